@@ -1,0 +1,54 @@
+# From a bare checkout: `make train` and `make test` each do all the set-up they need, in .venv, with Python 3.11 or newer.
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help train test clean FORCE
+
+VENV := .venv
+RUN := $(VENV)/bin/python
+PIP_INSTALL := $(RUN) -m pip install --quiet --disable-pip-version-check
+TRAIN_REQUIREMENTS := $(if $(GPU),requirements-gpu,requirements)
+
+help:
+	@echo "make train             train on Pong with the CPU, about 30 minutes; first sets up .venv (about 2 minutes)"
+	@echo "make train GPU=1       the same with JAX for NVIDIA GPUs (driver 580 or newer)"
+	@echo "make train ARGS='...'  ARGS go to main.py, such as ARGS='--config configs/atari.yaml seed=3'; ARGS=--help lists all"
+	@echo "make test              style, types and tests; first sets up .venv"
+	@echo "make clean             remove .venv and the tools' caches; runs/ stays"
+	@echo "Add PYTHON=/path/to/python3 to choose the interpreter that .venv is made with."
+
+# exec: Ctrl-C and SIGTERM reach main.py itself, with no shell in between.
+train: $(VENV)/$(TRAIN_REQUIREMENTS).installed
+	@exec $(RUN) main.py $(ARGS)
+
+test: $(VENV)/requirements-dev.installed
+	$(RUN) -m ruff check .
+	$(RUN) -m ruff format --check .
+	$(RUN) -m mypy
+	JAX_PLATFORMS=cpu $(RUN) -m pytest
+
+clean:
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# A stamp is written last, so what was interrupted is done again, and a changed requirements file is installed anew.
+$(VENV)/%.installed: %.txt requirements.txt $(VENV)/created
+	@echo "Installing $< into $(VENV): about a minute ..."
+	@$(PIP_INSTALL) -r $<
+	@touch $@
+
+# Rebuilt also where it is there but does not work: half made, or made with a Python that has gone.
+WORKS := $(shell $(RUN) -c 'import pip' 2>/dev/null && echo yes)
+
+$(VENV)/created: $(if $(WORKS),,FORCE)
+	@for python in $(or $(PYTHON),python3 python3.13 python3.12 python3.11); do \
+	    "$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || continue; \
+	    "$$python" -c 'import ensurepip, venv' 2>/dev/null || { \
+	        echo "error: $$python has no venv module: install it (Debian, Ubuntu: apt install python3-venv)" >&2; exit 1; }; \
+	    echo "Making $(VENV) with $$("$$python" --version) ..."; \
+	    rm -rf $(VENV); "$$python" -m venv $(VENV) && touch $@; exit; \
+	done; \
+	echo "error: $(or $(PYTHON),python3) is not Python 3.11 or newer: install it, or give its path: make PYTHON=/path/to/python3" >&2; \
+	exit 1
+
+FORCE:

@@ -1,0 +1,52 @@
+"""Ape-X: distributed prioritized experience replay (Horgan et al. 2018), in JAX.
+
+                 weights (newest wins)
+      +-----------------------------------------------+
+      v                                               |
+    actor x N --- segments ---> replay server --- segments, once each ---> learner
+    EnvPool,      with initial  sum-tree over     --- index batches ------> frame store on its device,
+    epsilon       priorities    compressed                                  one jitted update
+    ladder                      segments          <--- priorities --------
+      |                                               |
+      +--- statistics ---> metrics <--- evaluator <---+ weights
+
+    types            the records that cross a border, and the axis legend
+    config           every key of a run, with its meaning, unit and range
+    command_line     argv and YAML -> a checked Config
+    errors           the two errors a user sees
+
+    agent/           the algorithm: pure functions of arrays
+      networks       observations -> q-values
+      losses         the paper's equations
+      dqn            init, act, update
+      exploration    the epsilon ladder
+      segments       steps of environments -> segments with n-step transitions
+      frame_store    segments on the learner's device -> batches by index
+
+    replay/          the replay as data structures: no socket, no clock
+      sum_tree       draws in proportion to a value
+      buffer         ring of encoded segments, prioritized draws, priority updates
+      rate_limiter   transitions drawn per transition stored
+
+    transport/       bytes between processes
+      codec          segments and weights <-> bytes
+      wire           messages <-> frames, every field checked
+      sockets        the three links and their options
+
+    environment      EnvPool, with every question about episodes answered
+    checkpoint       the learner's state on disk
+    metrics          TensorBoard and JSON lines
+    atari_scores     random, human and Ape-X scores of 57 games
+
+    workers/         loops, sockets, threads, signals; no maths
+      actor          acts; experience_stream sends what it produces
+      replay_server  serves the buffer: experience_service to actors, sampling_service to the learner
+      learner        updates; replay_stream brings what it consumes
+      evaluator      plays full games
+      weights        carries parameters from the learner to the others
+      local          all roles on this machine; live_view shows them
+      process        signals, seeds, log, device of a worker process
+
+Imports run one way: types, errors, config -> agent, replay, transport, environment, checkpoint, metrics, atari_scores
+(none of which imports another of these) -> workers -> main.
+"""

@@ -1,0 +1,121 @@
+"""Ape-X DQN: `make_dqn` builds the functions that the workers call (Horgan et al. 2018)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from apex_jax.agent import losses
+from apex_jax.agent.frame_store import FrameStore, Transitions, gather
+from apex_jax.agent.networks import QNetwork
+from apex_jax.config import Config, LearnerConfig
+from apex_jax.types import SegmentSpec
+
+Params = Any  # nested dict of float32 arrays, as flax.linen returns it
+
+
+class LearnerState(NamedTuple):
+    """All that learning changes, and all that a checkpoint must hold of it."""
+
+    online_params: Params
+    target_params: Params
+    opt_state: Any
+    updates: jax.Array  # int32[], made so far
+
+
+class UpdateOutput(NamedTuple):
+    """What K updates have to say."""
+
+    priorities: jax.Array  # float32[K, B], of the drawn transitions
+    loss: jax.Array  # float32[K], weighted, mean over the batch
+    q_value: jax.Array  # float32[K], mean of q(s_t, a_t)
+    gradient_norm: jax.Array  # float32[K], global, before clipping
+
+
+class ActorOutput(NamedTuple):
+    """The policy's answer to a batch of A observations; the q-values are what initial priorities are made of."""
+
+    action: jax.Array  # int32[A]
+    q_taken: jax.Array  # float32[A], q(s, action)
+    q_max: jax.Array  # float32[A], max_a q(s, a)
+
+
+class Dqn(NamedTuple):
+    """The algorithm as functions, each jitted once."""
+
+    init: Callable[[jax.Array], LearnerState]
+    """Takes a key (consumed), returns a fresh state; online and target parameters are equal, not shared."""
+    act: Callable[[Params, jax.Array, jax.Array, jax.Array, int], ActorOutput]
+    """(params, observation [A, F, *O], epsilon float32[A], key, step): epsilon-greedy; the draw is a function of key and step."""
+    update: Callable[[LearnerState, FrameStore, jax.Array, jax.Array], tuple[LearnerState, UpdateOutput]]
+    """(state, store, indices int32[K, B], importance weights float32[K, B]): K updates in turn; `state` is donated."""
+
+
+def make_dqn(config: Config, spec: SegmentSpec, compute_dtype: Any = jnp.float32) -> Dqn:
+    """Returns the algorithm for this configuration. `compute_dtype`: of the network's activations."""
+    network = QNetwork(config.network, spec.num_actions, compute_dtype)
+    optimizer = make_optimizer(config.learner)
+
+    def init(key: jax.Array) -> LearnerState:
+        observation = jnp.zeros((1, spec.frame_stack, *spec.frame_shape), spec.frame_dtype)
+        params = network.init(key, observation)
+        target_params = jax.tree.map(jnp.copy, params)  # a buffer cannot be donated twice
+        return LearnerState(params, target_params, optimizer.init(params), jnp.zeros((), jnp.int32))
+
+    def act(params: Params, observation: jax.Array, epsilon: jax.Array, key: jax.Array, step: int) -> ActorOutput:
+        q = network.apply(params, observation)
+        explore_key, action_key = jax.random.split(jax.random.fold_in(key, step))
+        explore = jax.random.uniform(explore_key, epsilon.shape) < epsilon
+        random_action = jax.random.randint(action_key, epsilon.shape, 0, spec.num_actions)
+        action = jnp.where(explore, random_action, jnp.argmax(q, axis=-1)).astype(jnp.int32)
+        return ActorOutput(action, losses.select_action_value(q, action), q.max(axis=-1))
+
+    def loss(online_params: Params, target_params: Params, batch: Transitions, weights: jax.Array) -> tuple[jax.Array, tuple]:
+        q_t = losses.select_action_value(network.apply(online_params, batch.observation_t), batch.action_t)
+        target = losses.n_step_target(
+            batch.n_step_return,
+            batch.discount,
+            network.apply(jax.lax.stop_gradient(online_params), batch.observation_tpk),
+            network.apply(target_params, batch.observation_tpk),
+            config.algorithm.double_q,
+        )
+        td_error = target - q_t
+        return losses.weighted_loss(td_error, weights, config.algorithm.loss), (losses.priority(td_error), q_t.mean())
+
+    def update_once(state: LearnerState, store: FrameStore, indices: jax.Array, weights: jax.Array) -> tuple[LearnerState, UpdateOutput]:
+        batch = gather(store, indices, spec.frame_stack)
+        gradient = jax.value_and_grad(loss, has_aux=True)
+        (value, (priorities, q_value)), grads = gradient(state.online_params, state.target_params, batch, weights)
+        deltas, opt_state = optimizer.update(grads, state.opt_state, state.online_params)
+        online_params = optax.apply_updates(state.online_params, deltas)
+        updates = state.updates + 1
+        interval = config.learner.target_update_interval
+        target_params = optax.periodic_update(online_params, state.target_params, updates, interval)
+        output = UpdateOutput(priorities, value, q_value, optax.tree.norm(grads))
+        return LearnerState(online_params, target_params, opt_state, updates), output
+
+    def update(state: LearnerState, store: FrameStore, indices: jax.Array, weights: jax.Array) -> tuple[LearnerState, UpdateOutput]:
+        if len(indices) == 1:  # XLA's CPU backend runs convolutions inside a loop on one thread only
+            state, output = update_once(state, store, indices[0], weights[0])
+            return state, jax.tree.map(lambda x: x[None], output)
+        return jax.lax.scan(lambda state, batch: update_once(state, store, *batch), state, (indices, weights))
+
+    return Dqn(jax.jit(init), jax.jit(act), jax.jit(update, donate_argnums=0))
+
+
+def make_optimizer(config: LearnerConfig) -> optax.GradientTransformation:
+    """Returns global-norm clipping, then centered RMSProp (the paper's) or Adam.
+
+    RMSProp: g_bar and s decay towards g and g^2; theta -= lr g / sqrt(s - g_bar^2 + epsilon), no momentum.
+    """
+    steps = {
+        "rmsprop": partial(optax.rmsprop, decay=config.rmsprop_decay, eps=config.optimizer_epsilon, centered=True),
+        "adam": partial(optax.adam, eps=config.optimizer_epsilon),
+    }
+    clip = optax.clip_by_global_norm(config.max_gradient_norm) if config.max_gradient_norm else optax.identity()
+    return optax.chain(clip, steps[config.optimizer](config.learning_rate))

@@ -1,0 +1,34 @@
+"""How much each environment of the fleet explores."""
+
+from __future__ import annotations
+
+import numpy as np
+
+
+def epsilon_ladder(size: int, base: float, exponent: float) -> np.ndarray:
+    """Returns the exploration rate of each environment of the fleet, fixed for the run: float32[size], falling.
+
+    epsilon_i = base^(1 + exponent i / (N - 1)) for i = 0..N-1, with N = size; a fleet of one gets `base`.
+    (Horgan et al. 2018, section 4.1: base 0.4, exponent 7; there i counts actors of one environment each.)
+    """
+    position = np.arange(size) / max(1, size - 1)
+    return (base ** (1 + exponent * position)).astype(np.float32)
+
+
+def choose_places(occupants: np.ndarray, count: int) -> np.ndarray:
+    """Returns `count` places on the ladder for a new actor: int32[count], ascending.
+
+    `occupants`: int[N], living environments at each place. The least occupied places are taken, evenly spread over
+    the ladder, so that a fleet of which only one actor has started already covers all exploration rates; an actor
+    beyond the ladder's length shares places.
+    """
+    occupants = occupants.copy()
+    chosen: list[np.ndarray] = []
+    while count > 0:
+        free = np.flatnonzero(occupants == occupants.min())
+        take = min(count, len(free))
+        places = free[np.linspace(0, len(free) - 1, take).round().astype(int)] if take > 1 else free[len(free) // 2 :][:1]
+        occupants[places] += 1
+        chosen.append(places)
+        count -= take
+    return np.sort(np.concatenate(chosen)).astype(np.int32)

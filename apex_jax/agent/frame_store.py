@@ -1,0 +1,91 @@
+"""The learner's copy of the replay on its device: pixels come once, batches are gathered by index."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from apex_jax.types import SegmentColumns, SegmentSpec
+
+
+class FrameStore(NamedTuple):
+    """All segments of the replay ring, C of them; slot f of segment c is at replay index c x L + f."""
+
+    frames: jax.Array  # uint8|float32[C, L, *O]
+    n_step_return: jax.Array  # float32[C, L]
+    discount: jax.Array  # float32[C, L]
+    action: jax.Array  # int32[C, L]
+    bootstrap_offset: jax.Array  # uint8[C, L]
+
+
+class Transitions(NamedTuple):
+    """A batch as the loss reads it: `_t` at the start, `_tpk` k steps later."""
+
+    observation_t: jax.Array  # uint8|float32[B, F, *O]
+    action_t: jax.Array  # int32[B]
+    n_step_return: jax.Array  # float32[B]
+    discount: jax.Array  # float32[B]
+    observation_tpk: jax.Array  # uint8|float32[B, F, *O]
+
+
+def store_bytes(spec: SegmentSpec, capacity_segments: int) -> int:
+    """Returns how much memory the store takes on the device."""
+    return capacity_segments * spec.slots * (spec.frame_bytes + 13)
+
+
+def create_store(spec: SegmentSpec, capacity_segments: int) -> FrameStore:
+    """Returns an empty store for `capacity_segments` segments on JAX's default device."""
+    shape = (capacity_segments, spec.slots)
+    return FrameStore(
+        frames=jnp.zeros((*shape, *spec.frame_shape), spec.frame_dtype),
+        n_step_return=jnp.zeros(shape, jnp.float32),
+        discount=jnp.zeros(shape, jnp.float32),
+        action=jnp.zeros(shape, jnp.int32),
+        bootstrap_offset=jnp.zeros(shape, jnp.uint8),
+    )
+
+
+INSERT_SIZES = (8, 1)  # segments of one call: few shapes to compile; a scatter of 8 takes no longer than one of 1
+
+
+def insert_segments(store: FrameStore, slots: np.ndarray, frames: np.ndarray, columns: SegmentColumns) -> FrameStore:
+    """Writes segments in place and returns the store; the one passed in is consumed (its buffers are donated).
+
+    `slots`: int32[N] in [0, C), no two alike. `frames`: [N, L, *O]; `columns`: [N, L] each.
+    """
+    start = 0
+    while start < len(slots):
+        size = next(size for size in INSERT_SIZES if start + size <= len(slots))
+        part = slice(start, start + size)
+        values = (frames[part], columns.n_step_return[part], columns.discount[part])
+        values += (columns.action[part], columns.bootstrap_offset[part])
+        store = _scatter(store, slots[part], FrameStore(*values))
+        start += size
+    return store
+
+
+@partial(jax.jit, donate_argnums=0)
+def _scatter(store: FrameStore, slots: jax.Array, values: FrameStore) -> FrameStore:
+    return jax.tree.map(lambda array, value: array.at[slots].set(value, mode="drop"), store, values)
+
+
+def gather(store: FrameStore, indices: jax.Array, frame_stack: int) -> Transitions:
+    """Returns the transitions at replay indices int32[B], their frames stacked; to be traced inside a jit.
+
+    The observation of slot f is the window of frames f-F+1..f, the bootstrap observation the same window k later; both
+    lie within the segment of f, as no transition starts at a slot for which they would not.
+    """
+    flat = jax.tree.map(lambda array: array.reshape(-1, *array.shape[2:]), store)
+    window = jnp.arange(1 - frame_stack, 1)
+    offset = flat.bootstrap_offset[indices].astype(jnp.int32)
+    return Transitions(
+        observation_t=flat.frames[indices[:, None] + window],
+        action_t=flat.action[indices],
+        n_step_return=flat.n_step_return[indices],
+        discount=flat.discount[indices],
+        observation_tpk=flat.frames[(indices + offset)[:, None] + window],
+    )

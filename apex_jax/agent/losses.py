@@ -1,0 +1,59 @@
+"""The equations of Ape-X DQN, one a function (Horgan et al. 2018, section 3.1).
+
+Suffixes: `_t` at the start of a transition, `_tpk` at its bootstrap observation, k steps later.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+MIN_PRIORITY = 1e-6  # a transition without error stays drawable: priority 0 means that no transition starts there
+
+
+def n_step_target(
+    n_step_return: jax.Array, discount: jax.Array, q_online_tpk: jax.Array, q_target_tpk: jax.Array, double_q: bool
+) -> jax.Array:
+    """Returns the bootstrapped n-step return G, float32[B], through which no gradient flows.
+
+    G = sum_{j<k} gamma^j r_{t+j+1} + gamma^k q(S_{t+k}, argmax_a q(S_{t+k}, a; theta); theta-)
+
+    `n_step_return` is the sum, `discount` the gamma^k (0 after a termination). q-values are float32[B, A]; without
+    `double_q` the target network also chooses the action (and `q_online_tpk` is not read).
+    """
+    assert n_step_return.shape == discount.shape == q_target_tpk.shape[:1], (n_step_return.shape, q_target_tpk.shape)
+    chooser = q_online_tpk if double_q else q_target_tpk
+    bootstrap = select_action_value(q_target_tpk, jnp.argmax(chooser, axis=-1))
+    return jax.lax.stop_gradient(n_step_return + discount * bootstrap)
+
+
+def select_action_value(q: jax.Array, action: jax.Array) -> jax.Array:
+    """Returns q(s, a) of one action a row: q is float32[B, A], action int32[B], the result float32[B]."""
+    assert q.ndim == 2 and action.shape == q.shape[:1], (q.shape, action.shape)
+    return jnp.take_along_axis(q, action[:, None], axis=-1)[:, 0]
+
+
+def weighted_loss(td_error: jax.Array, importance_weight: jax.Array, form: str) -> jax.Array:
+    """Returns mean_i w_i l(delta_i), with l = delta^2 / 2 ("squared", the paper) or Huber's with threshold 1 ("huber")."""
+    assert td_error.shape == importance_weight.shape, (td_error.shape, importance_weight.shape)
+    losses = optax.l2_loss(td_error) if form == "squared" else optax.huber_loss(td_error, delta=1.0)
+    return jnp.mean(importance_weight * losses)
+
+
+def priority(td_error: jax.Array) -> jax.Array:
+    """Returns the priority of a transition, |delta|, at least MIN_PRIORITY."""
+    return jnp.maximum(jnp.abs(td_error), MIN_PRIORITY)
+
+
+def initial_priority(
+    n_step_return: np.ndarray, discount: np.ndarray, q_taken_t: np.ndarray, q_max_tpk: np.ndarray
+) -> np.ndarray:
+    """Returns an actor's first estimate of the priority from q-values it computed while acting, float32[N].
+
+    |sum_{j<k} gamma^j r_{t+j+1} + gamma^k max_a q(S_{t+k}, a) - q(S_t, A_t)|, all with the actor's own weights:
+    no second forward pass (Horgan et al. 2018, section 3).
+    """
+    td_error = n_step_return + discount * q_max_tpk - q_taken_t
+    return np.maximum(np.abs(td_error), MIN_PRIORITY).astype(np.float32)

@@ -1,0 +1,394 @@
+"""From the command line and a YAML file to a checked `Config`.
+
+Runs before any device is chosen, so it imports neither JAX nor EnvPool nor ZMQ. Every mistake of the user ends in a
+`UsageError`: one line that names the key, its value, what is allowed, and the fix.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import difflib
+import io
+import json
+import math
+import re
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from operator import attrgetter
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, NoReturn, get_type_hints
+
+from omegaconf import OmegaConf
+
+from apex_jax.config import Config, Key
+from apex_jax.errors import UsageError
+
+ROLES = ("local", "actor", "replay", "learner", "evaluator")
+OPTIONS = ("--help", "--role", "--config", "--print-config")
+CONFIGS = Path(__file__).resolve().parent.parent / "configs"
+DEFAULT_CONFIG = CONFIGS / "pong_cpu.yaml"
+MAX_IPC_PATH_BYTES = 107  # of a Unix socket's address
+
+
+class Command(NamedTuple):
+    """What the command line asks for."""
+
+    role: str  # one of ROLES
+    name: str  # of this process: its role, or actor-1, actor-2 ... where a supervisor says so
+    config: Config
+    action: Literal["run", "print_config"]
+
+
+Rule = tuple[str, bool, str]  # the key, whether it is right, what it must be
+
+
+class Setting(NamedTuple):
+    """One key of `Config`: everything that help, checks and messages need."""
+
+    name: str  # dotted: learner.learning_rate
+    kind: Any  # bool, int, float, str or tuple[int, ...]
+    default: Any
+    key: Key
+
+    @property
+    def allowed(self) -> str:
+        """The values it may take: `1 to 64 steps`."""
+        if self.kind is bool:
+            return "true or false"
+        if self.key.choices:
+            return ", ".join(self.key.choices[:-1]) + f" or {self.key.choices[-1]}"
+        if self.key.low is None or self.key.high is None:
+            return ""
+        return f"{_number_text(self.key.low)} to {_number_text(self.key.high)} {self.key.unit}".rstrip()
+
+    @property
+    def meaning(self) -> str:
+        """What it is, and the values it may take."""
+        return f"{self.key.text} [{self.allowed}]" if self.allowed else self.key.text
+
+
+def _number_text(number: float) -> str:
+    return f"{int(number):_}" if number == int(number) and number >= 10_000 else f"{number:g}"
+
+
+def _settings(owner: type, group: str) -> Iterator[Setting]:
+    prefix, hints = f"{group}." if group else "", get_type_hints(owner)
+    for item in dataclasses.fields(owner):
+        if "key" in item.metadata:
+            yield Setting(prefix + item.name, hints[item.name], item.default, item.metadata["key"])
+
+
+GROUPS: dict[str, type] = {
+    item.name: type(item.default) for item in dataclasses.fields(Config) if "key" not in item.metadata
+}
+OWNERS: list[tuple[str, type]] = [("", Config), *GROUPS.items()]
+SETTINGS = {setting.name: setting for group, owner in OWNERS for setting in _settings(owner, group)}
+
+
+# Command line -----------------------------------------------------------------------------------------------------
+
+
+def parse(argv: Sequence[str]) -> Command:
+    """Returns what `argv` (without the program's name) asks for; raises UsageError; exits 0 after --help."""
+    options, rest = _parser().parse_known_args(list(argv))
+    for text in rest:
+        if text.startswith("-"):
+            raise UsageError(_unknown_option(text))
+    name = options.role if options.name is None else options.name
+    if not re.fullmatch(r"[\w.-]{1,64}", name, re.ASCII) or name.startswith("."):
+        raise UsageError(f"--name {name!r}: names a log file; use 1 to 64 letters, digits and _ . -")
+    config = load(options.config, rest)
+    if config.evaluator.checkpoint and options.role != "evaluator":
+        raise UsageError(
+            f"evaluator.checkpoint={config.evaluator.checkpoint}: is for --role evaluator, not --role {options.role};"
+            " add --role evaluator, or leave the key out"
+        )
+    return Command(options.role, name, config, "print_config" if options.print_config else "run")
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message}; see --help")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        usage="python main.py [--role ROLE] [--config FILE] [--print-config] [KEY=VALUE ...]",
+        description="Ape-X: distributed prioritized experience replay.",
+        epilog=_keys_help(),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--role", choices=ROLES, default="local", help="the process to be; local = all, supervised")
+    parser.add_argument("--config", default=DEFAULT_CONFIG, metavar="FILE", help="YAML (configs/pong_cpu.yaml)")
+    parser.add_argument("--print-config", action="store_true", help="print the whole configuration as YAML, and stop")
+    parser.add_argument("--name", help=argparse.SUPPRESS)
+    return parser
+
+
+def _keys_help() -> str:
+    lines = [
+        "KEY=VALUE settings go over those of the file: environment.task=Breakout-v5 seed=3 'network.channels=[16,32]'.",
+        "Every key with its default, for where the file says nothing; --print-config shows what holds for a run:",
+    ]
+    for group, owner in OWNERS:
+        lines += ["", _heading(group)]
+        for setting in _settings(owner, group):
+            column = f"  {setting.name}={_yaml_text(setting.default)} ".ljust(48)
+            lines += textwrap.wrap(setting.meaning, 120, initial_indent=column, subsequent_indent=" " * 48)
+    return "\n".join(lines)
+
+
+def _heading(group: str) -> str:
+    return f"{group}: {(GROUPS[group].__doc__ or '').splitlines()[0]}" if group else "The run as a whole."
+
+
+def _unknown_option(text: str) -> str:
+    option, _, value = text.partition("=")
+    near = difflib.get_close_matches(option, OPTIONS, 1)
+    near = near or [f"{name}={value or '...'}" for name in _closest(option.lstrip("-"))]
+    fix = f"did you mean {' or '.join(near)}?" if near else "see --help"
+    return f"unknown option {_shown(option)}: settings are given as KEY=VALUE, without dashes; {fix}"
+
+
+def _closest(name: str) -> list[str]:
+    """Returns the up to 3 keys most like `name`: by dotted name, by name without group, or by initials (lr)."""
+    wanted = name.lower().replace("-", "_")
+    wanted_short = wanted.rpartition(".")[2]
+
+    def likeness(setting: Setting) -> tuple[float, float]:
+        short = setting.name.rpartition(".")[2]
+        initials = "".join(word[:1] for word in short.split("_"))
+        whole = difflib.SequenceMatcher(None, wanted, setting.name).ratio()
+        alike = wanted_short == short or (len(initials) > 1 and wanted_short == initials)
+        return 1.0 if alike else max(whole, difflib.SequenceMatcher(None, wanted_short, short).ratio()), whole
+
+    ranked = sorted(((likeness(setting), name) for name, setting in SETTINGS.items()), reverse=True)
+    best = ranked[0][0][0]
+    return [name for score, name in ranked[:3] if score[0] >= max(0.6, best - 0.1)]
+
+
+# Files and values -------------------------------------------------------------------------------------------------
+
+
+def load(path: Path | str | None, overrides: Sequence[str] = ()) -> Config:
+    """Returns the checked Config of a YAML file (None: the defaults) with `key=value` texts over it.
+
+    In a file a key stands once; of overrides the last one holds. Nothing in either is evaluated. Raises UsageError.
+    """
+    values = {} if path is None else _read(Path(path))
+    for text in overrides:
+        values |= _override(text)
+    members: dict[str, dict[str, Any]] = {group: {} for group in ("", *GROUPS)}
+    for name, value in values.items():
+        group, _, short_name = name.rpartition(".")
+        members[group][short_name] = value
+    groups = {name: group(**members[name]) for name, group in GROUPS.items()}
+    config = Config(**members[""], **groups)
+    check(config)
+    return config
+
+
+def to_yaml(config: Config) -> str:
+    """Returns every key with its value, and its meaning as a comment: `load` of it gives an equal Config."""
+    lines = []
+    for group, owner in OWNERS:
+        members, indent = (getattr(config, group), "  ") if group else (config, "")
+        lines += ["", f"# {_heading(group)}", f"{group}:"] if group else [f"# {_heading(group)}"]
+        for setting in _settings(owner, ""):
+            value = getattr(members, setting.name)
+            lines += [f"{indent}# {setting.meaning}", f"{indent}{setting.name}: {_yaml_text(value)}"]
+    return "\n".join(lines) + "\n"
+
+
+def _yaml_text(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))  # JSON on one line is YAML
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """Returns the checked values of a file by dotted name."""
+    where = f"--config {_shown(path)}"
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except OSError as error:
+        known = ", ".join(sorted(file.name for file in CONFIGS.glob("*.yaml")))
+        raise UsageError(f"{where}: {error.strerror}; the folder configs/ has {known}") from None
+    except ValueError:  # bytes that are not UTF-8
+        raise UsageError(f"{where}: is not text; give a YAML file") from None
+    try:
+        tree = _plain(OmegaConf.load(io.StringIO(text)))
+    except Exception as error:  # on odd input the parser raises nearly any class: KeyError for `!!bool x`
+        raise UsageError(f"{where}: is not YAML that holds keys and values: {_first_problem(error)}") from None
+    if not isinstance(tree, dict) or not tree:
+        raise UsageError(f"{where}: has no keys; write lines such as `seed: 3`")
+    try:
+        return _values(tree)
+    except UsageError as error:
+        raise UsageError(f"{where}: {error}") from None
+
+
+def _override(text: str) -> dict[str, Any]:
+    """Returns the checked value, or the values of a group, of one `key=value`."""
+    name, separator, value = text.partition("=")
+    if not separator:
+        raise UsageError(f"{_shown(text)}: settings are given as KEY=VALUE, such as seed=3")
+    try:
+        tree = {name: _plain(OmegaConf.from_dotlist([f"value={value}"]))["value"]}
+    except Exception as error:  # as in _read
+        raise UsageError(f"{_shown(text)}: the value is not YAML: {_first_problem(error)}; put it in quotes") from None
+    return _values(tree)
+
+
+def _plain(node: Any) -> Any:
+    return OmegaConf.to_container(node, resolve=False)  # `${...}` stays a text, which `_parsed` refuses
+
+
+def _first_problem(error: Exception) -> str:
+    mark = getattr(error, "problem_mark", None)
+    problem = str(getattr(error, "problem", None) or error or type(error).__name__).splitlines()[0]
+    return f"{problem} in line {mark.line + 1}" if mark else problem
+
+
+def _values(tree: Mapping[Any, Any]) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for name, value in _flatten(tree):
+        if name in values:
+            raise UsageError(f"{name} is given twice, the second time as {_shown(value)}; keep one")
+        try:
+            values[name] = _parsed(SETTINGS[name], SETTINGS[name].kind, value)
+        except ValueError as error:
+            raise UsageError(f"{name}={_shown(value)}: {error}") from None
+    return values
+
+
+def _flatten(tree: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields every leaf by its dotted name."""
+    for key, value in tree.items():
+        name = f"{prefix}{key}"
+        if name in SETTINGS:
+            yield name, value
+        elif name not in GROUPS:
+            near = _closest(name)
+            fix = f"did you mean {' or '.join(near)}?" if near else "--help lists all keys"
+            raise UsageError(f"unknown key {_shown(name)} (value {_shown(value)}); {fix}")
+        elif isinstance(value, Mapping):
+            yield from _flatten(value, f"{name}.")
+        else:
+            first = next(_settings(GROUPS[name], name)).name
+            raise UsageError(f"{name}={_shown(value)}: is a group of keys, not one; set its keys, such as {first}")
+
+
+def _parsed(setting: Setting, kind: Any, value: Any) -> Any:
+    """Returns the value as `kind`; raises ValueError that says what it must be."""
+    if isinstance(value, str) and "${" in value:
+        raise ValueError("nothing is looked up or evaluated; write the value itself in place of ${...}")
+    if kind is bool:
+        if not isinstance(value, bool):
+            raise ValueError("must be true or false")
+        return value
+    if kind is str:
+        return _parsed_text(setting, value)
+    if kind in (int, float):
+        return _parsed_number(setting, kind, value)
+    if not isinstance(value, list):
+        raise ValueError(f"must be a list of whole numbers, {setting.allowed}, such as {_yaml_text(setting.default)}")
+    return tuple(_parsed(setting, int, item) for item in value)
+
+
+def _parsed_text(setting: Setting, value: Any) -> str:
+    text = "" if value is None else value
+    if not isinstance(text, str):
+        hint = f"""in a file "{_shown(value)}", on the command line {setting.name}='"{_shown(value)}"'"""
+        raise ValueError(f"must be text; put it in quotes: {hint}")
+    if not text.isprintable():
+        raise ValueError("must be printable text on one line")
+    if setting.key.choices and text not in setting.key.choices:
+        raise ValueError(f"must be {setting.allowed}")
+    return text
+
+
+def _parsed_number(setting: Setting, kind: type, value: Any) -> int | float:
+    low, high = setting.key.low, setting.key.high
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    is_finite = is_number and (isinstance(value, int) or math.isfinite(value))
+    if not is_finite or (kind is int and value != int(value)):
+        raise ValueError(f"must be a {'whole ' if kind is int else ''}number, {setting.allowed}")
+    if (low is not None and value < low) or (high is not None and value > high):
+        raise ValueError(f"must be {setting.allowed}")
+    return kind(value)  # type: ignore[no-any-return]
+
+
+def _shown(value: Any) -> str:
+    """Returns a value as the user may have written it, on one line and short."""
+    try:
+        text = "" if value is None else str(value)
+    except ValueError:  # Python writes no integer of more than 4,300 digits
+        text = "(a number of thousands of digits)"
+    text = text.lower() if isinstance(value, bool) else text
+    text = text if text.isprintable() else repr(text)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+# Keys that must fit each other ------------------------------------------------------------------------------------
+
+
+def check(config: Config) -> None:
+    """Raises UsageError where keys that are right on their own do not fit each other."""
+    for name, is_right, requirement in (*_size_rules(config), *_network_rules(config), *_address_rules(config)):
+        if not is_right:
+            raise UsageError(f"{name}={_shown(attrgetter(name)(config))}: {requirement}")
+
+
+def _size_rules(config: Config) -> Iterator[Rule]:
+    environment, actor, replay, learner = config.environment, config.actor, config.replay, config.learner
+    slots, overlap = actor.segment_slots, environment.frame_stack - 1 + config.algorithm.n_step
+    least = (
+        f"must be at least {overlap + 1}, environment.frame_stack + algorithm.n_step, for a transition to start in it"
+    )
+    yield "actor.segment_slots", slots > overlap, least
+    capacity = "replay.capacity_transitions"
+    yield capacity, replay.capacity_transitions >= slots, f"must be at least actor.segment_slots={slots}"
+    per_segment = max(1, slots - overlap)
+    segments = max(2, replay.capacity_transitions // per_segment)
+    most = f"must be at most {segments * per_segment}, what fits in {capacity}, or learning never starts"
+    yield "replay.min_size_to_sample", replay.min_size_to_sample <= segments * per_segment, most
+    most = f"must be at most {(2**31 - 1) // slots * per_segment}, because a replay index (frame slot) has 31 bits"
+    yield capacity, segments * slots < 2**31, most
+    most = f"must be 0 to actor.environments={actor.environments}"
+    yield "actor.environments_per_step", actor.environments_per_step <= actor.environments, most
+    least = f"must be 0, or at least actor.environments={actor.environments}: each environment has its own epsilon"
+    yield "actor.ladder_size", actor.ladder_size == 0 or actor.ladder_size >= actor.environments, least
+    most = f"must be 0 to learner.prefetch_batches={learner.prefetch_batches}; lower it, or raise that one"
+    yield "learner.updates_per_call", learner.updates_per_call <= learner.prefetch_batches, most
+    skip = environment.frame_skip
+    least = f"must be at least environment.frame_skip={skip}, the frames of one step"
+    yield "environment.max_episode_frames", environment.max_episode_frames >= skip, least
+    yield "evaluator.max_episode_frames", config.evaluator.max_episode_frames >= skip, least
+
+
+def _network_rules(config: Config) -> Iterator[Rule]:
+    network, size = config.network, config.environment.frame_size
+    same_length = len(network.channels) == len(network.kernel_sizes) == len(network.strides)
+    yield "network.channels", same_length, "must have as many entries as network.kernel_sizes and network.strides"
+    if not config.environment.task.endswith("-v5"):
+        return  # CartPole-v1, Catch-v0: no pixels, no convolutions
+    for kernel, stride in zip(network.kernel_sizes, network.strides, strict=False):
+        fix = "use smaller kernels or strides, or a larger environment.frame_size"
+        yield "network.kernel_sizes", kernel <= size, f"{kernel} does not fit on the {size} pixels that are left; {fix}"
+        size = max(0, size - kernel) // stride + 1
+
+
+def _address_rules(config: Config) -> Iterator[Rule]:
+    addresses = dataclasses.asdict(config.addresses)
+    for field, address in addresses.items():
+        name = f"addresses.{field}"
+        scheme, _, place = address.partition("://")
+        yield name, scheme in ("tcp", "ipc"), "must start with tcp:// or ipc://, as in tcp://127.0.0.1:5550"
+        host, _, port = place.rpartition(":")
+        is_port = re.fullmatch("[0-9]{1,5}", port) is not None and 1 <= int(port) <= 65535
+        yield name, scheme == "ipc" or (host != "" and is_port), "must be tcp://HOST:PORT with a port from 1 to 65535"
+        is_path = 1 <= len(place.encode()) <= MAX_IPC_PATH_BYTES
+        yield name, scheme == "tcp" or is_path, f"must be ipc://PATH with 1 to {MAX_IPC_PATH_BYTES} bytes of path"
+        is_own = list(addresses.values()).count(address) == 1
+        yield name, is_own, "stands at two links; give each link its own address"

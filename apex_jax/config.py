@@ -1,0 +1,188 @@
+"""Everything a run can be told: typed, documented once, and checked before anything starts.
+
+`Config` and its groups are frozen dataclasses. Each key carries its meaning, unit and range in the field itself;
+`apex_jax.command_line` builds `--help`, `--print-config`, the checks and the error messages from them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import Any
+
+
+GPU_UPDATES_PER_CALL = 8  # learner.updates_per_call=0 means this on a GPU, which outruns Python, and 1 on a CPU
+
+
+@dataclass(frozen=True)
+class Key:
+    """What `--help` says of a key and what its values must satisfy."""
+
+    text: str
+    unit: str = ""
+    low: float | None = None
+    high: float | None = None
+    choices: tuple[str, ...] = ()
+
+
+def key(default: Any, text: str, unit: str = "", low: float | None = None, high: float | None = None,
+        choices: tuple[str, ...] = ()) -> Any:  # fmt: skip
+    """Returns a dataclass field whose metadata holds its `Key`."""
+    return field(default=default, metadata={"key": Key(text, unit, low, high, choices)})
+
+
+@dataclass(frozen=True)
+class EnvironmentConfig:
+    """The game, and what is done to its frames and rewards."""
+
+    task: str = key("Pong-v5", "EnvPool task, any Atari game it has (Breakout-v5, ...), CartPole-v1 or Catch-v0")
+    frame_size: int = key(84, "height and width of an Atari frame", "pixels", 20, 210)
+    frame_stack: int = key(4, "newest frames that make an observation", "frames", 1, 16)
+    frame_skip: int = key(4, "emulator frames an action is repeated for", "frames", 1, 16)
+    noop_max: int = key(30, "an episode starts with 1 to this many no-ops", "frames", 1, 100)
+    repeat_action_probability: float = key(0.0, "sticky actions: probability that the emulator repeats the last", "", 0, 1)
+    life_loss_terminates: bool = key(True, "a lost life ends the n-step return (the episode goes on)")
+    reward_clip: float = key(1.0, "training rewards are clipped to [-this, this]; 0 = never", "", 0, 1e9)
+    max_episode_frames: int = key(50_000, "time limit of a training episode", "frames", 16, 10**9)
+
+
+@dataclass(frozen=True)
+class AlgorithmConfig:
+    """Double-DQN with n-step returns (Horgan et al. 2018)."""
+
+    n_step: int = key(3, "rewards summed before the bootstrap", "steps", 1, 64)
+    discount: float = key(0.99, "gamma, per step", "", 0, 1)
+    double_q: bool = key(True, "the online network chooses the bootstrap action, the target network values it")
+    loss: str = key("squared", "form of the loss on the TD error", choices=("squared", "huber"))
+
+
+@dataclass(frozen=True)
+class NetworkConfig:
+    """Convolutions (pixels only), then one hidden layer a stream, then q-values."""
+
+    channels: tuple[int, ...] = key((32, 64, 64), "output channels of each convolution", "", 1, 4096)
+    kernel_sizes: tuple[int, ...] = key((8, 4, 3), "kernel height and width of each convolution", "pixels", 1, 64)
+    strides: tuple[int, ...] = key((4, 2, 1), "stride of each convolution", "pixels", 1, 16)
+    hidden_units: int = key(512, "units of the hidden layer of each stream", "", 1, 65536)
+    dueling: bool = key(True, "separate value and advantage streams (Wang et al. 2016)")
+
+
+@dataclass(frozen=True)
+class ActorConfig:
+    """Acting: environments, exploration, segments."""
+
+    processes: int = key(1, "actor processes that --role local starts", "", 1, 256)
+    environments: int = key(32, "environments of one actor process", "", 1, 4096)
+    environments_per_step: int = key(0, "environments acted on at once; fewer than all = asynchronous; 0 = all", "", 0, 4096)
+    environment_threads: int = key(0, "EnvPool threads; 0 = one a core, at most one an environment", "", 0, 1024)
+    ladder_size: int = key(0, "environments of the whole fleet = length of the epsilon ladder; 0 = processes x environments",
+                           "", 0, 2**20)  # fmt: skip
+    base_epsilon: float = key(0.4, "epsilon of environment i of N is base^(1 + exponent i / (N - 1))", "", 0, 1)
+    epsilon_exponent: float = key(7.0, "spread of the ladder, see base_epsilon", "", 0, 100)
+    segment_slots: int = key(64, "frame slots of a segment, the unit an actor sends", "frames", 8, 4096)
+    max_outstanding_segments: int = key(64, "segments sent and not yet acknowledged, before acting waits", "", 1, 4096)
+    device: str = key("cpu", "where the policy runs", choices=("auto", "cpu", "gpu"))
+
+
+@dataclass(frozen=True)
+class ReplayConfig:
+    """Prioritized replay (Schaul et al. 2016)."""
+
+    capacity_transitions: int = key(2_000_000, "oldest segments leave when it is full", "transitions", 64, 2**30)
+    min_size_to_sample: int = key(50_000, "learning starts at this many", "transitions", 1, 2**30)
+    priority_exponent: float = key(0.6, "alpha: P(i) is proportional to priority^alpha; 0 = uniform replay", "", 0, 10)
+    importance_sampling_exponent: float = key(0.4, "beta: weight (N P(i))^-beta over the batch's largest", "", 0, 10)
+    samples_per_insert: float = key(0.0, "transitions drawn per transition stored, held by making the faster side wait; 0 = free",
+                                    "", 0, 1e6)  # fmt: skip
+    error_buffer: float = key(0.1, "how far samples_per_insert may stray, as a share of min_size_to_sample", "", 0.001, 1e6)
+
+
+@dataclass(frozen=True)
+class LearnerConfig:
+    """Learning: batches, optimizer, target network, what is sent and saved when."""
+
+    batch_size: int = key(512, "transitions of an update", "transitions", 1, 65536)
+    updates_per_call: int = key(0, "updates that one call of the device makes on batches drawn together; 0 = 1 on CPU, 8 on GPU",
+                                "updates", 0, 256)  # fmt: skip
+    prefetch_batches: int = key(16, "batches drawn ahead of the learner", "batches", 1, 4096)
+    optimizer: str = key("rmsprop", "rmsprop is the centered form", choices=("rmsprop", "adam"))
+    learning_rate: float = key(0.00025 / 4, "step size", "", 0, 10)
+    rmsprop_decay: float = key(0.95, "decay of both moments of RMSProp", "", 0, 1)
+    optimizer_epsilon: float = key(1.5e-7, "added to the variance inside the root (RMSProp), beside the root (Adam)", "", 0, 1)
+    max_gradient_norm: float = key(40.0, "gradients are scaled down to this global norm; 0 = never", "", 0, 1e9)
+    target_update_interval: int = key(2_500, "the target network is a copy of the online one every", "updates", 1, 10**9)
+    publish_interval_seconds: float = key(1.0, "weights are sent to the actors at most every", "seconds", 0.01, 3600)
+    checkpoint_interval_seconds: float = key(300.0, "a checkpoint is saved every", "seconds", 1, 10**6)
+    checkpoints_kept: int = key(3, "newest checkpoints kept", "", 1, 1000)
+    compute_dtype: str = key("auto", "of the network's activations; auto = float32 on CPU, bfloat16 on GPU",
+                             choices=("auto", "float32", "bfloat16"))  # fmt: skip
+    device: str = key("auto", "where the learner runs; auto = GPU where there is one", choices=("auto", "cpu", "gpu"))
+
+
+@dataclass(frozen=True)
+class EvaluatorConfig:
+    """Full games with the newest weights, or with those of a checkpoint."""
+
+    episodes: int = key(10, "full games of an evaluation, played side by side", "episodes", 1, 1000)
+    epsilon: float = key(0.00164, "probability of a random action", "", 0, 1)
+    interval_seconds: float = key(60.0, "pause from the end of an evaluation to the start of the next", "seconds", 0, 10**6)
+    max_episode_frames: int = key(108_000, "time limit of a game", "frames", 16, 10**9)
+    checkpoint: str = key("", "run directory whose newest checkpoint is evaluated once; empty = follow the learner")
+
+
+@dataclass(frozen=True)
+class AddressConfig:
+    """Where each link is served: ZMQ addresses (tcp://host:port, or ipc://path on one machine).
+
+    The replay server binds experience and sampling, the learner binds weights; every other role connects.
+    """
+
+    experience: str = key("tcp://127.0.0.1:5550", "actors send segments to the replay server here")
+    sampling: str = key("tcp://127.0.0.1:5551", "the learner draws from the replay server here")
+    weights: str = key("tcp://127.0.0.1:5552", "the learner sends weights from here")
+
+
+@dataclass(frozen=True)
+class Config:
+    """A run. What it must have in common with the other roles of its fleet is its `agreement`."""
+
+    seed: int = key(1, "every process derives its own random numbers from this one", "", 0, 2**31 - 1)
+    run_directory: str = key("", "checkpoints, metrics and logs go here; empty = runs/<task>-<seed>; a second start resumes")
+    total_environment_frames: int = key(0, "the run ends after this many emulator frames of all actors; 0 = no limit",
+                                        "frames", 0, 10**15)  # fmt: skip
+    total_minutes: float = key(0.0, "the run ends after this much wall-clock time of the learner; 0 = no limit",
+                               "minutes", 0, 10**7)  # fmt: skip
+    total_updates: int = key(0, "the run ends after this many learner updates; 0 = no limit", "updates", 0, 10**12)
+    metrics_interval_seconds: float = key(5.0, "metrics are written every", "seconds", 0.1, 3600)
+    environment: EnvironmentConfig = EnvironmentConfig()
+    algorithm: AlgorithmConfig = AlgorithmConfig()
+    network: NetworkConfig = NetworkConfig()
+    actor: ActorConfig = ActorConfig()
+    replay: ReplayConfig = ReplayConfig()
+    learner: LearnerConfig = LearnerConfig()
+    evaluator: EvaluatorConfig = EvaluatorConfig()
+    addresses: AddressConfig = AddressConfig()
+
+    @property
+    def directory(self) -> str:
+        """The run directory, also where none was given."""
+        return self.run_directory or f"runs/{self.environment.task}-{self.seed}"
+
+    @property
+    def ladder_size(self) -> int:
+        """Length N of the epsilon ladder: environments of the whole fleet."""
+        return self.actor.ladder_size or self.actor.processes * self.actor.environments
+
+    @property
+    def agreement(self) -> str:
+        """What the roles of a run must have in common, as text: peers that differ are refused, and told both texts."""
+        environment, algorithm = self.environment, self.algorithm
+        return (
+            f"task={environment.task} frame_size={environment.frame_size} frame_stack={environment.frame_stack}"
+            f" frame_skip={environment.frame_skip} segment_slots={self.actor.segment_slots}"
+            f" n_step={algorithm.n_step} discount={algorithm.discount!r}"
+        )
+
+    def replace(self, **changes: Any) -> Config:
+        """Returns a copy with these top-level fields replaced."""
+        return dataclasses.replace(self, **changes)

@@ -1,0 +1,163 @@
+"""EnvPool behind one record: what an environment returned, with every question about episodes already answered.
+
+EnvPool resets on the step *after* an episode's end: that step ignores its action, has reward 0 and returns the first
+observation of the next episode. It is marked `first` here, and is no transition. EnvPool crashes the process on bad
+actions, so they are checked before it sees them.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import warnings
+from typing import Any, NamedTuple
+
+import envpool
+import numpy as np
+
+from apex_jax.config import Config
+from apex_jax.errors import UsageError
+from apex_jax.types import SegmentSpec
+
+
+class Step(NamedTuple):
+    """What the environments `env_id` returned; A of them, in EnvPool's order."""
+
+    env_id: np.ndarray  # int32[A]
+    observation: np.ndarray  # uint8|float32[A, F, *O]
+    reward: np.ndarray  # float32[A], raw; belongs to the action sent before
+    first: np.ndarray  # bool[A], a new episode starts with this observation; the action sent before was ignored
+    terminated: np.ndarray  # bool[A], game over: nothing follows this observation
+    truncated: np.ndarray  # bool[A], time limit: the game would have gone on from this observation
+    life_lost: np.ndarray  # bool[A], fewer lives than one step before
+
+
+def segment_spec(config: Config) -> SegmentSpec:
+    """Returns the geometry of the run's segments; raises UsageError for a task that EnvPool or this agent has not."""
+    task = config.environment.task
+    known = envpool.list_all_envs()
+    if task not in known:
+        names = difflib.get_close_matches(task, known, 3) or difflib.get_close_matches(f"{task}-v5", known, 3)
+        raise UsageError(f"environment.task={task}: EnvPool has no such task; did you mean {', '.join(names) or 'Pong-v5'}?")
+    space = _quietly(envpool.make_spec, task, **_options(config, config.environment.max_episode_frames))
+    if not _is_atari(task) and (config.environment.frame_stack, config.environment.frame_skip) != (1, 1):
+        raise UsageError(f"{task} has no frames to stack or skip: set environment.frame_stack=1 environment.frame_skip=1")
+    observation, action = space.gymnasium_observation_space, space.gymnasium_action_space
+    if not hasattr(action, "n") or observation.shape is None:
+        raise UsageError(f"environment.task={task}: its actions are not discrete, which DQN needs; choose an Atari game")
+    is_pixels = observation.dtype == np.uint8
+    return SegmentSpec(
+        frame_shape=observation.shape[1:] if is_pixels else (int(np.prod(observation.shape)),),
+        frame_dtype="uint8" if is_pixels else "float32",
+        frame_stack=config.environment.frame_stack,
+        slots=config.actor.segment_slots,
+        n_step=config.algorithm.n_step,
+        num_actions=int(action.n),
+    )
+
+
+class Environment:
+    """A pool of environments of one task, stepped by `send` then `receive`.
+
+    `receive` returns at least `per_step` environments (all of them if 0); those, and only those, take the next `send`.
+    """
+
+    def __init__(
+        self, config: Config, spec: SegmentSpec, seeds: np.ndarray, max_episode_frames: int, threads: int = 0, per_step: int = 0
+    ):
+        """Starts the pool and its first episodes. `seeds`: int[E], one for each environment."""
+        self.num_environments = len(seeds)
+        self._spec = spec
+        batch = per_step or self.num_environments
+        self._pool = _quietly(
+            envpool.make,
+            config.environment.task,
+            env_type="gymnasium",
+            num_envs=self.num_environments,
+            batch_size=batch,
+            num_threads=threads or min(batch, os.cpu_count() or 1),
+            seed=[int(seed) for seed in seeds],
+            **_options(config, max_episode_frames),
+        )
+        self._first = np.ones(self.num_environments, bool)
+        self._lives = np.zeros(self.num_environments, np.int32)
+        self._pool.async_reset()
+
+    def receive(self) -> Step:
+        """Waits for the next environments that have stepped."""
+        observation, reward, terminated, truncated, info = self._pool.recv()
+        env_id = info["env_id"]
+        first = self._first[env_id]
+        lives = info.get("lives", np.zeros(len(env_id), np.int32))
+        life_lost = ~first & (lives < self._lives[env_id])
+        self._lives[env_id] = lives
+        self._first[env_id] = terminated | truncated
+        stack = observation.reshape(len(env_id), self._spec.frame_stack, *self._spec.frame_shape)
+        return Step(env_id, stack, reward.astype(np.float32), first, terminated, truncated, life_lost)
+
+    def send(self, action: np.ndarray, env_id: np.ndarray) -> None:
+        """Starts the next step of the environments `env_id`; returns at once. `action`: int32[A], checked."""
+        if action.shape != env_id.shape or action.min() < 0 or action.max() >= self._spec.num_actions:
+            raise ValueError(
+                f"actions {action} of environments {env_id}: one for each in [0, {self._spec.num_actions}) is needed;"
+                " EnvPool would crash on others"
+            )
+        self._pool.send(action.astype(np.int32), env_id)
+
+    def close(self) -> None:
+        """Stops the pool's threads."""
+        self._pool.close()
+
+
+class Episode(NamedTuple):
+    """A finished game: raw rewards, whole game whatever happened to lives."""
+
+    env_id: int
+    episode_return: float
+    steps: int
+
+
+class EpisodeTracker:
+    """Adds up raw rewards of full games."""
+
+    def __init__(self, num_environments: int):
+        self._returns = np.zeros(num_environments, np.float64)
+        self._steps = np.zeros(num_environments, np.int64)
+
+    def add(self, step: Step) -> list[Episode]:
+        """Returns the games that ended with this step."""
+        self._returns[step.env_id] += step.reward
+        self._steps[step.env_id] += ~step.first
+        ended = step.env_id[step.terminated | step.truncated]
+        episodes = [Episode(int(i), float(self._returns[i]), int(self._steps[i])) for i in ended]
+        self._returns[ended] = 0
+        self._steps[ended] = 0
+        return episodes
+
+
+def _is_atari(task: str) -> bool:
+    return hasattr(_quietly(envpool.make_spec, task).config, "noop_max")
+
+
+def _options(config: Config, max_episode_frames: int) -> dict[str, Any]:
+    environment = config.environment
+    max_steps = max(1, max_episode_frames // environment.frame_skip)
+    if not _is_atari(environment.task):
+        own_limit = _quietly(envpool.make_spec, environment.task).config.max_episode_steps
+        return {"max_episode_steps": min(max_steps, own_limit)}
+    return {
+        "max_episode_steps": max_steps,
+        "img_height": environment.frame_size,
+        "img_width": environment.frame_size,
+        "stack_num": environment.frame_stack,
+        "frame_skip": environment.frame_skip,
+        "noop_max": environment.noop_max,
+        "repeat_action_probability": environment.repeat_action_probability,
+    }
+
+
+def _quietly(function: Any, *args: Any, **options: Any) -> Any:
+    """Calls EnvPool without gymnasium's warning that CartPole's bounds lose precision in float32."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return function(*args, **options)

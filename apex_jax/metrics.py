@@ -1,0 +1,267 @@
+"""Metrics of one process: written for TensorBoard and as JSON lines, and read back while they grow.
+
+The x-axis of every chart is emulator frames of the whole run. Each process writes under a name of its own:
+
+    <directory>/metrics/<name>.jsonl     one JSON object a line; a restarted process appends
+    <directory>/tensorboard/<name>/      one event file for each start of the process
+
+A line holds "time" (unix seconds), "seconds" (since the process started), "step" (frames), and a value for each tag.
+"""
+
+from __future__ import annotations
+
+import difflib
+import errno
+import json
+import logging
+import math
+import os
+import re
+import resource
+import struct
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import IO, Any, SupportsFloat
+
+import numpy as np
+from numpy.typing import ArrayLike
+from tensorboardX.proto.event_pb2 import Event
+from tensorboardX.proto.summary_pb2 import Summary
+from tensorboardX.record_writer import masked_crc32c
+
+_log = logging.getLogger(__name__)
+_STATM = Path("/proc/self/statm")
+
+TAGS: dict[str, str] = {
+    "charts/environment_frames_per_second": "emulator frames a second of all actors; steady",
+    "charts/updates_per_second": "learner updates a second; steady once learning has begun",
+    "charts/elapsed_minutes": "minutes of learning since the run began, without the pauses between its starts; grows",
+    "charts/episodic_return": "mean return of training games, raw rewards, all epsilons mixed; rises, below eval/",
+    "charts/episodic_return_epsilon_<band>": "the same of the actors of one band of epsilon; low bands rise first",
+    "charts/episodic_length": "mean length of training games, in agent steps; how it should move depends on the game",
+    "losses/td_loss": "importance-weighted loss, mean of a batch; bounded, need not fall",
+    "losses/q_values": "mean q-value of the actions replayed; settles, growth without end is divergence",
+    "losses/gradient_norm": "global norm before clipping; mostly below learner.max_gradient_norm",
+    "losses/priority_mean": "mean new priority (absolute TD error) of a batch; shrinks relative to q_values",
+    "losses/priority_max": "largest new priority of a batch; within a few times the largest n-step return",
+    "learner/weights_version": "version of the weights last sent; grows about every publish_interval_seconds",
+    "learner/updates": "updates since the run began; grows",
+    "learner/wait_seconds_share": "share of its time the learner waits for batches, 0 to 1; near 0 on a slow learner",
+    "eval/episodic_return": "mean return of full games with the newest weights; the result of the run",
+    "eval/episodic_return_median": "median return of the same games; far from the mean = a few games decide",
+    "eval/episodes": "games of the evaluation; evaluator.episodes",
+    "eval/human_normalized_score": "episodic_return with random play as 0 and a human tester as 1; rises to 1 and on",
+    "eval/updates": "learner updates behind the evaluated weights; grows from one evaluation to the next",
+    "eval/frames": "emulator frames behind the evaluated weights; grows from one evaluation to the next",
+    "replay/size_transitions": "transitions in the replay; grows to its capacity and stays",
+    "replay/bytes": "memory of the compressed segments and their columns, bytes; stays once the replay is full",
+    "replay/samples_per_insert": "transitions drawn per transition stored; replay.samples_per_insert where that is set",
+    "replay/sample_age_seconds": "mean age of the drawn transitions, seconds; below the replay's turnover time",
+    "replay/inserts_per_second": "transitions stored a second; follows the actors",
+    "replay/samples_per_second": "transitions drawn a second; updates_per_second x batch_size",
+    "replay/dropped_<reason>": "messages or elements refused for this reason since the start; 0, stale ones apart",
+    "replay/actors": "actors connected; as many as were started",
+    "actor/steps_per_second": "agent steps a second of this actor; steady",
+    "actor/weights_lag_updates": "learner updates since the actor's weights; a few seconds' worth",
+    "actor/weights_age_seconds": "age of the actor's weights, seconds; near publish_interval_seconds",
+    "system/resident_memory_bytes": "resident memory of the process, bytes; constant once the replay is full",
+}
+"""Every tag there is, with its unit and what is healthy; `<...>` stands for any ending."""
+
+_OPEN_TAGS = tuple(tag.partition("<")[0] for tag in TAGS if "<" in tag)
+_EPSILON_BANDS = ((0.01, "below_0.01"), (0.05, "0.01_to_0.05"), (0.2, "0.05_to_0.2"))
+
+
+def epsilon_band(epsilon: float) -> str:
+    """Returns the name of the band that holds `epsilon`; a band holds its lower edge."""
+    return next((name for upper, name in _EPSILON_BANDS if epsilon < upper), "above_0.2")
+
+
+class MetricsWriter:
+    """Writes the metrics of one process; no two live processes share a name.
+
+    Disk errors kill nobody: a write that fails is lost and counted in `failed_writes`, the first is logged, and the
+    next write tries again. Each write opens, appends and closes, so there is nothing to close at the end.
+    """
+
+    def __init__(self, directory: str, name: str) -> None:
+        if not re.fullmatch(r"\w[\w.-]*", name):
+            raise ValueError(f"name is {name!r}: it becomes a file name, so use letters, digits, '.', '_' and '-' only")
+        self.failed_writes = 0
+        self._started = time.monotonic()
+        self._lines_path = Path(directory, "metrics", f"{name}.jsonl")
+        # Nanoseconds and the process id: a restart within the same second must not land in the file before it.
+        events_name = f"events.out.tfevents.{time.time_ns()}.{os.getpid()}"
+        self._events_path = Path(directory, "tensorboard", name, events_name)
+
+    def write(self, step: int, values: Mapping[str, SupportsFloat]) -> None:
+        """Writes `values` at `step` environment frames.
+
+        A value that is not finite is null in JSON and no point in TensorBoard. ValueError for a tag not in `TAGS`.
+        """
+        for tag in values:
+            _check_tag(tag)
+        now = time.time()
+        finite = {tag: float(value) for tag, value in values.items() if math.isfinite(value)}
+        line = {"time": now, "seconds": time.monotonic() - self._started, "step": int(step)}
+        text = json.dumps(line | {tag: finite.get(tag) for tag in values}) + "\n"
+        self._try(_append_line, self._lines_path, text.encode())
+        self._try(_append_event, self._events_path, _event_record(now, int(step), finite))
+
+    def _try(self, append: Callable[[Path, bytes], None], path: Path, data: bytes) -> None:
+        try:
+            append(path, data)
+        except OSError as error:
+            self.failed_writes += 1
+            if self.failed_writes == 1:
+                _log.warning("metrics are not written (told once, tried again at each write): %s: %s", path, error)
+
+
+def _check_tag(tag: str) -> None:
+    if "<" not in tag and (tag in TAGS or any(tag.startswith(start) and tag != start for start in _OPEN_TAGS)):
+        return
+    closest = difflib.get_close_matches(tag, TAGS, n=1)
+    hint = f"did you mean {closest[0]!r}? " if closest else ""
+    raise ValueError(
+        f"unknown tag {tag!r}: {hint}New tags are explained in apex_jax.metrics.TAGS before they are written"
+    )
+
+
+def _open_to_append(path: Path) -> IO[bytes]:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return open(path, "a+b", buffering=0)
+
+
+def _write_whole(file: IO[bytes], data: bytes) -> None:
+    """Appends all of `data` or nothing: half a record would hide all that come after it."""
+    size = file.tell()
+    if file.write(data) != len(data):
+        file.truncate(size)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def _append_line(path: Path, line: bytes) -> None:
+    with _open_to_append(path) as file:
+        if file.tell():
+            file.seek(-1, os.SEEK_END)
+            if file.read(1) != b"\n":  # the process before this one was killed in the middle of a line
+                line = b"\n" + line
+        _write_whole(file, line)
+
+
+# TensorBoard event files. tensorboardX's SummaryWriter is not used: its thread ends at the first disk error, nobody
+# empties its queue of ten any more, and the eleventh `add_scalar` waits for ever. Its message types are enough.
+
+
+def _append_event(path: Path, record: bytes) -> None:
+    with _open_to_append(path) as file:
+        version = b"" if file.tell() else _record(Event(wall_time=time.time(), file_version="brain.Event:2"))
+        _write_whole(file, version + record)
+
+
+def _event_record(now: float, step: int, values: Mapping[str, float]) -> bytes:
+    scalars = [Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()]
+    return _record(Event(wall_time=now, step=step, summary=Summary(value=scalars)))
+
+
+def _record(event: Any) -> bytes:
+    """Frames a message as TFRecord does: length, its checksum, message, its checksum."""
+    body: bytes = event.SerializeToString()
+    length = struct.pack("<Q", len(body))
+    return length + struct.pack("<I", masked_crc32c(length)) + body + struct.pack("<I", masked_crc32c(body))
+
+
+class MetricsFollower:
+    """Reads the lines of a JSONL file as they come; the file need not exist yet."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._path = Path(path)
+        self._offset = 0
+
+    def read_new(self) -> list[dict[str, Any]]:
+        """Returns the lines completed since the last call; all of them where the file was cut or begun anew.
+
+        What cannot be read now is nothing new.
+        """
+        try:
+            with open(self._path, "rb") as file:
+                if file.seek(0, os.SEEK_END) < self._offset:
+                    self._offset = 0
+                file.seek(self._offset)
+                data = file.read()
+        except OSError:
+            return []
+        complete = data[: data.rfind(b"\n") + 1]
+        self._offset += len(complete)
+        return _parse_lines(complete)
+
+
+def read_metrics(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
+    """Returns the lines a `MetricsWriter` wrote, without those torn by a kill. OSError where there is no file."""
+    data = Path(path).read_bytes()
+    return _parse_lines(data[: data.rfind(b"\n") + 1])
+
+
+def _parse_lines(data: bytes) -> list[dict[str, Any]]:
+    lines = []
+    for text in data.splitlines():
+        try:
+            line = json.loads(text)
+        except ValueError:  # torn by a kill; the next start began on a fresh line
+            continue
+        if isinstance(line, dict) and line.keys() >= {"time", "seconds", "step"}:
+            lines.append(line)
+    return lines
+
+
+class RateMeter:
+    """Turns a growing total into a rate."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._last: tuple[float, float] | None = None  # seconds, total
+        self._rate = 0.0
+
+    def update(self, total: float) -> float:
+        """Returns the growth per second since the last call; 0 at the first, and where a restart lowered the total."""
+        now = self._clock()
+        if self._last is None:
+            self._last = (now, total)
+        seconds = now - self._last[0]
+        if seconds > 0:
+            self._rate = max(0.0, (total - self._last[1]) / seconds)
+            self._last = (now, total)
+        return self._rate
+
+
+class Mean:
+    """Accumulates the mean of numbers and of the elements of arrays."""
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Forgets everything."""
+        self.count = 0
+        self._sum = 0.0
+
+    def add(self, values: ArrayLike) -> None:
+        """Adds a number, or every element of an array."""
+        array = np.asarray(values, np.float64)
+        self.count += array.size
+        self._sum += float(array.sum())
+
+    def result(self) -> float:
+        """Returns the mean; NaN, which a `MetricsWriter` takes as no value, when nothing was added."""
+        return self._sum / self.count if self.count else math.nan
+
+
+def resident_memory_bytes() -> int:
+    """Returns the resident memory of this process; its peak on systems without /proc."""
+    try:
+        return int(_STATM.read_text().split()[1]) * resource.getpagesize()
+    except OSError:
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return peak if sys.platform == "darwin" else peak * 1024

@@ -1,0 +1,83 @@
+"""Holds the ratio of transitions drawn to transitions stored, by making the faster side wait."""
+
+from __future__ import annotations
+
+import math
+
+
+class RateLimiter:
+    """Says whether the replay may take more transitions in, and whether it may hand more out.
+
+    Law (Reverb's sample-to-insert ratio, Cassirer et al. 2021), counted in transitions since the start:
+
+        surplus = samples_per_insert * (inserted - min_size_to_sample) - sampled
+        sample n:  size >= min_size_to_sample  and  surplus - n >= -error_buffer
+        insert n:  size <  min_size_to_sample  or   surplus + samples_per_insert * n <= error_buffer
+
+    `inserted` counts what was ever stored; `size` is what is stored now, which eviction may lower again: below the
+    minimum size inserting is therefore always free. With samples_per_insert = 0 only the minimum size holds.
+
+    No deadlock: both sides wait only if error_buffer - samples_per_insert * n_insert < surplus < n_sample -
+    error_buffer, and the constructor refuses an error buffer under which such a surplus exists.
+    """
+
+    def __init__(
+        self,
+        min_size_to_sample: int,
+        samples_per_insert: float,
+        error_buffer: float,
+        largest_insert: int,
+        largest_draw: int,
+    ) -> None:
+        """`error_buffer` is in samples; `largest_insert`, `largest_draw` are the most transitions asked for at once."""
+        if min_size_to_sample < 1:
+            raise ValueError(
+                f"min_size_to_sample must be at least 1, got {min_size_to_sample}: nothing can be drawn from 0"
+            )
+        if not 0 <= samples_per_insert < math.inf:
+            raise ValueError(f"samples_per_insert must be finite and at least 0 (0 = free), got {samples_per_insert}")
+        if largest_insert < 1 or largest_draw < 1:
+            raise ValueError(f"largest_insert {largest_insert} and largest_draw {largest_draw} must be at least 1")
+        needed = (largest_draw + samples_per_insert * largest_insert) / 2
+        if samples_per_insert > 0 and not needed <= error_buffer < math.inf:
+            raise ValueError(
+                f"an error buffer of {error_buffer} samples is outside [{needed}, inf): inserting {largest_insert} and"
+                f" drawing {largest_draw} transitions at a time, both sides would end up waiting for each other for"
+                " ever; raise error_buffer, or draw fewer transitions at a time"
+            )
+        self.inserted = 0
+        self.sampled = 0
+        self._min_size = min_size_to_sample
+        self._samples_per_insert = samples_per_insert
+        self._error_buffer = error_buffer
+
+    def can_insert(self, num_transitions: int, size_transitions: int) -> bool:
+        """Says whether `num_transitions` more may be stored where `size_transitions` are."""
+        if self._samples_per_insert == 0 or size_transitions < self._min_size:
+            return True
+        return self._surplus + self._samples_per_insert * num_transitions <= self._error_buffer
+
+    def can_sample(self, num_transitions: int, size_transitions: int) -> bool:
+        """Says whether `num_transitions` may be drawn from the `size_transitions` that are stored."""
+        if size_transitions < self._min_size:
+            return False
+        return self._samples_per_insert == 0 or self._surplus - num_transitions >= -self._error_buffer
+
+    def insert(self, num_transitions: int) -> None:
+        """Counts transitions that were stored."""
+        self.inserted += _checked(num_transitions)
+
+    def sample(self, num_transitions: int) -> None:
+        """Counts transitions that were drawn."""
+        self.sampled += _checked(num_transitions)
+
+    @property
+    def _surplus(self) -> float:
+        """Samples that the stored transitions still allow, when none may be drawn ahead."""
+        return self._samples_per_insert * (self.inserted - self._min_size) - self.sampled
+
+
+def _checked(num_transitions: int) -> int:
+    if num_transitions < 0:
+        raise ValueError(f"{num_transitions} transitions cannot be counted: the ratio would run backwards")
+    return num_transitions

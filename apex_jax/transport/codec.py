@@ -1,0 +1,199 @@
+"""Segments and weights as bytes: pure functions, and nothing that is read is trusted.
+
+The body of a segment, all little-endian:
+
+    float32[3, L]  priority, n_step_return, discount
+    int32[L]       action
+    uint8[L]       bootstrap_offset
+    one LZ4 block  the frames: uint8 ones XORed each with the frame before it, float32 ones as they are
+
+The columns can be read without touching the pixels: a replay server never decompresses any.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from typing import Any, TypeAlias
+
+import jax
+import lz4.block
+import numpy as np
+
+from apex_jax.types import Segment, SegmentColumns, SegmentSpec
+
+Bytes: TypeAlias = bytes | bytearray | memoryview
+
+COLUMN_DTYPES = tuple(np.dtype(name) for name in ("<f4", "<f4", "<f4", "<i4", "u1"))
+COLUMN_BYTES_PER_SLOT = sum(dtype.itemsize for dtype in COLUMN_DTYPES)
+FLOAT32 = np.dtype("<f4")
+
+
+class CorruptSegment(ValueError):
+    """Bytes that are no segment of the spec; `reason` is one of REASONS, for counting."""
+
+    REASONS = (
+        "bad_length",  # no room for the columns and a pixel, or more than LZ4 ever makes of the pixels
+        "bad_priority",  # not finite, or negative
+        "bad_return",  # not finite
+        "bad_discount",  # outside [0, 1]
+        "bad_action",  # outside [0, num_actions)
+        "no_transition",  # no priority above 0
+        "bad_start",  # a transition whose observation or bootstrap observation may lie outside the segment
+        "bad_bootstrap",  # a transition that bootstraps outside 1..n slots later
+        "bad_frames",  # not an LZ4 block of the right size, or a number that is not finite
+    )
+
+    def __init__(self, reason: str) -> None:
+        assert reason in self.REASONS, reason
+        super().__init__(reason)
+        self.reason = reason
+
+
+def encode_segment(segment: Segment, spec: SegmentSpec) -> bytes:
+    """Returns the body of a segment, which `decode_segment` is sure to accept.
+
+    Raises ValueError naming the array whose shape or dtype is not the spec's, and CorruptSegment (a ValueError too)
+    for values that the decoder would refuse: a segment in which no transition starts is one of them.
+    """
+    _check_layout("frames", segment.frames, (spec.slots, *spec.frame_shape), np.dtype(spec.frame_dtype))
+    for name, column, dtype in zip(SegmentColumns._fields, segment.columns, COLUMN_DTYPES, strict=True):
+        _check_layout(name, column, (spec.slots,), dtype)
+    _check_finite(segment.frames)
+    frames = np.ascontiguousarray(segment.frames)
+    if frames.dtype == np.uint8:
+        words = _words(frames)
+        frames = words.copy()
+        frames[1:] ^= words[:-1]
+    # 64 frames of Pong at 84 x 84: 41 us, 96 bytes a frame, 22 us to decompress. "Acceleration" is no faster here; high
+    # compression takes 800 us for 77 bytes at its lightest level, 17,700 us for 68 at its heaviest.
+    pixels = lz4.block.compress(frames, store_size=False)
+    body = b"".join([*(column.tobytes() for column in segment.columns), pixels])
+    decode_columns(body, spec)
+    return body
+
+
+def decode_segment(body: Bytes, spec: SegmentSpec) -> Segment:
+    """Returns what `encode_segment` was given, bit for bit; raises CorruptSegment."""
+    return Segment(frames=decode_frames(body, spec), columns=decode_columns(body, spec))
+
+
+def decode_columns(body: Bytes, spec: SegmentSpec) -> SegmentColumns:
+    """Returns the columns as read-only views of `body`, every value checked; raises CorruptSegment."""
+    data, slots = _check_length(body, spec), spec.slots
+    floats = np.frombuffer(data, FLOAT32, 3 * slots).reshape(3, slots)
+    columns = SegmentColumns(
+        priority=floats[0],
+        n_step_return=floats[1],
+        discount=floats[2],
+        action=np.frombuffer(data, "<i4", slots, 12 * slots),
+        bootstrap_offset=np.frombuffer(data, "u1", slots, 16 * slots),
+    )
+    # The server does this for each segment that comes in: few NumPy calls, 14 us in all. A NaN in a row makes both its
+    # minimum and its maximum NaN, and no comparison with NaN is true; an unsigned view makes a negative number large.
+    lowest, highest = floats.min(axis=1).tolist(), floats.max(axis=1).tolist()
+    if not (lowest[0] >= 0 and highest[0] < math.inf):
+        raise CorruptSegment("bad_priority")
+    if not (lowest[1] > -math.inf and highest[1] < math.inf):
+        raise CorruptSegment("bad_return")
+    if not (lowest[2] >= 0 and highest[2] <= 1):
+        raise CorruptSegment("bad_discount")
+    if columns.action.view("<u4").max() >= spec.num_actions:
+        raise CorruptSegment("bad_action")
+    starts = columns.priority.nonzero()[0]
+    if not starts.size:
+        raise CorruptSegment("no_transition")
+    if starts[0] < spec.frame_stack - 1 or starts[-1] >= slots - spec.n_step:
+        raise CorruptSegment("bad_start")
+    offsets = columns.bootstrap_offset[starts]
+    if offsets.min() < 1 or offsets.max() > spec.n_step:
+        raise CorruptSegment("bad_bootstrap")
+    return columns
+
+
+def decode_frames(body: Bytes, spec: SegmentSpec, out: np.ndarray | None = None) -> np.ndarray:
+    """Returns the frames `[L, *O]`, in `out` where that is given: C-contiguous, and untouched by a corrupt segment.
+
+    Raises CorruptSegment, and ValueError for an `out` of another shape, dtype or layout.
+    """
+    data, shape = _check_length(body, spec), (spec.slots, *spec.frame_shape)
+    out = np.empty(shape, spec.frame_dtype) if out is None else out
+    _check_layout("out", out, shape, np.dtype(spec.frame_dtype))
+    if not (out.flags.c_contiguous and out.flags.writeable):
+        raise ValueError("out must be C-contiguous and writeable: the frames are written straight into it")
+    try:
+        pixels = lz4.block.decompress(data[COLUMN_BYTES_PER_SLOT * spec.slots :], uncompressed_size=out.nbytes)
+    except lz4.block.LZ4BlockError:
+        raise CorruptSegment("bad_frames") from None
+    if len(pixels) != out.nbytes:
+        raise CorruptSegment("bad_frames")
+    frames = np.frombuffer(pixels, out.dtype).reshape(shape)
+    _check_finite(frames)
+    if out.dtype == np.uint8:
+        # One call, which holds no lock: 69 us for 64 frames of 84 x 84 as words of 8 bytes, 1,094 us as single bytes.
+        np.bitwise_xor.accumulate(_words(frames), axis=0, out=_words(out))
+    else:
+        np.copyto(out, frames)
+    return out
+
+
+def architecture_of(params: Any) -> str:
+    """Returns the digest of a tree's key paths and shapes: equal where weights of one fit the other.
+
+    Leaves are arrays or `jax.ShapeDtypeStruct`. Raises ValueError for a leaf that is not float32.
+    """
+    lines = []
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        name = jax.tree_util.keystr(path)
+        if leaf.dtype != FLOAT32:
+            raise ValueError(f"weights{name} is {leaf.dtype}, not float32: weights travel as float32 only")
+        lines.append(f"{name} {tuple(leaf.shape)}")
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
+
+
+def encode_weights(params: Any) -> tuple[str, bytes]:
+    """Returns the architecture's digest and the float32 leaves, one behind the other in tree order."""
+    leaves = jax.tree_util.tree_leaves(params)
+    return architecture_of(params), b"".join(np.ascontiguousarray(leaf) for leaf in leaves)
+
+
+def decode_weights(body: Bytes, like_params: Any) -> Any:
+    """Returns a tree like `like_params` (arrays or `jax.ShapeDtypeStruct`) of read-only NumPy views of `body`.
+
+    Raises ValueError where `body` has not the length of these weights; that its digest is theirs, the caller checks.
+    """
+    likes, tree = jax.tree_util.tree_flatten(like_params)
+    sizes = [math.prod(like.shape) for like in likes]
+    data = memoryview(body).toreadonly()
+    if data.nbytes != FLOAT32.itemsize * sum(sizes):
+        raise ValueError(f"{data.nbytes} bytes of weights, but this network has {FLOAT32.itemsize * sum(sizes)}")
+    leaves, offset = [], 0
+    for like, size in zip(likes, sizes, strict=True):
+        leaves.append(np.frombuffer(data, FLOAT32, size, offset).reshape(like.shape))
+        offset += leaves[-1].nbytes
+    return jax.tree_util.tree_unflatten(tree, leaves)
+
+
+def _check_length(body: Bytes, spec: SegmentSpec) -> memoryview:
+    column_bytes, frame_bytes = COLUMN_BYTES_PER_SLOT * spec.slots, spec.frame_bytes * spec.slots
+    largest_block = frame_bytes + frame_bytes // 255 + 16  # what LZ4 makes of noise
+    data = memoryview(body).toreadonly()
+    if not column_bytes < data.nbytes <= column_bytes + largest_block:
+        raise CorruptSegment("bad_length")
+    return data
+
+
+def _check_finite(frames: np.ndarray) -> None:
+    if frames.dtype != np.uint8 and not np.isfinite(frames).all():
+        raise CorruptSegment("bad_frames")
+
+
+def _check_layout(name: str, array: np.ndarray, shape: tuple[int, ...], dtype: np.dtype) -> None:
+    if array.shape != shape or array.dtype != dtype:
+        raise ValueError(f"{name} is {array.dtype}{list(array.shape)}, but the segment spec says {dtype}{list(shape)}")
+
+
+def _words(frames: np.ndarray) -> np.ndarray:
+    """Returns uint8 frames as a view `[L, ...]` of the widest words that divide a frame."""
+    rows = frames.reshape(len(frames), -1)
+    return rows.view(f"u{math.gcd(rows.shape[1], 8)}")

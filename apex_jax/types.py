@@ -1,0 +1,263 @@
+"""Records that cross a border between processes, modules or machines.
+
+Axis legend, used in every shape of this project:
+
+    B  transitions of a batch          K  batches drawn together
+    E  environments of an actor        F  frames per observation (the frame stack)
+    L  frame slots of a segment        N  any number of elements
+    *O shape of one frame: (height, width) of pixels, or (D,) of a vector observation
+
+A record whose fields are marked with `Integer`, `Real`, `Flag`, `Text`, `Array` or `Buffer` is a message.
+`apex_jax.transport.wire` reads the marks, and refuses what does not fit them; an axis letter that stands in several
+fields of a message must have one size in all of them.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, NamedTuple
+
+import numpy as np
+
+
+class Integer(NamedTuple):
+    """A whole number in [low, high]."""
+
+    low: int = 0
+    high: int = 2**63 - 1
+
+
+class Real(NamedTuple):
+    """A finite number in [low, high]."""
+
+    low: float
+    high: float
+
+
+class Flag(NamedTuple):
+    """True or False."""
+
+
+class Text(NamedTuple):
+    """Unicode text of at most `max_bytes` in UTF-8."""
+
+    max_bytes: int
+
+
+class Array(NamedTuple):
+    """A little-endian array of one dtype; `axes` is one letter a dimension; the product of all is at most `max_size`."""
+
+    dtype: str
+    axes: str
+    max_size: int = 2**22
+
+
+class Buffer(NamedTuple):
+    """Opaque bytes, at most `max_bytes` of them."""
+
+    max_bytes: int
+
+
+RunId = Annotated[int, Integer()]
+"""Random number drawn by a process at its start: the same peer after a restart is another run."""
+
+MAX_SEGMENT_BYTES = 2**25
+MAX_WEIGHTS_BYTES = 2**29
+
+
+class SegmentSpec(NamedTuple):
+    """Geometry of a segment; every role of a run agrees on it.
+
+    A segment is a run of `slots` consecutive frames of one environment. The observation at slot f is the stack of
+    frames f-F+1..f, so slots 0..F-2 start no transition; a transition that starts at f bootstraps at most n slots
+    later, so the last n slots start none either. Consecutive segments overlap by `overlap` slots: each transition
+    starts in exactly one segment, and each segment can be read without any other.
+    """
+
+    frame_shape: tuple[int, ...]
+    frame_dtype: str  # "uint8" or "float32"
+    frame_stack: int
+    slots: int
+    n_step: int
+    num_actions: int
+
+    @property
+    def overlap(self) -> int:
+        """Slots shared by consecutive segments of an environment."""
+        return self.frame_stack - 1 + self.n_step
+
+    @property
+    def max_transitions(self) -> int:
+        """Transitions that start in a segment in which no episode ends."""
+        return self.slots - self.overlap
+
+    @property
+    def frame_bytes(self) -> int:
+        """Bytes of one uncompressed frame."""
+        return int(np.prod(self.frame_shape)) * np.dtype(self.frame_dtype).itemsize
+
+
+class SegmentColumns(NamedTuple):
+    """What a segment says of the transition that starts at each slot; zeros where none does."""
+
+    priority: np.ndarray  # float32[L], not yet raised to the priority exponent; 0 = no transition starts here
+    n_step_return: np.ndarray  # float32[L], sum of the (clipped) discounted rewards of k steps
+    discount: np.ndarray  # float32[L], gamma^k, or 0 where the episode terminated within those k steps
+    action: np.ndarray  # int32[L], in [0, num_actions)
+    bootstrap_offset: np.ndarray  # uint8[L], k in 1..n: the bootstrap observation ends at slot f + k
+
+
+class Segment(NamedTuple):
+    """A segment with its pixels."""
+
+    frames: np.ndarray  # uint8|float32[L, *O], the newest frame of each observation only
+    columns: SegmentColumns
+
+
+# Experience link: actor <-> replay server ------------------------------------------------------------------------
+
+
+class ActorHello(NamedTuple):
+    """First message of an actor, and the answer to `Rejoin`."""
+
+    run_id: RunId
+    agreement: Annotated[str, Text(1024)]  # what all roles must have in common, see `Config.agreement`
+    num_environments: Annotated[int, Integer(1, 4096)]
+
+
+class ActorWelcome(NamedTuple):
+    """The actor's places on the epsilon ladder, and its credit."""
+
+    incarnation: Annotated[int, Integer(1)]  # how many actors were welcomed up to this one: its random numbers' seed
+    places: Annotated[np.ndarray, Array("int32", "E", 4096)]  # in [0, ladder_size)
+    ladder_size: Annotated[int, Integer(1, 2**20)]
+    max_outstanding_segments: Annotated[int, Integer(1, 4096)]
+
+
+class SegmentMessage(NamedTuple):
+    """One segment; kept by its sender until a `SegmentAck` covers its sequence number."""
+
+    run_id: RunId
+    sequence: Annotated[int, Integer(1)]  # 1, 2, 3 ... within a run id
+    environment_steps: Annotated[int, Integer(0, 2**32)]  # real steps of the actor since its previous segment
+    crc: Annotated[int, Integer(0, 2**32 - 1)]  # zlib.crc32 of body
+    body: Annotated[bytes, Buffer(MAX_SEGMENT_BYTES)]  # see transport.codec.encode_segment
+
+
+class SegmentAck(NamedTuple):
+    """Every segment of the actor up to `sequence` is stored (or refused and counted): forget it."""
+
+    sequence: Annotated[int, Integer(0)]
+
+
+class EpisodeStatistics(NamedTuple):
+    """Full games that ended on an actor: raw rewards, whole episodes whatever happened to lives."""
+
+    run_id: RunId
+    epsilon: Annotated[np.ndarray, Array("float32", "N", 4096)]
+    episode_return: Annotated[np.ndarray, Array("float32", "N", 4096)]
+    episode_steps: Annotated[np.ndarray, Array("int32", "N", 4096)]
+
+
+class ActorStatus(NamedTuple):
+    """Sign of life of an actor, about once a second, with its rates."""
+
+    run_id: RunId
+    steps_per_second: Annotated[float, Real(0, 1e9)]
+    weights_version: Annotated[int, Integer(0)]
+
+
+class Rejoin(NamedTuple):
+    """The replay server does not know this run id (it restarted, or held the peer for dead): say hello again."""
+
+
+class Goodbye(NamedTuple):
+    """The sender leaves on purpose; its place is free at once."""
+
+    run_id: RunId
+
+
+class Refusal(NamedTuple):
+    """The peer is not taken, and why; `final` where trying again cannot help."""
+
+    reason: Annotated[str, Text(4096)]
+    final: Annotated[bool, Flag()]
+
+
+class Finish(NamedTuple):
+    """The run reached its limit: learner -> replay server -> actors, which then leave."""
+
+    reason: Annotated[str, Text(256)]
+
+
+# Sampling link: learner <-> replay server ------------------------------------------------------------------------
+
+
+class LearnerHello(NamedTuple):
+    """First message of a learner, and the answer to `Rejoin`. The live segments follow from the oldest on."""
+
+    run_id: RunId
+    agreement: Annotated[str, Text(1024)]
+    environment_steps: Annotated[int, Integer(0)]  # of the run so far, from its checkpoint
+    batches_at_once: Annotated[int, Integer(1, 256)]  # K of each `IndexBatches` it takes
+    batch_size: Annotated[int, Integer(1, 65536)]  # B
+
+
+class LearnerWelcome(NamedTuple):
+    """Answer to `LearnerHello`: which replay server this is, and how large the frame store must be."""
+
+    replay_run_id: RunId
+    capacity_segments: Annotated[int, Integer(1, 2**31 - 1)]
+
+
+class Credit(NamedTuple):
+    """What the learner has consumed and can take again; also its sign of life."""
+
+    run_id: RunId
+    groups: Annotated[int, Integer(0, 2**20)]  # `IndexBatches` messages
+    segments: Annotated[int, Integer(0, 2**20)]
+
+
+class StreamedSegments(NamedTuple):
+    """Segments new to the learner, in the order of their insertion; they hold from the next `IndexBatches` on."""
+
+    slots: Annotated[np.ndarray, Array("int32", "N", 4096)]  # where in the ring, in [0, capacity_segments)
+    generations: Annotated[np.ndarray, Array("uint32", "N", 4096)]
+    body_bytes: Annotated[np.ndarray, Array("int32", "N", 4096)]  # length of each body
+    bodies: Annotated[bytes, Buffer(2**28)]  # all bodies, one behind the other
+
+
+class IndexBatches(NamedTuple):
+    """K batches of B indices drawn from one state of the replay, and what the replay knows at that moment."""
+
+    indices: Annotated[np.ndarray, Array("int32", "KB")]  # segment slot x L + frame slot
+    generations: Annotated[np.ndarray, Array("uint32", "KB")]  # of the segment in that slot, to be sent back
+    weights: Annotated[np.ndarray, Array("float32", "KB")]  # importance weights, largest of each batch = 1
+    environment_steps: Annotated[int, Integer(0)]  # of the whole run
+    size_transitions: Annotated[int, Integer(0)]
+    samples_per_insert: Annotated[float, Real(0, 1e9)]
+    age_seconds: Annotated[float, Real(0, 1e9)]  # mean age of the drawn transitions
+
+
+class PriorityUpdate(NamedTuple):
+    """New priorities of drawn transitions; where an index stands twice the last one holds."""
+
+    run_id: RunId
+    indices: Annotated[np.ndarray, Array("int32", "N")]
+    generations: Annotated[np.ndarray, Array("uint32", "N")]
+    priorities: Annotated[np.ndarray, Array("float32", "N")]  # not yet raised to the priority exponent
+
+
+# Weights link: learner -> actors, evaluator ----------------------------------------------------------------------
+
+
+class WeightsMessage(NamedTuple):
+    """Online network parameters; the newest message makes all before it worthless."""
+
+    learner_run_id: RunId
+    version: Annotated[int, Integer(0)]  # grows over the whole run, across restarts of the learner
+    updates: Annotated[int, Integer(0)]
+    environment_steps: Annotated[int, Integer(0)]
+    final: Annotated[bool, Flag()]  # the run is over: no more weights will come
+    architecture: Annotated[str, Text(128)]  # digest of the leaves' names and shapes
+    crc: Annotated[int, Integer(0, 2**32 - 1)]  # zlib.crc32 of body
+    body: Annotated[bytes, Buffer(MAX_WEIGHTS_BYTES)]  # float32 leaves one behind the other, in tree order

@@ -1,0 +1,165 @@
+"""The actor: steps a batch of environments with the newest weights and turns what happens into segments."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+import jax
+import numpy as np
+import zmq
+
+from apex_jax.agent.dqn import make_dqn
+from apex_jax.agent.exploration import epsilon_ladder
+from apex_jax.agent.segments import SegmentBuilder
+from apex_jax.config import Config
+from apex_jax.environment import Environment, Episode, EpisodeTracker, Step, segment_spec
+from apex_jax.metrics import Mean, MetricsWriter, RateMeter, resident_memory_bytes
+from apex_jax.types import ActorHello, ActorStatus, ActorWelcome, Segment, SegmentSpec
+from apex_jax.workers.experience_stream import ExperienceStream
+from apex_jax.workers.process import ROLE_NUMBERS, StopSignal, new_run_id, process_rng
+from apex_jax.workers.weights import Weights, WeightsSubscriber
+
+_log = logging.getLogger(__name__)
+
+PATIENCE_SECONDS = 10.0  # between two lines that say for whom the actor waits
+
+
+class Actor:
+    """Acts until told to stop. Only the acting is done on its thread: sending and receiving have their own."""
+
+    def __init__(self, config: Config, spec: SegmentSpec, context: zmq.Context, name: str = "actor"):
+        """Connects to the replay server and the learner; nothing waits for them here."""
+        self._config = config
+        self._spec = spec
+        self._dqn = make_dqn(config, spec)
+        self._run_id = new_run_id()
+        like_params = jax.eval_shape(self._dqn.init, jax.random.key(0)).online_params
+        self._weights = WeightsSubscriber(context, config.addresses.weights, like_params)
+        hello = ActorHello(self._run_id, config.agreement, config.actor.environments)
+        queue_size = max(config.actor.environments, config.actor.max_outstanding_segments)
+        self._stream = ExperienceStream(context, config.addresses.experience, spec, hello, queue_size)
+        self._metrics = MetricsWriter(config.directory, name)
+        self._step_rate = RateMeter()
+        self._steps = 0  # real environment steps, made and ...
+        self._steps_sent = 0  # ... told to the replay server
+        self._lag_updates = Mean()
+        self._in_use: Weights | None = None
+
+    def run(self, stop: StopSignal) -> None:
+        """Acts until `stop` is set or the run is over. RunError if the replay server refuses this actor."""
+        welcome, weights = self._join(stop)
+        if welcome is not None and weights is not None:
+            self._act(welcome, stop)
+        if self._stream.error is not None:
+            raise self._stream.error
+
+    def close(self) -> None:
+        """Takes leave and ends the threads."""
+        self._stream.close()
+        self._weights.close()
+
+    def _join(self, stop: StopSignal) -> tuple[ActorWelcome | None, Weights | None]:
+        """Waits for a place on the ladder and the first weights; says from time to time what is missing."""
+        welcome, weights, next_word = None, None, time.monotonic() + PATIENCE_SECONDS
+        while (welcome is None or weights is None) and not self._leaving(stop):
+            welcome = self._stream.wait_for_welcome(0.1)
+            weights = self._weights.wait(0.1)
+            if time.monotonic() >= next_word:
+                missing = self._config.addresses.experience if welcome is None else self._config.addresses.weights
+                _log.info("still waiting for the %s at %s", "replay server" if welcome is None else "learner", missing)
+                next_word += PATIENCE_SECONDS
+        return welcome, weights
+
+    def _act(self, welcome: ActorWelcome, stop: StopSignal) -> None:
+        config, num_environments = self._config, len(welcome.places)
+        rng = process_rng(config.seed, ROLE_NUMBERS["actor"], welcome.incarnation)
+        key = jax.random.key(int(rng.integers(2**31)))
+        ladder = epsilon_ladder(welcome.ladder_size, config.actor.base_epsilon, config.actor.epsilon_exponent)
+        epsilon = ladder[welcome.places]
+        _log.info("acting in %d environments, epsilon %.4f to %.4f", num_environments, epsilon.max(), epsilon.min())
+        environment = Environment(
+            config,
+            self._spec,
+            rng.integers(2**31, size=num_environments),
+            config.environment.max_episode_frames,
+            config.actor.environment_threads,
+            config.actor.environments_per_step,
+        )
+        builder = SegmentBuilder(
+            self._spec,
+            num_environments,
+            config.algorithm.discount,
+            config.environment.reward_clip,
+            config.environment.life_loss_terminates,
+        )
+        tracker = EpisodeTracker(num_environments)
+        next_metrics, call = time.monotonic() + config.metrics_interval_seconds, 0
+        while not self._leaving(stop):
+            step = environment.receive()
+            weights = self._newest_weights()
+            output = self._dqn.act(weights.params, step.observation, epsilon[step.env_id], key, call)
+            action, q_taken, q_max = jax.device_get(output)
+            environment.send(action, step.env_id)  # what follows is done while the environments step
+            call += 1
+            self._send(builder.add(*_outcome(step), action, q_taken, q_max), step, stop)
+            self._report(tracker.add(step), epsilon)
+            if time.monotonic() >= next_metrics:
+                self._write_metrics(weights)
+                next_metrics += config.metrics_interval_seconds
+        environment.close()
+
+    def _leaving(self, stop: StopSignal) -> bool:
+        return stop.is_set() or self._stream.finished.is_set()
+
+    def _newest_weights(self) -> Weights:
+        weights = self._weights.newest
+        assert weights is not None  # `_join` waited for the first
+        if self._in_use is not None and weights is not self._in_use:
+            self._lag_updates.add(weights.updates - self._in_use.updates)
+        self._in_use = weights
+        return weights
+
+    def _send(self, segments: list[Segment], step: Step, stop: StopSignal) -> None:
+        self._steps += int(np.count_nonzero(~step.first))
+        for segment in segments:
+            while not self._stream.put(segment, self._steps - self._steps_sent, timeout_seconds=0.2):
+                if self._leaving(stop):
+                    return
+            self._steps_sent = self._steps
+
+    def _report(self, episodes: list[Episode], epsilon: np.ndarray) -> None:
+        if episodes:
+            env_id, returns, steps = zip(*episodes, strict=True)
+            returns, steps = np.array(returns, np.float32), np.array(steps, np.int32)
+            self._stream.put_episodes(epsilon[list(env_id)], returns, steps)
+
+    def _write_metrics(self, weights: Weights) -> None:
+        steps_per_second = self._step_rate.update(self._steps)
+        self._stream.status = ActorStatus(self._run_id, steps_per_second, weights.version)
+        values = {
+            "actor/steps_per_second": steps_per_second,
+            "actor/weights_age_seconds": time.monotonic() - weights.received_seconds,
+            "actor/weights_lag_updates": self._lag_updates.result(),
+            "system/resident_memory_bytes": resident_memory_bytes(),
+        }
+        self._lag_updates.reset()
+        self._metrics.write(weights.environment_steps * self._config.environment.frame_skip, values)
+
+
+def _outcome(step: Step) -> tuple[np.ndarray, ...]:
+    """Returns a step's fields in the order in which `SegmentBuilder.add` takes them."""
+    return (step.env_id, step.observation, step.reward, step.first, step.terminated, step.truncated, step.life_lost)
+
+
+def run(config: Config, name: str, stop: StopSignal) -> int:
+    """Runs the role; returns the process's exit code."""
+    context = zmq.Context()
+    actor = Actor(config, segment_spec(config), context, name)
+    try:
+        actor.run(stop)
+    finally:
+        actor.close()
+        context.term()
+    return stop.exit_code
+

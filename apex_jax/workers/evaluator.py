@@ -1,0 +1,167 @@
+"""The evaluator: plays full games with the newest weights, or with a checkpoint's, and feeds nothing."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import numpy as np
+import zmq
+
+from apex_jax.agent.dqn import Dqn, Params, make_dqn
+from apex_jax.atari_scores import human_normalized_score
+from apex_jax.checkpoint import Checkpointer
+from apex_jax.config import Config
+from apex_jax.environment import Environment, EpisodeTracker, segment_spec
+from apex_jax.errors import RunError
+from apex_jax.metrics import MetricsWriter, resident_memory_bytes
+from apex_jax.transport.codec import architecture_of
+from apex_jax.types import SegmentSpec
+from apex_jax.workers.process import ROLE_NUMBERS, StopSignal, process_rng
+from apex_jax.workers.weights import Weights, WeightsSubscriber
+
+_log = logging.getLogger(__name__)
+
+
+class Evaluation(NamedTuple):
+    """Full games, raw rewards."""
+
+    returns: np.ndarray  # float64[episodes]
+    updates: int  # behind the weights
+    environment_steps: int  # of the whole run, behind the weights
+
+    def values(self, task: str) -> dict[str, float]:
+        """Returns the evaluation under the tags of `apex_jax.metrics.TAGS`."""
+        mean = float(self.returns.mean())
+        values = {
+            "eval/episodic_return": mean,
+            "eval/episodic_return_median": float(np.median(self.returns)),
+            "eval/episodes": len(self.returns),
+            "eval/updates": self.updates,
+        }
+        score = human_normalized_score(task, mean)
+        return values if score is None else values | {"eval/human_normalized_score": score}
+
+
+class Evaluator:
+    """Plays `evaluator.episodes` games side by side, each environment exactly one.
+
+    A fixed game for each environment, not the first games to end: short, lost games would else count twice.
+    """
+
+    def __init__(self, config: Config, spec: SegmentSpec, dqn: Dqn):
+        self._config = config
+        self._spec = spec
+        self._dqn = dqn
+        self._rng = process_rng(config.seed, ROLE_NUMBERS["evaluator"])
+
+    def evaluate(self, params: Params, cancelled: Callable[[], bool]) -> np.ndarray | None:
+        """Returns the games' returns, float64[episodes]; None if `cancelled` before they all ended."""
+        settings = self._config.evaluator
+        seeds = self._rng.integers(2**31, size=settings.episodes)
+        key = jax.random.key(int(self._rng.integers(2**31)))
+        environment = Environment(self._config, self._spec, seeds, settings.max_episode_frames)
+        tracker = EpisodeTracker(settings.episodes)
+        epsilon = np.full(settings.episodes, settings.epsilon, np.float32)
+        returns = np.full(settings.episodes, np.nan)
+        call = 0
+        while np.isnan(returns).any() and not cancelled():
+            step = environment.receive()
+            for episode in tracker.add(step):
+                if np.isnan(returns[episode.env_id]):
+                    returns[episode.env_id] = episode.episode_return
+            output = self._dqn.act(params, step.observation, epsilon, key, call)
+            environment.send(np.asarray(output.action), step.env_id)
+            call += 1
+        environment.close()
+        return None if np.isnan(returns).any() else returns
+
+
+def follow(config: Config, spec: SegmentSpec, context: zmq.Context, name: str, stop: StopSignal) -> None:
+    """Evaluates the newest weights again and again, and the run's last ones at the end."""
+    dqn = make_dqn(config, spec)
+    evaluator = Evaluator(config, spec, dqn)
+    metrics = MetricsWriter(config.directory, name)
+    like_params = jax.eval_shape(dqn.init, jax.random.key(0)).online_params
+    subscriber = WeightsSubscriber(context, config.addresses.weights, like_params)
+    weights: Weights | None = None
+    try:
+        while not stop.is_set() and not (weights is not None and weights.final):
+            weights = _next_weights(subscriber, weights, config.evaluator.interval_seconds, stop)
+            if weights is None:
+                continue
+            returns = evaluator.evaluate(weights.params, lambda: stop.is_set() or _is_outdated(subscriber, weights))
+            if returns is not None:
+                evaluation = Evaluation(returns, weights.updates, weights.environment_steps)
+                _write(metrics, config, evaluation)
+    finally:
+        subscriber.close()
+
+
+def evaluate_checkpoint(config: Config, spec: SegmentSpec, stop: StopSignal) -> None:
+    """Evaluates the newest checkpoint of the run directory `evaluator.checkpoint` and prints the result."""
+    dqn = make_dqn(config, spec)
+    state = jax.eval_shape(dqn.init, jax.random.key(0))
+    checkpointer = Checkpointer(config.evaluator.checkpoint, read_only=True)
+    restored = checkpointer.restore_newest(state, config.agreement, architecture_of(state.online_params))
+    if restored is None:
+        raise RunError(f"evaluator.checkpoint={config.evaluator.checkpoint}: no checkpoint in {checkpointer.directory}")
+    saved, progress = restored
+    returns = Evaluator(config, spec, dqn).evaluate(type(state)(*saved).online_params, stop.is_set)
+    if returns is not None:
+        print(_describe(config, Evaluation(returns, progress.updates, progress.environment_steps)))
+
+
+def _next_weights(
+    subscriber: WeightsSubscriber, last: Weights | None, pause_seconds: float, stop: StopSignal
+) -> Weights | None:
+    """Waits until the pause is over, or the run; returns the newest weights, None if there are none yet."""
+    until = time.monotonic() + (pause_seconds if last is not None else 0)
+    while not stop.is_set():
+        newest = subscriber.wait(0.1)
+        is_new = newest is not None and (last is None or newest.updates > last.updates or newest.final)
+        if is_new and (newest.final or time.monotonic() >= until):
+            return newest
+        stop.wait(0.1)
+    return None
+
+
+def _is_outdated(subscriber: WeightsSubscriber, weights: Weights) -> bool:
+    """Tells whether the run ended meanwhile: what is being evaluated is then not its result."""
+    return not weights.final and subscriber.newest is not None and subscriber.newest.final
+
+
+def _write(metrics: MetricsWriter, config: Config, evaluation: Evaluation) -> None:
+    frames = evaluation.environment_steps * config.environment.frame_skip
+    memory = {"system/resident_memory_bytes": resident_memory_bytes()}
+    metrics.write(frames, evaluation.values(config.environment.task) | {"eval/frames": frames} | memory)
+    _log.info("%s", _describe(config, evaluation))
+
+
+def _describe(config: Config, evaluation: Evaluation) -> str:
+    values = evaluation.values(config.environment.task)
+    frames = evaluation.environment_steps * config.environment.frame_skip
+    text = (
+        f"{config.environment.task}: mean return {values['eval/episodic_return']:.2f},"
+        f" median {values['eval/episodic_return_median']:.2f} over {len(evaluation.returns)} games"
+    )
+    if (score := values.get("eval/human_normalized_score")) is not None:
+        text += f", human-normalised {score:.0%}"
+    return f"{text}, after {evaluation.updates:,} updates and {frames:,} frames"
+
+
+def run(config: Config, name: str, stop: StopSignal) -> int:
+    """Runs the role; returns the process's exit code."""
+    spec = segment_spec(config)
+    if config.evaluator.checkpoint:
+        evaluate_checkpoint(config, spec, stop)
+        return stop.exit_code
+    context = zmq.Context()
+    try:
+        follow(config, spec, context, name, stop)
+    finally:
+        context.term()
+    return stop.exit_code

@@ -1,0 +1,194 @@
+"""A whole run on this machine: starts every role as a process, watches over them, shows progress, and cleans up."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import IO
+
+from apex_jax.command_line import to_yaml
+from apex_jax.config import AddressConfig, Config
+from apex_jax.environment import segment_spec
+from apex_jax.errors import RunError
+from apex_jax.transport.sockets import LocalLinks
+from apex_jax.workers.live_view import LiveView, ProgressReader, final_summary
+from apex_jax.workers.process import SUPERVISED, StopSignal
+from apex_jax.workers.replay_server import make_limiter
+
+_log = logging.getLogger(__name__)
+
+MAIN = Path(__file__).resolve().parents[2] / "main.py"
+TICK_SECONDS = 0.25
+MAX_RESTARTS = 5  # of one role in a row
+STEADY_SECONDS = 120.0  # a role that has run for so long starts counting anew
+KILL_SECONDS = 4.0  # after SIGTERM
+LAST_EVALUATION_SECONDS = 300.0  # how long the evaluator may take once the run is over
+LOG_TAIL_LINES = 8
+
+
+@dataclass
+class Role:
+    """One role of the run and its process."""
+
+    role: str
+    name: str
+    log_path: Path
+    process: subprocess.Popen[bytes] | None = None
+    started_seconds: float = 0.0
+    restarts: int = 0  # in a row
+    restart_at: float = 0.0
+    state: str = "starting"
+    log_file: IO[bytes] | None = field(default=None, repr=False)
+
+    def start(self, config_path: Path) -> None:
+        """Starts the process in a session of its own, so that Ctrl-C reaches the supervisor alone."""
+        self.close_log()
+        self.log_file = open(self.log_path, "ab")
+        command = [sys.executable, str(MAIN), "--role", self.role, "--name", self.name, "--config", str(config_path)]
+        self.process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,  # closes when the supervisor dies, however it dies: no orphan is left
+            stdout=self.log_file,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            env={**os.environ, SUPERVISED: "1"},
+        )
+        self.started_seconds = time.monotonic()
+        self.state = f"restarted {self.restarts}x" if self.restarts else "running"
+
+    def exit_code(self) -> int | None:
+        """Returns the exit code of a process that has ended."""
+        return self.process.poll() if self.process is not None else None
+
+    def log_tail(self) -> str:
+        """Returns the last lines of the role's log."""
+        return "\n".join(self.log_path.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:])
+
+    def close_log(self) -> None:
+        """Closes what belongs to a process that has ended."""
+        if self.process is not None and self.process.stdin is not None:
+            self.process.stdin.close()
+        if self.log_file is not None:
+            self.log_file.close()
+
+
+class LocalRun:
+    """The processes of one run on this machine."""
+
+    def __init__(self, config: Config, stop: StopSignal):
+        """`config`: with addresses that its roles can use, and a run directory that exists."""
+        self._config = config
+        self._stop = stop
+        self._directory = Path(config.directory)
+        self._config_path = self._directory / "config.yaml"
+        self._config_path.write_text(to_yaml(config))
+        (self._directory / "logs").mkdir(exist_ok=True)
+        names = [("replay", "replay"), ("learner", "learner")]
+        names += [("actor", f"actor-{i}") for i in range(config.actor.processes)]
+        names += [("evaluator", "evaluator")]
+        self._roles = [Role(role, name, self._directory / "logs" / f"{name}.log") for role, name in names]
+        self._over_seconds: float | None = None  # when the learner ended the run
+
+    def run(self) -> None:
+        """Runs until the run's limit, a signal, or a role that cannot be kept alive (RunError)."""
+        reader = ProgressReader(str(self._directory), self._config)
+        try:
+            with LiveView(self._config, sys.stdout) as view:
+                for role in self._roles:
+                    role.start(self._config_path)
+                while not self._stop.wait(TICK_SECONDS) and not self._is_over():
+                    self._keep_alive()
+                    progress = reader.read()
+                    phase = progress.phase if self._over_seconds is None else "finishing"
+                    view.update(replace(progress, phase=phase, roles={role.name: role.state for role in self._roles}))
+        finally:
+            self._end_processes()
+        print(final_summary(reader.read(), str(self._directory)), flush=True)
+
+    def _is_over(self) -> bool:
+        """Tells whether the learner ended the run and the evaluator has played its last games."""
+        learner, evaluator = self._role("learner"), self._role("evaluator")
+        if self._over_seconds is None and learner.exit_code() == 0:
+            self._over_seconds = time.monotonic()
+        if self._over_seconds is None:
+            return False
+        return evaluator.exit_code() is not None or time.monotonic() - self._over_seconds > LAST_EVALUATION_SECONDS
+
+    def _keep_alive(self) -> None:
+        for role in self._roles:
+            code = role.exit_code()
+            if code == 0:
+                role.state = "done"  # it was told that the run is over
+            if not code or self._over_seconds is not None:
+                continue
+            now = time.monotonic()
+            if role.restart_at == 0.0:
+                self._schedule_restart(role, code, now)
+            elif now >= role.restart_at:
+                role.restart_at = 0.0
+                role.start(self._config_path)
+
+    def _schedule_restart(self, role: Role, code: int, now: float) -> None:
+        role.restarts = 1 if now - role.started_seconds > STEADY_SECONDS else role.restarts + 1
+        if code == 2 or role.restarts > MAX_RESTARTS:
+            what = "refused its configuration" if code == 2 else f"failed {role.restarts} times in a row"
+            raise RunError(f"{role.name} {what} (exit code {code}); the end of {role.log_path}:\n{role.log_tail()}")
+        delay = float(2 ** (role.restarts - 1))
+        role.restart_at = now + delay
+        role.state = f"down, back in {delay:.0f} s"
+        _log.warning("%s ended with exit code %d: starting it again in %.0f s, see %s", role.name, code, delay, role.log_path)
+
+    def _end_processes(self) -> None:
+        """Asks every process to end, waits, and kills what is left."""
+        running = [role.process for role in self._roles if role.process is not None]
+        for process in running:
+            with contextlib.suppress(ProcessLookupError):
+                process.send_signal(signal.SIGTERM)
+        until = time.monotonic() + KILL_SECONDS
+        for process in running:
+            try:
+                process.wait(max(0.0, until - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        for role in self._roles:
+            role.close_log()
+
+    def _role(self, name: str) -> Role:
+        return next(role for role in self._roles if role.name == name)
+
+
+@contextlib.contextmanager
+def locked(directory: Path) -> Iterator[None]:
+    """Holds the run directory for this run; RunError if another run has it, or if it cannot be written."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        with open(directory / "lock", "w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            yield
+    except BlockingIOError:
+        raise RunError(f"another run is using {directory}: stop it, or choose another run_directory") from None
+    except PermissionError as error:
+        raise RunError(f"{error.filename} cannot be written: choose another run_directory") from None
+
+
+def run(config: Config, name: str, stop: StopSignal) -> int:
+    """Runs all roles; returns the process's exit code."""
+    make_limiter(config, segment_spec(config))  # what cannot work is said before anything starts
+    links = LocalLinks()
+    try:
+        with locked(Path(config.directory)):
+            addresses = AddressConfig(links.experience, links.sampling, links.weights)
+            LocalRun(config.replace(addresses=addresses, run_directory=config.directory), stop).run()
+    finally:
+        links.close()
+    return stop.exit_code

@@ -1,0 +1,85 @@
+"""What every worker process needs: when to stop, a seed of its own, a log, and the device it runs on."""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import signal
+import sys
+import threading
+from types import FrameType
+
+import numpy as np
+
+SUPERVISED = "APEX_JAX_SUPERVISED"  # set by the local supervisor: standard input is a pipe that closes when it dies
+
+
+class StopSignal:
+    """Set by SIGINT, SIGTERM, the death of the supervisor, or by the worker itself when the run is over."""
+
+    def __init__(self) -> None:
+        self._event = threading.Event()
+        self.signal_number = 0
+
+    def install(self) -> None:
+        """Takes over SIGINT and SIGTERM; a second one ends the process at once."""
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._on_signal)
+        if os.environ.get(SUPERVISED):
+            threading.Thread(target=self._watch_supervisor, daemon=True).start()
+
+    def set(self) -> None:
+        """Asks the worker to stop."""
+        self._event.set()
+
+    def is_set(self) -> bool:
+        """Tells whether the worker should stop."""
+        return self._event.is_set()
+
+    def wait(self, seconds: float) -> bool:
+        """Waits until the worker should stop, at most `seconds`; returns whether it should."""
+        return self._event.wait(seconds)
+
+    @property
+    def exit_code(self) -> int:
+        """0, or by convention 128 + the signal that ended the process (130 Ctrl-C, 143 SIGTERM)."""
+        return 128 + self.signal_number if self.signal_number else 0
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if self._event.is_set():
+            os._exit(128 + number)
+        self.signal_number = number
+        self._event.set()
+
+    def _watch_supervisor(self) -> None:
+        while os.read(sys.stdin.fileno(), 1):
+            pass
+        self._event.set()
+
+
+def choose_device(device: str) -> None:
+    """Tells JAX, before it is imported, to use "cpu", "gpu", or the best there is ("auto")."""
+    if device != "auto":
+        os.environ["JAX_PLATFORMS"] = {"cpu": "cpu", "gpu": "cuda"}[device]
+
+
+def process_rng(seed: int, *key: int) -> np.random.Generator:
+    """Returns the random numbers of one process of the run: its role's number, and more where a role has several."""
+    return np.random.default_rng(np.random.SeedSequence([seed, *key]))
+
+
+def new_run_id() -> int:
+    """Returns a random number that tells this process from any other, also from itself before a restart."""
+    return random.SystemRandom().getrandbits(63)
+
+
+def start_log(name: str) -> logging.Logger:
+    """Returns the process's log, on standard error: a line a fact, with the time and the role."""
+    logging.basicConfig(format=f"%(asctime)s {name}: %(message)s", datefmt="%H:%M:%S", level=logging.WARNING)
+    log = logging.getLogger("apex_jax")
+    log.setLevel(logging.INFO)
+    return log
+
+
+ROLE_NUMBERS = {"learner": 0, "replay": 1, "actor": 2, "evaluator": 3}  # first key of `process_rng`

@@ -1,0 +1,153 @@
+"""The replay server: one thread and one poller around the buffer; no lock, and no pixel is decompressed."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+
+import zmq
+
+from apex_jax.config import Config
+from apex_jax.environment import segment_spec
+from apex_jax.errors import UsageError
+from apex_jax.metrics import MetricsWriter, RateMeter, resident_memory_bytes
+from apex_jax.replay.buffer import ReplayBuffer
+from apex_jax.replay.rate_limiter import RateLimiter
+from apex_jax.transport import sockets
+from apex_jax.types import SegmentSpec
+from apex_jax.workers.experience_service import EpisodeMeans, ExperienceService
+from apex_jax.workers.process import ROLE_NUMBERS, StopSignal, new_run_id, process_rng
+from apex_jax.workers.sampling_service import SamplingService, largest_draw
+
+_log = logging.getLogger(__name__)
+
+POLL_MILLISECONDS = 200
+LEAVING_SECONDS = 5.0  # after the run's end, how long actors have to say goodbye
+
+
+class ReplayServer:
+    """Holds the replay of a run and serves it on two links until stopped, or until the learner ends the run."""
+
+    def __init__(self, config: Config, spec: SegmentSpec, context: zmq.Context, name: str = "replay"):
+        """Binds both links (BindError where that fails)."""
+        self._config = config
+        self._frame_skip = config.environment.frame_skip
+        self.buffer = ReplayBuffer(
+            spec,
+            config.replay.capacity_transitions,
+            config.replay.priority_exponent,
+            config.replay.importance_sampling_exponent,
+            process_rng(config.seed, ROLE_NUMBERS["replay"]),
+        )
+        self.limiter = make_limiter(config, spec)
+        self._experience_socket = sockets.serve_experience(context, config.addresses.experience)
+        self._sampling_socket = sockets.serve_sampling(context, config.addresses.sampling)
+        self.experience = ExperienceService(self._experience_socket, config, spec, self.buffer, self.limiter)
+        self.sampling = SamplingService(self._sampling_socket, config, self.buffer, self.limiter, new_run_id())
+        self._metrics = MetricsWriter(config.directory, name)
+        self._rates = {tag: RateMeter() for tag in ("frames", "inserts", "samples")}
+
+    def run(self, stop: StopSignal) -> None:
+        """Serves until `stop` is set or the run is over."""
+        poller = zmq.Poller()
+        poller.register(self._experience_socket, zmq.POLLIN)
+        poller.register(self._sampling_socket, zmq.POLLIN)
+        next_check = next_metrics = 0.0
+        while not stop.is_set() and self.sampling.finished is None:
+            poller.poll(POLL_MILLISECONDS)
+            now = time.monotonic()
+            self.serve(now)
+            if now >= next_check:
+                self.experience.forget_the_dead(now)
+                self.sampling.forget_the_dead(now)
+                next_check = now + 1.0
+            if now >= next_metrics:
+                self._write_metrics()
+                next_metrics = now + self._config.metrics_interval_seconds
+        self._finish(stop)
+
+    def serve(self, now_seconds: float) -> None:
+        """Does what the messages that have arrived ask for; each link gets its turn."""
+        self.experience.read(now_seconds)
+        self.sampling.read(now_seconds)
+        self.experience.store(now_seconds)
+        self.sampling.stream(self.environment_steps, now_seconds)
+
+    def close(self) -> None:
+        """Closes the sockets."""
+        self._experience_socket.close()
+        self._sampling_socket.close()
+
+    @property
+    def environment_steps(self) -> int:
+        """Steps of all actors since the run began, those before the learner's checkpoint included."""
+        return self.sampling.learner_environment_steps + self.experience.environment_steps
+
+    def _finish(self, stop: StopSignal) -> None:
+        """Writes the last metrics; where the run is over, tells the actors and sees them off."""
+        self._write_metrics()
+        if self.sampling.finished is None:
+            return
+        _log.info("the run is over: %s", self.sampling.finished)
+        self.experience.finish(self.sampling.finished)
+        until = time.monotonic() + LEAVING_SECONDS
+        while self.experience.actors and time.monotonic() < until and not stop.is_set():
+            self._experience_socket.poll(POLL_MILLISECONDS)
+            self.experience.read(time.monotonic())
+
+    def _write_metrics(self) -> None:
+        experience, sampling = self.experience, self.sampling
+        frames = self.environment_steps * self._frame_skip
+        values = {
+            "charts/environment_frames_per_second": self._rates["frames"].update(experience.environment_steps * self._frame_skip),
+            "replay/size_transitions": self.buffer.size_transitions,
+            "replay/bytes": self.buffer.stored_bytes,
+            "replay/samples_per_insert": self.limiter.sampled / max(1, self.limiter.inserted),
+            "replay/inserts_per_second": self._rates["inserts"].update(self.limiter.inserted),
+            "replay/samples_per_second": self._rates["samples"].update(self.limiter.sampled),
+            "replay/actors": len(experience.actors),
+            "system/resident_memory_bytes": resident_memory_bytes(),
+        }
+        values |= {f"replay/dropped_{reason}": n for reason, n in (experience.dropped + sampling.dropped).items()}
+        means, experience.episodes = experience.episodes, EpisodeMeans()
+        if means.length.count:
+            values["charts/episodic_return"] = means.episode_return.result()
+            values["charts/episodic_length"] = means.length.result()
+            values |= {f"charts/episodic_return_epsilon_{band}": mean.result() for band, mean in means.by_band.items()}
+        self._metrics.write(frames, values)
+
+
+def make_limiter(config: Config, spec: SegmentSpec) -> RateLimiter:
+    """Returns the run's rate limiter; raises UsageError where both sides would wait for each other."""
+    replay = config.replay
+    try:
+        return RateLimiter(
+            min_size_to_sample=replay.min_size_to_sample,
+            samples_per_insert=replay.samples_per_insert,
+            error_buffer=replay.error_buffer * replay.min_size_to_sample * replay.samples_per_insert,
+            largest_insert=spec.max_transitions,
+            largest_draw=largest_draw(config),
+        )
+    except ValueError as error:
+        raise UsageError(f"replay.error_buffer={replay.error_buffer}: {error}") from None
+
+
+def run(config: Config, name: str, stop: StopSignal) -> int:
+    """Runs the role; returns the process's exit code."""
+    spec = segment_spec(config)
+    context = zmq.Context()
+    server = ReplayServer(config, spec, context, name)
+    _log.info(
+        "replay of %d segments (%d transitions) on %s and %s",
+        server.buffer.capacity_segments,
+        server.buffer.capacity_segments * spec.max_transitions,
+        config.addresses.experience,
+        config.addresses.sampling,
+    )
+    try:
+        server.run(stop)
+    finally:
+        server.close()
+        context.term()
+    return stop.exit_code

@@ -1,0 +1,220 @@
+"""The learner's side of the sampling link: a thread that decodes what the replay server streams, in its order."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections import Counter, deque
+from typing import Any, NamedTuple
+
+import numpy as np
+import zmq
+
+from apex_jax.errors import RunError
+from apex_jax.transport import sockets
+from apex_jax.transport.codec import CorruptSegment, decode_columns, decode_frames
+from apex_jax.types import (
+    Credit,
+    Finish,
+    Goodbye,
+    IndexBatches,
+    LearnerHello,
+    LearnerWelcome,
+    PriorityUpdate,
+    Refusal,
+    Rejoin,
+    SegmentColumns,
+    SegmentSpec,
+    StreamedSegments,
+)
+
+_log = logging.getLogger(__name__)
+
+SEGMENTS_WINDOW = 256  # segments sent to the learner and not yet in its frame store
+HELLO_SECONDS = 1.0  # between two attempts, and between two signs of life
+
+
+class Segments(NamedTuple):
+    """Decoded segments to be written to the frame store before anything that comes later is consumed."""
+
+    slots: np.ndarray  # int32[N]
+    frames: np.ndarray  # uint8|float32[N, L, *O]
+    columns: SegmentColumns  # [N, L] each
+    received: int  # segments whose credit is to be returned, those that proved corrupt included
+
+
+class Item(NamedTuple):
+    """What the learner consumes next. `epoch` counts the connections: credit and priorities of an older one are void."""
+
+    content: Segments | IndexBatches
+    epoch: int
+
+
+class ReplayStream:
+    """Keeps the learner supplied: decodes on its own thread, and carries credit and priorities back.
+
+    The learner calls `next` for what comes, `consumed` when it is done with it, and `update_priorities`. A replay
+    server that goes away is looked for until it is back; then the stream begins anew with its live segments.
+    """
+
+    def __init__(self, context: zmq.Context, address: str, spec: SegmentSpec, hello: LearnerHello, capacity_segments: int, groups: int):
+        """Connects. `capacity_segments`: of the frame store; `groups`: `IndexBatches` to have at hand."""
+        self.dropped: Counter[str] = Counter()
+        self._context = context
+        self._address = address
+        self._spec = spec
+        self._hello = hello
+        self._capacity_segments = capacity_segments
+        self._groups = groups
+        self._items: queue.Queue[Item | Exception] = queue.Queue()  # bounded by the credit given
+        self._outbox: deque[tuple[int, Any]] = deque()  # (epoch it is meant for, message)
+        self._epoch = 0
+        self._welcomed = False
+        self._next_hello = 0.0
+        self._closing = threading.Event()
+        self._wake = context.socket(zmq.PAIR)
+        self._wake.bind(f"inproc://replay-stream-{id(self)}")
+        self._thread = threading.Thread(target=self._run, name="replay stream")
+        self._thread.start()
+
+    def next(self, timeout_seconds: float) -> Item | None:
+        """Returns what is to be consumed next, None if nothing comes in time. RunError if the server refused us."""
+        try:
+            item = self._items.get(timeout=timeout_seconds) if timeout_seconds > 0 else self._items.get_nowait()
+        except queue.Empty:
+            return None
+        if isinstance(item, Exception):
+            raise item
+        return item
+
+    def consumed(self, item: Item) -> None:
+        """Gives the server credit for as much again."""
+        segments = item.content.received if isinstance(item.content, Segments) else 0
+        groups = 0 if isinstance(item.content, Segments) else 1
+        self._post(item.epoch, Credit(run_id=self._hello.run_id, groups=groups, segments=segments))
+
+    def update_priorities(self, item: Item, priorities: np.ndarray) -> None:
+        """Sends the new priorities float32[K, B] of a consumed item of batches."""
+        assert isinstance(item.content, IndexBatches)
+        update = PriorityUpdate(
+            run_id=self._hello.run_id,
+            indices=item.content.indices.ravel(),
+            generations=item.content.generations.ravel(),
+            priorities=priorities.ravel(),
+        )
+        self._post(item.epoch, update)
+
+    def finish(self, reason: str) -> None:
+        """Tells the replay server that the run is over."""
+        self._post(self._epoch, Finish(reason=reason))
+
+    def close(self) -> None:
+        """Takes leave and ends the thread."""
+        self._post(self._epoch, Goodbye(run_id=self._hello.run_id))
+        self._closing.set()
+        self._thread.join()
+        self._wake.close()
+
+    def _post(self, epoch: int, message: Any) -> None:
+        self._outbox.append((epoch, message))
+        try:
+            self._wake.send(b"", zmq.NOBLOCK)
+        except zmq.Again:
+            pass  # so many wake-ups are under way that one more changes nothing
+
+    def _run(self) -> None:
+        socket = sockets.connect_sampling(self._context, self._address)
+        wake = self._context.socket(zmq.PAIR)
+        wake.connect(f"inproc://replay-stream-{id(self)}")
+        poller = zmq.Poller()
+        poller.register(socket, zmq.POLLIN)
+        poller.register(wake, zmq.POLLIN)
+        while not self._closing.is_set():
+            poller.poll(100)
+            while wake.poll(0):
+                wake.recv()
+            self._sign_of_life(socket)
+            self._flush(socket)
+            self._receive(socket)
+        self._flush(socket)
+        wake.close()
+        socket.close()
+
+    def _sign_of_life(self, socket: zmq.Socket) -> None:
+        now = time.monotonic()
+        if now >= self._next_hello:
+            self._next_hello = now + HELLO_SECONDS
+            nothing = Credit(run_id=self._hello.run_id, groups=0, segments=0)
+            sockets.send(socket, nothing if self._welcomed else self._hello)
+
+    def _flush(self, socket: zmq.Socket) -> None:
+        """Sends what waits; what the server cannot take now waits on, what is meant for an older connection is void."""
+        while self._outbox:
+            epoch, message = self._outbox[0]
+            if epoch == self._epoch and not (self._welcomed and sockets.send(socket, message)):
+                return
+            self._outbox.popleft()
+
+    def _receive(self, socket: zmq.Socket) -> None:
+        expected = (LearnerWelcome, Refusal, Rejoin, StreamedSegments, IndexBatches)
+        while (message := sockets.receive(socket, expected, self.dropped)) is not None:
+            if isinstance(message, StreamedSegments):
+                self._take_segments(message)
+            elif isinstance(message, IndexBatches):
+                self._take_batches(message)
+            elif isinstance(message, LearnerWelcome):
+                self._on_welcome(socket, message)
+            elif isinstance(message, Rejoin):
+                if self._welcomed:
+                    _log.info("the replay server does not know this learner any more: joining again")
+                    self._welcomed, self._next_hello = False, 0.0
+            elif message.final:
+                self._items.put(RunError(f"refused by the replay server at {self._address}: {message.reason}"))
+            else:
+                _log.warning("%s: trying again", message.reason)
+
+    def _on_welcome(self, socket: zmq.Socket, message: LearnerWelcome) -> None:
+        if message.capacity_segments != self._capacity_segments:
+            error = f"the replay server holds {message.capacity_segments} segments, this learner {self._capacity_segments}"
+            self._items.put(RunError(f"{error}: replay.capacity_transitions must be the same for both"))
+            return
+        self._epoch += 1
+        self._welcomed = True
+        everything = Credit(run_id=self._hello.run_id, groups=self._groups, segments=SEGMENTS_WINDOW)
+        self._outbox.append((self._epoch, everything))
+        self._flush(socket)
+
+    def _take_segments(self, message: StreamedSegments) -> None:
+        lengths = message.body_bytes
+        out_of_ring = (message.slots < 0).any() or (message.slots >= self._capacity_segments).any()
+        if out_of_ring or (lengths < 0).any() or lengths.sum(dtype=np.int64) != len(message.bodies):
+            self.dropped["bad_segments"] += 1
+            return
+        ends = np.cumsum(lengths)
+        frames = np.empty((len(lengths), self._spec.slots, *self._spec.frame_shape), self._spec.frame_dtype)
+        sound, columns = [], []
+        for i, (start, end) in enumerate(zip(ends - lengths, ends, strict=True)):
+            body = memoryview(message.bodies)[start:end]
+            try:
+                decode_frames(body, self._spec, out=frames[i])
+                columns.append(decode_columns(body, self._spec))
+                sound.append(i)
+            except CorruptSegment as error:
+                self.dropped[error.reason] += 1
+        if len(sound) < len(lengths):
+            _log.warning("%d segments from the replay server are corrupt: left out", len(lengths) - len(sound))
+        if not sound:
+            self._outbox.append((self._epoch, Credit(run_id=self._hello.run_id, groups=0, segments=len(lengths))))
+            return
+        stacked = SegmentColumns(*(np.stack(column) for column in zip(*columns, strict=True)))
+        self._items.put(Item(Segments(message.slots[sound], frames[sound], stacked, len(lengths)), self._epoch))
+
+    def _take_batches(self, message: IndexBatches) -> None:
+        shape = (self._hello.batches_at_once, self._hello.batch_size)
+        limit = self._capacity_segments * self._spec.slots
+        if message.indices.shape != shape or (message.indices < 0).any() or (message.indices >= limit).any():
+            self.dropped["bad_batches"] += 1
+            return
+        self._items.put(Item(message, self._epoch))

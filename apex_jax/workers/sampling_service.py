@@ -1,0 +1,178 @@
+"""The replay server's side of the learner: one ordered stream of segments and index batches."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from dataclasses import dataclass
+
+import numpy as np
+import zmq
+
+from apex_jax.config import GPU_UPDATES_PER_CALL, Config
+from apex_jax.replay.buffer import ReplayBuffer
+from apex_jax.replay.rate_limiter import RateLimiter
+from apex_jax.transport import sockets
+from apex_jax.types import (
+    Credit,
+    Finish,
+    Goodbye,
+    IndexBatches,
+    LearnerHello,
+    LearnerWelcome,
+    PriorityUpdate,
+    Refusal,
+    Rejoin,
+    StreamedSegments,
+)
+from apex_jax.workers.experience_service import MESSAGES_AT_ONCE, PEER_TIMEOUT_SECONDS
+
+_log = logging.getLogger(__name__)
+
+SEGMENTS_AT_ONCE = 64  # in one message
+
+
+@dataclass
+class LearnerPeer:
+    """What the server knows of the connected learner."""
+
+    identity: bytes
+    run_id: int
+    seen_seconds: float
+    batches_at_once: int
+    batch_size: int
+    cursor: int = 0  # insertion number of the newest segment it was sent
+    groups_credit: int = 0  # `IndexBatches` it can take
+    segments_credit: int = 0
+
+
+class SamplingService:
+    """Streams to one learner: every segment once, ahead of the first batch that was drawn with it in the replay.
+
+    What the learner holds when it consumes a batch is thus exactly what the batch was drawn from. Nothing is queued:
+    the learner's credit says what it can take, and its cursor what it still lacks.
+    """
+
+    def __init__(self, socket: zmq.Socket, config: Config, buffer: ReplayBuffer, limiter: RateLimiter, run_id: int):
+        self.learner: LearnerPeer | None = None
+        self.dropped: Counter[str] = Counter()
+        self.learner_environment_steps = 0  # of the run, as the learner's checkpoint knew
+        self.finished: str | None = None  # why, once the learner said that the run is over
+        self._socket = socket
+        self._config = config
+        self._buffer = buffer
+        self._limiter = limiter
+        self._run_id = run_id
+        self._handlers = {
+            LearnerHello: self._on_hello,
+            Credit: self._on_credit,
+            PriorityUpdate: self._on_priorities,
+            Finish: self._on_finish,
+            Goodbye: self._on_goodbye,
+        }
+
+    def read(self, now_seconds: float) -> None:
+        """Takes the messages that have arrived."""
+        for _ in range(MESSAGES_AT_ONCE):
+            received = sockets.receive_from(self._socket, tuple(self._handlers), self.dropped)
+            if received is None:
+                return
+            identity, message = received
+            if not isinstance(message, LearnerHello):
+                if self.learner is None or self.learner.identity != identity:
+                    sockets.send(self._socket, Rejoin(), identity)
+                    continue
+                self.learner.seen_seconds = now_seconds
+            self._handlers[type(message)](identity, message, now_seconds)
+
+    def stream(self, environment_steps: int, now_seconds: float) -> None:
+        """Sends the segments that the learner lacks, then batches, as far as its credit and the rate limiter go."""
+        learner = self.learner
+        if learner is None or not self._send_segments(learner):
+            return
+        draw_size = learner.batches_at_once * learner.batch_size
+        while learner.groups_credit > 0 and self._limiter.can_sample(draw_size, self._buffer.size_transitions):
+            if not sockets.send(self._socket, self._draw(learner, environment_steps, now_seconds), learner.identity):
+                return
+            learner.groups_credit -= 1
+            self._limiter.sample(draw_size)
+
+    def forget_the_dead(self, now_seconds: float) -> None:
+        """Takes another learner only when the one before has been silent for long."""
+        if self.learner is not None and now_seconds - self.learner.seen_seconds > PEER_TIMEOUT_SECONDS:
+            _log.warning("the learner is silent for %.0f s: another may take its place", PEER_TIMEOUT_SECONDS)
+            self.learner = None
+
+    def _send_segments(self, learner: LearnerPeer) -> bool:
+        """Returns whether the learner now has, or will have before anything that is sent later, every live segment."""
+        while learner.cursor < self._buffer.inserted_segments:
+            run = self._buffer.segments_since(learner.cursor, min(SEGMENTS_AT_ONCE, learner.segments_credit))
+            if not run.bodies:
+                return False
+            message = StreamedSegments(
+                slots=run.slots,
+                generations=run.generations,
+                body_bytes=np.array([len(body) for body in run.bodies], np.int32),
+                bodies=b"".join(run.bodies),
+            )
+            if not sockets.send(self._socket, message, learner.identity):
+                return False
+            learner.cursor = run.cursor
+            learner.segments_credit -= len(run.bodies)
+        return True
+
+    def _draw(self, learner: LearnerPeer, environment_steps: int, now_seconds: float) -> IndexBatches:
+        draw = self._buffer.sample(learner.batches_at_once, learner.batch_size, now_seconds)
+        return IndexBatches(
+            indices=draw.indices,
+            generations=draw.generations,
+            weights=draw.weights,
+            environment_steps=environment_steps,
+            size_transitions=self._buffer.size_transitions,
+            samples_per_insert=self._limiter.sampled / max(1, self._limiter.inserted),
+            age_seconds=draw.age_seconds,
+        )
+
+    def _on_hello(self, identity: bytes, message: LearnerHello, now_seconds: float) -> None:
+        if (refusal := self._refusal(message)) is not None:
+            sockets.send(self._socket, refusal, identity)
+            return
+        self.learner = LearnerPeer(identity, message.run_id, now_seconds, message.batches_at_once, message.batch_size)
+        self.learner_environment_steps = message.environment_steps
+        welcome = LearnerWelcome(replay_run_id=self._run_id, capacity_segments=self._buffer.capacity_segments)
+        sockets.send(self._socket, welcome, identity)
+        _log.info("learner %s joins; %d segments are live", identity.hex(), self._buffer.size_segments)
+
+    def _refusal(self, message: LearnerHello) -> Refusal | None:
+        if message.agreement != self._config.agreement:
+            self.dropped["another_config"] += 1
+            reason = f"the replay server runs [{self._config.agreement}], this learner [{message.agreement}]; use one config"
+            return Refusal(reason=reason, final=True)
+        if message.batches_at_once * message.batch_size > (largest := largest_draw(self._config)):
+            reason = f"{message.batches_at_once} batches of {message.batch_size} at once are more than the {largest} transitions"
+            return Refusal(reason=f"{reason} that the replay server's config allows; use one config", final=True)
+        if self.learner is not None and self.learner.run_id != message.run_id:
+            return Refusal(reason="another learner draws from this replay server", final=False)
+        return None
+
+    def _on_credit(self, identity: bytes, message: Credit, now_seconds: float) -> None:
+        assert self.learner is not None
+        self.learner.groups_credit += message.groups
+        self.learner.segments_credit += message.segments
+
+    def _on_priorities(self, identity: bytes, message: PriorityUpdate, now_seconds: float) -> None:
+        result = self._buffer.update_priorities(message.indices, message.generations, message.priorities)
+        self.dropped["stale_priority"] += result.stale
+        self.dropped["invalid_priority"] += result.invalid
+
+    def _on_finish(self, identity: bytes, message: Finish, now_seconds: float) -> None:
+        self.finished = message.reason
+
+    def _on_goodbye(self, identity: bytes, message: Goodbye, now_seconds: float) -> None:
+        self.learner = None
+        _log.info("the learner leaves")
+
+
+def largest_draw(config: Config) -> int:
+    """Returns how many transitions a learner of this configuration draws at once, whatever device it turns out to have."""
+    return (config.learner.updates_per_call or GPU_UPDATES_PER_CALL) * config.learner.batch_size

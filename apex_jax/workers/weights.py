@@ -1,0 +1,160 @@
+"""Network parameters from the learner to whoever acts, each end on a thread of its own."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+import zlib
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import zmq
+
+from apex_jax.agent.dqn import Params
+from apex_jax.transport import sockets
+from apex_jax.transport.codec import architecture_of, decode_weights, encode_weights
+from apex_jax.types import WeightsMessage
+
+_log = logging.getLogger(__name__)
+
+REPUBLISH_SECONDS = 0.2  # subscribers that join within this time share one transmission of the newest weights
+
+
+class Weights(NamedTuple):
+    """Parameters and what the learner said of them."""
+
+    params: Params  # leaves float32, on the subscriber's device
+    version: int
+    updates: int  # that the learner had made
+    environment_steps: int  # of the whole run, at that moment
+    final: bool
+    received_seconds: float  # time.monotonic() here
+
+
+class WeightsPublisher:
+    """Sends the newest parameters, and again to whoever joins late."""
+
+    def __init__(self, context: zmq.Context, address: str, run_id: int, first_version: int):
+        """Binds the address (BindError where that fails) and starts the thread."""
+        self._socket = sockets.serve_weights(context, address)
+        self._run_id = run_id
+        self.version = first_version
+        self._newest: queue.Queue[tuple[Params, int, int, bool] | None] = queue.Queue()
+        self._thread = threading.Thread(target=self._run, name="weights publisher")
+        self._thread.start()
+
+    def publish(self, params: Params, updates: int, environment_steps: int, final: bool = False) -> None:
+        """Hands over parameters to be sent; returns at once.
+
+        `params` are the caller's no more: a copy the learner's next update does not donate away.
+        """
+        self._newest.put((params, updates, environment_steps, final))
+
+    def close(self) -> None:
+        """Sends what was handed over and ends the thread."""
+        self._newest.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        message: WeightsMessage | None = None
+        due_seconds = float("inf")  # when a newcomer's copy is to be sent
+        while True:
+            try:
+                item = self._newest.get(timeout=REPUBLISH_SECONDS / 2)
+            except queue.Empty:
+                pass
+            else:
+                if item is None:
+                    break
+                message = self._encode(*item)
+                sockets.send(self._socket, message)
+            if self._has_newcomer():
+                due_seconds = min(due_seconds, time.monotonic() + REPUBLISH_SECONDS)
+            if message is not None and time.monotonic() >= due_seconds:
+                sockets.send(self._socket, message)
+                due_seconds = float("inf")
+        self._socket.close()
+
+    def _encode(self, params: Params, updates: int, environment_steps: int, final: bool) -> WeightsMessage:
+        # Milliseconds since 1970 or one more: versions grow also over a restart from an older checkpoint.
+        self.version = max(self.version + 1, int(time.time() * 1000))
+        architecture, body = encode_weights(jax.device_get(params))
+        return WeightsMessage(
+            learner_run_id=self._run_id,
+            version=self.version,
+            updates=updates,
+            environment_steps=environment_steps,
+            final=final,
+            architecture=architecture,
+            crc=zlib.crc32(body),
+            body=body,
+        )
+
+    def _has_newcomer(self) -> bool:
+        found = False
+        while self._socket.poll(0):
+            found |= sockets.is_subscription(self._socket.recv_multipart())
+        return found
+
+
+class WeightsSubscriber:
+    """Keeps the newest parameters at hand, already on the device; acting never waits for them."""
+
+    def __init__(self, context: zmq.Context, address: str, like_params: Params, on_change: Callable[[], None] = lambda: None):
+        """Connects and starts the thread. `like_params`: a tree of the network's leaves; `on_change` is called on the thread."""
+        self.newest: Weights | None = None
+        self.dropped: Counter[str] = Counter()
+        self._socket = sockets.connect_weights(context, address)
+        self._like_params = like_params
+        self._architecture = architecture_of(like_params)
+        self._on_change = on_change
+        self._stopping = threading.Event()
+        self._arrived = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="weights subscriber")
+        self._thread.start()
+
+    def wait(self, seconds: float) -> Weights | None:
+        """Waits at most `seconds` for the first parameters; returns the newest."""
+        self._arrived.wait(seconds)
+        return self.newest
+
+    def close(self) -> None:
+        """Ends the thread."""
+        self._stopping.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            if not self._socket.poll(100):
+                continue
+            message = None
+            while (later := sockets.receive(self._socket, (WeightsMessage,), self.dropped)) is not None:
+                message = later
+            if message is not None:
+                self._take(message)
+        self._socket.close()
+
+    def _take(self, message: WeightsMessage) -> None:
+        newest = self.newest
+        if newest is not None and message.version <= newest.version:
+            return  # sent again for a newcomer
+        if reason := self._defect(message):
+            self.dropped[reason] += 1
+            if self.dropped[reason] == 1:
+                _log.warning("weights are refused: %s", reason)
+            return
+        params: Any = jax.device_put(decode_weights(message.body, self._like_params))
+        self.newest = Weights(
+            params, message.version, message.updates, message.environment_steps, message.final, time.monotonic()
+        )
+        self._arrived.set()
+        self._on_change()
+
+    def _defect(self, message: WeightsMessage) -> str:
+        if message.architecture != self._architecture:
+            return "another_architecture"
+        return "bad_checksum" if zlib.crc32(message.body) != message.crc else ""

@@ -1,0 +1,34 @@
+"""Trains, or runs one role of a fleet: `python main.py --help`."""
+
+import importlib
+import sys
+
+from apex_jax.command_line import parse, to_yaml
+from apex_jax.errors import RunError, UsageError
+
+MODULES = {"replay": "replay_server"}  # of apex_jax.workers; the other roles have their module's name
+
+
+def main() -> int:
+    """Returns the exit code: 0 done, 1 failed, 2 wrong usage, 130 and 143 after SIGINT and SIGTERM."""
+    try:
+        command = parse(sys.argv[1:])
+        if command.action == "print_config":
+            print(to_yaml(command.config), end="")
+            return 0
+        from apex_jax.workers import process  # not before the command is known to be sound
+
+        process.start_log(command.name)
+        stop = process.StopSignal()
+        stop.install()
+        devices = {"learner": command.config.learner.device, "actor": command.config.actor.device}
+        process.choose_device(devices.get(command.role, "cpu"))
+        worker = importlib.import_module(f"apex_jax.workers.{MODULES.get(command.role, command.role)}")
+        return int(worker.run(command.config, command.name, stop))
+    except (UsageError, RunError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2 if isinstance(error, UsageError) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,123 @@
+"""The shape of the code base: imports run one way, and each rule that a reader can rely on is held here."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = sorted((ROOT / "apex_jax").rglob("*.py"))
+TESTS = sorted((ROOT / "tests").rglob("*.py"))
+SCRIPTS = sorted([*ROOT.glob("*.py"), *(ROOT / "benchmarks").rglob("*.py")])
+
+FOUNDATION = {"types", "config", "errors"}
+MIDDLE = {"agent", "replay", "transport", "environment", "checkpoint", "metrics", "atari_scores"}
+MAY_IMPORT = {  # part of the package -> other parts of it
+    "__init__": set(),
+    "types": set(),
+    "errors": set(),
+    "config": {"types", "errors"},
+    "command_line": {"config", "errors"},
+    **{part: FOUNDATION for part in MIDDLE},
+    "workers": FOUNDATION | MIDDLE,
+}
+MUST_NOT_IMPORT = {  # part of the package -> what its files can do without
+    "types": {"jax", "envpool", "zmq"},
+    "errors": {"jax", "envpool", "zmq"},
+    "config": {"jax", "envpool", "zmq"},
+    "command_line": {"jax", "envpool", "zmq"},
+    "replay": {"jax", "zmq", "time"},
+}
+UNPICKLING = {"pickle", "_pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve", "joblib"}
+
+every_module = pytest.mark.parametrize("path", PACKAGE, ids=lambda path: str(path.relative_to(ROOT)))
+every_file = pytest.mark.parametrize("path", PACKAGE + TESTS + SCRIPTS, ids=lambda path: str(path.relative_to(ROOT)))
+
+
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def part_of(path: Path) -> str:
+    return path.relative_to(ROOT / "apex_jax").parts[0].removesuffix(".py")
+
+
+def imported(tree: ast.Module) -> set[str]:
+    """Returns the full names of all that is imported, at the top of the file or inside a function."""
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"line {node.lineno}: a relative import"
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return names
+
+
+def parts_imported(names: set[str]) -> set[str]:
+    """Returns the parts of the package among imported names; the package itself counts as "apex_jax"."""
+    return {(name.split(".") + ["apex_jax"])[1] for name in names if name.split(".")[0] == "apex_jax"}
+
+
+def says(tree: ast.Module) -> set[str]:
+    """Returns every dotted name of a file, `jax.jit` for one, and the names of all arguments."""
+    names = {ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute | ast.Name)}
+    return names | {node.arg for node in ast.walk(tree) if isinstance(node, ast.keyword) and node.arg}
+
+
+@every_module
+def test_imports_run_one_way(path: Path) -> None:
+    part = part_of(path)
+    assert part in MAY_IMPORT, f"{part} has no place in the order of imports"
+    assert parts_imported(imported(tree_of(path))) - {part} <= MAY_IMPORT[part]
+
+
+@every_module
+def test_part_does_without_what_it_does_not_need(path: Path) -> None:
+    libraries = {name.split(".")[0] for name in imported(tree_of(path))}
+    assert not libraries & MUST_NOT_IMPORT.get(part_of(path), set())
+
+
+@every_module
+def test_only_the_agent_says_jit(path: Path) -> None:
+    tree = tree_of(path)
+    assert part_of(path) == "agent" or not {"jax.jit", "jax.pmap"} & (says(tree) | imported(tree))
+
+
+@every_file
+def test_nothing_unpickles(path: Path) -> None:
+    tree = tree_of(path)
+    if path not in TESTS:  # a test may pickle, to show that what comes of it is refused
+        assert not {name.split(".")[0] for name in imported(tree)} & UNPICKLING
+    assert not {name for name in says(tree) | imported(tree) if name.endswith(("pickle.load", "pickle.loads", "Unpickler"))}
+    assert not {name.split(".")[-1] for name in says(tree)} & {"recv_pyobj", "send_pyobj", "allow_pickle"}
+
+
+@every_file
+def test_file_has_a_docstring_and_at_most_400_lines(path: Path) -> None:
+    assert ast.get_docstring(tree_of(path))
+    assert len(path.read_text(encoding="utf-8").splitlines()) <= 400
+
+
+@pytest.mark.parametrize(("source", "parts"), [
+    ("import apex_jax.agent.dqn", {"agent"}),
+    ("from apex_jax.replay.buffer import ReplayBuffer", {"replay"}),
+    ("from apex_jax import transport, types", {"transport", "types"}),
+    ("def f():\n    from apex_jax.workers import actor", {"workers"}),
+    ("import apex_jax", {"apex_jax"}),
+    ("import apex_jaxes.agent, jax", set()),
+])  # fmt: skip
+def test_every_form_of_import_is_seen(source: str, parts: set[str]) -> None:
+    assert parts_imported(imported(ast.parse(source))) == parts
+
+
+def test_forbidden_words_are_seen() -> None:
+    assert "jax.jit" in says(ast.parse("@jax.jit\ndef f(): pass"))
+    assert "jax.jit" in says(ast.parse("f = partial(jax.jit, donate_argnums=0)"))
+    assert "jax.jit" in imported(ast.parse("from jax import jit"))
+    assert "allow_pickle" in says(ast.parse("np.load(path, allow_pickle=True)"))
+    assert "socket.recv_pyobj" in says(ast.parse("socket.recv_pyobj()"))
+    with pytest.raises(AssertionError, match="relative"):
+        imported(ast.parse("from . import agent"))

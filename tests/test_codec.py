@@ -1,0 +1,398 @@
+"""Specification of `apex_jax.transport.codec`."""
+
+import collections
+import functools
+from typing import Any
+
+import envpool
+import jax
+import jax.numpy as jnp
+import lz4.block
+import numpy as np
+import pytest
+
+from apex_jax.transport import codec
+from apex_jax.types import Segment, SegmentColumns, SegmentSpec
+
+SMALL = SegmentSpec(frame_shape=(5, 7), frame_dtype="uint8", frame_stack=4, slots=16, n_step=3, num_actions=6)
+VECTOR = SMALL._replace(frame_shape=(3,), frame_dtype="float32")
+
+
+def random_columns(rng: np.random.Generator, spec: SegmentSpec) -> SegmentColumns:
+    """Columns in which most slots that can start a transition do, at least one of them."""
+    can_start = np.zeros(spec.slots, bool)
+    can_start[spec.frame_stack - 1 : spec.slots - spec.n_step] = True
+    starts = can_start & (rng.random(spec.slots) < 0.8)
+    starts[rng.choice(np.flatnonzero(can_start))] = True
+    columns = SegmentColumns(
+        priority=rng.random(spec.slots, np.float32) + np.float32(1e-6),
+        n_step_return=rng.normal(size=spec.slots).astype(np.float32),
+        discount=rng.choice(np.array([0, 0.5, 1], np.float32), spec.slots),
+        action=rng.integers(spec.num_actions, size=spec.slots, dtype=np.int32),
+        bootstrap_offset=rng.integers(1, spec.n_step + 1, spec.slots, dtype=np.uint8),
+    )
+    return SegmentColumns(*(np.where(starts, column, np.zeros_like(column)) for column in columns))
+
+
+def random_segment(seed: int, spec: SegmentSpec) -> Segment:
+    """A segment of noise, which LZ4 cannot compress."""
+    rng = np.random.default_rng(seed)
+    shape = (spec.slots, *spec.frame_shape)
+    pixels = rng.integers(256, size=shape, dtype=np.uint8)
+    frames = pixels if spec.frame_dtype == "uint8" else rng.normal(size=shape).astype(np.float32)
+    return Segment(frames, random_columns(rng, spec))
+
+
+@functools.cache
+def pong_frames(size: int) -> np.ndarray:
+    """64 consecutive newest frames of one game of Pong, in play."""
+    environment = envpool.make_gymnasium("Pong-v5", num_envs=1, seed=7, img_height=size, img_width=size)
+    environment.reset()
+    rng = np.random.default_rng(7)
+    observations = [environment.step(rng.integers(6, size=1, dtype=np.int32))[0] for _ in range(124)]
+    environment.close()
+    return np.concatenate(observations)[-64:, -1]
+
+
+def naive_body(segment: Segment) -> tuple[bytes, bytes]:
+    """Columns and pixels before compression, written down byte by byte from the module's description."""
+    columns = b"".join(column.astype(column.dtype.newbyteorder("<")).tobytes() for column in segment.columns)
+    frames = list(segment.frames)
+    if segment.frames.dtype == np.uint8:
+        frames = [
+            frames[0],
+            *(after ^ before for before, after in zip(segment.frames, segment.frames[1:], strict=False)),
+        ]
+    return columns, b"".join(frame.tobytes() for frame in frames)
+
+
+def assert_same(actual: Segment, expected: Segment) -> None:
+    for a, b in zip((actual.frames, *actual.columns), (expected.frames, *expected.columns), strict=True):
+        assert a.dtype == b.dtype
+        assert a.shape == b.shape
+        assert a.tobytes() == b.tobytes()
+
+
+def reason_of(body: bytes, spec: SegmentSpec) -> str:
+    """The reason for which a body is refused."""
+    with pytest.raises(codec.CorruptSegment) as caught:
+        codec.decode_segment(body, spec)
+    assert caught.value.reason in codec.CorruptSegment.REASONS
+    return caught.value.reason
+
+
+def body_with(spec: SegmentSpec = SMALL, **changes: Any) -> bytes:
+    """A body in which single values of columns, (slot, value), were changed after encoding, as only a stranger can."""
+    segment = random_segment(0, spec)
+    data = bytearray(codec.encode_segment(segment, spec))
+    offset = 0
+    for name, column in zip(SegmentColumns._fields, segment.columns, strict=True):
+        if name in changes:
+            slot, value = changes[name]
+            start = offset + slot * column.itemsize
+            data[start : start + column.itemsize] = column.dtype.type(value).tobytes()
+        offset += column.nbytes
+    return bytes(data)
+
+
+# Round trips -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("size", "limit"), [(84, 140), (42, 90)])
+def test_pong_frames_come_back_bit_for_bit_from_few_bytes(size: int, limit: int) -> None:
+    spec = SegmentSpec((size, size), "uint8", frame_stack=4, slots=64, n_step=3, num_actions=6)
+    segment = Segment(pong_frames(size), random_columns(np.random.default_rng(0), spec))
+    assert len(np.unique(segment.frames, axis=0)) > 32  # a game in play, not a still picture
+    body = codec.encode_segment(segment, spec)
+    assert_same(codec.decode_segment(body, spec), segment)
+    assert len(body) / 64 < limit
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("frame_shape", [(84, 84), (42, 42), (5, 7), (2, 5), (3,), (1,)])
+@pytest.mark.parametrize("frame_dtype", ["uint8", "float32"])
+def test_noise_of_any_frame_shape_comes_back_bit_for_bit(seed: int, frame_shape: Any, frame_dtype: str) -> None:
+    spec = SMALL._replace(frame_shape=frame_shape, frame_dtype=frame_dtype)
+    segment = random_segment(seed, spec)
+    assert_same(codec.decode_segment(codec.encode_segment(segment, spec), spec), segment)
+
+
+@pytest.mark.parametrize("spec", [SMALL, VECTOR])
+def test_body_is_what_the_module_describes(spec: SegmentSpec) -> None:
+    segment = random_segment(1, spec)
+    body = codec.encode_segment(segment, spec)
+    columns, pixels = naive_body(segment)
+    assert body[: len(columns)] == columns
+    assert lz4.block.decompress(body[len(columns) :], uncompressed_size=len(pixels)) == pixels
+
+
+def test_frames_that_are_a_strided_view_are_encoded_and_left_unchanged() -> None:
+    segment = random_segment(2, SMALL)
+    wide = np.repeat(segment.frames, 2, axis=2)
+    before = wide.copy()
+    body = codec.encode_segment(segment._replace(frames=wide[:, :, ::2]), SMALL)
+    assert body == codec.encode_segment(segment, SMALL)
+    np.testing.assert_array_equal(wide, before)
+
+
+def test_segment_inside_a_larger_message_is_read_at_any_alignment() -> None:
+    segment = random_segment(3, VECTOR)
+    body = codec.encode_segment(segment, VECTOR)
+    for padding in range(1, 5):
+        message = bytes(padding) + body + b"behind"
+        view = memoryview(message)[padding : padding + len(body)]
+        assert_same(codec.decode_segment(view, VECTOR), segment)
+
+
+def test_columns_are_read_only_views_of_the_body_even_if_that_is_writeable() -> None:
+    body = bytearray(codec.encode_segment(random_segment(4, SMALL), SMALL))
+    for column in codec.decode_columns(body, SMALL):
+        assert not column.flags.writeable
+        assert np.shares_memory(column, np.frombuffer(body, np.uint8))
+
+
+@pytest.mark.parametrize("spec", [SMALL, VECTOR])
+def test_frames_are_written_into_out(spec: SegmentSpec) -> None:
+    segment = random_segment(5, spec)
+    store = np.ones((3, spec.slots, *spec.frame_shape), spec.frame_dtype)
+    assert codec.decode_frames(codec.encode_segment(segment, spec), spec, store[1]).base is store
+    np.testing.assert_array_equal(store[1], segment.frames)
+    assert (store[[0, 2]] == 1).all()
+
+
+# Guards ----------------------------------------------------------------------------------------------------------
+
+SIGNALLING_NAN = np.uint32(0x7FA00000).view(np.float32)
+
+
+@pytest.mark.parametrize(
+    ("reason", "changes"),
+    [
+        *(("bad_priority", {"priority": (5, value)}) for value in (-1e-9, np.nan, SIGNALLING_NAN, np.inf, -np.inf)),
+        *(("bad_return", {"n_step_return": (0, value)}) for value in (np.nan, SIGNALLING_NAN, np.inf, -np.inf)),
+        *(("bad_discount", {"discount": (15, value)}) for value in (-1e-9, 1.0001, np.nan, np.inf)),
+        *(("bad_action", {"action": (9, value)}) for value in (-1, 6, 2**31 - 1, -(2**31))),
+        *(("bad_start", {"priority": (slot, 1)}) for slot in (0, 2, 13, 15)),
+        *(("bad_bootstrap", {"priority": (8, 1), "bootstrap_offset": (8, value)}) for value in (0, 4, 255)),
+    ],
+)
+def test_value_outside_its_range_is_refused(reason: str, changes: Any) -> None:
+    assert reason_of(body_with(**changes), SMALL) == reason
+
+
+@pytest.mark.parametrize("changes", [
+    {"priority": (5, 3e38), "bootstrap_offset": (5, 1)}, {"priority": (3, 1e-45), "bootstrap_offset": (3, 3)},
+    {"priority": (12, 1), "bootstrap_offset": (12, 3)}, {"priority": (8, 0), "bootstrap_offset": (8, 255)},
+    {"priority": (0, -0.0)}, {"n_step_return": (0, -3e38)}, {"discount": (15, 1)}, {"action": (15, 5)},
+])  # fmt: skip
+def test_value_at_the_edge_of_its_range_is_read(changes: Any) -> None:
+    columns = codec.decode_columns(body_with(**changes), SMALL)
+    for name, (slot, value) in changes.items():
+        column = getattr(columns, name)
+        assert column[slot] == column.dtype.type(value)
+
+
+def test_without_a_stack_all_but_the_last_n_slots_can_start_a_transition() -> None:
+    spec = SMALL._replace(frame_stack=1, n_step=1)
+    bodies = {slot: body_with(spec, priority=(slot, 1), bootstrap_offset=(slot, 1)) for slot in (0, 14, 15)}
+    for slot in (0, 14):
+        assert codec.decode_columns(bodies[slot], spec).priority[slot] == 1
+    assert reason_of(bodies[15], spec) == "bad_start"
+
+
+def test_segment_in_which_no_transition_starts_is_refused() -> None:
+    segment = random_segment(6, SMALL)
+    body = bytearray(codec.encode_segment(segment, SMALL))
+    body[: 4 * SMALL.slots] = bytes(4 * SMALL.slots)
+    assert reason_of(bytes(body), SMALL) == "no_transition"
+    columns = segment.columns._replace(priority=np.zeros(SMALL.slots, np.float32))
+    with pytest.raises(codec.CorruptSegment, match="no_transition"):
+        codec.encode_segment(segment._replace(columns=columns), SMALL)
+
+
+def test_length_is_bounded_by_the_columns_and_by_what_lz4_makes_of_noise() -> None:
+    body = codec.encode_segment(random_segment(7, SMALL), SMALL)
+    column_bytes = codec.COLUMN_BYTES_PER_SLOT * SMALL.slots
+    frame_bytes = SMALL.frame_bytes * SMALL.slots
+    bound = column_bytes + frame_bytes + frame_bytes // 255 + 16
+    for length in (0, 1, column_bytes - 1, column_bytes, bound + 1, 2 * bound):
+        assert reason_of(body.ljust(length, b"\0")[:length], SMALL) == "bad_length"
+    assert len(body) <= bound
+    assert reason_of(body.ljust(bound, b"\0"), SMALL) == "bad_frames"
+
+
+@pytest.mark.parametrize("slots", [15, 17])
+def test_frames_of_another_number_of_slots_are_refused(slots: int) -> None:
+    other = SMALL._replace(slots=slots)
+    column_bytes = codec.COLUMN_BYTES_PER_SLOT
+    foreign_pixels = codec.encode_segment(random_segment(8, other), other)[column_bytes * slots :]
+    body = codec.encode_segment(random_segment(8, SMALL), SMALL)[: column_bytes * SMALL.slots] + foreign_pixels
+    assert reason_of(body, SMALL) == ("bad_frames" if slots < 16 else "bad_length")
+
+
+def test_small_block_that_would_expand_beyond_the_spec_is_refused() -> None:
+    large = SMALL._replace(slots=2048)
+    still = random_segment(9, large)._replace(frames=np.zeros((2048, 5, 7), np.uint8))
+    bomb = codec.encode_segment(still, large)[codec.COLUMN_BYTES_PER_SLOT * 2048 :]
+    assert len(bomb) < SMALL.frame_bytes * SMALL.slots  # it passes for a segment of the smaller spec by its length
+    columns = codec.encode_segment(random_segment(9, SMALL), SMALL)[: codec.COLUMN_BYTES_PER_SLOT * SMALL.slots]
+    assert reason_of(columns + bomb, SMALL) == "bad_frames"
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_vector_observation_that_is_not_finite_is_refused_on_both_sides(value: float) -> None:
+    segment = random_segment(10, VECTOR)
+    columns = codec.encode_segment(segment, VECTOR)[: codec.COLUMN_BYTES_PER_SLOT * VECTOR.slots]
+    segment.frames[3, 1] = value
+    with pytest.raises(codec.CorruptSegment, match="bad_frames"):
+        codec.encode_segment(segment, VECTOR)
+    assert reason_of(columns + lz4.block.compress(segment.frames, store_size=False), VECTOR) == "bad_frames"
+
+
+def test_corrupt_frames_leave_out_untouched() -> None:
+    body = codec.encode_segment(random_segment(11, SMALL), SMALL)
+    out = np.full((SMALL.slots, *SMALL.frame_shape), 9, np.uint8)
+    with pytest.raises(codec.CorruptSegment, match="bad_frames"):
+        codec.decode_frames(body[:-1], SMALL, out)
+    assert (out == 9).all()
+
+
+@pytest.mark.parametrize(
+    "out",
+    [
+        np.zeros((15, 5, 7), np.uint8),
+        np.zeros((16, 5, 7), np.int8),
+        np.zeros((16, 7, 5), np.uint8).transpose(0, 2, 1),
+        np.frombuffer(bytes(16 * 35), np.uint8).reshape(16, 5, 7),
+    ],
+    ids=["shape", "dtype", "layout", "read-only"],
+)
+def test_out_that_cannot_take_the_frames_is_refused(out: np.ndarray) -> None:
+    body = codec.encode_segment(random_segment(12, SMALL), SMALL)
+    with pytest.raises(ValueError, match=r"^out (is|must be)"):
+        codec.decode_frames(body, SMALL, out)
+
+
+def test_own_array_of_another_shape_or_dtype_is_an_error_that_names_it() -> None:
+    segment = random_segment(13, SMALL)
+    with pytest.raises(ValueError, match=r"frames is uint8\[15, 5, 7\], but the segment spec says uint8\[16, 5, 7\]"):
+        codec.encode_segment(segment._replace(frames=segment.frames[1:]), SMALL)
+    columns = segment.columns._replace(action=segment.columns.action.astype(np.int64))
+    with pytest.raises(ValueError, match=r"action is int64\[16\], but the segment spec says int32\[16\]"):
+        codec.encode_segment(segment._replace(columns=columns), SMALL)
+
+
+# Fuzz ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("spec", [SMALL, VECTOR, SMALL._replace(frame_shape=(42, 42), slots=64)])
+def test_damaged_body_is_refused_or_satisfies_every_law(spec: SegmentSpec) -> None:
+    rng = np.random.default_rng(14)
+    segment = random_segment(14, spec)
+    if spec.frame_shape == (42, 42):
+        segment = segment._replace(frames=pong_frames(42))  # compresses well: most of it are instructions to LZ4
+    body = codec.encode_segment(segment, spec)
+    out = np.empty((spec.slots, *spec.frame_shape), spec.frame_dtype)
+    reasons = collections.Counter[str]()
+    for _ in range(2000):
+        damaged = damage(rng, body)
+        try:
+            codec.decode_frames(damaged, spec, out)
+            columns = codec.decode_columns(damaged, spec)
+        except codec.CorruptSegment as error:
+            reasons[error.reason] += 1
+        else:
+            assert_lawful(columns, spec)
+            assert np.isfinite(out).all()
+    assert reasons.total() > 200
+
+
+def damage(rng: np.random.Generator, body: bytes) -> bytes:
+    """Flips bits, cuts, lengthens, or replaces a run by noise."""
+    data, at = bytearray(body), int(rng.integers(len(body)))
+    match rng.integers(4):
+        case 0:
+            for position in rng.integers(len(data), size=rng.integers(1, 9)):
+                data[position] ^= 1 << int(rng.integers(8))
+        case 1:
+            del data[at : at + int(rng.integers(1, 100))]
+        case 2:
+            data[at:at] = rng.bytes(int(rng.integers(1, 100)))
+        case _:
+            data[at : at + 20] = rng.bytes(min(20, len(data) - at))
+    return bytes(data)
+
+
+def assert_lawful(columns: SegmentColumns, spec: SegmentSpec) -> None:
+    """The laws of `SegmentColumns`, slot by slot."""
+    started = 0
+    for slot in range(spec.slots):
+        priority, n_step_return, discount, action, offset = (column[slot].item() for column in columns)
+        assert 0 <= priority < float("inf")
+        assert abs(n_step_return) < float("inf")
+        assert 0 <= discount <= 1
+        assert 0 <= action < spec.num_actions
+        if priority > 0:
+            started += 1
+            assert spec.frame_stack - 1 <= slot < spec.slots - spec.n_step
+            assert 1 <= offset <= spec.n_step
+    assert started > 0
+
+
+# Weights ---------------------------------------------------------------------------------------------------------
+
+
+def random_params(seed: int) -> dict[str, dict[str, np.ndarray]]:
+    rng = np.random.default_rng(seed)
+    return {
+        "Dense_0": {"kernel": rng.normal(size=(3, 4)).astype(np.float32), "bias": np.zeros(4, np.float32)},
+        "empty": {"kernel": np.zeros((0, 4), np.float32)},
+        "scale": {"value": np.full((), rng.normal(), np.float32)},
+    }
+
+
+def test_weights_come_back_bit_for_bit_by_shapes_alone_as_read_only_views() -> None:
+    params = random_params(0)
+    shapes = jax.eval_shape(lambda: jax.tree.map(jnp.asarray, params))
+    digest, body = codec.encode_weights(jax.tree.map(jnp.asarray, params))
+    for like in (shapes, random_params(1)):
+        decoded = codec.decode_weights(body, like)
+        jax.tree.map(np.testing.assert_array_equal, decoded, params)
+        assert not any(leaf.flags.writeable for leaf in jax.tree.leaves(decoded))
+        assert codec.architecture_of(like) == digest
+
+
+def test_transposed_weights_travel_in_the_order_of_their_axes() -> None:
+    kernel = np.arange(6, dtype=np.float32).reshape(2, 3)
+    _, body = codec.encode_weights({"kernel": kernel.T})
+    np.testing.assert_array_equal(codec.decode_weights(body, {"kernel": kernel.T})["kernel"], kernel.T)
+
+
+def test_architecture_is_the_same_text_on_every_machine_and_release() -> None:
+    params = {"b": np.zeros((2, 3), np.float32), "a": (np.zeros(5, np.float32),)}
+    assert codec.architecture_of(params) == "d21d3959fe9be565"  # sha256 of "['a'][0] (5,)\n['b'] (2, 3)"
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"a": np.zeros((3, 2), np.float32)},
+        {"b": np.zeros((2, 3), np.float32)},
+        {"a": {"a": np.zeros((2, 3), np.float32)}},
+    ],
+    ids=["shape", "name", "depth"],
+)
+def test_architectures_that_differ_have_other_digests(other: dict[str, np.ndarray]) -> None:
+    assert codec.architecture_of(other) != codec.architecture_of({"a": np.zeros((2, 3), np.float32)})
+
+
+@pytest.mark.parametrize("change", [-4, -1, 1, 4])
+def test_weights_of_a_wrong_length_are_refused(change: int) -> None:
+    _, body = codec.encode_weights(random_params(0))
+    with pytest.raises(ValueError, match=f"{len(body) + change} bytes of weights, but this network has {len(body)}"):
+        codec.decode_weights(body.ljust(len(body) + change, b"\0")[: len(body) + change], random_params(0))
+
+
+def test_weights_that_are_not_float32_are_an_error_that_names_the_leaf() -> None:
+    with pytest.raises(ValueError, match=r"weights\['a'\] is float64"):
+        codec.encode_weights({"a": np.zeros(3)})

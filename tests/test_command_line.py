@@ -1,0 +1,322 @@
+"""The command line, the configuration files, and every message a user can get from them."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from apex_jax.command_line import CONFIGS, DEFAULT_CONFIG, ROLES, SETTINGS, Setting, check, load, parse, to_yaml
+from apex_jax.config import Config
+from apex_jax.errors import UsageError
+
+
+def write(folder: Path, text: str | bytes) -> Path:
+    path = folder / "config.yaml"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return path
+
+
+def message(*argv: str) -> str:
+    with pytest.raises(UsageError) as caught:
+        parse(argv)
+    text = str(caught.value)
+    assert text.isprintable(), "an error is one line"
+    assert len(text) < 500
+    return text
+
+
+def values_of(setting: Setting) -> st.SearchStrategy[Any]:
+    low, high = setting.key.low, setting.key.high
+    if setting.kind is bool:
+        return st.booleans()
+    if setting.key.choices:
+        return st.sampled_from(setting.key.choices)
+    if setting.kind is str:
+        return st.text().filter(lambda text: text.isprintable() and "${" not in text)
+    assert low is not None
+    assert high is not None
+    if setting.kind is float:
+        return st.floats(low, high)
+    integers = st.integers(int(low), int(high))
+    return integers if setting.kind is int else st.lists(integers, max_size=4).map(tuple)
+
+
+def replaced(config: Config, name: str, value: Any) -> Config:
+    group, _, key = name.rpartition(".")
+    if not group:
+        return dataclasses.replace(config, **{key: value})
+    return dataclasses.replace(config, **{group: dataclasses.replace(getattr(config, group), **{key: value})})
+
+
+# What is right ----------------------------------------------------------------------------------------------------
+
+
+def test_nothing_given_is_a_local_run_of_the_default_file() -> None:
+    command = parse([])
+    assert (command.role, command.name, command.action) == ("local", "local", "run")
+    assert command.config == load(DEFAULT_CONFIG)
+
+
+def test_default_file_is_found_from_any_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert parse([]).config.environment.frame_size == 42
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_role_is_the_name_unless_a_name_is_given(role: str) -> None:
+    assert parse(["--role", role]).name == role
+    assert parse(["--role", role, "--name", "actor-1"])[:2] == (role, "actor-1")
+
+
+def test_overrides_may_stand_before_between_and_behind_options() -> None:
+    command = parse(["seed=3", "--role", "actor", "environment.task=Breakout-v5", "--print-config", "actor.device=gpu"])
+    assert (command.role, command.action) == ("actor", "print_config")
+    config = command.config
+    assert (config.seed, config.environment.task, config.actor.device) == (3, "Breakout-v5", "gpu")
+
+
+def test_of_two_overrides_of_a_key_the_last_one_holds() -> None:
+    assert load(None, ["seed=1", "seed=2"]).seed == 2
+
+
+def test_override_goes_over_the_file_and_the_file_over_the_default(tmp_path: Path) -> None:
+    path = write(tmp_path, "seed: 5\nlearner:\n  batch_size: 64\n")
+    config = load(path, ["seed=6"])
+    assert (config.seed, config.learner.batch_size, config.learner.prefetch_batches) == (6, 64, 16)
+
+
+@pytest.mark.parametrize(
+    ("override", "value"),
+    [
+        ("learner.learning_rate=1e-4", 1e-4),
+        ("learner.learning_rate=1", 1.0),
+        ("total_updates=1e6", 1_000_000),
+        ("total_updates=2.0", 2),
+        ("total_updates=1_000", 1_000),
+        ("network={hidden_units: 64}", 64),
+        ("algorithm.double_q=false", False),
+        ("network.channels=[16, 32.0, 64]", (16, 32, 64)),
+        ("run_directory=runs/a=b", "runs/a=b"),
+        ("run_directory=", ""),
+        ("run_directory='7'", "7"),
+        ("run_directory=???", "???"),
+        ("addresses.weights=ipc:///run/apex/weights", "ipc:///run/apex/weights"),
+    ],
+)
+def test_value_is_read_as_the_type_of_its_key(override: str, value: object) -> None:
+    name = "network.hidden_units" if override.startswith("network={") else override.partition("=")[0]
+    config = load(None, [override])
+    for part in name.split("."):
+        config = getattr(config, part)
+    assert config == value
+    assert type(config) is type(value)
+
+
+def test_group_given_as_a_mapping_leaves_its_other_keys() -> None:
+    assert load(None, ["learner={batch_size: 64, optimizer: adam}"]).learner == dataclasses.replace(
+        Config().learner, batch_size=64, optimizer="adam"
+    )
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.name)
+def test_every_file_of_the_project_is_valid_and_comes_back_from_its_print(path: Path, tmp_path: Path) -> None:
+    config = load(path)
+    assert load(write(tmp_path, to_yaml(config))) == config
+
+
+def test_paper_file_sends_every_50_transitions_and_has_360_epsilons() -> None:
+    config = load(CONFIGS / "paper.yaml")
+    assert config.actor.segment_slots - (config.environment.frame_stack - 1 + config.algorithm.n_step) == 50
+    assert config.ladder_size == 360
+    assert config.learner == dataclasses.replace(Config().learner, publish_interval_seconds=2.9)
+    assert (config.replay, config.network) == (Config().replay, Config().network)
+
+
+def test_print_of_the_defaults_states_every_key_and_comes_back(tmp_path: Path) -> None:
+    text = to_yaml(Config())
+    assert all(f"{name.rpartition('.')[2]}: " in text for name in SETTINGS)
+    assert all(setting.meaning in text for setting in SETTINGS.values())
+    assert load(write(tmp_path, text)) == Config()
+
+
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_print_of_a_random_valid_config_comes_back(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    config = Config()
+    for name in data.draw(st.sets(st.sampled_from(sorted(SETTINGS)), max_size=8)):
+        changed = replaced(config, name, data.draw(values_of(SETTINGS[name]), label=name))
+        try:
+            check(changed)
+        except UsageError:
+            continue
+        config = changed
+    assert load(write(tmp_path_factory.getbasetemp(), to_yaml(config))) == config
+
+
+def test_help_names_every_key_with_its_default_and_exits_with_0(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        parse(["--help", "--role", "actor"])
+    text = capsys.readouterr().out
+    assert caught.value.code == 0
+    assert all(f"  {name}=" in text for name in SETTINGS)
+    assert "learner.learning_rate=6.25e-05" in text
+    assert "[0 to 10]" in text
+    assert "--name" not in text
+
+
+def test_device_libraries_are_not_imported_before_the_device_is_chosen() -> None:
+    code = (
+        "import sys; from apex_jax.command_line import parse; parse([]);"
+        "assert not {'jax', 'envpool', 'zmq', 'numpy'} & set(sys.modules), sorted(sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], cwd=CONFIGS.parent, check=False).returncode == 0
+
+
+# What is wrong ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("argv", "parts"),
+    [
+        # a value of a wrong type, or out of its range
+        ("learner.batch_size=0", ["learner.batch_size=0", "1 to 65_536 transitions"]),
+        ("learner.batch_size=1.5", ["whole number", "1 to 65_536"]),
+        ("learner.batch_size=true", ["learner.batch_size=true", "whole number"]),
+        ("learner.batch_size=many", ["learner.batch_size=many", "whole number"]),
+        ("learner.batch_size=", ["learner.batch_size=:", "whole number"]),
+        ("learner.batch_size=[1]", ["whole number"]),
+        (["learner.batch_size={a: 1}"], ["whole number"]),
+        ("seed=1e400", ["seed=inf", "whole number"]),
+        ("seed=0x" + "f" * 9000, ["seed=", "0 to 2_147_483_647"]),
+        ("seed=" + "9" * 5000, ["digit"]),
+        ("learner.learning_rate=.nan", ["learning_rate=nan", "number, 0 to 10"]),
+        ("learner.learning_rate=.inf", ["learning_rate=inf", "number, 0 to 10"]),
+        ("learner.learning_rate=-1e-9", ["learning_rate=-1e-09", "0 to 10"]),
+        ("algorithm.double_q=1", ["double_q=1", "true or false"]),
+        ("algorithm.loss=mse", ["algorithm.loss=mse", "squared or huber"]),
+        ("network.channels=16", ["network.channels=16", "list", "[32,64,64]"]),
+        ("network.channels=[16,0,4]", ["network.channels=[16, 0, 4]", "1 to 4096"]),
+        ("run_directory=7", ["run_directory=7", "quotes"]),
+        ('run_directory="a\\nb"', ["run_directory=", "one line"]),
+        ("environment.task=${oc.env:HOME}", ["${oc.env:HOME}", "evaluated"]),
+        ("environment.task=${", ["environment.task=${"]),
+        (["environment.task=!!python/object/apply:os.getcwd []"], ["environment.task", "not YAML"]),
+        (["environment.task=!!timestamp x"], ["environment.task", "not YAML"]),
+        ("learner.batch_size=[1", ["learner.batch_size=[1", "not YAML"]),
+        # a key that is not there, or is a group
+        ("lr=1", ["lr", "1", "learner.learning_rate"]),
+        ("learning_rate=1", ["learner.learning_rate"]),
+        ("learner.learning_rat=1", ["learner.learning_rate"]),
+        ("Environment.Task=x", ["environment.task"]),
+        ("xyzzy=1", ["xyzzy", "--help"]),
+        (["a\nb=1"], ["a\\nb"]),
+        ("=1", ["unknown key", "--help"]),
+        ("learner=3", ["learner=3", "group", "learner.batch_size"]),
+        ("learner=", ["learner=", "group"]),
+        (["learner={batch_size: 1, bach_size: 2}"], ["learner.bach_size", "learner.batch_size"]),
+        (["learner={batch_size: 1, batch_size: 2}"], ["duplicate key batch_size"]),
+        ("seed", ["seed", "KEY=VALUE"]),
+        # options
+        ("--role boss", ["--role", "boss", "learner"]),
+        ("--role", ["--role", "expected one argument"]),
+        ("--seed 3", ["--seed", "without dashes", "seed=..."]),
+        ("--learning-rate=1e-3", ["--learning-rate", "learner.learning_rate=1e-3"]),
+        ("--conf x", ["--conf", "--config"]),
+        ("--name ../x", ["--name", "../x", "letters"]),
+        ("--name .x", ["--name", ".x"]),
+        ("evaluator.checkpoint=runs/x", ["evaluator.checkpoint=runs/x", "--role evaluator"]),
+        # keys that do not fit each other
+        ("actor.segment_slots=8 algorithm.n_step=5", ["actor.segment_slots=8", "at least 9"]),
+        ("replay.capacity_transitions=64 actor.segment_slots=65", ["capacity_transitions=64", "segment_slots=65"]),
+        ("replay.min_size_to_sample=200001", ["min_size_to_sample=200001", "at most 199984"]),
+        ("replay.capacity_transitions=1073741824 actor.segment_slots=9", ["capacity_transitions=", "31 bits"]),
+        ("actor.environments_per_step=33", ["environments_per_step=33", "actor.environments=32"]),
+        ("actor.ladder_size=31", ["ladder_size=31", "actor.environments=32"]),
+        ("learner.updates_per_call=17", ["updates_per_call=17", "learner.prefetch_batches=16"]),
+        ("network.strides=[1]", ["network.channels", "network.strides"]),
+        ("environment.frame_size=20 network.kernel_sizes=[4,7,3]", ["kernel_sizes=(4, 7, 3)", "7", "6 pixels"]),
+        ("addresses.weights=127.0.0.1:1", ["addresses.weights=127.0.0.1:1", "tcp://"]),
+        ("addresses.weights=udp://127.0.0.1:1", ["udp", "tcp://"]),
+        ("addresses.weights=tcp://127.0.0.1", ["1 to 65535"]),
+        ("addresses.weights=tcp://:5", ["tcp://HOST:PORT"]),
+        ("addresses.weights=tcp://h:0", ["1 to 65535"]),
+        ("addresses.weights=tcp://h:65536", ["1 to 65535"]),
+        ("addresses.weights=tcp://h:x", ["1 to 65535"]),
+        ("addresses.weights=ipc://", ["107 bytes"]),
+        ("addresses.weights=ipc://" + "x" * 108, ["107 bytes"]),
+        ("addresses.weights=tcp://127.0.0.1:5550", ["two links"]),
+    ],
+)
+def test_mistake_is_one_line_that_names_key_value_range_and_fix(argv: str | list[str], parts: list[str]) -> None:
+    text = message(*(argv.split() if isinstance(argv, str) else argv))
+    assert all(part in text for part in parts), text
+
+
+@pytest.mark.parametrize("group", ["environment", "evaluator"])
+def test_time_limit_shorter_than_a_step_is_refused(group: str) -> None:
+    config = replaced(replaced(Config(), "environment.frame_skip", 16), f"{group}.max_episode_frames", 15)
+    with pytest.raises(UsageError, match=f"{group}.max_episode_frames=15: must be at least environment.frame_skip=16"):
+        check(config)
+
+
+def test_vector_task_needs_no_room_for_convolutions() -> None:
+    small = "environment.frame_size=20"
+    assert "does not fit" in message("--config", str(CONFIGS / "paper.yaml"), small)
+    assert load(CONFIGS / "paper.yaml", [small, "environment.task=CartPole-v1"]).environment.frame_size == 20
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("", "no keys"),
+        ("# nothing\n", "no keys"),
+        ("- seed\n", "no keys"),
+        ("42", "not YAML"),
+        ("seed", "seed=: must be a whole number"),
+        ("seed: 1\nrun: [", "in line 3"),
+        ("seed: 1\nseed: 2\n", "duplicate key seed in line 2"),
+        ("learner:\n  batch_size: 1\nlearner.batch_size: 2\n", "given twice"),
+        ("learner: 3\n", "group"),
+        ("learner:\n", "group"),
+        ("1: 2\n", "unknown key 1"),
+        ("run_directory: 2024\n", "quotes"),
+        ("run_directory: !!python/object/apply:pathlib.Path [x]\n", "quotes"),
+        ("seed: !!python/object/apply:os.getcwd []\n", "constructor"),
+        ("seed: !!bool x\n", "not YAML"),
+        ("seed: ${learner.batch_size}\n", "evaluated"),
+        ("seed: &a [*a]\n", "recursive"),
+        ("seed: 1\n---\nseed: 2\n", "another document"),
+        (b"\x00\x01\x02", "not YAML"),
+        (b"\xff\xfe\x00", "not text"),
+    ],
+)
+def test_file_that_cannot_be_used_is_named_with_its_problem(text: str | bytes, part: str, tmp_path: Path) -> None:
+    path = write(tmp_path, text)
+    line = message("--config", str(path))
+    assert str(path)[:40] in line
+    assert part in line
+
+
+def test_missing_file_and_folder_are_named_with_the_files_there_are(tmp_path: Path) -> None:
+    assert "pong_cpu.yaml" in message("--config", "nowhere.yaml")
+    assert "directory" in message("--config", str(tmp_path)).lower()
+
+
+@settings(max_examples=100, deadline=None)
+@given(name=st.sampled_from(sorted(SETTINGS)) | st.text(max_size=20), value=st.text(max_size=30))
+def test_any_override_at_all_is_a_config_or_one_line(name: str, value: str) -> None:
+    text = ""
+    try:
+        load(None, [f"{name}={value}"])
+    except UsageError as error:
+        text = str(error)
+    assert text.isprintable()
