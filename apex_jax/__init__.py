@@ -41,7 +41,7 @@
     workers/         loops, sockets, threads, signals; no maths
       actor          acts; experience_stream sends what it produces
       replay_server  serves the buffer: experience_service to actors, sampling_service to the learner
-      learner        updates; replay_stream brings what it consumes
+      learner        updates; replay_stream brings what it consumes, learner_metrics tells of it
       evaluator      plays full games
       weights        carries parameters from the learner to the others
       local          all roles on this machine; live_view shows them

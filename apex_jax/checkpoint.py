@@ -41,7 +41,10 @@ class Checkpointer:
         """`kept`: newest checkpoints that are not deleted. `read_only`: another process may be saving here."""
         self.directory = Path(run_directory).absolute() / "checkpoints"
         options = ocp.CheckpointManagerOptions(
-            max_to_keep=kept, enable_async_checkpointing=True, cleanup_tmp_directories=not read_only, read_only=read_only
+            max_to_keep=kept,
+            enable_async_checkpointing=True,
+            cleanup_tmp_directories=not read_only,
+            read_only=read_only,
         )
         self._manager = ocp.CheckpointManager(self.directory, options=options)
 
@@ -52,7 +55,8 @@ class Checkpointer:
         """
         host_state = jax.tree.map(lambda leaf: np.array(leaf), state)
         items = ocp.args.Composite(
-            state=ocp.args.StandardSave(host_state), progress=ocp.args.JsonSave({"format": FORMAT, **progress._asdict()})
+            state=ocp.args.StandardSave(host_state),
+            progress=ocp.args.JsonSave({"format": FORMAT, **progress._asdict()}),
         )
         try:
             self._manager.check_for_errors()
@@ -82,7 +86,9 @@ class Checkpointer:
             except Exception as error:
                 self._warn(step, error)
         if steps:
-            raise CheckpointError(f"none of the checkpoints in {self.directory} can be read; move it away to start afresh")
+            raise CheckpointError(
+                f"none of the checkpoints in {self.directory} can be read; move it away to start afresh"
+            )
         return None
 
     def close(self) -> None:
@@ -115,4 +121,6 @@ class Checkpointer:
 
     def _warn(self, step: int, error: Exception) -> None:
         reason = str(error).strip().splitlines() or [type(error).__name__]
-        _log.warning("checkpoint %s is damaged, trying the one before: %s", os.fspath(self.directory / str(step)), reason[0])
+        _log.warning(
+            "checkpoint %s is damaged, trying the one before: %s", os.fspath(self.directory / str(step)), reason[0]
+        )

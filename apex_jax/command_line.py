@@ -14,7 +14,7 @@ import json
 import math
 import re
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, NoReturn, get_type_hints
@@ -29,6 +29,7 @@ OPTIONS = ("--help", "--role", "--config", "--print-config")
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"
 DEFAULT_CONFIG = CONFIGS / "pong_cpu.yaml"
 MAX_IPC_PATH_BYTES = 107  # of a Unix socket's address
+MAX_YAML_LENGTH = 16_384  # libyaml recurses: some 30,000 open brackets overflow the stack and kill the process
 
 
 class Command(NamedTuple):
@@ -100,10 +101,8 @@ def parse(argv: Sequence[str]) -> Command:
         raise UsageError(f"--name {name!r}: names a log file; use 1 to 64 letters, digits and _ . -")
     config = load(options.config, rest)
     if config.evaluator.checkpoint and options.role != "evaluator":
-        raise UsageError(
-            f"evaluator.checkpoint={config.evaluator.checkpoint}: is for --role evaluator, not --role {options.role};"
-            " add --role evaluator, or leave the key out"
-        )
+        checkpoint = _shown(config.evaluator.checkpoint)
+        raise UsageError(f"evaluator.checkpoint={checkpoint}: needs --role evaluator, got --role {options.role}")
     return Command(options.role, name, config, "print_config" if options.print_config else "run")
 
 
@@ -210,14 +209,15 @@ def _read(path: Path) -> dict[str, Any]:
     """Returns the checked values of a file by dotted name."""
     where = f"--config {_shown(path)}"
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        with path.open(encoding="utf-8-sig") as file:
+            text = file.read(MAX_YAML_LENGTH + 1)
     except OSError as error:
         known = ", ".join(sorted(file.name for file in CONFIGS.glob("*.yaml")))
         raise UsageError(f"{where}: {error.strerror}; the folder configs/ has {known}") from None
     except ValueError:  # bytes that are not UTF-8
         raise UsageError(f"{where}: is not text; give a YAML file") from None
     try:
-        tree = _plain(OmegaConf.load(io.StringIO(text)))
+        tree = _plain(text, lambda text: OmegaConf.load(io.StringIO(text)))
     except Exception as error:  # on odd input the parser raises nearly any class: KeyError for `!!bool x`
         raise UsageError(f"{where}: is not YAML that holds keys and values: {_first_problem(error)}") from None
     if not isinstance(tree, dict) or not tree:
@@ -234,14 +234,16 @@ def _override(text: str) -> dict[str, Any]:
     if not separator:
         raise UsageError(f"{_shown(text)}: settings are given as KEY=VALUE, such as seed=3")
     try:
-        tree = {name: _plain(OmegaConf.from_dotlist([f"value={value}"]))["value"]}
+        tree = {name: _plain(value, lambda text: OmegaConf.from_dotlist([f"value={text}"]))["value"]}
     except Exception as error:  # as in _read
         raise UsageError(f"{_shown(text)}: the value is not YAML: {_first_problem(error)}; put it in quotes") from None
     return _values(tree)
 
 
-def _plain(node: Any) -> Any:
-    return OmegaConf.to_container(node, resolve=False)  # `${...}` stays a text, which `_parsed` refuses
+def _plain(text: str, parser: Callable[[str], Any]) -> Any:
+    if len(text) > MAX_YAML_LENGTH:
+        raise ValueError(f"it is longer than {MAX_YAML_LENGTH} characters")
+    return OmegaConf.to_container(parser(text), resolve=False)  # `${...}` stays a text, which `_parsed` refuses
 
 
 def _first_problem(error: Exception) -> str:

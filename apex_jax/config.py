@@ -10,7 +10,6 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Any
 
-
 GPU_UPDATES_PER_CALL = 8  # learner.updates_per_call=0 means this on a GPU, which outruns Python, and 1 on a CPU
 
 
@@ -25,8 +24,14 @@ class Key:
     choices: tuple[str, ...] = ()
 
 
-def key(default: Any, text: str, unit: str = "", low: float | None = None, high: float | None = None,
-        choices: tuple[str, ...] = ()) -> Any:  # fmt: skip
+def key(
+    default: Any,
+    text: str,
+    unit: str = "",
+    low: float | None = None,
+    high: float | None = None,
+    choices: tuple[str, ...] = (),
+) -> Any:
     """Returns a dataclass field whose metadata holds its `Key`."""
     return field(default=default, metadata={"key": Key(text, unit, low, high, choices)})
 
@@ -40,7 +45,9 @@ class EnvironmentConfig:
     frame_stack: int = key(4, "newest frames that make an observation", "frames", 1, 16)
     frame_skip: int = key(4, "emulator frames an action is repeated for", "frames", 1, 16)
     noop_max: int = key(30, "an episode starts with 1 to this many no-ops", "frames", 1, 100)
-    repeat_action_probability: float = key(0.0, "sticky actions: probability that the emulator repeats the last", "", 0, 1)
+    repeat_action_probability: float = key(
+        0.0, "sticky actions: probability that the emulator repeats the last", "", 0, 1
+    )
     life_loss_terminates: bool = key(True, "a lost life ends the n-step return (the episode goes on)")
     reward_clip: float = key(1.0, "training rewards are clipped to [-this, this]; 0 = never", "", 0, 1e9)
     max_episode_frames: int = key(50_000, "time limit of a training episode", "frames", 16, 10**9)
@@ -73,10 +80,11 @@ class ActorConfig:
 
     processes: int = key(1, "actor processes that --role local starts", "", 1, 256)
     environments: int = key(32, "environments of one actor process", "", 1, 4096)
-    environments_per_step: int = key(0, "environments acted on at once; fewer than all = asynchronous; 0 = all", "", 0, 4096)
+    environments_per_step: int = key(0, "environments acted on at once; fewer = asynchronous; 0 = all", "", 0, 4096)
     environment_threads: int = key(0, "EnvPool threads; 0 = one a core, at most one an environment", "", 0, 1024)
-    ladder_size: int = key(0, "environments of the whole fleet = length of the epsilon ladder; 0 = processes x environments",
-                           "", 0, 2**20)  # fmt: skip
+    ladder_size: int = key(
+        0, "environments of the fleet, the epsilon ladder's length; 0 = processes x environments", "", 0, 2**20
+    )
     base_epsilon: float = key(0.4, "epsilon of environment i of N is base^(1 + exponent i / (N - 1))", "", 0, 1)
     epsilon_exponent: float = key(7.0, "spread of the ladder, see base_epsilon", "", 0, 100)
     segment_slots: int = key(64, "frame slots of a segment, the unit an actor sends", "frames", 8, 4096)
@@ -92,9 +100,12 @@ class ReplayConfig:
     min_size_to_sample: int = key(50_000, "learning starts at this many", "transitions", 1, 2**30)
     priority_exponent: float = key(0.6, "alpha: P(i) is proportional to priority^alpha; 0 = uniform replay", "", 0, 10)
     importance_sampling_exponent: float = key(0.4, "beta: weight (N P(i))^-beta over the batch's largest", "", 0, 10)
-    samples_per_insert: float = key(0.0, "transitions drawn per transition stored, held by making the faster side wait; 0 = free",
-                                    "", 0, 1e6)  # fmt: skip
-    error_buffer: float = key(0.1, "how far samples_per_insert may stray, as a share of min_size_to_sample", "", 0.001, 1e6)
+    samples_per_insert: float = key(
+        0.0, "transitions drawn per transition stored, the faster side waits; 0 = free", "", 0, 1e6
+    )
+    error_buffer: float = key(
+        0.1, "how far samples_per_insert may stray, as a share of min_size_to_sample", "", 0.001, 1e6
+    )
 
 
 @dataclass(frozen=True)
@@ -102,20 +113,28 @@ class LearnerConfig:
     """Learning: batches, optimizer, target network, what is sent and saved when."""
 
     batch_size: int = key(512, "transitions of an update", "transitions", 1, 65536)
-    updates_per_call: int = key(0, "updates that one call of the device makes on batches drawn together; 0 = 1 on CPU, 8 on GPU",
-                                "updates", 0, 256)  # fmt: skip
+    updates_per_call: int = key(
+        0, "updates of one call of the device, on batches drawn together; 0 = 1 on CPU, 8 on GPU", "updates", 0, 256
+    )
     prefetch_batches: int = key(16, "batches drawn ahead of the learner", "batches", 1, 4096)
     optimizer: str = key("rmsprop", "rmsprop is the centered form", choices=("rmsprop", "adam"))
     learning_rate: float = key(0.00025 / 4, "step size", "", 0, 10)
     rmsprop_decay: float = key(0.95, "decay of both moments of RMSProp", "", 0, 1)
-    optimizer_epsilon: float = key(1.5e-7, "added to the variance inside the root (RMSProp), beside the root (Adam)", "", 0, 1)
+    optimizer_epsilon: float = key(
+        1.5e-7, "added to the variance inside the root (RMSProp), beside the root (Adam)", "", 0, 1
+    )
     max_gradient_norm: float = key(40.0, "gradients are scaled down to this global norm; 0 = never", "", 0, 1e9)
-    target_update_interval: int = key(2_500, "the target network is a copy of the online one every", "updates", 1, 10**9)
+    target_update_interval: int = key(
+        2_500, "the target network is a copy of the online one every", "updates", 1, 10**9
+    )
     publish_interval_seconds: float = key(1.0, "weights are sent to the actors at most every", "seconds", 0.01, 3600)
     checkpoint_interval_seconds: float = key(300.0, "a checkpoint is saved every", "seconds", 1, 10**6)
     checkpoints_kept: int = key(3, "newest checkpoints kept", "", 1, 1000)
-    compute_dtype: str = key("auto", "of the network's activations; auto = float32 on CPU, bfloat16 on GPU",
-                             choices=("auto", "float32", "bfloat16"))  # fmt: skip
+    compute_dtype: str = key(
+        "auto",
+        "of the network's activations; auto = float32 on CPU, bfloat16 on GPU",
+        choices=("auto", "float32", "bfloat16"),
+    )
     device: str = key("auto", "where the learner runs; auto = GPU where there is one", choices=("auto", "cpu", "gpu"))
 
 
@@ -125,7 +144,9 @@ class EvaluatorConfig:
 
     episodes: int = key(10, "full games of an evaluation, played side by side", "episodes", 1, 1000)
     epsilon: float = key(0.00164, "probability of a random action", "", 0, 1)
-    interval_seconds: float = key(60.0, "pause from the end of an evaluation to the start of the next", "seconds", 0, 10**6)
+    interval_seconds: float = key(
+        60.0, "pause from the end of an evaluation to the start of the next", "seconds", 0, 10**6
+    )
     max_episode_frames: int = key(108_000, "time limit of a game", "frames", 16, 10**9)
     checkpoint: str = key("", "run directory whose newest checkpoint is evaluated once; empty = follow the learner")
 
@@ -147,11 +168,15 @@ class Config:
     """A run. What it must have in common with the other roles of its fleet is its `agreement`."""
 
     seed: int = key(1, "every process derives its own random numbers from this one", "", 0, 2**31 - 1)
-    run_directory: str = key("", "checkpoints, metrics and logs go here; empty = runs/<task>-<seed>; a second start resumes")
-    total_environment_frames: int = key(0, "the run ends after this many emulator frames of all actors; 0 = no limit",
-                                        "frames", 0, 10**15)  # fmt: skip
-    total_minutes: float = key(0.0, "the run ends after this much wall-clock time of the learner; 0 = no limit",
-                               "minutes", 0, 10**7)  # fmt: skip
+    run_directory: str = key(
+        "", "checkpoints, metrics and logs go here; empty = runs/<task>-<seed>; a second start resumes"
+    )
+    total_environment_frames: int = key(
+        0, "the run ends after this many emulator frames of all actors; 0 = no limit", "frames", 0, 10**15
+    )
+    total_minutes: float = key(
+        0.0, "the run ends after this much wall-clock time of the learner; 0 = no limit", "minutes", 0, 10**7
+    )
     total_updates: int = key(0, "the run ends after this many learner updates; 0 = no limit", "updates", 0, 10**12)
     metrics_interval_seconds: float = key(5.0, "metrics are written every", "seconds", 0.1, 3600)
     environment: EnvironmentConfig = EnvironmentConfig()

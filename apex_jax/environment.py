@@ -7,9 +7,11 @@ actions, so they are checked before it sees them.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import os
 import warnings
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import envpool
@@ -17,19 +19,7 @@ import numpy as np
 
 from apex_jax.config import Config
 from apex_jax.errors import UsageError
-from apex_jax.types import SegmentSpec
-
-
-class Step(NamedTuple):
-    """What the environments `env_id` returned; A of them, in EnvPool's order."""
-
-    env_id: np.ndarray  # int32[A]
-    observation: np.ndarray  # uint8|float32[A, F, *O]
-    reward: np.ndarray  # float32[A], raw; belongs to the action sent before
-    first: np.ndarray  # bool[A], a new episode starts with this observation; the action sent before was ignored
-    terminated: np.ndarray  # bool[A], game over: nothing follows this observation
-    truncated: np.ndarray  # bool[A], time limit: the game would have gone on from this observation
-    life_lost: np.ndarray  # bool[A], fewer lives than one step before
+from apex_jax.types import SegmentSpec, Step
 
 
 def segment_spec(config: Config) -> SegmentSpec:
@@ -38,13 +28,20 @@ def segment_spec(config: Config) -> SegmentSpec:
     known = envpool.list_all_envs()
     if task not in known:
         names = difflib.get_close_matches(task, known, 3) or difflib.get_close_matches(f"{task}-v5", known, 3)
-        raise UsageError(f"environment.task={task}: EnvPool has no such task; did you mean {', '.join(names) or 'Pong-v5'}?")
-    space = _quietly(envpool.make_spec, task, **_options(config, config.environment.max_episode_frames))
-    if not _is_atari(task) and (config.environment.frame_stack, config.environment.frame_skip) != (1, 1):
-        raise UsageError(f"{task} has no frames to stack or skip: set environment.frame_stack=1 environment.frame_skip=1")
-    observation, action = space.gymnasium_observation_space, space.gymnasium_action_space
+        raise UsageError(
+            f"environment.task={task}: EnvPool has no such task; did you mean {', '.join(names) or 'Pong-v5'}?"
+        )
+    with _no_precision_warning():
+        spec = envpool.make_spec(task, **_options(config, config.environment.max_episode_frames))
+        observation, action = spec.gymnasium_observation_space, spec.gymnasium_action_space
     if not hasattr(action, "n") or observation.shape is None:
-        raise UsageError(f"environment.task={task}: its actions are not discrete, which DQN needs; choose an Atari game")
+        raise UsageError(
+            f"environment.task={task}: its actions are not discrete, which DQN needs; choose an Atari game"
+        )
+    if not _is_atari(task) and (config.environment.frame_stack, config.environment.frame_skip) != (1, 1):
+        raise UsageError(
+            f"{task} has no frames to stack or skip: set environment.frame_stack=1 environment.frame_skip=1"
+        )
     is_pixels = observation.dtype == np.uint8
     return SegmentSpec(
         frame_shape=observation.shape[1:] if is_pixels else (int(np.prod(observation.shape)),),
@@ -63,22 +60,28 @@ class Environment:
     """
 
     def __init__(
-        self, config: Config, spec: SegmentSpec, seeds: np.ndarray, max_episode_frames: int, threads: int = 0, per_step: int = 0
+        self,
+        config: Config,
+        spec: SegmentSpec,
+        seeds: np.ndarray,
+        max_episode_frames: int,
+        threads: int = 0,
+        per_step: int = 0,
     ):
         """Starts the pool and its first episodes. `seeds`: int[E], one for each environment."""
         self.num_environments = len(seeds)
         self._spec = spec
         batch = per_step or self.num_environments
-        self._pool = _quietly(
-            envpool.make,
-            config.environment.task,
-            env_type="gymnasium",
-            num_envs=self.num_environments,
-            batch_size=batch,
-            num_threads=threads or min(batch, os.cpu_count() or 1),
-            seed=[int(seed) for seed in seeds],
-            **_options(config, max_episode_frames),
-        )
+        with _no_precision_warning():
+            self._pool = envpool.make(
+                config.environment.task,
+                env_type="gymnasium",
+                num_envs=self.num_environments,
+                batch_size=batch,
+                num_threads=threads or min(batch, os.cpu_count() or 1),
+                seed=[int(seed) for seed in seeds],
+                **_options(config, max_episode_frames),
+            )
         self._first = np.ones(self.num_environments, bool)
         self._lives = np.zeros(self.num_environments, np.int32)
         self._pool.async_reset()
@@ -136,14 +139,14 @@ class EpisodeTracker:
 
 
 def _is_atari(task: str) -> bool:
-    return hasattr(_quietly(envpool.make_spec, task).config, "noop_max")
+    return hasattr(envpool.make_spec(task).config, "noop_max")
 
 
 def _options(config: Config, max_episode_frames: int) -> dict[str, Any]:
     environment = config.environment
     max_steps = max(1, max_episode_frames // environment.frame_skip)
     if not _is_atari(environment.task):
-        own_limit = _quietly(envpool.make_spec, environment.task).config.max_episode_steps
+        own_limit = envpool.make_spec(environment.task).config.max_episode_steps
         return {"max_episode_steps": min(max_steps, own_limit)}
     return {
         "max_episode_steps": max_steps,
@@ -156,8 +159,9 @@ def _options(config: Config, max_episode_frames: int) -> dict[str, Any]:
     }
 
 
-def _quietly(function: Any, *args: Any, **options: Any) -> Any:
-    """Calls EnvPool without gymnasium's warning that CartPole's bounds lose precision in float32."""
+@contextlib.contextmanager
+def _no_precision_warning() -> Iterator[None]:
+    """Silences gymnasium's word that the bounds of CartPole's space lose precision in float32: nobody reads them."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return function(*args, **options)
+        warnings.filterwarnings("ignore", message=".*precision lowered by casting")
+        yield

@@ -3,8 +3,9 @@
 Axis legend, used in every shape of this project:
 
     B  transitions of a batch          K  batches drawn together
-    E  environments of an actor        F  frames per observation (the frame stack)
-    L  frame slots of a segment        N  any number of elements
+    E  environments of an actor        A  those of them that stepped
+    F  frames per observation (stack)  L  frame slots of a segment
+    C  segments that fit in the replay N  any number of elements
     *O shape of one frame: (height, width) of pixels, or (D,) of a vector observation
 
 A record whose fields are marked with `Integer`, `Real`, `Flag`, `Text`, `Array` or `Buffer` is a message.
@@ -44,7 +45,7 @@ class Text(NamedTuple):
 
 
 class Array(NamedTuple):
-    """A little-endian array of one dtype; `axes` is one letter a dimension; the product of all is at most `max_size`."""
+    """A little-endian array; `axes` has one letter for each dimension; it has at most `max_size` elements."""
 
     dtype: str
     axes: str
@@ -94,6 +95,18 @@ class SegmentSpec(NamedTuple):
     def frame_bytes(self) -> int:
         """Bytes of one uncompressed frame."""
         return int(np.prod(self.frame_shape)) * np.dtype(self.frame_dtype).itemsize
+
+
+class Step(NamedTuple):
+    """What the environments `env_id` of an actor returned: A of its E environments."""
+
+    env_id: np.ndarray  # int32[A]
+    observation: np.ndarray  # uint8|float32[A, F, *O]
+    reward: np.ndarray  # float32[A], raw; belongs to the action sent before
+    first: np.ndarray  # bool[A], a new episode starts with this observation; the action sent before was ignored
+    terminated: np.ndarray  # bool[A], game over: nothing follows this observation
+    truncated: np.ndarray  # bool[A], time limit: the game would have gone on from this observation
+    life_lost: np.ndarray  # bool[A], fewer lives than one step before
 
 
 class SegmentColumns(NamedTuple):

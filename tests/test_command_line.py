@@ -198,6 +198,7 @@ def test_device_libraries_are_not_imported_before_the_device_is_chosen() -> None
         ("seed=1e400", ["seed=inf", "whole number"]),
         ("seed=0x" + "f" * 9000, ["seed=", "0 to 2_147_483_647"]),
         ("seed=" + "9" * 5000, ["digit"]),
+        ("seed=" + "[" * 100_000, ["longer than 16384 characters"]),
         ("learner.learning_rate=.nan", ["learning_rate=nan", "number, 0 to 10"]),
         ("learner.learning_rate=.inf", ["learning_rate=inf", "number, 0 to 10"]),
         ("learner.learning_rate=-1e-9", ["learning_rate=-1e-09", "0 to 10"]),
@@ -297,6 +298,8 @@ def test_vector_task_needs_no_room_for_convolutions() -> None:
         ("seed: 1\n---\nseed: 2\n", "another document"),
         (b"\x00\x01\x02", "not YAML"),
         (b"\xff\xfe\x00", "not text"),
+        ("[" * 100_000, "longer than 16384 characters"),
+        ("[" * 16_384, "not YAML"),
     ],
 )
 def test_file_that_cannot_be_used_is_named_with_its_problem(text: str | bytes, part: str, tmp_path: Path) -> None:

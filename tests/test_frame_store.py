@@ -69,7 +69,7 @@ def test_segments_are_written_in_place(spec: SegmentSpec) -> None:
     where = pointers(before)
     after = insert_segments(before, np.arange(11, dtype=np.int32), *random_segments(rng, spec, 11))
     assert pointers(after) == where
-    assert all(array.is_deleted() for array in before)
+    assert all(array.is_deleted() for array in jax.tree.leaves(before))
 
 
 @specs

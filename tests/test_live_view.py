@@ -97,7 +97,7 @@ def test_each_limit_ends_the_run(tmp_path: Path) -> None:
             directory = tmp_path / f"{limit}-{value}"
             directory.mkdir()
             reader = ProgressReader(str(directory), config(**{limit: value}), clock)
-            write(directory, "learner", 0, 4000, learner__updates=100)
+            write(directory, "learner", 0, 4000, learner__updates=100)  # written a minute ago
             assert reader.read().phase == phase, (limit, value)
 
 
@@ -192,7 +192,8 @@ def test_time_left_is_that_of_the_limit_that_comes_first(
 ) -> None:
     clock = Clock(START - 5)  # the learner starts five seconds after the reader was made
     reader = ProgressReader(str(tmp_path), config(**limits), clock)
-    write(tmp_path, "learner", 20, 10_000, learner__updates=200, charts__updates_per_second=20.0)
+    minutes = {"charts__elapsed_minutes": 20 / 60}
+    write(tmp_path, "learner", 20, 10_000, learner__updates=200, charts__updates_per_second=20.0, **minutes)
     write(tmp_path, "replay", 20, 10_000, charts__environment_frames_per_second=1000.0)
     clock.now = START + 30
     left = reader.read().seconds_left

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +16,7 @@ from tests import reference
 
 @pytest.fixture(params=[True, False], ids=["jitted", "not_jitted"])
 def maybe_jit(request: pytest.FixtureRequest) -> Callable:
-    def wrap(function: Callable, **options: int) -> Callable:
+    def wrap(function: Callable, **options: Any) -> Callable:
         return jax.jit(function, **options) if request.param else function
 
     return wrap
@@ -36,10 +37,17 @@ def test_online_network_chooses_and_target_network_values_the_action_in_double_q
 @pytest.mark.parametrize("seed", range(3))
 def test_target_equals_its_twin(maybe_jit: Callable, double_q: bool, seed: int) -> None:
     rng = np.random.default_rng(seed)
-    arguments = (rng.normal(size=20), rng.choice([0.0, 0.97, 0.99], 20), rng.normal(size=(20, 6)), rng.normal(size=(20, 6)))
+    arguments = (
+        rng.normal(size=20),
+        rng.choice([0.0, 0.97, 0.99], 20),
+        rng.normal(size=(20, 6)),
+        rng.normal(size=(20, 6)),
+    )
     singles = [x.astype(np.float32) for x in arguments]
     result = maybe_jit(losses.n_step_target, static_argnums=4)(*singles, double_q)
-    np.testing.assert_allclose(result, reference.n_step_targets(*singles, double_q), rtol=1e-5, atol=1e-6)
+    n_step_return, discount, online_q, target_q = singles
+    twin = reference.n_step_targets(n_step_return, discount, online_q, target_q, double_q)
+    np.testing.assert_allclose(result, twin, rtol=1e-5, atol=1e-6)
 
 
 def test_no_gradient_flows_through_the_target() -> None:
@@ -69,14 +77,15 @@ def test_loss_is_the_mean_of_weighted_losses(maybe_jit: Callable, form: str, exp
 def test_loss_gradient_and_priorities_equal_their_twin(maybe_jit: Callable, form: str, seed: int) -> None:
     rng = np.random.default_rng(seed)
     q, target, weight = (rng.normal(scale=2, size=s).astype(np.float32) for s in ((20, 6), 20, 20))
+    weight = np.abs(weight)
     action = rng.integers(0, 6, 20).astype(np.int32)
 
     def loss(q: jax.Array) -> tuple[jax.Array, jax.Array]:
-        td_error = target - losses.select_action_value(q, action)
-        return losses.weighted_loss(td_error, jnp.abs(weight), form), losses.priority(td_error)
+        td_error = jnp.asarray(target) - losses.select_action_value(q, jnp.asarray(action))
+        return losses.weighted_loss(td_error, jnp.asarray(weight), form), losses.priority(td_error)
 
     (value, priority), gradient = maybe_jit(jax.value_and_grad(loss, has_aux=True))(jnp.asarray(q))
-    twin_value, twin_gradient, twin_priority = reference.loss_and_gradient(q, action, target, np.abs(weight), form)
+    twin_value, twin_gradient, twin_priority = reference.loss_and_gradient(q, action, target, weight, form)
     np.testing.assert_allclose(value, twin_value, rtol=1e-5)
     np.testing.assert_allclose(gradient, twin_gradient, rtol=1e-5, atol=1e-7)
     np.testing.assert_allclose(priority, twin_priority, rtol=1e-5, atol=1e-6)

@@ -124,9 +124,9 @@ def test_kinds_keep_their_numbers() -> None:
 
 
 def test_every_marked_record_is_a_message() -> None:
-    records = {name for name, value in vars(types).items() if isinstance(value, type) and hasattr(value, "_fields")}
-    no_messages = {"Integer", "Real", "Flag", "Text", "Array", "Buffer", "SegmentSpec", "SegmentColumns", "Segment"}
-    assert records - no_messages == set(KIND_NUMBERS)
+    records = [value for value in vars(types).values() if isinstance(value, type) and hasattr(value, "_fields")]
+    marked = {record.__name__ for record in records if "Annotated[" in str(get_type_hints(record, include_extras=True))}
+    assert marked | {"Rejoin"} == set(KIND_NUMBERS)  # Rejoin has no field to mark
 
 
 def test_frames_are_a_msgpack_list_and_the_raw_bytes() -> None:
@@ -221,13 +221,11 @@ def test_own_arrays_and_scalars_are_put_into_the_form_that_travels() -> None:
     )
     assert_same(received(wire.encode(message)), expected)
     assert_same(received(wire.encode(STATUS._replace(steps_per_second=2))), STATUS._replace(steps_per_second=2.0))
-    gaps = memoryview(b"b.o.d.y.")[::2]
-    assert_same(received(wire.encode(SEGMENT._replace(body=gaps))), SEGMENT)
+    assert_same(received(wire.encode(SEGMENT._replace(body=memoryview(b"b.o.d.y.")[::2]))), SEGMENT)
 
 
 def test_reason_that_quotes_no_unicode_travels_legibly() -> None:
-    decoded = received(wire.encode(REFUSAL._replace(reason="no file \udcff")))
-    assert decoded.reason == r"no file \udcff"
+    assert received(wire.encode(REFUSAL._replace(reason="no file \udcff"))).reason == r"no file \udcff"
 
 
 # Strangers -------------------------------------------------------------------------------------------------------
@@ -310,10 +308,11 @@ def test_shape_that_is_not_that_of_the_frame_is_refused(shape: Any) -> None:
 
 
 @pytest.mark.parametrize("shape", [[0, 2**63], [2**62, 0], [2**32, 2**32], [2**12, 2**11], [2**21, 3]])
-def test_product_of_a_shape_cannot_overflow(shape: list[int]) -> None:
+def test_product_of_a_shape_cannot_overflow_nor_hide_a_negative_size(shape: list[int]) -> None:
     message = random_message(np.random.default_rng(3), types.IndexBatches)
     header = with_item(message, slice(3, 6), [shape] * 3)[0]
     assert reason_of([header, b"", b"", b""]) == "too_large"
+    assert reason_of([with_item(message, slice(3, 6), [[-2, -2]] * 3)[0], *[bytes(16)] * 3]) == "bad_shape"
 
 
 def test_axis_letter_has_one_size_in_a_message() -> None:
@@ -339,7 +338,7 @@ def test_pickled_payload_is_never_unpickled() -> None:
     with pytest.raises(pytest.fail.Exception):
         pickle.loads(payload)
     frames = frames_of(UPDATE)
-    for wrong in ([payload], [payload, *frames[1:]], [frames[0], payload, *frames[2:]], [frames[0], *[payload] * 3]):
+    for wrong in ([payload], [payload, *frames[1:]], [frames[0], *[payload] * 3]):
         assert reason_of(wrong) in ("not_msgpack", "wrong_magic", "bad_shape")
 
 
@@ -389,8 +388,7 @@ def test_damaged_frames_are_refused_or_satisfy_their_marks() -> None:
     originals = [frames_of(random_message(rng, kind)) for kind in wire.MESSAGES for _ in range(5)]
     reasons = collections.Counter[str]()
     for trial in range(24_000):
-        mutation = mutate_header if trial % 2 else mutate
-        frames = mutation(rng, originals[rng.integers(len(originals))])
+        frames = (mutate_header if trial % 2 else mutate)(rng, originals[rng.integers(len(originals))])
         try:
             message = wire.decode(frames)
         except wire.WireError as error:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
 import optax
 
 from apex_jax.agent import losses
-from apex_jax.agent.frame_store import FrameStore, Transitions, gather
+from apex_jax.agent.frame_store import Array, FrameStore, Transitions, gather
 from apex_jax.agent.networks import QNetwork
 from apex_jax.config import Config, LearnerConfig
 from apex_jax.types import SegmentSpec
@@ -50,9 +50,9 @@ class Dqn(NamedTuple):
 
     init: Callable[[jax.Array], LearnerState]
     """Takes a key (consumed), returns a fresh state; online and target parameters are equal, not shared."""
-    act: Callable[[Params, jax.Array, jax.Array, jax.Array, int], ActorOutput]
-    """(params, observation [A, F, *O], epsilon float32[A], key, step): epsilon-greedy; the draw is a function of key and step."""
-    update: Callable[[LearnerState, FrameStore, jax.Array, jax.Array], tuple[LearnerState, UpdateOutput]]
+    act: Callable[[Params, Array, Array, jax.Array, int], ActorOutput]
+    """(params, observation [A, F, *O], epsilon float32[A], key, step): epsilon-greedy, random in key and step alone."""
+    update: Callable[[LearnerState, FrameStore, Array, Array], tuple[LearnerState, UpdateOutput]]
     """(state, store, indices int32[K, B], importance weights float32[K, B]): K updates in turn; `state` is donated."""
 
 
@@ -61,6 +61,9 @@ def make_dqn(config: Config, spec: SegmentSpec, compute_dtype: Any = jnp.float32
     network = QNetwork(config.network, spec.num_actions, compute_dtype)
     optimizer = make_optimizer(config.learner)
 
+    def q_values(params: Params, observation: jax.Array) -> jax.Array:
+        return cast(jax.Array, network.apply(params, observation))
+
     def init(key: jax.Array) -> LearnerState:
         observation = jnp.zeros((1, spec.frame_stack, *spec.frame_shape), spec.frame_dtype)
         params = network.init(key, observation)
@@ -68,26 +71,30 @@ def make_dqn(config: Config, spec: SegmentSpec, compute_dtype: Any = jnp.float32
         return LearnerState(params, target_params, optimizer.init(params), jnp.zeros((), jnp.int32))
 
     def act(params: Params, observation: jax.Array, epsilon: jax.Array, key: jax.Array, step: int) -> ActorOutput:
-        q = network.apply(params, observation)
+        q = q_values(params, observation)
         explore_key, action_key = jax.random.split(jax.random.fold_in(key, step))
         explore = jax.random.uniform(explore_key, epsilon.shape) < epsilon
         random_action = jax.random.randint(action_key, epsilon.shape, 0, spec.num_actions)
         action = jnp.where(explore, random_action, jnp.argmax(q, axis=-1)).astype(jnp.int32)
         return ActorOutput(action, losses.select_action_value(q, action), q.max(axis=-1))
 
-    def loss(online_params: Params, target_params: Params, batch: Transitions, weights: jax.Array) -> tuple[jax.Array, tuple]:
-        q_t = losses.select_action_value(network.apply(online_params, batch.observation_t), batch.action_t)
+    def loss(
+        online_params: Params, target_params: Params, batch: Transitions, weights: jax.Array
+    ) -> tuple[jax.Array, tuple]:
+        q_t = losses.select_action_value(q_values(online_params, batch.observation_t), batch.action_t)
         target = losses.n_step_target(
             batch.n_step_return,
             batch.discount,
-            network.apply(jax.lax.stop_gradient(online_params), batch.observation_tpk),
-            network.apply(target_params, batch.observation_tpk),
+            q_values(jax.lax.stop_gradient(online_params), batch.observation_tpk),
+            q_values(target_params, batch.observation_tpk),
             config.algorithm.double_q,
         )
         td_error = target - q_t
         return losses.weighted_loss(td_error, weights, config.algorithm.loss), (losses.priority(td_error), q_t.mean())
 
-    def update_once(state: LearnerState, store: FrameStore, indices: jax.Array, weights: jax.Array) -> tuple[LearnerState, UpdateOutput]:
+    def update_once(
+        state: LearnerState, store: FrameStore, indices: jax.Array, weights: jax.Array
+    ) -> tuple[LearnerState, UpdateOutput]:
         batch = gather(store, indices, spec.frame_stack)
         gradient = jax.value_and_grad(loss, has_aux=True)
         (value, (priorities, q_value)), grads = gradient(state.online_params, state.target_params, batch, weights)
@@ -99,13 +106,21 @@ def make_dqn(config: Config, spec: SegmentSpec, compute_dtype: Any = jnp.float32
         output = UpdateOutput(priorities, value, q_value, optax.tree.norm(grads))
         return LearnerState(online_params, target_params, opt_state, updates), output
 
-    def update(state: LearnerState, store: FrameStore, indices: jax.Array, weights: jax.Array) -> tuple[LearnerState, UpdateOutput]:
+    def update(
+        state: LearnerState, store: FrameStore, indices: jax.Array, weights: jax.Array
+    ) -> tuple[LearnerState, UpdateOutput]:
         if len(indices) == 1:  # XLA's CPU backend runs convolutions inside a loop on one thread only
             state, output = update_once(state, store, indices[0], weights[0])
             return state, jax.tree.map(lambda x: x[None], output)
         return jax.lax.scan(lambda state, batch: update_once(state, store, *batch), state, (indices, weights))
 
     return Dqn(jax.jit(init), jax.jit(act), jax.jit(update, donate_argnums=0))
+
+
+@jax.jit
+def copy_params(params: Params) -> Params:
+    """Returns parameters in buffers of their own, which the next update does not donate away."""
+    return jax.tree.map(jnp.copy, params)
 
 
 def make_optimizer(config: LearnerConfig) -> optax.GradientTransformation:

@@ -27,7 +27,9 @@ def choose_places(occupants: np.ndarray, count: int) -> np.ndarray:
     while count > 0:
         free = np.flatnonzero(occupants == occupants.min())
         take = min(count, len(free))
-        places = free[np.linspace(0, len(free) - 1, take).round().astype(int)] if take > 1 else free[len(free) // 2 :][:1]
+        places = (
+            free[np.linspace(0, len(free) - 1, take).round().astype(int)] if take > 1 else free[len(free) // 2 :][:1]
+        )
         occupants[places] += 1
         chosen.append(places)
         count -= take

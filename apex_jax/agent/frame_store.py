@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -11,15 +11,17 @@ import numpy as np
 
 from apex_jax.types import SegmentColumns, SegmentSpec
 
+Array: TypeAlias = jax.Array | np.ndarray  # JAX takes either
+
 
 class FrameStore(NamedTuple):
     """All segments of the replay ring, C of them; slot f of segment c is at replay index c x L + f."""
 
-    frames: jax.Array  # uint8|float32[C, L, *O]
-    n_step_return: jax.Array  # float32[C, L]
-    discount: jax.Array  # float32[C, L]
-    action: jax.Array  # int32[C, L]
-    bootstrap_offset: jax.Array  # uint8[C, L]
+    frames: Array  # uint8|float32[C, L, *O]
+    n_step_return: Array  # float32[C, L]
+    discount: Array  # float32[C, L]
+    action: Array  # int32[C, L]
+    bootstrap_offset: Array  # uint8[C, L]
 
 
 class Transitions(NamedTuple):
@@ -37,8 +39,17 @@ def store_bytes(spec: SegmentSpec, capacity_segments: int) -> int:
     return capacity_segments * spec.slots * (spec.frame_bytes + 13)
 
 
-def create_store(spec: SegmentSpec, capacity_segments: int) -> FrameStore:
-    """Returns an empty store for `capacity_segments` segments on JAX's default device."""
+def create_store(spec: SegmentSpec, capacity_segments: int, memory_bytes: int | None = None) -> FrameStore:
+    """Returns an empty store for `capacity_segments` segments on JAX's default device.
+
+    ValueError if that takes more than `memory_bytes`: better said at the start than at the first allocation too many.
+    """
+    if memory_bytes is not None and (needed := store_bytes(spec, capacity_segments)) > memory_bytes:
+        most = capacity_segments * spec.max_transitions * memory_bytes // needed
+        raise ValueError(
+            f"a replay of {capacity_segments * spec.max_transitions} transitions takes {needed / 1e9:.1f} GB of frames,"
+            f" of which {memory_bytes / 1e9:.1f} GB fit: lower replay.capacity_transitions to at most {most}"
+        )
     shape = (capacity_segments, spec.slots)
     return FrameStore(
         frames=jnp.zeros((*shape, *spec.frame_shape), spec.frame_dtype),
@@ -61,19 +72,24 @@ def insert_segments(store: FrameStore, slots: np.ndarray, frames: np.ndarray, co
     while start < len(slots):
         size = next(size for size in INSERT_SIZES if start + size <= len(slots))
         part = slice(start, start + size)
-        values = (frames[part], columns.n_step_return[part], columns.discount[part])
-        values += (columns.action[part], columns.bootstrap_offset[part])
-        store = _scatter(store, slots[part], FrameStore(*values))
+        values = FrameStore(
+            frames=frames[part],
+            n_step_return=columns.n_step_return[part],
+            discount=columns.discount[part],
+            action=columns.action[part],
+            bootstrap_offset=columns.bootstrap_offset[part],
+        )
+        store = _scatter(store, slots[part], values)
         start += size
     return store
 
 
 @partial(jax.jit, donate_argnums=0)
-def _scatter(store: FrameStore, slots: jax.Array, values: FrameStore) -> FrameStore:
+def _scatter(store: FrameStore, slots: Array, values: FrameStore) -> FrameStore:
     return jax.tree.map(lambda array, value: array.at[slots].set(value, mode="drop"), store, values)
 
 
-def gather(store: FrameStore, indices: jax.Array, frame_stack: int) -> Transitions:
+def gather(store: FrameStore, indices: Array, frame_stack: int) -> Transitions:
     """Returns the transitions at replay indices int32[B], their frames stacked; to be traced inside a jit.
 
     The observation of slot f is the window of frames f-F+1..f, the bootstrap observation the same window k later; both

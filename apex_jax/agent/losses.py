@@ -31,12 +31,12 @@ def n_step_target(
 
 def select_action_value(q: jax.Array, action: jax.Array) -> jax.Array:
     """Returns q(s, a) of one action a row: q is float32[B, A], action int32[B], the result float32[B]."""
-    assert q.ndim == 2 and action.shape == q.shape[:1], (q.shape, action.shape)
+    assert action.shape == q.shape[:-1], (q.shape, action.shape)
     return jnp.take_along_axis(q, action[:, None], axis=-1)[:, 0]
 
 
 def weighted_loss(td_error: jax.Array, importance_weight: jax.Array, form: str) -> jax.Array:
-    """Returns mean_i w_i l(delta_i), with l = delta^2 / 2 ("squared", the paper) or Huber's with threshold 1 ("huber")."""
+    """Returns mean_i w_i l(delta_i), float32[]; l is delta^2 / 2 ("squared", the paper's) or Huber's ("huber")."""
     assert td_error.shape == importance_weight.shape, (td_error.shape, importance_weight.shape)
     losses = optax.l2_loss(td_error) if form == "squared" else optax.huber_loss(td_error, delta=1.0)
     return jnp.mean(importance_weight * losses)

@@ -1,7 +1,7 @@
 """The three links as ZMQ sockets, with the options that ZMQ's defaults get wrong for them.
 
 experience  actors (DEALER) <-> replay server (ROUTER): segments and statistics up, acknowledgements down
-sampling    learner (DEALER) <-> replay server (ROUTER): credit and priorities up; segments and index batches down, in order
+sampling    learner (DEALER) <-> replay server (ROUTER): credit, priorities up; segments, index batches down, in order
 weights     learner (XPUB) -> actors and evaluator (SUB): parameters; a new subscriber is noticed, and gets the newest
 
 No socket is shared between threads, and nothing here waits: `send` and `receive` return at once.

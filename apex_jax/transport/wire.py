@@ -227,8 +227,8 @@ def _check_shape(label: str, mark: Array, shape: object, sizes: dict[str, int]) 
 
 
 def _check_length(label: str, mark: Buffer, length: object) -> None:
-    if type(length) is not int or length < 0:
-        raise WireError("bad_shape", f"{label} has length {reprlib.repr(length)}: lengths are whole numbers from 0")
+    if type(length) is not int:
+        raise WireError("bad_shape", f"{label} has length {reprlib.repr(length)}, must be a whole number")
     if length > mark.max_bytes:
         raise WireError("too_large", f"{label} has {length} bytes, at most {mark.max_bytes} are read")
 

@@ -13,9 +13,9 @@ from apex_jax.agent.dqn import make_dqn
 from apex_jax.agent.exploration import epsilon_ladder
 from apex_jax.agent.segments import SegmentBuilder
 from apex_jax.config import Config
-from apex_jax.environment import Environment, Episode, EpisodeTracker, Step, segment_spec
+from apex_jax.environment import Environment, Episode, EpisodeTracker, segment_spec
 from apex_jax.metrics import Mean, MetricsWriter, RateMeter, resident_memory_bytes
-from apex_jax.types import ActorHello, ActorStatus, ActorWelcome, Segment, SegmentSpec
+from apex_jax.types import ActorHello, ActorStatus, ActorWelcome, Segment, SegmentSpec, Step
 from apex_jax.workers.experience_stream import ExperienceStream
 from apex_jax.workers.process import ROLE_NUMBERS, StopSignal, new_run_id, process_rng
 from apex_jax.workers.weights import Weights, WeightsSubscriber
@@ -102,7 +102,7 @@ class Actor:
             action, q_taken, q_max = jax.device_get(output)
             environment.send(action, step.env_id)  # what follows is done while the environments step
             call += 1
-            self._send(builder.add(*_outcome(step), action, q_taken, q_max), step, stop)
+            self._send(builder.add(step, action, q_taken, q_max), step, stop)
             self._report(tracker.add(step), epsilon)
             if time.monotonic() >= next_metrics:
                 self._write_metrics(weights)
@@ -130,9 +130,11 @@ class Actor:
 
     def _report(self, episodes: list[Episode], epsilon: np.ndarray) -> None:
         if episodes:
-            env_id, returns, steps = zip(*episodes, strict=True)
-            returns, steps = np.array(returns, np.float32), np.array(steps, np.int32)
-            self._stream.put_episodes(epsilon[list(env_id)], returns, steps)
+            self._stream.put_episodes(
+                epsilon[[episode.env_id for episode in episodes]],
+                np.array([episode.episode_return for episode in episodes], np.float32),
+                np.array([episode.steps for episode in episodes], np.int32),
+            )
 
     def _write_metrics(self, weights: Weights) -> None:
         steps_per_second = self._step_rate.update(self._steps)
@@ -147,11 +149,6 @@ class Actor:
         self._metrics.write(weights.environment_steps * self._config.environment.frame_skip, values)
 
 
-def _outcome(step: Step) -> tuple[np.ndarray, ...]:
-    """Returns a step's fields in the order in which `SegmentBuilder.add` takes them."""
-    return (step.env_id, step.observation, step.reward, step.first, step.terminated, step.truncated, step.life_lost)
-
-
 def run(config: Config, name: str, stop: StopSignal) -> int:
     """Runs the role; returns the process's exit code."""
     context = zmq.Context()
@@ -162,4 +159,3 @@ def run(config: Config, name: str, stop: StopSignal) -> int:
         actor.close()
         context.term()
     return stop.exit_code
-

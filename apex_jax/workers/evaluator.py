@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -36,7 +37,7 @@ class Evaluation(NamedTuple):
     def values(self, task: str) -> dict[str, float]:
         """Returns the evaluation under the tags of `apex_jax.metrics.TAGS`."""
         mean = float(self.returns.mean())
-        values = {
+        values: dict[str, float] = {
             "eval/episodic_return": mean,
             "eval/episodic_return_median": float(np.median(self.returns)),
             "eval/episodes": len(self.returns),
@@ -93,7 +94,8 @@ def follow(config: Config, spec: SegmentSpec, context: zmq.Context, name: str, s
             weights = _next_weights(subscriber, weights, config.evaluator.interval_seconds, stop)
             if weights is None:
                 continue
-            returns = evaluator.evaluate(weights.params, lambda: stop.is_set() or _is_outdated(subscriber, weights))
+            cancelled = partial(_is_cancelled, stop, subscriber, weights)
+            returns = evaluator.evaluate(weights.params, cancelled)
             if returns is not None:
                 evaluation = Evaluation(returns, weights.updates, weights.environment_steps)
                 _write(metrics, config, evaluation)
@@ -122,22 +124,25 @@ def _next_weights(
     until = time.monotonic() + (pause_seconds if last is not None else 0)
     while not stop.is_set():
         newest = subscriber.wait(0.1)
-        is_new = newest is not None and (last is None or newest.updates > last.updates or newest.final)
-        if is_new and (newest.final or time.monotonic() >= until):
+        if newest is not None and newest.final:
+            return newest
+        if newest is not None and time.monotonic() >= until and (last is None or newest.updates > last.updates):
             return newest
         stop.wait(0.1)
     return None
 
 
-def _is_outdated(subscriber: WeightsSubscriber, weights: Weights) -> bool:
-    """Tells whether the run ended meanwhile: what is being evaluated is then not its result."""
-    return not weights.final and subscriber.newest is not None and subscriber.newest.final
+def _is_cancelled(stop: StopSignal, subscriber: WeightsSubscriber, weights: Weights) -> bool:
+    """Tells whether to stop, or whether the run ended meanwhile: what is being evaluated is then not its result."""
+    newest = subscriber.newest
+    return stop.is_set() or (not weights.final and newest is not None and newest.final)
 
 
 def _write(metrics: MetricsWriter, config: Config, evaluation: Evaluation) -> None:
     frames = evaluation.environment_steps * config.environment.frame_skip
-    memory = {"system/resident_memory_bytes": resident_memory_bytes()}
-    metrics.write(frames, evaluation.values(config.environment.task) | {"eval/frames": frames} | memory)
+    values = evaluation.values(config.environment.task)
+    values |= {"eval/frames": frames, "system/resident_memory_bytes": resident_memory_bytes()}
+    metrics.write(frames, values)
     _log.info("%s", _describe(config, evaluation))
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import zlib
 from collections import Counter, OrderedDict, deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import zmq
@@ -77,7 +78,9 @@ class ExperienceService:
     what waits here for the rate limiter is bounded, and an actor that is held back waits instead of growing.
     """
 
-    def __init__(self, socket: zmq.Socket, config: Config, spec: SegmentSpec, buffer: ReplayBuffer, limiter: RateLimiter):
+    def __init__(
+        self, socket: zmq.Socket, config: Config, spec: SegmentSpec, buffer: ReplayBuffer, limiter: RateLimiter
+    ):
         self.actors: dict[bytes, Actor] = {}
         self.dropped: Counter[str] = Counter()
         self.environment_steps = 0  # of all actors, since the run began
@@ -91,7 +94,7 @@ class ExperienceService:
         self._welcomed = 0
         self._waiting: deque[Waiting] = deque()
         self._last_sequence: OrderedDict[int, int] = OrderedDict()  # by run id: the newest received
-        self._handlers = {
+        self._handlers: dict[type, Callable[[bytes, Any, float], None]] = {
             ActorHello: self._on_hello,
             SegmentMessage: self._on_segment,
             EpisodeStatistics: self._on_episodes,
@@ -150,7 +153,9 @@ class ExperienceService:
 
     def _on_hello(self, identity: bytes, message: ActorHello, now_seconds: float) -> None:
         if message.agreement != self._config.agreement:
-            reason = f"the replay server runs [{self._config.agreement}], this actor [{message.agreement}]; use one config"
+            reason = (
+                f"the replay server runs [{self._config.agreement}], this actor [{message.agreement}]; use one config"
+            )
             self.dropped["another_config"] += 1
             sockets.send(self._socket, Refusal(reason=reason, final=True), identity)
             return
@@ -164,7 +169,9 @@ class ExperienceService:
             max_outstanding_segments=self._config.actor.max_outstanding_segments,
         )
         sockets.send(self._socket, welcome, identity)
-        _log.info("actor %s joins with %d environments (%d actors)", identity.hex(), len(actor.places), len(self.actors))
+        _log.info(
+            "actor %s joins with %d environments (%d actors)", identity.hex(), len(actor.places), len(self.actors)
+        )
 
     def _returning(self, run_id: int) -> Actor | None:
         """Takes an actor that reconnected (ZMQ then gives it another identity) out of the list, with its places."""

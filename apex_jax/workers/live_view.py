@@ -150,8 +150,9 @@ class ProgressReader:
         return max((line["step"] for line in lines if line), default=0) or self._past_frames
 
     def _learner_seconds(self) -> float:
+        """Time that counts towards `total_minutes`: the learner's own count, and what has passed since it wrote it."""
         line = self._roles["learner"].last
-        return self._clock() - (line["time"] - line["seconds"]) if line else 0.0
+        return self._value("charts/elapsed_minutes") * 60 + (self._clock() - line["time"] if line else 0.0)
 
     def _phase(self, frames: int, updates: int) -> str:
         config = self._config

@@ -11,9 +11,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO
 
 from apex_jax.command_line import to_yaml
 from apex_jax.config import AddressConfig, Config
@@ -47,21 +46,20 @@ class Role:
     restarts: int = 0  # in a row
     restart_at: float = 0.0
     state: str = "starting"
-    log_file: IO[bytes] | None = field(default=None, repr=False)
 
     def start(self, config_path: Path) -> None:
         """Starts the process in a session of its own, so that Ctrl-C reaches the supervisor alone."""
-        self.close_log()
-        self.log_file = open(self.log_path, "ab")
+        self.close_pipe()
         command = [sys.executable, str(MAIN), "--role", self.role, "--name", self.name, "--config", str(config_path)]
-        self.process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,  # closes when the supervisor dies, however it dies: no orphan is left
-            stdout=self.log_file,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-            env={**os.environ, SUPERVISED: "1"},
-        )
+        with open(self.log_path, "ab") as log:
+            self.process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,  # closes when the supervisor dies, however it dies: no orphan is left
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                env={**os.environ, SUPERVISED: "1"},
+            )
         self.started_seconds = time.monotonic()
         self.state = f"restarted {self.restarts}x" if self.restarts else "running"
 
@@ -73,12 +71,10 @@ class Role:
         """Returns the last lines of the role's log."""
         return "\n".join(self.log_path.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:])
 
-    def close_log(self) -> None:
-        """Closes what belongs to a process that has ended."""
+    def close_pipe(self) -> None:
+        """Closes the pipe to a process that has ended."""
         if self.process is not None and self.process.stdin is not None:
             self.process.stdin.close()
-        if self.log_file is not None:
-            self.log_file.close()
 
 
 class LocalRun:
@@ -145,7 +141,9 @@ class LocalRun:
         delay = float(2 ** (role.restarts - 1))
         role.restart_at = now + delay
         role.state = f"down, back in {delay:.0f} s"
-        _log.warning("%s ended with exit code %d: starting it again in %.0f s, see %s", role.name, code, delay, role.log_path)
+        _log.warning(
+            "%s ended with exit code %d: starting it again in %.0f s, see %s", role.name, code, delay, role.log_path
+        )
 
     def _end_processes(self) -> None:
         """Asks every process to end, waits, and kills what is left."""
@@ -161,7 +159,7 @@ class LocalRun:
                 process.kill()
                 process.wait()
         for role in self._roles:
-            role.close_log()
+            role.close_pipe()
 
     def _role(self, name: str) -> Role:
         return next(role for role in self._roles if role.name == name)

@@ -64,6 +64,14 @@ def choose_device(device: str) -> None:
         os.environ["JAX_PLATFORMS"] = {"cpu": "cpu", "gpu": "cuda"}[device]
 
 
+def device_memory_bytes() -> int:
+    """Returns how much memory the device has that JAX chose: its own, or on a CPU the machine's."""
+    import jax  # not at the top: the device is chosen before JAX is imported
+
+    stats = jax.devices()[0].memory_stats() or {}
+    return int(stats.get("bytes_limit") or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+
+
 def process_rng(seed: int, *key: int) -> np.random.Generator:
     """Returns the random numbers of one process of the run: its role's number, and more where a role has several."""
     return np.random.default_rng(np.random.SeedSequence([seed, *key]))

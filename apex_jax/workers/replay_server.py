@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import Counter
 
 import zmq
 
@@ -100,7 +99,9 @@ class ReplayServer:
         experience, sampling = self.experience, self.sampling
         frames = self.environment_steps * self._frame_skip
         values = {
-            "charts/environment_frames_per_second": self._rates["frames"].update(experience.environment_steps * self._frame_skip),
+            "charts/environment_frames_per_second": self._rates["frames"].update(
+                experience.environment_steps * self._frame_skip
+            ),
             "replay/size_transitions": self.buffer.size_transitions,
             "replay/bytes": self.buffer.stored_bytes,
             "replay/samples_per_insert": self.limiter.sampled / max(1, self.limiter.inserted),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import queue
 import threading
@@ -46,7 +47,7 @@ class Segments(NamedTuple):
 
 
 class Item(NamedTuple):
-    """What the learner consumes next. `epoch` counts the connections: credit and priorities of an older one are void."""
+    """What the learner consumes next; credit and priorities for an older `epoch` (connection) are void."""
 
     content: Segments | IndexBatches
     epoch: int
@@ -59,7 +60,15 @@ class ReplayStream:
     server that goes away is looked for until it is back; then the stream begins anew with its live segments.
     """
 
-    def __init__(self, context: zmq.Context, address: str, spec: SegmentSpec, hello: LearnerHello, capacity_segments: int, groups: int):
+    def __init__(
+        self,
+        context: zmq.Context,
+        address: str,
+        spec: SegmentSpec,
+        hello: LearnerHello,
+        capacity_segments: int,
+        groups: int,
+    ):
         """Connects. `capacity_segments`: of the frame store; `groups`: `IndexBatches` to have at hand."""
         self.dropped: Counter[str] = Counter()
         self._context = context
@@ -119,10 +128,8 @@ class ReplayStream:
 
     def _post(self, epoch: int, message: Any) -> None:
         self._outbox.append((epoch, message))
-        try:
+        with contextlib.suppress(zmq.Again):  # so many wake-ups are under way that one more changes nothing
             self._wake.send(b"", zmq.NOBLOCK)
-        except zmq.Again:
-            pass  # so many wake-ups are under way that one more changes nothing
 
     def _run(self) -> None:
         socket = sockets.connect_sampling(self._context, self._address)
@@ -177,7 +184,9 @@ class ReplayStream:
 
     def _on_welcome(self, socket: zmq.Socket, message: LearnerWelcome) -> None:
         if message.capacity_segments != self._capacity_segments:
-            error = f"the replay server holds {message.capacity_segments} segments, this learner {self._capacity_segments}"
+            error = (
+                f"the replay server holds {message.capacity_segments} segments, this learner {self._capacity_segments}"
+            )
             self._items.put(RunError(f"{error}: replay.capacity_transitions must be the same for both"))
             return
         self._epoch += 1

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import zmq
@@ -63,7 +65,7 @@ class SamplingService:
         self._buffer = buffer
         self._limiter = limiter
         self._run_id = run_id
-        self._handlers = {
+        self._handlers: dict[type, Callable[[bytes, Any, float], None]] = {
             LearnerHello: self._on_hello,
             Credit: self._on_credit,
             PriorityUpdate: self._on_priorities,
@@ -146,11 +148,14 @@ class SamplingService:
     def _refusal(self, message: LearnerHello) -> Refusal | None:
         if message.agreement != self._config.agreement:
             self.dropped["another_config"] += 1
-            reason = f"the replay server runs [{self._config.agreement}], this learner [{message.agreement}]; use one config"
+            reason = (
+                f"the replay server runs [{self._config.agreement}], this learner [{message.agreement}]; use one config"
+            )
             return Refusal(reason=reason, final=True)
         if message.batches_at_once * message.batch_size > (largest := largest_draw(self._config)):
-            reason = f"{message.batches_at_once} batches of {message.batch_size} at once are more than the {largest} transitions"
-            return Refusal(reason=f"{reason} that the replay server's config allows; use one config", final=True)
+            asked = f"{message.batches_at_once} batches of {message.batch_size}"
+            reason = f"{asked} at once are more than the {largest} transitions of the replay server's config; use one"
+            return Refusal(reason=reason, final=True)
         if self.learner is not None and self.learner.run_id != message.run_id:
             return Refusal(reason="another learner draws from this replay server", final=False)
         return None
@@ -174,5 +179,5 @@ class SamplingService:
 
 
 def largest_draw(config: Config) -> int:
-    """Returns how many transitions a learner of this configuration draws at once, whatever device it turns out to have."""
+    """Returns how many transitions a learner of this configuration draws at once at most, on any device."""
     return (config.learner.updates_per_call or GPU_UPDATES_PER_CALL) * config.learner.batch_size

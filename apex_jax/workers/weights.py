@@ -8,7 +8,6 @@ import threading
 import time
 import zlib
 from collections import Counter
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -104,14 +103,13 @@ class WeightsPublisher:
 class WeightsSubscriber:
     """Keeps the newest parameters at hand, already on the device; acting never waits for them."""
 
-    def __init__(self, context: zmq.Context, address: str, like_params: Params, on_change: Callable[[], None] = lambda: None):
-        """Connects and starts the thread. `like_params`: a tree of the network's leaves; `on_change` is called on the thread."""
+    def __init__(self, context: zmq.Context, address: str, like_params: Params):
+        """Connects and starts the thread. `like_params`: a tree of the network's leaves."""
         self.newest: Weights | None = None
         self.dropped: Counter[str] = Counter()
         self._socket = sockets.connect_weights(context, address)
         self._like_params = like_params
         self._architecture = architecture_of(like_params)
-        self._on_change = on_change
         self._stopping = threading.Event()
         self._arrived = threading.Event()
         self._thread = threading.Thread(target=self._run, name="weights subscriber")
@@ -152,7 +150,6 @@ class WeightsSubscriber:
             params, message.version, message.updates, message.environment_steps, message.final, time.monotonic()
         )
         self._arrived.set()
-        self._on_change()
 
     def _defect(self, message: WeightsMessage) -> str:
         if message.architecture != self._architecture:

@@ -1,0 +1,56 @@
+"""What the learner tells of itself between two writes of its metrics."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from apex_jax.agent.dqn import UpdateOutput
+from apex_jax.metrics import Mean, MetricsWriter, RateMeter, resident_memory_bytes
+from apex_jax.types import IndexBatches
+
+
+class LearnerMetrics:
+    """Adds up update calls and waiting time, and writes them under the tags of `apex_jax.metrics.TAGS`."""
+
+    def __init__(self, writer: MetricsWriter):
+        self.waited_seconds = 0.0  # in all, for batches
+        self._writer = writer
+        self._update_rate, self._wait_rate = RateMeter(), RateMeter()
+        self._loss, self._q_value, self._gradient_norm, self._priority, self._age = (Mean() for _ in range(5))
+        self._priority_max = 0.0
+        self._samples_per_insert = 0.0
+
+    def add(self, batches: IndexBatches, output: UpdateOutput) -> None:
+        """Counts an update call whose output has come back from the device, as NumPy arrays."""
+        self._loss.add(output.loss)
+        self._q_value.add(output.q_value)
+        self._gradient_norm.add(output.gradient_norm)
+        self._priority.add(output.priorities)
+        self._priority_max = max(self._priority_max, float(np.max(output.priorities)))
+        self._age.add(batches.age_seconds)
+        self._samples_per_insert = batches.samples_per_insert
+
+    def write(self, frames: int, updates: int, elapsed_seconds: float, weights_version: int) -> None:
+        """Writes what has come since the last call, at `frames` environment frames of the run."""
+        values = {
+            "charts/updates_per_second": self._update_rate.update(updates),
+            "charts/elapsed_minutes": elapsed_seconds / 60,
+            "learner/updates": updates,
+            "learner/weights_version": weights_version,
+            "learner/wait_seconds_share": min(1.0, self._wait_rate.update(self.waited_seconds)),
+            "system/resident_memory_bytes": resident_memory_bytes(),
+        }
+        if self._loss.count:
+            values |= {
+                "losses/td_loss": self._loss.result(),
+                "losses/q_values": self._q_value.result(),
+                "losses/gradient_norm": self._gradient_norm.result(),
+                "losses/priority_mean": self._priority.result(),
+                "losses/priority_max": self._priority_max,
+                "replay/sample_age_seconds": self._age.result(),
+                "replay/samples_per_insert": self._samples_per_insert,
+            }
+        for mean in (self._loss, self._q_value, self._gradient_norm, self._priority, self._age):
+            mean.reset()
+        self._priority_max = 0.0
+        self._writer.write(frames, values)
