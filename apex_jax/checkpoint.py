@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import warnings
+import zlib
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -40,13 +42,21 @@ class Checkpointer:
     def __init__(self, run_directory: str, kept: int = 3, read_only: bool = False):
         """`kept`: newest checkpoints that are not deleted. `read_only`: another process may be saving here."""
         self.directory = Path(run_directory).absolute() / "checkpoints"
+        if self.directory.exists() and not self.directory.is_dir():
+            raise CheckpointError(f"{self.directory} cannot hold checkpoints: it is a file; set run_directory")
+        self._damaged: set[int] = set()
+        logging.getLogger("absl").setLevel(logging.CRITICAL)  # orbax's: what fails comes back as an exception, too
         options = ocp.CheckpointManagerOptions(
             max_to_keep=kept,
-            enable_async_checkpointing=True,
+            # A directory that cannot be made must fail at once: made asynchronously, it leaves threads that wait 5 minutes.
+            async_options=ocp.AsyncOptions(create_directories_asynchronously=False),
             cleanup_tmp_directories=not read_only,
             read_only=read_only,
         )
-        self._manager = ocp.CheckpointManager(self.directory, options=options)
+        try:
+            self._manager = ocp.CheckpointManager(self.directory, options=options)
+        except OSError as error:
+            raise CheckpointError(f"{self.directory} cannot hold checkpoints: {error}; set run_directory") from error
 
     def save(self, state: Any, progress: Progress) -> None:
         """Starts saving; returns once `state` has been copied to the host, so that the next update may donate it.
@@ -54,15 +64,19 @@ class Checkpointer:
         Raises CheckpointError if the save before this one failed.
         """
         host_state = jax.tree.map(lambda leaf: np.array(leaf), state)
+        record = {"format": FORMAT, "state_crc": _crc_of_state(host_state), **progress._asdict()}
         items = ocp.args.Composite(
             state=ocp.args.StandardSave(host_state),
-            progress=ocp.args.JsonSave({"format": FORMAT, **progress._asdict()}),
+            progress=ocp.args.JsonSave({**record, "crc": _crc_of_record(record)}),
         )
         try:
             self._manager.check_for_errors()
+            if progress.updates in self._damaged:
+                self._manager.delete(progress.updates)
+                self._damaged.remove(progress.updates)
             if progress.updates not in self._manager.all_steps():
                 self._manager.save(progress.updates, args=items, force=True)
-        except (OSError, ValueError) as error:
+        except Exception as error:  # orbax raises whatever its writers raise, and training must outlive a full disk
             raise CheckpointError(f"checkpoint {self.directory}/{progress.updates} was not saved: {error}") from error
 
     def restore_newest(self, like_state: Any, agreement: str, architecture: str) -> tuple[Any, Progress] | None:
@@ -74,17 +88,16 @@ class Checkpointer:
         steps = sorted(self._manager.all_steps(), reverse=True)
         for step in steps:
             try:
-                restored = self._manager.restore(step, args=ocp.args.Composite(progress=ocp.args.JsonRestore()))
-                fields = dict(restored["progress"])
-                version, progress = fields.pop("format"), Progress(**fields)
+                record = self._read_record(step)
             except Exception as error:  # orbax raises whatever its readers of a damaged file raise
-                self._warn(step, error)
+                self._pass_over(step, error)
                 continue
-            self._check(step, version, progress, agreement, architecture)
+            self._check(step, record, agreement, architecture)
+            progress = Progress(**{name: record[name] for name in Progress._fields})
             try:
-                return self._restore_state(step, like_state), progress
+                return self._restore_state(step, like_state, record["state_crc"]), progress
             except Exception as error:
-                self._warn(step, error)
+                self._pass_over(step, error)
         if steps:
             raise CheckpointError(
                 f"none of the checkpoints in {self.directory} can be read; move it away to start afresh"
@@ -97,30 +110,52 @@ class Checkpointer:
             self._manager.wait_until_finished()
             self._manager.check_for_errors()
             self._manager.close()
-        except (OSError, ValueError) as error:
+        except Exception as error:
             raise CheckpointError(f"the last checkpoint in {self.directory} was not saved: {error}") from error
 
-    def _check(self, step: int, version: int, progress: Progress, agreement: str, architecture: str) -> None:
-        for what, saved, ours in (
-            ("format", version, FORMAT),
-            ("configuration", progress.agreement, agreement),
-            ("network", progress.architecture, architecture),
+    def _read_record(self, step: int) -> dict[str, Any]:
+        restored = self._manager.restore(step, args=ocp.args.Composite(progress=ocp.args.JsonRestore()))
+        record = dict(restored["progress"])
+        if record.pop("crc") != _crc_of_record(record):
+            raise ValueError("the checksum of its progress is wrong")
+        return record
+
+    def _check(self, step: int, record: dict[str, Any], agreement: str, architecture: str) -> None:
+        for what, name, ours in (
+            ("format", "format", FORMAT),
+            ("configuration", "agreement", agreement),
+            ("network", "architecture", architecture),
         ):
-            if saved != ours:
+            if (saved := record[name]) != ours:
                 raise CheckpointError(
                     f"checkpoint {self.directory}/{step} has another {what}: {saved}, not {ours};"
                     " use the configuration it was made with, or another run_directory"
                 )
 
-    def _restore_state(self, step: int, like_state: Any) -> Any:
+    def _restore_state(self, step: int, like_state: Any, crc: int) -> Any:
         like = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), like_state)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             items = ocp.args.Composite(state=ocp.args.StandardRestore(like))
-            return self._manager.restore(step, args=items)["state"]
+            state = self._manager.restore(step, args=items)["state"]
+        if _crc_of_state(state) != crc:  # orbax does not see every flipped bit
+            raise ValueError("the checksum of its state is wrong")
+        return state
 
-    def _warn(self, step: int, error: Exception) -> None:
+    def _pass_over(self, step: int, error: Exception) -> None:
+        self._damaged.add(step)
         reason = str(error).strip().splitlines() or [type(error).__name__]
         _log.warning(
             "checkpoint %s is damaged, trying the one before: %s", os.fspath(self.directory / str(step)), reason[0]
         )
+
+
+def _crc_of_state(state: Any) -> int:
+    crc = 0
+    for leaf in jax.tree.leaves(state):
+        crc = zlib.crc32(np.ascontiguousarray(leaf), crc)
+    return crc
+
+
+def _crc_of_record(record: dict[str, Any]) -> int:
+    return zlib.crc32(json.dumps(record, sort_keys=True).encode())

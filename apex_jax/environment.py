@@ -82,6 +82,7 @@ class Environment:
                 seed=[int(seed) for seed in seeds],
                 **_options(config, max_episode_frames),
             )
+            _ = self._pool.observation_space  # made when first asked for, which would else be in `receive`
         self._first = np.ones(self.num_environments, bool)
         self._lives = np.zeros(self.num_environments, np.int32)
         self._pool.async_reset()
@@ -100,10 +101,11 @@ class Environment:
 
     def send(self, action: np.ndarray, env_id: np.ndarray) -> None:
         """Starts the next step of the environments `env_id`; returns at once. `action`: int32[A], checked."""
-        if action.shape != env_id.shape or action.min() < 0 or action.max() >= self._spec.num_actions:
+        actions, environments = range(self._spec.num_actions), range(self.num_environments)
+        if action.shape != env_id.shape or not (_all_in(action, actions) and _all_in(env_id, environments)):
             raise ValueError(
-                f"actions {action} of environments {env_id}: one for each in [0, {self._spec.num_actions}) is needed;"
-                " EnvPool would crash on others"
+                f"actions {action} of environments {env_id}: one action in [0, {len(actions)}) is needed for each"
+                f" environment in [0, {len(environments)}); EnvPool would crash on others"
             )
         self._pool.send(action.astype(np.int32), env_id)
 
@@ -136,6 +138,12 @@ class EpisodeTracker:
         self._returns[ended] = 0
         self._steps[ended] = 0
         return episodes
+
+
+def _all_in(values: np.ndarray, allowed: range) -> bool:
+    """Tells whether `values` are whole numbers, some, and all in `allowed`."""
+    is_whole = values.dtype.kind in "iu" and values.size > 0
+    return bool(is_whole and values.min() >= allowed.start and values.max() < allowed.stop)
 
 
 def _is_atari(task: str) -> bool:

@@ -21,7 +21,7 @@ MAY_IMPORT = {  # part of the package -> other parts of it
     "config": {"types", "errors"},
     "command_line": {"config", "errors"},
     **{part: FOUNDATION for part in MIDDLE},
-    "workers": FOUNDATION | MIDDLE,
+    "workers": FOUNDATION | MIDDLE | {"command_line"},
 }
 MUST_NOT_IMPORT = {  # part of the package -> what its files can do without
     "types": {"jax", "envpool", "zmq"},

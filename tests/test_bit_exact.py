@@ -58,6 +58,7 @@ class Replay:
         self.store = create_store(spec, self.buffer.capacity_segments)
         self.live: dict[int, SegmentColumns] = {}  # what the learner was last sent for each slot
         self.cursor = 0
+        self.generation = 0  # of the newest segment that the learner has
 
     def insert(self, segment: Segment) -> None:
         """Actor -> replay server."""
@@ -76,6 +77,10 @@ class Replay:
             message = StreamedSegments(run.slots, run.generations, lengths, b"".join(run.bodies))
             received = wire.decode([bytes(frame) for frame in wire.encode(message)])
             assert isinstance(received, StreamedSegments)
+            assert (
+                np.diff(received.generations, prepend=np.uint32(self.generation)).view(np.int32) > 0
+            ).all()  # once each
+            self.generation = int(received.generations[-1])
             ends = np.cumsum(received.body_bytes)
             bodies = [received.bodies[end - size : end] for end, size in zip(ends, received.body_bytes, strict=True)]
             segments = [decode_segment(body, self.spec) for body in bodies]

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+import envpool
 import numpy as np
 import pytest
 
@@ -122,22 +123,64 @@ def test_cartpole_stops_at_its_own_limit_if_ours_is_longer() -> None:
     assert [i for i, step in enumerate(limited) if step.truncated] == [5, 11]
 
 
-def test_episode_statistics_are_raw_rewards_of_full_games_across_lost_lives() -> None:
-    steps = play("Seaquest-v5", 700, seeds=[1, 2, 3, 4])
-    tracker = EpisodeTracker(4)
-    episodes = [episode for step in steps for episode in tracker.add(step)]
-    expected = []
+def games(steps: list[Step]) -> list[tuple[int, list[Step]]]:
+    """Returns every game that ended, with its environment."""
+    found = []
     for env_id, history in enumerate(by_environment(steps)):
         begin = 0
         for i, step in enumerate(history):
             if step.terminated or step.truncated:
-                total = sum(float(step.reward) for step in history[begin : i + 1])
-                expected.append(Episode(env_id, total, steps=i - begin))
-                assert sum(bool(step.life_lost) for step in history[begin : i + 1]) > 1
+                found.append((env_id, history[begin : i + 1]))
                 begin = i + 1
+    return found
+
+
+def assert_statistics(steps: list[Step]) -> list[Episode]:
+    """Asserts that the tracker adds up what the games have brought, and returns its episodes."""
+    tracker = EpisodeTracker(4)
+    episodes = [episode for step in steps for episode in tracker.add(step)]
+    expected = [
+        Episode(env_id, sum(float(step.reward) for step in game), steps=len(game) - 1) for env_id, game in games(steps)
+    ]
     assert sorted(episodes) == sorted(expected)
-    assert max(episode.episode_return for episode in episodes) >= 20  # rewards of 20 were not clipped
-    assert len(episodes) >= 4
+    return episodes
+
+
+def test_episode_statistics_are_of_full_games_across_lost_lives(breakout: list[Step]) -> None:
+    episodes = assert_statistics(breakout)
+    assert len(episodes) >= 8  # more than one for each environment
+    assert all(sum(bool(step.life_lost) for step in game) == 5 for _, game in games(breakout))
+
+
+def test_episode_statistics_are_of_raw_rewards() -> None:
+    steps = play("MsPacman-v5", 250, seeds=[1, 2, 3, 4], max_episode_frames=480)
+    assert max(episode.episode_return for episode in assert_statistics(steps)) >= 20
+    assert {float(reward) for step in steps for reward in step.reward} >= {0, 10}  # a pellet is 10, not clipped to 1
+
+
+def test_reset_to_fewer_lives_is_no_lost_life(monkeypatch: pytest.MonkeyPatch) -> None:
+    class ScriptedPool:
+        """Gains an extra life, runs into the time limit with it, and is reset."""
+
+        observation_space = None
+        lives = iter([3, 4, 4, 3, 2])
+        truncated = iter([False, False, True, False, False])
+
+        def async_reset(self) -> None:
+            pass
+
+        def recv(self) -> tuple[Any, ...]:
+            pixels, nothing = np.zeros((1, 4, 84, 84), np.uint8), np.zeros(1, bool)
+            info = {"env_id": np.zeros(1, np.int32), "lives": np.array([next(self.lives)], np.int32)}
+            return pixels, np.zeros(1), nothing, np.array([next(self.truncated)]), info
+
+    settings = config("Seaquest-v5")
+    spec = segment_spec(settings)
+    monkeypatch.setattr(envpool, "make", lambda *args, **options: ScriptedPool())
+    pool = Environment(settings, spec, np.array([1]), 50_000)
+    steps = [pool.receive() for _ in range(5)]
+    assert [bool(step.first[0]) for step in steps] == [True, False, False, True, False]
+    assert [bool(step.life_lost[0]) for step in steps] == [False, False, False, False, True]
 
 
 def test_asynchronous_pool_returns_some_environments_and_every_one_in_turn() -> None:
@@ -201,6 +244,7 @@ def test_equal_seeds_agree_and_different_seeds_differ() -> None:
     first = observations([3, 3 + 10**6])
     np.testing.assert_array_equal(first, observations([3, 3 + 10**6]))
     assert not np.array_equal(first[0], first[1])
+    assert not np.array_equal(first, observations([4, 4 + 10**6]))
 
 
 def test_sticky_actions_and_noops_reach_the_emulator() -> None:

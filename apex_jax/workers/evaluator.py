@@ -89,9 +89,12 @@ def follow(config: Config, spec: SegmentSpec, context: zmq.Context, name: str, s
     like_params = jax.eval_shape(dqn.init, jax.random.key(0)).online_params
     subscriber = WeightsSubscriber(context, config.addresses.weights, like_params)
     weights: Weights | None = None
+    _log.info("waiting for weights from the learner at %s", config.addresses.weights)
     try:
         while not stop.is_set() and not (weights is not None and weights.final):
             weights = _next_weights(subscriber, weights, config.evaluator.interval_seconds, stop)
+            if weights is None and stop.run_is_over:  # the learner left before this process had joined
+                weights = _saved_weights(config, config.directory, dqn)
             if weights is None:
                 continue
             cancelled = partial(_is_cancelled, stop, subscriber, weights)
@@ -106,26 +109,41 @@ def follow(config: Config, spec: SegmentSpec, context: zmq.Context, name: str, s
 def evaluate_checkpoint(config: Config, spec: SegmentSpec, stop: StopSignal) -> None:
     """Evaluates the newest checkpoint of the run directory `evaluator.checkpoint` and prints the result."""
     dqn = make_dqn(config, spec)
+    weights = _saved_weights(config, config.evaluator.checkpoint, dqn)
+    returns = Evaluator(config, spec, dqn).evaluate(weights.params, stop.is_set)
+    if returns is not None:
+        print(_describe(config, Evaluation(returns, weights.updates, weights.environment_steps)))
+
+
+def _saved_weights(config: Config, run_directory: str, dqn: Dqn) -> Weights:
+    """Returns the parameters of the newest checkpoint; RunError where there is none that fits."""
     state = jax.eval_shape(dqn.init, jax.random.key(0))
-    checkpointer = Checkpointer(config.evaluator.checkpoint, read_only=True)
+    checkpointer = Checkpointer(run_directory, read_only=True)
     restored = checkpointer.restore_newest(state, config.agreement, architecture_of(state.online_params))
     if restored is None:
-        raise RunError(f"evaluator.checkpoint={config.evaluator.checkpoint}: no checkpoint in {checkpointer.directory}")
+        raise RunError(f"{run_directory}: no checkpoint in {checkpointer.directory}; give the directory of a run")
     saved, progress = restored
-    returns = Evaluator(config, spec, dqn).evaluate(type(state)(*saved).online_params, stop.is_set)
-    if returns is not None:
-        print(_describe(config, Evaluation(returns, progress.updates, progress.environment_steps)))
+    return Weights(
+        params=type(state)(*saved).online_params,
+        version=progress.weights_version,
+        updates=progress.updates,
+        environment_steps=progress.environment_steps,
+        final=True,
+        received_seconds=time.monotonic(),
+    )
 
 
 def _next_weights(
     subscriber: WeightsSubscriber, last: Weights | None, pause_seconds: float, stop: StopSignal
 ) -> Weights | None:
-    """Waits until the pause is over, or the run; returns the newest weights, None if there are none yet."""
+    """Waits until the pause is over, or the run; returns the newest weights, None if none will come."""
     until = time.monotonic() + (pause_seconds if last is not None else 0)
     while not stop.is_set():
         newest = subscriber.wait(0.1)
         if newest is not None and newest.final:
             return newest
+        if stop.run_is_over:
+            return None
         if newest is not None and time.monotonic() >= until and (last is None or newest.updates > last.updates):
             return newest
         stop.wait(0.1)
@@ -135,7 +153,8 @@ def _next_weights(
 def _is_cancelled(stop: StopSignal, subscriber: WeightsSubscriber, weights: Weights) -> bool:
     """Tells whether to stop, or whether the run ended meanwhile: what is being evaluated is then not its result."""
     newest = subscriber.newest
-    return stop.is_set() or (not weights.final and newest is not None and newest.final)
+    is_over = stop.run_is_over or (newest is not None and newest.final)
+    return stop.is_set() or (is_over and not weights.final)
 
 
 def _write(metrics: MetricsWriter, config: Config, evaluation: Evaluation) -> None:

@@ -51,7 +51,7 @@ class Actor:
     seen_seconds: float
     status: ActorStatus
     waiting: deque[int] = field(default_factory=deque)  # sequence numbers of segments received and not yet stored
-    owes_ack: bool = False
+    acknowledged: int = 0  # newest sequence number it was told of, on this connection
 
 
 class Waiting(NamedTuple):
@@ -128,11 +128,10 @@ class ExperienceService:
             self._buffer.insert(body, columns, now_seconds)
             self._limiter.insert(num_transitions)
             actor.waiting.popleft()
-            actor.owes_ack = True
         for identity, actor in self.actors.items():
-            if actor.owes_ack:
-                stored = actor.waiting[0] - 1 if actor.waiting else self._last_sequence.get(actor.run_id, 0)
-                actor.owes_ack = not sockets.send(self._socket, SegmentAck(sequence=stored), identity)
+            stored = actor.waiting[0] - 1 if actor.waiting else self._last_sequence.get(actor.run_id, 0)
+            if stored > actor.acknowledged and sockets.send(self._socket, SegmentAck(sequence=stored), identity):
+                actor.acknowledged = stored
 
     def forget_the_dead(self, now_seconds: float) -> None:
         """Frees the places of actors that have been silent for too long."""
@@ -160,7 +159,10 @@ class ExperienceService:
             sockets.send(self._socket, Refusal(reason=reason, final=True), identity)
             return
         actor = self._returning(message.run_id) or self._newcomer(message)
+        if identity in self.actors:
+            self._remove(identity)  # one connection is one actor, whatever it says
         actor.seen_seconds = now_seconds
+        actor.acknowledged = 0  # what it was told before may not have arrived
         self.actors[identity] = actor
         welcome = ActorWelcome(
             incarnation=actor.incarnation,
@@ -185,11 +187,12 @@ class ExperienceService:
         np.add.at(self._occupants, places, 1)
         self._welcomed += 1
         status = ActorStatus(run_id=message.run_id, steps_per_second=0.0, weights_version=0)
-        return Actor(message.run_id, self._welcomed, places, seen_seconds=0.0, status=status)
+        # Held for dead with segments still waiting here: they count against its credit as before.
+        unstored = (waiting.actor.waiting for waiting in self._waiting if waiting.actor.run_id == message.run_id)
+        return Actor(message.run_id, self._welcomed, places, 0.0, status, waiting=next(unstored, deque()))
 
     def _on_segment(self, identity: bytes, message: SegmentMessage, now_seconds: float) -> None:
         actor = self.actors[identity]
-        actor.owes_ack = True
         if message.sequence <= self._last_sequence.get(actor.run_id, 0):
             self.dropped["duplicate_segment"] += 1
             return
@@ -219,6 +222,9 @@ class ExperienceService:
             self._last_sequence.popitem(last=False)
 
     def _on_episodes(self, identity: bytes, message: EpisodeStatistics, now_seconds: float) -> None:
+        if not (np.isfinite(message.epsilon).all() and np.isfinite(message.episode_return).all()):
+            self.dropped["bad_statistics"] += 1  # one NaN would hide the games of all actors
+            return
         self.episodes.episode_return.add(message.episode_return)
         self.episodes.length.add(message.episode_steps)
         for epsilon, episode_return in zip(message.epsilon, message.episode_return, strict=True):

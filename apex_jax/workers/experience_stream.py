@@ -15,7 +15,7 @@ import zmq
 
 from apex_jax.errors import RunError
 from apex_jax.transport import sockets
-from apex_jax.transport.codec import encode_segment
+from apex_jax.transport.codec import CorruptSegment, encode_segment
 from apex_jax.types import (
     ActorHello,
     ActorStatus,
@@ -65,6 +65,7 @@ class ExperienceStream:
         self._unacknowledged: deque[SegmentMessage] = deque()
         self._num_sent = 0  # of those, from the oldest
         self._sequence = 0
+        self._steps_unsent = 0  # environment steps that no segment has carried yet
         self._welcome: ActorWelcome | None = None
         self._is_welcome = threading.Event()
         self._next_hello = 0.0
@@ -95,7 +96,15 @@ class ExperienceStream:
         self._thread.join()
 
     def _run(self) -> None:
-        socket = sockets.connect_experience(self._context, self._address)
+        try:
+            with sockets.connect_experience(self._context, self._address) as socket:
+                self._serve(socket)
+        except Exception as error:  # an actor whose segments nobody sends would wait for ever
+            self.error = RunError(f"the link to the replay server at {self._address} failed: {error}")
+            self.finished.set()
+            raise
+
+    def _serve(self, socket: zmq.Socket) -> None:
         while not self._closing.is_set():
             self._sign_of_life(socket)
             self._encode_next()
@@ -104,7 +113,6 @@ class ExperienceStream:
             socket.poll(0 if self._has_room() and not self._produced.empty() else 20)
             self._receive(socket)
         sockets.send(socket, Goodbye(run_id=self._hello.run_id))
-        socket.close()
 
     def _sign_of_life(self, socket: zmq.Socket) -> None:
         now = time.monotonic()
@@ -122,15 +130,25 @@ class ExperienceStream:
             segment, environment_steps = self._produced.get_nowait()
         except queue.Empty:
             return
-        body = encode_segment(segment, self._spec)
+        self._steps_unsent += environment_steps
+        try:
+            body = encode_segment(segment, self._spec)
+        except CorruptSegment as error:  # weights that have become NaN make such priorities, until better ones come
+            self.dropped[error.reason] += 1
+            if self.dropped[error.reason] == 1:
+                _log.warning("segments are left out: %s", error.reason)
+            return
         self._sequence += 1
-        message = SegmentMessage(self._hello.run_id, self._sequence, environment_steps, zlib.crc32(body), body)
+        message = SegmentMessage(self._hello.run_id, self._sequence, self._steps_unsent, zlib.crc32(body), body)
+        self._steps_unsent = 0
         self._unacknowledged.append(message)
 
     def _flush(self, socket: zmq.Socket) -> None:
-        if not self._is_welcome.is_set():
+        if self._welcome is None or not self._is_welcome.is_set():
             return
-        while self._num_sent < len(self._unacknowledged) and sockets.send(socket, self._unacknowledged[self._num_sent]):
+        # A server that came back with another configuration may give less credit than there is to send again.
+        sendable = min(len(self._unacknowledged), self._welcome.max_outstanding_segments)
+        while self._num_sent < sendable and sockets.send(socket, self._unacknowledged[self._num_sent]):
             self._num_sent += 1
         while self._episodes and sockets.send(socket, self._episodes[0]):
             self._episodes.popleft()

@@ -27,6 +27,7 @@ _log = logging.getLogger(__name__)
 
 MAIN = Path(__file__).resolve().parents[2] / "main.py"
 TICK_SECONDS = 0.25
+FIRST_DELAY_SECONDS = 1.0  # before a role is started again; doubled each time
 MAX_RESTARTS = 5  # of one role in a row
 STEADY_SECONDS = 120.0  # a role that has run for so long starts counting anew
 KILL_SECONDS = 4.0  # after SIGTERM
@@ -45,6 +46,7 @@ class Role:
     started_seconds: float = 0.0
     restarts: int = 0  # in a row
     restart_at: float = 0.0
+    last_error: str = ""  # that it ended with, the last time that it failed
     state: str = "starting"
 
     def start(self, config_path: Path) -> None:
@@ -67,14 +69,29 @@ class Role:
         """Returns the exit code of a process that has ended."""
         return self.process.poll() if self.process is not None else None
 
+    def said_error(self) -> str:
+        """Returns the error that the role itself ended with; empty where it was killed or crashed."""
+        lines = self.log_path.read_text(errors="replace").splitlines()[-1:]
+        return "".join(line for line in lines if self.exit_code() == 1 and line.startswith("error: "))
+
     def log_tail(self) -> str:
-        """Returns the last lines of the role's log."""
-        return "\n".join(self.log_path.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:])
+        """Returns the last lines of the role's log, indented."""
+        lines = self.log_path.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:]
+        return "\n".join(f"  {line}" for line in lines)
+
+    def tell_run_is_over(self) -> None:
+        """Says so through the pipe; see `StopSignal.run_is_over`."""
+        assert self.process is not None
+        assert self.process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.write(b"\n")
+            self.process.stdin.flush()
 
     def close_pipe(self) -> None:
         """Closes the pipe to a process that has ended."""
         if self.process is not None and self.process.stdin is not None:
-            self.process.stdin.close()
+            with contextlib.suppress(BrokenPipeError):
+                self.process.stdin.close()
 
 
 class LocalRun:
@@ -115,6 +132,7 @@ class LocalRun:
         learner, evaluator = self._role("learner"), self._role("evaluator")
         if self._over_seconds is None and learner.exit_code() == 0:
             self._over_seconds = time.monotonic()
+            evaluator.tell_run_is_over()
         if self._over_seconds is None:
             return False
         return evaluator.exit_code() is not None or time.monotonic() - self._over_seconds > LAST_EVALUATION_SECONDS
@@ -130,15 +148,24 @@ class LocalRun:
             if role.restart_at == 0.0:
                 self._schedule_restart(role, code, now)
             elif now >= role.restart_at:
-                role.restart_at = 0.0
-                role.start(self._config_path)
+                self._restart(role)
+
+    def _restart(self, role: Role) -> None:
+        """Starts a role again; with a learner that failed while it ended the run, also those that have left by then."""
+        role.restart_at = 0.0
+        role.start(self._config_path)
+        for other in self._roles:
+            if role.role == "learner" and other.exit_code() == 0:
+                other.start(self._config_path)
 
     def _schedule_restart(self, role: Role, code: int, now: float) -> None:
         role.restarts = 1 if now - role.started_seconds > STEADY_SECONDS else role.restarts + 1
-        if code == 2 or role.restarts > MAX_RESTARTS:
+        error_before, role.last_error = role.last_error, role.said_error()
+        is_in_vain = role.restarts > 1 and role.last_error != "" and role.last_error == error_before
+        if code == 2 or is_in_vain or role.restarts > MAX_RESTARTS:
             what = "refused its configuration" if code == 2 else f"failed {role.restarts} times in a row"
             raise RunError(f"{role.name} {what} (exit code {code}); the end of {role.log_path}:\n{role.log_tail()}")
-        delay = float(2 ** (role.restarts - 1))
+        delay = FIRST_DELAY_SECONDS * 2 ** (role.restarts - 1)
         role.restart_at = now + delay
         role.state = f"down, back in {delay:.0f} s"
         _log.warning(
@@ -170,13 +197,15 @@ def locked(directory: Path) -> Iterator[None]:
     """Holds the run directory for this run; RunError if another run has it, or if it cannot be written."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        with open(directory / "lock", "w") as file:
+        file = open(directory / "lock", "w")  # noqa: SIM115 - closed below: an error of the run itself is none of these
+    except OSError as error:
+        raise RunError(f"{directory} cannot be written ({error.strerror}): choose another run_directory") from None
+    with file:
+        try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            yield
-    except BlockingIOError:
-        raise RunError(f"another run is using {directory}: stop it, or choose another run_directory") from None
-    except PermissionError as error:
-        raise RunError(f"{error.filename} cannot be written: choose another run_directory") from None
+        except BlockingIOError:
+            raise RunError(f"another run is using {directory}: stop it, or choose another run_directory") from None
+        yield
 
 
 def run(config: Config, name: str, stop: StopSignal) -> int:

@@ -16,14 +16,17 @@ SUPERVISED = "APEX_JAX_SUPERVISED"  # set by the local supervisor: standard inpu
 
 
 class StopSignal:
-    """Set by SIGINT, SIGTERM, the death of the supervisor, or by the worker itself when the run is over."""
+    """Set by SIGINT, SIGTERM, and the death of the supervisor or of a thread."""
 
     def __init__(self) -> None:
         self._event = threading.Event()
         self.signal_number = 0
+        self._thread_died = False
+        self.run_is_over = False  # the supervisor's word that the learner has ended the run
 
     def install(self) -> None:
-        """Takes over SIGINT and SIGTERM; a second one ends the process at once."""
+        """Takes over SIGINT and SIGTERM (a second one ends the process at once), and what a thread dies of."""
+        threading.excepthook = self._on_dead_thread
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._on_signal)
         if os.environ.get(SUPERVISED):
@@ -35,26 +38,32 @@ class StopSignal:
 
     def is_set(self) -> bool:
         """Tells whether the worker should stop."""
-        return self._event.is_set()
+        return self.signal_number != 0 or self._event.is_set()
 
     def wait(self, seconds: float) -> bool:
         """Waits until the worker should stop, at most `seconds`; returns whether it should."""
-        return self._event.wait(seconds)
+        return self._event.wait(seconds) or self.is_set()
 
     @property
     def exit_code(self) -> int:
-        """0, or by convention 128 + the signal that ended the process (130 Ctrl-C, 143 SIGTERM)."""
-        return 128 + self.signal_number if self.signal_number else 0
+        """0; by convention 128 + the signal that ended the process (130 Ctrl-C, 143 SIGTERM); 1 if a thread died."""
+        return 128 + self.signal_number if self.signal_number else int(self._thread_died)
+
+    def _on_dead_thread(self, args: threading.ExceptHookArgs) -> None:
+        """A worker without one of its threads only seems to live: it ends, and whoever watches starts it again."""
+        name = args.thread.name if args.thread is not None else "?"
+        logging.getLogger(__name__).error("the thread %r died", name, exc_info=args.exc_value)
+        self._thread_died = True
+        self._event.set()
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        if self._event.is_set():
+        if self.signal_number:
             os._exit(128 + number)
-        self.signal_number = number
-        self._event.set()
+        self.signal_number = number  # not the event: the code that is interrupted here may hold its lock
 
     def _watch_supervisor(self) -> None:
         while os.read(sys.stdin.fileno(), 1):
-            pass
+            self.run_is_over = True
         self._event.set()
 
 
@@ -84,7 +93,9 @@ def new_run_id() -> int:
 
 def start_log(name: str) -> logging.Logger:
     """Returns the process's log, on standard error: a line a fact, with the time and the role."""
-    logging.basicConfig(format=f"%(asctime)s {name}: %(message)s", datefmt="%H:%M:%S", level=logging.WARNING)
+    logging.basicConfig(
+        format=f"%(asctime)s %(levelname)s {name}: %(message)s", datefmt="%H:%M:%S", level=logging.WARNING
+    )
     log = logging.getLogger("apex_jax")
     log.setLevel(logging.INFO)
     return log

@@ -41,7 +41,11 @@ class ReplayServer:
         )
         self.limiter = make_limiter(config, spec)
         self._experience_socket = sockets.serve_experience(context, config.addresses.experience)
-        self._sampling_socket = sockets.serve_sampling(context, config.addresses.sampling)
+        try:
+            self._sampling_socket = sockets.serve_sampling(context, config.addresses.sampling)
+        except sockets.BindError:
+            self._experience_socket.close()
+            raise
         self.experience = ExperienceService(self._experience_socket, config, spec, self.buffer, self.limiter)
         self.sampling = SamplingService(self._sampling_socket, config, self.buffer, self.limiter, new_run_id())
         self._metrics = MetricsWriter(config.directory, name)
@@ -80,8 +84,8 @@ class ReplayServer:
 
     @property
     def environment_steps(self) -> int:
-        """Steps of all actors since the run began, those before the learner's checkpoint included."""
-        return self.sampling.learner_environment_steps + self.experience.environment_steps
+        """Steps of all actors since the run began, those before this server started included."""
+        return (self.sampling.earlier_environment_steps or 0) + self.experience.environment_steps
 
     def _finish(self, stop: StopSignal) -> None:
         """Writes the last metrics; where the run is over, tells the actors and sees them off."""
@@ -89,9 +93,9 @@ class ReplayServer:
         if self.sampling.finished is None:
             return
         _log.info("the run is over: %s", self.sampling.finished)
-        self.experience.finish(self.sampling.finished)
         until = time.monotonic() + LEAVING_SECONDS
         while self.experience.actors and time.monotonic() < until and not stop.is_set():
+            self.experience.finish(self.sampling.finished)  # again to who could not take it, or has only just joined
             self._experience_socket.poll(POLL_MILLISECONDS)
             self.experience.read(time.monotonic())
 

@@ -132,9 +132,18 @@ class ReplayStream:
             self._wake.send(b"", zmq.NOBLOCK)
 
     def _run(self) -> None:
-        socket = sockets.connect_sampling(self._context, self._address)
-        wake = self._context.socket(zmq.PAIR)
-        wake.connect(f"inproc://replay-stream-{id(self)}")
+        try:
+            with (
+                sockets.connect_sampling(self._context, self._address) as socket,
+                self._context.socket(zmq.PAIR) as wake,
+            ):
+                wake.connect(f"inproc://replay-stream-{id(self)}")
+                self._serve(socket, wake)
+        except Exception as error:  # a learner that nobody supplies would wait for ever
+            self._items.put(RunError(f"the link to the replay server at {self._address} failed: {error}"))
+            raise
+
+    def _serve(self, socket: zmq.Socket, wake: zmq.Socket) -> None:
         poller = zmq.Poller()
         poller.register(socket, zmq.POLLIN)
         poller.register(wake, zmq.POLLIN)
@@ -146,8 +155,6 @@ class ReplayStream:
             self._flush(socket)
             self._receive(socket)
         self._flush(socket)
-        wake.close()
-        socket.close()
 
     def _sign_of_life(self, socket: zmq.Socket) -> None:
         now = time.monotonic()
@@ -191,15 +198,18 @@ class ReplayStream:
             return
         self._epoch += 1
         self._welcomed = True
-        everything = Credit(run_id=self._hello.run_id, groups=self._groups, segments=SEGMENTS_WINDOW)
-        self._outbox.append((self._epoch, everything))
+        self._give_credit(groups=self._groups, segments=SEGMENTS_WINDOW)
         self._flush(socket)
+
+    def _give_credit(self, groups: int, segments: int) -> None:
+        self._outbox.append((self._epoch, Credit(run_id=self._hello.run_id, groups=groups, segments=segments)))
 
     def _take_segments(self, message: StreamedSegments) -> None:
         lengths = message.body_bytes
         out_of_ring = (message.slots < 0).any() or (message.slots >= self._capacity_segments).any()
         if out_of_ring or (lengths < 0).any() or lengths.sum(dtype=np.int64) != len(message.bodies):
             self.dropped["bad_segments"] += 1
+            self._give_credit(groups=0, segments=len(lengths))
             return
         ends = np.cumsum(lengths)
         frames = np.empty((len(lengths), self._spec.slots, *self._spec.frame_shape), self._spec.frame_dtype)
@@ -215,7 +225,7 @@ class ReplayStream:
         if len(sound) < len(lengths):
             _log.warning("%d segments from the replay server are corrupt: left out", len(lengths) - len(sound))
         if not sound:
-            self._outbox.append((self._epoch, Credit(run_id=self._hello.run_id, groups=0, segments=len(lengths))))
+            self._give_credit(groups=0, segments=len(lengths))
             return
         stacked = SegmentColumns(*(np.stack(column) for column in zip(*columns, strict=True)))
         self._items.put(Item(Segments(message.slots[sound], frames[sound], stacked, len(lengths)), self._epoch))
@@ -225,5 +235,8 @@ class ReplayStream:
         limit = self._capacity_segments * self._spec.slots
         if message.indices.shape != shape or (message.indices < 0).any() or (message.indices >= limit).any():
             self.dropped["bad_batches"] += 1
+            self._give_credit(groups=1, segments=0)
             return
+        # A server that restarts asks for it again.
+        self._hello = self._hello._replace(environment_steps=message.environment_steps)
         self._items.put(Item(message, self._epoch))

@@ -16,6 +16,7 @@ from apex_jax.replay.buffer import ReplayBuffer
 from apex_jax.replay.rate_limiter import RateLimiter
 from apex_jax.transport import sockets
 from apex_jax.types import (
+    MAX_SEGMENT_BYTES,
     Credit,
     Finish,
     Goodbye,
@@ -31,7 +32,8 @@ from apex_jax.workers.experience_service import MESSAGES_AT_ONCE, PEER_TIMEOUT_S
 
 _log = logging.getLogger(__name__)
 
-SEGMENTS_AT_ONCE = 64  # in one message
+SEGMENTS_AT_ONCE = 64  # in one message, as far as they fit in
+BYTES_AT_ONCE = MAX_SEGMENT_BYTES
 
 
 @dataclass
@@ -58,7 +60,7 @@ class SamplingService:
     def __init__(self, socket: zmq.Socket, config: Config, buffer: ReplayBuffer, limiter: RateLimiter, run_id: int):
         self.learner: LearnerPeer | None = None
         self.dropped: Counter[str] = Counter()
-        self.learner_environment_steps = 0  # of the run, as the learner's checkpoint knew
+        self.earlier_environment_steps: int | None = None  # of the run before this server, as its first learner knew
         self.finished: str | None = None  # why, once the learner said that the run is over
         self._socket = socket
         self._config = config
@@ -111,16 +113,18 @@ class SamplingService:
             run = self._buffer.segments_since(learner.cursor, min(SEGMENTS_AT_ONCE, learner.segments_credit))
             if not run.bodies:
                 return False
+            body_bytes = np.array([len(body) for body in run.bodies], np.int32)
+            count = max(1, int(np.searchsorted(np.cumsum(body_bytes), BYTES_AT_ONCE, side="right")))
             message = StreamedSegments(
-                slots=run.slots,
-                generations=run.generations,
-                body_bytes=np.array([len(body) for body in run.bodies], np.int32),
-                bodies=b"".join(run.bodies),
+                slots=run.slots[:count],
+                generations=run.generations[:count],
+                body_bytes=body_bytes[:count],
+                bodies=b"".join(run.bodies[:count]),
             )
             if not sockets.send(self._socket, message, learner.identity):
                 return False
-            learner.cursor = run.cursor
-            learner.segments_credit -= len(run.bodies)
+            learner.cursor = run.cursor - len(run.bodies) + count
+            learner.segments_credit -= count
         return True
 
     def _draw(self, learner: LearnerPeer, environment_steps: int, now_seconds: float) -> IndexBatches:
@@ -139,10 +143,14 @@ class SamplingService:
         if (refusal := self._refusal(message)) is not None:
             sockets.send(self._socket, refusal, identity)
             return
-        self.learner = LearnerPeer(identity, message.run_id, now_seconds, message.batches_at_once, message.batch_size)
-        self.learner_environment_steps = message.environment_steps
+        if self.learner is not None and self.learner.identity == identity:
+            return  # said again before the welcome had arrived: it is under way, and its credit must not count twice
         welcome = LearnerWelcome(replay_run_id=self._run_id, capacity_segments=self._buffer.capacity_segments)
-        sockets.send(self._socket, welcome, identity)
+        if not sockets.send(self._socket, welcome, identity):
+            return
+        self.learner = LearnerPeer(identity, message.run_id, now_seconds, message.batches_at_once, message.batch_size)
+        if self.earlier_environment_steps is None:  # what later learners know they have from this server
+            self.earlier_environment_steps = message.environment_steps
         _log.info("learner %s joins; %d segments are live", identity.hex(), self._buffer.size_segments)
 
     def _refusal(self, message: LearnerHello) -> Refusal | None:

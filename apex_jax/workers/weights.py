@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import logging
-import queue
 import threading
 import time
 import zlib
-from collections import Counter
+from collections import Counter, deque
 from typing import Any, NamedTuple
 
 import jax
@@ -34,6 +33,15 @@ class Weights(NamedTuple):
     received_seconds: float  # time.monotonic() here
 
 
+class Handover(NamedTuple):
+    """Parameters to be sent, and what is to be said of them."""
+
+    params: Params
+    updates: int
+    environment_steps: int
+    final: bool
+
+
 class WeightsPublisher:
     """Sends the newest parameters, and again to whoever joins late."""
 
@@ -42,7 +50,9 @@ class WeightsPublisher:
         self._socket = sockets.serve_weights(context, address)
         self._run_id = run_id
         self.version = first_version
-        self._newest: queue.Queue[tuple[Params, int, int, bool] | None] = queue.Queue()
+        self._newest: deque[Handover] = deque(maxlen=1)  # a learner faster than the sending leaves nothing behind
+        self._wake = threading.Event()
+        self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="weights publisher")
         self._thread.start()
 
@@ -51,32 +61,33 @@ class WeightsPublisher:
 
         `params` are the caller's no more: a copy the learner's next update does not donate away.
         """
-        self._newest.put((params, updates, environment_steps, final))
+        self._newest.append(Handover(params, updates, environment_steps, final))
+        self._wake.set()
 
     def close(self) -> None:
         """Sends what was handed over and ends the thread."""
-        self._newest.put(None)
+        self._closing.set()
+        self._wake.set()
         self._thread.join()
 
     def _run(self) -> None:
+        with self._socket:
+            self._serve()
+
+    def _serve(self) -> None:
         message: WeightsMessage | None = None
         due_seconds = float("inf")  # when a newcomer's copy is to be sent
-        while True:
-            try:
-                item = self._newest.get(timeout=REPUBLISH_SECONDS / 2)
-            except queue.Empty:
-                pass
-            else:
-                if item is None:
-                    break
-                message = self._encode(*item)
+        while self._newest or not self._closing.is_set():
+            self._wake.wait(REPUBLISH_SECONDS / 2)
+            self._wake.clear()
+            if self._newest:
+                message = self._encode(*self._newest.popleft())
                 sockets.send(self._socket, message)
             if self._has_newcomer():
                 due_seconds = min(due_seconds, time.monotonic() + REPUBLISH_SECONDS)
             if message is not None and time.monotonic() >= due_seconds:
                 sockets.send(self._socket, message)
                 due_seconds = float("inf")
-        self._socket.close()
 
     def _encode(self, params: Params, updates: int, environment_steps: int, final: bool) -> WeightsMessage:
         # Milliseconds since 1970 or one more: versions grow also over a restart from an older checkpoint.
@@ -110,6 +121,7 @@ class WeightsSubscriber:
         self._socket = sockets.connect_weights(context, address)
         self._like_params = like_params
         self._architecture = architecture_of(like_params)
+        self._body_bytes = sum(4 * leaf.size for leaf in jax.tree.leaves(like_params))  # float32
         self._stopping = threading.Event()
         self._arrived = threading.Event()
         self._thread = threading.Thread(target=self._run, name="weights subscriber")
@@ -126,6 +138,10 @@ class WeightsSubscriber:
         self._thread.join()
 
     def _run(self) -> None:
+        with self._socket:
+            self._serve()
+
+    def _serve(self) -> None:
         while not self._stopping.is_set():
             if not self._socket.poll(100):
                 continue
@@ -134,7 +150,6 @@ class WeightsSubscriber:
                 message = later
             if message is not None:
                 self._take(message)
-        self._socket.close()
 
     def _take(self, message: WeightsMessage) -> None:
         newest = self.newest
@@ -154,4 +169,6 @@ class WeightsSubscriber:
     def _defect(self, message: WeightsMessage) -> str:
         if message.architecture != self._architecture:
             return "another_architecture"
-        return "bad_checksum" if zlib.crc32(message.body) != message.crc else ""
+        if zlib.crc32(message.body) != message.crc:
+            return "bad_checksum"
+        return "" if len(message.body) == self._body_bytes else "bad_length"

@@ -1,0 +1,104 @@
+"""What the tests of the links share: small segments, a deadline, and a peer that speaks and listens by hand."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import numpy as np
+import zmq
+
+from apex_jax.config import ActorConfig, Config, LearnerConfig
+from apex_jax.replay.buffer import ReplayBuffer
+from apex_jax.replay.rate_limiter import RateLimiter
+from apex_jax.transport import sockets, wire
+from apex_jax.types import Segment, SegmentColumns, SegmentSpec
+
+SPEC = SegmentSpec(frame_shape=(3,), frame_dtype="float32", frame_stack=2, slots=8, n_step=1, num_actions=2)
+TRANSITIONS = SPEC.max_transitions  # of every segment of `segment_of`
+CONFIG = Config(
+    actor=replace(ActorConfig(), environments=4, ladder_size=8, max_outstanding_segments=4),
+    learner=replace(LearnerConfig(), batch_size=16, updates_per_call=2),
+)
+DEADLINE_SECONDS = 20.0
+Kind = TypeVar("Kind")
+
+
+def segment_of(number: int) -> Segment:
+    """A full segment whose frames all say `number`."""
+    starts = np.zeros(SPEC.slots, bool)
+    starts[SPEC.frame_stack - 1 : -SPEC.n_step] = True
+    columns = SegmentColumns(
+        priority=np.where(starts, number + 1, 0).astype(np.float32),
+        n_step_return=np.zeros(SPEC.slots, np.float32),
+        discount=starts.astype(np.float32),
+        action=np.zeros(SPEC.slots, np.int32),
+        bootstrap_offset=starts.astype(np.uint8),
+    )
+    return Segment(np.full((SPEC.slots, *SPEC.frame_shape), number, np.float32), columns)
+
+
+def buffer_of(num_segments: int = 64) -> ReplayBuffer:
+    return ReplayBuffer(SPEC, num_segments * TRANSITIONS, 0.6, 0.4, np.random.default_rng(0))
+
+
+def free_limiter(min_size: int = 1) -> RateLimiter:
+    return RateLimiter(min_size, 0.0, 0.0, 1, 1)
+
+
+def free_address() -> str:
+    """A tcp address that nobody serves."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"tcp://127.0.0.1:{probe.getsockname()[1]}"
+
+
+def wait_until(condition: Callable[[], Any], meanwhile: Callable[[], Any] = lambda: None) -> None:
+    """Returns when `condition` holds, doing `meanwhile` until then; fails after the deadline."""
+    deadline, pause = time.monotonic() + DEADLINE_SECONDS, threading.Event()
+    while not condition():
+        assert time.monotonic() < deadline, "what was waited for did not happen"
+        meanwhile()
+        pause.wait(0.005)
+
+
+class Peer:
+    """One end of a link, worked by hand while `meanwhile` keeps the other end going."""
+
+    def __init__(self, end: zmq.Socket, meanwhile: Callable[[], Any]) -> None:
+        self.socket = end
+        self._meanwhile = meanwhile
+
+    def send(self, *messages: Any) -> None:
+        for message in messages:
+            wait_until(lambda message=message: sockets.send(self.socket, message), self._meanwhile)
+
+    def send_frames(self, *frames: bytes) -> None:
+        wait_until(lambda: self.socket.poll(0, zmq.POLLOUT), self._meanwhile)
+        self.socket.send_multipart(frames)
+
+    def receive(self, kind: type[Kind]) -> Kind:
+        """Returns the next message, which must be of this kind."""
+        received: list[Any] = []
+
+        def arrived() -> bool:
+            message = sockets.receive(self.socket, wire.MESSAGES, Counter())
+            received.extend([message] if message is not None else [])
+            return bool(received)
+
+        wait_until(arrived, self._meanwhile)
+        assert isinstance(received[0], kind), received[0]
+        return received[0]
+
+    def hears_nothing(self) -> bool:
+        """Tells whether nothing has come once everything under way has been served."""
+        for _ in range(5):
+            self._meanwhile()
+            if self.socket.poll(10):
+                return False
+        return True

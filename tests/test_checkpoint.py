@@ -1,0 +1,280 @@
+"""Checkpoints: what comes back is what was saved, bit for bit, or the one before, or one clear line."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from apex_jax.agent.dqn import LearnerState, make_dqn
+from apex_jax.checkpoint import Checkpointer, CheckpointError, Progress
+from apex_jax.config import Config, LearnerConfig, NetworkConfig
+from apex_jax.types import SegmentSpec
+
+SPEC = SegmentSpec((3,), "float32", 1, 8, 1, 2)
+AGREEMENT, ARCHITECTURE = "task=Catch-v0 n_step=1", "0123456789abcdef"
+
+
+def progress_at(updates: int) -> Progress:
+    return Progress(updates, 17 * updates, 0.1 * updates, 3 * updates, AGREEMENT, ARCHITECTURE)
+
+
+def state_of(seed: int, optimizer: str = "rmsprop") -> LearnerState:
+    """A state of the real algorithm in which no leaf is zero, and no two alike."""
+    config = Config(network=NetworkConfig(hidden_units=8), learner=replace(LearnerConfig(), optimizer=optimizer))
+    rng = np.random.default_rng(seed)
+    shapes = jax.eval_shape(make_dqn(config, SPEC).init, jax.random.key(0))
+    return jax.tree.map(lambda leaf: np.asarray(9 * rng.random(leaf.shape) + 1, leaf.dtype), shapes)
+
+
+STATES = {updates: state_of(updates) for updates in (100, 200, 300)}
+
+
+def assert_equal_bits(state: Any, expected: Any) -> None:
+    assert jax.tree.structure(state) == jax.tree.structure(expected)
+    for leaf, wanted in zip(jax.tree.leaves(state), jax.tree.leaves(expected), strict=True):
+        assert (leaf.dtype, leaf.shape) == (wanted.dtype, wanted.shape)
+        assert np.asarray(leaf).tobytes() == np.asarray(wanted).tobytes()
+
+
+def save(directory: Path, *updates: int, kept: int = 3) -> None:
+    checkpointer = Checkpointer(str(directory), kept)
+    for number in updates:
+        checkpointer.save(STATES[number], progress_at(number))
+    checkpointer.close()
+
+
+def restore(directory: Path, like: Any = STATES[100], agreement: str = AGREEMENT, read_only: bool = False) -> Any:
+    fresh = jax.tree.map(np.zeros_like, like)
+    checkpointer = Checkpointer(str(directory), read_only=read_only)
+    try:
+        return checkpointer.restore_newest(fresh, agreement, ARCHITECTURE)
+    finally:
+        checkpointer.close()
+
+
+@pytest.fixture(scope="module")
+def two_checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("run")
+    save(directory, 100, 200)
+    return directory
+
+
+@pytest.fixture
+def damageable(two_checkpoints: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(two_checkpoints, tmp_path / "run"))
+
+
+@pytest.fixture(autouse=True)
+def log(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
+    """Everything that anybody says from warnings on, orbax included."""
+    with caplog.at_level(logging.WARNING):
+        yield caplog
+
+
+def files_of(step: Path) -> list[Path]:
+    return sorted(path for path in step.rglob("*") if path.is_file())
+
+
+# All is well ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("optimizer", ["rmsprop", "adam"])
+@pytest.mark.parametrize("read_only", [False, True])
+def test_what_is_restored_into_a_fresh_state_is_what_was_saved_and_nothing_is_logged(
+    tmp_path: Path, log: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str], optimizer: str, read_only: bool
+) -> None:
+    state = state_of(5, optimizer)
+    checkpointer = Checkpointer(str(tmp_path))
+    checkpointer.save(state, progress_at(7))
+    checkpointer.close()
+    restored, progress = restore(tmp_path, state_of(6, optimizer), read_only=read_only)
+    assert_equal_bits(restored, state)
+    assert progress == progress_at(7)
+    assert [type(value) for value in progress] == [type(value) for value in progress_at(7)]
+    assert log.records == []
+    assert capfd.readouterr() == ("", "")
+
+
+def test_the_newest_of_several_is_restored_and_only_so_many_are_kept(tmp_path: Path) -> None:
+    save(tmp_path, 100, 200, 300, kept=2)
+    restored, progress = restore(tmp_path)
+    assert_equal_bits(restored, STATES[300])
+    assert progress == progress_at(300)
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["200", "300"]
+
+
+@pytest.mark.parametrize("read_only", [False, True])
+def test_where_there_is_none_nothing_is_restored(
+    tmp_path: Path, log: pytest.LogCaptureFixture, read_only: bool
+) -> None:
+    assert restore(tmp_path / "new", read_only=read_only) is None
+    assert (tmp_path / "new").exists() != read_only, "who only reads leaves nothing behind"
+    assert log.records == []
+
+
+def test_saving_a_step_twice_keeps_the_first_and_does_no_harm(tmp_path: Path, log: pytest.LogCaptureFixture) -> None:
+    checkpointer = Checkpointer(str(tmp_path))
+    checkpointer.save(STATES[100], progress_at(100))
+    checkpointer.save(STATES[200], progress_at(100))
+    checkpointer.close()
+    assert_equal_bits(restore(tmp_path)[0], STATES[100])
+    assert log.records == []
+
+
+def test_the_state_may_be_donated_or_overwritten_as_soon_as_save_returns(tmp_path: Path) -> None:
+    state = jax.device_put(STATES[100])._replace(updates=np.array(100, np.int32))
+    expected = jax.tree.map(np.array, state)
+    checkpointer = Checkpointer(str(tmp_path))
+    checkpointer.save(state, progress_at(100))
+    for leaf in jax.tree.leaves(state._replace(updates=())):
+        leaf.delete()
+    state.updates[...] = -1
+    checkpointer.close()
+    assert_equal_bits(restore(tmp_path)[0], expected)
+
+
+def test_what_a_killed_save_left_behind_is_passed_over_and_removed(damageable: Path) -> None:
+    step = damageable / "checkpoints" / "200"
+    half_saved = step.with_name("300.orbax-checkpoint-tmp")
+    shutil.copytree(step, half_saved)
+    (step / "state" / "_METADATA").rename(half_saved / "state" / "_METADATA")
+    shutil.copytree(damageable / "checkpoints" / "100" / "state", step / "state", dirs_exist_ok=True)
+    shutil.rmtree(step)
+    restored, progress = restore(damageable)
+    assert_equal_bits(restored, STATES[100])
+    assert progress == progress_at(100)
+    assert not half_saved.exists()
+
+
+# Damage -----------------------------------------------------------------------------------------------------------
+
+
+def truncate(data: bytes) -> bytes:
+    return data[: len(data) // 2]
+
+
+def empty(data: bytes) -> bytes:
+    return b""
+
+
+def flip_a_bit(data: bytes) -> bytes:
+    middle = len(data) // 2
+    return data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :]
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # orbax abandons reads under way
+@pytest.mark.parametrize("damage", [truncate, empty, flip_a_bit])
+def test_whichever_file_is_damaged_the_checkpoint_is_right_or_the_one_before_is_taken_with_one_warning(
+    damageable: Path, log: pytest.LogCaptureFixture, damage: Callable[[bytes], bytes]
+) -> None:
+    passed_over = []
+    for path in files_of(damageable / "checkpoints" / "200"):
+        sound = path.read_bytes()
+        path.write_bytes(damage(sound))
+        log.clear()
+        restored, progress = restore(damageable, read_only=True)
+        assert progress.updates in (100, 200)
+        assert progress == progress_at(progress.updates)
+        assert_equal_bits(restored, STATES[progress.updates])
+        assert len(log.records) == (progress.updates == 100)
+        if progress.updates == 100:
+            passed_over.append(path.parent.name)
+            assert "200 is damaged, trying the one before" in log.text
+            assert log.records[0].getMessage().isprintable(), "one line"
+        path.write_bytes(sound)
+    assert {"progress", "state", "d"} <= set(passed_over)
+
+
+def test_a_file_that_is_gone_is_damage_too(damageable: Path) -> None:
+    shutil.rmtree(damageable / "checkpoints" / "200" / "progress")
+    assert restore(damageable)[1] == progress_at(100)
+
+
+@pytest.mark.parametrize("name", ["progress", "state"])
+def test_damage_to_all_is_one_line_that_says_what_to_do(damageable: Path, name: str) -> None:
+    for step in ("100", "200"):
+        for path in files_of(damageable / "checkpoints" / step / name):
+            path.write_bytes(b"")
+    with pytest.raises(CheckpointError, match=r"none of the checkpoints in .* can be read; move it away") as caught:
+        restore(damageable)
+    assert str(caught.value).isprintable()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_training_that_went_back_behind_a_damaged_checkpoint_replaces_it(damageable: Path) -> None:
+    for path in files_of(damageable / "checkpoints" / "200" / "state"):
+        path.write_bytes(truncate(path.read_bytes()))
+    checkpointer = Checkpointer(str(damageable))
+    like = jax.tree.map(np.zeros_like, STATES[100])
+    restored = checkpointer.restore_newest(like, AGREEMENT, ARCHITECTURE)
+    assert restored is not None
+    assert restored[1] == progress_at(100)
+    checkpointer.save(STATES[300], progress_at(150))
+    checkpointer.save(STATES[200], progress_at(200))
+    checkpointer.close()
+    assert restore(damageable)[1] == progress_at(200)
+    shutil.rmtree(damageable / "checkpoints" / "200")
+    state, progress = restore(damageable)
+    assert_equal_bits(state, STATES[300])
+    assert progress == progress_at(150)
+
+
+# Other configurations, other files in the way ---------------------------------------------------------------------
+
+
+def test_a_checkpoint_of_another_configuration_is_refused_naming_both(damageable: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"another configuration: task=Catch-v0 n_step=1, not task=Pong") as caught:
+        restore(damageable, agreement="task=Pong-v5 n_step=3")
+    assert "200" in str(caught.value)
+    assert "use the configuration it was made with, or another run_directory" in str(caught.value)
+
+
+def test_a_checkpoint_of_another_network_is_refused_naming_both(tmp_path: Path) -> None:
+    checkpointer = Checkpointer(str(tmp_path))
+    checkpointer.save(STATES[100], progress_at(100)._replace(architecture="fedcba"))
+    checkpointer.close()
+    with pytest.raises(CheckpointError, match=f"another network: fedcba, not {ARCHITECTURE}"):
+        restore(tmp_path)
+
+
+def test_a_checkpoint_of_another_format_is_refused_naming_both(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr("apex_jax.checkpoint.FORMAT", 2)
+        save(tmp_path, 100)
+    with pytest.raises(CheckpointError, match="another format: 2, not 1"):
+        restore(tmp_path)
+
+
+@pytest.mark.parametrize("place", ["run", "run/checkpoints"])
+def test_a_file_in_the_way_is_one_line(tmp_path: Path, place: str) -> None:
+    (tmp_path / place).parent.mkdir(exist_ok=True)
+    (tmp_path / place).write_text("in the way")
+    with pytest.raises(CheckpointError, match=r"run/checkpoints cannot hold checkpoints: .*; set run_directory"):
+        Checkpointer(str(tmp_path / "run"))
+
+
+def test_a_save_that_fails_is_one_line_at_once_and_the_one_after_is_made(
+    tmp_path: Path, log: pytest.LogCaptureFixture
+) -> None:
+    checkpointer = Checkpointer(str(tmp_path / "run"))
+    shutil.rmtree(tmp_path / "run")
+    (tmp_path / "run").write_text("a disk that failed")
+    with pytest.raises(CheckpointError, match=r"checkpoints/100 was not saved: .*") as caught:
+        checkpointer.save(STATES[100], progress_at(100))
+    assert str(caught.value).isprintable()
+    assert log.records == []
+    (tmp_path / "run").unlink()
+    (tmp_path / "run" / "checkpoints").mkdir(parents=True)
+    checkpointer.save(STATES[300], progress_at(300))
+    checkpointer.close()
+    assert_equal_bits(restore(tmp_path / "run")[0], STATES[300])

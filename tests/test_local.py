@@ -1,0 +1,185 @@
+"""The supervisor with stand-ins for the roles, which do as they are told: who is started again, given up, or killed."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from pathlib import Path
+
+import pytest
+
+from apex_jax.command_line import load
+from apex_jax.config import ActorConfig, Config
+from apex_jax.errors import RunError
+from apex_jax.workers import local
+from apex_jax.workers.local import LocalRun, locked
+from apex_jax.workers.process import StopSignal
+from tests.processes import wait_until
+
+WAIT = "sys.stdin.buffer.read()"  # until the supervisor is gone
+WAIT_FOR_WORD = "sys.stdin.buffer.read(1)"  # that the run is over
+STAND_IN = """
+import os, pathlib, signal, sys, threading
+folder = pathlib.Path(__file__).parent
+
+def lives(name):  # process ids of all that have begun
+    path = folder / f"{name}.lives"
+    return path.read_text().splitlines() if path.exists() else []
+
+def is_gone(name):  # and the supervisor knows it
+    return not pathlib.Path("/proc", lives(name)[-1]).exists()
+
+def wait_until(condition):
+    while not condition():
+        threading.Event().wait(0.01)
+
+name = sys.argv[sys.argv.index("--name") + 1]
+with open(folder / f"{name}.lives", "a") as file:
+    file.write(f"{os.getpid()}\\n")
+life = len(lives(name))
+wait_until(lambda: all(map(lives, ("replay", "learner", "actor-0", "evaluator"))))
+exec((folder / f"{name}.py").read_text())
+"""
+
+
+class Stage:
+    """A run whose roles are lines of Python, run once all roles are there; `life` in them counts the role's starts."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.stop = StopSignal()
+        self.config = Config(run_directory=str(folder / "run"), actor=ActorConfig(processes=1))
+        (folder / "main.py").write_text(STAND_IN)
+        (folder / "run").mkdir()
+
+    def run(self, **lines: str) -> None:
+        """Plays a run; roles without lines do what they do in a run that ends well at once."""
+        well = {"replay": WAIT, "learner": "", "actor-0": WAIT, "evaluator": WAIT_FOR_WORD}
+        for name, line in (well | {name.replace("_", "-"): line for name, line in lines.items()}).items():
+            (self.folder / f"{name}.py").write_text(line)
+        LocalRun(self.config, self.stop).run()
+
+    @property
+    def lives(self) -> dict[str, int]:
+        """How often each role was started."""
+        return {path.stem: len(path.read_text().splitlines()) for path in self.folder.glob("*.lives")}
+
+
+@pytest.fixture
+def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stage:
+    monkeypatch.setattr(local, "MAIN", tmp_path / "main.py")
+    monkeypatch.setattr(local, "TICK_SECONDS", 0.01)
+    monkeypatch.setattr(local, "FIRST_DELAY_SECONDS", 0.01)
+    return Stage(tmp_path)
+
+
+ONCE_EACH = {"replay": 1, "learner": 1, "actor-0": 1, "evaluator": 1}
+
+
+def test_run_is_over_when_the_learner_and_then_the_evaluator_have_ended(
+    stage: Stage, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stage.run()
+    assert stage.lives == ONCE_EACH
+    assert f"Files:       {stage.config.run_directory} " in capsys.readouterr().out
+
+
+def test_roles_are_given_the_config_of_the_run(stage: Stage) -> None:
+    check = 'assert sys.argv[1:] == ["--role", "actor", "--name", "actor-0", "--config", sys.argv[-1]]\n'
+    stage.run(actor_0=f'{check}assert os.environ["APEX_JAX_SUPERVISED"]\n{WAIT}')
+    assert stage.lives == ONCE_EACH
+    assert load(Path(stage.config.run_directory, "config.yaml")) == stage.config
+
+
+@pytest.mark.parametrize("end", ["os.kill(os.getpid(), signal.SIGKILL)", "1 / 0", "os._exit(143)"])
+def test_role_that_fails_is_started_again(stage: Stage, end: str, caplog: pytest.LogCaptureFixture) -> None:
+    stage.run(learner=f"if life <= 2: {end}")
+    assert stage.lives == {**ONCE_EACH, "learner": 3}
+    assert {record.levelno for record in caplog.records} == {logging.WARNING}
+    assert "learner ended with exit code" in caplog.text
+
+
+def test_role_that_cannot_be_kept_alive_ends_the_run_with_the_end_of_its_log(stage: Stage) -> None:
+    with pytest.raises(RunError, match=r"^actor-0 failed 6 times in a row \(exit code 3\)[^\n]*\n(.*\n)*  life 6$"):
+        stage.run(learner=WAIT, actor_0='print("life", life)\nsys.exit(3)')
+    assert stage.lives == {**ONCE_EACH, "actor-0": 1 + local.MAX_RESTARTS}
+
+
+def test_role_that_has_long_been_steady_may_fail_again(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local, "STEADY_SECONDS", 0.0)
+    stage.run(learner="sys.exit(3 if life <= 8 else 0)")
+    assert stage.lives["learner"] == 9
+
+
+def test_role_that_says_the_same_error_twice_is_not_tried_further(stage: Stage) -> None:
+    with pytest.raises(RunError, match=r"^learner failed 2 times in a row \(exit code 1\)(.*\n)*  error: no disk$"):
+        stage.run(learner='sys.exit("error: no disk")')
+    assert stage.lives["learner"] == 2
+
+
+def test_role_that_says_another_error_each_time_is_tried_again(stage: Stage) -> None:
+    stage.run(learner='sys.exit(f"error: at {life} updates" if life <= 3 else 0)')
+    assert stage.lives["learner"] == 4
+
+
+def test_role_that_refuses_its_configuration_is_not_tried_again(stage: Stage) -> None:
+    with pytest.raises(RunError, match=r"^evaluator refused its configuration \(exit code 2\)"):
+        stage.run(learner=WAIT, evaluator="sys.exit(2)")
+    assert stage.lives == ONCE_EACH
+
+
+def test_learner_that_fails_after_it_has_ended_the_run_gets_its_peers_back(stage: Stage) -> None:
+    dies_when_alone = "if life == 1: wait_until(lambda: is_gone('replay') and is_gone('actor-0')); sys.exit(1)\n"
+    finds_them_again = "wait_until(lambda: len(lives('replay')) == len(lives('actor-0')) == 2)"
+    leaves_early = f"if life == 2: {WAIT}"
+    stage.run(learner=dies_when_alone + finds_them_again, replay=leaves_early, actor_0=leaves_early)
+    assert stage.lives == {"replay": 2, "learner": 2, "actor-0": 2, "evaluator": 1}
+
+
+def test_evaluator_that_takes_too_long_at_the_end_is_not_waited_for(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local, "LAST_EVALUATION_SECONDS", 0.1)
+    stage.run(evaluator=WAIT)
+    assert stage.lives == ONCE_EACH
+
+
+def test_evaluator_that_has_gone_before_the_end_is_not_waited_for(stage: Stage) -> None:
+    stage.run(evaluator="", learner="wait_until(lambda: is_gone('evaluator'))")
+    assert stage.lives == ONCE_EACH
+
+
+def test_role_that_does_not_end_when_asked_is_killed(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local, "KILL_SECONDS", 0.1)
+    deaf = f"signal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint(os.getpid(), flush=True)\n{WAIT}"
+    said = "pathlib.Path(sys.argv[-1]).with_name('logs').joinpath('replay.log').read_text()"
+    stage.run(replay=deaf, learner=f"wait_until(lambda: {said})")
+    pid = int(Path(stage.config.run_directory, "logs", "replay.log").read_text())
+    assert not Path("/proc", str(pid)).exists()
+
+
+def test_stop_ends_all_roles(stage: Stage) -> None:
+    paths = [stage.folder / f"{name}.lives" for name in ONCE_EACH]
+
+    def stop_once_everyone_is_there() -> None:
+        wait_until(lambda: all(map(Path.exists, paths)))
+        stage.stop.set()
+
+    director = threading.Thread(target=stop_once_everyone_is_there)
+    director.start()
+    stage.run(learner=WAIT)
+    director.join()
+    assert stage.lives == ONCE_EACH
+    assert not [path for path in paths if Path("/proc", path.read_text().strip()).exists()]
+
+
+def test_run_directory_is_for_one_run_at_a_time(tmp_path: Path) -> None:
+    with locked(tmp_path / "run"), pytest.raises(RunError, match="another run is using"), locked(tmp_path / "run"):
+        raise AssertionError("locked twice")
+    with locked(tmp_path / "run"):
+        assert (tmp_path / "run" / "lock").exists()
+
+
+def test_error_within_a_locked_run_is_not_taken_for_one_of_the_directory(tmp_path: Path) -> None:
+    with pytest.raises(PermissionError, match="other"), locked(tmp_path):
+        raise PermissionError("other")

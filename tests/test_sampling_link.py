@@ -1,0 +1,537 @@
+"""Specification of the sampling link: the learner's stream and the replay server's service over real sockets."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import zmq
+
+from apex_jax.errors import RunError
+from apex_jax.replay.rate_limiter import RateLimiter
+from apex_jax.transport import sockets
+from apex_jax.transport.codec import encode_segment
+from apex_jax.types import (
+    Credit,
+    Finish,
+    Goodbye,
+    IndexBatches,
+    LearnerHello,
+    LearnerWelcome,
+    PriorityUpdate,
+    Refusal,
+    Rejoin,
+    StreamedSegments,
+)
+from apex_jax.workers import replay_stream, sampling_service
+from apex_jax.workers.experience_service import PEER_TIMEOUT_SECONDS
+from apex_jax.workers.replay_stream import Item, ReplayStream, Segments
+from apex_jax.workers.sampling_service import SamplingService, largest_draw
+from tests.links import CONFIG, SPEC, TRANSITIONS, Peer, buffer_of, free_address, free_limiter, segment_of, wait_until
+
+K, B = 2, 16
+CAPACITY = 6  # segments
+L = SPEC.slots
+
+
+def hello_of(run_id: int = 1, environment_steps: int = 0, batches: int = K, agreement: str = CONFIG.agreement) -> Any:
+    return LearnerHello(run_id, agreement, environment_steps, batches_at_once=batches, batch_size=B)
+
+
+class Server:
+    """The replay server's side, which serves only while a test waits."""
+
+    def __init__(self, address: str, limiter: RateLimiter, capacity: int = CAPACITY) -> None:
+        self.inserted = 0
+        self.environment_steps = 0
+        self.buffer = buffer_of(capacity)
+        self.limiter = limiter
+        self._context = zmq.Context()
+        self._socket = sockets.serve_sampling(self._context, address)
+        self.service = SamplingService(self._socket, CONFIG, self.buffer, limiter, run_id=9)
+        self.dropped = self.service.dropped
+
+    def insert(self, count: int = 1) -> None:
+        for _ in range(count):
+            segment = segment_of(self.inserted + 1)  # its number is that of its insertion
+            self.buffer.insert(encode_segment(segment, SPEC), segment.columns, now_seconds=0.0)
+            self.limiter.insert(TRANSITIONS)
+            self.inserted += 1
+
+    def serve(self) -> None:
+        self.service.read(now_seconds=0.0)
+        self.service.stream(self.environment_steps, now_seconds=1.0)
+
+    def until(self, condition: Callable[[], Any]) -> None:
+        wait_until(condition, self.serve)
+
+    def close(self) -> None:
+        self._socket.close()
+        self._context.term()  # the address is free when this returns
+
+
+class Learner:
+    """Consumes a stream as the learner does, and keeps which segment stands in each slot of its frame store."""
+
+    def __init__(self, stream: ReplayStream) -> None:
+        self.stream = stream
+        self.ring = np.zeros(CAPACITY, np.int64)
+        self.history: list[int] = []  # numbers of the segments, in the order of their arrival
+        self.batches: list[Item] = []
+
+    def consume(self) -> Item | None:
+        item = self.stream.next(0.0)
+        if item is None:
+            return None
+        if isinstance(item.content, Segments):
+            numbers = item.content.frames[:, 0, 0].astype(int)
+            self.ring[item.content.slots] = numbers
+            self.history += numbers.tolist()
+        else:
+            slots = item.content.indices // L
+            np.testing.assert_array_equal(self.ring[slots], item.content.generations, "drawn from another segment")
+            self.batches.append(item)
+        self.stream.consumed(item)
+        return item
+
+
+class Link:
+    """Builds both ends, and takes them down after the test."""
+
+    def __init__(self) -> None:
+        self.address = free_address()
+        self._servers: list[Server] = []
+        self._streams: list[ReplayStream] = []
+        self._peers: list[Peer] = []
+        self._context = zmq.Context()
+
+    def server(self, limiter: RateLimiter | None = None, capacity: int = CAPACITY) -> Server:
+        self._servers.append(Server(self.address, limiter or free_limiter(), capacity))
+        return self._servers[-1]
+
+    def stream(self, hello: LearnerHello | None = None, groups: int = 2) -> ReplayStream:
+        self._streams.append(
+            ReplayStream(self._context, self.address, SPEC, hello or hello_of(), CAPACITY, groups)
+        )
+        return self._streams[-1]
+
+    def peer(self, server: Server, hello: LearnerHello | None = None) -> Peer:
+        """A peer by hand, which joins if it is given a hello."""
+        peer = Peer(sockets.connect_sampling(self._context, self.address), server.serve)
+        self._peers.append(peer)
+        if hello is not None:
+            peer.send(hello)
+            assert peer.receive(LearnerWelcome) == LearnerWelcome(9, server.buffer.capacity_segments)
+        return peer
+
+    def router(self) -> FalseServer:
+        return FalseServer(zmq.Context(), self.address)
+
+    def close(self) -> None:
+        for stream in self._streams:
+            stream.close()
+        for peer in self._peers:
+            peer.socket.close()
+        self._context.term()
+        for server in self._servers:
+            server.close()
+
+
+class FalseServer:
+    """A server by hand, which sends what no sound one does."""
+
+    def __init__(self, context: zmq.Context, address: str) -> None:
+        self._context = context
+        self._socket = sockets.serve_sampling(context, address)
+        self._identity = b""
+        self.received: list[Any] = []
+
+    def read(self) -> None:
+        expected = (LearnerHello, Credit, PriorityUpdate, Goodbye)
+        received = sockets.receive_from(self._socket, expected, Counter())
+        if received is not None:
+            self._identity, message = received
+            self.received.append(message)
+
+    def until_received(self, predicate: Callable[[Any], bool]) -> None:
+        wait_until(lambda: any(map(predicate, self.received)), self.read)
+
+    def send(self, message: Any) -> None:
+        assert sockets.send(self._socket, message, self._identity)
+
+    def welcome(self) -> None:
+        self.until_received(lambda message: isinstance(message, LearnerHello))
+        self.send(LearnerWelcome(9, CAPACITY))
+        self.until_received(lambda message: isinstance(message, Credit) and message.groups > 0)
+        self.received.clear()
+
+    def close(self) -> None:
+        self._socket.close()
+        self._context.term()
+
+
+@pytest.fixture
+def link(monkeypatch: pytest.MonkeyPatch) -> Iterator[Link]:
+    monkeypatch.setattr(replay_stream, "HELLO_SECONDS", 0.05)
+    link = Link()
+    yield link
+    link.close()
+
+
+@pytest.fixture
+def false_server(link: Link) -> Iterator[FalseServer]:
+    server = link.router()
+    yield server
+    server.close()
+
+
+def streamed(*numbers: int, slots: list[int] | None = None, bodies: list[bytes] | None = None) -> StreamedSegments:
+    bodies = bodies or [encode_segment(segment_of(number), SPEC) for number in numbers]
+    return StreamedSegments(
+        slots=np.array(slots or [number - 1 for number in numbers], np.int32),
+        generations=np.array(numbers, np.uint32),
+        body_bytes=np.array([len(body) for body in bodies], np.int32),
+        bodies=b"".join(bodies),
+    )
+
+
+def batches_of(index: int, shape: tuple[int, int] = (K, B), environment_steps: int = 0) -> IndexBatches:
+    return IndexBatches(
+        indices=np.full(shape, index, np.int32),
+        generations=np.ones(shape, np.uint32),
+        weights=np.ones(shape, np.float32),
+        environment_steps=environment_steps,
+        size_transitions=6,
+        samples_per_insert=1.0,
+        age_seconds=0.0,
+    )
+
+
+# The stream -------------------------------------------------------------------------------------------------------
+
+
+def test_a_learner_gets_all_live_segments_oldest_first_and_then_batches(link: Link) -> None:
+    server = link.server()
+    server.insert(CAPACITY + 3)
+    server.environment_steps = 77
+    learner = Learner(link.stream())
+    server.until(lambda: learner.consume() and learner.batches)
+    assert learner.history == list(range(4, CAPACITY + 4))
+    content = learner.batches[0].content
+    assert isinstance(content, IndexBatches)
+    assert content.indices.shape == (K, B)
+    assert (content.environment_steps, content.size_transitions) == (77, CAPACITY * TRANSITIONS)
+    assert (content.age_seconds, content.samples_per_insert) == (1.0, 0.0)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_each_segment_comes_once_and_ahead_of_the_first_batch_drawn_with_it(
+    link: Link, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The learner's model of its frame store is compared with the generations of every draw, see `Learner.consume`."""
+    monkeypatch.setattr(sampling_service, "SEGMENTS_AT_ONCE", 2)
+    monkeypatch.setattr(replay_stream, "SEGMENTS_WINDOW", 3)
+    rng = np.random.default_rng(seed)
+    server = link.server()
+    stream = link.stream()
+    learner = Learner(stream)
+    for _ in range(300):
+        operation = rng.integers(5)
+        if operation == 0:
+            server.insert(int(rng.integers(1, CAPACITY)))
+        elif operation < 3:
+            server.serve()
+        elif learner.consume() is None and learner.batches:
+            stream.update_priorities(learner.batches[-1], rng.random((K, B), np.float32))
+    seen = len(learner.batches)
+    server.insert()
+    server.until(lambda: learner.consume() and learner.history[-1] == server.inserted)
+    server.until(lambda: learner.consume() and len(learner.batches) > seen + 2)
+    assert learner.history == sorted(set(learner.history))
+    assert set(learner.ring) == set(range(server.inserted - CAPACITY + 1, server.inserted + 1))
+    server.buffer.check_valid()
+    assert not stream.dropped
+
+
+def test_no_more_is_sent_than_there_is_credit_for(link: Link) -> None:
+    server = link.server()
+    server.insert(5)
+    peer = link.peer(server, hello_of())
+    assert peer.hears_nothing()
+    peer.send(Credit(1, groups=1, segments=3))
+    assert len(peer.receive(StreamedSegments).slots) == 3
+    assert peer.hears_nothing(), "no batch before every live segment"
+    peer.send(Credit(1, groups=1, segments=4))
+    assert peer.receive(StreamedSegments).slots.tolist() == [3, 4]
+    peer.receive(IndexBatches)
+    peer.receive(IndexBatches)
+    assert peer.hears_nothing()
+    server.insert(3)
+    assert peer.receive(StreamedSegments).slots.tolist() == [5, 0]
+    assert peer.hears_nothing()
+
+
+def test_large_segments_travel_in_several_messages(link: Link, monkeypatch: pytest.MonkeyPatch) -> None:
+    body_bytes = len(encode_segment(segment_of(1), SPEC))
+    monkeypatch.setattr(sampling_service, "BYTES_AT_ONCE", 2 * body_bytes)
+    server = link.server()
+    server.insert(5)
+    peer = link.peer(server, hello_of())
+    peer.send(Credit(1, groups=0, segments=99))
+    assert [peer.receive(StreamedSegments).slots.tolist() for _ in range(3)] == [[0, 1], [2, 3], [4]]
+    monkeypatch.setattr(sampling_service, "BYTES_AT_ONCE", 1)
+    server.insert(2)
+    assert [peer.receive(StreamedSegments).slots.tolist() for _ in range(2)] == [[5], [0]]
+
+
+def test_nothing_is_drawn_below_the_minimum_size(link: Link) -> None:
+    server = link.server(free_limiter(min_size=2 * TRANSITIONS))
+    server.insert(1)
+    peer = link.peer(server, hello_of())
+    peer.send(Credit(1, groups=1, segments=9))
+    peer.receive(StreamedSegments)
+    assert peer.hears_nothing()
+    server.insert(1)
+    peer.receive(StreamedSegments)
+    peer.receive(IndexBatches)
+    assert server.limiter.sampled == K * B
+
+
+# Who may draw -----------------------------------------------------------------------------------------------------
+
+
+def test_a_second_learner_waits_until_the_first_is_silent(link: Link) -> None:
+    server = link.server()
+    link.peer(server, hello_of(1))
+    second = link.peer(server)
+    second.send(hello_of(2))
+    assert not second.receive(Refusal).final
+    server.service.forget_the_dead(PEER_TIMEOUT_SECONDS)
+    second.send(hello_of(2))
+    assert not second.receive(Refusal).final
+    server.service.forget_the_dead(PEER_TIMEOUT_SECONDS + 0.1)
+    second.send(hello_of(2))
+    second.receive(LearnerWelcome)
+
+
+def test_a_second_learner_takes_over_when_the_first_leaves(link: Link) -> None:
+    server = link.server()
+    first, second = link.stream(hello_of(1)), Learner(link.stream(hello_of(2)))
+    server.insert(2)
+    server.until(lambda: first.next(0.0))
+    first.close()
+    server.until(lambda: second.consume() and second.batches)
+    assert second.history == [1, 2]
+
+
+@pytest.mark.parametrize("batches", [largest_draw(CONFIG) // B + 1, 256])
+def test_a_draw_larger_than_configured_is_refused_for_good(link: Link, batches: int) -> None:
+    server = link.server()
+    stream = link.stream(hello_of(batches=batches))
+    with pytest.raises(RunError, match=rf"{batches} batches of {B} at once are more than the 32 transitions"):
+        server.until(lambda: stream.next(0.0))
+    assert server.service.learner is None
+
+
+def test_a_learner_of_another_configuration_is_refused_for_good_and_told_both(link: Link) -> None:
+    server = link.server()
+    stream = link.stream(hello_of(agreement="task=Other-v5"))
+    with pytest.raises(RunError, match="task=Other-v5") as caught:
+        server.until(lambda: stream.next(0.0))
+    assert CONFIG.agreement in str(caught.value)
+    assert server.dropped["another_config"] >= 1
+
+
+def test_a_replay_of_another_capacity_ends_the_learner(link: Link) -> None:
+    server = link.server(capacity=CAPACITY + 1)
+    stream = link.stream()
+    with pytest.raises(RunError, match=r"holds 7 segments, this learner 6: replay\.capacity_transitions"):
+        server.until(lambda: stream.next(0.0))
+
+
+@pytest.mark.parametrize("message", [Credit(1, 1, 1), Finish("enough"), Goodbye(1)])
+def test_who_is_not_the_learner_is_asked_to_say_hello(link: Link, message: Any) -> None:
+    server = link.server()
+    link.peer(server, hello_of(1))
+    peer = link.peer(server)
+    peer.send(message)
+    peer.receive(Rejoin)
+    assert server.service.learner is not None
+    assert server.service.finished is None
+
+
+def test_a_learner_that_reconnects_starts_anew(link: Link) -> None:
+    server = link.server()
+    server.insert(2)
+    before = link.peer(server, hello_of(1))
+    before.send(Credit(1, groups=5, segments=5))
+    before.receive(StreamedSegments)
+    after = link.peer(server, hello_of(1))
+    assert after.hears_nothing(), "the credit of the connection before is void"
+    after.send(Credit(1, groups=0, segments=5))
+    assert after.receive(StreamedSegments).slots.tolist() == [0, 1]
+
+
+def test_a_hello_said_twice_is_welcomed_once_and_gives_no_credit_twice(link: Link) -> None:
+    server = link.server()
+    peer = link.peer(server, hello_of(1))
+    peer.send(Credit(1, groups=2, segments=3), hello_of(1))
+    assert peer.hears_nothing()
+    assert server.service.learner is not None
+    assert (server.service.learner.groups_credit, server.service.learner.segments_credit) == (2, 3)
+
+
+def test_only_the_first_learner_tells_of_steps_before_this_server(link: Link) -> None:
+    server = link.server()
+    assert server.service.earlier_environment_steps is None
+    link.peer(server, hello_of(1, environment_steps=500)).send(Goodbye(1))
+    server.until(lambda: server.service.learner is None)
+    link.peer(server, hello_of(2, environment_steps=900))
+    assert server.service.earlier_environment_steps == 500
+
+
+def test_the_end_of_the_run_reaches_the_server(link: Link) -> None:
+    server = link.server()
+    stream = link.stream()
+    server.until(lambda: server.service.learner and stream._welcomed)
+    stream.finish("1000 updates")
+    stream.close()
+    server.until(lambda: server.service.learner is None)
+    assert server.service.finished == "1000 updates"
+
+
+# Priorities -------------------------------------------------------------------------------------------------------
+
+
+def drawn(learner: Learner, server: Server) -> Item:
+    """The next item of batches."""
+    known = len(learner.batches)
+    server.until(lambda: learner.consume() and len(learner.batches) > known)
+    return learner.batches[-1]
+
+
+def test_new_priorities_reach_the_replay(link: Link) -> None:
+    server = link.server()
+    server.insert(2)
+    learner = Learner(link.stream())
+    learner.stream.update_priorities(drawn(learner, server), np.full((K, B), 1e6, np.float32))
+    server.until(lambda: server.buffer.max_priority == 1e6)
+    assert +server.dropped == {}
+
+
+def test_late_priorities_of_overwritten_segments_are_counted_as_stale(link: Link) -> None:
+    server = link.server()
+    server.insert(1)
+    learner = Learner(link.stream())
+    item = drawn(learner, server)
+    server.insert(CAPACITY)
+    learner.stream.update_priorities(item, np.full((K, B), 1e6, np.float32))
+    server.until(lambda: server.dropped["stale_priority"] == K * B)
+    assert server.buffer.max_priority < 1e6
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, 0.0, -1.0])
+def test_priorities_that_are_none_are_counted_and_change_nothing(link: Link, value: float) -> None:
+    server = link.server()
+    server.insert(1)
+    learner = Learner(link.stream())
+    learner.stream.update_priorities(drawn(learner, server), np.full((K, B), value, np.float32))
+    server.until(lambda: server.dropped["invalid_priority"] == K * B)
+    server.buffer.check_valid()
+
+
+def test_after_a_restart_of_the_server_the_stream_begins_anew_and_old_priorities_are_void(link: Link) -> None:
+    server = link.server()
+    server.insert(4)
+    server.environment_steps = 1234
+    learner = Learner(link.stream(hello_of(environment_steps=1000)))
+    old = drawn(learner, server)
+    server.close()
+    server = link.server()
+    server.insert(2)
+    server.until(lambda: learner.consume() and learner.history[-2:] == [1, 2])
+    new = drawn(learner, server)
+    assert new.epoch == old.epoch + 1
+    learner.stream.update_priorities(old, np.full((K, B), 1e9, np.float32))
+    learner.stream.update_priorities(new, np.full((K, B), 1e6, np.float32))
+    server.until(lambda: server.buffer.max_priority == 1e6)
+    assert +server.dropped == {}
+    assert server.service.earlier_environment_steps == 1234
+
+
+# A server that sends what it should not ---------------------------------------------------------------------------
+
+
+def test_corrupt_segments_are_left_out_and_counted_and_their_credit_returned(
+    link: Link, false_server: FalseServer
+) -> None:
+    stream = link.stream()
+    false_server.welcome()
+    bodies = [encode_segment(segment_of(number), SPEC) for number in (1, 2, 3)]
+    bodies[1] = bodies[1][: SPEC.slots * 17] + b"\xff\xff"
+    false_server.send(streamed(1, 2, 3, bodies=bodies))
+    item = stream.next(5.0)
+    assert item is not None
+    assert isinstance(item.content, Segments)
+    assert item.content.slots.tolist() == [0, 2]
+    assert item.content.frames[:, 0, 0].tolist() == [1, 3]
+    assert item.content.columns.priority.max(axis=1).tolist() == [2, 4]
+    assert stream.dropped == {"bad_frames": 1}
+    stream.consumed(item)
+    false_server.until_received(lambda message: isinstance(message, Credit) and message.segments == 3)
+
+
+@pytest.mark.parametrize(
+    ("message", "reason", "credit"),
+    [
+        (streamed(1, 2, bodies=[b"", b"x"]), "bad_length", (0, 2)),
+        (streamed(1, 2, slots=[0, CAPACITY]), "bad_segments", (0, 2)),
+        (streamed(1, 2, slots=[-1, 0]), "bad_segments", (0, 2)),
+        (streamed(1, 2)._replace(body_bytes=np.array([5, 5], np.int32)), "bad_segments", (0, 2)),
+        (streamed(1, 2)._replace(body_bytes=np.array([-5, 5], np.int32)), "bad_segments", (0, 2)),
+        (batches_of(-1), "bad_batches", (1, 0)),
+        (batches_of(CAPACITY * L), "bad_batches", (1, 0)),
+        (batches_of(0, shape=(K, B + 1)), "bad_batches", (1, 0)),
+    ],
+)
+def test_what_does_not_fit_the_frame_store_is_dropped_and_its_credit_returned(
+    link: Link, false_server: FalseServer, message: Any, reason: str, credit: tuple[int, int]
+) -> None:
+    stream = link.stream()
+    false_server.welcome()
+    false_server.send(message)
+    false_server.until_received(lambda sent: isinstance(sent, Credit) and (sent.groups, sent.segments) == credit)
+    assert set(stream.dropped) == {reason}
+    false_server.send(batches_of(CAPACITY * L - 1))
+    item = stream.next(5.0)
+    assert item is not None
+    assert isinstance(item.content, IndexBatches)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_learner_whose_stream_breaks_is_told_instead_of_waiting_for_ever(
+    link: Link, false_server: FalseServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = link.stream()
+    monkeypatch.setattr(replay_stream, "decode_frames", None)
+    false_server.welcome()
+    false_server.send(streamed(1))
+    with pytest.raises(RunError, match="link to the replay server"):
+        stream.next(5.0)
+
+
+@pytest.mark.parametrize("is_served", [True, False])
+def test_closing_ends_the_thread_and_lets_the_context_go(link: Link, is_served: bool) -> None:
+    context = zmq.Context()
+    stream = ReplayStream(context, link.address, SPEC, hello_of(), CAPACITY, groups=2)
+    if is_served:
+        server = link.server()
+        server.insert(1)
+        server.until(lambda: stream.next(0.0))
+    stream.close()
+    assert not stream._thread.is_alive()
+    context.term()
+    assert context.closed
