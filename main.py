@@ -25,6 +25,8 @@ def main() -> int:
         process.choose_device(devices.get(command.role, "cpu"))
         worker = importlib.import_module(f"apex_jax.workers.{MODULES.get(command.role, command.role)}")
         return int(worker.run(command.config, command.name, stop))
+    except KeyboardInterrupt:  # before the signal was taken over
+        return 130
     except (UsageError, RunError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2 if isinstance(error, UsageError) else 1

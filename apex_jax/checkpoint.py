@@ -48,7 +48,7 @@ class Checkpointer:
         logging.getLogger("absl").setLevel(logging.CRITICAL)  # orbax's: what fails comes back as an exception, too
         options = ocp.CheckpointManagerOptions(
             max_to_keep=kept,
-            # A directory that cannot be made must fail at once: made asynchronously, it leaves threads that wait 5 minutes.
+            # A directory that cannot be made fails at once; made asynchronously, it leaves threads that wait 5 minutes.
             async_options=ocp.AsyncOptions(create_directories_asynchronously=False),
             cleanup_tmp_directories=not read_only,
             read_only=read_only,

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import uuid
 from collections.abc import Callable
@@ -29,7 +30,7 @@ T = TypeVar("T")
 class Program:
     """A `main.py` process whose output goes to files."""
 
-    def __init__(self, arguments: tuple[str, ...], mark: str, output: Path):
+    def __init__(self, arguments: tuple[str, ...], environment: dict[str, str], output: Path):
         self._output, self._errors = output.with_suffix(".out"), output.with_suffix(".err")
         with open(self._output, "wb") as out, open(self._errors, "wb") as err:
             self.process = subprocess.Popen(
@@ -37,7 +38,7 @@ class Program:
                 stdin=subprocess.PIPE,  # with SUPERVISED: should the test itself be killed, this ends too
                 stdout=out,
                 stderr=err,
-                env={**os.environ, "JAX_PLATFORMS": "cpu", SUPERVISED: "1", MARK: mark},
+                env={**os.environ, "JAX_PLATFORMS": "cpu", SUPERVISED: "1", **environment},
             )
 
     @property
@@ -76,6 +77,7 @@ class Programs:
     def __init__(self, folder: Path):
         self._folder = folder
         self._mark = uuid.uuid4().hex
+        self._temporary = tempfile.TemporaryDirectory()  # a killed supervisor leaves the sockets of its links
         self._started: list[Program] = []
 
     def __enter__(self) -> Programs:
@@ -89,9 +91,11 @@ class Programs:
             program.process.wait()
             assert program.process.stdin is not None
             program.process.stdin.close()
+        self._temporary.cleanup()
 
     def start(self, *arguments: str) -> Program:
-        program = Program(arguments, self._mark, self._folder / f"program-{len(self._started)}")
+        environment = {MARK: self._mark, "TMPDIR": self._temporary.name}
+        program = Program(arguments, environment, self._folder / f"program-{len(self._started)}")
         self._started.append(program)
         return program
 

@@ -206,11 +206,19 @@ def pong() -> Iterator[Environment]:
     pool.close()
 
 
-@pytest.mark.parametrize("action", [[0, 6], [-1, 0], [0], [0, 0, 0], [[0, 0]], []])
-def test_action_that_would_crash_envpool_is_refused(pong: Environment, action: list[Any]) -> None:
+@pytest.mark.parametrize("action", [[0, 6], [-1, 0], [0], [0, 0, 0], [[0, 0]], np.array([np.nan, 0]), np.zeros(2)])
+def test_action_that_would_crash_envpool_is_refused(pong: Environment, action: Any) -> None:
     step = pong.receive()
     with pytest.raises(ValueError, match=re.escape("[0, 6)")):
-        pong.send(np.array(action, np.int32), step.env_id)
+        pong.send(np.asarray(action), step.env_id)
+    pong.send(np.array([0, 5], np.int32), step.env_id)  # the pool has seen nothing of it, and goes on
+
+
+@pytest.mark.parametrize("env_id", [[0, 2], [-1, 0], []])
+def test_environment_that_does_not_exist_is_refused(pong: Environment, env_id: list[int]) -> None:
+    step = pong.receive()
+    with pytest.raises(ValueError, match=re.escape("[0, 2)")):
+        pong.send(np.zeros(len(env_id), np.int32), np.array(env_id, np.int32))
     pong.send(np.array([0, 5], np.int32), step.env_id)  # the pool has seen nothing of it, and goes on
 
 

@@ -35,6 +35,8 @@ _log = logging.getLogger(__name__)
 
 SEGMENTS_WINDOW = 256  # segments sent to the learner and not yet in its frame store
 HELLO_SECONDS = 1.0  # between two attempts, and between two signs of life
+FINISH_SECONDS = 5.0  # that a learner whose run is over waits for the replay server, to tell it
+ANY_EPOCH = -1
 
 
 class Segments(NamedTuple):
@@ -83,6 +85,7 @@ class ReplayStream:
         self._welcomed = False
         self._next_hello = 0.0
         self._closing = threading.Event()
+        self._close_by = 0.0
         self._wake = context.socket(zmq.PAIR)
         self._wake.bind(f"inproc://replay-stream-{id(self)}")
         self._thread = threading.Thread(target=self._run, name="replay stream")
@@ -117,11 +120,12 @@ class ReplayStream:
 
     def finish(self, reason: str) -> None:
         """Tells the replay server that the run is over."""
-        self._post(self._epoch, Finish(reason=reason))
+        self._post(ANY_EPOCH, Finish(reason=reason))
 
     def close(self) -> None:
-        """Takes leave and ends the thread."""
+        """Takes leave and ends the thread; a server that must still hear that the run is over is waited for."""
         self._post(self._epoch, Goodbye(run_id=self._hello.run_id))
+        self._close_by = time.monotonic() + FINISH_SECONDS
         self._closing.set()
         self._thread.join()
         self._wake.close()
@@ -144,10 +148,11 @@ class ReplayStream:
             raise
 
     def _serve(self, socket: zmq.Socket, wake: zmq.Socket) -> None:
+        _log.info("joining the replay server at %s", self._address)
         poller = zmq.Poller()
         poller.register(socket, zmq.POLLIN)
         poller.register(wake, zmq.POLLIN)
-        while not self._closing.is_set():
+        while not self._closing.is_set() or (self._owes_finish() and time.monotonic() < self._close_by):
             poller.poll(100)
             while wake.poll(0):
                 wake.recv()
@@ -155,6 +160,9 @@ class ReplayStream:
             self._flush(socket)
             self._receive(socket)
         self._flush(socket)
+
+    def _owes_finish(self) -> bool:
+        return any(epoch == ANY_EPOCH for epoch, _ in list(self._outbox))
 
     def _sign_of_life(self, socket: zmq.Socket) -> None:
         now = time.monotonic()
@@ -167,7 +175,7 @@ class ReplayStream:
         """Sends what waits; what the server cannot take now waits on, what is meant for an older connection is void."""
         while self._outbox:
             epoch, message = self._outbox[0]
-            if epoch == self._epoch and not (self._welcomed and sockets.send(socket, message)):
+            if epoch in (self._epoch, ANY_EPOCH) and not (self._welcomed and sockets.send(socket, message)):
                 return
             self._outbox.popleft()
 
