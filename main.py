@@ -21,8 +21,7 @@ def main() -> int:
         process.start_log(command.name)
         stop = process.StopSignal()
         stop.install()
-        devices = {"learner": command.config.learner.device, "actor": command.config.actor.device}
-        process.choose_device(devices.get(command.role, "cpu"))
+        process.choose_device(command.role, command.config)
         worker = importlib.import_module(f"apex_jax.workers.{MODULES.get(command.role, command.role)}")
         return int(worker.run(command.config, command.name, stop))
     except KeyboardInterrupt:  # before the signal was taken over

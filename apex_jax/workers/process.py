@@ -12,6 +12,8 @@ from types import FrameType
 
 import numpy as np
 
+from apex_jax.config import Config
+
 SUPERVISED = "APEX_JAX_SUPERVISED"  # set by the local supervisor: standard input is a pipe that closes when it dies
 
 
@@ -67,10 +69,15 @@ class StopSignal:
         self._event.set()
 
 
-def choose_device(device: str) -> None:
-    """Tells JAX, before it is imported, to use "cpu", "gpu", or the best there is ("auto")."""
+def choose_device(role: str, config: Config) -> None:
+    """Tells JAX, before it is first used, what this role computes on; "auto" leaves it the best there is."""
+    if role == "local":
+        return  # computes nothing, and what it sets its roles would inherit
+    device = {"learner": config.learner.device, "actor": config.actor.device}.get(role, "cpu")
     if device != "auto":
         os.environ["JAX_PLATFORMS"] = {"cpu": "cpu", "gpu": "cuda"}[device]
+    if role == "actor":  # may share the learner's GPU, most of whose memory JAX reserves for the first that asks
+        os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
 
 def device_memory_bytes() -> int:

@@ -1,0 +1,67 @@
+"""What every worker process starts with: its device, its random numbers, and an end when a thread of it dies."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+
+import pytest
+
+from apex_jax.config import ActorConfig, Config, LearnerConfig
+from apex_jax.workers.process import ROLE_NUMBERS, choose_device, new_run_id, process_rng
+from tests.processes import ROOT
+
+DEVICES = Config(learner=LearnerConfig(device="gpu"), actor=ActorConfig(device="cpu"))
+
+
+@pytest.fixture
+def environ(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    environ: dict[str, str] = {}
+    monkeypatch.setattr("apex_jax.workers.process.os.environ", environ)
+    return environ
+
+
+@pytest.mark.parametrize(
+    ("role", "platform"),
+    [("learner", "cuda"), ("actor", "cpu"), ("replay", "cpu"), ("evaluator", "cpu"), ("local", None)],
+)
+def test_each_role_computes_where_the_configuration_says(
+    environ: dict[str, str], role: str, platform: str | None
+) -> None:
+    choose_device(role, DEVICES)
+    assert environ.get("JAX_PLATFORMS") == platform
+
+
+def test_best_device_is_left_to_jax(environ: dict[str, str]) -> None:
+    choose_device("learner", dataclasses.replace(DEVICES, learner=LearnerConfig(device="auto")))
+    assert "JAX_PLATFORMS" not in environ
+
+
+def test_actor_leaves_memory_of_a_shared_gpu_to_the_learner(environ: dict[str, str]) -> None:
+    choose_device("actor", dataclasses.replace(DEVICES, actor=ActorConfig(device="auto")))
+    assert environ["XLA_PYTHON_CLIENT_PREALLOCATE"] == "false"
+
+
+def test_processes_of_one_seed_draw_different_numbers_and_the_same_again() -> None:
+    keys = [(number,) for number in ROLE_NUMBERS.values()] + [(ROLE_NUMBERS["actor"], i) for i in range(1, 4)]
+    draws = [process_rng(seed, *key).integers(2**31) for seed in (1, 2) for key in keys]
+    assert len(set(draws)) == len(draws)
+    assert process_rng(1, *keys[0]).integers(2**31) == draws[0]
+    assert new_run_id() != new_run_id()
+
+
+def test_process_ends_with_1_when_a_thread_of_it_dies() -> None:
+    code = """
+import sys, threading
+from apex_jax.workers.process import StopSignal
+stop = StopSignal()
+stop.install()
+threading.Thread(target=lambda: 1 / 0, name="the one").start()
+assert stop.wait(60)
+sys.exit(stop.exit_code)
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert "the thread 'the one' died" in done.stderr
+    assert "ZeroDivisionError" in done.stderr
