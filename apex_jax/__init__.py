@@ -12,6 +12,7 @@
 
     types            the records that cross a border, and the axis legend
     config           every key of a run, with its meaning, unit and range
+    config_rules     keys that must fit each other
     command_line     argv and YAML -> a checked Config
     errors           the two errors a user sees
 

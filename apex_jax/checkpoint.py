@@ -45,7 +45,8 @@ class Checkpointer:
         if self.directory.exists() and not self.directory.is_dir():
             raise CheckpointError(f"{self.directory} cannot hold checkpoints: it is a file; set run_directory")
         self._damaged: set[int] = set()
-        logging.getLogger("absl").setLevel(logging.CRITICAL)  # orbax's: what fails comes back as an exception, too
+        for orbax_log in ("absl", "asyncio"):  # what fails comes back as an exception, too
+            logging.getLogger(orbax_log).setLevel(logging.CRITICAL)
         options = ocp.CheckpointManagerOptions(
             max_to_keep=kept,
             # A directory that cannot be made fails at once; made asynchronously, it leaves threads that wait 5 minutes.
@@ -153,7 +154,7 @@ class Checkpointer:
 def _crc_of_state(state: Any) -> int:
     crc = 0
     for leaf in jax.tree.leaves(state):
-        crc = zlib.crc32(np.ascontiguousarray(leaf), crc)
+        crc = zlib.crc32(np.ascontiguousarray(leaf).data, crc)
     return crc
 
 

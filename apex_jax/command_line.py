@@ -15,20 +15,19 @@ import math
 import re
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, NoReturn, get_type_hints
 
 from omegaconf import OmegaConf
 
 from apex_jax.config import Config, Key
-from apex_jax.errors import UsageError
+from apex_jax.config_rules import check
+from apex_jax.errors import UsageError, shown
 
 ROLES = ("local", "actor", "replay", "learner", "evaluator")
 OPTIONS = ("--help", "--role", "--config", "--print-config")
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"
 DEFAULT_CONFIG = CONFIGS / "pong_cpu.yaml"
-MAX_IPC_PATH_BYTES = 107  # of a Unix socket's address
 MAX_YAML_LENGTH = 16_384  # libyaml recurses: some 30,000 open brackets overflow the stack and kill the process
 
 
@@ -39,9 +38,6 @@ class Command(NamedTuple):
     name: str  # of this process: its role, or actor-1, actor-2 ... where a supervisor says so
     config: Config
     action: Literal["run", "print_config"]
-
-
-Rule = tuple[str, bool, str]  # the key, whether it is right, what it must be
 
 
 class Setting(NamedTuple):
@@ -101,7 +97,7 @@ def parse(argv: Sequence[str]) -> Command:
         raise UsageError(f"--name {name!r}: names a log file; use 1 to 64 letters, digits and _ . -")
     config = load(options.config, rest)
     if config.evaluator.checkpoint and options.role != "evaluator":
-        checkpoint = _shown(config.evaluator.checkpoint)
+        checkpoint = shown(config.evaluator.checkpoint)
         raise UsageError(f"evaluator.checkpoint={checkpoint}: needs --role evaluator, got --role {options.role}")
     return Command(options.role, name, config, "print_config" if options.print_config else "run")
 
@@ -148,7 +144,7 @@ def _unknown_option(text: str) -> str:
     near = difflib.get_close_matches(option, OPTIONS, 1)
     near = near or [f"{name}={value or '...'}" for name in _closest(option.lstrip("-"))]
     fix = f"did you mean {' or '.join(near)}?" if near else "see --help"
-    return f"unknown option {_shown(option)}: settings are given as KEY=VALUE, without dashes; {fix}"
+    return f"unknown option {shown(option)}: settings are given as KEY=VALUE, without dashes; {fix}"
 
 
 def _closest(name: str) -> list[str]:
@@ -207,7 +203,7 @@ def _yaml_text(value: Any) -> str:
 
 def _read(path: Path) -> dict[str, Any]:
     """Returns the checked values of a file by dotted name."""
-    where = f"--config {_shown(path)}"
+    where = f"--config {shown(path)}"
     try:
         with path.open(encoding="utf-8-sig") as file:
             text = file.read(MAX_YAML_LENGTH + 1)
@@ -232,11 +228,11 @@ def _override(text: str) -> dict[str, Any]:
     """Returns the checked value, or the values of a group, of one `key=value`."""
     name, separator, value = text.partition("=")
     if not separator:
-        raise UsageError(f"{_shown(text)}: settings are given as KEY=VALUE, such as seed=3")
+        raise UsageError(f"{shown(text)}: settings are given as KEY=VALUE, such as seed=3")
     try:
         tree = {name: _plain(value, lambda text: OmegaConf.from_dotlist([f"value={text}"]))["value"]}
     except Exception as error:  # as in _read
-        raise UsageError(f"{_shown(text)}: the value is not YAML: {_first_problem(error)}; put it in quotes") from None
+        raise UsageError(f"{shown(text)}: the value is not YAML: {_first_problem(error)}; put it in quotes") from None
     return _values(tree)
 
 
@@ -256,11 +252,11 @@ def _values(tree: Mapping[Any, Any]) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for name, value in _flatten(tree):
         if name in values:
-            raise UsageError(f"{name} is given twice, the second time as {_shown(value)}; keep one")
+            raise UsageError(f"{name} is given twice, the second time as {shown(value)}; keep one")
         try:
             values[name] = _parsed(SETTINGS[name], SETTINGS[name].kind, value)
         except ValueError as error:
-            raise UsageError(f"{name}={_shown(value)}: {error}") from None
+            raise UsageError(f"{name}={shown(value)}: {error}") from None
     return values
 
 
@@ -273,12 +269,12 @@ def _flatten(tree: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, A
         elif name not in GROUPS:
             near = _closest(name)
             fix = f"did you mean {' or '.join(near)}?" if near else "--help lists all keys"
-            raise UsageError(f"unknown key {_shown(name)} (value {_shown(value)}); {fix}")
+            raise UsageError(f"unknown key {shown(name)} (value {shown(value)}); {fix}")
         elif isinstance(value, Mapping):
             yield from _flatten(value, f"{name}.")
         else:
             first = next(_settings(GROUPS[name], name)).name
-            raise UsageError(f"{name}={_shown(value)}: is a group of keys, not one; set its keys, such as {first}")
+            raise UsageError(f"{name}={shown(value)}: is a group of keys, not one; set its keys, such as {first}")
 
 
 def _parsed(setting: Setting, kind: Any, value: Any) -> Any:
@@ -301,7 +297,7 @@ def _parsed(setting: Setting, kind: Any, value: Any) -> Any:
 def _parsed_text(setting: Setting, value: Any) -> str:
     text = "" if value is None else value
     if not isinstance(text, str):
-        hint = f"""in a file "{_shown(value)}", on the command line {setting.name}='"{_shown(value)}"'"""
+        hint = f"""in a file "{shown(value)}", on the command line {setting.name}='"{shown(value)}"'"""
         raise ValueError(f"must be text; put it in quotes: {hint}")
     if not text.isprintable():
         raise ValueError("must be printable text on one line")
@@ -319,78 +315,3 @@ def _parsed_number(setting: Setting, kind: type, value: Any) -> int | float:
     if (low is not None and value < low) or (high is not None and value > high):
         raise ValueError(f"must be {setting.allowed}")
     return kind(value)  # type: ignore[no-any-return]
-
-
-def _shown(value: Any) -> str:
-    """Returns a value as the user may have written it, on one line and short."""
-    try:
-        text = "" if value is None else str(value)
-    except ValueError:  # Python writes no integer of more than 4,300 digits
-        text = "(a number of thousands of digits)"
-    text = text.lower() if isinstance(value, bool) else text
-    text = text if text.isprintable() else repr(text)
-    return text if len(text) <= 80 else f"{text[:77]}..."
-
-
-# Keys that must fit each other ------------------------------------------------------------------------------------
-
-
-def check(config: Config) -> None:
-    """Raises UsageError where keys that are right on their own do not fit each other."""
-    for name, is_right, requirement in (*_size_rules(config), *_network_rules(config), *_address_rules(config)):
-        if not is_right:
-            raise UsageError(f"{name}={_shown(attrgetter(name)(config))}: {requirement}")
-
-
-def _size_rules(config: Config) -> Iterator[Rule]:
-    environment, actor, replay, learner = config.environment, config.actor, config.replay, config.learner
-    slots, overlap = actor.segment_slots, environment.frame_stack - 1 + config.algorithm.n_step
-    least = (
-        f"must be at least {overlap + 1}, environment.frame_stack + algorithm.n_step, for a transition to start in it"
-    )
-    yield "actor.segment_slots", slots > overlap, least
-    capacity = "replay.capacity_transitions"
-    yield capacity, replay.capacity_transitions >= slots, f"must be at least actor.segment_slots={slots}"
-    per_segment = max(1, slots - overlap)
-    segments = max(2, replay.capacity_transitions // per_segment)
-    most = f"must be at most {segments * per_segment}, what fits in {capacity}, or learning never starts"
-    yield "replay.min_size_to_sample", replay.min_size_to_sample <= segments * per_segment, most
-    most = f"must be at most {(2**31 - 1) // slots * per_segment}, because a replay index (frame slot) has 31 bits"
-    yield capacity, segments * slots < 2**31, most
-    most = f"must be 0 to actor.environments={actor.environments}"
-    yield "actor.environments_per_step", actor.environments_per_step <= actor.environments, most
-    least = f"must be 0, or at least actor.environments={actor.environments}: each environment has its own epsilon"
-    yield "actor.ladder_size", actor.ladder_size == 0 or actor.ladder_size >= actor.environments, least
-    most = f"must be 0 to learner.prefetch_batches={learner.prefetch_batches}; lower it, or raise that one"
-    yield "learner.updates_per_call", learner.updates_per_call <= learner.prefetch_batches, most
-    skip = environment.frame_skip
-    least = f"must be at least environment.frame_skip={skip}, the frames of one step"
-    yield "environment.max_episode_frames", environment.max_episode_frames >= skip, least
-    yield "evaluator.max_episode_frames", config.evaluator.max_episode_frames >= skip, least
-
-
-def _network_rules(config: Config) -> Iterator[Rule]:
-    network, size = config.network, config.environment.frame_size
-    same_length = len(network.channels) == len(network.kernel_sizes) == len(network.strides)
-    yield "network.channels", same_length, "must have as many entries as network.kernel_sizes and network.strides"
-    if not config.environment.task.endswith("-v5"):
-        return  # CartPole-v1, Catch-v0: no pixels, no convolutions
-    for kernel, stride in zip(network.kernel_sizes, network.strides, strict=False):
-        fix = "use smaller kernels or strides, or a larger environment.frame_size"
-        yield "network.kernel_sizes", kernel <= size, f"{kernel} does not fit on the {size} pixels that are left; {fix}"
-        size = max(0, size - kernel) // stride + 1
-
-
-def _address_rules(config: Config) -> Iterator[Rule]:
-    addresses = dataclasses.asdict(config.addresses)
-    for field, address in addresses.items():
-        name = f"addresses.{field}"
-        scheme, _, place = address.partition("://")
-        yield name, scheme in ("tcp", "ipc"), "must start with tcp:// or ipc://, as in tcp://127.0.0.1:5550"
-        host, _, port = place.rpartition(":")
-        is_port = re.fullmatch("[0-9]{1,5}", port) is not None and 1 <= int(port) <= 65535
-        yield name, scheme == "ipc" or (host != "" and is_port), "must be tcp://HOST:PORT with a port from 1 to 65535"
-        is_path = 1 <= len(place.encode()) <= MAX_IPC_PATH_BYTES
-        yield name, scheme == "tcp" or is_path, f"must be ipc://PATH with 1 to {MAX_IPC_PATH_BYTES} bytes of path"
-        is_own = list(addresses.values()).count(address) == 1
-        yield name, is_own, "stands at two links; give each link its own address"

@@ -208,6 +208,11 @@ class Config:
             f" n_step={algorithm.n_step} discount={algorithm.discount!r}"
         )
 
+    @property
+    def checkpoint_agreement(self) -> str:
+        """What a start must have in common with the checkpoint it resumes from, as text."""
+        return f"{self.agreement} optimizer={self.learner.optimizer}"
+
     def replace(self, **changes: Any) -> Config:
         """Returns a copy with these top-level fields replaced."""
         return dataclasses.replace(self, **changes)

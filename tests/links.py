@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -76,7 +77,7 @@ class Peer:
 
     def send(self, *messages: Any) -> None:
         for message in messages:
-            wait_until(lambda message=message: sockets.send(self.socket, message), self._meanwhile)
+            wait_until(partial(sockets.send, self.socket, message), self._meanwhile)
 
     def send_frames(self, *frames: bytes) -> None:
         wait_until(lambda: self.socket.poll(0, zmq.POLLOUT), self._meanwhile)

@@ -19,7 +19,8 @@ MAY_IMPORT = {  # part of the package -> other parts of it
     "types": set(),
     "errors": set(),
     "config": {"types", "errors"},
-    "command_line": {"config", "errors"},
+    "config_rules": {"config", "errors"},
+    "command_line": {"config", "config_rules", "errors"},
     **{part: FOUNDATION for part in MIDDLE},
     "workers": FOUNDATION | MIDDLE | {"command_line"},
 }

@@ -17,6 +17,7 @@ from apex_jax.agent.dqn import LearnerState, make_dqn
 from apex_jax.checkpoint import Checkpointer, CheckpointError, Progress
 from apex_jax.config import Config, LearnerConfig, NetworkConfig
 from apex_jax.types import SegmentSpec
+from tests.links import wait_until
 
 SPEC = SegmentSpec((3,), "float32", 1, 8, 1, 2)
 AGREEMENT, ARCHITECTURE = "task=Catch-v0 n_step=1", "0123456789abcdef"
@@ -37,11 +38,13 @@ def state_of(seed: int, optimizer: str = "rmsprop") -> LearnerState:
 STATES = {updates: state_of(updates) for updates in (100, 200, 300)}
 
 
+def assert_equal_leaves(leaf: Any, expected: Any) -> None:
+    assert (leaf.dtype, leaf.shape) == (expected.dtype, expected.shape)
+    assert np.asarray(leaf).tobytes() == np.asarray(expected).tobytes()
+
+
 def assert_equal_bits(state: Any, expected: Any) -> None:
-    assert jax.tree.structure(state) == jax.tree.structure(expected)
-    for leaf, wanted in zip(jax.tree.leaves(state), jax.tree.leaves(expected), strict=True):
-        assert (leaf.dtype, leaf.shape) == (wanted.dtype, wanted.shape)
-        assert np.asarray(leaf).tobytes() == np.asarray(wanted).tobytes()
+    jax.tree.map(assert_equal_leaves, state, expected)  # which raises where their structures differ
 
 
 def save(directory: Path, *updates: int, kept: int = 3) -> None:
@@ -142,16 +145,13 @@ def test_the_state_may_be_donated_or_overwritten_as_soon_as_save_returns(tmp_pat
 
 
 def test_what_a_killed_save_left_behind_is_passed_over_and_removed(damageable: Path) -> None:
-    step = damageable / "checkpoints" / "200"
-    half_saved = step.with_name("300.orbax-checkpoint-tmp")
-    shutil.copytree(step, half_saved)
-    (step / "state" / "_METADATA").rename(half_saved / "state" / "_METADATA")
-    shutil.copytree(damageable / "checkpoints" / "100" / "state", step / "state", dirs_exist_ok=True)
-    shutil.rmtree(step)
+    half_saved = damageable / "checkpoints" / "300.orbax-checkpoint-tmp"
+    shutil.move(damageable / "checkpoints" / "200", half_saved)
+    (half_saved / "state" / "_METADATA").unlink()
     restored, progress = restore(damageable)
     assert_equal_bits(restored, STATES[100])
     assert progress == progress_at(100)
-    assert not half_saved.exists()
+    wait_until(lambda: not half_saved.exists())
 
 
 # Damage -----------------------------------------------------------------------------------------------------------
@@ -198,6 +198,16 @@ def test_a_file_that_is_gone_is_damage_too(damageable: Path) -> None:
     assert restore(damageable)[1] == progress_at(100)
 
 
+def test_a_state_that_can_be_read_but_is_not_what_was_saved_is_damage(
+    damageable: Path, log: pytest.LogCaptureFixture
+) -> None:
+    checkpoints = damageable / "checkpoints"
+    shutil.rmtree(checkpoints / "200" / "state")
+    shutil.copytree(checkpoints / "100" / "state", checkpoints / "200" / "state")
+    assert restore(damageable)[1] == progress_at(100)
+    assert "checksum of its state" in log.text
+
+
 @pytest.mark.parametrize("name", ["progress", "state"])
 def test_damage_to_all_is_one_line_that_says_what_to_do(damageable: Path, name: str) -> None:
     for step in ("100", "200"):
@@ -231,7 +241,9 @@ def test_training_that_went_back_behind_a_damaged_checkpoint_replaces_it(damagea
 
 
 def test_a_checkpoint_of_another_configuration_is_refused_naming_both(damageable: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"another configuration: task=Catch-v0 n_step=1, not task=Pong") as caught:
+    with pytest.raises(
+        CheckpointError, match=r"another configuration: task=Catch-v0 n_step=1, not task=Pong"
+    ) as caught:
         restore(damageable, agreement="task=Pong-v5 n_step=3")
     assert "200" in str(caught.value)
     assert "use the configuration it was made with, or another run_directory" in str(caught.value)
@@ -245,9 +257,7 @@ def test_a_checkpoint_of_another_network_is_refused_naming_both(tmp_path: Path) 
         restore(tmp_path)
 
 
-def test_a_checkpoint_of_another_format_is_refused_naming_both(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_checkpoint_of_another_format_is_refused_naming_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr("apex_jax.checkpoint.FORMAT", 2)
         save(tmp_path, 100)
@@ -267,10 +277,12 @@ def test_a_save_that_fails_is_one_line_at_once_and_the_one_after_is_made(
     tmp_path: Path, log: pytest.LogCaptureFixture
 ) -> None:
     checkpointer = Checkpointer(str(tmp_path / "run"))
+    checkpointer.save(STATES[100], progress_at(100))
+    checkpointer._manager.wait_until_finished()
     shutil.rmtree(tmp_path / "run")
     (tmp_path / "run").write_text("a disk that failed")
-    with pytest.raises(CheckpointError, match=r"checkpoints/100 was not saved: .*") as caught:
-        checkpointer.save(STATES[100], progress_at(100))
+    with pytest.raises(CheckpointError, match=r"checkpoints/200 was not saved: .*") as caught:
+        checkpointer.save(STATES[200], progress_at(200))
     assert str(caught.value).isprintable()
     assert log.records == []
     (tmp_path / "run").unlink()

@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from apex_jax.command_line import CONFIGS, DEFAULT_CONFIG, ROLES, SETTINGS, Setting, check, load, parse, to_yaml
+from apex_jax.command_line import CONFIGS, DEFAULT_CONFIG, ROLES, SETTINGS, Setting, load, parse, to_yaml
 from apex_jax.config import Config
+from apex_jax.config_rules import check
 from apex_jax.errors import UsageError
 
 
@@ -243,6 +244,7 @@ def test_device_libraries_are_not_imported_before_the_device_is_chosen() -> None
         ("actor.environments_per_step=33", ["environments_per_step=33", "actor.environments=32"]),
         ("actor.ladder_size=31", ["ladder_size=31", "actor.environments=32"]),
         ("learner.updates_per_call=17", ["updates_per_call=17", "learner.prefetch_batches=16"]),
+        ("learner.batch_size=65536 learner.updates_per_call=128 learner.prefetch_batches=128", ["65536", "8388608"]),
         ("network.strides=[1]", ["network.channels", "network.strides"]),
         ("environment.frame_size=20 network.kernel_sizes=[4,7,3]", ["kernel_sizes=(4, 7, 3)", "7", "6 pixels"]),
         ("addresses.weights=127.0.0.1:1", ["addresses.weights=127.0.0.1:1", "tcp://"]),

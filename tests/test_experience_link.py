@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
-import zmq
 
-from apex_jax.config import Config
-from apex_jax.replay.rate_limiter import RateLimiter
-from apex_jax.transport import sockets
-from apex_jax.transport.codec import decode_frames, encode_segment
 from apex_jax.types import (
     ActorHello,
     ActorStatus,
-    ActorWelcome,
     EpisodeStatistics,
     Finish,
     Goodbye,
@@ -28,82 +22,9 @@ from apex_jax.types import (
     SegmentMessage,
 )
 from apex_jax.workers import experience_stream
-from apex_jax.workers.experience_service import PEER_TIMEOUT_SECONDS, ExperienceService
-from apex_jax.workers.experience_stream import ExperienceStream
-from tests.links import CONFIG, SPEC, TRANSITIONS, Peer, buffer_of, free_address, free_limiter, segment_of, wait_until
-
-CREDIT = CONFIG.actor.max_outstanding_segments
-
-
-def limiter_that_lets_in(num_segments: int) -> RateLimiter:
-    """Opened further by `sample`: one segment for as many samples as it has transitions."""
-    return RateLimiter(1, 1.0, num_segments * TRANSITIONS - 1, TRANSITIONS, 1)
-
-
-class Server:
-    """The replay server's side, which serves only while a test waits, at the time that the test says."""
-
-    def __init__(self, address: str, limiter: RateLimiter, config: Config = CONFIG) -> None:
-        self.now_seconds = 0.0
-        self.buffer = buffer_of()
-        self.limiter = limiter
-        self._context = zmq.Context()
-        self._socket = sockets.serve_experience(self._context, address)
-        self.service = ExperienceService(self._socket, config, SPEC, self.buffer, limiter)
-        self.dropped = self.service.dropped
-
-    def serve(self) -> None:
-        self.service.read(self.now_seconds)
-        self.service.store(self.now_seconds)
-
-    def until(self, condition: Callable[[], Any]) -> None:
-        wait_until(condition, self.serve)
-
-    def stored(self) -> list[int]:
-        """Numbers of the segments, in the order in which they were stored."""
-        bodies = self.buffer.segments_since(0, 10**6).bodies
-        return [int(decode_frames(body, SPEC)[0, 0]) for body in bodies]
-
-    def close(self) -> None:
-        self._socket.close()
-        self._context.term()  # the address is free when this returns
-
-
-class Link:
-    """Builds both ends, and takes them down after the test."""
-
-    def __init__(self) -> None:
-        self.address = free_address()
-        self._servers: list[Server] = []
-        self._context = zmq.Context()
-        self._streams: list[ExperienceStream] = []
-        self._peers: list[Peer] = []
-
-    def server(self, limiter: RateLimiter | None = None, config: Config = CONFIG) -> Server:
-        self._servers.append(Server(self.address, limiter or free_limiter(), config))
-        return self._servers[-1]
-
-    def stream(self, run_id: int = 1, agreement: str = CONFIG.agreement, queue_size: int = 2) -> ExperienceStream:
-        hello = ActorHello(run_id, agreement, num_environments=4)
-        self._streams.append(ExperienceStream(self._context, self.address, SPEC, hello, queue_size))
-        return self._streams[-1]
-
-    def peer(self, server: Server, run_id: int | None = None) -> Peer:
-        """A peer by hand, which joins if it is given a run id."""
-        peer = Peer(sockets.connect_experience(self._context, self.address), server.serve)
-        self._peers.append(peer)
-        if run_id is not None:
-            join(peer, run_id)
-        return peer
-
-    def close(self) -> None:
-        for stream in self._streams:
-            stream.close()
-        for peer in self._peers:
-            peer.socket.close()
-        self._context.term()
-        for server in self._servers:
-            server.close()
+from apex_jax.workers.experience_service import PEER_TIMEOUT_SECONDS
+from tests.experience_link import CREDIT, Link, join, limiter_that_lets_in, message_of, put_all
+from tests.links import CONFIG, TRANSITIONS, segment_of
 
 
 @pytest.fixture
@@ -112,21 +33,6 @@ def link(monkeypatch: pytest.MonkeyPatch) -> Iterator[Link]:
     link = Link()
     yield link
     link.close()
-
-
-def join(peer: Peer, run_id: int, num_environments: int = 4) -> ActorWelcome:
-    peer.send(ActorHello(run_id, CONFIG.agreement, num_environments))
-    return peer.receive(ActorWelcome)
-
-
-def message_of(number: int, run_id: int = 1) -> SegmentMessage:
-    body = encode_segment(segment_of(number), SPEC)
-    return SegmentMessage(run_id, number, environment_steps=10, crc=zlib.crc32(body), body=body)
-
-
-def put_all(stream: ExperienceStream, numbers: range, server: Server) -> None:
-    for number in numbers:
-        wait_until(lambda number=number: stream.put(segment_of(number), 10, 0.01), server.serve)
 
 
 # Joining and leaving ----------------------------------------------------------------------------------------------
@@ -198,6 +104,23 @@ def test_an_actor_that_reconnects_keeps_its_places(link: Link) -> None:
     after = join(link.peer(server), 1)
     assert (after.incarnation, after.places.tolist()) == (before.incarnation, before.places.tolist())
     assert len(server.service.actors) == 2
+
+
+def test_an_actor_that_reconnects_is_told_again_what_is_stored(link: Link) -> None:
+    server = link.server()
+    for _ in range(2):
+        peer = link.peer(server, run_id=1)
+        peer.send(message_of(1))
+        assert peer.receive(SegmentAck).sequence == 1
+    assert server.stored() == [1]
+
+
+def test_a_hello_said_twice_is_welcomed_once(link: Link) -> None:
+    server = link.server()
+    peer = link.peer(server, run_id=1)
+    peer.send(ActorHello(1, CONFIG.agreement, 4))
+    assert peer.hears_nothing()
+    assert len(server.service.actors) == 1
 
 
 def test_a_connection_that_names_itself_anew_holds_no_places_twice(link: Link) -> None:
@@ -286,10 +209,11 @@ def test_an_actor_held_for_dead_is_stored_once_and_gets_no_more_credit(link: Lin
     stream = link.stream(queue_size=8)
     put_all(stream, range(num_stored + CREDIT + 3), server)
     server.until(lambda: server.service.waiting_segments == CREDIT)
-    for rejoined in range(1, 4):
+    for _ in range(3):
+        server.dropped.clear()
         server.service.forget_the_dead(PEER_TIMEOUT_SECONDS + 1)
         assert not server.service.actors
-        server.until(lambda rejoined=rejoined: server.dropped["duplicate_segment"] == rejoined * CREDIT)
+        server.until(lambda: server.dropped["duplicate_segment"] == CREDIT)
         assert server.service.waiting_segments == len(stream._unacknowledged) == CREDIT
     server.limiter.sample(10**6)
     server.until(lambda: len(server.stored()) == num_stored + CREDIT + 3)
@@ -375,7 +299,9 @@ def test_a_return_that_is_no_number_is_counted_and_spoils_no_mean(link: Link, va
     server = link.server()
     peer = link.peer(server, run_id=1)
     for numbers in ([value], [4.0]):
-        peer.send(EpisodeStatistics(1, np.full(1, 0.4, np.float32), np.array(numbers, np.float32), np.ones(1, np.int32)))
+        peer.send(
+            EpisodeStatistics(1, np.full(1, 0.4, np.float32), np.array(numbers, np.float32), np.ones(1, np.int32))
+        )
     server.until(lambda: server.service.episodes.length.count == 1)
     assert server.service.episodes.episode_return.result() == 4.0
     assert +server.dropped == {"bad_statistics": 1}
@@ -398,12 +324,9 @@ def test_segments_sent_while_servers_come_and_go_are_each_stored_by_one_that_ack
 
     stored_anywhere: set[int] = set()
     for enough in [*rng.integers(1, 8, 3), 24]:
-        server = link.server()
-        server.until(lambda server=server, enough=enough: len(server.stored()) >= enough or all_acknowledged())
-        assert server.stored() == sorted(set(server.stored())), "in order, and each once"
-        assert +server.dropped == {}
-        stored_anywhere |= set(server.stored())
-        server.close()
+        stored = link.server().store_at_least(int(enough), or_until=all_acknowledged)
+        assert stored == sorted(set(stored)), "in order, and each once"
+        stored_anywhere |= set(stored)
     assert stored_anywhere == set(range(24))
 
 

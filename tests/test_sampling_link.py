@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -11,17 +11,13 @@ import pytest
 import zmq
 
 from apex_jax.errors import RunError
-from apex_jax.replay.rate_limiter import RateLimiter
-from apex_jax.transport import sockets
 from apex_jax.transport.codec import encode_segment
 from apex_jax.types import (
     Credit,
     Finish,
     Goodbye,
     IndexBatches,
-    LearnerHello,
     LearnerWelcome,
-    PriorityUpdate,
     Refusal,
     Rejoin,
     StreamedSegments,
@@ -29,148 +25,21 @@ from apex_jax.types import (
 from apex_jax.workers import replay_stream, sampling_service
 from apex_jax.workers.experience_service import PEER_TIMEOUT_SECONDS
 from apex_jax.workers.replay_stream import Item, ReplayStream, Segments
-from apex_jax.workers.sampling_service import SamplingService, largest_draw
-from tests.links import CONFIG, SPEC, TRANSITIONS, Peer, buffer_of, free_address, free_limiter, segment_of, wait_until
-
-K, B = 2, 16
-CAPACITY = 6  # segments
-L = SPEC.slots
-
-
-def hello_of(run_id: int = 1, environment_steps: int = 0, batches: int = K, agreement: str = CONFIG.agreement) -> Any:
-    return LearnerHello(run_id, agreement, environment_steps, batches_at_once=batches, batch_size=B)
-
-
-class Server:
-    """The replay server's side, which serves only while a test waits."""
-
-    def __init__(self, address: str, limiter: RateLimiter, capacity: int = CAPACITY) -> None:
-        self.inserted = 0
-        self.environment_steps = 0
-        self.buffer = buffer_of(capacity)
-        self.limiter = limiter
-        self._context = zmq.Context()
-        self._socket = sockets.serve_sampling(self._context, address)
-        self.service = SamplingService(self._socket, CONFIG, self.buffer, limiter, run_id=9)
-        self.dropped = self.service.dropped
-
-    def insert(self, count: int = 1) -> None:
-        for _ in range(count):
-            segment = segment_of(self.inserted + 1)  # its number is that of its insertion
-            self.buffer.insert(encode_segment(segment, SPEC), segment.columns, now_seconds=0.0)
-            self.limiter.insert(TRANSITIONS)
-            self.inserted += 1
-
-    def serve(self) -> None:
-        self.service.read(now_seconds=0.0)
-        self.service.stream(self.environment_steps, now_seconds=1.0)
-
-    def until(self, condition: Callable[[], Any]) -> None:
-        wait_until(condition, self.serve)
-
-    def close(self) -> None:
-        self._socket.close()
-        self._context.term()  # the address is free when this returns
-
-
-class Learner:
-    """Consumes a stream as the learner does, and keeps which segment stands in each slot of its frame store."""
-
-    def __init__(self, stream: ReplayStream) -> None:
-        self.stream = stream
-        self.ring = np.zeros(CAPACITY, np.int64)
-        self.history: list[int] = []  # numbers of the segments, in the order of their arrival
-        self.batches: list[Item] = []
-
-    def consume(self) -> Item | None:
-        item = self.stream.next(0.0)
-        if item is None:
-            return None
-        if isinstance(item.content, Segments):
-            numbers = item.content.frames[:, 0, 0].astype(int)
-            self.ring[item.content.slots] = numbers
-            self.history += numbers.tolist()
-        else:
-            slots = item.content.indices // L
-            np.testing.assert_array_equal(self.ring[slots], item.content.generations, "drawn from another segment")
-            self.batches.append(item)
-        self.stream.consumed(item)
-        return item
-
-
-class Link:
-    """Builds both ends, and takes them down after the test."""
-
-    def __init__(self) -> None:
-        self.address = free_address()
-        self._servers: list[Server] = []
-        self._streams: list[ReplayStream] = []
-        self._peers: list[Peer] = []
-        self._context = zmq.Context()
-
-    def server(self, limiter: RateLimiter | None = None, capacity: int = CAPACITY) -> Server:
-        self._servers.append(Server(self.address, limiter or free_limiter(), capacity))
-        return self._servers[-1]
-
-    def stream(self, hello: LearnerHello | None = None, groups: int = 2) -> ReplayStream:
-        self._streams.append(
-            ReplayStream(self._context, self.address, SPEC, hello or hello_of(), CAPACITY, groups)
-        )
-        return self._streams[-1]
-
-    def peer(self, server: Server, hello: LearnerHello | None = None) -> Peer:
-        """A peer by hand, which joins if it is given a hello."""
-        peer = Peer(sockets.connect_sampling(self._context, self.address), server.serve)
-        self._peers.append(peer)
-        if hello is not None:
-            peer.send(hello)
-            assert peer.receive(LearnerWelcome) == LearnerWelcome(9, server.buffer.capacity_segments)
-        return peer
-
-    def router(self) -> FalseServer:
-        return FalseServer(zmq.Context(), self.address)
-
-    def close(self) -> None:
-        for stream in self._streams:
-            stream.close()
-        for peer in self._peers:
-            peer.socket.close()
-        self._context.term()
-        for server in self._servers:
-            server.close()
-
-
-class FalseServer:
-    """A server by hand, which sends what no sound one does."""
-
-    def __init__(self, context: zmq.Context, address: str) -> None:
-        self._context = context
-        self._socket = sockets.serve_sampling(context, address)
-        self._identity = b""
-        self.received: list[Any] = []
-
-    def read(self) -> None:
-        expected = (LearnerHello, Credit, PriorityUpdate, Goodbye)
-        received = sockets.receive_from(self._socket, expected, Counter())
-        if received is not None:
-            self._identity, message = received
-            self.received.append(message)
-
-    def until_received(self, predicate: Callable[[Any], bool]) -> None:
-        wait_until(lambda: any(map(predicate, self.received)), self.read)
-
-    def send(self, message: Any) -> None:
-        assert sockets.send(self._socket, message, self._identity)
-
-    def welcome(self) -> None:
-        self.until_received(lambda message: isinstance(message, LearnerHello))
-        self.send(LearnerWelcome(9, CAPACITY))
-        self.until_received(lambda message: isinstance(message, Credit) and message.groups > 0)
-        self.received.clear()
-
-    def close(self) -> None:
-        self._socket.close()
-        self._context.term()
+from apex_jax.workers.sampling_service import largest_draw
+from tests.links import CONFIG, SPEC, TRANSITIONS, free_limiter, segment_of
+from tests.sampling_link import (
+    CAPACITY,
+    B,
+    FalseServer,
+    K,
+    L,
+    Learner,
+    Link,
+    Server,
+    batches_of,
+    hello_of,
+    streamed,
+)
 
 
 @pytest.fixture
@@ -186,28 +55,6 @@ def false_server(link: Link) -> Iterator[FalseServer]:
     server = link.router()
     yield server
     server.close()
-
-
-def streamed(*numbers: int, slots: list[int] | None = None, bodies: list[bytes] | None = None) -> StreamedSegments:
-    bodies = bodies or [encode_segment(segment_of(number), SPEC) for number in numbers]
-    return StreamedSegments(
-        slots=np.array(slots or [number - 1 for number in numbers], np.int32),
-        generations=np.array(numbers, np.uint32),
-        body_bytes=np.array([len(body) for body in bodies], np.int32),
-        bodies=b"".join(bodies),
-    )
-
-
-def batches_of(index: int, shape: tuple[int, int] = (K, B), environment_steps: int = 0) -> IndexBatches:
-    return IndexBatches(
-        indices=np.full(shape, index, np.int32),
-        generations=np.ones(shape, np.uint32),
-        weights=np.ones(shape, np.float32),
-        environment_steps=environment_steps,
-        size_transitions=6,
-        samples_per_insert=1.0,
-        age_seconds=0.0,
-    )
 
 
 # The stream -------------------------------------------------------------------------------------------------------
@@ -319,9 +166,10 @@ def test_a_second_learner_waits_until_the_first_is_silent(link: Link) -> None:
 
 def test_a_second_learner_takes_over_when_the_first_leaves(link: Link) -> None:
     server = link.server()
-    first, second = link.stream(hello_of(1)), Learner(link.stream(hello_of(2)))
     server.insert(2)
+    first = link.stream(hello_of(1))
     server.until(lambda: first.next(0.0))
+    second = Learner(link.stream(hello_of(2)))
     first.close()
     server.until(lambda: second.consume() and second.batches)
     assert second.history == [1, 2]
@@ -401,6 +249,18 @@ def test_the_end_of_the_run_reaches_the_server(link: Link) -> None:
     stream.close()
     server.until(lambda: server.service.learner is None)
     assert server.service.finished == "1000 updates"
+
+
+def test_a_run_that_is_over_before_the_learner_is_welcomed_ends_the_server_too(link: Link) -> None:
+    stream = link.stream()
+    stream.finish("500 updates")  # the checkpoint had reached the limit
+    leaving = threading.Thread(target=stream.close)
+    leaving.start()
+    server = link.server()
+    server.until(lambda: server.service.finished)
+    assert server.service.finished == "500 updates"
+    leaving.join(10)
+    assert not leaving.is_alive()
 
 
 # Priorities -------------------------------------------------------------------------------------------------------
@@ -521,6 +381,7 @@ def test_a_learner_whose_stream_breaks_is_told_instead_of_waiting_for_ever(
     false_server.send(streamed(1))
     with pytest.raises(RunError, match="link to the replay server"):
         stream.next(5.0)
+    stream.close()
 
 
 @pytest.mark.parametrize("is_served", [True, False])

@@ -32,9 +32,9 @@ def random_value(rng: np.random.Generator, mark: Any, sizes: dict[str, int]) -> 
     """A value that fits a mark, often one at the edge of its range."""
     match mark:
         case Integer(low, high):
-            return int(rng.choice([low, high, rng.integers(low, high, endpoint=True)]))
+            return [low, high, int(rng.integers(low, high, endpoint=True))][rng.integers(3)]
         case Real(low, high):
-            return float(rng.choice([low, high, rng.uniform(low, high)]))
+            return float([low, high, rng.uniform(low, high)][rng.integers(3)])
         case Flag():
             return bool(rng.integers(2))
         case Text(max_bytes):

@@ -154,7 +154,7 @@ def architecture_of(params: Any) -> str:
 def encode_weights(params: Any) -> tuple[str, bytes]:
     """Returns the architecture's digest and the float32 leaves, one behind the other in tree order."""
     leaves = jax.tree_util.tree_leaves(params)
-    return architecture_of(params), b"".join(np.ascontiguousarray(leaf) for leaf in leaves)
+    return architecture_of(params), b"".join(np.ascontiguousarray(leaf).tobytes() for leaf in leaves)
 
 
 def decode_weights(body: Bytes, like_params: Any) -> Any:

@@ -119,7 +119,7 @@ def _saved_weights(config: Config, run_directory: str, dqn: Dqn) -> Weights:
     """Returns the parameters of the newest checkpoint; RunError where there is none that fits."""
     state = jax.eval_shape(dqn.init, jax.random.key(0))
     checkpointer = Checkpointer(run_directory, read_only=True)
-    restored = checkpointer.restore_newest(state, config.agreement, architecture_of(state.online_params))
+    restored = checkpointer.restore_newest(state, config.checkpoint_agreement, architecture_of(state.online_params))
     if restored is None:
         raise RunError(f"{run_directory}: no checkpoint in {checkpointer.directory}; give the directory of a run")
     saved, progress = restored

@@ -158,6 +158,8 @@ class ExperienceService:
             self.dropped["another_config"] += 1
             sockets.send(self._socket, Refusal(reason=reason, final=True), identity)
             return
+        if identity in self.actors and self.actors[identity].run_id == message.run_id:
+            return  # said again before the welcome had arrived: a second one would have everything sent twice
         actor = self._returning(message.run_id) or self._newcomer(message)
         if identity in self.actors:
             self._remove(identity)  # one connection is one actor, whatever it says
@@ -170,7 +172,9 @@ class ExperienceService:
             ladder_size=self._config.ladder_size,
             max_outstanding_segments=self._config.actor.max_outstanding_segments,
         )
-        sockets.send(self._socket, welcome, identity)
+        if not sockets.send(self._socket, welcome, identity):
+            self._remove(identity)
+            return
         _log.info(
             "actor %s joins with %d environments (%d actors)", identity.hex(), len(actor.places), len(self.actors)
         )

@@ -173,8 +173,9 @@ class Learner:
         self._publisher.publish(copy_params(self._state.online_params), self.updates, self.environment_steps, final)
 
     def _restore(self) -> Progress:
-        fresh = Progress(0, 0, 0.0, 0, self._config.agreement, self._architecture)
-        restored = self._checkpointer.restore_newest(self._state, self._config.agreement, self._architecture)
+        agreement = self._config.checkpoint_agreement
+        fresh = Progress(0, 0, 0.0, 0, agreement, self._architecture)
+        restored = self._checkpointer.restore_newest(self._state, agreement, self._architecture)
         if restored is None:
             return fresh
         state, progress = restored

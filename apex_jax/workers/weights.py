@@ -20,7 +20,7 @@ from apex_jax.types import WeightsMessage
 _log = logging.getLogger(__name__)
 
 REPUBLISH_SECONDS = 0.2  # subscribers that join within this time share one transmission of the newest weights
-LAST_WEIGHTS_SECONDS = 5.0  # that the end of the run waits for a slow subscriber
+LAST_WEIGHTS_REPEATS = 5  # of the weights that end the run: without them an evaluator would wait for ever
 
 
 class Weights(NamedTuple):
@@ -83,20 +83,20 @@ class WeightsPublisher:
             self._wake.clear()
             if self._newest:
                 message = self._encode(*self._newest.popleft())
-                self._send(message)
+                sockets.send(self._socket, message)
             if self._has_newcomer():
                 due_seconds = min(due_seconds, time.monotonic() + REPUBLISH_SECONDS)
             if message is not None and time.monotonic() >= due_seconds:
-                self._send(message)
+                sockets.send(self._socket, message)
                 due_seconds = float("inf")
+        if message is not None and message.final:
+            self._send_again(message)
 
-    def _send(self, message: WeightsMessage) -> None:
-        """Sends to every subscriber that keeps up; the last weights, within reason, also to those that do not."""
-        until = time.monotonic() + LAST_WEIGHTS_SECONDS
-        self._socket.set(zmq.XPUB_NODROP, message.final)
-        while not sockets.send(self._socket, message) and time.monotonic() < until:
-            self._wake.wait(0.01)
-        self._socket.set(zmq.XPUB_NODROP, False)
+    def _send_again(self, message: WeightsMessage) -> None:
+        """Sends the last weights again: ZMQ drops what comes to a subscriber that is behind; others ignore it."""
+        for _ in range(LAST_WEIGHTS_REPEATS):
+            time.sleep(REPUBLISH_SECONDS)
+            sockets.send(self._socket, message)
 
     def _encode(self, params: Params, updates: int, environment_steps: int, final: bool) -> WeightsMessage:
         # Milliseconds since 1970 or one more: versions grow also over a restart from an older checkpoint.

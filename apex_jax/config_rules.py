@@ -1,0 +1,83 @@
+"""Keys of a `Config` that are right on their own and must also fit each other."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterator
+from operator import attrgetter
+from typing import TypeAlias
+
+from apex_jax.config import GPU_UPDATES_PER_CALL, Config
+from apex_jax.errors import UsageError, shown
+
+MAX_IPC_PATH_BYTES = 107  # of a Unix socket's address
+
+Rule: TypeAlias = tuple[str, bool, str]  # the key, whether it is right, what it must be
+
+
+def check(config: Config) -> None:
+    """Raises UsageError where keys that are right on their own do not fit each other."""
+    for name, is_right, requirement in (*_size_rules(config), *_network_rules(config), *_address_rules(config)):
+        if not is_right:
+            raise UsageError(f"{name}={shown(attrgetter(name)(config))}: {requirement}")
+
+
+def _size_rules(config: Config) -> Iterator[Rule]:
+    environment, actor, replay, learner = config.environment, config.actor, config.replay, config.learner
+    slots, overlap = actor.segment_slots, environment.frame_stack - 1 + config.algorithm.n_step
+    least = (
+        f"must be at least {overlap + 1}, environment.frame_stack + algorithm.n_step, for a transition to start in it"
+    )
+    yield "actor.segment_slots", slots > overlap, least
+    capacity = "replay.capacity_transitions"
+    yield capacity, replay.capacity_transitions >= slots, f"must be at least actor.segment_slots={slots}"
+    per_segment = max(1, slots - overlap)
+    segments = max(2, replay.capacity_transitions // per_segment)
+    most = f"must be at most {segments * per_segment}, what fits in {capacity}, or learning never starts"
+    yield "replay.min_size_to_sample", replay.min_size_to_sample <= segments * per_segment, most
+    most = f"must be at most {(2**31 - 1) // slots * per_segment}, because a replay index (frame slot) has 31 bits"
+    yield capacity, segments * slots < 2**31, most
+    most = f"must be 0 to actor.environments={actor.environments}"
+    yield "actor.environments_per_step", actor.environments_per_step <= actor.environments, most
+    least = f"must be 0, or at least actor.environments={actor.environments}: each environment has its own epsilon"
+    yield "actor.ladder_size", actor.ladder_size == 0 or actor.ladder_size >= actor.environments, least
+    most = f"must be 0 to learner.prefetch_batches={learner.prefetch_batches}; lower it, or raise that one"
+    yield "learner.updates_per_call", learner.updates_per_call <= learner.prefetch_batches, most
+    drawn = learner.batch_size * (learner.updates_per_call or GPU_UPDATES_PER_CALL)
+    yield (
+        "learner.batch_size",
+        drawn <= 2**22,
+        f"with learner.updates_per_call, {drawn} a draw, must be at most {2**22}",
+    )
+    skip = environment.frame_skip
+    least = f"must be at least environment.frame_skip={skip}, the frames of one step"
+    yield "environment.max_episode_frames", environment.max_episode_frames >= skip, least
+    yield "evaluator.max_episode_frames", config.evaluator.max_episode_frames >= skip, least
+
+
+def _network_rules(config: Config) -> Iterator[Rule]:
+    network, size = config.network, config.environment.frame_size
+    same_length = len(network.channels) == len(network.kernel_sizes) == len(network.strides)
+    yield "network.channels", same_length, "must have as many entries as network.kernel_sizes and network.strides"
+    if not config.environment.task.endswith("-v5"):
+        return  # CartPole-v1, Catch-v0: no pixels, no convolutions
+    for kernel, stride in zip(network.kernel_sizes, network.strides, strict=False):
+        fix = "use smaller kernels or strides, or a larger environment.frame_size"
+        yield "network.kernel_sizes", kernel <= size, f"{kernel} does not fit on the {size} pixels that are left; {fix}"
+        size = max(0, size - kernel) // stride + 1
+
+
+def _address_rules(config: Config) -> Iterator[Rule]:
+    addresses = dataclasses.asdict(config.addresses)
+    for field, address in addresses.items():
+        name = f"addresses.{field}"
+        scheme, _, place = address.partition("://")
+        yield name, scheme in ("tcp", "ipc"), "must start with tcp:// or ipc://, as in tcp://127.0.0.1:5550"
+        host, _, port = place.rpartition(":")
+        is_port = re.fullmatch("[0-9]{1,5}", port) is not None and 1 <= int(port) <= 65535
+        yield name, scheme == "ipc" or (host != "" and is_port), "must be tcp://HOST:PORT with a port from 1 to 65535"
+        is_path = 1 <= len(place.encode()) <= MAX_IPC_PATH_BYTES
+        yield name, scheme == "tcp" or is_path, f"must be ipc://PATH with 1 to {MAX_IPC_PATH_BYTES} bytes of path"
+        is_own = list(addresses.values()).count(address) == 1
+        yield name, is_own, "stands at two links; give each link its own address"

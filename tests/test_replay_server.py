@@ -1,0 +1,199 @@
+"""Specification of the replay server as a whole: both links, the run's end, its metrics and its errors."""
+
+from __future__ import annotations
+
+import threading
+import zlib
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zmq
+
+from apex_jax.config import AddressConfig, Config, ReplayConfig
+from apex_jax.errors import UsageError
+from apex_jax.metrics import read_metrics
+from apex_jax.transport import sockets
+from apex_jax.transport.codec import encode_segment
+from apex_jax.types import (
+    ActorHello,
+    ActorWelcome,
+    Credit,
+    EpisodeStatistics,
+    Finish,
+    Goodbye,
+    IndexBatches,
+    LearnerHello,
+    LearnerWelcome,
+    SegmentAck,
+    SegmentMessage,
+    StreamedSegments,
+)
+from apex_jax.workers.process import StopSignal
+from apex_jax.workers.replay_server import ReplayServer, make_limiter
+from tests.links import CONFIG, SPEC, TRANSITIONS, Peer, free_address, segment_of, wait_until
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    return CONFIG.replace(
+        run_directory=str(tmp_path),
+        metrics_interval_seconds=0.1,
+        replay=replace(ReplayConfig(), capacity_transitions=8 * TRANSITIONS, min_size_to_sample=2 * TRANSITIONS),
+        addresses=AddressConfig(free_address(), free_address(), free_address()),
+    )
+
+
+class Running:
+    """A replay server on its thread, and peers by hand."""
+
+    def __init__(self, config: Config) -> None:
+        self.context = zmq.Context()
+        self.server = ReplayServer(config, SPEC, self.context)
+        self.stop = StopSignal()
+        self.config = config
+        self.thread = threading.Thread(target=self.server.run, args=(self.stop,))
+        self.thread.start()
+        self._peers: list[Peer] = []
+
+    def actor(self, run_id: int = 1) -> Peer:
+        peer = Peer(sockets.connect_experience(self.context, self.config.addresses.experience), lambda: None)
+        self._peers.append(peer)
+        peer.send(ActorHello(run_id, self.config.agreement, num_environments=4))
+        peer.receive(ActorWelcome)
+        return peer
+
+    def learner(self, environment_steps: int = 0) -> Peer:
+        peer = Peer(sockets.connect_sampling(self.context, self.config.addresses.sampling), lambda: None)
+        self._peers.append(peer)
+        peer.send(LearnerHello(5, self.config.agreement, environment_steps, batches_at_once=1, batch_size=4))
+        peer.receive(LearnerWelcome)
+        return peer
+
+    def close(self) -> None:
+        self.stop.set()
+        self.thread.join()
+        for peer in self._peers:
+            peer.socket.close()
+        self.server.close()
+        self.context.term()
+
+
+@pytest.fixture
+def running(config: Config) -> Iterator[Running]:
+    running = Running(config)
+    yield running
+    running.close()
+
+
+def send_segments(actor: Peer, *numbers: int, environment_steps: int = 100) -> None:
+    for number in numbers:
+        body = encode_segment(segment_of(number), SPEC)
+        actor.send(SegmentMessage(1, number, environment_steps, zlib.crc32(body), body))
+    while actor.receive(SegmentAck).sequence < numbers[-1]:
+        pass
+
+
+def test_segments_of_actors_become_batches_of_the_learner(running: Running) -> None:
+    learner, actor = running.learner(environment_steps=1_000), running.actor()
+    learner.send(Credit(5, groups=1, segments=10))
+    send_segments(actor, 1, 2)
+    received = [len(learner.receive(StreamedSegments).slots)]
+    while sum(received) < 2:
+        received.append(len(learner.receive(StreamedSegments).slots))
+    batches = learner.receive(IndexBatches)
+    assert batches.environment_steps == 1_200, "the checkpoint's and the actors'"
+    assert batches.size_transitions == 2 * TRANSITIONS
+
+
+def test_steps_that_a_restarted_learner_knows_are_not_counted_twice(running: Running) -> None:
+    first, actor = running.learner(environment_steps=1_000), running.actor()
+    send_segments(actor, 1, 2)
+    first.send(Goodbye(5))
+    wait_until(lambda: running.server.sampling.learner is None)
+    running.learner(environment_steps=1_150)
+    assert running.server.environment_steps == 1_200
+
+
+def test_the_end_of_the_run_ends_the_server_once_the_actors_have_left(running: Running) -> None:
+    learner, actor = running.learner(), running.actor()
+    learner.send(Finish("enough"))
+    assert actor.receive(Finish).reason == "enough"
+    assert running.thread.is_alive()
+    actor.send(Goodbye(1))
+    running.thread.join(20)
+    assert not running.thread.is_alive()
+
+
+def test_a_signal_ends_the_server_at_once(running: Running) -> None:
+    running.actor()
+    running.stop.set()
+    running.thread.join(20)
+    assert not running.thread.is_alive()
+
+
+def test_metrics_tell_what_was_stored_drawn_dropped_and_played(running: Running) -> None:
+    actor, learner = running.actor(), running.learner()
+    learner.send(Credit(5, groups=1, segments=10))
+    send_segments(actor, 1, 2)
+    learner.receive(StreamedSegments)
+    actor.send_frames(b"\xc1")
+    games = np.array([0.001, 0.4], np.float32), np.array([20, 10], np.float32), np.array([7, 9], np.int32)
+    actor.send(EpisodeStatistics(1, *games))
+    wait_until(lambda: running.server.experience.dropped and running.server.limiter.sampled)
+    wait_until(
+        lambda: values_written(running.config).keys() >= {"replay/dropped_not_msgpack", "charts/episodic_return"}
+    )
+    running.close()
+    values = values_written(running.config)
+    assert values["replay/size_transitions"] == 2 * TRANSITIONS
+    assert values["replay/samples_per_insert"] == pytest.approx(4 / (2 * TRANSITIONS))
+    assert values["replay/actors"] == 1
+    assert values["replay/bytes"] > 0
+    assert values["replay/dropped_not_msgpack"] == 1
+    assert values["charts/episodic_return"] == 15
+    assert values["charts/episodic_length"] == 8
+    assert values["charts/episodic_return_epsilon_below_0.01"] == 20
+    assert values["charts/episodic_return_epsilon_above_0.2"] == 10
+    assert values["step"] == 200 * running.config.environment.frame_skip
+
+
+def values_written(config: Config) -> dict[str, Any]:
+    """Every tag with its newest value that is one."""
+    values: dict[str, Any] = {}
+    path = Path(config.directory, "metrics", "replay.jsonl")
+    for line in read_metrics(path) if path.exists() else []:
+        values |= {tag: value for tag, value in line.items() if value is not None}
+    return values
+
+
+@pytest.mark.parametrize("link", ["experience", "sampling"])
+def test_an_address_in_use_is_one_line_and_leaves_nothing_open(config: Config, link: str) -> None:
+    context, other = zmq.Context(), zmq.Context()
+    address = getattr(config.addresses, link)
+    with sockets.serve_weights(other, address):
+        with pytest.raises(sockets.BindError, match=rf"addresses\.{link}={address} cannot be served") as caught:
+            ReplayServer(config, SPEC, context)
+        assert str(caught.value).isprintable()
+        context.term()  # waits for ever for a socket that was left open
+    other.term()
+    assert context.closed
+
+
+def test_a_rate_limiter_under_which_both_sides_would_wait_for_each_other_is_a_usage_error(config: Config) -> None:
+    tight = config.replace(replay=replace(config.replay, samples_per_insert=8.0, error_buffer=0.001))
+    with pytest.raises(UsageError, match=r"replay\.error_buffer=0\.001: .* raise error_buffer") as caught:
+        make_limiter(tight, SPEC)
+    assert str(caught.value).isprintable()
+
+
+def test_the_error_buffer_is_a_share_of_the_minimum_size(config: Config) -> None:
+    loose = config.replace(replay=replace(config.replay, samples_per_insert=8.0, error_buffer=2.0))
+    limiter = make_limiter(loose, SPEC)
+    limiter.insert(2 * TRANSITIONS)
+    allowed = 2.0 * 2 * TRANSITIONS * 8
+    assert limiter.can_sample(int(allowed), 2 * TRANSITIONS)
+    assert not limiter.can_sample(int(allowed) + 1, 2 * TRANSITIONS)

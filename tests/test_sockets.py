@@ -1,0 +1,241 @@
+"""Specification of the sockets: their options, and what strangers on the network can do to them."""
+
+from __future__ import annotations
+
+import os
+import socket as raw_sockets
+import struct
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import zmq
+
+from apex_jax.errors import RunError
+from apex_jax.transport import sockets
+from apex_jax.types import MAX_SEGMENT_BYTES, MAX_WEIGHTS_BYTES, Goodbye, Rejoin
+from tests.links import free_address, wait_until
+
+SERVE = (sockets.serve_experience, sockets.serve_sampling, sockets.serve_weights)
+CONNECT = (sockets.connect_experience, sockets.connect_sampling, sockets.connect_weights)
+GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00NULL".ljust(55, b"\0")  # ZMTP 3.0, no security
+
+
+class Opened:
+    """Opens sockets, and closes them after the test."""
+
+    def __init__(self) -> None:
+        self.context = zmq.Context()
+        self._ends: list[zmq.Socket] = []
+
+    def __call__(self, make: Callable[[zmq.Context, str], zmq.Socket], address: str = "") -> zmq.Socket:
+        self._ends.append(make(self.context, address or free_address()))
+        return self._ends[-1]
+
+    def close(self) -> None:
+        for end in self._ends:
+            end.close(linger=0)
+        self.context.term()
+
+
+@pytest.fixture
+def opened() -> Iterator[Opened]:
+    opened = Opened()
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def router(opened: Opened) -> zmq.Socket:
+    return opened(sockets.serve_experience)
+
+
+def option(end: zmq.Socket, name: int) -> int:
+    value = end.get(name)
+    assert isinstance(value, int)
+    return value
+
+
+def address_of(end: zmq.Socket) -> str:
+    address = end.get(zmq.LAST_ENDPOINT)
+    assert isinstance(address, bytes)
+    return address.rstrip(b"\0").decode()
+
+
+def raw_connection(end: zmq.Socket) -> raw_sockets.socket:
+    host, _, port = address_of(end).removeprefix("tcp://").rpartition(":")
+    return raw_sockets.create_connection((host.strip("[]").removeprefix("::ffff:"), int(port)), timeout=10)
+
+
+def is_served(router: zmq.Socket, opened: Opened) -> bool:
+    """Tells whether a peer's message arrives, past whatever strangers have left."""
+    with sockets.connect_experience(opened.context, address_of(router)) as peer:
+        wait_until(lambda: sockets.send(peer, Goodbye(run_id=77)))
+        received: list[Goodbye] = []
+
+        def arrived() -> bool:
+            if (message := sockets.receive_from(router, (Goodbye,), Counter())) is not None:
+                received.append(message[1])
+            return bool(received)
+
+        wait_until(arrived)
+        return received == [Goodbye(run_id=77)]
+
+
+def virtual_bytes() -> int:
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+# Options ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("make", SERVE + CONNECT)
+def test_every_socket_is_protected_against_dead_and_greedy_peers(
+    opened: Opened, make: Callable[[zmq.Context, str], zmq.Socket]
+) -> None:
+    end = opened(make)
+    assert 0 < option(end, zmq.MAXMSGSIZE) <= MAX_WEIGHTS_BYTES
+    assert 0 < option(end, zmq.LINGER) <= 1_000
+    assert 0 < option(end, zmq.HEARTBEAT_IVL) < option(end, zmq.HEARTBEAT_TIMEOUT)
+    assert option(end, zmq.HEARTBEAT_TTL) >= option(end, zmq.HEARTBEAT_IVL)
+    assert option(end, zmq.CONNECT_TIMEOUT) > 0
+    assert option(end, zmq.RECONNECT_IVL) < option(end, zmq.RECONNECT_IVL_MAX)
+    assert option(end, zmq.IPV6) == 1
+    assert option(end, zmq.BACKLOG) >= 1024
+
+
+def test_each_end_takes_the_largest_message_of_its_link(opened: Opened, router: zmq.Socket) -> None:
+    assert option(router, zmq.MAXMSGSIZE) >= MAX_SEGMENT_BYTES
+    assert option(opened(sockets.connect_weights), zmq.MAXMSGSIZE) >= MAX_WEIGHTS_BYTES
+    assert option(opened(sockets.connect_sampling), zmq.MAXMSGSIZE) >= MAX_SEGMENT_BYTES
+
+
+@pytest.mark.parametrize(("serve", "key"), [*zip(SERVE, ("experience", "sampling", "weights"), strict=True)])
+def test_an_address_in_use_is_one_line_that_says_what_to_do(
+    opened: Opened, serve: Callable[[zmq.Context, str], zmq.Socket], key: str
+) -> None:
+    address = free_address()
+    opened(sockets.serve_experience, address)
+    with pytest.raises(
+        RunError, match=rf"addresses\.{key}={address} cannot be served: Address already in use"
+    ) as caught:
+        opened(serve, address)
+    assert isinstance(caught.value, sockets.BindError)
+    assert str(caught.value).endswith("choose a free address of this machine")
+
+
+def test_the_links_of_one_machine_are_private_and_leave_nothing_behind(opened: Opened) -> None:
+    links = sockets.LocalLinks()
+    addresses = (links.experience, links.sampling, links.weights)
+    directory = Path(links.experience.removeprefix("ipc://")).parent
+    assert directory.stat().st_mode & 0o077 == 0
+    for serve, address in zip(SERVE, addresses, strict=True):
+        opened(serve, address)
+    links.close()
+    assert not directory.exists()
+
+
+# Sending ----------------------------------------------------------------------------------------------------------
+
+
+def test_nothing_is_queued_for_a_peer_that_is_not_there(opened: Opened) -> None:
+    assert not sockets.send(opened(sockets.connect_experience), Rejoin())
+
+
+def test_sending_to_an_identity_that_is_not_or_no_longer_there_returns_false(
+    opened: Opened, router: zmq.Socket
+) -> None:
+    assert not sockets.send(router, Rejoin(), b"nobody")
+    peer = opened(sockets.connect_experience, address_of(router))
+    wait_until(lambda: sockets.send(peer, Goodbye(1)))
+    router.poll(10_000)
+    received = sockets.receive_from(router, (Goodbye,), Counter())
+    assert received is not None
+    assert sockets.send(router, Rejoin(), received[0])
+    peer.close()
+    wait_until(lambda: not sockets.send(router, Rejoin(), received[0]))
+
+
+def test_sending_to_a_peer_that_reads_nothing_returns_false_in_the_end(opened: Opened, router: zmq.Socket) -> None:
+    peer = opened(sockets.connect_experience, address_of(router))
+    wait_until(lambda: sockets.send(peer, Goodbye(1)))
+    assert any(not sockets.send(peer, Goodbye(1)) for _ in range(100_000))
+
+
+# Strangers --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("data", [
+    b"GET / HTTP/1.1\r\nHost: replay\r\n\r\n",
+    b"\x00" * 4096,
+    b"\xff" * 4096,
+    bytes(range(256)) * 64,
+    b"\x01\x00\x02\x00x",  # ZMTP 1.0: reaches the application as a message
+    GREETING[:20],
+    b"",
+])  # fmt: skip
+def test_bytes_of_another_protocol_leave_a_server_serving(opened: Opened, router: zmq.Socket, data: bytes) -> None:
+    with raw_connection(router) as stranger:
+        stranger.sendall(data)
+        assert is_served(router, opened)
+    assert is_served(router, opened)
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="measures memory with /proc")
+def test_a_stranger_that_announces_a_huge_message_is_cut_off_and_no_memory_is_reserved(
+    opened: Opened, router: zmq.Socket
+) -> None:
+    assert is_served(router, opened)
+    before = virtual_bytes()
+    with raw_connection(router) as stranger:
+        stranger.sendall(GREETING)
+        ready = b"\x05READY\x0bSocket-Type" + struct.pack(">I", 6) + b"DEALER"
+        stranger.sendall(b"\x04" + bytes([len(ready)]) + ready)
+        stranger.sendall(b"\x02" + struct.pack(">Q", 2**31) + b"a few bytes")
+        while stranger.recv(4096):
+            pass  # greeting and READY of the server, then the end of the connection
+    assert virtual_bytes() - before < 2**30
+    assert is_served(router, opened)
+
+
+def test_a_message_beyond_the_limit_is_not_delivered_and_the_server_serves_on(
+    opened: Opened, router: zmq.Socket
+) -> None:
+    with opened.context.socket(zmq.DEALER) as stranger:
+        stranger.set(zmq.LINGER, 0)
+        with stranger.get_monitor_socket(zmq.EVENT_DISCONNECTED) as monitor:
+            stranger.connect(address_of(router))
+            stranger.send(bytes(option(router, zmq.MAXMSGSIZE) + 1))
+            assert monitor.poll(10_000), "the server cuts the connection"
+            stranger.disable_monitor()
+    assert is_served(router, opened)
+
+
+def test_malformed_messages_are_skipped_and_counted_by_reason(opened: Opened, router: zmq.Socket) -> None:
+    peer, dropped = opened(sockets.connect_experience, address_of(router)), Counter[str]()
+    wait_until(lambda: sockets.send(peer, Rejoin()))
+    peer.send_multipart([b"\xc1"])
+    sockets.send(peer, Goodbye(3))
+    received: list[object] = []
+
+    def arrived() -> bool:
+        if (message := sockets.receive_from(router, (Goodbye,), dropped)) is not None:
+            received.append(message[1])
+        return bool(received)
+
+    wait_until(arrived)
+    assert received == [Goodbye(3)]
+    assert dropped == {"unknown_kind": 1, "not_msgpack": 1}
+
+
+def test_only_a_new_subscriber_is_a_subscription(opened: Opened) -> None:
+    publisher = opened(sockets.serve_weights)
+    subscriber = opened(sockets.connect_weights, address_of(publisher))
+    assert publisher.poll(10_000)
+    assert sockets.is_subscription(publisher.recv_multipart())
+    subscriber.close()
+    assert publisher.poll(10_000)
+    assert not sockets.is_subscription(publisher.recv_multipart())
+    assert not sockets.is_subscription([b"\x01", b"\x01"])
