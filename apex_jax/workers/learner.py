@@ -91,8 +91,7 @@ class Learner:
             elif item is None:
                 self._metrics.waited_seconds += time.monotonic() - started
             self._housekeeping()
-        while self._in_flight:
-            self._collect()
+        self._settle()
         self._write_metrics()
         if reason is not None:
             _log.info("the run is over: %s", reason)
@@ -135,14 +134,24 @@ class Learner:
         """Sends the priorities of the oldest call in flight; waits for it if need be."""
         item, output = self._in_flight.popleft()
         output = jax.tree.map(np.asarray, output)
-        if not np.isfinite(output.loss).all():
-            raise RunError(
-                f"the loss is not finite after about {self.updates} updates: lower learner.learning_rate (now"
-                f" {self._config.learner.learning_rate}) or set algorithm.loss=huber; the last checkpoint is sound"
-            )
+        self._check_finite("loss", output.loss)
         self._stream.update_priorities(item, output.priorities)
         assert isinstance(item.content, IndexBatches)
         self._metrics.add(item.content, output)
+
+    def _settle(self) -> None:
+        """Waits for every update call, and makes sure that learning has not come to nothing."""
+        while self._in_flight:
+            self._collect()
+        for leaf in jax.tree.leaves(self._state.online_params):
+            self._check_finite("network", np.asarray(leaf))
+
+    def _check_finite(self, what: str, values: np.ndarray) -> None:
+        if not np.isfinite(values).all():
+            raise RunError(
+                f"the {what} is not finite after about {self.updates} updates: lower learner.learning_rate (now"
+                f" {self._config.learner.learning_rate}) or set algorithm.loss=huber; the last checkpoint is sound"
+            )
 
     def _limit_reached(self) -> str | None:
         config = self._config
@@ -184,6 +193,7 @@ class Learner:
         return progress
 
     def _save(self) -> None:
+        self._settle()  # nothing is saved that could not be learned from again
         self._progress = self._progress._replace(
             updates=self.updates,
             environment_steps=self.environment_steps,

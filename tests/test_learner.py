@@ -1,0 +1,63 @@
+"""The learner on its own: what it refuses to save, and to start with."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+import zmq
+
+from apex_jax.checkpoint import Checkpointer
+from apex_jax.command_line import load
+from apex_jax.config import AddressConfig, Config
+from apex_jax.environment import segment_spec
+from apex_jax.errors import RunError
+from apex_jax.transport.sockets import LocalLinks
+from apex_jax.workers import learner as module
+from apex_jax.workers.learner import Learner
+from tests.processes import ROOT
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Iterator[Config]:
+    links = LocalLinks()
+    addresses = AddressConfig(links.experience, links.sampling, links.weights)
+    yield load(ROOT / "configs" / "catch.yaml").replace(addresses=addresses, run_directory=str(tmp_path))
+    links.close()
+
+
+@pytest.fixture
+def context() -> Iterator[zmq.Context]:
+    context = zmq.Context()
+    yield context
+    context.term()
+
+
+def test_network_that_is_not_finite_is_not_saved(config: Config, context: zmq.Context) -> None:
+    learner = Learner(config, segment_spec(config), context)
+    learner._save()
+    state = learner._state
+    learner.updates = 7
+    learner._state = state._replace(online_params=jax.tree.map(lambda leaf: leaf * np.nan, state.online_params))
+    with pytest.raises(RunError, match=r"network is not finite after about 7 updates: lower learner\.learning_rate"):
+        learner._save()
+    learner.close()
+    checkpointer = Checkpointer(config.directory, read_only=True)
+    restored = checkpointer.restore_newest(state, config.checkpoint_agreement, learner._architecture)
+    assert restored is not None
+    assert restored[1].updates == 0
+    checkpointer.close()
+
+
+def test_replay_that_does_not_fit_the_device_is_refused_at_the_start(
+    config: Config, context: zmq.Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "device_memory_bytes", lambda: 1_000_000)
+    with pytest.raises(RunError, match=r"takes 0\.\d+ GB of frames.*lower replay\.capacity_transitions to at most"):
+        Learner(config, segment_spec(config), context)
+    small = dataclasses.replace(config.replay, capacity_transitions=2_000)
+    Learner(config.replace(replay=small), segment_spec(config), context).close()
