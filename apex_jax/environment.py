@@ -85,6 +85,14 @@ class Environment:
             _ = self._pool.observation_space  # made when first asked for, which would else be in `receive`
         self._first = np.ones(self.num_environments, bool)
         self._lives = np.zeros(self.num_environments, np.int32)
+        self.reset()
+
+    def reset(self) -> None:
+        """Starts new episodes everywhere, also in mid-game; `receive` then returns their first observations.
+
+        Not between `send` and `receive`: EnvPool would end the process.
+        """
+        self._first[:] = True
         self._pool.async_reset()
 
     def receive(self) -> Step:

@@ -214,6 +214,19 @@ def test_action_that_would_crash_envpool_is_refused(pong: Environment, action: A
     pong.send(np.array([0, 5], np.int32), step.env_id)  # the pool has seen nothing of it, and goes on
 
 
+def test_reset_starts_new_episodes_also_in_mid_game(pong: Environment) -> None:
+    for _ in range(30):
+        step = pong.receive()
+        pong.send(np.array([2, 3], np.int32), step.env_id)
+    assert not pong.receive().first.any()
+    pong.reset()
+    step = pong.receive()
+    assert step.first.all()
+    assert (step.observation == step.observation[:, :1]).all()  # an initial stack repeats one frame
+    np.testing.assert_array_equal(step.reward, 0)
+    pong.send(np.array([0, 0], np.int32), step.env_id)
+
+
 @pytest.mark.parametrize("env_id", [[0, 2], [-1, 0], []])
 def test_environment_that_does_not_exist_is_refused(pong: Environment, env_id: list[int]) -> None:
     step = pong.receive()

@@ -54,30 +54,28 @@ class Evaluator:
     """
 
     def __init__(self, config: Config, spec: SegmentSpec, dqn: Dqn):
-        self._config = config
-        self._spec = spec
+        self._settings = config.evaluator
         self._dqn = dqn
         self._rng = process_rng(config.seed, ROLE_NUMBERS["evaluator"])
+        seeds = self._rng.integers(2**31, size=self._settings.episodes)
+        # One pool for all evaluations: EnvPool keeps about 2 MB of each that it has closed.
+        self._environment = Environment(config, spec, seeds, self._settings.max_episode_frames)
 
     def evaluate(self, params: Params, cancelled: Callable[[], bool]) -> np.ndarray | None:
         """Returns the games' returns, float64[episodes]; None if `cancelled` before they all ended."""
-        settings = self._config.evaluator
-        seeds = self._rng.integers(2**31, size=settings.episodes)
         key = jax.random.key(int(self._rng.integers(2**31)))
-        environment = Environment(self._config, self._spec, seeds, settings.max_episode_frames)
-        tracker = EpisodeTracker(settings.episodes)
-        epsilon = np.full(settings.episodes, settings.epsilon, np.float32)
-        returns = np.full(settings.episodes, np.nan)
-        call = 0
+        tracker = EpisodeTracker(self._settings.episodes)
+        epsilon = np.full(self._settings.episodes, self._settings.epsilon, np.float32)
+        returns = np.full(self._settings.episodes, np.nan)
+        step, call = self._environment.receive(), 0
         while np.isnan(returns).any() and not cancelled():
-            step = environment.receive()
+            output = self._dqn.act(params, step.observation, epsilon, key, call)
+            self._environment.send(np.asarray(output.action), step.env_id)
+            step, call = self._environment.receive(), call + 1
             for episode in tracker.add(step):
                 if np.isnan(returns[episode.env_id]):
                     returns[episode.env_id] = episode.episode_return
-            output = self._dqn.act(params, step.observation, epsilon, key, call)
-            environment.send(np.asarray(output.action), step.env_id)
-            call += 1
-        environment.close()
+        self._environment.reset()  # for the next evaluation
         return None if np.isnan(returns).any() else returns
 
 
