@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
+import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -339,4 +341,10 @@ def test_summary_says_what_came_out_and_how_to_look_at_it() -> None:
     assert "Ran for 1:02:03: 12,345,678 frames and 98,765 updates in all" in text
     assert "best 9.5 (86% of human)" in text
     assert "tensorboard --logdir 'my runs/Pong/tensorboard'" in text
+    assert "python main.py --role evaluator" in text
     assert "--config 'my runs/Pong/config.yaml' evaluator.checkpoint='my runs/Pong'" in text
+
+
+def test_summary_names_the_interpreter_that_was_installed_for_the_checkout(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", os.path.abspath(".venv/bin/python"))
+    assert ".venv/bin/python main.py --role evaluator" in final_summary(progress(), "runs/Pong")

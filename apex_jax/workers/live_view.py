@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import shlex
+import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -253,10 +254,16 @@ def final_summary(progress: Progress, run_directory: str) -> str:
             f" {progress.frames:,} frames and {progress.updates:,} updates in all",
             f"Evaluation:  {_evaluations(progress)}",
             f"Files:       {directory} (checkpoints, metrics)",
-            f"Charts:      tensorboard --logdir {charts}",
-            f"Play again:  python main.py --role evaluator --config {config} evaluator.checkpoint={directory}",
+            f"Charts:      tensorboard --logdir {charts}   (pip install tensorboard, once)",
+            f"Play again:  {_python()} main.py --role evaluator --config {config} evaluator.checkpoint={directory}",
         )
     )
+
+
+def _python() -> str:
+    """Returns how the user calls this interpreter: by its path where that is below the working directory (.venv)."""
+    path = os.path.relpath(sys.executable)
+    return "python" if path.startswith(os.pardir) else shlex.quote(path)
 
 
 def _panel(task: str, progress: Progress) -> Panel:
