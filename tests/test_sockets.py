@@ -14,7 +14,7 @@ import zmq
 
 from apex_jax.errors import RunError
 from apex_jax.transport import sockets
-from apex_jax.types import MAX_SEGMENT_BYTES, MAX_WEIGHTS_BYTES, Goodbye, Rejoin
+from apex_jax.types import MAX_SEGMENT_BYTES, MAX_WEIGHTS_BYTES, Goodbye, Rejoin, SegmentMessage
 from tests.links import free_address, wait_until
 
 SERVE = (sockets.serve_experience, sockets.serve_sampling, sockets.serve_weights)
@@ -161,7 +161,8 @@ def test_sending_to_an_identity_that_is_not_or_no_longer_there_returns_false(
 def test_sending_to_a_peer_that_reads_nothing_returns_false_in_the_end(opened: Opened, router: zmq.Socket) -> None:
     peer = opened(sockets.connect_experience, address_of(router))
     wait_until(lambda: sockets.send(peer, Goodbye(1)))
-    assert any(not sockets.send(peer, Goodbye(1)) for _ in range(100_000))
+    large = SegmentMessage(run_id=1, sequence=1, environment_steps=0, crc=0, body=bytes(2**14))
+    assert any(not sockets.send(peer, large) for _ in range(100_000))  # 1.6 GB, far beyond what any buffer takes
 
 
 # Strangers --------------------------------------------------------------------------------------------------------
