@@ -29,6 +29,9 @@ def main() -> int:
     except (UsageError, RunError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2 if isinstance(error, UsageError) else 1
+    except OSError as error:  # a full disk, a file that may not be written: of this machine, not of this program
+        print(f"error: {error}; make room, or choose another run_directory", file=sys.stderr)
+        return 1
 
 
 if __name__ == "__main__":

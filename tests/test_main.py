@@ -137,6 +137,13 @@ def test_run_directory_that_cannot_be_made_is_refused(programs: Programs, tmp_pa
     assert f"{tmp_path / 'file' / 'run'} cannot be written" in error
 
 
+def test_file_that_cannot_be_written_is_one_line_and_no_traceback(programs: Programs, tmp_path: Path) -> None:
+    (tmp_path / "run" / "config.yaml").mkdir(parents=True)
+    error = error_of(programs.start(*catch(tmp_path / "run")), 1)
+    assert "run/config.yaml" in error
+    assert "choose another run_directory" in error
+
+
 @pytest.mark.parametrize(("lines", "exit_code"), [
     ("os.kill(os.getpid(), signal.SIGTERM); assert stop.wait(1); sys.exit(stop.exit_code)", 143),
     ("os.kill(os.getpid(), signal.SIGINT); os.kill(os.getpid(), signal.SIGINT); sys.exit('lives on')", 130),

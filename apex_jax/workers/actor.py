@@ -145,6 +145,8 @@ class Actor:
             "actor/weights_lag_updates": self._lag_updates.result(),
             "system/resident_memory_bytes": resident_memory_bytes(),
         }
+        dropped = self._stream.dropped + self._weights.dropped
+        values |= {f"replay/dropped_{reason}": number for reason, number in dropped.items()}
         self._lag_updates.reset()
         self._metrics.write(weights.environment_steps * self._config.environment.frame_skip, values)
 

@@ -207,7 +207,8 @@ class Learner:
 
     def _write_metrics(self) -> None:
         frames = self.environment_steps * self._config.environment.frame_skip
-        self._metrics.write(frames, self.updates, self._elapsed_seconds, self._publisher.version)
+        version, dropped = self._publisher.version, self._stream.dropped
+        self._metrics.write(frames, self.updates, self._elapsed_seconds, version, dropped)
 
     @property
     def _elapsed_seconds(self) -> float:

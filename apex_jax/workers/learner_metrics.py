@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 
 from apex_jax.agent.dqn import UpdateOutput
@@ -30,8 +32,10 @@ class LearnerMetrics:
         self._age.add(batches.age_seconds)
         self._samples_per_insert = batches.samples_per_insert
 
-    def write(self, frames: int, updates: int, elapsed_seconds: float, weights_version: int) -> None:
-        """Writes what has come since the last call, at `frames` environment frames of the run."""
+    def write(
+        self, frames: int, updates: int, elapsed_seconds: float, weights_version: int, dropped: Counter[str]
+    ) -> None:
+        """Writes what has come since the last call, at `frames` environment frames; `dropped` counts by reason."""
         values = {
             "charts/updates_per_second": self._update_rate.update(updates),
             "charts/elapsed_minutes": elapsed_seconds / 60,
@@ -50,6 +54,7 @@ class LearnerMetrics:
                 "replay/sample_age_seconds": self._age.result(),
                 "replay/samples_per_insert": self._samples_per_insert,
             }
+        values |= {f"replay/dropped_{reason}": number for reason, number in dropped.items()}
         for mean in (self._loss, self._q_value, self._gradient_norm, self._priority, self._age):
             mean.reset()
         self._priority_max = 0.0
