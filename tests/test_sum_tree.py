@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from apex_jax.replay import sum_tree
 from apex_jax.replay.sum_tree import SumTree
 
 
@@ -44,14 +43,8 @@ def assert_every_target_finds_a_leaf_above_zero(tree: SumTree, rng: np.random.Ge
     assert (tree.get(found) > 0).all()
 
 
-@pytest.fixture(params=[8, 8192])
-def root_children(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs a test with a tree of several levels, and with one whose root holds all leaves."""
-    monkeypatch.setattr(sum_tree, "MAX_ROOT_CHILDREN", request.param)
-
-
 @pytest.mark.parametrize("seed", range(10))
-def test_agrees_with_a_naive_sum_tree_under_random_operations(seed: int, root_children: None) -> None:
+def test_agrees_with_a_naive_sum_tree_under_random_operations(seed: int) -> None:
     rng = np.random.default_rng(seed)
     capacity = int(rng.choice([1, 2, 7, 8, 9, 64, 65, 300, 513, 700]))
     tree, naive = SumTree(capacity), NaiveSumTree(capacity)
@@ -86,7 +79,7 @@ def test_find_returns_the_leaf_that_holds_the_target() -> None:
     assert tree.find(np.array([0.0, 1.9, 2.0, 4.9, 5.0])).tolist() == [1, 1, 3, 3, 3]
 
 
-def test_leaves_are_found_in_proportion_to_their_values(root_children: None) -> None:
+def test_leaves_are_found_in_proportion_to_their_values() -> None:
     rng = np.random.default_rng(3)
     values = rng.random(200) ** 3
     values[rng.random(200) < 0.3] = 0
@@ -114,19 +107,19 @@ def test_leaves_are_found_in_proportion_to_their_values(root_children: None) -> 
         (1.0,) + (2.0**-53,) * 5 + (0.0,) * 94,  # the node's sum is above the running sum of its children
     ],
 )
-def test_a_leaf_of_zero_is_never_found_whatever_is_rounded(values: tuple[float, ...], root_children: None) -> None:
+def test_a_leaf_of_zero_is_never_found_whatever_is_rounded(values: tuple[float, ...]) -> None:
     assert_every_target_finds_a_leaf_above_zero(tree_of(*values), np.random.default_rng(0))
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_a_leaf_of_zero_is_never_found_among_values_of_all_magnitudes(seed: int, root_children: None) -> None:
+def test_a_leaf_of_zero_is_never_found_among_values_of_all_magnitudes(seed: int) -> None:
     rng = np.random.default_rng(seed)
     values = np.where(rng.random(600) < 0.7, 0.0, 10.0 ** rng.uniform(-320, 300, 600))
     values[rng.integers(600)] = 1.0
     assert_every_target_finds_a_leaf_above_zero(tree_of(*values), rng)
 
 
-def test_200_000_random_updates_leave_the_very_tree_that_its_leaves_alone_make(root_children: None) -> None:
+def test_200_000_random_updates_leave_the_very_tree_that_its_leaves_alone_make() -> None:
     rng = np.random.default_rng(4)
     tree = SumTree(5000)
     for _ in range(200):
@@ -195,7 +188,7 @@ def test_a_tree_without_leaves_is_refused() -> None:
         SumTree(0)
 
 
-def test_operations_on_nothing_do_nothing(root_children: None) -> None:
+def test_operations_on_nothing_do_nothing() -> None:
     tree = tree_of(*([1.0] * 100))
     nothing = np.array([], np.int64)
     tree.set(nothing, np.array([]))
@@ -210,17 +203,15 @@ def test_operations_on_nothing_do_nothing(root_children: None) -> None:
         (0, 3, -1.0, "a leaf is out of range"),
         (0, 103, 1.0, "padding of the leaves"),
         (0, 3, 7.0, "not the sum of its children"),
-        (1, 15, 1.0, "padding of a level"),
+        (1, 27, 1.0, "padding of a level"),
     ],
 )
-def test_check_valid_sees_a_broken_tree(
-    level: int, position: int, value: float, message: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sum_tree, "MAX_ROOT_CHILDREN", 8)
-    tree = tree_of(*([1.0] * 100))
+def test_check_valid_sees_a_broken_tree(level: int, position: int, value: float, message: str) -> None:
+    tree = tree_of(*([1.0] * 101))  # levels of 101, 26, 7 and 2 nodes, rounded up to whole fours
     tree._levels[level][position] = value
     if message == "padding of the leaves":  # a sum that is right in itself
-        tree._levels[1][12] += value
-        tree._levels[2][1] += value
+        for above in tree._levels[1:]:
+            position //= 4
+            above[position] += value
     with pytest.raises(AssertionError, match=message):
         tree.check_valid()
