@@ -34,7 +34,7 @@ class _Zstd(threading.local):
     """A thread's own compressor and decompressor: they hold working memory, and no two threads may use one at once."""
 
     def __init__(self) -> None:
-        # 64 frames of 84 x 84, XORed, of Pong, Seaquest, MsPacman: LZ4 makes 104, 198, 218 B a transition, in 91 us, and
+        # 64 frames of 84 x 84, XORed, of Pong, Seaquest, MsPacman: LZ4 makes 104, 198, 218 B a transition in 91 us, and
         # takes 30 us to decompress; level -1 makes 51, 131, 145 B (117, 36 us); level 1 5 % less (140, 45 us), level 3
         # no less than that.
         self.compressor = zstandard.ZstdCompressor(level=-1)
