@@ -1,0 +1,70 @@
+"""What every benchmark prints: progress while it works, and one JSON object as its last line."""
+
+from __future__ import annotations
+
+import datetime
+import importlib.metadata
+import json
+import os
+import platform
+import time
+from pathlib import Path
+from typing import Any
+
+PACKAGES = ("cpprb", "envpool", "flax", "jax", "jaxlib", "numba", "numpy", "optax", "pyzmq", "zstandard")
+
+_start_seconds = time.monotonic()
+
+
+def say(text: str) -> None:
+    """Prints a line of progress, with the seconds since the start."""
+    print(f"[{time.monotonic() - _start_seconds:6.1f} s] {text}", flush=True)
+
+
+def target(measured: float, at_least: float | None = None, at_most: float | None = None) -> dict[str, Any]:
+    """Returns a figure beside what it should be, and whether it is."""
+    met = (at_least is None or measured >= at_least) and (at_most is None or measured <= at_most)
+    bounds = {"at_least": at_least, "at_most": at_most}
+    return {"measured": rounded(measured), **{k: v for k, v in bounds.items() if v is not None}, "met": met}
+
+
+def finish(benchmark: str, figures: dict[str, Any], targets: dict[str, Any]) -> None:
+    """Prints the last line: figures, targets, versions and machine."""
+    report = {
+        "benchmark": benchmark,
+        "targets": targets,
+        "figures": rounded(figures),
+        "date": datetime.date.today().isoformat(),
+        "machine": machine(),
+        "versions": versions(),
+    }
+    print(json.dumps(report), flush=True)
+
+
+def rounded(value: Any) -> Any:
+    """Rounds every float in a tree of dicts and lists to four digits: more of them are noise."""
+    if isinstance(value, dict):
+        return {key: rounded(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [rounded(item) for item in value]
+    return float(f"{value:.4g}") if isinstance(value, float) else value
+
+
+def machine() -> dict[str, Any]:
+    """Returns what the figures depend on."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    model = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.machine())
+    memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    cores = len(os.sched_getaffinity(0))
+    return {"processor": model, "cores": cores, "memory_gib": rounded(memory_bytes / 2**30), "os": platform.system()}
+
+
+def versions() -> dict[str, str]:
+    """Returns the versions of Python and of the packages that matter, as far as they are installed."""
+    found = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
