@@ -15,6 +15,7 @@ fields of a message must have one size in all of them.
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, NamedTuple
 
 import numpy as np
@@ -94,7 +95,7 @@ class SegmentSpec(NamedTuple):
     @property
     def frame_bytes(self) -> int:
         """Bytes of one uncompressed frame."""
-        return int(np.prod(self.frame_shape)) * np.dtype(self.frame_dtype).itemsize
+        return math.prod(self.frame_shape) * np.dtype(self.frame_dtype).itemsize
 
 
 class Step(NamedTuple):

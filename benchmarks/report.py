@@ -55,8 +55,8 @@ def machine() -> dict[str, Any]:
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     model = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.machine())
     memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    cores = len(os.sched_getaffinity(0))
-    return {"processor": model, "cores": cores, "memory_gib": rounded(memory_bytes / 2**30), "os": platform.system()}
+    memory_gib = rounded(memory_bytes / 2**30)
+    return {"processor": model, "cores": os.cpu_count(), "memory_gib": memory_gib, "os": platform.system()}
 
 
 def versions() -> dict[str, str]:

@@ -89,10 +89,14 @@ def running(config: Config) -> Iterator[Running]:
     running.close()
 
 
+def message_of(number: int, environment_steps: int = 100) -> SegmentMessage:
+    body = encode_segment(segment_of(number), SPEC)
+    return SegmentMessage(1, number, environment_steps, zlib.crc32(body), body)
+
+
 def send_segments(actor: Peer, *numbers: int, environment_steps: int = 100) -> None:
     for number in numbers:
-        body = encode_segment(segment_of(number), SPEC)
-        actor.send(SegmentMessage(1, number, environment_steps, zlib.crc32(body), body))
+        actor.send(message_of(number, environment_steps))
     while actor.receive(SegmentAck).sequence < numbers[-1]:
         pass
 
@@ -107,6 +111,25 @@ def test_segments_of_actors_become_batches_of_the_learner(running: Running) -> N
     batches = learner.receive(IndexBatches)
     assert batches.environment_steps == 1_200, "the checkpoint's and the actors'"
     assert batches.size_transitions == 2 * TRANSITIONS
+
+
+def test_segments_wait_while_the_learner_waits_for_batches_that_must_come_behind_others(running: Running) -> None:
+    learner, actor = running.learner(), running.actor()
+    learner.send(Credit(5, groups=0, segments=2))
+    send_segments(actor, 1, 2, 3)  # a learner that wants no batches now holds nothing back
+    learner.send(Credit(5, groups=1, segments=0))
+    wait_until(lambda: running.server.sampling.is_in_arrears)
+    actor.send(message_of(4))
+    assert actor.hears_nothing()
+    assert running.server.buffer.inserted_segments == 3
+    learner.send(Credit(5, groups=0, segments=9))
+    received: list[int] = []
+    while 2 not in received:
+        received += learner.receive(StreamedSegments).slots.tolist()
+    assert received == [0, 1, 2]
+    assert learner.receive(IndexBatches).size_transitions == 3 * TRANSITIONS
+    assert learner.receive(StreamedSegments).slots.tolist() == [3]
+    assert actor.receive(SegmentAck).sequence == 4
 
 
 def test_steps_that_a_restarted_learner_knows_are_not_counted_twice(running: Running) -> None:

@@ -74,7 +74,8 @@ class ReplayServer:
         """Does what the messages that have arrived ask for; each link gets its turn."""
         self.experience.read(now_seconds)
         self.sampling.read(now_seconds)
-        self.experience.store(now_seconds)
+        if not self.sampling.is_in_arrears:
+            self.experience.store(now_seconds)
         self.sampling.stream(self.environment_steps, now_seconds)
 
     def close(self) -> None:

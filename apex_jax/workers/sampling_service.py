@@ -101,6 +101,18 @@ class SamplingService:
             learner.groups_credit -= 1
             self._limiter.sample(draw_size)
 
+    @property
+    def is_in_arrears(self) -> bool:
+        """Tells whether the learner waits for batches that must wait for segments which it has yet to receive.
+
+        No others are stored until then: actors that are faster than the link to the learner would starve it.
+        """
+        learner = self.learner
+        if learner is None or not learner.groups_credit or learner.cursor == self._buffer.inserted_segments:
+            return False
+        draw_size = learner.batches_at_once * learner.batch_size
+        return self._limiter.can_sample(draw_size, self._buffer.size_transitions)
+
     def forget_the_dead(self, now_seconds: float) -> None:
         """Takes another learner only when the one before has been silent for long."""
         if self.learner is not None and now_seconds - self.learner.seen_seconds > PEER_TIMEOUT_SECONDS:

@@ -1,0 +1,223 @@
+"""Load on a replay server: simulated actors that send recorded segments, and a client that draws as a learner does.
+
+Both speak the real protocol over real sockets; what they leave out is acting and learning.
+"""
+
+from __future__ import annotations
+
+import itertools
+import multiprocessing
+import os
+import time
+from collections import Counter, deque
+from collections.abc import Sequence
+from multiprocessing.sharedctypes import Synchronized
+from typing import Any, NamedTuple
+
+import numpy as np
+import zmq
+
+from apex_jax.transport import sockets
+from apex_jax.types import (
+    ActorHello,
+    ActorStatus,
+    ActorWelcome,
+    Credit,
+    IndexBatches,
+    LearnerHello,
+    LearnerWelcome,
+    PriorityUpdate,
+    SegmentAck,
+    SegmentMessage,
+    StreamedSegments,
+)
+from apex_jax.workers.process import new_run_id
+
+PATIENCE_SECONDS = 60.0
+SEGMENTS_WINDOW = 256
+
+
+class SimulatedActor:
+    """One connection that sends segments as far as its credit goes."""
+
+    def __init__(self, context: zmq.Context, address: str, agreement: str):
+        """Connects and says hello."""
+        self.socket = sockets.connect_experience(context, address)
+        self.run_id = new_run_id()
+        self._hello = ActorHello(self.run_id, agreement, num_environments=1)
+        self._credit = 0  # 0 until welcomed
+        self._sequence = self._acknowledged = 0
+        self._next_sign = 0.0
+
+    def read(self, now_seconds: float) -> None:
+        """Takes what the server says, and gives a sign of life once a second."""
+        while (message := sockets.receive(self.socket, (ActorWelcome, SegmentAck), Counter())) is not None:
+            if isinstance(message, ActorWelcome):
+                self._credit = message.max_outstanding_segments
+            else:
+                self._acknowledged = message.sequence
+        if now_seconds >= self._next_sign:
+            sockets.send(self.socket, ActorStatus(self.run_id, 0.0, 0) if self._credit else self._hello)
+            self._next_sign = now_seconds + 1.0
+
+    def send(self, message: SegmentMessage) -> bool:
+        """Sends a segment if the server has room for it."""
+        if self._sequence - self._acknowledged >= self._credit:
+            return False
+        sent = sockets.send(self.socket, message._replace(run_id=self.run_id, sequence=self._sequence + 1))
+        self._sequence += sent
+        return sent
+
+
+class ActorLoad:
+    """A process of simulated actors, which together send so many segments a second; 0 = as many as the server takes."""
+
+    def __init__(
+        self,
+        address: str,
+        agreement: str,
+        messages: list[SegmentMessage],
+        num_actors: int,
+        segments_per_second: float,
+        cores: set[int],
+    ):
+        """Starts the process."""
+        context = multiprocessing.get_context("spawn")
+        self._sent: Synchronized[int] = context.Value("q", 0)
+        self._rate: Synchronized[float] = context.Value("d", segments_per_second)
+        self._stop = context.Event()
+        arguments = (address, agreement, messages, num_actors, self._rate, cores, self._sent, self._stop)
+        self._process = context.Process(target=_send_segments, args=arguments)
+        self._process.start()
+
+    @property
+    def sent_segments(self) -> int:
+        """Segments sent so far."""
+        return self._sent.value
+
+    def set_rate(self, segments_per_second: float) -> None:
+        """Changes how many segments are sent a second."""
+        self._rate.value = segments_per_second
+
+    def close(self) -> None:
+        """Ends the process."""
+        self._stop.set()
+        self._process.join()
+
+
+def _send_segments(
+    address: str,
+    agreement: str,
+    messages: list[SegmentMessage],
+    num_actors: int,
+    rate: Any,
+    cores: set[int],
+    sent: Any,
+    stop: Any,
+) -> None:
+    os.sched_setaffinity(0, cores)
+    context = zmq.Context()
+    actors = [SimulatedActor(context, address, agreement) for _ in range(num_actors)]
+    supply = itertools.cycle(messages)
+    message = next(supply)
+    allowance, before = 0.0, time.monotonic()
+    while not stop.is_set():
+        now = time.monotonic()
+        allowance = min(allowance + (now - before) * rate.value, num_actors) if rate.value else float(num_actors)
+        before, progress = now, 0
+        for actor in actors:
+            actor.read(now)
+            while allowance >= 1 and actor.send(message):
+                message = next(supply)
+                allowance -= bool(rate.value)
+                progress += 1
+                if rate.value:
+                    break  # each in its turn
+        sent.value += progress
+        if not progress:
+            time.sleep(0.001)
+    for actor in actors:
+        actor.socket.close()
+    context.term()
+
+
+class DrawFigures(NamedTuple):
+    """What a client saw of the server."""
+
+    batches_per_second: float
+    latency_milliseconds: list[float]  # from asking for a group of batches to having it: median, 99 %, largest
+    segments_per_second: float  # that were streamed to it
+
+
+class DrawingClient:
+    """Draws groups of K batches of 512, and writes as many priorities back."""
+
+    def __init__(self, address: str, agreement: str, batches_at_once: int, batch_size: int, groups: int):
+        """Joins the server and asks for `groups` groups to be under way at any time."""
+        self._context = zmq.Context()
+        self._socket = sockets.connect_sampling(self._context, address)
+        self._run_id = new_run_id()
+        self._batches_at_once = batches_at_once
+        rng = np.random.default_rng(0)
+        self._priorities = rng.random(batches_at_once * batch_size).astype(np.float32) + 1e-3
+        self._asked_seconds: deque[float] = deque()
+        hello = LearnerHello(self._run_id, agreement, 0, batches_at_once, batch_size)
+        until = time.monotonic() + PATIENCE_SECONDS
+        while not isinstance(self._receive(), LearnerWelcome):
+            sockets.send(self._socket, hello)
+            self._socket.poll(200)
+            assert time.monotonic() < until, f"no replay server answers at {address}"
+        self._ask(groups, SEGMENTS_WINDOW)
+
+    def draw(self, seconds: float) -> DrawFigures:
+        """Draws for so long."""
+        latencies: list[float] = []
+        segments = 0
+        start = now = time.monotonic()
+        next_sign = start + 1.0
+        while now < start + seconds:
+            if now >= next_sign:
+                self._ask(0, 0)
+                next_sign = now + 1.0
+            self._socket.poll(100)
+            while (message := self._receive()) is not None:
+                if isinstance(message, StreamedSegments):
+                    segments += len(message.slots)
+                    self._ask(0, len(message.slots))
+                elif isinstance(message, IndexBatches):
+                    latencies.append(time.monotonic() - self._asked_seconds.popleft())
+                    self._answer(message)
+            now = time.monotonic()
+        return DrawFigures(
+            batches_per_second=len(latencies) * self._batches_at_once / (now - start),
+            latency_milliseconds=(1e3 * np.quantile(latencies, (0.5, 0.99, 1.0))).tolist() if latencies else [],
+            segments_per_second=segments / (now - start),
+        )
+
+    def close(self) -> None:
+        """Leaves."""
+        self._socket.close()
+        self._context.term()
+
+    def _receive(self) -> Any:
+        return sockets.receive(self._socket, (LearnerWelcome, StreamedSegments, IndexBatches), Counter())
+
+    def _ask(self, groups: int, segments: int) -> None:
+        self._asked_seconds.extend([time.monotonic()] * groups)
+        self._send(Credit(self._run_id, groups, segments))
+
+    def _answer(self, batches: IndexBatches) -> None:
+        indices, generations = batches.indices.ravel(), batches.generations.ravel()
+        self._send(PriorityUpdate(self._run_id, indices, generations, self._priorities))
+        self._ask(1, 0)
+
+    def _send(self, message: Any) -> None:
+        while not sockets.send(self._socket, message):
+            self._socket.poll(1, zmq.POLLOUT)
+
+
+def split_cores(needed: Sequence[str]) -> dict[str, set[int]]:
+    """Gives the first of `needed` a core of its own, and the others the rest of this machine."""
+    cores = sorted(os.sched_getaffinity(0))
+    rest = set(cores[1:]) or {cores[0]}
+    return {name: rest if i else {cores[0]} for i, name in enumerate(needed)}

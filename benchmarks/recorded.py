@@ -1,0 +1,57 @@
+"""Real segments: games played with EnvPool by a policy, cut by the actor's own code."""
+
+from __future__ import annotations
+
+import zlib
+
+import jax
+import numpy as np
+
+from apex_jax.agent.dqn import make_dqn
+from apex_jax.agent.segments import SegmentBuilder
+from apex_jax.config import Config
+from apex_jax.environment import Environment, segment_spec
+from apex_jax.transport.codec import encode_segment
+from apex_jax.types import Segment, SegmentMessage
+
+ENVIRONMENTS = 16
+
+
+def record_segments(config: Config, count: int, epsilon: float, seed: int = 1) -> list[Segment]:
+    """Plays until `count` segments are full: an untrained network's greedy action, or a random one with `epsilon`."""
+    spec = segment_spec(config)
+    dqn = make_dqn(config, spec)
+    params, key = dqn.init(jax.random.key(seed)).online_params, jax.random.key(seed + 1)
+    environment = Environment(
+        config, spec, seed + np.arange(ENVIRONMENTS), config.environment.max_episode_frames, threads=0
+    )
+    builder = SegmentBuilder(
+        spec,
+        ENVIRONMENTS,
+        config.algorithm.discount,
+        config.environment.reward_clip,
+        config.environment.life_loss_terminates,
+    )
+    epsilons = np.full(ENVIRONMENTS, epsilon, np.float32)
+    segments: list[Segment] = []
+    calls = 0
+    while len(segments) < count:
+        step = environment.receive()
+        output = jax.device_get(dqn.act(params, step.observation, epsilons, key, calls))
+        environment.send(output.action, step.env_id)
+        segments += builder.add(step, *output)
+        calls += 1
+    environment.close()
+    return segments[:count]
+
+
+def as_messages(config: Config, segments: list[Segment]) -> list[SegmentMessage]:
+    """Returns segments as an actor sends them; run id and sequence are the sender's to set."""
+    spec = segment_spec(config)
+    bodies = [encode_segment(segment, spec) for segment in segments]
+    return [SegmentMessage(0, 1, spec.max_transitions, zlib.crc32(body), body) for body in bodies]
+
+
+def num_transitions(segments: list[Segment]) -> int:
+    """Returns how many transitions start in these segments."""
+    return sum(int(np.count_nonzero(segment.columns.priority)) for segment in segments)

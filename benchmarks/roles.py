@@ -1,0 +1,42 @@
+"""Real worker processes for a benchmark: `main.py --role ...`, on addresses and in a directory of their own."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@contextlib.contextmanager
+def role(name: str, config: Path | str, settings: Sequence[str], cores: set[int] | None = None) -> Iterator[Path]:
+    """Runs a role until the end of the block; yields its run directory. `cores`: that it may use, None = all."""
+    with tempfile.TemporaryDirectory(prefix="apex-jax-benchmark-") as directory:
+        command = [sys.executable, str(ROOT / "main.py"), "--role", name, "--config", str(config)]
+        command += [f"run_directory={directory}", *settings]
+        log = open(Path(directory) / "log", "w+")  # noqa: SIM115 - closed below
+        with log, subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT) as process:
+            if cores is not None:
+                os.sched_setaffinity(process.pid, cores)
+            try:
+                yield Path(directory)
+                assert process.poll() is None, f"the {name} ended by itself"
+            except BaseException:
+                log.seek(0)
+                print(log.read(), file=sys.stderr)
+                raise
+            finally:
+                process.terminate()
+                process.wait()
+
+
+def resident_bytes(directory: Path, name: str) -> float:
+    """Returns the memory that a role last said it takes."""
+    from apex_jax.metrics import read_metrics
+
+    return float(read_metrics(directory / "metrics" / f"{name}.jsonl")[-1]["system/resident_memory_bytes"])
