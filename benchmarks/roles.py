@@ -10,6 +10,8 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from apex_jax.metrics import read_metrics
+
 ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -37,6 +39,4 @@ def role(name: str, config: Path | str, settings: Sequence[str], cores: set[int]
 
 def resident_bytes(directory: Path, name: str) -> float:
     """Returns the memory that a role last said it takes."""
-    from apex_jax.metrics import read_metrics
-
     return float(read_metrics(directory / "metrics" / f"{name}.jsonl")[-1]["system/resident_memory_bytes"])

@@ -57,13 +57,7 @@ def pong_frames(size: int) -> np.ndarray:
 def naive_body(segment: Segment) -> tuple[bytes, bytes]:
     """Columns and pixels before compression, written down byte by byte from the module's description."""
     columns = b"".join(column.astype(column.dtype.newbyteorder("<")).tobytes() for column in segment.columns)
-    frames = list(segment.frames)
-    if segment.frames.dtype == np.uint8:
-        frames = [
-            frames[0],
-            *(after ^ before for before, after in zip(segment.frames, segment.frames[1:], strict=False)),
-        ]
-    return columns, b"".join(frame.tobytes() for frame in frames)
+    return columns, segment.frames.tobytes()
 
 
 def assert_same(actual: Segment, expected: Segment) -> None:
@@ -98,7 +92,7 @@ def body_with(spec: SegmentSpec = SMALL, **changes: Any) -> bytes:
 # Round trips -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("size", "limit"), [(84, 140), (42, 90)])
+@pytest.mark.parametrize(("size", "limit"), [(84, 80), (42, 60)])
 def test_pong_frames_come_back_bit_for_bit_from_few_bytes(size: int, limit: int) -> None:
     spec = SegmentSpec((size, size), "uint8", frame_stack=4, slots=64, n_step=3, num_actions=6)
     segment = Segment(pong_frames(size), random_columns(np.random.default_rng(0), spec))

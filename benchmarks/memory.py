@@ -1,0 +1,99 @@
+"""Bytes a transition: in the real replay server, and in the learner's frame store, for real games.
+
+Beside them what other buffers hold for the same transitions: cpprb with `next_of` and `stack_compress`, and raw stacks.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+import cpprb
+import numpy as np
+
+from apex_jax.agent.frame_store import store_bytes
+from apex_jax.command_line import load
+from apex_jax.config import Config
+from apex_jax.environment import segment_spec
+from apex_jax.metrics import resident_memory_bytes
+from apex_jax.types import Segment
+from benchmarks.load import ActorLoad, split_cores
+from benchmarks.recorded import as_messages, num_transitions, record_segments
+from benchmarks.replay_server import fill, free_tcp_addresses
+from benchmarks.report import finish, say, target
+from benchmarks.roles import ROOT, resident_bytes, role
+
+GAMES = ("Pong", "Seaquest", "Breakout", "MsPacman")
+POLICIES = {"trained-like, epsilon 0.01": 0.01, "random": 1.0}
+SEGMENTS = 1000  # distinct ones of each game and policy, sent again until the replay is full
+ACTORS = 8
+CPPRB_TRANSITIONS = 100_000
+
+
+def main() -> None:
+    """Measures every game with both policies."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--transitions", type=int, default=1_000_000, help="that the server is filled with")
+    num_stored = parser.parse_args().transitions
+    config = load(ROOT / "configs" / "atari.yaml", [f"replay.capacity_transitions={num_stored}"])
+    spec = segment_spec(config)
+    in_store = store_bytes(spec, num_stored // spec.max_transitions) / num_stored
+    say(f"frame store: {in_store:,.0f} B a transition")
+    targets: dict[str, Any] = {"frame store, B": target(in_store, at_most=7_849)}
+    for game in GAMES:
+        for policy, epsilon in POLICIES.items():
+            settings = [f"environment.task={game}-v5", f"replay.capacity_transitions={num_stored}"]
+            segments = record_segments(load(ROOT / "configs" / "atari.yaml", settings), SEGMENTS, epsilon)
+            resident = server_bytes(settings, segments, num_stored)
+            say(f"{game}, {policy}: {resident:.0f} B a transition resident in the server")
+            targets[f"server, {game}, {policy}, B"] = target(resident, at_most=200)
+    raw = 2 * spec.frame_stack * spec.frame_bytes
+    figures = {
+        "cpprb, next_of and stack_compress, B": cpprb_bytes(config, CPPRB_TRANSITIONS),
+        "raw stacks of both observations, B": raw,
+    }
+    finish("memory", figures, targets)
+
+
+def server_bytes(settings: list[str], segments: list[Segment], num_stored: int) -> float:
+    """Returns how much a full server's resident memory has grown since its start, for each transition."""
+    (experience,) = free_tcp_addresses(1)
+    settings = [*settings, f"addresses.experience={experience}", "metrics_interval_seconds=0.5"]
+    config = load(ROOT / "configs" / "atari.yaml", settings)
+    per_segment = num_transitions(segments) / len(segments)
+    with role("replay", ROOT / "configs" / "atari.yaml", settings) as directory:
+        cores = split_cores(["server", "actors"])["actors"]
+        actors = ActorLoad(experience, config.agreement, as_messages(config, segments), ACTORS, 0.0, cores)
+        fill(actors, 0)
+        empty = resident_bytes(directory, "replay")
+        fill(actors, 1.05 * num_stored / per_segment)
+        actors.close()
+        full = resident_bytes(directory, "replay")
+    return (full - empty) / num_stored
+
+
+def cpprb_bytes(config: Config, num_stored: int) -> float:
+    """Returns the bytes a transition that cpprb's own storage of the same observations takes.
+
+    Its buffers are allocated as a whole: what the process takes more than before, once they are filled.
+    """
+    spec = segment_spec(config)
+    shape = (
+        *spec.frame_shape,
+        spec.frame_stack,
+    )  # what stacks share is stored once, along the last axis
+    before = resident_memory_bytes()
+    buffer = cpprb.PrioritizedReplayBuffer(
+        num_stored,
+        {"obs": {"shape": shape, "dtype": np.uint8}, "act": {"dtype": np.int32}, "rew": {}, "done": {}},
+        next_of="obs",
+        stack_compress="obs",
+    )
+    frames = np.zeros((1, *shape), np.uint8)
+    for _ in range(num_stored):
+        buffer.add(obs=frames, next_obs=frames, act=np.zeros(1), rew=np.zeros(1), done=np.zeros(1))
+    return (resident_memory_bytes() - before) / num_stored
+
+
+if __name__ == "__main__":
+    main()
