@@ -66,14 +66,15 @@ def slow_transitions(
 
 
 def records_in_full_segments(
-    history: list[Step], records: list[Record], frame_stack: int, n: int, slots: int
+    history: list[Step], records: list[Record], frame_stack: int, n: int, slots: int, first_slot: int = 0
 ) -> list[Record]:
     """Returns the records whose segment is full at the end of the history.
 
-    The first return of an episode takes `frame_stack` frame slots, every other one; each segment begins
-    `slots - (frame_stack - 1 + n)` slots after the one before; its first `frame_stack - 1` slots start no transition.
+    Frames are written from `first_slot` on. The first return of an episode takes `frame_stack` frame slots, every other
+    one; each segment begins `slots - (frame_stack - 1 + n)` slots after the one before; its first `frame_stack - 1`
+    slots start no transition.
     """
-    slot_of, written, fresh = [], 0, True
+    slot_of, written, fresh = [], first_slot, True
     for step in history:
         written += frame_stack if fresh else 1
         slot_of.append(written - 1)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from apex_jax.agent.segments import SegmentBuilder
+from apex_jax.agent.segments import SegmentBuilder, spread_first_slots
 from apex_jax.types import Segment, SegmentSpec, Step
 from tests import reference
 
@@ -83,10 +83,11 @@ def read(segments: list[Segment], spec: SegmentSpec) -> list[tuple[Any, ...]]:
 
 
 def expect(
-    history: list[reference.Step], spec: SegmentSpec, reward_clip: float, life_loss: bool
+    history: list[reference.Step], spec: SegmentSpec, reward_clip: float, life_loss: bool, first_slot: int
 ) -> list[tuple[Any, ...]]:
     records = reference.slow_transitions(history, spec.n_step, GAMMA, reward_clip, life_loss)
-    stored = reference.records_in_full_segments(history, records, spec.frame_stack, spec.n_step, spec.slots)
+    sizes = spec.frame_stack, spec.n_step, spec.slots
+    stored = reference.records_in_full_segments(history, records, *sizes, first_slot)
     return [
         (
             record.observation.tobytes(),
@@ -101,8 +102,9 @@ def expect(
     ]
 
 
+@pytest.mark.parametrize("is_spread", [False, True])
 @pytest.mark.parametrize("seed", range(30))
-def test_random_episodes_equal_the_slow_twin(seed: int) -> None:
+def test_random_episodes_equal_the_slow_twin(seed: int, is_spread: bool) -> None:
     rng = np.random.default_rng(seed)
     frame_stack, n = int(rng.integers(1, 5)), int(rng.integers(1, 6))
     spec = make_spec(frame_stack, slots=frame_stack - 1 + n + int(rng.integers(1, 20)), n=n)
@@ -117,13 +119,32 @@ def test_random_episodes_equal_the_slow_twin(seed: int) -> None:
             end = "" if fresh or rng.random() > likelihood else str(rng.choice(ends))
             history.add(0.0 if fresh else float(np.float32(rng.normal() * 3)), end)
         histories[env_id] = history.steps
-    builder = SegmentBuilder(spec, 4, GAMMA, reward_clip, life_loss)
+    first_slot = spread_first_slots(spec, 4) if is_spread else np.zeros(4, int)
+    builder = SegmentBuilder(spec, 4, GAMMA, reward_clip, life_loss, first_slot if is_spread else None)
     found = read(build(builder, histories), spec)
     expected = [
-        transition for history in histories.values() for transition in expect(history, spec, reward_clip, life_loss)
+        transition
+        for env_id, history in histories.items()
+        for transition in expect(history, spec, reward_clip, life_loss, first_slot[env_id])
     ]
     assert sorted(found) == sorted(expected)
     assert len(expected) > 20
+
+
+def test_spread_environments_fill_their_segments_one_after_the_other() -> None:
+    spec, num_environments = make_spec(frame_stack=1, slots=24, n=4), 10
+    histories = {}
+    for env_id in range(num_environments):
+        histories[env_id] = History(1, np.random.default_rng(env_id))
+        for _ in range(100):
+            histories[env_id].add()
+    builder = SegmentBuilder(spec, num_environments, GAMMA, 0.0, True, spread_first_slots(spec, num_environments))
+    full = [
+        len(build(builder, {env_id: history.steps[i : i + 1] for env_id, history in histories.items()}))
+        for i in range(100)
+    ]
+    assert max(full) == 1
+    assert sum(full) == 2 * 4 + 8 * 5, "two begin too early for a fifth"
 
 
 def columns_of(

@@ -32,15 +32,24 @@ class SegmentBuilder:
     """
 
     def __init__(
-        self, spec: SegmentSpec, num_environments: int, discount: float, reward_clip: float, life_loss_terminates: bool
+        self,
+        spec: SegmentSpec,
+        num_environments: int,
+        discount: float,
+        reward_clip: float,
+        life_loss_terminates: bool,
+        first_slot: np.ndarray | None = None,
     ):
-        """`reward_clip`: rewards are clipped to [-reward_clip, reward_clip]; 0 = not at all."""
+        """`reward_clip`: rewards are clipped to [-reward_clip, reward_clip]; 0 = not at all.
+
+        `first_slot`: int[E] in [0, max_transitions), where each environment's first segment begins; None = at slot 0.
+        """
         self._spec = spec
         self._discount = discount
         self._reward_clip = reward_clip or np.inf
         self._life_loss_terminates = life_loss_terminates
         shape = (num_environments, spec.slots)
-        self._position = np.zeros(num_environments, np.int64)
+        self._position = np.zeros(num_environments, np.int64) if first_slot is None else first_slot.astype(np.int64)
         self._frames = np.zeros((*shape, *spec.frame_shape), spec.frame_dtype)
         dtypes = (np.int32, np.float32, np.float32, bool, np.float32, bool, bool)
         self._slots = Slots(*(np.zeros(shape, dtype) for dtype in dtypes))
@@ -95,6 +104,15 @@ class SegmentBuilder:
         return segment
 
 
+def spread_first_slots(spec: SegmentSpec, num_environments: int) -> np.ndarray:
+    """Returns int64[E], first slots with which the environments' segments become full one after the other.
+
+    All at once they would reach the replay in bursts, and their frames, 100 MB of 256 environments, fresh memory: that
+    takes 9 to 12 us a step instead of 3 to 4 at 84x84.
+    """
+    return np.arange(num_environments) * spec.max_transitions // num_environments
+
+
 def n_step_columns(slots: Slots, spec: SegmentSpec, discount: float) -> SegmentColumns:
     """Returns the transitions that start in a full segment, given its slots [L].
 
@@ -117,11 +135,11 @@ def n_step_columns(slots: Slots, spec: SegmentSpec, discount: float) -> SegmentC
         running &= ~slots.last[at]
     q_bootstrap = slots.q_max[np.arange(stop) + k]
     priority = initial_priority(n_step_return, remaining, slots.q_taken[:stop], q_bootstrap)
-    padding = (0, spec.n_step)
-    return SegmentColumns(
-        priority=np.pad(np.where(starts, priority, 0).astype(np.float32), padding),
-        n_step_return=np.pad(n_step_return.astype(np.float32), padding),
-        discount=np.pad(remaining.astype(np.float32), padding),
-        action=np.pad(np.where(starts, slots.action[:stop], 0).astype(np.int32), padding),
-        bootstrap_offset=np.pad(k, padding),
-    )
+    dtypes = (np.float32, np.float32, np.float32, np.int32, np.uint8)
+    columns = SegmentColumns(*(np.zeros(spec.slots, dtype) for dtype in dtypes))  # the last n slots start nothing
+    columns.priority[:stop] = np.where(starts, priority, 0)
+    columns.n_step_return[:stop] = n_step_return
+    columns.discount[:stop] = remaining
+    columns.action[:stop] = np.where(starts, slots.action[:stop], 0)
+    columns.bootstrap_offset[:stop] = k
+    return columns

@@ -11,7 +11,7 @@ import zmq
 
 from apex_jax.agent.dqn import make_dqn
 from apex_jax.agent.exploration import epsilon_ladder
-from apex_jax.agent.segments import SegmentBuilder
+from apex_jax.agent.segments import SegmentBuilder, spread_first_slots
 from apex_jax.config import Config
 from apex_jax.environment import Environment, Episode, EpisodeTracker, segment_spec
 from apex_jax.metrics import Mean, MetricsWriter, RateMeter, resident_memory_bytes
@@ -92,6 +92,7 @@ class Actor:
             config.algorithm.discount,
             config.environment.reward_clip,
             config.environment.life_loss_terminates,
+            spread_first_slots(self._spec, num_environments),
         )
         tracker = EpisodeTracker(num_environments)
         next_metrics, call = time.monotonic() + config.metrics_interval_seconds, 0

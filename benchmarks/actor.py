@@ -1,0 +1,142 @@
+"""The real actor process, sending to a real replay server, beside its limit: EnvPool and the policy alone, in series.
+
+The serial limit is what an actor would reach that did nothing but step all its environments, then act on all of them,
+in turn, each with all cores: 1 / (1 / steps per second of EnvPool + 1 / observations per second of the policy).
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+import zmq
+
+from apex_jax.agent.dqn import make_dqn
+from apex_jax.command_line import load
+from apex_jax.config import Config
+from apex_jax.environment import Environment, segment_spec
+from apex_jax.metrics import read_metrics
+from apex_jax.workers.process import new_run_id
+from apex_jax.workers.weights import WeightsPublisher
+from benchmarks.replay_server import free_tcp_addresses
+from benchmarks.report import finish, say, target
+from benchmarks.roles import ROOT, role
+
+BATCH_SIZES = (16, 64, 256)
+CONFIGS = ("pong_cpu", "paper")
+METRICS_SECONDS = 1.0
+WARM_UP_SECONDS = 2.0
+
+
+def main() -> None:
+    """Measures every configuration with every batch size; of some rounds the median one counts."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=8.0, help="of each measurement of the actor")
+    parser.add_argument("--rounds", type=int, default=3)
+    arguments = parser.parse_args()
+    figures: dict[str, Any] = {}
+    targets: dict[str, Any] = {}
+    for name in CONFIGS:
+        for batch_size in BATCH_SIZES:
+            rounds = [
+                measure(name, [f"actor.environments={batch_size}"], arguments.seconds) for _ in range(arguments.rounds)
+            ]
+            case = f"{name}, {batch_size} environments"
+            figures[case] = sorted(rounds, key=lambda figure: figure["of the serial limit"])[len(rounds) // 2]
+            targets[f"{case}: of the serial limit"] = target(figures[case]["of the serial limit"], at_least=0.95)
+            say(f"{case}: " + ", ".join(f"{key} {value:,.4g}" for key, value in figures[case].items()))
+    finish("actor", figures, targets)
+
+
+def measure(name: str, settings: list[str], seconds: float) -> dict[str, float]:
+    """Returns steps/s of the actor and of its parts, measured before and after it: speed drifts."""
+    config = load(ROOT / "configs" / f"{name}.yaml", settings)
+    before = parts_alone(config, seconds / 4)
+    actor = actor_steps_per_second(name, settings, seconds)
+    after = parts_alone(config, seconds / 4)
+    environment, policy = (2 / (1 / a + 1 / b) for a, b in zip(before, after, strict=True))
+    limit = 1 / (1 / environment + 1 / policy)
+    return {
+        "actor, steps/s": actor,
+        "EnvPool alone, steps/s": environment,
+        "policy alone, observations/s": policy,
+        "of the serial limit": actor / limit,
+    }
+
+
+def actor_steps_per_second(name: str, settings: list[str], seconds: float) -> float:
+    """Returns the steps/s of an actor process whose segments a replay server takes, on one machine."""
+    experience, sampling, weights = free_tcp_addresses(3)
+    settings = [
+        *settings,
+        f"addresses.experience={experience}",
+        f"addresses.sampling={sampling}",
+        f"addresses.weights={weights}",
+        f"metrics_interval_seconds={METRICS_SECONDS}",
+        "replay.capacity_transitions=50000",
+        "replay.min_size_to_sample=1000",
+        "replay.samples_per_insert=0",
+    ]
+    path = ROOT / "configs" / f"{name}.yaml"
+    config = load(path, settings)
+    context = zmq.Context()
+    publisher = WeightsPublisher(context, weights, new_run_id(), 0)
+    publisher.publish(make_dqn(config, segment_spec(config)).init(jax.random.key(0)).online_params, 0, 0)
+    with role("replay", path, settings), role("actor", path, settings) as directory:
+        metrics = directory / "metrics" / "actor.jsonl"
+        while not metrics.exists() or len(read_metrics(metrics)) < 1 + WARM_UP_SECONDS / METRICS_SECONDS:
+            time.sleep(0.1)
+        skip = len(read_metrics(metrics))
+        time.sleep(seconds)
+        rates = [line["actor/steps_per_second"] for line in read_metrics(metrics)[skip:]]
+    publisher.close()
+    context.term()
+    return float(np.mean(rates))
+
+
+def parts_alone(config: Config, seconds: float) -> tuple[float, float]:
+    """Returns steps/s of EnvPool with random actions, and observations/s of the policy."""
+    spec = segment_spec(config)
+    num_environments = config.actor.environments
+    rng = np.random.default_rng(0)
+    environment = Environment(
+        config,
+        spec,
+        np.arange(num_environments),
+        config.environment.max_episode_frames,
+        config.actor.environment_threads,
+    )
+    step = environment.receive()
+
+    def step_all() -> None:
+        environment.send(rng.integers(spec.num_actions, size=num_environments, dtype=np.int32), step.env_id)
+        environment.receive()
+
+    dqn = make_dqn(config, spec)
+    params, key = dqn.init(jax.random.key(0)).online_params, jax.random.key(1)
+    epsilon = np.full(num_environments, 0.1, np.float32)
+
+    def act() -> None:
+        jax.device_get(dqn.act(params, step.observation, epsilon, key, 0))
+
+    rates = (calls_per_second(step_all, seconds) * num_environments, calls_per_second(act, seconds) * num_environments)
+    environment.close()
+    return rates
+
+
+def calls_per_second(call: Callable[[], None], seconds: float) -> float:
+    """Returns how often something can be done in a second, after a first time that compiles."""
+    call()
+    calls, start = 0, time.monotonic()
+    while time.monotonic() < start + seconds:
+        call()
+        calls += 1
+    return calls / (time.monotonic() - start)
+
+
+if __name__ == "__main__":
+    main()
