@@ -10,7 +10,8 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Any
 
-GPU_UPDATES_PER_CALL = 8  # learner.updates_per_call=0 means this on a GPU, which outruns Python, and 1 on a CPU
+GPU_UPDATES_PER_CALL = 8  # learner.updates_per_call=0 means this on a GPU, which outruns Python, ...
+CPU_TRANSITIONS_PER_CALL = 128  # ... and on a CPU as many updates, up to the same, as come to this many transitions
 
 
 @dataclass(frozen=True)
@@ -114,7 +115,11 @@ class LearnerConfig:
 
     batch_size: int = key(512, "transitions of an update", "transitions", 1, 65536)
     updates_per_call: int = key(
-        0, "updates of one call of the device, on batches drawn together; 0 = 1 on CPU, 8 on GPU", "updates", 0, 256
+        0,
+        "updates of one call of the device, on batches drawn together; 0 = 8 on GPU, fewer on CPU",
+        "updates",
+        0,
+        256,
     )
     prefetch_batches: int = key(16, "batches drawn ahead of the learner", "batches", 1, 4096)
     optimizer: str = key("rmsprop", "rmsprop is the centered form", choices=("rmsprop", "adam"))
@@ -136,6 +141,14 @@ class LearnerConfig:
         choices=("auto", "float32", "bfloat16"),
     )
     device: str = key("auto", "where the learner runs; auto = GPU where there is one", choices=("auto", "cpu", "gpu"))
+
+    def updates_of_a_call(self, on_cpu: bool) -> int:
+        """Returns how many updates one call of the device makes, also where `updates_per_call` leaves that open.
+
+        A small batch takes a CPU less time than all that Python does around a call; a large one would make calls long.
+        """
+        few = max(1, min(CPU_TRANSITIONS_PER_CALL // self.batch_size, GPU_UPDATES_PER_CALL))
+        return self.updates_per_call or (few if on_cpu else GPU_UPDATES_PER_CALL)
 
 
 @dataclass(frozen=True)

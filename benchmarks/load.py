@@ -79,9 +79,9 @@ class ActorLoad:
         messages: list[SegmentMessage],
         num_actors: int,
         segments_per_second: float,
-        cores: set[int],
+        cores: set[int] | None,
     ):
-        """Starts the process."""
+        """Starts the process. `cores`: that it may use, None = all."""
         context = multiprocessing.get_context("spawn")
         self._sent: Synchronized[int] = context.Value("q", 0)
         self._rate: Synchronized[float] = context.Value("d", segments_per_second)
@@ -111,11 +111,12 @@ def _send_segments(
     messages: list[SegmentMessage],
     num_actors: int,
     rate: Any,
-    cores: set[int],
+    cores: set[int] | None,
     sent: Any,
     stop: Any,
 ) -> None:
-    os.sched_setaffinity(0, cores)
+    if cores is not None:
+        os.sched_setaffinity(0, cores)
     context = zmq.Context()
     actors = [SimulatedActor(context, address, agreement) for _ in range(num_actors)]
     supply = itertools.cycle(messages)
@@ -123,7 +124,7 @@ def _send_segments(
     allowance, before = 0.0, time.monotonic()
     while not stop.is_set():
         now = time.monotonic()
-        allowance = min(allowance + (now - before) * rate.value, num_actors) if rate.value else float(num_actors)
+        allowance = min(allowance + (now - before) * rate.value, rate.value) if rate.value else float(num_actors)
         before, progress = now, 0
         for actor in actors:
             actor.read(now)
@@ -135,7 +136,7 @@ def _send_segments(
                     break  # each in its turn
         sent.value += progress
         if not progress:
-            time.sleep(0.001)
+            time.sleep(0.02 if rate.value else 0.001)
     for actor in actors:
         actor.socket.close()
     context.term()

@@ -109,10 +109,13 @@ def make_dqn(config: Config, spec: SegmentSpec, compute_dtype: Any = jnp.float32
     def update(
         state: LearnerState, store: FrameStore, indices: jax.Array, weights: jax.Array
     ) -> tuple[LearnerState, UpdateOutput]:
-        if len(indices) == 1:  # XLA's CPU backend runs convolutions inside a loop on one thread only
-            state, output = update_once(state, store, indices[0], weights[0])
-            return state, jax.tree.map(lambda x: x[None], output)
-        return jax.lax.scan(lambda state, batch: update_once(state, store, *batch), state, (indices, weights))
+        if jax.default_backend() != "cpu":
+            return jax.lax.scan(lambda state, batch: update_once(state, store, *batch), state, (indices, weights))
+        outputs = []
+        for batch in zip(indices, weights, strict=True):  # in a loop of its own, XLA runs convolutions on one CPU core
+            state, output = update_once(state, store, *batch)
+            outputs.append(output)
+        return state, jax.tree.map(lambda *leaves: jnp.stack(leaves), *outputs)
 
     return Dqn(jax.jit(init), jax.jit(act), jax.jit(update, donate_argnums=0))
 

@@ -15,7 +15,7 @@ import zmq
 from apex_jax.agent.dqn import LearnerState, UpdateOutput, copy_params, make_dqn
 from apex_jax.agent.frame_store import create_store, insert_segments
 from apex_jax.checkpoint import Checkpointer, CheckpointError, Progress
-from apex_jax.config import GPU_UPDATES_PER_CALL, Config
+from apex_jax.config import Config
 from apex_jax.environment import segment_spec
 from apex_jax.errors import RunError
 from apex_jax.metrics import MetricsWriter
@@ -50,7 +50,7 @@ class Learner:
         self._run_id = new_run_id()
         on_cpu = jax.default_backend() == "cpu"
         dtype = compute_dtype(config, on_cpu)
-        self._updates_per_call = config.learner.updates_per_call or (1 if on_cpu else GPU_UPDATES_PER_CALL)
+        self._updates_per_call = config.learner.updates_of_a_call(on_cpu)
         self._dqn = make_dqn(config, spec, dtype)
         rng = process_rng(config.seed, ROLE_NUMBERS["learner"])
         self._state = self._dqn.init(jax.random.key(int(rng.integers(2**31))))

@@ -1,0 +1,152 @@
+"""The jitted update alone: how long, how many operations and bytes, and what share of the device's measured peak.
+
+Operations and bytes are XLA's own count of the compiled program; the peaks are those of a large matrix product and of a
+large copy on the same device in the same run. The share that counts is the larger of the two: that of an update which
+did nothing but compute, or nothing but move memory, at peak.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from apex_jax.agent.dqn import make_dqn
+from apex_jax.agent.frame_store import FrameStore, create_store
+from apex_jax.command_line import load
+from apex_jax.config import Config
+from apex_jax.environment import segment_spec
+from apex_jax.types import SegmentSpec
+from benchmarks.report import finish, say
+from benchmarks.roles import ROOT
+
+CONFIGS = ("pong_cpu", "paper")
+DTYPES = ("float32", "bfloat16")
+SEGMENTS = 256  # of noise, in the frame store
+MATRIX = {"cpu": 3072, "gpu": 16384}
+COPY_BYTES = {"cpu": 2**28, "gpu": 2**32}
+
+
+class Peak(NamedTuple):
+    """What the device can do at best."""
+
+    operations_per_second: float
+    bytes_per_second: float
+
+
+def main() -> None:
+    """Measures every configuration, batch size and dtype."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--batch-sizes", type=int, nargs="+", default=[32, 128, 512, 4096])
+    parser.add_argument("--seconds", type=float, default=4.0, help="of measuring, for each figure")
+    arguments = parser.parse_args()
+    peaks = {dtype: measure_peak(dtype) for dtype in DTYPES}
+    for dtype, peak in peaks.items():
+        say(
+            f"{jax.devices()[0]}, {dtype}: {peak.operations_per_second / 1e9:,.0f} GFLOP/s,"
+            f" {peak.bytes_per_second / 1e9:,.0f} GB/s"
+        )
+    figures: dict[str, Any] = {"peak": {dtype: peak._asdict() for dtype, peak in peaks.items()}}
+    for name in CONFIGS:
+        for batch_size in arguments.batch_sizes:
+            for dtype in DTYPES:
+                config = load(ROOT / "configs" / f"{name}.yaml", [f"learner.batch_size={batch_size}"])
+                figure = measure_update(config, dtype, peaks[dtype], arguments.seconds)
+                figures[f"{name} network, batch {batch_size}, {dtype}"] = figure
+                say(
+                    f"{name} network, batch {batch_size}, {dtype}: {figure['updates/s']:,.4g} updates/s,"
+                    f" {figure['share of peak']:.0%} of peak"
+                )
+    finish("update", figures, {})
+
+
+def measure_update(config: Config, dtype: str, peak: Peak, seconds: float) -> dict[str, float]:
+    """Returns what one update takes."""
+    update = BareUpdate(config, jnp.dtype(dtype))
+    seconds_each = 1 / update.per_second(seconds)
+    compute = update.operations / peak.operations_per_second / seconds_each
+    memory = update.bytes / peak.bytes_per_second / seconds_each
+    return {
+        "updates/s": 1 / seconds_each,
+        "GFLOP": update.operations / 1e9,
+        "MB": update.bytes / 1e6,
+        "share of peak operations": compute,
+        "share of peak bandwidth": memory,
+        "share of peak": max(compute, memory),
+    }
+
+
+class BareUpdate:
+    """The learner's update on random data that are already on the device, with nothing around it."""
+
+    def __init__(self, config: Config, dtype: Any):
+        """Compiles."""
+        spec = segment_spec(config)
+        self.updates_per_call = config.learner.updates_of_a_call(jax.default_backend() == "cpu")
+        self._dqn = make_dqn(config, spec, dtype)
+        self._store = noise_store(spec, SEGMENTS)
+        rng = np.random.default_rng(0)
+        shape = (self.updates_per_call, config.learner.batch_size)
+        first, last = spec.frame_stack - 1, spec.slots - spec.n_step
+        indices = rng.integers(SEGMENTS, size=shape) * spec.slots + rng.integers(first, last, size=shape)
+        self._batch = jax.device_put((indices.astype(np.int32), np.ones(shape, np.float32)))
+        self._state = self._dqn.init(jax.random.key(0))
+        compiled: Any = self._dqn.update
+        one = tuple(array[:1] for array in self._batch)  # XLA would count the body of a loop once
+        cost = compiled.lower(self._state, self._store, *one).compile().cost_analysis()
+        self.operations, self.bytes = float(cost["flops"]), float(cost["bytes accessed"])
+        self._run(1)
+
+    def per_second(self, seconds: float) -> float:
+        """Returns updates/s: the median of some rounds of calls of which none waits for the one before."""
+        calls = max(1, round(seconds / 5 / self._run(1)))
+        return calls * self.updates_per_call / statistics.median(self._run(calls) for _ in range(5))
+
+    def _run(self, calls: int) -> float:
+        start = time.perf_counter()
+        for _ in range(calls):
+            self._state, output = self._dqn.update(self._state, self._store, *self._batch)
+        jax.block_until_ready(output)
+        return time.perf_counter() - start
+
+
+def noise_store(spec: SegmentSpec, num_segments: int) -> FrameStore:
+    """Returns a frame store full of noise."""
+    store = create_store(spec, num_segments)
+    rng = np.random.default_rng(0)
+    return store._replace(
+        frames=jnp.asarray(rng.integers(256, size=store.frames.shape, dtype=np.uint8)),
+        discount=jnp.full_like(store.discount, 0.97),
+        bootstrap_offset=jnp.full_like(store.bootstrap_offset, spec.n_step),
+    )
+
+
+def measure_peak(dtype: str) -> Peak:
+    """Returns the best of some matrix products and copies."""
+    device = jax.default_backend()
+    size = MATRIX[device]
+    matrix = jnp.ones((size, size), dtype)
+    product = jax.jit(lambda a: a @ a)
+    array = jnp.ones(COPY_BYTES[device] // 4, jnp.float32)
+    copy = jax.jit(lambda a: a + 1)  # reads and writes each byte once
+    return Peak(2 * size**3 / fastest(lambda: product(matrix)), 2 * COPY_BYTES[device] / fastest(lambda: copy(array)))
+
+
+def fastest(call: Callable[[], jax.Array]) -> float:
+    """Returns the seconds of the fastest of some calls."""
+    times = []
+    for _ in range(6):
+        start = time.perf_counter()
+        call().block_until_ready()
+        times.append(time.perf_counter() - start)
+    return min(times[1:])
+
+
+if __name__ == "__main__":
+    main()
