@@ -22,6 +22,7 @@ def main() -> int:
         stop = process.StopSignal()
         stop.install()
         process.choose_device(command.role, command.config)
+        process.keep_compiled_programs()
         worker = importlib.import_module(f"apex_jax.workers.{MODULES.get(command.role, command.role)}")
         return int(worker.run(command.config, command.name, stop))
     except KeyboardInterrupt:  # before the signal was taken over

@@ -1,5 +1,11 @@
-"""Runs every test on the CPU, also where there is a GPU: results do not depend on the machine."""
+"""Runs every test on the CPU, also where there is a GPU, and without the user's cache: results depend on neither."""
 
+import atexit
 import os
+import tempfile
 
 os.environ["JAX_PLATFORMS"] = "cpu"  # read when jax is imported, which is after this file
+
+_cache = tempfile.TemporaryDirectory(prefix="apex-jax-tests-")
+atexit.register(_cache.cleanup)
+os.environ["XDG_CACHE_HOME"] = _cache.name  # of the processes that tests start; they share what is compiled

@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from apex_jax.config import ActorConfig, Config, LearnerConfig
-from apex_jax.workers.process import ROLE_NUMBERS, choose_device, new_run_id, process_rng
+from apex_jax.workers.process import ROLE_NUMBERS, choose_device, keep_compiled_programs, new_run_id, process_rng
 from tests.processes import ROOT
 
 DEVICES = Config(learner=LearnerConfig(device="gpu"), actor=ActorConfig(device="cpu"))
@@ -41,6 +42,27 @@ def test_best_device_is_left_to_jax(environ: dict[str, str]) -> None:
 def test_actor_leaves_memory_of_a_shared_gpu_to_the_learner(environ: dict[str, str]) -> None:
     choose_device("actor", dataclasses.replace(DEVICES, actor=ActorConfig(device="auto")))
     assert environ["XLA_PYTHON_CLIENT_PREALLOCATE"] == "false"
+
+
+def test_compiled_programs_are_kept_in_the_users_cache(environ: dict[str, str], tmp_path: Path) -> None:
+    environ["XDG_CACHE_HOME"] = str(tmp_path)
+    keep_compiled_programs()
+    assert Path(environ["JAX_COMPILATION_CACHE_DIR"]).is_dir()
+    assert Path(environ["JAX_COMPILATION_CACHE_DIR"]).parent == tmp_path / "apex_jax"
+
+
+def test_another_place_for_compiled_programs_is_respected(environ: dict[str, str], tmp_path: Path) -> None:
+    environ |= {"XDG_CACHE_HOME": str(tmp_path), "JAX_COMPILATION_CACHE_DIR": "elsewhere"}
+    keep_compiled_programs()
+    assert environ["JAX_COMPILATION_CACHE_DIR"] == "elsewhere"
+
+
+def test_without_a_place_to_keep_them_programs_are_compiled_anew(environ: dict[str, str], tmp_path: Path) -> None:
+    no_folder = tmp_path / "file"
+    no_folder.touch()
+    environ["XDG_CACHE_HOME"] = str(no_folder)
+    keep_compiled_programs()
+    assert not [name for name in environ if name.startswith("JAX")]
 
 
 def test_processes_of_one_seed_draw_different_numbers_and_the_same_again() -> None:

