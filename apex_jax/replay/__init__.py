@@ -1,1 +1,1 @@
-"""Prioritized replay in pure NumPy: the sum-tree, the ring of segments above it, and the rate limiter beside it."""
+"""Prioritized replay in NumPy and numba: the sum-tree, the ring of segments above it, the rate limiter beside it."""
