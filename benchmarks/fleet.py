@@ -15,6 +15,7 @@ from benchmarks.replay_server import (
     PAPER_TRANSITIONS_PER_SECOND,
     fill,
     free_tcp_addresses,
+    server_settings,
 )
 from benchmarks.report import finish, say, target
 from benchmarks.roles import ROOT, resident_bytes, role
@@ -32,27 +33,21 @@ def main() -> None:
     parser.add_argument("--capacity", type=int, default=2_000_000, help="transitions that the server holds")
     arguments = parser.parse_args()
     experience, sampling = free_tcp_addresses(2)
-    settings = [
-        f"addresses.experience={experience}",
-        f"addresses.sampling={sampling}",
-        f"replay.capacity_transitions={arguments.capacity}",
-        "metrics_interval_seconds=1",
-    ]
+    settings = server_settings(experience, sampling, arguments.capacity)
     path = ROOT / "configs" / "paper.yaml"
     config = load(path, settings)
     frame_skip = config.environment.frame_skip
-    cores = split_cores(["server", "others"])
+    server_core, other_cores = split_cores()
     say(f"recording {SEGMENTS} segments of {config.environment.task}")
     segments = record_segments(config, SEGMENTS, epsilon=0.1)
     per_segment = num_transitions(segments) / SEGMENTS
     messages = as_messages(config, segments)
-    with role("replay", path, settings, cores["server"]) as directory:
+    with role("replay", path, settings, server_core) as directory:
         per_process = ACTORS // PROCESSES
         fleet = [
-            ActorLoad(experience, config.agreement, messages, per_process, 0.0, cores["others"])
-            for _ in range(PROCESSES)
+            ActorLoad(experience, config.agreement, messages, per_process, 0.0, other_cores) for _ in range(PROCESSES)
         ]
-        os.sched_setaffinity(0, cores["others"])
+        os.sched_setaffinity(0, other_cores)
         say(f"{ACTORS} actors fill the replay of {arguments.capacity:,} transitions")
         for part in fleet:
             fill(part, arguments.capacity / per_segment / PROCESSES)

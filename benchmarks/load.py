@@ -10,7 +10,6 @@ import multiprocessing
 import os
 import time
 from collections import Counter, deque
-from collections.abc import Sequence
 from multiprocessing.sharedctypes import Synchronized
 from typing import Any, NamedTuple
 
@@ -147,7 +146,6 @@ class DrawFigures(NamedTuple):
 
     batches_per_second: float
     latency_milliseconds: list[float]  # from asking for a group of batches to having it: median, 99 %, largest
-    segments_per_second: float  # that were streamed to it
 
 
 class DrawingClient:
@@ -173,7 +171,6 @@ class DrawingClient:
     def draw(self, seconds: float) -> DrawFigures:
         """Draws for so long."""
         latencies: list[float] = []
-        segments = 0
         start = now = time.monotonic()
         next_sign = start + 1.0
         while now < start + seconds:
@@ -183,7 +180,6 @@ class DrawingClient:
             self._socket.poll(100)
             while (message := self._receive()) is not None:
                 if isinstance(message, StreamedSegments):
-                    segments += len(message.slots)
                     self._ask(0, len(message.slots))
                 elif isinstance(message, IndexBatches):
                     latencies.append(time.monotonic() - self._asked_seconds.popleft())
@@ -192,7 +188,6 @@ class DrawingClient:
         return DrawFigures(
             batches_per_second=len(latencies) * self._batches_at_once / (now - start),
             latency_milliseconds=(1e3 * np.quantile(latencies, (0.5, 0.99, 1.0))).tolist() if latencies else [],
-            segments_per_second=segments / (now - start),
         )
 
     def close(self) -> None:
@@ -217,8 +212,7 @@ class DrawingClient:
             self._socket.poll(1, zmq.POLLOUT)
 
 
-def split_cores(needed: Sequence[str]) -> dict[str, set[int]]:
-    """Gives the first of `needed` a core of its own, and the others the rest of this machine."""
-    cores = sorted(os.sched_getaffinity(0))
-    rest = set(cores[1:]) or {cores[0]}
-    return {name: rest if i else {cores[0]} for i, name in enumerate(needed)}
+def split_cores() -> tuple[set[int], set[int]]:
+    """Returns a core for the server alone, and the other cores of this machine for its peers."""
+    first, *others = sorted(os.sched_getaffinity(0))
+    return {first}, set(others) or {first}

@@ -17,7 +17,7 @@ from apex_jax.config import Config
 from apex_jax.environment import segment_spec
 from apex_jax.metrics import resident_memory_bytes
 from apex_jax.types import Segment
-from benchmarks.load import ActorLoad, split_cores
+from benchmarks.load import ActorLoad
 from benchmarks.recorded import as_messages, num_transitions, record_segments
 from benchmarks.replay_server import fill, free_tcp_addresses
 from benchmarks.report import finish, say, target
@@ -62,8 +62,7 @@ def server_bytes(settings: list[str], segments: list[Segment], num_stored: int) 
     config = load(ROOT / "configs" / "atari.yaml", settings)
     per_segment = num_transitions(segments) / len(segments)
     with role("replay", ROOT / "configs" / "atari.yaml", settings) as directory:
-        cores = split_cores(["server", "actors"])["actors"]
-        actors = ActorLoad(experience, config.agreement, as_messages(config, segments), ACTORS, 0.0, cores)
+        actors = ActorLoad(experience, config.agreement, as_messages(config, segments), ACTORS, 0.0, None)
         fill(actors, 0)
         empty = resident_bytes(directory, "replay")
         fill(actors, 1.05 * num_stored / per_segment)
@@ -78,10 +77,7 @@ def cpprb_bytes(config: Config, num_stored: int) -> float:
     Its buffers are allocated as a whole: what the process takes more than before, once they are filled.
     """
     spec = segment_spec(config)
-    shape = (
-        *spec.frame_shape,
-        spec.frame_stack,
-    )  # what stacks share is stored once, along the last axis
+    shape = (*spec.frame_shape, spec.frame_stack)  # consecutive stacks share frames along the last axis
     before = resident_memory_bytes()
     buffer = cpprb.PrioritizedReplayBuffer(
         num_stored,

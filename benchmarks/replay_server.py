@@ -39,22 +39,17 @@ def main() -> None:
     parser.add_argument("--capacity", type=int, default=2_000_000, help="transitions that the server holds")
     arguments = parser.parse_args()
     experience, sampling = free_tcp_addresses(2)
-    settings = [
-        f"addresses.experience={experience}",
-        f"addresses.sampling={sampling}",
-        f"replay.capacity_transitions={arguments.capacity}",
-        "metrics_interval_seconds=1",
-    ]
+    settings = server_settings(experience, sampling, arguments.capacity)
     path = ROOT / "configs" / "paper.yaml"
     config = load(path, settings)
-    cores = split_cores(["server", "actors", "client"])
+    server_core, other_cores = split_cores()
     say(f"recording {SEGMENTS} segments of {config.environment.task}")
     segments = record_segments(config, SEGMENTS, epsilon=0.1)
     per_segment = num_transitions(segments) / SEGMENTS
     messages = as_messages(config, segments)
-    with role("replay", path, settings, cores["server"]):
-        actors = ActorLoad(experience, config.agreement, messages, ACTORS, 0.0, cores["actors"])
-        os.sched_setaffinity(0, cores["client"])
+    with role("replay", path, settings, server_core):
+        actors = ActorLoad(experience, config.agreement, messages, ACTORS, 0.0, other_cores)
+        os.sched_setaffinity(0, other_cores)
         ingest = fill(actors, arguments.capacity / per_segment) * per_segment
         say(f"ingest alone: {ingest:,.0f} transitions/s")
         actors.set_rate(PAPER_TRANSITIONS_PER_SECOND / per_segment)
@@ -64,7 +59,7 @@ def main() -> None:
         actors.set_rate(0.0)
         flood = draw(sampling, config, actors, 8, arguments.seconds, per_segment)
         actors.close()
-    pixels = pixel_batches_per_second(config, cores["server"])
+    pixels = pixel_batches_per_second(config, server_core)
     say(f"the same batches as pixels: {pixels:.1f} batches/s")
     draws, alone = paced[8][0], paced[1][0]
     targets = {
@@ -143,6 +138,16 @@ def _serve_pixels(address: str, stack_shape: tuple[int, ...], cores: set[int]) -
     while True:
         server.recv()
         server.send(stacks[rng.integers(len(stacks), size=2 * BATCH_SIZE)], copy=False)  # both observations
+
+
+def server_settings(experience: str, sampling: str, capacity: int) -> list[str]:
+    """Returns the settings of a server on these addresses, which tells of itself once a second."""
+    return [
+        f"addresses.experience={experience}",
+        f"addresses.sampling={sampling}",
+        f"replay.capacity_transitions={capacity}",
+        "metrics_interval_seconds=1",
+    ]
 
 
 def free_tcp_addresses(count: int) -> list[str]:

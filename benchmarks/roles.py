@@ -28,7 +28,7 @@ def role(name: str, config: Path | str, settings: Sequence[str], cores: set[int]
             try:
                 yield Path(directory)
                 assert process.poll() is None, f"the {name} ended by itself"
-            except BaseException:
+            except Exception:
                 log.seek(0)
                 print(log.read(), file=sys.stderr)
                 raise

@@ -139,7 +139,10 @@ def test_updates_equal_their_numpy_twin(config: Config) -> None:
         assert_params_equal(state.target_params, twin.target)
 
 
-def test_four_updates_in_one_call_equal_four_calls(dqn: Dqn) -> None:
+@pytest.mark.parametrize("backend", ["cpu", "gpu"])  # unrolled, or a loop
+def test_four_updates_in_one_call_equal_four_calls(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jax, "default_backend", lambda: backend)
+    dqn = make_dqn(config(), VECTORS)
     rng = np.random.default_rng(4)
     store = random_store(rng)
     indices, weights = random_batches(rng, 4)

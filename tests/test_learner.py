@@ -13,7 +13,7 @@ import zmq
 
 from apex_jax.checkpoint import Checkpointer
 from apex_jax.command_line import load
-from apex_jax.config import AddressConfig, Config
+from apex_jax.config import AddressConfig, Config, LearnerConfig
 from apex_jax.environment import segment_spec
 from apex_jax.errors import RunError
 from apex_jax.transport.sockets import LocalLinks
@@ -35,6 +35,17 @@ def context() -> Iterator[zmq.Context]:
     context = zmq.Context()
     yield context
     context.term()
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "asked", "on_cpu", "updates"),
+    [(32, 0, True, 4), (1, 0, True, 8), (128, 0, True, 1), (512, 0, True, 1), (512, 0, False, 8), (512, 3, True, 3)],
+)
+def test_a_call_makes_as_many_updates_as_asked_for_or_as_suit_the_device(
+    batch_size: int, asked: int, on_cpu: bool, updates: int
+) -> None:
+    config = LearnerConfig(batch_size=batch_size, updates_per_call=asked)
+    assert config.updates_of_a_call(on_cpu) == updates
 
 
 def test_network_that_is_not_finite_is_not_saved(config: Config, context: zmq.Context) -> None:
