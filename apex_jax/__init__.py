@@ -15,6 +15,7 @@
     config_rules     keys that must fit each other
     command_line     argv and YAML -> a checked Config
     errors           the two errors a user sees
+    compiled         the decorator of loops that are compiled
 
     agent/           the algorithm: pure functions of arrays
       networks       observations -> q-values
@@ -48,6 +49,6 @@
       local          all roles on this machine; live_view shows them
       process        signals, seeds, log, device of a worker process
 
-Imports run one way: types, errors, config -> agent, replay, transport, environment, checkpoint, metrics, atari_scores
-(none of which imports another of these) -> workers -> main.
+Imports run one way: types, errors, compiled, config -> agent, replay, transport, environment, checkpoint, metrics,
+atari_scores (none of which imports another of these) -> workers -> main.
 """

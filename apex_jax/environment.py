@@ -71,14 +71,13 @@ class Environment:
         """Starts the pool and its first episodes. `seeds`: int[E], one for each environment."""
         self.num_environments = len(seeds)
         self._spec = spec
-        batch = per_step or self.num_environments
         with _no_precision_warning():
             self._pool = envpool.make(
                 config.environment.task,
                 env_type="gymnasium",
                 num_envs=self.num_environments,
-                batch_size=batch,
-                num_threads=threads or min(batch, os.cpu_count() or 1),
+                batch_size=per_step or self.num_environments,
+                num_threads=threads or min(self.num_environments, os.cpu_count() or 1),
                 seed=[int(seed) for seed in seeds],
                 **_options(config, max_episode_frames),
             )

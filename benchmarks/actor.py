@@ -1,7 +1,8 @@
-"""The real actor process, sending to a real replay server, beside its limit: EnvPool and the policy alone, in series.
+"""The real actor process, sending to a sink, beside its limit: EnvPool and the policy alone, in series.
 
-The serial limit is what an actor would reach that did nothing but step all its environments, then act on all of them,
-in turn, each with all cores: 1 / (1 / steps per second of EnvPool + 1 / observations per second of the policy).
+The serial limit is what an actor would reach that did nothing but step a batch of environments, then act on it, in
+turn, each with all cores: 1 / (1 / steps per second of EnvPool + 1 / observations per second of the policy). EnvPool
+alone has as many environments as the actor, twice the batch, and also returns whichever half is ready first.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from apex_jax.environment import Environment, segment_spec
 from apex_jax.metrics import read_metrics
 from apex_jax.workers.process import new_run_id
 from apex_jax.workers.weights import WeightsPublisher
+from benchmarks.load import Sink
 from benchmarks.replay_server import free_tcp_addresses
 from benchmarks.report import finish, say, target
 from benchmarks.roles import ROOT, role
@@ -42,10 +44,9 @@ def main() -> None:
     targets: dict[str, Any] = {}
     for name in CONFIGS:
         for batch_size in BATCH_SIZES:
-            rounds = [
-                measure(name, [f"actor.environments={batch_size}"], arguments.seconds) for _ in range(arguments.rounds)
-            ]
-            case = f"{name}, {batch_size} environments"
+            settings = [f"actor.environments={2 * batch_size}", "actor.ladder_size=0"]
+            rounds = [measure(name, settings, arguments.seconds) for _ in range(arguments.rounds)]
+            case = f"{name}, batch {batch_size}"
             figures[case] = sorted(rounds, key=lambda figure: figure["of the serial limit"])[len(rounds) // 2]
             targets[f"{case}: of the serial limit"] = target(figures[case]["of the serial limit"], at_least=0.95)
             say(f"{case}: " + ", ".join(f"{key} {value:,.4g}" for key, value in figures[case].items()))
@@ -69,30 +70,28 @@ def measure(name: str, settings: list[str], seconds: float) -> dict[str, float]:
 
 
 def actor_steps_per_second(name: str, settings: list[str], seconds: float) -> float:
-    """Returns the steps/s of an actor process whose segments a replay server takes, on one machine."""
-    experience, sampling, weights = free_tcp_addresses(3)
+    """Returns the steps/s of an actor process whose segments go to a sink."""
+    experience, weights = free_tcp_addresses(2)
     settings = [
         *settings,
         f"addresses.experience={experience}",
-        f"addresses.sampling={sampling}",
         f"addresses.weights={weights}",
         f"metrics_interval_seconds={METRICS_SECONDS}",
-        "replay.capacity_transitions=50000",
-        "replay.min_size_to_sample=1000",
-        "replay.samples_per_insert=0",
     ]
     path = ROOT / "configs" / f"{name}.yaml"
     config = load(path, settings)
     context = zmq.Context()
     publisher = WeightsPublisher(context, weights, new_run_id(), 0)
     publisher.publish(make_dqn(config, segment_spec(config)).init(jax.random.key(0)).online_params, 0, 0)
-    with role("replay", path, settings), role("actor", path, settings) as directory:
+    sink = Sink(context, experience)
+    with role("actor", path, settings) as directory:
         metrics = directory / "metrics" / "actor.jsonl"
         while not metrics.exists() or len(read_metrics(metrics)) < 1 + WARM_UP_SECONDS / METRICS_SECONDS:
             time.sleep(0.1)
         skip = len(read_metrics(metrics))
         time.sleep(seconds)
         rates = [line["actor/steps_per_second"] for line in read_metrics(metrics)[skip:]]
+    sink.close()
     publisher.close()
     context.term()
     return float(np.mean(rates))
@@ -101,29 +100,32 @@ def actor_steps_per_second(name: str, settings: list[str], seconds: float) -> fl
 def parts_alone(config: Config, seconds: float) -> tuple[float, float]:
     """Returns steps/s of EnvPool with random actions, and observations/s of the policy."""
     spec = segment_spec(config)
-    num_environments = config.actor.environments
+    batch_size = config.actor.batch_size
     rng = np.random.default_rng(0)
     environment = Environment(
         config,
         spec,
-        np.arange(num_environments),
+        np.arange(config.actor.environments),
         config.environment.max_episode_frames,
         config.actor.environment_threads,
+        batch_size,
     )
     step = environment.receive()
 
-    def step_all() -> None:
-        environment.send(rng.integers(spec.num_actions, size=num_environments, dtype=np.int32), step.env_id)
-        environment.receive()
+    def step_batch() -> None:
+        nonlocal step
+        environment.send(rng.integers(spec.num_actions, size=batch_size, dtype=np.int32), step.env_id)
+        step = environment.receive()
 
     dqn = make_dqn(config, spec)
     params, key = dqn.init(jax.random.key(0)).online_params, jax.random.key(1)
-    epsilon = np.full(num_environments, 0.1, np.float32)
+    epsilon = np.full(batch_size, 0.1, np.float32)
 
     def act() -> None:
-        jax.device_get(dqn.act(params, step.observation, epsilon, key, 0))
+        for output in dqn.act(params, step.observation, epsilon, key, 0):
+            np.asarray(output)
 
-    rates = (calls_per_second(step_all, seconds) * num_environments, calls_per_second(act, seconds) * num_environments)
+    rates = (calls_per_second(step_batch, seconds) * batch_size, calls_per_second(act, seconds) * batch_size)
     environment.close()
     return rates
 

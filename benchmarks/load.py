@@ -1,6 +1,6 @@
-"""Load on a replay server: simulated actors that send recorded segments, and a client that draws as a learner does.
+"""Peers of a process under test: actors that send recorded segments, a client that draws, a sink of segments.
 
-Both speak the real protocol over real sockets; what they leave out is acting and learning.
+All speak the real protocol over real sockets; what they leave out is acting, learning and storing.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import multiprocessing
 import os
+import threading
 import time
 from collections import Counter, deque
 from multiprocessing.sharedctypes import Synchronized
@@ -22,6 +23,8 @@ from apex_jax.types import (
     ActorStatus,
     ActorWelcome,
     Credit,
+    EpisodeStatistics,
+    Goodbye,
     IndexBatches,
     LearnerHello,
     LearnerWelcome,
@@ -139,6 +142,35 @@ def _send_segments(
     for actor in actors:
         actor.socket.close()
     context.term()
+
+
+class Sink:
+    """Welcomes actors as a replay server does and acknowledges what they send, on a thread; keeps nothing."""
+
+    def __init__(self, context: zmq.Context, address: str):
+        """Binds and starts the thread."""
+        self._socket = sockets.serve_experience(context, address)
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Ends the thread."""
+        self._closing.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        kinds = (ActorHello, ActorStatus, SegmentMessage, EpisodeStatistics, Goodbye)
+        with self._socket as socket:
+            while not self._closing.is_set():
+                socket.poll(200)
+                while (received := sockets.receive_from(socket, kinds, Counter())) is not None:
+                    identity, message = received
+                    if isinstance(message, ActorHello):
+                        places = np.arange(message.num_environments, dtype=np.int32)
+                        sockets.send(socket, ActorWelcome(1, places, max(2, len(places)), 64), identity)
+                    elif isinstance(message, SegmentMessage):
+                        sockets.send(socket, SegmentAck(message.sequence), identity)
 
 
 class DrawFigures(NamedTuple):

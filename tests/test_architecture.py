@@ -12,12 +12,13 @@ PACKAGE = sorted((ROOT / "apex_jax").rglob("*.py"))
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
 SCRIPTS = sorted([*ROOT.glob("*.py"), *(ROOT / "benchmarks").rglob("*.py")])
 
-FOUNDATION = {"types", "config", "errors"}
+FOUNDATION = {"types", "config", "errors", "compiled"}
 MIDDLE = {"agent", "replay", "transport", "environment", "checkpoint", "metrics", "atari_scores"}
 MAY_IMPORT = {  # part of the package -> other parts of it
     "__init__": set(),
     "types": set(),
     "errors": set(),
+    "compiled": set(),
     "config": {"types", "errors"},
     "config_rules": {"config", "errors"},
     "command_line": {"config", "config_rules", "errors"},

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from apex_jax.agent.losses import initial_priority
+from apex_jax.compiled import compiled
 from apex_jax.types import Segment, SegmentColumns, SegmentSpec, Step
 
 
@@ -59,26 +60,14 @@ class SegmentBuilder:
 
         `action` int32[A], `q_taken` = q(s, action) and `q_max` = max_a q(s, a), float32[A].
         """
-        self._write_outcomes(step)
         segments = []
-        for row in np.flatnonzero(step.first):
-            segments += self._write_initial_stack(step.env_id[row], step.observation[row, :-1])
-        at = step.env_id, self._position[step.env_id]
-        self._frames[at] = step.observation[:, -1]
-        self._slots.action[at] = action
-        self._slots.q_taken[at] = q_taken
-        self._slots.q_max[at] = q_max
-        self._slots.acted[at] = ~(step.terminated | step.truncated)
+        if step.first.any():
+            for row in np.flatnonzero(step.first):
+                segments += self._write_initial_stack(step.env_id[row], step.observation[row, :-1])
+        options = self._reward_clip, self._life_loss_terminates
+        _write_step(self._slots, self._position, step, action, q_taken, q_max, *options)
+        self._frames[step.env_id, self._position[step.env_id]] = step.observation[:, -1]
         return segments + self._advance(step.env_id)
-
-    def _write_outcomes(self, step: Step) -> None:
-        """Writes what the actions before have led to, where they were not ignored by a reset."""
-        acted = ~step.first
-        terminal = step.terminated | (step.life_lost if self._life_loss_terminates else False)
-        at = step.env_id[acted], self._position[step.env_id[acted]] - 1
-        self._slots.reward[at] = np.clip(step.reward[acted], -self._reward_clip, self._reward_clip)
-        self._slots.terminal[at] = terminal[acted]
-        self._slots.last[at] = (terminal | step.truncated)[acted]
 
     def _write_initial_stack(self, env_id: int, older_frames: np.ndarray) -> list[Segment]:
         segments = []
@@ -114,32 +103,67 @@ def spread_first_slots(spec: SegmentSpec, num_environments: int) -> np.ndarray:
 
 
 def n_step_columns(slots: Slots, spec: SegmentSpec, discount: float) -> SegmentColumns:
-    """Returns the transitions that start in a full segment, given its slots [L].
+    """Returns the transitions that start in a full segment, given its slots [L]."""
+    dtypes = (np.float32, np.float32, np.float32, np.int32, np.uint8)
+    columns = SegmentColumns(*(np.zeros(spec.slots, dtype) for dtype in dtypes))
+    starts, returns, discounts, q_bootstrap = _n_step_returns(slots, columns, spec.frame_stack, spec.n_step, discount)
+    columns.priority[starts] = initial_priority(returns, discounts, slots.q_taken[starts], q_bootstrap)
+    return columns
+
+
+# The compiled part -----------------------------------------------------------------------------------------------
+
+
+@compiled()
+def _write_step(
+    slots: Slots,
+    position: np.ndarray,
+    step: Step,
+    action: np.ndarray,
+    q_taken: np.ndarray,
+    q_max: np.ndarray,
+    reward_clip: float,
+    life_loss_terminates: bool,
+) -> None:
+    """Writes what the actions before have led to, where no reset ignored them, then the observations' newest frames."""
+    for row in range(step.env_id.size):
+        env = step.env_id[row]
+        slot = position[env]
+        if not step.first[row]:
+            terminal = step.terminated[row] or (life_loss_terminates and step.life_lost[row])
+            slots.reward[env, slot - 1] = min(max(step.reward[row], -reward_clip), reward_clip)
+            slots.terminal[env, slot - 1] = terminal
+            slots.last[env, slot - 1] = terminal or step.truncated[row]
+        slots.action[env, slot] = action[row]
+        slots.q_taken[env, slot] = q_taken[row]
+        slots.q_max[env, slot] = q_max[row]
+        slots.acted[env, slot] = not (step.terminated[row] or step.truncated[row])
+
+
+@compiled()
+def _n_step_returns(
+    slots: Slots, columns: SegmentColumns, frame_stack: int, n_step: int, discount: float
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Fills in all columns but the priority; returns where transitions start, and what it is computed from, [N].
 
     A transition sums rewards over k <= n steps: n, or as many as are left until the return ends (`last`). Its discount
     is gamma^k, or 0 if it ends by termination (`terminal`); a time limit keeps it, so the truncated episode bootstraps
     from its last observation.
     """
-    stop = spec.slots - spec.n_step
-    running = slots.acted[:stop].copy()
-    running[: spec.frame_stack - 1] = False  # the window would begin before the segment: the one before has these
-    starts = running.copy()
-    n_step_return = np.zeros(stop)
-    remaining = starts.astype(np.float64)  # discount of whatever comes next
-    k = np.zeros(stop, np.uint8)
-    for step in range(spec.n_step):
-        at = slice(step, step + stop)
-        n_step_return += np.where(running, remaining * slots.reward[at], 0)
-        remaining *= np.where(running, discount * ~slots.terminal[at], 1)
-        k += running
-        running &= ~slots.last[at]
-    q_bootstrap = slots.q_max[np.arange(stop) + k]
-    priority = initial_priority(n_step_return, remaining, slots.q_taken[:stop], q_bootstrap)
-    dtypes = (np.float32, np.float32, np.float32, np.int32, np.uint8)
-    columns = SegmentColumns(*(np.zeros(spec.slots, dtype) for dtype in dtypes))  # the last n slots start nothing
-    columns.priority[:stop] = np.where(starts, priority, 0)
-    columns.n_step_return[:stop] = n_step_return
-    columns.discount[:stop] = remaining
-    columns.action[:stop] = np.where(starts, slots.action[:stop], 0)
-    columns.bootstrap_offset[:stop] = k
-    return columns
+    # Before slot F - 1 the window would begin before the segment: the segment before has these transitions.
+    last_start = slots.acted.size - n_step
+    starts = np.flatnonzero(slots.acted[frame_stack - 1 : last_start]) + frame_stack - 1
+    returns, discounts, q_bootstrap = np.zeros(starts.size), np.ones(starts.size), np.zeros(starts.size, np.float32)
+    for row, start in enumerate(starts):
+        k, ended = 0, False
+        while k < n_step and not ended:
+            returns[row] += discounts[row] * slots.reward[start + k]
+            discounts[row] *= 0.0 if slots.terminal[start + k] else discount
+            ended = slots.last[start + k]
+            k += 1
+        q_bootstrap[row] = slots.q_max[start + k]
+        columns.n_step_return[start] = returns[row]
+        columns.discount[start] = discounts[row]
+        columns.action[start] = slots.action[start]
+        columns.bootstrap_offset[start] = k
+    return starts, returns, discounts, q_bootstrap

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from typing import Any
 
 import numba
 import numba.extending
 import numpy as np
 from llvmlite import ir
 from numba import types
+
+from apex_jax.compiled import compiled
 
 # Leaves drawn are far apart, so a descent is a row of cache misses. A level is walked for the whole batch before the
 # next one, and what the next one will read is fetched meanwhile: 512 of 2^21 leaves are found in 34 us; without the
@@ -20,7 +21,6 @@ FAN_OUT_BITS = 2
 FAN_OUT = 2**FAN_OUT_BITS
 CACHE_LINE_BYTES = 64
 
-Function = TypeVar("Function", bound=Callable[..., Any])
 FLOATS = types.float64[::1]
 FLOATS_READ = types.Array(types.float64, 1, "C", readonly=True)
 INTEGERS_READ = types.Array(types.int64, 1, "C", readonly=True)
@@ -142,19 +142,7 @@ def _aligned_zeros(size: int) -> np.ndarray:
 # first; `starts` int64[levels] says where each begins.
 
 
-def _compiled(*signature: Any) -> Callable[[Function], Function]:
-    """Compiles at import: 1 s the first time; later starts read it from a cache, where one can be written."""
-
-    def compiled(function: Function) -> Function:
-        try:
-            return cast(Function, numba.njit(signature, cache=True)(function))
-        except RuntimeError:  # neither this folder nor the user's cache folder can be written
-            return cast(Function, numba.njit(signature)(function))
-
-    return compiled
-
-
-@_compiled(INTEGERS_READ, types.int64)
+@compiled(INTEGERS_READ, types.int64)
 def _all_in(indices: np.ndarray, end: int) -> bool:
     """Tells whether all of int64[N] are in [0, end)."""
     good = True
@@ -163,7 +151,7 @@ def _all_in(indices: np.ndarray, end: int) -> bool:
     return good
 
 
-@_compiled(FLOATS_READ, types.float64)
+@compiled(FLOATS_READ, types.float64)
 def _all_up_to(values: np.ndarray, largest: float) -> bool:
     """Tells whether all of float64[N] are in [0, largest]; NaN is not."""
     good = True
@@ -180,7 +168,7 @@ def _sum_children(nodes: np.ndarray, children: int, parent: int) -> None:
     nodes[parent] = total
 
 
-@_compiled(FLOATS, INTEGERS_READ, INTEGERS_READ, FLOATS_READ)
+@compiled(FLOATS, INTEGERS_READ, INTEGERS_READ, FLOATS_READ)
 def _set(nodes: np.ndarray, starts: np.ndarray, leaves: np.ndarray, values: np.ndarray) -> None:
     for i in range(leaves.size):
         nodes[leaves[i]] = values[i]
@@ -190,7 +178,7 @@ def _set(nodes: np.ndarray, starts: np.ndarray, leaves: np.ndarray, values: np.n
             _sum_children(nodes, starts[level - 1] + node * FAN_OUT, starts[level] + node)
 
 
-@_compiled(FLOATS, INTEGERS_READ, types.int64, FLOATS_READ)
+@compiled(FLOATS, INTEGERS_READ, types.int64, FLOATS_READ)
 def _set_range(nodes: np.ndarray, starts: np.ndarray, start: int, values: np.ndarray) -> None:
     first, stop = start, start + values.size
     nodes[first:stop] = values
@@ -219,7 +207,7 @@ def _prefetch_in_llvm(typing_context: Any, array: Any, index: Any) -> Any:
 _prefetch: Any = numba.extending.intrinsic(_prefetch_in_llvm)
 
 
-@_compiled(FLOATS, INTEGERS_READ, FLOATS, types.int64[::1])
+@compiled(FLOATS, INTEGERS_READ, FLOATS, types.int64[::1])
 def _find(nodes: np.ndarray, starts: np.ndarray, remaining: np.ndarray, found: np.ndarray) -> None:
     """Turns `found` from zeros into leaves, and `remaining` from targets into what is left of them in their leaf."""
     for level in range(starts.size - 1, -1, -1):

@@ -84,7 +84,7 @@ class Actor:
             rng.integers(2**31, size=num_environments),
             config.environment.max_episode_frames,
             config.actor.environment_threads,
-            config.actor.environments_per_step,
+            config.actor.batch_size,
         )
         builder = SegmentBuilder(
             self._spec,
@@ -100,10 +100,9 @@ class Actor:
             step = environment.receive()
             weights = self._newest_weights()
             output = self._dqn.act(weights.params, step.observation, epsilon[step.env_id], key, call)
-            action, q_taken, q_max = jax.device_get(output)
-            environment.send(action, step.env_id)  # what follows is done while the environments step
+            environment.send(np.asarray(output.action), step.env_id)  # what follows is done while environments step
             call += 1
-            self._send(builder.add(step, action, q_taken, q_max), step, stop)
+            self._send(builder.add(step, *map(np.asarray, output)), step, stop)
             self._report(tracker.add(step), epsilon)
             if time.monotonic() >= next_metrics:
                 self._write_metrics(weights)
