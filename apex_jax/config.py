@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 GPU_UPDATES_PER_CALL = 8  # learner.updates_per_call=0 means this on a GPU, which outruns Python, ...
-CPU_TRANSITIONS_PER_CALL = 128  # ... and on a CPU as many updates, up to the same, as come to this many transitions
+CPU_TRANSITIONS_PER_CALL = 256  # ... and on a CPU as many updates, up to the same, as come to this many transitions
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,7 @@ def context() -> Iterator[zmq.Context]:
 
 @pytest.mark.parametrize(
     ("batch_size", "asked", "on_cpu", "updates"),
-    [(32, 0, True, 4), (1, 0, True, 8), (128, 0, True, 1), (512, 0, True, 1), (512, 0, False, 8), (512, 3, True, 3)],
+    [(32, 0, True, 8), (1, 0, True, 8), (64, 0, True, 4), (512, 0, True, 1), (512, 0, False, 8), (512, 3, True, 3)],
 )
 def test_a_call_makes_as_many_updates_as_asked_for_or_as_suit_the_device(
     batch_size: int, asked: int, on_cpu: bool, updates: int

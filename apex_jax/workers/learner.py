@@ -29,8 +29,6 @@ from apex_jax.workers.weights import WeightsPublisher
 _log = logging.getLogger(__name__)
 
 CALLS_IN_FLIGHT = 2  # update calls handed to the device whose priorities have not been fetched
-
-
 MEMORY_SHARE = 0.9  # of the device's memory, that the frame store may take
 
 
@@ -113,7 +111,7 @@ class Learner:
             batches_at_once=self._updates_per_call,
             batch_size=self._config.learner.batch_size,
         )
-        groups = max(1, self._config.learner.prefetch_batches // self._updates_per_call)
+        groups = CALLS_IN_FLIGHT + max(1, self._config.learner.prefetch_batches // self._updates_per_call)
         return ReplayStream(context, self._config.addresses.sampling, spec, hello, capacity_segments, groups)
 
     def _consume(self, item: Item) -> None:
@@ -128,7 +126,6 @@ class Learner:
         self._in_flight.append(InFlight(item, output))
         self.updates += self._updates_per_call
         self.environment_steps = max(self.environment_steps, content.environment_steps)
-        self._stream.consumed(item)
 
     def _collect(self) -> None:
         """Sends the priorities of the oldest call in flight; waits for it if need be."""
@@ -136,6 +133,7 @@ class Learner:
         output = jax.tree.map(np.asarray, output)
         self._check_finite("loss", output.loss)
         self._stream.update_priorities(item, output.priorities)
+        self._stream.consumed(item)  # only now: both messages travel, and wake the server, together
         assert isinstance(item.content, IndexBatches)
         self._metrics.add(item.content, output)
 
