@@ -8,6 +8,9 @@ from typing import Any, TypeVar, cast
 
 import numba
 
+FLOATS_READ = numba.types.Array(numba.types.float64, 1, "C", readonly=True)  # takes arrays of either kind
+INTEGERS_READ = numba.types.Array(numba.types.int64, 1, "C", readonly=True)
+
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 

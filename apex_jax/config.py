@@ -197,7 +197,9 @@ class Config:
     total_minutes: float = key(
         0.0, "the run ends after this much wall-clock time of the learner; 0 = no limit", "minutes", 0, 10**7
     )
-    total_updates: int = key(0, "the run ends after this many learner updates; 0 = no limit", "updates", 0, 10**12)
+    total_updates: int = key(
+        0, "the run ends after this many learner updates, counted a call at a time; 0 = no limit", "updates", 0, 10**12
+    )
     metrics_interval_seconds: float = key(5.0, "metrics are written every", "seconds", 0.1, 3600)
     environment: EnvironmentConfig = EnvironmentConfig()
     algorithm: AlgorithmConfig = AlgorithmConfig()

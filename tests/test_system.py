@@ -146,10 +146,10 @@ def test_finished_run_plays_again(finished: FinishedRun, programs: Programs) -> 
 
 def test_second_start_with_a_larger_limit_goes_on_from_the_checkpoint(copy: Path, programs: Programs) -> None:
     before = len(values(copy, "learner", "learner/updates"))
-    assert programs.start(*catch(copy, "total_updates=4300")).exit_code() == 0
+    assert programs.start(*catch(copy, "total_updates=4400")).exit_code() == 0
     updates = values(copy, "learner", "learner/updates")
     assert min(updates[before:]) >= 4000
-    assert updates[-1] == checkpoints(copy)[-1] == values(copy, "evaluator", "eval/updates")[-1] == 4300
+    assert updates[-1] == checkpoints(copy)[-1] == values(copy, "evaluator", "eval/updates")[-1] == 4400
 
 
 def test_start_of_a_run_that_has_reached_its_limit_evaluates_and_ends(copy: Path, programs: Programs) -> None:
@@ -243,9 +243,9 @@ def test_actors_join_late_and_leave_and_the_fleet_ends_when_the_learner_does(
     first_learner.send(signal.SIGTERM)
     assert first_learner.exit_code(LEAVING_SECONDS) == 143
     [saved] = checkpoints(directory)
-    last_learner = start("learner", "learner", f"total_updates={saved + 500}")
+    last_learner = start("learner", "learner", f"total_updates={saved + 800}")
     assert [program.exit_code() for program in (last_learner, replay, early)] == [0, 0, 0]
-    assert checkpoints(directory)[-1] == saved + 500
+    assert checkpoints(directory)[-1] == saved + 800
 
 
 def test_peers_of_another_configuration_are_refused_and_told_both(programs: Programs, tmp_path: Path) -> None:

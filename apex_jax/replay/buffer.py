@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import numba
 import numpy as np
 
+from apex_jax.compiled import FLOATS_READ, INTEGERS_READ, compiled
 from apex_jax.replay.sum_tree import SumTree
 from apex_jax.types import SegmentColumns, SegmentSpec
 
@@ -154,12 +156,13 @@ class ReplayBuffer:
             )
         if indices.dtype.kind not in "iu" or generations.dtype.kind not in "iu":
             raise ValueError(f"indices are {indices.dtype} and generations {generations.dtype}: both must be integers")
-        sound = (indices >= 0) & (indices < self._tree.capacity) & (priorities > 0) & (priorities < np.inf)
-        leaves = np.where(sound, indices, 0).astype(np.int64)
-        current = self._generations[leaves // self._slots] == generations
-        applicable = sound & current & (self._tree.get(leaves) > 0)
+        leaves = np.ascontiguousarray(indices, np.int64)
+        generations = np.ascontiguousarray(generations, np.int64)
+        priorities = np.ascontiguousarray(priorities, np.float64)
+        applicable, stale = _applicable(
+            leaves, generations, priorities, self._generations, self._tree.leaves, self._slots
+        )
         applied = int(np.count_nonzero(applicable))
-        stale = int(np.count_nonzero(sound & ~current))
         if applied:
             priorities = priorities[applicable]
             self._tree.set(leaves[applicable], self._exponentiate(priorities))
@@ -211,3 +214,24 @@ def importance_weights(powers: np.ndarray, beta: float) -> np.ndarray:
     """
     weights: np.ndarray = (powers.min(axis=1, keepdims=True) / powers) ** beta
     return weights.astype(np.float32)
+
+
+@compiled(INTEGERS_READ, INTEGERS_READ, FLOATS_READ, numba.uint32[::1], FLOATS_READ, numba.int64)
+def _applicable(
+    leaves: np.ndarray,
+    generations: np.ndarray,
+    priorities: np.ndarray,
+    live_generations: np.ndarray,
+    values: np.ndarray,
+    slots: int,
+) -> tuple[np.ndarray, int]:
+    """Returns bool[N], which elements of a priority update can be applied, and how many others are stale."""
+    applicable, stale = np.zeros(leaves.size, np.bool_), 0
+    for i in range(leaves.size):
+        if not (0 <= leaves[i] < values.size and 0 < priorities[i] < np.inf):
+            continue
+        if live_generations[leaves[i] // slots] != generations[i]:
+            stale += 1
+        else:
+            applicable[i] = values[leaves[i]] > 0  # else no transition starts there
+    return applicable, stale

@@ -10,7 +10,7 @@ import numpy as np
 from llvmlite import ir
 from numba import types
 
-from apex_jax.compiled import compiled
+from apex_jax.compiled import FLOATS_READ, INTEGERS_READ, compiled
 
 # Leaves drawn are far apart, so a descent is a row of cache misses. A level is walked for the whole batch before the
 # next one, and what the next one will read is fetched meanwhile: 512 of 2^21 leaves are found in 34 us; without the
@@ -22,8 +22,6 @@ FAN_OUT = 2**FAN_OUT_BITS
 CACHE_LINE_BYTES = 64
 
 FLOATS = types.float64[::1]
-FLOATS_READ = types.Array(types.float64, 1, "C", readonly=True)
-INTEGERS_READ = types.Array(types.int64, 1, "C", readonly=True)
 
 
 class SumTree:
@@ -44,6 +42,8 @@ class SumTree:
         self._starts = np.cumsum([0, *sizes[:-1]])  # of each level in `_nodes`
         self._nodes = _aligned_zeros(sum(sizes))
         self._levels = [self._nodes[start : start + size] for start, size in zip(self._starts, sizes, strict=True)]
+        self.leaves = self._levels[0][:capacity]  # float64[capacity], a view for reading
+        self.leaves.flags.writeable = False
 
     @property
     def total(self) -> float:
