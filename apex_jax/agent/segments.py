@@ -125,7 +125,7 @@ def _write_step(
     reward_clip: float,
     life_loss_terminates: bool,
 ) -> None:
-    """Writes what the actions before have led to, where no reset ignored them, then the observations' newest frames."""
+    """Writes what the actions before have led to, where no reset ignored them, then the answers to the observations."""
     for row in range(step.env_id.size):
         env = step.env_id[row]
         slot = position[env]

@@ -71,7 +71,7 @@ class ReplayStream:
         capacity_segments: int,
         groups: int,
     ):
-        """Connects. `capacity_segments`: of the frame store; `groups`: `IndexBatches` to have at hand."""
+        """Connects. `capacity_segments`: of the frame store; `groups`: `IndexBatches` at hand or in work."""
         self.dropped: Counter[str] = Counter()
         self._context = context
         self._address = address
