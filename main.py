@@ -1,4 +1,4 @@
-"""Trains, or runs one role of a fleet: `python main.py --help`."""
+"""Trains, runs one role of a fleet, or plots runs: `python main.py --help`, `python main.py plot --help`."""
 
 import importlib
 import sys
@@ -6,12 +6,15 @@ import sys
 from apex_jax.command_line import parse, to_yaml
 from apex_jax.errors import RunError, UsageError
 
+COMMANDS = {"plot": "apex_jax.results.plot_command"}  # which train nothing, and bring a command line of their own
 MODULES = {"replay": "replay_server"}  # of apex_jax.workers; the other roles have their module's name
 
 
 def main() -> int:
     """Returns the exit code: 0 done, 1 failed, 2 wrong usage, 130 and 143 after SIGINT and SIGTERM."""
     try:
+        if module := COMMANDS.get("".join(sys.argv[1:2])):
+            return int(importlib.import_module(module).run(sys.argv[2:]))
         command = parse(sys.argv[1:])
         if command.action == "print_config":
             print(to_yaml(command.config), end="")
@@ -27,9 +30,12 @@ def main() -> int:
         return int(worker.run(command.config, command.name, stop))
     except KeyboardInterrupt:  # before the signal was taken over
         return 130
-    except (UsageError, RunError) as error:
+    except UsageError as error:
         print(f"error: {error}", file=sys.stderr)
-        return 2 if isinstance(error, UsageError) else 1
+        return 2
+    except RunError as error:
+        print(f"{error.prefix}{error}", file=sys.stderr)
+        return 1
     except OSError as error:  # a full disk, a file that may not be written: of this machine, not of this program
         print(f"error: {error}; make room, or choose another run_directory", file=sys.stderr)
         return 1

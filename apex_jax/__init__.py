@@ -40,15 +40,24 @@
     metrics          TensorBoard and JSON lines
     atari_scores     random, human and Ape-X scores of 57 games
 
+    results/         what a run leaves to look at
+      provenance     command, commit, versions, machine of each start
+      curves         metrics of runs -> curves, and runs that are seeds of the same
+      statistics     interquartile mean, bootstrap intervals
+      plot           curves -> pictures and a table; plot_command is `python main.py plot`
+      video          frames -> .mp4 and .gif
+      files          pictures that are written whole
+
     workers/         loops, sockets, threads, signals; no maths
       actor          acts; experience_stream sends what it produces
       replay_server  serves the buffer: experience_service to actors, sampling_service to the learner
       learner        updates; replay_stream brings what it consumes, learner_metrics tells of it
-      evaluator      plays full games
+      evaluator      plays full games; recording films one
       weights        carries parameters from the learner to the others
-      local          all roles on this machine; live_view shows them
+      local          all roles on this machine; progress reads how far they are, diagnosis what is wrong,
+                     live_view shows it
       process        signals, seeds, log, device of a worker process
 
 Imports run one way: types, errors, compiled, config -> agent, replay, transport, environment, checkpoint, metrics,
-atari_scores (none of which imports another of these) -> workers -> main.
+atari_scores (none of which imports another of these) -> results -> workers -> main.
 """

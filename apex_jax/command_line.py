@@ -95,11 +95,23 @@ def parse(argv: Sequence[str]) -> Command:
     name = options.role if options.name is None else options.name
     if not re.fullmatch(r"[\w.-]{1,64}", name, re.ASCII) or name.startswith("."):
         raise UsageError(f"--name {name!r}: names a log file; use 1 to 64 letters, digits and _ . -")
-    config = load(options.config, rest)
+    checkpoint = _overrides(rest, options.role).get("evaluator.checkpoint")
+    own_config = _config_of(checkpoint) if checkpoint and options.role == "evaluator" else DEFAULT_CONFIG
+    config = load(options.config or own_config, rest, options.role)
     if config.evaluator.checkpoint and options.role != "evaluator":
-        checkpoint = shown(config.evaluator.checkpoint)
-        raise UsageError(f"evaluator.checkpoint={checkpoint}: needs --role evaluator, got --role {options.role}")
+        what = f"evaluator.checkpoint={shown(config.evaluator.checkpoint)}"
+        raise UsageError(f"{what}: needs --role evaluator, got --role {options.role}")
     return Command(options.role, name, config, "print_config" if options.print_config else "run")
+
+
+def _config_of(checkpoint: str) -> Path:
+    """Returns the configuration of the run whose checkpoint is asked for."""
+    path = Path(checkpoint, "config.yaml")
+    if not path.is_file():
+        raise UsageError(
+            f"evaluator.checkpoint={shown(checkpoint)}: holds no config.yaml; give the directory of a run, or --config"
+        )
+    return path
 
 
 class _Parser(argparse.ArgumentParser):
@@ -109,14 +121,15 @@ class _Parser(argparse.ArgumentParser):
 
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
-        usage="python main.py [--role ROLE] [--config FILE] [--print-config] [KEY=VALUE ...]",
+        usage="python main.py [--role ROLE] [--config FILE] [--print-config] [KEY=VALUE ...]\n"
+        "       python main.py plot RUN ... (see plot --help)",
         description="Ape-X: distributed prioritized experience replay.",
         epilog=_keys_help(),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     parser.add_argument("--role", choices=ROLES, default="local", help="the process to be; local = all, supervised")
-    parser.add_argument("--config", default=DEFAULT_CONFIG, metavar="FILE", help="YAML (configs/pong_cpu.yaml)")
+    parser.add_argument("--config", metavar="FILE", help="YAML (configs/pong_cpu.yaml, or that of the checkpoint)")
     parser.add_argument("--print-config", action="store_true", help="print the whole configuration as YAML, and stop")
     parser.add_argument("--name", help=argparse.SUPPRESS)
     return parser
@@ -125,6 +138,7 @@ def _parser() -> argparse.ArgumentParser:
 def _keys_help() -> str:
     lines = [
         "KEY=VALUE settings go over those of the file: environment.task=Breakout-v5 seed=3 'network.channels=[16,32]'.",
+        "A role's own group need not be named: --role evaluator checkpoint=runs/Pong-v5-1 video=pong.mp4.",
         "Every key with its default, for where the file says nothing; --print-config shows what holds for a run:",
     ]
     for group, owner in OWNERS:
@@ -167,14 +181,14 @@ def _closest(name: str) -> list[str]:
 # Files and values -------------------------------------------------------------------------------------------------
 
 
-def load(path: Path | str | None, overrides: Sequence[str] = ()) -> Config:
+def load(path: Path | str | None, overrides: Sequence[str] = (), group: str = "") -> Config:
     """Returns the checked Config of a YAML file (None: the defaults) with `key=value` texts over it.
 
-    In a file a key stands once; of overrides the last one holds. Nothing in either is evaluated. Raises UsageError.
+    In a file a key stands once; of overrides the last one holds, and those of `group` need not name it. Nothing in
+    either is evaluated. Raises UsageError.
     """
     values = {} if path is None else _read(Path(path))
-    for text in overrides:
-        values |= _override(text)
+    values |= _overrides(overrides, group)
     members: dict[str, dict[str, Any]] = {group: {} for group in ("", *GROUPS)}
     for name, value in values.items():
         group, _, short_name = name.rpartition(".")
@@ -224,9 +238,18 @@ def _read(path: Path) -> dict[str, Any]:
         raise UsageError(f"{where}: {error}") from None
 
 
-def _override(text: str) -> dict[str, Any]:
+def _overrides(texts: Sequence[str], group: str) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for text in texts:
+        values |= _override(text, group)
+    return values
+
+
+def _override(text: str, group: str) -> dict[str, Any]:
     """Returns the checked value, or the values of a group, of one `key=value`."""
     name, separator, value = text.partition("=")
+    if name not in SETTINGS and f"{group}.{name}" in SETTINGS:
+        name = f"{group}.{name}"
     if not separator:
         raise UsageError(f"{shown(text)}: settings are given as KEY=VALUE, such as seed=3")
     try:

@@ -169,6 +169,11 @@ class EvaluatorConfig:
     )
     max_episode_frames: int = key(108_000, "time limit of a game", "frames", 16, 10**9)
     checkpoint: str = key("", "run directory whose newest checkpoint is evaluated once; empty = follow the learner")
+    video: str = key(
+        "",
+        "a game is recorded to this file after the last evaluation: .mp4, .gif, or without ending both; empty = video"
+        " in the run directory when a run ends, none of a checkpoint",
+    )
 
 
 @dataclass(frozen=True)

@@ -67,8 +67,9 @@ class Environment:
         max_episode_frames: int,
         threads: int = 0,
         per_step: int = 0,
+        rendered: bool = False,
     ):
-        """Starts the pool and its first episodes. `seeds`: int[E], one for each environment."""
+        """Starts the pool and its first episodes. `seeds`: int[E], one for each; `rendered`: for `screen`."""
         self.num_environments = len(seeds)
         self._spec = spec
         with _no_precision_warning():
@@ -80,6 +81,7 @@ class Environment:
                 num_threads=threads or min(self.num_environments, os.cpu_count() or 1),
                 seed=[int(seed) for seed in seeds],
                 **_options(config, max_episode_frames),
+                **({"render_mode": "rgb_array"} if rendered else {}),
             )
             _ = self._pool.observation_space  # made when first asked for, which would else be in `receive`
         self._first = np.ones(self.num_environments, bool)
@@ -115,6 +117,15 @@ class Environment:
                 f" environment in [0, {len(environments)}); EnvPool would crash on others"
             )
         self._pool.send(action.astype(np.int32), env_id)
+
+    def screen(self) -> np.ndarray | None:
+        """Returns what a person would see of environment 0: uint8[height, width, 3]; None if the game has no screen."""
+        try:
+            return np.asarray(self._pool.render())[0]
+        except RuntimeError as error:
+            if "not implemented" not in str(error):
+                raise
+            return None
 
     def close(self) -> None:
         """Stops the pool's threads."""

@@ -1,4 +1,4 @@
-"""The two errors a user sees: one line each, never a traceback."""
+"""The errors a user sees: one line each, never a traceback."""
 
 from __future__ import annotations
 
@@ -11,6 +11,14 @@ class UsageError(ValueError):
 
 class RunError(RuntimeError):
     """What ended the run: what happened, where, and what to do. Exit code 1."""
+
+    prefix = "error: "  # of the line that the user sees
+
+
+class DivergenceError(RunError):
+    """Learning has come to nothing: another start would come to it again, so a supervisor does not try."""
+
+    prefix = "fatal: "
 
 
 def shown(value: Any) -> str:

@@ -64,6 +64,8 @@ TAGS: dict[str, str] = {
     "replay/dropped_<reason>": "messages or elements refused for this reason since the start; 0, stale ones apart",
     "replay/actors": "actors connected; as many as were started",
     "actor/steps_per_second": "agent steps a second of this actor; steady",
+    "actor/wait_seconds_share": "share of its time the actor waits for the replay to take segments, 0 to 1; near 0,"
+    " more where replay.samples_per_insert makes it wait for the learner",
     "actor/weights_lag_updates": "learner updates since the actor's weights; a few seconds' worth",
     "actor/weights_age_seconds": "age of the actor's weights, seconds; near publish_interval_seconds",
     "system/resident_memory_bytes": "resident memory of the process, bytes; constant once the replay is full",

@@ -23,13 +23,15 @@ MAY_IMPORT = {  # part of the package -> other parts of it
     "config_rules": {"config", "errors"},
     "command_line": {"config", "config_rules", "errors"},
     **{part: FOUNDATION for part in MIDDLE},
-    "workers": FOUNDATION | MIDDLE | {"command_line"},
+    "results": FOUNDATION | {"metrics", "atari_scores", "command_line"},
+    "workers": FOUNDATION | MIDDLE | {"command_line", "results"},
 }
 MUST_NOT_IMPORT = {  # part of the package -> what its files can do without
     "types": {"jax", "envpool", "zmq"},
     "errors": {"jax", "envpool", "zmq"},
     "config": {"jax", "envpool", "zmq"},
     "command_line": {"jax", "envpool", "zmq"},
+    "results": {"jax", "envpool", "zmq"},
     "replay": {"jax", "zmq", "time"},
 }
 UNPICKLING = {"pickle", "_pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve", "joblib"}

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from apex_jax.command_line import CONFIGS, DEFAULT_CONFIG, ROLES, SETTINGS, Setting, load, parse, to_yaml
-from apex_jax.config import Config
+from apex_jax.config import Config, EvaluatorConfig
 from apex_jax.config_rules import check
 from apex_jax.errors import UsageError
 
@@ -81,6 +81,24 @@ def test_overrides_may_stand_before_between_and_behind_options() -> None:
     assert (command.role, command.action) == ("actor", "print_config")
     config = command.config
     assert (config.seed, config.environment.task, config.actor.device) == (3, "Breakout-v5", "gpu")
+
+
+def test_role_s_own_group_need_not_be_named() -> None:
+    config = parse(["--role", "actor", "environments=8", "device=gpu", "seed=3"]).config
+    assert (config.actor.environments, config.actor.device, config.seed) == (8, "gpu", 3)
+    assert parse(["--role", "replay", "capacity_transitions=300000"]).config.replay.capacity_transitions == 300_000
+    assert "unknown key environments" in message("environments=8")
+    assert "unknown key checkpoint" in message("--role", "actor", "checkpoint=x")
+
+
+def test_checkpoint_is_evaluated_with_the_configuration_of_its_run(tmp_path: Path) -> None:
+    write(tmp_path, "seed: 77\nenvironment: {task: Boxing-v5}")
+    arguments = ["--role", "evaluator", f"checkpoint={tmp_path}", "episodes=3", "video=x.gif"]
+    config = parse(arguments).config
+    assert (config.seed, config.environment.task) == (77, "Boxing-v5")
+    assert config.evaluator == EvaluatorConfig(checkpoint=str(tmp_path), episodes=3, video="x.gif")
+    assert parse([*arguments, "--config", str(CONFIGS / "atari.yaml")]).config.seed == 1
+    assert "holds no config.yaml; give the directory of a run" in message("--role", "evaluator", "checkpoint=nowhere")
 
 
 def test_of_two_overrides_of_a_key_the_last_one_holds() -> None:

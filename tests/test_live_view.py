@@ -15,7 +15,8 @@ from rich.text import Text
 
 from apex_jax.config import ActorConfig, Config, EnvironmentConfig, ReplayConfig
 from apex_jax.metrics import MetricsWriter
-from apex_jax.workers.live_view import Evaluation, LiveView, Progress, ProgressReader, final_summary, introduction
+from apex_jax.workers.live_view import LiveView, final_summary, introduction
+from apex_jax.workers.progress import Evaluation, Progress, ProgressReader
 
 START = 1_000_000.0  # unix seconds
 
@@ -232,6 +233,16 @@ def test_plain_output_begins_at_once_and_is_a_line_each_ten_seconds() -> None:
     )
 
 
+def test_plain_output_says_a_warning_once_while_it_lasts() -> None:
+    stream, clock = io.StringIO(), Clock()
+    view = LiveView(config(), stream, clock)
+    for warnings in (("q is 120",), ("q is 130", "other"), (), ("q is 90.5",)):
+        view.update(progress(warnings=warnings))
+        clock.now += 10
+    told = [line for line in stream.getvalue().splitlines() if line.startswith("warning")]
+    assert told == ["warning: q is 120", "warning: other", "warning: q is 90.5"]
+
+
 def test_plain_output_says_how_far_the_replay_is_filled_and_what_is_not_known_yet() -> None:
     stream = io.StringIO()
     early = {"phase": "filling the replay", "replay_size": 1_250, "seconds_left": None}
@@ -288,6 +299,14 @@ def test_panel_keeps_its_height_with_many_processes_and_odd_names(terminal: Term
     assert "samples per insert  0.00 (target: free)" in panel
 
 
+def test_panel_shows_warnings_whole(terminal: Terminal) -> None:
+    text = "actors wait for the learner 80% of the time: lower replay.samples_per_insert (now 4), or learn on a GPU"
+    with LiveView(config(), terminal) as view:
+        view.update(progress(warnings=(text,)))
+    panel = Text.from_ansi(terminal.getvalue()).plain
+    assert f"warning: {text}" in " ".join(panel.replace("│", " ").split())
+
+
 def test_many_actors_in_one_state_are_counted_not_named(terminal: Terminal) -> None:
     roles = {"replay": "running", **{f"actor-{i}": "running" for i in range(255)}, "actor-255": "restarted 1x"}
     with LiveView(config(), terminal) as view:
@@ -341,8 +360,16 @@ def test_summary_says_what_came_out_and_how_to_look_at_it() -> None:
     assert "Ran for 1:02:03: 12,345,678 frames and 98,765 updates in all" in text
     assert "best 9.5 (86% of human)" in text
     assert "tensorboard --logdir 'my runs/Pong/tensorboard'" in text
-    assert "python main.py --role evaluator" in text
-    assert "--config 'my runs/Pong/config.yaml' evaluator.checkpoint='my runs/Pong'" in text
+    assert "python main.py --role evaluator checkpoint='my runs/Pong' episodes=100" in text
+    assert "curves.png" not in text
+
+
+def test_summary_names_the_pictures_that_there_are(tmp_path: Path) -> None:
+    for name in ("curves.png", "video.mp4"):
+        (tmp_path / name).touch()
+    text = final_summary(progress(), str(tmp_path))
+    assert f"Look at:     {tmp_path}/curves.png\nLook at:     {tmp_path}/video.mp4\n" in text
+    assert "video.gif" not in text
 
 
 def test_summary_names_the_interpreter_that_was_installed_for_the_checkout(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,8 @@ import pytest
 from apex_jax.command_line import load
 from apex_jax.config import ActorConfig, Config
 from apex_jax.errors import RunError
+from apex_jax.metrics import MetricsWriter
+from apex_jax.results.provenance import read_starts
 from apex_jax.workers import local
 from apex_jax.workers.local import LocalRun, locked
 from apex_jax.workers.process import StopSignal
@@ -120,6 +122,27 @@ def test_role_that_says_the_same_error_twice_is_not_tried_further(stage: Stage) 
 def test_role_that_says_another_error_each_time_is_tried_again(stage: Stage) -> None:
     stage.run(learner='sys.exit(f"error: at {life} updates" if life <= 3 else 0)')
     assert stage.lives["learner"] == 4
+
+
+def test_learner_that_diverged_is_not_tried_again(stage: Stage) -> None:
+    with pytest.raises(RunError, match=r"^learner cannot go on \(exit code 1\)(.*\n)*  fatal: the loss is not finite$"):
+        stage.run(learner='sys.exit("fatal: the loss is not finite")')
+    assert stage.lives == ONCE_EACH
+
+
+def test_run_leaves_its_origin_and_its_curves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(LocalRun, "run", lambda run: None)
+    config = Config(run_directory=str(tmp_path / "run"))
+    for starts in (1, 2):
+        assert local.run(config, "local", StopSignal()) == 0
+        assert len(read_starts(config.directory)) == starts
+    local.draw_curves(Path(config.directory))
+    assert "no curves.png: " in caplog.text  # there are no metrics
+    MetricsWriter(config.directory, "evaluator").write(4000, {"eval/episodic_return": -20.0})
+    local.draw_curves(Path(config.directory))
+    assert Path(config.directory, "curves.png").stat().st_size > 1000
 
 
 def test_role_that_refuses_its_configuration_is_not_tried_again(stage: Stage) -> None:

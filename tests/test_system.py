@@ -14,6 +14,7 @@ import pytest
 
 from apex_jax.command_line import load
 from apex_jax.metrics import read_metrics
+from apex_jax.results.provenance import read_starts
 from tests.processes import ROOT, Program, Programs, catch, checkpoints, free_tcp_addresses, values, wait_until
 
 ROLES = ("replay", "learner", "actor-0", "evaluator")
@@ -84,7 +85,7 @@ def test_run_ends_at_its_limit_with_a_checkpoint(finished: FinishedRun) -> None:
 @pytest.mark.parametrize(("name", "tags"), [
     ("replay", {"replay/size_transitions", "replay/actors", "charts/episodic_return", "replay/samples_per_insert"}),
     ("learner", {"losses/td_loss", "losses/q_values", "charts/updates_per_second", "replay/sample_age_seconds"}),
-    ("actor-0", {"actor/steps_per_second", "actor/weights_lag_updates", "actor/weights_age_seconds"}),
+    ("actor-0", {"actor/steps_per_second", "actor/wait_seconds_share", "actor/weights_age_seconds"}),
     ("evaluator", {"eval/episodic_return", "eval/episodes", "eval/frames"}),
 ])  # fmt: skip
 def test_each_process_writes_its_metrics(finished: FinishedRun, name: str, tags: set[str]) -> None:
@@ -122,17 +123,25 @@ def test_summary_says_what_came_out_and_where_it_is(finished: FinishedRun) -> No
     summary = finished.stdout.partition("Ran for")[2]
     assert "4,000 updates" in summary
     assert f"--logdir {finished.directory}/tensorboard" in summary
-    assert (
-        f"--role evaluator --config {finished.directory}/config.yaml evaluator.checkpoint={finished.directory}"
-        in summary
-    )
+    assert f"Look at:     {finished.directory}/curves.png\n" in summary
+    assert f"main.py --role evaluator checkpoint={finished.directory} episodes=100\n" in summary
+
+
+def test_run_tells_where_it_came_from_and_can_be_plotted(
+    finished: FinishedRun, programs: Programs, tmp_path: Path
+) -> None:
+    (start,) = read_starts(finished.directory)
+    assert (start["task"], start["seed"]) == ("Catch-v0", 1)
+    program = programs.start("plot", str(finished.directory), "--output", str(tmp_path / "plot.png"))
+    assert program.exit_code() == 0
+    assert re.search(r"\| all runs \| 1 \| .* \| (1.0|0.9) \|", program.stdout)
+    assert {(tmp_path / "plot.png").read_bytes()[:4], (finished.directory / "curves.png").read_bytes()[:4]} == {
+        b"\x89PNG"
+    }
 
 
 def test_finished_run_plays_again(finished: FinishedRun, programs: Programs) -> None:
-    config = str(finished.directory / "config.yaml")
-    program = programs.start(
-        "--role", "evaluator", "--config", config, f"evaluator.checkpoint={finished.directory}"
-    )  # as the summary says
+    program = programs.start("--role", "evaluator", f"checkpoint={finished.directory}")  # as the summary says
     assert program.exit_code() == 0
     result = re.fullmatch(
         r"Catch-v0: mean return ([\d.-]+), .* after 4,000 updates and [\d,]+ frames\n", program.stdout

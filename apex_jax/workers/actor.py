@@ -40,7 +40,8 @@ class Actor:
         queue_size = max(config.actor.environments, config.actor.max_outstanding_segments)
         self._stream = ExperienceStream(context, config.addresses.experience, spec, hello, queue_size)
         self._metrics = MetricsWriter(config.directory, name)
-        self._step_rate = RateMeter()
+        self._step_rate, self._wait_rate = RateMeter(), RateMeter()
+        self._waited_seconds = 0.0  # in all, for the replay server to take segments
         self._steps = 0  # real environment steps, made and ...
         self._steps_sent = 0  # ... told to the replay server
         self._lag_updates = Mean()
@@ -122,11 +123,14 @@ class Actor:
 
     def _send(self, segments: list[Segment], step: Step, stop: StopSignal) -> None:
         self._steps += int(np.count_nonzero(~step.first))
+        started = time.monotonic()
         for segment in segments:
             while not self._stream.put(segment, self._steps - self._steps_sent, timeout_seconds=0.2):
                 if self._leaving(stop):
                     return
             self._steps_sent = self._steps
+        if segments:
+            self._waited_seconds += time.monotonic() - started
 
     def _report(self, episodes: list[Episode], epsilon: np.ndarray) -> None:
         if episodes:
@@ -141,6 +145,7 @@ class Actor:
         self._stream.status = ActorStatus(self._run_id, steps_per_second, weights.version)
         values = {
             "actor/steps_per_second": steps_per_second,
+            "actor/wait_seconds_share": min(1.0, self._wait_rate.update(self._waited_seconds)),
             "actor/weights_age_seconds": time.monotonic() - weights.received_seconds,
             "actor/weights_lag_updates": self._lag_updates.result(),
             "system/resident_memory_bytes": resident_memory_bytes(),

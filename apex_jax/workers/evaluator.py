@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import NamedTuple
 
 import jax
@@ -19,9 +20,11 @@ from apex_jax.config import Config
 from apex_jax.environment import Environment, EpisodeTracker, segment_spec
 from apex_jax.errors import RunError
 from apex_jax.metrics import MetricsWriter, resident_memory_bytes
+from apex_jax.results.video import video_paths
 from apex_jax.transport.codec import architecture_of
 from apex_jax.types import SegmentSpec
 from apex_jax.workers.process import ROLE_NUMBERS, StopSignal, process_rng
+from apex_jax.workers.recording import record_game
 from apex_jax.workers.weights import Weights, WeightsSubscriber
 
 _log = logging.getLogger(__name__)
@@ -80,7 +83,7 @@ class Evaluator:
 
 
 def follow(config: Config, spec: SegmentSpec, context: zmq.Context, name: str, stop: StopSignal) -> None:
-    """Evaluates the newest weights again and again, and the run's last ones at the end."""
+    """Evaluates the newest weights again and again, and at the end the run's last ones, of which it records a game."""
     dqn = make_dqn(config, spec)
     evaluator = Evaluator(config, spec, dqn)
     metrics = MetricsWriter(config.directory, name)
@@ -100,6 +103,9 @@ def follow(config: Config, spec: SegmentSpec, context: zmq.Context, name: str, s
             if returns is not None:
                 evaluation = Evaluation(returns, weights.updates, weights.environment_steps)
                 _write(metrics, config, evaluation)
+        if weights is not None and weights.final and not stop.is_set():
+            video = config.evaluator.video or str(Path(config.directory, "video"))
+            _record(config, spec, dqn, weights.params, video, stop)
     finally:
         subscriber.close()
 
@@ -111,6 +117,17 @@ def evaluate_checkpoint(config: Config, spec: SegmentSpec, stop: StopSignal) -> 
     returns = Evaluator(config, spec, dqn).evaluate(weights.params, stop.is_set)
     if returns is not None:
         print(_describe(config, Evaluation(returns, weights.updates, weights.environment_steps)))
+    if config.evaluator.video and not stop.is_set():
+        _record(config, spec, dqn, weights.params, config.evaluator.video, stop)
+
+
+def _record(config: Config, spec: SegmentSpec, dqn: Dqn, params: Params, path: str, stop: StopSignal) -> None:
+    result = record_game(config, spec, dqn, params, path, stop.is_set)
+    if result is None:
+        _log.info("no video: %s has no screen, or the game was broken off", config.environment.task)
+    else:
+        files = " and ".join(map(str, video_paths(path)))
+        _log.info("recorded a game with a return of %g: %s", result, files)
 
 
 def _saved_weights(config: Config, run_directory: str, dqn: Dqn) -> Weights:
@@ -178,6 +195,7 @@ def _describe(config: Config, evaluation: Evaluation) -> str:
 def run(config: Config, name: str, stop: StopSignal) -> int:
     """Runs the role; returns the process's exit code."""
     spec = segment_spec(config)
+    video_paths(config.evaluator.video or "video")  # a name that is wrong is told before the games, not after
     if config.evaluator.checkpoint:
         evaluate_checkpoint(config, spec, stop)
         return stop.exit_code

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections import deque
 from typing import Any, NamedTuple
@@ -17,12 +18,20 @@ from apex_jax.agent.frame_store import create_store, insert_segments
 from apex_jax.checkpoint import Checkpointer, CheckpointError, Progress
 from apex_jax.config import Config
 from apex_jax.environment import segment_spec
-from apex_jax.errors import RunError
+from apex_jax.errors import DivergenceError, RunError
 from apex_jax.metrics import MetricsWriter
+from apex_jax.results.provenance import record_start
 from apex_jax.transport.codec import architecture_of
 from apex_jax.types import IndexBatches, LearnerHello, SegmentSpec
 from apex_jax.workers.learner_metrics import LearnerMetrics
-from apex_jax.workers.process import ROLE_NUMBERS, StopSignal, device_memory_bytes, new_run_id, process_rng
+from apex_jax.workers.process import (
+    ROLE_NUMBERS,
+    SUPERVISED,
+    StopSignal,
+    device_memory_bytes,
+    new_run_id,
+    process_rng,
+)
 from apex_jax.workers.replay_stream import Item, ReplayStream, Segments
 from apex_jax.workers.weights import WeightsPublisher
 
@@ -146,7 +155,7 @@ class Learner:
 
     def _check_finite(self, what: str, values: np.ndarray) -> None:
         if not np.isfinite(values).all():
-            raise RunError(
+            raise DivergenceError(
                 f"the {what} is not finite after about {self.updates} updates: lower learner.learning_rate (now"
                 f" {self._config.learner.learning_rate}) or set algorithm.loss=huber; the last checkpoint is sound"
             )
@@ -222,6 +231,8 @@ def compute_dtype(config: Config, on_cpu: bool) -> np.dtype[Any]:
 
 def run(config: Config, name: str, stop: StopSignal) -> int:
     """Runs the role; returns the process's exit code."""
+    if not os.environ.get(SUPERVISED):  # else the supervisor has done so
+        record_start(config)
     context = zmq.Context()
     learner = Learner(config, segment_spec(config), context, name)
     try:

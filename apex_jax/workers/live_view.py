@@ -4,187 +4,25 @@ from __future__ import annotations
 
 import atexit
 import os
+import re
 import shlex
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, NamedTuple, TextIO
+from typing import TextIO
 
-from rich.console import Console
+from rich.console import Console, Group
 from rich.live import Live
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
 from apex_jax.config import Config
-from apex_jax.metrics import MetricsFollower
+from apex_jax.workers.progress import Evaluation, Progress
 
 PLAIN_INTERVAL_SECONDS = 10.0
-
-
-class Evaluation(NamedTuple):
-    """Result of the evaluator."""
-
-    episode_return: float
-    human_normalized: float | None  # as a fraction; None for games without a human score
-
-
-@dataclass(frozen=True)
-class Progress:
-    """State of a run at one moment."""
-
-    phase: str  # "starting", "filling the replay", "learning" or "finishing"
-    elapsed_seconds: float
-    frames: int  # emulator frames of the whole run
-    total_frames: int  # 0 = no limit
-    frames_per_second: float
-    updates: int
-    updates_per_second: float
-    replay_size: int  # transitions
-    replay_capacity: int
-    min_size_to_sample: int
-    samples_per_insert: float
-    target_samples_per_insert: float  # 0 = free
-    training_return: float | None  # mean of the actors' last games, all epsilons
-    latest_evaluation: Evaluation | None
-    best_evaluation: Evaluation | None
-    seconds_left: float | None  # to the first of the run's limits
-    roles: Mapping[str, str]  # name of a process -> short state
-    memory_bytes: int  # of all processes
-
-
-@dataclass
-class _Role:
-    """What one process has written since the reader was made."""
-
-    follower: MetricsFollower
-    last: dict[str, Any] | None = None
-    memory_bytes: float = 0.0
-    restarts: int = 0
-
-    @property
-    def state(self) -> str:
-        """Short state, as far as the metrics show it."""
-        if self.last is None:
-            return "starting"
-        return f"restarted {self.restarts}x" if self.restarts else "running"
-
-
-class ProgressReader:
-    """Follows the metrics of all processes of a local run.
-
-    Make it before the processes start: what the files hold by then is history of an earlier start, from which only
-    frames, updates and evaluations count on.
-    """
-
-    def __init__(self, run_directory: str, config: Config, clock: Callable[[], float] = time.time) -> None:
-        names = ["learner", "replay", *(f"actor-{i}" for i in range(config.actor.processes)), "evaluator"]
-        paths = {name: Path(run_directory, "metrics", f"{name}.jsonl") for name in names}
-        self._roles = {name: _Role(MetricsFollower(path)) for name, path in paths.items()}
-        self._config = config
-        self._clock = clock  # unix seconds, as in the files
-        self._started = clock()
-        self._values: dict[str, tuple[float, float]] = {}  # tag -> time, newest value of any process
-        self._learning = False
-        self._evaluations: list[Evaluation] = []
-        self._past_frames = 0  # reached by earlier starts of the run
-        self._past_updates = 0
-        self._read_history()
-
-    def read(self) -> Progress:
-        """Returns the progress as of now."""
-        for role in self._roles.values():
-            for line in role.follower.read_new():
-                self._take(role, line)
-        frames, updates = self._frames(), int(self._value("learner/updates", self._past_updates))
-        replay = self._config.replay
-        training_return = self._values.get("charts/episodic_return")
-        return Progress(
-            phase=self._phase(frames, updates),
-            elapsed_seconds=self._clock() - self._started,
-            frames=frames,
-            total_frames=self._config.total_environment_frames,
-            frames_per_second=self._value("charts/environment_frames_per_second"),
-            updates=updates,
-            updates_per_second=self._value("charts/updates_per_second"),
-            replay_size=int(self._value("replay/size_transitions")),
-            replay_capacity=replay.capacity_transitions,
-            min_size_to_sample=replay.min_size_to_sample,
-            samples_per_insert=self._value("replay/samples_per_insert"),
-            target_samples_per_insert=replay.samples_per_insert,
-            training_return=training_return[1] if training_return else None,
-            latest_evaluation=self._evaluations[-1] if self._evaluations else None,
-            best_evaluation=max(self._evaluations, default=None, key=lambda evaluation: evaluation.episode_return),
-            seconds_left=self._seconds_left(frames, updates),
-            roles={name: role.state for name, role in self._roles.items()},
-            memory_bytes=int(sum(role.memory_bytes for role in self._roles.values())),
-        )
-
-    def _read_history(self) -> None:
-        for name, role in self._roles.items():
-            for line in role.follower.read_new():
-                self._evaluations += _evaluation_of(line)
-                if name == "learner":
-                    self._past_frames = line["step"]
-                    self._past_updates = int(line.get("learner/updates") or self._past_updates)
-
-    def _take(self, role: _Role, line: dict[str, Any]) -> None:
-        if role.last is not None and line["seconds"] < role.last["seconds"]:
-            role.restarts += 1
-        role.last = line
-        role.memory_bytes = line.get("system/resident_memory_bytes") or role.memory_bytes
-        self._evaluations += _evaluation_of(line)
-        self._learning |= bool(line.get("charts/updates_per_second"))
-        for tag, value in line.items():
-            if value is not None and line["time"] >= self._values.get(tag, (0.0, 0.0))[0]:
-                self._values[tag] = (line["time"], value)
-
-    def _value(self, tag: str, default: float = 0.0) -> float:
-        return self._values.get(tag, (0.0, default))[1]
-
-    def _frames(self) -> int:
-        """The learner's count, and the replay server's while the learner, for want of batches, hears of no frames."""
-        lines = (self._roles[name].last for name in ("learner", "replay"))
-        return max((line["step"] for line in lines if line), default=0) or self._past_frames
-
-    def _learner_seconds(self) -> float:
-        """Time that counts towards `total_minutes`: the learner's own count, and what has passed since it wrote it."""
-        line = self._roles["learner"].last
-        return self._value("charts/elapsed_minutes") * 60 + (self._clock() - line["time"] if line else 0.0)
-
-    def _phase(self, frames: int, updates: int) -> str:
-        config = self._config
-        limits = (
-            (config.total_environment_frames, frames),
-            (config.total_updates, updates),
-            (config.total_minutes, self._learner_seconds() / 60),
-        )
-        if any(0 < limit <= reached for limit, reached in limits):
-            return "finishing"
-        if self._learning:
-            return "learning"
-        return "filling the replay" if self._roles["replay"].last else "starting"
-
-    def _seconds_left(self, frames: int, updates: int) -> float | None:
-        """Time to the limit that comes first; a limit whose rate is not known yet is left out."""
-        config, left = self._config, []
-        if config.total_minutes:
-            left.append(config.total_minutes * 60 - self._learner_seconds())
-        frames_per_second = self._value("charts/environment_frames_per_second")
-        if config.total_environment_frames and frames_per_second > 0:
-            left.append((config.total_environment_frames - frames) / frames_per_second)
-        updates_per_second = self._value("charts/updates_per_second")
-        if config.total_updates and updates_per_second > 0:
-            left.append((config.total_updates - updates) / updates_per_second)
-        return max(0.0, min(left)) if left else None
-
-
-def _evaluation_of(line: dict[str, Any]) -> list[Evaluation]:
-    episode_return = line.get("eval/episodic_return")
-    return [] if episode_return is None else [Evaluation(episode_return, line.get("eval/human_normalized_score"))]
 
 
 class LiveView:
@@ -195,6 +33,7 @@ class LiveView:
         self._stream = stream
         self._clock = clock
         self._next_line = clock()
+        self._told: set[str] = set()  # warnings that hold, and have been printed as lines
         self._live: Live | None = None
         print(introduction(config), file=stream, flush=True)
         if stream.isatty() and os.environ.get("TERM", "dumb") != "dumb":
@@ -216,6 +55,10 @@ class LiveView:
         elif self._clock() >= self._next_line:
             self._next_line = self._clock() + PLAIN_INTERVAL_SECONDS
             print(_line(progress), file=self._stream, flush=True)
+            for warning in progress.warnings:
+                if _kind(warning) not in self._told:
+                    print(f"warning: {warning}", file=self._stream, flush=True)
+            self._told = set(map(_kind, progress.warnings))
 
     def close(self) -> None:
         """Leaves the last panel standing and gives the terminal back; a second call does nothing."""
@@ -246,16 +89,19 @@ def introduction(config: Config) -> str:
 
 def final_summary(progress: Progress, run_directory: str) -> str:
     """Returns what came out of the run, where it is, and how to look at it."""
-    directory = shlex.quote(run_directory)
-    charts, config = (shlex.quote(os.path.join(run_directory, name)) for name in ("tensorboard", "config.yaml"))
+    directory, charts = (shlex.quote(path) for path in (run_directory, os.path.join(run_directory, "tensorboard")))
+    pictures = [name for name in ("curves.png", "video.mp4", "video.gif") if Path(run_directory, name).exists()]
+    play = f"{_python()} main.py --role evaluator checkpoint={directory}"
     return "\n".join(
         (
             f"Ran for {_duration(progress.elapsed_seconds)}:"
             f" {progress.frames:,} frames and {progress.updates:,} updates in all",
             f"Evaluation:  {_evaluations(progress)}",
-            f"Files:       {directory} (checkpoints, metrics)",
+            *(f"Look at:     {shlex.quote(os.path.join(run_directory, name))}" for name in pictures),
+            f"Files:       {directory} (config.yaml, starts.jsonl, checkpoints, metrics, logs)",
             f"Charts:      tensorboard --logdir {charts}   (pip install tensorboard, once)",
-            f"Play again:  {_python()} main.py --role evaluator --config {config} evaluator.checkpoint={directory}",
+            f"Play again:  {play} episodes=100",
+            f"Record:      {play} episodes=1 video={shlex.quote(os.path.join(run_directory, 'game'))}",
         )
     )
 
@@ -274,7 +120,10 @@ def _panel(task: str, progress: Progress) -> Panel:
     for name, text in rows:
         table.add_row(name, text)
     title = Text(f"{task}: {progress.phase}", style="bold")
-    return Panel(table, title=title, title_align="left", width=100)  # a narrower terminal makes it narrower
+    warnings = [Text(f"warning: {warning}", style="yellow") for warning in progress.warnings]
+    return Panel(
+        Group(table, *warnings), title=title, title_align="left", width=100
+    )  # a narrower terminal makes it narrower
 
 
 def _rows(progress: Progress) -> list[tuple[str, str]]:
@@ -304,6 +153,11 @@ def _line(progress: Progress) -> str:
             *(f"{name} {state}" for name, state in progress.roles.items() if state not in ("running", "starting")),
         )
     )
+
+
+def _kind(warning: str) -> str:
+    """Returns what a warning has in common with itself a while later: all but its numbers."""
+    return re.sub(r"\d[\d.,]*", "", warning)
 
 
 def _time(progress: Progress) -> str:

@@ -17,10 +17,12 @@ from pathlib import Path
 from apex_jax.command_line import to_yaml
 from apex_jax.config import AddressConfig, Config
 from apex_jax.environment import segment_spec
-from apex_jax.errors import RunError
+from apex_jax.errors import DivergenceError, RunError, UsageError
+from apex_jax.results.provenance import record_start
 from apex_jax.transport.sockets import LocalLinks
-from apex_jax.workers.live_view import LiveView, ProgressReader, final_summary
+from apex_jax.workers.live_view import LiveView, final_summary
 from apex_jax.workers.process import SUPERVISED, StopSignal
+from apex_jax.workers.progress import Progress, ProgressReader
 from apex_jax.workers.replay_server import make_limiter
 
 _log = logging.getLogger(__name__)
@@ -72,7 +74,8 @@ class Role:
     def said_error(self) -> str:
         """Returns the error that the role itself ended with; empty where it was killed or crashed."""
         lines = self.log_path.read_text(errors="replace").splitlines()[-1:]
-        return "".join(line for line in lines if self.exit_code() == 1 and line.startswith("error: "))
+        prefixes = (RunError.prefix, DivergenceError.prefix)
+        return "".join(line for line in lines if self.exit_code() == 1 and line.startswith(prefixes))
 
     def log_tail(self) -> str:
         """Returns the last lines of the role's log, indented."""
@@ -120,12 +123,17 @@ class LocalRun:
                     role.start(self._config_path)
                 while not self._stop.wait(TICK_SECONDS) and not self._is_over():
                     self._keep_alive()
-                    progress = reader.read()
-                    phase = progress.phase if self._over_seconds is None else "finishing"
-                    view.update(replace(progress, phase=phase, roles={role.name: role.state for role in self._roles}))
+                    view.update(self._as_seen_here(reader.read()))
         finally:
             self._end_processes()
+        draw_curves(self._directory)
         print(final_summary(reader.read(), str(self._directory)), flush=True)
+
+    def _as_seen_here(self, progress: Progress) -> Progress:
+        """Adds to what the files say what only the supervisor knows."""
+        if self._over_seconds is not None:  # that nobody acts or learns any more is then no fault
+            progress = replace(progress, phase="finishing", warnings=())
+        return replace(progress, roles={role.name: role.state for role in self._roles})
 
     def _is_over(self) -> bool:
         """Tells whether the learner ended the run and the evaluator has played its last games."""
@@ -162,8 +170,11 @@ class LocalRun:
         role.restarts = 1 if now - role.started_seconds > STEADY_SECONDS else role.restarts + 1
         error_before, role.last_error = role.last_error, role.said_error()
         is_in_vain = role.restarts > 1 and role.last_error != "" and role.last_error == error_before
-        if code == 2 or is_in_vain or role.restarts > MAX_RESTARTS:
-            what = "refused its configuration" if code == 2 else f"failed {role.restarts} times in a row"
+        is_final = code == 2 or role.last_error.startswith(DivergenceError.prefix)
+        if is_final or is_in_vain or role.restarts > MAX_RESTARTS:
+            what = f"failed {role.restarts} times in a row"
+            if is_final:
+                what = "refused its configuration" if code == 2 else "cannot go on"
             raise RunError(f"{role.name} {what} (exit code {code}); the end of {role.log_path}:\n{role.log_tail()}")
         delay = FIRST_DELAY_SECONDS * 2 ** (role.restarts - 1)
         role.restart_at = now + delay
@@ -192,6 +203,16 @@ class LocalRun:
         return next(role for role in self._roles if role.name == name)
 
 
+def draw_curves(directory: Path) -> None:
+    """Draws the run, and never fails for it: a picture is no reason to lose what the run says at its end."""
+    from apex_jax.results import curves, plot  # not before: matplotlib takes a second
+
+    try:
+        plot.draw_run(curves.read_run(directory), directory / "curves.png")
+    except (OSError, UsageError) as error:
+        _log.warning("no curves.png: %s", error)
+
+
 @contextlib.contextmanager
 def locked(directory: Path) -> Iterator[None]:
     """Holds the run directory for this run; RunError if another run has it, or if it cannot be written."""
@@ -214,6 +235,7 @@ def run(config: Config, name: str, stop: StopSignal) -> int:
     links = LocalLinks()
     try:
         with locked(Path(config.directory)):
+            record_start(config)
             addresses = AddressConfig(links.experience, links.sampling, links.weights)
             LocalRun(config.replace(addresses=addresses, run_directory=config.directory), stop).run()
     finally:

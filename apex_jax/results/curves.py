@@ -1,0 +1,152 @@
+"""Reads runs back: how returns grew with frames and with minutes, and which runs are seeds of the same."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from apex_jax.atari_scores import human_normalized_score
+from apex_jax.command_line import SETTINGS, load
+from apex_jax.config import Config
+from apex_jax.errors import UsageError, shown
+from apex_jax.metrics import read_metrics
+from apex_jax.results.provenance import read_starts
+
+NOT_OF_THE_METHOD = ("seed", "run_directory", "metrics_interval_seconds", "addresses.", "evaluator.checkpoint")
+EVALUATION = "eval/episodic_return"
+TRAINING = "charts/episodic_return_epsilon_"
+
+
+class Curve(NamedTuple):
+    """Returns in the order in which they were measured."""
+
+    frames: np.ndarray  # float64[points], emulator frames of the whole run behind each
+    minutes: np.ndarray  # float64[points], wall-clock time of the run, without the pauses between its starts
+    returns: np.ndarray  # float64[points], mean of the games, raw rewards
+
+
+@dataclass(frozen=True)
+class Run:
+    """What one run directory holds."""
+
+    directory: str
+    task: str
+    evaluation: Curve
+    training: Mapping[str, Curve]  # by band of epsilon, as in `apex_jax.metrics.epsilon_band`
+    settings: Mapping[str, Any]  # every key of its configuration by dotted name; empty where there is none
+
+    @property
+    def method(self) -> tuple[tuple[str, str], ...]:
+        """What runs have in common that differ in nothing but their seed."""
+        return tuple((n, repr(v)) for n, v in self.settings.items() if not n.startswith(NOT_OF_THE_METHOD))
+
+    def normalized(self, returns: np.ndarray) -> np.ndarray | None:
+        """Returns human-normalised scores: 0 is random play, 1 the human tester; None for games without them."""
+        zero, one = human_normalized_score(self.task, 0.0), human_normalized_score(self.task, 1.0)
+        return None if zero is None or one is None else zero + (one - zero) * returns
+
+
+class Group(NamedTuple):
+    """Runs that are drawn as one."""
+
+    label: str
+    runs: Sequence[Run]
+
+
+def read_run(directory: str | os.PathLike[str]) -> Run:
+    """Returns the run of a directory. UsageError where it holds none."""
+    path = Path(directory)
+    metrics = sorted(path.glob("metrics/*.jsonl"))
+    if not metrics:
+        raise UsageError(f"{shown(directory)}: holds no metrics/*.jsonl; give the directory of a run, such as runs/*")
+    lines = {file.stem: read_metrics(file) for file in metrics}
+    starts = read_starts(path)
+    settings = _settings(load(path / "config.yaml")) if (path / "config.yaml").exists() else {}
+    all_lines = [line for of_process in lines.values() for line in of_process]
+    minutes = _Minutes([start["time"] for start in starts], [line["time"] for line in all_lines])
+    bands = sorted({tag for line in all_lines for tag in line if tag.startswith(TRAINING)})
+    return Run(
+        directory=str(directory),
+        task=str(settings.get("environment.task") or next((start.get("task") for start in starts), "?")),
+        evaluation=_curve(all_lines, EVALUATION, minutes),
+        training={tag.removeprefix(TRAINING): _curve(all_lines, tag, minutes) for tag in bands},
+        settings=settings,
+    )
+
+
+def grouped(runs: Sequence[Run]) -> list[Group]:
+    """Returns the runs in groups that differ in nothing but the seed, each named by what sets it apart from others.
+
+    Runs of several games are one group where the game is all that differs.
+    """
+    by_method: dict[tuple[tuple[str, str], ...], list[Run]] = {}
+    for run in runs:
+        method = tuple((name, value) for name, value in run.method if name != "environment.task")
+        by_method.setdefault(method, []).append(run)
+    names = {name for method in by_method for name, _ in method}
+    apart = [n for n in SETTINGS if n in names and len({dict(method).get(n) for method in by_method}) > 1]
+    groups = []
+    for members in by_method.values():
+        label = ", ".join(f"{name.rpartition('.')[2]}={shown(members[0].settings.get(name))}" for name in apart)
+        groups.append(Group(label or "all runs", members))
+    return groups
+
+
+class _Minutes:
+    """Turns unix seconds into minutes of the run; from a start's last sign of life to the next start none pass."""
+
+    def __init__(self, starts: Sequence[float], signs_of_life: Sequence[float]):
+        starts = sorted(starts) or [min(signs_of_life, default=0.0)]
+        signs = np.array(sorted(signs_of_life))
+        self._times: list[float] = []
+        self._minutes: list[float] = []
+        minutes = 0.0
+        for start, following in zip(starts, [*starts[1:], np.inf], strict=True):
+            lived = signs[(signs > start) & (signs < following)]
+            end = float(lived[-1]) if lived.size else start
+            self._times += [start, end]
+            self._minutes += [minutes, minutes + (end - start) / 60]
+            minutes = self._minutes[-1]
+
+    def __call__(self, times: Sequence[float]) -> np.ndarray:
+        return np.interp(times, self._times, self._minutes)
+
+
+def _curve(lines: Iterable[Mapping[str, Any]], tag: str, minutes: _Minutes) -> Curve:
+    points = sorted(
+        (line["time"], line.get("eval/frames", line["step"]), line[tag]) for line in lines if _has(line, tag)
+    )
+    times, frames, returns = np.array(points, np.float64).reshape(-1, 3).T
+    return Curve(frames, minutes(times.tolist()), returns)
+
+
+def _has(line: Mapping[str, Any], tag: str) -> bool:
+    return isinstance(line.get(tag), int | float)
+
+
+def _settings(config: Config) -> dict[str, Any]:
+    settings = {}
+    for name in SETTINGS:
+        group, _, key = name.rpartition(".")
+        settings[name] = getattr(getattr(config, group) if group else config, key)
+    return settings
+
+
+def common_grid(curves: Sequence[Curve], axis: str, points: int = 200) -> np.ndarray:
+    """Returns positions at which every curve has a value: float64[points]; `axis` is "frames" or "minutes".
+
+    None, float64[0], where one curve ends before another begins.
+    """
+    positions = [getattr(curve, axis) for curve in curves]
+    first, last = max(position[0] for position in positions), min(position[-1] for position in positions)
+    return np.linspace(first, last, points if first <= last else 0)
+
+
+def held(curve: Curve, axis: str, grid: np.ndarray) -> np.ndarray:
+    """Returns the newest return at or before each position of the grid, which begins no sooner than the curve."""
+    return curve.returns[np.searchsorted(getattr(curve, axis), grid, side="right") - 1]

@@ -1,0 +1,150 @@
+"""Draws curves: one run with its training games by epsilon, or several runs over each other."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from apex_jax.results.curves import Curve, Group, Run, common_grid, held
+from apex_jax.results.files import written_whole
+from apex_jax.results.statistics import CONFIDENCE, bootstrap_interval, interquartile_mean
+
+logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it would tell of its first use, when it looks for fonts
+
+AXES = {"frames": "million emulator frames", "minutes": "minutes"}
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")  # Okabe, Ito 2008
+BAND_COLORS = {"below_0.01": "#7A0177", "0.01_to_0.05": "#C51B8A", "0.05_to_0.2": "#F768A1", "above_0.2": "#FBB4B9"}
+
+
+def draw_run(run: Run, path: str | os.PathLike[str]) -> None:
+    """Draws one run to a file: evaluation, and training games by band of epsilon, over frames and over minutes."""
+    figure, panels = _figure(run.task, run)
+    for panel, axis in panels:
+        for band, color in BAND_COLORS.items():
+            if (curve := run.training.get(band)) is not None:
+                _line(panel, axis, curve, label=f"training, epsilon {band.replace('_', ' ')}", color=color, lw=0.8)
+        _line(panel, axis, run.evaluation, label="evaluation", color=COLORS[0], lw=2, marker="o", ms=3)
+    _finish(figure, panels[0][0], path)
+
+
+def draw_groups(groups: Sequence[Group], path: str | os.PathLike[str]) -> None:
+    """Draws the evaluations of groups of runs over each other to a file.
+
+    Thin: single runs; thick: interquartile mean; dotted: median; shaded: bootstrap interval. Of several games the
+    human-normalised scores.
+    """
+    runs = [run for group in groups for run in group.runs]
+    tasks = sorted({run.task for run in runs})
+    figure, panels = _figure(", ".join(tasks), runs[0] if len(tasks) == 1 else None)
+    for panel, axis in panels:
+        for i, group in enumerate(groups):
+            _draw_group(panel, axis, group, COLORS[i % len(COLORS)], normalized=len(tasks) > 1)
+    _finish(figure, panels[0][0], path)
+
+
+def _draw_group(panel: Axes, axis: str, group: Group, color: str, normalized: bool) -> None:
+    curves = [scores(run, normalized) for run in group.runs]
+    for curve in curves:
+        _line(panel, axis, curve, color=color, lw=0.6, alpha=0.5)
+    grid = common_grid(curves, axis)
+    label = f"{group.label} ({len(curves)} {'run' if len(curves) == 1 else 'runs'})"
+    if not grid.size or len(curves) == 1:
+        panel.plot([], [], color=color, lw=2, label=label)
+        return
+    strata = by_game(group, [held(curve, axis, grid) for curve in curves])
+    values = np.concatenate(strata)
+    low, high = bootstrap_interval(strata, interquartile_mean, np.random.default_rng(0))
+    x = _scaled(axis, grid)
+    panel.fill_between(x, low, high, color=color, alpha=0.15, lw=0)
+    panel.plot(x, np.median(values, axis=0), color=color, lw=1, ls=":")
+    panel.plot(x, interquartile_mean(values), color=color, lw=2, label=label)
+
+
+def scores(run: Run, normalized: bool) -> Curve:
+    """Returns the run's evaluation curve, human-normalised if asked."""
+    values = run.normalized(run.evaluation.returns) if normalized else None
+    return run.evaluation if values is None else run.evaluation._replace(returns=values)
+
+
+def by_game(group: Group, values: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """Returns the values of the group's runs, stacked for each game."""
+    tasks = [run.task for run in group.runs]
+    return [np.stack([v for v, t in zip(values, tasks, strict=True) if t == task]) for task in sorted(set(tasks))]
+
+
+def _figure(title: str, normalized_by: Run | None) -> tuple[Figure, list[tuple[Axes, str]]]:
+    """`normalized_by`: the run whose game gives the second axis, if any; else returns are human-normalised."""
+    figure = Figure(figsize=(11, 4.2), dpi=100, layout="constrained")
+    axes = figure.subplots(1, 2, sharey=True)
+    figure.suptitle(title)
+    axes[0].set_ylabel("return" if normalized_by else "human-normalised score")
+    for panel, (_, label) in zip(axes, AXES.items(), strict=True):
+        panel.set_xlabel(label)
+        panel.grid(alpha=0.3)
+    zero, one = (normalized_by.normalized(np.array(v)) if normalized_by else None for v in (0.0, 1.0))
+    if zero is not None and one is not None:
+        scale = float(one - zero)
+        forward, back = partial(_affine, scale, float(zero)), partial(_affine, 1 / scale, -float(zero) / scale)
+        axes[1].secondary_yaxis("right", functions=(forward, back)).set_ylabel("human-normalised score")
+    return figure, list(zip(axes, AXES, strict=True))
+
+
+def _affine(scale: float, offset: float, values: np.ndarray) -> np.ndarray:
+    return scale * np.asarray(values) + offset
+
+
+def _line(panel: Axes, axis: str, curve: Curve, **style: object) -> None:
+    panel.plot(_scaled(axis, getattr(curve, axis)), curve.returns, **style)  # type: ignore[arg-type]
+
+
+def _scaled(axis: str, positions: np.ndarray) -> np.ndarray:
+    return positions / 1e6 if axis == "frames" else positions
+
+
+def _finish(figure: Figure, first: Axes, path: str | os.PathLike[str]) -> None:
+    if first.get_legend_handles_labels()[1]:
+        first.legend(fontsize="small")
+    with written_whole(Path(path)) as half:
+        figure.savefig(half)
+
+
+def table(groups: Sequence[Group]) -> str:
+    """Returns the last evaluations of each group as a Markdown table."""
+    header = (
+        "runs",
+        "n",
+        "frames",
+        "minutes",
+        "last return: each",
+        "median",
+        f"IQM [{CONFIDENCE:.0%}]",
+        "human-normalised IQM",
+    )
+    rows = [header, ("---",) * len(header), *(_table_row(group) for group in groups)]
+    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+
+
+def _table_row(group: Group) -> tuple[str, ...]:
+    ends = [run.evaluation for run in group.runs]
+    last = np.array([curve.returns[-1] for curve in ends])
+    low, high = bootstrap_interval(by_game(group, list(last)), interquartile_mean, np.random.default_rng(0))
+    several_games = len({run.task for run in group.runs}) > 1
+    human = [run.normalized(run.evaluation.returns[-1:]) for run in group.runs]
+    iqm = None if any(h is None for h in human) else float(interquartile_mean(np.array(human))[0])
+    return (
+        group.label,
+        str(len(group.runs)),
+        f"{np.median([curve.frames[-1] for curve in ends]) / 1e6:.2f} M",
+        f"{np.median([curve.minutes[-1] for curve in ends]):.1f}",
+        ", ".join(f"{value:.1f}" for value in last),
+        "" if several_games else f"{np.median(last):.1f}",
+        "" if several_games else f"{interquartile_mean(last):.1f} [{low:.1f}, {high:.1f}]",
+        "" if iqm is None else f"{iqm:z.0%}",
+    )

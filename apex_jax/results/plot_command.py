@@ -1,0 +1,58 @@
+"""`python main.py plot`: several runs in one picture and one table."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from apex_jax.errors import UsageError, shown
+from apex_jax.results.curves import Group, Run, grouped, read_run
+from apex_jax.results.plot import draw_groups, table
+
+FORMATS = (".png", ".svg", ".pdf")
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Draws and prints what `arguments` (after "plot") ask for; returns the exit code. UsageError."""
+    options = _parser().parse_args(arguments)
+    output = Path(options.output)
+    if output.suffix not in FORMATS or not output.parent.is_dir():
+        endings = f"{', '.join(FORMATS[:-1])} or {FORMATS[-1]}"
+        raise UsageError(f"--output {shown(output)}: give a file in an existing folder that ends in {endings}")
+    groups = groups_of(options.runs)
+    draw_groups(groups, output)
+    print(table(groups))
+    print(f"\n{output}: thin lines are runs, thick ones their interquartile mean, dotted ones the median")
+    return 0
+
+
+def groups_of(arguments: Sequence[str]) -> list[Group]:
+    """Returns the runs of `DIRECTORY` and `LABEL=DIRECTORY` arguments in groups. UsageError."""
+    labelled: dict[str, list[Run]] = {}
+    for text in arguments:
+        label, _, directory = text.partition("=") if "=" in text and not Path(text).is_dir() else ("", "", text)
+        run = read_run(directory)
+        if not run.evaluation.returns.size:
+            raise UsageError(f"{shown(directory)}: has no evaluation yet; plot it once its evaluator has played")
+        labelled.setdefault(label, []).append(run)
+    unlabelled = labelled.pop("", [])
+    return (grouped(unlabelled) if unlabelled else []) + [Group(*item) for item in labelled.items()]
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> None:  # type: ignore[override]
+        raise UsageError(f"plot: {message}; see python main.py plot --help")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="python main.py plot",
+        description="Lays the evaluations of runs over each other, against frames and minutes. Runs that differ in"
+        " nothing but the seed are one group: interquartile mean, median, bootstrap interval.",
+        epilog="example: python main.py plot runs/Pong-v5-* SB3=runs/sb3-1 SB3=runs/sb3-2 --output pong.png",
+        allow_abbrev=False,
+    )
+    parser.add_argument("runs", nargs="+", metavar="[LABEL=]DIRECTORY", help="run directories; LABEL names their group")
+    parser.add_argument("--output", default="curves.png", metavar="FILE", help="picture to write (curves.png)")
+    return parser

@@ -1,0 +1,89 @@
+"""Where a run came from: one line in `<run directory>/starts.jsonl` for each start of it.
+
+With `config.yaml` beside it, that is what somebody else needs to repeat the run, or to see why theirs is different.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shlex
+import subprocess
+import sys
+import time
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from apex_jax.config import Config
+
+FILE_NAME = "starts.jsonl"
+PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy", "numba", "envpool", "pyzmq", "orbax-checkpoint")
+_CHECKOUT = Path(__file__).resolve().parents[2]
+
+
+def record_start(config: Config) -> None:
+    """Appends this start of the run to its directory. OSError where that cannot be written."""
+    path = Path(config.directory, FILE_NAME)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(_this_start(config)) + "\n")
+
+
+def read_starts(run_directory: str | os.PathLike[str]) -> list[dict[str, Any]]:
+    """Returns what `record_start` wrote, oldest first, without lines torn by a kill; empty where there is no file."""
+    try:
+        lines = Path(run_directory, FILE_NAME).read_bytes().splitlines()
+    except OSError:
+        return []
+    starts = []
+    for line in lines:
+        try:
+            start = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(start, dict) and isinstance(start.get("time"), int | float):
+            starts.append(start)
+    return starts
+
+
+def _this_start(config: Config) -> dict[str, Any]:
+    return {
+        "time": time.time(),  # unix seconds
+        "command": shlex.join([Path(sys.executable).name, *sys.argv]),
+        "task": config.environment.task,
+        "seed": config.seed,
+        "commit": _git("rev-parse", "HEAD"),
+        "uncommitted_changes": bool(_git("status", "--porcelain", "--untracked-files=no")),
+        "python": platform.python_version(),
+        "versions": {name: _version(name) for name in PACKAGES},
+        "processor": _processor(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+    }
+
+
+def _git(*arguments: str) -> str | None:
+    """Returns what git says of this checkout; None where it is none, or where there is no git."""
+    try:
+        command = ["git", "-C", str(_CHECKOUT), *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.processor() or platform.machine())

@@ -1,0 +1,81 @@
+"""Writes frames as they come to a video (H.264 in .mp4), an animation (.gif), or both."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections import deque
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import av
+import numpy as np
+from PIL import Image
+
+from apex_jax.errors import UsageError, shown
+from apex_jax.results.files import written_whole
+
+ENLARGED = 2  # an Atari screen of 160 x 210 pixels is small on a display of today
+GIF_SECONDS = 30.0  # of the game's end, where what was learned is seen: a whole game would be many megabytes
+GIF_EVERY = 2  # frames: one of so many is kept
+
+
+@contextlib.contextmanager
+def video_writer(path: str | os.PathLike[str], frames_per_second: float) -> Iterator[Callable[[np.ndarray], None]]:
+    """Gives a function that appends a frame, uint8[height, width, 3], of one size; the files are there at the end.
+
+    `path` ends in .mp4 or .gif; without an ending both are written beside each other. UsageError as of `video_paths`.
+    """
+    with contextlib.ExitStack() as files:
+        encoders = [
+            files.enter_context(ENCODERS[file.suffix](files.enter_context(written_whole(file)), frames_per_second))
+            for file in video_paths(path)
+        ]
+
+        def add(frame: np.ndarray) -> None:
+            for encode in encoders:
+                encode(frame)
+
+        yield add
+
+
+def video_paths(path: str | os.PathLike[str]) -> list[Path]:
+    """Returns the files that `video_writer` makes of this path. UsageError where it names another kind or no folder."""
+    path = Path(path)
+    if not path.parent.is_dir():
+        raise UsageError(f"{shown(path)}: there is no folder {shown(path.parent)}; make it, or name another file")
+    if path.suffix in ENCODERS:
+        return [path]
+    if path.suffix:
+        raise UsageError(
+            f"{shown(path)}: videos are written as {' and '.join(ENCODERS)}; end the name so, or in nothing"
+        )
+    return [path.with_suffix(suffix) for suffix in ENCODERS]
+
+
+@contextlib.contextmanager
+def _mp4(path: Path, frames_per_second: float) -> Iterator[Callable[[np.ndarray], None]]:
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream("libx264", rate=round(frames_per_second), options={"crf": "20"})
+        stream.pix_fmt = "yuv420p"  # what browsers play
+
+        def encode(frame: np.ndarray) -> None:
+            enlarged = frame.repeat(ENLARGED, axis=0).repeat(ENLARGED, axis=1)
+            if not stream.codec_context.is_open:
+                stream.height, stream.width = enlarged.shape[:2]
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(enlarged, "rgb24")))
+
+        yield encode
+        container.mux(stream.encode())
+
+
+@contextlib.contextmanager
+def _gif(path: Path, frames_per_second: float) -> Iterator[Callable[[np.ndarray], None]]:
+    kept: deque[np.ndarray] = deque(maxlen=int(GIF_SECONDS * frames_per_second))
+    yield kept.append
+    pictures = [Image.fromarray(frame).quantize(64) for frame in list(kept)[::-GIF_EVERY]][::-1]
+    milliseconds = round(1000 * GIF_EVERY / frames_per_second)
+    pictures[0].save(path, save_all=True, append_images=pictures[1:], duration=milliseconds, loop=0)
+
+
+ENCODERS = {".mp4": _mp4, ".gif": _gif}  # by the ending of the file's name

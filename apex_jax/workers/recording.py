@@ -1,0 +1,52 @@
+"""Records a game as a person would see it: raw colour frames, at the speed of the console."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import numpy as np
+
+from apex_jax.agent.dqn import Dqn, Params
+from apex_jax.config import Config
+from apex_jax.environment import Environment, EpisodeTracker
+from apex_jax.results.video import video_writer
+from apex_jax.types import SegmentSpec
+from apex_jax.workers.process import ROLE_NUMBERS, process_rng
+
+EMULATOR_FRAMES_PER_SECOND = 60
+
+
+def record_game(
+    config: Config, spec: SegmentSpec, dqn: Dqn, params: Params, path: str, cancelled: Callable[[], bool]
+) -> float | None:
+    """Plays one game as an evaluation does and writes its video to `path` (see `video_writer`).
+
+    Returns the game's return; None if the game has no screen, or was cancelled: what was played by then is written.
+    """
+    rng = process_rng(config.seed, ROLE_NUMBERS["evaluator"], 1)
+    environment = Environment(
+        config, spec, rng.integers(2**31, size=1), config.evaluator.max_episode_frames, rendered=True
+    )
+    tracker, key = EpisodeTracker(1), jax.random.key(int(rng.integers(2**31)))
+    epsilon = np.full(1, config.evaluator.epsilon, np.float32)
+    step, call = environment.receive(), 0
+    tracker.add(step)
+    try:
+        screen = environment.screen()
+        if screen is None:
+            return None
+        with video_writer(path, EMULATOR_FRAMES_PER_SECOND / config.environment.frame_skip) as add:
+            while screen is not None:
+                add(screen)
+                if cancelled():
+                    break
+                output = dqn.act(params, step.observation, epsilon, key, call)
+                environment.send(np.asarray(output.action), step.env_id)
+                step, call = environment.receive(), call + 1
+                for episode in tracker.add(step):
+                    return episode.episode_return
+                screen = environment.screen()
+        return None
+    finally:
+        environment.close()

@@ -1,0 +1,123 @@
+"""Warnings of the live view: each wrong thing is told with the key to change, and a run that is well has none."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from apex_jax.config import AlgorithmConfig, Config, EnvironmentConfig, LearnerConfig, ReplayConfig
+from apex_jax.workers.diagnosis import PATIENCE_SECONDS, SILENCE_SECONDS, Diagnosis
+from apex_jax.workers.progress import ProgressReader
+
+CONFIG = Config(
+    learner=LearnerConfig(learning_rate=0.01), replay=ReplayConfig(samples_per_insert=4.0), run_directory="runs/x"
+)
+WELL: dict[str, float | None] = {
+    "losses/td_loss": 0.1,
+    "losses/q_values": -1.5,
+    "learner/wait_seconds_share": 0.5,
+    "actor/wait_seconds_share": 0.5,
+    "replay/dropped_stale_priority": 9.0,
+    "replay/dropped_malformed": 0.0,
+}
+
+
+def told(values: dict[str, float | None], config: Config = CONFIG, learning: bool = True, silent: float = 0.0) -> str:
+    """Returns what is told once it has lasted."""
+    diagnosis = Diagnosis(config)
+    diagnosis.warnings(0.0, WELL | values, learning, silent)
+    return "\n".join(diagnosis.warnings(PATIENCE_SECONDS, WELL | values, learning, silent))
+
+
+def test_run_that_is_well_has_no_warnings() -> None:
+    assert told({}) == ""
+    assert Diagnosis(CONFIG).warnings(0.0, {}, False, 0.0) == ()
+
+
+@pytest.mark.parametrize(
+    ("values", "warning"),
+    [
+        (
+            {"losses/td_loss": None},
+            "the loss is not finite: lower learner.learning_rate (now 0.01) or set algorithm.loss=huber",
+        ),
+        (
+            {"losses/q_values": -151.0},
+            "q-values of -151 are beyond the 100 that rewards allow, learning diverges:"
+            " lower learner.learning_rate (now 0.01) or set algorithm.loss=huber",
+        ),
+        (
+            {"learner/wait_seconds_share": 0.75},
+            "the learner waits for batches 75% of the time:"
+            " raise replay.samples_per_insert (now 4), or raise actor.processes",
+        ),
+        (
+            {"actor/wait_seconds_share": 0.75},
+            "actors wait for the learner 75% of the time: lower replay.samples_per_insert (now 4), or learn on a GPU",
+        ),
+        (
+            {"replay/dropped_bad_checksum": 1200.0},
+            "1,200 messages were refused (bad checksum): see the logs of the roles",
+        ),
+    ],
+)
+def test_what_is_wrong_is_told_with_the_key_to_change(values: dict[str, float | None], warning: str) -> None:
+    assert told(values) == warning
+
+
+def test_ratio_that_is_free_is_not_to_be_changed() -> None:
+    free = CONFIG.replace(replay=ReplayConfig(samples_per_insert=0.0))
+    text = told({"learner/wait_seconds_share": 0.9}, free)
+    assert text == "the learner waits for batches 90% of the time: raise actor.processes"
+
+
+def test_rewards_that_are_not_clipped_or_discounted_allow_any_q_value() -> None:
+    for config in (
+        CONFIG.replace(environment=EnvironmentConfig(reward_clip=0.0)),
+        CONFIG.replace(algorithm=AlgorithmConfig(discount=1.0)),
+    ):
+        assert told({"losses/q_values": 1e6}, config) == ""
+
+
+def test_waiting_is_told_only_when_it_lasts() -> None:
+    diagnosis, waits = Diagnosis(CONFIG), WELL | {"learner/wait_seconds_share": 0.9}
+    assert diagnosis.warnings(0.0, waits, True, 0.0) == ()
+    assert diagnosis.warnings(PATIENCE_SECONDS / 2, WELL, True, 0.0) == ()
+    assert diagnosis.warnings(PATIENCE_SECONDS, waits, True, 0.0) == ()
+    assert len(diagnosis.warnings(2 * PATIENCE_SECONDS, waits, True, 0.0)) == 1
+    assert told({"learner/wait_seconds_share": 0.9}, learning=False) == ""  # it waits for the replay to fill
+
+
+def test_silence_of_the_actors_is_told() -> None:
+    assert told({}, silent=SILENCE_SECONDS - 1) == ""
+    assert told({}, silent=SILENCE_SECONDS).startswith("no new experience comes: no frame for 30 s; see actor-0.log")
+    assert told({}, learning=False, silent=45).startswith("the replay does not fill: no frame for 45 s")
+
+
+def test_reader_of_the_metrics_hands_over_what_it_read(tmp_path: Path) -> None:
+    now = 1000.0
+    reader = ProgressReader(str(tmp_path), CONFIG, lambda: now)
+    (tmp_path / "metrics").mkdir()
+
+    def write(name: str, step: int, **values: Any) -> None:
+        tags = {tag.replace("__", "/"): value for tag, value in values.items()}
+        with open(tmp_path / "metrics" / f"{name}.jsonl", "a") as file:
+            file.write(json.dumps({"time": now, "seconds": now, "step": step} | tags) + "\n")
+
+    write("learner", 0, charts__updates_per_second=0.0)
+    now += 2 * SILENCE_SECONDS
+    assert reader.read().warnings == ()  # no actor has come up yet
+    write("actor-0", 0)
+    now += SILENCE_SECONDS / 2
+    assert reader.read().warnings == ()
+    now += SILENCE_SECONDS
+    assert "the replay does not fill" in reader.read().warnings[0]
+    write("replay", 4000)
+    assert reader.read().warnings == ()
+    write("learner", 4000, losses__td_loss=None)
+    assert "not finite" in reader.read().warnings[0]
+    write("learner", 4000, losses__td_loss=0.5)
+    assert reader.read().warnings == ()

@@ -1,0 +1,119 @@
+"""Videos: every frame of a game, in colour, in files that players and browsers open."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import av
+import jax
+import numpy as np
+import pytest
+from PIL import Image, ImageSequence
+
+from apex_jax.agent.dqn import make_dqn
+from apex_jax.command_line import load
+from apex_jax.config import Config
+from apex_jax.environment import Environment, segment_spec
+from apex_jax.errors import UsageError
+from apex_jax.results.video import GIF_SECONDS, video_paths, video_writer
+from apex_jax.workers.recording import record_game
+
+SMALL = ("network.channels=[4,4,4]", "network.hidden_units=8")
+PONG = (*SMALL, "environment.task=Pong-v5", "evaluator.max_episode_frames=160")
+CATCH = ("environment.task=Catch-v0", "environment.frame_stack=1", "environment.frame_skip=1")
+
+
+def record(config: Config, path: Path, cancelled: bool = False) -> float | None:
+    spec = segment_spec(config)
+    dqn = make_dqn(config, spec)
+    params = dqn.init(jax.random.key(0)).online_params
+    return record_game(config, spec, dqn, params, str(path), lambda: cancelled)
+
+
+def frames_of(path: Path) -> tuple[np.ndarray, float]:
+    """Returns the frames of a video, uint8[N, height, width, 3], and how many are shown a second."""
+    with av.open(str(path)) as container:
+        stream = container.streams.video[0]
+        frames = [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]
+        return np.stack(frames), float(stream.average_rate or 0)
+
+
+def test_game_is_recorded_in_raw_colours_at_the_speed_of_the_console(tmp_path: Path) -> None:
+    result = record(load(None, PONG), tmp_path / "game")
+    assert result is not None
+    frames, rate = frames_of(tmp_path / "game.mp4")
+    assert frames.shape == (40, 420, 320, 3)  # 160 emulator frames, 4 to a step; the screen twice as large
+    assert rate == 15
+    assert abs(frames[-1, 200, 100].astype(int) - (144, 72, 17)).max() < 12  # Pong's brown, as far as H.264 keeps it
+    with Image.open(tmp_path / "game.gif") as image:
+        assert image.size == (160, 210)
+        milliseconds = [frame.info["duration"] for frame in ImageSequence.Iterator(image)]
+        assert sum(milliseconds) == pytest.approx(40 * 1000 / 15, rel=0.05)  # pictures that are equal stand as one
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["game.gif", "game.mp4"]
+
+
+def test_screen_is_the_one_of_the_newest_step() -> None:
+    config = load(None, PONG)
+    spec = segment_spec(config)
+    environment = Environment(config, spec, np.arange(1), 10_000, rendered=True)
+    step = environment.receive()
+    differs = 0
+    for _ in range(60):
+        before = environment.screen()
+        environment.send(np.zeros(1, np.int32), step.env_id)
+        step, after = environment.receive(), environment.screen()
+        assert before is not None
+        assert after is not None
+        small_differs = (step.observation[0, -1] != step.observation[0, -2]).any()
+        assert small_differs <= (before != after).any()
+        differs += int(small_differs)
+    environment.close()
+    assert differs > 20
+
+
+def test_game_without_a_screen_is_not_recorded(tmp_path: Path) -> None:
+    assert record(load(None, CATCH), tmp_path / "game") is None
+    assert not list(tmp_path.iterdir())
+
+
+def test_game_that_is_broken_off_is_recorded_as_far_as_it_went(tmp_path: Path) -> None:
+    assert record(load(None, PONG), tmp_path / "game", cancelled=True) is None
+    assert len(frames_of(tmp_path / "game.mp4")[0]) == 1
+
+
+def test_error_while_recording_leaves_no_half_files(tmp_path: Path) -> None:
+    def fail() -> None:
+        with video_writer(tmp_path / "game", 15) as add:
+            add(np.zeros((20, 20, 3), np.uint8))
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
+    assert not list(tmp_path.iterdir())
+
+
+def test_gif_shows_the_end_of_a_long_game(tmp_path: Path) -> None:
+    rate = 15
+    with video_writer(tmp_path / "game.gif", rate) as add:
+        for i in range(int(GIF_SECONDS * rate) + 200):
+            add(np.full((8, 8, 3), i % 256, np.uint8))
+    with Image.open(tmp_path / "game.gif") as image:
+        frames = getattr(image, "n_frames", 1)
+        image.seek(frames - 1)
+        last = np.asarray(image.convert("RGB"))[0, 0]
+    assert frames == GIF_SECONDS * rate / 2
+    assert abs(int(last[0]) - (int(GIF_SECONDS * rate) + 199) % 256) <= 4
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("nowhere/game.mp4", "there is no folder .*nowhere; make it"),
+        ("game.avi", "videos are written as .mp4 and .gif"),
+    ],
+)
+def test_video_that_cannot_be_written_is_told_before_anything_is_played(
+    tmp_path: Path, name: str, message: str
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        video_paths(tmp_path / name)

@@ -1,0 +1,276 @@
+"""What a run leaves to look at: where it came from, curves, groups of seeds, statistics, pictures, the plot command."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from apex_jax.command_line import load, to_yaml
+from apex_jax.config import Config
+from apex_jax.errors import UsageError
+from apex_jax.results import provenance
+from apex_jax.results.curves import Curve, Group, Run, common_grid, grouped, held, read_run
+from apex_jax.results.plot import draw_groups, draw_run, table
+from apex_jax.results.plot_command import groups_of, run
+from apex_jax.results.statistics import bootstrap_interval, interquartile_mean
+
+START = 1_000_000.0  # unix seconds
+RETURN = "eval/episodic_return"
+
+
+def make_run(
+    directory: Path, returns: Sequence[float], overrides: tuple[str, ...] = (), starts: tuple[float, ...] = (START,)
+) -> Path:
+    """Writes a run whose evaluations come a minute and a million frames apart, the first after a minute."""
+    (directory / "metrics").mkdir(parents=True)
+    (directory / "config.yaml").write_text(to_yaml(load(None, [*overrides, f"run_directory={directory}"])))
+    (directory / "starts.jsonl").write_text("".join(json.dumps({"time": t, "task": "Pong-v5"}) + "\n" for t in starts))
+    write_lines(
+        directory / "metrics" / "evaluator.jsonl", [(60.0 * i, i, {RETURN: r}) for i, r in enumerate(returns, 1)]
+    )
+    return directory
+
+
+def write_lines(path: Path, lines: Sequence[tuple[float, float, Mapping[str, float | None]]]) -> None:
+    """Writes (seconds after START, million frames, values)."""
+    texts = [json.dumps({"time": START + s, "seconds": s, "step": int(m * 1e6), **values}) for s, m, values in lines]
+    path.write_text("\n".join([*texts, ""]))
+
+
+def plain_run(returns: list[float], task: str = "Pong-v5") -> Run:
+    positions = np.arange(1.0, len(returns) + 1)
+    return Run("", task, Curve(positions * 1e6, positions, np.array(returns)), {}, {})
+
+
+# Where a run came from --------------------------------------------------------------------------------------------
+
+
+def test_each_start_of_a_run_adds_what_somebody_needs_to_repeat_it(tmp_path: Path) -> None:
+    config = Config(run_directory=str(tmp_path / "new"), seed=7)
+    provenance.record_start(config)
+    provenance.record_start(config)
+    first, second = provenance.read_starts(tmp_path / "new")
+    assert first["time"] <= second["time"]
+    assert (first["task"], first["seed"]) == ("Pong-v5", 7)
+    assert first["versions"]["numpy"] == np.__version__
+    assert first["processor"]
+    assert first["cores"] >= 1
+    assert "pytest" in first["command"]
+
+
+def test_commit_is_that_of_the_checkout_where_git_knows_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(provenance, "_CHECKOUT", tmp_path)
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    config = Config(run_directory=str(tmp_path / "run"))
+    provenance.record_start(config)
+    for command in ("init -q", "-c user.name=a -c user.email=a@b commit -q --allow-empty -m first"):
+        subprocess.run(["git", "-C", str(tmp_path), *command.split()], check=True)
+    provenance.record_start(config)
+    before, after = provenance.read_starts(tmp_path / "run")
+    assert before["commit"] is None
+    assert len(after["commit"]) == 40
+    assert after["uncommitted_changes"] is False
+
+
+def test_torn_line_of_a_start_is_passed_over(tmp_path: Path) -> None:
+    (tmp_path / "starts.jsonl").write_bytes(b'{"time": 1.5}\n{"ti\n[1]\n{"time": 2.5}\n\xff')
+    assert [start["time"] for start in provenance.read_starts(tmp_path)] == [1.5, 2.5]
+    assert provenance.read_starts(tmp_path / "nowhere") == []
+
+
+# Curves -----------------------------------------------------------------------------------------------------------
+
+
+def test_evaluation_stands_at_the_frames_of_its_weights_and_the_minutes_of_its_end(tmp_path: Path) -> None:
+    make_run(tmp_path, [])
+    values = {RETURN: -20.0, "eval/frames": 900_000.0}
+    write_lines(tmp_path / "metrics" / "evaluator.jsonl", [(90.0, 1.0, values), (120.0, 1.5, {RETURN: None})])
+    read = read_run(tmp_path)
+    assert read.task == "Pong-v5"
+    assert [list(values) for values in read.evaluation] == [[900_000.0], [1.5], [-20.0]]
+
+
+def test_training_games_are_one_curve_for_each_band_of_epsilon(tmp_path: Path) -> None:
+    make_run(tmp_path, [1.0])
+    tag = "charts/episodic_return_epsilon_"
+    lines = [(6.0, 0.1, {f"{tag}below_0.01": -21.0, f"{tag}above_0.2": -20.0}), (12.0, 0.2, {f"{tag}above_0.2": -19.0})]
+    write_lines(tmp_path / "metrics" / "replay.jsonl", lines)
+    training = read_run(tmp_path).training
+    assert {band: list(curve.returns) for band, curve in training.items()} == {
+        "below_0.01": [-21.0],
+        "above_0.2": [-20.0, -19.0],
+    }
+    assert list(training["above_0.2"].minutes) == pytest.approx([0.1, 0.2])
+
+
+def test_pause_between_two_starts_takes_no_minutes(tmp_path: Path) -> None:
+    make_run(tmp_path, [], starts=(START, START + 1000))
+    lines = [(60.0, 1.0, {RETURN: 1.0}), (120.0, 1.0, {}), (1060.0, 2.0, {RETURN: 2.0})]
+    write_lines(tmp_path / "metrics" / "evaluator.jsonl", lines)
+    assert list(read_run(tmp_path).evaluation.minutes) == pytest.approx([1.0, 3.0])
+
+
+def test_run_without_starts_or_config_is_read_from_its_first_line_on(tmp_path: Path) -> None:
+    make_run(tmp_path, [1.0, 2.0])
+    for name in ("starts.jsonl", "config.yaml"):
+        (tmp_path / name).unlink()
+    read = read_run(tmp_path)
+    assert (read.task, dict(read.settings), list(read.evaluation.minutes)) == ("?", {}, [0.0, 1.0])
+
+
+def test_directory_without_metrics_is_no_run(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"holds no metrics/\*\.jsonl; give the directory of a run"):
+        read_run(tmp_path)
+
+
+def test_runs_that_differ_in_their_seed_are_one_group_and_others_are_named_by_what_differs(tmp_path: Path) -> None:
+    runs = [
+        read_run(make_run(tmp_path / name, [1.0], overrides))
+        for name, overrides in {
+            "a1": ("seed=1",),
+            "a2": ("seed=2",),
+            "b1": ("seed=1", "replay.priority_exponent=0", "evaluator.checkpoint=x"),
+            "b2": ("seed=2", "replay.priority_exponent=0", "addresses.weights=ipc://y"),
+        }.items()
+    ]
+    groups = grouped(runs)
+    assert [group.label for group in groups] == ["priority_exponent=0.6", "priority_exponent=0.0"]
+    assert [list(group.runs) for group in groups] == [runs[:2], runs[2:]]
+    assert [group.label for group in grouped(runs[:2])] == ["all runs"]
+
+
+def test_games_of_one_method_are_one_group(tmp_path: Path) -> None:
+    runs = [read_run(make_run(tmp_path / task, [1.0], (f"environment.task={task}-v5",))) for task in ("Pong", "Boxing")]
+    assert [list(group.runs) for group in grouped(runs)] == [runs]
+
+
+def test_value_of_a_curve_holds_until_the_next(tmp_path: Path) -> None:
+    curve, late = plain_run([1.0, 2.0, 3.0]).evaluation, plain_run([5.0, 6.0]).evaluation
+    late = late._replace(minutes=np.array([1.5, 2.5]))
+    grid = common_grid([curve, late], "minutes", points=3)
+    assert list(grid) == [1.5, 2.0, 2.5]
+    assert list(held(curve, "minutes", grid)) == [1.0, 2.0, 2.0]
+    assert list(held(late, "minutes", grid)) == [5.0, 5.0, 6.0]
+
+
+def test_runs_that_have_no_time_in_common_have_no_grid() -> None:
+    early, late = plain_run([1.0]).evaluation, plain_run([1.0]).evaluation._replace(minutes=np.array([9.0]))
+    assert common_grid([early, late], "minutes").size == 0
+
+
+# Statistics -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("scores", "mean"),
+    [
+        ([5.0], 5.0),
+        ([1.0, 3.0], 2.0),
+        ([0.0, 6.0, 60.0], 0 / 6 + 6 * 4 / 6 + 60 / 6),
+        ([100.0, 1.0, 2.0, -50.0], 1.5),
+        ([0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 700.0], 3.5),
+    ],
+)
+def test_interquartile_mean_is_that_of_the_middle_half(scores: list[float], mean: float) -> None:
+    assert interquartile_mean(np.array(scores)) == pytest.approx(mean)
+
+
+@given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=30))
+def test_interquartile_mean_lies_among_the_scores_and_knows_no_order(scores: list[float]) -> None:
+    mean = interquartile_mean(np.array(scores))
+    assert min(scores) - 1e-6 <= mean <= max(scores) + 1e-6
+    assert interquartile_mean(np.array(scores[::-1])) == mean
+
+
+def test_interval_holds_the_statistic_and_narrows_with_runs() -> None:
+    rng = np.random.default_rng(1)
+    widths = []
+    for size in (5, 50):
+        scores = rng.normal(size=(size, 1))
+        low, high = bootstrap_interval([scores], interquartile_mean, np.random.default_rng(2))
+        assert low[0] < interquartile_mean(scores)[0] < high[0]
+        widths.append(high[0] - low[0])
+    assert widths[1] < widths[0] / 2
+
+
+def test_runs_are_drawn_again_within_their_own_game_only() -> None:
+    strata = [np.zeros(4), np.full(4, 10.0)]
+    low, high = bootstrap_interval(strata, interquartile_mean, np.random.default_rng(0))
+    assert (float(low), float(high)) == (5.0, 5.0)
+
+
+# Pictures and table -----------------------------------------------------------------------------------------------
+
+
+def test_picture_of_a_run_and_of_groups_is_written_whole(tmp_path: Path) -> None:
+    make_run(tmp_path / "a", [-20.0, 3.0])
+    make_run(tmp_path / "b", [-20.0, 5.0], ("seed=2",))
+    runs = [read_run(tmp_path / name) for name in "ab"]
+    draw_run(runs[0], tmp_path / "curves.png")
+    draw_groups(grouped(runs), tmp_path / "both.png")
+    draw_groups([Group("x", [plain_run([1.0, 2.0]), plain_run([300.0], "Seaquest-v5")])], tmp_path / "games.png")
+    for name in ("curves.png", "both.png", "games.png"):
+        with Image.open(tmp_path / name) as image:
+            assert image.size == (1100, 420)
+            assert len(image.convert("RGB").getcolors(2**20) or ()) > 50, "something is drawn"
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_run_without_evaluations_or_with_an_unknown_game_is_drawn(tmp_path: Path) -> None:
+    draw_run(plain_run([], "Catch-v0"), tmp_path / "curves.png")
+    assert (tmp_path / "curves.png").stat().st_size > 1000
+
+
+def test_table_has_a_row_for_each_group_with_raw_and_normalised_scores() -> None:
+    text = table([Group("a", [plain_run([0.0, r]) for r in (14.6, 14.6, 14.6)]), Group("b", [plain_run([-20.7])])])
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines()]
+    assert rows[0][:5] == ["runs", "n", "frames", "minutes", "last return: each"]
+    assert rows[2] == ["a", "3", "2.00 M", "2.0", "14.6, 14.6, 14.6", "14.6", "14.6 [14.6, 14.6]", "100%"]
+    assert rows[3] == ["b", "1", "1.00 M", "1.0", "-20.7", "-20.7", "-20.7 [-20.7, -20.7]", "0%"]
+
+
+def test_table_of_several_games_has_only_normalised_statistics() -> None:
+    text = table([Group("both", [plain_run([14.6]), plain_run([42054.7], "Seaquest-v5")])])
+    assert [cell.strip() for cell in text.splitlines()[2].split("|")][5:9] == ["14.6, 42054.7", "", "", "100%"]
+
+
+def test_plot_command_draws_and_prints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make_run(tmp_path / "a", [1.0, 2.0])
+    make_run(tmp_path / "b=c", [3.0, 4.0])
+    output = tmp_path / "out.svg"
+    assert run([str(tmp_path / "a"), f"SB3={tmp_path / 'b=c'}", "--output", str(output)]) == 0
+    assert "<svg" in output.read_text()
+    printed = capsys.readouterr().out
+    assert "| all runs | 1 |" in printed
+    assert "| SB3 | 1 |" in printed
+
+
+def test_directory_may_hold_an_equals_sign(tmp_path: Path) -> None:
+    make_run(tmp_path / "b=c", [3.0])
+    assert [group.label for group in groups_of([str(tmp_path / "b=c")])] == ["all runs"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "plot: the following arguments are required: .*; see python main.py plot --help"),
+        (["{tmp}/nowhere"], "nowhere: holds no metrics"),
+        (["{tmp}/empty"], "empty: has no evaluation yet"),
+        (["{tmp}/a", "--output", "x.jpg"], r"--output x.jpg: give a file .* ends in .png, .svg or .pdf"),
+        (["{tmp}/a", "--output", "{tmp}/nowhere/x.png"], "give a file in an existing folder"),
+    ],
+)
+def test_wrong_use_of_plot_is_one_line(tmp_path: Path, arguments: list[str], message: str) -> None:
+    make_run(tmp_path / "a", [1.0])
+    make_run(tmp_path / "empty", [])
+    with pytest.raises(UsageError, match=message) as caught:
+        run([argument.format(tmp=tmp_path) for argument in arguments])
+    assert str(caught.value).isprintable()
