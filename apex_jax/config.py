@@ -108,6 +108,11 @@ class ReplayConfig:
     min_size_to_sample: int = key(50_000, "learning starts at this many", "transitions", 1, 2**30)
     priority_exponent: float = key(0.6, "alpha: P(i) is proportional to priority^alpha; 0 = uniform replay", "", 0, 10)
     importance_sampling_exponent: float = key(0.4, "beta: weight (N P(i))^-beta over the batch's largest", "", 0, 10)
+    initial_priority: str = key(
+        "actor",
+        "of a new transition: the error its actor computed (Ape-X), or the maximum so far (Schaul et al. 2016)",
+        choices=("actor", "maximum"),
+    )
     samples_per_insert: float = key(
         0.0, "transitions drawn per transition stored, the faster side waits; 0 = free", "", 0, 1e6
     )

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from apex_jax.command_line import load
-from apex_jax.config import ActorConfig, Config
+from apex_jax.command_line import load, parse
+from apex_jax.config import ActorConfig, AddressConfig, Config
 from apex_jax.errors import RunError
 from apex_jax.metrics import MetricsWriter
 from apex_jax.results.provenance import read_starts
@@ -59,7 +59,7 @@ class Stage:
         well = {"replay": WAIT, "learner": "", "actor-0": WAIT, "evaluator": WAIT_FOR_WORD}
         for name, line in (well | {name.replace("_", "-"): line for name, line in lines.items()}).items():
             (self.folder / f"{name}.py").write_text(line)
-        LocalRun(self.config, self.stop).run()
+        LocalRun(self.config, AddressConfig(weights="ipc://w"), self.stop).run()
 
     @property
     def lives(self) -> dict[str, int]:
@@ -86,11 +86,15 @@ def test_run_is_over_when_the_learner_and_then_the_evaluator_have_ended(
     assert f"Files:       {stage.config.run_directory} " in capsys.readouterr().out
 
 
-def test_roles_are_given_the_config_of_the_run(stage: Stage) -> None:
-    check = 'assert sys.argv[1:] == ["--role", "actor", "--name", "actor-0", "--config", sys.argv[-1]]\n'
-    stage.run(actor_0=f'{check}assert os.environ["APEX_JAX_SUPERVISED"]\n{WAIT}')
+def test_roles_are_given_the_config_and_the_addresses_of_the_run(stage: Stage) -> None:
+    told = 'pathlib.Path(folder / "told").write_text("\\n".join(sys.argv[1:]))'
+    stage.run(actor_0=f'{told}\nassert os.environ["APEX_JAX_SUPERVISED"]\n{WAIT}')
     assert stage.lives == ONCE_EACH
-    assert load(Path(stage.config.run_directory, "config.yaml")) == stage.config
+    command = parse((stage.folder / "told").read_text().splitlines())
+    assert (command.role, command.name) == ("actor", "actor-0")
+    assert command.config == stage.config.replace(addresses=AddressConfig(weights="ipc://w"))
+    kept = load(Path(stage.config.run_directory, "config.yaml"))
+    assert kept == stage.config, "which another run, or a fleet, can start from"
 
 
 @pytest.mark.parametrize("end", ["os.kill(os.getpid(), signal.SIGKILL)", "1 / 0", "os._exit(143)"])
@@ -175,7 +179,7 @@ def test_evaluator_that_has_gone_before_the_end_is_not_waited_for(stage: Stage) 
 def test_role_that_does_not_end_when_asked_is_killed(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local, "KILL_SECONDS", 0.1)
     deaf = f"signal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint(os.getpid(), flush=True)\n{WAIT}"
-    said = "pathlib.Path(sys.argv[-1]).with_name('logs').joinpath('replay.log').read_text()"
+    said = "(folder / 'run' / 'logs' / 'replay.log').read_text()"
     stage.run(replay=deaf, learner=f"wait_until(lambda: {said})")
     pid = int(Path(stage.config.run_directory, "logs", "replay.log").read_text())
     assert not Path("/proc", str(pid)).exists()

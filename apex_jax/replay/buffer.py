@@ -57,7 +57,9 @@ class ReplayBuffer:
         priority_exponent: float,
         importance_sampling_exponent: float,
         rng: np.random.Generator,
+        from_actors: bool = True,
     ) -> None:
+        """`from_actors`: a new transition has the priority its actor computed; else the largest so far, 1 at first."""
         if spec.max_transitions < 1:
             raise ValueError(
                 f"segments of {spec.slots} slots, {spec.overlap} of them overlap, hold no transition: raise slots"
@@ -79,6 +81,7 @@ class ReplayBuffer:
         self.size_transitions = 0
         self.max_priority = 0.0  # largest ever stored, not yet raised to the priority exponent
         self._slots = spec.slots
+        self._from_actors = from_actors
         self._alpha = priority_exponent
         self._beta = importance_sampling_exponent
         self._rng = rng
@@ -112,6 +115,9 @@ class ReplayBuffer:
         largest = float(priority.max())
         if not (priority.min() >= 0 and largest < np.inf):
             raise ValueError(f"priorities from {priority.min()} to {largest} are not all finite and at least 0")
+        if not self._from_actors:
+            largest = self.max_priority or 1.0
+            priority = np.where(priority > 0, largest, 0.0)
         slot = self.inserted_segments % self.capacity_segments
         num_transitions = int(np.count_nonzero(priority))
         self._tree.set_range(slot * self._slots, self._exponentiate(priority))

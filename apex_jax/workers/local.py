@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from apex_jax.command_line import to_yaml
@@ -51,10 +51,10 @@ class Role:
     last_error: str = ""  # that it ended with, the last time that it failed
     state: str = "starting"
 
-    def start(self, config_path: Path) -> None:
+    def start(self, arguments: list[str]) -> None:
         """Starts the process in a session of its own, so that Ctrl-C reaches the supervisor alone."""
         self.close_pipe()
-        command = [sys.executable, str(MAIN), "--role", self.role, "--name", self.name, "--config", str(config_path)]
+        command = [sys.executable, str(MAIN), "--role", self.role, "--name", self.name, *arguments]
         with open(self.log_path, "ab") as log:
             self.process = subprocess.Popen(
                 command,
@@ -100,13 +100,15 @@ class Role:
 class LocalRun:
     """The processes of one run on this machine."""
 
-    def __init__(self, config: Config, stop: StopSignal):
-        """`config`: with addresses that its roles can use, and a run directory that exists."""
+    def __init__(self, config: Config, addresses: AddressConfig, stop: StopSignal):
+        """`config`: with a run directory that exists; `addresses`: of this run, which no later one shall meet."""
         self._config = config
         self._stop = stop
         self._directory = Path(config.directory)
-        self._config_path = self._directory / "config.yaml"
-        self._config_path.write_text(to_yaml(config))
+        config_path = self._directory / "config.yaml"
+        config_path.write_text(to_yaml(config))
+        links = [f"addresses.{link}={address}" for link, address in asdict(addresses).items()]
+        self._arguments = ["--config", str(config_path), *links]
         (self._directory / "logs").mkdir(exist_ok=True)
         names = [("replay", "replay"), ("learner", "learner")]
         names += [("actor", f"actor-{i}") for i in range(config.actor.processes)]
@@ -120,7 +122,7 @@ class LocalRun:
         try:
             with LiveView(self._config, sys.stdout) as view:
                 for role in self._roles:
-                    role.start(self._config_path)
+                    role.start(self._arguments)
                 while not self._stop.wait(TICK_SECONDS) and not self._is_over():
                     self._keep_alive()
                     view.update(self._as_seen_here(reader.read()))
@@ -161,10 +163,10 @@ class LocalRun:
     def _restart(self, role: Role) -> None:
         """Starts a role again; with a learner that failed while it ended the run, also those that have left by then."""
         role.restart_at = 0.0
-        role.start(self._config_path)
+        role.start(self._arguments)
         for other in self._roles:
             if role.role == "learner" and other.exit_code() == 0:
-                other.start(self._config_path)
+                other.start(self._arguments)
 
     def _schedule_restart(self, role: Role, code: int, now: float) -> None:
         role.restarts = 1 if now - role.started_seconds > STEADY_SECONDS else role.restarts + 1
@@ -237,7 +239,7 @@ def run(config: Config, name: str, stop: StopSignal) -> int:
         with locked(Path(config.directory)):
             record_start(config)
             addresses = AddressConfig(links.experience, links.sampling, links.weights)
-            LocalRun(config.replace(addresses=addresses, run_directory=config.directory), stop).run()
+            LocalRun(config.replace(run_directory=config.directory), addresses, stop).run()
     finally:
         links.close()
     return stop.exit_code

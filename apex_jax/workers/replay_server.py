@@ -38,6 +38,7 @@ class ReplayServer:
             config.replay.priority_exponent,
             config.replay.importance_sampling_exponent,
             process_rng(config.seed, ROLE_NUMBERS["replay"]),
+            from_actors=config.replay.initial_priority == "actor",
         )
         self.limiter = make_limiter(config, spec)
         self._experience_socket = sockets.serve_experience(context, config.addresses.experience)

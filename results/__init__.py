@@ -1,0 +1,1 @@
+"""Published curves, and the programs that make them."""

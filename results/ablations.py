@@ -1,0 +1,70 @@
+"""Ape-X without one of its parts at a time, several seeds each, on one machine: which parts work, and how much.
+
+Every variant is the default configuration with a key or two changed. Runs that are already complete are not run again,
+so what was interrupted goes on; the end is one picture and one table of all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from pathlib import Path
+
+from apex_jax.metrics import read_metrics
+from apex_jax.results.curves import Group, read_run
+from apex_jax.results.plot import draw_groups, table
+
+MAIN = Path(__file__).resolve().parents[1] / "main.py"
+VARIANTS: dict[str, tuple[str, ...]] = {
+    "Ape-X": (),
+    "uniform replay": ("replay.priority_exponent=0",),
+    "new transitions at maximum priority": ("replay.initial_priority=maximum",),
+    "one-step returns": ("algorithm.n_step=1",),
+    "three-step returns": ("algorithm.n_step=3",),
+    "single Q": ("algorithm.double_q=false",),
+    "one epsilon": ("actor.epsilon_exponent=0", "actor.base_epsilon=0.05"),
+    "two actor processes": ("actor.processes=2", "actor.environments=16"),
+}
+
+
+def main() -> None:
+    """Runs what is missing and prints the result."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--minutes", type=float, default=10.0, help="of each run (10)")
+    parser.add_argument("--seeds", type=int, default=3, help="runs of each variant (3)")
+    parser.add_argument("--directory", type=Path, default=Path("runs/ablations"), help="of the runs (runs/ablations)")
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="for every run")
+    arguments = parser.parse_args()
+    runs: dict[str, list[Path]] = {name: [] for name in VARIANTS}
+    for seed in range(1, arguments.seeds + 1):  # so that half of the work is fewer seeds of every variant
+        for name, changes in VARIANTS.items():
+            directory = arguments.directory / f"{name.replace(' ', '_')}-{seed}"
+            runs[name].append(directory)
+            if minutes_of(directory) < arguments.minutes:
+                print(f"{name}, seed {seed}: {arguments.minutes:g} minutes in {directory}", flush=True)
+                limits = [f"total_minutes={arguments.minutes:g}", f"seed={seed}", f"run_directory={directory}"]
+                train(directory, [*arguments.overrides, *changes, *limits])
+    groups = [Group(name, [read_run(directory) for directory in directories]) for name, directories in runs.items()]
+    draw_groups(groups, arguments.directory / "ablations.png")
+    print(table(groups))
+
+
+def minutes_of(directory: Path) -> float:
+    """Returns how long the run has learned."""
+    path = directory / "metrics" / "learner.jsonl"
+    lines = read_metrics(path) if path.exists() else []
+    return max((line.get("charts/elapsed_minutes") or 0.0 for line in lines), default=0.0)
+
+
+def train(directory: Path, overrides: list[str]) -> None:
+    """Trains to the end of the run; exits where that fails."""
+    directory.mkdir(parents=True, exist_ok=True)
+    with open(directory / "output.log", "ab") as log:
+        done = subprocess.run([sys.executable, str(MAIN), *overrides], stdout=log, stderr=log, check=False)
+    if done.returncode:
+        sys.exit(f"main.py ended with exit code {done.returncode}; see {directory / 'output.log'}")
+
+
+if __name__ == "__main__":
+    main()

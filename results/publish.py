@@ -1,0 +1,53 @@
+"""Copies what is small of a run to results/: `python -m results.publish RUN results/pong/seed-1`.
+
+The copy reads like a run: `python main.py plot results/pong/seed-*`. Metrics are thinned to about one line a minute,
+evaluations are all kept; checkpoints, logs and TensorBoard files stay behind.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from apex_jax.metrics import read_metrics
+
+WHOLE = ("config.yaml", "starts.jsonl", "curves.png", "video.gif")
+LINE_SECONDS = 60.0
+
+
+def main() -> None:
+    """Copies one run."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("run", type=Path)
+    parser.add_argument("destination", type=Path)
+    arguments = parser.parse_args()
+    metrics = arguments.destination / "metrics"
+    metrics.mkdir(parents=True, exist_ok=True)
+    for name in WHOLE:
+        if (arguments.run / name).exists():
+            shutil.copy(arguments.run / name, arguments.destination / name)
+    for path in sorted((arguments.run / "metrics").glob("*.jsonl")):
+        lines = read_metrics(path)
+        kept = lines if path.stem == "evaluator" else thinned(lines)
+        (metrics / path.name).write_text("".join(json.dumps(line) + "\n" for line in kept))
+
+
+def thinned(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Returns the first line of each minute, and the last of all."""
+    kept: list[dict[str, Any]] = []
+    for line in lines:
+        if not kept or line["time"] - kept[-1]["time"] >= LINE_SECONDS or line is lines[-1]:
+            kept.append({key: rounded(value) for key, value in line.items()})
+    return kept
+
+
+def rounded(value: Any) -> Any:
+    """Rounds to six digits; times and counts stay as they are."""
+    return float(f"{value:.6g}") if isinstance(value, float) and abs(value) < 1e6 else value
+
+
+if __name__ == "__main__":
+    main()
