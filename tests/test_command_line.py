@@ -257,7 +257,7 @@ def test_device_libraries_are_not_imported_before_the_device_is_chosen() -> None
         # keys that do not fit each other
         ("actor.segment_slots=8 algorithm.n_step=5", ["actor.segment_slots=8", "at least 9"]),
         ("replay.capacity_transitions=64 actor.segment_slots=65", ["capacity_transitions=64", "segment_slots=65"]),
-        ("replay.min_size_to_sample=200001", ["min_size_to_sample=200001", "at most 199984"]),
+        ("algorithm.n_step=3 replay.min_size_to_sample=200001", ["min_size_to_sample=200001", "at most 199984"]),
         ("replay.capacity_transitions=1073741824 actor.segment_slots=9", ["capacity_transitions=", "31 bits"]),
         ("actor.environments_per_step=33", ["environments_per_step=33", "actor.environments=32"]),
         ("actor.ladder_size=31", ["ladder_size=31", "actor.environments=32"]),
