@@ -31,6 +31,12 @@ from apex_jax.metrics import (
 LINE = {"time": 1.0, "seconds": 0.5, "step": 4}
 
 
+def test_page_for_readers_says_of_every_tag_what_the_code_says() -> None:
+    page = (Path(__file__).parent.parent / "docs" / "metrics.md").read_text()
+    rows = [line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith("| `")]
+    assert {tag.strip("`"): f"{meaning}; {healthy}" for tag, meaning, healthy in rows} == TAGS
+
+
 class NearlyFull(io.FileIO):
     """A file on a disk with room for five bytes."""
 
