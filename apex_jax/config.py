@@ -245,6 +245,12 @@ class Config:
         """What a start must have in common with the checkpoint it resumes from, as text."""
         return f"{self.agreement} optimizer={self.learner.optimizer}"
 
+    @property
+    def fix_of_divergence(self) -> str:
+        """What the user can do where learning diverges."""
+        huber = "" if self.algorithm.loss == "huber" else " or set algorithm.loss=huber"
+        return f"lower learner.learning_rate (now {self.learner.learning_rate:g}){huber}"
+
     def replace(self, **changes: Any) -> Config:
         """Returns a copy with these top-level fields replaced."""
         return dataclasses.replace(self, **changes)

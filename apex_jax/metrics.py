@@ -33,6 +33,7 @@ from tensorboardX.record_writer import masked_crc32c
 
 _log = logging.getLogger(__name__)
 _STATM = Path("/proc/self/statm")
+LARGEST = 3.4e38
 
 TAGS: dict[str, str] = {
     "charts/environment_frames_per_second": "emulator frames a second of all actors; steady",
@@ -109,7 +110,7 @@ class MetricsWriter:
         finite = {tag: float(value) for tag, value in values.items() if math.isfinite(value)}
         line = {"time": now, "seconds": time.monotonic() - self._started, "step": int(step)}
         text = json.dumps(line | {tag: finite.get(tag) for tag in values}) + "\n"
-        self._try(_append_line, self._lines_path, text.encode())
+        self._try(append_line, self._lines_path, text.encode())
         self._try(_append_event, self._events_path, _event_record(now, int(step), finite))
 
     def _try(self, append: Callable[[Path, bytes], None], path: Path, data: bytes) -> None:
@@ -144,7 +145,8 @@ def _write_whole(file: IO[bytes], data: bytes) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def _append_line(path: Path, line: bytes) -> None:
+def append_line(path: Path, line: bytes) -> None:
+    """Appends a line, whole or not at all, on a line of its own even behind a torn one. OSError."""
     with _open_to_append(path) as file:
         if file.tell():
             file.seek(-1, os.SEEK_END)
@@ -211,11 +213,18 @@ def _parse_lines(data: bytes) -> list[dict[str, Any]]:
     for text in data.splitlines():
         try:
             line = json.loads(text)
-        except ValueError:  # torn by a kill; the next start began on a fresh line
+        except (ValueError, RecursionError):  # torn by a kill, the next start began on a fresh line; or not ours
             continue
-        if isinstance(line, dict) and line.keys() >= {"time", "seconds", "step"}:
-            lines.append(line)
+        if isinstance(line, dict):
+            values = {tag: value for tag, value in line.items() if value is None or is_number(value)}
+            if all(values.get(name) is not None for name in ("time", "seconds", "step")):
+                lines.append(values)
     return lines
+
+
+def is_number(value: object) -> bool:
+    """Tells whether what a file holds is a number that metrics can have: finite, and no more than a float32 holds."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= LARGEST
 
 
 class RateMeter:

@@ -12,8 +12,8 @@ import sys
 from pathlib import Path
 
 from apex_jax.metrics import read_metrics
-from apex_jax.results.curves import Group, read_run
 from apex_jax.results.plot import draw_groups, table
+from apex_jax.results.plot_command import groups_of
 
 MAIN = Path(__file__).resolve().parents[1] / "main.py"
 VARIANTS: dict[str, tuple[str, ...]] = {
@@ -45,7 +45,7 @@ def main() -> None:
                 print(f"{name}, seed {seed}: {arguments.minutes:g} minutes in {directory}", flush=True)
                 limits = [f"total_minutes={arguments.minutes:g}", f"seed={seed}", f"run_directory={directory}"]
                 train(directory, [*arguments.overrides, *changes, *limits])
-    groups = [Group(name, [read_run(directory) for directory in directories]) for name, directories in runs.items()]
+    groups = groups_of([f"{name}={directory}" for name, directories in runs.items() for directory in directories])
     draw_groups(groups, arguments.directory / "ablations.png")
     print(table(groups))
 
@@ -58,12 +58,16 @@ def minutes_of(directory: Path) -> float:
 
 
 def train(directory: Path, overrides: list[str]) -> None:
-    """Trains to the end of the run; exits where that fails."""
+    """Trains to the end of the run; exits where that fails or is interrupted."""
     directory.mkdir(parents=True, exist_ok=True)
     with open(directory / "output.log", "ab") as log:
-        done = subprocess.run([sys.executable, str(MAIN), *overrides], stdout=log, stderr=log, check=False)
-    if done.returncode:
-        sys.exit(f"main.py ended with exit code {done.returncode}; see {directory / 'output.log'}")
+        process = subprocess.Popen([sys.executable, str(MAIN), *overrides], stdout=log, stderr=log)
+    try:
+        exit_code = process.wait()
+    except KeyboardInterrupt:  # it has heard of it too, and saves
+        exit_code = process.wait()
+    if exit_code:
+        sys.exit(f"main.py ended with exit code {exit_code}; see {directory / 'output.log'}")
 
 
 if __name__ == "__main__":

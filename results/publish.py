@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -24,22 +25,26 @@ def main() -> None:
     parser.add_argument("run", type=Path)
     parser.add_argument("destination", type=Path)
     arguments = parser.parse_args()
+    files = sorted((arguments.run / "metrics").glob("*.jsonl"))
+    if not files:
+        sys.exit(f"{arguments.run} holds no metrics/*.jsonl: give the directory of a run")
     metrics = arguments.destination / "metrics"
     metrics.mkdir(parents=True, exist_ok=True)
     for name in WHOLE:
         if (arguments.run / name).exists():
             shutil.copy(arguments.run / name, arguments.destination / name)
-    for path in sorted((arguments.run / "metrics").glob("*.jsonl")):
+    for path in files:
         lines = read_metrics(path)
         kept = lines if path.stem == "evaluator" else thinned(lines)
         (metrics / path.name).write_text("".join(json.dumps(line) + "\n" for line in kept))
 
 
 def thinned(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Returns the first line of each minute, and the last of all."""
+    """Returns the first line of each minute, and the last of each start of the process."""
     kept: list[dict[str, Any]] = []
-    for line in lines:
-        if not kept or line["time"] - kept[-1]["time"] >= LINE_SECONDS or line is lines[-1]:
+    for line, following in zip(lines, [*lines[1:], None], strict=True):
+        is_last = following is None or following["seconds"] < line["seconds"]
+        if not kept or line["time"] - kept[-1]["time"] >= LINE_SECONDS or is_last:
             kept.append({key: rounded(value) for key, value in line.items()})
     return kept
 

@@ -15,7 +15,7 @@ from PIL import Image
 
 from apex_jax.command_line import load, to_yaml
 from apex_jax.config import Config
-from apex_jax.errors import UsageError
+from apex_jax.errors import RunError, UsageError
 from apex_jax.results import provenance
 from apex_jax.results.curves import Curve, Group, Run, common_grid, grouped, held, read_run
 from apex_jax.results.plot import draw_groups, draw_run, table
@@ -80,6 +80,12 @@ def test_commit_is_that_of_the_checkout_where_git_knows_it(tmp_path: Path, monke
     assert after["uncommitted_changes"] is False
 
 
+def test_start_after_a_torn_line_is_kept(tmp_path: Path) -> None:
+    (tmp_path / "starts.jsonl").write_text('{"time": 1.5, "ta')
+    provenance.record_start(Config(run_directory=str(tmp_path)))
+    assert len(provenance.read_starts(tmp_path)) == 1
+
+
 def test_torn_line_of_a_start_is_passed_over(tmp_path: Path) -> None:
     (tmp_path / "starts.jsonl").write_bytes(b'{"time": 1.5}\n{"ti\n[1]\n{"time": 2.5}\n\xff')
     assert [start["time"] for start in provenance.read_starts(tmp_path)] == [1.5, 2.5]
@@ -91,8 +97,7 @@ def test_torn_line_of_a_start_is_passed_over(tmp_path: Path) -> None:
 
 def test_evaluation_stands_at_the_frames_of_its_weights_and_the_minutes_of_its_end(tmp_path: Path) -> None:
     make_run(tmp_path, [])
-    values = {RETURN: -20.0, "eval/frames": 900_000.0}
-    write_lines(tmp_path / "metrics" / "evaluator.jsonl", [(90.0, 1.0, values), (120.0, 1.5, {RETURN: None})])
+    write_lines(tmp_path / "metrics" / "evaluator.jsonl", [(90.0, 0.9, {RETURN: -20.0}), (120.0, 1.5, {RETURN: None})])
     read = read_run(tmp_path)
     assert read.task == "Pong-v5"
     assert [list(values) for values in read.evaluation] == [[900_000.0], [1.5], [-20.0]]
@@ -116,6 +121,41 @@ def test_pause_between_two_starts_takes_no_minutes(tmp_path: Path) -> None:
     lines = [(60.0, 1.0, {RETURN: 1.0}), (120.0, 1.0, {}), (1060.0, 2.0, {RETURN: 2.0})]
     write_lines(tmp_path / "metrics" / "evaluator.jsonl", lines)
     assert list(read_run(tmp_path).evaluation.minutes) == pytest.approx([1.0, 3.0])
+
+
+def test_experience_that_was_lost_with_a_killed_start_is_no_part_of_the_curve(tmp_path: Path) -> None:
+    make_run(tmp_path, [])
+    points = zip((1.0, 2.0, 3.0, 2.2, 2.5), (-20.0, -10.0, 0.0, -9.0, -5.0), strict=True)
+    lines = [(60.0 * i, frames, {RETURN: value}) for i, (frames, value) in enumerate(points, 1)]
+    write_lines(tmp_path / "metrics" / "evaluator.jsonl", lines)
+    curve = read_run(tmp_path).evaluation
+    assert list(curve.returns) == [-20.0, -10.0, -9.0, -5.0]
+    assert list(curve.minutes) == [1.0, 2.0, 4.0, 5.0]
+
+
+def test_first_start_that_was_not_recorded_began_with_the_first_line(tmp_path: Path) -> None:
+    make_run(tmp_path, [], starts=(START + 1000,))
+    lines = [(60.0, 1.0, {}), (120.0, 2.0, {RETURN: 1.0}), (1060.0, 3.0, {RETURN: 2.0})]
+    write_lines(tmp_path / "metrics" / "evaluator.jsonl", lines)
+    assert list(read_run(tmp_path).evaluation.minutes) == pytest.approx([1.0, 2.0])
+
+
+def test_files_of_something_else_are_no_traceback(tmp_path: Path) -> None:
+    make_run(tmp_path, [1.0])
+    odd = [
+        '{"time": "x"}',
+        '{"time": null, "seconds": 1, "step": 2}',
+        "[" * 100_000,
+        "7",
+        "",
+        '{"time": 1' + "0" * 400 + "}",
+    ]
+    whole = json.dumps({"time": START + 120, "seconds": 120, "step": 2_000_000, RETURN: 2.0, "eval/updates": [1]})
+    strange = json.dumps({"time": START, "seconds": 1, "step": [1], RETURN: "x"})
+    (tmp_path / "metrics" / "learner.jsonl").write_text("\n".join([*odd, strange, whole, ""]))
+    (tmp_path / "starts.jsonl").write_text("\n".join([*odd, json.dumps({"time": START}), '{"time": NaN}', ""]))
+    assert list(read_run(tmp_path).evaluation.returns) == [1.0, 2.0]
+    assert list(read_run(tmp_path).evaluation.minutes) == [1.0, 2.0]
 
 
 def test_run_without_starts_or_config_is_read_from_its_first_line_on(tmp_path: Path) -> None:
@@ -145,6 +185,18 @@ def test_runs_that_differ_in_their_seed_are_one_group_and_others_are_named_by_wh
     assert [group.label for group in groups] == ["priority_exponent=0.6", "priority_exponent=0.0"]
     assert [list(group.runs) for group in groups] == [runs[:2], runs[2:]]
     assert [group.label for group in grouped(runs[:2])] == ["all runs"]
+
+
+def test_labels_stay_short_and_tell_keys_of_one_name_apart(tmp_path: Path) -> None:
+    overrides = ("actor.device=gpu", "learner.device=gpu", "learner.batch_size=64", "algorithm.n_step=1")
+    runs = [read_run(make_run(tmp_path / "a", [1.0])), read_run(make_run(tmp_path / "b", [1.0], overrides))]
+    assert [group.label for group in grouped(runs)] == [
+        "n_step=3, actor.device=cpu, batch_size=512, 1 more",
+        "n_step=1, actor.device=gpu, batch_size=64, 1 more",
+    ]
+    (tmp_path / "b" / "config.yaml").unlink()
+    runs[1] = read_run(tmp_path / "b")
+    assert [group.label for group in grouped(runs)] == ["all runs", str(tmp_path / "b")]
 
 
 def test_games_of_one_method_are_one_group(tmp_path: Path) -> None:
@@ -251,6 +303,24 @@ def test_plot_command_draws_and_prints(tmp_path: Path, capsys: pytest.CaptureFix
     printed = capsys.readouterr().out
     assert "| all runs | 1 |" in printed
     assert "| SB3 | 1 |" in printed
+
+
+def test_label_is_taken_as_it_is_written(tmp_path: Path) -> None:
+    make_run(tmp_path / "a", [1.0, 2.0])
+    assert run([rf"a$^$|b\bad={tmp_path / 'a'}", "--output", str(tmp_path / "x.png")]) == 0
+
+
+def test_games_without_a_human_score_share_no_axis_with_others(tmp_path: Path) -> None:
+    runs = [plain_run([1.0]), plain_run([400.0], "CartPole-v1")]
+    with pytest.raises(UsageError, match="has no human score to share an axis with other games; plot it alone"):
+        draw_groups([Group("x", runs)], tmp_path / "x.png")
+
+
+def test_picture_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+    make_run(tmp_path / "a", [1.0, 2.0])
+    (tmp_path / "x.png").mkdir()
+    with pytest.raises(RunError, match=r"x.*\.png: Is a directory; choose another --output"):
+        run([str(tmp_path / "a"), "--output", str(tmp_path / "x.png")])
 
 
 def test_directory_may_hold_an_equals_sign(tmp_path: Path) -> None:

@@ -17,13 +17,14 @@ from apex_jax.errors import UsageError, shown
 from apex_jax.metrics import read_metrics
 from apex_jax.results.provenance import read_starts
 
-NOT_OF_THE_METHOD = ("seed", "run_directory", "metrics_interval_seconds", "addresses.", "evaluator.checkpoint")
+NOT_OF_THE_METHOD = ("seed", "run_directory", "total_", "metrics_interval_seconds", "addresses.", "evaluator.")
+LABEL_KEYS = 3  # at most, of those in which groups differ
 EVALUATION = "eval/episodic_return"
 TRAINING = "charts/episodic_return_epsilon_"
 
 
 class Curve(NamedTuple):
-    """Returns in the order in which they were measured."""
+    """Returns in the order in which they were measured; neither frames nor minutes fall."""
 
     frames: np.ndarray  # float64[points], emulator frames of the whole run behind each
     minutes: np.ndarray  # float64[points], wall-clock time of the run, without the pauses between its starts
@@ -85,29 +86,37 @@ def grouped(runs: Sequence[Run]) -> list[Group]:
     Runs of several games are one group where the game is all that differs.
     """
     by_method: dict[tuple[tuple[str, str], ...], list[Run]] = {}
+    unknown = [Group(run.directory, [run]) for run in runs if not run.settings]
     for run in runs:
-        method = tuple((name, value) for name, value in run.method if name != "environment.task")
-        by_method.setdefault(method, []).append(run)
-    names = {name for method in by_method for name, _ in method}
-    apart = [n for n in SETTINGS if n in names and len({dict(method).get(n) for method in by_method}) > 1]
-    groups = []
-    for members in by_method.values():
-        label = ", ".join(f"{name.rpartition('.')[2]}={shown(members[0].settings.get(name))}" for name in apart)
-        groups.append(Group(label or "all runs", members))
-    return groups
+        if run.settings:
+            method = tuple((name, value) for name, value in run.method if name != "environment.task")
+            by_method.setdefault(method, []).append(run)
+    apart = [name for name in SETTINGS if len({dict(method).get(name) for method in by_method}) > 1]
+    return [Group(_label(members[0], apart), members) for members in by_method.values()] + unknown
+
+
+def _label(run: Run, apart: Sequence[str]) -> str:
+    short = {name: name.rpartition(".")[2] for name in apart}
+    alike = [name for name in apart if list(short.values()).count(short[name]) > 1]
+    texts = [f"{name if name in alike else short[name]}={shown(run.settings[name])}" for name in apart[:LABEL_KEYS]]
+    more = [f"{len(apart) - LABEL_KEYS} more"] if len(apart) > LABEL_KEYS else []
+    return ", ".join(texts + more) or "all runs"
 
 
 class _Minutes:
     """Turns unix seconds into minutes of the run; from a start's last sign of life to the next start none pass."""
 
     def __init__(self, starts: Sequence[float], signs_of_life: Sequence[float]):
-        starts = sorted(starts) or [min(signs_of_life, default=0.0)]
         signs = np.array(sorted(signs_of_life))
+        first = signs[:1].tolist() or [0.0]
+        if not starts or first[0] < min(starts):  # the first start was not recorded
+            starts = [*first, *starts]
+        starts = sorted(starts)
         self._times: list[float] = []
         self._minutes: list[float] = []
         minutes = 0.0
         for start, following in zip(starts, [*starts[1:], np.inf], strict=True):
-            lived = signs[(signs > start) & (signs < following)]
+            lived = signs[(signs >= start) & (signs < following)]
             end = float(lived[-1]) if lived.size else start
             self._times += [start, end]
             self._minutes += [minutes, minutes + (end - start) / 60]
@@ -118,15 +127,11 @@ class _Minutes:
 
 
 def _curve(lines: Iterable[Mapping[str, Any]], tag: str, minutes: _Minutes) -> Curve:
-    points = sorted(
-        (line["time"], line.get("eval/frames", line["step"]), line[tag]) for line in lines if _has(line, tag)
-    )
+    points = sorted((line["time"], line["step"], line[tag]) for line in lines if line.get(tag) is not None)
     times, frames, returns = np.array(points, np.float64).reshape(-1, 3).T
-    return Curve(frames, minutes(times.tolist()), returns)
-
-
-def _has(line: Mapping[str, Any], tag: str) -> bool:
-    return isinstance(line.get(tag), int | float)
+    # A start resumes from a checkpoint: what the one before it did after that is lost, and no part of the run.
+    kept = frames <= np.minimum.accumulate(frames[::-1])[::-1]
+    return Curve(frames[kept], minutes(times.tolist())[kept], returns[kept])
 
 
 def _settings(config: Config) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Sequence
 from functools import partial
@@ -12,11 +11,10 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from apex_jax.errors import UsageError, shown
 from apex_jax.results.curves import Curve, Group, Run, common_grid, held
 from apex_jax.results.files import written_whole
 from apex_jax.results.statistics import CONFIDENCE, bootstrap_interval, interquartile_mean
-
-logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it would tell of its first use, when it looks for fonts
 
 AXES = {"frames": "million emulator frames", "minutes": "minutes"}
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")  # Okabe, Ito 2008
@@ -35,13 +33,16 @@ def draw_run(run: Run, path: str | os.PathLike[str]) -> None:
 
 
 def draw_groups(groups: Sequence[Group], path: str | os.PathLike[str]) -> None:
-    """Draws the evaluations of groups of runs over each other to a file.
+    """Draws the evaluations of groups of runs over each other to a file. UsageError if they have no axis in common.
 
     Thin: single runs; thick: interquartile mean; dotted: median; shaded: bootstrap interval. Of several games the
     human-normalised scores.
     """
     runs = [run for group in groups for run in group.runs]
     tasks = sorted({run.task for run in runs})
+    strangers = [run.directory for run in runs if len(tasks) > 1 and run.normalized(np.zeros(1)) is None]
+    if strangers:
+        raise UsageError(f"{shown(strangers[0])}: has no human score to share an axis with other games; plot it alone")
     figure, panels = _figure(", ".join(tasks), runs[0] if len(tasks) == 1 else None)
     for panel, axis in panels:
         for i, group in enumerate(groups):
@@ -54,7 +55,7 @@ def _draw_group(panel: Axes, axis: str, group: Group, color: str, normalized: bo
     for curve in curves:
         _line(panel, axis, curve, color=color, lw=0.6, alpha=0.5)
     grid = common_grid(curves, axis)
-    label = f"{group.label} ({len(curves)} {'run' if len(curves) == 1 else 'runs'})"
+    label = _plain(f"{group.label} ({len(curves)} {'run' if len(curves) == 1 else 'runs'})")
     if not grid.size or len(curves) == 1:
         panel.plot([], [], color=color, lw=2, label=label)
         return
@@ -83,7 +84,7 @@ def _figure(title: str, normalized_by: Run | None) -> tuple[Figure, list[tuple[A
     """`normalized_by`: the run whose game gives the second axis, if any; else returns are human-normalised."""
     figure = Figure(figsize=(11, 4.2), dpi=100, layout="constrained")
     axes = figure.subplots(1, 2, sharey=True)
-    figure.suptitle(title)
+    figure.suptitle(_plain(title))
     axes[0].set_ylabel("return" if normalized_by else "human-normalised score")
     for panel, (_, label) in zip(axes, AXES.items(), strict=True):
         panel.set_xlabel(label)
@@ -94,6 +95,11 @@ def _figure(title: str, normalized_by: Run | None) -> tuple[Figure, list[tuple[A
         forward, back = partial(_affine, scale, float(zero)), partial(_affine, 1 / scale, -float(zero) / scale)
         axes[1].secondary_yaxis("right", functions=(forward, back)).set_ylabel("human-normalised score")
     return figure, list(zip(axes, AXES, strict=True))
+
+
+def _plain(text: str) -> str:
+    """Returns the text so that matplotlib takes none of it for mathematics."""
+    return text.replace("$", r"\$")
 
 
 def _affine(scale: float, offset: float, values: np.ndarray) -> np.ndarray:
@@ -139,7 +145,7 @@ def _table_row(group: Group) -> tuple[str, ...]:
     human = [run.normalized(run.evaluation.returns[-1:]) for run in group.runs]
     iqm = None if any(h is None for h in human) else float(interquartile_mean(np.array(human))[0])
     return (
-        group.label,
+        group.label.replace("|", r"\|"),
         str(len(group.runs)),
         f"{np.median([curve.frames[-1] for curve in ends]) / 1e6:.2f} M",
         f"{np.median([curve.minutes[-1] for curve in ends]):.1f}",

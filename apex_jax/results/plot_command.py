@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from apex_jax.errors import UsageError, shown
+from apex_jax.errors import RunError, UsageError, shown
 from apex_jax.results.curves import Group, Run, grouped, read_run
 from apex_jax.results.plot import draw_groups, table
 
@@ -14,14 +14,19 @@ FORMATS = (".png", ".svg", ".pdf")
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Draws and prints what `arguments` (after "plot") ask for; returns the exit code. UsageError."""
+    """Draws and prints what `arguments` (after "plot") ask for; returns the exit code. UsageError, RunError."""
     options = _parser().parse_args(arguments)
     output = Path(options.output)
     if output.suffix not in FORMATS or not output.parent.is_dir():
         endings = f"{', '.join(FORMATS[:-1])} or {FORMATS[-1]}"
         raise UsageError(f"--output {shown(output)}: give a file in an existing folder that ends in {endings}")
-    groups = groups_of(options.runs)
-    draw_groups(groups, output)
+    try:
+        groups = groups_of(options.runs)
+        draw_groups(groups, output)
+    except OSError as error:
+        raise RunError(
+            f"{error.filename or output}: {error.strerror or error}; choose another --output or run"
+        ) from None
     print(table(groups))
     print(f"\n{output}: thin lines are runs, thick ones their interquartile mean, dotted ones the median")
     return 0

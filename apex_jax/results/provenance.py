@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from apex_jax.config import Config
+from apex_jax.metrics import append_line, is_number
 
 FILE_NAME = "starts.jsonl"
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy", "numba", "envpool", "pyzmq", "orbax-checkpoint")
@@ -25,10 +26,7 @@ _CHECKOUT = Path(__file__).resolve().parents[2]
 
 def record_start(config: Config) -> None:
     """Appends this start of the run to its directory. OSError where that cannot be written."""
-    path = Path(config.directory, FILE_NAME)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(_this_start(config)) + "\n")
+    append_line(Path(config.directory, FILE_NAME), json.dumps(_this_start(config)).encode() + b"\n")
 
 
 def read_starts(run_directory: str | os.PathLike[str]) -> list[dict[str, Any]]:
@@ -41,21 +39,22 @@ def read_starts(run_directory: str | os.PathLike[str]) -> list[dict[str, Any]]:
     for line in lines:
         try:
             start = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
-        if isinstance(start, dict) and isinstance(start.get("time"), int | float):
+        if isinstance(start, dict) and is_number(start.get("time")):
             starts.append(start)
     return starts
 
 
 def _this_start(config: Config) -> dict[str, Any]:
+    changes = _git("status", "--porcelain", "--untracked-files=no")
     return {
         "time": time.time(),  # unix seconds
         "command": shlex.join([Path(sys.executable).name, *sys.argv]),
         "task": config.environment.task,
         "seed": config.seed,
         "commit": _git("rev-parse", "HEAD"),
-        "uncommitted_changes": bool(_git("status", "--porcelain", "--untracked-files=no")),
+        "uncommitted_changes": None if changes is None else changes != "",
         "python": platform.python_version(),
         "versions": {name: _version(name) for name in PACKAGES},
         "processor": _processor(),

@@ -6,6 +6,7 @@ import contextlib
 import os
 from collections import deque
 from collections.abc import Callable, Iterator
+from fractions import Fraction
 from pathlib import Path
 
 import av
@@ -21,7 +22,7 @@ GIF_EVERY = 2  # frames: one of so many is kept
 
 
 @contextlib.contextmanager
-def video_writer(path: str | os.PathLike[str], frames_per_second: float) -> Iterator[Callable[[np.ndarray], None]]:
+def video_writer(path: str | os.PathLike[str], frames_per_second: Fraction) -> Iterator[Callable[[np.ndarray], None]]:
     """Gives a function that appends a frame, uint8[height, width, 3], of one size; the files are there at the end.
 
     `path` ends in .mp4 or .gif; without an ending both are written beside each other. UsageError as of `video_paths`.
@@ -42,6 +43,8 @@ def video_writer(path: str | os.PathLike[str], frames_per_second: float) -> Iter
 def video_paths(path: str | os.PathLike[str]) -> list[Path]:
     """Returns the files that `video_writer` makes of this path. UsageError where it names another kind or no folder."""
     path = Path(path)
+    if not path.name or path.is_dir():
+        raise UsageError(f"{shown(path)}: is a folder; name a file in it, such as {shown(path / 'game.mp4')}")
     if not path.parent.is_dir():
         raise UsageError(f"{shown(path)}: there is no folder {shown(path.parent)}; make it, or name another file")
     if path.suffix in ENCODERS:
@@ -54,9 +57,9 @@ def video_paths(path: str | os.PathLike[str]) -> list[Path]:
 
 
 @contextlib.contextmanager
-def _mp4(path: Path, frames_per_second: float) -> Iterator[Callable[[np.ndarray], None]]:
+def _mp4(path: Path, frames_per_second: Fraction) -> Iterator[Callable[[np.ndarray], None]]:
     with av.open(str(path), "w") as container:
-        stream = container.add_stream("libx264", rate=round(frames_per_second), options={"crf": "20"})
+        stream = container.add_stream("libx264", rate=frames_per_second, options={"crf": "20"})
         stream.pix_fmt = "yuv420p"  # what browsers play
 
         def encode(frame: np.ndarray) -> None:
@@ -70,7 +73,7 @@ def _mp4(path: Path, frames_per_second: float) -> Iterator[Callable[[np.ndarray]
 
 
 @contextlib.contextmanager
-def _gif(path: Path, frames_per_second: float) -> Iterator[Callable[[np.ndarray], None]]:
+def _gif(path: Path, frames_per_second: Fraction) -> Iterator[Callable[[np.ndarray], None]]:
     kept: deque[np.ndarray] = deque(maxlen=int(GIF_SECONDS * frames_per_second))
     yield kept.append
     pictures = [Image.fromarray(frame).quantize(64) for frame in list(kept)[::-GIF_EVERY]][::-1]

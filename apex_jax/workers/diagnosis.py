@@ -30,46 +30,45 @@ class Diagnosis:
         self._since: dict[str, float] = {}
 
     def warnings(
-        self, now: float, values: Mapping[str, float | None], learning: bool, silent_seconds: float
+        self, now: float, values: Mapping[str, float], learning: bool, silent_seconds: float
     ) -> tuple[str, ...]:
         """Returns what is to be told at `now` (seconds).
 
-        `values`: the newest value of each tag of the metrics, None where it was not finite; `silent_seconds`: since the
-        count of frames last grew, with actors there to make them.
+        `values`: the newest value of each tag of the metrics; `silent_seconds`: since the count of frames last grew,
+        with actors there to make them.
         """
-        symptoms = [*_arithmetic(self._config, values), *_flow(self._config, values, learning, silent_seconds)]
+        symptoms = [*_divergence(self._config, values), *_flow(self._config, values, learning, silent_seconds)]
         self._since = {symptom.name: self._since.get(symptom.name, now) for symptom in symptoms}
         return tuple(s.text for s in symptoms if now - self._since[s.name] >= s.patience_seconds)
 
 
-def _arithmetic(config: Config, values: Mapping[str, float | None]) -> Iterator[Symptom]:
-    fix = f"lower learner.learning_rate (now {config.learner.learning_rate:g}) or set algorithm.loss=huber"
-    if values.get("losses/td_loss", 0.0) is None:
-        yield Symptom("loss", f"the loss is not finite: {fix}")
+def _divergence(config: Config, values: Mapping[str, float]) -> Iterator[Symptom]:
     q_value, clip, discount = values.get("losses/q_values"), config.environment.reward_clip, config.algorithm.discount
     if q_value is not None and clip > 0 and discount < 1:
         most = clip / (1 - discount)
         if abs(q_value) > Q_VALUE_SLACK * most:
-            text = f"q-values of {q_value:,.0f} are beyond the {most:,.0f} that rewards allow, learning diverges: {fix}"
-            yield Symptom("q_values", text)
+            what = f"q-values of {q_value:,.0f} are beyond the {most:,.0f} that rewards allow, learning diverges"
+            yield Symptom("q_values", f"{what}: {config.fix_of_divergence}")
 
 
-def _flow(
-    config: Config, values: Mapping[str, float | None], learning: bool, silent_seconds: float
-) -> Iterator[Symptom]:
+def _flow(config: Config, values: Mapping[str, float], learning: bool, silent_seconds: float) -> Iterator[Symptom]:
     if silent_seconds >= SILENCE_SECONDS:
         what = "no new experience comes" if learning else "the replay does not fill"
         text = f"{what}: no frame for {silent_seconds:.0f} s; see actor-0.log and replay.log in {config.directory}/logs"
         yield Symptom("silence", text)
     target = config.replay.samples_per_insert
-    for who, tag, change, other in (
-        ("the learner waits for batches", "learner/wait_seconds_share", "raise", "raise actor.processes"),
-        ("actors wait for the learner", "actor/wait_seconds_share", "lower", "learn on a GPU"),
-    ):
-        share = values.get(tag)
-        if learning and share is not None and share > WAITING_SHARE:
-            fix = f"{change} replay.samples_per_insert (now {target:g}), or {other}" if target else other
-            yield Symptom(tag, f"{who} {share:.0%} of the time: {fix}", PATIENCE_SECONDS)
+    share = values.get("learner/wait_seconds_share", 0.0)
+    if learning and share > WAITING_SHARE:
+        fix = (
+            f"raise replay.samples_per_insert (now {target:g}), or actor.processes"
+            if target
+            else "raise actor.processes"
+        )
+        yield Symptom("learner", f"the learner waits for batches {share:.0%} of the time: {fix}", PATIENCE_SECONDS)
+    share = values.get("actor/wait_seconds_share", 0.0)
+    if learning and share > WAITING_SHARE and not target:  # with a target they wait for a learner that is slower: meant
+        fix = "give it a core of its own, or lower actor.processes"
+        yield Symptom("actor", f"actors wait for the replay server {share:.0%} of the time: {fix}", PATIENCE_SECONDS)
     for tag, number in values.items():
         if tag.startswith("replay/dropped_") and number and tag not in EXPECTED_DROPS:
             reason = tag.removeprefix("replay/dropped_").replace("_", " ")

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+import av
 import jax
 import numpy as np
 import zmq
@@ -18,7 +19,7 @@ from apex_jax.atari_scores import human_normalized_score
 from apex_jax.checkpoint import Checkpointer
 from apex_jax.config import Config
 from apex_jax.environment import Environment, EpisodeTracker, segment_spec
-from apex_jax.errors import RunError
+from apex_jax.errors import RunError, UsageError, shown
 from apex_jax.metrics import MetricsWriter, resident_memory_bytes
 from apex_jax.results.video import video_paths
 from apex_jax.transport.codec import architecture_of
@@ -105,7 +106,10 @@ def follow(config: Config, spec: SegmentSpec, context: zmq.Context, name: str, s
                 _write(metrics, config, evaluation)
         if weights is not None and weights.final and not stop.is_set():
             video = config.evaluator.video or str(Path(config.directory, "video"))
-            _record(config, spec, dqn, weights.params, video, stop)
+            try:
+                _record(config, spec, dqn, weights.params, video, stop)
+            except (OSError, UsageError, av.FFmpegError) as error:  # the result stands; it is not played for again
+                _log.warning("no video: %s", error)
     finally:
         subscriber.close()
 
@@ -118,7 +122,10 @@ def evaluate_checkpoint(config: Config, spec: SegmentSpec, stop: StopSignal) -> 
     if returns is not None:
         print(_describe(config, Evaluation(returns, weights.updates, weights.environment_steps)))
     if config.evaluator.video and not stop.is_set():
-        _record(config, spec, dqn, weights.params, config.evaluator.video, stop)
+        try:
+            _record(config, spec, dqn, weights.params, config.evaluator.video, stop)
+        except av.FFmpegError as error:
+            raise RunError(f"evaluator.video={shown(config.evaluator.video)}: {error}") from None
 
 
 def _record(config: Config, spec: SegmentSpec, dqn: Dqn, params: Params, path: str, stop: StopSignal) -> None:

@@ -156,8 +156,8 @@ class Learner:
     def _check_finite(self, what: str, values: np.ndarray) -> None:
         if not np.isfinite(values).all():
             raise DivergenceError(
-                f"the {what} is not finite after about {self.updates} updates: lower learner.learning_rate (now"
-                f" {self._config.learner.learning_rate}) or set algorithm.loss=huber; the last checkpoint is sound"
+                f"the {what} is not finite after about {self.updates} updates: {self._config.fix_of_divergence};"
+                " the last checkpoint is sound"
             )
 
     def _limit_reached(self) -> str | None:

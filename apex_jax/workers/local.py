@@ -17,8 +17,9 @@ from pathlib import Path
 from apex_jax.command_line import to_yaml
 from apex_jax.config import AddressConfig, Config
 from apex_jax.environment import segment_spec
-from apex_jax.errors import DivergenceError, RunError, UsageError
+from apex_jax.errors import DivergenceError, RunError
 from apex_jax.results.provenance import record_start
+from apex_jax.results.video import video_paths
 from apex_jax.transport.sockets import LocalLinks
 from apex_jax.workers.live_view import LiveView, final_summary
 from apex_jax.workers.process import SUPERVISED, StopSignal
@@ -207,11 +208,11 @@ class LocalRun:
 
 def draw_curves(directory: Path) -> None:
     """Draws the run, and never fails for it: a picture is no reason to lose what the run says at its end."""
-    from apex_jax.results import curves, plot  # not before: matplotlib takes a second
-
     try:
+        from apex_jax.results import curves, plot  # not before: matplotlib takes a second
+
         plot.draw_run(curves.read_run(directory), directory / "curves.png")
-    except (OSError, UsageError) as error:
+    except Exception as error:  # also what matplotlib makes of a disk or a file that it does not like
         _log.warning("no curves.png: %s", error)
 
 
@@ -234,6 +235,8 @@ def locked(directory: Path) -> Iterator[None]:
 def run(config: Config, name: str, stop: StopSignal) -> int:
     """Runs all roles; returns the process's exit code."""
     make_limiter(config, segment_spec(config))  # what cannot work is said before anything starts
+    if config.evaluator.video:
+        video_paths(config.evaluator.video)
     links = LocalLinks()
     try:
         with locked(Path(config.directory)):

@@ -76,8 +76,7 @@ class ProgressReader:
         self._config = config
         self._clock = clock  # unix seconds, as in the files
         self._started = clock()
-        self._values: dict[str, tuple[float, float]] = {}  # tag -> time, newest finite value of any process
-        self._not_finite: set[str] = set()  # tags whose newest value was none
+        self._values: dict[str, tuple[float, float]] = {}  # tag -> time, newest value of any process
         self._learning = False
         self._evaluations: list[Evaluation] = []
         self._past_frames = 0  # reached by earlier starts of the run
@@ -132,19 +131,15 @@ class ProgressReader:
         self._evaluations += _evaluation_of(line)
         self._learning |= bool(line.get("charts/updates_per_second"))
         for tag, value in line.items():
-            if value is None:
-                self._not_finite.add(tag)
-            elif line["time"] >= self._values.get(tag, (0.0, 0.0))[0]:
+            if value is not None and line["time"] >= self._values.get(tag, (0.0, 0.0))[0]:
                 self._values[tag] = (line["time"], value)
-                self._not_finite.discard(tag)
 
     def _warnings(self, frames: int) -> tuple[str, ...]:
         now = self._clock()
         has_actor = any(role.last for name, role in self._roles.items() if name.startswith("actor-"))
         if frames != self._frames_grew[1] or not has_actor:
             self._frames_grew = (now, frames)
-        values: dict[str, float | None] = {tag: value for tag, (_, value) in self._values.items()}
-        values |= dict.fromkeys(self._not_finite)
+        values = {tag: value for tag, (_, value) in self._values.items()}
         return self._diagnosis.warnings(now, values, self._learning, now - self._frames_grew[0])
 
     def _value(self, tag: str, default: float = 0.0) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from fractions import Fraction
 
 import jax
 import numpy as np
@@ -17,12 +18,17 @@ from apex_jax.workers.process import ROLE_NUMBERS, process_rng
 EMULATOR_FRAMES_PER_SECOND = 60
 
 
+class _CancelledError(Exception):
+    pass
+
+
 def record_game(
     config: Config, spec: SegmentSpec, dqn: Dqn, params: Params, path: str, cancelled: Callable[[], bool]
 ) -> float | None:
     """Plays one game as an evaluation does and writes its video to `path` (see `video_writer`).
 
-    Returns the game's return; None if the game has no screen, or was cancelled: what was played by then is written.
+    Returns the game's return; None, with nothing written, if the game has no screen or was cancelled. OSError or
+    av.FFmpegError where the video cannot be written.
     """
     rng = process_rng(config.seed, ROLE_NUMBERS["evaluator"], 1)
     environment = Environment(
@@ -36,17 +42,19 @@ def record_game(
         screen = environment.screen()
         if screen is None:
             return None
-        with video_writer(path, EMULATOR_FRAMES_PER_SECOND / config.environment.frame_skip) as add:
+        with video_writer(path, Fraction(EMULATOR_FRAMES_PER_SECOND, config.environment.frame_skip)) as add:
             while screen is not None:
                 add(screen)
                 if cancelled():
-                    break
+                    raise _CancelledError
                 output = dqn.act(params, step.observation, epsilon, key, call)
                 environment.send(np.asarray(output.action), step.env_id)
                 step, call = environment.receive(), call + 1
                 for episode in tracker.add(step):
                     return episode.episode_return
                 screen = environment.screen()
+        return None
+    except _CancelledError:  # raised within the context, so that no fragment takes the place of a whole video
         return None
     finally:
         environment.close()
