@@ -1,7 +1,8 @@
 """Ape-X without one of its parts at a time, several seeds each, on one machine: which parts work, and how much.
 
-Every variant is the default configuration with a key or two changed. Runs that are already complete are not run again,
-so what was interrupted goes on; the end is one picture and one table of all.
+Every variant is the default configuration with a key or two changed, and has the same updates and, by
+replay.samples_per_insert, the same frames: what else the machine does meanwhile changes only the minutes. Runs that
+are already complete are not run again, so what was interrupted goes on; the end is one picture and one table of all.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ VARIANTS: dict[str, tuple[str, ...]] = {
 def main() -> None:
     """Runs what is missing and prints the result."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--minutes", type=float, default=10.0, help="of each run (10)")
+    parser.add_argument("--updates", type=int, default=96_000, help="of each run (96000, ten minutes on two cores)")
     parser.add_argument("--seeds", type=int, default=3, help="runs of each variant (3)")
     parser.add_argument("--directory", type=Path, default=Path("runs/ablations"), help="of the runs (runs/ablations)")
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="for every run")
@@ -41,20 +42,21 @@ def main() -> None:
         for name, changes in VARIANTS.items():
             directory = arguments.directory / f"{name.replace(' ', '_')}-{seed}"
             runs[name].append(directory)
-            if minutes_of(directory) < arguments.minutes:
-                print(f"{name}, seed {seed}: {arguments.minutes:g} minutes in {directory}", flush=True)
-                limits = [f"total_minutes={arguments.minutes:g}", f"seed={seed}", f"run_directory={directory}"]
+            if updates_of(directory) < arguments.updates:
+                print(f"{name}, seed {seed}: {arguments.updates} updates in {directory}", flush=True)
+                limits = [f"total_updates={arguments.updates}", "total_minutes=0"]
+                limits += [f"seed={seed}", f"run_directory={directory}"]
                 train(directory, [*arguments.overrides, *changes, *limits])
     groups = groups_of([f"{name}={directory}" for name, directories in runs.items() for directory in directories])
     draw_groups(groups, arguments.directory / "ablations.png")
     print(table(groups))
 
 
-def minutes_of(directory: Path) -> float:
-    """Returns how long the run has learned."""
+def updates_of(directory: Path) -> float:
+    """Returns how many updates the run has made."""
     path = directory / "metrics" / "learner.jsonl"
     lines = read_metrics(path) if path.exists() else []
-    return max((line.get("charts/elapsed_minutes") or 0.0 for line in lines), default=0.0)
+    return max((line.get("learner/updates") or 0.0 for line in lines), default=0.0)
 
 
 def train(directory: Path, overrides: list[str]) -> None:
