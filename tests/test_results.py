@@ -22,6 +22,7 @@ from apex_jax.results.plot import draw_groups, draw_run, table
 from apex_jax.results.plot_command import groups_of, run
 from apex_jax.results.statistics import bootstrap_interval, interquartile_mean
 
+ROOT = Path(__file__).parent.parent
 START = 1_000_000.0  # unix seconds
 RETURN = "eval/episodic_return"
 
@@ -216,6 +217,13 @@ def test_value_of_a_curve_holds_until_the_next(tmp_path: Path) -> None:
 def test_runs_that_have_no_time_in_common_have_no_grid() -> None:
     early, late = plain_run([1.0]).evaluation, plain_run([1.0]).evaluation._replace(minutes=np.array([9.0]))
     assert common_grid([early, late], "minutes").size == 0
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "results").glob("*/*/starts.jsonl")), ids=lambda path: str(path.parent))
+def test_published_run_is_one_that_plot_reads(path: Path) -> None:
+    published = read_run(path.parent)
+    assert published.evaluation.returns.size > 5
+    assert published.task.endswith("-v5")
 
 
 # Statistics -------------------------------------------------------------------------------------------------------
