@@ -96,8 +96,10 @@ def parse(argv: Sequence[str]) -> Command:
     if not re.fullmatch(r"[\w.-]{1,64}", name, re.ASCII) or name.startswith("."):
         raise UsageError(f"--name {name!r}: names a log file; use 1 to 64 letters, digits and _ . -")
     checkpoint = _overrides(rest, options.role).get("evaluator.checkpoint")
-    own_config = _config_of(checkpoint) if checkpoint and options.role == "evaluator" else DEFAULT_CONFIG
-    config = load(options.config or own_config, rest, options.role)
+    path = options.config or DEFAULT_CONFIG
+    if checkpoint and options.role == "evaluator" and options.config is None:
+        path = _config_of(checkpoint)
+    config = load(path, rest, options.role)
     if config.evaluator.checkpoint and options.role != "evaluator":
         what = f"evaluator.checkpoint={shown(config.evaluator.checkpoint)}"
         raise UsageError(f"{what}: needs --role evaluator, got --role {options.role}")

@@ -97,7 +97,9 @@ def test_checkpoint_is_evaluated_with_the_configuration_of_its_run(tmp_path: Pat
     config = parse(arguments).config
     assert (config.seed, config.environment.task) == (77, "Boxing-v5")
     assert config.evaluator == EvaluatorConfig(checkpoint=str(tmp_path), episodes=3, video="x.gif")
-    assert parse([*arguments, "--config", str(CONFIGS / "atari.yaml")]).config.seed == 1
+    atari = ["--config", str(CONFIGS / "atari.yaml")]
+    assert parse([*arguments, *atari]).config.seed == 1
+    assert parse(["--role", "evaluator", "checkpoint=nowhere", *atari]).config.evaluator.checkpoint == "nowhere"
     assert "holds no config.yaml; give the directory of a run" in message("--role", "evaluator", "checkpoint=nowhere")
 
 
