@@ -33,7 +33,9 @@ def main() -> None:
     """Runs what is missing and prints the result."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--updates", type=int, default=96_000, help="of each run (96000, ten minutes on two cores)")
-    parser.add_argument("--seeds", type=int, default=3, help="runs of each variant (3)")
+    parser.add_argument(
+        "--seeds", type=int, default=3, choices=range(1, 101), metavar="N", help="runs of each variant (3)"
+    )
     parser.add_argument("--directory", type=Path, default=Path("runs/ablations"), help="of the runs (runs/ablations)")
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="for every run")
     arguments = parser.parse_args()
