@@ -96,6 +96,15 @@ def test_checkpoint_of_an_empty_directory_cannot_be_evaluated(programs: Programs
     assert f"no checkpoint in {tmp_path / 'empty'}" in error
 
 
+def test_folder_named_like_the_default_video_is_in_nobodys_way(
+    programs: Programs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "video").mkdir()
+    monkeypatch.chdir(tmp_path)
+    error = error_of(programs.start("--role", "evaluator", *catch(tmp_path / "run", f"checkpoint={tmp_path}")), 1)
+    assert f"no checkpoint in {tmp_path}" in error
+
+
 def test_checkpoint_of_another_network_is_refused_by_evaluator_learner_and_whole_run(
     programs: Programs, tmp_path: Path
 ) -> None:

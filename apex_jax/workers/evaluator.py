@@ -202,7 +202,8 @@ def _describe(config: Config, evaluation: Evaluation) -> str:
 def run(config: Config, name: str, stop: StopSignal) -> int:
     """Runs the role; returns the process's exit code."""
     spec = segment_spec(config)
-    video_paths(config.evaluator.video or "video")  # a name that is wrong is told before the games, not after
+    if config.evaluator.video:
+        video_paths(config.evaluator.video)  # a name that is wrong is told before the games, not after
     if config.evaluator.checkpoint:
         evaluate_checkpoint(config, spec, stop)
         return stop.exit_code
