@@ -136,6 +136,9 @@ class LearnerConfig:
     prefetch_batches: int = key(16, "batches drawn ahead of the learner", "batches", 1, 4096)
     optimizer: str = key("rmsprop", "rmsprop is the centered form", choices=("rmsprop", "adam"))
     learning_rate: float = key(0.00025 / 4, "step size", "", 0, 10)
+    final_learning_rate_share: float = key(
+        1.0, "the step size falls linearly to this share of it as the run nears its limit; 1 = constant", "", 0, 1
+    )
     rmsprop_decay: float = key(0.95, "decay of both moments of RMSProp", "", 0, 1)
     optimizer_epsilon: float = key(
         1.5e-7, "added to the variance inside the root (RMSProp), beside the root (Adam)", "", 0, 1

@@ -38,6 +38,7 @@ LARGEST = 3.4e38
 TAGS: dict[str, str] = {
     "charts/environment_frames_per_second": "emulator frames a second of all actors; steady",
     "charts/updates_per_second": "learner updates a second; steady once learning has begun",
+    "charts/learning_rate": "step size of the optimizer; constant, or falls to learner.final_learning_rate_share of it",
     "charts/elapsed_minutes": "minutes of learning since the run began, without the pauses between its starts; grows",
     "charts/episodic_return": "mean return of training games, raw rewards, all epsilons mixed; rises, below eval/",
     "charts/episodic_return_epsilon_<band>": "the same of the actors of one band of epsilon; low bands rise first",

@@ -113,7 +113,7 @@ class BareUpdate:
     def _run(self, calls: int) -> float:
         start = time.perf_counter()
         for _ in range(calls):
-            self._state, output = self._dqn.update(self._state, self._store, *self._batch)
+            self._state, output = self._dqn.update(self._state, self._store, *self._batch, 1.0)
         jax.block_until_ready(output)
         return time.perf_counter() - start
 

@@ -86,7 +86,9 @@ class TwinLearner:
             constants = (learner.learning_rate, learner.rmsprop_decay, learner.optimizer_epsilon)
             self.optimizer = reference.RMSProp(self.online, *constants)
 
-    def update(self, indices: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, float, float, float]:
+    def update(
+        self, indices: np.ndarray, weights: np.ndarray, learning_rate_share: float
+    ) -> tuple[np.ndarray, float, float, float]:
         """Returns priorities, loss, mean q-value and gradient norm of one update."""
         frames, n_step_return, discount, action, k = self.store
         network, rows = reference.DuelingNetwork(), np.arange(BATCH)
@@ -99,7 +101,11 @@ class TwinLearner:
         loss, dq, priorities = reference.loss_and_gradient(q, action[indices], targets, weights, form)
         gradients = network.backward(self.online, kept, dq)
         gradients, norm = reference.clip_by_global_norm(gradients, self.config.learner.max_gradient_norm)
-        self.online = self.optimizer.step(self.online, gradients)
+        stepped = self.optimizer.step(self.online, gradients)
+        self.online = {
+            name: (1 - learning_rate_share) * old + learning_rate_share * stepped[name]
+            for name, old in self.online.items()
+        }
         self.updates += 1
         if self.updates % self.config.learner.target_update_interval == 0:
             self.target = self.online
@@ -128,8 +134,9 @@ def test_updates_equal_their_numpy_twin(config: Config) -> None:
     twin = TwinLearner(state, config, store)
     for updates in range(1, 8):  # the target network is copied after updates 3 and 6
         indices, weights = random_batches(rng, 1)
-        state, output = dqn.update(state, store, indices, weights)
-        priorities, loss, q_value, norm = twin.update(indices[0], weights[0])
+        share = 1 - updates / 10  # of the learning rate
+        state, output = dqn.update(state, store, indices, weights, share)
+        priorities, loss, q_value, norm = twin.update(indices[0], weights[0], share)
         assert int(state.updates) == updates
         np.testing.assert_allclose(output.priorities[0], priorities, rtol=1e-4, atol=1e-4)
         np.testing.assert_allclose(output.loss[0], loss, rtol=1e-4)
@@ -146,10 +153,10 @@ def test_four_updates_in_one_call_equal_four_calls(backend: str, monkeypatch: py
     rng = np.random.default_rng(4)
     store = random_store(rng)
     indices, weights = random_batches(rng, 4)
-    together, outputs = dqn.update(dqn.init(jax.random.key(0)), store, indices, weights)
+    together, outputs = dqn.update(dqn.init(jax.random.key(0)), store, indices, weights, 1.0)
     apart = dqn.init(jax.random.key(0))
     for i in range(4):
-        apart, output = dqn.update(apart, store, indices[i : i + 1], weights[i : i + 1])
+        apart, output = dqn.update(apart, store, indices[i : i + 1], weights[i : i + 1], 1.0)
         for ours, twin in zip(outputs, output, strict=True):
             np.testing.assert_allclose(ours[i], twin[0], rtol=1e-5, atol=1e-6)
     assert int(together.updates) == int(apart.updates) == 4
@@ -162,7 +169,7 @@ def test_update_donates_the_state_but_not_the_store_and_is_traced_once_a_shape()
     state = dqn.init(jax.random.key(0))
     for count, traces in ((1, 1), (1, 1), (4, 2), (4, 2), (1, 2)):
         old = state
-        state, _ = dqn.update(old, store, *random_batches(rng, count))
+        state, _ = dqn.update(old, store, *random_batches(rng, count), 1 / count)
         assert dqn.update._cache_size() == traces  # type: ignore[attr-defined]
         assert all(leaf.is_deleted() for leaf in jax.tree.leaves(old))
         assert not any(array.is_deleted() for array in jax.tree.leaves(store))

@@ -64,6 +64,27 @@ def test_network_that_is_not_finite_is_not_saved(config: Config, context: zmq.Co
     checkpointer.close()
 
 
+def test_the_step_size_falls_with_the_limit_that_is_nearest(config: Config, context: zmq.Context) -> None:
+    falling = dataclasses.replace(config.learner, final_learning_rate_share=0.2)
+    config = config.replace(learner=falling, total_updates=1_000, total_environment_frames=8_000, total_minutes=1e6)
+    learner = Learner(config, segment_spec(config), context)
+    shares = []
+    for updates, frames in ((0, 0), (500, 0), (500, 6_000), (1_000, 6_000), (1_008, 6_000)):
+        learner.updates, learner.environment_steps = updates, frames
+        shares.append(learner._learning_rate_share())
+    learner.close()
+    np.testing.assert_allclose(shares, [1.0, 0.6, 0.4, 0.2, 0.2], atol=1e-6)
+
+
+def test_the_step_size_stays_where_the_run_has_no_limit(config: Config, context: zmq.Context) -> None:
+    falling = dataclasses.replace(config.learner, final_learning_rate_share=0.2)
+    config = config.replace(learner=falling, total_updates=0)
+    learner = Learner(config, segment_spec(config), context)
+    learner.updates = 1_000_000
+    assert learner._learning_rate_share() == 1.0
+    learner.close()
+
+
 def test_replay_that_does_not_fit_the_device_is_refused_at_the_start(
     config: Config, context: zmq.Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -52,8 +52,11 @@ class Dqn(NamedTuple):
     """Takes a key (consumed), returns a fresh state; online and target parameters are equal, not shared."""
     act: Callable[[Params, Array, Array, jax.Array, int], ActorOutput]
     """(params, observation [A, F, *O], epsilon float32[A], key, step): epsilon-greedy, random in key and step alone."""
-    update: Callable[[LearnerState, FrameStore, Array, Array], tuple[LearnerState, UpdateOutput]]
-    """(state, store, indices int32[K, B], importance weights float32[K, B]): K updates in turn; `state` is donated."""
+    update: Callable[[LearnerState, FrameStore, Array, Array, float], tuple[LearnerState, UpdateOutput]]
+    """(state, store, indices int32[K, B], importance weights float32[K, B], learning_rate_share): K updates in turn.
+
+    `state` is donated. Each step is `learning_rate_share` times what the optimizer makes of `learner.learning_rate`.
+    """
 
 
 def make_dqn(config: Config, spec: SegmentSpec, compute_dtype: Any = jnp.float32) -> Dqn:
@@ -93,12 +96,13 @@ def make_dqn(config: Config, spec: SegmentSpec, compute_dtype: Any = jnp.float32
         return losses.weighted_loss(td_error, weights, config.algorithm.loss), (losses.priority(td_error), q_t.mean())
 
     def update_once(
-        state: LearnerState, store: FrameStore, indices: jax.Array, weights: jax.Array
+        state: LearnerState, store: FrameStore, indices: jax.Array, weights: jax.Array, learning_rate_share: jax.Array
     ) -> tuple[LearnerState, UpdateOutput]:
         batch = gather(store, indices, spec.frame_stack)
         gradient = jax.value_and_grad(loss, has_aux=True)
         (value, (priorities, q_value)), grads = gradient(state.online_params, state.target_params, batch, weights)
         deltas, opt_state = optimizer.update(grads, state.opt_state, state.online_params)
+        deltas = optax.tree.scale(learning_rate_share, deltas)
         online_params = optax.apply_updates(state.online_params, deltas)
         updates = state.updates + 1
         interval = config.learner.target_update_interval
@@ -107,13 +111,15 @@ def make_dqn(config: Config, spec: SegmentSpec, compute_dtype: Any = jnp.float32
         return LearnerState(online_params, target_params, opt_state, updates), output
 
     def update(
-        state: LearnerState, store: FrameStore, indices: jax.Array, weights: jax.Array
+        state: LearnerState, store: FrameStore, indices: jax.Array, weights: jax.Array, learning_rate_share: jax.Array
     ) -> tuple[LearnerState, UpdateOutput]:
         if jax.default_backend() != "cpu":
-            return jax.lax.scan(lambda state, batch: update_once(state, store, *batch), state, (indices, weights))
+            return jax.lax.scan(
+                lambda state, batch: update_once(state, store, *batch, learning_rate_share), state, (indices, weights)
+            )
         outputs = []
         for batch in zip(indices, weights, strict=True):  # in a loop of its own, XLA runs convolutions on one CPU core
-            state, output = update_once(state, store, *batch)
+            state, output = update_once(state, store, *batch, learning_rate_share)
             outputs.append(output)
         return state, jax.tree.map(lambda *leaves: jnp.stack(leaves), *outputs)
 

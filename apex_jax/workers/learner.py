@@ -6,6 +6,7 @@ import logging
 import os
 import time
 from collections import deque
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -46,6 +47,14 @@ class InFlight(NamedTuple):
 
     item: Item
     output: UpdateOutput
+
+
+class Limit(NamedTuple):
+    """What ends the run: how far it is, where the end is, and how that is said."""
+
+    at: float
+    end: float
+    text: str
 
 
 class Learner:
@@ -129,7 +138,8 @@ class Learner:
             self._store = insert_segments(self._store, content.slots, content.frames, content.columns)
             self._stream.consumed(item)
             return
-        self._state, output = self._dqn.update(self._state, self._store, content.indices, content.weights)
+        share = self._learning_rate_share()
+        self._state, output = self._dqn.update(self._state, self._store, content.indices, content.weights, share)
         for leaf in output:
             leaf.copy_to_host_async()
         self._in_flight.append(InFlight(item, output))
@@ -160,17 +170,26 @@ class Learner:
                 " the last checkpoint is sound"
             )
 
-    def _limit_reached(self) -> str | None:
+    def _limits(self) -> Iterator[Limit]:
+        """The limits that the run has."""
         config = self._config
         frames = self.environment_steps * config.environment.frame_skip
         minutes = self._elapsed_seconds / 60
-        if config.total_updates and self.updates >= config.total_updates:
-            return f"{self.updates} updates"
-        if config.total_environment_frames and frames >= config.total_environment_frames:
-            return f"{frames} environment frames"
-        if config.total_minutes and minutes >= config.total_minutes:
-            return f"{minutes:.1f} minutes"
-        return None
+        for limit in (
+            Limit(self.updates, config.total_updates, f"{self.updates} updates"),
+            Limit(frames, config.total_environment_frames, f"{frames} environment frames"),
+            Limit(minutes, config.total_minutes, f"{minutes:.1f} minutes"),
+        ):
+            if limit.end:
+                yield limit
+
+    def _limit_reached(self) -> str | None:
+        return next((limit.text for limit in self._limits() if limit.at >= limit.end), None)
+
+    def _learning_rate_share(self) -> float:
+        """Returns 1 at the run's start, and `final_learning_rate_share` when it has come to the limit that is next."""
+        done = max((limit.at / limit.end for limit in self._limits()), default=0.0)
+        return 1 - (1 - self._config.learner.final_learning_rate_share) * min(1.0, done)
 
     def _housekeeping(self) -> None:
         now = time.monotonic()
@@ -214,8 +233,9 @@ class Learner:
 
     def _write_metrics(self) -> None:
         frames = self.environment_steps * self._config.environment.frame_skip
+        learning_rate = self._config.learner.learning_rate * self._learning_rate_share()
         version, dropped = self._publisher.version, self._stream.dropped
-        self._metrics.write(frames, self.updates, self._elapsed_seconds, version, dropped)
+        self._metrics.write(frames, self.updates, self._elapsed_seconds, learning_rate, version, dropped)
 
     @property
     def _elapsed_seconds(self) -> float:

@@ -33,11 +33,18 @@ class LearnerMetrics:
         self._samples_per_insert = batches.samples_per_insert
 
     def write(
-        self, frames: int, updates: int, elapsed_seconds: float, weights_version: int, dropped: Counter[str]
+        self,
+        frames: int,
+        updates: int,
+        elapsed_seconds: float,
+        learning_rate: float,
+        weights_version: int,
+        dropped: Counter[str],
     ) -> None:
         """Writes what has come since the last call, at `frames` environment frames; `dropped` counts by reason."""
         values = {
             "charts/updates_per_second": self._update_rate.update(updates),
+            "charts/learning_rate": learning_rate,
             "charts/elapsed_minutes": elapsed_seconds / 60,
             "learner/updates": updates,
             "learner/weights_version": weights_version,
