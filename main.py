@@ -1,4 +1,4 @@
-"""Trains, runs one role of a fleet, or plots runs: `python main.py --help`, `python main.py plot --help`."""
+"""Trains, runs one role of a fleet, plots runs or makes keys: `python main.py --help`, also behind plot and keys."""
 
 import importlib
 import sys
@@ -6,7 +6,10 @@ import sys
 from apex_jax.command_line import parse, to_yaml
 from apex_jax.errors import RunError, UsageError
 
-COMMANDS = {"plot": "apex_jax.results.plot_command"}  # which train nothing, and bring a command line of their own
+COMMANDS = {  # which train nothing, and bring a command line of their own
+    "plot": "apex_jax.results.plot_command",
+    "keys": "apex_jax.transport.keys_command",
+}
 MODULES = {"replay": "replay_server"}  # of apex_jax.workers; the other roles have their module's name
 
 

@@ -34,6 +34,9 @@
       codec          segments and weights <-> bytes
       wire           messages <-> frames, every field checked
       sockets        the three links and their options
+      security       who may talk to whom: CURVE and the keys let in; keys reads them, keys_command is
+                     `python main.py keys`
+      monitor        refused keys and failed handshakes, told and counted
 
     environment      EnvPool, with every question about episodes answered
     checkpoint       the learner's state on disk

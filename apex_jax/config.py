@@ -197,6 +197,18 @@ class AddressConfig:
 
 
 @dataclass(frozen=True)
+class SecurityConfig:
+    """Keys of the links that go over tcp; `python main.py keys create DIR` makes them."""
+
+    keys: str = key(
+        "",
+        "directory of CURVE keys: every tcp link is encrypted and lets in known keys only; empty = those of"
+        " APEX_JAX_<ROLE>_SECRET and APEX_JAX_<ROLE>_PUBLIC, or without these no tcp beyond loopback",
+    )
+    insecure: bool = key(False, "tcp beyond loopback without keys: whoever reaches a port can read and feed the run")
+
+
+@dataclass(frozen=True)
 class Config:
     """A run. What it must have in common with the other roles of its fleet is its `agreement`."""
 
@@ -222,6 +234,7 @@ class Config:
     learner: LearnerConfig = LearnerConfig()
     evaluator: EvaluatorConfig = EvaluatorConfig()
     addresses: AddressConfig = AddressConfig()
+    security: SecurityConfig = SecurityConfig()
 
     @property
     def directory(self) -> str:

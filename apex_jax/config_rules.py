@@ -18,7 +18,8 @@ Rule: TypeAlias = tuple[str, bool, str]  # the key, whether it is right, what it
 
 def check(config: Config) -> None:
     """Raises UsageError where keys that are right on their own do not fit each other."""
-    for name, is_right, requirement in (*_size_rules(config), *_network_rules(config), *_address_rules(config)):
+    rules = (*_size_rules(config), *_network_rules(config), *_address_rules(config), *_security_rules(config))
+    for name, is_right, requirement in rules:
         if not is_right:
             raise UsageError(f"{name}={shown(attrgetter(name)(config))}: {requirement}")
 
@@ -81,3 +82,9 @@ def _address_rules(config: Config) -> Iterator[Rule]:
         yield name, scheme == "tcp" or is_path, f"must be ipc://PATH with 1 to {MAX_IPC_PATH_BYTES} bytes of path"
         is_own = list(addresses.values()).count(address) == 1
         yield name, is_own, "stands at two links; give each link its own address"
+
+
+def _security_rules(config: Config) -> Iterator[Rule]:
+    security = config.security
+    contradiction = f"security.keys={shown(security.keys)} encrypts every tcp link; drop one of the two"
+    yield "security.insecure", not (security.insecure and security.keys), contradiction

@@ -45,12 +45,15 @@ class Text(NamedTuple):
     max_bytes: int
 
 
+MAX_ARRAY_SIZE = 2**22  # elements, of at most 4 bytes
+
+
 class Array(NamedTuple):
     """A little-endian array; `axes` has one letter for each dimension; it has at most `max_size` elements."""
 
     dtype: str
     axes: str
-    max_size: int = 2**22
+    max_size: int = MAX_ARRAY_SIZE
 
 
 class Buffer(NamedTuple):

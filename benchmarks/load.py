@@ -18,6 +18,7 @@ import numpy as np
 import zmq
 
 from apex_jax.transport import sockets
+from apex_jax.transport.security import NO_KEYS, LinkContext, Security
 from apex_jax.types import (
     ActorHello,
     ActorStatus,
@@ -62,6 +63,11 @@ class SimulatedActor:
             sockets.send(self.socket, ActorStatus(self.run_id, 0.0, 0) if self._credit else self._hello)
             self._next_sign = now_seconds + 1.0
 
+    @property
+    def is_welcome(self) -> bool:
+        """Tells whether the server has taken it."""
+        return self._credit > 0
+
     def send(self, message: SegmentMessage) -> bool:
         """Sends a segment if the server has room for it."""
         if self._sequence - self._acknowledged >= self._credit:
@@ -82,13 +88,14 @@ class ActorLoad:
         num_actors: int,
         segments_per_second: float,
         cores: set[int] | None,
+        security: Security = NO_KEYS,
     ):
-        """Starts the process. `cores`: that it may use, None = all."""
+        """Starts the process. `cores`: that it may use, None = all; `security`: an actor's keys, if it has some."""
         context = multiprocessing.get_context("spawn")
         self._sent: Synchronized[int] = context.Value("q", 0)
         self._rate: Synchronized[float] = context.Value("d", segments_per_second)
         self._stop = context.Event()
-        arguments = (address, agreement, messages, num_actors, self._rate, cores, self._sent, self._stop)
+        arguments = (address, agreement, messages, num_actors, self._rate, cores, security, self._sent, self._stop)
         self._process = context.Process(target=_send_segments, args=arguments)
         self._process.start()
 
@@ -114,12 +121,13 @@ def _send_segments(
     num_actors: int,
     rate: Any,
     cores: set[int] | None,
+    security: Security,
     sent: Any,
     stop: Any,
 ) -> None:
     if cores is not None:
         os.sched_setaffinity(0, cores)
-    context = zmq.Context()
+    context = LinkContext.of(security)
     actors = [SimulatedActor(context, address, agreement) for _ in range(num_actors)]
     supply = itertools.cycle(messages)
     message = next(supply)
@@ -183,9 +191,17 @@ class DrawFigures(NamedTuple):
 class DrawingClient:
     """Draws groups of K batches of 512, and writes as many priorities back."""
 
-    def __init__(self, address: str, agreement: str, batches_at_once: int, batch_size: int, groups: int):
+    def __init__(
+        self,
+        address: str,
+        agreement: str,
+        batches_at_once: int,
+        batch_size: int,
+        groups: int,
+        security: Security = NO_KEYS,
+    ):
         """Joins the server and asks for `groups` groups to be under way at any time."""
-        self._context = zmq.Context()
+        self._context = LinkContext.of(security)
         self._socket = sockets.connect_sampling(self._context, address)
         self._run_id = new_run_id()
         self._batches_at_once = batches_at_once

@@ -18,6 +18,7 @@ import zmq
 from apex_jax.command_line import load
 from apex_jax.config import Config
 from apex_jax.environment import segment_spec
+from apex_jax.transport.security import NO_KEYS, Security
 from benchmarks.load import ActorLoad, DrawFigures, DrawingClient, split_cores
 from benchmarks.recorded import as_messages, num_transitions, record_segments
 from benchmarks.report import finish, say, target
@@ -91,10 +92,16 @@ def fill(actors: ActorLoad, num_segments: float) -> float:
 
 
 def draw(
-    address: str, config: Config, actors: ActorLoad, batches_at_once: int, seconds: float, per_segment: float
+    address: str,
+    config: Config,
+    actors: ActorLoad,
+    batches_at_once: int,
+    seconds: float,
+    per_segment: float,
+    security: Security = NO_KEYS,
 ) -> tuple[DrawFigures, float]:
     """Returns what a client saw, and transitions/s that came in meanwhile. It first takes the live segments."""
-    client = DrawingClient(address, config.agreement, batches_at_once, BATCH_SIZE, GROUPS[batches_at_once])
+    client = DrawingClient(address, config.agreement, batches_at_once, BATCH_SIZE, GROUPS[batches_at_once], security)
     while not client.draw(0.5).batches_per_second:
         pass
     start, first = time.monotonic(), actors.sent_segments

@@ -179,11 +179,15 @@ def decode_weights(body: Bytes, like_params: Any) -> Any:
     return jax.tree_util.tree_unflatten(tree, leaves)
 
 
+def max_body_bytes(spec: SegmentSpec) -> int:
+    """Returns the length of the longest body of a segment."""
+    frame_bytes = spec.frame_bytes * spec.slots
+    return COLUMN_BYTES_PER_SLOT * spec.slots + frame_bytes + frame_bytes // 256 + 18  # noise stays raw: 18 of header
+
+
 def _check_length(body: Bytes, spec: SegmentSpec) -> memoryview:
-    column_bytes, frame_bytes = COLUMN_BYTES_PER_SLOT * spec.slots, spec.frame_bytes * spec.slots
-    largest_block = frame_bytes + frame_bytes // 256 + 18  # blocks of noise stay raw: 18 of header
     data = memoryview(body).toreadonly()
-    if not column_bytes < data.nbytes <= column_bytes + largest_block:
+    if not COLUMN_BYTES_PER_SLOT * spec.slots < data.nbytes <= max_body_bytes(spec):
         raise CorruptSegment("bad_length")
     return data
 

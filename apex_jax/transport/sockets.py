@@ -4,7 +4,8 @@ experience  actors (DEALER) <-> replay server (ROUTER): segments and statistics 
 sampling    learner (DEALER) <-> replay server (ROUTER): credit, priorities up; segments, index batches down, in order
 weights     learner (XPUB) -> actors and evaluator (SUB): parameters; a new subscriber is noticed, and gets the newest
 
-No socket is shared between threads, and nothing here waits: `send` and `receive` return at once.
+No socket is shared between threads, and nothing here waits: `send` and `receive` return at once. Over tcp a link is
+encrypted as its context says, see `apex_jax.transport.security`; a monitor, where one is given, tells who was refused.
 """
 
 from __future__ import annotations
@@ -16,51 +17,63 @@ from typing import Any
 
 import zmq
 
-from apex_jax.errors import RunError
+from apex_jax.errors import RunError, UsageError
 from apex_jax.transport import wire
-from apex_jax.types import MAX_WEIGHTS_BYTES
+from apex_jax.transport.monitor import ClientMonitor, Monitors, ServerMonitor
+from apex_jax.transport.security import secure
+from apex_jax.types import MAX_ARRAY_SIZE, MAX_SEGMENT_BYTES, MAX_WEIGHTS_BYTES
 
 HEARTBEAT_MILLISECONDS = 2_000  # a silent tcp peer (cable, NAT, frozen host) is given up after three of these
+HANDSHAKE_MILLISECONDS = 10_000  # a connection that has not become one of ours by then is closed
+SMALL_MESSAGE_BYTES = wire.MAX_HEADER_BYTES  # headers, acknowledgements, places on the ladder, subscriptions
+ENCRYPTION_BYTES = 64  # CURVE makes a frame 33 bytes longer
 
 
 class BindError(RunError):
     """An address cannot be served from here; the message names it and says what to do."""
 
 
-def serve_experience(context: zmq.Context, address: str) -> zmq.Socket:
-    """Binds the replay server's end of the experience link."""
-    return _bind(_router(context), address, "addresses.experience")
+def serve_experience(
+    context: zmq.Context, address: str, monitor: ServerMonitor | None = None, max_message_bytes: int = MAX_SEGMENT_BYTES
+) -> zmq.Socket:
+    """Binds the replay server's end of the experience link. `max_message_bytes`: of a segment of this run."""
+    return _bind(_router(context), address, "experience", monitor, max_message_bytes)
 
 
-def connect_experience(context: zmq.Context, address: str) -> zmq.Socket:
+def connect_experience(context: zmq.Context, address: str, monitor: ClientMonitor | None = None) -> zmq.Socket:
     """Connects an actor to the replay server; ZMQ reconnects by itself for as long as the socket lives."""
-    return _connect(_dealer(context), address)
+    return _connect(_dealer(context), address, "experience", monitor, SMALL_MESSAGE_BYTES)
 
 
-def serve_sampling(context: zmq.Context, address: str) -> zmq.Socket:
-    """Binds the replay server's end of the sampling link."""
-    return _bind(_router(context), address, "addresses.sampling")
+def serve_sampling(
+    context: zmq.Context,
+    address: str,
+    monitor: ServerMonitor | None = None,
+    max_message_bytes: int = 4 * MAX_ARRAY_SIZE,
+) -> zmq.Socket:
+    """Binds the replay server's end of the sampling link. `max_message_bytes`: of the priorities of a draw."""
+    return _bind(_router(context), address, "sampling", monitor, max_message_bytes)
 
 
-def connect_sampling(context: zmq.Context, address: str) -> zmq.Socket:
+def connect_sampling(context: zmq.Context, address: str, monitor: ClientMonitor | None = None) -> zmq.Socket:
     """Connects the learner to the replay server."""
-    return _connect(_dealer(context), address)
+    return _connect(_dealer(context), address, "sampling", monitor, MAX_SEGMENT_BYTES)
 
 
-def serve_weights(context: zmq.Context, address: str) -> zmq.Socket:
+def serve_weights(context: zmq.Context, address: str, monitor: ServerMonitor | None = None) -> zmq.Socket:
     """Binds the learner's end of the weights link; receiving from it yields subscriptions, see `is_subscription`."""
     socket = context.socket(zmq.XPUB)
     socket.set(zmq.XPUB_VERBOSE, 1)  # also the second subscriber is told of, so that it need not wait for an update
     socket.set(zmq.SNDHWM, 2)
-    return _bind(socket, address, "addresses.weights", linger_milliseconds=1_000)
+    return _bind(socket, address, "weights", monitor, SMALL_MESSAGE_BYTES, linger_milliseconds=1_000)
 
 
-def connect_weights(context: zmq.Context, address: str) -> zmq.Socket:
+def connect_weights(context: zmq.Context, address: str, monitor: ClientMonitor | None = None) -> zmq.Socket:
     """Connects a subscriber of weights."""
     socket = context.socket(zmq.SUB)
     socket.set(zmq.RCVHWM, 2)
     socket.subscribe(b"")
-    return _connect(socket, address, max_message_bytes=MAX_WEIGHTS_BYTES)
+    return _connect(socket, address, "weights", monitor, MAX_WEIGHTS_BYTES)
 
 
 def is_subscription(frames: list[bytes]) -> bool:
@@ -131,33 +144,67 @@ def _dealer(context: zmq.Context) -> zmq.Socket:
 def _tune(socket: zmq.Socket, linger_milliseconds: int, max_message_bytes: int) -> None:
     """Sets what must be set before bind or connect."""
     socket.set(zmq.LINGER, linger_milliseconds)  # the default waits for ever on exit
-    socket.set(zmq.MAXMSGSIZE, max_message_bytes)  # the default lets a peer announce, and reserve, anything
+    # The default lets a peer announce, and reserve, anything. No limit is below a header's, encrypted or not.
+    socket.set(zmq.MAXMSGSIZE, max(max_message_bytes, SMALL_MESSAGE_BYTES) + ENCRYPTION_BYTES)
+    socket.set(zmq.HANDSHAKE_IVL, HANDSHAKE_MILLISECONDS)
     socket.set(zmq.IPV6, 1)
     socket.set(zmq.BACKLOG, 1024)  # a fleet of actors connects at once
     socket.set(zmq.HEARTBEAT_IVL, HEARTBEAT_MILLISECONDS)
     socket.set(zmq.HEARTBEAT_TIMEOUT, 3 * HEARTBEAT_MILLISECONDS)
     socket.set(zmq.HEARTBEAT_TTL, 3 * HEARTBEAT_MILLISECONDS)
+    socket.set(zmq.TCP_KEEPALIVE, 1)  # beside the heartbeats: also what never got as far as a handshake ends
+    socket.set(zmq.TCP_KEEPALIVE_IDLE, 30)
+    socket.set(zmq.TCP_KEEPALIVE_INTVL, 10)
+    socket.set(zmq.TCP_KEEPALIVE_CNT, 3)
     socket.set(zmq.CONNECT_TIMEOUT, 5_000)
     socket.set(zmq.RECONNECT_IVL, 100)
     socket.set(zmq.RECONNECT_IVL_MAX, 5_000)
 
 
-def _bind(socket: zmq.Socket, address: str, key: str, linger_milliseconds: int = 200) -> zmq.Socket:
-    _tune(socket, linger_milliseconds, max_message_bytes=2**25)
+def _bind(
+    socket: zmq.Socket,
+    address: str,
+    link: str,
+    monitor: ServerMonitor | None,
+    max_message_bytes: int,
+    linger_milliseconds: int = 200,
+) -> zmq.Socket:
+    _tune(socket, linger_milliseconds, max_message_bytes)
     try:
+        secure(socket, link, address, is_server=True)
+        if monitor is not None:
+            monitor.attach(socket, link, address)
         socket.bind(address)
-    except zmq.ZMQError as error:
-        socket.close()
+    except (zmq.ZMQError, UsageError) as error:
+        _close(socket, monitor)
+        if isinstance(error, UsageError):
+            raise
         raise BindError(
-            f"{key}={address} cannot be served: {error.strerror or error}; choose a free address of this machine"
+            f"addresses.{link}={address} cannot be served: {error.strerror or error};"
+            " choose a free address of this machine"
         ) from None
     return socket
 
 
-def _connect(socket: zmq.Socket, address: str, max_message_bytes: int = 2**28) -> zmq.Socket:
+def _connect(
+    socket: zmq.Socket, address: str, link: str, monitor: ClientMonitor | None, max_message_bytes: int
+) -> zmq.Socket:
     _tune(socket, linger_milliseconds=200, max_message_bytes=max_message_bytes)
-    socket.connect(address)
+    try:
+        secure(socket, link, address, is_server=False)
+        if monitor is not None:
+            monitor.attach(socket, link, address)
+        socket.connect(address)
+    except BaseException:
+        _close(socket, monitor)
+        raise
     return socket
+
+
+def _close(socket: zmq.Socket, monitor: Monitors | None) -> None:
+    if monitor is not None:
+        monitor.close()
+    socket.close()
 
 
 class LocalLinks:

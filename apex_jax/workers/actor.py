@@ -15,6 +15,7 @@ from apex_jax.agent.segments import SegmentBuilder, spread_first_slots
 from apex_jax.config import Config
 from apex_jax.environment import Environment, Episode, EpisodeTracker, segment_spec
 from apex_jax.metrics import Mean, MetricsWriter, RateMeter, resident_memory_bytes
+from apex_jax.transport.security import link_context
 from apex_jax.types import ActorHello, ActorStatus, ActorWelcome, Segment, SegmentSpec, Step
 from apex_jax.workers.experience_stream import ExperienceStream
 from apex_jax.workers.process import ROLE_NUMBERS, StopSignal, new_run_id, process_rng
@@ -158,7 +159,7 @@ class Actor:
 
 def run(config: Config, name: str, stop: StopSignal) -> int:
     """Runs the role; returns the process's exit code."""
-    context = zmq.Context()
+    context = link_context(config, "actor")
     actor = Actor(config, segment_spec(config), context, name)
     try:
         actor.run(stop)

@@ -23,6 +23,7 @@ from apex_jax.errors import RunError, UsageError, shown
 from apex_jax.metrics import MetricsWriter, resident_memory_bytes
 from apex_jax.results.video import video_paths
 from apex_jax.transport.codec import architecture_of
+from apex_jax.transport.security import link_context
 from apex_jax.types import SegmentSpec
 from apex_jax.workers.process import ROLE_NUMBERS, StopSignal, process_rng
 from apex_jax.workers.recording import record_game
@@ -207,7 +208,7 @@ def run(config: Config, name: str, stop: StopSignal) -> int:
     if config.evaluator.checkpoint:
         evaluate_checkpoint(config, spec, stop)
         return stop.exit_code
-    context = zmq.Context()
+    context = link_context(config, "evaluator")
     try:
         follow(config, spec, context, name, stop)
     finally:

@@ -16,6 +16,7 @@ import zmq
 from apex_jax.errors import RunError
 from apex_jax.transport import sockets
 from apex_jax.transport.codec import CorruptSegment, encode_segment
+from apex_jax.transport.monitor import ClientMonitor
 from apex_jax.types import (
     ActorHello,
     ActorStatus,
@@ -96,16 +97,21 @@ class ExperienceStream:
         self._thread.join()
 
     def _run(self) -> None:
+        monitor = ClientMonitor()
         try:
-            with sockets.connect_experience(self._context, self._address) as socket:
-                self._serve(socket)
+            with sockets.connect_experience(self._context, self._address, monitor) as socket, monitor:
+                self._serve(socket, monitor)
+        except RunError as error:
+            self.error = error
+            self.finished.set()
         except Exception as error:  # an actor whose segments nobody sends would wait for ever
             self.error = RunError(f"the link to the replay server at {self._address} failed: {error}")
             self.finished.set()
             raise
 
-    def _serve(self, socket: zmq.Socket) -> None:
+    def _serve(self, socket: zmq.Socket, monitor: ClientMonitor) -> None:
         while not self._closing.is_set():
+            monitor.check()
             self._sign_of_life(socket)
             self._encode_next()
             self._flush(socket)

@@ -23,6 +23,7 @@ from apex_jax.errors import DivergenceError, RunError
 from apex_jax.metrics import MetricsWriter
 from apex_jax.results.provenance import record_start
 from apex_jax.transport.codec import architecture_of
+from apex_jax.transport.security import link_context
 from apex_jax.types import IndexBatches, LearnerHello, SegmentSpec
 from apex_jax.workers.learner_metrics import LearnerMetrics
 from apex_jax.workers.process import (
@@ -234,7 +235,7 @@ class Learner:
     def _write_metrics(self) -> None:
         frames = self.environment_steps * self._config.environment.frame_skip
         learning_rate = self._config.learner.learning_rate * self._learning_rate_share()
-        version, dropped = self._publisher.version, self._stream.dropped
+        version, dropped = self._publisher.version, self._stream.dropped + self._publisher.dropped
         self._metrics.write(frames, self.updates, self._elapsed_seconds, learning_rate, version, dropped)
 
     @property
@@ -251,9 +252,9 @@ def compute_dtype(config: Config, on_cpu: bool) -> np.dtype[Any]:
 
 def run(config: Config, name: str, stop: StopSignal) -> int:
     """Runs the role; returns the process's exit code."""
+    context = link_context(config, "learner")
     if not os.environ.get(SUPERVISED):  # else the supervisor has done so
         record_start(config)
-    context = zmq.Context()
     learner = Learner(config, segment_spec(config), context, name)
     try:
         learner.run(stop)

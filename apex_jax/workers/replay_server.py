@@ -14,6 +14,9 @@ from apex_jax.metrics import MetricsWriter, RateMeter, resident_memory_bytes
 from apex_jax.replay.buffer import ReplayBuffer
 from apex_jax.replay.rate_limiter import RateLimiter
 from apex_jax.transport import sockets
+from apex_jax.transport.codec import max_body_bytes
+from apex_jax.transport.monitor import ServerMonitor
+from apex_jax.transport.security import link_context
 from apex_jax.types import SegmentSpec
 from apex_jax.workers.experience_service import EpisodeMeans, ExperienceService
 from apex_jax.workers.process import ROLE_NUMBERS, StopSignal, new_run_id, process_rng
@@ -41,10 +44,16 @@ class ReplayServer:
             from_actors=config.replay.initial_priority == "actor",
         )
         self.limiter = make_limiter(config, spec)
-        self._experience_socket = sockets.serve_experience(context, config.addresses.experience)
+        self._monitors = {link: ServerMonitor() for link in ("experience", "sampling")}
+        self._experience_socket = sockets.serve_experience(
+            context, config.addresses.experience, self._monitors["experience"], max_body_bytes(spec)
+        )
         try:
-            self._sampling_socket = sockets.serve_sampling(context, config.addresses.sampling)
+            self._sampling_socket = sockets.serve_sampling(
+                context, config.addresses.sampling, self._monitors["sampling"], 4 * largest_draw(config)
+            )
         except sockets.BindError:
+            self._monitors["experience"].close()
             self._experience_socket.close()
             raise
         self.experience = ExperienceService(self._experience_socket, config, spec, self.buffer, self.limiter)
@@ -65,6 +74,8 @@ class ReplayServer:
             if now >= next_check:
                 self.experience.forget_the_dead(now)
                 self.sampling.forget_the_dead(now)
+                self._monitors["experience"].count(self.experience.dropped)
+                self._monitors["sampling"].count(self.sampling.dropped)
                 next_check = now + 1.0
             if now >= next_metrics:
                 self._write_metrics()
@@ -81,6 +92,8 @@ class ReplayServer:
 
     def close(self) -> None:
         """Closes the sockets."""
+        for monitor in self._monitors.values():
+            monitor.close()
         self._experience_socket.close()
         self._sampling_socket.close()
 
@@ -143,7 +156,7 @@ def make_limiter(config: Config, spec: SegmentSpec) -> RateLimiter:
 def run(config: Config, name: str, stop: StopSignal) -> int:
     """Runs the role; returns the process's exit code."""
     spec = segment_spec(config)
-    context = zmq.Context()
+    context = link_context(config, "replay")
     server = ReplayServer(config, spec, context, name)
     _log.info(
         "replay of %d segments (%d transitions) on %s and %s",

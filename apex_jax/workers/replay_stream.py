@@ -16,6 +16,7 @@ import zmq
 from apex_jax.errors import RunError
 from apex_jax.transport import sockets
 from apex_jax.transport.codec import CorruptSegment, decode_columns, decode_frames
+from apex_jax.transport.monitor import ClientMonitor
 from apex_jax.types import (
     Credit,
     Finish,
@@ -136,24 +137,29 @@ class ReplayStream:
             self._wake.send(b"", zmq.NOBLOCK)
 
     def _run(self) -> None:
+        monitor = ClientMonitor()
         try:
             with (
-                sockets.connect_sampling(self._context, self._address) as socket,
+                sockets.connect_sampling(self._context, self._address, monitor) as socket,
+                monitor,
                 self._context.socket(zmq.PAIR) as wake,
             ):
                 wake.connect(f"inproc://replay-stream-{id(self)}")
-                self._serve(socket, wake)
+                self._serve(socket, wake, monitor)
+        except RunError as error:
+            self._items.put(error)
         except Exception as error:  # a learner that nobody supplies would wait for ever
             self._items.put(RunError(f"the link to the replay server at {self._address} failed: {error}"))
             raise
 
-    def _serve(self, socket: zmq.Socket, wake: zmq.Socket) -> None:
+    def _serve(self, socket: zmq.Socket, wake: zmq.Socket, monitor: ClientMonitor) -> None:
         _log.info("joining the replay server at %s", self._address)
         poller = zmq.Poller()
         poller.register(socket, zmq.POLLIN)
         poller.register(wake, zmq.POLLIN)
         while not self._closing.is_set() or (self._owes_finish() and time.monotonic() < self._close_by):
             poller.poll(100)
+            monitor.check()
             while wake.poll(0):
                 wake.recv()
             self._sign_of_life(socket)

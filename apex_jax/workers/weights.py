@@ -13,8 +13,10 @@ import jax
 import zmq
 
 from apex_jax.agent.dqn import Params
+from apex_jax.errors import RunError
 from apex_jax.transport import sockets
 from apex_jax.transport.codec import architecture_of, decode_weights, encode_weights
+from apex_jax.transport.monitor import ClientMonitor, ServerMonitor
 from apex_jax.types import WeightsMessage
 
 _log = logging.getLogger(__name__)
@@ -48,7 +50,9 @@ class WeightsPublisher:
 
     def __init__(self, context: zmq.Context, address: str, run_id: int, first_version: int):
         """Binds the address (BindError where that fails) and starts the thread."""
-        self._socket = sockets.serve_weights(context, address)
+        self.dropped: Counter[str] = Counter()
+        self._monitor = ServerMonitor()
+        self._socket = sockets.serve_weights(context, address, self._monitor)
         self._run_id = run_id
         self.version = first_version
         self._newest: deque[Handover] = deque(maxlen=1)  # a learner faster than the sending leaves nothing behind
@@ -72,7 +76,7 @@ class WeightsPublisher:
         self._thread.join()
 
     def _run(self) -> None:
-        with self._socket:
+        with self._socket, self._monitor:
             self._serve()
 
     def _serve(self) -> None:
@@ -81,6 +85,7 @@ class WeightsPublisher:
         while self._newest or not self._closing.is_set():
             self._wake.wait(REPUBLISH_SECONDS / 2)
             self._wake.clear()
+            self._monitor.count(self.dropped)
             if self._newest:
                 message = self._encode(*self._newest.popleft())
                 sockets.send(self._socket, message)
@@ -121,13 +126,18 @@ class WeightsPublisher:
 
 
 class WeightsSubscriber:
-    """Keeps the newest parameters at hand, already on the device; acting never waits for them."""
+    """Keeps the newest parameters at hand, already on the device; acting never waits for them.
+
+    Whoever asks for them gets a RunError where the learner can never be joined.
+    """
 
     def __init__(self, context: zmq.Context, address: str, like_params: Params):
         """Connects and starts the thread. `like_params`: a tree of the network's leaves."""
-        self.newest: Weights | None = None
         self.dropped: Counter[str] = Counter()
-        self._socket = sockets.connect_weights(context, address)
+        self._newest: Weights | None = None
+        self._error: RunError | None = None
+        self._monitor = ClientMonitor()
+        self._socket = sockets.connect_weights(context, address, self._monitor)
         self._like_params = like_params
         self._architecture = architecture_of(like_params)
         self._body_bytes = sum(4 * leaf.size for leaf in jax.tree.leaves(like_params))  # float32
@@ -135,6 +145,13 @@ class WeightsSubscriber:
         self._arrived = threading.Event()
         self._thread = threading.Thread(target=self._run, name="weights subscriber")
         self._thread.start()
+
+    @property
+    def newest(self) -> Weights | None:
+        """The newest parameters, None before the first. RunError, see above."""
+        if self._error is not None:
+            raise self._error
+        return self._newest
 
     def wait(self, seconds: float) -> Weights | None:
         """Waits at most `seconds` for the first parameters; returns the newest."""
@@ -147,11 +164,16 @@ class WeightsSubscriber:
         self._thread.join()
 
     def _run(self) -> None:
-        with self._socket:
-            self._serve()
+        try:
+            with self._socket, self._monitor:
+                self._serve()
+        except RunError as error:
+            self._error = error
+            self._arrived.set()
 
     def _serve(self) -> None:
         while not self._stopping.is_set():
+            self._monitor.check()
             if not self._socket.poll(100):
                 continue
             message = None
@@ -161,7 +183,7 @@ class WeightsSubscriber:
                 self._take(message)
 
     def _take(self, message: WeightsMessage) -> None:
-        newest = self.newest
+        newest = self._newest
         if newest is not None and message.version <= newest.version:
             return  # sent again for a newcomer
         if reason := self._defect(message):
@@ -170,7 +192,7 @@ class WeightsSubscriber:
                 _log.warning("weights are refused: %s", reason)
             return
         params: Any = jax.device_put(decode_weights(message.body, self._like_params))
-        self.newest = Weights(
+        self._newest = Weights(
             params, message.version, message.updates, message.environment_steps, message.final, time.monotonic()
         )
         self._arrived.set()

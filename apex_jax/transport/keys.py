@@ -1,0 +1,140 @@
+"""CURVE keys of the roles: made once, kept in files or environment variables, checked before anything is connected.
+
+A directory of keys holds, for each role, Z85 text that `python main.py keys create` writes:
+
+    <role>.secret   one key, readable by its owner alone; only the hosts of that role need it
+    <role>.public   one key a line: all are let in, the first is the one that clients expect of a server
+
+APEX_JAX_<ROLE>_SECRET and APEX_JAX_<ROLE>_PUBLIC in the environment stand for the files.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import struct
+import tempfile
+from pathlib import Path
+
+import zmq
+from zmq.utils import z85
+
+from apex_jax.errors import UsageError, shown
+
+ROLES = ("replay", "learner", "actor", "evaluator")
+MAX_FILE_BYTES = 2**16
+KEY_CHARACTERS = 40  # 32 bytes in Z85
+
+
+def create(directory: Path) -> None:
+    """Writes a key pair for each role, all or none, into a directory that is new or empty. UsageError, OSError."""
+    parent = directory.resolve().parent
+    if not parent.is_dir():
+        raise UsageError(f"{shown(directory)}: its folder {shown(parent)} does not exist; make it first")
+    unfinished = Path(tempfile.mkdtemp(prefix=f".{directory.name}-", dir=parent))  # mode 0700
+    try:
+        for role in ROLES:
+            public, secret = zmq.curve_keypair()
+            _write(unfinished / f"{role}.secret", secret, 0o600)
+            _write(unfinished / f"{role}.public", public, 0o644)
+        _rename(unfinished, directory)
+    except BaseException:
+        shutil.rmtree(unfinished, ignore_errors=True)
+        raise
+
+
+def read_secret(directory: str, role: str) -> bytes:
+    """Returns the role's secret key as Z85. UsageError."""
+    where, text = _read(directory, role, "secret")
+    keys = text.split()
+    if len(keys) != 1 or not _is_key(keys[0]):  # the value is not shown: it may be nearly right
+        raise UsageError(f"{where}: holds no secret key; it must be one line of {KEY_CHARACTERS} Z85 characters")
+    return keys[0]
+
+
+def read_publics(directory: str, role: str) -> tuple[bytes, ...]:
+    """Returns the role's public keys as Z85, at least one. UsageError."""
+    where, text = _read(directory, role, "public")
+    keys = text.split()
+    wrong = [key for key in keys if not _is_key(key)]
+    if wrong or not keys:
+        found = f"{shown(wrong[0].decode(errors='replace'))} is no public key" if wrong else "holds no public key"
+        raise UsageError(f"{where}: {found}; each line must be {KEY_CHARACTERS} Z85 characters")
+    return tuple(keys)
+
+
+def check_pair(directory: str, role: str, secret: bytes) -> None:
+    """Raises UsageError where the role's public keys are at hand and none of them belongs to its secret."""
+    if not _has(directory, role, "public"):
+        return
+    if zmq.curve_public(secret) not in read_publics(directory, role):
+        where = _place(directory, role, "public")
+        raise UsageError(f"{where}: no key in it belongs to {role}.secret; copy both from where they were created")
+
+
+def are_given(directory: str) -> bool:
+    """Tells whether there is a directory of keys, or any key in the environment."""
+    return directory != "" or any(
+        _variable(role, kind) in os.environ for role in ROLES for kind in ("secret", "public")
+    )
+
+
+def _variable(role: str, kind: str) -> str:
+    return f"APEX_JAX_{role}_{kind}".upper()
+
+
+def _has(directory: str, role: str, kind: str) -> bool:
+    return _variable(role, kind) in os.environ or (directory != "" and Path(directory, f"{role}.{kind}").exists())
+
+
+def _place(directory: str, role: str, kind: str) -> str:
+    """Returns where a key is, or should be, looked for."""
+    variable = _variable(role, kind)
+    return variable if variable in os.environ or not directory else shown(Path(directory, f"{role}.{kind}"))
+
+
+def _read(directory: str, role: str, kind: str) -> tuple[str, bytes]:
+    """Returns the place of a key and what stands there, at most `MAX_FILE_BYTES`."""
+    where, variable = _place(directory, role, kind), _variable(role, kind)
+    if variable in os.environ:
+        return where, os.environ[variable].encode(errors="replace")
+    if not directory:
+        raise UsageError(f"{variable} is not set, but other keys are: set it, or give all keys with security.keys=DIR")
+    try:
+        with open(Path(directory, f"{role}.{kind}"), "rb") as file:
+            mode = os.fstat(file.fileno()).st_mode & 0o777
+            if kind == "secret" and mode & 0o077:
+                raise UsageError(f"{where}: mode {mode:04o} lets others read this secret; run: chmod 600 {where}")
+            return where, file.read(MAX_FILE_BYTES)
+    except OSError as error:
+        fix = f"python main.py keys create makes one, or set {variable}"
+        raise UsageError(f"security.keys={shown(directory)}: {role}.{kind}: {error.strerror}; {fix}") from None
+
+
+def _is_key(text: bytes) -> bool:
+    if len(text) != KEY_CHARACTERS:
+        return False
+    try:
+        z85.decode(text)
+    except (KeyError, struct.error):  # no character of Z85, or five of them that say more than four bytes hold
+        return False
+    return True
+
+
+def _write(path: Path, key: bytes, mode: int) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    with open(descriptor, "wb") as file:
+        os.fchmod(descriptor, mode)  # whatever the umask says
+        file.write(key + b"\n")
+        file.flush()
+        os.fsync(descriptor)
+
+
+def _rename(unfinished: Path, directory: Path) -> None:
+    """Puts the finished set in its place, which nothing may be at but an empty folder."""
+    try:
+        os.rename(unfinished, directory)
+    except OSError as error:
+        raise UsageError(
+            f"{shown(directory)}: {error.strerror}; nothing is overwritten: give a folder that does not exist"
+        ) from None

@@ -1,0 +1,40 @@
+"""`python main.py keys`: the key pairs of a fleet."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from apex_jax.errors import RunError, UsageError, shown
+from apex_jax.transport.keys import ROLES, create
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Does what `arguments` (after "keys") ask for; returns the exit code. UsageError, RunError."""
+    directory = Path(_parser().parse_args(arguments).directory)
+    try:
+        create(directory)
+    except OSError as error:
+        raise RunError(f"{error.filename or directory}: {error.strerror or error}; choose another folder") from None
+    print(f"{shown(directory)}: a key pair for each of {', '.join(ROLES)}.")
+    print("Copy every *.public to every host, but each <role>.secret only to the hosts of that role (scp -p).")
+    print("Start each role with security.keys=DIR; whoever holds a secret is that role, so keep the rest to yourself.")
+    return 0
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> None:  # type: ignore[override]
+        raise UsageError(f"keys: {message}; see python main.py keys --help")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="python main.py keys",
+        description="Makes CURVE keys, with which the roles of a fleet encrypt their links and know each other.",
+        epilog="example: python main.py keys create keys",
+        allow_abbrev=False,
+    )
+    parser.add_argument("action", choices=("create",), help="makes a key pair for each role; overwrites nothing")
+    parser.add_argument("directory", metavar="DIR", help="new folder for <role>.secret (0600) and <role>.public")
+    return parser

@@ -1,0 +1,239 @@
+"""What becomes of connections before the first message: refused keys, failed handshakes, and what to do about them.
+
+ZMQ says nothing of a peer that it cannot agree with: a client with a wrong key only waits, and after some errors does
+not even try again. Its monitor tells; here that becomes a line for the user, a count, and another attempt.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import itertools
+import logging
+import socket as tcp
+import struct
+import time
+from collections import Counter
+from collections.abc import Iterator
+from typing import TypeAlias
+
+import zmq
+
+from apex_jax.errors import RunError
+from apex_jax.transport.security import LINKS, NO_KEYS, LinkContext, Security
+
+_log = logging.getLogger(__name__)
+
+CHECK_SECONDS = 0.2  # between two looks at what happened
+GIVE_UP_SECONDS = 10.0  # of handshakes that fail for a reason which only people can remove
+GAP_SECONDS = 5.0  # without a failure: what comes then is another trouble
+RECONNECT_SECONDS = 1.0  # after ZMQ has given a connection up
+PROBE_SECONDS = 1.0  # for a server to say what it speaks
+REPORT_SECONDS = 60.0  # between two lines of a server
+GREETING = b"\xff" + bytes(8) + b"\x7f\x03"  # of ZMTP 3, as far as a server must hear to say the whole of its own
+GREETING_BYTES = 64
+
+_FAILURES: dict[int, str] = {
+    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL: "failed_handshake",
+    zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL: "failed_handshake",
+    zmq.EVENT_HANDSHAKE_FAILED_AUTH: "refused_key",
+}
+_EVENTS_OF_A_SERVER = sum(_FAILURES)
+_EVENTS_OF_A_CLIENT = _EVENTS_OF_A_SERVER | (
+    zmq.EVENT_CONNECTED | zmq.EVENT_CONNECT_RETRIED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
+)
+_NAMES = {"replay": "replay server"}  # of roles, for people
+
+_numbers = itertools.count()
+
+
+class _Monitor:
+    """A socket's events; used by the socket's thread only, and closed before the socket."""
+
+    _events = 0
+
+    def __init__(self) -> None:
+        self._socket: zmq.Socket | None = None
+        self._pair: zmq.Socket | None = None
+        self._link = self._address = ""
+
+    def attach(self, socket: zmq.Socket, link: str, address: str) -> None:
+        """Listens to a socket, which is not yet bound or connected."""
+        self._socket, self._link, self._address = socket, link, address
+        name = f"inproc://monitor-{next(_numbers)}"
+        socket.monitor(name, self._events)
+        self._pair = socket.context.socket(zmq.PAIR)
+        self._pair.set(zmq.LINGER, 0)
+        self._pair.set(zmq.RCVHWM, 0)  # ZMQ's own thread waits for room here: with a limit, strangers could stop it
+        self._pair.connect(name)
+
+    def close(self) -> None:
+        """Ends the listening."""
+        if self._socket is not None and self._pair is not None:
+            if not self._socket.closed:
+                self._socket.disable_monitor()
+            self._pair.close()
+            self._socket = self._pair = None
+
+    def __enter__(self) -> _Monitor:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _new_events(self) -> Iterator[tuple[int, int]]:
+        """Yields (event, value) of what has happened since the last time."""
+        while self._pair is not None:
+            try:
+                frames = self._pair.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            yield struct.unpack("=Hi", frames[0])
+
+    @property
+    def _security(self) -> Security:
+        assert self._socket is not None
+        context = self._socket.context
+        return context.security if isinstance(context, LinkContext) else NO_KEYS
+
+
+class ServerMonitor(_Monitor):
+    """Counts the connections that a server refuses, and says so once a minute at most."""
+
+    _events = _EVENTS_OF_A_SERVER
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._unsaid: Counter[str] = Counter()
+        self._next_report = 0.0
+
+    def count(self, dropped: Counter[str]) -> None:
+        """Adds what was refused since the last time to `dropped`, as "refused_key" and "failed_handshake"."""
+        for event, _ in self._new_events():
+            dropped[_FAILURES[event]] += 1
+            self._unsaid[_FAILURES[event]] += 1
+        now = time.monotonic()
+        if self._unsaid and now >= self._next_report:
+            self._next_report = now + REPORT_SECONDS
+            files = " or ".join(f"{role}.public" for role in LINKS[self._link].clients)
+            how = "in plain text, for another server key" if self._security.has_keys else "encrypted"
+            how = f"{how} or in another protocol"
+            reasons = {"refused_key": f"whose key is not in {files}", "failed_handshake": how}
+            said = ", ".join(
+                f"{self._unsaid[reason]} {text}" for reason, text in reasons.items() if self._unsaid[reason]
+            )
+            _log.warning("connections refused on the %s link at %s: %s", self._link, self._address, said)
+            self._unsaid.clear()
+
+
+class ClientMonitor(_Monitor):
+    """Tells why a server is not joined, and keeps trying; gives up where only people can help.
+
+    A server that is away, frozen or behind a cut cable is none of that: it is waited for as long as it takes.
+    """
+
+    _events = _EVENTS_OF_A_CLIENT
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.has_joined = False
+        self._next_check = 0.0
+        self._given_up_seconds: float | None = None  # since when ZMQ does not try any more
+        self._is_shaking_hands = False
+        self._cause = ""  # that was told
+        self._first_failure = self._last_failure = self._last_probe = -GAP_SECONDS
+        self._mechanism: str | None = None  # that the server was found to speak
+
+    def check(self) -> None:
+        """Looks at what has happened. RunError after `GIVE_UP_SECONDS` of handshakes that can never succeed."""
+        now = time.monotonic()
+        if now < self._next_check:
+            return
+        self._next_check = now + CHECK_SECONDS
+        for event, value in self._new_events():
+            self._on_event(event, value, now)
+        if self._given_up_seconds is not None and now - self._given_up_seconds >= RECONNECT_SECONDS:
+            self._reconnect()
+
+    def _on_event(self, event: int, value: int, now: float) -> None:
+        if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+            self.has_joined = True
+            if self._cause:
+                _log.info("joined the %s at %s", self._server, self._address)
+            self._cause, self._first_failure, self._last_failure = "", -GAP_SECONDS, -GAP_SECONDS
+        elif event in _FAILURES:
+            self._on_failure(event, value, now)
+        elif event == zmq.EVENT_DISCONNECTED:
+            if self._is_shaking_hands:  # by a peer that sent what is no greeting at all
+                self._on_failure(zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL, 0, now)
+            self.has_joined, self._given_up_seconds = False, now
+        else:  # connected, or about to be tried again
+            self._given_up_seconds = None
+        self._is_shaking_hands = event == zmq.EVENT_CONNECTED
+
+    def _on_failure(self, event: int, value: int, now: float) -> None:
+        if event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL and value in (errno.EAGAIN, errno.ETIMEDOUT):
+            return  # a silent host, not an unwilling one
+        cause = self._cause_of(event, now)
+        if not cause:
+            return
+        if now - self._last_failure > GAP_SECONDS:
+            self._first_failure = now
+        self._last_failure = now
+        if cause != self._cause and now > self._first_failure:  # a server that is just being replaced fails once
+            self._cause = cause
+            _log.warning("%s", cause)
+        if now - self._first_failure >= GIVE_UP_SECONDS:
+            raise RunError(f"{cause} (tried for {now - self._first_failure:.0f} s)")
+
+    def _cause_of(self, event: int, now: float) -> str:
+        """Returns why a handshake failed and what to do; empty where nobody is there who could be another."""
+        security, server, address = self._security, self._server, self._address
+        me = security.role or "process"
+        if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+            return (
+                f"the {server} at {address} refused the key of this {me}: put its public key into {me}.public there,"
+                " or start it with the secret that belongs to that file"
+            )
+        if now - self._last_probe > GIVE_UP_SECONDS / 4:
+            self._last_probe, self._mechanism = now, mechanism_at(address)
+        file = f"{LINKS[self._link].server}.public"
+        causes = {
+            ("CURVE", True): f"the {server} at {address} has another key than {file} says here: copy {file} from there",
+            ("CURVE", False): f"the {server} at {address} takes encrypted connections only: set security.keys=DIR here",
+            ("NULL", True): f"the {server} at {address} has no keys, this {me} has: set security.keys=DIR there too",
+            ("NULL", False): f"at {address} another link is served: set addresses.{self._link} as the {server} has it",
+        }
+        return causes.get((self._mechanism or "", security.has_keys), "")
+
+    def _reconnect(self) -> None:
+        assert self._socket is not None
+        self._given_up_seconds = None
+        with contextlib.suppress(zmq.ZMQError):  # that there is nothing left to disconnect
+            self._socket.disconnect(self._address)
+        self._socket.connect(self._address)
+
+    @property
+    def _server(self) -> str:
+        server = LINKS[self._link].server
+        return _NAMES.get(server, server)
+
+
+Monitors: TypeAlias = ClientMonitor | ServerMonitor
+
+
+def mechanism_at(address: str) -> str | None:
+    """Returns the security mechanism that a tcp server greets with, "CURVE" or "NULL"; None if it does not greet."""
+    host, _, port = address.removeprefix("tcp://").rpartition(":")
+    greeting, until = b"", time.monotonic() + PROBE_SECONDS
+    try:
+        with tcp.create_connection((host.strip("[]"), int(port)), PROBE_SECONDS) as connection:
+            connection.sendall(GREETING)
+            while len(greeting) < GREETING_BYTES:
+                connection.settimeout(max(0.001, until - time.monotonic()))
+                if not (received := connection.recv(GREETING_BYTES - len(greeting))):
+                    return None
+                greeting += received
+    except (OSError, ValueError):
+        return None
+    return greeting[12:32].rstrip(b"\0").decode(errors="replace") if greeting[0] == 0xFF else None

@@ -1,0 +1,363 @@
+"""Faults 26 to 29: what strangers send to the ports of a replay server, and who is kept out, with real processes."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import random
+import shutil
+import socket as tcp
+import struct
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import zmq
+
+from apex_jax.command_line import load
+from apex_jax.config import Config
+from apex_jax.transport import keys, sockets, wire
+from apex_jax.transport.monitor import GREETING
+from apex_jax.transport.security import link_context
+from apex_jax.types import ActorHello, ActorWelcome, Goodbye, LearnerHello, LearnerWelcome, Refusal, Rejoin
+from tests.links import Peer
+from tests.processes import ROOT, Program, Programs, catch, free_tcp_addresses, values
+
+HALF_OPEN = 200
+NULL_GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00NULL".ljust(55, b"\0")  # ZMTP 3.0, whole
+GROWTH_BYTES = 48 * 2**20  # that a server's memory may move by on its own
+
+needs_proc = pytest.mark.skipif(not os.path.exists("/proc/self/fd"), reason="counts open files with /proc")
+
+
+class Served:
+    """A replay server process, and peers of it by hand."""
+
+    def __init__(self, programs: Programs, directory: Path, keys_directory: str) -> None:
+        self.directory = directory
+        settings = [*free_tcp_addresses(), *([f"security.keys={keys_directory}"] if keys_directory else [])]
+        self.config: Config = load(ROOT / "configs" / "catch.yaml", settings)
+        self.program = programs.start("--role", "replay", *catch(directory, *settings))
+        self._contexts = {role: link_context(self.config, role) for role in ("actor", "learner")}
+        self._run_id = 0
+        self.is_sound()
+
+    def address(self, link: str) -> str:
+        return str(getattr(self.config.addresses, link))
+
+    def peer(self, link: str) -> Peer:
+        connect = {"experience": sockets.connect_experience, "sampling": sockets.connect_sampling}[link]
+        role = {"experience": "actor", "sampling": "learner"}[link]
+        return Peer(connect(self._contexts[role], self.address(link)), self._lives)
+
+    def is_sound(self) -> None:
+        """Fails unless the next good message on either link is answered."""
+        self._run_id += 1
+        actor, learner = self.peer("experience"), self.peer("sampling")
+        try:
+            actor.send(ActorHello(self._run_id, self.config.agreement, num_environments=1))
+            actor.receive(ActorWelcome)
+            actor.send(Goodbye(self._run_id))
+            learner.send(LearnerHello(self._run_id, self.config.agreement, 0, 1, 8))
+            learner.receive(LearnerWelcome)
+            learner.send(Goodbye(self._run_id))
+        finally:
+            actor.socket.close()
+            learner.socket.close()
+
+    def connection(self, link: str) -> tcp.socket:
+        host, _, port = self.address(link).removeprefix("tcp://").rpartition(":")
+        return tcp.create_connection((host, int(port)), timeout=20)
+
+    def open_files(self) -> int:
+        return len(os.listdir(f"/proc/{self.program.process.pid}/fd"))
+
+    def resident_bytes(self) -> int:
+        statm = Path(f"/proc/{self.program.process.pid}/statm").read_text()
+        return int(statm.split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    def dropped(self, reason: str) -> float:
+        return max(values(self.directory, "replay", f"replay/dropped_{reason}"), default=0.0)
+
+    def close(self) -> None:
+        for context in self._contexts.values():
+            context.term()
+
+    def _lives(self) -> None:
+        assert self.program.process.poll() is None, self.program.stderr
+
+
+@pytest.fixture(scope="module", params=["plain", "keys"])
+def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    folder = tmp_path_factory.mktemp("served")
+    keys.create(folder / "keys")
+    with Programs(folder) as programs:
+        served = Served(programs, folder / "run", str(folder / "keys") if request.param == "keys" else "")
+        yield served
+        served.close()
+
+
+@pytest.fixture
+def programs(tmp_path: Path) -> Iterator[Programs]:
+    with Programs(tmp_path) as programs:
+        yield programs
+
+
+# Fault 26: messages that are none --------------------------------------------------------------------------------
+
+
+def _random_frames(rng: random.Random) -> list[bytes]:
+    return [rng.randbytes(rng.choice((0, 1, 7, 100, 3_000))) for _ in range(rng.randint(1, 5))]
+
+
+def _mutated_frames(rng: random.Random) -> list[bytes]:
+    """A sound message of which a byte is another, or a frame is missing, doubled or cut."""
+    message = rng.choice([
+        ActorHello(2**40, "task=Catch-v0", num_environments=4),
+        LearnerHello(2**40, "task=Catch-v0", 0, 1, 8),
+        Refusal("no", final=True),
+        Goodbye(7),
+    ])  # fmt: skip
+    frames = [bytes(frame) for frame in wire.encode(message)]
+    position = rng.randrange(len(frames[0]))
+    damage = rng.randrange(4)
+    if damage == 0:
+        frames[0] = frames[0][:position] + rng.randbytes(1) + frames[0][position + 1 :]
+    elif damage == 1:
+        frames[0] = frames[0][:position]
+    elif damage == 2:
+        frames.append(rng.randbytes(9))
+    else:
+        frames[0] += frames[0]
+    return frames
+
+
+class _Unpickled:
+    """Says so where it is unpickled."""
+
+    def __reduce__(self) -> tuple[Callable[[str], None], tuple[str]]:
+        return os.mkdir, ("/tmp/apex-jax-was-unpickled",)
+
+
+@pytest.mark.parametrize("link", ["experience", "sampling"])
+def test_fault_26_messages_that_are_none_are_counted_and_the_next_good_one_is_served(served: Served, link: str) -> None:
+    rng, before = random.Random(26), served.dropped("not_msgpack")
+    memory, peer = served.resident_bytes(), served.peer(link)
+    for number in range(3_000):
+        frames = _mutated_frames(rng) if number % 2 else _random_frames(rng)
+        peer.send_frames(*(frames if number % 100 else [pickle.dumps(_Unpickled())]))
+    served.is_sound()
+    peer.socket.close()
+    assert not os.path.exists("/tmp/apex-jax-was-unpickled")
+    served.program.wait_until(lambda: served.dropped("not_msgpack") > before)
+    assert served.resident_bytes() - memory < GROWTH_BYTES
+
+
+# Fault 27: connections that are none ------------------------------------------------------------------------------
+
+
+@needs_proc
+def test_fault_27_half_open_handshakes_are_closed_and_meanwhile_peers_are_served(served: Served) -> None:
+    greetings = (b"", b"\xff", GREETING, NULL_GREETING, b"\x00" * 30, b"GET / HTTP/1.1\r\n")
+    served.is_sound()
+    files, memory = served.open_files(), served.resident_bytes()
+    held = []
+    try:
+        for number in range(HALF_OPEN):
+            held.append(served.connection(("experience", "sampling")[number % 2]))
+            held[-1].sendall(greetings[number % len(greetings)])
+        served.is_sound()
+        served.program.wait_until(lambda: served.open_files() <= files)  # although none of these has hung up
+        served.is_sound()
+    finally:
+        for connection in held:
+            connection.close()
+    assert served.resident_bytes() - memory < GROWTH_BYTES
+    served.program.wait_until(lambda: served.dropped("failed_handshake") > 0)
+    assert "Traceback" not in served.program.stderr
+
+
+@needs_proc
+def test_fault_27_garbage_and_http_leave_a_server_as_it_was(served: Served) -> None:
+    rng = random.Random(27)
+    served.is_sound()
+    files, memory = served.open_files(), served.resident_bytes()
+    for number in range(600):
+        with served.connection(("experience", "sampling")[number % 2]) as stranger:
+            http = b"GET / HTTP/1.1\r\nHost: replay\r\n\r\n"
+            try:
+                stranger.sendall(http if number % 3 == 0 else rng.randbytes(rng.choice((1, 64, 4096))))
+                if number % 5 == 0:
+                    stranger.recv(4096)
+            except ConnectionError:
+                continue  # already shown the door
+    served.is_sound()
+    served.program.wait_until(lambda: served.open_files() <= files)
+    assert served.resident_bytes() - memory < GROWTH_BYTES
+
+
+# Fault 28: messages that are too large ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("link", ["experience", "sampling"])
+def test_fault_28_two_gigabytes_are_not_waited_for(served: Served, link: str) -> None:
+    memory = served.resident_bytes()
+    for _ in range(20):
+        with served.connection(link) as stranger:
+            ready = b"\x05READY\x0bSocket-Type" + struct.pack(">I", 6) + b"DEALER"
+            announced = b"\x02" + struct.pack(">Q", 2**31) + bytes(1000)
+            try:
+                stranger.sendall(NULL_GREETING + b"\x04" + bytes([len(ready)]) + ready + announced)
+                while stranger.recv(4096):
+                    pass
+            except ConnectionError:
+                pass
+    assert served.resident_bytes() - memory < GROWTH_BYTES
+    served.is_sound()
+
+
+@pytest.mark.parametrize("link", ["experience", "sampling"])
+def test_fault_28_peer_that_may_join_cannot_send_more_than_a_message_of_the_run_either(
+    served: Served, link: str
+) -> None:
+    memory, peer = served.resident_bytes(), served.peer(link)
+    peer.send(Rejoin())
+    with peer.socket.get_monitor_socket(zmq.EVENT_DISCONNECTED) as events:
+        peer.send_frames(bytes(2**20))  # a segment of Catch has some 7 kB at most, the priorities of a draw less
+        assert events.poll(20_000), "the server cuts the connection"
+        peer.socket.disable_monitor()
+    peer.socket.close()
+    served.is_sound()
+    assert served.resident_bytes() - memory < GROWTH_BYTES
+
+
+# Fault 29: keys ---------------------------------------------------------------------------------------------------
+
+
+class Fleet:
+    """Folders of keys, a sound one and others, and what the processes with them say."""
+
+    def __init__(self, programs: Programs, folder: Path) -> None:
+        self._programs = programs
+        self._folder = folder
+        self.addresses = free_tcp_addresses()
+        keys.create(folder / "keys")
+        keys.create(folder / "foreign")
+
+    def keys(self, name: str, **replaced: Path) -> str:
+        """Copies the sound keys; `actor_public=path` puts another in their place."""
+        copy = shutil.copytree(self._folder / "keys", self._folder / name)
+        for file, path in replaced.items():
+            shutil.copy(path, copy / file.replace("_", "."))
+        return str(copy)
+
+    def path(self, name: str, role: str, kind: str) -> Path:
+        return self._folder / name / f"{role}.{kind}"
+
+    def start(self, role: str, name: str, *settings: str) -> Program:
+        given = catch(self._folder / "runs" / name, *self.addresses, *settings)
+        return self._programs.start("--role", role, *given)
+
+    def values(self, name: str, tag: str) -> list[float]:
+        return values(self._folder / "runs" / name, name, tag)
+
+
+@pytest.fixture
+def fleet(programs: Programs, tmp_path: Path) -> Fleet:
+    return Fleet(programs, tmp_path)
+
+
+def error_of(program: Program) -> str:
+    assert program.exit_code() == 1, program.stderr
+    assert "Traceback" not in program.stderr
+    last = program.stderr.splitlines()[-1]
+    assert last.startswith("error: ")
+    hint = last.removeprefix("error: ").rpartition(" (tried for")[0]
+    assert hint in program.stderr.partition(last)[0], "it was said when it was first known"
+    return last
+
+
+def test_fault_29_actors_that_may_not_join_end_with_the_reason_and_a_good_one_is_served(fleet: Fleet) -> None:
+    foreign = {kind: fleet.path("foreign", "actor", kind) for kind in ("secret", "public")}
+    learners = {kind: fleet.path("keys", "learner", kind) for kind in ("secret", "public")}
+    stale = fleet.path("foreign", "replay", "public")
+    given = {
+        "none": ("", "takes encrypted connections only: set security.keys=DIR here"),
+        "stale": (fleet.keys("stale", replay_public=stale), "has another key than replay.public says here"),
+        "unknown": (
+            fleet.keys("unknown", actor_secret=foreign["secret"], actor_public=foreign["public"]),
+            "refused the key of this actor",
+        ),
+        "learners": (
+            fleet.keys("learners", actor_secret=learners["secret"], actor_public=learners["public"]),
+            "refused the key of this actor",
+        ),
+    }
+    sound = f"security.keys={fleet.keys('sound')}"
+    replay = fleet.start("replay", "replay", sound)
+    good = fleet.start("actor", "actor", sound)
+    strangers = {name: fleet.start("actor", name, f"security.keys={path}") for name, (path, _) in given.items()}
+    for name, (_, words) in given.items():
+        error = error_of(strangers[name])
+        assert words in error
+        assert fleet.addresses[0].partition("=")[2] in error
+    replay.wait_until(lambda: " joins with " in replay.stderr)
+    for reason in ("refused_key", "failed_handshake"):
+        replay.wait_until(lambda reason=reason: fleet.values("replay", f"replay/dropped_{reason}"))
+    count = len(fleet.values("replay", "replay/actors"))
+    replay.wait_until(lambda: len(fleet.values("replay", "replay/actors")) > count + 4)
+    assert fleet.values("replay", "replay/actors")[count:] == [1.0] * len(
+        fleet.values("replay", "replay/actors")[count:]
+    )
+    assert good.process.poll() is None
+    assert "refused on the experience link" in replay.stderr
+
+
+def test_fault_29_learner_with_the_key_of_an_actor_and_evaluator_with_a_strangers_key_are_kept_out(
+    fleet: Fleet,
+) -> None:
+    actors = {f"learner_{kind}": fleet.path("keys", "actor", kind) for kind in ("secret", "public")}
+    foreign = {f"evaluator_{kind}": fleet.path("foreign", "evaluator", kind) for kind in ("secret", "public")}
+    sound = f"security.keys={fleet.keys('sound')}"
+    elsewhere = free_tcp_addresses()[2]  # where the false learner sends weights from
+    replay = fleet.start("replay", "replay", sound)
+    learner = fleet.start("learner", "learner", sound)
+    false_learner = fleet.start("learner", "false", f"security.keys={fleet.keys('actors', **actors)}", elsewhere)
+    evaluator = fleet.start("evaluator", "evaluator", f"security.keys={fleet.keys('unknown', **foreign)}")
+    assert "refused the key of this learner" in error_of(false_learner)
+    assert "refused the key of this evaluator" in error_of(evaluator)
+    learner.wait_until(lambda: fleet.values("learner", "replay/dropped_refused_key"))
+    assert replay.stderr.count(" joins; ") == 1, "that of the good learner"
+    assert "refused on the weights link" in learner.stderr
+
+
+def test_fault_29_server_without_keys_is_not_spoken_to_by_an_actor_that_has_some(fleet: Fleet) -> None:
+    fleet.start("replay", "replay")
+    actor = fleet.start("actor", "actor", f"security.keys={fleet.keys('sound')}")
+    assert "has no keys, this actor has: set security.keys=DIR there too" in error_of(actor)
+
+
+@pytest.mark.parametrize("role", keys.ROLES)
+def test_fault_29_keys_that_cannot_be_used_are_wrong_usage(fleet: Fleet, role: str) -> None:
+    directory = fleet.keys("readable")
+    Path(directory, f"{role}.secret").chmod(0o644)
+    program = fleet.start(role, role, f"security.keys={directory}")
+    assert program.exit_code() == 2
+    assert program.stderr == (
+        f"error: {directory}/{role}.secret: mode 0644 lets others read this secret;"
+        f" run: chmod 600 {directory}/{role}.secret\n"
+    )
+
+
+def test_fault_29_address_beyond_this_machine_without_keys_is_wrong_usage_and_on_demand_a_loud_warning(
+    fleet: Fleet,
+) -> None:
+    port = fleet.addresses[0].rpartition(":")[2]
+    everywhere = f"addresses.experience=tcp://0.0.0.0:{port}"
+    refused = fleet.start("replay", "refused", everywhere)
+    assert refused.exit_code() == 2
+    assert refused.stderr.startswith(f"error: {everywhere} leaves this machine and there are no keys")
+    assert "python main.py keys create DIR" in refused.stderr
+    allowed = fleet.start("replay", "replay", everywhere, "security.insecure=true")
+    allowed.wait_until(lambda: "replay of " in allowed.stderr)
+    assert f"WARNING replay: INSECURE: tcp://0.0.0.0:{port} without keys" in allowed.stderr
