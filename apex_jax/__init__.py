@@ -40,6 +40,10 @@
 
     environment      EnvPool, with every question about episodes answered
     checkpoint       the learner's state on disk
+    journal/         the replay's on disk: no socket, no clock
+      segment_log    what was stored, in files that are only appended to
+      snapshots      priorities and counters, whole or not at all
+      heads          how each file begins, and of which configuration it is
     metrics          TensorBoard and JSON lines
     atari_scores     random, human and Ape-X scores of 57 games
 
@@ -54,6 +58,7 @@
     workers/         loops, sockets, threads, signals; no maths
       actor          acts; experience_stream sends what it produces
       replay_server  serves the buffer: experience_service to actors, sampling_service to the learner
+      replay_journal writes down what the server stores, and reads it back; ledger sums up what became of everything
       learner        updates; replay_stream brings what it consumes, learner_metrics tells of it
       evaluator      plays full games; recording films one
       weights        carries parameters from the learner to the others
@@ -61,6 +66,6 @@
                      live_view shows it
       process        signals, seeds, log, device of a worker process
 
-Imports run one way: types, errors, compiled, config -> agent, replay, transport, environment, checkpoint, metrics,
-atari_scores (none of which imports another of these) -> results -> workers -> main.
+Imports run one way: types, errors, compiled, config -> agent, replay, transport, environment, checkpoint, journal,
+metrics, atari_scores (none of which imports another of these) -> results -> workers -> main.
 """

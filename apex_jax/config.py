@@ -92,6 +92,12 @@ class ActorConfig:
     epsilon_exponent: float = key(7.0, "spread of the ladder, see base_epsilon", "", 0, 100)
     segment_slots: int = key(64, "frame slots of a segment, the unit an actor sends", "frames", 8, 4096)
     max_outstanding_segments: int = key(64, "segments sent and not yet acknowledged, before acting waits", "", 1, 4096)
+    overflow: str = key(
+        "wait",
+        "what acting does while the replay takes no segments and max_outstanding_segments more are kept: wait, or drop"
+        " the oldest that was not sent, counted",
+        choices=("wait", "drop"),
+    )
     device: str = key("cpu", "where the policy runs", choices=("auto", "cpu", "gpu"))
 
     @property
@@ -118,6 +124,16 @@ class ReplayConfig:
     )
     error_buffer: float = key(
         0.1, "how far samples_per_insert may stray, as a share of min_size_to_sample", "", 0.001, 1e6
+    )
+    journal: bool = key(
+        True, "each segment is written to replay in the run directory before its actor forgets it; a restart goes on"
+    )
+    snapshot_interval_seconds: float = key(
+        60.0,
+        "priorities and counters are written beside the segments, and all is flushed to the disk, every",
+        "seconds",
+        1,
+        86_400,
     )
 
 

@@ -67,6 +67,7 @@ RunId = Annotated[int, Integer()]
 
 MAX_SEGMENT_BYTES = 2**25
 MAX_WEIGHTS_BYTES = 2**29
+PEER_TIMEOUT_SECONDS = 10.0  # a peer that has said nothing for so long is dead, or as good as that
 
 
 class SegmentSpec(NamedTuple):
@@ -133,12 +134,20 @@ class Segment(NamedTuple):
 # Experience link: actor <-> replay server ------------------------------------------------------------------------
 
 
+NO_PLACES = np.zeros(0, np.int32)
+NO_PLACES.flags.writeable = False
+MAX_COUNT = 2**48  # of transitions: enough for any run, and no sum of them overflows
+
+
 class ActorHello(NamedTuple):
-    """First message of an actor, and the answer to `Rejoin`."""
+    """First message of an actor, and the answer to `Rejoin`: then with what a server before this one gave it."""
 
     run_id: RunId
     agreement: Annotated[str, Text(1024)]  # what all roles must have in common, see `Config.agreement`
     num_environments: Annotated[int, Integer(1, 4096)]
+    acknowledged: Annotated[int, Integer(0)] = 0  # it keeps every segment after this sequence number, and none before
+    incarnation: Annotated[int, Integer(0, 2**48)] = 0  # 0 = has none yet
+    places: Annotated[np.ndarray, Array("int32", "N", 4096)] = NO_PLACES  # none, or one for each environment
 
 
 class ActorWelcome(NamedTuple):
@@ -158,10 +167,14 @@ class SegmentMessage(NamedTuple):
     environment_steps: Annotated[int, Integer(0, 2**32)]  # real steps of the actor since its previous segment
     crc: Annotated[int, Integer(0, 2**32 - 1)]  # zlib.crc32 of body
     body: Annotated[bytes, Buffer(MAX_SEGMENT_BYTES)]  # see transport.codec.encode_segment
+    transitions: Annotated[int, Integer(0, 4096)] = 0  # that start in it: for the ledger, should the body be corrupt
 
 
 class SegmentAck(NamedTuple):
-    """Every segment of the actor up to `sequence` is stored (or refused and counted): forget it."""
+    """Every segment of the actor up to `sequence` is stored (or refused and counted): forget it.
+
+    Also the answer to each `ActorStatus`, so that an actor hears from a server that has nothing to store.
+    """
 
     sequence: Annotated[int, Integer(0)]
 
@@ -176,11 +189,20 @@ class EpisodeStatistics(NamedTuple):
 
 
 class ActorStatus(NamedTuple):
-    """Sign of life of an actor, about once a second, with its rates."""
+    """Sign of life of an actor, about once a second, with its rates and its part of the ledger.
+
+    The counts are of transitions since the actor began. What it has produced and neither had acknowledged nor dropped
+    is on its way.
+    """
 
     run_id: RunId
     steps_per_second: Annotated[float, Real(0, 1e9)]
     weights_version: Annotated[int, Integer(0)]
+    produced: Annotated[int, Integer(0, MAX_COUNT)] = 0  # in segments that are complete
+    acknowledged: Annotated[int, Integer(0, MAX_COUNT)] = 0
+    overflow: Annotated[int, Integer(0, MAX_COUNT)] = 0  # dropped: no room, and actor.overflow=drop
+    unencodable: Annotated[int, Integer(0, MAX_COUNT)] = 0  # dropped: not finite, say
+    unsent: Annotated[int, Integer(0, MAX_COUNT)] = 0  # dropped: the actor left before they could be sent
 
 
 class Rejoin(NamedTuple):
@@ -194,7 +216,7 @@ class Goodbye(NamedTuple):
 
 
 class Refusal(NamedTuple):
-    """The peer is not taken, and why; `final` where trying again cannot help."""
+    """The peer is not taken, and why; `final` where trying again cannot help. The same in every protocol version."""
 
     reason: Annotated[str, Text(4096)]
     final: Annotated[bool, Flag()]

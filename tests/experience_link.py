@@ -80,9 +80,11 @@ class Link:
         self._servers.append(Server(self.address, limiter or free_limiter(), config))
         return self._servers[-1]
 
-    def stream(self, run_id: int = 1, agreement: str = CONFIG.agreement, queue_size: int = 2) -> ExperienceStream:
+    def stream(
+        self, run_id: int = 1, agreement: str = CONFIG.agreement, queue_size: int = 2, overflow: str = "wait"
+    ) -> ExperienceStream:
         hello = ActorHello(run_id, agreement, num_environments=4)
-        self._streams.append(ExperienceStream(self._context, self.address, SPEC, hello, queue_size))
+        self._streams.append(ExperienceStream(self._context, self.address, SPEC, hello, queue_size, overflow))
         return self._streams[-1]
 
     def peer(self, server: Server, run_id: int | None = None) -> Peer:

@@ -13,7 +13,7 @@ TESTS = sorted((ROOT / "tests").rglob("*.py"))
 SCRIPTS = sorted([*ROOT.glob("*.py"), *(ROOT / "benchmarks").rglob("*.py"), *(ROOT / "results").rglob("*.py")])
 
 FOUNDATION = {"types", "config", "errors", "compiled"}
-MIDDLE = {"agent", "replay", "transport", "environment", "checkpoint", "metrics", "atari_scores"}
+MIDDLE = {"agent", "replay", "transport", "environment", "checkpoint", "journal", "metrics", "atari_scores"}
 MAY_IMPORT = {  # part of the package -> other parts of it
     "__init__": set(),
     "types": set(),
@@ -33,6 +33,7 @@ MUST_NOT_IMPORT = {  # part of the package -> what its files can do without
     "command_line": {"jax", "envpool", "zmq"},
     "results": {"jax", "envpool", "zmq"},
     "replay": {"jax", "zmq", "time"},
+    "journal": {"jax", "zmq", "time"},
 }
 UNPICKLING = {"pickle", "_pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve", "joblib"}
 

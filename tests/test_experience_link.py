@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from apex_jax.types import (
+    PEER_TIMEOUT_SECONDS,
     ActorHello,
     ActorStatus,
     EpisodeStatistics,
@@ -22,7 +23,6 @@ from apex_jax.types import (
     SegmentMessage,
 )
 from apex_jax.workers import experience_stream
-from apex_jax.workers.experience_service import PEER_TIMEOUT_SECONDS
 from tests.experience_link import CREDIT, Link, join, limiter_that_lets_in, message_of, put_all
 from tests.links import CONFIG, TRANSITIONS, segment_of
 

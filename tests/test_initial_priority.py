@@ -38,6 +38,7 @@ def test_key_chooses_between_them(tmp_path: Path) -> None:
     for choice, leaves in (("actor", [0.0, 70.0, 0.0, 0.5]), ("maximum", [0.0, 1.0, 0.0, 1.0])):
         sizes = "capacity_transitions: 64, min_size_to_sample: 1"
         settings = [
+            f"run_directory={tmp_path}/{choice}",
             f"replay={{initial_priority: {choice}, priority_exponent: 1, {sizes}}}",
             *(f"addresses.{link}=ipc://{tmp_path}/{choice}-{link}" for link in ("experience", "sampling")),
         ]

@@ -13,6 +13,7 @@ import zmq
 from apex_jax.errors import RunError
 from apex_jax.transport.codec import encode_segment
 from apex_jax.types import (
+    PEER_TIMEOUT_SECONDS,
     Credit,
     Finish,
     Goodbye,
@@ -23,7 +24,6 @@ from apex_jax.types import (
     StreamedSegments,
 )
 from apex_jax.workers import replay_stream, sampling_service
-from apex_jax.workers.experience_service import PEER_TIMEOUT_SECONDS
 from apex_jax.workers.replay_stream import Item, ReplayStream, Segments
 from apex_jax.workers.sampling_service import largest_draw
 from tests.links import CONFIG, SPEC, TRANSITIONS, free_limiter, segment_of

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numba
 import numpy as np
@@ -39,6 +40,26 @@ class SegmentRun(NamedTuple):
     generations: np.ndarray  # uint32[N]
     bodies: tuple[bytes, ...]  # as they were inserted
     cursor: int  # insertion number of the last one: where the next run goes on
+
+
+class BufferState(NamedTuple):
+    """All that a buffer holds beside the bodies; arrays are by slot of its ring, of which M have been used."""
+
+    inserted_segments: int
+    priority_exponent: float
+    max_priority: float
+    random_state: dict[str, Any]  # of the generator of the draws
+    numbers: np.ndarray  # int64[M], of the segment's insertion, the first time; 0 = none
+    leaves: np.ndarray  # float64[M, L], priorities raised to the exponent
+    ages_seconds: np.ndarray  # float64[M], since the insertion
+
+
+class StoredSegments(NamedTuple):
+    """Segments that were once inserted, oldest first."""
+
+    numbers: np.ndarray  # int64[N], of their insertions, ascending
+    bodies: Sequence[bytes]
+    priorities: np.ndarray  # float32[N, L], which they were inserted with
 
 
 class ReplayBuffer:
@@ -88,6 +109,8 @@ class ReplayBuffer:
         self._tree = SumTree(num_leaves)
         self._bodies = [b""] * self.capacity_segments
         self._body_bytes = 0
+        self._missing = 0  # insertions before the oldest live segment of a restored buffer
+        self._numbers = np.zeros(self.capacity_segments, np.int64)  # of the insertion, before older ones moved up
         self._generations = np.zeros(self.capacity_segments, np.uint32)
         self._insert_seconds = np.zeros(self.capacity_segments)
         self._num_transitions = np.zeros(self.capacity_segments, np.int32)
@@ -95,12 +118,18 @@ class ReplayBuffer:
     @property
     def size_segments(self) -> int:
         """Live segments."""
-        return min(self.inserted_segments, self.capacity_segments)
+        return min(self.inserted_segments - self._missing, self.capacity_segments)
+
+    @property
+    def oldest_number(self) -> int:
+        """The first number that the oldest live segment had; with none, that of the next insertion."""
+        oldest = self.inserted_segments - self.size_segments
+        return int(self._numbers[oldest % self.capacity_segments]) if self.size_segments else oldest + 1
 
     @property
     def stored_bytes(self) -> int:
         """Bytes of all bodies and arrays."""
-        arrays = (self._generations, self._insert_seconds, self._num_transitions)
+        arrays = (self._numbers, self._generations, self._insert_seconds, self._num_transitions)
         return self._body_bytes + self._tree.nbytes + sum(array.nbytes for array in arrays)
 
     def insert(self, body: bytes, columns: SegmentColumns, now_seconds: float) -> int:
@@ -126,6 +155,7 @@ class ReplayBuffer:
         self._body_bytes += len(body) - len(self._bodies[slot])
         self._bodies[slot] = body
         self.inserted_segments += 1
+        self._numbers[slot] = self.inserted_segments
         self._generations[slot] = self.inserted_segments & 0xFFFFFFFF
         self._insert_seconds[slot] = now_seconds
         self.max_priority = max(self.max_priority, largest)
@@ -193,6 +223,47 @@ class ReplayBuffer:
             cursor=last,
         )
 
+    def state(self, now_seconds: float) -> BufferState:
+        """Returns a copy of all that a restored buffer needs beside its segments."""
+        used = min(self.inserted_segments, self.capacity_segments)
+        return BufferState(
+            inserted_segments=self.inserted_segments,
+            priority_exponent=self._alpha,
+            max_priority=self.max_priority,
+            random_state=dict(self._rng.bit_generator.state),
+            numbers=self._numbers[:used].copy(),
+            leaves=self._tree.leaves[: used * self._slots].reshape(used, self._slots).copy(),
+            ages_seconds=now_seconds - self._insert_seconds[:used],
+        )
+
+    def restore(self, segments: StoredSegments, state: BufferState | None, now_seconds: float) -> int:
+        """Fills a buffer that is still empty; returns how many segments have their priorities from `state`.
+
+        The newest segments that fit are taken. Where numbers are missing the older ones move up: the ring has no gaps.
+        What `state` does not know of, or contradicts, has the priorities it was inserted with, as all have where its
+        exponent is another one. ValueError for a buffer that is not empty, or a random state that is none.
+        """
+        if self.inserted_segments:
+            raise ValueError(
+                f"{self.inserted_segments} segments were inserted before: only an empty buffer is restored"
+            )
+        numbers, bodies, priorities = (part[-self.capacity_segments :] for part in segments)
+        known = np.zeros(len(numbers), bool)
+        ages = np.zeros(len(numbers))
+        leaves = np.zeros((len(numbers), self._slots))
+        if state is not None:
+            self._rng.bit_generator.state = state.random_state
+            self.max_priority = state.max_priority
+            slots, in_state = _places(state.numbers, numbers)
+            ages[in_state] = state.ages_seconds[slots]
+            if state.priority_exponent == self._alpha and state.leaves.shape[1] == self._slots:
+                leaves[in_state] = state.leaves[slots]
+                known = in_state & ((leaves > 0) == (priorities > 0)).all(axis=1)
+        leaves[~known] = self._first_powers(priorities[~known])
+        self.inserted_segments = max([*numbers[-1:].tolist(), state.inserted_segments if state is not None else 0])
+        self._numbers[self._fill(bodies, leaves, now_seconds - ages)] = numbers
+        return int(np.count_nonzero(known))
+
     def check_valid(self) -> None:
         """Asserts that tree, columns and counters tell the same story."""
         self._tree.check_valid()
@@ -206,10 +277,42 @@ class ReplayBuffer:
             "generations differ"
         )
 
+    def _first_powers(self, priorities: np.ndarray) -> np.ndarray:
+        """Returns float64[N, L], what the leaves of segments with these priorities were at first."""
+        if not self._from_actors:
+            priorities = np.where(priorities > 0, self.max_priority or 1.0, 0.0)
+        self.max_priority = max(self.max_priority, float(priorities.max(initial=0.0)))
+        return self._exponentiate(priorities)
+
+    def _fill(self, bodies: Sequence[bytes], leaves: np.ndarray, insert_seconds: np.ndarray) -> np.ndarray:
+        """Makes these segments the newest up to `inserted_segments`; returns their slots. leaves: float64[N, L]."""
+        numbers = np.arange(self.inserted_segments - len(bodies) + 1, self.inserted_segments + 1)
+        slots = (numbers - 1) % self.capacity_segments
+        ring = np.zeros((self.capacity_segments, self._slots))
+        ring[slots] = leaves
+        self._tree.set_range(0, ring.ravel())
+        self._generations[slots] = (numbers & 0xFFFFFFFF).astype(np.uint32)
+        self._insert_seconds[slots] = insert_seconds
+        self._num_transitions[slots] = np.count_nonzero(leaves, axis=1)
+        self.size_transitions = int(self._num_transitions.sum())
+        for slot, body in zip(slots.tolist(), bodies, strict=True):
+            self._bodies[slot] = body
+        self._body_bytes = sum(map(len, bodies))
+        self._missing = self.inserted_segments - len(bodies)
+        return slots
+
     def _exponentiate(self, priority: np.ndarray) -> np.ndarray:
         """Returns float64[N], priority^alpha where a transition starts and 0 elsewhere (0^0 would be 1)."""
         powers = np.minimum(np.maximum(priority, MIN_PRIORITY, dtype=np.float64), MAX_PRIORITY) ** self._alpha
         return np.where(priority > 0, powers, 0.0)
+
+
+def _places(values: np.ndarray, wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns where in int64[M] those of int64[N] are that are in it, and which these are: bool[N]."""
+    order = np.argsort(values)
+    at = np.minimum(np.searchsorted(values[order], wanted), max(0, len(values) - 1))
+    found = values[order][at] == wanted if len(values) else np.zeros(len(wanted), bool)
+    return order[at[found]], found
 
 
 def importance_weights(powers: np.ndarray, beta: float) -> np.ndarray:

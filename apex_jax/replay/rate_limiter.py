@@ -71,6 +71,17 @@ class RateLimiter:
         """Counts transitions that were drawn."""
         self.sampled += _checked(num_transitions)
 
+    def restore(self, inserted: int, sampled: int, inserted_since: int = 0) -> None:
+        """Goes on from saved counters. `inserted_since`: transitions stored after that, when nobody counted draws.
+
+        Those draws are taken to have held the ratio: else they would be made again, and inserting wait for that.
+        """
+        self.inserted, self.sampled = _checked(inserted), _checked(sampled)
+        most = max(0.0, self._surplus)
+        self.inserted += _checked(inserted_since)
+        if inserted_since:
+            self.sampled += max(0, math.ceil(self._surplus - most))
+
     @property
     def _surplus(self) -> float:
         """Samples that the stored transitions still allow, when none may be drawn ahead."""

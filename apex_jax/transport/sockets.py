@@ -84,8 +84,12 @@ def is_subscription(frames: list[bytes]) -> bool:
 def send(socket: zmq.Socket, message: Any, identity: bytes | None = None) -> bool:
     """Sends a message if the peer can take it now (to `identity`, from a ROUTER); returns whether it could."""
     frames = wire.encode(message)
+    return _send_frames(socket, frames if identity is None else [identity, *frames])
+
+
+def _send_frames(socket: zmq.Socket, frames: list[Any]) -> bool:
     try:
-        socket.send_multipart(frames if identity is None else [identity, *frames], zmq.NOBLOCK, copy=False)
+        socket.send_multipart(frames, zmq.NOBLOCK, copy=False)
     except zmq.Again:
         return False
     except zmq.ZMQError as error:
@@ -126,6 +130,8 @@ def _receive(
         return identity, wire.decode(frames, expected)
     except wire.WireError as error:
         dropped[error.reason] += 1
+        if has_identity and (refusal := wire.encode_refusal(error)) is not None:
+            _send_frames(socket, [identity, *refusal])  # without it that peer would wait for ever
         return identity, None
 
 

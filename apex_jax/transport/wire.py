@@ -2,6 +2,8 @@
 
 Frame 0 is a msgpack list: magic, protocol version, number of the kind, then one item a field: the value of a scalar,
 the shape of an array, the length of a buffer. One frame follows for each array and buffer: its bytes, as they are.
+The list's first three items and all of a `Refusal` stay as they are in every protocol version, so that releases which
+cannot work together can say so.
 
 A peer is believed in nothing: `decode` checks every field before anybody uses it, and raises `WireError` whatever
 the bytes are. What it does not know is what the values mean: that an index exists, or that a priority is finite.
@@ -23,7 +25,7 @@ from apex_jax import types
 from apex_jax.types import Array, Buffer, Flag, Integer, Real, Text
 
 MAGIC = "apex"
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 MAX_HEADER_BYTES = 2**16
 
 Message: TypeAlias = (
@@ -52,7 +54,10 @@ Frame: TypeAlias = bytes | memoryview | zmq.Frame
 
 
 class WireError(ValueError):
-    """Frames that are no message; `reason` is one of REASONS, for counting, and `detail` is for people."""
+    """Frames that are no message; `reason` is one of REASONS, for counting, and `detail` is for people.
+
+    `version`: the protocol version of a peer that speaks another one, else None.
+    """
 
     REASONS = (
         "wrong_frames",  # too few or too many
@@ -65,11 +70,23 @@ class WireError(ValueError):
         "bad_shape",  # an array or buffer that does not fit its frame, its axes, or the other arrays of the message
     )
 
-    def __init__(self, reason: str, detail: str) -> None:
+    def __init__(self, reason: str, detail: str, version: int | None = None) -> None:
         assert reason in self.REASONS, reason
         super().__init__(f"{reason}: {detail}")
         self.reason = reason
         self.detail = detail
+        self.version = version
+
+
+def encode_refusal(error: WireError) -> list[bytes | memoryview] | None:
+    """Returns the answer to a peer of another protocol version, in that version; None where `error` is another one."""
+    if error.version is None:
+        return None
+    reason = (
+        f"the server speaks protocol version {PROTOCOL_VERSION}, this process version {error.version}:"
+        " run the same release everywhere"
+    )
+    return _encode(types.Refusal(reason=reason, final=True), error.version)
 
 
 def encode(message: Message) -> list[bytes | memoryview]:
@@ -78,10 +95,14 @@ def encode(message: Message) -> list[bytes | memoryview]:
     An array of another layout or another width of number is converted. Raises ValueError naming message, field, value
     and range: what does not fit its mark is a bug of the sender, found before it travels.
     """
+    return _encode(message, PROTOCOL_VERSION)
+
+
+def _encode(message: Message, version: int) -> list[bytes | memoryview]:
     schema = _SCHEMA_OF.get(type(message))
     if schema is None:
         raise ValueError(f"{type(message).__name__} is no message: it does not stand in MESSAGES")
-    header: list[Any] = [MAGIC, PROTOCOL_VERSION, schema.kind]
+    header: list[Any] = [MAGIC, version, schema.kind]
     frames: list[bytes | memoryview] = [b""]
     sizes: dict[str, int] = {}
     try:
@@ -159,6 +180,7 @@ def _read_marks(kind: int, message: type[Message]) -> _Schema:
 
 _SCHEMAS = tuple(_read_marks(kind, message) for kind, message in enumerate(MESSAGES))
 _SCHEMA_OF: dict[type, _Schema] = {schema.message: schema for schema in _SCHEMAS}
+_REFUSAL = _SCHEMA_OF[types.Refusal].kind
 _PREAMBLE = 3  # items of the header before the first field: magic, version, kind
 _MAX_LIST = _PREAMBLE + max(len(schema.fields) for schema in _SCHEMAS)
 _UNENCODABLE = "backslashreplace"  # a reason may quote a file name that is no Unicode: it travels, legible
@@ -182,11 +204,12 @@ def _unpack(frame: Frame) -> list[Any]:
 
 def _schema_of(header: list[Any], expected: tuple[type[Message], ...]) -> _Schema:
     version, kind = [*header, None, None][1:3]
-    if type(version) is not int or version != PROTOCOL_VERSION:
+    if type(version) is not int or (version != PROTOCOL_VERSION and kind != _REFUSAL):
         raise WireError(
             "wrong_version",
             f"the peer speaks protocol version {reprlib.repr(version)}, this process version {PROTOCOL_VERSION}:"
             " run the same release everywhere",
+            version if type(version) is int and 0 <= version < 2**31 else None,
         )
     if type(kind) is not int or not 0 <= kind < len(MESSAGES):
         raise WireError("unknown_kind", f"message kind {reprlib.repr(kind)}, must be in [0, {len(MESSAGES)})")

@@ -39,7 +39,8 @@ class Actor:
         self._weights = WeightsSubscriber(context, config.addresses.weights, like_params)
         hello = ActorHello(self._run_id, config.agreement, config.actor.environments)
         queue_size = max(config.actor.environments, config.actor.max_outstanding_segments)
-        self._stream = ExperienceStream(context, config.addresses.experience, spec, hello, queue_size)
+        overflow = config.actor.overflow
+        self._stream = ExperienceStream(context, config.addresses.experience, spec, hello, queue_size, overflow)
         self._metrics = MetricsWriter(config.directory, name)
         self._step_rate, self._wait_rate = RateMeter(), RateMeter()
         self._waited_seconds = 0.0  # in all, for the replay server to take segments
@@ -125,9 +126,10 @@ class Actor:
     def _send(self, segments: list[Segment], step: Step, stop: StopSignal) -> None:
         self._steps += int(np.count_nonzero(~step.first))
         started = time.monotonic()
-        for segment in segments:
+        for i, segment in enumerate(segments):
             while not self._stream.put(segment, self._steps - self._steps_sent, timeout_seconds=0.2):
                 if self._leaving(stop):
+                    self._stream.leave_out(segments[i:])
                     return
             self._steps_sent = self._steps
         if segments:
@@ -147,6 +149,7 @@ class Actor:
         values = {
             "actor/steps_per_second": steps_per_second,
             "actor/wait_seconds_share": min(1.0, self._wait_rate.update(self._waited_seconds)),
+            "actor/replay_silences": self._stream.silences,
             "actor/weights_age_seconds": time.monotonic() - weights.received_seconds,
             "actor/weights_lag_updates": self._lag_updates.result(),
             "system/resident_memory_bytes": resident_memory_bytes(),

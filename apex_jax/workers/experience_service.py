@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import zlib
-from collections import Counter, OrderedDict, deque
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -20,6 +20,7 @@ from apex_jax.replay.rate_limiter import RateLimiter
 from apex_jax.transport import sockets
 from apex_jax.transport.codec import CorruptSegment, decode_columns
 from apex_jax.types import (
+    PEER_TIMEOUT_SECONDS,
     ActorHello,
     ActorStatus,
     ActorWelcome,
@@ -33,12 +34,13 @@ from apex_jax.types import (
     SegmentMessage,
     SegmentSpec,
 )
+from apex_jax.workers.ledger import Ledger
+from apex_jax.workers.replay_journal import ReplayJournal
 
 _log = logging.getLogger(__name__)
 
-PEER_TIMEOUT_SECONDS = 10.0  # a peer that has said nothing for so long is dead: its place is free
 MESSAGES_AT_ONCE = 256  # read before the other link gets its turn
-REMEMBERED_RUNS = 4096  # actors' last sequence numbers, so that what is sent again after a gap is stored once
+MAX_ACTORS = 1024  # connected at once: each may have its credit of segments wait here
 
 
 @dataclass
@@ -50,7 +52,9 @@ class Actor:
     places: np.ndarray  # int32[E], on the epsilon ladder
     seen_seconds: float
     status: ActorStatus
-    waiting: deque[int] = field(default_factory=deque)  # sequence numbers of segments received and not yet stored
+    received: int = 0  # every segment up to this sequence number has arrived
+    waiting: deque[int] = field(default_factory=deque)  # sequence numbers of those that have yet to be stored
+    early: dict[int, SegmentMessage] = field(default_factory=dict)  # by sequence number: one before is missing
     acknowledged: int = 0  # newest sequence number it was told of, on this connection
 
 
@@ -58,8 +62,10 @@ class Waiting(NamedTuple):
     """A segment that has arrived and waits until the rate limiter lets it in."""
 
     actor: Actor
-    body: bytes
-    columns: SegmentColumns
+    message: SegmentMessage
+    transitions: int  # that start in it; in a corrupt one, as its actor says
+    columns: SegmentColumns | None
+    refusal: str  # why it is not to be stored; empty where it is
 
 
 @dataclass
@@ -75,25 +81,34 @@ class ExperienceService:
     """Takes segments from any number of actors that come and go.
 
     Flow control is by credit: an actor has at most `max_outstanding_segments` segments that no `SegmentAck` covers, so
-    what waits here for the rate limiter is bounded, and an actor that is held back waits instead of growing.
+    what waits here for the rate limiter is bounded, and an actor that is held back waits instead of growing. What is
+    acknowledged has been stored, in order and once, and written to the journal.
     """
 
     def __init__(
-        self, socket: zmq.Socket, config: Config, spec: SegmentSpec, buffer: ReplayBuffer, limiter: RateLimiter
+        self,
+        socket: zmq.Socket,
+        config: Config,
+        spec: SegmentSpec,
+        buffer: ReplayBuffer,
+        limiter: RateLimiter,
+        journal: ReplayJournal | None = None,
     ):
+        """`journal`: where what happens is written down; None = nowhere."""
         self.actors: dict[bytes, Actor] = {}
         self.dropped: Counter[str] = Counter()
-        self.environment_steps = 0  # of all actors, since the run began
+        self.environment_steps = 0  # behind the segments stored or refused, of all actors
+        self.welcomed = 0  # actors so far
+        self.ledger = Ledger()
         self.episodes = EpisodeMeans()
         self._socket = socket
         self._config = config
         self._spec = spec
         self._buffer = buffer
         self._limiter = limiter
+        self._journal = journal
         self._occupants = np.zeros(config.ladder_size, np.int64)
-        self._welcomed = 0
         self._waiting: deque[Waiting] = deque()
-        self._last_sequence: OrderedDict[int, int] = OrderedDict()  # by run id: the newest received
         self._handlers: dict[type, Callable[[bytes, Any, float], None]] = {
             ActorHello: self._on_hello,
             SegmentMessage: self._on_segment,
@@ -118,20 +133,23 @@ class ExperienceService:
             self._handlers[type(message)](identity, message, now_seconds)
 
     def store(self, now_seconds: float) -> None:
-        """Stores waiting segments as far as the rate limiter allows, and acknowledges them."""
+        """Stores waiting segments as far as the rate limiter allows, and acknowledges them once they are written."""
         while self._waiting:
-            actor, body, columns = self._waiting[0]
-            num_transitions = int(np.count_nonzero(columns.priority))
-            if not self._limiter.can_insert(num_transitions, self._buffer.size_transitions):
+            first = self._waiting[0]
+            if first.columns is None:
+                self._refuse(first)
+            elif self._limiter.can_insert(first.transitions, self._buffer.size_transitions):
+                self._insert(first, first.columns, now_seconds)
+            else:
                 break
+            self.environment_steps += first.message.environment_steps
+            first.actor.waiting.popleft()
             self._waiting.popleft()
-            self._buffer.insert(body, columns, now_seconds)
-            self._limiter.insert(num_transitions)
-            actor.waiting.popleft()
+        if self._journal is not None:
+            self._journal.flush(now_seconds)
         for identity, actor in self.actors.items():
-            stored = actor.waiting[0] - 1 if actor.waiting else self._last_sequence.get(actor.run_id, 0)
-            if stored > actor.acknowledged and sockets.send(self._socket, SegmentAck(sequence=stored), identity):
-                actor.acknowledged = stored
+            if self._stored(actor) > actor.acknowledged:
+                self._acknowledge(identity, actor)
 
     def forget_the_dead(self, now_seconds: float) -> None:
         """Frees the places of actors that have been silent for too long."""
@@ -144,6 +162,13 @@ class ExperienceService:
         """Tells every actor that the run is over."""
         for identity in self.actors:
             sockets.send(self._socket, Finish(reason=reason), identity)
+
+    def totals(self) -> dict[str, int]:
+        """Returns the ledger: transitions by what became of them, and under "produced" their sum."""
+        waiting: Counter[int] = Counter()
+        for segment in self._waiting:
+            waiting[segment.actor.run_id] += segment.transitions
+        return self.ledger.totals({actor.run_id for actor in self.actors.values()}, waiting)
 
     @property
     def waiting_segments(self) -> int:
@@ -160,10 +185,17 @@ class ExperienceService:
             return
         if identity in self.actors and self.actors[identity].run_id == message.run_id:
             return  # said again before the welcome had arrived: a second one would have everything sent twice
-        actor = self._returning(message.run_id) or self._newcomer(message)
+        if len(self.actors) >= MAX_ACTORS and all(actor.run_id != message.run_id for actor in self.actors.values()):
+            self.dropped["too_many_actors"] += 1
+            reason = f"the replay server has the {MAX_ACTORS} actors it can have; use fewer, of more environments each"
+            sockets.send(self._socket, Refusal(reason=reason, final=False), identity)
+            return
+        actor = self._returning(message.run_id) or self._joining(message)
         if identity in self.actors:
             self._remove(identity)  # one connection is one actor, whatever it says
         actor.seen_seconds = now_seconds
+        actor.received = max(actor.received, message.acknowledged)
+        actor.early.clear()  # all that it keeps comes again
         actor.acknowledged = 0  # what it was told before may not have arrived
         self.actors[identity] = actor
         welcome = ActorWelcome(
@@ -186,44 +218,82 @@ class ExperienceService:
                 return self.actors.pop(identity)
         return None
 
-    def _newcomer(self, message: ActorHello) -> Actor:
-        places = choose_places(self._occupants, message.num_environments)
+    def _joining(self, message: ActorHello) -> Actor:
+        """Gives an actor a place: a new one, or the one that a server before this one gave it, which it acts with."""
+        is_new = not message.incarnation
+        places = message.places
+        if is_new or not self._fit(places, message.num_environments):
+            places = choose_places(self._occupants, message.num_environments)
         np.add.at(self._occupants, places, 1)
-        self._welcomed += 1
-        status = ActorStatus(run_id=message.run_id, steps_per_second=0.0, weights_version=0)
+        incarnation = self.welcomed + 1 if is_new else message.incarnation
+        self.welcomed = max(self.welcomed, incarnation)
+        if self._journal is not None:
+            self._journal.on_welcome(message.run_id, incarnation)
         # Held for dead with segments still waiting here: they count against its credit as before.
-        unstored = (waiting.actor.waiting for waiting in self._waiting if waiting.actor.run_id == message.run_id)
-        return Actor(message.run_id, self._welcomed, places, 0.0, status, waiting=next(unstored, deque()))
+        unstored = (waiting.actor for waiting in self._waiting if waiting.actor.run_id == message.run_id)
+        if (before := next(unstored, None)) is not None:
+            before.incarnation, before.places = incarnation, places
+            return before
+        status = ActorStatus(run_id=message.run_id, steps_per_second=0.0, weights_version=0)
+        received = self.ledger.account(message.run_id).sequence
+        return Actor(message.run_id, incarnation, places, 0.0, status, received)
+
+    def _fit(self, places: np.ndarray, num_environments: int) -> bool:
+        on_ladder = not places.size or (places.min() >= 0 and places.max() < self._config.ladder_size)
+        return bool(on_ladder) and places.size == num_environments
 
     def _on_segment(self, identity: bytes, message: SegmentMessage, now_seconds: float) -> None:
         actor = self.actors[identity]
-        if message.sequence <= self._last_sequence.get(actor.run_id, 0):
+        if message.sequence <= actor.received or message.sequence in actor.early:
             self.dropped["duplicate_segment"] += 1
-            return
-        if len(actor.waiting) >= self._config.actor.max_outstanding_segments:
+        elif len(actor.waiting) + len(actor.early) >= self._config.actor.max_outstanding_segments:
             self.dropped["over_credit"] += 1  # not a sender of ours: they count
-            return
-        self._remember(actor.run_id, message.sequence)
-        self.environment_steps += message.environment_steps
-        if (columns := self._columns(message)) is not None:
-            actor.waiting.append(message.sequence)
-            self._waiting.append(Waiting(actor, message.body, columns))
+        elif message.sequence > actor.received + 1:
+            self.dropped["early_segment"] += 1  # not dropped: held until those before it have come
+            actor.early[message.sequence] = message
+        else:
+            next_message: SegmentMessage | None = message
+            while next_message is not None:
+                self._take(actor, next_message)
+                next_message = actor.early.pop(actor.received + 1, None)
 
-    def _columns(self, message: SegmentMessage) -> SegmentColumns | None:
+    def _take(self, actor: Actor, message: SegmentMessage) -> None:
+        actor.received = message.sequence
+        actor.waiting.append(message.sequence)
+        columns, transitions, refusal = None, message.transitions, ""
         if zlib.crc32(message.body) != message.crc:
-            self.dropped["bad_checksum"] += 1
-            return None
-        try:
-            return decode_columns(message.body, self._spec)
-        except CorruptSegment as error:
-            self.dropped[error.reason] += 1
-            return None
+            refusal = "bad_checksum"
+        else:
+            try:
+                columns = decode_columns(message.body, self._spec)
+                transitions = int(np.count_nonzero(columns.priority))
+            except CorruptSegment as error:
+                refusal = error.reason
+        self._waiting.append(Waiting(actor, message, transitions, columns, refusal))
 
-    def _remember(self, run_id: int, sequence: int) -> None:
-        self._last_sequence[run_id] = sequence
-        self._last_sequence.move_to_end(run_id)
-        if len(self._last_sequence) > REMEMBERED_RUNS:
-            self._last_sequence.popitem(last=False)
+    def _insert(self, segment: Waiting, columns: SegmentColumns, now_seconds: float) -> None:
+        run_id, message, transitions = segment.actor.run_id, segment.message, segment.transitions
+        self._buffer.insert(message.body, columns, now_seconds)
+        self._limiter.insert(transitions)
+        self.ledger.store(run_id, message.sequence, transitions)
+        if self._journal is not None:
+            self._journal.on_segment(self._buffer.inserted_segments, run_id, message, transitions)
+
+    def _refuse(self, segment: Waiting) -> None:
+        run_id, message, transitions = segment.actor.run_id, segment.message, segment.transitions
+        self.dropped[segment.refusal] += 1
+        self.ledger.refuse(run_id, message.sequence, transitions, segment.refusal)
+        if self._journal is not None:
+            self._journal.on_refusal(self._buffer.inserted_segments, run_id, message, transitions, segment.refusal)
+
+    def _stored(self, actor: Actor) -> int:
+        """Returns the sequence number up to which every segment of an actor is stored, or refused."""
+        return actor.waiting[0] - 1 if actor.waiting else actor.received
+
+    def _acknowledge(self, identity: bytes, actor: Actor) -> None:
+        stored = self._stored(actor)
+        if sockets.send(self._socket, SegmentAck(sequence=stored), identity):
+            actor.acknowledged = stored
 
     def _on_episodes(self, identity: bytes, message: EpisodeStatistics, now_seconds: float) -> None:
         if not (np.isfinite(message.epsilon).all() and np.isfinite(message.episode_return).all()):
@@ -235,11 +305,18 @@ class ExperienceService:
             self.episodes.by_band.setdefault(epsilon_band(float(epsilon)), Mean()).add(episode_return)
 
     def _on_status(self, identity: bytes, message: ActorStatus, now_seconds: float) -> None:
-        self.actors[identity].status = message
+        actor = self.actors[identity]
+        if message.run_id == actor.run_id:
+            actor.status = message
+            self.ledger.report(message)
+        self._acknowledge(identity, actor)  # for the actor, a sign of life
 
     def _on_goodbye(self, identity: bytes, message: Goodbye, now_seconds: float) -> None:
         self._remove(identity)
         _log.info("actor %s leaves (%d actors)", identity.hex(), len(self.actors))
 
     def _remove(self, identity: bytes) -> None:
-        np.subtract.at(self._occupants, self.actors.pop(identity).places, 1)
+        actor = self.actors.pop(identity)
+        np.subtract.at(self._occupants, actor.places, 1)
+        if self._journal is not None:
+            self._journal.on_departure(actor.status)

@@ -8,6 +8,7 @@ import threading
 import time
 import zlib
 from collections import Counter, deque
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -18,6 +19,7 @@ from apex_jax.transport import sockets
 from apex_jax.transport.codec import CorruptSegment, encode_segment
 from apex_jax.transport.monitor import ClientMonitor
 from apex_jax.types import (
+    PEER_TIMEOUT_SECONDS,
     ActorHello,
     ActorStatus,
     ActorWelcome,
@@ -48,24 +50,39 @@ class ExperienceStream:
     """Sends what an actor produces, never faster than the replay server takes it.
 
     At most `max_outstanding_segments` (the server's word) are sent and not acknowledged, and at most `queue_size` wait
-    to be sent; then `put` waits. Whatever is not acknowledged is sent again to a server that has restarted.
+    to be sent; then `put` waits, or drops the oldest of them. Whatever is not acknowledged is sent again to a server
+    that has restarted, for as long as it takes until there is one.
     """
 
-    def __init__(self, context: zmq.Context, address: str, spec: SegmentSpec, hello: ActorHello, queue_size: int):
-        """Connects and says hello."""
+    def __init__(
+        self,
+        context: zmq.Context,
+        address: str,
+        spec: SegmentSpec,
+        hello: ActorHello,
+        queue_size: int,
+        overflow: str = "wait",
+    ):
+        """Connects and says hello. `overflow`: see `actor.overflow`."""
         self.dropped: Counter[str] = Counter()
         self.status = ActorStatus(run_id=hello.run_id, steps_per_second=0.0, weights_version=0)
+        self.silences = 0  # of a server that had welcomed this actor, longer than PEER_TIMEOUT_SECONDS
         self.finished = threading.Event()  # the run is over, or the server refused this actor: see `error`
         self.error: RunError | None = None
         self._context = context
         self._address = address
         self._spec = spec
         self._hello = hello
+        self._drops = overflow == "drop"
         self._produced: queue.Queue[Produced] = queue.Queue(queue_size)
+        self._account = Counter[str]()  # transitions, by the fields of `ActorStatus`; each has one thread that counts
+        self._steps_dropped = 0  # environment steps of dropped segments, which the next one carries
         self._episodes: deque[EpisodeStatistics] = deque(maxlen=1024)
         self._unacknowledged: deque[SegmentMessage] = deque()
         self._num_sent = 0  # of those, from the oldest
         self._sequence = 0
+        self._heard_seconds = 0.0
+        self._is_silent = False
         self._steps_unsent = 0  # environment steps that no segment has carried yet
         self._welcome: ActorWelcome | None = None
         self._is_welcome = threading.Event()
@@ -80,12 +97,24 @@ class ExperienceStream:
         return self._welcome
 
     def put(self, segment: Segment, environment_steps: int, timeout_seconds: float) -> bool:
-        """Takes a segment to send; returns False if there was no room for it in time."""
+        """Takes a segment to send; returns False if there was no room for it in time, and none was made."""
+        item = Produced(segment, environment_steps)
+        if self._drops:
+            item = self._make_room(item)
+            timeout_seconds = 0.0
+        self._account["produced"] += _transitions(segment)  # before it can be on its way
         try:
-            self._produced.put(Produced(segment, environment_steps), timeout=timeout_seconds)
+            self._produced.put(item, block=timeout_seconds > 0, timeout=timeout_seconds or None)
         except queue.Full:
+            self._account["produced"] -= _transitions(segment)
             return False
         return True
+
+    def leave_out(self, segments: Sequence[Segment]) -> None:
+        """Counts segments that are not sent because the actor leaves."""
+        transitions = sum(map(_transitions, segments))
+        self._account["unsent"] += transitions
+        self._account["produced"] += transitions
 
     def put_episodes(self, epsilon: np.ndarray, episode_return: np.ndarray, steps: np.ndarray) -> None:
         """Takes the statistics of finished games, [N] each."""
@@ -118,13 +147,58 @@ class ExperienceStream:
             # Between segments there is time; while they come in, none is lost waiting for messages.
             socket.poll(0 if self._has_room() and not self._produced.empty() else 20)
             self._receive(socket)
+        self._take_leave(socket)
+
+    def _take_leave(self, socket: zmq.Socket) -> None:
+        """Tells what is not going to come, and goes."""
+        unsent = [message.transitions for message in list(self._unacknowledged)[self._num_sent :]]
+        while not self._produced.empty():
+            unsent.append(_transitions(self._produced.get_nowait().segment))
+        self._account["unsent"] += sum(unsent)
+        sockets.send(socket, self._full_status())
         sockets.send(socket, Goodbye(run_id=self._hello.run_id))
+
+    def _make_room(self, item: Produced) -> Produced:
+        """Drops the oldest segments that wait to be sent where there is no room; returns `item` with their steps."""
+        while self._produced.full():
+            try:
+                segment, environment_steps = self._produced.get_nowait()
+            except queue.Empty:  # sent meanwhile
+                continue
+            self._steps_dropped += environment_steps
+            self._account["overflow"] += _transitions(segment)
+            self.dropped["overflow"] += 1
+            if self.dropped["overflow"] == 1:
+                _log.warning("segments are dropped: the replay server takes none, and no more can be kept")
+        item = item._replace(environment_steps=item.environment_steps + self._steps_dropped)
+        self._steps_dropped = 0
+        return item
+
+    def _full_status(self) -> ActorStatus:
+        # "produced" is read last: it may only be more than what has become of the rest.
+        names = ("acknowledged", "overflow", "unencodable", "unsent", "produced")
+        return self.status._replace(**{name: self._account[name] for name in names})
 
     def _sign_of_life(self, socket: zmq.Socket) -> None:
         now = time.monotonic()
         if now >= self._next_hello:
             self._next_hello = now + HELLO_SECONDS
-            sockets.send(socket, self.status if self._is_welcome.is_set() else self._hello)
+            is_welcome = self._is_welcome.is_set()
+            hello = self._hello._replace(acknowledged=self._acknowledged_sequence())
+            sockets.send(socket, self._full_status() if is_welcome else hello)
+            silent_seconds = now - self._heard_seconds
+            if self._welcome is not None and not self._is_silent and silent_seconds > PEER_TIMEOUT_SECONDS:
+                self._is_silent = True
+                self.silences += 1
+                _log.warning(
+                    "the replay server at %s is silent for %.0f s: looking for it, %d segments are kept",
+                    self._address,
+                    silent_seconds,
+                    len(self._unacknowledged),
+                )
+
+    def _acknowledged_sequence(self) -> int:
+        return self._unacknowledged[0].sequence - 1 if self._unacknowledged else self._sequence
 
     def _has_room(self) -> bool:
         return self._welcome is not None and len(self._unacknowledged) < self._welcome.max_outstanding_segments
@@ -140,12 +214,14 @@ class ExperienceStream:
         try:
             body = encode_segment(segment, self._spec)
         except CorruptSegment as error:  # weights that have become NaN make such priorities, until better ones come
+            self._account["unencodable"] += _transitions(segment)
             self.dropped[error.reason] += 1
             if self.dropped[error.reason] == 1:
                 _log.warning("segments are left out: %s", error.reason)
             return
         self._sequence += 1
-        message = SegmentMessage(self._hello.run_id, self._sequence, self._steps_unsent, zlib.crc32(body), body)
+        crc, transitions = zlib.crc32(body), _transitions(segment)
+        message = SegmentMessage(self._hello.run_id, self._sequence, self._steps_unsent, crc, body, transitions)
         self._steps_unsent = 0
         self._unacknowledged.append(message)
 
@@ -162,14 +238,11 @@ class ExperienceStream:
     def _receive(self, socket: zmq.Socket) -> None:
         expected = (ActorWelcome, SegmentAck, Rejoin, Refusal, Finish)
         while (message := sockets.receive(socket, expected, self.dropped)) is not None:
+            self._heard()
             if isinstance(message, SegmentAck):
-                while self._unacknowledged and self._unacknowledged[0].sequence <= message.sequence:
-                    self._unacknowledged.popleft()
-                    self._num_sent = max(0, self._num_sent - 1)
+                self._forget(message.sequence)
             elif isinstance(message, ActorWelcome):
-                self._welcome = message
-                self._num_sent = 0
-                self._is_welcome.set()
+                self._on_welcome(message)
             elif isinstance(message, Rejoin):
                 if self._is_welcome.is_set():
                     _log.info("the replay server does not know this actor any more: joining again")
@@ -180,3 +253,32 @@ class ExperienceStream:
             elif message.final:
                 self.error = RunError(f"refused by the replay server at {self._address}: {message.reason}")
                 self.finished.set()
+            else:
+                self.dropped["refused"] += 1
+                if self.dropped["refused"] == 1:
+                    _log.warning("%s: trying again until it does", message.reason)
+
+    def _heard(self) -> None:
+        if self._is_silent:
+            _log.info("the replay server is back after %.0f s", time.monotonic() - self._heard_seconds)
+            self._is_silent = False
+        self._heard_seconds = time.monotonic()
+
+    def _forget(self, sequence: int) -> None:
+        while self._unacknowledged and self._unacknowledged[0].sequence <= sequence:
+            self._account["acknowledged"] += self._unacknowledged.popleft().transitions
+            self._num_sent = max(0, self._num_sent - 1)
+
+    def _on_welcome(self, message: ActorWelcome) -> None:
+        if self._welcome is None:  # which it acts with from now on, whatever servers come
+            self._hello = self._hello._replace(incarnation=message.incarnation, places=message.places)
+        elif not np.array_equal(message.places, self._welcome.places):
+            _log.warning("the replay server has another epsilon ladder: this actor keeps the epsilons it began with")
+            message = message._replace(places=self._welcome.places, incarnation=self._welcome.incarnation)
+        self._welcome = message
+        self._num_sent = 0
+        self._is_welcome.set()
+
+
+def _transitions(segment: Segment) -> int:
+    return int(np.count_nonzero(segment.columns.priority))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 
@@ -20,6 +21,7 @@ from apex_jax.transport.security import link_context
 from apex_jax.types import SegmentSpec
 from apex_jax.workers.experience_service import EpisodeMeans, ExperienceService
 from apex_jax.workers.process import ROLE_NUMBERS, StopSignal, new_run_id, process_rng
+from apex_jax.workers.replay_journal import Counters, ReplayJournal
 from apex_jax.workers.sampling_service import SamplingService, largest_draw
 
 _log = logging.getLogger(__name__)
@@ -32,7 +34,7 @@ class ReplayServer:
     """Holds the replay of a run and serves it on two links until stopped, or until the learner ends the run."""
 
     def __init__(self, config: Config, spec: SegmentSpec, context: zmq.Context, name: str = "replay"):
-        """Binds both links (BindError where that fails)."""
+        """Binds both links (BindError where that fails), and goes on from the run's journal (JournalError)."""
         self._config = config
         self._frame_skip = config.environment.frame_skip
         self.buffer = ReplayBuffer(
@@ -44,20 +46,30 @@ class ReplayServer:
             from_actors=config.replay.initial_priority == "actor",
         )
         self.limiter = make_limiter(config, spec)
+        self._journal = ReplayJournal(config, spec, self.buffer.capacity_segments) if config.replay.journal else None
         self._monitors = {link: ServerMonitor() for link in ("experience", "sampling")}
-        self._experience_socket = sockets.serve_experience(
-            context, config.addresses.experience, self._monitors["experience"], max_body_bytes(spec)
-        )
-        try:
-            self._sampling_socket = sockets.serve_sampling(
-                context, config.addresses.sampling, self._monitors["sampling"], 4 * largest_draw(config)
+        with contextlib.ExitStack() as opened:
+            if self._journal is not None:
+                opened.callback(self._journal.close)
+            self._experience_socket = opened.enter_context(
+                sockets.serve_experience(
+                    context, config.addresses.experience, self._monitors["experience"], max_body_bytes(spec)
+                )
             )
-        except sockets.BindError:
-            self._monitors["experience"].close()
-            self._experience_socket.close()
-            raise
-        self.experience = ExperienceService(self._experience_socket, config, spec, self.buffer, self.limiter)
-        self.sampling = SamplingService(self._sampling_socket, config, self.buffer, self.limiter, new_run_id())
+            opened.callback(self._monitors["experience"].close)
+            self._sampling_socket = opened.enter_context(
+                sockets.serve_sampling(
+                    context, config.addresses.sampling, self._monitors["sampling"], 4 * largest_draw(config)
+                )
+            )
+            opened.callback(self._monitors["sampling"].close)
+            self.experience = ExperienceService(
+                self._experience_socket, config, spec, self.buffer, self.limiter, self._journal
+            )
+            self.sampling = SamplingService(self._sampling_socket, config, self.buffer, self.limiter, new_run_id())
+            if self._journal is not None:
+                self._restore(self._journal)
+            self._opened = opened.pop_all()
         self._metrics = MetricsWriter(config.directory, name)
         self._rates = {tag: RateMeter() for tag in ("frames", "inserts", "samples")}
 
@@ -76,6 +88,8 @@ class ReplayServer:
                 self.sampling.forget_the_dead(now)
                 self._monitors["experience"].count(self.experience.dropped)
                 self._monitors["sampling"].count(self.sampling.dropped)
+                if self._journal is not None:
+                    self._journal.snapshot_if_due(self.buffer, self.limiter, self._counters, now)
                 next_check = now + 1.0
             if now >= next_metrics:
                 self._write_metrics()
@@ -84,18 +98,23 @@ class ReplayServer:
 
     def serve(self, now_seconds: float) -> None:
         """Does what the messages that have arrived ask for; each link gets its turn."""
+        before = self.sampling.earlier_environment_steps
         self.experience.read(now_seconds)
         self.sampling.read(now_seconds)
+        earlier = self.sampling.earlier_environment_steps
+        if self._journal is not None and earlier is not None and earlier != before:
+            self._journal.on_learner(earlier)
         if not self.sampling.is_in_arrears:
             self.experience.store(now_seconds)
         self.sampling.stream(self.environment_steps, now_seconds)
 
     def close(self) -> None:
-        """Closes the sockets."""
-        for monitor in self._monitors.values():
-            monitor.close()
-        self._experience_socket.close()
-        self._sampling_socket.close()
+        """Closes the sockets and the journal; what the last snapshot does not know, the journal's log does."""
+        self._opened.close()
+
+    def ledger(self) -> dict[str, int]:
+        """Returns what became of every transition of the run: counts by fate, and under "produced" their sum."""
+        return self.experience.totals()
 
     @property
     def environment_steps(self) -> int:
@@ -103,16 +122,34 @@ class ReplayServer:
         return (self.sampling.earlier_environment_steps or 0) + self.experience.environment_steps
 
     def _finish(self, stop: StopSignal) -> None:
-        """Writes the last metrics; where the run is over, tells the actors and sees them off."""
+        """Writes the last metrics and snapshot; where the run is over, first tells the actors and sees them off."""
         self._write_metrics()
-        if self.sampling.finished is None:
-            return
-        _log.info("the run is over: %s", self.sampling.finished)
+        if self.sampling.finished is not None:
+            self._see_off(self.sampling.finished, stop)
+            self._write_metrics()
+        if self._journal is not None:
+            self._journal.finish(self.buffer, self.limiter, self._counters(), time.monotonic())
+
+    def _see_off(self, reason: str, stop: StopSignal) -> None:
+        _log.info("the run is over: %s", reason)
         until = time.monotonic() + LEAVING_SECONDS
         while self.experience.actors and time.monotonic() < until and not stop.is_set():
-            self.experience.finish(self.sampling.finished)  # again to who could not take it, or has only just joined
+            self.experience.finish(reason)  # again to who could not take it, or has only just joined
             self._experience_socket.poll(POLL_MILLISECONDS)
             self.experience.read(time.monotonic())
+        self.experience.store(time.monotonic())
+
+    def _restore(self, journal: ReplayJournal) -> None:
+        counters = journal.restore(self.buffer, self.limiter, time.monotonic())
+        self.experience.ledger = counters.ledger
+        self.experience.environment_steps = counters.environment_steps
+        self.experience.welcomed = counters.welcomed
+        self.sampling.earlier_environment_steps = counters.earlier_environment_steps
+        self.sampling.environment_steps = self.environment_steps
+
+    def _counters(self) -> Counters:
+        experience, earlier = self.experience, self.sampling.earlier_environment_steps
+        return Counters(experience.ledger, experience.environment_steps, earlier, experience.welcomed)
 
     def _write_metrics(self) -> None:
         experience, sampling = self.experience, self.sampling
@@ -129,6 +166,10 @@ class ReplayServer:
             "replay/actors": len(experience.actors),
             "system/resident_memory_bytes": resident_memory_bytes(),
         }
+        if self._journal is not None:
+            values["replay/journal_bytes"] = self._journal.num_bytes
+            values["replay/journal_errors"] = self._journal.errors
+        values |= {f"ledger/{name}": number for name, number in self.ledger().items()}
         values |= {f"replay/dropped_{reason}": n for reason, n in (experience.dropped + sampling.dropped).items()}
         means, experience.episodes = experience.episodes, EpisodeMeans()
         if means.length.count:

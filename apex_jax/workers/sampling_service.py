@@ -17,6 +17,7 @@ from apex_jax.replay.rate_limiter import RateLimiter
 from apex_jax.transport import sockets
 from apex_jax.types import (
     MAX_SEGMENT_BYTES,
+    PEER_TIMEOUT_SECONDS,
     Credit,
     Finish,
     Goodbye,
@@ -28,7 +29,7 @@ from apex_jax.types import (
     Rejoin,
     StreamedSegments,
 )
-from apex_jax.workers.experience_service import MESSAGES_AT_ONCE, PEER_TIMEOUT_SECONDS
+from apex_jax.workers.experience_service import MESSAGES_AT_ONCE
 
 _log = logging.getLogger(__name__)
 
@@ -60,7 +61,8 @@ class SamplingService:
     def __init__(self, socket: zmq.Socket, config: Config, buffer: ReplayBuffer, limiter: RateLimiter, run_id: int):
         self.learner: LearnerPeer | None = None
         self.dropped: Counter[str] = Counter()
-        self.earlier_environment_steps: int | None = None  # of the run before this server, as its first learner knew
+        self.environment_steps = 0  # of the run, as last told the learner
+        self.earlier_environment_steps: int | None = None  # of the run that this server does not know of itself
         self.finished: str | None = None  # why, once the learner said that the run is over
         self._socket = socket
         self._config = config
@@ -91,6 +93,7 @@ class SamplingService:
 
     def stream(self, environment_steps: int, now_seconds: float) -> None:
         """Sends the segments that the learner lacks, then batches, as far as its credit and the rate limiter go."""
+        self.environment_steps = environment_steps
         learner = self.learner
         if learner is None or not self._send_segments(learner):
             return
@@ -161,8 +164,10 @@ class SamplingService:
         if not sockets.send(self._socket, welcome, identity):
             return
         self.learner = LearnerPeer(identity, message.run_id, now_seconds, message.batches_at_once, message.batch_size)
-        if self.earlier_environment_steps is None:  # what later learners know they have from this server
+        if self.earlier_environment_steps is None:  # what later learners know they have from this server, ...
             self.earlier_environment_steps = message.environment_steps
+        else:  # ... unless it has been restored from an older state than the learner's
+            self.earlier_environment_steps += max(0, message.environment_steps - self.environment_steps)
         _log.info("learner %s joins; %d segments are live", identity.hex(), self._buffer.size_segments)
 
     def _refusal(self, message: LearnerHello) -> Refusal | None:

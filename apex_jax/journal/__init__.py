@@ -1,0 +1,1 @@
+"""The replay on disk: segments in a log that is only appended to, and snapshots of what changes beside them."""

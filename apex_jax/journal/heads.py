@@ -1,0 +1,86 @@
+"""How each file of the journal begins: what it is, of which format, and of which configuration.
+
+    8 bytes of magic | format | length of the facts | CRC-32 of these three and of the facts | facts, a JSON object
+
+All numbers are uint32, little-endian. Nothing that is read is trusted: what is damaged is told from what is sound and
+of another configuration, and no length is believed beyond what is there.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import zlib
+from pathlib import Path
+from typing import Any
+
+from apex_jax.errors import RunError
+from apex_jax.types import SegmentSpec
+
+FORMAT = 1
+_PREFIX = struct.Struct("<8sII")
+_CRC = struct.Struct("<I")
+
+
+class JournalError(RunError):
+    """The journal that is there cannot be used; the message says why, and what to do."""
+
+
+class Damaged(ValueError):
+    """Bytes that are not what was written; the message says what is wrong with them."""
+
+
+class Identity:
+    """Of which configuration a journal is: files of another one are refused, never read."""
+
+    def __init__(self, agreement: str, spec: SegmentSpec) -> None:
+        """`agreement`: see `Config.agreement`."""
+        fields = {name: list(value) if isinstance(value, tuple) else value for name, value in spec._asdict().items()}
+        self.facts = {"agreement": agreement, "segments": json.dumps(fields)}
+
+    def check(self, path: Path, facts: dict[str, Any]) -> None:
+        """Raises JournalError where the facts of a file are those of another configuration."""
+        for name, ours in self.facts.items():
+            if (theirs := facts.get(name)) != ours:
+                raise JournalError(
+                    f"{path} is the replay of another configuration: {name} [{theirs}], not [{ours}]; use the"
+                    f" configuration it was made with, another run_directory, or move {path.parent} away"
+                )
+
+
+def pack(magic: bytes, facts: dict[str, Any]) -> bytes:
+    """Returns the head of a file."""
+    text = json.dumps(facts, allow_nan=False).encode()
+    prefix = _PREFIX.pack(magic, FORMAT, len(text))
+    return prefix + _CRC.pack(zlib.crc32(text, zlib.crc32(prefix))) + text
+
+
+def unpack(path: Path, data: memoryview, magic: bytes) -> tuple[dict[str, Any], int]:
+    """Returns the facts at the start of `data`, and where they end.
+
+    Raises Damaged, and JournalError for a sound head of another format; `path` is for its message.
+    """
+    start = _PREFIX.size + _CRC.size
+    if len(data) < start:
+        raise Damaged(f"it ends after {len(data)} bytes")
+    found, version, length = _PREFIX.unpack_from(data)
+    (crc,) = _CRC.unpack_from(data, _PREFIX.size)
+    if found != magic:
+        raise Damaged("it does not begin as such a file does")
+    if length > len(data) - start:
+        raise Damaged(f"its head of {length} bytes is cut short")
+    text = data[start : start + length]
+    if zlib.crc32(text, zlib.crc32(data[: _PREFIX.size])) != crc:
+        raise Damaged("the checksum of its head is wrong")
+    if version != FORMAT:
+        raise JournalError(
+            f"{path} has format {version}, this release reads format {FORMAT}; use the release that wrote it, another"
+            f" run_directory, or move {path.parent} away"
+        )
+    try:
+        facts = json.loads(bytes(text))
+    except (ValueError, RecursionError):
+        raise Damaged("its head is no JSON") from None
+    if not isinstance(facts, dict):
+        raise Damaged("its head is no JSON object")
+    return facts, start + length

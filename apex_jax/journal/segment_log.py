@@ -1,0 +1,331 @@
+"""A log of what happened to the replay, in files that are only appended to.
+
+A file is a head, then records: a fixed header with a checksum of its own, and a body, for one a segment's. A
+record is in the kernel's hands when `flush` returns, so a killed process loses none; a loss of power costs what has
+been written since the last `sync`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import logging
+import os
+import re
+import struct
+import zlib
+from collections import Counter, deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from apex_jax.journal.heads import Damaged, Identity, JournalError, pack, unpack
+
+_log = logging.getLogger(__name__)
+
+MAGIC = b"APEXSEGM"
+FILE_BYTES = 2**25  # a file that has reached this is closed: what is deleted is always a whole file
+RECORDS_AT_ONCE = 256  # of one system call, ...
+BYTES_AT_ONCE = 2**23  # ... and about how many bytes
+FIRST_DELAY_SECONDS = 1.0  # from a disk error to the next attempt; doubled each time ...
+LONGEST_DELAY_SECONDS = 60.0  # ... up to this
+SPARE_EVENTS = 4096  # that wait for the disk beside the segments of a whole ring
+
+SEGMENT = 0  # the kind of a record whose body is a segment; the caller numbers the others
+
+_HEADER = struct.Struct("<4sIQQQQQIII")
+_CRC = struct.Struct("<I")
+HEADER_BYTES = _HEADER.size + _CRC.size
+_MARK = b"apxr"
+_NAME = re.compile(r"segments-([0-9]{20})\.log")  # the event of its first record
+
+
+class Record(NamedTuple):
+    """Something that happened."""
+
+    event: int  # 1, 2, 3 ... over the whole run
+    kind: int
+    number: int  # of the newest insertion, this one included
+    run_id: int
+    sequence: int
+    environment_steps: int
+    transitions: int
+    body: bytes | None  # None: it is damaged
+
+
+class _Pending(NamedTuple):
+    header: bytes
+    body: bytes
+    number: int
+
+
+@dataclass
+class _File:
+    path: Path
+    num_bytes: int
+    last_number: int = 0  # largest insertion number of its records
+    is_unreadable: bool = False
+
+
+class SegmentLog:
+    """The log of one replay server; whoever opens it holds the directory until `close`."""
+
+    def __init__(self, directory: Path, identity: Identity, capacity_segments: int) -> None:
+        """`capacity_segments`: of the ring; what waits for a disk that fails is bounded by it. JournalError."""
+        self.last_event = 0
+        self.errors = 0  # of the disk, since the start
+        self.left_out: Counter[str] = Counter()  # by what was wrong, of `read`
+        self._directory = directory
+        self._identity = identity
+        self._max_pending = capacity_segments + SPARE_EVENTS
+        self._pending: deque[_Pending] = deque()
+        self._files: list[_File] = []  # the one that is written to is the last of them
+        self._descriptor: int | None = None
+        self._unsynced: list[Path] = []
+        self._delay_seconds = 0.0
+        self._retry_seconds = 0.0
+        self._lock = _locked(directory)
+
+    # Writing
+
+    def append(
+        self, kind: int, number: int, run_id: int, sequence: int, environment_steps: int = 0, transitions: int = 0,
+        body: bytes = b"", crc: int = 0,
+    ) -> None:  # fmt: skip
+        """Takes a record to be written by the next `flush`. `crc`: zlib.crc32 of body; other fields as in `Record`."""
+        self.last_event += 1
+        fields = (self.last_event, number, run_id, sequence, environment_steps, transitions, len(body), crc)
+        header = _HEADER.pack(_MARK, kind, *fields)
+        self._pending.append(_Pending(header + _CRC.pack(zlib.crc32(header)), body, number))
+
+    def flush(self, now_seconds: float) -> None:
+        """Writes all records taken; after a disk error they are kept, as far as the ring goes, and tried again later.
+
+        The error is counted, and the first in a row said.
+        """
+        if not self._pending or now_seconds < self._retry_seconds:
+            return
+        try:
+            while self._pending:
+                self._write_some()
+        except OSError as error:
+            self._give_up_for_now(error, now_seconds)
+            return
+        if self._delay_seconds:
+            _log.info("segments are written to %s again", self._directory)
+            self._delay_seconds = 0.0
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all files."""
+        return sum(file.num_bytes for file in self._files)
+
+    def take_unsynced(self) -> list[Path]:
+        """Returns the files written to since the last call: for `sync`, which another thread may call."""
+        taken, self._unsynced = self._unsynced, []
+        if self._descriptor is not None:
+            self._unsynced.append(self._files[-1].path)
+        return taken
+
+    def take_left(self, oldest_number: int) -> list[Path]:
+        """Returns, and forgets, the closed files whose segments all came before `oldest_number`; the caller deletes."""
+        closed = self._files if self._descriptor is None else self._files[:-1]
+        left = [file for file in closed if file.last_number < oldest_number]
+        self._files = [file for file in self._files if file not in left]
+        return [file.path for file in left]
+
+    def not_synced(self, paths: list[Path]) -> None:
+        """Takes back files that could not be synced."""
+        self._unsynced += paths
+
+    def close(self) -> None:
+        """Closes the file, and gives the directory free."""
+        self._close_file()
+        os.close(self._lock)
+
+    def _write_some(self) -> None:
+        if self._descriptor is not None and self._files[-1].num_bytes >= FILE_BYTES:
+            self._close_file()
+        if self._descriptor is None:
+            self._open_file()
+        assert self._descriptor is not None
+        buffers: list[bytes] = []
+        count = num_bytes = 0
+        for pending in self._pending:
+            if count == RECORDS_AT_ONCE or num_bytes >= BYTES_AT_ONCE:
+                break
+            buffers += [pending.header, pending.body] if pending.body else [pending.header]
+            num_bytes += len(pending.header) + len(pending.body)
+            count += 1
+        if os.writev(self._descriptor, buffers) != num_bytes:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        file = self._files[-1]
+        file.num_bytes += num_bytes
+        for _ in range(count):
+            file.last_number = max(file.last_number, self._pending.popleft().number)
+
+    def _open_file(self) -> None:
+        """Begins a file: each start of a server, and each disk error, begins one, as an old one may end in the middle
+        of a record."""
+        first_event = self.last_event - len(self._pending) + 1
+        path = self._directory / f"segments-{first_event:020}.log"
+        head = pack(MAGIC, self._identity.facts)
+        # One of this name holds no record, whose event would have been counted: it was begun and given up.
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+        try:
+            if os.write(descriptor, head) != len(head):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError:
+            os.close(descriptor)
+            with contextlib.suppress(OSError):
+                path.unlink()
+            raise
+        self._descriptor = descriptor
+        self._files = [file for file in self._files if file.path != path]
+        self._files.append(_File(path, len(head)))
+        self._unsynced.append(path)
+
+    def _close_file(self) -> None:
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def _give_up_for_now(self, error: OSError, now_seconds: float) -> None:
+        """Cuts off what was written of a record, so that the file ends with a whole one."""
+        self.errors += 1
+        if not self._delay_seconds:
+            _log.warning(
+                "segments are not written to %s (told once, tried again): %s; the replay goes on in memory",
+                self._directory,
+                error,
+            )
+        if self._descriptor is not None:
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._descriptor, self._files[-1].num_bytes)
+            self._close_file()
+        self._delay_seconds = min(max(2 * self._delay_seconds, FIRST_DELAY_SECONDS), LONGEST_DELAY_SECONDS)
+        self._retry_seconds = now_seconds + self._delay_seconds
+        while len(self._pending) > self._max_pending:
+            self._pending.popleft()
+
+    # Reading, before anything is written
+
+    def read(self) -> Iterator[Record]:
+        """Yields every sound record, oldest first; what is damaged is counted in `left_out`, and a torn end cut off.
+
+        Raises JournalError for a sound file of another configuration, before it yields anything.
+        """
+        paths = sorted(path for path in self._directory.iterdir() if _NAME.fullmatch(path.name))
+        for path in paths:
+            self._check_head(path)
+        for path in paths:
+            yield from self._read_file(path)
+
+    def keep_unreadable(self, number: int) -> None:
+        """Keeps files that cannot be read, should somebody repair them, until `number` too has left the ring."""
+        for file in self._files:
+            if file.is_unreadable:
+                file.last_number = number
+
+    def _check_head(self, path: Path) -> None:
+        try:
+            with open(path, "rb") as file:
+                facts, _ = unpack(path, memoryview(file.read(2**16)), MAGIC)
+        except (Damaged, OSError):  # said when it is read
+            return
+        self._identity.check(path, facts)
+
+    def _read_file(self, path: Path) -> Iterator[Record]:
+        try:
+            data = memoryview(path.read_bytes())
+            _, offset = unpack(path, data, MAGIC)
+        except (Damaged, OSError) as error:
+            self.left_out["unreadable files"] += 1
+            _log.warning("%s is left out: %s", path, error)
+            self._files.append(_File(path, path.stat().st_size, is_unreadable=True))
+            self.last_event = max(self.last_event, _first_event(path))  # its own records are not written over
+            return
+        file = _File(path, len(data))
+        self._files.append(file)
+        while offset < len(data):
+            length = self._length_of_record(path, data, offset)
+            if length is None:
+                return
+            record = self._record(data[offset : offset + length])
+            offset += length
+            file.last_number = max(file.last_number, record.number)
+            if record.event <= self.last_event:  # a copy of a file under another name
+                self.left_out["repeated records"] += 1
+                continue
+            self.last_event = record.event
+            yield record
+
+    def _length_of_record(self, path: Path, data: memoryview, offset: int) -> int | None:
+        """Returns the length of the record at `offset`; None where the rest of the file is torn or unreadable."""
+        left = len(data) - offset
+        length = left + 1
+        if left >= HEADER_BYTES:
+            header = data[offset : offset + _HEADER.size]
+            (crc,) = _CRC.unpack_from(data, offset + _HEADER.size)
+            if zlib.crc32(header) != crc or header[: len(_MARK)] != _MARK:
+                self.left_out["rests of files"] += 1
+                return None
+            length = HEADER_BYTES + _HEADER.unpack(header)[-2]
+        if length > left:
+            self.left_out["torn records"] += 1
+            with contextlib.suppress(OSError):  # else it is only said again at the next start
+                os.truncate(path, offset)
+            return None
+        return length
+
+    def _record(self, data: memoryview) -> Record:
+        _, kind, event, number, run_id, sequence, environment_steps, transitions, _, crc = _HEADER.unpack_from(data)
+        body: bytes | None = bytes(data[HEADER_BYTES:])
+        if zlib.crc32(data[HEADER_BYTES:]) != crc:
+            self.left_out["damaged records"] += 1
+            body = None
+        return Record(event, kind, number, run_id, sequence, environment_steps, transitions, body)
+
+
+def _first_event(path: Path) -> int:
+    match = _NAME.fullmatch(path.name)
+    assert match is not None
+    return int(match[1])
+
+
+def sync(paths: list[Path]) -> None:
+    """Makes the files survive a loss of power. OSError."""
+    for path in paths:
+        try:
+            descriptor = os.open(path, os.O_RDONLY)
+        except FileNotFoundError:  # deleted meanwhile: nobody wants it any more
+            continue
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _locked(directory: Path) -> int:
+    """Makes the directory and takes it, for as long as the descriptor that comes back is open. JournalError."""
+    path = directory / "lock"
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        except OSError:  # a disk that has become read-only can still be locked, and read
+            descriptor = os.open(path, os.O_RDONLY)
+    except OSError as error:
+        raise JournalError(
+            f"{directory} cannot hold the replay: {error}; set run_directory, or replay.journal=false"
+        ) from None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        raise JournalError(
+            f"another replay server is using {directory}: stop it, or give this one another run_directory"
+        ) from None
+    return descriptor

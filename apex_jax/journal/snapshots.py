@@ -1,0 +1,150 @@
+"""Snapshots: facts and arrays in one file, written whole or not at all, the newest sound one read.
+
+    head, whose facts hold the caller's, the name, dtype and shape of each array, and the CRC-32 of all arrays
+    the arrays, one behind the other, little-endian
+
+A file is named after its number; the newest two are kept.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import os
+import re
+import zlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+
+from apex_jax.journal.heads import Damaged, Identity, pack, unpack
+
+_log = logging.getLogger(__name__)
+
+MAGIC = b"APEXSNAP"
+KEPT = 2
+DTYPES = ("<f8", "<i8")
+MAX_AXES = 2
+_NAME = re.compile(r"snapshot-([0-9]{12})")
+
+T = TypeVar("T")
+
+
+class Snapshot(NamedTuple):
+    """What a file holds; the checksums are right, but nobody has looked at what the values mean."""
+
+    facts: dict[str, Any]
+    arrays: dict[str, np.ndarray]
+
+
+class Snapshots:
+    """The snapshots of a directory that nobody else writes to."""
+
+    def __init__(self, directory: Path, identity: Identity) -> None:
+        """Removes what an interrupted write has left."""
+        self._directory = directory
+        self._identity = identity
+        self._damaged: set[int] = set()
+        for path in directory.glob("snapshot-*.tmp"):
+            with contextlib.suppress(OSError):
+                path.unlink()
+
+    def write(self, facts: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
+        """Writes a snapshot that survives a loss of power once this returns, and deletes old ones. OSError."""
+        arrays = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+        assert all(array.dtype.newbyteorder("<").str in DTYPES for array in arrays.values())
+        crc = 0
+        for array in arrays.values():
+            crc = zlib.crc32(_raw(array), crc)
+        layout = [[name, array.dtype.str, list(array.shape)] for name, array in arrays.items()]
+        head = pack(MAGIC, {**self._identity.facts, "facts": dict(facts), "arrays": layout, "crc": crc})
+        numbers = self._numbers()
+        path = self._path(max(numbers, default=0) + 1)
+        temporary = path.with_suffix(".tmp")
+        try:
+            with open(temporary, "wb", buffering=0) as file:
+                for data in (head, *map(_raw, arrays.values())):
+                    _write_whole(file.fileno(), data)
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+        except OSError:
+            with contextlib.suppress(OSError):
+                temporary.unlink()
+            raise
+        sync_directory(self._directory)
+        sound = [number for number in numbers if number not in self._damaged]
+        for number in set(numbers) - set(sound[-(KEPT - 1) :]):
+            with contextlib.suppress(OSError):
+                self._path(number).unlink()
+
+    def read_newest(self, parse: Callable[[Snapshot], T]) -> T | None:
+        """Returns what `parse` makes of the newest snapshot that can be read, None where there is none.
+
+        `parse` raises Damaged for values that cannot be. A damaged snapshot is said and passed over; a sound one of
+        another configuration is a JournalError.
+        """
+        for number in reversed(self._numbers()):
+            try:
+                return parse(self._read(self._path(number)))
+            except (Damaged, OSError) as error:
+                self._damaged.add(number)
+                _log.warning("snapshot %s is damaged, trying the one before: %s", self._path(number), error)
+        return None
+
+    def _read(self, path: Path) -> Snapshot:
+        data = memoryview(path.read_bytes())
+        head, offset = unpack(path, data, MAGIC)
+        self._identity.check(path, head)
+        facts, layout = head.get("facts"), head.get("arrays")
+        if not isinstance(facts, dict) or not isinstance(layout, list):
+            raise Damaged("its head lacks facts or arrays")
+        if zlib.crc32(data[offset:]) != head.get("crc"):
+            raise Damaged("the checksum of its arrays is wrong")
+        arrays: dict[str, np.ndarray] = {}
+        for entry in layout:
+            name, array = _array(entry, data[offset:])
+            arrays[name] = array
+            offset += array.nbytes
+        if offset != len(data):
+            raise Damaged(f"{len(data) - offset} bytes follow its arrays")
+        return Snapshot(facts, arrays)
+
+    def _numbers(self) -> list[int]:
+        found = (_NAME.fullmatch(path.name) for path in self._directory.iterdir())
+        return sorted(int(match[1]) for match in found if match)
+
+    def _path(self, number: int) -> Path:
+        return self._directory / f"snapshot-{number:012}"
+
+
+def sync_directory(directory: Path) -> None:
+    """Makes names in a directory survive a loss of power. OSError."""
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _array(entry: Any, data: memoryview) -> tuple[str, np.ndarray]:
+    """Returns the name of an array and a view of it at the start of `data`."""
+    match entry:
+        case [str(name), str(dtype), [*shape]] if dtype in DTYPES and 1 <= len(shape) <= MAX_AXES:
+            if all(type(size) is int and 0 <= size <= 2**40 for size in shape):
+                count = math.prod(shape)
+                if count * np.dtype(dtype).itemsize <= len(data):
+                    return name, np.frombuffer(data, dtype, count).reshape(shape)
+    raise Damaged("an array of its head does not fit the file")
+
+
+def _raw(array: np.ndarray) -> memoryview | bytes:
+    return array.data.cast("B") if array.size else b""
+
+
+def _write_whole(descriptor: int, data: memoryview | bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view) :]

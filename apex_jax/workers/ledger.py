@@ -1,0 +1,132 @@
+"""The ledger: what became of every transition that any actor has produced, over all restarts of the replay server.
+
+    produced = stored + in_flight + lost_with_actor + lost_with_replay + dropped_<reason> + ...
+
+An actor tells how many it has produced, had acknowledged and dropped; the server knows what it has stored and refused.
+Both count since the actor began, so that a report that is lost costs nothing: the next one says it all. What an actor
+has produced and nobody has answered for is in flight while the actor lives, and lost with it when it is gone.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, fields
+from operator import attrgetter
+
+import numpy as np
+
+from apex_jax.transport.codec import CorruptSegment
+from apex_jax.types import ActorStatus
+
+REMEMBERED_RUNS = 4096  # actors, of which each has its own account; what is forgotten is summed up
+REFUSALS = ("bad_checksum", *CorruptSegment.REASONS)  # why a segment that has arrived is not stored
+DROPS = ("overflow", "unencodable", "unsent")  # what an actor drops itself, see `ActorStatus`
+
+
+@dataclass
+class Account:
+    """Transitions of one actor process."""
+
+    sequence: int = 0  # of its newest segment stored or refused
+    stored: int = 0
+    refused: int = 0
+    produced: int = 0  # as the actor told last, and so on
+    acknowledged: int = 0
+    overflow: int = 0
+    unencodable: int = 0
+    unsent: int = 0
+
+
+_fields = attrgetter(*(field.name for field in fields(Account)))
+COLUMNS = 1 + len(fields(Account))  # of `Ledger.to_array`
+TOTALS = (
+    *("produced", "stored", "in_flight", "lost_with_actor", "lost_with_replay"),
+    *(f"dropped_{reason}" for reason in DROPS),
+)
+
+
+class Ledger:
+    """Accounts of all actors there have been."""
+
+    def __init__(self) -> None:
+        self.refused: Counter[str] = Counter()  # transitions, by reason
+        self.forgotten: Counter[str] = Counter()  # sums of the accounts that are no longer kept
+        self._accounts: OrderedDict[int, Account] = OrderedDict()  # by run id, the one heard of last at the end
+
+    def account(self, run_id: int) -> Account:
+        """Returns the account of an actor, a new one for an actor not heard of."""
+        account = self._accounts.get(run_id)
+        if account is None:
+            account = self._accounts[run_id] = Account()
+            if len(self._accounts) > REMEMBERED_RUNS:
+                oldest, _ = next(iter(self._accounts.items()))
+                self.forgotten.update(_totals(self._rows([oldest]), np.zeros(1, np.int64)))
+                del self._accounts[oldest]
+        else:
+            self._accounts.move_to_end(run_id)
+        return account
+
+    def report(self, status: ActorStatus) -> None:
+        """Takes what an actor tells of itself; counts never fall."""
+        account = self.account(status.run_id)
+        for name in ("produced", "acknowledged", *DROPS):
+            setattr(account, name, max(getattr(account, name), getattr(status, name)))
+
+    def store(self, run_id: int, sequence: int, transitions: int) -> None:
+        """Counts a segment that was stored."""
+        account = self.account(run_id)
+        account.sequence = max(account.sequence, sequence)
+        account.stored += transitions
+
+    def refuse(self, run_id: int, sequence: int, transitions: int, reason: str) -> None:
+        """Counts a segment that was refused, for one of REFUSALS."""
+        account = self.account(run_id)
+        account.sequence = max(account.sequence, sequence)
+        account.refused += transitions
+        self.refused[reason] += transitions
+
+    def totals(self, connected: Collection[int], waiting: Mapping[int, int]) -> dict[str, int]:
+        """Returns transitions by what became of them, and under "produced" their sum.
+
+        `connected`: run ids of the actors that are there; `waiting`: transitions by run id that the server holds and
+        has yet to store.
+        """
+        here = [2**62 if run_id in connected else waiting.get(run_id, 0) for run_id in self._accounts]
+        totals = Counter(self.forgotten)
+        totals.update(_totals(self.to_array(), np.array(here, np.int64)))
+        return {name: totals[name] for name in TOTALS} | {f"dropped_{why}": n for why, n in self.refused.items()}
+
+    def to_array(self) -> np.ndarray:
+        """Returns int64[N, COLUMNS]: run id and account of each actor, the one heard of last at the end."""
+        return self._rows(self._accounts)
+
+    def _rows(self, run_ids: Iterable[int]) -> np.ndarray:
+        rows = [(run_id, *_fields(self._accounts[run_id])) for run_id in run_ids]
+        return np.array(rows, np.int64).reshape(-1, COLUMNS)
+
+    @classmethod
+    def from_array(cls, rows: np.ndarray, refused: Mapping[str, int], forgotten: Mapping[str, int]) -> Ledger:
+        """Returns the ledger that `to_array` was asked of, with its sums."""
+        ledger = cls()
+        ledger.refused.update(refused)
+        ledger.forgotten.update(forgotten)
+        for run_id, *numbers in rows.tolist():
+            ledger._accounts[run_id] = Account(*numbers)
+        return ledger
+
+
+def _totals(rows: np.ndarray, here: np.ndarray) -> dict[str, int]:
+    """Returns the sums of some accounts; `here` int64[N]: up to how much of what nobody answers for is in flight.
+
+    The server may have answered for more than its actor has heard of, or, where it has lost its memory, for less.
+    """
+    _, _, stored, refused, produced, acknowledged, overflow, unencodable, unsent = rows.T
+    answered = stored + refused
+    heard = np.maximum(answered, acknowledged)
+    dropped = overflow + unencodable + unsent
+    produced = np.maximum(produced, heard + dropped)
+    rest = produced - heard - dropped
+    in_flight = np.minimum(rest, here)
+    columns = (produced, stored, in_flight, rest - in_flight, heard - answered, overflow, unencodable, unsent)
+    return {name: int(column.sum()) for name, column in zip(TOTALS, columns, strict=True)}

@@ -1,0 +1,211 @@
+"""The replay's journal: what it costs to write each segment down, and how long 2 M transitions take to load.
+
+A server's storing is timed with and without a journal, taking turns; then a full replay is snapshotted and loaded.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from apex_jax.command_line import load
+from apex_jax.config import Config
+from apex_jax.environment import segment_spec
+from apex_jax.replay.buffer import ReplayBuffer
+from apex_jax.transport.codec import decode_columns
+from apex_jax.types import SegmentColumns, SegmentMessage, SegmentSpec
+from apex_jax.workers.ledger import Ledger
+from apex_jax.workers.replay_journal import Counters, ReplayJournal
+from apex_jax.workers.replay_server import make_limiter
+from benchmarks.recorded import as_messages, num_transitions, record_segments
+from benchmarks.report import finish, say, target
+from benchmarks.roles import ROOT
+from benchmarks.timing import medians, side_by_side
+
+SEGMENTS = 256  # distinct ones, stored again and again
+AT_ONCE = 16  # segments stored between two flushes: so many wait when actors send all they can
+PAPER_SEGMENTS_PER_SECOND = 250  # 12,500 transitions/s in segments of 50
+
+
+class Stored(NamedTuple):
+    """A segment as it has arrived and been checked."""
+
+    message: SegmentMessage
+    columns: SegmentColumns
+    transitions: int
+
+
+class Replay:
+    """What a server stores segments in: a buffer, and a journal where there is one."""
+
+    def __init__(self, config: Config, spec: SegmentSpec, directory: str | None) -> None:
+        """`directory`: of the run; None = no journal. Goes on from what is there."""
+        replay = config.replay
+        self.buffer = ReplayBuffer(
+            spec,
+            replay.capacity_transitions,
+            replay.priority_exponent,
+            replay.importance_sampling_exponent,
+            np.random.default_rng(0),
+        )
+        self.limiter = make_limiter(config, spec)
+        self.counters = Counters(Ledger(), 0, None, 0)
+        self.journal: ReplayJournal | None = None
+        if directory is not None:
+            self.journal = ReplayJournal(config.replace(run_directory=directory), spec, self.buffer.capacity_segments)
+            self.counters = self.journal.restore(self.buffer, self.limiter, time.monotonic())
+        self._sequence = 0
+
+    def store(self, segments: list[Stored]) -> None:
+        """Stores segments, and writes them down."""
+        for message, columns, transitions in segments:
+            self._sequence += 1
+            self.buffer.insert(message.body, columns, 0.0)
+            self.limiter.insert(transitions)
+            self.counters.ledger.store(1, self._sequence, transitions)
+            if self.journal is not None:
+                numbered = message._replace(sequence=self._sequence)
+                self.journal.on_segment(self.buffer.inserted_segments, 1, numbered, transitions)
+        if self.journal is not None:
+            self.journal.flush(time.monotonic())
+
+    def snapshot_if_due(self) -> None:
+        """As a server does once a second."""
+        if self.journal is not None:
+            counters = self.counters
+            self.journal.snapshot_if_due(self.buffer, self.limiter, lambda: counters, time.monotonic())
+
+
+def main() -> None:
+    """Measures both."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--transitions", type=int, default=2_000_000, help="that the replay holds")
+    parser.add_argument("--seconds", type=float, default=4.0, help="of storing, with and without a journal each")
+    arguments = parser.parse_args()
+    config = load(ROOT / "configs" / "paper.yaml", [f"replay.capacity_transitions={arguments.transitions}"])
+    spec = segment_spec(config)
+    say(f"recording {SEGMENTS} segments of {config.environment.task}")
+    recorded = record_segments(config, SEGMENTS, epsilon=0.1)
+    messages = as_messages(config, recorded)
+    segments = [stored(message, spec) for message in messages]
+    per_segment = num_transitions(recorded) / SEGMENTS
+    with tempfile.TemporaryDirectory(prefix="apex-jax-benchmark-") as directory:
+        micros = append_microseconds(config, spec, segments, directory, arguments.seconds)
+        say(f"storing a segment: {micros['none']:.1f} us, with a journal {micros['journal']:.1f} us")
+    with tempfile.TemporaryDirectory(prefix="apex-jax-benchmark-") as directory:
+        figures = full_replay(config, spec, segments, directory, arguments.transitions / per_segment)
+    cost = (micros["journal"] - micros["none"]) * 1e-6
+    targets = {
+        "share of a core at the paper's 12,500 transitions/s": target(cost * PAPER_SEGMENTS_PER_SECOND, at_most=0.02),
+        "seconds to load": target(figures.pop("seconds to load"), at_most=10.0),
+        "the serving thread's stall for a snapshot, ms": target(figures.pop("stall, ms"), at_most=20.0),
+    }
+    figures["us to store a segment: without, with a journal"] = [micros["none"], micros["journal"]]
+    figures["transitions"] = arguments.transitions
+    finish("journal", figures, targets)
+
+
+def stored(message: SegmentMessage, spec: SegmentSpec) -> Stored:
+    """Returns a segment with its columns."""
+    columns = decode_columns(message.body, spec)
+    return Stored(message, columns, int(np.count_nonzero(columns.priority)))
+
+
+def append_microseconds(
+    config: Config, spec: SegmentSpec, segments: list[Stored], directory: str, seconds: float
+) -> dict[str, float]:
+    """Returns what storing one segment takes, without and with a journal; snapshots are not counted."""
+    small = config.replace(replay=dataclasses.replace(config.replay, capacity_transitions=200_000))
+    replays = {"none": Replay(small, spec, None), "journal": Replay(small, spec, directory)}
+
+    def storing(replay: Replay) -> Callable[[], None]:
+        place = 0
+
+        def call() -> None:
+            nonlocal place
+            replay.store(segments[place : place + AT_ONCE])
+            place = (place + AT_ONCE) % len(segments)
+            if place == 0:
+                replay.snapshot_if_due()
+
+        return call
+
+    times = side_by_side({name: storing(replay) for name, replay in replays.items()}, seconds)
+    journal = replays["journal"].journal
+    assert journal is not None
+    assert journal.errors == 0
+    wait_for_thread()
+    journal.close()
+    return {name: 1e6 * median / AT_ONCE for name, median in medians(times).items()}
+
+
+def full_replay(
+    config: Config, spec: SegmentSpec, segments: list[Stored], directory: str, num_segments: float
+) -> dict[str, Any]:
+    """Fills a replay, saves it, and loads it again; returns seconds, milliseconds, bytes."""
+    replay = Replay(config, spec, directory)
+    journal = replay.journal
+    assert journal is not None
+    while replay.buffer.inserted_segments < num_segments:
+        replay.store(segments[:AT_ONCE])
+        segments = segments[AT_ONCE:] + segments[:AT_ONCE]
+    stalls = []
+    for _ in range(5):
+        wait_for_thread()
+        start = time.perf_counter()
+        journal.snapshot(replay.buffer, replay.limiter, replay.counters, time.monotonic())
+        stalls.append(time.perf_counter() - start)
+    start = time.perf_counter()
+    wait_for_thread()
+    written = time.perf_counter() - start
+    journal.close()
+    size = sum(path.stat().st_size for path in Path(directory, "replay").iterdir())
+    say(f"{replay.buffer.size_transitions:,} transitions, {size / 2**20:,.0f} MiB; stall {1e3 * max(stalls):.1f} ms")
+    loads = {}
+    for state in ("cold", "warm"):
+        if state == "cold":
+            forget_pages(Path(directory, "replay"))
+        start = time.perf_counter()
+        again = Replay(config, spec, directory)
+        loads[state] = time.perf_counter() - start
+        assert again.journal is not None
+        again.journal.close()
+        assert again.buffer.size_transitions == replay.buffer.size_transitions
+        say(f"loaded in {loads[state]:.2f} s, {state}")
+    return {
+        "seconds to load": loads["cold"],
+        "seconds to load, files in memory": loads["warm"],
+        "stall, ms": 1e3 * sorted(stalls)[len(stalls) // 2],
+        "largest stall of 5, ms": 1e3 * max(stalls),
+        "seconds to write a snapshot, in the background": written,
+        "bytes on the disk a transition": size / replay.buffer.size_transitions,
+    }
+
+
+def wait_for_thread() -> None:
+    """Waits until the snapshot is written."""
+    for thread in threading.enumerate():
+        if thread.name == "replay snapshot":
+            thread.join()
+
+
+def forget_pages(directory: Path) -> None:
+    """Asks the kernel to read these files from the disk next time."""
+    for path in directory.iterdir():
+        descriptor = os.open(path, os.O_RDONLY)
+        os.fsync(descriptor)
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(descriptor)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,111 @@
+"""A replay with a journal and without sockets: what a test stores, kills and starts again."""
+
+from __future__ import annotations
+
+import logging
+import zlib
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from apex_jax.config import Config
+from apex_jax.replay.buffer import ReplayBuffer
+from apex_jax.replay.rate_limiter import RateLimiter
+from apex_jax.transport.codec import decode_frames, encode_segment
+from apex_jax.types import SegmentMessage
+from apex_jax.workers.replay_journal import ReplayJournal
+from tests.links import CONFIG, SPEC, TRANSITIONS, buffer_of, segment_of
+
+RUN = 77  # run id of the actor from whom the segments are
+
+
+def config_of(directory: Path, **replay: Any) -> Config:
+    return CONFIG.replace(run_directory=str(directory), replay=replace(CONFIG.replay, **replay))
+
+
+class World:
+    """A replay of `capacity` segments that goes on from what its directory holds."""
+
+    def __init__(self, directory: Path, capacity: int = 4, config: Config | None = None) -> None:
+        self.config = config or config_of(directory)
+        self.buffer: ReplayBuffer = buffer_of(capacity)
+        self.limiter = RateLimiter(1, 0.0, 0.0, 1, 1)
+        self.journal = ReplayJournal(self.config, SPEC, capacity)
+        try:
+            self.counters = self.journal.restore(self.buffer, self.limiter, 0.0)
+        except BaseException:
+            self.journal.close()
+            raise
+
+    def store(self, *numbers: int, now_seconds: float = 0.0) -> None:
+        """Does what a server does with segments that it takes."""
+        for number in numbers:
+            segment = segment_of(number)
+            body = encode_segment(segment, SPEC)
+            message = SegmentMessage(RUN, number, 10, zlib.crc32(body), body, TRANSITIONS)
+            self.buffer.insert(body, segment.columns, now_seconds)
+            self.limiter.insert(TRANSITIONS)
+            self.counters.ledger.store(RUN, number, TRANSITIONS)
+            steps = self.counters.environment_steps + 10
+            self.counters = self.counters._replace(environment_steps=steps)
+            self.journal.on_segment(self.buffer.inserted_segments, RUN, message, TRANSITIONS)
+        self.journal.flush(now_seconds)
+
+    def save(self, now_seconds: float = 0.0) -> None:
+        """Writes a snapshot, and waits for it."""
+        self.journal.snapshot(self.buffer, self.limiter, self.counters, now_seconds)
+        thread = self.journal._thread
+        assert thread is not None
+        thread.join()
+        self.journal._take_result(now_seconds)
+
+    def kill(self) -> None:
+        """Goes away without another word, as after SIGKILL."""
+        self.journal.close()
+
+    def stop(self) -> None:
+        """Goes away in order."""
+        self.journal.finish(self.buffer, self.limiter, self.counters, 0.0)
+        self.journal.close()
+
+    def numbers(self) -> list[int]:
+        """Of the live segments, oldest first."""
+        bodies = self.buffer.segments_since(0, 10**6).bodies
+        return [int(decode_frames(body, SPEC)[0, 0]) for body in bodies]
+
+    def leaves(self) -> dict[int, list[float]]:
+        """By number of the live segment: its priorities, raised to the exponent."""
+        run = self.buffer.segments_since(0, 10**6)
+        leaves = self.buffer._tree.leaves.reshape(-1, SPEC.slots)
+        return {number: leaves[slot].tolist() for number, slot in zip(self.numbers(), run.slots, strict=True)}
+
+    def learn(self, number: int, priority: float) -> None:
+        """Gives the transitions of a live segment a new priority."""
+        run = self.buffer.segments_since(0, 10**6)
+        place = self.numbers().index(number)
+        frames = np.flatnonzero(segment_of(number).columns.priority)
+        indices = run.slots[place] * SPEC.slots + frames
+        generations = np.repeat(run.generations[place : place + 1], len(frames))
+        result = self.buffer.update_priorities(indices, generations, np.full(len(frames), priority, np.float32))
+        assert result.applied == len(frames)
+
+
+def first_leaves(number: int) -> list[float]:
+    """Priorities with which a segment comes, raised to the exponent of `buffer_of`."""
+    priority = segment_of(number).columns.priority.astype(np.float64)
+    return np.where(priority > 0, priority**0.6, 0.0).tolist()
+
+
+def files(directory: Path, kind: str) -> list[Path]:
+    """Files of the journal, oldest first: "segments" or "snapshot"."""
+    return sorted((directory / "replay").glob(f"{kind}-*"))
+
+
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """What was said since the last call, of what is wrong."""
+    said = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    caplog.clear()
+    return said

@@ -1,0 +1,82 @@
+"""A process that plays no game: the stream of an actor, full of numbered segments. It tells of itself on its output.
+
+python -m tests.producer CONFIG ADDRESS SEGMENTS_PER_SECOND OVERFLOW
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import threading
+import time
+from collections.abc import Sequence
+
+import numpy as np
+import zmq
+
+from apex_jax.command_line import load
+from apex_jax.environment import segment_spec
+from apex_jax.metrics import resident_memory_bytes
+from apex_jax.types import ActorHello, Segment, SegmentColumns, SegmentSpec
+from apex_jax.workers.experience_stream import ExperienceStream
+from apex_jax.workers.process import new_run_id, start_log
+
+QUEUE = 16  # segments that wait to be sent
+REPORT_SECONDS = 0.1
+
+
+def numbered(spec: SegmentSpec, number: int) -> Segment:
+    """A full segment whose frames all say `number`."""
+    starts = np.zeros(spec.slots, bool)
+    starts[spec.frame_stack - 1 : -spec.n_step] = True
+    columns = SegmentColumns(
+        priority=starts.astype(np.float32),
+        n_step_return=np.zeros(spec.slots, np.float32),
+        discount=starts.astype(np.float32),
+        action=np.zeros(spec.slots, np.int32),
+        bootstrap_offset=starts.astype(np.uint8),
+    )
+    return Segment(np.full((spec.slots, *spec.frame_shape), number, spec.frame_dtype), columns)
+
+
+def main(arguments: Sequence[str]) -> int:
+    path, address, rate, overflow = arguments
+    config = load(path)
+    spec = segment_spec(config)
+    ending = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: ending.set())
+    start_log("producer")
+    hello = ActorHello(new_run_id(), config.agreement, 2)
+    context = zmq.Context()
+    stream = ExperienceStream(context, address, spec, hello, QUEUE, overflow)
+    print(json.dumps({"run_id": hello.run_id}), flush=True)
+    number, next_report, next_segment = 0, 0.0, time.monotonic()
+    while not ending.is_set() and not stream.finished.is_set():
+        now = time.monotonic()
+        welcome = stream.wait_for_welcome(0.0)
+        if welcome is not None and now >= next_segment and stream.put(numbered(spec, number + 1), 10, 0.0):
+            number += 1
+            next_segment = max(next_segment + 1 / float(rate), now - 1.0)
+        if now >= next_report:
+            next_report = now + REPORT_SECONDS
+            report = {
+                "segments": number,
+                "acknowledged": stream._account["acknowledged"],
+                "incarnation": welcome.incarnation if welcome else 0,
+                "places": welcome.places.tolist() if welcome else [],
+                "silences": stream.silences,
+                "dropped": dict(stream.dropped),
+                "memory_bytes": resident_memory_bytes(),
+            }
+            print(json.dumps(report), flush=True)
+        ending.wait(0.002)
+    stream.close()
+    context.term()
+    if stream.error is not None:
+        print(f"error: {stream.error}", file=sys.stderr)
+    return int(stream.error is not None)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

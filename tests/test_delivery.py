@@ -1,0 +1,266 @@
+"""What both ends of the experience link owe each other: signs of life, places kept, each segment once and in order."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import msgpack
+import numpy as np
+import pytest
+
+from apex_jax.transport import wire
+from apex_jax.types import (
+    ActorHello,
+    ActorStatus,
+    ActorWelcome,
+    Finish,
+    LearnerHello,
+    Refusal,
+    Rejoin,
+    SegmentAck,
+)
+from apex_jax.workers import experience_service, experience_stream
+from tests.experience_link import CREDIT, Link, join, limiter_that_lets_in, message_of, put_all
+from tests.links import CONFIG, TRANSITIONS, segment_of
+
+
+@pytest.fixture
+def link(monkeypatch: pytest.MonkeyPatch) -> Iterator[Link]:
+    monkeypatch.setattr(experience_stream, "HELLO_SECONDS", 0.02)
+    link = Link()
+    yield link
+    link.close()
+
+
+# Signs of life ----------------------------------------------------------------------------------------------------
+
+
+def test_a_sign_of_life_is_answered_with_what_is_stored(link: Link) -> None:
+    peer = link.peer(link.server(), run_id=1)
+    peer.send(message_of(1))
+    assert peer.receive(SegmentAck).sequence == 1
+    for _ in range(3):
+        peer.send(ActorStatus(1, 0.0, 0))
+        assert peer.receive(SegmentAck).sequence == 1
+
+
+def test_a_silent_server_is_noticed_said_once_and_noticed_when_it_is_back(
+    link: Link, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(experience_stream, "PEER_TIMEOUT_SECONDS", 0.3)
+    caplog.set_level(logging.INFO)
+    server = link.server()
+    stream = link.stream()
+    put_all(stream, range(2), server)
+    server.until(lambda: not stream._unacknowledged and stream._sequence == 2)
+
+    def wait_for_silence() -> None:  # nobody serves meanwhile
+        stream.finished.wait(0.1)
+
+    for silences in (1, 2):
+        while stream.silences < silences:
+            wait_for_silence()
+        wait_for_silence()
+        assert stream.silences == silences
+        server.until(lambda: not stream._is_silent)
+    said = [record.getMessage() for record in caplog.records if record.name.endswith("experience_stream")]
+    assert [message.split(" for ")[0].split(" after ")[0] for message in said] == [
+        f"the replay server at {link.address} is silent",
+        "the replay server is back",
+    ] * 2
+
+
+# Places -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_restarted_server_takes_the_places_and_the_incarnation_that_an_actor_has(link: Link) -> None:
+    first = link.server()
+    streams = [link.stream(run_id) for run_id in (1, 2)]
+    first.until(lambda: all(stream.wait_for_welcome(0) for stream in streams))
+    welcomes: list[Any] = [stream.wait_for_welcome(0) for stream in streams]
+    first.close()
+    second = link.server()
+    newcomer = join(link.peer(second), 3)
+    second.until(lambda: len(second.service.actors) == 3)
+    for actor in second.service.actors.values():
+        if actor.run_id != 3:
+            welcome = welcomes[actor.run_id - 1]
+            assert (actor.incarnation, actor.places.tolist()) == (welcome.incarnation, welcome.places.tolist())
+    assert sorted(actor.incarnation for actor in second.service.actors.values() if actor.run_id != 3) == [1, 2]
+    assert newcomer.ladder_size == 8
+    assert join(link.peer(second), 4).incarnation == 3
+
+
+def test_incarnations_go_on_above_those_that_actors_bring_along(link: Link) -> None:
+    server = link.server()
+    peer = link.peer(server)
+    peer.send(ActorHello(1, CONFIG.agreement, 4, incarnation=41, places=np.array([1, 3, 5, 7], np.int32)))
+    welcome = peer.receive(ActorWelcome)
+    assert (welcome.incarnation, welcome.places.tolist()) == (41, [1, 3, 5, 7])
+    newcomer = join(link.peer(server), 2)
+    assert (newcomer.incarnation, newcomer.places.tolist()) == (42, [0, 2, 4, 6])
+
+
+@pytest.mark.parametrize("places", [[0, 1, 2], [0, 1, 2, 8], [-1, 0, 1, 2], []])
+def test_places_that_do_not_fit_the_ladder_are_given_anew(link: Link, places: list[int]) -> None:
+    peer = link.peer(link.server())
+    peer.send(ActorHello(1, CONFIG.agreement, 4, incarnation=5, places=np.array(places, np.int32)))
+    welcome = peer.receive(ActorWelcome)
+    assert (welcome.incarnation, welcome.places.tolist()) == (5, [0, 2, 5, 7])
+
+
+def test_the_largest_incarnation_that_an_actor_can_claim_harms_nobody(link: Link) -> None:
+    server = link.server()
+    peer = link.peer(server)
+    peer.send(ActorHello(1, CONFIG.agreement, 4, incarnation=2**48, places=np.arange(4, dtype=np.int32)))
+    peer.receive(ActorWelcome)
+    assert join(link.peer(server), 2).incarnation == 2**48 + 1
+
+
+def test_an_actor_too_many_is_told_so_and_tries_again(
+    link: Link, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(experience_service, "MAX_ACTORS", 1)
+    server = link.server()
+    peer = link.peer(server, run_id=1)
+    stream = link.stream(run_id=2)
+    server.until(lambda: stream.dropped["refused"] >= 3)
+    assert not stream.finished.is_set()
+    assert [record.getMessage() for record in caplog.records] == [
+        "the replay server has the 1 actors it can have; use fewer, of more environments each: trying again until it"
+        " does"
+    ]
+    join(link.peer(server), 1)  # reconnects: it is no other
+    server.service._remove(next(iter(server.service.actors)))
+    server.until(lambda: stream.wait_for_welcome(0))
+    peer.send(message_of(1))
+    peer.receive(Rejoin)
+
+
+# Each segment once ------------------------------------------------------------------------------------------------
+
+
+def test_segments_out_of_order_are_stored_in_order_and_counted(link: Link) -> None:
+    server = link.server()
+    peer = link.peer(server, run_id=1)
+    peer.send(message_of(2), message_of(3), message_of(2), message_of(1), message_of(3), message_of(4))
+    while peer.receive(SegmentAck).sequence < 4:
+        pass
+    assert server.stored() == [1, 2, 3, 4]
+    assert +server.dropped == {"early_segment": 2, "duplicate_segment": 2}
+
+
+def test_segments_that_never_come_in_order_are_bounded_by_the_credit(link: Link) -> None:
+    server = link.server()
+    peer = link.peer(server, run_id=1)
+    peer.send(*(message_of(number) for number in range(2, CREDIT + 5)))
+    server.until(lambda: server.dropped["over_credit"] == 3)
+    assert server.stored() == []
+    join(link.peer(server), 2)
+
+
+def test_a_server_without_memory_takes_the_first_that_the_actor_still_has(link: Link) -> None:
+    peer = link.peer(server := link.server())
+    peer.send(ActorHello(1, CONFIG.agreement, 4, acknowledged=6))
+    peer.receive(ActorWelcome)
+    peer.send(message_of(6), message_of(8), message_of(7))
+    while peer.receive(SegmentAck).sequence < 8:
+        pass
+    assert server.stored() == [7, 8]
+    assert +server.dropped == {"duplicate_segment": 1, "early_segment": 1}
+
+
+def test_a_refused_segment_counts_its_steps_and_is_acknowledged_behind_those_before_it(link: Link) -> None:
+    server = link.server(limiter_that_lets_in(1))
+    peer = link.peer(server, run_id=1)
+    bad = message_of(3)
+    peer.send(message_of(1), message_of(2), bad._replace(crc=bad.crc ^ 1, transitions=5))
+    assert peer.receive(SegmentAck).sequence == 1
+    server.until(lambda: server.service.waiting_segments == 2)
+    assert peer.hears_nothing()
+    assert server.service.environment_steps == 10
+    server.limiter.sample(TRANSITIONS)
+    assert peer.receive(SegmentAck).sequence == 3
+    assert server.service.environment_steps == 30
+    totals = server.service.totals()
+    assert (totals["dropped_bad_checksum"], totals["stored"]) == (5, 2 * TRANSITIONS)
+
+
+# No room ----------------------------------------------------------------------------------------------------------
+
+
+def test_with_drop_the_oldest_unsent_makes_room_and_only_when_there_is_none(link: Link) -> None:
+    server = link.server(limiter_that_lets_in(1))
+    stream = link.stream(queue_size=3, overflow="drop")
+    put_all(stream, range(1 + CREDIT), server)
+    server.until(lambda: server.service.waiting_segments == CREDIT and stream._produced.empty())
+    for number in range(90, 93):
+        assert stream.put(segment_of(number), 10, 5.0)
+    assert +stream.dropped == {}
+    for number in range(93, 98):
+        assert stream.put(segment_of(number), 10, 5.0)
+    assert stream.dropped == {"overflow": 5}
+    server.limiter.sample(10**6)
+    server.until(lambda: len(server.stored()) == 1 + CREDIT + 3)
+    assert server.stored() == [*range(1 + CREDIT), 95, 96, 97]
+    assert server.service.environment_steps == 10 * (1 + CREDIT + 8), "those of the dropped are carried on"
+    server.until(lambda: server.service.totals()["dropped_overflow"] == 5 * TRANSITIONS)
+
+
+# Versions ---------------------------------------------------------------------------------------------------------
+
+
+def speaking(version: int, message: Any) -> list[bytes]:
+    header, *frames = (bytes(frame) for frame in wire.encode(message))
+    items = msgpack.unpackb(header)
+    items[1] = version
+    return [msgpack.packb(items), *frames]
+
+
+def test_a_refusal_can_be_read_whatever_the_version() -> None:
+    refusal = Refusal("because", True)
+    for version in (0, 1, 2, 99):
+        assert wire.decode(speaking(version, refusal)) == refusal
+    for message in (Finish("over"), Rejoin()):
+        with pytest.raises(wire.WireError, match="wrong_version"):
+            wire.decode(speaking(1, message))
+
+
+def test_a_peer_of_another_version_is_refused_in_its_own(link: Link) -> None:
+    server = link.server()
+    peer = link.peer(server)
+    peer.send_frames(*speaking(1, LearnerHello(1, "", 0, 1, 1)))
+    server.until(lambda: peer.socket.poll(0))
+    header = msgpack.unpackb(peer.socket.recv_multipart()[0])
+    assert header[:3] == ["apex", 1, 8]
+    assert "protocol version 2, this process version 1" in header[3]
+    assert header[4] is True
+    assert server.dropped["wrong_version"] == 1
+
+
+@pytest.mark.parametrize("version", ["1", 1.0, -1, 2**63, None, [1]])
+def test_a_version_that_is_none_is_counted_and_not_answered(link: Link, version: Any) -> None:
+    server = link.server()
+    peer = link.peer(server)
+    peer.send_frames(msgpack.packb(["apex", version, 0, 1]))
+    server.until(lambda: server.dropped["wrong_version"] == 1)
+    assert peer.hears_nothing()
+
+
+def test_an_actor_that_is_refused_for_its_version_ends_with_both_in_one_line(
+    link: Link, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = link.server()
+    encode = wire.encode
+    hello = speaking(7, ActorHello(1, CONFIG.agreement, 4))
+    monkeypatch.setattr(wire, "encode", lambda message: hello if is_hello(message) else encode(message))
+    stream = link.stream()
+    server.until(stream.finished.is_set)
+    assert "server speaks protocol version 2, this process version 7: run the same release" in str(stream.error)
+    assert str(stream.error).isprintable()
+
+
+def is_hello(message: Any) -> bool:
+    return isinstance(message, ActorHello)

@@ -1,0 +1,168 @@
+"""Faults of messages to the replay: segments twice or late, priorities that are stale, broken or malformed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from apex_jax.replay.sum_tree import SumTree
+from apex_jax.transport import wire
+from apex_jax.types import PriorityUpdate, Rejoin, SegmentAck
+from tests.experience_link import Link as ExperienceLink
+from tests.experience_link import join, message_of
+from tests.links import SPEC, TRANSITIONS, Peer
+from tests.sampling_link import CAPACITY, L, Link, Server, hello_of
+
+FIRST = SPEC.frame_stack - 1  # frame slot of a segment's first transition
+
+
+@pytest.fixture
+def link() -> Iterator[Link]:
+    link = Link()
+    yield link
+    link.close()
+
+
+@pytest.fixture
+def experience() -> Iterator[ExperienceLink]:
+    link = ExperienceLink()
+    yield link
+    link.close()
+
+
+def full_server(link: Link) -> tuple[Server, Peer]:
+    server = link.server()
+    server.insert(CAPACITY + 1)  # the first has been overwritten
+    return server, link.peer(server, hello_of(1))
+
+
+def update_of(indices: Any, generations: Any, priorities: Any) -> PriorityUpdate:
+    return PriorityUpdate(
+        1, np.array(indices, np.int32), np.array(generations, np.uint32), np.array(priorities, np.float32)
+    )
+
+
+def leaf(server: Server, index: int) -> float:
+    return float(server.buffer._tree.leaves[index])
+
+
+# Segments ---------------------------------------------------------------------------------------------------------
+
+
+def test_fault_03_an_actor_that_comes_back_is_taken_and_its_old_connection_is_heard_no_more(
+    experience: ExperienceLink,
+) -> None:
+    server = experience.server()
+    half_open, back = experience.peer(server, run_id=1), experience.peer(server)
+    half_open.send(message_of(1))
+    half_open.receive(SegmentAck)
+    welcome = join(back, 1)
+    assert len(server.service.actors) == 1
+    half_open.send(message_of(2))
+    half_open.receive(Rejoin)
+    assert server.stored() == [1]
+    assert back.receive(SegmentAck).sequence == 1
+    back.send(message_of(2))
+    assert back.receive(SegmentAck).sequence == 2
+    assert server.stored() == [1, 2]
+    assert welcome.incarnation == 1
+
+
+def test_fault_34_duplicated_and_reordered_segments_are_stored_once_in_order_and_counted(
+    experience: ExperienceLink,
+) -> None:
+    rng = np.random.default_rng(0)
+    server = experience.server()
+    peer = experience.peer(server, run_id=1)
+    acknowledged = 0
+    for first in range(1, 30, 3):
+        numbers = rng.permutation(np.repeat(np.arange(first, first + 3), 2))
+        peer.send(*(message_of(int(number)) for number in numbers))
+        while acknowledged < first + 2:
+            acknowledged = peer.receive(SegmentAck).sequence
+    server.until(lambda: server.dropped["duplicate_segment"] == 30)
+    assert server.stored() == list(range(1, 31))
+    assert server.dropped["early_segment"] > 0
+    assert server.service.environment_steps == 300
+    assert server.service.totals()["stored"] == 30 * TRANSITIONS
+
+
+# Priorities -------------------------------------------------------------------------------------------------------
+
+
+def test_fault_20_a_priority_of_a_slot_that_was_overwritten_is_ignored_and_counted(link: Link) -> None:
+    server, peer = full_server(link)
+    before = leaf(server, FIRST)
+    peer.send(update_of([FIRST, L + FIRST], [1, 2], [900.0, 500.0]))
+    server.until(lambda: server.dropped["stale_priority"] == 1)
+    assert leaf(server, FIRST) == before
+    assert leaf(server, L + FIRST) == pytest.approx(500.0**0.6)
+
+
+def test_fault_21_priorities_that_are_no_numbers_are_refused_one_by_one(link: Link) -> None:
+    server, peer = full_server(link)
+    bad = [np.nan, np.inf, -np.inf, -1.0, 0.0]
+    good = [1e-45, 3.4e38, 2.0]  # a denormal, and the largest there is
+    places = [2 * L + FIRST, 3 * L + FIRST, 4 * L + FIRST]
+    peer.send(update_of([L + FIRST] * len(bad) + places, [2] * len(bad) + [3, 4, 5], bad + good))
+    server.until(lambda: server.dropped["invalid_priority"] == len(bad))
+    assert leaf(server, 4 * L + FIRST) == pytest.approx(2.0**0.6)
+    assert np.isfinite(server.buffer._tree.total)
+    assert 0 < leaf(server, places[0]) < 1e-15
+    assert 1e18 < leaf(server, places[1]) < np.inf
+    server.buffer.check_valid()
+
+
+def test_fault_22_indices_that_do_not_exist_and_messages_that_do_not_fit_change_nothing(link: Link) -> None:
+    server, peer = full_server(link)
+    before = server.buffer._tree.leaves.copy()
+    peer.send(update_of([-1, CAPACITY * L, 2**31 - 1, 0], [2] * 4, [1.0] * 4))
+    server.until(lambda: server.dropped["invalid_priority"] == 4)
+    sound = [bytes(frame) for frame in wire.encode(update_of([L + FIRST], [2], [9.0]))]
+    for wrong in ([*sound[:3], b""], sound[:3], [*sound, b""], [sound[0], sound[1] * 2, *sound[2:]]):
+        peer.send_frames(*wrong)
+    server.until(lambda: server.dropped["bad_shape"] + server.dropped["wrong_frames"] == 4)
+    np.testing.assert_array_equal(server.buffer._tree.leaves, before)
+    peer.send_frames(*sound)
+    server.until(lambda: leaf(server, L + FIRST) == pytest.approx(9.0**0.6))
+
+
+def test_fault_23_the_last_of_duplicate_indices_holds_and_the_tree_adds_up(link: Link) -> None:
+    server, peer = full_server(link)
+    peer.send(update_of([L + FIRST] * 3 + [2 * L + FIRST], [2, 2, 2, 3], [5.0, 7.0, 3.0, 4.0]))
+    server.until(lambda: leaf(server, 2 * L + FIRST) == pytest.approx(4.0**0.6))
+    assert leaf(server, L + FIRST) == pytest.approx(3.0**0.6)
+    tree = server.buffer._tree
+    assert tree.total == pytest.approx(tree.leaves.sum(), rel=1e-12)
+    server.buffer.check_valid()
+
+
+def test_fault_24_nothing_but_zeros_draws_nothing_and_a_single_transition_is_always_found() -> None:
+    tree = SumTree(50)
+    with pytest.raises(ValueError, match="nothing to find"):
+        tree.find(np.zeros(1))
+    tree.set(np.array([17]), np.array([1e-290]))
+    edges = np.array([0.0, 0.5, np.nextafter(1.0, 0.0), 1.0]) * tree.total
+    assert tree.find(edges).tolist() == [17] * 4
+    tree.set(np.array([17, 3]), np.array([0.1, 0.7]))
+    assert tree.find(np.array([0.0, 0.69, np.nextafter(tree.total, 0.0), tree.total, 1e9])).tolist() == [
+        3,
+        3,
+        17,
+        17,
+        17,
+    ]
+
+
+def test_fault_25_ten_million_random_updates_leave_no_drift() -> None:
+    rng = np.random.default_rng(0)
+    tree = SumTree(2**16)
+    for _ in range(1_000):
+        leaves = rng.integers(2**16, size=10_000)
+        tree.set(leaves, rng.random(10_000) ** 4 * 10.0 ** rng.integers(-6, 7))
+    exact = float(np.sum(tree.leaves, dtype=np.longdouble))
+    assert abs(tree.total - exact) <= 1e-9 * exact
+    tree.check_valid()

@@ -1,0 +1,297 @@
+"""The journal: what was acknowledged is there after a kill, once, whatever the disk does meanwhile."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from apex_jax.journal import segment_log, snapshots
+from apex_jax.journal.heads import JournalError
+from apex_jax.types import ActorStatus
+from apex_jax.workers import replay_journal
+from apex_jax.workers.ledger import REFUSALS
+from apex_jax.workers.replay_journal import FIRST_REFUSAL
+from tests.journals import RUN, World, config_of, files, first_leaves, warnings
+from tests.links import CONFIG, TRANSITIONS
+
+# Starting again ---------------------------------------------------------------------------------------------------
+
+
+def test_a_run_without_a_journal_starts_empty_and_says_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    world = World(tmp_path)
+    assert (world.numbers(), world.counters.environment_steps, world.counters.welcomed) == ([], 0, 0)
+    assert world.counters.earlier_environment_steps is None
+    assert caplog.messages == []
+    world.kill()
+
+
+def test_after_a_stop_everything_is_as_it_was(tmp_path: Path) -> None:
+    before = World(tmp_path, capacity=3)
+    before.store(1, 2, 3, 4, 5, now_seconds=2.0)
+    before.learn(4, 9.0)
+    before.buffer.sample(2, 3, 2.0)
+    before.limiter.sample(6)
+    before.counters.ledger.report(ActorStatus(RUN, 0.0, 0, produced=99, overflow=7))
+    before.counters.ledger.refuse(RUN, 6, 3, "bad_checksum")
+    before.counters = before.counters._replace(earlier_environment_steps=1_000, welcomed=5)
+    before.stop()
+    after = World(tmp_path, capacity=3)
+    state = after.buffer.state(0.0)
+    for name, value in before.buffer.state(0.0)._asdict().items():
+        if name != "ages_seconds":
+            np.testing.assert_array_equal(getattr(state, name), value, err_msg=name)
+    assert (after.limiter.inserted, after.limiter.sampled) == (5 * TRANSITIONS, 6)
+    assert after.counters[1:] == before.counters[1:] == (50, 1_000, 5)
+    assert after.counters.ledger.totals((), {}) == before.counters.ledger.totals((), {})
+    for one, other in zip(before.buffer.sample(2, 4, 0.0), after.buffer.sample(2, 4, 0.0), strict=True):
+        np.testing.assert_array_equal(one, other)
+    after.buffer.check_valid()
+    after.kill()
+
+
+def test_after_a_kill_no_segment_and_no_count_is_missing(tmp_path: Path) -> None:
+    before = World(tmp_path)
+    before.store(1, 2)
+    before.learn(2, 9.0)
+    before.save()
+    before.store(3)
+    before.learn(3, 9.0)
+    for record in ((4, 20, "bad_checksum"), (5, 0, "bad_return")):
+        sequence, transitions, reason = record
+        before.counters.ledger.refuse(RUN, sequence, transitions, reason)
+        number = before.buffer.inserted_segments
+        before.journal._log.append(FIRST_REFUSAL + REFUSALS.index(reason), number, RUN, sequence, 10, transitions)
+    before.journal.on_welcome(78, 9)
+    before.journal.on_learner(1_000)
+    before.counters.ledger.report(left := ActorStatus(78, 5.0, 3, produced=90, acknowledged=40, unsent=20))
+    before.journal.on_departure(left)
+    before.journal.flush(0.0)
+    before.kill()
+    after = World(tmp_path)
+    assert after.numbers() == [1, 2, 3]
+    assert after.leaves()[1] == first_leaves(1)
+    assert max(after.leaves()[2]) == 9.0**0.6, "as the snapshot knows"
+    assert after.leaves()[3] == first_leaves(3), "no snapshot knows of it"
+    assert after.counters[1:] == (50, 1_000, 9)
+    assert after.counters.ledger.totals((), {}) == before.counters.ledger.totals((), {})
+    assert after.counters.ledger.account(RUN).sequence == 5
+    assert after.limiter.inserted == 3 * TRANSITIONS
+    after.kill()
+
+
+def test_restart_after_restart_adds_up(tmp_path: Path) -> None:
+    for start in range(6):
+        world = World(tmp_path, capacity=5)
+        assert world.numbers() == list(range(1, 2 * start + 1))[-5:]
+        assert world.counters.environment_steps == 20 * start
+        world.store(2 * start + 1, 2 * start + 2)
+        (world.stop if start % 2 else world.kill)()
+    assert World(tmp_path, capacity=3).numbers() == [10, 11, 12], "the newest that fit"
+
+
+def test_another_exponent_means_first_priorities_and_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    before = World(tmp_path)
+    before.store(1)
+    before.learn(1, 9.0)
+    before.stop()
+    path = files(tmp_path, "snapshot")[-1]
+    saved = before.buffer.state(0.0)._replace(priority_exponent=0.7)
+    facts, arrays = replay_journal._pack(9, saved, before.limiter, before.config, before.counters)
+    path.unlink()
+    snapshots.Snapshots(path.parent, before.journal._snapshots._identity).write(facts, arrays)
+    after = World(tmp_path)
+    assert after.leaves()[1] == first_leaves(1)
+    assert any("priority_exponent was 0.7, is 0.6" in message for message in caplog.messages)
+    after.kill()
+
+
+def test_another_ratio_begins_to_count_anew(tmp_path: Path) -> None:
+    before = World(tmp_path)
+    before.store(1, 2)
+    before.limiter.sample(1_000)
+    before.stop()
+    after = World(tmp_path, config=config_of(tmp_path, samples_per_insert=2.0))
+    assert (after.limiter.inserted, after.limiter.sampled) == (2 * TRANSITIONS, 0)
+    after.kill()
+
+
+# Whose it is ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kept", ["segments", "snapshot"])
+def test_a_journal_of_another_configuration_is_refused_and_left_as_it_is(tmp_path: Path, kept: str) -> None:
+    world = World(tmp_path)
+    world.store(1)
+    world.stop()
+    for path in (tmp_path / "replay").glob("s*"):
+        if not path.name.startswith(kept):
+            path.unlink()
+    before = {path.name: path.read_bytes() for path in (tmp_path / "replay").iterdir()}
+    other = config_of(tmp_path).replace(environment=replace(CONFIG.environment, task="Catch-v0"))
+    with pytest.raises(JournalError, match=r"task=Pong-v5.*task=Catch-v0.*another run_directory, or move .*/replay"):
+        World(tmp_path, config=other)
+    assert {path.name: path.read_bytes() for path in (tmp_path / "replay").iterdir()} == before
+
+
+def test_a_journal_of_another_format_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(tmp_path)
+    monkeypatch.setattr("apex_jax.journal.heads.FORMAT", 2)
+    world.store(1)
+    world.kill()
+    monkeypatch.undo()
+    with pytest.raises(JournalError, match="has format 2, this release reads format 1"):
+        World(tmp_path)
+
+
+def test_a_directory_is_for_one_server_at_a_time(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    with pytest.raises(JournalError, match="another replay server is using"):
+        World(tmp_path)
+    world.kill()
+    World(tmp_path).kill()
+
+
+def test_a_directory_that_cannot_be_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "replay").write_text("")
+    with pytest.raises(JournalError, match=r"cannot hold the replay: .*set run_directory") as caught:
+        World(tmp_path)
+    assert str(caught.value).isprintable()
+
+
+# On the disk ------------------------------------------------------------------------------------------------------
+
+
+def test_files_go_once_their_segments_have_left_the_ring_and_a_snapshot_knows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(segment_log, "FILE_BYTES", 1_000)
+    world = World(tmp_path, capacity=4)
+    for number in range(1, 60):
+        world.store(number)
+    assert len(files(tmp_path, "segments")) > 10, "no snapshot knows of them"
+    world.save()
+    assert len(files(tmp_path, "segments")) <= 4
+    assert world.journal.num_bytes == sum(path.stat().st_size for path in files(tmp_path, "segments"))
+    assert len(files(tmp_path, "snapshot")) == 1
+    world.save()
+    world.save()
+    assert len(files(tmp_path, "snapshot")) == 2
+    world.kill()
+    world = World(tmp_path, capacity=4)
+    assert world.numbers() == [56, 57, 58, 59]
+    assert world.counters.environment_steps == 590
+    world.kill()
+
+
+def test_a_snapshot_is_due_after_its_interval_and_when_the_log_has_grown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(tmp_path)
+
+    def snapshots_at(now_seconds: float) -> int:
+        world.journal.snapshot_if_due(world.buffer, world.limiter, lambda: world.counters, now_seconds)
+        if world.journal._thread is not None:
+            world.journal._thread.join()
+        return len(files(tmp_path, "snapshot"))
+
+    world.store(1)
+    assert snapshots_at(59.0) == 0
+    assert snapshots_at(60.0) == 1
+    monkeypatch.setattr(replay_journal, "LOG_BYTES_AT_MOST", 100)
+    assert snapshots_at(120.0) == 2
+    world.store(2)
+    files(tmp_path, "snapshot")[0].unlink()
+    assert snapshots_at(121.0) == 2
+    world.kill()
+
+
+class FullDisk:
+    """Takes half of what is written, as often as it is told to, then all."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, failures: int) -> None:
+        self.failures = failures
+        self._writev = os.writev
+        monkeypatch.setattr(os, "writev", self)
+
+    def __call__(self, descriptor: int, buffers: list[bytes]) -> int:
+        if self.failures:
+            self.failures -= 1
+            data = b"".join(buffers)
+            return os.write(descriptor, data[: len(data) // 2])
+        return self._writev(descriptor, buffers)
+
+
+def test_a_full_disk_is_counted_said_once_and_tried_again_and_nothing_half_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    world = World(tmp_path, capacity=8)
+    world.store(1)
+    whole = files(tmp_path, "segments")[0].stat().st_size
+    disk = FullDisk(monkeypatch, failures=3)
+    world.store(2, now_seconds=10.0)
+    world.store(3, now_seconds=10.5)
+    assert (world.journal.errors, disk.failures) == (1, 2), "not before a second has passed"
+    assert [path.stat().st_size for path in files(tmp_path, "segments")] == [whole]
+    world.store(4, now_seconds=11.0)
+    world.store(5, now_seconds=12.9)
+    assert world.journal.errors == 2, "then not before two have"
+    world.journal.flush(13.0)
+    assert world.journal.errors == 3
+    world.journal.flush(17.0)
+    assert len(warnings(caplog)) == 1
+    world.kill()
+    world = World(tmp_path, capacity=8)
+    assert world.numbers() == [1, 2, 3, 4, 5]
+    assert warnings(caplog) == []
+    world.kill()
+
+
+def test_what_waits_for_a_disk_is_bounded_by_the_ring(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(segment_log, "SPARE_EVENTS", 0)
+    world = World(tmp_path, capacity=4)
+    disk = FullDisk(monkeypatch, failures=100)
+    for number in range(1, 40):
+        world.store(number, now_seconds=1e3 * number)
+    assert len(world.journal._log._pending) <= 5
+    disk.failures = 0
+    world.journal.flush(np.inf)
+    world.kill()
+    world = World(tmp_path, capacity=4)
+    assert world.numbers() == [36, 37, 38, 39]
+    world.kill()
+
+
+@pytest.mark.parametrize("call", ["write", "fsync", "replace"])
+def test_a_snapshot_that_fails_leaves_nothing_half_and_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, call: str
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    world = World(tmp_path)
+    world.store(1)
+    world.save()
+    kept = files(tmp_path, "snapshot")
+    world.learn(1, 9.0)
+    monkeypatch.setattr(os, call, fail)
+    for _ in range(3):
+        world.save()
+    assert world.journal.errors == 3
+    assert files(tmp_path, "snapshot") == kept
+    assert len(warnings(caplog)) == 1
+    monkeypatch.undo()
+    world.stop()
+    world = World(tmp_path)
+    assert max(world.leaves()[1]) == 9.0**0.6
+    world.kill()

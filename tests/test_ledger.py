@@ -1,0 +1,239 @@
+"""The ledger: what became of every transition, whatever dies meanwhile."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import zmq
+
+from apex_jax.config import AddressConfig, Config, ReplayConfig
+from apex_jax.journal import segment_log
+from apex_jax.transport.codec import decode_frames
+from apex_jax.types import ActorHello, ActorStatus
+from apex_jax.workers import experience_stream, ledger
+from apex_jax.workers.experience_stream import ExperienceStream
+from apex_jax.workers.ledger import Ledger
+from apex_jax.workers.replay_server import ReplayServer
+from tests.links import CONFIG, SPEC, TRANSITIONS, free_address, segment_of, wait_until
+
+
+def adds_up(totals: dict[str, int]) -> bool:
+    fates = {name: number for name, number in totals.items() if name != "produced"}
+    return totals["produced"] == sum(fates.values()) and min(totals.values()) >= 0
+
+
+def status_of(run_id: int, **counts: int) -> ActorStatus:
+    return ActorStatus(run_id, 0.0, 0, **counts)
+
+
+def test_what_a_living_actor_has_is_in_flight_and_what_a_dead_one_had_is_lost() -> None:
+    book = Ledger()
+    book.report(status_of(1, produced=100, acknowledged=20, overflow=5, unencodable=3, unsent=2))
+    book.store(1, 1, 30)
+    book.refuse(1, 2, 10, "bad_frames")
+    alive, dead = book.totals({1}, {}), book.totals((), {})
+    assert alive == {
+        "produced": 100, "stored": 30, "in_flight": 50, "lost_with_actor": 0, "lost_with_replay": 0,
+        "dropped_overflow": 5, "dropped_unencodable": 3, "dropped_unsent": 2, "dropped_bad_frames": 10,
+    }  # fmt: skip
+    assert dead == {**alive, "in_flight": 0, "lost_with_actor": 50}
+    late = book.totals((), {1: 20})
+    assert late == {**alive, "in_flight": 20, "lost_with_actor": 30}
+    assert all(map(adds_up, (alive, dead, late)))
+
+
+def test_what_was_acknowledged_and_is_not_known_is_lost_with_the_replay() -> None:
+    book = Ledger()
+    book.report(status_of(1, produced=100, acknowledged=70))
+    book.store(1, 9, 30)
+    totals = book.totals({1}, {})
+    assert (totals["lost_with_replay"], totals["in_flight"], totals["stored"]) == (40, 30, 30)
+    assert adds_up(totals)
+
+
+def test_counts_never_fall_and_a_report_that_is_behind_changes_nothing() -> None:
+    book = Ledger()
+    book.store(1, 3, 90)
+    assert book.totals({1}, {})["produced"] == 90
+    for produced in (100, 50):
+        book.report(status_of(1, produced=produced))
+        assert book.totals({1}, {})["produced"] == 100
+
+
+def test_forgotten_accounts_are_summed_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ledger, "REMEMBERED_RUNS", 3)
+    book = Ledger()
+    for run_id in range(1, 11):
+        book.store(run_id, 1, 10)
+        book.report(status_of(run_id, produced=15, unsent=1))
+        book.account(1)  # is heard of all the time
+    totals = book.totals({1}, {})
+    assert len(book.to_array()) == 3
+    assert (totals["produced"], totals["stored"], totals["in_flight"]) == (150, 100, 4)
+    assert (totals["lost_with_actor"], totals["dropped_unsent"]) == (36, 10)
+    again = Ledger.from_array(book.to_array(), book.refused, book.forgotten)
+    assert again.totals({1}, {}) == totals
+    assert again.to_array().tolist() == book.to_array().tolist()
+
+
+# The whole link ---------------------------------------------------------------------------------------------------
+
+
+class Fleet:
+    """A server with a journal that comes and goes, and real streams of actors that do."""
+
+    def __init__(self, config: Config, seed: int) -> None:
+        self.config = config
+        self.rng = np.random.default_rng(seed)
+        self.context = zmq.Context()
+        self.server: ReplayServer | None = None
+        self.streams: dict[int, ExperienceStream] = {}
+        self.produced = 0  # transitions
+        self.next_segment = 0
+
+    def start_server(self) -> ReplayServer:
+        self._server_context = zmq.Context()
+        self.server = ReplayServer(self.config, SPEC, self._server_context)
+        return self.server
+
+    def stop_server(self) -> None:
+        assert self.server is not None
+        self.server.close()
+        self._server_context.term()  # the addresses are free when this returns
+        self.server = None
+
+    def start_actor(self) -> None:
+        run_id = int(self.rng.integers(1, 2**62))
+        hello = ActorHello(run_id, self.config.agreement, 2)
+        overflow = str(self.rng.choice(["wait", "drop"]))
+        address = self.config.addresses.experience
+        self.streams[run_id] = ExperienceStream(self.context, address, SPEC, hello, 3, overflow)
+
+    def produce(self) -> None:
+        """Has a random actor produce a segment, if it can take it."""
+        run_ids = [run_id for run_id, stream in self.streams.items() if stream.wait_for_welcome(0)]
+        if run_ids:
+            segment = segment_of(self.next_segment)
+            if self.rng.random() < 0.1:
+                columns = segment.columns
+                segment = segment._replace(columns=columns._replace(priority=columns.priority * np.float32("nan")))
+            if self.streams[int(self.rng.choice(run_ids))].put(segment, 10, 0.0):
+                self.produced += int(np.count_nonzero(segment.columns.priority))
+                self.next_segment += 1
+
+    def serve(self) -> None:
+        if self.server is not None:
+            self.server.serve(0.0)
+
+    def until_told(self) -> None:
+        """Serves until the server knows how much everybody has produced."""
+        assert self.server is not None
+        wait_until(lambda: self.server is not None and self.server.ledger()["produced"] == self.produced, self.serve)
+
+    def remove_actor(self, dies: bool) -> None:
+        run_id = int(self.rng.choice(list(self.streams)))
+        stream = self.streams.pop(run_id)
+        if dies:
+            stream._take_leave = lambda socket: None  # type: ignore[method-assign]
+        thread = threading.Thread(target=stream.close)
+        thread.start()
+        wait_until(lambda: not thread.is_alive(), self.serve)
+        if dies and self.server is not None:
+            service = self.server.experience
+            for identity in [identity for identity, actor in service.actors.items() if actor.run_id == run_id]:
+                service._remove(identity)
+            self.serve()
+
+    def close(self) -> None:
+        for stream in self.streams.values():
+            stream.close()
+        self.context.term()
+        self.stop_server()
+
+
+@pytest.fixture
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
+    monkeypatch.setattr(experience_stream, "HELLO_SECONDS", 0.02)
+    monkeypatch.setattr(segment_log, "FILE_BYTES", 4_000)
+    return CONFIG.replace(
+        run_directory=str(tmp_path),
+        replay=replace(ReplayConfig(), capacity_transitions=8 * TRANSITIONS, min_size_to_sample=2 * TRANSITIONS),
+        addresses=AddressConfig(free_address(), free_address(), free_address()),
+    )
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_every_transition_is_accounted_for_while_actors_and_servers_come_and_go(config: Config, seed: int) -> None:
+    fleet = Fleet(config, seed)
+    fleet.start_server()
+    for _ in range(3):
+        fleet.start_actor()
+    stored: list[int] = []
+    for step in range(150):
+        fleet.produce()
+        fleet.serve()
+        action = fleet.rng.random()
+        if action < 0.02 and len(fleet.streams) > 1:
+            fleet.until_told()
+            fleet.remove_actor(dies=bool(fleet.rng.random() < 0.5))
+        elif action < 0.04:
+            fleet.start_actor()
+        elif action < 0.06 or step == 75:
+            assert fleet.server is not None
+            before = fleet.server.ledger()
+            is_snapshot, server = fleet.rng.random() < 0.5, fleet.server
+            if is_snapshot and server._journal is not None:
+                server._journal.finish(server.buffer, server.limiter, server._counters(), 0.0)
+            fleet.stop_server()
+            for _ in range(5):
+                fleet.produce()
+            after = fleet.start_server().ledger()
+            assert after["stored"] == before["stored"], "what was stored is known again"
+            assert after["lost_with_replay"] == 0
+        totals = fleet.server.ledger() if fleet.server is not None else {}
+        assert adds_up(totals), totals
+    fleet.until_told()
+    wait_until(partial(nothing_in_flight, fleet), fleet.serve)
+    assert fleet.server is not None
+    totals = fleet.server.ledger()
+    assert adds_up(totals)
+    assert totals["produced"] == fleet.produced
+    assert (totals["in_flight"], totals["lost_with_replay"]) == (0, 0)
+    bodies = fleet.server.buffer.segments_since(0, 99).bodies
+    stored = [int(decode_frames(body, SPEC)[0, 0]) for body in bodies]
+    assert len(set(stored)) == len(stored) == 8
+    fleet.close()
+
+
+def nothing_in_flight(fleet: Fleet) -> bool:
+    return fleet.server is not None and fleet.server.ledger()["in_flight"] == 0
+
+
+def test_what_an_actor_leaves_behind_is_dropped_as_unsent(config: Config) -> None:
+    tight = config.replace(replay=replace(config.replay, samples_per_insert=1.0, error_buffer=8.0))
+    fleet = Fleet(tight, 0)
+    server = fleet.start_server()
+    hello = ActorHello(5, tight.agreement, 2)
+    stream = ExperienceStream(fleet.context, tight.addresses.experience, SPEC, hello, 3)
+    fleet.streams[5] = stream
+    wait_until(lambda: stream.wait_for_welcome(0), fleet.serve)
+    number = 0
+    while True:  # until the limiter lets in none, the server holds its credit of them, and the queue is full
+        wait_until(lambda: stream.put(segment_of(0), 1, 0.0) or stream._produced.full(), fleet.serve)
+        number += 1
+        if server.experience.waiting_segments == CONFIG.actor.max_outstanding_segments and stream._produced.full():
+            break
+    stream.leave_out([segment_of(1)])
+    fleet.remove_actor(dies=False)
+    wait_until(lambda: not server.experience.actors, fleet.serve)
+    totals = server.ledger()
+    assert adds_up(totals)
+    assert totals["dropped_unsent"] == 4 * TRANSITIONS
+    assert totals["in_flight"] == CONFIG.actor.max_outstanding_segments * TRANSITIONS, "they will be stored"
+    assert totals["lost_with_actor"] == 0
+    fleet.close()
