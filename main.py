@@ -1,4 +1,4 @@
-"""Trains, runs one role of a fleet, plots runs or makes keys: `python main.py --help`, also behind plot and keys."""
+"""Trains, or runs one role of a fleet; also plots, status, keys and copies of runs: `python main.py --help`."""
 
 import importlib
 import sys
@@ -9,6 +9,8 @@ from apex_jax.errors import RunError, UsageError
 COMMANDS = {  # which train nothing, and bring a command line of their own
     "plot": "apex_jax.results.plot_command",
     "keys": "apex_jax.transport.keys_command",
+    "status": "apex_jax.workers.status_command",
+    "storage": "apex_jax.workers.storage_command",
 }
 MODULES = {"replay": "replay_server"}  # of apex_jax.workers; the other roles have their module's name
 
@@ -27,6 +29,7 @@ def main() -> int:
         process.start_log(command.name)
         stop = process.StopSignal()
         stop.install()
+        process.check_hosts(command.role, command.config)
         process.choose_device(command.role, command.config)
         process.keep_compiled_programs()
         worker = importlib.import_module(f"apex_jax.workers.{MODULES.get(command.role, command.role)}")

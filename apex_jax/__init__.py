@@ -37,6 +37,8 @@
       security       who may talk to whom: CURVE and the keys let in; keys reads them, keys_command is
                      `python main.py keys`
       monitor        refused keys and failed handshakes, told and counted
+      addresses      addresses taken apart, hosts looked up
+      status_link    a process's status, over HTTP
 
     environment      EnvPool, with every question about episodes answered
     checkpoint       the learner's state on disk
@@ -44,6 +46,7 @@
       segment_log    what was stored, in files that are only appended to
       snapshots      priorities and counters, whole or not at all
       heads          how each file begins, and of which configuration it is
+    storage          a copy of the run on object storage
     metrics          TensorBoard and JSON lines
     atari_scores     random, human and Ape-X scores of 57 games
 
@@ -64,8 +67,11 @@
       weights        carries parameters from the learner to the others
       local          all roles on this machine; progress reads how far they are, diagnosis what is wrong,
                      live_view shows it
+      watch          finds roles that live and do nothing
       process        signals, seeds, log, device of a worker process
+      status_page    what a process tells of itself; status_command is `python main.py status`
+      storage_copy   keeps the copy on object storage up to date; storage_command is `python main.py storage`
 
 Imports run one way: types, errors, compiled, config -> agent, replay, transport, environment, checkpoint, journal,
-metrics, atari_scores (none of which imports another of these) -> results -> workers -> main.
+storage, metrics, atari_scores (none of which imports another of these) -> results -> workers -> main.
 """

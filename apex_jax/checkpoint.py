@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import logging
+import math
 import os
+import shutil
+import threading
+import time
 import warnings
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import jax
 import numpy as np
@@ -19,6 +26,9 @@ from apex_jax.errors import RunError
 _log = logging.getLogger(__name__)
 
 FORMAT = 1
+CHECKSUMS = "checksums.json"  # in each checkpoint: size and CRC of its other files, checked before any is parsed
+MAX_CHECKSUMS_BYTES = 2**24
+_DAMAGED = "damaged-"  # what the name of a checkpoint is given that could not be read, once there is a newer one
 
 
 class Progress(NamedTuple):
@@ -33,52 +43,75 @@ class Progress(NamedTuple):
 
 
 class CheckpointError(RunError):
-    """A checkpoint that is there cannot be used; the message says which and why."""
+    """A checkpoint cannot be used, or not be saved; the message says which and why."""
 
 
 class Checkpointer:
-    """Saves and restores `(state, Progress)` under `<run directory>/checkpoints/<updates>`."""
+    """Saves and restores `(state, Progress)` under `<run directory>/checkpoints/<updates>`.
+
+    Whatever begins with a dot in there is half a checkpoint, or half deleted, and is nobody's to read.
+    """
 
     def __init__(self, run_directory: str, kept: int = 3, read_only: bool = False):
-        """`kept`: newest checkpoints that are not deleted. `read_only`: another process may be saving here."""
+        """`kept`: newest checkpoints that are not deleted. `read_only`: another process may be saving here.
+
+        CheckpointError where the directory cannot be written, or another process holds it.
+        """
         self.directory = Path(run_directory).absolute() / "checkpoints"
         if self.directory.exists() and not self.directory.is_dir():
             raise CheckpointError(f"{self.directory} cannot hold checkpoints: it is a file; set run_directory")
+        self.failed_saves = 0
+        self.error: CheckpointError | None = None  # of the last save, until one succeeds
+        self.saved_seconds = time.monotonic()  # when the newest checkpoint was committed; at first, that of the start
+        self._kept = kept
+        self._read_only = read_only
         self._damaged: set[int] = set()
+        self._thread: threading.Thread | None = None
         for orbax_log in ("absl", "asyncio"):  # what fails comes back as an exception, too
             logging.getLogger(orbax_log).setLevel(logging.CRITICAL)
-        options = ocp.CheckpointManagerOptions(
-            max_to_keep=kept,
-            # A directory that cannot be made fails at once; made asynchronously, it leaves threads that wait 5 minutes.
-            async_options=ocp.AsyncOptions(create_directories_asynchronously=False),
-            cleanup_tmp_directories=not read_only,
-            read_only=read_only,
-        )
+        self._orbax = ocp.Checkpointer(ocp.CompositeCheckpointHandler())
+        self._lock = None if read_only else self._locked()
+        if not read_only:
+            self._remove_halves()
+
+    @property
+    def steps(self) -> list[int]:
+        """Updates behind each checkpoint, ascending, the damaged ones included."""
         try:
-            self._manager = ocp.CheckpointManager(self.directory, options=options)
-        except OSError as error:
-            raise CheckpointError(f"{self.directory} cannot hold checkpoints: {error}; set run_directory") from error
+            names = [path.name for path in self.directory.iterdir() if path.is_dir()]
+        except FileNotFoundError:
+            return []
+        return sorted(int(name) for name in names if name.isdecimal() and name.isascii())
 
     def save(self, state: Any, progress: Progress) -> None:
         """Starts saving; returns once `state` has been copied to the host, so that the next update may donate it.
 
-        Raises CheckpointError if the save before this one failed.
+        Waits for a save that is under way. A failure is logged, counted in `failed_saves` and kept in `error`.
         """
+        assert not self._read_only
+        self._join()
         host_state = jax.tree.map(lambda leaf: np.array(leaf), state)
-        record = {"format": FORMAT, "state_crc": _crc_of_state(host_state), **progress._asdict()}
-        items = ocp.args.Composite(
-            state=ocp.args.StandardSave(host_state),
-            progress=ocp.args.JsonSave({**record, "crc": _crc_of_record(record)}),
-        )
-        try:
-            self._manager.check_for_errors()
-            if progress.updates in self._damaged:
-                self._manager.delete(progress.updates)
-                self._damaged.remove(progress.updates)
-            if progress.updates not in self._manager.all_steps():
-                self._manager.save(progress.updates, args=items, force=True)
-        except Exception as error:  # orbax raises whatever its writers raise, and training must outlive a full disk
-            raise CheckpointError(f"checkpoint {self.directory}/{progress.updates} was not saved: {error}") from error
+        arguments = (host_state, progress)
+        self._thread = threading.Thread(target=self._save, args=arguments, name="checkpoint", daemon=True)
+        self._thread.start()
+
+    @property
+    def is_saving(self) -> bool:
+        """Tells whether a save is under way."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def wait(self) -> None:
+        """Waits until everything is saved. Raises CheckpointError if it was not."""
+        self._join()
+        if self.error is not None:
+            raise self.error
+
+    def close(self) -> None:
+        """Waits until everything is saved, and lets go of the directory."""
+        self._join()
+        self._orbax.close()
+        if self._lock is not None:
+            self._lock.close()
 
     def restore_newest(self, like_state: Any, agreement: str, architecture: str) -> tuple[Any, Progress] | None:
         """Returns the newest checkpoint that can be read, None where there is none at all.
@@ -86,17 +119,17 @@ class Checkpointer:
         `like_state`: a state of the same structure; the leaves that come back are NumPy arrays. A damaged checkpoint is
         said once and passed over; one of another configuration, or damage to all, is a CheckpointError.
         """
-        steps = sorted(self._manager.all_steps(), reverse=True)
+        steps = self.steps[::-1]
         for step in steps:
             try:
+                _check_files(self.directory / str(step))
                 record = self._read_record(step)
             except Exception as error:  # orbax raises whatever its readers of a damaged file raise
                 self._pass_over(step, error)
                 continue
             self._check(step, record, agreement, architecture)
-            progress = Progress(**{name: record[name] for name in Progress._fields})
             try:
-                return self._restore_state(step, like_state, record["state_crc"]), progress
+                return self._restore_state(step, like_state, record["state_crc"]), _progress_of(record)
             except Exception as error:
                 self._pass_over(step, error)
         if steps:
@@ -105,18 +138,80 @@ class Checkpointer:
             )
         return None
 
-    def close(self) -> None:
-        """Waits until everything is saved. Raises CheckpointError if it was not."""
+    def _locked(self) -> IO[str]:
+        """Returns the open file whose lock keeps other learners away for as long as this process lives."""
         try:
-            self._manager.wait_until_finished()
-            self._manager.check_for_errors()
-            self._manager.close()
-        except Exception as error:
-            raise CheckpointError(f"the last checkpoint in {self.directory} was not saved: {error}") from error
+            self.directory.mkdir(parents=True, exist_ok=True)
+            file = open(self.directory / ".lock", "w")  # noqa: SIM115 - closed by `close`
+        except OSError as error:
+            raise CheckpointError(f"{self.directory} cannot hold checkpoints: {error}; set run_directory") from error
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.close()
+            raise CheckpointError(
+                f"another learner saves in {self.directory}: stop it, or choose another run_directory"
+            ) from None
+        except OSError as error:  # a file system without locks
+            _log.warning("%s cannot be locked (%s): start no second learner there", self.directory, error.strerror)
+        return file
+
+    def _remove_halves(self) -> None:
+        """Removes what a killed or failed save left, and a killed deletion."""
+        for path in self.directory.iterdir():
+            if path.is_dir() and (path.name.startswith(".") or ".orbax-checkpoint-tmp" in path.name):
+                shutil.rmtree(path, ignore_errors=True)
+
+    def _save(self, state: Any, progress: Progress) -> None:
+        """Saves on a thread of its own: a slow disk holds up nobody, and a full one is no reason to stop learning."""
+        try:
+            if progress.updates in self._damaged or progress.updates not in self.steps:
+                self._write(state, progress)
+            self._delete_old()
+        except Exception as error:  # orbax raises whatever its writers raise
+            self.failed_saves += 1
+            self.error = CheckpointError(
+                f"checkpoint {self.directory}/{progress.updates} was not saved: {_first_line(error)}"
+            )
+            _log.error("%s; training goes on, and it is tried again", self.error)
+            with contextlib.suppress(OSError):
+                self._remove_halves()
+            return
+        if self.error is not None:
+            _log.info("checkpoints are saved again")
+        self.error = None
+        self.saved_seconds = time.monotonic()
+
+    def _write(self, state: Any, progress: Progress) -> None:
+        record = {"format": FORMAT, "state_crc": _crc_of_state(state), **progress._asdict()}
+        items = ocp.args.Composite(
+            state=ocp.args.StandardSave(state),
+            progress=ocp.args.JsonSave({**record, "crc": _crc_of_record(record)}),
+        )
+        self._remove_halves()
+        self.directory.mkdir(parents=True, exist_ok=True)
+        half, whole = self.directory / f".saving-{progress.updates}", self.directory / str(progress.updates)
+        self._orbax.save(half, args=items)
+        _write_checksums(half)
+        for step in sorted(self._damaged):
+            os.replace(self.directory / str(step), self.directory / f"{_DAMAGED}{step}-{time.time_ns()}")
+            self._damaged.remove(step)
+        os.rename(half, whole)  # from here on it is a checkpoint
+        _synchronize(self.directory)
+
+    def _delete_old(self) -> None:
+        for step in self.steps[: -self._kept]:
+            half = self.directory / f".deleted-{step}"
+            os.rename(self.directory / str(step), half)  # at once: a kill leaves no half of a checkpoint
+            shutil.rmtree(half, ignore_errors=True)
+
+    def _join(self) -> None:
+        if self._thread is not None:
+            self._thread.join()
 
     def _read_record(self, step: int) -> dict[str, Any]:
-        restored = self._manager.restore(step, args=ocp.args.Composite(progress=ocp.args.JsonRestore()))
-        record = dict(restored["progress"])
+        items = ocp.args.Composite(progress=ocp.args.JsonRestore())
+        record = dict(self._orbax.restore(self.directory / str(step), args=items)["progress"])
         if record.pop("crc") != _crc_of_record(record):
             raise ValueError("the checksum of its progress is wrong")
         return record
@@ -127,7 +222,7 @@ class Checkpointer:
             ("configuration", "agreement", agreement),
             ("network", "architecture", architecture),
         ):
-            if (saved := record[name]) != ours:
+            if (saved := record.get(name)) != ours:
                 raise CheckpointError(
                     f"checkpoint {self.directory}/{step} has another {what}: {saved}, not {ours};"
                     " use the configuration it was made with, or another run_directory"
@@ -138,17 +233,84 @@ class Checkpointer:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             items = ocp.args.Composite(state=ocp.args.StandardRestore(like))
-            state = self._manager.restore(step, args=items)["state"]
+            state = self._orbax.restore(self.directory / str(step), args=items)["state"]
         if _crc_of_state(state) != crc:  # orbax does not see every flipped bit
             raise ValueError("the checksum of its state is wrong")
         return state
 
     def _pass_over(self, step: int, error: Exception) -> None:
         self._damaged.add(step)
-        reason = str(error).strip().splitlines() or [type(error).__name__]
         _log.warning(
-            "checkpoint %s is damaged, trying the one before: %s", os.fspath(self.directory / str(step)), reason[0]
+            "checkpoint %s is damaged, trying the one before: %s",
+            os.fspath(self.directory / str(step)),
+            _first_line(error),
         )
+
+
+def _files_of(step: Path) -> Iterator[tuple[str, Path]]:
+    """Yields the files of a checkpoint, all but the checksums, by their path in it."""
+    for path in sorted(step.rglob("*")):
+        name = path.relative_to(step).as_posix()
+        if path.is_file() and name != CHECKSUMS:
+            yield name, path
+
+
+def _write_checksums(step: Path) -> None:
+    """Writes size and CRC of each file, and has the disk keep all of them."""
+    files = {}
+    for name, path in _files_of(step):
+        data = path.read_bytes()
+        files[name] = [len(data), zlib.crc32(data)]
+        _synchronize(path)
+    path = step / CHECKSUMS
+    path.write_text(json.dumps({"files": files, "crc": _crc_of_record(files)}))
+    for each in (path, *(folder for folder in step.rglob("*") if folder.is_dir()), step):
+        _synchronize(each)
+
+
+def _check_files(step: Path) -> None:
+    """Raises ValueError or OSError where a file is not as it was saved, so that no parser meets it.
+
+    Without checksums, or with damaged ones, the checksums within the progress and of the state must do.
+    """
+    try:
+        with open(step / CHECKSUMS, "rb") as file:
+            checksums = json.loads(file.read(MAX_CHECKSUMS_BYTES))
+        files = dict(checksums["files"])
+        is_sound = checksums["crc"] == _crc_of_record(files)
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        return
+    if not is_sound:
+        return
+    for name, (size, crc) in files.items():
+        path = step / name
+        if path.stat().st_size != size or zlib.crc32(path.read_bytes()) != crc:
+            raise ValueError(f"{name} is not as it was saved")
+
+
+def _progress_of(record: dict[str, Any]) -> Progress:
+    """Returns the checked fields of a record. ValueError."""
+    progress = Progress(**{name: record[name] for name in Progress._fields})
+    counts = (progress.updates, progress.environment_steps, progress.weights_version)
+    if not all(type(count) is int and 0 <= count < 2**63 for count in counts):
+        raise ValueError("its counters are not whole numbers")
+    seconds = progress.elapsed_seconds
+    if type(seconds) not in (int, float) or not math.isfinite(seconds) or seconds < 0:
+        raise ValueError("its time is not a number of seconds")
+    return progress
+
+
+def _synchronize(path: Path) -> None:
+    """Has the disk keep a file or the names in a folder; without it a power failure leaves empty files."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def _crc_of_state(state: Any) -> int:

@@ -124,8 +124,8 @@ class _Parser(argparse.ArgumentParser):
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         usage="python main.py [--role ROLE] [--config FILE] [--print-config] [KEY=VALUE ...]\n"
-        "       python main.py plot RUN ... (see plot --help)\n"
-        "       python main.py keys create DIR (see keys --help)",
+        "       python main.py plot RUN ... | status ADDRESS | storage push RUN URL | storage pull URL RUN |\n"
+        "                      keys create DIR (each says more with --help)",
         description="Ape-X: distributed prioritized experience replay.",
         epilog=_keys_help(),
         formatter_class=argparse.RawDescriptionHelpFormatter,

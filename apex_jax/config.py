@@ -210,6 +210,23 @@ class AddressConfig:
     experience: str = key("tcp://127.0.0.1:5550", "actors send segments to the replay server here")
     sampling: str = key("tcp://127.0.0.1:5551", "the learner draws from the replay server here")
     weights: str = key("tcp://127.0.0.1:5552", "the learner sends weights from here")
+    status: str = key(
+        "",
+        "each process tells here how it is, over HTTP without a key: GET /status, python main.py status ADDRESS; an"
+        " address that is not of this machine alone shows it to whoever reaches that; empty = nowhere",
+    )
+
+
+@dataclass(frozen=True)
+class StorageConfig:
+    """A copy of the run elsewhere, from which a replaced machine goes on."""
+
+    url: str = key(
+        "",
+        "checkpoints, metrics and replay are copied here: s3://bucket/prefix, file:///path or a folder; a start"
+        " without a checkpoint of its own fetches that; credentials come from boto's usual places; empty = nowhere",
+    )
+    interval_seconds: float = key(300.0, "pause between two copies", "seconds", 1, 10**6)
 
 
 @dataclass(frozen=True)
@@ -251,6 +268,7 @@ class Config:
     evaluator: EvaluatorConfig = EvaluatorConfig()
     addresses: AddressConfig = AddressConfig()
     security: SecurityConfig = SecurityConfig()
+    storage: StorageConfig = StorageConfig()
 
     @property
     def directory(self) -> str:

@@ -18,8 +18,13 @@ Rule: TypeAlias = tuple[str, bool, str]  # the key, whether it is right, what it
 
 def check(config: Config) -> None:
     """Raises UsageError where keys that are right on their own do not fit each other."""
-    rules = (*_size_rules(config), *_network_rules(config), *_address_rules(config), *_security_rules(config))
-    for name, is_right, requirement in rules:
+    for name, is_right, requirement in (
+        *_size_rules(config),
+        *_network_rules(config),
+        *_address_rules(config),
+        *_security_rules(config),
+        *_storage_rules(config),
+    ):
         if not is_right:
             raise UsageError(f"{name}={shown(attrgetter(name)(config))}: {requirement}")
 
@@ -72,6 +77,8 @@ def _network_rules(config: Config) -> Iterator[Rule]:
 def _address_rules(config: Config) -> Iterator[Rule]:
     addresses = dataclasses.asdict(config.addresses)
     for field, address in addresses.items():
+        if field == "status" and address == "":
+            continue
         name = f"addresses.{field}"
         scheme, _, place = address.partition("://")
         yield name, scheme in ("tcp", "ipc"), "must start with tcp:// or ipc://, as in tcp://127.0.0.1:5550"
@@ -88,3 +95,12 @@ def _security_rules(config: Config) -> Iterator[Rule]:
     security = config.security
     contradiction = f"security.keys={shown(security.keys)} encrypts every tcp link; drop one of the two"
     yield "security.insecure", not (security.insecure and security.keys), contradiction
+
+
+def _storage_rules(config: Config) -> Iterator[Rule]:
+    url = config.storage.url
+    scheme, separator, place = url.partition("://")
+    is_url = re.fullmatch("[a-z][a-z0-9]*", scheme) is not None and place.strip("/") != "" and "::" not in url
+    is_path = not separator and url.strip("/.") != "" and ":" not in url
+    shape = "must be SCHEME://PLACE such as s3://bucket/prefix, or the path of a folder"
+    yield "storage.url", url == "" or (is_url if separator else is_path), shape

@@ -86,6 +86,7 @@ class Environment:
             _ = self._pool.observation_space  # made when first asked for, which would else be in `receive`
         self._first = np.ones(self.num_environments, bool)
         self._lives = np.zeros(self.num_environments, np.int32)
+        self._waits = np.zeros(self.num_environments, bool)  # which have stepped, and take an action
         self.reset()
 
     def reset(self) -> None:
@@ -94,12 +95,14 @@ class Environment:
         Not between `send` and `receive`: EnvPool would end the process.
         """
         self._first[:] = True
+        self._waits[:] = False
         self._pool.async_reset()
 
     def receive(self) -> Step:
         """Waits for the next environments that have stepped."""
         observation, reward, terminated, truncated, info = self._pool.recv()
         env_id = info["env_id"]
+        self._waits[env_id] = True
         first = self._first[env_id]
         lives = info.get("lives", np.zeros(len(env_id), np.int32))
         life_lost = ~first & (lives < self._lives[env_id])
@@ -109,13 +112,22 @@ class Environment:
         return Step(env_id, stack, reward.astype(np.float32), first, terminated, truncated, life_lost)
 
     def send(self, action: np.ndarray, env_id: np.ndarray) -> None:
-        """Starts the next step of the environments `env_id`; returns at once. `action`: int32[A], checked."""
+        """Starts the next step of the environments `env_id`, as `receive` returned them; returns at once.
+
+        `action`: int32[A], checked. ValueError where EnvPool would take down the process.
+        """
         actions, environments = range(self._spec.num_actions), range(self.num_environments)
         if action.shape != env_id.shape or not (_all_in(action, actions) and _all_in(env_id, environments)):
             raise ValueError(
                 f"actions {action} of environments {env_id}: one action in [0, {len(actions)}) is needed for each"
                 f" environment in [0, {len(environments)}); EnvPool would crash on others"
             )
+        if not self._waits[env_id].all() or np.count_nonzero(self._waits) != len(env_id) or _has_twins(env_id):
+            raise ValueError(
+                f"environments {env_id}: each of those that stepped last needs one action, and no other;"
+                " EnvPool would crash, or wait for ever"
+            )
+        self._waits[env_id] = False
         self._pool.send(action.astype(np.int32), env_id)
 
     def screen(self) -> np.ndarray | None:
@@ -162,6 +174,10 @@ def _all_in(values: np.ndarray, allowed: range) -> bool:
     """Tells whether `values` are whole numbers, some, and all in `allowed`."""
     is_whole = values.dtype.kind in "iu" and values.size > 0
     return bool(is_whole and values.min() >= allowed.start and values.max() < allowed.stop)
+
+
+def _has_twins(env_id: np.ndarray) -> bool:
+    return bool((np.bincount(env_id) > 1).any())
 
 
 def _is_atari(task: str) -> bool:

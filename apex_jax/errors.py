@@ -15,10 +15,14 @@ class RunError(RuntimeError):
     prefix = "error: "  # of the line that the user sees
 
 
-class DivergenceError(RunError):
-    """Learning has come to nothing: another start would come to it again, so a supervisor does not try."""
+class FatalError(RunError):
+    """Another start would end as this one did, so a supervisor does not try."""
 
     prefix = "fatal: "
+
+
+class DivergenceError(FatalError):
+    """Learning has come to nothing."""
 
 
 def shown(value: Any) -> str:

@@ -50,6 +50,11 @@ TAGS: dict[str, str] = {
     "losses/priority_max": "largest new priority of a batch; within a few times the largest n-step return",
     "learner/weights_version": "version of the weights last sent; grows about every publish_interval_seconds",
     "learner/updates": "updates since the run began; grows",
+    "learner/failed_checkpoints": "checkpoints that could not be saved since the process started; 0",
+    "learner/checkpoint_age_seconds": "seconds since the newest checkpoint was complete, at first since the start;"
+    " below twice checkpoint_interval_seconds",
+    "storage/failed_copies": "copies to storage.url that failed since the process started; 0",
+    "storage/copy_age_seconds": "seconds since what is copied was up to date; below twice storage.interval_seconds",
     "learner/wait_seconds_share": "share of its time the learner waits for batches, 0 to 1; near 0 on a slow learner",
     "eval/episodic_return": "mean return of full games with the newest weights; the result of the run",
     "eval/episodic_return_median": "median return of the same games; far from the mean = a few games decide",
@@ -245,7 +250,7 @@ class RateMeter:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._last: tuple[float, float] | None = None  # seconds, total
-        self._rate = 0.0
+        self.rate = 0.0  # as of the last call
 
     def update(self, total: float) -> float:
         """Returns the growth per second since the last call; 0 at the first, and where a restart lowered the total."""
@@ -254,9 +259,9 @@ class RateMeter:
             self._last = (now, total)
         seconds = now - self._last[0]
         if seconds > 0:
-            self._rate = max(0.0, (total - self._last[1]) / seconds)
+            self.rate = max(0.0, (total - self._last[1]) / seconds)
             self._last = (now, total)
-        return self._rate
+        return self.rate
 
 
 class Mean:

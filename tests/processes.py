@@ -30,11 +30,13 @@ T = TypeVar("T")
 class Program:
     """A `main.py` process whose output goes to files."""
 
-    def __init__(self, arguments: tuple[str, ...], environment: dict[str, str], output: Path):
+    def __init__(self, arguments: tuple[str, ...], environment: dict[str, str], output: Path, lines: str = ""):
+        """`lines`: of Python that are run before `main.py`, to make it fail as it does once in a thousand years."""
+        before = f"import sys\nsys.path.insert(0, {str(ROOT)!r})\n{lines}\nimport main\nsys.exit(main.main())"
         self._output, self._errors = output.with_suffix(".out"), output.with_suffix(".err")
         with open(self._output, "wb") as out, open(self._errors, "wb") as err:
             self.process = subprocess.Popen(
-                [sys.executable, str(ROOT / "main.py"), *arguments],
+                [sys.executable, *(["-c", before] if lines else [str(ROOT / "main.py")]), *arguments],
                 stdin=subprocess.PIPE,  # with SUPERVISED: should the test itself be killed, this ends too
                 stdout=out,
                 stderr=err,
@@ -93,9 +95,9 @@ class Programs:
             program.process.stdin.close()
         self._temporary.cleanup()
 
-    def start(self, *arguments: str) -> Program:
-        environment = {MARK: self._mark, "TMPDIR": self._temporary.name}
-        program = Program(arguments, environment, self._folder / f"program-{len(self._started)}")
+    def start(self, *arguments: str, lines: str = "", environment: dict[str, str] | None = None) -> Program:
+        environment = {MARK: self._mark, "TMPDIR": self._temporary.name, **(environment or {})}
+        program = Program(arguments, environment, self._folder / f"program-{len(self._started)}", lines)
         self._started.append(program)
         return program
 

@@ -53,6 +53,10 @@ def test_run_that_is_well_has_no_warnings() -> None:
             {"replay/dropped_bad_checksum": 1200.0},
             "1,200 messages were refused (bad checksum): see the logs of the roles",
         ),
+        (
+            {"learner/checkpoint_age_seconds": 720.0},
+            "no checkpoint has been saved for 12 minutes: make room in runs/x, see learner.log",
+        ),
     ],
 )
 def test_what_is_wrong_is_told_with_the_key_to_change(values: dict[str, float], warning: str) -> None:

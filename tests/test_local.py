@@ -177,7 +177,7 @@ def test_evaluator_that_has_gone_before_the_end_is_not_waited_for(stage: Stage) 
 
 
 def test_role_that_does_not_end_when_asked_is_killed(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local, "KILL_SECONDS", 0.1)
+    monkeypatch.setattr(local, "SAVE_SECONDS", 0.1)
     deaf = f"signal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint(os.getpid(), flush=True)\n{WAIT}"
     said = "(folder / 'run' / 'logs' / 'replay.log').read_text()"
     stage.run(replay=deaf, learner=f"wait_until(lambda: {said})")

@@ -46,6 +46,19 @@ def read_starts(run_directory: str | os.PathLike[str]) -> list[dict[str, Any]]:
     return starts
 
 
+def commit() -> str | None:
+    """Returns the commit of this checkout; None where it is none."""
+    return _git("rev-parse", "HEAD")
+
+
+def version(package: str) -> str | None:
+    """Returns the version of an installed package; None where it is not installed."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
 def _this_start(config: Config) -> dict[str, Any]:
     changes = _git("status", "--porcelain", "--untracked-files=no")
     return {
@@ -53,10 +66,10 @@ def _this_start(config: Config) -> dict[str, Any]:
         "command": shlex.join([Path(sys.executable).name, *sys.argv]),
         "task": config.environment.task,
         "seed": config.seed,
-        "commit": _git("rev-parse", "HEAD"),
+        "commit": commit(),
         "uncommitted_changes": None if changes is None else changes != "",
         "python": platform.python_version(),
-        "versions": {name: _version(name) for name in PACKAGES},
+        "versions": {name: version(name) for name in PACKAGES},
         "processor": _processor(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
     }
@@ -70,13 +83,6 @@ def _git(*arguments: str) -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.strip()
-
-
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def _processor() -> str:

@@ -219,8 +219,9 @@ class LocalLinks:
     def __init__(self) -> None:
         """Makes the directory; only this user can enter it."""
         self._directory = tempfile.TemporaryDirectory(prefix="apex-jax-")
-        self.experience, self.sampling, self.weights = (
-            f"ipc://{os.path.join(self._directory.name, link)}" for link in ("experience", "sampling", "weights")
+        self.experience, self.sampling, self.weights, self.status = (
+            f"ipc://{os.path.join(self._directory.name, link)}"
+            for link in ("experience", "sampling", "weights", "status")
         )
 
     def close(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from typing import Any
 
 import jax
 import numpy as np
@@ -19,6 +20,7 @@ from apex_jax.transport.security import link_context
 from apex_jax.types import ActorHello, ActorStatus, ActorWelcome, Segment, SegmentSpec, Step
 from apex_jax.workers.experience_stream import ExperienceStream
 from apex_jax.workers.process import ROLE_NUMBERS, StopSignal, new_run_id, process_rng
+from apex_jax.workers.status_page import StatusPage
 from apex_jax.workers.weights import Weights, WeightsSubscriber
 
 _log = logging.getLogger(__name__)
@@ -56,6 +58,18 @@ class Actor:
             self._act(welcome, stop)
         if self._stream.error is not None:
             raise self._stream.error
+
+    def report(self) -> dict[str, Any]:
+        """Returns what the actor tells of itself, from any thread."""
+        weights = self._in_use
+        return {
+            "run_id": f"{self._run_id:016x}",
+            "environment_frames": self._steps * self._config.environment.frame_skip,
+            "weights_version": weights.version if weights is not None else None,
+            "weights_age_seconds": time.monotonic() - weights.received_seconds if weights is not None else None,
+            "rates": {"steps_per_second": self._step_rate.rate, "wait_seconds_share": self._wait_rate.rate},
+            "counters": {**self._stream.dropped.copy(), **self._weights.dropped.copy()},
+        }
 
     def close(self) -> None:
         """Takes leave and ends the threads."""
@@ -162,11 +176,13 @@ class Actor:
 
 def run(config: Config, name: str, stop: StopSignal) -> int:
     """Runs the role; returns the process's exit code."""
-    context = link_context(config, "actor")
-    actor = Actor(config, segment_spec(config), context, name)
-    try:
-        actor.run(stop)
-    finally:
-        actor.close()
-        context.term()
+    with StatusPage(config, "actor", name, stop) as page:
+        context = link_context(config, "actor")
+        actor = Actor(config, segment_spec(config), context, name)
+        page.report = actor.report
+        try:
+            actor.run(stop)
+        finally:
+            actor.close()
+            context.term()
     return stop.exit_code

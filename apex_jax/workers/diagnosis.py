@@ -37,7 +37,11 @@ class Diagnosis:
         `values`: the newest value of each tag of the metrics; `silent_seconds`: since the count of frames last grew,
         with actors there to make them.
         """
-        symptoms = [*_divergence(self._config, values), *_flow(self._config, values, learning, silent_seconds)]
+        symptoms = [
+            *_divergence(self._config, values),
+            *_flow(self._config, values, learning, silent_seconds),
+            *_durability(self._config, values),
+        ]
         self._since = {symptom.name: self._since.get(symptom.name, now) for symptom in symptoms}
         return tuple(s.text for s in symptoms if now - self._since[s.name] >= s.patience_seconds)
 
@@ -73,3 +77,23 @@ def _flow(config: Config, values: Mapping[str, float], learning: bool, silent_se
         if tag.startswith("replay/dropped_") and number and tag not in EXPECTED_DROPS:
             reason = tag.removeprefix("replay/dropped_").replace("_", " ")
             yield Symptom(tag, f"{number:,.0f} messages were refused ({reason}): see the logs of the roles")
+
+
+def _durability(config: Config, values: Mapping[str, float]) -> Iterator[Symptom]:
+    for tag, interval, what, fix in (
+        (
+            "learner/checkpoint_age_seconds",
+            config.learner.checkpoint_interval_seconds,
+            "no checkpoint has been saved",
+            f"make room in {config.directory}, see learner.log",
+        ),
+        (
+            "storage/copy_age_seconds",
+            config.storage.interval_seconds,
+            "the run has not been copied",
+            f"see learner.log for what is wrong with {config.storage.url}",
+        ),
+    ):
+        age = values.get(tag, 0.0)
+        if age > 2 * interval + PATIENCE_SECONDS:
+            yield Symptom(tag, f"{what} for {age / 60:,.0f} minutes: {fix}")

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import av
 import jax
@@ -27,6 +27,7 @@ from apex_jax.transport.security import link_context
 from apex_jax.types import SegmentSpec
 from apex_jax.workers.process import ROLE_NUMBERS, StopSignal, process_rng
 from apex_jax.workers.recording import record_game
+from apex_jax.workers.status_page import StatusPage
 from apex_jax.workers.weights import Weights, WeightsSubscriber
 
 _log = logging.getLogger(__name__)
@@ -84,7 +85,9 @@ class Evaluator:
         return None if np.isnan(returns).any() else returns
 
 
-def follow(config: Config, spec: SegmentSpec, context: zmq.Context, name: str, stop: StopSignal) -> None:
+def follow(
+    config: Config, spec: SegmentSpec, context: zmq.Context, name: str, stop: StopSignal, page: StatusPage
+) -> None:
     """Evaluates the newest weights again and again, and at the end the run's last ones, of which it records a game."""
     dqn = make_dqn(config, spec)
     evaluator = Evaluator(config, spec, dqn)
@@ -92,6 +95,12 @@ def follow(config: Config, spec: SegmentSpec, context: zmq.Context, name: str, s
     like_params = jax.eval_shape(dqn.init, jax.random.key(0)).online_params
     subscriber = WeightsSubscriber(context, config.addresses.weights, like_params)
     weights: Weights | None = None
+    told: dict[str, Any] = {}
+    page.report = lambda: {
+        "weights_version": subscriber.newest.version if subscriber.newest is not None else None,
+        "counters": subscriber.dropped.copy(),
+        "evaluation": told.copy(),
+    }
     _log.info("waiting for weights from the learner at %s", config.addresses.weights)
     try:
         while not stop.is_set() and not (weights is not None and weights.final):
@@ -104,6 +113,7 @@ def follow(config: Config, spec: SegmentSpec, context: zmq.Context, name: str, s
             returns = evaluator.evaluate(weights.params, cancelled)
             if returns is not None:
                 evaluation = Evaluation(returns, weights.updates, weights.environment_steps)
+                told |= evaluation.values(config.environment.task)
                 _write(metrics, config, evaluation)
         if weights is not None and weights.final and not stop.is_set():
             video = config.evaluator.video or str(Path(config.directory, "video"))
@@ -208,9 +218,10 @@ def run(config: Config, name: str, stop: StopSignal) -> int:
     if config.evaluator.checkpoint:
         evaluate_checkpoint(config, spec, stop)
         return stop.exit_code
-    context = link_context(config, "evaluator")
-    try:
-        follow(config, spec, context, name, stop)
-    finally:
-        context.term()
+    with StatusPage(config, "evaluator", name, stop) as page:
+        context = link_context(config, "evaluator")
+        try:
+            follow(config, spec, context, name, stop, page)
+        finally:
+            context.term()
     return stop.exit_code

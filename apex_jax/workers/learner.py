@@ -16,10 +16,10 @@ import zmq
 
 from apex_jax.agent.dqn import LearnerState, UpdateOutput, copy_params, make_dqn
 from apex_jax.agent.frame_store import create_store, insert_segments
-from apex_jax.checkpoint import Checkpointer, CheckpointError, Progress
+from apex_jax.checkpoint import Checkpointer, Progress
 from apex_jax.config import Config
 from apex_jax.environment import segment_spec
-from apex_jax.errors import DivergenceError, RunError
+from apex_jax.errors import DivergenceError, FatalError, RunError
 from apex_jax.metrics import MetricsWriter
 from apex_jax.results.provenance import record_start
 from apex_jax.transport.codec import architecture_of
@@ -35,12 +35,18 @@ from apex_jax.workers.process import (
     process_rng,
 )
 from apex_jax.workers.replay_stream import Item, ReplayStream, Segments
+from apex_jax.workers.status_page import StatusPage
+from apex_jax.workers.storage_copy import StorageCopy
 from apex_jax.workers.weights import WeightsPublisher
 
 _log = logging.getLogger(__name__)
 
 CALLS_IN_FLIGHT = 2  # update calls handed to the device whose priorities have not been fetched
 MEMORY_SHARE = 0.9  # of the device's memory, that the frame store may take
+RETRY_SECONDS = 30.0  # after a checkpoint that was not saved, where the interval is longer
+LAST_SAVES = 3  # attempts at the checkpoint without which a run, or a start of it, would have learned in vain
+LAST_PAUSE_SECONDS = 2.0  # between them
+LAST_SAVE_SECONDS = 30.0  # that each of them may take
 
 
 class InFlight(NamedTuple):
@@ -61,8 +67,18 @@ class Limit(NamedTuple):
 class Learner:
     """Owns the parameters and the frame store; its loop waits for nothing but the oldest update call in flight."""
 
-    def __init__(self, config: Config, spec: SegmentSpec, context: zmq.Context, name: str = "learner"):
-        """Restores the newest checkpoint of the run, if any, binds the weights link and joins the replay server."""
+    def __init__(
+        self,
+        config: Config,
+        spec: SegmentSpec,
+        context: zmq.Context,
+        name: str = "learner",
+        storage: StorageCopy | None = None,
+    ):
+        """Restores the newest checkpoint of the run, if any, binds the weights link and joins the replay server.
+
+        `storage`: whose failures are told with the metrics.
+        """
         self._config = config
         self._run_id = new_run_id()
         on_cpu = jax.default_backend() == "cpu"
@@ -71,17 +87,17 @@ class Learner:
         self._dqn = make_dqn(config, spec, dtype)
         rng = process_rng(config.seed, ROLE_NUMBERS["learner"])
         self._state = self._dqn.init(jax.random.key(int(rng.integers(2**31))))
+        capacity_segments = max(2, config.replay.capacity_transitions // spec.max_transitions)
+        try:
+            self._store = create_store(spec, capacity_segments, int(MEMORY_SHARE * device_memory_bytes()))
+        except ValueError as error:
+            raise RunError(f"{jax.devices()[0]}: {error}") from None
         self._checkpointer = Checkpointer(config.directory, config.learner.checkpoints_kept)
         self._architecture = architecture_of(self._state.online_params)
         self._progress = self._restore()
         self._start_seconds = time.monotonic() - self._progress.elapsed_seconds
         self.updates = self._progress.updates
         self.environment_steps = self._progress.environment_steps
-        capacity_segments = max(2, config.replay.capacity_transitions // spec.max_transitions)
-        try:
-            self._store = create_store(spec, capacity_segments, int(MEMORY_SHARE * device_memory_bytes()))
-        except ValueError as error:
-            raise RunError(f"{jax.devices()[0]}: {error}") from None
         self._publisher = WeightsPublisher(
             context, config.addresses.weights, self._run_id, self._progress.weights_version
         )
@@ -90,9 +106,10 @@ class Learner:
         self._stream = self._join_replay(context, spec, capacity_segments)
         self._in_flight: deque[InFlight] = deque()
         self._metrics = LearnerMetrics(MetricsWriter(config.directory, name))
+        self._storage = storage
         now = time.monotonic()
         self._next_publish = now
-        self._next_checkpoint = now + config.learner.checkpoint_interval_seconds
+        self._checkpoint_seconds = now  # when the last was begun
         self._next_metrics = now
 
     def run(self, stop: StopSignal) -> None:
@@ -114,7 +131,23 @@ class Learner:
             _log.info("the run is over: %s", reason)
             self._publish(final=True)
             self._stream.finish(reason)
-        self._save()
+        self._save_last(stop)
+
+    def report(self) -> dict[str, Any]:
+        """Returns what the learner tells of itself, from any thread."""
+        return {
+            "run_id": f"{self._run_id:016x}",
+            "updates": self.updates,
+            "environment_frames": self.environment_steps * self._config.environment.frame_skip,
+            "weights_version": self._publisher.version,
+            "rates": self._metrics.rates(),
+            "counters": {"failed_checkpoints": self._checkpointer.failed_saves, **self._stream.dropped.copy()},
+            "checkpoint": {
+                "updates": self._progress.updates,
+                "age_seconds": time.monotonic() - self._checkpointer.saved_seconds,
+            },
+            "peers": {"replay": self._stream.peer_state},
+        }
 
     def close(self) -> None:
         """Ends the threads; waits until the last checkpoint is saved."""
@@ -201,9 +234,11 @@ class Learner:
         if now >= self._next_metrics:
             self._write_metrics()
             self._next_metrics = now + self._config.metrics_interval_seconds
-        if now >= self._next_checkpoint:
+        interval = learner.checkpoint_interval_seconds
+        due = self._checkpoint_seconds + (min(RETRY_SECONDS, interval) if self._checkpointer.error else interval)
+        if now >= due and not self._checkpointer.is_saving:
+            self._checkpoint_seconds = now
             self._save()
-            self._next_checkpoint = now + learner.checkpoint_interval_seconds
 
     def _publish(self, final: bool = False) -> None:
         self._publisher.publish(copy_params(self._state.online_params), self.updates, self.environment_steps, final)
@@ -227,16 +262,35 @@ class Learner:
             elapsed_seconds=self._elapsed_seconds,
             weights_version=self._publisher.version,
         )
-        try:
-            self._checkpointer.save(self._state, self._progress)
-        except CheckpointError as error:
-            _log.error("%s; training goes on, and saving is tried again at the next interval", error)
+        self._checkpointer.save(self._state, self._progress)
+
+    def _save_last(self, stop: StopSignal) -> None:
+        """Saves what would else be lost. FatalError where that cannot be done."""
+        for attempt in range(LAST_SAVES):
+            time.sleep(LAST_PAUSE_SECONDS if attempt else 0.0)
+            self._save()
+            until = time.monotonic() + LAST_SAVE_SECONDS
+            while self._checkpointer.is_saving and time.monotonic() < until:
+                stop.is_set()  # shows that this is no standstill
+                time.sleep(0.02)
+            if self._checkpointer.is_saving:
+                break
+            if self._checkpointer.error is None:
+                return
+        reason = self._checkpointer.error or f"the disk has not answered for {LAST_SAVE_SECONDS:.0f} s"
+        directory = self._checkpointer.directory
+        raise FatalError(f"what was learned last is lost: {reason}; make {directory} writable with room, start again")
 
     def _write_metrics(self) -> None:
         frames = self.environment_steps * self._config.environment.frame_skip
         learning_rate = self._config.learner.learning_rate * self._learning_rate_share()
         version, dropped = self._publisher.version, self._stream.dropped + self._publisher.dropped
-        self._metrics.write(frames, self.updates, self._elapsed_seconds, learning_rate, version, dropped)
+        durability = {
+            "learner/failed_checkpoints": self._checkpointer.failed_saves,
+            "learner/checkpoint_age_seconds": time.monotonic() - self._checkpointer.saved_seconds,
+            **(self._storage.metrics() if self._storage is not None else {}),
+        }
+        self._metrics.write(frames, self.updates, self._elapsed_seconds, learning_rate, version, dropped, durability)
 
     @property
     def _elapsed_seconds(self) -> float:
@@ -252,13 +306,17 @@ def compute_dtype(config: Config, on_cpu: bool) -> np.dtype[Any]:
 
 def run(config: Config, name: str, stop: StopSignal) -> int:
     """Runs the role; returns the process's exit code."""
-    context = link_context(config, "learner")
-    if not os.environ.get(SUPERVISED):  # else the supervisor has done so
-        record_start(config)
-    learner = Learner(config, segment_spec(config), context, name)
-    try:
-        learner.run(stop)
-    finally:
-        learner.close()
-        context.term()
+    with StatusPage(config, "learner", name, stop) as page, StorageCopy(config, "learner", stop) as storage:
+        if stop.is_set():
+            return stop.exit_code  # before the copy of the run had come, which is then not to be replaced
+        if not os.environ.get(SUPERVISED):  # else the supervisor has done so
+            record_start(config)
+        context = link_context(config, "learner")
+        learner = Learner(config, segment_spec(config), context, name, storage)
+        page.report = lambda: learner.report() | storage.report()
+        try:
+            learner.run(stop)
+        finally:
+            learner.close()
+            context.term()
     return stop.exit_code

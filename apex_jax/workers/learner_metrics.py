@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -21,6 +22,7 @@ class LearnerMetrics:
         self._loss, self._q_value, self._gradient_norm, self._priority, self._age = (Mean() for _ in range(5))
         self._priority_max = 0.0
         self._samples_per_insert = 0.0
+        self._rates: dict[str, float] = {}
 
     def add(self, batches: IndexBatches, output: UpdateOutput) -> None:
         """Counts an update call whose output has come back from the device, as NumPy arrays."""
@@ -32,6 +34,10 @@ class LearnerMetrics:
         self._age.add(batches.age_seconds)
         self._samples_per_insert = batches.samples_per_insert
 
+    def rates(self) -> dict[str, float]:
+        """Returns the rates last written, from any thread."""
+        return self._rates
+
     def write(
         self,
         frames: int,
@@ -40,16 +46,25 @@ class LearnerMetrics:
         learning_rate: float,
         weights_version: int,
         dropped: Counter[str],
+        durability: Mapping[str, float],
     ) -> None:
-        """Writes what has come since the last call, at `frames` environment frames; `dropped` counts by reason."""
+        """Writes what has come since the last call, at `frames` environment frames.
+
+        `dropped` counts by reason; `durability`: values under their tags, of checkpoints and their copy.
+        """
+        self._rates = {
+            "updates_per_second": self._update_rate.update(updates),
+            "wait_seconds_share": min(1.0, self._wait_rate.update(self.waited_seconds)),
+        }
         values = {
-            "charts/updates_per_second": self._update_rate.update(updates),
+            "charts/updates_per_second": self._rates["updates_per_second"],
             "charts/learning_rate": learning_rate,
             "charts/elapsed_minutes": elapsed_seconds / 60,
             "learner/updates": updates,
             "learner/weights_version": weights_version,
-            "learner/wait_seconds_share": min(1.0, self._wait_rate.update(self.waited_seconds)),
+            "learner/wait_seconds_share": self._rates["wait_seconds_share"],
             "system/resident_memory_bytes": resident_memory_bytes(),
+            **durability,
         }
         if self._loss.count:
             values |= {

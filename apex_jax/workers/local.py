@@ -13,18 +13,23 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from apex_jax.command_line import to_yaml
 from apex_jax.config import AddressConfig, Config
 from apex_jax.environment import segment_spec
-from apex_jax.errors import DivergenceError, RunError
+from apex_jax.errors import FatalError, RunError
 from apex_jax.results.provenance import record_start
 from apex_jax.results.video import video_paths
+from apex_jax.storage import SECTIONS
 from apex_jax.transport.sockets import LocalLinks
 from apex_jax.workers.live_view import LiveView, final_summary
 from apex_jax.workers.process import SUPERVISED, StopSignal
 from apex_jax.workers.progress import Progress, ProgressReader
 from apex_jax.workers.replay_server import make_limiter
+from apex_jax.workers.status_page import StatusPage
+from apex_jax.workers.storage_copy import LAST_COPY_SECONDS, fetch_missing
+from apex_jax.workers.watch import Watch
 
 _log = logging.getLogger(__name__)
 
@@ -34,6 +39,7 @@ FIRST_DELAY_SECONDS = 1.0  # before a role is started again; doubled each time
 MAX_RESTARTS = 5  # of one role in a row
 STEADY_SECONDS = 120.0  # a role that has run for so long starts counting anew
 KILL_SECONDS = 4.0  # after SIGTERM
+SAVE_SECONDS = 30.0  # instead, for the roles that save what they have
 LAST_EVALUATION_SECONDS = 300.0  # how long the evaluator may take once the run is over
 LOG_TAIL_LINES = 8
 
@@ -50,6 +56,7 @@ class Role:
     restarts: int = 0  # in a row
     restart_at: float = 0.0
     last_error: str = ""  # that it ended with, the last time that it failed
+    fault: str = ""  # for which the supervisor killed it
     state: str = "starting"
 
     def start(self, arguments: list[str]) -> None:
@@ -75,7 +82,7 @@ class Role:
     def said_error(self) -> str:
         """Returns the error that the role itself ended with; empty where it was killed or crashed."""
         lines = self.log_path.read_text(errors="replace").splitlines()[-1:]
-        prefixes = (RunError.prefix, DivergenceError.prefix)
+        prefixes = (RunError.prefix, FatalError.prefix)
         return "".join(line for line in lines if self.exit_code() == 1 and line.startswith(prefixes))
 
     def log_tail(self) -> str:
@@ -102,35 +109,51 @@ class LocalRun:
     """The processes of one run on this machine."""
 
     def __init__(self, config: Config, addresses: AddressConfig, stop: StopSignal):
-        """`config`: with a run directory that exists; `addresses`: of this run, which no later one shall meet."""
+        """`config`: with a run directory that exists; `addresses`: of this run, which no later one shall meet.
+
+        To its status address each role's has its name added.
+        """
         self._config = config
         self._stop = stop
         self._directory = Path(config.directory)
         config_path = self._directory / "config.yaml"
         config_path.write_text(to_yaml(config))
-        links = [f"addresses.{link}={address}" for link, address in asdict(addresses).items()]
+        links = [f"addresses.{link}={address}" for link, address in asdict(addresses).items() if link != "status"]
         self._arguments = ["--config", str(config_path), *links]
         (self._directory / "logs").mkdir(exist_ok=True)
         names = [("replay", "replay"), ("learner", "learner")]
         names += [("actor", f"actor-{i}") for i in range(config.actor.processes)]
         names += [("evaluator", "evaluator")]
         self._roles = [Role(role, name, self._directory / "logs" / f"{name}.log") for role, name in names]
+        status = addresses.status
+        self._watch = Watch({name: f"{status}-{name}" if status else "" for _, name in names})
         self._over_seconds: float | None = None  # when the learner ended the run
 
     def run(self) -> None:
         """Runs until the run's limit, a signal, or a role that cannot be kept alive (RunError)."""
         reader = ProgressReader(str(self._directory), self._config)
+        self._watch.start()
         try:
             with LiveView(self._config, sys.stdout) as view:
                 for role in self._roles:
-                    role.start(self._arguments)
+                    self._start(role)
                 while not self._stop.wait(TICK_SECONDS) and not self._is_over():
                     self._keep_alive()
                     view.update(self._as_seen_here(reader.read()))
         finally:
+            self._watch.close()
             self._end_processes()
         draw_curves(self._directory)
         print(final_summary(reader.read(), str(self._directory)), flush=True)
+
+    def report(self) -> dict[str, Any]:
+        """Returns the state of each role and what it last told of itself, from any thread."""
+        states = {role.name: role.state for role in self._roles}
+        return {"roles": states, "reports": self._watch.reports.copy()}
+
+    def _start(self, role: Role) -> None:
+        role.start([*self._arguments, f"addresses.status={self._watch.address_of(role.name)}"])
+        self._watch.started(role.name)
 
     def _as_seen_here(self, progress: Progress) -> Progress:
         """Adds to what the files say what only the supervisor knows."""
@@ -151,8 +174,12 @@ class LocalRun:
     def _keep_alive(self) -> None:
         for role in self._roles:
             code = role.exit_code()
+            if code is None and (fault := self._watch.fault(role.name)):
+                role.fault = fault
+                self._kill(role)
             if code == 0:
                 role.state = "done"  # it was told that the run is over
+                self._watch.ended(role.name)
             if not code or self._over_seconds is not None:
                 continue
             now = time.monotonic()
@@ -161,19 +188,26 @@ class LocalRun:
             elif now >= role.restart_at:
                 self._restart(role)
 
+    def _kill(self, role: Role) -> None:
+        """Ends a role that is stuck: it is started again as if it had crashed."""
+        assert role.process is not None
+        self._watch.ended(role.name)
+        role.process.kill()
+
     def _restart(self, role: Role) -> None:
         """Starts a role again; with a learner that failed while it ended the run, also those that have left by then."""
         role.restart_at = 0.0
-        role.start(self._arguments)
+        self._start(role)
         for other in self._roles:
             if role.role == "learner" and other.exit_code() == 0:
-                other.start(self._arguments)
+                self._start(other)
 
     def _schedule_restart(self, role: Role, code: int, now: float) -> None:
         role.restarts = 1 if now - role.started_seconds > STEADY_SECONDS else role.restarts + 1
         error_before, role.last_error = role.last_error, role.said_error()
         is_in_vain = role.restarts > 1 and role.last_error != "" and role.last_error == error_before
-        is_final = code == 2 or role.last_error.startswith(DivergenceError.prefix)
+        is_final = code == 2 or role.last_error.startswith(FatalError.prefix)
+        self._watch.ended(role.name)
         if is_final or is_in_vain or role.restarts > MAX_RESTARTS:
             what = f"failed {role.restarts} times in a row"
             if is_final:
@@ -182,25 +216,32 @@ class LocalRun:
         delay = FIRST_DELAY_SECONDS * 2 ** (role.restarts - 1)
         role.restart_at = now + delay
         role.state = f"down, back in {delay:.0f} s"
-        _log.warning(
-            "%s ended with exit code %d: starting it again in %.0f s, see %s", role.name, code, delay, role.log_path
-        )
+        what = f"{role.fault} and was killed" if role.fault else f"ended with exit code {code}"
+        role.fault = ""
+        _log.warning("%s %s: starting it again in %.0f s, see %s", role.name, what, delay, role.log_path)
 
     def _end_processes(self) -> None:
         """Asks every process to end, waits, and kills what is left."""
-        running = [role.process for role in self._roles if role.process is not None]
-        for process in running:
+        running = [(role, role.process) for role in self._roles if role.process is not None]
+        for _, process in running:
             with contextlib.suppress(ProcessLookupError):
                 process.send_signal(signal.SIGTERM)
-        until = time.monotonic() + KILL_SECONDS
-        for process in running:
+        started = time.monotonic()
+        for role, process in running:
             try:
-                process.wait(max(0.0, until - time.monotonic()))
+                process.wait(max(0.0, started + self._patience_seconds(role) - time.monotonic()))
             except subprocess.TimeoutExpired:
+                _log.warning("%s does not end and is killed", role.name)
                 process.kill()
                 process.wait()
         for role in self._roles:
             role.close_pipe()
+
+    def _patience_seconds(self, role: Role) -> float:
+        """How long a role may take to end: those that save something until they have."""
+        if role.role not in ("learner", "replay"):
+            return KILL_SECONDS
+        return SAVE_SECONDS + (LAST_COPY_SECONDS if self._config.storage.url else 0.0)
 
     def _role(self, name: str) -> Role:
         return next(role for role in self._roles if role.name == name)
@@ -239,10 +280,15 @@ def run(config: Config, name: str, stop: StopSignal) -> int:
         video_paths(config.evaluator.video)
     links = LocalLinks()
     try:
-        with locked(Path(config.directory)):
+        with locked(Path(config.directory)), StatusPage(config, "local", name, stop) as page:
+            if config.storage.url:  # before the roles do so: metrics that come later would look like new ones
+                fetch_missing(config, SECTIONS, stop.is_set)
             record_start(config)
-            addresses = AddressConfig(links.experience, links.sampling, links.weights)
-            LocalRun(config.replace(run_directory=config.directory), addresses, stop).run()
+            addresses = AddressConfig(links.experience, links.sampling, links.weights, links.status)
+            if not stop.is_set():
+                local = LocalRun(config.replace(run_directory=config.directory), addresses, stop)
+                page.report = local.report
+                local.run()
     finally:
         links.close()
     return stop.exit_code

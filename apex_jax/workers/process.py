@@ -9,6 +9,7 @@ import random
 import signal
 import sys
 import threading
+import time
 import zlib
 from pathlib import Path
 from types import FrameType
@@ -16,8 +17,13 @@ from types import FrameType
 import numpy as np
 
 from apex_jax.config import Config
+from apex_jax.errors import RunError
+from apex_jax.transport.addresses import UnresolvedHost, resolve, split
 
 SUPERVISED = "APEX_JAX_SUPERVISED"  # set by the local supervisor: standard input is a pipe that closes when it dies
+ORPHAN_SECONDS = 90.0  # that a worker may take to end once its supervisor has died
+RESOLVE_SECONDS = 3.0  # that a name server may take
+CONNECTS = {"actor": ("experience", "weights"), "learner": ("sampling",), "evaluator": ("weights",)}  # role -> links
 
 
 class StopSignal:
@@ -27,6 +33,7 @@ class StopSignal:
         self._event = threading.Event()
         self.signal_number = 0
         self._thread_died = False
+        self._asked_seconds = time.monotonic()
         self.run_is_over = False  # the supervisor's word that the learner has ended the run
 
     def install(self) -> None:
@@ -42,12 +49,18 @@ class StopSignal:
         self._event.set()
 
     def is_set(self) -> bool:
-        """Tells whether the worker should stop."""
+        """Tells whether the worker should stop. Its loop asks at each turn, and shows by that that it is alive."""
+        self._asked_seconds = time.monotonic()
         return self.signal_number != 0 or self._event.is_set()
 
     def wait(self, seconds: float) -> bool:
         """Waits until the worker should stop, at most `seconds`; returns whether it should."""
         return self._event.wait(seconds) or self.is_set()
+
+    @property
+    def idle_seconds(self) -> float:
+        """Seconds since the worker's loop last asked whether to stop."""
+        return time.monotonic() - self._asked_seconds
 
     @property
     def exit_code(self) -> int:
@@ -70,6 +83,23 @@ class StopSignal:
         while os.read(sys.stdin.fileno(), 1):
             self.run_is_over = True
         self._event.set()
+        time.sleep(ORPHAN_SECONDS)  # this thread does not keep the process alive
+        os._exit(1)  # it hangs, and nobody is left to kill it
+
+
+def check_hosts(role: str, config: Config) -> None:
+    """Raises RunError where a link leads to a host whose name nobody knows; a host that is merely away is waited for.
+
+    ZMQ would look for it for ever without a word. Whoever starts this process again also waits for a name to appear.
+    """
+    if role == "evaluator" and config.evaluator.checkpoint:
+        return
+    for link in CONNECTS.get(role, ()):
+        address = getattr(config.addresses, link)
+        try:
+            resolve(split(address), RESOLVE_SECONDS)
+        except UnresolvedHost as error:
+            raise RunError(f"addresses.{link}={address}: {error}; correct the name, or give an IP address") from None
 
 
 def choose_device(role: str, config: Config) -> None:

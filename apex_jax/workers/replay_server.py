@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
+from typing import Any
 
 import zmq
 
@@ -23,6 +24,8 @@ from apex_jax.workers.experience_service import EpisodeMeans, ExperienceService
 from apex_jax.workers.process import ROLE_NUMBERS, StopSignal, new_run_id, process_rng
 from apex_jax.workers.replay_journal import Counters, ReplayJournal
 from apex_jax.workers.sampling_service import SamplingService, largest_draw
+from apex_jax.workers.status_page import StatusPage
+from apex_jax.workers.storage_copy import StorageCopy
 
 _log = logging.getLogger(__name__)
 
@@ -121,6 +124,29 @@ class ReplayServer:
         """Steps of all actors since the run began, those before this server started included."""
         return (self.sampling.earlier_environment_steps or 0) + self.experience.environment_steps
 
+    def report(self) -> dict[str, Any]:
+        """Returns what the server tells of itself, from any thread."""
+        experience, sampling, learner = self.experience, self.sampling, self.sampling.learner
+        return {
+            "environment_frames": self.environment_steps * self._frame_skip,
+            "size_transitions": self.buffer.size_transitions,
+            "stored_bytes": self.buffer.stored_bytes,
+            "rates": {f"{tag}_per_second": meter.rate for tag, meter in self._rates.items()},
+            "counters": {**experience.dropped.copy(), **sampling.dropped.copy()},
+            "ledger": self.ledger(),
+            "peers": {
+                "learner": None if learner is None else {"run_id": f"{learner.run_id:016x}"},
+                "actors": [
+                    {
+                        "run_id": f"{actor.run_id:016x}",
+                        "steps_per_second": actor.status.steps_per_second,
+                        "weights_version": actor.status.weights_version,
+                    }
+                    for actor in list(experience.actors.values())
+                ],
+            },
+        }
+
     def _finish(self, stop: StopSignal) -> None:
         """Writes the last metrics and snapshot; where the run is over, first tells the actors and sees them off."""
         self._write_metrics()
@@ -197,18 +223,22 @@ def make_limiter(config: Config, spec: SegmentSpec) -> RateLimiter:
 def run(config: Config, name: str, stop: StopSignal) -> int:
     """Runs the role; returns the process's exit code."""
     spec = segment_spec(config)
-    context = link_context(config, "replay")
-    server = ReplayServer(config, spec, context, name)
-    _log.info(
-        "replay of %d segments (%d transitions) on %s and %s",
-        server.buffer.capacity_segments,
-        server.buffer.capacity_segments * spec.max_transitions,
-        config.addresses.experience,
-        config.addresses.sampling,
-    )
-    try:
-        server.run(stop)
-    finally:
-        server.close()
-        context.term()
+    with StatusPage(config, "replay", name, stop) as page, StorageCopy(config, "replay", stop) as storage:
+        if stop.is_set():
+            return stop.exit_code
+        context = link_context(config, "replay")
+        server = ReplayServer(config, spec, context, name)
+        page.report = lambda: server.report() | storage.report()
+        _log.info(
+            "replay of %d segments (%d transitions) on %s and %s",
+            server.buffer.capacity_segments,
+            server.buffer.capacity_segments * spec.max_transitions,
+            config.addresses.experience,
+            config.addresses.sampling,
+        )
+        try:
+            server.run(stop)
+        finally:
+            server.close()
+            context.term()
     return stop.exit_code

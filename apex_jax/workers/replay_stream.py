@@ -36,6 +36,7 @@ _log = logging.getLogger(__name__)
 
 SEGMENTS_WINDOW = 256  # segments sent to the learner and not yet in its frame store
 HELLO_SECONDS = 1.0  # between two attempts, and between two signs of life
+REFUSED_SECONDS = 30.0  # that a learner waits for the place of another; that of a dead one is free after 10
 FINISH_SECONDS = 5.0  # that a learner whose run is over waits for the replay server, to tell it
 ANY_EPOCH = -1
 
@@ -84,6 +85,7 @@ class ReplayStream:
         self._outbox: deque[tuple[int, Any]] = deque()  # (epoch it is meant for, message)
         self._epoch = 0
         self._welcomed = False
+        self._refused_since: float | None = None
         self._next_hello = 0.0
         self._closing = threading.Event()
         self._close_by = 0.0
@@ -122,6 +124,13 @@ class ReplayStream:
     def finish(self, reason: str) -> None:
         """Tells the replay server that the run is over."""
         self._post(ANY_EPOCH, Finish(reason=reason))
+
+    @property
+    def peer_state(self) -> str:
+        """What has become of the replay server, as far as this end knows."""
+        if self._welcomed:
+            return "joined"
+        return "refused" if self._refused_since is not None else "sought"
 
     def close(self) -> None:
         """Takes leave and ends the thread; a server that must still hear that the run is over is waited for."""
@@ -201,9 +210,20 @@ class ReplayStream:
             elif message.final:
                 self._items.put(RunError(f"refused by the replay server at {self._address}: {message.reason}"))
             else:
-                _log.warning("%s: trying again", message.reason)
+                self._on_full(message.reason)
+
+    def _on_full(self, reason: str) -> None:
+        """Waits for a place, said once; a place that does not come free is that of a learner which lives."""
+        now = time.monotonic()
+        if self._refused_since is None:
+            self._refused_since = now
+            _log.warning("%s: waiting up to %.0f s for its place", reason, REFUSED_SECONDS)
+        elif now - self._refused_since > REFUSED_SECONDS:
+            fix = "stop it, or give this one a replay server of its own (addresses.sampling)"
+            self._items.put(RunError(f"refused by the replay server at {self._address}: {reason}; {fix}"))
 
     def _on_welcome(self, socket: zmq.Socket, message: LearnerWelcome) -> None:
+        self._refused_since = None
         if message.capacity_segments != self._capacity_segments:
             error = (
                 f"the replay server holds {message.capacity_segments} segments, this learner {self._capacity_segments}"

@@ -1,0 +1,57 @@
+"""Addresses of links and status pages taken apart, and their hosts' names looked up within a deadline."""
+
+from __future__ import annotations
+
+import queue
+import re
+import socket
+import threading
+from typing import Any, NamedTuple
+
+from apex_jax.errors import RunError, UsageError, shown
+
+
+class Address(NamedTuple):
+    """`tcp://HOST:PORT`, or `ipc://PATH` where `path` is not empty."""
+
+    host: str
+    port: int
+    path: str
+
+
+class UnresolvedHost(RunError):
+    """Nobody knows a host of this name; the message says so."""
+
+
+def split(address: str) -> Address:
+    """Returns the parts of an address. UsageError."""
+    scheme, _, place = address.partition("://")
+    if scheme == "ipc" and place:
+        return Address("", 0, place)
+    host, _, port = place.rpartition(":")
+    if scheme != "tcp" or not host or not re.fullmatch("[0-9]{1,5}", port) or not 1 <= int(port) <= 65535:
+        raise UsageError(f"{shown(address)}: give tcp://HOST:PORT or ipc://PATH, such as tcp://127.0.0.1:8080")
+    return Address(host.removeprefix("[").removesuffix("]"), int(port), "")
+
+
+def resolve(address: Address, seconds: float) -> list[tuple[Any, Any]]:
+    """Returns (family, socket address) of each place the address may mean. UnresolvedHost after `seconds` at most."""
+    if address.path:
+        return [(socket.AF_UNIX, address.path)]
+    found: queue.Queue[list[tuple[Any, Any]] | OSError] = queue.Queue()
+
+    def look_up() -> None:
+        try:
+            infos = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
+            found.put([(family, place) for family, _, _, _, place in infos])
+        except (OSError, UnicodeError) as error:  # UnicodeError: a name with an empty or too long part
+            found.put(error if isinstance(error, OSError) else OSError(0, "not a host name"))
+
+    threading.Thread(target=look_up, daemon=True).start()  # a name server that is silent holds it for half a minute
+    try:
+        result = found.get(timeout=seconds)
+    except queue.Empty:
+        raise UnresolvedHost(f"no name server answers for {shown(address.host)} within {seconds:g} s") from None
+    if isinstance(result, OSError):
+        raise UnresolvedHost(f"there is no host {shown(address.host)} ({result.strerror})")
+    return result

@@ -1,0 +1,83 @@
+"""`python main.py status ADDRESS`: how a process is."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
+from typing import Any, NoReturn
+
+from apex_jax.errors import UsageError, shown
+from apex_jax.transport.status_link import fetch
+
+ANSWER_SECONDS = 4.0  # with the start of Python within five
+MAX_ROWS = 2000
+HEAD = ("role", "name", "pid", "healthy", "uptime_seconds", "progress_age_seconds")  # which the first line tells
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Prints what the process at an address tells of itself; returns 0 if it is healthy, else 1.
+
+    `arguments`: after "status". UsageError; StatusError where nobody answers.
+    """
+    options = _parser().parse_args(arguments)
+    healthy, content = fetch(options.address, ANSWER_SECONDS)
+    if options.json:
+        json.dump(content, sys.stdout, indent=2)
+        print()
+    else:
+        print("\n".join(table(healthy, content)))
+    return 0 if healthy else 1
+
+
+def table(healthy: bool, content: dict[str, Any]) -> list[str]:
+    """Returns a report as lines; what a stranger may have put into it is made printable."""
+    who = f"{shown(content.get('name'))} ({shown(content.get('role'))}, pid {shown(content.get('pid'))})"
+    age = content.get("progress_age_seconds")
+    state = "healthy" if healthy else f"NOT HEALTHY: no progress for {_text('seconds', age)} s"
+    lines = [f"{who}: {state}, up {_duration(content.get('uptime_seconds'))}"]
+    rows = [row for row in _rows("", content) if row[0] not in HEAD][:MAX_ROWS]
+    width = max((len(name) for name, _ in rows), default=0)
+    return lines + [f"  {name.ljust(width)}  {text}" for name, text in rows]
+
+
+def _rows(name: str, value: Any) -> Iterator[tuple[str, str]]:
+    """Yields the leaves of a report by their dotted names."""
+    members = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else None
+    if members is None:
+        yield shown(name), _text(name, value)
+        return
+    for key, member in members:
+        yield from _rows(f"{name}.{key}" if name else str(key), member)
+
+
+def _text(name: str, value: Any) -> str:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return shown(value)
+    if name.endswith("_bytes"):
+        return f"{value / 2**20:,.1f} MiB"
+    return f"{value:,.2f}" if isinstance(value, float) else f"{value:,}"
+
+
+def _duration(seconds: Any) -> str:
+    is_sane = isinstance(seconds, int | float) and 0 <= seconds < 1e10
+    return str(timedelta(seconds=int(seconds))) if is_sane else shown(seconds)
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"status: {message}; see python main.py status --help")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="python main.py status",
+        description="Asks a process how it is. Exit code 0: healthy; 1: not, or no answer within 5 seconds.",
+        epilog="example: python main.py status tcp://127.0.0.1:8080",
+        allow_abbrev=False,
+    )
+    parser.add_argument("address", metavar="ADDRESS", help="what addresses.status says of that process")
+    parser.add_argument("--json", action="store_true", help="print the report as it came")
+    return parser

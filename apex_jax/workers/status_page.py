@@ -1,0 +1,106 @@
+"""What every process tells of itself at `addresses.status`: who it is, how it is, and what its role has to say."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping
+from functools import cache
+from ipaddress import ip_address
+from typing import Any
+
+import numpy as np
+
+from apex_jax.config import Config
+from apex_jax.metrics import resident_memory_bytes
+from apex_jax.results.provenance import commit, version
+from apex_jax.transport.addresses import split
+from apex_jax.transport.status_link import StatusServer
+from apex_jax.transport.wire import PROTOCOL_VERSION
+from apex_jax.workers.process import StopSignal
+
+_log = logging.getLogger(__name__)
+
+STUCK_SECONDS = 60.0  # without a turn of its loop, a process is not healthy
+STARTING_SECONDS = 300.0  # of its first minutes it is allowed to spend as many on compiling
+
+
+class StatusPage:
+    """Serves the status of this process while it is entered; where `addresses.status` is empty, it does nothing.
+
+    `report`, to be set once there is something to tell of: called on the page's thread, it only reads attributes.
+    """
+
+    def __init__(self, config: Config, role: str, name: str, stop: StopSignal):
+        """`stop`: which the worker's loop asks at each turn; that is the progress that makes it healthy."""
+        self.report: Callable[[], Mapping[str, Any]] = dict
+        self._address = config.addresses.status
+        self._role, self._name = role, name
+        self._run = config.directory
+        self._stop = stop
+        self._started = time.monotonic()
+        self._server: StatusServer | None = None
+
+    def __enter__(self) -> StatusPage:
+        """Binds the address; StatusError where that fails."""
+        if self._address:
+            self._server = StatusServer(self._address, self._answer)
+            if not _is_local(self._address):
+                _log.warning("the status at %s is shown to whoever reaches that address", self._address)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._server is not None:
+            self._server.close()
+
+    def _answer(self) -> tuple[bool, dict[str, Any]]:
+        uptime, idle = time.monotonic() - self._started, self._stop.idle_seconds
+        healthy = idle < (STARTING_SECONDS if uptime < STARTING_SECONDS else STUCK_SECONDS)
+        content = {
+            "role": self._role,
+            "name": self._name,
+            "run": self._run,
+            "pid": os.getpid(),
+            "healthy": healthy,
+            "uptime_seconds": uptime,
+            "progress_age_seconds": idle,
+            "versions": _versions(),
+            "memory_bytes": resident_memory_bytes(),
+            "file_descriptors": _count("/proc/self/fd"),
+            "threads": _count("/proc/self/task") or threading.active_count(),
+        }
+        return healthy, _plain({**content, **self.report()})
+
+
+@cache
+def _versions() -> dict[str, Any]:
+    packages = {name: version(name) for name in ("jax", "pyzmq", "envpool")}
+    return {"apex_jax": commit(), "protocol": PROTOCOL_VERSION, **packages}
+
+
+def _count(folder: str) -> int:
+    try:
+        return len(os.listdir(folder))
+    except OSError:  # no /proc
+        return 0
+
+
+def _plain(value: Any) -> Any:
+    """Returns what JSON has: NumPy's numbers as Python's, and no NaN."""
+    if isinstance(value, Mapping):
+        return {str(name): _plain(member) for name, member in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(member) for member in value]
+    value = value.item() if isinstance(value, np.generic) else value
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _is_local(address: str) -> bool:
+    host = split(address).host
+    try:
+        return host in ("", "localhost") or ip_address(host).is_loopback
+    except ValueError:  # a name, or *
+        return False

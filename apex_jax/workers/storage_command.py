@@ -1,0 +1,69 @@
+"""`python main.py storage push RUN URL` and `storage pull URL RUN`: a run to object storage and back."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from apex_jax.errors import RunError, UsageError, shown
+from apex_jax.storage import SECTIONS, Copied, Storage, files_of, newest_local_checkpoint
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Copies what `arguments` (after "storage") say; returns the exit code. UsageError, StorageError."""
+    options = _parser().parse_args(arguments)
+    if options.action == "push":
+        push(Path(options.run), Storage(options.url))
+    else:
+        pull(Storage(options.url), Path(options.run))
+    return 0
+
+
+def push(run_directory: Path, storage: Storage) -> None:
+    """Brings the copy of a run up to date."""
+    if newest_local_checkpoint(run_directory) is None:
+        raise UsageError(f"{shown(run_directory)}: holds no checkpoint; give the directory of a run")
+    for section in SECTIONS:
+        if files_of(section, run_directory):
+            _say(section, storage.push(section, run_directory))
+
+
+def pull(storage: Storage, run_directory: Path) -> None:
+    """Fetches a run into a directory that holds none."""
+    if newest_local_checkpoint(run_directory) is not None or files_of("replay", run_directory):
+        raise UsageError(f"{shown(run_directory)}: holds a run already; give another directory")
+    fetched = False
+    for section in SECTIONS:
+        copied = storage.pull(section, run_directory)
+        if copied is not None:
+            fetched = True
+            _say(section, copied)
+    if not fetched:
+        raise RunError(f"{storage.url}: there is no copy of a run; see what is stored there")
+
+
+def _say(section: str, copied: Copied) -> None:
+    print(f"{section}: {copied.files} files, {copied.transferred_bytes / 1e6:,.1f} MB transferred")
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"storage: {message}; see python main.py storage --help")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="python main.py storage",
+        description="Copies a run to object storage, or back. Only what is new is transferred. Credentials and"
+        " endpoint come from boto's usual places (AWS_PROFILE, AWS_ENDPOINT_URL, the machine's role).",
+        epilog="example: python main.py storage push runs/Pong-v5-1 s3://bucket/pong",
+        allow_abbrev=False,
+    )
+    actions = parser.add_subparsers(dest="action", required=True, parser_class=_Parser, metavar="push | pull")
+    for action, order in (("push", ("run", "url")), ("pull", ("url", "run"))):
+        sub = actions.add_parser(action, allow_abbrev=False, help=f"{action} {' '.join(order).upper()}")
+        for name in order:
+            sub.add_argument(name, metavar=name.upper())
+    return parser

@@ -1,0 +1,129 @@
+"""Keeps the copy of a run on object storage up to date, on a thread of its own, and begins a run from it."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from apex_jax.config import Config
+from apex_jax.storage import Cancelled, Section, Storage, StorageError, newest_local_checkpoint
+from apex_jax.workers.process import StopSignal
+
+_log = logging.getLogger(__name__)
+
+LAST_COPY_SECONDS = 20.0  # that the copy made at the end of the process may take
+
+
+class StorageCopy:
+    """Copies a section of the run at each interval while it is entered, and once more at the end.
+
+    A failure is said once, counted, and made good by the next copy; nobody waits for it. Does nothing where
+    `storage.url` is empty.
+    """
+
+    def __init__(self, config: Config, section: Section, stop: StopSignal):
+        self.failed = 0
+        self._config = config
+        self._section = section
+        self._stop = stop
+        self._is_failing = False
+        self._storage: Storage | None = None
+        self._copied_seconds = time.monotonic()
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="storage", daemon=True)
+
+    def __enter__(self) -> StorageCopy:
+        """Fetches what the run directory lacks. StorageError where it cannot be known whether there is anything."""
+        if self._config.storage.url:
+            self._storage = fetch_missing(self._config, [self._section], self._stop.is_set)
+            if not self._stop.is_set():
+                self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None and self._thread.is_alive():  # whatever failed says so at once; the copy before stands
+            self._closing.set()
+            until = time.monotonic() + LAST_COPY_SECONDS
+            while self._thread.is_alive() and time.monotonic() < until:
+                self._stop.is_set()  # shows that this is no standstill
+                self._thread.join(0.1)
+            if self._thread.is_alive():
+                _log.warning("the last copy to %s took too long: the one before it stands", self._config.storage.url)
+
+    def metrics(self) -> dict[str, float]:
+        """Returns values under the tags of `apex_jax.metrics.TAGS`."""
+        if self._storage is None:
+            return {}
+        age = time.monotonic() - self._copied_seconds
+        return {"storage/failed_copies": self.failed, "storage/copy_age_seconds": age}
+
+    def report(self) -> dict[str, Any]:
+        """Returns what there is to tell with the status of the process, from any thread."""
+        values = {tag.partition("/")[2]: value for tag, value in self.metrics().items()}
+        return {"storage": values} if values else {}
+
+    def _run(self) -> None:
+        while not self._closing.wait(self._config.storage.interval_seconds):
+            self._push()
+        self._push()
+
+    def _push(self) -> None:
+        assert self._storage is not None
+        started = time.monotonic()
+        try:
+            self._storage.push(self._section, Path(self._config.directory))
+        except StorageError as error:
+            self.failed += 1
+            if not self._is_failing:
+                _log.error("no copy of the run (told once, tried again at each interval): %s", error)
+            self._is_failing = True
+            return
+        if self._is_failing:
+            _log.info("the run is copied again")
+        self._is_failing = False
+        self._copied_seconds = started
+
+
+def fetch_missing(config: Config, sections: Sequence[Section], is_cancelled: Callable[[], bool]) -> Storage:
+    """Fetches the sections that the run directory lacks and the storage has; returns the storage.
+
+    StorageError where it cannot be read, or is ahead of the run directory: a start from there would overwrite it.
+    """
+    storage = Storage(config.storage.url)
+    directory = Path(config.directory)
+    for section in sections:
+        if section == "learner" and (newest := newest_local_checkpoint(directory)) is not None:
+            _check_not_ahead(storage, directory, newest)
+        elif section == "learner" or not has_replay(directory):
+            _fetch(storage, section, directory, is_cancelled)
+    return storage
+
+
+def has_replay(run_directory: Path) -> bool:
+    """Tells whether there is a replay on disk."""
+    return any(path.is_file() for path in (run_directory / "replay").rglob("*"))
+
+
+def _fetch(storage: Storage, section: Section, directory: Path, is_cancelled: Callable[[], bool]) -> None:
+    try:
+        copied = storage.pull(section, directory, is_cancelled)
+    except Cancelled:
+        return
+    except OSError as error:
+        raise StorageError(f"{directory} cannot be written ({error.strerror}): choose another run_directory") from None
+    if copied is not None:
+        size = f"{copied.files} files, {copied.transferred_bytes / 1e6:,.1f} MB"
+        _log.info("fetched the %s of the run from %s: %s", section, storage.url, size)
+
+
+def _check_not_ahead(storage: Storage, directory: Path, newest: int) -> None:
+    remote = storage.newest_checkpoint()
+    if remote is not None and remote > newest:
+        raise StorageError(
+            f"storage.url={storage.url} holds a checkpoint at {remote} updates, {directory} only one at {newest}:"
+            " fetch it into an empty run_directory, or choose another storage.url"
+        )

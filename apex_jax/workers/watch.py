@@ -1,0 +1,93 @@
+"""Finds roles that live and do nothing: stopped, swapped out, or waiting for what never comes."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from apex_jax.transport.status_link import StatusError, fetch
+from apex_jax.workers.status_page import STARTING_SECONDS, STUCK_SECONDS
+
+POLL_SECONDS = 5.0
+ANSWER_SECONDS = 2.0
+
+
+class Watch:
+    """Asks each role again and again for its status, on a thread of its own.
+
+    Silence is counted only as long as this process itself runs: neither a suspended machine nor a stopped supervisor
+    makes the roles look silent.
+    """
+
+    def __init__(self, addresses: Mapping[str, str]):
+        """`addresses`: by name of the role; of a role without one nothing is ever wrong."""
+        self.reports: dict[str, dict[str, Any]] = {}  # newest of each role that has answered
+        self._addresses = {name: address for name, address in addresses.items() if address}
+        self._started = dict.fromkeys(self._addresses, 0.0)  # when, 0 = not running
+        self._silent_seconds = dict.fromkeys(self._addresses, 0.0)
+        self._unhealthy: dict[str, float] = {}  # seconds without progress, by the role's own word
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
+
+    def start(self) -> None:
+        """Starts the thread."""
+        self._thread.start()
+
+    def address_of(self, name: str) -> str:
+        """Returns where the role tells its status; empty for nowhere."""
+        return self._addresses.get(name, "")
+
+    def started(self, name: str) -> None:
+        """Begins to watch a role that has just been started, or started again."""
+        if name in self._addresses:
+            self._silent_seconds[name] = 0.0
+            self._unhealthy.pop(name, None)
+            self._started[name] = time.monotonic()
+
+    def ended(self, name: str) -> None:
+        """Leaves a role alone that is known not to run."""
+        if name in self._addresses:
+            self._started[name] = 0.0
+            self.reports.pop(name, None)
+
+    def fault(self, name: str) -> str:
+        """Returns what is wrong with a role that runs; empty if nothing is."""
+        if not self._started.get(name):
+            return ""
+        if idle := self._unhealthy.get(name):
+            return f"has made no progress for {idle:.0f} s"
+        is_young = time.monotonic() - self._started[name] < STARTING_SECONDS
+        silent = self._silent_seconds[name]
+        return (
+            f"has not answered for {silent:.0f} s" if silent > (STARTING_SECONDS if is_young else STUCK_SECONDS) else ""
+        )
+
+    def close(self) -> None:
+        """Ends the thread."""
+        self._closing.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        asked = dict.fromkeys(self._addresses, time.monotonic())
+        while not self._closing.wait(POLL_SECONDS):
+            for name in self._addresses:
+                since = self._started[name]
+                if since and not self._closing.is_set():
+                    now = time.monotonic()
+                    passed, asked[name] = min(now - max(asked[name], since), 2 * POLL_SECONDS), now
+                    self._ask(name, passed, since)
+
+    def _ask(self, name: str, passed_seconds: float, since: float) -> None:
+        try:
+            healthy, report = fetch(self._addresses[name], ANSWER_SECONDS)
+        except StatusError:
+            if self._started[name] == since:  # else it is another process by now
+                self._silent_seconds[name] += passed_seconds
+            return
+        if self._started[name] == since:
+            self._silent_seconds[name] = 0.0
+            self.reports[name] = report
+            if not healthy:
+                self._unhealthy[name] = float(report.get("progress_age_seconds") or STUCK_SECONDS)

@@ -1,0 +1,249 @@
+"""Faults of checkpoints and the disk they are on, by their numbers: nothing wrong is ever restored."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import pytest
+import zmq
+
+from apex_jax.checkpoint import Checkpointer, CheckpointError, Progress
+from apex_jax.config import Config
+from apex_jax.environment import segment_spec
+from apex_jax.errors import FatalError
+from apex_jax.transport.sockets import LocalLinks
+from apex_jax.workers import learner as learner_module
+from apex_jax.workers.learner import Learner
+from apex_jax.workers.process import StopSignal
+from tests.learner_runs import Fleet, bits, config_of, error_lines, files, save_checkpoint
+from tests.processes import ROOT, Programs, catch, checkpoints, free_tcp_addresses, values
+
+pytestmark = pytest.mark.timeout(180)
+
+
+@pytest.fixture
+def programs(tmp_path: Path) -> Iterator[Programs]:
+    with Programs(tmp_path) as programs:
+        yield programs
+
+
+# Damaged files ----------------------------------------------------------------------------------------------------
+
+LIKE = {"a": np.zeros(5, np.float32), "b": np.zeros((), np.int32)}
+SAVED = {"a": np.arange(5, dtype=np.float32) + 1, "b": np.array(7, np.int32)}
+PROGRESS = Progress(7, 8, 9.5, 10, "agreement", "architecture")
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    """One small checkpoint."""
+    checkpointer = Checkpointer(str(tmp_path))
+    checkpointer.save(SAVED, PROGRESS)
+    checkpointer.wait()
+    checkpointer.close()
+    return tmp_path
+
+
+def assert_right_or_refused(directory: Path) -> bool:
+    """Returns whether the checkpoint was restored, rightly."""
+    try:
+        found = Checkpointer(str(directory), read_only=True).restore_newest(LIKE, "agreement", "architecture")
+    except CheckpointError as error:
+        assert str(error).isprintable()
+        return False
+    assert found is not None
+    assert bits(found[0]) == bits(SAVED)
+    assert found[1] == PROGRESS
+    return True
+
+
+@pytest.mark.parametrize("stride", [61, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.timeout(1800)
+def test_fault_10_whichever_byte_is_flipped_or_cut_nothing_wrong_is_restored(small: Path, stride: int) -> None:
+    refused = tried = 0
+    for path in sorted(path for path in (small / "checkpoints").rglob("*") if path.is_file()):
+        sound = path.read_bytes()
+        for place in range(0, len(sound), stride):
+            flipped = sound[:place] + bytes([sound[place] ^ (1 << place % 8)]) + sound[place + 1 :]
+            for damaged in (flipped, sound[:place]):
+                path.write_bytes(damaged)
+                refused += not assert_right_or_refused(small)
+                tried += 1
+        path.write_bytes(sound)
+    assert assert_right_or_refused(small)
+    assert refused > tried / 2, "all but the checksums' own file"
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # orbax abandons reads under way
+@pytest.mark.parametrize("stride", [401, pytest.param(7, marks=pytest.mark.slow)])
+@pytest.mark.timeout(1800)
+def test_fault_10_also_without_checksums_of_the_files_nothing_wrong_is_restored(small: Path, stride: int) -> None:
+    (small / "checkpoints" / "7" / "checksums.json").unlink()
+    for path in sorted(path for path in (small / "checkpoints" / "7").rglob("*") if path.is_file()):
+        sound = path.read_bytes()
+        for place in range(0, len(sound), stride):
+            for damaged in (sound[:place] + bytes([sound[place] ^ 1]) + sound[place + 1 :], sound[:place]):
+                path.write_bytes(damaged)
+                assert_right_or_refused(small)
+        path.write_bytes(sound)
+    assert assert_right_or_refused(small)
+
+
+def test_fault_10_when_all_are_damaged_the_learner_ends_with_one_line(programs: Programs, tmp_path: Path) -> None:
+    save_checkpoint(tmp_path)
+    for path in (tmp_path / "checkpoints" / "1").rglob("*"):
+        if path.is_file():
+            path.write_bytes(b"")
+    learner = programs.start("--role", "learner", *catch(tmp_path, *free_tcp_addresses()))
+    assert learner.exit_code() == 1
+    [error] = error_lines(learner)
+    assert "can be read; move it away to start afresh" in error
+    assert "Traceback" not in learner.stderr
+    assert "Event loop" not in learner.stderr
+
+
+@pytest.mark.parametrize("other", [
+    ("network.hidden_units=32",),
+    ("environment.task=CartPole-v1",),
+    ("algorithm.n_step=2",),
+    ("learner.optimizer=rmsprop",),
+], ids=lambda settings: settings[0])  # fmt: skip
+def test_fault_11_a_checkpoint_of_another_configuration_is_refused_and_left_as_it_is(
+    programs: Programs, tmp_path: Path, other: tuple[str, ...]
+) -> None:
+    save_checkpoint(tmp_path)
+    before = files(tmp_path / "checkpoints")
+    learner = programs.start("--role", "learner", *catch(tmp_path, *free_tcp_addresses(), *other))
+    assert learner.exit_code() == 1
+    [error] = error_lines(learner)
+    assert "checkpoints/1 has another" in error
+    assert "Traceback" not in learner.stderr
+    assert files(tmp_path / "checkpoints") == before
+
+
+# Disks ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A run directory whose checkpoints have a small disk of their own."""
+    place = tmp_path / "run" / "checkpoints"
+    place.mkdir(parents=True)
+    command = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(place)]
+    with suppress(OSError):
+        if subprocess.run(command, capture_output=True, check=False).returncode == 0:
+            yield place
+            subprocess.run(["umount", "-l", str(place)], check=True)
+            return
+    pytest.skip("needs the right to mount")
+
+
+def remount(place: Path, options: str) -> None:
+    subprocess.run(["mount", "-o", f"remount,{options}", str(place)], check=True, capture_output=True)
+
+
+def test_fault_12_training_goes_on_with_a_full_or_a_read_only_disk_until_there_is_room(
+    programs: Programs, tmp_path: Path, small_disk: Path
+) -> None:
+    def failed() -> float:
+        return max(values(fleet.directory, "learner", "learner/failed_checkpoints"), default=0)
+
+    fleet = Fleet(programs, tmp_path / "run", "network.hidden_units=1024")
+    learner = fleet.start("learner")
+    learner.wait_until(lambda: failed() >= 2)
+    assert checkpoints(fleet.directory) == []
+    known = fleet.updates()[-1]
+    learner.wait_until(lambda: fleet.updates()[-1] > known)
+    remount(small_disk, "size=64m")
+    learner.wait_until(lambda: checkpoints(fleet.directory))
+    assert "checkpoints are saved again" in learner.stderr
+    remount(small_disk, "ro")
+    before, known = failed(), fleet.updates()[-1]
+    learner.wait_until(lambda: failed() > before and fleet.updates()[-1] > known)
+    remount(small_disk, "rw")
+    held = checkpoints(fleet.directory)
+    learner.wait_until(lambda: checkpoints(fleet.directory)[-1] > held[-1])
+    learner.send(signal.SIGTERM)
+    assert learner.exit_code(30) == 143
+    assert "Traceback" not in learner.stderr
+    assert not list(small_disk.glob(".saving*"))
+
+
+LIMITED = """
+import resource, sys
+sys.path.insert(0, sys.argv[1])
+import numpy as np
+from apex_jax.checkpoint import Checkpointer, Progress
+checkpointer = Checkpointer(sys.argv[2])
+state = {"a": np.random.default_rng(0).random(100_000)}
+for updates, limit in ((1, resource.RLIM_INFINITY), (2, 50_000), (3, 0), (4, resource.RLIM_INFINITY)):
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+    checkpointer.save(state, Progress(updates, 0, 0.0, 0, "x", "y"))
+    checkpointer._join()
+    print(checkpointer.steps, checkpointer.failed_saves, len(list(checkpointer.directory.glob(".*-*"))), flush=True)
+checkpointer.close()
+"""
+
+
+def test_fault_12_a_file_that_may_not_grow_leaves_no_half_checkpoint(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", LIMITED, str(ROOT), str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["[1] 0 0", "[1] 1 0", "[1] 2 0", "[1, 4] 2 0"]
+
+
+def test_fault_13_a_save_that_failed_in_the_background_is_known_before_the_next(tmp_path: Path) -> None:
+    checkpointer = Checkpointer(str(tmp_path))
+    shutil.rmtree(tmp_path / "checkpoints")
+    (tmp_path / "checkpoints").touch()
+    checkpointer.save(SAVED, PROGRESS)
+    with pytest.raises(CheckpointError, match=r"checkpoints/7 was not saved: "):
+        checkpointer.wait()
+    assert checkpointer.failed_saves == 1
+    (tmp_path / "checkpoints").unlink()
+    checkpointer.save(SAVED, PROGRESS)
+    checkpointer.wait()
+    assert checkpointer.steps == [7]
+    checkpointer.close()
+
+
+def test_fault_13_the_last_save_is_tried_again_and_then_the_run_has_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(learner_module, "LAST_PAUSE_SECONDS", 0.01)
+    links, context = LocalLinks(), zmq.Context()
+    addresses = Config().addresses.__class__(links.experience, links.sampling, links.weights)
+    learner = Learner(config := config_of(tmp_path).replace(addresses=addresses), segment_spec(config), context)
+    shutil.rmtree(tmp_path / "checkpoints")
+    (tmp_path / "checkpoints").touch()
+    with pytest.raises(FatalError, match=r"what was learned last is lost: .*; make .* writable with room, start again"):
+        learner._save_last(StopSignal())
+    assert caplog.text.count("was not saved") == learner_module.LAST_SAVES
+    (tmp_path / "checkpoints").unlink()
+    learner._save_last(StopSignal())
+    learner.close()
+    context.term()
+    links.close()
+    assert checkpoints(tmp_path) == [0]
+
+
+def test_fault_13_a_run_whose_last_save_fails_ends_with_1_and_is_not_started_again(
+    programs: Programs, tmp_path: Path
+) -> None:
+    directory = tmp_path / "run"
+    local = programs.start(*catch(directory, "total_minutes=0.3"))
+    local.wait_until(lambda: any(values(directory, "learner", "learner/updates")))
+    shutil.rmtree(directory / "checkpoints")
+    (directory / "checkpoints").touch()
+    assert local.exit_code() == 1
+    assert "error: learner cannot go on (exit code 1)" in local.stderr
+    assert "fatal: what was learned last is lost" in local.stderr
+    assert "starting it again" not in local.stderr
+    assert programs.living() == {}

@@ -1,0 +1,256 @@
+"""Faults of the learner, by their numbers: what is lost is at most an interval, and is said."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+import zmq
+
+from apex_jax.checkpoint import Checkpointer
+from apex_jax.config import Config
+from apex_jax.environment import segment_spec
+from apex_jax.errors import RunError
+from apex_jax.transport.sockets import LocalLinks
+from apex_jax.workers import replay_stream
+from apex_jax.workers.learner import Learner
+from apex_jax.workers.weights import WeightsSubscriber
+from tests.learner_runs import Fleet, bits, config_of, error_lines, fresh_state, restored, save_checkpoint
+from tests.processes import ROOT, Programs, catch, checkpoints, free_tcp_addresses, wait_until
+from tests.sampling_link import Link, hello_of
+
+pytestmark = pytest.mark.timeout(180)
+
+
+@pytest.fixture
+def programs(tmp_path: Path) -> Iterator[Programs]:
+    with Programs(tmp_path) as programs:
+        yield programs
+
+
+# Killed and stopped -----------------------------------------------------------------------------------------------
+
+
+def test_fault_06_a_resumed_learner_holds_every_bit_of_its_checkpoint(tmp_path: Path) -> None:
+    state, progress = save_checkpoint(tmp_path, updates=4000)
+    links = LocalLinks()
+    context = zmq.Context()
+    addresses = Config().addresses.__class__(links.experience, links.sampling, links.weights)
+    learner = Learner(config := config_of(tmp_path).replace(addresses=addresses), segment_spec(config), context)
+    try:
+        assert bits(learner._state) == bits(state)
+        assert jax.tree.structure(learner._state) == jax.tree.structure(state)
+        assert (learner.updates, learner.environment_steps) == (progress.updates, progress.environment_steps)
+        assert learner._elapsed_seconds >= progress.elapsed_seconds
+        assert learner._publisher.version >= progress.weights_version
+    finally:
+        learner.close()
+        context.term()
+        links.close()
+
+
+def test_fault_06_a_killed_learner_resumes_and_neither_updates_nor_weights_go_back(
+    programs: Programs, tmp_path: Path
+) -> None:
+    fleet = Fleet(programs, tmp_path / "run")
+    context, config = zmq.Context(), config_of(tmp_path)
+    subscriber = WeightsSubscriber(context, fleet.weights_address, fresh_state(config).online_params)
+    try:
+        first = fleet.start("learner")
+        first.wait_until(lambda: checkpoints(fleet.directory) and checkpoints(fleet.directory)[-1] > 0)
+        first.send(signal.SIGKILL)
+        assert first.exit_code() == -signal.SIGKILL
+        before = subscriber.newest
+        assert before is not None
+        [*_, held] = checkpoints(fleet.directory)
+        found = restored(fleet.directory)
+        assert found is not None
+        lines = len(fleet.updates())
+        second = fleet.start("learner")
+        after = second.wait_until(lambda: (n := subscriber.newest) is not None and n.version > before.version and n)
+        assert after.updates >= held, "no weights of an earlier moment than the checkpoint's"
+        if after.updates == held:
+            assert bits(after.params) == bits(found[0].online_params)
+        second.wait_until(lambda: fleet.updates()[-1] > held)
+        assert min(fleet.updates()[lines:]) >= held
+        assert fleet.updates()[lines:] == sorted(fleet.updates()[lines:])
+        assert f"resuming from the checkpoint at {held} updates" in second.stderr
+    finally:
+        subscriber.close()
+        context.term()
+
+
+def test_fault_07_sigterm_saves_what_was_learned_and_exits_143(programs: Programs, tmp_path: Path) -> None:
+    fleet = Fleet(programs, tmp_path / "run", "learner.checkpoint_interval_seconds=1000000")
+    learner = fleet.start("learner", "learner.checkpoint_interval_seconds=1000000")
+    learner.wait_until(lambda: fleet.updates() and fleet.updates()[-1] > 0)
+    assert checkpoints(fleet.directory) == []
+    known = fleet.updates()[-1]
+    learner.send(signal.SIGTERM)
+    assert learner.exit_code(30) == 143
+    [saved] = checkpoints(fleet.directory)
+    assert saved >= known
+    found = restored(fleet.directory)
+    assert found is not None
+    assert found[1].updates == int(found[0].updates) == saved
+    assert "Traceback" not in learner.stderr
+
+
+HANGS = """
+import time
+from apex_jax import checkpoint
+from apex_jax.workers.learner import Learner
+def hang(step):
+    print("saving", flush=True)
+    time.sleep(600)
+checkpoint._write_checksums = hang
+Learner._limit_reached = lambda learner: setattr(learner, "updates", 2)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_fault_08_a_second_signal_during_the_save_ends_it_and_the_last_checkpoint_stands(
+    programs: Programs, tmp_path: Path, number: signal.Signals
+) -> None:
+    state, progress = save_checkpoint(tmp_path)
+    learner = programs.start("--role", "learner", *catch(tmp_path, *free_tcp_addresses()), lines=HANGS)
+    learner.wait_until(lambda: "joining the replay server" in learner.stderr)
+    learner.send(number)
+    learner.wait_until(lambda: "saving" in learner.stdout)
+    learner.send(number)
+    assert learner.exit_code(10) == 128 + number
+    found = restored(tmp_path)
+    assert found is not None
+    assert bits(found[0]) == bits(state)
+    assert found[1] == progress
+    assert [path.name for path in (tmp_path / "checkpoints").glob(".saving*")] == [".saving-2"]
+    Checkpointer(str(tmp_path)).close()
+    assert not list((tmp_path / "checkpoints").glob(".saving*")), "the next start removes what was half saved"
+
+
+SAVES = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import numpy as np
+from apex_jax.checkpoint import Checkpointer, Progress
+checkpointer = Checkpointer(sys.argv[2], kept=2)
+updates = max(checkpointer.steps, default=0)
+while True:
+    updates += 1
+    state = {"a": np.full(200_000, updates, np.float32), "b": {"c": np.full(1000, updates, np.int32)}}
+    checkpointer.save(state, Progress(updates, 0, 0.0, 0, "x", "y"))
+    checkpointer.wait()
+    print(updates, flush=True)
+"""
+
+
+def kill_amid_saves(directory: Path, rng: random.Random) -> None:
+    """Saves without pause in a process that is killed at a random moment; what it said is saved must be there."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", SAVES, str(ROOT), str(directory)], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stdout is not None
+        said = int(process.stdout.readline())
+        threading.Event().wait(rng.random() * 0.4)
+    finally:
+        process.kill()
+    said = int([str(said), *process.stdout.read().split()][-1])
+    process.wait()
+    process.stdout.close()
+    checkpointer = Checkpointer(str(directory))
+    like = {"a": np.zeros(200_000, np.float32), "b": {"c": np.zeros(1000, np.int32)}}
+    found = checkpointer.restore_newest(like, "x", "y")
+    checkpointer.close()
+    assert found is not None
+    assert said <= found[1].updates <= said + 1
+    assert (found[0]["a"] == found[1].updates).all()
+    assert (found[0]["b"]["c"] == found[1].updates).all()
+    assert not [path for path in (directory / "checkpoints").glob("*") if "tmp" in path.name or ".s" in path.name]
+
+
+@pytest.mark.parametrize("kills", [3, pytest.param(40, marks=pytest.mark.slow)])
+@pytest.mark.timeout(600)
+def test_fault_09_a_kill_during_a_save_leaves_the_checkpoint_before_and_no_half(tmp_path: Path, kills: int) -> None:
+    rng = random.Random(kills)
+    for _ in range(kills):
+        kill_amid_saves(tmp_path, rng)
+
+
+# Two learners -----------------------------------------------------------------------------------------------------
+
+
+def test_fault_37_a_second_learner_on_the_same_directory_is_refused_at_once(programs: Programs, tmp_path: Path) -> None:
+    first = programs.start("--role", "learner", *catch(tmp_path / "run", *free_tcp_addresses()))
+    first.wait_until(lambda: "joining the replay server" in first.stderr)
+    second = programs.start("--role", "learner", "--name", "second", *catch(tmp_path / "run", *free_tcp_addresses()))
+    assert second.exit_code() == 1
+    [error] = error_lines(second)
+    assert f"another learner saves in {tmp_path / 'run' / 'checkpoints'}: stop it" in error
+    assert first.process.poll() is None
+    first.send(signal.SIGKILL)
+    first.exit_code()
+    third = programs.start("--role", "learner", *catch(tmp_path / "run", *free_tcp_addresses()))
+    third.wait_until(lambda: "joining the replay server" in third.stderr)
+
+
+@pytest.mark.slow
+def test_fault_37_a_second_learner_on_the_same_replay_server_gives_up(programs: Programs, tmp_path: Path) -> None:
+    fleet = Fleet(programs, tmp_path / "run")
+    first = fleet.start("learner")
+    first.wait_until(lambda: fleet.updates() and fleet.updates()[-1] > 0)
+    addresses = [*fleet.addresses[:2], free_tcp_addresses()[2]]
+    second = programs.start("--role", "learner", "--name", "second", *catch(tmp_path / "other", *addresses))
+    assert second.exit_code() == 1
+    [error] = error_lines(second)
+    assert "another learner draws from this replay server; stop it, or give this one" in error
+    assert second.stderr.count("another learner draws") == 2, "said once when it waits, and once at the end"
+    known = fleet.updates()[-1]
+    first.wait_until(lambda: fleet.updates()[-1] > known)
+
+
+def test_fault_37_the_place_of_a_killed_learner_is_taken_by_the_next(programs: Programs, tmp_path: Path) -> None:
+    fleet = Fleet(programs, tmp_path / "run")
+    first = fleet.start("learner")
+    first.wait_until(lambda: fleet.updates() and fleet.updates()[-1] > 0)
+    os.kill(first.process.pid, signal.SIGKILL)
+    first.exit_code()
+    lines = len(fleet.updates())
+    second = fleet.start("learner")
+    wait_until(lambda: any(fleet.updates()[lines:]) and len(set(fleet.updates()[lines:])) > 1)
+    assert second.process.poll() is None
+    assert second.stderr.count("waiting up to") <= 1
+
+
+def test_fault_37_a_learner_that_finds_no_place_says_so_once_and_gives_up(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(replay_stream, "HELLO_SECONDS", 0.02)
+    monkeypatch.setattr(replay_stream, "REFUSED_SECONDS", 0.3)
+    link = Link()
+    server = link.server()
+    link.peer(server, hello_of(run_id=1))
+    stream = link.stream(hello_of(run_id=2))
+    raised: list[RunError] = []
+
+    def is_given_up() -> bool:
+        try:
+            stream.next(0.0)
+        except RunError as error:
+            raised.append(error)
+        return bool(raised)
+
+    server.until(is_given_up)
+    assert "another learner draws from this replay server; stop it, or give this one" in str(raised[0])
+    assert caplog.text.count("waiting up to") == 1
+    assert stream.peer_state == "refused"
+    link.close()
