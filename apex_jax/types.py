@@ -65,6 +65,7 @@ class Buffer(NamedTuple):
 RunId = Annotated[int, Integer()]
 """Random number drawn by a process at its start: the same peer after a restart is another run."""
 
+MAX_ENVIRONMENT_STEPS = 10**15  # of a run; times a frame skip it still fits in 64 bits
 MAX_SEGMENT_BYTES = 2**25
 MAX_WEIGHTS_BYTES = 2**29
 PEER_TIMEOUT_SECONDS = 10.0  # a peer that has said nothing for so long is dead, or as good as that
@@ -236,7 +237,7 @@ class LearnerHello(NamedTuple):
 
     run_id: RunId
     agreement: Annotated[str, Text(1024)]
-    environment_steps: Annotated[int, Integer(0)]  # of the run so far, from its checkpoint
+    environment_steps: Annotated[int, Integer(0, MAX_ENVIRONMENT_STEPS)]  # of the run so far, from its checkpoint
     batches_at_once: Annotated[int, Integer(1, 256)]  # K of each `IndexBatches` it takes
     batch_size: Annotated[int, Integer(1, 65536)]  # B
 
@@ -271,7 +272,7 @@ class IndexBatches(NamedTuple):
     indices: Annotated[np.ndarray, Array("int32", "KB")]  # segment slot x L + frame slot
     generations: Annotated[np.ndarray, Array("uint32", "KB")]  # of the segment in that slot, to be sent back
     weights: Annotated[np.ndarray, Array("float32", "KB")]  # importance weights, largest of each batch = 1
-    environment_steps: Annotated[int, Integer(0)]  # of the whole run
+    environment_steps: Annotated[int, Integer(0, MAX_ENVIRONMENT_STEPS)]  # of the whole run
     size_transitions: Annotated[int, Integer(0)]
     samples_per_insert: Annotated[float, Real(0, 1e9)]
     age_seconds: Annotated[float, Real(0, 1e9)]  # mean age of the drawn transitions
@@ -295,7 +296,7 @@ class WeightsMessage(NamedTuple):
     learner_run_id: RunId
     version: Annotated[int, Integer(0)]  # grows over the whole run, across restarts of the learner
     updates: Annotated[int, Integer(0)]
-    environment_steps: Annotated[int, Integer(0)]
+    environment_steps: Annotated[int, Integer(0, MAX_ENVIRONMENT_STEPS)]
     final: Annotated[bool, Flag()]  # the run is over: no more weights will come
     architecture: Annotated[str, Text(128)]  # digest of the leaves' names and shapes
     crc: Annotated[int, Integer(0, 2**32 - 1)]  # zlib.crc32 of body

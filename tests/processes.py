@@ -30,13 +30,23 @@ T = TypeVar("T")
 class Program:
     """A `main.py` process whose output goes to files."""
 
-    def __init__(self, arguments: tuple[str, ...], environment: dict[str, str], output: Path, lines: str = ""):
-        """`lines`: of Python that are run before `main.py`, to make it fail as it does once in a thousand years."""
+    def __init__(
+        self,
+        arguments: tuple[str, ...],
+        environment: dict[str, str],
+        output: Path,
+        lines: str = "",
+        prefix: tuple[str, ...] = (),
+    ):
+        """`lines`: of Python that are run before `main.py`, to make it fail as it does once in a thousand years.
+
+        `prefix`: words of a command that becomes what follows it, such as `ip netns exec`.
+        """
         before = f"import sys\nsys.path.insert(0, {str(ROOT)!r})\n{lines}\nimport main\nsys.exit(main.main())"
         self._output, self._errors = output.with_suffix(".out"), output.with_suffix(".err")
         with open(self._output, "wb") as out, open(self._errors, "wb") as err:
             self.process = subprocess.Popen(
-                [sys.executable, *(["-c", before] if lines else [str(ROOT / "main.py")]), *arguments],
+                [*prefix, sys.executable, *(["-c", before] if lines else [str(ROOT / "main.py")]), *arguments],
                 stdin=subprocess.PIPE,  # with SUPERVISED: should the test itself be killed, this ends too
                 stdout=out,
                 stderr=err,
@@ -95,9 +105,15 @@ class Programs:
             program.process.stdin.close()
         self._temporary.cleanup()
 
-    def start(self, *arguments: str, lines: str = "", environment: dict[str, str] | None = None) -> Program:
+    def start(
+        self,
+        *arguments: str,
+        lines: str = "",
+        prefix: tuple[str, ...] = (),
+        environment: dict[str, str] | None = None,
+    ) -> Program:
         environment = {MARK: self._mark, "TMPDIR": self._temporary.name, **(environment or {})}
-        program = Program(arguments, environment, self._folder / f"program-{len(self._started)}", lines)
+        program = Program(arguments, environment, self._folder / f"program-{len(self._started)}", lines, prefix)
         self._started.append(program)
         return program
 

@@ -23,6 +23,7 @@ from apex_jax.transport.monitor import ClientMonitor, Monitors, ServerMonitor
 from apex_jax.transport.security import secure
 from apex_jax.types import MAX_ARRAY_SIZE, MAX_SEGMENT_BYTES, MAX_WEIGHTS_BYTES
 
+MALFORMED_AT_ONCE = 256  # skipped before the caller gets its turn: a flood of garbage must not take all of it
 HEARTBEAT_MILLISECONDS = 2_000  # a silent tcp peer (cable, NAT, frozen host) is given up after three of these
 HANDSHAKE_MILLISECONDS = 10_000  # a connection that has not become one of ours by then is closed
 SMALL_MESSAGE_BYTES = wire.MAX_HEADER_BYTES  # headers, acknowledgements, places on the ladder, subscriptions
@@ -100,20 +101,25 @@ def _send_frames(socket: zmq.Socket, frames: list[Any]) -> bool:
 
 
 def receive(socket: zmq.Socket, expected: tuple[type, ...], dropped: Counter[str]) -> Any | None:
-    """Returns the next message that is waiting, or None.
+    """Returns the next message that is waiting, or None, also where nothing but MALFORMED_AT_ONCE others was found.
 
     What is malformed, or of a kind not in `expected`, is skipped and counted in `dropped` by reason.
     """
-    while (received := _receive(socket, expected, dropped, has_identity=False)) is not None:
-        if received[1] is not None:
-            return received[1]
-    return None
+    received = _next_sound(socket, expected, dropped, has_identity=False)
+    return None if received is None else received[1]
 
 
 def receive_from(socket: zmq.Socket, expected: tuple[type, ...], dropped: Counter[str]) -> tuple[bytes, Any] | None:
     """Returns (identity, message) of the next message waiting on a ROUTER, or None; otherwise like `receive`."""
-    while (received := _receive(socket, expected, dropped, has_identity=True)) is not None:
-        if received[1] is not None:
+    return _next_sound(socket, expected, dropped, has_identity=True)
+
+
+def _next_sound(
+    socket: zmq.Socket, expected: tuple[type, ...], dropped: Counter[str], has_identity: bool
+) -> tuple[bytes, Any] | None:
+    for _ in range(MALFORMED_AT_ONCE):
+        received = _receive(socket, expected, dropped, has_identity)
+        if received is None or received[1] is not None:
             return received
     return None
 

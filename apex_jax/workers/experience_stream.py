@@ -235,6 +235,11 @@ class ExperienceStream:
         while self._episodes and sockets.send(socket, self._episodes[0]):
             self._episodes.popleft()
 
+    def _is_possible(self, welcome: ActorWelcome) -> bool:
+        """Tells whether each environment has a place, and each place is on the ladder."""
+        places = welcome.places
+        return len(places) == self._hello.num_environments and 0 <= places.min() <= places.max() < welcome.ladder_size
+
     def _receive(self, socket: zmq.Socket) -> None:
         expected = (ActorWelcome, SegmentAck, Rejoin, Refusal, Finish)
         while (message := sockets.receive(socket, expected, self.dropped)) is not None:
@@ -242,7 +247,10 @@ class ExperienceStream:
             if isinstance(message, SegmentAck):
                 self._forget(message.sequence)
             elif isinstance(message, ActorWelcome):
-                self._on_welcome(message)
+                if self._is_possible(message):
+                    self._on_welcome(message)
+                else:
+                    self.dropped["bad_welcome"] += 1
             elif isinstance(message, Rejoin):
                 if self._is_welcome.is_set():
                     _log.info("the replay server does not know this actor any more: joining again")

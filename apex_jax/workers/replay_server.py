@@ -19,7 +19,7 @@ from apex_jax.transport import sockets
 from apex_jax.transport.codec import max_body_bytes
 from apex_jax.transport.monitor import ServerMonitor
 from apex_jax.transport.security import link_context
-from apex_jax.types import SegmentSpec
+from apex_jax.types import MAX_ENVIRONMENT_STEPS, SegmentSpec
 from apex_jax.workers.experience_service import EpisodeMeans, ExperienceService
 from apex_jax.workers.process import ROLE_NUMBERS, StopSignal, new_run_id, process_rng
 from apex_jax.workers.replay_journal import Counters, ReplayJournal
@@ -74,6 +74,7 @@ class ReplayServer:
                 self._restore(self._journal)
             self._opened = opened.pop_all()
         self._metrics = MetricsWriter(config.directory, name)
+        self._last_ledger = self.ledger()
         self._rates = {tag: RateMeter() for tag in ("frames", "inserts", "samples")}
 
     def run(self, stop: StopSignal) -> None:
@@ -122,7 +123,8 @@ class ReplayServer:
     @property
     def environment_steps(self) -> int:
         """Steps of all actors since the run began, those before this server started included."""
-        return (self.sampling.earlier_environment_steps or 0) + self.experience.environment_steps
+        steps = (self.sampling.earlier_environment_steps or 0) + self.experience.environment_steps
+        return min(steps, MAX_ENVIRONMENT_STEPS)  # what peers say may be anything, and must not end the server
 
     def report(self) -> dict[str, Any]:
         """Returns what the server tells of itself, from any thread."""
@@ -133,7 +135,7 @@ class ReplayServer:
             "stored_bytes": self.buffer.stored_bytes,
             "rates": {f"{tag}_per_second": meter.rate for tag, meter in self._rates.items()},
             "counters": {**experience.dropped.copy(), **sampling.dropped.copy()},
-            "ledger": self.ledger(),
+            "ledger": self._last_ledger,  # counted anew, another thread would meet it half changed
             "peers": {
                 "learner": None if learner is None else {"run_id": f"{learner.run_id:016x}"},
                 "actors": [
@@ -195,7 +197,8 @@ class ReplayServer:
         if self._journal is not None:
             values["replay/journal_bytes"] = self._journal.num_bytes
             values["replay/journal_errors"] = self._journal.errors
-        values |= {f"ledger/{name}": number for name, number in self.ledger().items()}
+        self._last_ledger = self.ledger()
+        values |= {f"ledger/{name}": number for name, number in self._last_ledger.items()}
         values |= {f"replay/dropped_{reason}": n for reason, n in (experience.dropped + sampling.dropped).items()}
         means, experience.episodes = experience.episodes, EpisodeMeans()
         if means.length.count:

@@ -267,7 +267,13 @@ class ReplayStream:
     def _take_batches(self, message: IndexBatches) -> None:
         shape = (self._hello.batches_at_once, self._hello.batch_size)
         limit = self._capacity_segments * self._spec.slots
-        if message.indices.shape != shape or (message.indices < 0).any() or (message.indices >= limit).any():
+        is_sound = (
+            message.indices.shape == shape
+            and 0 <= message.indices.min() <= message.indices.max() < limit
+            and message.weights.min() >= 0
+            and message.weights.max() <= 1  # no comparison with NaN is true
+        )
+        if not is_sound:
             self.dropped["bad_batches"] += 1
             self._give_credit(groups=1, segments=0)
             return

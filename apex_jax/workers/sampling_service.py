@@ -35,6 +35,7 @@ _log = logging.getLogger(__name__)
 
 SEGMENTS_AT_ONCE = 64  # in one message, as far as they fit in
 BYTES_AT_ONCE = MAX_SEGMENT_BYTES
+LARGEST_CREDIT = 2**13  # more than any learner of ours gives; what it never takes is not prepared for it without end
 
 
 @dataclass
@@ -187,8 +188,8 @@ class SamplingService:
 
     def _on_credit(self, identity: bytes, message: Credit, now_seconds: float) -> None:
         assert self.learner is not None
-        self.learner.groups_credit += message.groups
-        self.learner.segments_credit += message.segments
+        self.learner.groups_credit = min(self.learner.groups_credit + message.groups, LARGEST_CREDIT)
+        self.learner.segments_credit = min(self.learner.segments_credit + message.segments, LARGEST_CREDIT)
 
     def _on_priorities(self, identity: bytes, message: PriorityUpdate, now_seconds: float) -> None:
         result = self._buffer.update_priorities(message.indices, message.generations, message.priorities)

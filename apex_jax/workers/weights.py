@@ -22,6 +22,7 @@ from apex_jax.types import WeightsMessage
 _log = logging.getLogger(__name__)
 
 REPUBLISH_SECONDS = 0.2  # subscribers that join within this time share one transmission of the newest weights
+SUBSCRIPTIONS_AT_ONCE = 1_024  # read before it is the weights' turn again
 LAST_WEIGHTS_REPEATS = 5  # of the weights that end the run: without them an evaluator would wait for ever
 
 
@@ -120,7 +121,9 @@ class WeightsPublisher:
 
     def _has_newcomer(self) -> bool:
         found = False
-        while self._socket.poll(0):
+        for _ in range(SUBSCRIPTIONS_AT_ONCE):
+            if not self._socket.poll(0):
+                break
             found |= sockets.is_subscription(self._socket.recv_multipart())
         return found
 

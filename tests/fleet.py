@@ -1,0 +1,91 @@
+"""A fleet of real processes over loopback tcp, each connection of which can go through a proxy of its own."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+from apex_jax.metrics import read_metrics
+from tests.processes import Program, Programs, catch, free_tcp_addresses, values
+from tests.proxy import Proxy
+
+ENDLESS = "total_updates=100000000"
+CONNECTS_TO = {
+    "replay": (),
+    "learner": ("sampling",),
+    "actor": ("experience", "weights"),
+    "evaluator": ("weights",),
+}
+
+
+def role_of(name: str) -> str:
+    """Returns the role of a process: `actor-1` is an actor."""
+    return name.partition("-")[0]
+
+
+class Fleet:
+    """Starts roles by name, and knows how far they are from what they write."""
+
+    def __init__(self, programs: Programs, directory: Path, *arguments: str) -> None:
+        self.directory = directory
+        self.running: dict[str, Program] = {}  # the last of each name, which may have ended
+        self.proxies: dict[tuple[str, str], Proxy] = {}  # by the name of the client and the link
+        self._programs = programs
+        self._arguments = arguments
+        self._addresses = dict(setting.removeprefix("addresses.").split("=") for setting in free_tcp_addresses())
+
+    def __enter__(self) -> Fleet:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for proxy in self.proxies.values():
+            proxy.close()
+
+    def start(self, *names: str) -> None:
+        """Starts processes, also again."""
+        for name in names:
+            addresses = [f"addresses.{link}={self._address(name, link)}" for link in self._addresses]
+            arguments = catch(self.directory, ENDLESS, *addresses, *self._arguments)
+            self.running[name] = self._programs.start("--role", role_of(name), "--name", name, *arguments)
+
+    def proxy(self, name: str, link: str) -> Proxy:
+        """Returns the proxy through which a process uses a link; ask for it before the start."""
+        assert link in CONNECTS_TO[role_of(name)], f"{name} does not connect to {link}"
+        if (name, link) not in self.proxies:
+            self.proxies[name, link] = Proxy(self._addresses[link])
+        return self.proxies[name, link]
+
+    def end(self, name: str, by: signal.Signals = signal.SIGKILL) -> int:
+        """Ends a process, waits until it has gone, and returns its exit code."""
+        self.running[name].send(by)
+        return self.running[name].exit_code()
+
+    def updates(self) -> float:
+        """Returns the learner's newest count, which falls where it restarts."""
+        return self.newest("learner", "learner/updates", 0.0)
+
+    def actors(self) -> float:
+        """Returns how many actors the replay server counted last."""
+        return self.newest("replay", "replay/actors", 0.0)
+
+    def newest(self, name: str, tag: str, otherwise: float) -> float:
+        """Returns the last value that a process has written under a tag."""
+        return ([otherwise, *values(self.directory, name, tag)])[-1]
+
+    def lines(self, name: str) -> int:
+        """Returns how many lines of metrics a process has written: of a server four a second, whatever happens."""
+        return len(values(self.directory, name, "system/resident_memory_bytes"))
+
+    def dropped(self, name: str = "replay") -> dict[str, float]:
+        """Returns what a process has refused, by reason."""
+        start = "replay/dropped_"
+        line = read_metrics(self.directory / "metrics" / f"{name}.jsonl")[-1]
+        return {tag.removeprefix(start): value for tag, value in line.items() if tag.startswith(start) and value}
+
+    def with_traceback(self) -> list[str]:
+        """Returns the names of the processes that have written a traceback since their last start."""
+        return [name for name, program in self.running.items() if "Traceback" in program.stderr]
+
+    def _address(self, name: str, link: str) -> str:
+        proxy = self.proxies.get((name, link))
+        return proxy.address if proxy is not None else self._addresses[link]

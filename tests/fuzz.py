@@ -1,0 +1,111 @@
+"""Fuzzes the sockets: `python -m tests.fuzz --messages 1000000 --seed 1 [--socket experience|sampling|weights|tcp]`.
+
+Sends as many messages to each socket as asked for, and to real processes raw bytes, HTTP and broken handshakes; prints
+a line of JSON for each. Exit code 1 where the system crashed, grew, or did not serve the next good message.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")  # read when jax is imported, which is below
+
+import argparse
+import json
+import logging
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from apex_jax.metrics import resident_memory_bytes
+from tests.fuzz_targets import Target, make_targets
+from tests.fuzz_tcp import fuzz_tcp
+
+SOCKETS = ("experience", "sampling", "weights")
+PARTS = 10  # after each of which a good message must be served
+WARM_UP_PARTS = 3  # in which queues and allocators fill
+GROWTH_BYTES = 32 * 2**20
+
+
+def fuzz(link: str, messages: int, seed: int) -> dict[str, Any]:
+    """Fuzzes every end of a link, and returns the figures; `failures` among them is empty if all held."""
+    started = time.monotonic()
+    failures: list[str] = []
+    dropped: Counter[str] = Counter()
+    growth_bytes = 0
+    with tempfile.TemporaryDirectory(prefix="apex-jax-fuzz-") as folder:
+        marker = str(Path(folder, "unpickled"))
+        targets = make_targets(link, Path(folder), seed, marker)
+        try:
+            for target in targets:
+                growth_bytes = max(growth_bytes, _drive(target, messages // len(targets), failures))
+                dropped += target.dropped()
+                failures += [f"{number} x {crash}" for crash, number in target.crashes.items()]
+        finally:
+            for target in targets:
+                target.close()
+        failures += ["a pickle was loaded"] if Path(marker).exists() else []
+    if growth_bytes > GROWTH_BYTES:
+        failures.append(f"resident memory grew by {growth_bytes} bytes")
+    seconds = time.monotonic() - started
+    return {
+        "socket": link,
+        "messages": messages,
+        "seed": seed,
+        "seconds": round(seconds, 1),
+        "messages_per_second": round(messages / seconds),
+        "dropped": dict(sorted(dropped.items())),
+        "growth_bytes": growth_bytes,
+        "failures": failures,
+    }
+
+
+def _drive(target: Target, messages: int, failures: list[str]) -> int:
+    """Sends the messages; returns how far resident memory grew once everything had been seen a few times."""
+    target.serve_good()
+    memory: list[int] = []
+    handles: list[tuple[int, int]] = []
+    for _ in range(PARTS):
+        for _ in range(messages // PARTS):
+            target.send(target.fuzzer.next())
+        try:
+            target.serve_good()
+        except AssertionError as error:
+            failures.append(str(error))
+            break
+        memory.append(resident_memory_bytes())
+        handles.append((len(os.listdir("/proc/self/fd")), threading.active_count()))
+    if len(handles) > 1 and (handles[-1][0] > handles[0][0] + 2 or handles[-1][1] > handles[0][1]):
+        failures.append(f"file descriptors and threads grew: {handles}")
+    settled = memory[min(WARM_UP_PARTS, len(memory) - 1) - 1 :] or [0]
+    return max(0, settled[-1] - settled[0])
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
+    parser.add_argument("--messages", type=int, default=1_000_000, help="to each socket")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--socket", choices=(*SOCKETS, "tcp"), action="append", help="default: all")
+    chosen = parser.parse_args(arguments)
+    logging.disable(logging.WARNING)  # what is refused is counted
+    failed = False
+    for link in chosen.socket or (*SOCKETS, "tcp"):
+        with tempfile.TemporaryDirectory(prefix="apex-jax-fuzz-") as folder:
+            figures = (
+                fuzz_tcp(Path(folder), connections=max(200, chosen.messages // 1_000), seed=chosen.seed)
+                if link == "tcp"
+                else fuzz(link, chosen.messages, chosen.seed)
+            )
+        print(json.dumps(figures), flush=True)
+        failed |= bool(figures["failures"])
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

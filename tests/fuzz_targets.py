@@ -1,0 +1,310 @@
+"""The sockets of the system as the fuzzer meets them: real ones over tcp, the objects behind them in this process."""
+
+from __future__ import annotations
+
+import threading
+import time
+import traceback
+import zlib
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import jax
+import numpy as np
+import zmq
+
+from apex_jax.config import AddressConfig, Config, ReplayConfig
+from apex_jax.transport import sockets, wire
+from apex_jax.transport.codec import encode_segment
+from apex_jax.types import (
+    ActorHello,
+    ActorStatus,
+    Credit,
+    EpisodeStatistics,
+    Finish,
+    Goodbye,
+    LearnerHello,
+    LearnerWelcome,
+    PriorityUpdate,
+    SegmentAck,
+    SegmentMessage,
+    WeightsMessage,
+)
+from apex_jax.workers.replay_server import ReplayServer
+from apex_jax.workers.weights import WeightsPublisher, WeightsSubscriber
+from tests.fuzz_messages import Frames, Fuzzer
+from tests.links import CONFIG, SPEC, TRANSITIONS, free_address, segment_of
+
+GOOD_SECONDS = 30.0  # in which a good message must be served, whatever was sent before
+HOUSEKEEPING_MESSAGES = 5_000  # between two checks of the dead and two lines of metrics
+GOOD_RUN_ID = 12345
+
+
+class Target(Protocol):
+    """A socket to fuzz."""
+
+    fuzzer: Fuzzer
+    crashes: Counter[str]  # what the object behind the socket raised, by the end of its traceback
+
+    def send(self, frames: Frames) -> None:
+        """Sends a message as one of several peers."""
+
+    def serve_good(self) -> None:
+        """Lets a good peer be served; AssertionError if it is not."""
+
+    def dropped(self) -> Counter[str]:
+        """What the system says that it refused."""
+
+    def close(self) -> None:
+        """Ends everything."""
+
+
+class ReplayTarget:
+    """A replay server and, on one of its links, peers that are known to it and read, known and do not, and unknown."""
+
+    def __init__(self, link: str, directory: Path, seed: int, marker: str) -> None:
+        self.crashes: Counter[str] = Counter()
+        self._link = link
+        self._context = zmq.Context()
+        config = fuzz_config(directory)
+        self._address = getattr(config.addresses, link)
+        kinds = {
+            "experience": (ActorHello, SegmentMessage, SegmentMessage, EpisodeStatistics, ActorStatus, Goodbye),
+            "sampling": (LearnerHello, Credit, PriorityUpdate, PriorityUpdate, Goodbye),
+        }[link]
+        self.fuzzer = Fuzzer([*kinds, *wire.MESSAGES], seed, config.agreement, marker)
+        self.server = ReplayServer(config, SPEC, self._context)
+        self._now_seconds = 0.0
+        self._sent = 0
+        self._sequence = 0
+        self._strangers = [self._connect() for _ in range(3)]
+        self._good = self._connect()
+        for number in range(1, 9):  # something to draw from
+            segment = segment_of(number)
+            self.server.buffer.insert(encode_segment(segment, SPEC), segment.columns, 0.0)
+            self.server.limiter.insert(TRANSITIONS)
+
+    def send(self, frames: Frames) -> None:
+        stranger = self._strangers[self._sent % 3]
+        if self._sent % 200 < 2:  # the first two are peers that are known, again and again
+            frames = [bytes(frame) for frame in wire.encode(self._hello(self.fuzzer.run_ids[self._sent % 200]))]
+        if is_end_of_the_run(frames):
+            return
+        while not stranger.poll(0, zmq.POLLOUT):
+            self.serve()
+        stranger.send_multipart(frames, copy=True)
+        self._sent += 1
+        if self._sent % 64 == 0:
+            self.serve()
+        if self._sent % HOUSEKEEPING_MESSAGES == 0:
+            self._keep_house()
+
+    def serve(self) -> None:
+        """Does one turn of the server; what it raises would end a real one."""
+        self._now_seconds += 1e-3
+        self._guarded(lambda: self.server.serve(self._now_seconds))
+        while self._strangers[0].poll(0):
+            self._strangers[0].recv_multipart()
+
+    def serve_good(self) -> None:
+        self._sequence += 1
+        if self._link == "experience":
+            body = encode_segment(segment_of(1), SPEC)
+            segment = SegmentMessage(
+                run_id=GOOD_RUN_ID, sequence=self._sequence, environment_steps=1, crc=zlib.crc32(body), body=body
+            )
+            self._ask(self._hello(GOOD_RUN_ID), segment, answer=SegmentAck)
+        else:
+            # The place may be taken by one of the false learners, until it is silent for long.
+            self._now_seconds += 60.0
+            self._good.close()
+            self._good = self._connect()
+            self._ask(self._hello(GOOD_RUN_ID + self._sequence), answer=LearnerWelcome)
+            self._ask(Goodbye(GOOD_RUN_ID + self._sequence))
+
+    def dropped(self) -> Counter[str]:
+        return self.server.experience.dropped + self.server.sampling.dropped
+
+    def close(self) -> None:
+        for peer in (*self._strangers, self._good):
+            peer.close(linger=0)
+        self.server.close()
+        self._context.term()
+
+    def _ask(self, *messages: Any, answer: type | None = None) -> None:
+        """Sends messages until one of them is answered."""
+        deadline, next_try = time.monotonic() + GOOD_SECONDS, 0.0
+        while True:
+            if time.monotonic() >= next_try:
+                for message in messages:
+                    sockets.send(self._good, message)
+                next_try = time.monotonic() + 1.0
+            self.serve()
+            received = sockets.receive(self._good, wire.MESSAGES, Counter())
+            if answer is None or isinstance(received, answer):
+                return
+            if self._link == "sampling" and received is None:
+                self._keep_house()
+            assert time.monotonic() < deadline, f"no {answer.__name__} for a good peer; crashes: {self.crashes}"
+
+    def _keep_house(self) -> None:
+        self._now_seconds += 1.0
+        self._guarded(lambda: self.server.experience.forget_the_dead(self._now_seconds))
+        self._guarded(lambda: self.server.sampling.forget_the_dead(self._now_seconds))
+        self._guarded(self.server._write_metrics)
+        self._guarded(self.server.buffer.check_valid)
+        self.server.sampling.finished = None
+
+    def _guarded(self, action: Any) -> None:
+        try:
+            action()
+        except Exception as error:
+            self.crashes[_end_of(error)] += 1
+
+    def _hello(self, run_id: int) -> Any:
+        if self._link == "experience":
+            return ActorHello(run_id, CONFIG.agreement, num_environments=4)
+        return LearnerHello(run_id, CONFIG.agreement, 0, batches_at_once=1, batch_size=4)
+
+    def _connect(self) -> zmq.Socket:
+        connect = sockets.connect_experience if self._link == "experience" else sockets.connect_sampling
+        return connect(self._context, self._address)
+
+
+class PublisherTarget:
+    """The learner's end of the weights link, which false subscribers send what they like."""
+
+    def __init__(self, directory: Path, seed: int, marker: str) -> None:
+        self.crashes: Counter[str] = Counter()
+        self.fuzzer = Fuzzer(wire.MESSAGES, seed, CONFIG.agreement, marker)
+        self._context = zmq.Context()
+        self._address = free_address()
+        self._publisher = WeightsPublisher(self._context, self._address, run_id=1, first_version=0)
+        self._params = {"kernel": jax.numpy.zeros((4, 2))}
+        self._publisher.publish(self._params, updates=1, environment_steps=1)
+        self._falses = [self._context.socket(zmq.XSUB) for _ in range(3)]
+        for false in self._falses:
+            false.connect(self._address)
+        self._sent = 0
+
+    def send(self, frames: Frames) -> None:
+        false = self._falses[self._sent % 3]
+        if self.fuzzer.random.random() < 0.3:  # a subscription, or its end, or something alike
+            frames = [bytes([self.fuzzer.random.randrange(3)]) + frames[0][: self.fuzzer.random.randrange(3)]]
+        while not false.poll(10, zmq.POLLOUT):
+            pass
+        false.send_multipart(frames)
+        self._sent += 1
+        if self._sent % 1_000 == 0:
+            while self._falses[0].poll(0):
+                self._falses[0].recv_multipart()
+
+    def serve_good(self) -> None:
+        subscriber = WeightsSubscriber(self._context, self._address, self._params)
+        self._publisher.publish(self._params, updates=1, environment_steps=1)
+        weights = subscriber.wait(GOOD_SECONDS)
+        subscriber.close()
+        assert weights is not None, "no weights for a good subscriber"
+
+    def dropped(self) -> Counter[str]:
+        return Counter()  # what comes up is no message: there is nothing to refuse
+
+    def close(self) -> None:
+        for false in self._falses:
+            false.close(linger=0)
+        self._publisher.close()
+        self._context.term()
+
+
+class SubscriberTarget:
+    """A subscriber of weights, and in place of the learner somebody who sends what they like."""
+
+    def __init__(self, directory: Path, seed: int, marker: str) -> None:
+        self.crashes: Counter[str] = Counter()
+        self.fuzzer = Fuzzer([WeightsMessage] * 8 + list(wire.MESSAGES), seed, CONFIG.agreement, marker)
+        self._context = zmq.Context()
+        self._params = {"kernel": np.zeros((4, 2), np.float32)}
+        self._false = self._context.socket(zmq.XPUB)
+        self._false.set(zmq.XPUB_NODROP, 1)
+        self._false.set(zmq.SNDHWM, 64)
+        port = self._false.bind_to_random_port("tcp://127.0.0.1")
+        self._subscriber = WeightsSubscriber(self._context, f"tcp://127.0.0.1:{port}", self._params)
+        assert self._false.poll(10_000), "nobody subscribes"
+        self._version = 2**62
+
+    def send(self, frames: Frames) -> None:
+        if _version_of(frames) >= 2**62:  # the newest wins: what is newer than all good ones is believed
+            return
+        while True:
+            try:
+                self._false.send_multipart(frames, zmq.NOBLOCK)
+                return
+            except zmq.Again:
+                threading.Event().wait(0.0002)
+
+    def serve_good(self) -> None:
+        from apex_jax.transport.codec import encode_weights
+
+        self._version += 1
+        architecture, body = encode_weights(self._params)
+        good = WeightsMessage(1, self._version, 1, 1, False, architecture, zlib.crc32(body), body)
+        deadline = time.monotonic() + GOOD_SECONDS
+        while (newest := self._subscriber.newest) is None or newest.version != self._version:
+            self.send_unchecked(good)
+            threading.Event().wait(0.01)
+            assert self._subscriber._thread.is_alive(), "the subscriber's thread died"
+            assert time.monotonic() < deadline, "good weights do not arrive"
+
+    def send_unchecked(self, message: WeightsMessage) -> None:
+        try:
+            self._false.send_multipart(wire.encode(message), zmq.NOBLOCK)
+        except zmq.Again:
+            return
+
+    def dropped(self) -> Counter[str]:
+        return self._subscriber.dropped
+
+    def close(self) -> None:
+        self._subscriber.close()
+        self._false.close(linger=0)
+        self._context.term()
+
+
+def fuzz_config(directory: Path) -> Config:
+    """A small replay, on free ports, which anybody may fill and draw from at any speed."""
+    return CONFIG.replace(
+        run_directory=str(directory),
+        replay=replace(ReplayConfig(), capacity_transitions=64 * TRANSITIONS, min_size_to_sample=1),
+        addresses=AddressConfig(free_address(), free_address(), free_address()),
+    )
+
+
+def make_targets(link: str, directory: Path, seed: int, marker: str) -> list[Target]:
+    """Returns the ends of a link that an adversary can send to."""
+    if link == "weights":
+        return [PublisherTarget(directory, seed, marker), SubscriberTarget(directory, seed + 1, marker)]
+    return [ReplayTarget(link, directory, seed, marker)]
+
+
+def is_end_of_the_run(frames: Frames) -> bool:
+    """Tells whether a false learner would end the run, as a true one may."""
+    try:
+        return isinstance(wire.decode(frames), Finish)
+    except wire.WireError:
+        return False
+
+
+def _version_of(frames: Frames) -> int:
+    try:
+        message = wire.decode(frames, (WeightsMessage,))
+    except wire.WireError:
+        return 0
+    assert isinstance(message, WeightsMessage)
+    return message.version
+
+
+def _end_of(error: Exception) -> str:
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__} in {Path(frame.filename).name}:{frame.lineno} {frame.name}: {error}"[:200]

@@ -1,0 +1,170 @@
+"""Strangers at the ports of a real fleet: noise, HTTP, TLS, broken and half-open handshakes, sizes that are lies."""
+
+from __future__ import annotations
+
+import random
+import socket
+import struct
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from tests.processes import Program, Programs, catch, free_tcp_addresses, values, wait_until
+
+SIGNATURE = b"\xff" + bytes(8) + b"\x7f"
+GREETING = SIGNATURE + b"\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)  # ZMTP 3.0, no security, a client
+HALF_OPEN = 200  # connections at once of each kind, held until the others are done
+GROWTH_BYTES = 64 * 2**20
+RECOVERY_SECONDS = 60.0  # ZMQ gives up a handshake after 30 s
+ENDLESS = "total_updates=100000000"
+
+
+def ready(socket_type: bytes) -> bytes:
+    """Returns the command that ends a handshake."""
+    name = b"Socket-Type"
+    properties = bytes([len(name)]) + name + struct.pack(">I", len(socket_type)) + socket_type
+    body = b"\x05READY" + properties
+    return b"\x04" + bytes([len(body)]) + body
+
+
+def frame(body: bytes, more: bool = False, announced_bytes: int | None = None) -> bytes:
+    """Returns a long ZMTP frame, which may lie about its size."""
+    return bytes([2 | int(more)]) + struct.pack(">Q", len(body) if announced_bytes is None else announced_bytes) + body
+
+
+Attack = Callable[[random.Random], bytes]
+
+ATTACKS: dict[str, Attack] = {
+    "noise": lambda rng: rng.randbytes(rng.choice((1, 9, 10, 64, 1000, 100_000))),
+    "http": lambda rng: b"GET / HTTP/1.1\r\nHost: replay\r\n\r\n",
+    "http_post": lambda rng: b"POST / HTTP/1.1\r\nContent-Length: 99999999999\r\n\r\n" + rng.randbytes(1000),
+    "tls": lambda rng: b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + rng.randbytes(512),
+    "old_zmtp": lambda rng: b"\x01\x00" + frame(b"hello"),
+    "wrong_mechanism": lambda rng: GREETING[:12] + b"CURVE".ljust(20, b"\0") + bytes(32) + rng.randbytes(64),
+    "greeting_then_noise": lambda rng: GREETING + rng.randbytes(300),
+    "wrong_socket_type": lambda rng: GREETING + ready(b"PUSH"),
+    "no_such_socket_type": lambda rng: GREETING + ready(rng.randbytes(200)),
+    "announces_2_GiB": lambda rng: GREETING + ready(b"DEALER") + frame(b"x", announced_bytes=2**31),
+    "announces_2_to_63": lambda rng: GREETING + ready(b"DEALER") + frame(b"x", announced_bytes=2**63),
+    "announces_what_is_allowed_and_stops": lambda rng: GREETING + ready(b"DEALER") + frame(b"x", announced_bytes=2**24),
+    "noise_behind_the_handshake": lambda rng: GREETING + ready(b"DEALER") + rng.randbytes(1000),
+    "messages_of_noise": lambda rng: GREETING + ready(b"DEALER") + frame(rng.randbytes(100)) * 20,
+    "many_frames": lambda rng: GREETING + ready(b"DEALER") + frame(b"", more=True) * 1000 + frame(b""),
+    "commands": lambda rng: GREETING + ready(b"DEALER") + (b"\x04\x05\x04PING" * 100),
+}
+HELD_OPEN: dict[str, bytes] = {
+    "says_nothing": b"",
+    "one_byte": b"\xff",
+    "half_a_greeting": GREETING[:30],
+    "greeting_and_no_more": GREETING,
+    "half_a_ready": (GREETING + ready(b"DEALER"))[:70],
+}
+
+
+class Victims:
+    """A replay server, a learner and an actor, all of them real; the first two are attacked."""
+
+    def __init__(self, programs: Programs, directory: Path, *arguments: str) -> None:
+        self.directory = directory
+        settings = free_tcp_addresses()
+        self.ports = {setting.split("=")[0]: int(setting.rpartition(":")[2]) for setting in settings}
+
+        def start(role: str) -> Program:
+            return programs.start("--role", role, "--name", role, *catch(directory, *settings, ENDLESS, *arguments))
+
+        self.programs = {role: start(role) for role in ("replay", "learner", "actor")}
+
+    def updates(self) -> float:
+        return max(values(self.directory, "learner", "learner/updates") or [0.0])
+
+    def inserts(self) -> float:
+        return sum(values(self.directory, "replay", "replay/inserts_per_second"))
+
+    def alive(self) -> bool:
+        return all(program.process.poll() is None for program in self.programs.values())
+
+    def fds(self) -> dict[str, int]:
+        return {role: len(list(Path(f"/proc/{p.process.pid}/fd").iterdir())) for role, p in self.programs.items()}
+
+    def threads(self) -> dict[str, int]:
+        return {role: len(list(Path(f"/proc/{p.process.pid}/task").iterdir())) for role, p in self.programs.items()}
+
+    def memory_bytes(self) -> dict[str, int]:
+        return {role: resident_bytes(program.process.pid) for role, program in self.programs.items()}
+
+
+def resident_bytes(pid: int) -> int:
+    """Returns the resident memory of a process, 0 where it has ended."""
+    try:
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * 4096
+    except OSError:
+        return 0
+
+
+def fuzz_tcp(directory: Path, connections: int, seed: int, half_open: int = HALF_OPEN) -> dict[str, Any]:
+    """Attacks each port with so many connections, and returns the figures."""
+    rng, failures, started = random.Random(seed), [], time.monotonic()
+    with Programs(directory) as programs:
+        victims = Victims(programs, directory / "run")
+        victims.programs["learner"].wait_until(lambda: victims.updates() > 0)
+        wait_until(lambda: victims.updates() > 500)  # all that is compiled, is
+        before_fds, before_threads, before_memory = victims.fds(), victims.threads(), victims.memory_bytes()
+        done: Counter[str] = Counter()
+        for port in victims.ports.values():
+            held = [_open(port, data) for data in HELD_OPEN.values() for _ in range(half_open)]
+            for _ in range(connections // len(victims.ports)):
+                name = rng.choice(list(ATTACKS))
+                done[name] += 1
+                with _open(port, ATTACKS[name](rng)) as stranger:
+                    _read_a_little(stranger)
+            updates, inserts = victims.updates(), victims.inserts()
+            while_held = victims.fds()
+            try:  # while hundreds of half-open handshakes are held
+                wait_until(lambda u=updates, i=inserts: victims.updates() > u and victims.inserts() > i)
+            except AssertionError:
+                failures.append(f"nothing goes on while {len(held)} handshakes are held open: fds {while_held}")
+            done["held_open"] += len(held)
+            for stranger in held:
+                stranger.close()
+        try:
+            wait_until(lambda: _within(victims.fds(), before_fds, 8), RECOVERY_SECONDS)
+        except AssertionError:
+            failures.append(f"file descriptors were {before_fds}, are {victims.fds()}")
+        after = victims.memory_bytes()
+        growth = {role: max(0, after[role] - before_memory[role]) for role in after}
+        if max(growth.values()) > GROWTH_BYTES:
+            failures.append(f"resident memory grew by {growth}")
+        if not _within(victims.threads(), before_threads, 2):
+            failures.append(f"threads were {before_threads}, are {victims.threads()}")
+        for role, program in victims.programs.items():
+            if program.process.poll() is not None or "Traceback" in program.stderr:
+                failures.append(f"{role}: exit code {program.process.poll()}\n{program.stderr[-2000:]}")
+    return {
+        "socket": "tcp",
+        "connections": sum(done.values()),
+        "seed": seed,
+        "seconds": round(time.monotonic() - started, 1),
+        "growth_bytes": growth,
+        "attacks": dict(sorted(done.items())),
+        "failures": failures,
+    }
+
+
+def _open(port: int, data: bytes) -> socket.socket:
+    stranger = socket.create_connection(("127.0.0.1", port), timeout=10)
+    with suppress(OSError):  # thrown out in the middle of a sentence
+        stranger.sendall(data)
+    return stranger
+
+
+def _read_a_little(stranger: socket.socket) -> None:
+    stranger.settimeout(0.02)
+    with suppress(OSError):
+        stranger.recv(4096)
+
+
+def _within(now: dict[str, int], before: dict[str, int], margin: int) -> bool:
+    return all(now[role] <= before[role] + margin for role in before)

@@ -1,0 +1,347 @@
+"""Peers that are let in and then lie: every message is well formed, and what it says is not so."""
+
+from __future__ import annotations
+
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zmq
+
+from apex_jax.config import Config
+from apex_jax.metrics import read_metrics
+from apex_jax.transport import sockets
+from apex_jax.transport.codec import encode_segment
+from apex_jax.types import (
+    ActorHello,
+    ActorStatus,
+    ActorWelcome,
+    Credit,
+    EpisodeStatistics,
+    IndexBatches,
+    LearnerHello,
+    LearnerWelcome,
+    PriorityUpdate,
+    SegmentAck,
+    SegmentMessage,
+)
+from apex_jax.workers.experience_service import MESSAGES_AT_ONCE, REMEMBERED_RUNS
+from apex_jax.workers.replay_server import ReplayServer
+from apex_jax.workers.replay_stream import SEGMENTS_WINDOW
+from apex_jax.workers.weights import WeightsPublisher
+from tests import experience_link, sampling_link
+from tests.fuzz_targets import fuzz_config
+from tests.links import CONFIG, SPEC, TRANSITIONS, Peer, segment_of, wait_until
+
+MOST = 2**63 - 1
+L = SPEC.slots
+BODY = encode_segment(segment_of(1), SPEC)
+
+
+class Served:
+    """A replay server that serves while a test waits, and peers by hand."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.server = ReplayServer(config, SPEC, zmq.Context())
+        self.now_seconds = 0.0
+        self.peers: list[Peer] = []
+        self._context = zmq.Context()
+
+    def serve(self) -> None:
+        self.now_seconds += 1e-3
+        self.server.serve(self.now_seconds)
+
+    def peer(self, link: str) -> Peer:
+        connect = sockets.connect_experience if link == "experience" else sockets.connect_sampling
+        self.peers.append(Peer(connect(self._context, getattr(self.config.addresses, link)), self.serve))
+        return self.peers[-1]
+
+    def actor(self, run_id: int, num_environments: int = 4) -> Peer:
+        peer = self.peer("experience")
+        peer.send(ActorHello(run_id, self.config.agreement, num_environments))
+        peer.receive(ActorWelcome)
+        return peer
+
+    def learner(self, run_id: int = 5, environment_steps: int = 0, batches: int = 1) -> Peer:
+        peer = self.peer("sampling")
+        peer.send(LearnerHello(run_id, self.config.agreement, environment_steps, batches, batch_size=4))
+        peer.receive(LearnerWelcome)
+        return peer
+
+    def until(self, condition: Callable[[], Any]) -> None:
+        wait_until(condition, self.serve)
+
+    def close(self) -> None:
+        for peer in self.peers:
+            peer.socket.close(linger=0)
+        self._context.term()
+        self.server.close()
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Served]:
+    served = Served(fuzz_config(tmp_path))
+    yield served
+    served.close()
+
+
+@pytest.fixture
+def full(served: Served) -> Served:
+    """One whose rate limiter lets nothing in."""
+    served.server.limiter.can_insert = lambda *_: False  # type: ignore[method-assign]
+    return served
+
+
+def segment(run_id: int, sequence: int, environment_steps: int = 1) -> SegmentMessage:
+    return SegmentMessage(
+        run_id=run_id, sequence=sequence, environment_steps=environment_steps, crc=zlib.crc32(BODY), body=BODY
+    )
+
+
+def stores_for(served: Served, actor: Peer, run_id: int, sequence: int) -> None:
+    actor.send(segment(run_id, sequence))
+    while actor.receive(SegmentAck).sequence < sequence:
+        pass
+
+
+# Counters that grow beyond what they can hold ---------------------------------------------------------------------
+
+
+def test_fault_26_a_learner_from_the_far_future_overflows_no_counter(served: Served, tmp_path: Path) -> None:
+    served.learner(environment_steps=MOST).send(Credit(5, groups=2, segments=10))
+    stores_for(served, served.actor(1), 1, 1)
+    served.server._write_metrics()
+    assert read_metrics(tmp_path / "metrics" / "replay.jsonl")[-1]["replay/actors"] == 1
+
+
+@pytest.mark.xfail(strict=True, reason="a segment may say 2^32 environment steps, whatever its actor can make")
+def test_fault_26_no_segment_brings_more_steps_than_its_actor_can_have_made(served: Served) -> None:
+    actor = served.actor(1, num_environments=4)
+    for sequence in (1, 2):
+        actor.send(segment(1, sequence, environment_steps=2**32))
+    served.until(lambda: served.server.experience._last_sequence.get(1) == 2)
+    possible = 2 * 4 * L * 16  # a few segments of every environment may have been left out
+    assert served.server.environment_steps <= possible, "one actor ends the run of all by total_environment_frames"
+
+
+def test_fault_26_a_sequence_at_its_end_ends_only_that_run(served: Served) -> None:
+    liar, good = served.actor(1), served.actor(2)
+    stores_for(served, liar, 1, MOST)
+    liar.send(segment(1, MOST), segment(1, 1))
+    stores_for(served, good, 2, 1)
+    assert served.server.experience.dropped["duplicate_segment"] == 2
+    assert served.server.buffer.inserted_segments == 2
+
+
+# Memory that somebody else fills ----------------------------------------------------------------------------------
+
+
+@pytest.mark.xfail(strict=True, reason="segments of runs that have left wait without limit")
+def test_fault_26_new_names_for_one_connection_do_not_grow_what_waits(full: Served) -> None:
+    peer, credit = full.peer("experience"), full.config.actor.max_outstanding_segments
+    for run_id in range(1, 51):
+        peer.send(ActorHello(run_id, full.config.agreement, 4))
+        peer.receive(ActorWelcome)
+        peer.send(*(segment(run_id, sequence) for sequence in range(1, credit + 1)))
+    for _ in range(20):
+        full.serve()
+    assert len(full.server.experience.actors) == 1
+    assert full.server.experience.waiting_segments <= 8 * credit
+
+
+def test_fault_26_thousands_of_names_are_forgotten_again(served: Served) -> None:
+    peer = served.peer("experience")
+    for run_id in range(1, REMEMBERED_RUNS + 1_000):
+        peer.send(ActorHello(run_id, served.config.agreement, 1), segment(run_id, 1))
+    served.until(lambda: served.server.experience._last_sequence.get(REMEMBERED_RUNS + 999))
+    assert len(served.server.experience.actors) == 1
+    assert len(served.server.experience._last_sequence) <= REMEMBERED_RUNS
+    assert served.server.experience._occupants.sum() == 1
+
+
+@pytest.mark.xfail(strict=True, reason="a run that is forgotten among 4096 others is acknowledged no more")
+def test_fault_26_thousands_of_others_do_not_make_an_actor_wait_for_ever(full: Served) -> None:
+    good, credit = full.actor(MOST), full.config.actor.max_outstanding_segments
+    good.send(*(segment(MOST, sequence) for sequence in range(1, credit + 1)))
+    full.until(lambda: full.server.experience.waiting_segments == credit)
+    others = full.peer("experience")
+    for run_id in range(1, REMEMBERED_RUNS + 2):
+        others.send(ActorHello(run_id, full.config.agreement, 1), segment(run_id, 1))
+    full.until(lambda: full.server.experience._last_sequence.get(REMEMBERED_RUNS + 1))
+    del full.server.limiter.can_insert  # type: ignore[method-assign]
+    while good.receive(SegmentAck).sequence < credit:
+        pass
+
+
+def test_fault_26_credit_without_end_is_no_work_without_end(served: Served) -> None:
+    learner = served.learner()
+    for _ in range(100):
+        learner.send(Credit(5, groups=2**20, segments=2**20))
+    served.until(lambda: not served.server._sampling_socket.poll(10))
+    peer = served.server.sampling.learner
+    assert peer is not None
+    assert SEGMENTS_WINDOW <= peer.segments_credit <= 2**13
+    assert peer.groups_credit <= 2**13
+
+
+# Servers that lie ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def experience() -> Iterator[experience_link.Link]:
+    link = experience_link.Link()
+    yield link
+    link.close()
+
+
+@pytest.fixture
+def sampling() -> Iterator[sampling_link.Link]:
+    link = sampling_link.Link()
+    yield link
+    link.close()
+
+
+@pytest.mark.parametrize(
+    "places", [[], [0], [0, 1, 2, 3, 4], [0, 1, 2, 8], [0, 1, 2, -1]], ids=["none", "few", "many", "beyond", "negative"]
+)
+def test_fault_26_an_actor_takes_no_places_that_are_not_on_the_ladder(
+    experience: experience_link.Link, places: list[int]
+) -> None:
+    context = zmq.Context()
+    with context, sockets.serve_experience(context, experience.address) as false_server:
+        stream = experience.stream()  # of 4 environments
+
+        def answered(message: ActorWelcome) -> None:
+            dropped: Counter[str] = Counter()
+            while (received := sockets.receive_from(false_server, (ActorHello, ActorStatus), dropped)) is None:
+                assert false_server.poll(10_000), "the actor says nothing"
+            assert sockets.send(false_server, message, received[0])
+
+        welcome = ActorWelcome(1, np.array(places, np.int32), ladder_size=8, max_outstanding_segments=4)
+        answered(welcome)
+        wait_until(lambda: stream.dropped["bad_welcome"] == 1)
+        assert stream.wait_for_welcome(0) is None
+        answered(welcome._replace(places=np.arange(4, dtype=np.int32)))
+        wait_until(lambda: stream.wait_for_welcome(0) is not None)
+
+
+@pytest.mark.parametrize("weight", [np.nan, np.inf, -1.0])
+def test_fault_26_a_learner_takes_no_weight_that_would_spoil_its_network(
+    sampling: sampling_link.Link, weight: float
+) -> None:
+    server = sampling.router()
+    stream = sampling.stream()
+    server.welcome()
+    bad = sampling_link.batches_of(1)
+    server.send(bad._replace(weights=np.full_like(bad.weights, weight)))
+    wait_until(lambda: stream.dropped["bad_batches"] == 1)
+    server.send(bad)
+    wait_until(lambda: stream.next(0.0) is not None)
+    server.close()
+
+
+# Turns that never end ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("link", ["experience", "sampling"])
+def test_fault_26_a_flood_of_garbage_leaves_the_others_their_turn(
+    served: Served, link: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service = served.server.experience if link == "experience" else served.server.sampling
+    flood = iter(range(50 * MESSAGES_AT_ONCE))
+    monkeypatch.setattr(sockets, "_receive", lambda *_, **__: None if next(flood, None) is None else (b"peer", None))
+    service.read(0.0)
+    assert len(list(flood)) > 0, "the garbage of one peer was read for as long as it came"
+
+
+class Chatterer:
+    """A subscriber that has always said one thing more."""
+
+    def poll(self, _: int) -> int:
+        return zmq.POLLIN
+
+    def recv_multipart(self) -> list[bytes]:
+        return [b"more"]
+
+
+def test_fault_26_a_subscriber_that_sends_without_end_leaves_the_weights_their_turn() -> None:
+    publisher = WeightsPublisher.__new__(WeightsPublisher)  # without its thread
+    publisher._socket = Chatterer()  # type: ignore[assignment]
+    assert not publisher._has_newcomer()
+
+
+# Values that are well formed and wrong ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("indices", [[-1], [2**31 - 1], [64 * L], [-(2**31)], [0], [L - 1]], ids=str)
+def test_fault_22_an_index_that_is_no_transition_changes_nothing(served: Served, indices: list[int]) -> None:
+    stores_for(served, served.actor(1), 1, 1)
+    learner, total = served.learner(), served.server.buffer._tree.total
+    generations = np.ones(len(indices), np.uint32)
+    learner.send(PriorityUpdate(5, np.array(indices, np.int32), generations, np.full(len(indices), 9, np.float32)))
+    served.until(lambda: sum(served.server.sampling.dropped.values()) == len(indices))
+    assert served.server.buffer._tree.total == total
+    served.server.buffer.check_valid()
+
+
+@pytest.mark.parametrize("generation", [0, 2, 2**32 - 1])
+def test_fault_20_a_generation_that_is_not_stored_is_stale(served: Served, generation: int) -> None:
+    stores_for(served, served.actor(1), 1, 1)
+    index = SPEC.frame_stack - 1
+    update = partial(PriorityUpdate, 5, np.array([index], np.int32), priorities=np.array([9], np.float32))
+    served.learner().send(update(generations=np.array([generation], np.uint32)))
+    served.until(lambda: served.server.sampling.dropped["stale_priority"] == 1)
+
+
+def test_fault_26_statistics_out_of_this_world_are_no_line_that_cannot_be_read(served: Served, tmp_path: Path) -> None:
+    actor = served.actor(1)
+    for value in (np.inf, np.nan, 3.4e38, -3.4e38):
+        one = np.array([value], np.float32)
+        actor.send(EpisodeStatistics(1, one, one, np.array([-(2**31)], np.int32)))
+        actor.send(EpisodeStatistics(1, np.array([-5], np.float32), one, np.array([2**31 - 1], np.int32)))
+    stores_for(served, actor, 1, 1)
+    served.server._write_metrics()
+    [line] = read_metrics(tmp_path / "metrics" / "replay.jsonl")
+    assert line["replay/dropped_bad_statistics"] == 4
+    assert np.isfinite(line["charts/episodic_return"])
+
+
+def test_fault_26_an_actor_with_all_environments_there_are_leaves_no_place_behind(served: Served) -> None:
+    for run_id in range(1, 20):
+        actor = served.actor(run_id, num_environments=4096)
+        actor.socket.close(linger=0)
+        served.peers.remove(actor)
+    served.now_seconds += 60.0
+    good = served.actor(100)
+    served.server.experience.forget_the_dead(served.now_seconds)
+    assert served.server.experience._occupants.sum() == 4
+    stores_for(served, good, 100, 1)
+
+
+def test_fault_26_batches_are_drawn_only_for_the_learner_that_is_known(served: Served) -> None:
+    stores_for(served, served.actor(1), 1, 1)
+    stranger, learner = served.peer("sampling"), served.learner()
+    stranger.send(Credit(5, groups=1, segments=10), PriorityUpdate(5, *_nothing()))
+    learner.send(Credit(5, groups=0, segments=10))
+    for _ in range(20):
+        served.serve()
+    assert served.server.sampling.learner is not None
+    assert served.server.sampling.learner.groups_credit == 0
+    assert not isinstance(
+        sockets.receive(stranger.socket, (IndexBatches,), served.server.sampling.dropped), IndexBatches
+    )
+
+
+def _nothing() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    return np.zeros(0, np.int32), np.zeros(0, np.uint32), np.zeros(0, np.float32)
+
+
+def test_the_configuration_of_these_tests_is_agreed_on(served: Served) -> None:
+    assert served.config.agreement == CONFIG.agreement
+    assert served.server.buffer.capacity_segments * TRANSITIONS == served.config.replay.capacity_transitions

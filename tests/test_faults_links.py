@@ -1,0 +1,123 @@
+"""The two links of experience under connections that fail: nothing is lost, nothing counts twice."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from apex_jax.transport import sockets
+from apex_jax.types import IndexBatches
+from tests import experience_link, sampling_link
+from tests.links import segment_of, wait_until
+from tests.proxy import Proxy
+
+FAULTS = ("reset", "lose", "stop", "stop_up", "stop_down")
+
+
+@pytest.fixture(autouse=True)
+def impatience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A dead peer is noticed after 0.9 s, not 6."""
+    monkeypatch.setattr(sockets, "HEARTBEAT_MILLISECONDS", 300)
+
+
+@pytest.fixture
+def experience() -> Iterator[experience_link.Link]:
+    link = experience_link.Link()
+    yield link
+    link.close()
+
+
+@pytest.fixture
+def sampling() -> Iterator[sampling_link.Link]:
+    link = sampling_link.Link()
+    yield link
+    link.close()
+
+
+class Break:
+    """A connection that fails in one of several ways, noticed by at least one of its ends, and healed."""
+
+    def __init__(self, proxy: Proxy, fault: str) -> None:
+        self._proxy = proxy
+        self._connections = proxy.traffic.connections
+        {
+            "reset": proxy.reset,
+            "lose": proxy.lose,
+            "stop": proxy.stop,
+            "stop_up": lambda: proxy.stop("up"),
+            "stop_down": lambda: proxy.stop("down"),
+        }[fault]()
+
+    def is_noticed(self) -> bool:
+        return self._proxy.traffic.connections > self._connections  # a client that has given up the old one
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_fault_31_each_segment_is_stored_exactly_once_whatever_becomes_of_the_connection(
+    experience: experience_link.Link, fault: str
+) -> None:
+    server = experience.server()
+    with Proxy(experience.address) as proxy:
+        experience.address = proxy.address
+        stream = experience.stream(queue_size=100)
+        server.until(lambda: stream.wait_for_welcome(0))
+        for number in range(1, 21):
+            assert stream.put(segment_of(number), 10, timeout_seconds=1.0)
+        server.until(lambda: len(server.stored()) >= 5)
+        broken = Break(proxy, fault)
+        for number in range(21, 41):
+            assert stream.put(segment_of(number), 10, timeout_seconds=1.0)
+        server.until(broken.is_noticed)
+        proxy.heal()
+        server.until(lambda: len(server.stored()) == 40 and not stream._unacknowledged)
+        assert server.stored() == list(range(1, 41))
+        assert server.service.environment_steps == 400
+        assert server.dropped.keys() <= {"duplicate_segment"}
+        stream.close()
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_fault_32_no_priority_is_applied_twice_and_no_batch_meets_segments_it_was_not_drawn_from(
+    sampling: sampling_link.Link, fault: str
+) -> None:
+    server = sampling.server()
+    server.insert(3)
+    applied: list[float] = []
+    update = server.buffer.update_priorities
+
+    def recorded(indices: np.ndarray, generations: np.ndarray, priorities: np.ndarray) -> Any:
+        applied.extend(set(priorities.tolist()))
+        return update(indices, generations, priorities)
+
+    server.buffer.update_priorities = recorded  # type: ignore[method-assign]
+    with Proxy(sampling.address) as proxy:
+        sampling.address = proxy.address
+        learner = sampling_link.Learner(sampling.stream())
+        updates = 0
+
+        def learn() -> None:
+            nonlocal updates
+            item = learner.consume()  # asserts that every batch fits the segments that have come
+            if item is not None and isinstance(item.content, IndexBatches):
+                updates += 1
+                learner.stream.update_priorities(item, np.full(item.content.indices.shape, updates, np.float32))
+
+        def serve() -> None:
+            server.serve()
+            learn()
+
+        wait_until(lambda: updates >= 20, serve)
+        broken = Break(proxy, fault)
+        server.insert(2)
+        wait_until(broken.is_noticed, serve)
+        proxy.heal()
+        held_at = updates
+        wait_until(lambda: updates >= held_at + 20, serve)
+        assert len(applied) == len(set(applied)), "an update was applied twice"
+        assert applied[-1] > held_at
+        assert learner.ring[:5].tolist() == [1, 2, 3, 4, 5]
+        server.buffer.check_valid()
+        learner.stream.close()

@@ -1,0 +1,76 @@
+"""The fuzzer, short: its messages are hostile as meant, and no socket minds them. Long: `python -m tests.fuzz`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from apex_jax.transport import wire
+from apex_jax.types import MAX_SEGMENT_BYTES, Array, Buffer
+from tests.fuzz import SOCKETS, fuzz
+from tests.fuzz_messages import Fuzzer
+from tests.fuzz_tcp import fuzz_tcp
+from tests.links import CONFIG
+
+MESSAGES = 20_000
+
+
+def reason_of(frames: list[bytes]) -> str:
+    try:
+        return type(wire.decode(frames)).__name__
+    except wire.WireError as error:
+        return error.reason
+
+
+@pytest.mark.parametrize("link", SOCKETS)
+def test_fault_26_no_message_ends_a_service_or_stays_in_memory_and_the_next_good_one_is_served(link: str) -> None:
+    figures = fuzz(link, MESSAGES, seed=1)
+    assert figures["failures"] == []
+    assert sum(figures["dropped"].values()) > MESSAGES / 8
+
+
+@pytest.mark.timeout(180)
+def test_fault_27_strangers_at_the_ports_of_a_fleet_disturb_nobody(tmp_path: Path) -> None:
+    figures = fuzz_tcp(tmp_path, connections=60, seed=1, half_open=20)
+    assert figures["failures"] == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_fault_27_hundreds_of_half_open_handshakes_disturb_nobody(tmp_path: Path) -> None:
+    assert fuzz_tcp(tmp_path, connections=600, seed=2)["failures"] == []
+
+
+def test_the_fuzzer_reaches_every_kind_and_every_reason_to_refuse() -> None:
+    fuzzer = Fuzzer(wire.MESSAGES, 1, CONFIG.agreement)
+    reached = Counter(reason_of(fuzzer.next()) for _ in range(20_000))
+    assert reached.keys() == {kind.__name__ for kind in wire.MESSAGES} | set(wire.WireError.REASONS)
+    sound = sum(number for reason, number in reached.items() if reason not in wire.WireError.REASONS)
+    assert 0.1 < sound / reached.total() < 0.6, "some must get through, or nothing behind the wire is tested"
+
+
+def test_the_same_seed_sends_the_same() -> None:
+    first, second = (Fuzzer(wire.MESSAGES, 7, CONFIG.agreement) for _ in range(2))
+    assert [first.next() for _ in range(500)] == [second.next() for _ in range(500)]
+
+
+@pytest.mark.parametrize("kind", wire.MESSAGES, ids=lambda kind: kind.__name__)
+@settings(max_examples=50, deadline=None)
+@given(data=st.data())
+def test_whatever_the_header_says_no_more_is_read_than_came(kind: type, data: st.DataObject) -> None:
+    fuzzer = Fuzzer([kind], data.draw(st.integers(0, 2**32)), CONFIG.agreement)
+    frames = fuzzer.next()
+    try:
+        message = wire.decode(frames)
+    except wire.WireError:
+        return
+    for (_, mark), value in zip(wire._SCHEMA_OF[type(message)].fields, message, strict=True):
+        if isinstance(mark, Array):
+            assert value.size <= mark.max_size
+            assert any(value.nbytes == len(frame) for frame in frames)
+        elif isinstance(mark, Buffer):
+            assert len(value) <= max(map(len, frames)) <= MAX_SEGMENT_BYTES
