@@ -2,7 +2,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help train test clean FORCE
+.PHONY: help train test test-deploy clean FORCE
 
 VENV := .venv
 RUN := $(VENV)/bin/python
@@ -14,6 +14,7 @@ help:
 	@echo "make train GPU=1       the same with JAX for NVIDIA GPUs (driver 580 or newer)"
 	@echo "make train ARGS='...'  ARGS go to main.py, such as ARGS='--config configs/atari.yaml seed=3'; ARGS=--help lists all"
 	@echo "make test              style, types and tests; first sets up .venv"
+	@echo "make test-deploy       tests of deploy/: Terraform against moto, units, scripts, images; needs terraform"
 	@echo "make clean             remove .venv and the tools' caches; runs/ stays"
 	@echo "Add PYTHON=/path/to/python3 to choose the interpreter that .venv is made with."
 
@@ -27,6 +28,9 @@ test: $(VENV)/requirements-dev.installed
 	$(RUN) -m mypy
 	JAX_PLATFORMS=cpu $(RUN) -m pytest
 
+test-deploy: $(VENV)/requirements-deploy.installed $(VENV)/checkov/installed
+	CHECKOV=$(VENV)/checkov/bin/checkov JAX_PLATFORMS=cpu $(RUN) -m pytest -m deploy
+
 clean:
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
@@ -35,6 +39,14 @@ clean:
 $(VENV)/%.installed: %.txt requirements.txt $(VENV)/created
 	@echo "Installing $< into $(VENV): about a minute ..."
 	@$(PIP_INSTALL) -r $<
+	@touch $@
+
+$(VENV)/requirements-deploy.installed: requirements-dev.txt deploy/requirements-host.txt
+
+# Apart: checkov demands older versions of what others need newer.
+$(VENV)/checkov/installed: deploy/requirements-checkov.txt $(VENV)/created
+	@echo "Installing $< into $(@D): about a minute ..."
+	@$(RUN) -m venv $(@D) && $(@D)/bin/python -m pip install --quiet --disable-pip-version-check -r $<
 	@touch $@
 
 # Rebuilt also where it is there but does not work: half made, or made with a Python that has gone.

@@ -1,0 +1,115 @@
+"""Prepares a host at each boot: its CURVE keys from Parameter Store, its private name in Cloud Map."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import sys
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from deploy.host.metadata import Metadata
+
+KEYS = "/etc/apex-jax/keys"
+RETRY_SECONDS = 10.0
+OPERATION_POLLS = 60  # a second apart
+
+
+def main() -> int:
+    """Does what the environment asks for, again and again until it is done; returns the exit code.
+
+    It does not leave trying again to systemd: units that require this one would be given up with its first failure.
+    """
+    said = ""
+    while True:
+        try:
+            prepare()
+            return 0
+        except KeyError as error:
+            print(f"error: the environment file lacks {error}", file=sys.stderr)
+            return 2
+        except Exception as error:  # of the network or of AWS
+            if str(error) != said:
+                print(f"error: {error}; trying again", file=sys.stderr, flush=True)
+            said = str(error)
+            time.sleep(float(os.environ.get("APEX_JAX_RETRY_SECONDS", RETRY_SECONDS)))
+
+
+def prepare() -> None:
+    """Fetches the keys and registers the name, as far as the environment asks for them."""
+    if path := os.environ.get("APEX_JAX_KEY_PATH"):
+        fetch_keys(path, os.environ["APEX_JAX_KEY_FILES"].split(), Path(os.environ.get("APEX_JAX_KEYS", KEYS)))
+    if service := os.environ.get("APEX_JAX_SERVICE_ID"):
+        register_name(service, os.environ["APEX_JAX_ROLE"])
+
+
+def fetch_keys(path: str, files: Iterable[str], directory: Path) -> None:
+    """Writes the parameters `path`/<file> into `directory`, the secret ones readable by its owner alone.
+
+    Raises LookupError where one does not exist yet: the keys may be pushed after the machines have started.
+    """
+    import boto3  # not at the top: a machine outside of AWS does without
+
+    client = boto3.client("ssm")
+    wanted = {file: _parameter(client, f"{path}/{file}") for file in files}
+    owner = directory.stat()  # made by provision.sh for the user that the roles run as
+    for file in directory.iterdir():
+        if file.name not in wanted:  # of a role that this host had before
+            file.unlink()
+    for file_name, value in wanted.items():
+        _write(directory / file_name, value, 0o600 if file_name.endswith(".secret") else 0o644, owner)
+    print(f"keys: {len(wanted)} files in {directory}", flush=True)
+
+
+def _parameter(client: Any, name: str) -> str:
+    try:
+        return str(client.get_parameter(Name=name, WithDecryption=True)["Parameter"]["Value"])
+    except client.exceptions.ParameterNotFound:
+        raise LookupError(f"no parameter {name}: run `python -m deploy.push_keys FLEET`") from None
+
+
+def _write(path: Path, text: str, mode: int, owner: os.stat_result) -> None:
+    """Writes a file that is never seen half, nor with more rights than `mode`."""
+    part = path.with_suffix(path.suffix + ".part")
+    part.unlink(missing_ok=True)
+    descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(text)
+        os.fchown(descriptor, owner.st_uid, owner.st_gid)
+        os.fchmod(descriptor, mode)
+    part.replace(path)
+
+
+def register_name(service_id: str, role: str) -> None:
+    """Points the role's private name at this host.
+
+    The role is the identity, so that a replacement takes the record of its predecessor over.
+    """
+    import boto3
+
+    address = Metadata().get("local-ipv4")
+    if address is None:
+        raise OSError("the instance metadata has no local-ipv4")
+    ipaddress.IPv4Address(address)
+    client = boto3.client("servicediscovery")
+    asked = client.register_instance(ServiceId=service_id, InstanceId=role, Attributes={"AWS_INSTANCE_IPV4": address})
+    _wait_for(client, asked["OperationId"])
+    print(f"name: {role} is {address}", flush=True)
+
+
+def _wait_for(client: Any, operation_id: str) -> None:
+    """Waits until Cloud Map has written the record, which it does after it has answered."""
+    for _ in range(OPERATION_POLLS):
+        operation = client.get_operation(OperationId=operation_id)["Operation"]
+        if operation["Status"] == "SUCCESS":
+            return
+        if operation["Status"] == "FAIL":
+            raise OSError(f"Cloud Map: {operation.get('ErrorCode')}: {operation.get('ErrorMessage')}")
+        time.sleep(1.0)
+    raise OSError(f"Cloud Map has not written the record within {OPERATION_POLLS} s")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

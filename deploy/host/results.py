@@ -1,0 +1,89 @@
+"""Keeps what a run shows (metrics, TensorBoard's files, pictures) in the bucket, as files, under the run's results/.
+
+    python -m deploy.host.results fetch    before the role starts, on a host that has none of its own yet
+    python -m deploy.host.results copy     each minute, and when the role has ended
+
+All hosts write into one folder, which so looks like a run directory: process names keep their files apart. Checkpoints
+and the replay are not here: learner and replay server copy those themselves (`storage.url`).
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+BY_EVERY_ROLE = ("metrics/{role}.jsonl", "tensorboard/{role}/*")
+BY_ROLE = {"learner": ("config.yaml", "starts.jsonl"), "evaluator": ("video.*",), "replay": ()}  # actors keep nothing
+
+
+def main() -> int:
+    """Returns the exit code: 0 done, 1 failed, 2 wrong usage."""
+    actions = {"fetch": fetch, "copy": copy}
+    if len(sys.argv) != 2 or sys.argv[1] not in actions:
+        print("usage: python -m deploy.host.results fetch | copy", file=sys.stderr)
+        return 2
+    url, run, role = (os.environ.get(f"APEX_JAX_{name}", "") for name in ("STORAGE", "RUN", "ROLE"))
+    if not url or not run or role not in BY_ROLE:
+        return 0
+    if sys.argv[1] == "fetch" and role == "learner":
+        return 0  # its copy of the run has them, as they were at its newest checkpoint
+    try:
+        actions[sys.argv[1]](url, Path(run), role)
+    except Exception as error:  # of the network or of AWS: whoever started this does so again
+        print(f"error: {url}: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def copy(url: str, run: Path, role: str) -> None:
+    """Sends the role's files that the bucket lacks or has shorter."""
+    client, bucket, prefix = _place(url)
+    stored = _stored(client, bucket, prefix)
+    for path in sorted(run.rglob("*")):
+        name = path.relative_to(run).as_posix()
+        if is_of_role(name, role) and path.is_file() and stored.get(name) != path.stat().st_size:
+            client.upload_file(str(path), bucket, prefix + name)
+
+
+def fetch(url: str, run: Path, role: str) -> None:
+    """Brings the role's files to a host that has none, so that they go on instead of beginning anew."""
+    if any(is_of_role(path.relative_to(run).as_posix(), role) for path in run.rglob("*")):
+        return
+    client, bucket, prefix = _place(url)
+    for name in _stored(client, bucket, prefix):
+        if is_of_role(name, role):
+            path = run / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            part = path.with_name(f".{path.name}.part")
+            client.download_file(bucket, prefix + name, str(part))
+            part.replace(path)  # never half a file: the next copy would take it for the whole
+
+
+def is_of_role(name: str, role: str) -> bool:
+    """Tells whether a file of the run directory, by its path in there, is one that this role's host keeps."""
+    if ".." in name.split("/") or name.startswith("/"):
+        return False
+    patterns = (*(pattern.format(role=role) for pattern in BY_EVERY_ROLE), *BY_ROLE[role])
+    return any(fnmatch(name, pattern) and name.count("/") == pattern.count("/") for pattern in patterns)
+
+
+def _place(url: str) -> tuple[Any, str, str]:
+    """Returns a client, the bucket, and what the names of all results begin with."""
+    import boto3  # not at the top: a machine outside of AWS does without
+
+    parts = urlsplit(url)
+    return boto3.client("s3"), parts.netloc, f"{parts.path.strip('/')}/results/"
+
+
+def _stored(client: Any, bucket: str, prefix: str) -> dict[str, int]:
+    """Returns the size of each stored file by its path in the run directory."""
+    pages = client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)
+    return {one["Key"].removeprefix(prefix): one["Size"] for page in pages for one in page.get("Contents", [])}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

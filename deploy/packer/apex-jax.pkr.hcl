@@ -1,0 +1,136 @@
+# Both images from one template: cpu (replay, actor, evaluator) on Ubuntu, gpu (learner) on AWS's Deep Learning base
+# image, which is Ubuntu with NVIDIA's driver. Builds run on an instance of the kind that will run the image.
+
+locals {
+  timestamp = formatdate("YYYYMMDD-hhmmss", timestamp())
+  source    = "/tmp/apex-jax.tar.gz"
+
+  tags = {
+    Project = "apex-jax"
+    Commit  = var.commit
+  }
+}
+
+source "amazon-ebs" "ubuntu" {
+  region        = var.region
+  subnet_id     = var.subnet_id
+  ssh_username  = "ubuntu"
+  ssh_interface = "session_manager" # no open port, no public key pair
+  communicator  = "ssh"
+
+  temporary_iam_instance_profile_policy_document { # what Session Manager needs, and nothing else
+    Version = "2012-10-17"
+
+    Statement {
+      Effect   = "Allow"
+      Resource = ["*"]
+      Action = [
+        "ssm:UpdateInstanceInformation",
+        "ssmmessages:CreateControlChannel",
+        "ssmmessages:CreateDataChannel",
+        "ssmmessages:OpenControlChannel",
+        "ssmmessages:OpenDataChannel",
+      ]
+    }
+  }
+
+  encrypt_boot = true
+  kms_key_id   = var.kms_key_id
+  imds_support = "v2.0" # instances of the image have IMDSv2 only
+
+  metadata_options { # and so has the one that makes it
+    http_endpoint               = "enabled"
+    http_tokens                 = "required"
+    http_put_response_hop_limit = 1
+  }
+
+  tags          = local.tags
+  run_tags      = local.tags
+  snapshot_tags = local.tags
+}
+
+build {
+  name = "apex-jax"
+
+  source "amazon-ebs.ubuntu" {
+    name          = "cpu"
+    ami_name      = "apex-jax-cpu-${substr(var.commit, 0, 12)}-${local.timestamp}"
+    instance_type = var.cpu_instance_type
+
+    source_ami_filter {
+      owners      = ["099720109477"] # Canonical
+      most_recent = true
+
+      filters = {
+        name                = "ubuntu/images/hvm-ssd-gp3/ubuntu-noble-24.04-amd64-server-*"
+        virtualization-type = "hvm"
+        root-device-type    = "ebs"
+      }
+    }
+
+    launch_block_device_mappings {
+      device_name           = "/dev/sda1"
+      volume_size           = 16
+      volume_type           = "gp3"
+      encrypted             = true
+      delete_on_termination = true
+    }
+  }
+
+  source "amazon-ebs.ubuntu" {
+    name          = "gpu"
+    ami_name      = "apex-jax-gpu-${substr(var.commit, 0, 12)}-${local.timestamp}"
+    instance_type = var.gpu_instance_type
+
+    source_ami_filter {
+      owners      = ["amazon"]
+      most_recent = true
+
+      filters = {
+        name                = "Deep Learning Base OSS Nvidia Driver GPU AMI (Ubuntu 24.04) *"
+        architecture        = "x86_64"
+        virtualization-type = "hvm"
+        root-device-type    = "ebs"
+      }
+    }
+
+    launch_block_device_mappings {
+      device_name           = "/dev/sda1"
+      volume_size           = 60 # the base image brings several versions of CUDA; learners ask for at least as much
+      volume_type           = "gp3"
+      encrypted             = true
+      delete_on_termination = true
+    }
+  }
+
+  # Exactly the commit, whatever else lies in the checkout: git archive writes its id into the file.
+  provisioner "shell-local" {
+    inline = ["git -C ${path.root}/../.. archive --format=tar.gz -o /tmp/apex-jax-${source.name}.tar.gz ${var.commit}"]
+  }
+
+  provisioner "file" {
+    source      = "/tmp/apex-jax-${source.name}.tar.gz"
+    destination = local.source
+    generated   = true # by the step before
+  }
+
+  provisioner "file" {
+    source      = "${path.root}/../provision.sh"
+    destination = "/tmp/provision.sh"
+  }
+
+  provisioner "shell" {
+    inline = [
+      "cloud-init status --wait || true", # a fresh instance may still be holding apt
+      "sudo bash /tmp/provision.sh --source ${local.source} --commit ${var.commit} --log-agent ${source.name == "gpu" ? "--gpu" : ""}",
+      "sudo bash /opt/apex-jax/current/deploy/smoke_test.sh ${source.name == "gpu" ? "--gpu" : ""}",
+      "sudo rm -rf ${local.source} /tmp/provision.sh /root/.cache /home/ubuntu/.cache",
+      "sudo cloud-init clean --logs --machine-id", # instances of the image are told apart
+    ]
+  }
+
+  post-processor "manifest" {
+    output     = "${path.root}/images.json"
+    strip_path = true
+  }
+}

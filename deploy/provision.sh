@@ -1,0 +1,150 @@
+#!/usr/bin/env bash
+# Installs the project at one commit, with its units, on Debian 12, Ubuntu 24.04 or newer: for images (deploy/packer)
+# and for plain machines. Run as root; a second run with the same arguments changes nothing.
+#
+#   deploy/provision.sh --source PATH_OR_URL --commit SHA [--gpu] [--log-agent]
+#
+#   --source     a git repository (folder or URL), or a .tar.gz of `git archive`
+#   --commit     the 40 digits of the commit; a source that is another is refused
+#   --gpu        JAX for NVIDIA GPUs instead of for CPUs
+#   --log-agent  the CloudWatch agent, too, its signature checked
+#
+# It makes: the user apex-jax; /opt/apex-jax/versions/SHA with the project and its .venv, and the link
+# /opt/apex-jax/current; /etc/apex-jax (environment, keys); the units in /etc/systemd/system. It starts nothing.
+set -euo pipefail
+
+home=/opt/apex-jax
+user=apex-jax
+agent_url=https://amazoncloudwatch-agent.s3.amazonaws.com
+agent_fingerprint=937616F3450B7D806CBD9725D58167303B789C72
+
+fail() {
+    echo "error: $1" >&2
+    exit "${2:-1}"
+}
+
+parse() {
+    source="" commit="" requirements=requirements.txt log_agent=no
+    while [ $# -gt 0 ]; do
+        case $1 in
+            --source) source=${2:-} && shift $(($# > 1 ? 2 : 1)) ;;
+            --commit) commit=${2:-} && shift $(($# > 1 ? 2 : 1)) ;;
+            --gpu) requirements=requirements-gpu.txt && shift ;;
+            --log-agent) log_agent=yes && shift ;;
+            *) fail "unknown argument $1: see the head of $0" 2 ;;
+        esac
+    done
+    [ -n "$source" ] || fail "--source is missing: a git repository or a .tar.gz of git archive" 2
+    [[ $commit =~ ^[0-9a-f]{40}$ ]] || fail "--commit is '$commit': give all 40 digits of git rev-parse HEAD" 2
+    [ "$(id -u)" = 0 ] || fail "this needs root: sudo $0 ..."
+    version=$home/versions/$commit
+}
+
+# Installs only what is missing, so that a machine that has all needs no network for it.
+install_packages() {
+    local missing=()
+    command -v git >/dev/null || missing+=(git)
+    command -v curl >/dev/null || missing+=(curl)
+    command -v logrotate >/dev/null || missing+=(logrotate)
+    [ -e /etc/ssl/certs/ca-certificates.crt ] || missing+=(ca-certificates)
+    /usr/bin/python3 -c 'import ensurepip, venv' 2>/dev/null || missing+=(python3-venv)
+    if [ "$log_agent" = yes ]; then
+        command -v gpg >/dev/null || missing+=(gnupg)
+    fi
+    if [ ${#missing[@]} -gt 0 ]; then
+        apt-get update -q
+        DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends "${missing[@]}"
+    fi
+    /usr/bin/python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
+        fail "/usr/bin/python3 is $(/usr/bin/python3 --version): the project needs 3.11 or newer (Debian 12, Ubuntu 24.04)"
+}
+
+make_user_and_folders() {
+    id "$user" >/dev/null 2>&1 ||
+        useradd --system --user-group --home-dir /var/lib/apex-jax --no-create-home --shell /usr/sbin/nologin "$user"
+    install -d -m 0755 "$home" "$home/versions"
+    install -d -m 0755 /etc/apex-jax
+    install -d -m 0700 -o "$user" -g "$user" /etc/apex-jax/keys
+    install -d -m 0750 -o "$user" -g "$user" /var/lib/apex-jax /var/log/apex-jax
+}
+
+fetch_source() { # into the folder $1
+    if [[ -f $source && $source == *.tar.gz ]]; then
+        local found
+        found=$(gzip -dc "$source" | git get-tar-commit-id) || fail "$source is not of git archive: it names no commit"
+        [ "$found" = "$commit" ] || fail "$source is of commit $found, not of $commit"
+        tar -xzf "$source" -C "$1" --no-same-owner
+    else
+        git -c init.defaultBranch=main init -q "$1"
+        git -C "$1" -c protocol.file.allow=always fetch -q --depth 1 "$source" "$commit" ||
+            git -C "$1" -c protocol.file.allow=always fetch -q "$source" || fail "$source cannot be fetched"
+        git -C "$1" -c advice.detachedHead=false checkout -q "$commit" || fail "$source has no commit $commit"
+    fi
+    [ -f "$1/main.py" ] || fail "$source has no main.py: it is not this project"
+}
+
+install_version() {
+    local stamp=$version/.venv/installed-$requirements
+    if [ -e "$stamp" ]; then
+        echo "commit $commit is installed"
+        return
+    fi
+    rm -rf "$version" # half made, or with other requirements
+    install -d -m 0755 "$version"
+    fetch_source "$version"
+    echo "$commit" >"$version/COMMIT"
+    /usr/bin/python3 -m venv "$version/.venv"
+    "$version/.venv/bin/python" -m pip install --quiet --disable-pip-version-check \
+        -r "$version/$requirements" -r "$version/deploy/requirements-host.txt"
+    "$version/.venv/bin/python" -m pip check --disable-pip-version-check
+    "$version/.venv/bin/python" -m compileall -q "$version/apex_jax" "$version/deploy" "$version/main.py"
+    touch "$stamp"
+}
+
+install_units() {
+    local units=$version/deploy/systemd
+    install -m 0644 "$units"/*.service "$units"/*.timer /etc/systemd/system/
+    install -d -m 0755 /etc/systemd/system/apex-jax@learner.service.d /etc/systemd/system/apex-jax@.service.d
+    install -m 0644 "$units"/apex-jax@learner.service.d/*.conf /etc/systemd/system/apex-jax@learner.service.d/
+    if [ "$(systemctl --version | awk 'NR == 1 { print $2 }')" -ge 254 ]; then
+        install -m 0644 "$units"/apex-jax@.service.d/backoff.conf /etc/systemd/system/apex-jax@.service.d/
+    fi
+    install -D -m 0644 "$units/apex-jax.logrotate" /etc/logrotate.d/apex-jax
+    if [ -d /run/systemd/system ]; then # not in an unpacked root, where nothing runs
+        systemctl daemon-reload
+    fi
+}
+
+install_log_agent() {
+    if [ -x /opt/aws/amazon-cloudwatch-agent/bin/amazon-cloudwatch-agent-ctl ]; then
+        return
+    fi
+    local folder package
+    folder=$(mktemp -d)
+    package=$agent_url/$(. /etc/os-release && echo "$ID")/$(dpkg --print-architecture)/latest/amazon-cloudwatch-agent.deb
+    curl -fsS --proto '=https' -o "$folder/agent.deb" "$package"
+    curl -fsS --proto '=https' -o "$folder/agent.deb.sig" "$package.sig"
+    curl -fsS --proto '=https' -o "$folder/agent.gpg" "$agent_url/assets/amazon-cloudwatch-agent.gpg"
+    install -d -m 0700 "$folder/gnupg"
+    gpg --homedir "$folder/gnupg" --quiet --import "$folder/agent.gpg"
+    # The status line names the primary key that signed; nothing else of gpg's answer counts.
+    gpg --homedir "$folder/gnupg" --status-fd 1 --verify "$folder/agent.deb.sig" "$folder/agent.deb" 2>/dev/null |
+        grep -q "VALIDSIG.* $agent_fingerprint\$" || fail "the CloudWatch agent's signature is not of the known key"
+    dpkg -i -E "$folder/agent.deb"
+    rm -rf "$folder"
+}
+
+main() {
+    parse "$@"
+    install_packages
+    make_user_and_folders
+    install_version
+    install_units
+    if [ "$log_agent" = yes ]; then
+        install_log_agent
+    fi
+    ln -sfn "$version" "$home/current.new" && mv -T "$home/current.new" "$home/current" # never without one
+    echo "ready: $home/current is $commit"
+}
+
+main "$@"

@@ -1,0 +1,98 @@
+# What a person must know. Each host reports its health once a minute (deploy/host/report_health.py).
+
+locals {
+  alarms = !var.running ? {} : {
+    learner-stopped = {
+      description = "The learner is not healthy: it has ended the run, hangs, or fails. See its log."
+      metric      = "Healthy", role = "learner", statistic = "Maximum", operator = "LessThanThreshold", threshold = 1
+      minutes     = 10, missing = "breaching"
+    }
+    replay-stopped = {
+      description = "The replay server is not healthy: everyone waits for it. See its log."
+      metric      = "Healthy", role = "replay", statistic = "Maximum", operator = "LessThanThreshold", threshold = 1
+      minutes     = 10, missing = "breaching"
+    }
+    replay-memory = {
+      description = "The replay server's memory is nearly full: lower replay.capacity_transitions or take a larger type."
+      metric      = "MemoryUsedPercent", role = "replay", statistic = "Maximum", operator = "GreaterThanThreshold", threshold = 85
+      minutes     = 5, missing = "missing"
+    }
+    replay-disk = {
+      description = "The replay server's disk is nearly full: its journal and snapshots need room."
+      metric      = "DiskUsedPercent", role = "replay", statistic = "Maximum", operator = "GreaterThanThreshold", threshold = 85
+      minutes     = 5, missing = "missing"
+    }
+    learner-disk = {
+      description = "The learner's disk is nearly full: lower learner.checkpoints_kept."
+      metric      = "DiskUsedPercent", role = "learner", statistic = "Maximum", operator = "GreaterThanThreshold", threshold = 85
+      minutes     = 5, missing = "missing"
+    }
+  }
+}
+
+resource "aws_sns_topic" "alarms" {
+  name              = "${var.name}-alarms"
+  kms_master_key_id = aws_kms_key.fleet.arn
+}
+
+resource "aws_sns_topic_subscription" "email" {
+  count = var.alarm_email == "" ? 0 : 1
+
+  topic_arn = aws_sns_topic.alarms.arn
+  protocol  = "email"
+  endpoint  = var.alarm_email
+}
+
+resource "aws_cloudwatch_metric_alarm" "host" {
+  for_each = local.alarms
+
+  alarm_name          = "${var.name}-${each.key}"
+  alarm_description   = each.value.description
+  namespace           = local.metric_namespace
+  metric_name         = each.value.metric
+  dimensions          = { Fleet = var.name, Role = each.value.role }
+  statistic           = each.value.statistic
+  comparison_operator = each.value.operator
+  threshold           = each.value.threshold
+  period              = 60
+  evaluation_periods  = each.value.minutes
+  treat_missing_data  = each.value.missing
+  alarm_actions       = [aws_sns_topic.alarms.arn]
+  ok_actions          = [aws_sns_topic.alarms.arn]
+}
+
+resource "aws_cloudwatch_metric_alarm" "actors_missing" {
+  count = var.running && local.actor_hosts > 0 ? 1 : 0
+
+  alarm_name          = "${var.name}-actors-missing"
+  alarm_description   = "Fewer actor hosts than asked for: spot capacity is short. Add instance types or zones, or wait."
+  namespace           = "AWS/AutoScaling"
+  metric_name         = "GroupInServiceInstances"
+  dimensions          = { AutoScalingGroupName = module.actor.group_name }
+  statistic           = "Maximum"
+  comparison_operator = "LessThanThreshold"
+  threshold           = local.actor_hosts
+  period              = 60
+  evaluation_periods  = 15
+  treat_missing_data  = "breaching"
+  alarm_actions       = [aws_sns_topic.alarms.arn]
+  ok_actions          = [aws_sns_topic.alarms.arn]
+}
+
+resource "aws_budgets_budget" "month" {
+  count = var.monthly_budget_usd > 0 ? 1 : 0
+
+  name         = "${var.name}-month"
+  budget_type  = "COST"
+  limit_amount = tostring(var.monthly_budget_usd)
+  limit_unit   = "USD"
+  time_unit    = "MONTHLY"
+
+  notification {
+    comparison_operator        = "GREATER_THAN"
+    threshold                  = 100
+    threshold_type             = "PERCENTAGE"
+    notification_type          = "FORECASTED"
+    subscriber_email_addresses = [var.alarm_email]
+  }
+}

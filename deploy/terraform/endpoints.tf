@@ -1,0 +1,84 @@
+# The AWS APIs that instances use, at addresses inside the VPC. Interface endpoints cost by the hour and zone.
+
+locals {
+  # Service -> what may be asked through its endpoint.
+  api_actions = {
+    logs             = ["logs:CreateLogStream", "logs:DescribeLogStreams", "logs:PutLogEvents"]
+    monitoring       = ["cloudwatch:PutMetricData"]
+    servicediscovery = ["servicediscovery:RegisterInstance", "servicediscovery:GetOperation"]
+    ssm              = ["ssm:GetParameter", "ssm:UpdateInstanceInformation"]
+    ssmmessages = [
+      "ssmmessages:CreateControlChannel",
+      "ssmmessages:CreateDataChannel",
+      "ssmmessages:OpenControlChannel",
+      "ssmmessages:OpenDataChannel",
+    ]
+  }
+  interface_endpoints = var.create_endpoints && var.running ? local.api_actions : {}
+}
+
+resource "aws_vpc_endpoint" "interface" {
+  for_each = local.interface_endpoints
+
+  vpc_id              = local.vpc_id
+  service_name        = "com.amazonaws.${var.region}.${each.key}"
+  vpc_endpoint_type   = "Interface"
+  private_dns_enabled = true
+  subnet_ids          = local.subnet_ids
+  security_group_ids  = [local.endpoints_group_id]
+  policy              = data.aws_iam_policy_document.endpoint[each.key].json
+  tags                = { Name = "${var.name}-${each.key}" }
+}
+
+resource "aws_vpc_endpoint" "s3" {
+  count = local.own_vpc && var.create_endpoints ? 1 : 0 # by the hour it costs nothing
+
+  vpc_id            = local.vpc_id
+  service_name      = "com.amazonaws.${var.region}.s3"
+  vpc_endpoint_type = "Gateway"
+  route_table_ids   = [aws_route_table.private[0].id]
+  policy            = data.aws_iam_policy_document.own_bucket.json
+  tags              = { Name = "${var.name}-s3" }
+}
+
+# Even stolen credentials of another account take nothing out through these endpoints.
+data "aws_iam_policy_document" "endpoint" {
+  #checkov:skip=CKV_AWS_111:The roles' own policies name the resources (iam.tf); this one bounds account and actions
+  #checkov:skip=CKV_AWS_356:As CKV_AWS_111
+  #checkov:skip=CKV_AWS_283:The principal is anyone of this account: the condition says so
+  for_each = local.interface_endpoints
+
+  statement {
+    effect    = "Allow"
+    actions   = each.value
+    resources = ["*"]
+
+    principals {
+      type        = "AWS"
+      identifiers = ["*"]
+    }
+    condition {
+      test     = "StringEquals"
+      variable = "aws:PrincipalAccount"
+      values   = [local.account_id]
+    }
+  }
+}
+
+data "aws_iam_policy_document" "own_bucket" {
+  statement {
+    effect    = "Allow"
+    actions   = ["s3:ListBucket", "s3:GetObject", "s3:PutObject", "s3:DeleteObject", "s3:AbortMultipartUpload", "s3:ListMultipartUploadParts"]
+    resources = [local.bucket_arn, "${local.bucket_arn}/*"]
+
+    principals {
+      type        = "AWS"
+      identifiers = ["*"]
+    }
+    condition {
+      test     = "StringEquals"
+      variable = "aws:PrincipalAccount"
+      values   = [local.account_id]
+    }
+  }
+}

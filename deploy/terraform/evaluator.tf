@@ -1,0 +1,11 @@
+# The evaluator plays full games with the newest weights. Spot: a game that is interrupted is played again.
+
+module "evaluator" {
+  source = "./role"
+  count  = var.evaluator ? 1 : 0
+
+  settings        = local.group["evaluator"]
+  subnet_ids      = local.subnet_ids
+  hosts           = var.running ? 1 : 0
+  spot_percentage = 100
+}

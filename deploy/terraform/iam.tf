@@ -1,0 +1,182 @@
+# What each role may do in AWS, and nothing more. Instances have no other credentials.
+
+data "aws_iam_policy_document" "assume" {
+  for_each = toset(["ec2", "vpc-flow-logs"])
+
+  statement {
+    actions = ["sts:AssumeRole"]
+
+    principals {
+      type        = "Service"
+      identifiers = ["${each.key}.amazonaws.com"]
+    }
+  }
+}
+
+resource "aws_iam_role" "role" {
+  for_each = local.roles
+
+  name                 = "${var.name}-${var.region}-${each.key}"
+  description          = "Instances of the role ${each.key} of the fleet ${var.name}"
+  assume_role_policy   = data.aws_iam_policy_document.assume["ec2"].json
+  permissions_boundary = var.permissions_boundary_arn == "" ? null : var.permissions_boundary_arn
+}
+
+resource "aws_iam_instance_profile" "role" {
+  for_each = local.roles
+
+  name = aws_iam_role.role[each.key].name
+  role = aws_iam_role.role[each.key].name
+}
+
+resource "aws_iam_role_policy" "role" {
+  for_each = local.roles
+
+  name   = "fleet"
+  role   = aws_iam_role.role[each.key].id
+  policy = data.aws_iam_policy_document.role[each.key].json
+}
+
+data "aws_iam_policy_document" "role" {
+  #checkov:skip=CKV_AWS_111:The write actions on "*" know no resource: the agent's channels, metrics of one namespace
+  #checkov:skip=CKV_AWS_356:As CKV_AWS_111
+  for_each = local.roles
+
+  statement {
+    sid       = "SessionManager"
+    resources = ["*"] # these actions know no resource
+    actions = [
+      "ssm:UpdateInstanceInformation",
+      "ssmmessages:CreateControlChannel",
+      "ssmmessages:CreateDataChannel",
+      "ssmmessages:OpenControlChannel",
+      "ssmmessages:OpenDataChannel",
+    ]
+  }
+
+  statement { # SecureStrings are under AWS's own key for them, which needs no permission of its own
+    sid     = "Keys"
+    actions = ["ssm:GetParameter"]
+    resources = [
+      for file in local.key_files[each.key] : "arn:${local.partition}:ssm:${var.region}:${local.account_id}:parameter${local.key_path}/${file}"
+    ]
+  }
+
+  statement {
+    sid       = "Logs"
+    actions   = ["logs:CreateLogStream", "logs:DescribeLogStreams", "logs:PutLogEvents"]
+    resources = ["${aws_cloudwatch_log_group.role[each.key].arn}:*"]
+  }
+
+  statement {
+    sid       = "Health"
+    actions   = ["cloudwatch:PutMetricData"]
+    resources = ["*"]
+
+    condition {
+      test     = "StringEquals"
+      variable = "cloudwatch:namespace"
+      values   = [local.metric_namespace]
+    }
+  }
+
+  dynamic "statement" { # an actor stores nothing
+    for_each = each.key == "actor" ? [] : [local.bucket_arn]
+
+    content {
+      sid       = "ListRun"
+      actions   = ["s3:ListBucket"]
+      resources = [statement.value]
+
+      condition {
+        test     = "StringLike"
+        variable = "s3:prefix"
+        values   = [local.run_prefix, "${local.run_prefix}/*"]
+      }
+    }
+  }
+
+  dynamic "statement" {
+    for_each = each.key == "actor" ? [] : [[for folder in local.run_folders[each.key] : "${local.bucket_arn}/${local.run_prefix}/${folder}/*"]]
+
+    content {
+      sid       = "Run"
+      actions   = ["s3:GetObject", "s3:PutObject", "s3:DeleteObject", "s3:AbortMultipartUpload", "s3:ListMultipartUploadParts"]
+      resources = statement.value
+    }
+  }
+
+  dynamic "statement" {
+    for_each = each.key == "actor" || local.bucket_key_arn == "" ? [] : [local.bucket_key_arn]
+
+    content {
+      sid       = "RunEncryption"
+      actions   = ["kms:Decrypt", "kms:GenerateDataKey"]
+      resources = [statement.value]
+
+      condition {
+        test     = "StringEquals"
+        variable = "kms:ViaService"
+        values   = ["s3.${var.region}.amazonaws.com"]
+      }
+    }
+  }
+
+  dynamic "statement" { # its private name, and no other record's
+    for_each = contains(keys(local.host), each.key) ? [aws_service_discovery_service.host[each.key].arn] : []
+
+    content {
+      sid       = "Name"
+      actions   = ["servicediscovery:RegisterInstance"]
+      resources = [statement.value]
+    }
+  }
+
+  dynamic "statement" { # which Cloud Map does in the instance's name
+    for_each = contains(keys(local.host), each.key) ? [aws_service_discovery_private_dns_namespace.fleet.hosted_zone] : []
+
+    content {
+      sid       = "NameRecord"
+      actions   = ["route53:ChangeResourceRecordSets", "route53:GetHostedZone"]
+      resources = ["arn:${local.partition}:route53:::hostedzone/${statement.value}"]
+    }
+  }
+
+  dynamic "statement" {
+    for_each = contains(keys(local.host), each.key) ? ["*"] : []
+
+    content {
+      sid       = "NameLookup"
+      actions   = ["route53:ListHostedZonesByName", "servicediscovery:GetOperation"]
+      resources = [statement.value]
+    }
+  }
+}
+
+# --- what writes the log of refused traffic ---
+
+resource "aws_iam_role" "flow" {
+  count = local.own_vpc ? 1 : 0
+
+  name                 = "${var.name}-${var.region}-flow-log"
+  description          = "Log of refused traffic of the fleet ${var.name}"
+  assume_role_policy   = data.aws_iam_policy_document.assume["vpc-flow-logs"].json
+  permissions_boundary = var.permissions_boundary_arn == "" ? null : var.permissions_boundary_arn
+}
+
+resource "aws_iam_role_policy" "flow" {
+  count = local.own_vpc ? 1 : 0
+
+  name   = "write"
+  role   = aws_iam_role.flow[0].id
+  policy = data.aws_iam_policy_document.flow[0].json
+}
+
+data "aws_iam_policy_document" "flow" {
+  count = local.own_vpc ? 1 : 0
+
+  statement {
+    actions   = ["logs:CreateLogStream", "logs:DescribeLogStreams", "logs:PutLogEvents"]
+    resources = ["${aws_cloudwatch_log_group.flow[0].arn}:*"]
+  }
+}

@@ -1,0 +1,60 @@
+# Names that several files share.
+
+data "aws_caller_identity" "current" {}
+
+data "aws_partition" "current" {}
+
+locals {
+  account_id = data.aws_caller_identity.current.account_id
+  partition  = data.aws_partition.current.partition
+
+  roles = toset(["replay", "learner", "actor", "evaluator"])
+  ports = { experience = 5550, sampling = 5551, weights = 5552, status = 5559, tensorboard = 6006 }
+
+  domain = "${var.name}.internal" # of the private names that replay and learner are found by
+  host   = { for role in ["replay", "learner"] : role => "${role}.${local.domain}" }
+
+  bucket_name    = var.bucket != "" ? var.bucket : aws_s3_bucket.results[0].bucket
+  bucket_arn     = "arn:${local.partition}:s3:::${local.bucket_name}"
+  bucket_key_arn = var.bucket != "" ? var.bucket_kms_key_arn : aws_kms_key.fleet.arn
+  run_prefix     = "runs/${var.run}"
+  run_url        = "s3://${local.bucket_name}/${local.run_prefix}"
+
+  # The folders of the run that each role writes: its copy of the state (storage.url), and results for people.
+  run_folders = {
+    replay    = ["replay", "results"]
+    learner   = ["learner", "results"]
+    evaluator = ["results"]
+  }
+
+  key_path = "/apex-jax/${var.name}/keys" # deploy/push_keys.py writes there
+  # The keys each role may read: its own secret one, and the public ones of its servers and of the clients it lets in.
+  key_files = {
+    replay    = ["replay.secret", "replay.public", "actor.public", "learner.public"]
+    learner   = ["learner.secret", "learner.public", "replay.public", "actor.public", "evaluator.public"]
+    actor     = ["actor.secret", "actor.public", "replay.public", "learner.public"]
+    evaluator = ["evaluator.secret", "evaluator.public", "learner.public"]
+  }
+
+  image_ids = {
+    cpu = var.cpu_image_id != "" ? var.cpu_image_id : data.aws_ami.own["cpu"].id
+    gpu = var.gpu_image_id != "" ? var.gpu_image_id : data.aws_ami.own["gpu"].id
+  }
+}
+
+# Images of exactly this commit: a new version is a new commit, never a surprise of the next apply.
+data "aws_ami" "own" {
+  for_each = toset([for kind, id in { cpu = var.cpu_image_id, gpu = var.gpu_image_id } : kind if id == ""])
+
+  owners      = ["self"]
+  most_recent = true
+
+  filter {
+    name   = "name"
+    values = ["apex-jax-${each.key}-*"]
+  }
+  filter {
+    name   = "tag:Commit"
+    values = [var.commit]
+  }
+}

@@ -1,0 +1,101 @@
+# A VPC without a way in or out: private subnets, no internet gateway, no NAT. What instances need of AWS they reach
+# through endpoints (endpoints.tf). With var.vpc_id, all of this is left to the existing VPC.
+
+data "aws_availability_zones" "available" {
+  state = "available"
+
+  filter { # no local or wavelength zones
+    name   = "opt-in-status"
+    values = ["opt-in-not-required"]
+  }
+}
+
+locals {
+  own_vpc    = var.vpc_id == ""
+  vpc_id     = local.own_vpc ? aws_vpc.fleet[0].id : var.vpc_id
+  subnet_ids = local.own_vpc ? aws_subnet.private[*].id : var.subnet_ids
+}
+
+resource "aws_vpc" "fleet" {
+  count = local.own_vpc ? 1 : 0
+
+  cidr_block           = var.vpc_cidr
+  enable_dns_support   = true
+  enable_dns_hostnames = true # the endpoints' private names need it
+  tags                 = { Name = var.name }
+}
+
+resource "aws_subnet" "private" {
+  count = local.own_vpc ? var.zones : 0
+
+  vpc_id                  = aws_vpc.fleet[0].id
+  cidr_block              = cidrsubnet(var.vpc_cidr, 2, count.index)
+  availability_zone       = data.aws_availability_zones.available.names[count.index]
+  map_public_ip_on_launch = false
+  tags                    = { Name = "${var.name}-private-${count.index}" }
+}
+
+resource "aws_route_table" "private" {
+  count = local.own_vpc ? 1 : 0
+
+  vpc_id = aws_vpc.fleet[0].id # no route but the local one, and S3's, which its endpoint adds
+  tags   = { Name = "${var.name}-private" }
+}
+
+resource "aws_route_table_association" "private" {
+  count = local.own_vpc ? var.zones : 0
+
+  subnet_id      = aws_subnet.private[count.index].id
+  route_table_id = aws_route_table.private[0].id
+}
+
+# Nothing uses the VPC's default group; without rules nothing can by mistake.
+resource "aws_default_security_group" "unused" {
+  count = local.own_vpc ? 1 : 0
+
+  vpc_id = aws_vpc.fleet[0].id
+}
+
+# What security groups refuse is a fault or an attack: either is worth a line.
+resource "aws_flow_log" "rejected" {
+  count = local.own_vpc ? 1 : 0
+
+  vpc_id          = aws_vpc.fleet[0].id
+  traffic_type    = "REJECT"
+  log_destination = aws_cloudwatch_log_group.flow[0].arn
+  iam_role_arn    = aws_iam_role.flow[0].arn
+}
+
+resource "aws_cloudwatch_log_group" "flow" {
+  count = local.own_vpc ? 1 : 0
+
+  name              = "/apex-jax/${var.name}/rejected-traffic"
+  retention_in_days = var.log_retention_days
+  kms_key_id        = aws_kms_key.fleet.arn
+}
+
+# --- the names replay.NAME.internal and learner.NAME.internal ---
+
+resource "aws_service_discovery_private_dns_namespace" "fleet" {
+  name        = local.domain
+  description = "Replay and learner of the fleet ${var.name}, wherever they run now."
+  vpc         = local.vpc_id
+}
+
+# The instance registers itself at boot, under the role's name as identity: a replacement takes the record over.
+resource "aws_service_discovery_service" "host" {
+  for_each = local.host
+
+  name          = each.key
+  force_destroy = true # what instances have registered goes with it
+
+  dns_config {
+    namespace_id   = aws_service_discovery_private_dns_namespace.fleet.id
+    routing_policy = "MULTIVALUE"
+
+    dns_records {
+      type = "A"
+      ttl  = 10 # seconds that peers look for an instance that has gone
+    }
+  }
+}

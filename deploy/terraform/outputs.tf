@@ -1,0 +1,44 @@
+output "run_url" {
+  description = "Where the run's checkpoints and results are."
+  value       = local.run_url
+}
+
+output "log_groups" {
+  description = "Log group of each role."
+  value       = { for role, group in aws_cloudwatch_log_group.role : role => group.name }
+}
+
+output "estimated_hourly_usd" {
+  description = "Estimated cost of an hour, in US dollars, without storage, logs and traffic: prices.tf, 2026-11."
+  value       = local.prices_known ? format("%.2f", local.estimated_hourly_usd) : "unknown: prices.tf lacks a chosen instance type"
+}
+
+output "commands" {
+  description = "The commands of the day, ready to paste."
+  value = {
+    watch       = "aws logs tail ${aws_cloudwatch_log_group.role["learner"].name} --follow --region ${var.region}"
+    shell       = "aws ssm start-session --region ${var.region} --target ${local.find_instance.learner}"
+    tensorboard = "aws ssm start-session --region ${var.region} --target ${local.find_instance.learner} --document-name AWS-StartPortForwardingSession --parameters portNumber=${local.ports.tensorboard},localPortNumber=${local.ports.tensorboard}  # then http://localhost:${local.ports.tensorboard}"
+    status      = "aws ssm start-session --region ${var.region} --target ${local.find_instance.learner} --document-name AWS-StartPortForwardingSession --parameters portNumber=${local.ports.status},localPortNumber=${local.ports.status}  # then python main.py status tcp://127.0.0.1:${local.ports.status}"
+    fetch       = "AWS_REGION=${var.region} python main.py storage pull ${local.run_url} ${var.run} && aws s3 sync ${local.run_url}/results ${var.run} --region ${var.region}"
+    actors      = "terraform apply -var actor_hosts=N"
+    stop        = "terraform apply -var running=false"
+    destroy     = "terraform apply -var running=false -var delete_results=true && terraform destroy -var delete_results=true  # the results go, too, unless the bucket was given"
+  }
+}
+
+locals {
+  find_instance = {
+    for role in ["replay", "learner"] : role => format(
+      "$(aws ec2 describe-instances --region %s --filters Name=tag:Fleet,Values=%s Name=tag:Role,Values=%s Name=instance-state-name,Values=running --query 'Reservations[0].Instances[0].InstanceId' --output text)",
+      var.region, var.name, role
+    )
+  }
+}
+
+# --- what the tests read ---
+
+output "user_data" {
+  description = "Cloud-init user data of each role; no secret is in it."
+  value       = local.user_data
+}

@@ -1,0 +1,39 @@
+# What `size` stands for. Every number can be overridden by the variable of its name.
+
+locals {
+  presets = {
+    small = { # one game in an afternoon: a quarter of the paper's acting, all of its learning
+      config_file             = "atari.yaml"
+      ladder_environments     = 128
+      actor_hosts             = 2
+      actor_host_environments = 64
+      volume_gib              = { replay = 40, learner = 60, actor = 20, evaluator = 20 }
+      instance_types = {
+        replay    = ["r7i.large", "r6i.large", "r7a.large", "r6a.large"]
+        learner   = ["g6.xlarge", "g5.xlarge"]
+        actor     = ["c7i.xlarge", "c6i.xlarge", "c7a.xlarge", "c6a.xlarge", "m7i.xlarge", "m6i.xlarge"]
+        evaluator = ["c7i.large", "c6i.large", "c7a.large", "c6a.large"]
+      }
+    }
+    paper = { # Horgan et al. 2018: 360 environments, 2 M transitions of 7.8 kB on a device of 24 GB
+      config_file             = "paper.yaml"
+      ladder_environments     = 360
+      actor_hosts             = 6
+      actor_host_environments = 60
+      volume_gib              = { replay = 80, learner = 80, actor = 20, evaluator = 20 }
+      instance_types = {
+        replay    = ["r7i.xlarge", "r6i.xlarge", "r7a.xlarge", "r6a.xlarge"]
+        learner   = ["g6.2xlarge", "g5.2xlarge"]
+        actor     = ["c7i.2xlarge", "c6i.2xlarge", "c7a.2xlarge", "c6a.2xlarge", "m7i.2xlarge", "m6i.2xlarge"]
+        evaluator = ["c7i.xlarge", "c6i.xlarge", "c7a.xlarge", "c6a.xlarge"]
+      }
+    }
+  }
+  preset = local.presets[var.size]
+
+  config_file             = coalesce(var.config_file, local.preset.config_file)
+  ladder_environments     = coalesce(var.ladder_environments, local.preset.ladder_environments)
+  actor_hosts             = var.actor_hosts == null ? local.preset.actor_hosts : var.actor_hosts
+  actor_host_environments = coalesce(var.actor_host_environments, local.preset.actor_host_environments)
+  instance_types          = merge(local.preset.instance_types, var.instance_types)
+}

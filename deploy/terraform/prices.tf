@@ -1,0 +1,33 @@
+# What an hour costs, roughly. Prices age: these are list prices of us-east-1 for Linux on demand, in US dollars, put
+# down by hand for 2026-11 (docs/deploy.md says how to check them). Another region costs up to 1.5 times as much.
+
+locals {
+  hourly_usd = {
+    "r7i.large"   = 0.1323, "r6i.large" = 0.126, "r7a.large" = 0.1522, "r6a.large" = 0.1134
+    "r7i.xlarge"  = 0.2646, "r6i.xlarge" = 0.252, "r7a.xlarge" = 0.3043, "r6a.xlarge" = 0.2268
+    "g6.xlarge"   = 0.8048, "g5.xlarge" = 1.006, "g6.2xlarge" = 0.9776, "g5.2xlarge" = 1.212
+    "c7i.large"   = 0.0893, "c6i.large" = 0.085, "c7a.large" = 0.1026, "c6a.large" = 0.0765
+    "c7i.xlarge"  = 0.1785, "c6i.xlarge" = 0.17, "c7a.xlarge" = 0.2053, "c6a.xlarge" = 0.153
+    "c7i.2xlarge" = 0.357, "c6i.2xlarge" = 0.34, "c7a.2xlarge" = 0.4106, "c6a.2xlarge" = 0.306
+    "m7i.xlarge"  = 0.2016, "m6i.xlarge" = 0.192, "m7i.2xlarge" = 0.4032, "m6i.2xlarge" = 0.384
+  }
+  spot_share         = 0.4  # of the on-demand price: an assumption, spot prices move
+  endpoint_usd       = 0.01 # an interface endpoint, in one zone
+  gibibyte_hour_usd  = 0.08 / 730
+  monthly_fixed_usd  = 1 + 6 * 0.1 + 0.5 # KMS key, alarms, private zone
+  hosts              = { replay = 1, learner = 1, actor = local.actor_hosts, evaluator = var.evaluator ? 1 : 0 }
+  spot_percentage_of = { replay = 0, learner = 0, actor = var.actor_spot_percentage, evaluator = 100 }
+
+  role_usd = {
+    for role in local.roles : role => local.hosts[role] * (
+      lookup(local.hourly_usd, local.instance_types[role][0], 0) * (1 - (1 - local.spot_share) * local.spot_percentage_of[role] / 100)
+      + local.preset.volume_gib[role] * local.gibibyte_hour_usd
+    )
+  }
+  endpoints_usd = length(local.interface_endpoints) * length(local.subnet_ids) * local.endpoint_usd
+  prices_known  = alltrue([for role in local.roles : contains(keys(local.hourly_usd), local.instance_types[role][0])])
+
+  estimated_hourly_usd = !var.running ? local.monthly_fixed_usd / 730 : (
+    sum(values(local.role_usd)) + local.endpoints_usd + local.monthly_fixed_usd / 730
+  )
+}

@@ -1,0 +1,113 @@
+# The hosts of one role: a launch template, and a group that keeps `hosts` of them alive.
+
+resource "aws_launch_template" "role" {
+  name                   = var.settings.name
+  image_id               = var.settings.image_id
+  instance_type          = var.settings.instance_types[0]
+  user_data              = base64encode(var.settings.user_data)
+  update_default_version = true
+
+  iam_instance_profile {
+    name = var.settings.instance_profile_name
+  }
+
+  network_interfaces {
+    associate_public_ip_address = false
+    delete_on_termination       = true
+    security_groups             = [var.settings.security_group_id]
+  }
+
+  metadata_options { # IMDSv2 only, and for nothing that is routed, such as a container
+    http_endpoint               = "enabled"
+    http_tokens                 = "required"
+    http_put_response_hop_limit = 1
+    instance_metadata_tags      = "disabled"
+  }
+
+  block_device_mappings {
+    device_name = "/dev/sda1"
+
+    ebs {
+      volume_size           = var.settings.volume_gib
+      volume_type           = "gp3"
+      encrypted             = true
+      delete_on_termination = true
+    }
+  }
+
+  monitoring {
+    enabled = true
+  }
+
+  dynamic "tag_specifications" {
+    for_each = toset(["instance", "volume", "network-interface"])
+
+    content {
+      resource_type = tag_specifications.value
+      tags          = merge(var.settings.tags, { Name = var.settings.name })
+    }
+  }
+
+  tags = var.settings.tags
+}
+
+resource "aws_autoscaling_group" "role" {
+  name                      = var.settings.name
+  min_size                  = var.hosts
+  max_size                  = var.hosts
+  desired_capacity          = var.hosts
+  vpc_zone_identifier       = var.subnet_ids
+  health_check_type         = "EC2"
+  health_check_grace_period = 300
+  capacity_rebalance        = var.spot_percentage > 0 # the replacement starts before a spot instance in danger goes
+  wait_for_capacity_timeout = "0"                     # an apply does not fail for want of spot capacity; an alarm says it
+  enabled_metrics           = ["GroupDesiredCapacity", "GroupInServiceInstances"]
+  metrics_granularity       = "1Minute"
+  force_delete              = false
+
+  mixed_instances_policy {
+    instances_distribution {
+      on_demand_base_capacity                  = 0
+      on_demand_percentage_above_base_capacity = 100 - var.spot_percentage
+      on_demand_allocation_strategy            = "prioritized"
+      spot_allocation_strategy                 = "price-capacity-optimized"
+    }
+
+    launch_template {
+      launch_template_specification {
+        launch_template_id = aws_launch_template.role.id
+        version            = aws_launch_template.role.latest_version
+      }
+
+      dynamic "override" {
+        for_each = var.settings.instance_types
+
+        content {
+          instance_type = override.value
+        }
+      }
+    }
+  }
+
+  # A new image or new settings replace the hosts: one that is the only one goes before the next comes (two learners
+  # would share one name), of several half stay.
+  instance_refresh {
+    strategy = "Rolling"
+
+    preferences {
+      min_healthy_percentage = var.hosts > 1 ? 50 : 0
+      max_healthy_percentage = 100
+      instance_warmup        = 120
+    }
+  }
+
+  dynamic "tag" {
+    for_each = merge(var.settings.tags, { Name = var.settings.name })
+
+    content {
+      key                 = tag.key
+      value               = tag.value
+      propagate_at_launch = true
+    }
+  }
+}

@@ -1,0 +1,28 @@
+output "group_name" {
+  description = "Name of the Auto Scaling group."
+  value       = aws_autoscaling_group.role.name
+}
+
+output "group" {
+  description = "The group as made: what tests read."
+  value = {
+    hosts              = aws_autoscaling_group.role.desired_capacity
+    min_size           = aws_autoscaling_group.role.min_size
+    max_size           = aws_autoscaling_group.role.max_size
+    capacity_rebalance = aws_autoscaling_group.role.capacity_rebalance
+    subnet_ids         = aws_autoscaling_group.role.vpc_zone_identifier
+    distribution       = aws_autoscaling_group.role.mixed_instances_policy[0].instances_distribution[0]
+    instance_types     = aws_autoscaling_group.role.mixed_instances_policy[0].launch_template[0].override[*].instance_type
+  }
+}
+
+output "template" {
+  description = "The launch template as made: what tests read."
+  value = {
+    image_id          = aws_launch_template.role.image_id
+    user_data         = base64decode(aws_launch_template.role.user_data)
+    metadata_options  = aws_launch_template.role.metadata_options[0]
+    volume            = aws_launch_template.role.block_device_mappings[0].ebs[0]
+    network_interface = aws_launch_template.role.network_interfaces[0]
+  }
+}

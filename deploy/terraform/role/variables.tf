@@ -1,0 +1,44 @@
+variable "settings" {
+  description = "What all roles have alike in kind (roles.tf of the fleet)."
+  type = object({
+    name                  = string
+    role                  = string
+    user_data             = string
+    image_id              = string
+    instance_types        = list(string)
+    volume_gib            = number
+    instance_profile_name = string
+    security_group_id     = string
+    tags                  = map(string)
+  })
+
+  validation {
+    condition     = length(var.settings.user_data) <= 16384
+    error_message = "settings.user_data: EC2 takes at most 16384 bytes."
+  }
+}
+
+variable "subnet_ids" {
+  description = "Subnets that the hosts may start in."
+  type        = list(string)
+}
+
+variable "hosts" {
+  description = "Number of hosts."
+  type        = number
+
+  validation {
+    condition     = var.hosts >= 0 && floor(var.hosts) == var.hosts
+    error_message = "hosts: a whole number, 0 or more."
+  }
+}
+
+variable "spot_percentage" {
+  description = "Share of the hosts that are spot instances, in percent."
+  type        = number
+
+  validation {
+    condition     = var.spot_percentage >= 0 && var.spot_percentage <= 100
+    error_message = "spot_percentage: 0 to 100."
+  }
+}

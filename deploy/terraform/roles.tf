@@ -1,0 +1,114 @@
+# What the hosts of all roles are told: the settings of the run, in the environment file that cloud-init writes.
+
+locals {
+  metric_namespace = "ApexJax"
+
+  # The agreement of the fleet: the same for every role.
+  common_settings = merge(
+    {
+      "environment.task"         = var.task
+      "actor.ladder_size"        = tostring(local.ladder_environments)
+      "run_directory"            = "/var/lib/apex-jax/${var.run}"
+      "security.keys"            = "/etc/apex-jax/keys"
+      "addresses.status"         = "tcp://127.0.0.1:${local.ports.status}"
+      "metrics_interval_seconds" = "15"
+    },
+    var.settings,
+  )
+
+  storage_settings = { "storage.url" = local.run_url }
+
+  role_settings = {
+    replay = merge(local.storage_settings, {
+      "addresses.experience" = "tcp://*:${local.ports.experience}"
+      "addresses.sampling"   = "tcp://*:${local.ports.sampling}"
+    })
+    learner = merge(local.storage_settings, {
+      "addresses.sampling" = "tcp://${local.host.replay}:${local.ports.sampling}"
+      "addresses.weights"  = "tcp://*:${local.ports.weights}"
+    })
+    actor = {
+      "addresses.experience" = "tcp://${local.host.replay}:${local.ports.experience}"
+      "addresses.weights"    = "tcp://${local.host.learner}:${local.ports.weights}"
+      "actor.environments"   = tostring(local.actor_host_environments)
+      "actor.device"         = "cpu"
+    }
+    evaluator = {
+      "addresses.weights" = "tcp://${local.host.learner}:${local.ports.weights}"
+    }
+  }
+
+  # KEY=value lines for systemd; see deploy/host and deploy/systemd for who reads them.
+  environment = {
+    for role in local.roles : role => {
+      APEX_JAX_ROLE                  = role
+      APEX_JAX_FLEET                 = var.name
+      APEX_JAX_CONFIG                = "configs/${local.config_file}"
+      APEX_JAX_SETTINGS              = join(" ", [for key, value in merge(local.common_settings, local.role_settings[role]) : "${key}=${value}"])
+      APEX_JAX_RUN                   = "/var/lib/apex-jax/${var.run}"
+      APEX_JAX_STORAGE               = role == "actor" ? "" : local.run_url
+      APEX_JAX_KEY_PATH              = local.key_path
+      APEX_JAX_KEY_FILES             = join(" ", local.key_files[role])
+      APEX_JAX_SERVICE_ID            = contains(keys(local.host), role) ? aws_service_discovery_service.host[role].id : ""
+      APEX_JAX_NAMESPACE             = local.metric_namespace
+      APEX_JAX_STATUS                = "http://127.0.0.1:${local.ports.status}/status"
+      AWS_DEFAULT_REGION             = var.region
+      AWS_REGION                     = var.region
+      XDG_CACHE_HOME                 = "/var/lib/apex-jax/cache"
+      PYTHONUNBUFFERED               = "1"
+      XLA_PYTHON_CLIENT_MEM_FRACTION = "0.9" # the frame store is most of what a learner's device holds
+    }
+  }
+
+  units = {
+    replay    = ["apex-jax@replay.service", "apex-jax-health.timer", "apex-jax-results.timer"]
+    learner   = ["apex-jax@learner.service", "apex-jax-health.timer", "apex-jax-results.timer", "apex-jax-tensorboard.service"]
+    actor     = ["apex-jax@actor.service", "apex-jax-health.timer", "apex-jax-spot-watch.service"]
+    evaluator = ["apex-jax@evaluator.service", "apex-jax-health.timer", "apex-jax-results.timer", "apex-jax-spot-watch.service"]
+  }
+
+  user_data = {
+    for role in local.roles : role => templatefile("${path.module}/templates/cloud_init.yaml.tftpl", {
+      role        = role
+      fleet       = var.name
+      environment = join("\n", [for key, value in local.environment[role] : "${key}=\"${value}\""])
+      units       = local.units[role]
+      log_agent = jsonencode({
+        logs = {
+          logs_collected = {
+            files = {
+              collect_list = [{
+                file_path       = "/var/log/apex-jax/*.log"
+                log_group_name  = aws_cloudwatch_log_group.role[role].name
+                log_stream_name = "{instance_id}"
+              }]
+            }
+          }
+        }
+      })
+    })
+  }
+
+  group = { # what every role's module is given alike
+    for role in local.roles : role => {
+      name                  = "${var.name}-${role}"
+      role                  = role
+      user_data             = local.user_data[role]
+      image_id              = local.image_ids[role == "learner" ? "gpu" : "cpu"]
+      instance_types        = local.instance_types[role]
+      volume_gib            = local.preset.volume_gib[role]
+      instance_profile_name = aws_iam_instance_profile.role[role].name
+      security_group_id     = aws_security_group.role[role].id
+      tags                  = merge({ Project = "apex-jax", Fleet = var.name, Role = role }, var.tags)
+    }
+  }
+}
+
+resource "aws_cloudwatch_log_group" "role" {
+  #checkov:skip=CKV_AWS_338:A run is over in days; var.log_retention_days says how long its logs matter
+  for_each = local.roles
+
+  name              = "/apex-jax/${var.name}/${each.key}"
+  retention_in_days = var.log_retention_days
+  kms_key_id        = aws_kms_key.fleet.arn
+}

@@ -1,0 +1,98 @@
+# Who may talk to whom: one group a role, every rule names another group or S3's prefix list, no rule an address.
+
+locals {
+  # The three links, and nothing else between hosts: client -> server.
+  links = {
+    actor-experience  = { client = "actor", server = "replay", port = local.ports.experience }
+    learner-sampling  = { client = "learner", server = "replay", port = local.ports.sampling }
+    actor-weights     = { client = "actor", server = "learner", port = local.ports.weights }
+    evaluator-weights = { client = "evaluator", server = "learner", port = local.ports.weights }
+  }
+
+  endpoints_group_id = var.create_endpoints ? aws_security_group.endpoints[0].id : var.endpoints_security_group_id
+}
+
+resource "aws_security_group" "role" {
+  for_each = local.roles
+
+  name        = "${var.name}-${each.key}"
+  description = "Role ${each.key} of the fleet ${var.name}"
+  vpc_id      = local.vpc_id
+  tags        = { Name = "${var.name}-${each.key}" }
+
+  lifecycle {
+    create_before_destroy = true
+  }
+}
+
+resource "aws_security_group" "endpoints" {
+  count = var.create_endpoints ? 1 : 0
+
+  name        = "${var.name}-endpoints"
+  description = "VPC endpoints of the fleet ${var.name}"
+  vpc_id      = local.vpc_id
+  tags        = { Name = "${var.name}-endpoints" }
+
+  lifecycle {
+    create_before_destroy = true
+  }
+}
+
+resource "aws_vpc_security_group_ingress_rule" "link" {
+  for_each = local.links
+
+  security_group_id            = aws_security_group.role[each.value.server].id
+  referenced_security_group_id = aws_security_group.role[each.value.client].id
+  description                  = "${each.key} link"
+  ip_protocol                  = "tcp"
+  from_port                    = each.value.port
+  to_port                      = each.value.port
+}
+
+resource "aws_vpc_security_group_egress_rule" "link" {
+  for_each = local.links
+
+  security_group_id            = aws_security_group.role[each.value.client].id
+  referenced_security_group_id = aws_security_group.role[each.value.server].id
+  description                  = "${each.key} link"
+  ip_protocol                  = "tcp"
+  from_port                    = each.value.port
+  to_port                      = each.value.port
+}
+
+resource "aws_vpc_security_group_ingress_rule" "endpoints" {
+  for_each = local.roles
+
+  security_group_id            = local.endpoints_group_id
+  referenced_security_group_id = aws_security_group.role[each.key].id
+  description                  = "AWS APIs for ${each.key}"
+  ip_protocol                  = "tcp"
+  from_port                    = 443
+  to_port                      = 443
+}
+
+resource "aws_vpc_security_group_egress_rule" "endpoints" {
+  for_each = local.roles
+
+  security_group_id            = aws_security_group.role[each.key].id
+  referenced_security_group_id = local.endpoints_group_id
+  description                  = "AWS APIs"
+  ip_protocol                  = "tcp"
+  from_port                    = 443
+  to_port                      = 443
+}
+
+data "aws_ec2_managed_prefix_list" "s3" {
+  name = "com.amazonaws.${var.region}.s3"
+}
+
+resource "aws_vpc_security_group_egress_rule" "s3" {
+  for_each = setsubtract(local.roles, ["actor"]) # an actor stores nothing
+
+  security_group_id = aws_security_group.role[each.key].id
+  prefix_list_id    = data.aws_ec2_managed_prefix_list.s3.id
+  description       = "S3, through its endpoint"
+  ip_protocol       = "tcp"
+  from_port         = 443
+  to_port           = 443
+}

@@ -1,0 +1,111 @@
+# Checkpoints, the replay's copy and results: everything of a run that outlives an instance.
+
+resource "aws_s3_bucket" "results" {
+  #checkov:skip=CKV_AWS_18:Only the fleet's roles can read it, through their endpoint; access logs would cost a second bucket
+  #checkov:skip=CKV_AWS_144:A run can be trained anew: a second region's copy would cost more than it protects
+  #checkov:skip=CKV2_AWS_62:Nothing waits for an object to appear
+  count = var.bucket == "" ? 1 : 0
+
+  bucket_prefix = "${var.name}-"
+  force_destroy = var.delete_results
+  depends_on    = [aws_kms_key.fleet] # a bucket that may not be deleted keeps the key that its objects need
+}
+
+resource "aws_s3_bucket_versioning" "results" {
+  count = var.bucket == "" ? 1 : 0
+
+  bucket = aws_s3_bucket.results[0].id
+
+  versioning_configuration {
+    status = "Enabled"
+  }
+}
+
+resource "aws_s3_bucket_server_side_encryption_configuration" "results" {
+  count = var.bucket == "" ? 1 : 0
+
+  bucket = aws_s3_bucket.results[0].id
+
+  rule {
+    bucket_key_enabled = true # one call of KMS for many objects
+
+    apply_server_side_encryption_by_default {
+      sse_algorithm     = "aws:kms"
+      kms_master_key_id = aws_kms_key.fleet.arn
+    }
+  }
+}
+
+resource "aws_s3_bucket_public_access_block" "results" {
+  count = var.bucket == "" ? 1 : 0
+
+  bucket                  = aws_s3_bucket.results[0].id
+  block_public_acls       = true
+  block_public_policy     = true
+  ignore_public_acls      = true
+  restrict_public_buckets = true
+}
+
+resource "aws_s3_bucket_ownership_controls" "results" {
+  count = var.bucket == "" ? 1 : 0
+
+  bucket = aws_s3_bucket.results[0].id
+
+  rule {
+    object_ownership = "BucketOwnerEnforced"
+  }
+}
+
+resource "aws_s3_bucket_lifecycle_configuration" "results" {
+  count = var.bucket == "" ? 1 : 0
+
+  bucket = aws_s3_bucket.results[0].id
+
+  rule {
+    id     = "what-nobody-needs"
+    status = "Enabled"
+
+    filter {}
+
+    abort_incomplete_multipart_upload {
+      days_after_initiation = 1
+    }
+    noncurrent_version_expiration { # an overwritten checkpoint can be had back for a week
+      noncurrent_days = 7
+    }
+    expiration {
+      expired_object_delete_marker = true
+    }
+  }
+
+  depends_on = [aws_s3_bucket_versioning.results]
+}
+
+resource "aws_s3_bucket_policy" "results" {
+  count = var.bucket == "" ? 1 : 0
+
+  bucket     = aws_s3_bucket.results[0].id
+  policy     = data.aws_iam_policy_document.results[0].json
+  depends_on = [aws_s3_bucket_public_access_block.results]
+}
+
+data "aws_iam_policy_document" "results" {
+  count = var.bucket == "" ? 1 : 0
+
+  statement {
+    sid       = "TlsOnly"
+    effect    = "Deny"
+    actions   = ["s3:*"]
+    resources = [local.bucket_arn, "${local.bucket_arn}/*"]
+
+    principals {
+      type        = "AWS"
+      identifiers = ["*"]
+    }
+    condition {
+      test     = "Bool"
+      variable = "aws:SecureTransport"
+      values   = ["false"]
+    }
+  }
+}

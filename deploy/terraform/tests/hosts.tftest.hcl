@@ -1,0 +1,163 @@
+# Hosts: presets, groups, disks, metadata service, what they are told.
+
+mock_provider "aws" {
+  source = "./tests/mocks"
+}
+
+variables {
+  commit = "0123456789abcdef0123456789abcdef01234567"
+}
+
+run "every_host_is_hardened" {
+  assert {
+    condition = alltrue([
+      for template in [module.replay.template, module.learner.template, module.actor.template, module.evaluator[0].template] :
+      template.metadata_options.http_tokens == "required" && template.metadata_options.http_put_response_hop_limit == 1
+    ])
+    error_message = "IMDSv2 only, for the host itself only."
+  }
+  assert {
+    condition = alltrue([
+      for template in [module.replay.template, module.learner.template, module.actor.template, module.evaluator[0].template] :
+      template.volume.encrypted == "true" && template.volume.volume_type == "gp3"
+    ])
+    error_message = "Disks are encrypted."
+  }
+}
+
+run "small" {
+  assert {
+    condition     = module.actor.group.hosts == 2 && module.learner.group.instance_types[0] == "g6.xlarge"
+    error_message = "The preset small has two actor hosts and a small GPU."
+  }
+  assert {
+    condition     = module.replay.group.min_size == 1 && module.replay.group.max_size == 1 && module.learner.group.min_size == 1 && module.learner.group.max_size == 1
+    error_message = "Replay and learner are groups of exactly one."
+  }
+  assert {
+    condition = (
+      module.replay.group.distribution.on_demand_percentage_above_base_capacity == 100 && !module.replay.group.capacity_rebalance &&
+      module.learner.group.distribution.on_demand_percentage_above_base_capacity == 100 && !module.learner.group.capacity_rebalance
+    )
+    error_message = "Replay and learner are on demand."
+  }
+  assert {
+    condition = (
+      module.actor.group.distribution.on_demand_percentage_above_base_capacity == 0 && module.actor.group.capacity_rebalance &&
+      module.actor.group.distribution.spot_allocation_strategy == "price-capacity-optimized" && length(module.actor.group.instance_types) >= 4
+    )
+    error_message = "Actors are spot instances of several types, replaced before they go."
+  }
+  assert {
+    condition     = module.replay.group.subnet_ids == module.learner.group.subnet_ids && length(module.actor.group.subnet_ids) == 2
+    error_message = "Replay and learner are side by side, actors everywhere."
+  }
+  assert {
+    condition     = tonumber(output.estimated_hourly_usd) > 1 && tonumber(output.estimated_hourly_usd) < 2
+    error_message = "An hour of small costs between one and two dollars: docs/deploy.md says so."
+  }
+}
+
+run "paper" {
+  variables {
+    size = "paper"
+  }
+
+  assert {
+    condition     = module.actor.group.hosts * local.actor_host_environments >= 360 && local.ladder_environments == 360
+    error_message = "The preset paper has the paper's 360 environments."
+  }
+  assert {
+    condition     = strcontains(output.user_data.learner, "configs/paper.yaml") && strcontains(output.user_data.actor, "actor.ladder_size=360")
+    error_message = "The preset paper runs configs/paper.yaml, with the ladder of all its environments."
+  }
+  assert {
+    condition     = tonumber(output.estimated_hourly_usd) > 1.5 && tonumber(output.estimated_hourly_usd) < 4
+    error_message = "An hour of paper costs between 1.50 and 4 dollars: docs/deploy.md says so."
+  }
+}
+
+run "variables_override_the_preset" {
+  variables {
+    actor_hosts             = 0
+    actor_host_environments = 16
+    actor_spot_percentage   = 50
+    ladder_environments     = 7
+    evaluator               = false
+    config_file             = "catch.yaml"
+    instance_types          = { actor = ["c9x.large"] }
+    settings                = { "seed" = "3", "replay.priority_exponent" = "0" }
+  }
+
+  assert {
+    condition     = module.actor.group.hosts == 0 && length(module.evaluator) == 0
+    error_message = "Nought actors are nought, not the preset's number."
+  }
+  assert {
+    condition     = module.actor.group.distribution.on_demand_percentage_above_base_capacity == 50 && join(",", module.actor.group.instance_types) == "c9x.large"
+    error_message = "Types and their mix are as given."
+  }
+  assert {
+    condition = alltrue([
+      for word in ["seed=3", "replay.priority_exponent=0", "actor.ladder_size=7", "configs/catch.yaml"] : strcontains(output.user_data.replay, word)
+    ])
+    error_message = "Settings reach the roles."
+  }
+  assert {
+    condition     = startswith(output.estimated_hourly_usd, "unknown")
+    error_message = "A cost that is not known is not made up."
+  }
+}
+
+run "roles_are_told_where_the_others_are" {
+  assert {
+    condition     = strcontains(output.user_data.actor, "addresses.experience=tcp://replay.apex-jax.internal:5550 ") && strcontains(output.user_data.actor, "addresses.weights=tcp://learner.apex-jax.internal:5552 ")
+    error_message = "An actor sends to the replay server and hears from the learner."
+  }
+  assert {
+    condition     = strcontains(output.user_data.learner, "addresses.sampling=tcp://replay.apex-jax.internal:5551 ") && strcontains(output.user_data.learner, "addresses.weights=tcp://*:5552 ")
+    error_message = "The learner draws from the replay server and serves weights."
+  }
+  assert {
+    condition     = alltrue([for role, text in output.user_data : strcontains(text, "security.keys=/etc/apex-jax/keys ") && !strcontains(text, "security.insecure")])
+    error_message = "Every link has keys."
+  }
+  assert {
+    condition     = alltrue([for role, text in output.user_data : strcontains(text, "addresses.status=tcp://127.0.0.1:5559 ")])
+    error_message = "The status page is for the host itself."
+  }
+}
+
+run "changing_the_number_of_actors_changes_no_host" {
+  variables {
+    actor_hosts = 9
+  }
+
+  assert {
+    condition     = output.user_data == run.roles_are_told_where_the_others_are.user_data
+    error_message = "The number of actors must be in nobody's user data: it would replace every host."
+  }
+  assert {
+    condition     = aws_cloudwatch_metric_alarm.actors_missing[0].threshold == 9
+    error_message = "The alarm follows the number."
+  }
+}
+
+run "stopped" {
+  variables {
+    running = false
+  }
+
+  assert {
+    condition     = module.replay.group.hosts + module.learner.group.hosts + module.actor.group.hosts + module.evaluator[0].group.hosts == 0
+    error_message = "No instance runs."
+  }
+  assert {
+    condition     = length(aws_vpc_endpoint.interface) + length(aws_cloudwatch_metric_alarm.host) + length(aws_cloudwatch_metric_alarm.actors_missing) == 0
+    error_message = "Nothing that costs by the hour is left, and no alarm cries."
+  }
+  assert {
+    condition     = length(aws_s3_bucket.results) == 1 && tonumber(output.estimated_hourly_usd) < 0.01
+    error_message = "The bucket stays."
+  }
+}

@@ -1,0 +1,106 @@
+# Who can talk to whom, and that nobody outside can.
+
+mock_provider "aws" {
+  source = "./tests/mocks"
+}
+
+variables {
+  commit = "0123456789abcdef0123456789abcdef01234567"
+}
+
+run "links" {
+  assert {
+    condition = {
+      for name, rule in aws_vpc_security_group_ingress_rule.link : name => "${rule.ip_protocol} ${rule.from_port}-${rule.to_port}"
+      } == {
+      actor-experience  = "tcp 5550-5550"
+      learner-sampling  = "tcp 5551-5551"
+      actor-weights     = "tcp 5552-5552"
+      evaluator-weights = "tcp 5552-5552"
+    }
+    error_message = "The links between hosts are these four and no others."
+  }
+
+  assert {
+    condition = alltrue([
+      for pair in [
+        ["actor-experience", "actor", "replay"], ["learner-sampling", "learner", "replay"],
+        ["actor-weights", "actor", "learner"], ["evaluator-weights", "evaluator", "learner"],
+      ] :
+      aws_vpc_security_group_ingress_rule.link[pair[0]].referenced_security_group_id == aws_security_group.role[pair[1]].id
+      && aws_vpc_security_group_ingress_rule.link[pair[0]].security_group_id == aws_security_group.role[pair[2]].id
+      && aws_vpc_security_group_egress_rule.link[pair[0]].referenced_security_group_id == aws_security_group.role[pair[2]].id
+      && aws_vpc_security_group_egress_rule.link[pair[0]].security_group_id == aws_security_group.role[pair[1]].id
+    ])
+    error_message = "A link leads from its client's group to its server's, on both sides."
+  }
+
+  assert {
+    condition = alltrue([
+      for rule in concat(
+        values(aws_vpc_security_group_ingress_rule.link), values(aws_vpc_security_group_egress_rule.link),
+        values(aws_vpc_security_group_ingress_rule.endpoints), values(aws_vpc_security_group_egress_rule.endpoints),
+        values(aws_vpc_security_group_egress_rule.s3),
+      ) : rule.cidr_ipv4 == null && rule.cidr_ipv6 == null && rule.from_port == rule.to_port
+    ])
+    error_message = "No rule names an address or a range of ports."
+  }
+
+  assert {
+    condition     = toset(keys(aws_vpc_security_group_egress_rule.s3)) == toset(["replay", "learner", "evaluator"])
+    error_message = "Actors store nothing, so they have no way to S3."
+  }
+
+  assert {
+    condition     = alltrue([for rule in values(aws_vpc_security_group_egress_rule.endpoints) : rule.from_port == 443])
+    error_message = "AWS is reached over TLS."
+  }
+}
+
+run "private" {
+  assert {
+    condition     = length(aws_subnet.private) == 2 && alltrue([for subnet in aws_subnet.private : !subnet.map_public_ip_on_launch])
+    error_message = "Subnets are private."
+  }
+  assert {
+    condition = alltrue([
+      for template in [module.replay.template, module.learner.template, module.actor.template, module.evaluator[0].template] :
+      template.network_interface.associate_public_ip_address == "false"
+    ])
+    error_message = "No host has a public address."
+  }
+  assert {
+    condition     = length(aws_default_security_group.unused[0].ingress) == 0 && length(aws_default_security_group.unused[0].egress) == 0
+    error_message = "The default group lets nothing through."
+  }
+  assert {
+    condition     = toset(keys(aws_vpc_endpoint.interface)) == toset(["logs", "monitoring", "servicediscovery", "ssm", "ssmmessages"])
+    error_message = "These are the APIs that hosts use."
+  }
+}
+
+run "existing_vpc" {
+  variables {
+    vpc_id                      = "vpc-0fedcba9876543210"
+    subnet_ids                  = ["subnet-0123456789abcdef0", "subnet-0123456789abcdef1"]
+    create_endpoints            = false
+    endpoints_security_group_id = "sg-0123456789abcdef0"
+  }
+
+  assert {
+    condition     = length(aws_vpc.fleet) + length(aws_subnet.private) + length(aws_vpc_endpoint.interface) + length(aws_vpc_endpoint.s3) == 0
+    error_message = "An existing VPC is left as it is."
+  }
+  assert {
+    condition     = alltrue([for group in values(aws_security_group.role) : group.vpc_id == "vpc-0fedcba9876543210"])
+    error_message = "The groups are in the given VPC."
+  }
+  assert {
+    condition     = module.actor.group.subnet_ids == toset(var.subnet_ids) && module.replay.group.subnet_ids == toset([var.subnet_ids[0]])
+    error_message = "Actors are in all given subnets, the replay server in the first."
+  }
+  assert {
+    condition     = alltrue([for rule in values(aws_vpc_security_group_egress_rule.endpoints) : rule.referenced_security_group_id == "sg-0123456789abcdef0"])
+    error_message = "Hosts reach the endpoints that are there."
+  }
+}

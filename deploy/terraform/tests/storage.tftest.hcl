@@ -1,0 +1,96 @@
+# What is encrypted, who may read it, how long it stays, who hears of it.
+
+mock_provider "aws" {
+  source = "./tests/mocks"
+}
+
+variables {
+  commit = "0123456789abcdef0123456789abcdef01234567"
+}
+
+run "own_bucket" {
+  assert {
+    condition = (
+      aws_s3_bucket_public_access_block.results[0].block_public_acls && aws_s3_bucket_public_access_block.results[0].block_public_policy &&
+      aws_s3_bucket_public_access_block.results[0].ignore_public_acls && aws_s3_bucket_public_access_block.results[0].restrict_public_buckets
+    )
+    error_message = "The bucket is private."
+  }
+  assert {
+    condition     = aws_s3_bucket_versioning.results[0].versioning_configuration[0].status == "Enabled"
+    error_message = "An overwritten checkpoint can be had back."
+  }
+  assert {
+    condition     = one(aws_s3_bucket_server_side_encryption_configuration.results[0].rule).apply_server_side_encryption_by_default[0].sse_algorithm == "aws:kms"
+    error_message = "The bucket is encrypted with the fleet's key."
+  }
+  assert {
+    condition     = aws_kms_key.fleet.enable_key_rotation
+    error_message = "The key is rotated."
+  }
+  assert {
+    condition     = !aws_s3_bucket.results[0].force_destroy
+    error_message = "Results are not deleted unless that was asked for."
+  }
+  assert {
+    condition     = alltrue([for group in values(aws_cloudwatch_log_group.role) : group.kms_key_id == aws_kms_key.fleet.arn && group.retention_in_days == 30])
+    error_message = "Logs are encrypted, and kept 30 days."
+  }
+  assert {
+    condition     = aws_sns_topic.alarms.kms_master_key_id == aws_kms_key.fleet.arn
+    error_message = "Alarms are encrypted."
+  }
+}
+
+run "existing_bucket" {
+  variables {
+    bucket = "my-results"
+  }
+
+  assert {
+    condition     = length(aws_s3_bucket.results) + length(aws_s3_bucket_policy.results) + length(aws_s3_bucket_lifecycle_configuration.results) == 0
+    error_message = "A bucket that is given is left as it is, and destroy does not touch it."
+  }
+  assert {
+    condition     = output.run_url == "s3://my-results/runs/run-1" && strcontains(output.user_data.learner, "storage.url=s3://my-results/runs/run-1") && strcontains(output.user_data.replay, "storage.url=s3://my-results/runs/run-1")
+    error_message = "The run goes into the given bucket."
+  }
+}
+
+run "actors_have_no_storage" {
+  variables {
+    bucket = "my-results"
+  }
+
+  assert {
+    condition     = !strcontains(output.user_data.actor, "s3://")
+    error_message = "An actor neither has nor needs the bucket."
+  }
+}
+
+run "alarms" {
+  assert {
+    condition     = toset(keys(aws_cloudwatch_metric_alarm.host)) == toset(["learner-stopped", "replay-stopped", "replay-memory", "replay-disk", "learner-disk"])
+    error_message = "These alarms, and actors-missing."
+  }
+  assert {
+    condition     = aws_cloudwatch_metric_alarm.host["learner-stopped"].treat_missing_data == "breaching"
+    error_message = "A learner that says nothing has stopped."
+  }
+  assert {
+    condition     = length(aws_sns_topic_subscription.email) == 0 && length(aws_budgets_budget.month) == 0
+    error_message = "Without an address nobody is written to."
+  }
+}
+
+run "alarms_by_mail" {
+  variables {
+    alarm_email        = "someone@example.org"
+    monthly_budget_usd = 100
+  }
+
+  assert {
+    condition     = aws_sns_topic_subscription.email[0].endpoint == "someone@example.org" && aws_budgets_budget.month[0].limit_amount == "100"
+    error_message = "Alarms and the budget write to the address."
+  }
+}

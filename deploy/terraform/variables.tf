@@ -1,0 +1,372 @@
+# What a fleet can be told. `null` means: as the preset of `size` says (presets.tf).
+
+variable "name" {
+  type        = string
+  description = "Name of the fleet: prefix of everything it makes, and the folder of its keys (deploy.push_keys NAME)."
+  default     = "apex-jax"
+
+  validation {
+    condition     = can(regex("^[a-z][a-z0-9-]{1,19}$", var.name)) && !endswith(var.name, "-")
+    error_message = "name: 2 to 20 of a-z, 0-9 and '-', beginning with a letter and not ending with '-'."
+  }
+}
+
+variable "region" {
+  type        = string
+  description = "AWS region of the fleet."
+  default     = "us-east-1"
+
+  validation {
+    condition     = can(regex("^[a-z]{2}(-[a-z]+)+-[0-9]$", var.region))
+    error_message = "region: a region's code, such as us-east-1."
+  }
+}
+
+variable "size" {
+  type        = string
+  description = "Preset of machines and settings: small (an afternoon on one game) or paper (360 environments)."
+  default     = "small"
+
+  validation {
+    condition     = contains(["small", "paper"], var.size)
+    error_message = "size: small or paper."
+  }
+}
+
+variable "running" {
+  type        = bool
+  description = "false stops everything that costs by the hour (instances, endpoints) and keeps bucket, names and network."
+  default     = true
+  nullable    = false
+}
+
+variable "commit" {
+  type        = string
+  description = "Commit of the project that the fleet runs: images with this tag, made by deploy/packer."
+
+  validation {
+    condition     = can(regex("^[0-9a-f]{40}$", var.commit))
+    error_message = "commit: the 40 hexadecimal digits that `git rev-parse HEAD` prints."
+  }
+}
+
+variable "cpu_image_id" {
+  type        = string
+  description = "Image of replay, actors and evaluator; empty = the newest own image of this commit."
+  default     = ""
+  nullable    = false
+
+  validation {
+    condition     = can(regex("^(ami-[0-9a-f]{8,17})?$", var.cpu_image_id))
+    error_message = "cpu_image_id: ami- and 8 to 17 hexadecimal digits, or empty."
+  }
+}
+
+variable "gpu_image_id" {
+  type        = string
+  description = "Image of the learner; empty = the newest own image of this commit."
+  default     = ""
+  nullable    = false
+
+  validation {
+    condition     = can(regex("^(ami-[0-9a-f]{8,17})?$", var.gpu_image_id))
+    error_message = "gpu_image_id: ami- and 8 to 17 hexadecimal digits, or empty."
+  }
+}
+
+# --- the run ---
+
+variable "run" {
+  type        = string
+  description = "Name of the run: its folder in the bucket. The same name resumes the run, a new one begins another."
+  default     = "run-1"
+
+  validation {
+    condition     = can(regex("^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$", var.run))
+    error_message = "run: 1 to 64 of letters, digits, '.', '_' and '-', beginning with a letter or digit."
+  }
+}
+
+variable "task" {
+  type        = string
+  description = "EnvPool task that the fleet learns."
+  default     = "Pong-v5"
+
+  validation {
+    condition     = can(regex("^[A-Za-z0-9]+-v[0-9]+$", var.task))
+    error_message = "task: an EnvPool task, such as Breakout-v5."
+  }
+}
+
+variable "config_file" {
+  type        = string
+  description = "Configuration in the project's configs/ folder; null = the preset's."
+  default     = null
+
+  validation {
+    condition     = var.config_file == null || can(regex("^[a-z0-9_]+\\.yaml$", var.config_file))
+    error_message = "config_file: a file of configs/, such as atari.yaml, without a folder."
+  }
+}
+
+variable "settings" {
+  type        = map(string)
+  description = "Further keys of the run for every role, such as { \"seed\" = \"3\", \"total_minutes\" = \"600\" }."
+  default     = {}
+  nullable    = false
+
+  validation {
+    condition     = alltrue([for key in keys(var.settings) : can(regex("^[a-z_]+(\\.[a-z_]+)?$", key))])
+    error_message = "settings: each key is a key of `python main.py --help`, such as replay.priority_exponent."
+  }
+  validation {
+    condition     = alltrue([for value in values(var.settings) : can(regex("^[^\\s\"'\\\\$%`]+$", value))])
+    error_message = "settings: a value is not empty and has no blank, quote, backslash, '$', '%' or '`'."
+  }
+  validation {
+    condition = alltrue([
+      for key in keys(var.settings) : !contains(["run_directory", "environment.task", "storage.url"], key) &&
+      !can(regex("^(addresses|security)\\.", key))
+    ])
+    error_message = "settings: run_directory, environment.task, storage.url, addresses.* and security.* are set by the fleet."
+  }
+}
+
+variable "ladder_environments" {
+  type        = number
+  description = "Length of the epsilon ladder, environments of the fleet as planned; stays when actor_hosts changes."
+  default     = null
+
+  validation {
+    condition = var.ladder_environments == null || try(
+      var.ladder_environments >= 1 && var.ladder_environments <= 1048576 && floor(var.ladder_environments) == var.ladder_environments,
+      false
+    )
+    error_message = "ladder_environments: a whole number from 1 to 1048576."
+  }
+}
+
+# --- machines ---
+
+variable "actor_hosts" {
+  type        = number
+  description = "Number of actor hosts. The one variable to change while the fleet runs."
+  default     = null
+
+  validation {
+    condition     = var.actor_hosts == null || try(var.actor_hosts >= 0 && var.actor_hosts <= 1000 && floor(var.actor_hosts) == var.actor_hosts, false)
+    error_message = "actor_hosts: a whole number from 0 to 1000."
+  }
+}
+
+variable "actor_host_environments" {
+  type        = number
+  description = "Environments of one actor host."
+  default     = null
+
+  validation {
+    condition = var.actor_host_environments == null || try(
+      var.actor_host_environments >= 1 && var.actor_host_environments <= 4096 && floor(var.actor_host_environments) == var.actor_host_environments,
+      false
+    )
+    error_message = "actor_host_environments: a whole number from 1 to 4096."
+  }
+}
+
+variable "actor_spot_percentage" {
+  type        = number
+  description = "Share of the actor hosts that are spot instances, in percent; the others are on demand."
+  default     = 100
+
+  validation {
+    condition     = try(var.actor_spot_percentage >= 0 && var.actor_spot_percentage <= 100 && floor(var.actor_spot_percentage) == var.actor_spot_percentage, false)
+    error_message = "actor_spot_percentage: a whole number from 0 to 100."
+  }
+}
+
+variable "evaluator" {
+  type        = bool
+  description = "Whether an instance plays full games with the newest weights, which gives the curve of results."
+  default     = true
+  nullable    = false
+}
+
+variable "instance_types" {
+  type        = map(list(string))
+  description = "Instance types by role (replay, learner, actor, evaluator), best first; roles left out have the preset's."
+  default     = {}
+  nullable    = false
+
+  validation {
+    condition     = alltrue([for role in keys(var.instance_types) : contains(["replay", "learner", "actor", "evaluator"], role)])
+    error_message = "instance_types: the roles are replay, learner, actor and evaluator."
+  }
+  validation {
+    condition     = alltrue([for types in values(var.instance_types) : length(types) >= 1 && length(types) <= 20])
+    error_message = "instance_types: 1 to 20 types a role."
+  }
+  validation {
+    condition = alltrue(flatten([
+      for types in values(var.instance_types) : [for type in types : can(regex("^[a-z][a-z0-9-]*\\.[a-z0-9-]+$", type))]
+    ]))
+    error_message = "instance_types: a type is such as c7i.2xlarge."
+  }
+}
+
+# --- network ---
+
+variable "vpc_id" {
+  type        = string
+  description = "Existing VPC, with DNS support and host names on; empty = the fleet makes its own."
+  default     = ""
+  nullable    = false
+
+  validation {
+    condition     = can(regex("^(vpc-[0-9a-f]{8,17})?$", var.vpc_id))
+    error_message = "vpc_id: vpc- and 8 to 17 hexadecimal digits, or empty."
+  }
+}
+
+variable "subnet_ids" {
+  type        = list(string)
+  description = "Private subnets of the existing VPC, each in another zone; the first also holds replay and learner."
+  default     = []
+  nullable    = false
+
+  validation {
+    condition     = alltrue([for id in var.subnet_ids : can(regex("^subnet-[0-9a-f]{8,17}$", id))])
+    error_message = "subnet_ids: each is subnet- and 8 to 17 hexadecimal digits."
+  }
+}
+
+variable "create_endpoints" {
+  type        = bool
+  description = "Whether to make the VPC endpoints; false only where an existing VPC has them all (endpoints.tf)."
+  default     = true
+  nullable    = false
+}
+
+variable "endpoints_security_group_id" {
+  type        = string
+  description = "Security group of the existing VPC's endpoints; needed where create_endpoints is false."
+  default     = ""
+  nullable    = false
+
+  validation {
+    condition     = can(regex("^(sg-[0-9a-f]{8,17})?$", var.endpoints_security_group_id))
+    error_message = "endpoints_security_group_id: sg- and 8 to 17 hexadecimal digits, or empty."
+  }
+}
+
+variable "vpc_cidr" {
+  type        = string
+  description = "Addresses of the fleet's own VPC."
+  default     = "10.83.0.0/16"
+
+  validation {
+    condition     = can(cidrhost(var.vpc_cidr, 0)) && try(tonumber(split("/", var.vpc_cidr)[1]) >= 16 && tonumber(split("/", var.vpc_cidr)[1]) <= 24, false)
+    error_message = "vpc_cidr: an IPv4 block from /16 to /24, such as 10.83.0.0/16."
+  }
+}
+
+variable "zones" {
+  type        = number
+  description = "Availability zones of the fleet's own VPC: more zones, more spot capacity, more endpoints to pay for."
+  default     = 2
+
+  validation {
+    condition     = contains([1, 2, 3], var.zones)
+    error_message = "zones: 1, 2 or 3."
+  }
+}
+
+# --- storage, keys, watching ---
+
+variable "bucket" {
+  type        = string
+  description = "Existing bucket for checkpoints and results, which outlives the fleet; empty = the fleet makes its own."
+  default     = ""
+  nullable    = false
+
+  validation {
+    condition     = can(regex("^([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])?$", var.bucket))
+    error_message = "bucket: a bucket's name, 3 to 63 of a-z, 0-9, '.' and '-', or empty."
+  }
+}
+
+variable "bucket_kms_key_arn" {
+  type        = string
+  description = "Key that encrypts the existing bucket; empty = it is encrypted with S3's own."
+  default     = ""
+  nullable    = false
+
+  validation {
+    condition     = can(regex("^(arn:aws[a-z-]*:kms:[a-z0-9-]+:[0-9]{12}:key/[A-Za-z0-9-]+)?$", var.bucket_kms_key_arn))
+    error_message = "bucket_kms_key_arn: the ARN of a KMS key (arn:aws:kms:REGION:ACCOUNT:key/ID), or empty."
+  }
+}
+
+variable "delete_results" {
+  type        = bool
+  description = "Whether destroy may delete the fleet's own bucket with results in it; must be applied before the destroy."
+  default     = false
+  nullable    = false
+}
+
+variable "log_retention_days" {
+  type        = number
+  description = "How long logs are kept, in days."
+  default     = 30
+
+  validation {
+    condition     = contains([1, 3, 5, 7, 14, 30, 60, 90, 120, 150, 180, 365, 400, 545, 731], var.log_retention_days)
+    error_message = "log_retention_days: 1, 3, 5, 7, 14, 30, 60, 90, 120, 150, 180, 365, 400, 545 or 731."
+  }
+}
+
+variable "alarm_email" {
+  type        = string
+  description = "Address that alarms and the budget write to; it must confirm once. Empty = alarms show in the console only."
+  default     = ""
+  nullable    = false
+
+  validation {
+    condition     = can(regex("^([^@\\s]+@[^@\\s]+\\.[^@\\s]+)?$", var.alarm_email))
+    error_message = "alarm_email: an e-mail address, or empty."
+  }
+}
+
+variable "monthly_budget_usd" {
+  type        = number
+  description = "Writes to alarm_email when the account's month is forecast to cost more, in US dollars; 0 = no budget."
+  default     = 0
+
+  validation {
+    condition     = try(var.monthly_budget_usd >= 0 && var.monthly_budget_usd <= 1000000, false)
+    error_message = "monthly_budget_usd: 0 to 1000000."
+  }
+}
+
+variable "permissions_boundary_arn" {
+  type        = string
+  description = "Policy that bounds every role the fleet makes, where the account demands one; empty = none."
+  default     = ""
+  nullable    = false
+
+  validation {
+    condition     = can(regex("^(arn:aws[a-z-]*:iam::([0-9]{12}|aws):policy/.+)?$", var.permissions_boundary_arn))
+    error_message = "permissions_boundary_arn: the ARN of a policy, or empty."
+  }
+}
+
+variable "tags" {
+  type        = map(string)
+  description = "Further tags of everything the fleet makes."
+  default     = {}
+  nullable    = false
+
+  validation {
+    condition     = length(var.tags) <= 40 && alltrue([for key in keys(var.tags) : !startswith(lower(key), "aws:")])
+    error_message = "tags: at most 40, and none begins with aws:."
+  }
+}

@@ -1,0 +1,280 @@
+"""Scripts, units, images and user data: held to their own tools, and tried where this machine can try them."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.deploy_tools import COMMIT, DEPLOY, rendered_user_data
+from tests.processes import ROOT
+
+pytestmark = [pytest.mark.deploy, pytest.mark.timeout(900)]
+
+SCRIPTS = [DEPLOY / "provision.sh", DEPLOY / "smoke_test.sh", DEPLOY / "host" / "start_log_agent"]
+UNITS = sorted([*(DEPLOY / "systemd").glob("*.service"), *(DEPLOY / "systemd").glob("*.timer")])
+PACKER = DEPLOY / "packer"
+ROLES = ("replay", "learner", "actor", "evaluator")
+PENDING = {"security.keys", "addresses.status", "storage.url"}  # keys that this test does not yet insist on
+
+
+def say(*command: str, seconds: float = 60, cwd: Path = ROOT) -> tuple[int, str]:
+    """Runs a command; returns its exit code and all it says."""
+    done = subprocess.run(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=seconds, cwd=cwd, check=False
+    )
+    return done.returncode, done.stdout
+
+
+def tool(name: str) -> str:
+    beside = Path(sys.executable).with_name(name)
+    found = str(beside) if beside.exists() else shutil.which(name)
+    if not found:
+        pytest.skip(f"{name} is not installed here")
+    return found
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
+def test_script_is_clean(script: Path) -> None:
+    assert say(tool("shellcheck"), "--enable=all", "--exclude=SC2250,SC2310,SC2312,SC2154", str(script)) == (0, "")
+    assert script.stat().st_mode & 0o100
+
+
+@pytest.mark.parametrize(("arguments", "line"), [
+    ((), "error: --source is missing"),
+    (("--source", "."), "error: --commit is ''"),
+    (("--source", ".", "--commit", "main"), "error: --commit is 'main'"),
+    (("--source",), "error: --source is missing"),
+    (("--verbose",), "error: unknown argument --verbose"),
+])  # fmt: skip
+def test_provision_refuses_what_it_cannot_mean(arguments: tuple[str, ...], line: str) -> None:
+    code, said = say("bash", str(SCRIPTS[0]), *arguments)
+    assert code == 2
+    assert said.startswith(line)
+    assert said.count("\n") == 1
+
+
+@pytest.fixture(scope="module")
+def unit_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A root with the units and what they start, as systemd-analyze wants it."""
+    root = tmp_path_factory.mktemp("root")
+    units = root / "etc/systemd/system"
+    units.mkdir(parents=True)
+    for path in (DEPLOY / "systemd").iterdir():
+        if path.is_dir():
+            shutil.copytree(path, units / path.name)
+        elif path.suffix in (".service", ".timer"):
+            shutil.copy(path, units)
+    for program in ("python", "tensorboard"):
+        path = root / "opt/apex-jax/current/.venv/bin" / program
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("#!/bin/sh\n")
+        path.chmod(0o755)
+    return root
+
+
+def unit_name(path: Path, role: str) -> str:
+    return path.name.replace("@.", f"@{role}.")
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_units_are_sound(unit_root: Path, role: str) -> None:
+    analyze = tool("systemd-analyze")
+    system = Path("/lib/systemd/system")
+    target = unit_root / "lib/systemd/system"
+    if not target.exists():
+        target.mkdir(parents=True)
+        for name in ("network-online.target", "multi-user.target", "timers.target", "sysinit.target", "basic.target"):
+            shutil.copy(system / name, target)
+    names = [unit_name(path, role) for path in UNITS]
+    code, said = say(analyze, "verify", "--man=no", "--recursive-errors=no", f"--root={unit_root}", *names)
+    known = re.compile(r"RestartSteps|RestartMaxDelaySec")  # of systemd 254; provision.sh leaves their file out before
+    lines = [line for line in said.splitlines() if "apex-jax" in line and not known.search(line)]
+    assert (code, lines) == (0, []), said
+
+
+@pytest.mark.parametrize("unit", [path for path in UNITS if path.suffix == ".service"], ids=lambda path: path.name)
+def test_unit_exposes_little(unit: Path, unit_root: Path) -> None:
+    """systemd's own measure of exposure, 0 (none) to 10; a service without any hardening has 9.6."""
+    name = unit_name(unit, "actor")
+    limit = "50" if "boot" in unit.name else "40"
+    code, said = say(
+        tool("systemd-analyze"), "security", "--offline=true", f"--root={unit_root}", f"--threshold={limit}",
+        "--no-pager", name,
+    )  # fmt: skip
+    assert code == 0, said.splitlines()[-1:] + said.splitlines()[:40]
+
+
+def setting(unit: str, key: str) -> list[str]:
+    return re.findall(rf"^{key}=(.*)$", (DEPLOY / "systemd" / unit).read_text(), re.MULTILINE)
+
+
+def test_role_has_time_to_checkpoint_and_comes_back() -> None:
+    unit = "apex-jax@.service"
+    assert setting(unit, "KillSignal") == ["SIGTERM"]
+    assert setting(unit, "TimeoutStopSec") == ["110"]  # of the two minutes between a spot notice and the end
+    assert setting(unit, "Restart") == ["on-failure"]
+    assert setting(unit, "User") == ["apex-jax"]
+    assert setting(unit, "LimitNOFILE") == ["65536"]
+    assert setting(unit, "EnvironmentFile") == ["/etc/apex-jax/environment"]
+    assert "--role %i" in setting(unit, "ExecStart")[0]
+
+
+def test_every_program_that_a_unit_starts_is_there() -> None:
+    for path in UNITS:
+        for module in re.findall(r"-m (deploy\.\S+)", path.read_text()):
+            assert (ROOT / f"{module.replace('.', '/')}.py").exists(), f"{path.name}: {module}"
+
+
+# --- images ---
+
+
+def test_packer_template_is_sound(tmp_path: Path) -> None:
+    packer = tool("packer")
+    if "--autocomplete" not in say(packer, "--help")[1]:  # a password checker of this name is on some systems
+        pytest.skip(f"{packer} is not HashiCorp's")
+    folder = tmp_path / "packer"
+    shutil.copytree(PACKER, folder)
+    version = re.search(r"v(\d+)\.(\d+)", say(packer, "version")[1])
+    assert version
+    if (int(version[1]), int(version[2])) < (1, 7):
+        (folder / "plugins.pkr.hcl").unlink()  # which this Packer has inside
+    else:
+        code, said = say(packer, "init", str(folder), seconds=300)
+        if code:
+            pytest.skip(f"Packer's plugin cannot be had here: {said.splitlines()[0]}")
+    code, said = say(packer, "fmt", "-check", "-diff", str(folder))
+    assert code == 0, said
+    code, said = say(packer, "validate", f"-var=commit={COMMIT}", str(folder))
+    assert code == 0, said
+    code, said = say(packer, "validate", "-var=commit=main", str(folder))
+    assert code != 0
+    assert "40 hexadecimal digits" in said
+
+
+def template(name: str) -> Any:
+    import hcl2
+
+    return hcl2.loads((PACKER / name).read_text())
+
+
+def test_both_images_are_encrypted_and_have_imdsv2() -> None:
+    (source,) = template("apex-jax.pkr.hcl")["source"]
+    body = next(iter(next(iter(source.values())).values()))
+    assert body["encrypt_boot"] is True
+    assert str(body["imds_support"]).strip('"') == "v2.0"
+    assert str(body["metadata_options"][0]["http_tokens"]).strip('"') == "required"
+    text = (PACKER / "apex-jax.pkr.hcl").read_text()
+    assert re.findall(r"^\s+encrypted\s+= (\w+)", text, re.MULTILINE) == ["true", "true"]
+    assert text.count("smoke_test.sh") == 1
+
+
+def test_every_packer_variable_is_typed_and_described() -> None:
+    for block in template("variables.pkr.hcl")["variable"]:
+        for name, body in block.items():
+            assert body["type"], name
+            assert body["description"], name
+
+
+# --- user data ---
+
+
+@pytest.fixture(scope="module")
+def user_data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    return rendered_user_data(tmp_path_factory.mktemp("render"), 'bucket = "my-results"', 'settings = { seed = "3" }')
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_user_data_says_what_the_unit_needs(user_data: dict[str, str], role: str) -> None:
+    import yaml
+
+    assert user_data[role].startswith("#cloud-config\n")
+    data = yaml.safe_load(user_data[role])
+    files = {file["path"]: file for file in data["write_files"]}
+    assert set(files) == {"/etc/apex-jax/environment", "/opt/aws/amazon-cloudwatch-agent/etc/apex-jax.json"}
+    assert files["/etc/apex-jax/environment"]["permissions"] == "0640"
+    environment = environment_of(files["/etc/apex-jax/environment"]["content"])
+    assert environment["APEX_JAX_ROLE"] == role
+    assert f"{role}.secret" in environment["APEX_JAX_KEY_FILES"].split()
+    assert yaml.safe_load(files["/opt/aws/amazon-cloudwatch-agent/etc/apex-jax.json"]["content"])["logs"]
+    assert ["systemctl", "enable", "--now", "--no-block", f"apex-jax@{role}.service"] in data["runcmd"]
+    started = {name.replace(f"@{role}", "@") for _, _, _, _, name in data["runcmd"][1:]}
+    assert started <= {path.name for path in UNITS}
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_settings_of_the_user_data_are_keys_of_the_program(user_data: dict[str, str], role: str) -> None:
+    """The command line that the unit makes of the environment file is one that main.py takes."""
+    import yaml
+
+    data = yaml.safe_load(user_data[role])
+    environment = environment_of(data["write_files"][0]["content"])
+    known = say(sys.executable, "main.py", "--help")[1]
+    settings = environment["APEX_JAX_SETTINGS"].split()
+    settings = [one for one in settings if (name := one.split("=")[0]) not in PENDING or name in known]
+    code, said = say(
+        sys.executable, "main.py", "--role", role, "--config", environment["APEX_JAX_CONFIG"], *settings,
+        "--print-config",
+    )  # fmt: skip
+    assert code == 0, said
+    assert "seed: 3" in said
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_cloud_init_takes_the_user_data(user_data: dict[str, str], role: str, tmp_path: Path) -> None:
+    (tmp_path / "user-data").write_text(user_data[role])
+    code, said = say(tool("cloud-init"), "schema", "--config-file", str(tmp_path / "user-data"))
+    assert code == 0, said
+    assert "valid cloud-config" in said.lower()
+
+
+def environment_of(text: str) -> dict[str, str]:
+    """Reads an environment file as systemd does: KEY="value" lines."""
+    return dict(re.findall(r'^(\w+)="(.*)"$', text, re.MULTILINE))
+
+
+# --- provision.sh, for real: in a mount namespace whose changes nobody else sees ---
+
+OVERLAY = """
+set -euo pipefail
+mount -t tmpfs -o size=6g none "$1/room"
+for folder in etc opt var usr; do
+    upper=$1/room/$folder/upper work=$1/room/$folder/work
+    mkdir -p "$upper" "$work"
+    mount -t overlay overlay -o "lowerdir=/$folder,upperdir=$upper,workdir=$work" "/$folder"
+done
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, for a mount namespace")
+def test_provision_installs_a_version_that_runs_and_a_second_time_changes_nothing(tmp_path: Path) -> None:
+    (tmp_path / "room").mkdir()
+    commit = say("git", "rev-parse", "HEAD")[1].strip()
+    archive = tmp_path / "apex-jax.tar.gz"
+    assert say("git", "archive", "--format=tar.gz", "-o", str(archive), commit)[0] == 0
+    provision = f"bash {SCRIPTS[0]} --source {archive} --commit {commit}"
+    script = f"""{OVERLAY}
+{provision}
+find /opt/apex-jax /etc/apex-jax /etc/systemd/system -newermt '1 second' -printf '%p %m %U %T@\\n' | sort >$1/first
+{provision} | tee $1/second-said
+find /opt/apex-jax/versions /etc/apex-jax -printf '%p %m %U %T@\\n' | sort >$1/after-1
+{provision} >/dev/null
+find /opt/apex-jax/versions /etc/apex-jax -printf '%p %m %U %T@\\n' | sort >$1/after-2
+cmp $1/after-1 $1/after-2
+test "$(readlink /opt/apex-jax/current)" = /opt/apex-jax/versions/{commit}
+test "$(stat -c '%a %U' /etc/apex-jax/keys)" = '700 apex-jax'
+test -f /etc/systemd/system/apex-jax@.service
+bash {DEPLOY / "smoke_test.sh"}
+! bash {SCRIPTS[0]} --source {archive} --commit {COMMIT}
+"""
+    code, said = say("unshare", "--mount", "bash", "-c", script, "provision", str(tmp_path), seconds=850)
+    assert code == 0, said
+    assert f"commit {commit} is installed" in said
+    assert "smoke test passed" in said
+    assert f"is of commit {commit}, not of {COMMIT}" in said

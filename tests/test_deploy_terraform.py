@@ -1,0 +1,102 @@
+"""What the Terraform configuration is held to before anything is made: style, sense, rules of security."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.deploy_tools import TERRAFORM, Terraform, copy_of_terraform
+from tests.processes import ROOT
+
+pytestmark = [pytest.mark.deploy, pytest.mark.timeout(600)]
+
+TESTS = sorted(path.name for path in (TERRAFORM / "tests").glob("*.tftest.hcl"))
+
+
+@pytest.fixture(scope="module")
+def terraform(tmp_path_factory: pytest.TempPathFactory) -> Terraform:
+    terraform = Terraform(copy_of_terraform(tmp_path_factory.mktemp("static")))
+    terraform.init()
+    return terraform
+
+
+def blocks(kind: str) -> dict[str, Any]:
+    """Returns all blocks of a kind, by name, of the root configuration."""
+    import hcl2
+
+    found: dict[str, Any] = {}
+    for path in sorted(TERRAFORM.glob("*.tf")):
+        for block in hcl2.loads(path.read_text()).get(kind, []):
+            found |= {name.strip('"'): body for name, body in block.items() if not name.startswith("__")}
+    return found
+
+
+def test_format_is_terraform_fmt(terraform: Terraform) -> None:
+    terraform.run("fmt", "-check", "-recursive", "-diff")
+
+
+def test_configuration_is_valid(terraform: Terraform) -> None:
+    assert json.loads(terraform.run("validate", "-json"))["diagnostics"] == []
+
+
+@pytest.mark.parametrize("file", TESTS)
+def test_terraform_test(terraform: Terraform, file: str) -> None:
+    said = terraform.run("test", "-no-color", f"-filter=tests/{file}", seconds=600)
+    assert re.search(r"^Success! [1-9]\d* passed, 0 failed\.", said, re.MULTILINE), said
+
+
+def test_every_variable_is_typed_and_described_and_refuses_what_it_cannot_mean() -> None:
+    refusals = re.findall(r"expect_failures = \[var\.(\w+)\]", (TERRAFORM / "tests/variables.tftest.hcl").read_text())
+    for name, body in blocks("variable").items():
+        assert body.get("type"), name
+        assert body.get("description"), name
+        if "bool" not in str(body["type"]):  # Terraform itself refuses what is neither true nor false
+            assert body.get("validation"), name
+            assert name in refusals, f"{name} has no test that makes its validation fire"
+
+
+def test_every_output_is_described() -> None:
+    assert all(body.get("description") for body in blocks("output").values())
+
+
+def test_no_secret_can_get_into_the_state() -> None:
+    """The state would hold every value that a resource or data source gives: none gives a key."""
+    for path in TERRAFORM.rglob("*.tf"):
+        assert not re.search(r'"(aws_ssm_parameter|aws_secretsmanager_\w+|tls_\w+|random_\w+)"', path.read_text()), path
+
+
+def test_no_address_of_the_world_is_named() -> None:
+    for path in TERRAFORM.rglob("*.tf"):
+        assert "0.0.0.0" not in path.read_text(), path
+        assert "::/0" not in path.read_text(), path
+
+
+def test_checkov_has_no_finding_but_the_explained() -> None:
+    checkov = os.environ.get("CHECKOV") or shutil.which("checkov")
+    if not checkov or not Path(checkov).exists():
+        pytest.skip("checkov is not installed: make test-deploy installs it")
+    command = [checkov, "-d", str(TERRAFORM), "--framework", "terraform", "--compact", "--quiet", "-o", "json"]
+    done = subprocess.run(
+        [*command, "--skip-download"],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        timeout=500,
+        env={**os.environ, "CKV_IGNORE_HIDDEN_DIRECTORIES": "true"},
+    )
+    report = json.loads(done.stdout)
+    results = report["results"]
+    failed = [
+        f"{one['check_id']} {one['resource']} {one['file_path']}: {one['check_name']}"
+        for one in results["failed_checks"]
+    ]
+    assert not failed, "\n".join(failed)
+    assert report["summary"]["passed"] > 100
+    assert all(one["check_result"].get("suppress_comment") for one in results["skipped_checks"])
