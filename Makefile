@@ -2,7 +2,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help train test test-deploy clean FORCE
+.PHONY: help train test test-deploy test-fleet clean FORCE
 
 VENV := .venv
 RUN := $(VENV)/bin/python
@@ -15,6 +15,7 @@ help:
 	@echo "make train ARGS='...'  ARGS go to main.py, such as ARGS='--config configs/atari.yaml seed=3'; ARGS=--help lists all"
 	@echo "make test              style, types and tests; first sets up .venv"
 	@echo "make test-deploy       tests of deploy/: Terraform against moto, units, scripts, images; needs terraform"
+	@echo "make test-fleet        a whole fleet as its user data boots it, in network namespaces; needs terraform and root"
 	@echo "make clean             remove .venv and the tools' caches; runs/ stays"
 	@echo "Add PYTHON=/path/to/python3 to choose the interpreter that .venv is made with."
 
@@ -29,7 +30,11 @@ test: $(VENV)/requirements-dev.installed
 	JAX_PLATFORMS=cpu $(RUN) -m pytest
 
 test-deploy: $(VENV)/requirements-deploy.installed $(VENV)/checkov/installed
-	CHECKOV=$(VENV)/checkov/bin/checkov JAX_PLATFORMS=cpu $(RUN) -m pytest -m deploy
+	CHECKOV=$(VENV)/checkov/bin/checkov JAX_PLATFORMS=cpu $(RUN) -m pytest -m 'deploy and not slow'
+
+# As root: hosts are namespaces.
+test-fleet: $(VENV)/requirements-deploy.installed
+	JAX_PLATFORMS=cpu $(RUN) -m pytest -m 'deploy and slow'
 
 clean:
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -9,6 +9,7 @@ import logging
 import math
 import os
 import shutil
+import sys
 import threading
 import time
 import warnings
@@ -67,8 +68,7 @@ class Checkpointer:
         self._read_only = read_only
         self._damaged: set[int] = set()
         self._thread: threading.Thread | None = None
-        for orbax_log in ("absl", "asyncio"):  # what fails comes back as an exception, too
-            logging.getLogger(orbax_log).setLevel(logging.CRITICAL)
+        _silence_orbax()
         self._orbax = ocp.Checkpointer(ocp.CompositeCheckpointHandler())
         self._lock = None if read_only else self._locked()
         if not read_only:
@@ -188,8 +188,8 @@ class Checkpointer:
             state=ocp.args.StandardSave(state),
             progress=ocp.args.JsonSave({**record, "crc": _crc_of_record(record)}),
         )
-        self._remove_halves()
         self.directory.mkdir(parents=True, exist_ok=True)
+        self._remove_halves()
         half, whole = self.directory / f".saving-{progress.updates}", self.directory / str(progress.updates)
         self._orbax.save(half, args=items)
         _write_checksums(half)
@@ -245,6 +245,26 @@ class Checkpointer:
             os.fspath(self.directory / str(step)),
             _first_line(error),
         )
+
+
+def _silence_orbax() -> None:
+    """Keeps off the log what comes back as an exception, too.
+
+    After a failed save or restore, TensorStore's threads still call into the event loop that orbax has closed by then;
+    Python prints a traceback for each, with nobody to catch it.
+    """
+    for orbax_log in ("absl", "asyncio"):
+        logging.getLogger(orbax_log).setLevel(logging.CRITICAL)
+    before = sys.unraisablehook
+    if getattr(before, "__module__", "") == __name__:
+        return  # as of another Checkpointer
+
+    def tell_others(unraisable: sys.UnraisableHookArgs) -> None:
+        error = unraisable.exc_value
+        if not (isinstance(error, RuntimeError) and str(error) == "Event loop is closed"):
+            before(unraisable)
+
+    sys.unraisablehook = tell_others
 
 
 def _files_of(step: Path) -> Iterator[tuple[str, Path]]:

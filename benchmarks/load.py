@@ -239,7 +239,8 @@ class DrawingClient:
         )
 
     def close(self) -> None:
-        """Leaves."""
+        """Leaves; a server that had to find out would store nothing until then."""
+        self._send(Goodbye(self._run_id))
         self._socket.close()
         self._context.term()
 

@@ -94,11 +94,12 @@ class BareUpdate:
         shape = (self.updates_per_call, config.learner.batch_size)
         first, last = spec.frame_stack - 1, spec.slots - spec.n_step
         indices = rng.integers(SEGMENTS, size=shape) * spec.slots + rng.integers(first, last, size=shape)
-        self._batch = jax.device_put((indices.astype(np.int32), np.ones(shape, np.float32)))
+        self._batch = jax.device_put((indices.astype(np.int32), np.ones(shape, np.float32), np.float32(1)))
         self._state = self._dqn.init(jax.random.key(0))
         compiled: Any = self._dqn.update
-        one = tuple(array[:1] for array in self._batch)  # XLA would count the body of a loop once
-        cost = compiled.lower(self._state, self._store, *one).compile().cost_analysis()
+        indices, weights, share = self._batch
+        one = compiled.lower(self._state, self._store, indices[:1], weights[:1], share)  # of a loop XLA counts one turn
+        cost = one.compile().cost_analysis()
         self.operations, self.bytes = float(cost["flops"]), float(cost["bytes accessed"])
         self._run(1)
 
@@ -113,7 +114,7 @@ class BareUpdate:
     def _run(self, calls: int) -> float:
         start = time.perf_counter()
         for _ in range(calls):
-            self._state, output = self._dqn.update(self._state, self._store, *self._batch, 1.0)
+            self._state, output = self._dqn.update(self._state, self._store, *self._batch)
         jax.block_until_ready(output)
         return time.perf_counter() - start
 

@@ -29,7 +29,7 @@ parse() {
         case $1 in
             --source) source=${2:-} && shift $(($# > 1 ? 2 : 1)) ;;
             --commit) commit=${2:-} && shift $(($# > 1 ? 2 : 1)) ;;
-            --gpu) requirements=requirements-gpu.txt && shift ;;
+            --gpu) requirements="requirements-gpu.txt" && shift ;;
             --log-agent) log_agent=yes && shift ;;
             *) fail "unknown argument $1: see the head of $0" 2 ;;
         esac
@@ -71,7 +71,8 @@ make_user_and_folders() {
 fetch_source() { # into the folder $1
     if [[ -f $source && $source == *.tar.gz ]]; then
         local found
-        found=$(gzip -dc "$source" | git get-tar-commit-id) || fail "$source is not of git archive: it names no commit"
+        # git reads the head only, which gzip takes for an error
+        found=$({ gzip -dc "$source" 2>/dev/null || true; } | git get-tar-commit-id) || fail "$source is not of git archive: it names no commit"
         [ "$found" = "$commit" ] || fail "$source is of commit $found, not of $commit"
         tar -xzf "$source" -C "$1" --no-same-owner
     else
@@ -121,7 +122,7 @@ install_log_agent() {
     fi
     local folder package
     folder=$(mktemp -d)
-    package=$agent_url/$(. /etc/os-release && echo "$ID")/$(dpkg --print-architecture)/latest/amazon-cloudwatch-agent.deb
+    package=$agent_url/$(sed -n "s/^ID=//p" /etc/os-release)/$(dpkg --print-architecture)/latest/amazon-cloudwatch-agent.deb
     curl -fsS --proto '=https' -o "$folder/agent.deb" "$package"
     curl -fsS --proto '=https' -o "$folder/agent.deb.sig" "$package.sig"
     curl -fsS --proto '=https' -o "$folder/agent.gpg" "$agent_url/assets/amazon-cloudwatch-agent.gpg"

@@ -29,19 +29,19 @@ def main() -> int:
     arguments = _parse()
     if not re.fullmatch(r"[a-z][a-z0-9-]{1,19}", arguments.fleet):
         return _fail(f"FLEET is {arguments.fleet!r}: give the fleet's `name`, 2 to 20 of a-z, 0-9 and '-'", 2)
-    try:
-        import boto3
-    except ImportError:
-        return _fail("boto3 is missing: pip install boto3", 1)
     path = f"/apex-jax/{arguments.fleet}/keys"
     try:
-        client = boto3.client("ssm", region_name=arguments.region)
-        there = _names(client, path)
+        from deploy.host.aws import client
+
+        store = client("ssm", arguments.region)
+        there = _names(store, path)
         if arguments.delete:
-            return _delete(client, path, there)
+            return _delete(store, path, there)
         if there and not arguments.rotate:
             return _fail(f"{path} has keys already: the fleet may be using them; --rotate replaces them", 1)
-        return _push(client, path)
+        return _push(store, path)
+    except ImportError:
+        return _fail("botocore is missing: pip install -r requirements.txt -r deploy/requirements-host.txt", 1)
     except Exception as error:  # of the network or of AWS: no credentials, no permission
         return _fail(str(error), 1)
 
@@ -58,32 +58,32 @@ def _parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _names(client: Any, path: str) -> list[str]:
-    pages = client.get_paginator("get_parameters_by_path").paginate(Path=path)
+def _names(store: Any, path: str) -> list[str]:
+    pages = store.get_paginator("get_parameters_by_path").paginate(Path=path)
     return [parameter["Name"] for page in pages for parameter in page["Parameters"]]
 
 
-def _delete(client: Any, path: str, names: list[str]) -> int:
+def _delete(store: Any, path: str, names: list[str]) -> int:
     for start in range(0, len(names), 10):  # as many as one call takes
-        client.delete_parameters(Names=names[start : start + 10])
+        store.delete_parameters(Names=names[start : start + 10])
     print(f"{path}: {len(names)} keys removed")
     return 0
 
 
-def _push(client: Any, path: str) -> int:
+def _push(store: Any, path: str) -> int:
     memory = "/dev/shm"  # not on a disk, where there is a choice
     with tempfile.TemporaryDirectory(dir=memory if os.access(memory, os.W_OK) else None) as folder:
         keys = Path(folder, "keys")
         command = [sys.executable, str(ROOT / "main.py"), "keys", "create", str(keys)]
         made = subprocess.run(command, capture_output=True, text=True, check=False)
         if made.returncode:
-            return _fail(made.stderr.strip() or f"{' '.join(command)} failed", 1)
+            return _fail(made.stderr.strip().removeprefix("error: ") or f"{' '.join(command)} failed", 1)
         for file in FILES:
             text = (keys / file).read_text()
             if not 0 < len(text.encode()) <= MAX_BYTES:
                 return _fail(f"{file} has {len(text.encode())} bytes, and a parameter takes 1 to {MAX_BYTES}", 1)
             kind = "SecureString" if file.endswith(".secret") else "String"
-            client.put_parameter(Name=f"{path}/{file}", Value=text, Type=kind, Overwrite=True)
+            store.put_parameter(Name=f"{path}/{file}", Value=text, Type=kind, Overwrite=True)
     print(f"{path}: {len(FILES)} keys")
     return 0
 

@@ -12,7 +12,7 @@ as_user() {
     (cd /opt/apex-jax/current && runuser -u apex-jax -- env HOME="$folder" XDG_CACHE_HOME="$folder" "$@")
 }
 
-as_user "$python" -c 'import boto3, envpool, flax, jax, zmq; import apex_jax; print("imports: JAX", jax.__version__)'
+as_user "$python" -c 'import botocore, envpool, flax, jax, zmq; import apex_jax; print("imports: JAX", jax.__version__)'
 if [ "${1:-}" = --gpu ]; then
     nvidia-smi --query-gpu=name,driver_version --format=csv,noheader
     as_user "$python" -c 'import jax; assert jax.default_backend() == "gpu", jax.devices(); print(jax.devices())'

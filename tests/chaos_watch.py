@@ -14,7 +14,7 @@ from tests.fleet import role_of
 from tests.processes import Program
 
 PAGE_BYTES = 4096
-STEADY_SECONDS = 30.0  # a process that has lived for so long has compiled and filled what it will
+STEADY_SECONDS = 20.0  # after its first line of metrics a process has compiled and filled what it will
 RANDOM_RETURN = -0.6  # of random play of Catch
 SUCCESS_RETURN = 0.8
 LEARNING_WINDOW_SECONDS = 60.0
@@ -41,6 +41,11 @@ class Life:
     ended_seconds: float | None = None
     ended_by: str = ""  # what the harness sent, where it did
     samples: list[Sample] = field(default_factory=list)
+    metrics: Path = Path()  # where it writes, as those of its name before did
+    working_seconds: float = float("inf")  # its age when it first wrote
+
+    def __post_init__(self) -> None:
+        self._size_before = self._size()
 
     @property
     def age_seconds(self) -> float:
@@ -53,7 +58,17 @@ class Life:
             fds, threads = len(list((folder / "fd").iterdir())), len(list((folder / "task").iterdir()))
         except (OSError, IndexError):  # ended just now
             return
+        if self.working_seconds == float("inf") and self._size() > self._size_before:
+            self.working_seconds = self.age_seconds
         self.samples.append(Sample(self.age_seconds, memory_bytes, fds, threads))
+
+    def steady_samples(self) -> list[Sample]:
+        """Returns those of the time after everything had been set up."""
+        steady_seconds = self.working_seconds + STEADY_SECONDS
+        return [sample for sample in self.samples if sample.age_seconds > steady_seconds]
+
+    def _size(self) -> int:
+        return self.metrics.stat().st_size if self.metrics.is_file() else 0
 
 
 class Level(NamedTuple):
@@ -93,7 +108,7 @@ def growth(lives: list[Life], limits: Limits) -> list[str]:
     lines = []
     settled: dict[str, dict[int, Level]] = defaultdict(dict)
     for life in lives:
-        steady = [sample for sample in life.samples if sample.age_seconds > STEADY_SECONDS]
+        steady = life.steady_samples()
         if len(steady) < 6:
             continue
         third = len(steady) // 3

@@ -40,6 +40,7 @@ SERVICES = (
     "autoscaling", "budgets", "cloudwatch", "ec2", "iam", "kms", "logs", "route53", "s3", "servicediscovery", "sns",
     "ssm", "sts",
 )  # fmt: skip
+RULES = (("ingress", "link"), ("egress", "link"), ("ingress", "endpoints"), ("egress", "endpoints"), ("egress", "s3"))
 
 
 def copy_of_terraform(folder: Path) -> Path:
@@ -157,7 +158,13 @@ def aws(url: str, service: str) -> Any:
 
 
 def aim_at_moto(folder: Path, url: str) -> None:
-    """Has the real provider ask moto instead of AWS: an override beside the configuration, which stays as it is."""
+    """Has the real provider ask moto instead of AWS: an override beside the configuration, which stays as it is.
+
+    moto forgets the descriptions of security groups' rules, and takes a launch template's own tags for those of what is
+    launched, so a plan does not look at these two.
+    """
+    forgotten = "\n".join(_ignoring(f"aws_vpc_security_group_{way}_rule", name, "description") for way, name in RULES)
+    (folder / "role/moto_override.tf").write_text(_ignoring("aws_launch_template", "role", "tag_specifications"))
     endpoints = "\n".join(f'    {service} = "{url}"' for service in SERVICES)
     (folder / "moto_override.tf").write_text(
         f"""provider "aws" {{
@@ -177,8 +184,14 @@ def aim_at_moto(folder: Path, url: str) -> None:
 {endpoints}
   }}
 }}
+
+{forgotten}
 """
     )
+
+
+def _ignoring(kind: str, name: str, argument: str) -> str:
+    return f'resource "{kind}" "{name}" {{\n  lifecycle {{\n    ignore_changes = [{argument}]\n  }}\n}}\n'
 
 
 def make_images(url: str, commit: str = COMMIT) -> dict[str, str]:

@@ -80,10 +80,17 @@ def _drive(target: Target, messages: int, failures: list[str]) -> int:
             break
         memory.append(resident_memory_bytes())
         handles.append((len(os.listdir("/proc/self/fd")), threading.active_count()))
-    if len(handles) > 1 and (handles[-1][0] > handles[0][0] + 2 or handles[-1][1] > handles[0][1]):
+    half = len(handles) // 2
+    if half and any(
+        min(now) > max(before) for before, now in zip(_columns(handles[:half]), _columns(handles[half:]), strict=True)
+    ):
         failures.append(f"file descriptors and threads grew: {handles}")
     settled = memory[min(WARM_UP_PARTS, len(memory) - 1) - 1 :] or [0]
     return max(0, settled[-1] - settled[0])
+
+
+def _columns(rows: list[tuple[int, int]]) -> list[tuple[int, ...]]:
+    return list(zip(*rows, strict=True))
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -68,23 +68,21 @@ class ReplayTarget:
         self.crashes: Counter[str] = Counter()
         self._link = link
         self._context = zmq.Context()
-        config = fuzz_config(directory)
+        config = fuzz_config(directory, samples_per_insert={"experience": 0.0, "sampling": 16.0}[link])
         self._address = getattr(config.addresses, link)
         kinds = {
             "experience": (ActorHello, SegmentMessage, SegmentMessage, EpisodeStatistics, ActorStatus, Goodbye),
             "sampling": (LearnerHello, Credit, PriorityUpdate, PriorityUpdate, Goodbye),
         }[link]
-        self.fuzzer = Fuzzer([*kinds, *wire.MESSAGES], seed, config.agreement, marker)
+        self.fuzzer = Fuzzer([*kinds * 6, *wire.MESSAGES], seed, config.agreement, marker)
         self.server = ReplayServer(config, SPEC, self._context)
         self._now_seconds = 0.0
         self._sent = 0
         self._sequence = 0
         self._strangers = [self._connect() for _ in range(3)]
         self._good = self._connect()
-        for number in range(1, 9):  # something to draw from
-            segment = segment_of(number)
-            self.server.buffer.insert(encode_segment(segment, SPEC), segment.columns, 0.0)
-            self.server.limiter.insert(TRANSITIONS)
+        for number in range(1, 9):
+            self._insert(number)
 
     def send(self, frames: Frames) -> None:
         stranger = self._strangers[self._sent % 3]
@@ -98,6 +96,8 @@ class ReplayTarget:
         self._sent += 1
         if self._sent % 64 == 0:
             self.serve()
+        if self._sent % 1_024 == 0:
+            self._insert(self._sent)  # lets some batches be drawn
         if self._sent % HOUSEKEEPING_MESSAGES == 0:
             self._keep_house()
 
@@ -117,8 +117,8 @@ class ReplayTarget:
             )
             self._ask(self._hello(GOOD_RUN_ID), segment, answer=SegmentAck)
         else:
-            # The place may be taken by one of the false learners, until it is silent for long.
-            self._now_seconds += 60.0
+            while self.server._sampling_socket.poll(5):
+                self.serve()
             self._good.close()
             self._good = self._connect()
             self._ask(self._hello(GOOD_RUN_ID + self._sequence), answer=LearnerWelcome)
@@ -133,11 +133,19 @@ class ReplayTarget:
         self.server.close()
         self._context.term()
 
+    def _insert(self, number: int) -> None:
+        segment = segment_of(number)
+        self.server.buffer.insert(encode_segment(segment, SPEC), segment.columns, self._now_seconds)
+        self.server.limiter.insert(TRANSITIONS)
+
     def _ask(self, *messages: Any, answer: type | None = None) -> None:
         """Sends messages until one of them is answered."""
         deadline, next_try = time.monotonic() + GOOD_SECONDS, 0.0
         while True:
             if time.monotonic() >= next_try:
+                if self._link == "sampling":  # a false learner has the place until it is silent for long
+                    self._now_seconds += 60.0
+                    self._keep_house()
                 for message in messages:
                     sockets.send(self._good, message)
                 next_try = time.monotonic() + 1.0
@@ -145,8 +153,6 @@ class ReplayTarget:
             received = sockets.receive(self._good, wire.MESSAGES, Counter())
             if answer is None or isinstance(received, answer):
                 return
-            if self._link == "sampling" and received is None:
-                self._keep_house()
             assert time.monotonic() < deadline, f"no {answer.__name__} for a good peer; crashes: {self.crashes}"
 
     def _keep_house(self) -> None:
@@ -193,6 +199,9 @@ class PublisherTarget:
         false = self._falses[self._sent % 3]
         if self.fuzzer.random.random() < 0.3:  # a subscription, or its end, or something alike
             frames = [bytes([self.fuzzer.random.randrange(3)]) + frames[0][: self.fuzzer.random.randrange(3)]]
+        frames[0] = (
+            frames[0][:4] if frames[0][:1] == b"\1" else frames[0]
+        )  # ZMQ keeps subscriptions, see docs/faults.md
         while not false.poll(10, zmq.POLLOUT):
             pass
         false.send_multipart(frames)
@@ -272,11 +281,17 @@ class SubscriberTarget:
         self._context.term()
 
 
-def fuzz_config(directory: Path) -> Config:
-    """A small replay, on free ports, which anybody may fill and draw from at any speed."""
+def fuzz_config(directory: Path, samples_per_insert: float = 0.0) -> Config:
+    """A small replay, on free ports; 0 samples per insert: anybody may fill it and draw from it at any speed."""
     return CONFIG.replace(
         run_directory=str(directory),
-        replay=replace(ReplayConfig(), capacity_transitions=64 * TRANSITIONS, min_size_to_sample=1),
+        replay=replace(
+            ReplayConfig(),
+            capacity_transitions=64 * TRANSITIONS,
+            min_size_to_sample=1,
+            samples_per_insert=samples_per_insert,
+            error_buffer=1000.0,
+        ),
         addresses=AddressConfig(free_address(), free_address(), free_address()),
     )
 

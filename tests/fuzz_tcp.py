@@ -16,8 +16,10 @@ from tests.processes import Program, Programs, catch, free_tcp_addresses, values
 
 SIGNATURE = b"\xff" + bytes(8) + b"\x7f"
 GREETING = SIGNATURE + b"\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)  # ZMTP 3.0, no security, a client
+RESET = struct.pack("ii", 1, 0)  # SO_LINGER: closing drops everything and sends RST
 HALF_OPEN = 200  # connections at once of each kind, held until the others are done
 GROWTH_BYTES = 64 * 2**20
+START_SECONDS = 150.0
 RECOVERY_SECONDS = 60.0  # ZMQ gives up a handshake after 30 s
 ENDLESS = "total_updates=100000000"
 
@@ -83,6 +85,14 @@ class Victims:
     def inserts(self) -> float:
         return sum(values(self.directory, "replay", "replay/inserts_per_second"))
 
+    def go_on(self) -> bool:
+        """Waits until more was learned and stored; returns whether that came to be."""
+        updates, inserts = self.updates(), self.inserts()
+        try:
+            return wait_until(lambda: self.updates() > updates and self.inserts() > inserts)
+        except AssertionError:
+            return False
+
     def alive(self) -> bool:
         return all(program.process.poll() is None for program in self.programs.values())
 
@@ -106,42 +116,26 @@ def resident_bytes(pid: int) -> int:
 
 def fuzz_tcp(directory: Path, connections: int, seed: int, half_open: int = HALF_OPEN) -> dict[str, Any]:
     """Attacks each port with so many connections, and returns the figures."""
-    rng, failures, started = random.Random(seed), [], time.monotonic()
+    rng, failures, started = random.Random(seed), list[str](), time.monotonic()
+    done: Counter[str] = Counter()
     with Programs(directory) as programs:
         victims = Victims(programs, directory / "run")
-        victims.programs["learner"].wait_until(lambda: victims.updates() > 0)
-        wait_until(lambda: victims.updates() > 500)  # all that is compiled, is
-        before_fds, before_threads, before_memory = victims.fds(), victims.threads(), victims.memory_bytes()
-        done: Counter[str] = Counter()
-        for port in victims.ports.values():
+        victims.programs["learner"].wait_until(lambda: victims.updates() > 500, START_SECONDS)  # all is compiled
+        before = victims.fds(), victims.threads(), victims.memory_bytes()
+        for name, port in victims.ports.items():
             held = [_open(port, data) for data in HELD_OPEN.values() for _ in range(half_open)]
-            for _ in range(connections // len(victims.ports)):
-                name = rng.choice(list(ATTACKS))
-                done[name] += 1
-                with _open(port, ATTACKS[name](rng)) as stranger:
-                    _read_a_little(stranger)
-            updates, inserts = victims.updates(), victims.inserts()
-            while_held = victims.fds()
-            try:  # while hundreds of half-open handshakes are held
-                wait_until(lambda u=updates, i=inserts: victims.updates() > u and victims.inserts() > i)
-            except AssertionError:
-                failures.append(f"nothing goes on while {len(held)} handshakes are held open: fds {while_held}")
             done["held_open"] += len(held)
+            for _ in range(connections // len(victims.ports)):
+                attack = rng.choice(list(ATTACKS))
+                done[attack] += 1
+                with _open(port, ATTACKS[attack](rng)) as stranger:
+                    _read_a_little(stranger)
+            if not victims.go_on():
+                failures.append(f"nothing goes on while {len(held)} handshakes are held open at {name}")
             for stranger in held:
                 stranger.close()
-        try:
-            wait_until(lambda: _within(victims.fds(), before_fds, 8), RECOVERY_SECONDS)
-        except AssertionError:
-            failures.append(f"file descriptors were {before_fds}, are {victims.fds()}")
-        after = victims.memory_bytes()
-        growth = {role: max(0, after[role] - before_memory[role]) for role in after}
-        if max(growth.values()) > GROWTH_BYTES:
-            failures.append(f"resident memory grew by {growth}")
-        if not _within(victims.threads(), before_threads, 2):
-            failures.append(f"threads were {before_threads}, are {victims.threads()}")
-        for role, program in victims.programs.items():
-            if program.process.poll() is not None or "Traceback" in program.stderr:
-                failures.append(f"{role}: exit code {program.process.poll()}\n{program.stderr[-2000:]}")
+        failures += _what_is_left(victims, *before)
+        growth = {role: now - before[2][role] for role, now in victims.memory_bytes().items()}
     return {
         "socket": "tcp",
         "connections": sum(done.values()),
@@ -151,6 +145,25 @@ def fuzz_tcp(directory: Path, connections: int, seed: int, half_open: int = HALF
         "attacks": dict(sorted(done.items())),
         "failures": failures,
     }
+
+
+def _what_is_left(
+    victims: Victims, fds: dict[str, int], threads: dict[str, int], memory_bytes: dict[str, int]
+) -> list[str]:
+    """Returns a line for everything that is more than before, and for every process that has come to harm."""
+    failures = []
+    try:
+        wait_until(lambda: _within(victims.fds(), fds, 8), RECOVERY_SECONDS)
+    except AssertionError:
+        failures.append(f"file descriptors were {fds}, are {victims.fds()}")
+    if not _within(victims.threads(), threads, 2):
+        failures.append(f"threads were {threads}, are {victims.threads()}")
+    if not _within(victims.memory_bytes(), memory_bytes, GROWTH_BYTES):
+        failures.append(f"resident memory was {memory_bytes}, is {victims.memory_bytes()}")
+    for role, program in victims.programs.items():
+        if program.process.poll() is not None or "Traceback" in program.stderr:
+            failures.append(f"{role}: exit code {program.process.poll()}\n{program.stderr[-2000:]}")
+    return failures
 
 
 def _open(port: int, data: bytes) -> socket.socket:

@@ -80,7 +80,8 @@ class World:
         """By number of the live segment: its priorities, raised to the exponent."""
         run = self.buffer.segments_since(0, 10**6)
         leaves = self.buffer._tree.leaves.reshape(-1, SPEC.slots)
-        return {number: leaves[slot].tolist() for number, slot in zip(self.numbers(), run.slots, strict=True)}
+        numbers = (int(decode_frames(body, SPEC)[0, 0]) for body in run.bodies)
+        return {number: leaves[slot].tolist() for number, slot in zip(numbers, run.slots, strict=True)}
 
     def learn(self, number: int, priority: float) -> None:
         """Gives the transitions of a live segment a new priority."""

@@ -87,6 +87,9 @@ class Site:
         return catch(self.directory, *self._addresses, *settings)
 
     def server(self, *settings: str) -> Program:
+        """Starts the replay server; without a learner nothing would be taken at a fixed ratio, so that is free."""
+        if not any(setting.startswith("replay.samples_per_insert") for setting in settings):
+            settings = (*settings, "replay.samples_per_insert=0")
         return self._programs.start("--role", "replay", "--name", "replay", *self.settings(*settings))
 
     def producer(self, rate: float = 100.0, overflow: str = "wait") -> Producer:

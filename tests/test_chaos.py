@@ -30,7 +30,7 @@ def life(name: str, number: int, *levels: tuple[int, int, int]) -> Life:
         for minute, (mebibytes, fds, threads) in enumerate(levels)
         for second in range(0, 60, 2)
     ]
-    return Life(name, number, cast(Program, None), samples=samples)
+    return Life(name, number, cast(Program, None), samples=samples, working_seconds=10.0)
 
 
 def test_fault_38_a_process_that_grows_is_named() -> None:

@@ -109,13 +109,16 @@ def test_links_are_encrypted(fleet: Fleet) -> None:
 def test_evaluation_reaches_the_bucket(fleet: Fleet) -> None:
     fleet.wait(lambda: fleet.value("evaluator", "eval/episodic_return") != -1.0, "an evaluation")
     name = "runs/run-1/results/metrics/evaluator.jsonl"
-    fleet.wait(lambda: name in stored(fleet.url, BUCKET), "its result in the bucket")
+    wait_until_stored(fleet, name)
 
 
-def test_checkpoint_and_replay_reach_the_bucket(fleet: Fleet) -> None:
-    for section in ("learner", "replay"):
-        name = f"runs/run-1/{section}/manifest.json"
-        fleet.wait(lambda name=name: name in stored(fleet.url, BUCKET), name)
+def wait_until_stored(fleet: Fleet, name: str) -> None:
+    fleet.wait(lambda: name in stored(fleet.url, BUCKET), f"{name} in the bucket")
+
+
+@pytest.mark.parametrize("section", ["learner", "replay"])
+def test_state_reaches_the_bucket(fleet: Fleet, section: str) -> None:
+    wait_until_stored(fleet, f"runs/run-1/{section}/manifest.json")
 
 
 @pytest.mark.parametrize("role", ["actor", "evaluator", "replay", "learner"])

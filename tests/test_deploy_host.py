@@ -292,6 +292,10 @@ def test_results_of_all_hosts_make_one_run_directory(url: str, tmp_path: Path) -
     after = {one["Key"]: one["LastModified"] for one in s3.list_objects_v2(Bucket="results")["Contents"]}
     assert {name for name in after if after[name] != before[name]} <= {key}
 
+    results(url, "mirror", tmp_path / "learner", "learner")
+    everybody = files_in(tmp_path / "learner-of-all-hosts")
+    assert everybody == own | {"metrics/evaluator.jsonl": "evaluator 1, and more"}
+
     results(url, "fetch", tmp_path / "replacement", "evaluator")
     assert files_in(tmp_path / "replacement") == {
         "metrics/evaluator.jsonl": "evaluator 1, and more",
@@ -346,14 +350,6 @@ def test_push_keys_answers_what_it_cannot_do_with_one_line(arguments: tuple[str,
     assert done.stderr.count("\n") == 1
 
 
-@pytest.fixture
-def keys_command() -> None:
-    made = subprocess.run([sys.executable, "main.py", "keys", "--help"], cwd=ROOT, capture_output=True, timeout=60)
-    if made.returncode:
-        pytest.skip("`python main.py keys` is not there yet")
-
-
-@pytest.mark.usefixtures("keys_command")
 def test_push_keys_makes_rotates_and_removes(url: str) -> None:
     def stored() -> dict[str, tuple[str, str]]:
         found = aws(url, "ssm").get_parameters_by_path(Path="/apex-jax/pushed/keys", WithDecryption=True)["Parameters"]

@@ -18,6 +18,7 @@ from apex_jax.metrics import read_metrics
 from apex_jax.transport import sockets
 from apex_jax.transport.codec import encode_segment
 from apex_jax.types import (
+    MAX_ENVIRONMENT_STEPS,
     ActorHello,
     ActorStatus,
     ActorWelcome,
@@ -30,7 +31,7 @@ from apex_jax.types import (
     SegmentAck,
     SegmentMessage,
 )
-from apex_jax.workers.experience_service import MESSAGES_AT_ONCE, REMEMBERED_RUNS
+from apex_jax.workers.experience_service import MESSAGES_AT_ONCE
 from apex_jax.workers.replay_server import ReplayServer
 from apex_jax.workers.replay_stream import SEGMENTS_WINDOW
 from apex_jax.workers.weights import WeightsPublisher
@@ -39,6 +40,7 @@ from tests.fuzz_targets import fuzz_config
 from tests.links import CONFIG, SPEC, TRANSITIONS, Peer, segment_of, wait_until
 
 MOST = 2**63 - 1
+MANY_RUNS = 5_000  # more than the server remembers
 L = SPEC.slots
 BODY = encode_segment(segment_of(1), SPEC)
 
@@ -48,10 +50,10 @@ class Served:
 
     def __init__(self, config: Config) -> None:
         self.config = config
-        self.server = ReplayServer(config, SPEC, zmq.Context())
+        self._context, self._server_context = zmq.Context(), zmq.Context()
+        self.server = ReplayServer(config, SPEC, self._server_context)
         self.now_seconds = 0.0
         self.peers: list[Peer] = []
-        self._context = zmq.Context()
 
     def serve(self) -> None:
         self.now_seconds += 1e-3
@@ -82,6 +84,7 @@ class Served:
             peer.socket.close(linger=0)
         self._context.term()
         self.server.close()
+        self._server_context.term()
 
 
 @pytest.fixture
@@ -110,12 +113,23 @@ def stores_for(served: Served, actor: Peer, run_id: int, sequence: int) -> None:
         pass
 
 
+def appear(peer: Peer, number: int) -> None:
+    """Lets one connection be so many actors, one after the other, each of which sends a segment."""
+    for run_id in range(1, number + 1):
+        peer.send(ActorHello(run_id, CONFIG.agreement, 1), segment(run_id, 1))
+        peer._meanwhile()  # a queue that stays full is another fault, see test_faults_heartbeat.py
+        while peer.socket.poll(0):
+            peer.socket.recv_multipart()
+
+
 # Counters that grow beyond what they can hold ---------------------------------------------------------------------
 
 
 def test_fault_26_a_learner_from_the_far_future_overflows_no_counter(served: Served, tmp_path: Path) -> None:
-    served.learner(environment_steps=MOST).send(Credit(5, groups=2, segments=10))
-    stores_for(served, served.actor(1), 1, 1)
+    served.learner(environment_steps=MAX_ENVIRONMENT_STEPS).send(Credit(5, groups=2, segments=10))
+    actor = served.actor(1)
+    actor.send(segment(1, 1, environment_steps=2**32))
+    stores_for(served, actor, 1, 2)
     served.server._write_metrics()
     assert read_metrics(tmp_path / "metrics" / "replay.jsonl")[-1]["replay/actors"] == 1
 
@@ -125,18 +139,17 @@ def test_fault_26_no_segment_brings_more_steps_than_its_actor_can_have_made(serv
     actor = served.actor(1, num_environments=4)
     for sequence in (1, 2):
         actor.send(segment(1, sequence, environment_steps=2**32))
-    served.until(lambda: served.server.experience._last_sequence.get(1) == 2)
+    served.until(lambda: served.server.buffer.inserted_segments == 2)
     possible = 2 * 4 * L * 16  # a few segments of every environment may have been left out
     assert served.server.environment_steps <= possible, "one actor ends the run of all by total_environment_frames"
 
 
 def test_fault_26_a_sequence_at_its_end_ends_only_that_run(served: Served) -> None:
     liar, good = served.actor(1), served.actor(2)
-    stores_for(served, liar, 1, MOST)
-    liar.send(segment(1, MOST), segment(1, 1))
+    liar.send(segment(1, MOST), segment(1, MOST), segment(1, 1))
     stores_for(served, good, 2, 1)
-    assert served.server.experience.dropped["duplicate_segment"] == 2
-    assert served.server.buffer.inserted_segments == 2
+    served.until(lambda: served.server.experience.dropped["duplicate_segment"] >= 1)
+    assert served.server.buffer.inserted_segments == 2, "each of them once"
 
 
 # Memory that somebody else fills ----------------------------------------------------------------------------------
@@ -157,23 +170,18 @@ def test_fault_26_new_names_for_one_connection_do_not_grow_what_waits(full: Serv
 
 def test_fault_26_thousands_of_names_are_forgotten_again(served: Served) -> None:
     peer = served.peer("experience")
-    for run_id in range(1, REMEMBERED_RUNS + 1_000):
-        peer.send(ActorHello(run_id, served.config.agreement, 1), segment(run_id, 1))
-    served.until(lambda: served.server.experience._last_sequence.get(REMEMBERED_RUNS + 999))
+    appear(peer, MANY_RUNS)
+    served.until(lambda: served.server.buffer.inserted_segments == MANY_RUNS)
     assert len(served.server.experience.actors) == 1
-    assert len(served.server.experience._last_sequence) <= REMEMBERED_RUNS
     assert served.server.experience._occupants.sum() == 1
 
 
-@pytest.mark.xfail(strict=True, reason="a run that is forgotten among 4096 others is acknowledged no more")
 def test_fault_26_thousands_of_others_do_not_make_an_actor_wait_for_ever(full: Served) -> None:
     good, credit = full.actor(MOST), full.config.actor.max_outstanding_segments
     good.send(*(segment(MOST, sequence) for sequence in range(1, credit + 1)))
     full.until(lambda: full.server.experience.waiting_segments == credit)
-    others = full.peer("experience")
-    for run_id in range(1, REMEMBERED_RUNS + 2):
-        others.send(ActorHello(run_id, full.config.agreement, 1), segment(run_id, 1))
-    full.until(lambda: full.server.experience._last_sequence.get(REMEMBERED_RUNS + 1))
+    appear(full.peer("experience"), MANY_RUNS)
+    full.until(lambda: full.server.experience.waiting_segments == credit + MANY_RUNS)
     del full.server.limiter.can_insert  # type: ignore[method-assign]
     while good.receive(SegmentAck).sequence < credit:
         pass
@@ -288,6 +296,12 @@ def test_fault_22_an_index_that_is_no_transition_changes_nothing(served: Served,
     served.until(lambda: sum(served.server.sampling.dropped.values()) == len(indices))
     assert served.server.buffer._tree.total == total
     served.server.buffer.check_valid()
+
+
+def test_fault_21_a_signalling_nan_is_refused_without_a_word(served: Served) -> None:
+    learner, signalling = served.learner(), np.array([0x7F800001], np.uint32).view(np.float32)
+    learner.send(PriorityUpdate(5, np.array([1], np.int32), np.array([1], np.uint32), signalling))
+    served.until(lambda: served.server.sampling.dropped["invalid_priority"] == 1)
 
 
 @pytest.mark.parametrize("generation", [0, 2, 2**32 - 1])

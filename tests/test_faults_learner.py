@@ -48,7 +48,7 @@ def test_fault_06_a_resumed_learner_holds_every_bit_of_its_checkpoint(tmp_path: 
     learner = Learner(config := config_of(tmp_path).replace(addresses=addresses), segment_spec(config), context)
     try:
         assert bits(learner._state) == bits(state)
-        assert jax.tree.structure(learner._state) == jax.tree.structure(state)
+        jax.tree.map(lambda ours, saved: None, learner._state, state)  # which raises where their structures differ
         assert (learner.updates, learner.environment_steps) == (progress.updates, progress.environment_steps)
         assert learner._elapsed_seconds >= progress.elapsed_seconds
         assert learner._publisher.version >= progress.weights_version
@@ -58,6 +58,7 @@ def test_fault_06_a_resumed_learner_holds_every_bit_of_its_checkpoint(tmp_path: 
         links.close()
 
 
+@pytest.mark.slow
 def test_fault_06_a_killed_learner_resumes_and_neither_updates_nor_weights_go_back(
     programs: Programs, tmp_path: Path
 ) -> None:
@@ -76,7 +77,9 @@ def test_fault_06_a_killed_learner_resumes_and_neither_updates_nor_weights_go_ba
         assert found is not None
         lines = len(fleet.updates())
         second = fleet.start("learner")
-        after = second.wait_until(lambda: (n := subscriber.newest) is not None and n.version > before.version and n)
+        second.wait_until(lambda: subscriber.newest is not None and subscriber.newest.version > before.version)
+        after = subscriber.newest
+        assert after is not None
         assert after.updates >= held, "no weights of an earlier moment than the checkpoint's"
         if after.updates == held:
             assert bits(after.params) == bits(found[0].online_params)
@@ -89,6 +92,7 @@ def test_fault_06_a_killed_learner_resumes_and_neither_updates_nor_weights_go_ba
         context.term()
 
 
+@pytest.mark.slow
 def test_fault_07_sigterm_saves_what_was_learned_and_exits_143(programs: Programs, tmp_path: Path) -> None:
     fleet = Fleet(programs, tmp_path / "run", "learner.checkpoint_interval_seconds=1000000")
     learner = fleet.start("learner", "learner.checkpoint_interval_seconds=1000000")
@@ -189,6 +193,7 @@ def test_fault_09_a_kill_during_a_save_leaves_the_checkpoint_before_and_no_half(
 # Two learners -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_fault_37_a_second_learner_on_the_same_directory_is_refused_at_once(programs: Programs, tmp_path: Path) -> None:
     first = programs.start("--role", "learner", *catch(tmp_path / "run", *free_tcp_addresses()))
     first.wait_until(lambda: "joining the replay server" in first.stderr)
@@ -218,6 +223,7 @@ def test_fault_37_a_second_learner_on_the_same_replay_server_gives_up(programs: 
     first.wait_until(lambda: fleet.updates()[-1] > known)
 
 
+@pytest.mark.slow
 def test_fault_37_the_place_of_a_killed_learner_is_taken_by_the_next(programs: Programs, tmp_path: Path) -> None:
     fleet = Fleet(programs, tmp_path / "run")
     first = fleet.start("learner")

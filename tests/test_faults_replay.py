@@ -70,9 +70,9 @@ def test_fault_02_a_stopped_actor_is_marked_stale_then_healthy_and_sends_nothing
 # The replay server goes away --------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_fault_04_a_replay_that_starts_afresh_is_filled_again_and_nobody_else_restarts(site: Site) -> None:
-    settings = ("replay.journal=false", "replay.samples_per_insert=0")
-    server, producer = site.server(*settings), site.producer(rate=200)
+    server, producer = site.server("replay.journal=false"), site.producer(rate=200)
     config, context = load(CATCH), zmq.Context()
     hello = LearnerHello(new_run_id(), config.agreement, 0, batches_at_once=1, batch_size=8)
     segments = 20_000 // SPEC.max_transitions
@@ -83,7 +83,7 @@ def test_fault_04_a_replay_that_starts_afresh_is_filled_again_and_nobody_else_re
         producer.settle()  # what it can keep is bounded
         while learner.next(0.0) is not None:  # what was under way
             pass
-        server = site.server(*settings)
+        server = site.server("replay.journal=false")
         batches = next_batches(learner)
         assert batches.size_transitions >= 1_000, "none before the replay holds its minimum again"
         producer.wait_for_more("acknowledged")
@@ -106,6 +106,7 @@ def next_batches(learner: ReplayStream) -> IndexBatches:
             return item.content
 
 
+@pytest.mark.slow
 def test_fault_04_actors_that_may_drop_go_on_without_a_replay_and_count(site: Site) -> None:
     server, producer = site.server(), site.producer(rate=300, overflow="drop")
     server.wait_until(lambda: producer.get("acknowledged") > 0)
@@ -123,8 +124,9 @@ def test_fault_04_actors_that_may_drop_go_on_without_a_replay_and_count(site: Si
     assert_once_and_in_order(site.journal()[producer.run_id])
 
 
+@pytest.mark.slow
 def test_fault_05_a_restarted_replay_is_bit_for_bit_the_one_that_was_stopped(site: Site) -> None:
-    server, producer = site.server("replay.samples_per_insert=0"), site.producer(rate=1000)
+    server, producer = site.server(), site.producer(rate=1000)
     config, context = load(CATCH), zmq.Context()
     hello = LearnerHello(new_run_id(), config.agreement, 5_000, batches_at_once=1, batch_size=8)
     learner = ReplayStream(context, site.address(1), SPEC, hello, 20_000 // SPEC.max_transitions, groups=1)
@@ -152,12 +154,13 @@ def test_fault_05_a_restarted_replay_is_bit_for_bit_the_one_that_was_stopped(sit
 
 def end_when_restored(site: Site) -> str:
     """Starts the server and stops it once it serves; returns what it said."""
-    server = site.server("replay.samples_per_insert=0")
+    server = site.server()
     server.wait_until(lambda: "restored" in server.stderr and "replay of" in server.stderr)
     end(server, signal.SIGTERM)
     return server.stderr
 
 
+@pytest.mark.slow
 def test_fault_05_a_killed_replay_has_all_that_was_acknowledged_once(site: Site) -> None:
     producers = [site.producer(rate=150) for _ in range(2)]
     acknowledged = [0, 0]
@@ -179,10 +182,11 @@ def test_fault_05_a_killed_replay_has_all_that_was_acknowledged_once(site: Site)
     ledger = site.ledger()
     assert adds_up(ledger)
     assert ledger["lost_with_replay"] == 0
-    assert ledger["stored"] == SPEC.max_transitions * sum(map(len, site.journal().values()))
+    assert ledger["stored"] >= SPEC.max_transitions * sum(map(len, site.journal().values()))  # the oldest have left
     assert len({report["incarnation"] for producer in producers for report in producer.reports} - {0}) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", ["truncated", "empty", "flipped"])
 def test_fault_10_a_damaged_snapshot_is_said_once_and_the_one_before_is_taken(site: Site, damage: str) -> None:
     server, producer = site.server(), site.producer()
@@ -241,6 +245,7 @@ def test_fault_12_a_full_disk_costs_no_service_and_nothing_that_was_acknowledged
 # Slow peers -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_fault_14_a_learner_that_does_not_draw_holds_actors_back_and_memory_stays(site: Site) -> None:
     server, producer = site.server("replay.samples_per_insert=8"), site.producer(rate=2_000)
     server.wait_until(lambda: site.value("replay/size_transitions") >= 1_000)
@@ -254,8 +259,9 @@ def test_fault_14_a_learner_that_does_not_draw_holds_actors_back_and_memory_stay
     assert adds_up(site.ledger())
 
 
+@pytest.mark.slow
 def test_fault_15_a_stopped_replay_makes_actors_wait_and_loses_nothing(site: Site) -> None:
-    server, producer = site.server("replay.samples_per_insert=0"), site.producer(rate=300)
+    server, producer = site.server(), site.producer(rate=300)
     server.wait_until(lambda: producer.get("acknowledged") > 1_000)
     server.send(signal.SIGSTOP)
     held = producer.settle()
@@ -284,6 +290,7 @@ sys.exit(main.main())
 """
 
 
+@pytest.mark.slow
 def test_fault_30_a_role_of_another_protocol_version_ends_with_both_in_one_line(site: Site) -> None:
     server = site.server()
     server.wait_until(lambda: "replay of" in server.stderr)

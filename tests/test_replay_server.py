@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 import zlib
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ import pytest
 import zmq
 
 from apex_jax.config import AddressConfig, Config, ReplayConfig
-from apex_jax.errors import UsageError
+from apex_jax.errors import RunError, UsageError
 from apex_jax.metrics import read_metrics
 from apex_jax.transport import sockets
 from apex_jax.transport.codec import encode_segment
@@ -191,6 +192,69 @@ def values_written(config: Config) -> dict[str, Any]:
     for line in read_metrics(path) if path.exists() else []:
         values |= {tag: value for tag, value in line.items() if value is not None}
     return values
+
+
+def test_a_server_that_starts_again_goes_on_from_the_journal(config: Config) -> None:
+    first = Running(config)
+    learner, actor = first.learner(environment_steps=1_000), first.actor()
+    send_segments(actor, 1, 2, 3)
+    learner.send(Credit(5, groups=1, segments=10))
+    wait_until(lambda: first.server.limiter.sampled == 4)
+    first.close()
+    second = Running(config)
+    server = second.server
+    assert (server.buffer.size_segments, server.limiter.inserted, server.limiter.sampled) == (3, 3 * TRANSITIONS, 4)
+    assert server.environment_steps == 1_300
+    assert server.ledger()["stored"] == 3 * TRANSITIONS
+    second.learner(environment_steps=1_250)
+    assert server.environment_steps == 1_300, "it knows better"
+    second.close()
+    third = Running(config)
+    third.learner(environment_steps=1_500)
+    assert third.server.environment_steps == 1_500, "its journal is older than what the learner knows"
+    third.actor(run_id=2)
+    assert third.server.experience.welcomed == 2
+    third.close()
+    values = values_written(config)
+    assert values["ledger/stored"] == values["ledger/produced"] == 3 * TRANSITIONS
+    assert values["replay/journal_errors"] == 0
+    assert values["replay/journal_bytes"] > 0
+
+
+def test_a_killed_server_leaves_what_it_acknowledged(config: Config) -> None:
+    context = zmq.Context()
+    first = Running(config)
+    send_segments(first.actor(), 1, 2)
+    first.learner(environment_steps=1_000)
+    wait_until(lambda: first.server.environment_steps == 1_200)
+    copy = config.replace(run_directory=str(Path(config.directory, "copy")))
+    shutil.copytree(Path(config.directory, "replay"), Path(copy.directory, "replay"))
+    addresses = AddressConfig(free_address(), free_address(), free_address())
+    second = ReplayServer(copy.replace(addresses=addresses), SPEC, context)
+    assert (second.buffer.size_segments, second.environment_steps) == (2, 1_200)
+    assert second.experience.welcomed == 1
+    second.close()
+    context.term()
+    first.close()
+
+
+def test_without_a_journal_nothing_is_written_and_a_start_is_fresh(config: Config) -> None:
+    without = config.replace(replay=replace(config.replay, journal=False))
+    for _ in range(2):
+        running = Running(without)
+        assert running.server.buffer.size_segments == 0
+        send_segments(running.actor(), 1)
+        running.close()
+    assert not Path(config.directory, "replay").exists()
+
+
+def test_a_directory_in_use_is_one_line_and_leaves_nothing_open(running: Running) -> None:
+    context = zmq.Context()
+    other = running.config.replace(addresses=AddressConfig(free_address(), free_address(), free_address()))
+    with pytest.raises(RunError, match="another replay server is using"):
+        ReplayServer(other, SPEC, context)
+    context.term()
+    assert context.closed
 
 
 @pytest.mark.parametrize("link", ["experience", "sampling"])

@@ -9,6 +9,7 @@ import shutil
 import socket as tcp
 import struct
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,7 @@ class Served:
         settings = [*free_tcp_addresses(), *([f"security.keys={keys_directory}"] if keys_directory else [])]
         self.config: Config = load(ROOT / "configs" / "catch.yaml", settings)
         self.program = programs.start("--role", "replay", *catch(directory, *settings))
+        self.program.wait_until(lambda: "replay of " in self.program.stderr, 90)  # Python and its libraries are loaded
         self._contexts = {role: link_context(self.config, role) for role in ("actor", "learner")}
         self._run_id = 0
         self.is_sound()
@@ -79,6 +81,9 @@ class Served:
     def dropped(self, reason: str) -> float:
         return max(values(self.directory, "replay", f"replay/dropped_{reason}"), default=0.0)
 
+    def has_dropped(self, reason: str) -> bool:
+        return self.dropped(reason) > 0
+
     def close(self) -> None:
         for context in self._contexts.values():
             context.term()
@@ -112,13 +117,13 @@ def _random_frames(rng: random.Random) -> list[bytes]:
 
 def _mutated_frames(rng: random.Random) -> list[bytes]:
     """A sound message of which a byte is another, or a frame is missing, doubled or cut."""
-    message = rng.choice([
+    messages: list[wire.Message] = [
         ActorHello(2**40, "task=Catch-v0", num_environments=4),
         LearnerHello(2**40, "task=Catch-v0", 0, 1, 8),
         Refusal("no", final=True),
         Goodbye(7),
-    ])  # fmt: skip
-    frames = [bytes(frame) for frame in wire.encode(message)]
+    ]
+    frames = [bytes(frame) for frame in wire.encode(rng.choice(messages))]
     position = rng.randrange(len(frames[0]))
     damage = rng.randrange(4)
     if damage == 0:
@@ -156,6 +161,7 @@ def test_fault_26_messages_that_are_none_are_counted_and_the_next_good_one_is_se
 # Fault 27: connections that are none ------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @needs_proc
 def test_fault_27_half_open_handshakes_are_closed_and_meanwhile_peers_are_served(served: Served) -> None:
     greetings = (b"", b"\xff", GREETING, NULL_GREETING, b"\x00" * 30, b"GET / HTTP/1.1\r\n")
@@ -234,41 +240,52 @@ def test_fault_28_peer_that_may_join_cannot_send_more_than_a_message_of_the_run_
 # Fault 29: keys ---------------------------------------------------------------------------------------------------
 
 
-class Fleet:
-    """Folders of keys, a sound one and others, and what the processes with them say."""
+class Folders:
+    """Folders of keys: sound ones, and some with others in their place."""
 
-    def __init__(self, programs: Programs, folder: Path) -> None:
-        self._programs = programs
+    def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self.addresses = free_tcp_addresses()
-        keys.create(folder / "keys")
+        keys.create(folder / "sound")
         keys.create(folder / "foreign")
 
-    def keys(self, name: str, **replaced: Path) -> str:
-        """Copies the sound keys; `actor_public=path` puts another in their place."""
-        copy = shutil.copytree(self._folder / "keys", self._folder / name)
-        for file, path in replaced.items():
-            shutil.copy(path, copy / file.replace("_", "."))
+    def sound(self) -> str:
+        return str(self._folder / "sound")
+
+    def with_pair(self, role: str, source: str, source_role: str) -> str:
+        """Where `role` has the key pair of another role, or of the same in another folder."""
+        copy = shutil.copytree(self._folder / "sound", self._folder / f"{role}-as-{source}-{source_role}")
+        for kind in ("secret", "public"):
+            shutil.copy(self._folder / source / f"{source_role}.{kind}", copy / f"{role}.{kind}")
         return str(copy)
 
-    def path(self, name: str, role: str, kind: str) -> Path:
-        return self._folder / name / f"{role}.{kind}"
-
-    def start(self, role: str, name: str, *settings: str) -> Program:
-        given = catch(self._folder / "runs" / name, *self.addresses, *settings)
-        return self._programs.start("--role", role, *given)
-
-    def values(self, name: str, tag: str) -> list[float]:
-        return values(self._folder / "runs" / name, name, tag)
+    def with_stale(self, role: str) -> str:
+        """Where the public key of a server is not the server's."""
+        copy = shutil.copytree(self._folder / "sound", self._folder / f"stale-{role}")
+        shutil.copy(self._folder / "foreign" / f"{role}.public", copy)
+        return str(copy)
 
 
 @pytest.fixture
-def fleet(programs: Programs, tmp_path: Path) -> Fleet:
-    return Fleet(programs, tmp_path)
+def folders(tmp_path: Path) -> Folders:
+    return Folders(tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_run_over_encrypted_links_learns_to_its_end(programs: Programs, folders: Folders, tmp_path: Path) -> None:
+    settings = [*free_tcp_addresses(), f"security.keys={folders.sound()}", "total_updates=200"]
+    roles = [
+        programs.start("--role", role, *catch(tmp_path / "run", *settings)) for role in ("learner", "replay", "actor")
+    ]
+    for program in roles:
+        assert program.exit_code(100) == 0, program.stderr
+        assert "links over tcp are encrypted" in program.stderr
+        assert "WARNING" not in program.stderr
 
 
 def error_of(program: Program) -> str:
-    assert program.exit_code() == 1, program.stderr
+    """Returns the reason that a process ended with, which must have been told before."""
+    assert program.exit_code(100) == 1, program.stderr
     assert "Traceback" not in program.stderr
     last = program.stderr.splitlines()[-1]
     assert last.startswith("error: ")
@@ -277,87 +294,98 @@ def error_of(program: Program) -> str:
     return last
 
 
-def test_fault_29_actors_that_may_not_join_end_with_the_reason_and_a_good_one_is_served(fleet: Fleet) -> None:
-    foreign = {kind: fleet.path("foreign", "actor", kind) for kind in ("secret", "public")}
-    learners = {kind: fleet.path("keys", "learner", kind) for kind in ("secret", "public")}
-    stale = fleet.path("foreign", "replay", "public")
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_fault_29_actors_that_may_not_join_end_with_the_reason_and_good_ones_are_served(
+    programs: Programs, folders: Folders, tmp_path: Path
+) -> None:
+    served = Served(programs, tmp_path / "run", folders.sound())
     given = {
         "none": ("", "takes encrypted connections only: set security.keys=DIR here"),
-        "stale": (fleet.keys("stale", replay_public=stale), "has another key than replay.public says here"),
-        "unknown": (
-            fleet.keys("unknown", actor_secret=foreign["secret"], actor_public=foreign["public"]),
-            "refused the key of this actor",
-        ),
-        "learners": (
-            fleet.keys("learners", actor_secret=learners["secret"], actor_public=learners["public"]),
-            "refused the key of this actor",
-        ),
+        "stale": (folders.with_stale("replay"), "has another key than replay.public says here"),
+        "unknown": (folders.with_pair("actor", "foreign", "actor"), "refused the key of this actor"),
+        "learners": (folders.with_pair("actor", "sound", "learner"), "refused the key of this actor"),
     }
-    sound = f"security.keys={fleet.keys('sound')}"
-    replay = fleet.start("replay", "replay", sound)
-    good = fleet.start("actor", "actor", sound)
-    strangers = {name: fleet.start("actor", name, f"security.keys={path}") for name, (path, _) in given.items()}
+    addresses = [f"addresses.{link}={served.address(link)}" for link in ("experience", "sampling", "weights")]
+    strangers = {
+        name: programs.start("--role", "actor", *catch(tmp_path / name, *addresses, f"security.keys={path}"))
+        for name, (path, _) in given.items()
+    }
+    while any(stranger.process.poll() is None for stranger in strangers.values()):
+        served.is_sound()
     for name, (_, words) in given.items():
         error = error_of(strangers[name])
         assert words in error
-        assert fleet.addresses[0].partition("=")[2] in error
-    replay.wait_until(lambda: " joins with " in replay.stderr)
+        assert served.address("experience") in error
     for reason in ("refused_key", "failed_handshake"):
-        replay.wait_until(lambda reason=reason: fleet.values("replay", f"replay/dropped_{reason}"))
-    count = len(fleet.values("replay", "replay/actors"))
-    replay.wait_until(lambda: len(fleet.values("replay", "replay/actors")) > count + 4)
-    assert fleet.values("replay", "replay/actors")[count:] == [1.0] * len(
-        fleet.values("replay", "replay/actors")[count:]
-    )
-    assert good.process.poll() is None
-    assert "refused on the experience link" in replay.stderr
+        served.program.wait_until(partial(served.has_dropped, reason))
+    served.is_sound()
+    assert "connections refused on the experience link" in served.program.stderr
+    served.close()
 
 
-def test_fault_29_learner_with_the_key_of_an_actor_and_evaluator_with_a_strangers_key_are_kept_out(
-    fleet: Fleet,
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_fault_29_learner_with_the_key_of_an_actor_draws_nothing(
+    programs: Programs, folders: Folders, tmp_path: Path
 ) -> None:
-    actors = {f"learner_{kind}": fleet.path("keys", "actor", kind) for kind in ("secret", "public")}
-    foreign = {f"evaluator_{kind}": fleet.path("foreign", "evaluator", kind) for kind in ("secret", "public")}
-    sound = f"security.keys={fleet.keys('sound')}"
-    elsewhere = free_tcp_addresses()[2]  # where the false learner sends weights from
-    replay = fleet.start("replay", "replay", sound)
-    learner = fleet.start("learner", "learner", sound)
-    false_learner = fleet.start("learner", "false", f"security.keys={fleet.keys('actors', **actors)}", elsewhere)
-    evaluator = fleet.start("evaluator", "evaluator", f"security.keys={fleet.keys('unknown', **foreign)}")
-    assert "refused the key of this learner" in error_of(false_learner)
-    assert "refused the key of this evaluator" in error_of(evaluator)
-    learner.wait_until(lambda: fleet.values("learner", "replay/dropped_refused_key"))
-    assert replay.stderr.count(" joins; ") == 1, "that of the good learner"
-    assert "refused on the weights link" in learner.stderr
+    served = Served(programs, tmp_path / "run", folders.sound())
+    addresses = [f"addresses.{link}={served.address(link)}" for link in ("experience", "sampling", "weights")]
+    path = folders.with_pair("learner", "sound", "actor")
+    learner = programs.start("--role", "learner", *catch(tmp_path / "false", *addresses, f"security.keys={path}"))
+    assert "refused the key of this learner" in error_of(learner)
+    served.program.wait_until(lambda: served.dropped("refused_key") > 0)
+    served.is_sound()
+    served.close()
 
 
-def test_fault_29_server_without_keys_is_not_spoken_to_by_an_actor_that_has_some(fleet: Fleet) -> None:
-    fleet.start("replay", "replay")
-    actor = fleet.start("actor", "actor", f"security.keys={fleet.keys('sound')}")
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_fault_29_evaluator_that_the_learner_does_not_know_gets_no_weights(
+    programs: Programs, folders: Folders, tmp_path: Path
+) -> None:
+    sound, addresses = f"security.keys={folders.sound()}", free_tcp_addresses()
+    path = folders.with_pair("evaluator", "foreign", "evaluator")
+    learner = programs.start("--role", "learner", *catch(tmp_path / "run", *addresses, sound))
+    evaluator = programs.start("--role", "evaluator", *catch(tmp_path / "x", *addresses, f"security.keys={path}"))
+    assert "the learner at tcp://" in error_of(evaluator)
+    assert "refused the key of this evaluator" in evaluator.stderr
+    learner.wait_until(lambda: values(tmp_path / "run", "learner", "replay/dropped_refused_key"))
+    assert "connections refused on the weights link" in learner.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_fault_29_server_without_keys_is_not_spoken_to_by_an_actor_that_has_some(
+    programs: Programs, folders: Folders, tmp_path: Path
+) -> None:
+    addresses = free_tcp_addresses()
+    programs.start("--role", "replay", *catch(tmp_path / "run", *addresses))
+    sound = f"security.keys={folders.sound()}"
+    actor = programs.start("--role", "actor", *catch(tmp_path / "actor", *addresses, sound))
     assert "has no keys, this actor has: set security.keys=DIR there too" in error_of(actor)
 
 
-@pytest.mark.parametrize("role", keys.ROLES)
-def test_fault_29_keys_that_cannot_be_used_are_wrong_usage(fleet: Fleet, role: str) -> None:
-    directory = fleet.keys("readable")
-    Path(directory, f"{role}.secret").chmod(0o644)
-    program = fleet.start(role, role, f"security.keys={directory}")
+def test_fault_29_secret_that_others_can_read_is_wrong_usage(
+    programs: Programs, folders: Folders, tmp_path: Path
+) -> None:
+    secret = Path(folders.sound(), "actor.secret")
+    secret.chmod(0o644)
+    program = programs.start("--role", "actor", *catch(tmp_path / "run", f"security.keys={folders.sound()}"))
     assert program.exit_code() == 2
-    assert program.stderr == (
-        f"error: {directory}/{role}.secret: mode 0644 lets others read this secret;"
-        f" run: chmod 600 {directory}/{role}.secret\n"
-    )
+    assert program.stderr == f"error: {secret}: mode 0644 lets others read this secret; run: chmod 600 {secret}\n"
 
 
 def test_fault_29_address_beyond_this_machine_without_keys_is_wrong_usage_and_on_demand_a_loud_warning(
-    fleet: Fleet,
+    programs: Programs, tmp_path: Path
 ) -> None:
-    port = fleet.addresses[0].rpartition(":")[2]
-    everywhere = f"addresses.experience=tcp://0.0.0.0:{port}"
-    refused = fleet.start("replay", "refused", everywhere)
+    addresses = free_tcp_addresses()
+    everywhere = addresses[0].replace("127.0.0.1", "0.0.0.0")
+    refused = programs.start("--role", "replay", *catch(tmp_path / "refused", *addresses, everywhere))
     assert refused.exit_code() == 2
     assert refused.stderr.startswith(f"error: {everywhere} leaves this machine and there are no keys")
     assert "python main.py keys create DIR" in refused.stderr
-    allowed = fleet.start("replay", "replay", everywhere, "security.insecure=true")
+    insecure = "security.insecure=true"
+    allowed = programs.start("--role", "replay", *catch(tmp_path / "run", *addresses, everywhere, insecure))
     allowed.wait_until(lambda: "replay of " in allowed.stderr)
-    assert f"WARNING replay: INSECURE: tcp://0.0.0.0:{port} without keys" in allowed.stderr
+    assert f"WARNING replay: INSECURE: {everywhere.partition('=')[2]} without keys" in allowed.stderr

@@ -96,7 +96,10 @@ def test_every_socket_is_protected_against_dead_and_greedy_peers(
     opened: Opened, make: Callable[[zmq.Context, str], zmq.Socket]
 ) -> None:
     end = opened(make)
-    assert 0 < option(end, zmq.MAXMSGSIZE) <= MAX_WEIGHTS_BYTES
+    assert 0 < option(end, zmq.MAXMSGSIZE) <= MAX_WEIGHTS_BYTES + sockets.ENCRYPTION_BYTES
+    assert 5_000 <= option(end, zmq.HANDSHAKE_IVL) <= 10_000
+    assert option(end, zmq.TCP_KEEPALIVE) == 1
+    assert option(end, zmq.TCP_KEEPALIVE_IDLE) + 3 * option(end, zmq.TCP_KEEPALIVE_INTVL) <= 60
     assert 0 < option(end, zmq.LINGER) <= 1_000
     assert 0 < option(end, zmq.HEARTBEAT_IVL) < option(end, zmq.HEARTBEAT_TIMEOUT)
     assert option(end, zmq.HEARTBEAT_TTL) >= option(end, zmq.HEARTBEAT_IVL)
@@ -110,6 +113,16 @@ def test_each_end_takes_the_largest_message_of_its_link(opened: Opened, router: 
     assert option(router, zmq.MAXMSGSIZE) >= MAX_SEGMENT_BYTES
     assert option(opened(sockets.connect_weights), zmq.MAXMSGSIZE) >= MAX_WEIGHTS_BYTES
     assert option(opened(sockets.connect_sampling), zmq.MAXMSGSIZE) >= MAX_SEGMENT_BYTES
+
+
+def test_no_end_takes_more_than_its_link_has(opened: Opened) -> None:
+    small = sockets.SMALL_MESSAGE_BYTES + sockets.ENCRYPTION_BYTES
+    assert option(opened(sockets.connect_experience), zmq.MAXMSGSIZE) == small
+    assert option(opened(sockets.serve_weights), zmq.MAXMSGSIZE) == small
+    for serve in (sockets.serve_experience, sockets.serve_sampling):
+        end = serve(opened.context, free_address(), max_message_bytes=200_000)
+        assert option(end, zmq.MAXMSGSIZE) == 200_000 + sockets.ENCRYPTION_BYTES
+        end.close()
 
 
 @pytest.mark.parametrize(("serve", "key"), [*zip(SERVE, ("experience", "sampling", "weights"), strict=True)])

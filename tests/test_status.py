@@ -153,6 +153,7 @@ def speak(reply: Callable[[socket.socket], None]) -> str:
 
     def serve() -> None:
         with listener, listener.accept()[0] as client:
+            client.recv(4096)
             reply(client)
 
     threading.Thread(target=serve, daemon=True).start()

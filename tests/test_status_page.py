@@ -131,7 +131,7 @@ def test_watch_finds_the_role_that_is_silent_and_the_one_that_stands_still(serve
 
 @pytest.mark.usefixtures("quick")
 def test_time_in_which_the_supervisor_itself_stood_still_is_no_silence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("apex_jax.workers.watch.STUCK_SECONDS", 1000.0)
+    monkeypatch.setattr("apex_jax.workers.watch.STARTING_SECONDS", 1000.0)
     watch = Watch({"replay": free_address()})
     watch.started("replay")
     watch._ask("replay", 2.0, watch._started["replay"])
@@ -148,6 +148,7 @@ def test_time_in_which_the_supervisor_itself_stood_still_is_no_silence(monkeypat
 # Real processes ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_whole_run_and_each_role_tell_their_status(tmp_path: Path) -> None:
     address, directory = free_address(), tmp_path / "run"
     with Programs(tmp_path) as programs:

@@ -21,7 +21,7 @@ from apex_jax.workers import storage_command, storage_copy
 from apex_jax.workers.process import StopSignal
 from apex_jax.workers.storage_copy import StorageCopy, fetch_missing
 from tests.links import wait_until
-from tests.processes import Programs, catch, checkpoints, free_tcp_addresses, values
+from tests.processes import Programs, catch, checkpoints, free_tcp_addresses
 from tests.test_storage import content, copied, failing, pull, push, run_in, write
 
 
@@ -122,6 +122,7 @@ def test_commands_take_a_run_there_and_back(tmp_path: Path, run: Path, capsys: p
         storage_command.run(["push", str(run)])
 
 
+@pytest.mark.slow  # three starts of a learner
 @pytest.mark.timeout(240)
 def test_replaced_learner_goes_on_from_the_copy(tmp_path: Path) -> None:
     """A learner's machine is lost; another one, with an empty disk, goes on with the run."""
@@ -144,7 +145,7 @@ def test_replaced_learner_goes_on_from_the_copy(tmp_path: Path) -> None:
         held = storage.newest_checkpoint()
         assert held is not None
         second = start("learner", tmp_path / "second", *stored)
-        second.wait_until(lambda: max(values(tmp_path / "second", "learner", "learner/updates"), default=0) > held)
+        second.wait_until(lambda: max(checkpoints(tmp_path / "second"), default=0) > held)
         assert f"fetched the learner of the run from file://{tmp_path / 'copy'}" in second.stderr
         assert f"resuming from the checkpoint at {held} updates" in second.stderr
         second.send(signal.SIGTERM)
@@ -164,12 +165,12 @@ def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         ("AWS_ENDPOINT_URL", f"http://{host}:{port}"),
         ("AWS_ACCESS_KEY_ID", "nobody"),
         ("AWS_SECRET_ACCESS_KEY", "nothing"),
-        ("AWS_DEFAULT_REGION", "eu-central-1"),
+        ("AWS_DEFAULT_REGION", "us-east-1"),
     ):
         monkeypatch.setenv(name, value)
     import fsspec
 
-    fsspec.filesystem("s3", skip_instance_cache=True).mkdir("bucket-of-a-test")
+    fsspec.filesystem("s3", skip_instance_cache=True).mkdirs("bucket-of-a-test", exist_ok=True)
     yield "s3://bucket-of-a-test/runs/one"
     server.stop()
 

@@ -26,6 +26,10 @@ def choose_places(occupants: np.ndarray, count: int) -> np.ndarray:
     chosen: list[np.ndarray] = []
     while count > 0:
         free = np.flatnonzero(occupants == occupants.min())
+        if len(free) == len(occupants) and (rounds := count // len(free)) > 1:  # thousands of turns in one
+            chosen.append(np.repeat(free, rounds))
+            count -= rounds * len(free)
+            continue
         take = min(count, len(free))
         places = (
             free[np.linspace(0, len(free) - 1, take).round().astype(int)] if take > 1 else free[len(free) // 2 :][:1]

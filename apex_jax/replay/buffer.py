@@ -194,7 +194,8 @@ class ReplayBuffer:
             raise ValueError(f"indices are {indices.dtype} and generations {generations.dtype}: both must be integers")
         leaves = np.ascontiguousarray(indices, np.int64)
         generations = np.ascontiguousarray(generations, np.int64)
-        priorities = np.ascontiguousarray(priorities, np.float64)
+        with np.errstate(invalid="ignore"):  # a signalling NaN from the network is refused below as any other
+            priorities = np.ascontiguousarray(priorities, np.float64)
         applicable, stale = _applicable(
             leaves, generations, priorities, self._generations, self._tree.leaves, self._slots
         )
@@ -247,7 +248,9 @@ class ReplayBuffer:
             raise ValueError(
                 f"{self.inserted_segments} segments were inserted before: only an empty buffer is restored"
             )
-        numbers, bodies, priorities = (part[-self.capacity_segments :] for part in segments)
+        fitting = slice(-self.capacity_segments, None)
+        numbers, bodies = segments.numbers[fitting], segments.bodies[fitting]
+        priorities = segments.priorities[fitting]
         known = np.zeros(len(numbers), bool)
         ages = np.zeros(len(numbers))
         leaves = np.zeros((len(numbers), self._slots))

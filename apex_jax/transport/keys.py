@@ -90,7 +90,8 @@ def _has(directory: str, role: str, kind: str) -> bool:
 def _place(directory: str, role: str, kind: str) -> str:
     """Returns where a key is, or should be, looked for."""
     variable = _variable(role, kind)
-    return variable if variable in os.environ or not directory else shown(Path(directory, f"{role}.{kind}"))
+    path = str(Path(directory, f"{role}.{kind}"))  # whole, however long: it stands in a command to be copied
+    return variable if variable in os.environ or not directory else path if path.isprintable() else repr(path)
 
 
 def _read(directory: str, role: str, kind: str) -> tuple[str, bytes]:

@@ -72,13 +72,19 @@ class LinkContext(zmq.Context):
         return context
 
     def admit(self, link: str) -> None:
-        """Has the clients of a link checked against their roles' public keys, by a thread that ends in `term`."""
+        """Has those who connect to a link checked by a thread that ends in `term`.
+
+        With keys, against the public keys of its clients' roles. Without any, everybody is let in who speaks ZMQ's
+        present protocol: its oldest has no handshake, any bytes at all would be a peer, for as long as it likes.
+        """
         from zmq.auth.thread import ThreadAuthenticator  # not at the top: brings asyncio, which clients do not need
 
         if self._authenticator is None:
             self._authenticator = ThreadAuthenticator(self)
             self._authenticator.start()
-        self._authenticator.configure_curve_callback(link, AllowList(self.security.directory, LINKS[link].clients))
+        if self.security.has_keys:
+            allowed = AllowList(self.security.directory, LINKS[link].clients)
+            self._authenticator.configure_curve_callback(link, allowed)
 
     def term(self) -> None:
         """Ends the context once its sockets are closed."""
@@ -156,14 +162,16 @@ def is_loopback(address: str) -> bool:
     if host == "localhost":
         return True
     try:
-        return ipaddress.ip_address(host.removeprefix("[").removesuffix("]")).is_loopback
+        ip = ipaddress.ip_address(host.removeprefix("[").removesuffix("]"))
     except ValueError:  # a name, an interface, *
         return False
+    mapped = ip.ipv4_mapped if isinstance(ip, ipaddress.IPv6Address) else None
+    return (mapped or ip).is_loopback
 
 
 def check_exposure(address: str, is_insecure: bool, prefix: str = "") -> None:
-    """Raises UsageError for an address beyond this machine, unless that is asked for."""
-    if address.startswith("tcp://") and not is_loopback(address) and not is_insecure:
+    """Raises UsageError for a tcp address beyond this machine, unless that is asked for."""
+    if not is_loopback(address) and not is_insecure:
         raise UsageError(
             f"{prefix}{address} leaves this machine and there are no keys: run python main.py keys create DIR and set"
             " security.keys=DIR, or set security.insecure=true on a network where everybody may read and feed the run"
@@ -174,18 +182,20 @@ def secure(socket: zmq.Socket, link: str, address: str, is_server: bool) -> None
     """Sets what must be set before bind or connect, as the socket's context says. UsageError."""
     context = socket.context
     security = context.security if isinstance(context, LinkContext) else NO_KEYS
+    if not address.startswith("tcp://"):
+        return
+    if is_server and isinstance(context, LinkContext):
+        context.admit(link)
+        socket.set(zmq.ZAP_DOMAIN, link.encode())  # the exact name: with another nobody is let in
     if not security.has_keys:
         check_exposure(address, security.is_insecure)
-    elif address.startswith("tcp://"):
-        socket.set(zmq.CURVE_SECRETKEY, security.secret)
-        socket.set(zmq.CURVE_PUBLICKEY, zmq.curve_public(security.secret))
-        if is_server:
-            assert isinstance(context, LinkContext)
-            context.admit(link)
-            socket.set(zmq.CURVE_SERVER, 1)
-            socket.set(zmq.ZAP_DOMAIN, link.encode())  # the exact name: with another nobody is let in
-        else:
-            socket.set(zmq.CURVE_SERVERKEY, security.servers[link])
+        return
+    socket.set(zmq.CURVE_SECRETKEY, security.secret)
+    socket.set(zmq.CURVE_PUBLICKEY, zmq.curve_public(security.secret))
+    if is_server:
+        socket.set(zmq.CURVE_SERVER, 1)
+    else:
+        socket.set(zmq.CURVE_SERVERKEY, security.servers[link])
 
 
 def link_context(config: Config, role: str) -> LinkContext:

@@ -53,6 +53,7 @@ class _Connection:
     since_seconds: float
     request: bytearray = field(default_factory=bytearray)
     reply: memoryview | None = None
+    is_answered: bool = False  # and waits for the client to close
 
 
 class StatusServer:
@@ -75,8 +76,10 @@ class StatusServer:
     def close(self) -> None:
         """Ends the thread and frees the address."""
         self._closing = True
-        self._waker.send(b"\0")
+        with contextlib.suppress(OSError):  # it has seen that already
+            self._waker.send(b"\0")
         self._thread.join()
+        self._waker.close()  # not by the thread, which may have ended before it was woken
         if self._path:
             with contextlib.suppress(OSError):
                 os.unlink(self._path)
@@ -95,7 +98,7 @@ class StatusServer:
         for connection in list(self._connections.values()):
             self._drop(connection)
         self._selector.close()
-        for end in (self._listener, self._waker, self._wake):
+        for end in (self._listener, self._wake):
             end.close()
 
     def _accept(self) -> None:
@@ -128,6 +131,8 @@ class StatusServer:
     def _read(self, connection: _Connection) -> bool:
         """Takes more of the request, and turns to writing at its end; returns whether the connection is of no use."""
         data = connection.socket.recv(4096)
+        if connection.is_answered:  # a close with something unread would take the answer back
+            return not data
         connection.request += data
         if b"\r\n\r\n" in connection.request:
             connection.reply = memoryview(self._reply_to(bytes(connection.request)))
@@ -142,7 +147,11 @@ class StatusServer:
     def _write(self, connection: _Connection) -> bool:
         assert connection.reply is not None
         connection.reply = connection.reply[connection.socket.send(connection.reply) :]
-        return not connection.reply
+        if not connection.reply:
+            connection.reply, connection.is_answered = None, True
+            connection.socket.shutdown(socket.SHUT_WR)
+            self._selector.modify(connection.socket, selectors.EVENT_READ)
+        return False
 
     def _reply_to(self, request: bytes) -> bytes:
         line = REQUEST_LINE.match(request)

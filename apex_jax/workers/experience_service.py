@@ -39,6 +39,7 @@ from apex_jax.workers.replay_journal import ReplayJournal
 
 _log = logging.getLogger(__name__)
 
+MAX_INCARNATION = 2**32  # that an actor is believed: what comes after it must be a number of the protocol, too
 MESSAGES_AT_ONCE = 256  # read before the other link gets its turn
 MAX_ACTORS = 1024  # connected at once: each may have its credit of segments wait here
 
@@ -220,7 +221,7 @@ class ExperienceService:
 
     def _joining(self, message: ActorHello) -> Actor:
         """Gives an actor a place: a new one, or the one that a server before this one gave it, which it acts with."""
-        is_new = not message.incarnation
+        is_new = not 1 <= message.incarnation <= MAX_INCARNATION
         places = message.places
         if is_new or not self._fit(places, message.num_environments):
             places = choose_places(self._occupants, message.num_environments)

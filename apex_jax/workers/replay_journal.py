@@ -216,7 +216,9 @@ class ReplayJournal:
 
     def _segments(self, bodies: deque[tuple[int, bytes]]) -> StoredSegments:
         """Returns the segments whose columns are sound."""
-        numbers, kept, priorities = [], [], np.zeros((len(bodies), self._spec.slots), np.float32)
+        numbers: list[int] = []
+        kept: list[bytes] = []
+        priorities = np.zeros((len(bodies), self._spec.slots), np.float32)
         for number, body in bodies:
             if numbers and number <= numbers[-1]:
                 self._log.left_out["repeated records"] += 1

@@ -173,6 +173,7 @@ class ReplayServer:
         self.experience.environment_steps = counters.environment_steps
         self.experience.welcomed = counters.welcomed
         self.sampling.earlier_environment_steps = counters.earlier_environment_steps
+        self.sampling.is_restored = counters.earlier_environment_steps is not None
         self.sampling.environment_steps = self.environment_steps
 
     def _counters(self) -> Counters:

@@ -62,7 +62,8 @@ class SamplingService:
     def __init__(self, socket: zmq.Socket, config: Config, buffer: ReplayBuffer, limiter: RateLimiter, run_id: int):
         self.learner: LearnerPeer | None = None
         self.dropped: Counter[str] = Counter()
-        self.environment_steps = 0  # of the run, as last told the learner
+        self.is_restored = False  # and has yet to hear from a learner
+        self.environment_steps = 0  # of the run, as the server knows
         self.earlier_environment_steps: int | None = None  # of the run that this server does not know of itself
         self.finished: str | None = None  # why, once the learner said that the run is over
         self._socket = socket
@@ -167,8 +168,9 @@ class SamplingService:
         self.learner = LearnerPeer(identity, message.run_id, now_seconds, message.batches_at_once, message.batch_size)
         if self.earlier_environment_steps is None:  # what later learners know they have from this server, ...
             self.earlier_environment_steps = message.environment_steps
-        else:  # ... unless it has been restored from an older state than the learner's
+        elif self.is_restored:  # ... unless what was restored is older than what the learner knows
             self.earlier_environment_steps += max(0, message.environment_steps - self.environment_steps)
+        self.is_restored = False
         _log.info("learner %s joins; %d segments are live", identity.hex(), self._buffer.size_segments)
 
     def _refusal(self, message: LearnerHello) -> Refusal | None:

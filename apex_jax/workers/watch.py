@@ -11,7 +11,7 @@ from apex_jax.transport.status_link import StatusError, fetch
 from apex_jax.workers.status_page import STARTING_SECONDS, STUCK_SECONDS
 
 POLL_SECONDS = 5.0
-ANSWER_SECONDS = 2.0
+ANSWER_SECONDS = 4.0
 
 
 class Watch:
@@ -28,6 +28,7 @@ class Watch:
         self._started = dict.fromkeys(self._addresses, 0.0)  # when, 0 = not running
         self._silent_seconds = dict.fromkeys(self._addresses, 0.0)
         self._unhealthy: dict[str, float] = {}  # seconds without progress, by the role's own word
+        self._answered: set[str] = set()  # since they were started
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
 
@@ -43,6 +44,7 @@ class Watch:
         """Begins to watch a role that has just been started, or started again."""
         if name in self._addresses:
             self._silent_seconds[name] = 0.0
+            self._answered.discard(name)
             self._unhealthy.pop(name, None)
             self._started[name] = time.monotonic()
 
@@ -58,11 +60,9 @@ class Watch:
             return ""
         if idle := self._unhealthy.get(name):
             return f"has made no progress for {idle:.0f} s"
-        is_young = time.monotonic() - self._started[name] < STARTING_SECONDS
+        limit = STUCK_SECONDS if name in self._answered else STARTING_SECONDS  # which imports take on a busy machine
         silent = self._silent_seconds[name]
-        return (
-            f"has not answered for {silent:.0f} s" if silent > (STARTING_SECONDS if is_young else STUCK_SECONDS) else ""
-        )
+        return f"has not answered for {silent:.0f} s" if silent > limit else ""
 
     def close(self) -> None:
         """Ends the thread."""
@@ -88,6 +88,7 @@ class Watch:
             return
         if self._started[name] == since:
             self._silent_seconds[name] = 0.0
+            self._answered.add(name)
             self.reports[name] = report
             if not healthy:
                 self._unhealthy[name] = float(report.get("progress_age_seconds") or STUCK_SECONDS)

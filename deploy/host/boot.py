@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from deploy.host.aws import client
 from deploy.host.metadata import Metadata
 
 KEYS = "/etc/apex-jax/keys"
@@ -50,10 +51,8 @@ def fetch_keys(path: str, files: Iterable[str], directory: Path) -> None:
 
     Raises LookupError where one does not exist yet: the keys may be pushed after the machines have started.
     """
-    import boto3  # not at the top: a machine outside of AWS does without
-
-    client = boto3.client("ssm")
-    wanted = {file: _parameter(client, f"{path}/{file}") for file in files}
+    store = client("ssm")
+    wanted = {file: _parameter(store, f"{path}/{file}") for file in files}
     owner = directory.stat()  # made by provision.sh for the user that the roles run as
     for file in directory.iterdir():
         if file.name not in wanted:  # of a role that this host had before
@@ -63,10 +62,10 @@ def fetch_keys(path: str, files: Iterable[str], directory: Path) -> None:
     print(f"keys: {len(wanted)} files in {directory}", flush=True)
 
 
-def _parameter(client: Any, name: str) -> str:
+def _parameter(store: Any, name: str) -> str:
     try:
-        return str(client.get_parameter(Name=name, WithDecryption=True)["Parameter"]["Value"])
-    except client.exceptions.ParameterNotFound:
+        return str(store.get_parameter(Name=name, WithDecryption=True)["Parameter"]["Value"])
+    except store.exceptions.ParameterNotFound:
         raise LookupError(f"no parameter {name}: run `python -m deploy.push_keys FLEET`") from None
 
 
@@ -87,22 +86,22 @@ def register_name(service_id: str, role: str) -> None:
 
     The role is the identity, so that a replacement takes the record of its predecessor over.
     """
-    import boto3
-
     address = Metadata().get("local-ipv4")
     if address is None:
         raise OSError("the instance metadata has no local-ipv4")
     ipaddress.IPv4Address(address)
-    client = boto3.client("servicediscovery")
-    asked = client.register_instance(ServiceId=service_id, InstanceId=role, Attributes={"AWS_INSTANCE_IPV4": address})
-    _wait_for(client, asked["OperationId"])
+    discovery = client("servicediscovery")
+    asked = discovery.register_instance(
+        ServiceId=service_id, InstanceId=role, Attributes={"AWS_INSTANCE_IPV4": address}
+    )
+    _wait_for(discovery, asked["OperationId"])
     print(f"name: {role} is {address}", flush=True)
 
 
-def _wait_for(client: Any, operation_id: str) -> None:
+def _wait_for(discovery: Any, operation_id: str) -> None:
     """Waits until Cloud Map has written the record, which it does after it has answered."""
     for _ in range(OPERATION_POLLS):
-        operation = client.get_operation(OperationId=operation_id)["Operation"]
+        operation = discovery.get_operation(OperationId=operation_id)["Operation"]
         if operation["Status"] == "SUCCESS":
             return
         if operation["Status"] == "FAIL":

@@ -9,6 +9,8 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
+from deploy.host.aws import client
+
 TIMEOUT_SECONDS = 10.0
 DATA = "/var/lib/apex-jax"
 MEMINFO = Path("/proc/meminfo")
@@ -54,10 +56,8 @@ def disk_used_percent(path: str) -> float:
 
 def report(values: dict[str, float], namespace: str, fleet: str, role: str) -> None:
     """Sends the values, named for the fleet and the role, not for the host: the alarms outlive hosts."""
-    import boto3  # not at the top: a machine outside of AWS does without
-
     dimensions = [{"Name": "Fleet", "Value": fleet}, {"Name": "Role", "Value": role}]
-    boto3.client("cloudwatch").put_metric_data(
+    client("cloudwatch").put_metric_data(
         Namespace=namespace,
         MetricData=[{"MetricName": name, "Dimensions": dimensions, "Value": value} for name, value in values.items()],
     )

@@ -2,6 +2,7 @@
 
     python -m deploy.host.results fetch    before the role starts, on a host that has none of its own yet
     python -m deploy.host.results copy     each minute, and when the role has ended
+    python -m deploy.host.results mirror   each minute, on the learner's host: everybody's, for TensorBoard
 
 All hosts write into one folder, which so looks like a run directory: process names keep their files apart. Checkpoints
 and the replay are not here: learner and replay server copy those themselves (`storage.url`).
@@ -16,15 +17,17 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from deploy.host.aws import client
+
 BY_EVERY_ROLE = ("metrics/{role}.jsonl", "tensorboard/{role}/*")
 BY_ROLE = {"learner": ("config.yaml", "starts.jsonl"), "evaluator": ("video.*",), "replay": ()}  # actors keep nothing
 
 
 def main() -> int:
     """Returns the exit code: 0 done, 1 failed, 2 wrong usage."""
-    actions = {"fetch": fetch, "copy": copy}
+    actions = {"fetch": fetch, "copy": copy, "mirror": mirror}
     if len(sys.argv) != 2 or sys.argv[1] not in actions:
-        print("usage: python -m deploy.host.results fetch | copy", file=sys.stderr)
+        print("usage: python -m deploy.host.results fetch | copy | mirror", file=sys.stderr)
         return 2
     url, run, role = (os.environ.get(f"APEX_JAX_{name}", "") for name in ("STORAGE", "RUN", "ROLE"))
     if not url or not run or role not in BY_ROLE:
@@ -41,26 +44,45 @@ def main() -> int:
 
 def copy(url: str, run: Path, role: str) -> None:
     """Sends the role's files that the bucket lacks or has shorter."""
-    client, bucket, prefix = _place(url)
-    stored = _stored(client, bucket, prefix)
+    store, bucket, prefix = _place(url)
+    stored = _stored(store, bucket, prefix)
     for path in sorted(run.rglob("*")):
         name = path.relative_to(run).as_posix()
         if is_of_role(name, role) and path.is_file() and stored.get(name) != path.stat().st_size:
-            client.upload_file(str(path), bucket, prefix + name)
+            with open(path, "rb") as file:
+                store.put_object(Bucket=bucket, Key=prefix + name, Body=file)
 
 
 def fetch(url: str, run: Path, role: str) -> None:
     """Brings the role's files to a host that has none, so that they go on instead of beginning anew."""
     if any(is_of_role(path.relative_to(run).as_posix(), role) for path in run.rglob("*")):
         return
-    client, bucket, prefix = _place(url)
-    for name in _stored(client, bucket, prefix):
+    store, bucket, prefix = _place(url)
+    for name in _stored(store, bucket, prefix):
         if is_of_role(name, role):
-            path = run / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            part = path.with_name(f".{path.name}.part")
-            client.download_file(bucket, prefix + name, str(part))
-            part.replace(path)  # never half a file: the next copy would take it for the whole
+            _bring(store, bucket, prefix + name, run / name)
+
+
+def mirror(url: str, run: Path, role: str) -> None:
+    """On the learner's host, brings the metrics of all hosts into one folder, for TensorBoard."""
+    if role != "learner":
+        return
+    shown = run.with_name(f"{run.name}-of-all-hosts")
+    store, bucket, prefix = _place(url)
+    for name, size in _stored(store, bucket, prefix).items():
+        path = shown / name
+        is_here = path.is_file() and path.stat().st_size == size
+        if any(is_of_role(name, one) for one in BY_ROLE) and not is_here:
+            _bring(store, bucket, prefix + name, path)
+
+
+def _bring(store: Any, bucket: str, key: str, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f".{path.name}.part")
+    with open(part, "wb") as file:
+        for data in store.get_object(Bucket=bucket, Key=key)["Body"].iter_chunks(2**20):
+            file.write(data)
+    part.replace(path)  # never half a file: the next copy would take it for the whole
 
 
 def is_of_role(name: str, role: str) -> bool:
@@ -73,15 +95,13 @@ def is_of_role(name: str, role: str) -> bool:
 
 def _place(url: str) -> tuple[Any, str, str]:
     """Returns a client, the bucket, and what the names of all results begin with."""
-    import boto3  # not at the top: a machine outside of AWS does without
-
     parts = urlsplit(url)
-    return boto3.client("s3"), parts.netloc, f"{parts.path.strip('/')}/results/"
+    return client("s3"), parts.netloc, f"{parts.path.strip('/')}/results/"
 
 
-def _stored(client: Any, bucket: str, prefix: str) -> dict[str, int]:
+def _stored(store: Any, bucket: str, prefix: str) -> dict[str, int]:
     """Returns the size of each stored file by its path in the run directory."""
-    pages = client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)
+    pages = store.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)
     return {one["Key"].removeprefix(prefix): one["Size"] for page in pages for one in page.get("Contents", [])}
 
 

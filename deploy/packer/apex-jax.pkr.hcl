@@ -72,6 +72,8 @@ build {
       device_name           = "/dev/sda1"
       volume_size           = 16
       volume_type           = "gp3"
+      throughput            = 125
+      iops                  = 3000
       encrypted             = true
       delete_on_termination = true
     }
@@ -98,6 +100,8 @@ build {
       device_name           = "/dev/sda1"
       volume_size           = 60 # the base image brings several versions of CUDA; learners ask for at least as much
       volume_type           = "gp3"
+      throughput            = 125
+      iops                  = 3000
       encrypted             = true
       delete_on_termination = true
     }

@@ -3,7 +3,7 @@ variable "commit" {
   description = "Commit of the project that goes into the images: git rev-parse HEAD."
 
   validation {
-    condition     = can(regex("^[0-9a-f]{40}$", var.commit))
+    condition     = var.commit != "" && regex_replace(var.commit, "^[0-9a-f]{40}$", "") == ""
     error_message = "The commit is the 40 hexadecimal digits that git rev-parse HEAD prints."
   }
 }
@@ -14,7 +14,7 @@ variable "region" {
   default     = "us-east-1"
 
   validation {
-    condition     = can(regex("^[a-z]{2}(-[a-z]+)+-[0-9]$", var.region))
+    condition     = regex_replace(var.region, "^[a-z]{2}(-[a-z]+)+-[0-9]$", "") == ""
     error_message = "The region is a region's code, such as us-east-1."
   }
 }

@@ -13,6 +13,7 @@ locals {
 }
 
 resource "aws_security_group" "role" {
+  #checkov:skip=CKV2_AWS_5:The launch template in ./role attaches it
   for_each = local.roles
 
   name        = "${var.name}-${each.key}"

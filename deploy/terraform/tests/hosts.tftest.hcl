@@ -119,7 +119,7 @@ run "roles_are_told_where_the_others_are" {
     error_message = "The learner draws from the replay server and serves weights."
   }
   assert {
-    condition     = alltrue([for role, text in output.user_data : strcontains(text, "security.keys=/etc/apex-jax/keys ") && !strcontains(text, "security.insecure")])
+    condition     = alltrue([for role, text in output.user_data : strcontains(text, "security.keys=/etc/apex-jax/keys") && !strcontains(text, "security.insecure")])
     error_message = "Every link has keys."
   }
   assert {
