@@ -102,6 +102,10 @@ class SegmentSpec(NamedTuple):
         """Bytes of one uncompressed frame."""
         return math.prod(self.frame_shape) * np.dtype(self.frame_dtype).itemsize
 
+    def max_environment_steps(self, num_environments: int) -> int:
+        """Environment steps that one segment may tell of: a few segments of every environment were left out before."""
+        return 16 * num_environments * self.slots
+
 
 class Step(NamedTuple):
     """What the environments `env_id` of an actor returned: A of its E environments."""
@@ -301,3 +305,9 @@ class WeightsMessage(NamedTuple):
     architecture: Annotated[str, Text(128)]  # digest of the leaves' names and shapes
     crc: Annotated[int, Integer(0, 2**32 - 1)]  # zlib.crc32 of body
     body: Annotated[bytes, Buffer(MAX_WEIGHTS_BYTES)]  # float32 leaves one behind the other, in tree order
+
+
+class LearnerAlive(NamedTuple):
+    """Sent where no weights are due: a learner that is slow is no learner that cannot be reached."""
+
+    learner_run_id: RunId

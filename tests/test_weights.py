@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import zlib
 from collections import Counter
@@ -17,8 +18,10 @@ import zmq
 from apex_jax.transport import sockets, wire
 from apex_jax.transport.codec import encode_weights
 from apex_jax.types import WeightsMessage
+from apex_jax.workers import weights
 from apex_jax.workers.weights import Weights, WeightsPublisher, WeightsSubscriber
 from tests.links import free_address, wait_until
+from tests.proxy import Proxy
 
 PARAMS = {
     "hidden": {"kernel": np.zeros((3, 4), np.float32), "bias": np.zeros(4, np.float32)},
@@ -255,6 +258,63 @@ def test_a_subscriber_without_a_publisher_can_be_closed(link: Link) -> None:
     subscriber = link.subscriber()
     subscriber.close()
     assert not subscriber._thread.is_alive()
+
+
+# Signs of life ----------------------------------------------------------------------------------------------------
+
+
+def test_a_learner_without_news_is_no_silent_one(
+    link: Link, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(weights, "ALIVE_SECONDS", 0.1)
+    monkeypatch.setattr(weights, "PEER_TIMEOUT_SECONDS", 0.6)
+    publisher, subscriber = link.publisher(), link.subscriber()
+    publisher.publish(params_of(1), 1, 0)
+    newest(subscriber, 1)
+    assert subscriber._heard_seconds is not None
+    later = subscriber._heard_seconds + 1.5
+    wait_until(lambda: (subscriber._heard_seconds or 0.0) >= later)
+    assert caplog.records == []
+
+
+@pytest.mark.parametrize("fault", ["stop", "lose"])
+def test_fault_33_a_learner_that_cannot_be_reached_is_said_once_and_found_again(
+    link: Link, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, fault: str
+) -> None:
+    monkeypatch.setattr(weights, "ALIVE_SECONDS", 0.1)
+    monkeypatch.setattr(weights, "PEER_TIMEOUT_SECONDS", 0.6)
+    caplog.set_level(logging.INFO)
+    publisher = link.publisher()
+    with Proxy(link.address) as proxy:
+        link.address = proxy.address
+        subscriber = link.subscriber()
+        publisher.publish(params_of(1), 1, 0)
+        newest(subscriber, 1)
+        connections = proxy.traffic.connections
+        getattr(proxy, fault)()
+        publisher.publish(params_of(2), 2, 0)
+        wait_until(lambda: proxy.traffic.connections > connections)
+        proxy.heal()
+        newest(subscriber, 2)
+        said = [record.getMessage() for record in caplog.records if record.name == weights.__name__]
+        assert [text.split(" after ")[0] for text in said] == [
+            f"the learner at {proxy.address} is silent for 1 s: looking for it",
+            "the learner is back",
+        ]
+        subscriber.close()
+
+
+def test_nobody_looks_for_a_learner_that_has_ended(
+    link: Link, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(weights, "PEER_TIMEOUT_SECONDS", 0.3)
+    subscriber = link.subscriber()
+    publisher = link.publisher()
+    publisher.publish(params_of(1), 1, 0, final=True)
+    newest(subscriber, 1)
+    publisher.close()
+    assert not subscriber._stopping.wait(1.0)
+    assert caplog.records == []
 
 
 # Faults by their numbers ------------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ KIND_NUMBERS = {
     "ActorHello": 0, "ActorWelcome": 1, "SegmentMessage": 2, "SegmentAck": 3, "EpisodeStatistics": 4, "ActorStatus": 5,
     "Rejoin": 6, "Goodbye": 7, "Refusal": 8, "Finish": 9, "LearnerHello": 10, "LearnerWelcome": 11, "Credit": 12,
     "StreamedSegments": 13, "IndexBatches": 14, "PriorityUpdate": 15, "WeightsMessage": 16,
+    "LearnerAlive": 17,
 }  # fmt: skip
 
 

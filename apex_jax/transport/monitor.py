@@ -153,7 +153,7 @@ class ClientMonitor(_Monitor):
         for event, value in self._new_events():
             self._on_event(event, value, now)
         if self._given_up_seconds is not None and now - self._given_up_seconds >= RECONNECT_SECONDS:
-            self._reconnect()
+            self.reconnect()
 
     def _on_event(self, event: int, value: int, now: float) -> None:
         if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
@@ -206,7 +206,8 @@ class ClientMonitor(_Monitor):
         }
         return causes.get((self._mechanism or "", security.has_keys), "")
 
-    def _reconnect(self) -> None:
+    def reconnect(self) -> None:
+        """Gives up the connection that there is, and makes another."""
         assert self._socket is not None
         self._given_up_seconds = None
         with contextlib.suppress(zmq.ZMQError):  # that there is nothing left to disconnect

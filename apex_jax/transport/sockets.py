@@ -24,7 +24,8 @@ from apex_jax.transport.security import secure
 from apex_jax.types import MAX_ARRAY_SIZE, MAX_SEGMENT_BYTES, MAX_WEIGHTS_BYTES
 
 MALFORMED_AT_ONCE = 256  # skipped before the caller gets its turn: a flood of garbage must not take all of it
-HEARTBEAT_MILLISECONDS = 2_000  # a silent tcp peer (cable, NAT, frozen host) is given up after three of these
+HEARTBEAT_MILLISECONDS = 2_000  # a silent server is given up after three of these, and a silent client by it
+LOST_PEER_MILLISECONDS = 10_000  # a host that answers no packet (cable, power) is given up about then
 HANDSHAKE_MILLISECONDS = 10_000  # a connection that has not become one of ours by then is closed
 SMALL_MESSAGE_BYTES = wire.MAX_HEADER_BYTES  # headers, acknowledgements, places on the ladder, subscriptions
 ENCRYPTION_BYTES = 64  # CURVE makes a frame 33 bytes longer
@@ -150,6 +151,11 @@ def _router(context: zmq.Context) -> zmq.Socket:
 def _dealer(context: zmq.Context) -> zmq.Socket:
     socket = context.socket(zmq.DEALER)
     socket.set(zmq.IMMEDIATE, 1)  # nothing is queued for a peer that is not there
+    # Heartbeats are for this kind of socket only: libzmq 4.3.5 aborts the process (`!_io_error`) where one is due on a
+    # connection that broke behind a full queue, and only here credit keeps the queue from being full.
+    socket.set(zmq.HEARTBEAT_IVL, HEARTBEAT_MILLISECONDS)
+    socket.set(zmq.HEARTBEAT_TIMEOUT, 3 * HEARTBEAT_MILLISECONDS)
+    socket.set(zmq.HEARTBEAT_TTL, 3 * HEARTBEAT_MILLISECONDS)
     return socket
 
 
@@ -161,13 +167,11 @@ def _tune(socket: zmq.Socket, linger_milliseconds: int, max_message_bytes: int) 
     socket.set(zmq.HANDSHAKE_IVL, HANDSHAKE_MILLISECONDS)
     socket.set(zmq.IPV6, 1)
     socket.set(zmq.BACKLOG, 1024)  # a fleet of actors connects at once
-    socket.set(zmq.HEARTBEAT_IVL, HEARTBEAT_MILLISECONDS)
-    socket.set(zmq.HEARTBEAT_TIMEOUT, 3 * HEARTBEAT_MILLISECONDS)
-    socket.set(zmq.HEARTBEAT_TTL, 3 * HEARTBEAT_MILLISECONDS)
-    socket.set(zmq.TCP_KEEPALIVE, 1)  # beside the heartbeats: also what never got as far as a handshake ends
-    socket.set(zmq.TCP_KEEPALIVE_IDLE, 30)
-    socket.set(zmq.TCP_KEEPALIVE_INTVL, 10)
+    socket.set(zmq.TCP_KEEPALIVE, 1)  # ends a connection on which nothing was under way, ...
+    socket.set(zmq.TCP_KEEPALIVE_IDLE, 4)
+    socket.set(zmq.TCP_KEEPALIVE_INTVL, 2)
     socket.set(zmq.TCP_KEEPALIVE_CNT, 3)
+    socket.set(zmq.TCP_MAXRT, LOST_PEER_MILLISECONDS)  # ... and this one on which something was
     socket.set(zmq.CONNECT_TIMEOUT, 5_000)
     socket.set(zmq.RECONNECT_IVL, 100)
     socket.set(zmq.RECONNECT_IVL_MAX, 5_000)

@@ -46,6 +46,7 @@ Message: TypeAlias = (
     | types.IndexBatches
     | types.PriorityUpdate
     | types.WeightsMessage
+    | types.LearnerAlive
 )
 MESSAGES: tuple[type[Message], ...] = get_args(Message)
 """Every kind of message; its place is its number in the protocol, so another order is another PROTOCOL_VERSION."""

@@ -17,12 +17,13 @@ from apex_jax.errors import RunError
 from apex_jax.transport import sockets
 from apex_jax.transport.codec import architecture_of, decode_weights, encode_weights
 from apex_jax.transport.monitor import ClientMonitor, ServerMonitor
-from apex_jax.types import WeightsMessage
+from apex_jax.types import PEER_TIMEOUT_SECONDS, LearnerAlive, WeightsMessage
 
 _log = logging.getLogger(__name__)
 
 REPUBLISH_SECONDS = 0.2  # subscribers that join within this time share one transmission of the newest weights
 SUBSCRIPTIONS_AT_ONCE = 1_024  # read before it is the weights' turn again
+ALIVE_SECONDS = 2.0  # between two signs of life of a learner that has no weights to send
 LAST_WEIGHTS_REPEATS = 5  # of the weights that end the run: without them an evaluator would wait for ever
 
 
@@ -83,6 +84,7 @@ class WeightsPublisher:
     def _serve(self) -> None:
         message: WeightsMessage | None = None
         due_seconds = float("inf")  # when a newcomer's copy is to be sent
+        alive_seconds = 0.0  # when a sign of life is
         while self._newest or not self._closing.is_set():
             self._wake.wait(REPUBLISH_SECONDS / 2)
             self._wake.clear()
@@ -90,11 +92,15 @@ class WeightsPublisher:
             if self._newest:
                 message = self._encode(*self._newest.popleft())
                 sockets.send(self._socket, message)
+                alive_seconds = time.monotonic() + ALIVE_SECONDS
             if self._has_newcomer():
                 due_seconds = min(due_seconds, time.monotonic() + REPUBLISH_SECONDS)
             if message is not None and time.monotonic() >= due_seconds:
                 sockets.send(self._socket, message)
                 due_seconds = float("inf")
+            if time.monotonic() >= alive_seconds:
+                sockets.send(self._socket, LearnerAlive(self._run_id))
+                alive_seconds = time.monotonic() + ALIVE_SECONDS
         if message is not None and message.final:
             self._send_again(message)
 
@@ -139,6 +145,10 @@ class WeightsSubscriber:
         self.dropped: Counter[str] = Counter()
         self._newest: Weights | None = None
         self._error: RunError | None = None
+        self._address = address
+        self._heard_seconds: float | None = None  # None before the first message
+        self._looks_seconds = float("inf")  # when another connection is to be tried
+        self._is_silent = False
         self._monitor = ClientMonitor()
         self._socket = sockets.connect_weights(context, address, self._monitor)
         self._like_params = like_params
@@ -177,13 +187,38 @@ class WeightsSubscriber:
     def _serve(self) -> None:
         while not self._stopping.is_set():
             self._monitor.check()
+            self._look_for_learner()
             if not self._socket.poll(100):
                 continue
             message = None
-            while (later := sockets.receive(self._socket, (WeightsMessage,), self.dropped)) is not None:
-                message = later
+            while (later := sockets.receive(self._socket, (WeightsMessage, LearnerAlive), self.dropped)) is not None:
+                self._heard()
+                message = later if isinstance(later, WeightsMessage) else message
             if message is not None:
                 self._take(message)
+
+    def _look_for_learner(self) -> None:
+        """Connects anew where nothing has come for long: a connection may be dead at the other end only."""
+        now = time.monotonic()
+        if (
+            self._heard_seconds is None
+            or now < self._looks_seconds
+            or (self._newest is not None and self._newest.final)
+        ):
+            return
+        self._looks_seconds = now + PEER_TIMEOUT_SECONDS
+        if not self._is_silent:
+            self._is_silent = True
+            silent_seconds = now - self._heard_seconds
+            _log.warning("the learner at %s is silent for %.0f s: looking for it", self._address, silent_seconds)
+        self._monitor.reconnect()
+
+    def _heard(self) -> None:
+        now = time.monotonic()
+        if self._is_silent and self._heard_seconds is not None:
+            _log.info("the learner is back after %.0f s", now - self._heard_seconds)
+            self._is_silent = False
+        self._heard_seconds, self._looks_seconds = now, now + PEER_TIMEOUT_SECONDS
 
     def _take(self, message: WeightsMessage) -> None:
         newest = self._newest
