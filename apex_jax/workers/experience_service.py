@@ -42,6 +42,7 @@ _log = logging.getLogger(__name__)
 MAX_INCARNATION = 2**32  # that an actor is believed: what comes after it must be a number of the protocol, too
 MESSAGES_AT_ONCE = 256  # read before the other link gets its turn
 MAX_ACTORS = 1024  # connected at once: each may have its credit of segments wait here
+GONE_ACTORS = 64  # so many credits of segments may wait here of actors that are not connected
 
 
 @dataclass
@@ -110,6 +111,7 @@ class ExperienceService:
         self._journal = journal
         self._occupants = np.zeros(config.ladder_size, np.int64)
         self._waiting: deque[Waiting] = deque()
+        self._gone: dict[int, Actor] = {}  # by run id, the one that left first at the beginning: with segments waiting
         self._handlers: dict[type, Callable[[bytes, Any, float], None]] = {
             ActorHello: self._on_hello,
             SegmentMessage: self._on_segment,
@@ -146,6 +148,8 @@ class ExperienceService:
             self.environment_steps += first.message.environment_steps
             first.actor.waiting.popleft()
             self._waiting.popleft()
+            if not first.actor.waiting:
+                self._gone.pop(first.actor.run_id, None)
         if self._journal is not None:
             self._journal.flush(now_seconds)
         for identity, actor in self.actors.items():
@@ -230,9 +234,9 @@ class ExperienceService:
         self.welcomed = max(self.welcomed, incarnation)
         if self._journal is not None:
             self._journal.on_welcome(message.run_id, incarnation)
-        # Held for dead with segments still waiting here: they count against its credit as before.
-        unstored = (waiting.actor for waiting in self._waiting if waiting.actor.run_id == message.run_id)
-        if (before := next(unstored, None)) is not None:
+        if (
+            before := self._gone.pop(message.run_id, None)
+        ) is not None:  # what waits counts against its credit as before
             before.incarnation, before.places = incarnation, places
             return before
         status = ActorStatus(run_id=message.run_id, steps_per_second=0.0, weights_version=0)
@@ -262,7 +266,9 @@ class ExperienceService:
         actor.received = message.sequence
         actor.waiting.append(message.sequence)
         columns, transitions, refusal = None, message.transitions, ""
-        if zlib.crc32(message.body) != message.crc:
+        if message.environment_steps > self._spec.max_environment_steps(len(actor.places)):
+            message, refusal = message._replace(environment_steps=0), "impossible_steps"
+        elif zlib.crc32(message.body) != message.crc:
             refusal = "bad_checksum"
         else:
             try:
@@ -321,3 +327,20 @@ class ExperienceService:
         np.subtract.at(self._occupants, actor.places, 1)
         if self._journal is not None:
             self._journal.on_departure(actor.status)
+        if actor.waiting:
+            self._gone[actor.run_id] = actor
+            self._bound_gone()
+
+    def _bound_gone(self) -> None:
+        """Lets go of what has waited longest of actors that left; one that comes back still has it, and sends it."""
+        number = sum(len(actor.waiting) for actor in self._gone.values())
+        most = GONE_ACTORS * self._config.actor.max_outstanding_segments
+        let_go = set()
+        while number > most:
+            run_id = next(iter(self._gone))
+            let_go.add(run_id)
+            number -= len(self._gone.pop(run_id).waiting)
+        if let_go:
+            kept = [waiting for waiting in self._waiting if waiting.actor.run_id not in let_go]
+            self.dropped["left_by_actor"] += len(self._waiting) - len(kept)
+            self._waiting = deque(kept)

@@ -221,8 +221,9 @@ class ExperienceStream:
             return
         self._sequence += 1
         crc, transitions = zlib.crc32(body), _transitions(segment)
-        message = SegmentMessage(self._hello.run_id, self._sequence, self._steps_unsent, crc, body, transitions)
-        self._steps_unsent = 0
+        steps = min(self._steps_unsent, self._spec.max_environment_steps(self._hello.num_environments))
+        message = SegmentMessage(self._hello.run_id, self._sequence, steps, crc, body, transitions)
+        self._steps_unsent -= steps
         self._unacknowledged.append(message)
 
     def _flush(self, socket: zmq.Socket) -> None:

@@ -20,7 +20,7 @@ from apex_jax.transport.codec import CorruptSegment
 from apex_jax.types import ActorStatus
 
 REMEMBERED_RUNS = 4096  # actors, of which each has its own account; what is forgotten is summed up
-REFUSALS = ("bad_checksum", *CorruptSegment.REASONS)  # why a segment that has arrived is not stored
+REFUSALS = ("bad_checksum", *CorruptSegment.REASONS, "impossible_steps")  # why a segment that came is not stored
 DROPS = ("overflow", "unencodable", "unsent")  # what an actor drops itself, see `ActorStatus`
 
 
