@@ -22,8 +22,9 @@ from apex_jax.types import (
     SegmentAck,
 )
 from apex_jax.workers import experience_service, experience_stream
+from apex_jax.workers.experience_service import MAX_INCARNATION
 from tests.experience_link import CREDIT, Link, join, limiter_that_lets_in, message_of, put_all
-from tests.links import CONFIG, TRANSITIONS, segment_of
+from tests.links import CONFIG, SPEC, TRANSITIONS, segment_of
 
 
 @pytest.fixture
@@ -111,12 +112,23 @@ def test_places_that_do_not_fit_the_ladder_are_given_anew(link: Link, places: li
     assert (welcome.incarnation, welcome.places.tolist()) == (5, [0, 2, 5, 7])
 
 
-def test_the_largest_incarnation_that_an_actor_can_claim_harms_nobody(link: Link) -> None:
+@pytest.mark.parametrize(("claim", "given"), [
+    (MAX_INCARNATION, MAX_INCARNATION),
+    (MAX_INCARNATION + 1, 1),  # not believed
+    (2**48, 1),  # the largest that a message can say
+])  # fmt: skip
+def test_the_largest_incarnation_that_an_actor_can_claim_harms_nobody(link: Link, claim: int, given: int) -> None:
     server = link.server()
     peer = link.peer(server)
-    peer.send(ActorHello(1, CONFIG.agreement, 4, incarnation=2**48, places=np.arange(4, dtype=np.int32)))
-    peer.receive(ActorWelcome)
-    assert join(link.peer(server), 2).incarnation == 2  # the claim was not believed
+    peer.send(ActorHello(1, CONFIG.agreement, 4, incarnation=claim, places=np.arange(4, dtype=np.int32)))
+    assert peer.receive(ActorWelcome).incarnation == given
+    second = join(link.peer(server), 2)
+    assert second.incarnation == given + 1, "a number that the protocol can still say"
+    server.close()
+    peer = link.peer(again := link.server())  # which knows of nobody
+    peer.send(ActorHello(2, CONFIG.agreement, 4, incarnation=second.incarnation, places=second.places))
+    incarnations = [peer.receive(ActorWelcome).incarnation, join(link.peer(again), 3).incarnation]
+    assert incarnations[1] == incarnations[0] + 1
 
 
 def test_an_actor_too_many_is_told_so_and_tries_again(
@@ -210,6 +222,20 @@ def test_with_drop_the_oldest_unsent_makes_room_and_only_when_there_is_none(link
     assert server.stored() == [*range(1 + CREDIT), 95, 96, 97]
     assert server.service.environment_steps == 10 * (1 + CREDIT + 8), "those of the dropped are carried on"
     server.until(lambda: server.service.totals()["dropped_overflow"] == 5 * TRANSITIONS)
+
+
+def test_steps_of_many_dropped_segments_are_carried_by_several_later_ones(link: Link) -> None:
+    server = link.server()
+    stream = link.stream()
+    server.until(lambda: stream.wait_for_welcome(0))
+    most = SPEC.max_environment_steps(4)
+    stream.put(segment_of(0), 3 * most + 10, 1.0)  # as behind an hour of dropping
+    server.until(lambda: server.stored() == [0])
+    assert server.service.environment_steps == most
+    put_all(stream, range(1, 5), server)
+    server.until(lambda: len(server.stored()) == 5)
+    assert server.service.environment_steps == 3 * most + 10 + 4 * 10
+    assert +server.dropped == {}
 
 
 # Versions ---------------------------------------------------------------------------------------------------------

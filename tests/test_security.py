@@ -138,22 +138,28 @@ def _mutated_frames(rng: random.Random) -> list[bytes]:
 
 
 class _Unpickled:
-    """Says so where it is unpickled."""
+    """Makes a folder where it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
 
     def __reduce__(self) -> tuple[Callable[[str], None], tuple[str]]:
-        return os.mkdir, ("/tmp/apex-jax-was-unpickled",)
+        return os.mkdir, (str(self._path),)
 
 
 @pytest.mark.parametrize("link", ["experience", "sampling"])
-def test_fault_26_messages_that_are_none_are_counted_and_the_next_good_one_is_served(served: Served, link: str) -> None:
+def test_fault_26_messages_that_are_none_are_counted_and_the_next_good_one_is_served(
+    served: Served, link: str, tmp_path: Path
+) -> None:
+    sign = tmp_path / "was-unpickled"
     rng, before = random.Random(26), served.dropped("not_msgpack")
     memory, peer = served.resident_bytes(), served.peer(link)
     for number in range(3_000):
         frames = _mutated_frames(rng) if number % 2 else _random_frames(rng)
-        peer.send_frames(*(frames if number % 100 else [pickle.dumps(_Unpickled())]))
+        peer.send_frames(*(frames if number % 100 else [pickle.dumps(_Unpickled(sign))]))
     served.is_sound()
     peer.socket.close()
-    assert not os.path.exists("/tmp/apex-jax-was-unpickled")
+    assert not sign.exists()
     served.program.wait_until(lambda: served.dropped("not_msgpack") > before)
     assert served.resident_bytes() - memory < GROWTH_BYTES
 

@@ -11,7 +11,11 @@ PATIENCE_SECONDS = 60.0  # what comes and goes within a minute is no symptom
 SILENCE_SECONDS = 30.0  # without a new frame
 WAITING_SHARE = 0.6  # of a process's time
 Q_VALUE_SLACK = 1.5  # how far beyond what rewards allow q-values may stray while they are learned
-EXPECTED_DROPS = {"replay/dropped_stale_priority"}  # the transition was overwritten while the learner learned from it
+EXPECTED_DROPS = {
+    "replay/dropped_stale_priority",  # the transition was overwritten while the learner learned from it
+    "replay/dropped_duplicate_segment",  # sent again, since its acknowledgement was lost with a connection or server
+    "replay/dropped_early_segment",  # overtook one that was sent again
+}
 
 
 class Symptom(NamedTuple):
