@@ -9,8 +9,8 @@ from apex_jax.errors import RunError, UsageError
 COMMANDS = {  # which train nothing, and bring a command line of their own
     "plot": "apex_jax.results.plot_command",
     "keys": "apex_jax.transport.keys_command",
-    "status": "apex_jax.workers.status_command",
-    "storage": "apex_jax.workers.storage_command",
+    "status": "apex_jax.operations.status_command",
+    "storage": "apex_jax.operations.storage_command",
 }
 MODULES = {"replay": "replay_server"}  # of apex_jax.workers; the other roles have their module's name
 
@@ -24,7 +24,7 @@ def main() -> int:
         if command.action == "print_config":
             print(to_yaml(command.config), end="")
             return 0
-        from apex_jax.workers import process  # not before the command is known to be sound
+        from apex_jax import process  # not before the command is known to be sound
 
         process.start_log(command.name)
         stop = process.StopSignal()

@@ -58,20 +58,29 @@
       video          frames -> .mp4 and .gif
       files          pictures that are written whole
 
-    workers/         loops, sockets, threads, signals; no maths
-      actor          acts; experience_stream sends what it produces
-      replay_server  serves the buffer: experience_service to actors, sampling_service to the learner
-      replay_journal writes down what the server stores, and reads it back; ledger sums up what became of everything
-      learner        updates; replay_stream brings what it consumes, learner_metrics tells of it
-      evaluator      plays full games; recording films one
-      weights        carries parameters from the learner to the others
-      local          all roles on this machine; progress reads how far they are, diagnosis what is wrong,
-                     live_view shows it
-      watch          finds roles that live and do nothing
-      process        signals, seeds, log, device of a worker process
+    links/           what the two ends of each link owe each other; no maths
+      experience_stream, experience_service   an actor's end, and the replay server's
+      replay_stream, sampling_service         the learner's end, and the replay server's
+      weights        the learner's end, and that of actors and evaluator
+      replay_journal writes down what the server stores, and reads it back
+      ledger         what became of every transition
+
+    process          signals, seeds, log, device of a process
+
+    operations/      what an operator sees and asks for
+      progress       how far a run is; diagnosis what is wrong with it, live_view shows both
       status_page    what a process tells of itself; status_command is `python main.py status`
+      watch          finds roles that live and do nothing; watchdog is the same for systemd
       storage_copy   keeps the copy on object storage up to date; storage_command is `python main.py storage`
 
+    workers/         the processes: loops around all that
+      actor          acts
+      replay_server  serves the buffer
+      learner        updates; learner_metrics tells of it
+      evaluator      plays full games; recording films one
+      local          all roles on this machine, supervised
+
 Imports run one way: types, errors, compiled, config -> agent, replay, transport, environment, checkpoint, journal,
-storage, metrics, atari_scores (none of which imports another of these) -> results -> workers -> main.
+storage, metrics, atari_scores (none of which imports another of these) -> results, links, process -> operations ->
+workers -> main.
 """

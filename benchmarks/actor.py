@@ -20,9 +20,9 @@ from apex_jax.agent.dqn import make_dqn
 from apex_jax.command_line import load
 from apex_jax.config import Config
 from apex_jax.environment import Environment, segment_spec
+from apex_jax.links.weights import WeightsPublisher
 from apex_jax.metrics import read_metrics
-from apex_jax.workers.process import new_run_id
-from apex_jax.workers.weights import WeightsPublisher
+from apex_jax.process import new_run_id
 from benchmarks.load import Sink
 from benchmarks.replay_server import free_tcp_addresses
 from benchmarks.report import finish, say, target

@@ -20,11 +20,11 @@ import numpy as np
 from apex_jax.command_line import load
 from apex_jax.config import Config
 from apex_jax.environment import segment_spec
+from apex_jax.links.ledger import Ledger
+from apex_jax.links.replay_journal import Counters, ReplayJournal
 from apex_jax.replay.buffer import ReplayBuffer
 from apex_jax.transport.codec import decode_columns
 from apex_jax.types import SegmentColumns, SegmentMessage, SegmentSpec
-from apex_jax.workers.ledger import Ledger
-from apex_jax.workers.replay_journal import Counters, ReplayJournal
 from apex_jax.workers.replay_server import make_limiter
 from benchmarks.recorded import as_messages, num_transitions, record_segments
 from benchmarks.report import finish, say, target

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import zmq
 
+from apex_jax.process import new_run_id
 from apex_jax.transport import sockets
 from apex_jax.transport.security import NO_KEYS, LinkContext, Security
 from apex_jax.types import (
@@ -34,7 +35,6 @@ from apex_jax.types import (
     SegmentMessage,
     StreamedSegments,
 )
-from apex_jax.workers.process import new_run_id
 
 PATIENCE_SECONDS = 60.0
 SEGMENTS_WINDOW = 256

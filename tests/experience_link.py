@@ -10,6 +10,8 @@ from typing import Any
 import zmq
 
 from apex_jax.config import Config
+from apex_jax.links.experience_service import ExperienceService
+from apex_jax.links.experience_stream import ExperienceStream
 from apex_jax.replay.rate_limiter import RateLimiter
 from apex_jax.transport import sockets
 from apex_jax.transport.codec import decode_frames, encode_segment
@@ -18,8 +20,6 @@ from apex_jax.types import (
     ActorWelcome,
     SegmentMessage,
 )
-from apex_jax.workers.experience_service import ExperienceService
-from apex_jax.workers.experience_stream import ExperienceStream
 from tests.links import CONFIG, SPEC, TRANSITIONS, Peer, buffer_of, free_address, free_limiter, segment_of, wait_until
 
 CREDIT = CONFIG.actor.max_outstanding_segments

@@ -16,6 +16,7 @@ import numpy as np
 import zmq
 
 from apex_jax.config import AddressConfig, Config, ReplayConfig
+from apex_jax.links.weights import WeightsPublisher, WeightsSubscriber
 from apex_jax.transport import sockets, wire
 from apex_jax.transport.codec import encode_segment
 from apex_jax.types import (
@@ -33,7 +34,6 @@ from apex_jax.types import (
     WeightsMessage,
 )
 from apex_jax.workers.replay_server import ReplayServer
-from apex_jax.workers.weights import WeightsPublisher, WeightsSubscriber
 from tests.fuzz_messages import Frames, Fuzzer
 from tests.links import CONFIG, SPEC, TRANSITIONS, free_address, segment_of
 

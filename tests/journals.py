@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from apex_jax.config import Config
+from apex_jax.links.replay_journal import ReplayJournal
 from apex_jax.replay.buffer import ReplayBuffer
 from apex_jax.replay.rate_limiter import RateLimiter
 from apex_jax.transport.codec import decode_frames, encode_segment
 from apex_jax.types import SegmentMessage
-from apex_jax.workers.replay_journal import ReplayJournal
 from tests.links import CONFIG, SPEC, TRANSITIONS, buffer_of, segment_of
 
 RUN = 77  # run id of the actor from whom the segments are

@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import TypeVar
 
 from apex_jax.metrics import read_metrics
-from apex_jax.workers.process import SUPERVISED
+from apex_jax.process import SUPERVISED
 
 ROOT = Path(__file__).parent.parent
 MARK = "APEX_JAX_TEST_MARK"  # in the environment of a test's processes, which their children inherit

@@ -17,10 +17,10 @@ import zmq
 
 from apex_jax.command_line import load
 from apex_jax.environment import segment_spec
+from apex_jax.links.experience_stream import ExperienceStream
 from apex_jax.metrics import resident_memory_bytes
+from apex_jax.process import new_run_id, start_log
 from apex_jax.types import ActorHello, Segment, SegmentColumns, SegmentSpec
-from apex_jax.workers.experience_stream import ExperienceStream
-from apex_jax.workers.process import new_run_id, start_log
 
 QUEUE = 16  # segments that wait to be sent
 REPORT_SECONDS = 0.1

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import zmq
 
+from apex_jax.links.replay_stream import Item, ReplayStream, Segments
+from apex_jax.links.sampling_service import SamplingService
 from apex_jax.replay.rate_limiter import RateLimiter
 from apex_jax.transport import sockets
 from apex_jax.transport.codec import encode_segment
@@ -21,8 +23,6 @@ from apex_jax.types import (
     PriorityUpdate,
     StreamedSegments,
 )
-from apex_jax.workers.replay_stream import Item, ReplayStream, Segments
-from apex_jax.workers.sampling_service import SamplingService
 from tests.links import CONFIG, SPEC, TRANSITIONS, Peer, buffer_of, free_address, free_limiter, segment_of, wait_until
 
 K, B = 2, 16

@@ -24,7 +24,10 @@ MAY_IMPORT = {  # part of the package -> other parts of it
     "command_line": {"config", "config_rules", "errors"},
     **{part: FOUNDATION for part in MIDDLE},
     "results": FOUNDATION | {"metrics", "atari_scores", "command_line"},
-    "workers": FOUNDATION | MIDDLE | {"command_line", "results"},
+    "links": FOUNDATION | MIDDLE,
+    "process": FOUNDATION | {"transport"},
+    "operations": FOUNDATION | MIDDLE | {"results", "process"},
+    "workers": FOUNDATION | MIDDLE | {"command_line", "results", "links", "process", "operations"},
 }
 MUST_NOT_IMPORT = {  # part of the package -> what its files can do without
     "types": {"jax", "envpool", "zmq"},

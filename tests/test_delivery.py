@@ -10,6 +10,8 @@ import msgpack
 import numpy as np
 import pytest
 
+from apex_jax.links import experience_service, experience_stream
+from apex_jax.links.experience_service import MAX_INCARNATION
 from apex_jax.transport import wire
 from apex_jax.types import (
     ActorHello,
@@ -21,8 +23,6 @@ from apex_jax.types import (
     Rejoin,
     SegmentAck,
 )
-from apex_jax.workers import experience_service, experience_stream
-from apex_jax.workers.experience_service import MAX_INCARNATION
 from tests.experience_link import CREDIT, Link, join, limiter_that_lets_in, message_of, put_all
 from tests.links import CONFIG, SPEC, TRANSITIONS, segment_of
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from apex_jax.config import AlgorithmConfig, Config, EnvironmentConfig, LearnerConfig, ReplayConfig
-from apex_jax.workers.diagnosis import PATIENCE_SECONDS, SILENCE_SECONDS, Diagnosis
-from apex_jax.workers.progress import ProgressReader
+from apex_jax.operations.diagnosis import PATIENCE_SECONDS, SILENCE_SECONDS, Diagnosis
+from apex_jax.operations.progress import ProgressReader
 
 CONFIG = Config(
     learner=LearnerConfig(learning_rate=0.01), replay=ReplayConfig(samples_per_insert=4.0), run_directory="runs/x"

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from apex_jax.links import experience_stream
 from apex_jax.types import (
     PEER_TIMEOUT_SECONDS,
     ActorHello,
@@ -22,7 +23,6 @@ from apex_jax.types import (
     SegmentAck,
     SegmentMessage,
 )
-from apex_jax.workers import experience_stream
 from tests.experience_link import CREDIT, Link, join, limiter_that_lets_in, message_of, put_all
 from tests.links import CONFIG, TRANSITIONS, segment_of
 

@@ -14,6 +14,9 @@ import pytest
 import zmq
 
 from apex_jax.config import Config
+from apex_jax.links.experience_service import GONE_ACTORS, MESSAGES_AT_ONCE
+from apex_jax.links.replay_stream import SEGMENTS_WINDOW
+from apex_jax.links.weights import WeightsPublisher
 from apex_jax.metrics import read_metrics
 from apex_jax.transport import sockets
 from apex_jax.transport.codec import encode_segment
@@ -31,10 +34,7 @@ from apex_jax.types import (
     SegmentAck,
     SegmentMessage,
 )
-from apex_jax.workers.experience_service import GONE_ACTORS, MESSAGES_AT_ONCE
 from apex_jax.workers.replay_server import ReplayServer
-from apex_jax.workers.replay_stream import SEGMENTS_WINDOW
-from apex_jax.workers.weights import WeightsPublisher
 from tests import experience_link, sampling_link
 from tests.fuzz_targets import fuzz_config
 from tests.links import CONFIG, SPEC, TRANSITIONS, Peer, segment_of, wait_until

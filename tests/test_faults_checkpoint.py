@@ -19,10 +19,10 @@ from apex_jax.checkpoint import Checkpointer, CheckpointError, Progress
 from apex_jax.config import Config
 from apex_jax.environment import segment_spec
 from apex_jax.errors import FatalError
+from apex_jax.process import StopSignal
 from apex_jax.transport.sockets import LocalLinks
 from apex_jax.workers import learner as learner_module
 from apex_jax.workers.learner import Learner
-from apex_jax.workers.process import StopSignal
 from tests.learner_runs import Fleet, bits, config_of, error_lines, files, save_checkpoint
 from tests.processes import ROOT, Programs, catch, checkpoints, free_tcp_addresses, values
 

@@ -20,10 +20,10 @@ from apex_jax.checkpoint import Checkpointer
 from apex_jax.config import Config
 from apex_jax.environment import segment_spec
 from apex_jax.errors import RunError
+from apex_jax.links import replay_stream
+from apex_jax.links.weights import WeightsSubscriber
 from apex_jax.transport.sockets import LocalLinks
-from apex_jax.workers import replay_stream
 from apex_jax.workers.learner import Learner
-from apex_jax.workers.weights import WeightsSubscriber
 from tests.learner_runs import Fleet, bits, config_of, error_lines, fresh_state, restored, save_checkpoint
 from tests.processes import ROOT, Programs, catch, checkpoints, free_tcp_addresses, wait_until
 from tests.sampling_link import Link, hello_of

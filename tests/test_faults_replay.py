@@ -16,9 +16,9 @@ import zmq
 
 from apex_jax.command_line import load
 from apex_jax.environment import segment_spec
+from apex_jax.links.replay_stream import ReplayStream
+from apex_jax.process import new_run_id
 from apex_jax.types import PEER_TIMEOUT_SECONDS, IndexBatches, LearnerHello
-from apex_jax.workers.process import new_run_id
-from apex_jax.workers.replay_stream import ReplayStream
 from tests.processes import ROOT, Programs, wait_until
 from tests.replay_processes import CATCH, Site, end
 

@@ -15,7 +15,7 @@ import pytest
 
 from apex_jax.config import Config, EnvironmentConfig
 from apex_jax.environment import Environment, segment_spec
-from apex_jax.workers.process import SUPERVISED
+from apex_jax.process import SUPERVISED
 from tests.processes import ROOT, Program, Programs, catch, free_tcp_addresses, values, wait_until
 
 ROLES = ("replay", "learner", "actor-0", "evaluator")
@@ -100,7 +100,7 @@ def test_fault_35_what_would_crash_envpool_never_reaches_it(action: np.ndarray, 
 # Stuck ------------------------------------------------------------------------------------------------------------
 
 IMPATIENT = """
-from apex_jax.workers import watch
+from apex_jax.operations import watch
 watch.POLL_SECONDS = watch.ANSWER_SECONDS = 0.5
 watch.STUCK_SECONDS = 20.0
 """
@@ -150,7 +150,7 @@ def test_fault_35_a_role_that_is_still_starting_does_not_outlive_it_either(progr
 
 def test_fault_35_a_role_that_hangs_ends_itself_once_its_supervisor_has_died() -> None:
     lines = (
-        "import threading\nfrom apex_jax.workers import process\nprocess.ORPHAN_SECONDS = 0.1\n"
+        "import threading\nfrom apex_jax import process\nprocess.ORPHAN_SECONDS = 0.1\n"
         "stop = process.StopSignal()\nstop.install()\nthreading.Event().wait(60)"
     )
     environment = {**os.environ, SUPERVISED: "1"}

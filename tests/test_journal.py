@@ -13,10 +13,10 @@ import pytest
 
 from apex_jax.journal import segment_log, snapshots
 from apex_jax.journal.heads import JournalError
+from apex_jax.links import replay_journal
+from apex_jax.links.ledger import REFUSALS
+from apex_jax.links.replay_journal import FIRST_REFUSAL
 from apex_jax.types import ActorStatus
-from apex_jax.workers import replay_journal
-from apex_jax.workers.ledger import REFUSALS
-from apex_jax.workers.replay_journal import FIRST_REFUSAL
 from tests.journals import RUN, World, config_of, files, first_leaves, warnings
 from tests.links import CONFIG, TRANSITIONS
 

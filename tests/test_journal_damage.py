@@ -12,8 +12,8 @@ import pytest
 
 from apex_jax.journal import segment_log
 from apex_jax.journal.heads import Damaged, pack
-from apex_jax.workers.ledger import COLUMNS
-from apex_jax.workers.replay_journal import _unpack
+from apex_jax.links.ledger import COLUMNS
+from apex_jax.links.replay_journal import _unpack
 from tests.journals import RUN, World, files, first_leaves, warnings
 from tests.links import SPEC, TRANSITIONS
 
@@ -133,7 +133,7 @@ def test_no_byte_that_is_flipped_or_cut_off_gives_a_traceback_or_a_wrong_restore
     tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(logging.getLogger("apex_jax"), "disabled", True)
-    monkeypatch.setattr(logging.getLogger("apex_jax.workers.replay_journal"), "disabled", True)
+    monkeypatch.setattr(logging.getLogger("apex_jax.links.replay_journal"), "disabled", True)
     monkeypatch.setattr(logging.getLogger("apex_jax.journal.segment_log"), "disabled", True)
     monkeypatch.setattr(logging.getLogger("apex_jax.journal.snapshots"), "disabled", True)
     world = World(tmp_path)

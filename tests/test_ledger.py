@@ -13,11 +13,11 @@ import zmq
 
 from apex_jax.config import AddressConfig, Config, ReplayConfig
 from apex_jax.journal import segment_log
+from apex_jax.links import experience_stream, ledger
+from apex_jax.links.experience_stream import ExperienceStream
+from apex_jax.links.ledger import Ledger
 from apex_jax.transport.codec import decode_frames
 from apex_jax.types import ActorHello, ActorStatus
-from apex_jax.workers import experience_stream, ledger
-from apex_jax.workers.experience_stream import ExperienceStream
-from apex_jax.workers.ledger import Ledger
 from apex_jax.workers.replay_server import ReplayServer
 from tests.links import CONFIG, SPEC, TRANSITIONS, free_address, segment_of, wait_until
 

@@ -15,8 +15,8 @@ from rich.text import Text
 
 from apex_jax.config import ActorConfig, Config, EnvironmentConfig, ReplayConfig
 from apex_jax.metrics import MetricsWriter
-from apex_jax.workers.live_view import LiveView, final_summary, introduction
-from apex_jax.workers.progress import Evaluation, Progress, ProgressReader
+from apex_jax.operations.live_view import LiveView, final_summary, introduction
+from apex_jax.operations.progress import Evaluation, Progress, ProgressReader
 
 START = 1_000_000.0  # unix seconds
 

@@ -12,10 +12,10 @@ from apex_jax.command_line import load, parse
 from apex_jax.config import ActorConfig, AddressConfig, Config
 from apex_jax.errors import RunError
 from apex_jax.metrics import MetricsWriter
+from apex_jax.process import StopSignal
 from apex_jax.results.provenance import read_starts
 from apex_jax.workers import local
 from apex_jax.workers.local import LocalRun, locked
-from apex_jax.workers.process import StopSignal
 from tests.processes import wait_until
 
 WAIT = "sys.stdin.buffer.read()"  # until the supervisor is gone

@@ -160,6 +160,6 @@ def test_file_that_cannot_be_written_is_one_line_and_no_traceback(programs: Prog
     ("stop.set(); assert stop.wait(1); sys.exit(stop.exit_code)", 0),
 ], ids=["one signal", "two signals", "amid a wait", "no signal"])  # fmt: skip
 def test_signal_asks_a_worker_to_stop_and_a_second_one_ends_it(lines: str, exit_code: int) -> None:
-    imports = "import os, signal, sys\nfrom apex_jax.workers.process import StopSignal\n"
+    imports = "import os, signal, sys\nfrom apex_jax.process import StopSignal\n"
     program = f"{imports}stop = StopSignal()\nstop.install()\n{lines}"
     assert subprocess.run([sys.executable, "-c", program], cwd=ROOT, timeout=60, check=False).returncode == exit_code

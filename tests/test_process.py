@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from apex_jax.config import ActorConfig, Config, LearnerConfig
-from apex_jax.workers.process import ROLE_NUMBERS, choose_device, keep_compiled_programs, new_run_id, process_rng
+from apex_jax.process import ROLE_NUMBERS, choose_device, keep_compiled_programs, new_run_id, process_rng
 from tests.processes import ROOT
 
 DEVICES = Config(learner=LearnerConfig(device="gpu"), actor=ActorConfig(device="cpu"))
@@ -19,7 +19,7 @@ DEVICES = Config(learner=LearnerConfig(device="gpu"), actor=ActorConfig(device="
 @pytest.fixture
 def environ(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     environ: dict[str, str] = {}
-    monkeypatch.setattr("apex_jax.workers.process.os.environ", environ)
+    monkeypatch.setattr("apex_jax.process.os.environ", environ)
     return environ
 
 
@@ -76,7 +76,7 @@ def test_processes_of_one_seed_draw_different_numbers_and_the_same_again() -> No
 def test_process_ends_with_1_when_a_thread_of_it_dies() -> None:
     code = """
 import sys, threading
-from apex_jax.workers.process import StopSignal
+from apex_jax.process import StopSignal
 stop = StopSignal()
 stop.install()
 threading.Thread(target=lambda: 1 / 0, name="the one").start()

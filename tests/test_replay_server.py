@@ -17,6 +17,7 @@ import zmq
 from apex_jax.config import AddressConfig, Config, ReplayConfig
 from apex_jax.errors import RunError, UsageError
 from apex_jax.metrics import read_metrics
+from apex_jax.process import StopSignal
 from apex_jax.transport import sockets
 from apex_jax.transport.codec import encode_segment
 from apex_jax.types import (
@@ -33,7 +34,6 @@ from apex_jax.types import (
     SegmentMessage,
     StreamedSegments,
 )
-from apex_jax.workers.process import StopSignal
 from apex_jax.workers.replay_server import ReplayServer, make_limiter
 from tests.links import CONFIG, SPEC, TRANSITIONS, Peer, free_address, segment_of, wait_until
 

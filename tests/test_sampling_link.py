@@ -11,6 +11,9 @@ import pytest
 import zmq
 
 from apex_jax.errors import RunError
+from apex_jax.links import replay_stream, sampling_service
+from apex_jax.links.replay_stream import Item, ReplayStream, Segments
+from apex_jax.links.sampling_service import largest_draw
 from apex_jax.transport.codec import encode_segment
 from apex_jax.types import (
     PEER_TIMEOUT_SECONDS,
@@ -23,9 +26,6 @@ from apex_jax.types import (
     Rejoin,
     StreamedSegments,
 )
-from apex_jax.workers import replay_stream, sampling_service
-from apex_jax.workers.replay_stream import Item, ReplayStream, Segments
-from apex_jax.workers.sampling_service import largest_draw
 from tests.links import CONFIG, SPEC, TRANSITIONS, free_limiter, segment_of
 from tests.sampling_link import (
     CAPACITY,

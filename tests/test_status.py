@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from apex_jax.errors import UsageError
+from apex_jax.operations import status_command
 from apex_jax.transport import status_link
 from apex_jax.transport.addresses import Address, UnresolvedHost, resolve, split
 from apex_jax.transport.status_link import MAX_CONNECTIONS, StatusError, StatusServer, fetch
-from apex_jax.workers import status_command
 from tests.links import free_address, wait_until
 
 GOOD = b"GET /status HTTP/1.1\r\nHost: x\r\n\r\n"

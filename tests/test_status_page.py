@@ -14,11 +14,11 @@ import pytest
 from apex_jax.config import AddressConfig, Config
 from apex_jax.config_rules import check
 from apex_jax.errors import UsageError
+from apex_jax.operations import status_page
+from apex_jax.operations.status_page import StatusPage
+from apex_jax.operations.watch import Watch
+from apex_jax.process import StopSignal
 from apex_jax.transport.status_link import StatusError, fetch
-from apex_jax.workers import status_page
-from apex_jax.workers.process import StopSignal
-from apex_jax.workers.status_page import StatusPage
-from apex_jax.workers.watch import Watch
 from tests.links import free_address, wait_until
 from tests.processes import Programs, catch, free_tcp_addresses
 from tests.test_status import Served
@@ -105,7 +105,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
         ("STARTING_SECONDS", 0.0),
         ("STUCK_SECONDS", 0.1),
     ):
-        monkeypatch.setattr(f"apex_jax.workers.watch.{name}", seconds)
+        monkeypatch.setattr(f"apex_jax.operations.watch.{name}", seconds)
 
 
 @pytest.mark.usefixtures("quick")
@@ -131,7 +131,7 @@ def test_watch_finds_the_role_that_is_silent_and_the_one_that_stands_still(serve
 
 @pytest.mark.usefixtures("quick")
 def test_time_in_which_the_supervisor_itself_stood_still_is_no_silence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("apex_jax.workers.watch.STARTING_SECONDS", 1000.0)
+    monkeypatch.setattr("apex_jax.operations.watch.STARTING_SECONDS", 1000.0)
     watch = Watch({"replay": free_address()})
     watch.started("replay")
     watch._ask("replay", 2.0, watch._started["replay"])

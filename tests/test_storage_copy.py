@@ -16,10 +16,10 @@ import pytest
 from apex_jax import storage as module
 from apex_jax.config import Config, StorageConfig
 from apex_jax.errors import RunError, UsageError
+from apex_jax.operations import storage_command, storage_copy
+from apex_jax.operations.storage_copy import StorageCopy, fetch_missing
+from apex_jax.process import StopSignal
 from apex_jax.storage import Storage, StorageError
-from apex_jax.workers import storage_command, storage_copy
-from apex_jax.workers.process import StopSignal
-from apex_jax.workers.storage_copy import StorageCopy, fetch_missing
 from tests.links import wait_until
 from tests.processes import Programs, catch, checkpoints, free_tcp_addresses
 from tests.test_storage import content, copied, failing, pull, push, run_in, write

@@ -15,13 +15,13 @@ from apex_jax.agent.exploration import epsilon_ladder
 from apex_jax.agent.segments import SegmentBuilder, spread_first_slots
 from apex_jax.config import Config
 from apex_jax.environment import Environment, Episode, EpisodeTracker, segment_spec
+from apex_jax.links.experience_stream import ExperienceStream
+from apex_jax.links.weights import Weights, WeightsSubscriber
 from apex_jax.metrics import Mean, MetricsWriter, RateMeter, resident_memory_bytes
+from apex_jax.operations.status_page import StatusPage
+from apex_jax.process import ROLE_NUMBERS, StopSignal, new_run_id, process_rng
 from apex_jax.transport.security import link_context
 from apex_jax.types import ActorHello, ActorStatus, ActorWelcome, Segment, SegmentSpec, Step
-from apex_jax.workers.experience_stream import ExperienceStream
-from apex_jax.workers.process import ROLE_NUMBERS, StopSignal, new_run_id, process_rng
-from apex_jax.workers.status_page import StatusPage
-from apex_jax.workers.weights import Weights, WeightsSubscriber
 
 _log = logging.getLogger(__name__)
 

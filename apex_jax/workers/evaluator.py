@@ -20,15 +20,15 @@ from apex_jax.checkpoint import Checkpointer
 from apex_jax.config import Config
 from apex_jax.environment import Environment, EpisodeTracker, segment_spec
 from apex_jax.errors import RunError, UsageError, shown
+from apex_jax.links.weights import Weights, WeightsSubscriber
 from apex_jax.metrics import MetricsWriter, resident_memory_bytes
+from apex_jax.operations.status_page import StatusPage
+from apex_jax.process import ROLE_NUMBERS, StopSignal, process_rng
 from apex_jax.results.video import video_paths
 from apex_jax.transport.codec import architecture_of
 from apex_jax.transport.security import link_context
 from apex_jax.types import SegmentSpec
-from apex_jax.workers.process import ROLE_NUMBERS, StopSignal, process_rng
 from apex_jax.workers.recording import record_game
-from apex_jax.workers.status_page import StatusPage
-from apex_jax.workers.weights import Weights, WeightsSubscriber
 
 _log = logging.getLogger(__name__)
 

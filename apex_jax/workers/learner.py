@@ -20,13 +20,12 @@ from apex_jax.checkpoint import Checkpointer, Progress
 from apex_jax.config import Config
 from apex_jax.environment import segment_spec
 from apex_jax.errors import DivergenceError, FatalError, RunError
+from apex_jax.links.replay_stream import Item, ReplayStream, Segments
+from apex_jax.links.weights import WeightsPublisher
 from apex_jax.metrics import MetricsWriter
-from apex_jax.results.provenance import record_start
-from apex_jax.transport.codec import architecture_of
-from apex_jax.transport.security import link_context
-from apex_jax.types import IndexBatches, LearnerHello, SegmentSpec
-from apex_jax.workers.learner_metrics import LearnerMetrics
-from apex_jax.workers.process import (
+from apex_jax.operations.status_page import StatusPage
+from apex_jax.operations.storage_copy import StorageCopy
+from apex_jax.process import (
     ROLE_NUMBERS,
     SUPERVISED,
     StopSignal,
@@ -34,10 +33,11 @@ from apex_jax.workers.process import (
     new_run_id,
     process_rng,
 )
-from apex_jax.workers.replay_stream import Item, ReplayStream, Segments
-from apex_jax.workers.status_page import StatusPage
-from apex_jax.workers.storage_copy import StorageCopy
-from apex_jax.workers.weights import WeightsPublisher
+from apex_jax.results.provenance import record_start
+from apex_jax.transport.codec import architecture_of
+from apex_jax.transport.security import link_context
+from apex_jax.types import IndexBatches, LearnerHello, SegmentSpec
+from apex_jax.workers.learner_metrics import LearnerMetrics
 
 _log = logging.getLogger(__name__)
 

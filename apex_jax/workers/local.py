@@ -19,17 +19,17 @@ from apex_jax.command_line import to_yaml
 from apex_jax.config import AddressConfig, Config
 from apex_jax.environment import segment_spec
 from apex_jax.errors import FatalError, RunError
+from apex_jax.operations.live_view import LiveView, final_summary
+from apex_jax.operations.progress import Progress, ProgressReader
+from apex_jax.operations.status_page import StatusPage
+from apex_jax.operations.storage_copy import LAST_COPY_SECONDS, fetch_missing
+from apex_jax.operations.watch import Watch
+from apex_jax.process import SUPERVISED, StopSignal
 from apex_jax.results.provenance import record_start
 from apex_jax.results.video import video_paths
 from apex_jax.storage import SECTIONS
 from apex_jax.transport.sockets import LocalLinks
-from apex_jax.workers.live_view import LiveView, final_summary
-from apex_jax.workers.process import SUPERVISED, StopSignal
-from apex_jax.workers.progress import Progress, ProgressReader
 from apex_jax.workers.replay_server import make_limiter
-from apex_jax.workers.status_page import StatusPage
-from apex_jax.workers.storage_copy import LAST_COPY_SECONDS, fetch_missing
-from apex_jax.workers.watch import Watch
 
 _log = logging.getLogger(__name__)
 

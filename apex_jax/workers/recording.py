@@ -11,9 +11,9 @@ import numpy as np
 from apex_jax.agent.dqn import Dqn, Params
 from apex_jax.config import Config
 from apex_jax.environment import Environment, EpisodeTracker
+from apex_jax.process import ROLE_NUMBERS, process_rng
 from apex_jax.results.video import video_writer
 from apex_jax.types import SegmentSpec
-from apex_jax.workers.process import ROLE_NUMBERS, process_rng
 
 EMULATOR_FRAMES_PER_SECOND = 60
 

@@ -12,7 +12,13 @@ import zmq
 from apex_jax.config import Config
 from apex_jax.environment import segment_spec
 from apex_jax.errors import UsageError
+from apex_jax.links.experience_service import EpisodeMeans, ExperienceService
+from apex_jax.links.replay_journal import Counters, ReplayJournal
+from apex_jax.links.sampling_service import SamplingService, largest_draw
 from apex_jax.metrics import MetricsWriter, RateMeter, resident_memory_bytes
+from apex_jax.operations.status_page import StatusPage
+from apex_jax.operations.storage_copy import StorageCopy
+from apex_jax.process import ROLE_NUMBERS, StopSignal, new_run_id, process_rng
 from apex_jax.replay.buffer import ReplayBuffer
 from apex_jax.replay.rate_limiter import RateLimiter
 from apex_jax.transport import sockets
@@ -20,12 +26,6 @@ from apex_jax.transport.codec import max_body_bytes
 from apex_jax.transport.monitor import ServerMonitor
 from apex_jax.transport.security import link_context
 from apex_jax.types import MAX_ENVIRONMENT_STEPS, SegmentSpec
-from apex_jax.workers.experience_service import EpisodeMeans, ExperienceService
-from apex_jax.workers.process import ROLE_NUMBERS, StopSignal, new_run_id, process_rng
-from apex_jax.workers.replay_journal import Counters, ReplayJournal
-from apex_jax.workers.sampling_service import SamplingService, largest_draw
-from apex_jax.workers.status_page import StatusPage
-from apex_jax.workers.storage_copy import StorageCopy
 
 _log = logging.getLogger(__name__)
 

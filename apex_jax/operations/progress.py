@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from apex_jax.config import Config
 from apex_jax.metrics import MetricsFollower
-from apex_jax.workers.diagnosis import Diagnosis
+from apex_jax.operations.diagnosis import Diagnosis
 
 
 class Evaluation(NamedTuple):

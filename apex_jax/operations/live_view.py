@@ -20,7 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from apex_jax.config import Config
-from apex_jax.workers.progress import Evaluation, Progress
+from apex_jax.operations.progress import Evaluation, Progress
 
 PLAIN_INTERVAL_SECONDS = 10.0
 

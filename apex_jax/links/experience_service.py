@@ -14,6 +14,8 @@ import zmq
 
 from apex_jax.agent.exploration import choose_places
 from apex_jax.config import Config
+from apex_jax.links.ledger import Ledger
+from apex_jax.links.replay_journal import ReplayJournal
 from apex_jax.metrics import Mean, epsilon_band
 from apex_jax.replay.buffer import ReplayBuffer
 from apex_jax.replay.rate_limiter import RateLimiter
@@ -34,8 +36,6 @@ from apex_jax.types import (
     SegmentMessage,
     SegmentSpec,
 )
-from apex_jax.workers.ledger import Ledger
-from apex_jax.workers.replay_journal import ReplayJournal
 
 _log = logging.getLogger(__name__)
 

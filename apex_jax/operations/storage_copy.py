@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from apex_jax.config import Config
+from apex_jax.process import StopSignal
 from apex_jax.storage import Cancelled, Section, Storage, StorageError, newest_local_checkpoint
-from apex_jax.workers.process import StopSignal
 
 _log = logging.getLogger(__name__)
 

@@ -24,11 +24,11 @@ from apex_jax.config import Config
 from apex_jax.journal.heads import Damaged, Identity
 from apex_jax.journal.segment_log import SEGMENT, Record, SegmentLog, sync
 from apex_jax.journal.snapshots import Snapshot, Snapshots
+from apex_jax.links.ledger import COLUMNS, REFUSALS, REMEMBERED_RUNS, TOTALS, Ledger
 from apex_jax.replay.buffer import BufferState, ReplayBuffer, StoredSegments
 from apex_jax.replay.rate_limiter import RateLimiter
 from apex_jax.transport.codec import CorruptSegment, decode_columns
 from apex_jax.types import MAX_COUNT, ActorStatus, SegmentMessage, SegmentSpec
-from apex_jax.workers.ledger import COLUMNS, REFUSALS, REMEMBERED_RUNS, TOTALS, Ledger
 
 _log = logging.getLogger(__name__)
 

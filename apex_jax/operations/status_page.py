@@ -16,11 +16,12 @@ import numpy as np
 
 from apex_jax.config import Config
 from apex_jax.metrics import resident_memory_bytes
+from apex_jax.operations.watchdog import Watchdog
+from apex_jax.process import StopSignal
 from apex_jax.results.provenance import commit, version
 from apex_jax.transport.addresses import split
 from apex_jax.transport.status_link import StatusServer
 from apex_jax.transport.wire import PROTOCOL_VERSION
-from apex_jax.workers.process import StopSignal
 
 _log = logging.getLogger(__name__)
 
@@ -29,7 +30,7 @@ STARTING_SECONDS = 300.0  # of its first minutes it is allowed to spend as many 
 
 
 class StatusPage:
-    """Serves the status of this process while it is entered; where `addresses.status` is empty, it does nothing.
+    """Serves the status of this process while it is entered; where `addresses.status` is empty, only systemd hears.
 
     `report`, to be set once there is something to tell of: called on the page's thread, it only reads attributes.
     """
@@ -43,6 +44,7 @@ class StatusPage:
         self._stop = stop
         self._started = time.monotonic()
         self._server: StatusServer | None = None
+        self._watchdog = Watchdog(self.is_healthy)
 
     def __enter__(self) -> StatusPage:
         """Binds the address; StatusError where that fails."""
@@ -50,23 +52,29 @@ class StatusPage:
             self._server = StatusServer(self._address, self._answer)
             if not _is_local(self._address):
                 _log.warning("the status at %s is shown to whoever reaches that address", self._address)
+        self._watchdog.start()
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._watchdog.close()
         if self._server is not None:
             self._server.close()
 
+    def is_healthy(self) -> bool:
+        """Tells whether the worker's loop has turned lately."""
+        is_starting = time.monotonic() - self._started < STARTING_SECONDS
+        return self._stop.idle_seconds < (STARTING_SECONDS if is_starting else STUCK_SECONDS)
+
     def _answer(self) -> tuple[bool, dict[str, Any]]:
-        uptime, idle = time.monotonic() - self._started, self._stop.idle_seconds
-        healthy = idle < (STARTING_SECONDS if uptime < STARTING_SECONDS else STUCK_SECONDS)
+        healthy = self.is_healthy()
         content = {
             "role": self._role,
             "name": self._name,
             "run": self._run,
             "pid": os.getpid(),
             "healthy": healthy,
-            "uptime_seconds": uptime,
-            "progress_age_seconds": idle,
+            "uptime_seconds": time.monotonic() - self._started,
+            "progress_age_seconds": self._stop.idle_seconds,
             "versions": _versions(),
             "memory_bytes": resident_memory_bytes(),
             "file_descriptors": _count("/proc/self/fd"),

@@ -12,6 +12,7 @@ import numpy as np
 import zmq
 
 from apex_jax.config import GPU_UPDATES_PER_CALL, Config
+from apex_jax.links.experience_service import MESSAGES_AT_ONCE
 from apex_jax.replay.buffer import ReplayBuffer
 from apex_jax.replay.rate_limiter import RateLimiter
 from apex_jax.transport import sockets
@@ -29,7 +30,6 @@ from apex_jax.types import (
     Rejoin,
     StreamedSegments,
 )
-from apex_jax.workers.experience_service import MESSAGES_AT_ONCE
 
 _log = logging.getLogger(__name__)
 

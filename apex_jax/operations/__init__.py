@@ -1,0 +1,1 @@
+"""What an operator sees and asks for: status, progress, warnings, a copy of the run elsewhere."""
