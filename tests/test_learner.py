@@ -16,6 +16,7 @@ from apex_jax.command_line import load
 from apex_jax.config import AddressConfig, Config, LearnerConfig
 from apex_jax.environment import segment_spec
 from apex_jax.errors import RunError
+from apex_jax.process import StopSignal
 from apex_jax.transport.sockets import LocalLinks
 from apex_jax.workers import learner as module
 from apex_jax.workers.learner import Learner
@@ -61,6 +62,29 @@ def test_network_that_is_not_finite_is_not_saved(config: Config, context: zmq.Co
     restored = checkpointer.restore_newest(state, config.checkpoint_agreement, learner._architecture)
     assert restored is not None
     assert restored[1].updates == 0
+    checkpointer.close()
+
+
+def test_what_was_learned_is_saved_before_a_refusal_in_the_middle_of_a_run_ends_it(
+    config: Config, context: zmq.Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learner = Learner(config, segment_spec(config), context)
+
+    def refuse(timeout_seconds: float) -> None:
+        raise RunError("refused by the replay server")
+
+    monkeypatch.setattr(learner._stream, "next", refuse)
+    with pytest.raises(RunError, match="refused by the replay server"):
+        learner.run(StopSignal())
+    assert learner._checkpointer.steps == [], "nothing to save"
+    learner.updates = 11
+    with pytest.raises(RunError, match="refused by the replay server"):
+        learner.run(StopSignal())
+    learner.close()
+    checkpointer = Checkpointer(config.directory, read_only=True)
+    restored = checkpointer.restore_newest(learner._state, config.checkpoint_agreement, learner._architecture)
+    assert restored is not None
+    assert restored[1].updates == 11
     checkpointer.close()
 
 

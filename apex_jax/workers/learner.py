@@ -113,7 +113,28 @@ class Learner:
         self._next_metrics = now
 
     def run(self, stop: StopSignal) -> None:
-        """Learns until `stop` is set or a limit of the run is reached, then saves a checkpoint."""
+        """Learns until `stop` is set or a limit of the run is reached, then saves a checkpoint.
+
+        So it does where the replay server refuses it in the middle of a run (RunError). DivergenceError saves nothing.
+        """
+        try:
+            reason = self._learn(stop)
+            self._settle()
+        except FatalError:
+            raise
+        except RunError:
+            if self.updates > self._progress.updates:
+                self._save_last(stop)
+            raise
+        self._write_metrics()
+        if reason is not None:
+            _log.info("the run is over: %s", reason)
+            self._publish(final=True)
+            self._stream.finish(reason)
+        self._save_last(stop)
+
+    def _learn(self, stop: StopSignal) -> str | None:
+        """Learns; returns the limit that was reached, None where `stop` was set before."""
         reason = None
         while not stop.is_set() and (reason := self._limit_reached()) is None:
             started = time.monotonic()
@@ -125,13 +146,7 @@ class Learner:
             elif item is None:
                 self._metrics.waited_seconds += time.monotonic() - started
             self._housekeeping()
-        self._settle()
-        self._write_metrics()
-        if reason is not None:
-            _log.info("the run is over: %s", reason)
-            self._publish(final=True)
-            self._stream.finish(reason)
-        self._save_last(stop)
+        return reason
 
     def report(self) -> dict[str, Any]:
         """Returns what the learner tells of itself, from any thread."""
