@@ -19,7 +19,6 @@ pytestmark = [
     pytest.mark.deploy,
     pytest.mark.slow,
     pytest.mark.timeout(1800),
-    pytest.mark.skipif(os.geteuid() != 0, reason="needs root, for namespaces"),
 ]
 
 BUCKET = "fleet-results"
@@ -69,6 +68,7 @@ class Fleet(NamedTuple):
 
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    assert os.geteuid() == 0, "hosts are network namespaces, which only root can make"
     folder = tmp_path_factory.mktemp("fleet")
     settings = ", ".join(f'"{key}" = "{value}"' for key, value in SETTINGS.items())
     user_data = rendered_user_data(
@@ -99,6 +99,7 @@ def push_keys(url: str, *arguments: str) -> None:
 
 def test_fleet_finds_itself_and_learns(fleet: Fleet) -> None:
     fleet.wait_for_progress("start")
+    assert fleet.value("learner", "learner/updates") > 100
 
 
 def test_links_are_encrypted(fleet: Fleet) -> None:
@@ -110,6 +111,7 @@ def test_evaluation_reaches_the_bucket(fleet: Fleet) -> None:
     fleet.wait(lambda: fleet.value("evaluator", "eval/episodic_return") != -1.0, "an evaluation")
     name = "runs/run-1/results/metrics/evaluator.jsonl"
     wait_until_stored(fleet, name)
+    assert fleet.value("evaluator", "eval/episodic_return") >= -1
 
 
 def wait_until_stored(fleet: Fleet, name: str) -> None:
@@ -118,7 +120,9 @@ def wait_until_stored(fleet: Fleet, name: str) -> None:
 
 @pytest.mark.parametrize("section", ["learner", "replay"])
 def test_state_reaches_the_bucket(fleet: Fleet, section: str) -> None:
-    wait_until_stored(fleet, f"runs/run-1/{section}/manifest.json")
+    name = f"runs/run-1/{section}/manifest.json"
+    wait_until_stored(fleet, name)
+    assert name in stored(fleet.url, BUCKET)
 
 
 @pytest.mark.parametrize("role", ["actor", "evaluator", "replay", "learner"])
@@ -151,3 +155,4 @@ def test_stopped_fleet_has_stored_its_last_checkpoint_and_a_new_one_goes_on(flee
         fleet.hosts.start(role)
     fleet.wait(lambda: fleet.value("learner", "learner/updates") >= updates, "what had been learned")
     fleet.wait_for_progress("after stop and start")
+    assert fleet.value("learner", "learner/updates") > updates

@@ -39,7 +39,7 @@ def blocks(kind: str) -> dict[str, Any]:
 
 
 def test_format_is_terraform_fmt(terraform: Terraform) -> None:
-    terraform.run("fmt", "-check", "-recursive", "-diff")
+    assert terraform.run("fmt", "-check", "-recursive", "-diff") == ""
 
 
 def test_configuration_is_valid(terraform: Terraform) -> None:

@@ -258,7 +258,9 @@ def test_fault_26_a_learner_takes_no_weight_that_would_spoil_its_network(
     server.send(bad._replace(weights=np.full_like(bad.weights, weight)))
     wait_until(lambda: stream.dropped["bad_batches"] == 1)
     server.send(bad)
-    wait_until(lambda: stream.next(0.0) is not None)
+    items: list[Any] = []
+    wait_until(lambda: (item := stream.next(0.0)) is not None and not items.append(item))  # type: ignore[func-returns-value]
+    assert (items[0].content.weights == bad.weights).all()
     server.close()
 
 
@@ -310,6 +312,7 @@ def test_fault_21_a_signalling_nan_is_refused_without_a_word(served: Served) -> 
     learner, signalling = served.learner(), np.array([0x7F800001], np.uint32).view(np.float32)
     learner.send(PriorityUpdate(5, np.array([1], np.int32), np.array([1], np.uint32), signalling))
     served.until(lambda: served.server.sampling.dropped["invalid_priority"] == 1)
+    assert served.server.buffer.max_priority == 0
 
 
 @pytest.mark.parametrize("generation", [0, 2, 2**32 - 1])
@@ -318,7 +321,9 @@ def test_fault_20_a_generation_that_is_not_stored_is_stale(served: Served, gener
     index = SPEC.frame_stack - 1
     update = partial(PriorityUpdate, 5, np.array([index], np.int32), priorities=np.array([9], np.float32))
     served.learner().send(update(generations=np.array([generation], np.uint32)))
+    largest = served.server.buffer.max_priority
     served.until(lambda: served.server.sampling.dropped["stale_priority"] == 1)
+    assert served.server.buffer.max_priority == largest < 9
 
 
 def test_fault_26_statistics_out_of_this_world_are_no_line_that_cannot_be_read(served: Served, tmp_path: Path) -> None:

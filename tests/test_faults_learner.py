@@ -157,8 +157,11 @@ while True:
 """
 
 
-def kill_amid_saves(directory: Path, rng: random.Random) -> None:
-    """Saves without pause in a process that is killed at a random moment; what it said is saved must be there."""
+def kill_amid_saves(directory: Path, rng: random.Random) -> int:
+    """Saves without pause in a process that is killed at a random moment; what it said is saved must be there.
+
+    Returns the number of the checkpoint that is.
+    """
     process = subprocess.Popen(
         [sys.executable, "-c", SAVES, str(ROOT), str(directory)], stdout=subprocess.PIPE, text=True
     )
@@ -180,14 +183,15 @@ def kill_amid_saves(directory: Path, rng: random.Random) -> None:
     assert (found[0]["a"] == found[1].updates).all()
     assert (found[0]["b"]["c"] == found[1].updates).all()
     assert not [path for path in (directory / "checkpoints").glob("*") if "tmp" in path.name or ".s" in path.name]
+    return found[1].updates
 
 
 @pytest.mark.parametrize("kills", [3, pytest.param(40, marks=pytest.mark.slow)])
 @pytest.mark.timeout(600)
 def test_fault_09_a_kill_during_a_save_leaves_the_checkpoint_before_and_no_half(tmp_path: Path, kills: int) -> None:
     rng = random.Random(kills)
-    for _ in range(kills):
-        kill_amid_saves(tmp_path, rng)
+    saved = [kill_amid_saves(tmp_path, rng) for _ in range(kills)]
+    assert sorted(set(saved)) == saved, "each goes on from the one before"
 
 
 # Two learners -----------------------------------------------------------------------------------------------------

@@ -105,11 +105,13 @@ def test_fault_31_an_actor_whose_connection_is_half_open_makes_another(fleet: Fl
 @pytest.mark.slow
 def test_fault_32_a_partition_of_8_s_between_learner_and_replay_ends_in_updates(fleet: Fleet) -> None:
     _part(fleet, seconds=8)
+    assert fleet.with_traceback() == []
 
 
 @pytest.mark.slow
 def test_fault_32_a_partition_of_30_s_between_learner_and_replay_ends_in_updates(fleet: Fleet) -> None:
     _part(fleet, seconds=30)
+    assert fleet.with_traceback() == []
 
 
 def _part(fleet: Fleet, seconds: int) -> None:
@@ -129,7 +131,6 @@ def _part(fleet: Fleet, seconds: int) -> None:
     assert fleet.dropped().keys() <= {"stale_priority"}
     assert fleet.dropped("learner") == {}
     assert fleet.newest("replay", "replay/samples_per_insert", 0.0) <= 9, "8 and what the error buffer allows"
-    assert fleet.with_traceback() == []
 
 
 def _rate(fleet: Fleet) -> float:

@@ -144,7 +144,7 @@ def test_fault_35_a_role_that_is_still_starting_does_not_outlive_it_either(progr
     program = programs.start(*catch(tmp_path / "run", ENDLESS))
     program.wait_until(lambda: len(programs.living()) == 5)
     program.send(signal.SIGKILL)
-    program.exit_code()
+    assert program.exit_code() == -signal.SIGKILL
     wait_until(lambda: not programs.living(), LEAVING_SECONDS)
 
 

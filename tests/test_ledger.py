@@ -171,12 +171,16 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
 def test_every_transition_is_accounted_for_while_actors_and_servers_come_and_go(config: Config, seed: int) -> None:
     fleet = Fleet(config, seed)
     try:
-        live_and_die(fleet)
+        totals = live_and_die(fleet)
+        assert adds_up(totals)
+        assert totals["produced"] == fleet.produced > totals["stored"] > 0
+        assert (totals["in_flight"], totals["lost_with_replay"]) == (0, 0)
     finally:
         fleet.close()
 
 
-def live_and_die(fleet: Fleet) -> None:
+def live_and_die(fleet: Fleet) -> dict[str, int]:
+    """Returns the ledger of the end."""
     fleet.start_server()
     for _ in range(3):
         fleet.start_actor()
@@ -208,13 +212,10 @@ def live_and_die(fleet: Fleet) -> None:
     fleet.until_told()
     wait_until(partial(nothing_in_flight, fleet), fleet.serve)
     assert fleet.server is not None
-    totals = fleet.server.ledger()
-    assert adds_up(totals)
-    assert totals["produced"] == fleet.produced > totals["stored"] > 0
-    assert (totals["in_flight"], totals["lost_with_replay"]) == (0, 0)
     bodies = fleet.server.buffer.segments_since(0, 99).bodies
     stored = [int(decode_frames(body, SPEC)[0, 0]) for body in bodies]
     assert len(set(stored)) == len(stored) == 8
+    return fleet.server.ledger()
 
 
 def nothing_in_flight(fleet: Fleet) -> bool:

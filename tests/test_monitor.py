@@ -146,6 +146,7 @@ def test_key_that_is_added_to_the_list_is_let_in_without_a_restart(links: Links)
     with open(links.directory / "actor.public", "ab") as file:
         file.write(public + b"\n")
     until_joined(client, links.watch)
+    assert client.poll(0, zmq.POLLOUT)
 
 
 def test_messages_travel_both_ways_and_none_in_plain_text(links: Links) -> None:
@@ -203,6 +204,7 @@ def test_server_that_is_away_behind_whatever_answers_for_it_is_joined_when_it_is
         connection.close()
     links.serve("experience", address, None if has_keys else Security("replay"))
     until_joined(client, links.watch)
+    assert client.poll(0, zmq.POLLOUT)
 
 
 # What strangers cost ----------------------------------------------------------------------------------------------

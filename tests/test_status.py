@@ -111,6 +111,7 @@ def test_clients_leave_no_file_descriptor_behind(served: Served) -> None:
         served.answer(GOOD)
         served.connect().close()
     wait_until(lambda: not served.server._connections and descriptors() <= before)
+    assert descriptors() <= before
 
 
 def test_report_that_fails_is_500_and_the_next_one_is_served(served: Served) -> None:

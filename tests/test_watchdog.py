@@ -88,3 +88,4 @@ def test_a_manager_that_has_gone_harms_nobody(manager: socket.socket) -> None:
     page.start()
     wait_until(lambda: len(asked) >= 3)
     page.close()
+    assert not page._thread.is_alive()
