@@ -62,7 +62,7 @@
       experience_stream, experience_service   an actor's end, and the replay server's
       replay_stream, sampling_service         the learner's end, and the replay server's
       weights        the learner's end, and that of actors and evaluator
-      replay_journal writes down what the server stores, and reads it back
+      replay_journal writes down what the server stores, and reads it back; replay_state is what snapshots hold
       ledger         what became of every transition
 
     process          signals, seeds, log, device of a process

@@ -21,7 +21,8 @@ from apex_jax.command_line import load
 from apex_jax.config import Config
 from apex_jax.environment import segment_spec
 from apex_jax.links.ledger import Ledger
-from apex_jax.links.replay_journal import Counters, ReplayJournal
+from apex_jax.links.replay_journal import ReplayJournal
+from apex_jax.links.replay_state import Counters
 from apex_jax.replay.buffer import ReplayBuffer
 from apex_jax.transport.codec import decode_columns
 from apex_jax.types import SegmentColumns, SegmentMessage, SegmentSpec

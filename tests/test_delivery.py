@@ -9,6 +9,7 @@ from typing import Any
 import msgpack
 import numpy as np
 import pytest
+import zmq
 
 from apex_jax.links import experience_service, experience_stream
 from apex_jax.links.experience_service import MAX_INCARNATION
@@ -149,6 +150,28 @@ def test_an_actor_too_many_is_told_so_and_tries_again(
     server.until(lambda: stream.wait_for_welcome(0))
     peer.send(message_of(1))
     peer.receive(Rejoin)
+
+
+def test_actors_whose_messages_are_still_unread_are_not_held_for_dead(
+    link: Link, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = link.server()
+    peers = [link.peer(server, run_id=number) for number in range(1, 6)]
+    monkeypatch.setattr(experience_service, "MESSAGES_AT_ONCE", 3)
+    for _ in range(4):
+        for number, peer in enumerate(peers, 1):
+            peer.send(ActorStatus(number, 0.0, 0))
+    for peer in peers:
+        assert peer.socket.poll(0, zmq.POLLOUT)
+    server.until(lambda: server.service._full_reads > 0)
+    server.now_seconds += 60.0  # in which the server stood still
+    server.service.read(server.now_seconds)
+    server.service.forget_the_dead(server.now_seconds)
+    assert len(server.service.actors) == 5
+    for _ in range(10):
+        server.serve()
+    server.service.forget_the_dead(server.now_seconds + 60.0)
+    assert len(server.service.actors) == 0
 
 
 # Each segment once ------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ import pytest
 from apex_jax.journal import segment_log
 from apex_jax.journal.heads import Damaged, pack
 from apex_jax.links.ledger import COLUMNS
-from apex_jax.links.replay_journal import _unpack
+from apex_jax.links.replay_state import unpack_state
 from tests.journals import RUN, World, files, first_leaves, warnings
 from tests.links import SPEC, TRANSITIONS
 
@@ -41,9 +41,7 @@ def test_a_torn_end_is_cut_off_and_said_once(tmp_path: Path, caplog: pytest.LogC
     world.kill()
 
 
-def test_a_damaged_body_is_left_out_and_a_damaged_header_costs_the_rest_of_its_file(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_damaged_record_is_left_out_and_no_other(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     for numbers in ((1, 2, 3), (4, 5)):
         world = World(tmp_path, capacity=9)
         world.store(*numbers)
@@ -59,9 +57,65 @@ def test_a_damaged_body_is_left_out_and_a_damaged_header_costs_the_rest_of_its_f
     world.kill()
     flip(first, first_head + record_bytes + 8)  # in the header of 2
     world = World(tmp_path, capacity=9)
-    assert world.numbers() == [1, 4, 5]
-    assert "1 rests of files" in warnings(caplog)[0]
+    assert world.numbers() == [1, 3, 4, 5]
+    place, summary = warnings(caplog)
+    assert (
+        place
+        == f"{first}: {record_bytes} bytes from {first_head + record_bytes} on are left out: no record begins there"
+    )
+    assert "1 damaged records" in summary
     world.buffer.check_valid()
+    world.kill()
+
+
+def test_what_is_stored_behind_damage_is_still_there_when_the_damage_is_repaired(tmp_path: Path) -> None:
+    for place in (0, 8):  # in the head of the file, in the header of its first record
+        directory = tmp_path / str(place)
+        world = World(directory, capacity=50)
+        world.store(*range(1, 11))
+        world.kill()
+        [path] = files(directory, "segments")
+        sound = path.read_bytes()
+        flip(path, place and head_bytes(world) + place)
+        world = World(directory, capacity=50)
+        assert world.numbers() == ([*range(2, 11)] if place else [])
+        world.store(*range(11, 21))
+        world.kill()
+        path.write_bytes(sound)
+        world = World(directory, capacity=50)
+        assert world.numbers()[-10:] == [*range(11, 21)]
+        world.kill()
+
+
+def test_a_record_of_numbers_that_were_never_written_is_damage(tmp_path: Path) -> None:
+    for field in ("number", "run_id", "sequence", "environment_steps"):
+        directory = tmp_path / field
+        world = World(directory)
+        world.store(1)
+        values = {"number": 2, "run_id": 7, "sequence": 1, "environment_steps": 1} | {field: 2**63}
+        world.journal._log.append(segment_log.SEGMENT, *values.values())
+        world.kill()
+        world = World(directory)
+        assert world.numbers() == [1]
+        world.store(3)
+        world.save()
+        world.kill()
+
+
+def test_segments_that_only_a_snapshot_knows_are_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(segment_log, "FILE_BYTES", 1_000)
+    world = World(tmp_path, capacity=100)
+    for number in range(1, 41):
+        world.store(number)
+    world.stop()
+    for path in files(tmp_path, "segments")[3:5]:
+        path.unlink()
+    world = World(tmp_path, capacity=100)
+    missing = 40 - len(world.numbers())
+    assert missing > 0
+    assert f"{missing} missing segments" in warnings(caplog)[0]
     world.kill()
 
 
@@ -192,9 +246,9 @@ def good_facts() -> tuple[dict[str, Any], dict[str, np.ndarray]]:
 ])  # fmt: skip
 def test_a_fact_that_cannot_be_is_damage(name: str, value: Any) -> None:
     facts, arrays = good_facts()
-    assert _unpack(facts, arrays, SPEC.slots).event == 1
+    assert unpack_state(facts, arrays, SPEC.slots).event == 1
     with pytest.raises((Damaged, KeyError, TypeError, AttributeError)):
-        _unpack({**facts, name: value}, arrays, SPEC.slots)
+        unpack_state({**facts, name: value}, arrays, SPEC.slots)
 
 
 @pytest.mark.parametrize(("name", "value"), [
@@ -208,4 +262,4 @@ def test_a_fact_that_cannot_be_is_damage(name: str, value: Any) -> None:
 def test_an_array_that_cannot_be_is_damage(name: str, value: np.ndarray) -> None:
     facts, arrays = good_facts()
     with pytest.raises(Damaged):
-        _unpack(facts, {**arrays, name: value}, SPEC.slots)
+        unpack_state(facts, {**arrays, name: value}, SPEC.slots)

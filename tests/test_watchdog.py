@@ -47,6 +47,9 @@ def test_a_healthy_process_shortens_the_limit_once_and_goes_on_saying_so(manager
     page.start()
     assert [manager.recv(100) for _ in range(4)] == [FIRST, b"WATCHDOG=1", b"WATCHDOG=1", b"WATCHDOG=1"]
     page.close()
+    while (said := manager.recv(100)) == b"WATCHDOG=1":
+        pass
+    assert said == b"WATCHDOG_USEC=300000000\nWATCHDOG=1", "the limit that the unit has"
 
 
 def test_a_process_whose_loop_stands_still_says_nothing(

@@ -2,7 +2,8 @@
 
 A file is a head, then records: a fixed header with a checksum of its own, and a body, for one a segment's. A
 record is in the kernel's hands when `flush` returns, so a killed process loses none; a loss of power costs what has
-been written since the last `sync`.
+been written since the last `sync`. No file is written to twice, not even by name: what another thread has been given to
+sync or delete is never one that is being written.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ _HEADER = struct.Struct("<4sIQQQQQIII")
 _CRC = struct.Struct("<I")
 HEADER_BYTES = _HEADER.size + _CRC.size
 _MARK = b"apxr"
-_NAME = re.compile(r"segments-([0-9]{20})\.log")  # the event of its first record
+MOST = 2**62  # of any number: beyond is no number that was ever written
+_NAME = re.compile(r"segments-([0-9]{20})-([0-9]{6})\.log")  # event of its first record, number of the attempt
 
 
 class Record(NamedTuple):
@@ -62,9 +64,12 @@ class _Pending(NamedTuple):
 
 
 @dataclass
-class _File:
+class LogFile:
+    """A file of the log."""
+
     path: Path
     num_bytes: int
+    records: int = 0
     last_number: int = 0  # largest insertion number of its records
     is_unreadable: bool = False
 
@@ -81,8 +86,10 @@ class SegmentLog:
         self._identity = identity
         self._max_pending = capacity_segments + SPARE_EVENTS
         self._pending: deque[_Pending] = deque()
-        self._files: list[_File] = []  # the one that is written to is the last of them
+        self._files: list[LogFile] = []  # the one that is written to is the last of them
         self._descriptor: int | None = None
+        self._skipped_event = 0  # up to which some may stand where nothing can be read
+        self._attempts = 0  # at files, so that each has another name
         self._unsynced: list[Path] = []
         self._delay_seconds = 0.0
         self._retry_seconds = 0.0
@@ -106,6 +113,7 @@ class SegmentLog:
         The error is counted, and the first in a row said.
         """
         if not self._pending or now_seconds < self._retry_seconds:
+            self._bound_pending()
             return
         try:
             while self._pending:
@@ -129,12 +137,12 @@ class SegmentLog:
             self._unsynced.append(self._files[-1].path)
         return taken
 
-    def take_left(self, oldest_number: int) -> list[Path]:
+    def take_left(self, oldest_number: int) -> list[LogFile]:
         """Returns, and forgets, the closed files whose segments all came before `oldest_number`; the caller deletes."""
         closed = self._files if self._descriptor is None else self._files[:-1]
         left = [file for file in closed if file.last_number < oldest_number]
         self._files = [file for file in self._files if file not in left]
-        return [file.path for file in left]
+        return left
 
     def not_synced(self, paths: list[Path]) -> None:
         """Takes back files that could not be synced."""
@@ -142,7 +150,8 @@ class SegmentLog:
 
     def close(self) -> None:
         """Closes the file, and gives the directory free."""
-        self._close_file()
+        with contextlib.suppress(OSError):
+            self._close_file()
         os.close(self._lock)
 
     def _write_some(self) -> None:
@@ -163,17 +172,15 @@ class SegmentLog:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         file = self._files[-1]
         file.num_bytes += num_bytes
+        file.records += count
         for _ in range(count):
             file.last_number = max(file.last_number, self._pending.popleft().number)
 
     def _open_file(self) -> None:
         """Begins a file: each start of a server, and each disk error, begins one, as an old one may end in the middle
         of a record."""
-        first_event = self.last_event - len(self._pending) + 1
-        path = self._directory / f"segments-{first_event:020}.log"
         head = pack(MAGIC, self._identity.facts)
-        # One of this name holds no record, whose event would have been counted: it was begun and given up.
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+        path, descriptor = self._make_file(self.last_event - len(self._pending) + 1)
         try:
             if os.write(descriptor, head) != len(head):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -183,14 +190,21 @@ class SegmentLog:
                 path.unlink()
             raise
         self._descriptor = descriptor
-        self._files = [file for file in self._files if file.path != path]
-        self._files.append(_File(path, len(head)))
+        self._files.append(LogFile(path, len(head)))
         self._unsynced.append(path)
 
+    def _make_file(self, first_event: int) -> tuple[Path, int]:
+        """Returns a new file and its descriptor."""
+        while True:
+            self._attempts += 1
+            path = self._directory / f"segments-{first_event:020}-{self._attempts:06}.log"
+            with contextlib.suppress(FileExistsError):  # of another start
+                return path, os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+
     def _close_file(self) -> None:
-        if self._descriptor is not None:
-            os.close(self._descriptor)
-            self._descriptor = None
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is not None:
+            os.close(descriptor)  # which frees it, also where it raises
 
     def _give_up_for_now(self, error: OSError, now_seconds: float) -> None:
         """Cuts off what was written of a record, so that the file ends with a whole one."""
@@ -204,9 +218,16 @@ class SegmentLog:
         if self._descriptor is not None:
             with contextlib.suppress(OSError):
                 os.ftruncate(self._descriptor, self._files[-1].num_bytes)
-            self._close_file()
+            with contextlib.suppress(OSError):
+                self._close_file()
+            if not self._files[-1].records:
+                with contextlib.suppress(OSError):
+                    self._files.pop().path.unlink()
         self._delay_seconds = min(max(2 * self._delay_seconds, FIRST_DELAY_SECONDS), LONGEST_DELAY_SECONDS)
         self._retry_seconds = now_seconds + self._delay_seconds
+        self._bound_pending()
+
+    def _bound_pending(self) -> None:
         while len(self._pending) > self._max_pending:
             self._pending.popleft()
 
@@ -222,6 +243,7 @@ class SegmentLog:
             self._check_head(path)
         for path in paths:
             yield from self._read_file(path)
+        self.last_event = max(self.last_event, self._skipped_event)
 
     def keep_unreadable(self, number: int) -> None:
         """Keeps files that cannot be read, should somebody repair them, until `number` too has left the ring."""
@@ -238,55 +260,78 @@ class SegmentLog:
         self._identity.check(path, facts)
 
     def _read_file(self, path: Path) -> Iterator[Record]:
+        event = min(_first_event(path), MOST) - 1  # of the record before
         try:
-            data = memoryview(path.read_bytes())
-            _, offset = unpack(path, data, MAGIC)
+            data = path.read_bytes()
+            _, offset = unpack(path, memoryview(data), MAGIC)
         except (Damaged, OSError) as error:
             self.left_out["unreadable files"] += 1
             _log.warning("%s is left out: %s", path, error)
-            self._files.append(_File(path, path.stat().st_size, is_unreadable=True))
-            self.last_event = max(self.last_event, _first_event(path))  # its own records are not written over
+            num_bytes = path.stat().st_size
+            self._files.append(LogFile(path, num_bytes, is_unreadable=True))
+            self._skip_events(event, num_bytes)
             return
-        file = _File(path, len(data))
+        file = LogFile(path, len(data))
         self._files.append(file)
         while offset < len(data):
-            length = self._length_of_record(path, data, offset)
-            if length is None:
+            found = self._next_record(path, data, offset, event)
+            if found is None:
                 return
-            record = self._record(data[offset : offset + length])
-            offset += length
+            record, offset = found
+            file.records += 1
             file.last_number = max(file.last_number, record.number)
-            if record.event <= self.last_event:  # a copy of a file under another name
+            event = record.event
+            if event <= self.last_event:  # a copy of a file under another name
                 self.left_out["repeated records"] += 1
                 continue
-            self.last_event = record.event
+            self.last_event = event
             yield record
 
-    def _length_of_record(self, path: Path, data: memoryview, offset: int) -> int | None:
-        """Returns the length of the record at `offset`; None where the rest of the file is torn or unreadable."""
-        left = len(data) - offset
-        length = left + 1
-        if left >= HEADER_BYTES:
-            header = data[offset : offset + _HEADER.size]
-            (crc,) = _CRC.unpack_from(data, offset + _HEADER.size)
-            if zlib.crc32(header) != crc or header[: len(_MARK)] != _MARK:
-                self.left_out["rests of files"] += 1
-                return None
-            length = HEADER_BYTES + _HEADER.unpack(header)[-2]
-        if length > left:
+    def _next_record(self, path: Path, data: bytes, offset: int, event: int) -> tuple[Record, int] | None:
+        """Returns the first sound record at or behind `offset`, and where it ends; None where there is none.
+
+        `event`: of the record before; no record is believed that says more than fits between.
+        """
+        start = _find_header(data, offset, event)
+        if (start is None and len(data) - offset >= HEADER_BYTES) or (start is not None and start > offset):
+            end = len(data) if start is None else start
+            self.left_out["damaged records"] += 1
+            _log.warning("%s: %d bytes from %d on are left out: no record begins there", path, end - offset, offset)
+            if start is None:
+                self._skip_events(event, end - offset)
+        length = len(data) + 1 if start is None else HEADER_BYTES + _HEADER.unpack_from(data, start)[-2]
+        if start is not None and start + length <= len(data):
+            return self._record(data, start, length), start + length
+        if start is not None or len(data) - offset < HEADER_BYTES:
             self.left_out["torn records"] += 1
             with contextlib.suppress(OSError):  # else it is only said again at the next start
-                os.truncate(path, offset)
-            return None
-        return length
+                os.truncate(path, offset if start is None else start)
+        return None
 
-    def _record(self, data: memoryview) -> Record:
-        _, kind, event, number, run_id, sequence, environment_steps, transitions, _, crc = _HEADER.unpack_from(data)
-        body: bytes | None = bytes(data[HEADER_BYTES:])
-        if zlib.crc32(data[HEADER_BYTES:]) != crc:
+    def _skip_events(self, event: int, num_bytes: int) -> None:
+        """Leaves out as many events as so many bytes may hold: should somebody repair them, they are no others'."""
+        self._skipped_event = max(self._skipped_event, event + num_bytes // HEADER_BYTES)
+
+    def _record(self, data: bytes, start: int, length: int) -> Record:
+        _, kind, event, number, run_id, sequence, steps, transitions, _, crc = _HEADER.unpack_from(data, start)
+        body: bytes | None = data[start + HEADER_BYTES : start + length]
+        if body is not None and zlib.crc32(body) != crc:
             self.left_out["damaged records"] += 1
             body = None
-        return Record(event, kind, number, run_id, sequence, environment_steps, transitions, body)
+        return Record(event, kind, number, run_id, sequence, steps, transitions, body)
+
+
+def _find_header(data: bytes, offset: int, event: int) -> int | None:
+    """Returns where the first header at or behind `offset` is that was written there, as far as can be told."""
+    start = offset
+    while (start := data.find(_MARK, start)) >= 0 and start + HEADER_BYTES <= len(data):
+        _, _, found, number, run_id, sequence, steps, *_ = _HEADER.unpack_from(data, start)
+        (crc,) = _CRC.unpack_from(data, start + _HEADER.size)
+        is_possible = found <= event + 1 + (start - offset) // HEADER_BYTES and max(number, sequence, steps) <= MOST
+        if is_possible and run_id < 2**63 and zlib.crc32(data[start : start + _HEADER.size]) == crc:
+            return start
+        start += 1
+    return None
 
 
 def _first_event(path: Path) -> int:

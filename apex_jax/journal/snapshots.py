@@ -9,14 +9,15 @@ A file is named after its number; the newest two are kept.
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import math
 import os
 import re
-import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
+from zlib import crc32
 
 import numpy as np
 
@@ -58,7 +59,7 @@ class Snapshots:
         assert all(array.dtype.newbyteorder("<").str in DTYPES for array in arrays.values())
         crc = 0
         for array in arrays.values():
-            crc = zlib.crc32(_raw(array), crc)
+            crc = crc32(_raw(array), crc)
         layout = [[name, array.dtype.str, list(array.shape)] for name, array in arrays.items()]
         head = pack(MAGIC, {**self._identity.facts, "facts": dict(facts), "arrays": layout, "crc": crc})
         numbers = self._numbers()
@@ -70,11 +71,12 @@ class Snapshots:
                     _write_whole(file.fileno(), data)
                 os.fsync(file.fileno())
             os.replace(temporary, path)
-        except OSError:
-            with contextlib.suppress(OSError):
-                temporary.unlink()
+            sync_directory(self._directory)
+        except BaseException:
+            for half in (temporary, path):
+                with contextlib.suppress(OSError):
+                    half.unlink()
             raise
-        sync_directory(self._directory)
         sound = [number for number in numbers if number not in self._damaged]
         for number in set(numbers) - set(sound[-(KEPT - 1) :]):
             with contextlib.suppress(OSError):
@@ -101,7 +103,7 @@ class Snapshots:
         facts, layout = head.get("facts"), head.get("arrays")
         if not isinstance(facts, dict) or not isinstance(layout, list):
             raise Damaged("its head lacks facts or arrays")
-        if zlib.crc32(data[offset:]) != head.get("crc"):
+        if crc32(data[offset:]) != head.get("crc"):
             raise Damaged("the checksum of its arrays is wrong")
         arrays: dict[str, np.ndarray] = {}
         for entry in layout:
@@ -125,6 +127,9 @@ def sync_directory(directory: Path) -> None:
     descriptor = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.EBADF):  # a file system that has no such thing
+            raise
     finally:
         os.close(descriptor)
 

@@ -111,6 +111,7 @@ class ExperienceService:
         self._journal = journal
         self._occupants = np.zeros(config.ladder_size, np.int64)
         self._waiting: deque[Waiting] = deque()
+        self._full_reads = 0  # in a row, that left messages unread
         self._gone: dict[int, Actor] = {}  # by run id, the one that left first at the beginning: with segments waiting
         self._handlers: dict[type, Callable[[bytes, Any, float], None]] = {
             ActorHello: self._on_hello,
@@ -122,9 +123,11 @@ class ExperienceService:
 
     def read(self, now_seconds: float) -> None:
         """Takes the messages that have arrived."""
+        self._full_reads += 1
         for _ in range(MESSAGES_AT_ONCE):
             received = sockets.receive_from(self._socket, tuple(self._handlers), self.dropped)
             if received is None:
+                self._full_reads = 0
                 return
             identity, message = received
             actor = self.actors.get(identity)
@@ -158,6 +161,8 @@ class ExperienceService:
 
     def forget_the_dead(self, now_seconds: float) -> None:
         """Frees the places of actors that have been silent for too long."""
+        if 0 < self._full_reads <= 2 * MAX_ACTORS // MESSAGES_AT_ONCE:  # what somebody has said may still be unread
+            return
         for identity, actor in list(self.actors.items()):
             if now_seconds - actor.seen_seconds > PEER_TIMEOUT_SECONDS:
                 _log.warning("actor %s is silent for %.0f s: its places are free", identity.hex(), PEER_TIMEOUT_SECONDS)
@@ -195,7 +200,7 @@ class ExperienceService:
             reason = f"the replay server has the {MAX_ACTORS} actors it can have; use fewer, of more environments each"
             sockets.send(self._socket, Refusal(reason=reason, final=False), identity)
             return
-        actor = self._returning(message.run_id) or self._joining(message)
+        actor = self._returning(message.run_id) or self._joining(message, now_seconds)
         if identity in self.actors:
             self._remove(identity)  # one connection is one actor, whatever it says
         actor.seen_seconds = now_seconds
@@ -223,7 +228,7 @@ class ExperienceService:
                 return self.actors.pop(identity)
         return None
 
-    def _joining(self, message: ActorHello) -> Actor:
+    def _joining(self, message: ActorHello, now_seconds: float) -> Actor:
         """Gives an actor a place: a new one, or the one that a server before this one gave it, which it acts with."""
         is_new = not 1 <= message.incarnation <= MAX_INCARNATION
         places = message.places
@@ -234,13 +239,14 @@ class ExperienceService:
         self.welcomed = max(self.welcomed, incarnation)
         if self._journal is not None:
             self._journal.on_welcome(message.run_id, incarnation)
+            self._journal.flush(now_seconds)
         if (
             before := self._gone.pop(message.run_id, None)
         ) is not None:  # what waits counts against its credit as before
             before.incarnation, before.places = incarnation, places
             return before
         status = ActorStatus(run_id=message.run_id, steps_per_second=0.0, weights_version=0)
-        received = self.ledger.account(message.run_id).sequence
+        received = self.ledger.sequence(message.run_id)
         return Actor(message.run_id, incarnation, places, 0.0, status, received)
 
     def _fit(self, places: np.ndarray, num_environments: int) -> bool:

@@ -67,6 +67,11 @@ class Ledger:
             self._accounts.move_to_end(run_id)
         return account
 
+    def sequence(self, run_id: int) -> int:
+        """Returns the sequence number of an actor's newest segment stored or refused, 0 of one not heard of."""
+        account = self._accounts.get(run_id)
+        return 0 if account is None else account.sequence
+
     def report(self, status: ActorStatus) -> None:
         """Takes what an actor tells of itself; counts never fall."""
         account = self.account(status.run_id)

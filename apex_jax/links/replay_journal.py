@@ -1,6 +1,6 @@
 """The replay server's journal: what it stores is written down as it happens, and read back when it starts again.
 
-Segments, refusals and welcomes go to the log before they are acknowledged; priorities, counters and random numbers go
+Segments, refusals and welcomes go to the log before they are answered; priorities, counters and random numbers go
 into a snapshot, which a thread writes. After a kill the newest snapshot and the log behind it make up everything but
 the priorities that the learner has sent since: those segments have what the snapshot knew, or what they came with.
 """
@@ -13,19 +13,20 @@ import struct
 import threading
 import time
 import zlib
-from collections import Counter, deque
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from apex_jax.config import Config
 from apex_jax.journal.heads import Damaged, Identity
-from apex_jax.journal.segment_log import SEGMENT, Record, SegmentLog, sync
+from apex_jax.journal.segment_log import SEGMENT, LogFile, Record, SegmentLog, sync
 from apex_jax.journal.snapshots import Snapshot, Snapshots
-from apex_jax.links.ledger import COLUMNS, REFUSALS, REMEMBERED_RUNS, TOTALS, Ledger
-from apex_jax.replay.buffer import BufferState, ReplayBuffer, StoredSegments
+from apex_jax.links.ledger import REFUSALS, Ledger
+from apex_jax.links.replay_state import Counters, Saved, pack_state, ratio_of, unpack_state
+from apex_jax.replay.buffer import ReplayBuffer, StoredSegments
 from apex_jax.replay.rate_limiter import RateLimiter
 from apex_jax.transport.codec import CorruptSegment, decode_columns
 from apex_jax.types import MAX_COUNT, ActorStatus, SegmentMessage, SegmentSpec
@@ -37,25 +38,6 @@ LOG_BYTES_AT_MOST = 2**28  # behind the newest snapshot: then another is due, so
 RETRY_SECONDS = 5.0  # after a snapshot that failed, or snapshot_interval_seconds where that is less; doubled each time
 CLOSE_SECONDS = 20.0  # that the last snapshot may take: a spot machine has two minutes in all
 COUNTS = struct.Struct("<5q")  # of an `ActorStatus`, in a departure
-MAX_POWER = 1e295  # the largest priority there is, raised to the largest exponent, is below
-
-
-class Counters(NamedTuple):
-    """What the services count that outlives a server."""
-
-    ledger: Ledger
-    environment_steps: int
-    earlier_environment_steps: int | None
-    welcomed: int
-
-
-class Saved(NamedTuple):
-    """A snapshot whose values have been looked at."""
-
-    event: int  # the last one that it knows of
-    buffer: BufferState
-    limiter: dict[str, Any]
-    counters: Counters
 
 
 class ReplayJournal:
@@ -71,6 +53,8 @@ class ReplayJournal:
         self._snapshots = Snapshots(self.directory, identity)
         self._thread: threading.Thread | None = None
         self._failed: list[Path] | None = None  # by the thread: what it could not sync, to be tried again
+        self._leaving: list[LogFile] = []  # that the newest snapshot knows, the one before does not, and the ring left
+        self._left: list[LogFile] = []  # the same of the snapshot that is being written
         self._snapshot_errors = 0
         self._failures_in_a_row = 0
         self._next_seconds = 0.0  # the next snapshot is due then, ...
@@ -130,11 +114,12 @@ class ReplayJournal:
     def snapshot(self, buffer: ReplayBuffer, limiter: RateLimiter, counters: Counters, now_seconds: float) -> None:
         """Copies what is to be saved, and has a thread write it; `finish` waits for that."""
         self._log.flush(now_seconds)
-        facts, arrays = _pack(self._log.last_event, buffer.state(now_seconds), limiter, self._config, counters)
-        unsynced, left = self._log.take_unsynced(), self._log.take_left(buffer.oldest_number)
+        facts, arrays = pack_state(self._log.last_event, buffer.state(now_seconds), limiter, self._config, counters)
+        unsynced, self._left = self._log.take_unsynced(), self._log.take_left(buffer.oldest_number)
         self._next_seconds = now_seconds + self._config.replay.snapshot_interval_seconds
         self._next_bytes = self._log.num_bytes + LOG_BYTES_AT_MOST
-        arguments = (facts, arrays, unsynced, left)
+        self._failed = unsynced  # until it has not
+        arguments = (facts, arrays, unsynced)
         self._thread = threading.Thread(target=self._write, args=arguments, name="replay snapshot", daemon=True)
         self._thread.start()
 
@@ -156,25 +141,21 @@ class ReplayJournal:
         self.flush(np.inf)
         self._log.close()
 
-    def _write(
-        self, facts: dict[str, Any], arrays: dict[str, np.ndarray], unsynced: list[Path], left: list[Path]
-    ) -> None:
+    def _write(self, facts: dict[str, Any], arrays: dict[str, np.ndarray], unsynced: list[Path]) -> None:
         """Runs on the thread: the log is on the disk before the snapshot that relies on it."""
         try:
             sync(unsynced)
             self._snapshots.write(facts, arrays)
-        except OSError as error:
-            self._failed = unsynced
+            self._failed = None
+        except (OSError, MemoryError) as error:
             self._snapshot_errors += 1
             if not self._failures_in_a_row:
                 message = "no snapshot is written to %s (told once, tried again): %s"
-                _log.warning(message, self.directory, error)
-        for path in left:  # also where it failed: a full disk needs the room
-            with contextlib.suppress(OSError):
-                path.unlink()
+                _log.warning(message, self.directory, error or type(error).__name__)
 
     def _take_result(self, now_seconds: float) -> None:
         failed, self._failed, self._thread = self._failed, None, None
+        self._delete_left(failed is None)
         if failed is None:
             if self._failures_in_a_row:
                 _log.info("snapshots are written to %s again", self.directory)
@@ -184,6 +165,19 @@ class ReplayJournal:
         delay = RETRY_SECONDS * 2 ** min(self._failures_in_a_row, 10)
         self._failures_in_a_row += 1
         self._next_seconds = now_seconds + min(delay, self._config.replay.snapshot_interval_seconds)
+
+    def _delete_left(self, has_succeeded: bool) -> None:
+        """Deletes log files that both snapshots know of, the newest and the one to fall back to.
+
+        While none is written they stay, but for the oldest where the disk would fill up with them.
+        """
+        going, self._leaving = (self._leaving, self._left) if has_succeeded else ([], self._leaving + self._left)
+        self._left = []
+        while sum(file.num_bytes for file in self._leaving) > LOG_BYTES_AT_MOST:
+            going.append(self._leaving.pop(0))
+        for file in going:
+            with contextlib.suppress(OSError):
+                file.path.unlink()
 
     # Starting again
 
@@ -197,13 +191,17 @@ class ReplayJournal:
         counters = saved.counters if saved is not None else Counters(Ledger(), 0, None, 0)
         snapshot_event = saved.event if saved is not None else 0
         bodies: deque[tuple[int, bytes]] = deque(maxlen=buffer.capacity_segments)
+        numbers: deque[int] = deque(maxlen=buffer.capacity_segments)  # also of damaged ones
         inserted_since = 0
         for record in self._log.read():
             if record.event > snapshot_event:
                 inserted_since += record.transitions if record.kind == SEGMENT else 0
                 counters = _after(counters, record)
-            if record.kind == SEGMENT and record.body is not None:
-                bodies.append((record.number, record.body))
+            if record.kind == SEGMENT:
+                numbers.append(record.number)
+                if record.body is not None:
+                    bodies.append((record.number, record.body))
+        self._count_missing(saved, numbers, buffer.capacity_segments)
         self._log.last_event = max(self._log.last_event, snapshot_event)
         segments = self._segments(bodies)
         known = buffer.restore(segments, saved.buffer if saved is not None else None, now_seconds)
@@ -214,20 +212,28 @@ class ReplayJournal:
         self._say(buffer, saved, known, time.monotonic() - started)
         return counters
 
+    def _count_missing(self, saved: Saved | None, numbers: Collection[int], capacity_segments: int) -> None:
+        """Counts the segments that a snapshot knows, that still belong into the ring, and that no file holds."""
+        known = {int(number) for number in saved.buffer.numbers if number > 0} if saved is not None else set()
+        live = sorted(known.union(numbers))[-capacity_segments:]
+        if missing := len(set(live) - set(numbers)):
+            self._log.left_out["missing segments"] += missing
+
     def _segments(self, bodies: deque[tuple[int, bytes]]) -> StoredSegments:
         """Returns the segments whose columns are sound."""
         numbers: list[int] = []
         kept: list[bytes] = []
         priorities = np.zeros((len(bodies), self._spec.slots), np.float32)
         for number, body in bodies:
-            if numbers and number <= numbers[-1]:
-                self._log.left_out["repeated records"] += 1
-                continue
             try:
-                priorities[len(kept)] = decode_columns(body, self._spec).priority
+                priority = decode_columns(body, self._spec).priority
             except CorruptSegment:
                 self._log.left_out["damaged records"] += 1
                 continue
+            while numbers and number <= numbers[-1]:  # of a file that was damaged when this one was stored
+                self._log.left_out["repeated records"] += 1
+                del numbers[-1], kept[-1]
+            priorities[len(kept)] = priority
             numbers.append(number)
             kept.append(body)
         return StoredSegments(np.array(numbers, np.int64), kept, priorities[: len(kept)])
@@ -235,7 +241,7 @@ class ReplayJournal:
     def _restore_limiter(self, limiter: RateLimiter, saved: Saved | None, inserted_since: int) -> None:
         if saved is None:
             limiter.restore(0, 0, inserted_since)
-        elif saved.limiter["ratio"] == _ratio(self._config):
+        elif saved.limiter["ratio"] == ratio_of(self._config):
             limiter.restore(saved.limiter["inserted"], saved.limiter["sampled"], inserted_since)
         else:  # the surplus that another ratio would make of these counters might take hours to work off
             _log.info("replay.samples_per_insert or min_size_to_sample is another one: counted anew from here")
@@ -265,7 +271,7 @@ class ReplayJournal:
     def _parse(self, snapshot: Snapshot) -> Saved:
         """Looks at every value of a snapshot; raises Damaged."""
         try:
-            return _unpack(snapshot.facts, snapshot.arrays, self._spec.slots)
+            return unpack_state(snapshot.facts, snapshot.arrays, self._spec.slots)
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise Damaged(f"its values cannot be used: {error}") from None
 
@@ -287,97 +293,3 @@ def _after(counters: Counters, record: Record) -> Counters:
     elif reason < len(REFUSALS):
         counters.ledger.refuse(record.run_id, record.sequence, record.transitions, REFUSALS[reason])
     return counters._replace(environment_steps=counters.environment_steps + record.environment_steps)
-
-
-def _ratio(config: Config) -> list[float]:
-    """Returns what counters of the rate limiter are good for."""
-    return [config.replay.samples_per_insert, float(config.replay.min_size_to_sample)]
-
-
-def _pack(
-    event: int, state: BufferState, limiter: RateLimiter, config: Config, counters: Counters
-) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """Returns a snapshot's facts and arrays; what `_unpack` gets."""
-    facts = {
-        "event": event,
-        "inserted_segments": state.inserted_segments,
-        "priority_exponent": float(state.priority_exponent),
-        "max_priority": state.max_priority,
-        "random_state": state.random_state,
-        "limiter": {"inserted": limiter.inserted, "sampled": limiter.sampled, "ratio": _ratio(config)},
-        "environment_steps": counters.environment_steps,
-        "earlier_environment_steps": counters.earlier_environment_steps,
-        "welcomed": counters.welcomed,
-        "refused": dict(counters.ledger.refused),
-        "forgotten": dict(counters.ledger.forgotten),
-    }
-    arrays = {
-        "numbers": state.numbers,
-        "leaves": state.leaves,
-        "ages_seconds": state.ages_seconds,
-        "accounts": counters.ledger.to_array(),
-    }
-    return facts, arrays
-
-
-def _unpack(facts: Mapping[str, Any], arrays: Mapping[str, np.ndarray], slots: int) -> Saved:
-    numbers, leaves, ages, accounts = (arrays[name] for name in ("numbers", "leaves", "ages_seconds", "accounts"))
-    used = len(numbers)
-    _check(numbers.dtype == accounts.dtype == np.int64 and leaves.dtype == ages.dtype == np.float64, "dtypes")
-    _check(numbers.shape == ages.shape == (used,) and leaves.shape == (used, slots), "shapes")
-    _check(bool((leaves >= 0).all() and (leaves <= MAX_POWER).all()), "leaves")
-    _check(bool(np.isfinite(ages).all()), "ages_seconds")
-    _check(accounts.shape[1:] == (COLUMNS,) and len(accounts) <= REMEMBERED_RUNS, "accounts")
-    _check(bool((accounts >= 0).all() and (accounts[:, 2:] <= 2**60).all()), "accounts")
-    limiter, earlier = facts["limiter"], facts["earlier_environment_steps"]
-    ratio = limiter["ratio"]
-    _check(type(ratio) is list and all(type(number) is float for number in ratio), "ratio")
-    for counts, names in ((facts["refused"], REFUSALS), (facts["forgotten"], TOTALS)):
-        _check(all(name in names and type(n) is int and n >= 0 for name, n in counts.items()), "ledger")
-    state = BufferState(
-        inserted_segments=_count(facts["inserted_segments"]),
-        priority_exponent=_real(facts["priority_exponent"]),
-        max_priority=_real(facts["max_priority"]),
-        random_state=_random_state(facts["random_state"]),
-        numbers=numbers,
-        leaves=leaves,
-        ages_seconds=ages,
-    )
-    _check(bool((numbers >= 0).all() and (numbers <= state.inserted_segments).all()), "numbers")
-    counters = Counters(
-        ledger=Ledger.from_array(accounts, Counter(facts["refused"]), Counter(facts["forgotten"])),
-        environment_steps=_count(facts["environment_steps"]),
-        earlier_environment_steps=None if earlier is None else _count(earlier),
-        welcomed=_count(facts["welcomed"]),
-    )
-    saved_limiter = {name: _count(limiter[name]) for name in ("inserted", "sampled")} | {"ratio": ratio}
-    return Saved(_count(facts["event"]), state, saved_limiter, counters)
-
-
-def _check(holds: bool, what: str) -> None:
-    if not holds:
-        raise Damaged(f"{what} cannot be what was written")
-
-
-def _count(value: Any) -> int:
-    _check(type(value) is int and 0 <= value <= 2**62, "a count")
-    return int(value)
-
-
-def _real(value: Any) -> float:
-    _check(type(value) is float and 0 <= value < np.inf, "a number")
-    return float(value)
-
-
-def _random_state(state: Any) -> dict[str, Any]:
-    """Returns the state of a PCG64 generator, once it is sure to be one."""
-    inner = state["state"]
-    _check(state["bit_generator"] == "PCG64", "bit_generator")
-    for number, bits in ((inner["state"], 128), (inner["inc"], 128), (state["has_uint32"], 1), (state["uinteger"], 32)):
-        _check(type(number) is int and 0 <= number < 2**bits, "random_state")
-    return {
-        "bit_generator": "PCG64",
-        "state": {"state": inner["state"], "inc": inner["inc"]},
-        "has_uint32": state["has_uint32"],
-        "uinteger": state["uinteger"],
-    }

@@ -31,10 +31,11 @@ class Watchdog:
             self._thread.start()
 
     def close(self) -> None:
-        """Ends the thread."""
+        """Ends the thread; the process then has as long to end as it had to start."""
         self._closing.set()
         if self._thread.ident is not None:
             self._thread.join()
+            _notify(f"WATCHDOG_USEC={os.environ['WATCHDOG_USEC']}\nWATCHDOG=1")
 
     def _run(self) -> None:
         message = f"WATCHDOG_USEC={LIMIT_SECONDS * 1e6:.0f}\nWATCHDOG=1"

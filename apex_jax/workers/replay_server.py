@@ -13,7 +13,8 @@ from apex_jax.config import Config
 from apex_jax.environment import segment_spec
 from apex_jax.errors import UsageError
 from apex_jax.links.experience_service import EpisodeMeans, ExperienceService
-from apex_jax.links.replay_journal import Counters, ReplayJournal
+from apex_jax.links.replay_journal import ReplayJournal
+from apex_jax.links.replay_state import Counters
 from apex_jax.links.sampling_service import SamplingService, largest_draw
 from apex_jax.metrics import MetricsWriter, RateMeter, resident_memory_bytes
 from apex_jax.operations.status_page import StatusPage
@@ -110,6 +111,8 @@ class ReplayServer:
             self._journal.on_learner(earlier)
         if not self.sampling.is_in_arrears:
             self.experience.store(now_seconds)
+        elif self._journal is not None:
+            self._journal.flush(now_seconds)
         self.sampling.stream(self.environment_steps, now_seconds)
 
     def close(self) -> None:
