@@ -92,8 +92,10 @@ def test_a_record_of_numbers_that_were_never_written_is_damage(tmp_path: Path) -
         directory = tmp_path / field
         world = World(directory)
         world.store(1)
-        values = {"number": 2, "run_id": 7, "sequence": 1, "environment_steps": 1} | {field: 2**63}
-        world.journal._log.append(segment_log.SEGMENT, *values.values())
+        number, run_id, sequence, steps = (
+            2**63 if name == field else 2 for name in ("number", "run_id", "sequence", "environment_steps")
+        )
+        world.journal._log.append(segment_log.SEGMENT, number, run_id, sequence, steps)
         world.kill()
         world = World(directory)
         assert world.numbers() == [1]
