@@ -1,9 +1,9 @@
 """Trains, or runs one role of a fleet; also plots, status, keys and copies of runs: `python main.py --help`."""
 
+import errno
 import importlib
 import sys
 
-from apex_jax.command_line import parse, to_yaml
 from apex_jax.errors import RunError, UsageError
 
 COMMANDS = {  # which train nothing, and bring a command line of their own
@@ -12,6 +12,7 @@ COMMANDS = {  # which train nothing, and bring a command line of their own
     "status": "apex_jax.operations.status_command",
     "storage": "apex_jax.operations.storage_command",
 }
+OF_THE_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM}
 MODULES = {"replay": "replay_server"}  # of apex_jax.workers; the other roles have their module's name
 
 
@@ -20,6 +21,8 @@ def main() -> int:
     try:
         if module := COMMANDS.get("".join(sys.argv[1:2])):
             return int(importlib.import_module(module).run(sys.argv[2:]))
+        from apex_jax.command_line import parse, to_yaml  # not at the top: Ctrl-C may come as early as here
+
         command = parse(sys.argv[1:])
         if command.action == "print_config":
             print(to_yaml(command.config), end="")
@@ -32,6 +35,7 @@ def main() -> int:
         process.check_hosts(command.role, command.config)
         process.choose_device(command.role, command.config)
         process.keep_compiled_programs()
+        process.check_device(command.role, command.config)
         worker = importlib.import_module(f"apex_jax.workers.{MODULES.get(command.role, command.role)}")
         return int(worker.run(command.config, command.name, stop))
     except KeyboardInterrupt:  # before the signal was taken over
@@ -43,7 +47,8 @@ def main() -> int:
         print(f"{error.prefix}{error}", file=sys.stderr)
         return 1
     except OSError as error:  # a full disk, a file that may not be written: of this machine, not of this program
-        print(f"error: {error}; make room, or choose another run_directory", file=sys.stderr)
+        advice = "; make room, or choose another run_directory" if error.errno in OF_THE_DISK else ""
+        print(f"error: {error}{advice}", file=sys.stderr)
         return 1
 
 

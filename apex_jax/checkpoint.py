@@ -64,6 +64,7 @@ class Checkpointer:
         self.failed_saves = 0
         self.error: CheckpointError | None = None  # of the last save, until one succeeds
         self.saved_seconds = time.monotonic()  # when the newest checkpoint was committed; at first, that of the start
+        self.saved_updates = 0  # behind the newest checkpoint that was saved or restored
         self._kept = kept
         self._read_only = read_only
         self._damaged: set[int] = set()
@@ -106,9 +107,14 @@ class Checkpointer:
         if self.error is not None:
             raise self.error
 
-    def close(self) -> None:
-        """Waits until everything is saved, and lets go of the directory."""
-        self._join()
+    def close(self, patience_seconds: float | None = None) -> None:
+        """Waits until everything is saved, and lets go of the directory.
+
+        `patience_seconds`: for a disk that may never answer; the save is then left behind. None = as long as it takes.
+        """
+        self._join(patience_seconds)
+        if self.is_saving:
+            return
         self._orbax.close()
         if self._lock is not None:
             self._lock.close()
@@ -129,9 +135,12 @@ class Checkpointer:
                 continue
             self._check(step, record, agreement, architecture)
             try:
-                return self._restore_state(step, like_state, record["state_crc"]), _progress_of(record)
+                state, progress = self._restore_state(step, like_state, record["state_crc"]), _progress_of(record)
             except Exception as error:
                 self._pass_over(step, error)
+                continue
+            self.saved_updates = progress.updates
+            return state, progress
         if steps:
             raise CheckpointError(
                 f"none of the checkpoints in {self.directory} can be read; move it away to start afresh"
@@ -167,6 +176,7 @@ class Checkpointer:
         try:
             if progress.updates in self._damaged or progress.updates not in self.steps:
                 self._write(state, progress)
+            self.saved_updates = progress.updates
             self._delete_old()
         except Exception as error:  # orbax raises whatever its writers raise
             self.failed_saves += 1
@@ -205,9 +215,9 @@ class Checkpointer:
             os.rename(self.directory / str(step), half)  # at once: a kill leaves no half of a checkpoint
             shutil.rmtree(half, ignore_errors=True)
 
-    def _join(self) -> None:
+    def _join(self, patience_seconds: float | None = None) -> None:
         if self._thread is not None:
-            self._thread.join()
+            self._thread.join(patience_seconds)
 
     def _read_record(self, step: int) -> dict[str, Any]:
         items = ocp.args.Composite(progress=ocp.args.JsonRestore())

@@ -93,10 +93,10 @@ def parse(argv: Sequence[str]) -> Command:
         if text.startswith("-"):
             raise UsageError(_unknown_option(text))
     name = options.role if options.name is None else options.name
-    if not re.fullmatch(r"[\w.-]{1,64}", name, re.ASCII) or name.startswith("."):
-        raise UsageError(f"--name {name!r}: names a log file; use 1 to 64 letters, digits and _ . -")
+    if not re.fullmatch(r"\w[\w.-]{0,63}", name, re.ASCII):
+        raise UsageError(f"--name {name!r}: names a log file; use 1 to 64 letters, digits and _ . -, a letter first")
     checkpoint = _overrides(rest, options.role).get("evaluator.checkpoint")
-    path = options.config or DEFAULT_CONFIG
+    path = DEFAULT_CONFIG if options.config is None else options.config
     if checkpoint and options.role == "evaluator" and options.config is None:
         path = _config_of(checkpoint)
     config = load(path, rest, options.role)
@@ -109,7 +109,11 @@ def parse(argv: Sequence[str]) -> Command:
 def _config_of(checkpoint: str) -> Path:
     """Returns the configuration of the run whose checkpoint is asked for."""
     path = Path(checkpoint, "config.yaml")
-    if not path.is_file():
+    try:
+        is_there = path.is_file()
+    except OSError:  # a name that no file can have
+        is_there = False
+    if not is_there:
         raise UsageError(
             f"evaluator.checkpoint={shown(checkpoint)}: holds no config.yaml; give the directory of a run, or --config"
         )

@@ -87,6 +87,8 @@ def _address_rules(config: Config) -> Iterator[Rule]:
         yield name, scheme == "ipc" or (host != "" and is_port), "must be tcp://HOST:PORT with a port from 1 to 65535"
         is_path = 1 <= len(place.encode()) <= MAX_IPC_PATH_BYTES
         yield name, scheme == "tcp" or is_path, f"must be ipc://PATH with 1 to {MAX_IPC_PATH_BYTES} bytes of path"
+        is_file = scheme == "tcp" or not place.startswith(("@", "*"))  # @ every user could enter, * nobody would find
+        yield name, is_file, "must be the path of a file, so that its permissions say who can enter"
         is_own = list(addresses.values()).count(address) == 1
         yield name, is_own, "stands at two links; give each link its own address"
 
@@ -99,8 +101,16 @@ def _security_rules(config: Config) -> Iterator[Rule]:
 
 def _storage_rules(config: Config) -> Iterator[Rule]:
     url = config.storage.url
+    yield "storage.url", url == "" or is_storage_url(url), STORAGE_URL
+
+
+STORAGE_URL = "must be SCHEME://PLACE such as s3://bucket/prefix, or the path of a folder"
+
+
+def is_storage_url(url: str) -> bool:
+    """Tells whether a run can be copied to a place of this name, see STORAGE_URL."""
     scheme, separator, place = url.partition("://")
-    is_url = re.fullmatch("[a-z][a-z0-9]*", scheme) is not None and place.strip("/") != "" and "::" not in url
-    is_path = not separator and url.strip("/.") != "" and ":" not in url
-    shape = "must be SCHEME://PLACE such as s3://bucket/prefix, or the path of a folder"
-    yield "storage.url", url == "" or (is_url if separator else is_path), shape
+    if not separator:
+        return url.strip("/.") != "" and ":" not in url
+    is_scheme = re.fullmatch("[a-z][a-z0-9]*", scheme) is not None and scheme != "memory"
+    return is_scheme and place.strip("/") != "" and "::" not in url

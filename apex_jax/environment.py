@@ -32,7 +32,13 @@ def segment_spec(config: Config) -> SegmentSpec:
             f"environment.task={task}: EnvPool has no such task; did you mean {', '.join(names) or 'Pong-v5'}?"
         )
     with _no_precision_warning():
-        spec = envpool.make_spec(task, **_options(config, config.environment.max_episode_frames))
+        try:
+            spec = envpool.make_spec(task, **_options(config, config.environment.max_episode_frames))
+        except (ImportError, RuntimeError) as error:  # of games whose own parts are not installed
+            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            raise UsageError(
+                f"environment.task={task}: EnvPool cannot make it here ({reason}); choose an Atari game"
+            ) from None
         observation, action = spec.gymnasium_observation_space, spec.gymnasium_action_space
     if not hasattr(action, "n") or observation.shape is None:
         raise UsageError(

@@ -17,7 +17,7 @@ from types import FrameType
 import numpy as np
 
 from apex_jax.config import Config
-from apex_jax.errors import RunError
+from apex_jax.errors import FatalError, RunError
 from apex_jax.transport.addresses import UnresolvedHost, resolve, split
 
 SUPERVISED = "APEX_JAX_SUPERVISED"  # set by the local supervisor: standard input is a pipe that closes when it dies
@@ -96,6 +96,8 @@ def check_hosts(role: str, config: Config) -> None:
         return
     for link in CONNECTS.get(role, ()):
         address = getattr(config.addresses, link)
+        if address.startswith("tcp://*:"):
+            raise RunError(f"addresses.{link}={address}: * is for the server of that link; give its host name here")
         try:
             resolve(split(address), RESOLVE_SECONDS)
         except UnresolvedHost as error:
@@ -111,6 +113,21 @@ def choose_device(role: str, config: Config) -> None:
         os.environ["JAX_PLATFORMS"] = {"cpu": "cpu", "gpu": "cuda"}[device]
     if role == "actor":  # may share the learner's GPU, most of whose memory JAX reserves for the first that asks
         os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+
+
+def check_device(role: str, config: Config) -> None:
+    """Raises FatalError where a GPU is asked for and there is none that JAX can use."""
+    if {"learner": config.learner.device, "actor": config.actor.device}.get(role) != "gpu":
+        return
+    import jax  # not at the top: the device is chosen before JAX is imported
+
+    try:
+        jax.devices()
+    except Exception as error:  # RuntimeError, or whatever the plugin that is missing is missed with
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise FatalError(
+            f"{role}.device=gpu: JAX finds no GPU ({reason}); install requirements-gpu.txt and a driver, or set auto"
+        ) from None
 
 
 def keep_compiled_programs() -> None:

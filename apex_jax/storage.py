@@ -12,9 +12,10 @@ import hashlib
 import json
 import os
 import re
+import secrets
 import shutil
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, Literal, NamedTuple, TypeAlias
 
@@ -28,6 +29,7 @@ MAX_FILE_BYTES = 2**42
 ATTEMPTS = 3  # at a set of files that changes while it is read
 TIMEOUTS = {"connect_timeout": 5, "read_timeout": 20, "retries": {"max_attempts": 2}}  # of boto
 NEVER_COPIED = {"lock"}
+IDENTITY = ".copy-of-{}"  # file of a run directory: what its copy of a section is called, so that none replaces another
 
 Section: TypeAlias = Literal["learner", "replay"]
 SECTIONS: tuple[Section, ...] = ("learner", "replay")
@@ -75,6 +77,7 @@ class Storage:
         self._root = root.rstrip("/")
         self._is_local = "file" in self._files.protocol
         self._known: dict[str, Files] = {}  # by section, what its manifest names
+        self._identities: dict[str, str] = {}  # by section, as its manifest says
         self._copied: dict[
             str, tuple[tuple[int, int, int], list[Piece]]
         ] = {}  # by path: inode, size, time; and as what
@@ -118,7 +121,7 @@ class Storage:
             raise
         except Exception as error:
             raise self._error(error) from error
-        return _newest_of(files)
+        return _progress_of("learner", files)
 
     def _push(self, section: Section, run_directory: Path) -> Copied:
         known = self._known.get(section)
@@ -143,7 +146,7 @@ class Storage:
         if not files:
             return Copied(0, 0)
         if files != known:
-            self._write_manifest(section, files)
+            self._write_manifest(section, files, _identity(section, run_directory))
         self._known[section] = files
         named = {piece.digest for pieces in files.values() for piece in pieces}
         self._delete(section, present - named)
@@ -151,12 +154,16 @@ class Storage:
 
     def _check(self, section: Section, known: Files, run_directory: Path) -> None:
         """Raises StorageError where the copy is of another run, or is within what is copied."""
-        remote, local = _newest_of(known), newest_local_checkpoint(run_directory)
-        if section == "learner" and remote is not None and (local is None or remote > local):
-            here = "none" if local is None else f"one at {local}"
+        if known and self._identities.get(section) != _identity(section, run_directory):
             raise StorageError(
-                f"{self.url} holds a checkpoint at {remote} updates, {run_directory} {here}: choose another URL"
+                f"{self.url} holds the {section} of another run than {run_directory}: choose another URL"
             )
+        what = "a checkpoint at {} updates" if section == "learner" else "a replay up to event {}"
+        remote, local = _progress_of(section, known), local_progress(section, run_directory)
+        is_nothing = section == "replay" and not files_of(section, run_directory)  # which does not empty the copy
+        if remote is not None and not is_nothing and (local is None or remote > local):
+            here = "none" if local is None else f"one at {local}"
+            raise StorageError(f"{self.url} holds {what.format(remote)}, {run_directory} {here}: choose another URL")
         if self._is_local and Path(self._root).resolve().is_relative_to(run_directory.resolve()):
             raise StorageError(f"{self.url} lies in {run_directory}, of which it is to be a copy: choose another place")
 
@@ -200,6 +207,8 @@ class Storage:
                     file.write(data)
                     transferred += len(data)
         _install(arriving, run_directory)
+        if identity := self._identities.get(section):
+            (run_directory / IDENTITY.format(section)).write_text(identity)
         return Copied(len(files), transferred)
 
     def _manifest(self, section: Section) -> Files | None:
@@ -212,16 +221,16 @@ class Storage:
                 raise StorageError(f"{self.url}: there is no such bucket; make it, or correct storage.url") from None
             return None
         try:
-            return _parsed_manifest(section, data)
+            files, self._identities[section] = _parsed_manifest(section, data)
+            return files
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
             raise StorageError(f"{self.url}: {section}/manifest.json is damaged; restore it, or remove it") from None
 
-    def _write_manifest(self, section: Section, files: Files) -> None:
+    def _write_manifest(self, section: Section, files: Files, identity: str) -> None:
         text = json.dumps(files)
-        self._write(
-            f"{section}/manifest.json",
-            json.dumps({"format": FORMAT, "files": text, "crc": zlib.crc32(text.encode())}).encode(),
-        )
+        manifest = {"format": FORMAT, "identity": identity, "files": text, "crc": zlib.crc32(text.encode())}
+        self._write(f"{section}/manifest.json", json.dumps(manifest).encode())
+        self._identities[section] = identity
 
     def _write(self, name: str, data: bytes) -> None:
         """Writes an object whole or not at all."""
@@ -276,6 +285,23 @@ def newest_local_checkpoint(run_directory: Path) -> int | None:
     return max(steps, default=None)
 
 
+def local_progress(section: Section, run_directory: Path) -> int | None:
+    """Returns how far a section is: updates of the newest checkpoint, or the event at which the newest log begins."""
+    if section == "learner":
+        return newest_local_checkpoint(run_directory)
+    return _progress_of(section, [name for name, _ in files_of(section, run_directory)])
+
+
+def _identity(section: Section, run_directory: Path) -> str:
+    """Returns the name that this directory's copy has; a directory that was never copied gets one."""
+    path = run_directory / IDENTITY.format(section)
+    try:
+        return path.read_text()
+    except FileNotFoundError:
+        path.write_text(secrets.token_hex(16))
+        return path.read_text()
+
+
 def _is_copied(section: Section, depth: int, name: str) -> bool:
     is_half = (name.startswith((".", "damaged-")) and depth <= 1) or name.endswith((".tmp", ".half"))
     return not is_half and name not in NEVER_COPIED and not (section == "learner" and depth == 0 and name == "replay")
@@ -300,10 +326,14 @@ def _install(arriving: Path, run_directory: Path) -> None:
     for unit in units:
         place = run_directory / unit.relative_to(arriving)
         place.parent.mkdir(parents=True, exist_ok=True)
-        if place.is_dir() and not any(place.iterdir()):
+        if place.is_dir() and unit.is_dir() and {path.name for path in place.iterdir()} <= NEVER_COPIED:
+            for path in place.iterdir():  # a lock, which somebody may hold
+                os.replace(path, unit / path.name)
             place.rmdir()
         if not place.exists():
             os.rename(unit, place)
+        elif place.is_dir():
+            raise StorageError(f"{place} is in the way of what was fetched; move it away")
     shutil.rmtree(arriving, ignore_errors=True)
 
 
@@ -324,17 +354,13 @@ def _is_about_the_bucket(error: FileNotFoundError) -> bool:
     return bool(response.get("Error", {}).get("Code") == "NoSuchBucket")
 
 
-def _newest_of(files: Files) -> int | None:
-    return max((step for name in files if (step := _step_of(name)) is not None), default=None)
+def _progress_of(section: Section, names: Iterable[str]) -> int | None:
+    pattern = "checkpoints/([0-9]{1,18})/.+" if section == "learner" else "replay/segments-([0-9]{20})-[0-9]+[.]log"
+    return max((int(match[1]) for name in names if (match := re.fullmatch(pattern, name))), default=None)
 
 
-def _step_of(name: str) -> int | None:
-    match = re.fullmatch("checkpoints/([0-9]{1,18})/.+", name)
-    return int(match[1]) if match else None
-
-
-def _parsed_manifest(section: Section, data: bytes) -> Files:
-    """Returns what a manifest names; raises nearly anything where it is not one of ours."""
+def _parsed_manifest(section: Section, data: bytes) -> tuple[Files, str]:
+    """Returns what a manifest names, and the run; raises nearly anything where it is not one of ours."""
     record: Any = json.loads(data)
     if record["format"] != FORMAT or record["crc"] != zlib.crc32(record["files"].encode()):
         raise ValueError("not what was written")
@@ -350,4 +376,6 @@ def _parsed_manifest(section: Section, data: bytes) -> Files:
         for digest, size in pieces:
             if not re.fullmatch("[0-9a-f]{64}", digest) or type(size) is not int or not 0 < size <= PIECE_BYTES:
                 raise ValueError("a piece that cannot be")
-    return files
+    if not re.fullmatch("[0-9a-f]{32}", record["identity"]):
+        raise ValueError("a name that was never given")
+    return files, record["identity"]

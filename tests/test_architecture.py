@@ -26,7 +26,7 @@ MAY_IMPORT = {  # part of the package -> other parts of it
     "results": FOUNDATION | {"metrics", "atari_scores", "command_line"},
     "links": FOUNDATION | MIDDLE,
     "process": FOUNDATION | {"transport"},
-    "operations": FOUNDATION | MIDDLE | {"results", "process"},
+    "operations": FOUNDATION | MIDDLE | {"results", "process", "config_rules"},
     "workers": FOUNDATION | MIDDLE | {"command_line", "results", "links", "process", "operations"},
 }
 MUST_NOT_IMPORT = {  # part of the package -> what its files can do without

@@ -211,7 +211,8 @@ def make_config(task: str, slots: int = 64, n: int = 3, **environment: Any) -> C
 
 
 @pytest.mark.parametrize(("task", "lives"), [
-    ("Pong-v5", False), ("Breakout-v5", True), ("Seaquest-v5", True), ("MsPacman-v5", True),
+    ("Pong-v5", False), ("Breakout-v5", True), pytest.param("Seaquest-v5", True, marks=pytest.mark.slow),
+    pytest.param("MsPacman-v5", True, marks=pytest.mark.slow),
 ])  # fmt: skip
 def test_ten_thousand_steps_of_a_game_are_stored_bit_for_bit_and_once(
     task: str, lives: bool, recorders: list[Recorder]

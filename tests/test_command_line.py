@@ -103,6 +103,12 @@ def test_checkpoint_is_evaluated_with_the_configuration_of_its_run(tmp_path: Pat
     assert "holds no config.yaml; give the directory of a run" in message("--role", "evaluator", "checkpoint=nowhere")
 
 
+def test_what_an_unset_variable_leaves_is_no_default() -> None:
+    assert "Is a directory" in message("--config", "")
+    assert "--name '-x': names a log file" in message("--name=-x")
+    assert "holds no config.yaml" in message("--role", "evaluator", f"checkpoint={'x' * 300}")
+
+
 def test_of_two_overrides_of_a_key_the_last_one_holds() -> None:
     assert load(None, ["seed=1", "seed=2"]).seed == 2
 
@@ -275,6 +281,9 @@ def test_device_libraries_are_not_imported_before_the_device_is_chosen() -> None
         ("addresses.weights=tcp://h:65536", ["1 to 65535"]),
         ("addresses.weights=tcp://h:x", ["1 to 65535"]),
         ("addresses.weights=ipc://", ["107 bytes"]),
+        ("addresses.weights=ipc://@x", ["the path of a file"]),
+        ("addresses.weights=ipc://*", ["the path of a file"]),
+        ("storage.url=memory://x", ["s3://bucket/prefix"]),
         ("addresses.weights=ipc://" + "x" * 108, ["107 bytes"]),
         ("addresses.weights=tcp://127.0.0.1:5550", ["two links"]),
     ],

@@ -11,6 +11,7 @@ import envpool
 import numpy as np
 import pytest
 
+from apex_jax.command_line import load
 from apex_jax.config import Config, EnvironmentConfig
 from apex_jax.environment import Environment, Episode, EpisodeTracker, segment_spec
 from apex_jax.errors import UsageError
@@ -285,3 +286,9 @@ def test_time_limit_of_the_evaluator_is_its_own() -> None:
         assert not step.truncated.any()
         pool.send(np.zeros(1, np.int32), step.env_id)
     pool.close()
+
+
+@pytest.mark.parametrize("task", ["BigfishEasy-v0", "VizdoomCustom-v1"])
+def test_task_whose_parts_are_not_installed_is_wrong_usage(task: str) -> None:
+    with pytest.raises(UsageError, match=rf"environment\.task={task}: EnvPool cannot make it here"):
+        segment_spec(load(None, [f"environment.task={task}"]))

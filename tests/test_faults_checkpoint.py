@@ -127,6 +127,7 @@ def test_fault_11_a_checkpoint_of_another_configuration_is_refused_and_left_as_i
     assert "checkpoints/1 has another" in error
     assert "Traceback" not in learner.stderr
     assert files(tmp_path / "checkpoints") == before
+    assert not (tmp_path / "config.yaml").exists(), "that of the run is not replaced by one that was refused"
 
 
 # Disks ------------------------------------------------------------------------------------------------------------

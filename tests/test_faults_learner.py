@@ -121,7 +121,7 @@ Learner._limit_reached = lambda learner: setattr(learner, "updates", 2)
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_fault_08_a_second_signal_during_the_save_ends_it_and_the_last_checkpoint_stands(
     programs: Programs, tmp_path: Path, number: signal.Signals
 ) -> None:

@@ -146,10 +146,11 @@ def _rate(fleet: Fleet) -> float:
     [
         "reset_peer",
         "latency_of_200_ms",
-        pytest.param("slow_close", marks=pytest.mark.slow),
-        pytest.param("bandwidth_of_1_MB", marks=pytest.mark.slow),
+        "slow_close",
+        "bandwidth_of_1_MB",
     ],
 )
+@pytest.mark.slow
 def test_fault_33_a_bad_network_brings_nobody_to_a_halt(fleet: Fleet, fault: str) -> None:
     links = (("actor-0", "experience"), ("actor-0", "weights"), ("learner", "sampling"))
     proxies = [fleet.proxy(name, link) for name, link in links]

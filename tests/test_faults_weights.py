@@ -127,6 +127,25 @@ def test_fault_19_weights_of_another_network_or_of_an_earlier_run_of_the_learner
     assert set(subscriber.dropped) == {"bad_checksum", reason} - {""}
 
 
+def test_fault_07_a_new_learner_whose_clock_is_behind_is_followed_once_the_one_before_is_silent(
+    link: Link, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(weights, "PEER_TIMEOUT_SECONDS", 0.5)
+    publisher, subscriber = link.false_publisher(), link.subscriber()
+    wait_until(lambda: publisher.poll(0))
+    sockets.send(publisher, message_of(version=2**40, seed=5))
+    kept = newest(subscriber, 5)
+    late = message_of(version=7, seed=6)._replace(learner_run_id=2)
+    for _ in range(3):
+        sockets.send(publisher, late)
+        send_until_dropped(publisher, message_of(version=2**41, seed=7, crc=1), subscriber)  # by then it has come, too
+        assert subscriber.newest is kept, "the one before still speaks"
+    wait_until(
+        lambda: subscriber.newest is not None and subscriber.newest.updates == 6,
+        meanwhile=lambda: sockets.send(publisher, late),
+    )
+
+
 @pytest.mark.parametrize("fault", ["stop", "lose"])
 def test_fault_33_a_learner_that_cannot_be_reached_is_said_once_and_found_again(
     link: Link, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, fault: str

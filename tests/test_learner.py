@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
+import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,12 +18,12 @@ from apex_jax.checkpoint import Checkpointer
 from apex_jax.command_line import load
 from apex_jax.config import AddressConfig, Config, LearnerConfig
 from apex_jax.environment import segment_spec
-from apex_jax.errors import RunError
+from apex_jax.errors import FatalError, RunError
 from apex_jax.process import StopSignal
 from apex_jax.transport.sockets import LocalLinks
 from apex_jax.workers import learner as module
 from apex_jax.workers.learner import Learner
-from tests.processes import ROOT
+from tests.processes import ROOT, wait_until
 
 
 @pytest.fixture
@@ -117,3 +120,38 @@ def test_replay_that_does_not_fit_the_device_is_refused_at_the_start(
         Learner(config, segment_spec(config), context)
     small = dataclasses.replace(config.replay, capacity_transitions=2_000)
     Learner(config.replace(replay=small), segment_spec(config), context).close()
+
+
+def test_disk_that_never_answers_ends_in_a_line_and_not_in_a_hang(
+    config: Config, context: zmq.Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = threading.Event()
+    monkeypatch.setattr(Checkpointer, "_write", lambda *_: answers.wait(60))
+    monkeypatch.setattr(module, "LAST_SAVE_SECONDS", 0.3)
+    learner = Learner(config, segment_spec(config), context)
+    learner._save()  # at an interval: it is still under way when the run ends
+    with pytest.raises(FatalError, match="what was learned last is lost: the disk has not answered"):
+        learner._save_last(StopSignal())
+    learner.close()
+    assert learner.report()["checkpoint"]["updates"] == 0
+    answers.set()
+    learner._checkpointer.close()
+
+
+def test_what_could_not_be_saved_does_not_count_as_saved(
+    config: Config, context: zmq.Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    learner = Learner(config, segment_spec(config), context)
+    learner.updates = 5
+    with monkeypatch.context() as patch:
+        patch.setattr(Checkpointer, "_write", fail)
+        learner._save()
+        wait_until(lambda: not learner._checkpointer.is_saving)
+    assert learner.report()["checkpoint"]["updates"] == 0
+    learner._save()
+    wait_until(lambda: not learner._checkpointer.is_saving)
+    assert learner.report()["checkpoint"]["updates"] == 5
+    learner.close()

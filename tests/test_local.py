@@ -93,8 +93,8 @@ def test_roles_are_given_the_config_and_the_addresses_of_the_run(stage: Stage) -
     command = parse((stage.folder / "told").read_text().splitlines())
     assert (command.role, command.name) == ("actor", "actor-0")
     assert command.config == stage.config.replace(addresses=AddressConfig(weights="ipc://w"))
-    kept = load(Path(stage.config.run_directory, "config.yaml"))
-    assert kept == stage.config, "which another run, or a fleet, can start from"
+    kept = load(Path(stage.config.run_directory, "logs", "config.yaml"))
+    assert kept == stage.config, "the run's own is the learner's to write"
 
 
 @pytest.mark.parametrize("end", ["os.kill(os.getpid(), signal.SIGKILL)", "1 / 0", "os._exit(143)"])

@@ -7,9 +7,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jax
 import pytest
 
+from apex_jax import process
+from apex_jax.command_line import load
 from apex_jax.config import ActorConfig, Config, LearnerConfig
+from apex_jax.errors import FatalError, RunError
 from apex_jax.process import ROLE_NUMBERS, choose_device, keep_compiled_programs, new_run_id, process_rng
 from tests.processes import ROOT
 
@@ -87,3 +91,23 @@ sys.exit(stop.exit_code)
     assert done.returncode == 1
     assert "the thread 'the one' died" in done.stderr
     assert "ZeroDivisionError" in done.stderr
+
+
+@pytest.mark.parametrize(("role", "setting"), [("learner", "learner.device=gpu"), ("actor", "actor.device=gpu")])
+def test_gpu_that_is_not_there_is_one_line(role: str, setting: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise AssertionError("no plugin\nof that name")
+
+    monkeypatch.setattr(jax, "devices", fail)
+    config = load(None, [setting])
+    with pytest.raises(FatalError, match=rf"{setting}: JAX finds no GPU \(no plugin\); install requirements-gpu.txt"):
+        process.check_device(role, config)
+    process.check_device("replay", config)
+    process.check_device(role, load(None))
+
+
+def test_wildcard_is_no_address_to_connect_to() -> None:
+    config = load(None, ["addresses.weights=tcp://*:5552"])
+    process.check_hosts("learner", config)
+    with pytest.raises(RunError, match=r"addresses\.weights=tcp://\*:5552: \* is for the server of that link"):
+        process.check_hosts("actor", config)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from apex_jax.command_line import load, to_yaml
-from apex_jax.config import Config
+from apex_jax.config import AddressConfig, Config
 from apex_jax.errors import RunError, UsageError
 from apex_jax.results import provenance
 from apex_jax.results.curves import Curve, Group, Run, common_grid, grouped, held, read_run
@@ -352,3 +352,16 @@ def test_wrong_use_of_plot_is_one_line(tmp_path: Path, arguments: list[str], mes
     with pytest.raises(UsageError, match=message) as caught:
         run([argument.format(tmp=tmp_path) for argument in arguments])
     assert str(caught.value).isprintable()
+
+
+def test_config_of_a_run_is_written_whole_and_without_the_addresses_of_a_start(tmp_path: Path) -> None:
+    config = load(None, [f"run_directory={tmp_path}", "seed=7", "addresses.weights=ipc:///run/somewhere"])
+    for _ in range(2):
+        provenance.record_config(config)
+    assert load(tmp_path / "config.yaml") == config.replace(addresses=AddressConfig())
+    assert [path.name for path in tmp_path.iterdir()] == ["config.yaml"]
+
+
+def test_label_that_cannot_be_drawn_is_wrong_usage(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="use a label of printable characters"):
+        groups_of([f"\udcff={tmp_path}"])

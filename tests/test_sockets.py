@@ -264,3 +264,9 @@ def test_only_a_new_subscriber_is_a_subscription(opened: Opened) -> None:
     assert publisher.poll(10_000)
     assert not sockets.is_subscription(publisher.recv_multipart())
     assert not sockets.is_subscription([b"\x01", b"\x01"])
+
+
+@pytest.mark.parametrize("connect", CONNECT)
+def test_address_that_cannot_be_joined_is_one_line(connect: Callable[[zmq.Context, str], zmq.Socket]) -> None:
+    with zmq.Context() as context, pytest.raises(RunError, match=r"addresses\.\w+=ipc://@ cannot be joined: .*"):
+        connect(context, "ipc://@")

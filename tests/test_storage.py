@@ -55,7 +55,8 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def content(directory: Path) -> dict[str, bytes]:
     """Returns every file by its path."""
-    return {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+    files = (path for path in directory.rglob("*") if path.is_file() and not path.name.startswith(".copy-of-"))
+    return {str(path.relative_to(directory)): path.read_bytes() for path in files}
 
 
 def copied(directory: Path) -> dict[str, bytes]:
@@ -267,6 +268,39 @@ def test_copy_of_a_run_that_is_further_is_never_overwritten(tmp_path: Path, run:
     with pytest.raises(StorageError, match=r"holds a checkpoint at 200 updates, .* none: choose another URL"):
         push(tmp_path / "copy", run)
     assert content(tmp_path / "copy") == before
+
+
+def test_copy_of_another_run_is_never_overwritten_however_far_that_is(tmp_path: Path, run: Path) -> None:
+    push(tmp_path / "copy", run)
+    other = tmp_path / "other"
+    shutil.copytree(run, other, ignore=shutil.ignore_patterns(".copy-of-*"))
+    (other / "checkpoints" / "200").rename(other / "checkpoints" / "1000")
+    before = content(tmp_path / "copy")
+    for section in module.SECTIONS:
+        with pytest.raises(StorageError, match=rf"holds the {section} of another run than .*: choose another URL"):
+            Storage(str(tmp_path / "copy")).push(section, other)
+    assert content(tmp_path / "copy") == before
+    assert pull(tmp_path / "copy", tmp_path / "back").keys() == copied(run).keys()
+    push(tmp_path / "copy", tmp_path / "back")  # another machine, the same run
+
+
+def test_copy_of_a_replay_that_is_further_is_never_overwritten(tmp_path: Path, run: Path) -> None:
+    older = run / "replay" / f"segments-{1:020}-000001.log"
+    newer = run / "replay" / f"segments-{99:020}-000002.log"
+    older.write_bytes(b"old")
+    newer.write_bytes(b"new")
+    push(tmp_path / "copy", run)
+    newer.unlink()
+    with pytest.raises(StorageError, match=r"holds a replay up to event 99, .* one at 1: choose another URL"):
+        Storage(str(tmp_path / "copy")).push("replay", run)
+
+
+def test_lock_of_a_replay_that_never_was_is_in_nobodys_way_and_stays_locked(tmp_path: Path, run: Path) -> None:
+    push(tmp_path / "copy", run)
+    write(tmp_path / "back", "replay/lock", b"")
+    lock = (tmp_path / "back" / "replay" / "lock").stat().st_ino
+    assert pull(tmp_path / "copy", tmp_path / "back")[LOG] == b"segments"
+    assert (tmp_path / "back" / "replay" / "lock").stat().st_ino == lock
 
 
 def test_replay_that_is_not_there_yet_does_not_empty_the_copy(tmp_path: Path, run: Path) -> None:

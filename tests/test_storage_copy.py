@@ -122,6 +122,15 @@ def test_commands_take_a_run_there_and_back(tmp_path: Path, run: Path, capsys: p
         storage_command.run(["push", str(run)])
 
 
+@pytest.mark.parametrize("url", ["", "::", "s3:/bucket/run", "file://", "memory://x", "/"])
+def test_url_that_is_no_place_for_a_copy_is_wrong_usage(run: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(run)
+    before = content(run)
+    with pytest.raises(UsageError, match="must be SCHEME://PLACE such as s3://bucket/prefix, or the path of a folder"):
+        storage_command.run(["push", str(run), url])
+    assert content(run) == before
+
+
 @pytest.mark.slow  # three starts of a learner
 @pytest.mark.timeout(240)
 def test_replaced_learner_goes_on_from_the_copy(tmp_path: Path) -> None:

@@ -199,6 +199,7 @@ def test_roles_end_by_themselves_when_the_supervisor_is_killed(programs: Program
     assert len(checkpoints(directory)) == 1
 
 
+@pytest.mark.slow
 def test_killed_roles_are_started_again_and_the_run_completes(programs: Programs, tmp_path: Path) -> None:
     directory = tmp_path / "run"
     limits = ("total_updates=0", "total_minutes=0.3", "learner.checkpoint_interval_seconds=1")
@@ -224,6 +225,7 @@ def _kill_and_wait_for_the_next(programs: Programs, name: str) -> None:
 # A fleet over tcp ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_actors_join_late_and_leave_and_the_fleet_ends_when_the_learner_does(
     programs: Programs, tmp_path: Path
 ) -> None:

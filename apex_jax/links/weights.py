@@ -32,6 +32,7 @@ class Weights(NamedTuple):
 
     params: Params  # leaves float32, on the subscriber's device
     version: int
+    learner_run_id: int
     updates: int  # that the learner had made
     environment_steps: int  # of the whole run, at that moment
     final: bool
@@ -149,6 +150,7 @@ class WeightsSubscriber:
         self._heard_seconds: float | None = None  # None before the first message
         self._looks_seconds = float("inf")  # when another connection is to be tried
         self._is_silent = False
+        self._sender_seconds = 0.0  # when the learner of the newest weights was heard
         self._monitor = ClientMonitor()
         self._socket = sockets.connect_weights(context, address, self._monitor)
         self._like_params = like_params
@@ -192,7 +194,7 @@ class WeightsSubscriber:
                 continue
             message = None
             while (later := sockets.receive(self._socket, (WeightsMessage, LearnerAlive), self.dropped)) is not None:
-                self._heard()
+                self._heard(later.learner_run_id)
                 message = later if isinstance(later, WeightsMessage) else message
             if message is not None:
                 self._take(message)
@@ -213,8 +215,10 @@ class WeightsSubscriber:
             _log.warning("the learner at %s is silent for %.0f s: looking for it", self._address, silent_seconds)
         self._monitor.reconnect()
 
-    def _heard(self) -> None:
+    def _heard(self, learner_run_id: int) -> None:
         now = time.monotonic()
+        if self._newest is not None and learner_run_id == self._newest.learner_run_id:
+            self._sender_seconds = now
         if self._is_silent and self._heard_seconds is not None:
             _log.info("the learner is back after %.0f s", now - self._heard_seconds)
             self._is_silent = False
@@ -222,7 +226,7 @@ class WeightsSubscriber:
 
     def _take(self, message: WeightsMessage) -> None:
         newest = self._newest
-        if newest is not None and message.version <= newest.version:
+        if newest is not None and message.version <= newest.version and not self._has_new_sender(message):
             return  # sent again for a newcomer
         if reason := self._defect(message):
             self.dropped[reason] += 1
@@ -231,9 +235,21 @@ class WeightsSubscriber:
             return
         params: Any = jax.device_put(decode_weights(message.body, self._like_params))
         self._newest = Weights(
-            params, message.version, message.updates, message.environment_steps, message.final, time.monotonic()
+            params,
+            message.version,
+            message.learner_run_id,
+            message.updates,
+            message.environment_steps,
+            message.final,
+            time.monotonic(),
         )
+        self._sender_seconds = time.monotonic()
         self._arrived.set()
+
+    def _has_new_sender(self, message: WeightsMessage) -> bool:
+        """Tells whether this is the learner now: its clock may be behind that of the one before, which has gone."""
+        is_gone = time.monotonic() - self._sender_seconds > PEER_TIMEOUT_SECONDS
+        return is_gone and self._newest is not None and message.learner_run_id != self._newest.learner_run_id
 
     def _defect(self, message: WeightsMessage) -> str:
         if message.architecture != self._architecture:

@@ -54,7 +54,7 @@ def _rows(name: str, value: Any) -> Iterator[tuple[str, str]]:
 
 
 def _text(name: str, value: Any) -> str:
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if isinstance(value, bool) or not isinstance(value, int | float) or not -1e18 < value < 1e18:
         return shown(value)
     if name.endswith("_bytes"):
         return f"{value / 2**20:,.1f} MiB"

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
+from apex_jax.config_rules import STORAGE_URL, is_storage_url
 from apex_jax.errors import RunError, UsageError, shown
 from apex_jax.storage import SECTIONS, Copied, Storage, files_of, newest_local_checkpoint
 
@@ -14,6 +15,8 @@ from apex_jax.storage import SECTIONS, Copied, Storage, files_of, newest_local_c
 def run(arguments: Sequence[str]) -> int:
     """Copies what `arguments` (after "storage") say; returns the exit code. UsageError, StorageError."""
     options = _parser().parse_args(arguments)
+    if not is_storage_url(options.url):
+        raise UsageError(f"storage: URL {shown(options.url) or repr('')}: {STORAGE_URL}")
     if options.action == "push":
         push(Path(options.run), Storage(options.url))
     else:

@@ -11,7 +11,7 @@ from typing import Any
 
 from apex_jax.config import Config
 from apex_jax.process import StopSignal
-from apex_jax.storage import Cancelled, Section, Storage, StorageError, newest_local_checkpoint
+from apex_jax.storage import Cancelled, Section, Storage, StorageError, files_of, newest_local_checkpoint
 
 _log = logging.getLogger(__name__)
 
@@ -105,7 +105,7 @@ def fetch_missing(config: Config, sections: Sequence[Section], is_cancelled: Cal
 
 def has_replay(run_directory: Path) -> bool:
     """Tells whether there is a replay on disk."""
-    return any(path.is_file() for path in (run_directory / "replay").rglob("*"))
+    return bool(files_of("replay", run_directory))
 
 
 def _fetch(storage: Storage, section: Section, directory: Path, is_cancelled: Callable[[], bool]) -> None:

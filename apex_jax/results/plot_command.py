@@ -37,6 +37,8 @@ def groups_of(arguments: Sequence[str]) -> list[Group]:
     labelled: dict[str, list[Run]] = {}
     for text in arguments:
         label, _, directory = text.partition("=") if "=" in text and not Path(text).is_dir() else ("", "", text)
+        if not label.isprintable():
+            raise UsageError(f"{shown(label)}: cannot be drawn; use a label of printable characters")
         run = read_run(directory)
         if not run.evaluation.returns.size:
             raise UsageError(f"{shown(directory)}: has no evaluation yet; plot it once its evaluator has played")

@@ -16,10 +16,12 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from apex_jax.config import Config
+from apex_jax.command_line import to_yaml
+from apex_jax.config import AddressConfig, Config
 from apex_jax.metrics import append_line, is_number
 
 FILE_NAME = "starts.jsonl"
+CONFIG_NAME = "config.yaml"
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy", "numba", "envpool", "pyzmq", "orbax-checkpoint")
 _CHECKOUT = Path(__file__).resolve().parents[2]
 
@@ -27,6 +29,14 @@ _CHECKOUT = Path(__file__).resolve().parents[2]
 def record_start(config: Config) -> None:
     """Appends this start of the run to its directory. OSError where that cannot be written."""
     append_line(Path(config.directory, FILE_NAME), json.dumps(_this_start(config)).encode() + b"\n")
+
+
+def record_config(config: Config) -> None:
+    """Writes the run's configuration, whole, without the addresses: these are of this start only. OSError."""
+    path = Path(config.directory, CONFIG_NAME)
+    half = path.with_name(f".{path.name}")
+    half.write_text(to_yaml(config.replace(addresses=AddressConfig())))
+    os.replace(half, path)
 
 
 def read_starts(run_directory: str | os.PathLike[str]) -> list[dict[str, Any]]:

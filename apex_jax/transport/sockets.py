@@ -211,8 +211,12 @@ def _connect(
         if monitor is not None:
             monitor.attach(socket, link, address)
         socket.connect(address)
-    except BaseException:
+    except BaseException as error:
         _close(socket, monitor)
+        if isinstance(error, zmq.ZMQError):
+            raise RunError(
+                f"addresses.{link}={address} cannot be joined: {error.strerror}; give the address of its server"
+            ) from None
         raise
     return socket
 

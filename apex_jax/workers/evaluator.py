@@ -159,6 +159,7 @@ def _saved_weights(config: Config, run_directory: str, dqn: Dqn) -> Weights:
     return Weights(
         params=type(state)(*saved).online_params,
         version=progress.weights_version,
+        learner_run_id=0,
         updates=progress.updates,
         environment_steps=progress.environment_steps,
         final=True,

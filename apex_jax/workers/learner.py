@@ -33,7 +33,7 @@ from apex_jax.process import (
     new_run_id,
     process_rng,
 )
-from apex_jax.results.provenance import record_start
+from apex_jax.results.provenance import record_config, record_start
 from apex_jax.transport.codec import architecture_of
 from apex_jax.transport.security import link_context
 from apex_jax.types import IndexBatches, LearnerHello, SegmentSpec
@@ -92,6 +92,7 @@ class Learner:
             self._store = create_store(spec, capacity_segments, int(MEMORY_SHARE * device_memory_bytes()))
         except ValueError as error:
             raise RunError(f"{jax.devices()[0]}: {error}") from None
+        self._gave_up = False  # saving the last checkpoint
         self._checkpointer = Checkpointer(config.directory, config.learner.checkpoints_kept)
         self._architecture = architecture_of(self._state.online_params)
         self._progress = self._restore()
@@ -123,7 +124,7 @@ class Learner:
         except FatalError:
             raise
         except RunError:
-            if self.updates > self._progress.updates:
+            if self.updates > self._checkpointer.saved_updates:
                 self._save_last(stop)
             raise
         self._write_metrics()
@@ -158,17 +159,17 @@ class Learner:
             "rates": self._metrics.rates(),
             "counters": {"failed_checkpoints": self._checkpointer.failed_saves, **self._stream.dropped.copy()},
             "checkpoint": {
-                "updates": self._progress.updates,
+                "updates": self._checkpointer.saved_updates,
                 "age_seconds": time.monotonic() - self._checkpointer.saved_seconds,
             },
             "peers": {"replay": self._stream.peer_state},
         }
 
     def close(self) -> None:
-        """Ends the threads; waits until the last checkpoint is saved."""
+        """Ends the threads; waits until the last checkpoint is saved, unless that was given up."""
         self._stream.close()
         self._publisher.close()
-        self._checkpointer.close()
+        self._checkpointer.close(0.0 if self._gave_up else LAST_SAVE_SECONDS)
 
     def _join_replay(self, context: zmq.Context, spec: SegmentSpec, capacity_segments: int) -> ReplayStream:
         hello = LearnerHello(
@@ -283,18 +284,25 @@ class Learner:
         """Saves what would else be lost. FatalError where that cannot be done."""
         for attempt in range(LAST_SAVES):
             time.sleep(LAST_PAUSE_SECONDS if attempt else 0.0)
+            if not self._wait_for_save(stop):  # one that was under way
+                break
             self._save()
-            until = time.monotonic() + LAST_SAVE_SECONDS
-            while self._checkpointer.is_saving and time.monotonic() < until:
-                stop.is_set()  # shows that this is no standstill
-                time.sleep(0.02)
-            if self._checkpointer.is_saving:
+            if not self._wait_for_save(stop):
                 break
             if self._checkpointer.error is None:
                 return
+        self._gave_up = True
         reason = self._checkpointer.error or f"the disk has not answered for {LAST_SAVE_SECONDS:.0f} s"
         directory = self._checkpointer.directory
         raise FatalError(f"what was learned last is lost: {reason}; make {directory} writable with room, start again")
+
+    def _wait_for_save(self, stop: StopSignal) -> bool:
+        """Waits until no save is under way; returns whether that came to be in time."""
+        until = time.monotonic() + LAST_SAVE_SECONDS
+        while self._checkpointer.is_saving and time.monotonic() < until:
+            stop.is_set()  # shows that this is no standstill
+            time.sleep(0.02)
+        return not self._checkpointer.is_saving
 
     def _write_metrics(self) -> None:
         frames = self.environment_steps * self._config.environment.frame_skip
@@ -328,6 +336,7 @@ def run(config: Config, name: str, stop: StopSignal) -> int:
             record_start(config)
         context = link_context(config, "learner")
         learner = Learner(config, segment_spec(config), context, name, storage)
+        record_config(config)  # not before the checkpoint was found to be of it
         page.report = lambda: learner.report() | storage.report()
         try:
             learner.run(stop)

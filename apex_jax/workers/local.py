@@ -116,11 +116,11 @@ class LocalRun:
         self._config = config
         self._stop = stop
         self._directory = Path(config.directory)
-        config_path = self._directory / "config.yaml"
+        (self._directory / "logs").mkdir(exist_ok=True)
+        config_path = self._directory / "logs" / "config.yaml"  # the run's own is the learner's to write, if it starts
         config_path.write_text(to_yaml(config))
         links = [f"addresses.{link}={address}" for link, address in asdict(addresses).items() if link != "status"]
         self._arguments = ["--config", str(config_path), *links]
-        (self._directory / "logs").mkdir(exist_ok=True)
         names = [("replay", "replay"), ("learner", "learner")]
         names += [("actor", f"actor-{i}") for i in range(config.actor.processes)]
         names += [("evaluator", "evaluator")]

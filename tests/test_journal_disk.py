@@ -1,0 +1,263 @@
+"""The journal on the disk: what it takes, what it gives back, and what becomes of it where the disk fails."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import stat
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from apex_jax.journal import segment_log, snapshots
+from apex_jax.links import replay_journal
+from tests.journals import World, files, warnings
+from tests.links import TRANSITIONS
+
+
+def test_files_go_once_their_segments_have_left_the_ring_and_both_snapshots_know(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(segment_log, "FILE_BYTES", 1_000)
+    world = World(tmp_path, capacity=4)
+    for number in range(1, 60):
+        world.store(number)
+    assert len(files(tmp_path, "segments")) > 10, "no snapshot knows of them"
+    world.save()
+    assert len(files(tmp_path, "segments")) > 10, "the snapshot before this one does not"
+    world.save()
+    assert len(files(tmp_path, "segments")) <= 4
+    assert world.journal.num_bytes == sum(path.stat().st_size for path in files(tmp_path, "segments"))
+    world.save()
+    assert len(files(tmp_path, "snapshot")) == 2
+    world.kill()
+    world = World(tmp_path, capacity=4)
+    assert world.numbers() == [56, 57, 58, 59]
+    assert world.counters.environment_steps == 590
+    world.kill()
+
+
+def test_the_snapshot_before_the_newest_is_as_good_to_start_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(segment_log, "FILE_BYTES", 1_000)
+    world = World(tmp_path, capacity=4)
+    world.journal.on_learner(1_000)
+    world.counters = world.counters._replace(earlier_environment_steps=1_000)
+    for number in range(1, 60):
+        world.store(number)
+        if number in (20, 40):
+            world.save()
+    world.save()
+    world.kill()
+    files(tmp_path, "snapshot")[-1].unlink()
+    world = World(tmp_path, capacity=4)
+    assert world.numbers() == [56, 57, 58, 59]
+    assert world.counters.environment_steps == 590
+    assert world.counters.earlier_environment_steps == 1_000
+    assert world.counters.ledger.totals((), {})["stored"] == 59 * TRANSITIONS
+    world.kill()
+
+
+def test_while_no_snapshot_can_be_written_the_log_keeps_what_only_it_knows_within_bounds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(segment_log, "FILE_BYTES", 1_000)
+    world = World(tmp_path, capacity=4)
+    monkeypatch.setattr(os, "fsync", fail)
+    for number in range(1, 60):
+        world.store(number)
+        world.save()
+    world.kill()
+    world = World(tmp_path, capacity=4)
+    assert world.counters.environment_steps == 590
+    monkeypatch.setattr(replay_journal, "LOG_BYTES_AT_MOST", 5_000)
+    for number in range(60, 120):
+        world.store(number)
+        world.save()
+    assert sum(path.stat().st_size for path in files(tmp_path, "segments")) < 5_000 + 6 * 2_000
+    world.kill()
+
+
+def test_what_a_snapshot_deletes_is_never_what_is_being_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(tmp_path, capacity=2_000)
+    FullDisk(monkeypatch, failures=1)
+    world.store(1, now_seconds=10.0)
+    writing, sync = threading.Event(), segment_log.sync
+
+    def slow_sync(paths: list[Path]) -> None:
+        assert writing.wait(20)
+        sync(paths)
+
+    monkeypatch.setattr(replay_journal, "sync", slow_sync)
+    world.journal.snapshot(world.buffer, world.limiter, world.counters, 10.5)
+    world.store(*range(2, 100), now_seconds=12.0)
+    writing.set()
+    assert world.journal._thread is not None
+    world.journal._thread.join()
+    world.journal._take_result(12.5)
+    world.save()
+    world.store(*range(100, 300), now_seconds=13.0)
+    world.kill()
+    world = World(tmp_path, capacity=2_000)
+    assert world.numbers() == [*range(1, 300)]
+    world.kill()
+
+
+def test_a_disk_that_fails_when_a_file_is_closed_ends_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    close = os.close
+    world = World(tmp_path, capacity=50)
+    monkeypatch.setattr(segment_log, "FILE_BYTES", 1_000)
+
+    def fail(descriptor: int) -> None:
+        close(descriptor)
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "close", fail)
+    for number in range(1, 30):
+        world.store(number, now_seconds=100.0 * number)
+    assert world.journal.errors > 1
+    monkeypatch.undo()
+    world.journal.flush(np.inf)
+    world.kill()
+    world = World(tmp_path, capacity=50)
+    assert world.numbers() == [*range(1, 30)]
+    world.kill()
+
+
+def test_a_snapshot_is_due_after_its_interval_and_when_the_log_has_grown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(tmp_path)
+
+    def snapshots_at(now_seconds: float) -> int:
+        world.journal.snapshot_if_due(world.buffer, world.limiter, lambda: world.counters, now_seconds)
+        if world.journal._thread is not None:
+            world.journal._thread.join()
+        return len(files(tmp_path, "snapshot"))
+
+    world.store(1)
+    assert snapshots_at(59.0) == 0
+    assert snapshots_at(60.0) == 1
+    monkeypatch.setattr(replay_journal, "LOG_BYTES_AT_MOST", 100)
+    assert snapshots_at(120.0) == 2
+    world.store(2)
+    files(tmp_path, "snapshot")[0].unlink()
+    assert snapshots_at(121.0) == 2
+    world.kill()
+
+
+class FullDisk:
+    """Takes half of what is written, as often as it is told to, then all."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, failures: int) -> None:
+        self.failures = failures
+        self._writev = os.writev
+        monkeypatch.setattr(os, "writev", self)
+
+    def __call__(self, descriptor: int, buffers: list[bytes]) -> int:
+        if self.failures:
+            self.failures -= 1
+            data = b"".join(buffers)
+            return os.write(descriptor, data[: len(data) // 2])
+        return self._writev(descriptor, buffers)
+
+
+def test_a_full_disk_is_counted_said_once_and_tried_again_and_nothing_half_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    world = World(tmp_path, capacity=8)
+    world.store(1)
+    whole = files(tmp_path, "segments")[0].stat().st_size
+    disk = FullDisk(monkeypatch, failures=3)
+    world.store(2, now_seconds=10.0)
+    world.store(3, now_seconds=10.5)
+    assert (world.journal.errors, disk.failures) == (1, 2), "not before a second has passed"
+    assert [path.stat().st_size for path in files(tmp_path, "segments")] == [whole]
+    world.store(4, now_seconds=11.0)
+    world.store(5, now_seconds=12.9)
+    assert world.journal.errors == 2, "then not before two have"
+    world.journal.flush(13.0)
+    assert world.journal.errors == 3
+    world.journal.flush(17.0)
+    assert len(warnings(caplog)) == 1
+    world.kill()
+    world = World(tmp_path, capacity=8)
+    assert world.numbers() == [1, 2, 3, 4, 5]
+    assert warnings(caplog) == []
+    world.kill()
+
+
+def test_what_waits_for_a_disk_is_bounded_by_the_ring(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(segment_log, "SPARE_EVENTS", 0)
+    world = World(tmp_path, capacity=4)
+    disk = FullDisk(monkeypatch, failures=100)
+    for number in range(1, 40):
+        world.store(number, now_seconds=1e3 * number)
+    assert len(world.journal._log._pending) <= 5
+    for number in range(40, 80):
+        world.store(number, now_seconds=39_000.5)  # between two attempts
+    assert len(world.journal._log._pending) <= 5
+    disk.failures = 0
+    world.journal.flush(np.inf)
+    world.kill()
+    world = World(tmp_path, capacity=4)
+    assert world.numbers() == [76, 77, 78, 79]
+    world.kill()
+
+
+@pytest.mark.parametrize("call", ["os.write", "os.fsync", "os.replace", "snapshots.sync_directory", "snapshots.crc32"])
+def test_a_snapshot_that_fails_leaves_nothing_half_and_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, call: str
+) -> None:
+    def fail(*_: object) -> None:
+        if call == "snapshots.crc32":
+            raise MemoryError
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    world = World(tmp_path)
+    world.store(1)
+    world.save()
+    kept = files(tmp_path, "snapshot")
+    world.learn(1, 9.0)
+    module, _, name = call.partition(".")
+    monkeypatch.setattr({"os": os, "snapshots": snapshots}[module], name, fail)
+    for _ in range(3):
+        world.save()
+    assert world.journal.errors == 3
+    assert files(tmp_path, "snapshot") == kept
+    assert len(warnings(caplog)) == 1
+    monkeypatch.undo()
+    world.stop()
+    world = World(tmp_path)
+    assert max(world.leaves()[1]) == 9.0**0.6
+    world.kill()
+
+
+def test_a_file_system_that_cannot_sync_a_directory_is_none_that_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    fsync = os.fsync
+
+    def sync(descriptor: int) -> None:
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", sync)
+    world = World(tmp_path)
+    for number in range(1, 6):
+        world.store(number)
+        world.save()
+    assert len(files(tmp_path, "snapshot")) == 2
+    assert warnings(caplog) == []
+    world.kill()
