@@ -288,7 +288,11 @@ def test_time_limit_of_the_evaluator_is_its_own() -> None:
     pool.close()
 
 
-@pytest.mark.parametrize("task", ["BigfishEasy-v0", "VizdoomCustom-v1"])
-def test_task_whose_parts_are_not_installed_is_wrong_usage(task: str) -> None:
-    with pytest.raises(UsageError, match=rf"environment\.task={task}: EnvPool cannot make it here"):
-        segment_spec(load(None, [f"environment.task={task}"]))
+@pytest.mark.parametrize("error", [ImportError("no procgen\nassets"), RuntimeError("no scenario")], ids=repr)
+def test_task_whose_parts_are_not_installed_is_wrong_usage(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(envpool, "make_spec", fail)
+    with pytest.raises(UsageError, match=r"environment\.task=Pong-v5: EnvPool cannot make it here \(no \w+\); choose"):
+        segment_spec(load(None))
