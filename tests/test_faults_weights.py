@@ -127,7 +127,7 @@ def test_fault_19_weights_of_another_network_or_of_an_earlier_run_of_the_learner
     assert set(subscriber.dropped) == {"bad_checksum", reason} - {""}
 
 
-def test_fault_07_a_new_learner_whose_clock_is_behind_is_followed_once_the_one_before_is_silent(
+def test_fault_06_a_new_learner_whose_clock_is_behind_is_followed_once_the_one_before_is_silent(
     link: Link, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(weights, "PEER_TIMEOUT_SECONDS", 0.5)
