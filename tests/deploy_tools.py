@@ -160,11 +160,14 @@ def aws(url: str, service: str) -> Any:
 def aim_at_moto(folder: Path, url: str) -> None:
     """Has the real provider ask moto instead of AWS: an override beside the configuration, which stays as it is.
 
-    moto forgets the descriptions of security groups' rules, and takes a launch template's own tags for those of what is
-    launched, so a plan does not look at these two.
+    moto forgets the descriptions of security groups' rules and the maintenance policy of a group, and takes a launch
+    template's own tags for those of what is launched, so a plan does not look at these three.
     """
     forgotten = "\n".join(_ignoring(f"aws_vpc_security_group_{way}_rule", name, "description") for way, name in RULES)
-    (folder / "role/moto_override.tf").write_text(_ignoring("aws_launch_template", "role", "tag_specifications"))
+    (folder / "role/moto_override.tf").write_text(
+        _ignoring("aws_launch_template", "role", "tag_specifications")
+        + _ignoring("aws_autoscaling_group", "role", "instance_maintenance_policy")
+    )
     endpoints = "\n".join(f'    {service} = "{url}"' for service in SERVICES)
     (folder / "moto_override.tf").write_text(
         f"""provider "aws" {{

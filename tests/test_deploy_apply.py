@@ -4,13 +4,26 @@ from __future__ import annotations
 
 import base64
 import json
+import os
+import re
+import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.deploy_tools import COMMIT, Terraform, aim_at_moto, aws, copy_of_terraform, make_images, moto_server
+from tests.deploy_tools import (
+    COMMIT,
+    CREDENTIALS,
+    Terraform,
+    aim_at_moto,
+    aws,
+    copy_of_terraform,
+    make_images,
+    moto_server,
+)
 
 pytestmark = [pytest.mark.deploy, pytest.mark.timeout(1500)]
 
@@ -30,10 +43,11 @@ class Fleet:
         aim_at_moto(copy, url)
         self.terraform = Terraform(copy)
         self.terraform.init()
+        self.said: list[str] = []  # by the newest apply or destroy
 
     def apply(self, *variables: str) -> None:
         before = self.groups()
-        self.terraform.run("apply", "-auto-approve", "-input=false", "-no-color", *VARIABLES, *variables, seconds=900)
+        self._change("apply", *variables)
         for role, group in self.groups().items():  # moto forgets the mix of a group that is updated; AWS keeps it
             if "MixedInstancesPolicy" not in group and role in before:
                 mix = before[role]["MixedInstancesPolicy"]
@@ -41,6 +55,17 @@ class Fleet:
                 aws(self.url, "autoscaling").update_auto_scaling_group(
                     AutoScalingGroupName=group["AutoScalingGroupName"], MixedInstancesPolicy=mix
                 )
+
+    def destroy(self, *variables: str) -> None:
+        self._change("destroy", *variables)
+
+    def _change(self, action: str, *variables: str) -> None:
+        arguments = ("-auto-approve", "-input=false", "-no-color", *VARIABLES, *variables)
+        self.said = self.terraform.run(action, *arguments, seconds=900).splitlines()
+
+    def times(self, resources: str, event: str) -> list[int]:
+        """Returns when, in the newest apply or destroy, the event befell each of the resources."""
+        return [time for time, line in enumerate(self.said) if re.match(rf"{resources}\S*: {event}", line)]
 
     def plan(self, *variables: str) -> str:
         """Returns the plan; empty where there is nothing to change."""
@@ -71,6 +96,13 @@ class Fleet:
         return list(document["Statement"])
 
 
+GROUPS = r"module\.\w+(\[0\])?\.aws_autoscaling_group\.role"
+NEEDS = (  # of a host
+    r"aws_(iam_role_policy\.role|vpc_endpoint\.|route_table_association\.private|"
+    r"vpc_security_group_\w+_rule\.(endpoints|link|s3))"
+)
+
+
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     folder = tmp_path_factory.mktemp("fleet")
@@ -89,6 +121,14 @@ def test_every_role_has_its_hosts(fleet: Fleet) -> None:
     hosts = {role: len(group["Instances"]) for role, group in groups.items()}
     assert hosts == {"replay": 1, "learner": 1, "actor": 2, "evaluator": 1}
     assert {role: (group["MinSize"], group["MaxSize"]) for role, group in groups.items()}["learner"] == (1, 1)
+
+
+def test_hosts_boot_when_what_they_need_is_there(fleet: Fleet) -> None:
+    """An agent that finds no endpoint, or no policy, sleeps for half an hour."""
+    needs, groups = fleet.times(NEEDS, "Creation complete"), fleet.times(GROUPS, "Creating")
+    assert len(groups) == len(ROLES)
+    assert len(needs) > 20
+    assert max(needs) < min(groups)
 
 
 def test_images_are_those_of_the_commit(fleet: Fleet) -> None:
@@ -194,8 +234,10 @@ def test_bucket_is_private_encrypted_versioned_and_tls_only(fleet: Fleet) -> Non
     assert rule["ApplyServerSideEncryptionByDefault"]["SSEAlgorithm"] == "aws:kms"
     (statement,) = json.loads(s3.get_bucket_policy(Bucket=bucket)["Policy"])["Statement"]
     assert (statement["Effect"], statement["Condition"]) == ("Deny", {"Bool": {"aws:SecureTransport": "false"}})
-    (rule,) = s3.get_bucket_lifecycle_configuration(Bucket=bucket)["Rules"]
-    assert rule["AbortIncompleteMultipartUpload"]["DaysAfterInitiation"] == 1
+    rules = s3.get_bucket_lifecycle_configuration(Bucket=bucket)["Rules"]
+    assert {one["AbortIncompleteMultipartUpload"]["DaysAfterInitiation"] for one in rules} == {1}
+    days = {one["Filter"]["Prefix"]: one["NoncurrentVersionExpiration"]["NoncurrentDays"] for one in rules}
+    assert days == {"": 7, "runs/run-1/replay/": 1, "runs/run-1/results/": 1}
 
 
 def test_logs_are_kept_as_long_as_said(fleet: Fleet) -> None:
@@ -250,6 +292,10 @@ def test_stopping_leaves_the_bucket_and_no_instance(fleet: Fleet) -> None:
     s3.delete_bucket_policy(Bucket=bucket)  # moto denies by it whatever its condition says
     s3.put_object(Bucket=bucket, Key="runs/run-1/learner/manifest.json", Body=b"learned")
     fleet.apply("-var=running=false", "-var=delete_results=true")
+    groups, endpoints = fleet.times(GROUPS, "Modifications complete"), fleet.times("aws_vpc_endpoint", "Destroying")
+    assert len(groups) == len(ROLES)
+    assert len(endpoints) == 5
+    assert max(groups) < min(endpoints)  # which still carry the hosts' last lines of log
     assert all(group["Instances"] == [] for group in fleet.groups().values())
     s3.delete_bucket_policy(Bucket=bucket)
     assert s3.get_object(Bucket=bucket, Key="runs/run-1/learner/manifest.json")["Body"].read() == b"learned"
@@ -261,15 +307,30 @@ def test_stopping_leaves_the_bucket_and_no_instance(fleet: Fleet) -> None:
     assert services == {"s3"}
 
 
+def test_wait_ends_when_no_host_is_left(fleet: Fleet) -> None:
+    if not shutil.which("aws"):
+        pytest.skip("the AWS CLI is not installed here")
+    environment = {**os.environ, **CREDENTIALS, "AWS_ENDPOINT_URL": fleet.url}
+    command = fleet.output("commands")["wait"]
+    assert subprocess.run(["bash", "-c", command], env=environment, timeout=60).returncode == 0
+    ec2 = aws(fleet.url, "ec2")
+    tags = [{"ResourceType": "instance", "Tags": [{"Key": "Fleet", "Value": NAME}]}]
+    (host,) = ec2.run_instances(ImageId=fleet.images["cpu"], MinCount=1, MaxCount=1, TagSpecifications=tags)[
+        "Instances"
+    ]
+    waiting = command.replace("sleep 10", "exit 7")
+    assert subprocess.run(["bash", "-c", waiting], env=environment, timeout=60).returncode == 7
+    ec2.terminate_instances(InstanceIds=[host["InstanceId"]])
+
+
 def test_destroy_leaves_nothing(fleet: Fleet) -> None:
     discovery = aws(fleet.url, "servicediscovery")
     for service in discovery.list_services()["Services"]:  # as hosts do at boot
         discovery.register_instance(
             ServiceId=service["Id"], InstanceId=service["Name"], Attributes={"AWS_INSTANCE_IPV4": "10.83.0.9"}
         )
-    fleet.terraform.run(
-        "destroy", "-auto-approve", "-input=false", "-no-color", *VARIABLES, "-var=delete_results=true", seconds=900
-    )
+    fleet.destroy("-var=delete_results=true")
+    assert max(fleet.times(GROUPS, "Destruction complete")) < min(fleet.times(NEEDS, "Destroying"))
     ec2 = aws(fleet.url, "ec2")
     assert fleet.groups() == {}
     assert aws(fleet.url, "s3").list_buckets()["Buckets"] == []

@@ -8,4 +8,6 @@ module "actor" {
   subnet_ids      = local.subnet_ids
   hosts           = var.running ? local.actor_hosts : 0
   spot_percentage = var.actor_spot_percentage
+
+  depends_on = [terraform_data.host_needs]
 }

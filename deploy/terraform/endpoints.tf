@@ -28,6 +28,10 @@ resource "aws_vpc_endpoint" "interface" {
   security_group_ids  = [local.endpoints_group_id]
   policy              = data.aws_iam_policy_document.endpoint[each.key].json
   tags                = { Name = "${var.name}-${each.key}" }
+
+  lifecycle {
+    create_before_destroy = true # which also means: running=false stops the groups first, and removes these then
+  }
 }
 
 resource "aws_vpc_endpoint" "s3" {

@@ -8,4 +8,7 @@ module "evaluator" {
   subnet_ids      = local.subnet_ids
   hosts           = var.running ? 1 : 0
   spot_percentage = 100
+  only_one        = true
+
+  depends_on = [terraform_data.host_needs]
 }

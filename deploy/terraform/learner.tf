@@ -8,4 +8,7 @@ module "learner" {
   subnet_ids      = slice(local.subnet_ids, 0, min(1, length(local.subnet_ids))) # the first: beside the replay server
   hosts           = var.running ? 1 : 0
   spot_percentage = 0
+  only_one        = true
+
+  depends_on = [terraform_data.host_needs]
 }

@@ -2,7 +2,7 @@
 # through endpoints (endpoints.tf). With var.vpc_id, all of this is left to the existing VPC.
 
 data "aws_availability_zones" "available" {
-  #checkov:skip=CKV_AWS_394:Names come sorted, and the first var.zones are taken: a zone that AWS adds comes behind them
+  #checkov:skip=CKV_AWS_394:Names come sorted, and only the first are taken, by their number: a zone that AWS adds comes behind them
   state = "available"
 
   filter { # no local or wavelength zones
@@ -14,7 +14,10 @@ data "aws_availability_zones" "available" {
 locals {
   own_vpc    = var.vpc_id == ""
   vpc_id     = local.own_vpc ? aws_vpc.fleet[0].id : var.vpc_id
-  subnet_ids = local.own_vpc ? aws_subnet.private[*].id : var.subnet_ids
+  subnet_ids = local.own_vpc ? [for zone in local.zone_names : aws_subnet.private[zone].id] : var.subnet_ids
+  zone_names = length(var.zone_names) > 0 ? var.zone_names : [
+    for number, zone in data.aws_availability_zones.available.names : zone if number < var.zones
+  ]
 }
 
 resource "aws_vpc" "fleet" {
@@ -26,14 +29,19 @@ resource "aws_vpc" "fleet" {
   tags                 = { Name = var.name }
 }
 
+# A zone's letter says which eighth of the addresses it has: another choice of zones renumbers none that stays.
 resource "aws_subnet" "private" {
-  count = local.own_vpc ? var.zones : 0
+  for_each = toset(local.own_vpc ? local.zone_names : [])
 
   vpc_id                  = aws_vpc.fleet[0].id
-  cidr_block              = cidrsubnet(var.vpc_cidr, 2, count.index)
-  availability_zone       = data.aws_availability_zones.available.names[count.index]
+  cidr_block              = cidrsubnet(var.vpc_cidr, 3, index(split("", "abcdefgh"), substr(each.key, -1, 1)))
+  availability_zone       = each.key
   map_public_ip_on_launch = false
-  tags                    = { Name = "${var.name}-private-${count.index}" }
+  tags                    = { Name = "${var.name}-private-${each.key}" }
+
+  lifecycle {
+    create_before_destroy = true # groups leave a subnet before it goes
+  }
 }
 
 resource "aws_route_table" "private" {
@@ -44,9 +52,9 @@ resource "aws_route_table" "private" {
 }
 
 resource "aws_route_table_association" "private" {
-  count = local.own_vpc ? var.zones : 0
+  for_each = aws_subnet.private
 
-  subnet_id      = aws_subnet.private[count.index].id
+  subnet_id      = each.value.id
   route_table_id = aws_route_table.private[0].id
 }
 

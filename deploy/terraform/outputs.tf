@@ -14,20 +14,25 @@ output "estimated_hourly_usd" {
 }
 
 output "commands" {
-  description = "The commands of the day, ready to paste."
+  description = "The commands of the day, ready to paste in the repository's root."
   value = {
     watch       = "aws logs tail ${aws_cloudwatch_log_group.role["learner"].name} --follow --region ${var.region}"
     shell       = "aws ssm start-session --region ${var.region} --target ${local.find_instance.learner}"
     tensorboard = "aws ssm start-session --region ${var.region} --target ${local.find_instance.learner} --document-name AWS-StartPortForwardingSession --parameters portNumber=${local.ports.tensorboard},localPortNumber=${local.ports.tensorboard}  # then http://localhost:${local.ports.tensorboard}"
     status      = "aws ssm start-session --region ${var.region} --target ${local.find_instance.learner} --document-name AWS-StartPortForwardingSession --parameters portNumber=${local.ports.status},localPortNumber=${local.ports.status}  # then python main.py status tcp://127.0.0.1:${local.ports.status}"
     fetch       = "AWS_REGION=${var.region} python main.py storage pull ${local.run_url} ${var.run} && aws s3 sync ${local.run_url}/results ${var.run} --region ${var.region}"
-    actors      = "terraform apply -var actor_hosts=N"
-    stop        = "terraform apply -var running=false"
-    destroy     = "terraform apply -var running=false -var delete_results=true && terraform destroy -var delete_results=true  # the results go, too, unless the bucket was given"
+    actors      = "terraform -chdir=deploy/terraform apply -var actor_hosts=N"
+    stop        = "terraform -chdir=deploy/terraform apply -var running=false"
+    wait        = "while ${local.find_hosts} | grep -q i-; do sleep 10; done  # after stop: until the last host has saved and gone"
+    destroy     = "terraform -chdir=deploy/terraform apply -var running=false -var delete_results=true && terraform -chdir=deploy/terraform destroy -var delete_results=true  # after stop, wait and fetch: the results go, too, unless the bucket was given"
   }
 }
 
 locals {
+  find_hosts = format(
+    "aws ec2 describe-instances --region %s --filters Name=tag:Fleet,Values=%s Name=instance-state-name,Values=pending,running,stopping,shutting-down --query 'Reservations[].Instances[].InstanceId' --output text",
+    var.region, var.name
+  )
   find_instance = {
     for role in ["replay", "learner"] : role => format(
       "$(aws ec2 describe-instances --region %s --filters Name=tag:Fleet,Values=%s Name=tag:Role,Values=%s Name=instance-state-name,Values=running --query 'Reservations[0].Instances[0].InstanceId' --output text)",

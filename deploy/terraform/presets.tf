@@ -1,4 +1,5 @@
-# What `size` stands for. Every number can be overridden by the variable of its name.
+# What `size` stands for. Every number can be overridden by the variable of its name. A disk is at least as large as its
+# image's (deploy/packer).
 
 locals {
   presets = {
@@ -7,7 +8,7 @@ locals {
       ladder_environments     = 128
       actor_hosts             = 2
       actor_host_environments = 64
-      volume_gib              = { replay = 40, learner = 60, actor = 20, evaluator = 20 }
+      volume_gib              = { replay = 40, learner = 100, actor = 20, evaluator = 20 }
       instance_types = {
         replay    = ["r7i.large", "r6i.large", "r7a.large", "r6a.large"]
         learner   = ["g6.xlarge", "g5.xlarge"]
@@ -20,7 +21,7 @@ locals {
       ladder_environments     = 360
       actor_hosts             = 6
       actor_host_environments = 60
-      volume_gib              = { replay = 80, learner = 80, actor = 20, evaluator = 20 }
+      volume_gib              = { replay = 80, learner = 120, actor = 20, evaluator = 20 }
       instance_types = {
         replay    = ["r7i.xlarge", "r6i.xlarge", "r7a.xlarge", "r6a.xlarge"]
         learner   = ["g6.2xlarge", "g5.2xlarge"]

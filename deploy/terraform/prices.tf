@@ -14,15 +14,17 @@ locals {
   spot_share         = 0.4  # of the on-demand price: an assumption, spot prices move
   endpoint_usd       = 0.01 # an interface endpoint, in one zone
   gibibyte_hour_usd  = 0.08 / 730
-  monthly_fixed_usd  = 1 + 6 * 0.1 + 0.5 # KMS key, alarms, private zone
+  watching_usd       = 7 * 0.3 / 730 + 60 * 0.01 / 1000 # a host: EC2's detailed metrics, and a report each minute
+  role_metrics_usd   = 3 * 0.3 / 730                    # what the reports of a role's hosts make
+  monthly_fixed_usd  = 1 + 6 * 0.1 + 0.5                # KMS key, alarms, private zone
   hosts              = { replay = 1, learner = 1, actor = local.actor_hosts, evaluator = var.evaluator ? 1 : 0 }
   spot_percentage_of = { replay = 0, learner = 0, actor = var.actor_spot_percentage, evaluator = 100 }
 
   role_usd = {
     for role in local.roles : role => local.hosts[role] * (
       lookup(local.hourly_usd, local.instance_types[role][0], 0) * (1 - (1 - local.spot_share) * local.spot_percentage_of[role] / 100)
-      + local.preset.volume_gib[role] * local.gibibyte_hour_usd
-    )
+      + local.preset.volume_gib[role] * local.gibibyte_hour_usd + local.watching_usd
+    ) + (local.hosts[role] > 0 ? local.role_metrics_usd : 0)
   }
   endpoints_usd = length(local.interface_endpoints) * length(local.subnet_ids) * local.endpoint_usd
   prices_known  = alltrue([for role in local.roles : contains(keys(local.hourly_usd), local.instance_types[role][0])])

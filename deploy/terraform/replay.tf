@@ -5,7 +5,10 @@ module "replay" {
   source = "./role"
 
   settings        = local.group["replay"]
-  subnet_ids      = slice(local.subnet_ids, 0, min(1, length(local.subnet_ids))) # the first: beside the learner: most of the traffic is between these two
+  subnet_ids      = slice(local.subnet_ids, 0, min(1, length(local.subnet_ids))) # the first: beside the learner
   hosts           = var.running ? 1 : 0
   spot_percentage = 0
+  only_one        = true
+
+  depends_on = [terraform_data.host_needs]
 }

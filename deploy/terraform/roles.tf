@@ -26,6 +26,7 @@ locals {
     learner = merge(local.storage_settings, {
       "addresses.sampling" = "tcp://${local.host.replay}:${local.ports.sampling}"
       "addresses.weights"  = "tcp://*:${local.ports.weights}"
+      "learner.device"     = "gpu" # an image or driver without one fails and is heard of; "auto" would go on with the CPU
     })
     actor = {
       "addresses.experience" = "tcp://${local.host.replay}:${local.ports.experience}"

@@ -7,6 +7,18 @@ resource "terraform_data" "rules" {
       error_message = "vpc_id and subnet_ids go together: give both for an existing VPC, none for an own one."
     }
     precondition {
+      condition     = local.own_vpc || length(var.zone_names) == 0
+      error_message = "zone_names is for the fleet's own VPC; in an existing one the subnets say the zones (subnet_ids)."
+    }
+    precondition {
+      condition     = length(setsubtract(var.zone_names, data.aws_availability_zones.available.names)) == 0
+      error_message = "zone_names: the region has only ${join(", ", data.aws_availability_zones.available.names)}."
+    }
+    precondition {
+      condition     = !local.own_vpc || length(var.zone_names) > 0 || length(data.aws_availability_zones.available.names) >= var.zones
+      error_message = "zones: the region has only ${join(", ", data.aws_availability_zones.available.names)}."
+    }
+    precondition {
       condition     = var.create_endpoints == (var.endpoints_security_group_id == "")
       error_message = "endpoints_security_group_id is for create_endpoints = false, and needed there."
     }
@@ -23,4 +35,19 @@ resource "terraform_data" "rules" {
       error_message = "monthly_budget_usd needs alarm_email: a budget that writes to nobody warns nobody."
     }
   }
+}
+
+# What a host cannot do without: it boots after all of this is there, and this goes after the last host has gone.
+resource "terraform_data" "host_needs" {
+  depends_on = [
+    aws_iam_role_policy.role,
+    aws_route_table_association.private,
+    aws_vpc_endpoint.interface,
+    aws_vpc_endpoint.s3,
+    aws_vpc_security_group_egress_rule.endpoints,
+    aws_vpc_security_group_egress_rule.link,
+    aws_vpc_security_group_egress_rule.s3,
+    aws_vpc_security_group_ingress_rule.endpoints,
+    aws_vpc_security_group_ingress_rule.link,
+  ]
 }

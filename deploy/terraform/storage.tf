@@ -78,6 +78,25 @@ resource "aws_s3_bucket_lifecycle_configuration" "results" {
     }
   }
 
+  dynamic "rule" { # much of these is replaced each minute; where rules overlap, S3 takes the shorter time
+    for_each = toset(["replay", "results"])
+
+    content {
+      id     = "old-${rule.value}"
+      status = "Enabled"
+
+      filter {
+        prefix = "${local.run_prefix}/${rule.value}/"
+      }
+      abort_incomplete_multipart_upload {
+        days_after_initiation = 1
+      }
+      noncurrent_version_expiration {
+        noncurrent_days = 1
+      }
+    }
+  }
+
   depends_on = [aws_s3_bucket_versioning.results]
 }
 

@@ -125,10 +125,11 @@ variable "settings" {
   }
   validation {
     condition = alltrue([
-      for key in keys(var.settings) : !contains(["run_directory", "environment.task", "storage.url"], key) &&
-      !can(regex("^(addresses|security)\\.", key))
+      for key in keys(var.settings) : !can(regex(
+        "^(run_directory|environment\\.task|storage\\.url|actor\\.environments|(actor|learner)\\.device|(addresses|security)\\..*)$", key
+      ))
     ])
-    error_message = "settings: run_directory, environment.task, storage.url, addresses.* and security.* are set by the fleet."
+    error_message = "settings: run_directory, environment.task, storage.url, actor.environments, *.device, addresses.* and security.* are set by the fleet."
   }
 }
 
@@ -260,7 +261,7 @@ variable "endpoints_security_group_id" {
 
 variable "vpc_cidr" {
   type        = string
-  description = "Addresses of the fleet's own VPC."
+  description = "Addresses of the fleet's own VPC; each zone has an eighth of them."
   default     = "10.83.0.0/16"
 
   validation {
@@ -277,6 +278,21 @@ variable "zones" {
   validation {
     condition     = contains([1, 2, 3], var.zones)
     error_message = "zones: 1, 2 or 3."
+  }
+}
+
+variable "zone_names" {
+  type        = list(string)
+  description = "Zones of the fleet's own VPC by name; the first also holds replay and learner. Empty = the region's first `zones`."
+  default     = []
+  nullable    = false
+
+  validation {
+    condition = (
+      length(var.zone_names) <= 3 && length(distinct(var.zone_names)) == length(var.zone_names) &&
+      alltrue([for zone in var.zone_names : can(regex("^[a-z]{2}(-[a-z]+)+-[0-9][a-h]$", zone))])
+    )
+    error_message = "zone_names: at most 3 zones, each once, such as [\"us-east-1b\", \"us-east-1a\"]."
   }
 }
 

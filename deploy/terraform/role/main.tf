@@ -59,11 +59,14 @@ resource "aws_autoscaling_group" "role" {
   vpc_zone_identifier       = var.subnet_ids
   health_check_type         = "EC2"
   health_check_grace_period = 300
-  capacity_rebalance        = var.spot_percentage > 0 # the replacement starts before a spot instance in danger goes
-  wait_for_capacity_timeout = "0"                     # an apply does not fail for want of spot capacity; an alarm says it
   enabled_metrics           = ["GroupDesiredCapacity", "GroupInServiceInstances"]
   metrics_granularity       = "1Minute"
   force_delete              = false
+
+  # The next starts before a spot instance in danger goes.
+  capacity_rebalance = var.spot_percentage > 0 && !var.only_one
+  # An apply does not fail for want of spot capacity: an alarm says it. Nor does it wait for hosts that are to go.
+  wait_for_capacity_timeout = "0"
 
   mixed_instances_policy {
     instances_distribution {
@@ -89,8 +92,18 @@ resource "aws_autoscaling_group" "role" {
     }
   }
 
-  # A new image or new settings replace the hosts: one that is the only one goes before the next comes (two learners
-  # would share one name), of several half stay.
+  # AWS terminates the only one and starts the next at the same time: that boots while the last is still saving. Without
+  # this, it would start the next first where it moves a group to another zone: two learners with one name.
+  dynamic "instance_maintenance_policy" {
+    for_each = var.only_one ? ["terminate and launch"] : []
+
+    content {
+      min_healthy_percentage = 0
+      max_healthy_percentage = 100
+    }
+  }
+
+  # A new image or new settings replace the hosts: of several, half stay meanwhile.
   instance_refresh {
     strategy = "Rolling"
 

@@ -42,3 +42,9 @@ variable "spot_percentage" {
     error_message = "spot_percentage: 0 to 100."
   }
 }
+
+variable "only_one" {
+  description = "Whether there is never to be a second host in service beside the first: two would share one name."
+  type        = bool
+  default     = false
+}

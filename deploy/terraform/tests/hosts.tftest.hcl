@@ -49,12 +49,19 @@ run "small" {
     error_message = "Actors are spot instances of several types, replaced before they go."
   }
   assert {
+    condition = alltrue([
+      for group in [module.replay.group, module.learner.group, module.evaluator[0].group] :
+      group.maintenance.min_healthy_percentage == 0 && group.maintenance.max_healthy_percentage == 100 && !group.capacity_rebalance
+    ]) && module.actor.group.maintenance == null
+    error_message = "Where there is one host, AWS starts no second before it has told the first to go."
+  }
+  assert {
     condition     = module.replay.group.subnet_ids == module.learner.group.subnet_ids && length(module.actor.group.subnet_ids) == 2
     error_message = "Replay and learner are side by side, actors everywhere."
   }
   assert {
-    condition     = tonumber(output.estimated_hourly_usd) > 1 && tonumber(output.estimated_hourly_usd) < 2
-    error_message = "An hour of small costs between one and two dollars: docs/deploy.md says so."
+    condition     = output.estimated_hourly_usd == "1.26"
+    error_message = "An hour of small costs ${output.estimated_hourly_usd}: docs/deploy.md says another number."
   }
 }
 
@@ -72,8 +79,8 @@ run "paper" {
     error_message = "The preset paper runs configs/paper.yaml, with the ladder of all its environments."
   }
   assert {
-    condition     = tonumber(output.estimated_hourly_usd) > 1.5 && tonumber(output.estimated_hourly_usd) < 4
-    error_message = "An hour of paper costs between 1.50 and 4 dollars: docs/deploy.md says so."
+    condition     = output.estimated_hourly_usd == "2.35"
+    error_message = "An hour of paper costs ${output.estimated_hourly_usd}: docs/deploy.md says another number."
   }
 }
 
@@ -113,6 +120,10 @@ run "roles_are_told_where_the_others_are" {
   assert {
     condition     = strcontains(output.user_data.actor, "addresses.experience=tcp://replay.apex-jax.internal:5550 ") && strcontains(output.user_data.actor, "addresses.weights=tcp://learner.apex-jax.internal:5552 ")
     error_message = "An actor sends to the replay server and hears from the learner."
+  }
+  assert {
+    condition     = strcontains(output.user_data.learner, "learner.device=gpu")
+    error_message = "A learner without its GPU fails instead of going on with the CPU."
   }
   assert {
     condition     = strcontains(output.user_data.learner, "addresses.sampling=tcp://replay.apex-jax.internal:5551 ") && strcontains(output.user_data.learner, "addresses.weights=tcp://*:5552 ")

@@ -79,6 +79,36 @@ run "private" {
   }
 }
 
+run "zones_by_name" {
+  variables {
+    zone_names = ["us-east-1c", "us-east-1a"]
+  }
+
+  assert {
+    condition     = { for zone, subnet in aws_subnet.private : zone => "${subnet.availability_zone} ${subnet.cidr_block}" } == { us-east-1a = "us-east-1a 10.83.0.0/19", us-east-1c = "us-east-1c 10.83.64.0/19" }
+    error_message = "The zones are those named, each with the addresses of its letter."
+  }
+  assert {
+    condition = (
+      module.replay.group.subnet_ids == toset([aws_subnet.private["us-east-1c"].id]) &&
+      module.learner.group.subnet_ids == toset([aws_subnet.private["us-east-1c"].id]) &&
+      module.actor.group.subnet_ids == toset([aws_subnet.private["us-east-1a"].id, aws_subnet.private["us-east-1c"].id])
+    )
+    error_message = "Replay and learner are in the first zone that is named."
+  }
+}
+
+run "zones_by_number" {
+  variables {
+    zones = 3
+  }
+
+  assert {
+    condition     = toset(keys(aws_subnet.private)) == toset(["us-east-1a", "us-east-1b", "us-east-1c"])
+    error_message = "Without names, the zones are the region's first."
+  }
+}
+
 run "existing_vpc" {
   variables {
     vpc_id                      = "vpc-0fedcba9876543210"

@@ -21,6 +21,13 @@ run "own_bucket" {
     error_message = "An overwritten checkpoint can be had back."
   }
   assert {
+    condition = toset([
+      for rule in aws_s3_bucket_lifecycle_configuration.results[0].rule :
+      join(" ", [rule.id, startswith(rule.id, "old-") ? rule.filter[0].prefix : "-", rule.noncurrent_version_expiration[0].noncurrent_days])
+    ]) == toset(["what-nobody-needs - 7", "old-replay runs/run-1/replay/ 1", "old-results runs/run-1/results/ 1"])
+    error_message = "What is overwritten stays a week, and a day where that is often."
+  }
+  assert {
     condition     = one(aws_s3_bucket_server_side_encryption_configuration.results[0].rule).apply_server_side_encryption_by_default[0].sse_algorithm == "aws:kms"
     error_message = "The bucket is encrypted with the fleet's key."
   }

@@ -152,6 +152,15 @@ run "settings_refuses_run_directory" {
   expect_failures = [var.settings]
 }
 
+run "settings_refuses_device" {
+  command = plan
+
+  variables {
+    settings = { "learner.device" = "auto" }
+  }
+  expect_failures = [var.settings]
+}
+
 run "ladder_environments_refuses_zero" {
   command = plan
 
@@ -249,185 +258,4 @@ run "instance_types_refuses_type" {
     instance_types = { actor = ["large"] }
   }
   expect_failures = [var.instance_types]
-}
-
-run "vpc_id_refuses_word" {
-  command = plan
-
-  variables {
-    vpc_id = "default"
-  }
-  expect_failures = [var.vpc_id]
-}
-
-run "subnet_ids_refuses_block" {
-  command = plan
-
-  variables {
-    subnet_ids = ["10.0.0.0/24"]
-  }
-  expect_failures = [var.subnet_ids]
-}
-
-run "endpoints_security_group_id_refuses_word" {
-  command = plan
-
-  variables {
-    endpoints_security_group_id = "default"
-  }
-  expect_failures = [var.endpoints_security_group_id]
-}
-
-run "vpc_cidr_refuses_wide" {
-  command = plan
-
-  variables {
-    vpc_cidr = "10.0.0.0/8"
-  }
-  expect_failures = [var.vpc_cidr]
-}
-
-run "vpc_cidr_refuses_no_mask" {
-  command = plan
-
-  variables {
-    vpc_cidr = "10.0.0.0"
-  }
-  expect_failures = [var.vpc_cidr]
-}
-
-run "vpc_cidr_refuses_narrow" {
-  command = plan
-
-  variables {
-    vpc_cidr = "10.0.0.0/28"
-  }
-  expect_failures = [var.vpc_cidr]
-}
-
-run "zones_refuses_four" {
-  command = plan
-
-  variables {
-    zones = 4
-  }
-  expect_failures = [var.zones]
-}
-
-run "bucket_refuses_name" {
-  command = plan
-
-  variables {
-    bucket = "Not_A_Bucket"
-  }
-  expect_failures = [var.bucket]
-}
-
-run "bucket_kms_key_arn_refuses_alias" {
-  command = plan
-
-  variables {
-    bucket_kms_key_arn = "alias/mine"
-  }
-  expect_failures = [var.bucket_kms_key_arn]
-}
-
-run "log_retention_days_refuses_odd" {
-  command = plan
-
-  variables {
-    log_retention_days = 31
-  }
-  expect_failures = [var.log_retention_days]
-}
-
-run "alarm_email_refuses_no_at" {
-  command = plan
-
-  variables {
-    alarm_email = "nobody"
-  }
-  expect_failures = [var.alarm_email]
-}
-
-run "monthly_budget_usd_refuses_negative" {
-  command = plan
-
-  variables {
-    monthly_budget_usd = -5
-  }
-  expect_failures = [var.monthly_budget_usd]
-}
-
-run "permissions_boundary_arn_refuses_name" {
-  command = plan
-
-  variables {
-    permissions_boundary_arn = "PowerUser"
-  }
-  expect_failures = [var.permissions_boundary_arn]
-}
-
-run "tags_refuses_reserved" {
-  command = plan
-
-  variables {
-    tags = { "aws:owner" = "x" }
-  }
-  expect_failures = [var.tags]
-}
-
-run "existing_vpc_needs_subnets" {
-  command = plan
-
-  variables {
-    vpc_id = "vpc-0123456789abcdef0"
-  }
-  expect_failures = [terraform_data.rules]
-}
-
-run "subnets_need_a_vpc" {
-  command = plan
-
-  variables {
-    subnet_ids = ["subnet-0123456789abcdef0"]
-  }
-  expect_failures = [terraform_data.rules]
-}
-
-run "own_vpc_needs_endpoints" {
-  command = plan
-
-  variables {
-    create_endpoints            = false
-    endpoints_security_group_id = "sg-0123456789abcdef0"
-  }
-  expect_failures = [terraform_data.rules]
-}
-
-run "endpoints_group_is_for_existing_endpoints" {
-  command = plan
-
-  variables {
-    endpoints_security_group_id = "sg-0123456789abcdef0"
-  }
-  expect_failures = [terraform_data.rules]
-}
-
-run "bucket_key_needs_a_bucket" {
-  command = plan
-
-  variables {
-    bucket_kms_key_arn = "arn:aws:kms:us-east-1:123456789012:key/00000000-0000-0000-0000-000000000000"
-  }
-  expect_failures = [terraform_data.rules]
-}
-
-run "budget_needs_an_address" {
-  command = plan
-
-  variables {
-    monthly_budget_usd = 100
-  }
-  expect_failures = [terraform_data.rules]
 }

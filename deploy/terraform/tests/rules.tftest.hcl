@@ -1,0 +1,94 @@
+# What one variable demands of another (rules.tf).
+
+mock_provider "aws" {
+  source = "./tests/mocks"
+}
+
+variables {
+  commit = "0123456789abcdef0123456789abcdef01234567"
+}
+
+run "existing_vpc_needs_subnets" {
+  command = plan
+
+  variables {
+    vpc_id = "vpc-0123456789abcdef0"
+  }
+  expect_failures = [terraform_data.rules]
+}
+
+run "subnets_need_a_vpc" {
+  command = plan
+
+  variables {
+    subnet_ids = ["subnet-0123456789abcdef0"]
+  }
+  expect_failures = [terraform_data.rules]
+}
+
+run "zone_names_are_for_an_own_vpc" {
+  command = plan
+
+  variables {
+    vpc_id     = "vpc-0123456789abcdef0"
+    subnet_ids = ["subnet-0123456789abcdef0"]
+    zone_names = ["us-east-1a"]
+  }
+  expect_failures = [terraform_data.rules]
+}
+
+run "zone_names_are_of_the_region" {
+  command = plan
+
+  variables {
+    zone_names = ["eu-west-1a"]
+  }
+  expect_failures = [terraform_data.rules]
+}
+
+run "zones_are_as_many_as_the_region_has" {
+  command = plan
+
+  override_data {
+    target = data.aws_availability_zones.available
+    values = { names = ["us-east-1a"] }
+  }
+  expect_failures = [terraform_data.rules]
+}
+
+run "own_vpc_needs_endpoints" {
+  command = plan
+
+  variables {
+    create_endpoints            = false
+    endpoints_security_group_id = "sg-0123456789abcdef0"
+  }
+  expect_failures = [terraform_data.rules]
+}
+
+run "endpoints_group_is_for_existing_endpoints" {
+  command = plan
+
+  variables {
+    endpoints_security_group_id = "sg-0123456789abcdef0"
+  }
+  expect_failures = [terraform_data.rules]
+}
+
+run "bucket_key_needs_a_bucket" {
+  command = plan
+
+  variables {
+    bucket_kms_key_arn = "arn:aws:kms:us-east-1:123456789012:key/00000000-0000-0000-0000-000000000000"
+  }
+  expect_failures = [terraform_data.rules]
+}
+
+run "budget_needs_an_address" {
+  command = plan
+
+  variables {
+    monthly_budget_usd = 100
+  }
+  expect_failures = [terraform_data.rules]
+}

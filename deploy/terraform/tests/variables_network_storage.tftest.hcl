@@ -1,0 +1,171 @@
+# As variables.tftest.hcl, for the variables of network, storage, keys and watching.
+
+mock_provider "aws" {
+  source = "./tests/mocks"
+}
+
+variables {
+  commit = "0123456789abcdef0123456789abcdef01234567"
+}
+
+run "vpc_id_refuses_word" {
+  command = plan
+
+  variables {
+    vpc_id = "default"
+  }
+  expect_failures = [var.vpc_id]
+}
+
+run "subnet_ids_refuses_block" {
+  command = plan
+
+  variables {
+    subnet_ids = ["10.0.0.0/24"]
+  }
+  expect_failures = [var.subnet_ids]
+}
+
+run "endpoints_security_group_id_refuses_word" {
+  command = plan
+
+  variables {
+    endpoints_security_group_id = "default"
+  }
+  expect_failures = [var.endpoints_security_group_id]
+}
+
+run "vpc_cidr_refuses_wide" {
+  command = plan
+
+  variables {
+    vpc_cidr = "10.0.0.0/8"
+  }
+  expect_failures = [var.vpc_cidr]
+}
+
+run "vpc_cidr_refuses_no_mask" {
+  command = plan
+
+  variables {
+    vpc_cidr = "10.0.0.0"
+  }
+  expect_failures = [var.vpc_cidr]
+}
+
+run "vpc_cidr_refuses_narrow" {
+  command = plan
+
+  variables {
+    vpc_cidr = "10.0.0.0/28"
+  }
+  expect_failures = [var.vpc_cidr]
+}
+
+run "zones_refuses_four" {
+  command = plan
+
+  variables {
+    zones = 4
+  }
+  expect_failures = [var.zones]
+}
+
+run "zone_names_refuses_letter" {
+  command = plan
+
+  variables {
+    zone_names = ["a"]
+  }
+  expect_failures = [var.zone_names]
+}
+
+run "zone_names_refuses_local_zone" {
+  command = plan
+
+  variables {
+    zone_names = ["us-east-1-bos-1a"]
+  }
+  expect_failures = [var.zone_names]
+}
+
+run "zone_names_refuses_twice" {
+  command = plan
+
+  variables {
+    zone_names = ["us-east-1a", "us-east-1a"]
+  }
+  expect_failures = [var.zone_names]
+}
+
+run "zone_names_refuses_four" {
+  command = plan
+
+  variables {
+    zone_names = ["us-east-1a", "us-east-1b", "us-east-1c", "us-east-1d"]
+  }
+  expect_failures = [var.zone_names]
+}
+
+run "bucket_refuses_name" {
+  command = plan
+
+  variables {
+    bucket = "Not_A_Bucket"
+  }
+  expect_failures = [var.bucket]
+}
+
+run "bucket_kms_key_arn_refuses_alias" {
+  command = plan
+
+  variables {
+    bucket_kms_key_arn = "alias/mine"
+  }
+  expect_failures = [var.bucket_kms_key_arn]
+}
+
+run "log_retention_days_refuses_odd" {
+  command = plan
+
+  variables {
+    log_retention_days = 31
+  }
+  expect_failures = [var.log_retention_days]
+}
+
+run "alarm_email_refuses_no_at" {
+  command = plan
+
+  variables {
+    alarm_email = "nobody"
+  }
+  expect_failures = [var.alarm_email]
+}
+
+run "monthly_budget_usd_refuses_negative" {
+  command = plan
+
+  variables {
+    monthly_budget_usd = -5
+  }
+  expect_failures = [var.monthly_budget_usd]
+}
+
+run "permissions_boundary_arn_refuses_name" {
+  command = plan
+
+  variables {
+    permissions_boundary_arn = "PowerUser"
+  }
+  expect_failures = [var.permissions_boundary_arn]
+}
+
+run "tags_refuses_reserved" {
+  command = plan
+
+  variables {
+    tags = { "aws:owner" = "x" }
+  }
+  expect_failures = [var.tags]
+}
