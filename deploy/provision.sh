@@ -6,7 +6,7 @@
 #
 #   --source     a git repository (folder or URL), or a .tar.gz of `git archive`
 #   --commit     the 40 digits of the commit; a source that is another is refused
-#   --gpu        JAX for NVIDIA GPUs instead of for CPUs
+#   --gpu        JAX for NVIDIA GPUs instead of for CPUs, and a learner's unit that opens one; the driver is there
 #   --log-agent  the CloudWatch agent, too, its signature checked
 #
 # It makes: the user apex-jax; /opt/apex-jax/versions/SHA with the project and its .venv, and the link
@@ -103,14 +103,18 @@ install_version() {
 }
 
 install_units() {
-    local units=$version/deploy/systemd
-    install -m 0644 "$units"/*.service "$units"/*.timer /etc/systemd/system/
-    install -d -m 0755 /etc/systemd/system/apex-jax@learner.service.d /etc/systemd/system/apex-jax@.service.d
-    install -m 0644 "$units"/apex-jax@learner.service.d/*.conf /etc/systemd/system/apex-jax@learner.service.d/
-    if [ "$(systemctl --version | awk 'NR == 1 { print $2 }')" -ge 254 ]; then
-        install -m 0644 "$units"/apex-jax@.service.d/backoff.conf /etc/systemd/system/apex-jax@.service.d/
+    local units=$version/deploy/systemd system=/etc/systemd/system
+    install -C -m 0644 "$units"/*.service "$units"/*.timer "$system/" # -C: what is the same stays
+    install -d -m 0755 "$system/apex-jax@learner.service.d" "$system/apex-jax@.service.d"
+    if [ "$requirements" = requirements-gpu.txt ]; then
+        install -C -m 0644 "$units/apex-jax@learner.service.d/gpu.conf" "$system/apex-jax@learner.service.d/"
+    else
+        rm -f "$system/apex-jax@learner.service.d/gpu.conf"
     fi
-    install -D -m 0644 "$units/apex-jax.logrotate" /etc/logrotate.d/apex-jax
+    if [ "$(systemctl --version | awk 'NR == 1 { print $2 }')" -ge 254 ]; then
+        install -C -m 0644 "$units"/apex-jax@.service.d/backoff.conf "$system/apex-jax@.service.d/"
+    fi
+    install -C -D -m 0644 "$units/apex-jax.logrotate" /etc/logrotate.d/apex-jax
     if [ -d /run/systemd/system ]; then # not in an unpacked root, where nothing runs
         systemctl daemon-reload
     fi
@@ -144,7 +148,9 @@ main() {
     if [ "$log_agent" = yes ]; then
         install_log_agent
     fi
-    ln -sfn "$version" "$home/current.new" && mv -T "$home/current.new" "$home/current" # never without one
+    if [ "$(readlink "$home/current")" != "$version" ]; then
+        ln -sfn "$version" "$home/current.new" && mv -T "$home/current.new" "$home/current" # never without one
+    fi
     echo "ready: $home/current is $commit"
 }
 

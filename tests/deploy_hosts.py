@@ -171,7 +171,8 @@ class Hosts:
         folder = self._folder / f"{self._number}-{role}"
         folder.mkdir()
         (folder / "image").symlink_to(self._image)
-        (folder / "user-data").write_text(self._user_data[role])
+        no_gpu = self._user_data[role].replace("learner.device=gpu", "learner.device=cpu")
+        (folder / "user-data").write_text(no_gpu)
         (folder / "hosts").write_text("127.0.0.1 localhost\n")
         environment = {
             **CREDENTIALS,

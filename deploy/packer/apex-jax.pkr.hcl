@@ -16,7 +16,10 @@ source "amazon-ebs" "ubuntu" {
   subnet_id     = var.subnet_id
   ssh_username  = "ubuntu"
   ssh_interface = "session_manager" # no open port, no public key pair
+  ssh_timeout   = "40m"             # longer than an agent sleeps that has started before its role's policy
   communicator  = "ssh"
+
+  user_data_file = "${path.root}/wake_agent.sh" # which wakes it
 
   temporary_iam_instance_profile_policy_document { # what Session Manager needs, and nothing else
     Version = "2012-10-17"
@@ -98,7 +101,7 @@ build {
 
     launch_block_device_mappings {
       device_name           = "/dev/sda1"
-      volume_size           = 60 # the base image brings several versions of CUDA; learners ask for at least as much
+      volume_size           = 100 # the base image has 75, for several versions of CUDA; learners ask for at least as much
       volume_type           = "gp3"
       throughput            = 125
       iops                  = 3000

@@ -39,6 +39,6 @@ variable "kms_key_id" {
 
 variable "subnet_id" {
   type        = string
-  description = "Subnet with a way to the internet, to install packages; empty = the default VPC's."
+  description = "Subnet with a way to the internet, to install packages; empty = the default VPC's, where the account has one."
   default     = ""
 }

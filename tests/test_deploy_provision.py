@@ -1,0 +1,137 @@
+"""What makes images, run: provision.sh for real, and with stand-ins what tries an image and what lets Packer in."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.deploy_tools import COMMIT, DEPLOY
+from tests.test_deploy_scripts import PROVISION, SMOKE_TEST, say
+
+pytestmark = [pytest.mark.deploy, pytest.mark.timeout(900)]
+
+# In a mount namespace, whose changes nobody else sees.
+OVERLAY = """
+set -euo pipefail
+mount -t tmpfs -o size=6g none "$1/room"
+for folder in etc opt var usr; do
+    upper=$1/room/$folder/upper work=$1/room/$folder/work
+    mkdir -p "$upper" "$work"
+    mount -t overlay overlay -o "lowerdir=/$folder,upperdir=$upper,workdir=$work" "/$folder"
+done
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, for a mount namespace")
+def test_provision_installs_a_version_that_runs_and_a_second_time_changes_nothing(tmp_path: Path) -> None:
+    (tmp_path / "room").mkdir()
+    commit = say("git", "rev-parse", "HEAD")[1].strip()
+    archive = tmp_path / "apex-jax.tar.gz"
+    assert say("git", "archive", "--format=tar.gz", "-o", str(archive), commit)[0] == 0
+    provision = f"bash {PROVISION} --source {archive} --commit {commit}"
+    script = f"""{OVERLAY}
+made() {{ # with the time of each change
+    find /opt/apex-jax /etc /var/lib/apex-jax /var/log/apex-jax -printf '%p %l %m %U %G %s %T@\\n' | sort
+}}
+{provision}
+made >$1/first
+{provision}
+made >$1/second
+diff $1/first $1/second
+test "$(readlink /opt/apex-jax/current)" = /opt/apex-jax/versions/{commit}
+test "$(stat -c '%a %U' /etc/apex-jax/keys)" = '700 apex-jax'
+test -f /etc/systemd/system/apex-jax@.service
+bash {SMOKE_TEST}
+! bash {PROVISION} --source {archive} --commit {COMMIT}
+
+opens_gpu=/etc/systemd/system/apex-jax@learner.service.d/gpu.conf
+test ! -e $opens_gpu
+touch /opt/apex-jax/current/.venv/installed-requirements-gpu.txt # several gigabytes
+{provision} --gpu && test -e $opens_gpu
+{provision} && test ! -e $opens_gpu
+
+log=/var/log/apex-jax/actor.log
+echo "a line" >$log # as root, as systemd opens it
+logrotate --force --state $1/logrotate /etc/logrotate.d/apex-jax
+test ! -s $log && test "$(cat $log.1)" = "a line"
+"""
+    code, said = say("unshare", "--mount", "bash", "-c", script, "provision", str(tmp_path), seconds=850)
+    assert code == 0, said
+    assert f"commit {commit} is installed" in said
+    assert "smoke test passed" in said
+    assert f"is of commit {commit}, not of {COMMIT}" in said
+
+
+def programs(folder: Path, **lines: str) -> str:
+    """Makes stand-ins for programs; returns the PATH that finds them first."""
+    folder.mkdir(exist_ok=True)
+    for name, line in lines.items():
+        path = folder / name.replace("_", "-")
+        path.write_text(f"#!/bin/sh\n{line}\n")
+        path.chmod(0o755)
+    return f"PATH={folder}:{os.environ['PATH']}"
+
+
+def smoke_test_of_gpu(folder: Path, gpu_answer: int) -> tuple[int, str, list[str]]:
+    """Runs the test of an image with stand-ins for all that it needs; returns code, last line, and what it called."""
+    units, called, root = DEPLOY / "systemd", folder / "called", folder / "root"
+    path = programs(
+        folder / "bin",
+        systemctl=f"cat {units}/apex-jax@.service {units}/apex-jax@learner.service.d/gpu.conf",
+        systemd_run=f'for word; do echo "$word"; done >>{called}; exit {gpu_answer}',
+        nvidia_smi=f"echo nvidia-smi >>{called}",
+        runuser='shift 3; exec "$@"',
+        chown="",
+    )
+    (root / "run/systemd/system").mkdir(parents=True)
+    programs_of_version = root / "opt/apex-jax/current/.venv/bin"
+    programs_of_version.mkdir(parents=True)
+    making = 'for word; do case $word in run_directory=*) mkdir -p "${word#*=}/checkpoints/1" ;; esac; done'
+    programs(programs_of_version, python=making)
+    script = re.sub(r"(/opt/apex-jax|/run/systemd)", rf"{root}\1", SMOKE_TEST.read_text())
+    code, said = say("env", path, "bash", "-c", script, "smoke_test", "--gpu")
+    return code, said.splitlines()[-1] if said else "", called.read_text().splitlines()
+
+
+def test_gpu_of_an_image_is_tried_under_the_hardening_of_the_learner(tmp_path: Path) -> None:
+    code, said, called = smoke_test_of_gpu(tmp_path, gpu_answer=0)
+    assert (code, said) == (0, "smoke test passed")
+    properties = [line.removeprefix("--property=") for line in called if line.startswith("--property=")]
+    assert {"User=apex-jax", "NoNewPrivileges=yes", "CapabilityBoundingSet=", "ProtectKernelModules=yes"} <= {
+        *properties
+    }
+    assert [one for one in properties if one.startswith("PrivateDevices=")] == [
+        "PrivateDevices=yes",
+        "PrivateDevices=no",
+    ]
+    assert "ExecStartPre=+/usr/bin/nvidia-modprobe -c 0 -u" in properties
+    assert called[-1] == "nvidia-smi"  # after: it, too, makes the devices
+    text = (DEPLOY / "systemd/apex-jax@.service").read_text()
+    service = re.findall(r"^(\w+)=", text.partition("[Service]")[2].partition("[Install]")[0], re.MULTILINE)
+    left_out = {*service} - {one.partition("=")[0] for one in properties}
+    assert left_out == {
+        "Type", "EnvironmentFile", "ExecStart", "ExecStopPost", "StandardOutput", "StandardError", "Restart",
+        "RestartSec", "RestartPreventExitStatus", "SuccessExitStatus", "TimeoutStartSec", "WatchdogSec", "NotifyAccess",
+        "KillSignal", "KillMode", "TimeoutStopSec",
+    }  # fmt: skip
+
+
+def test_image_whose_learner_cannot_use_the_gpu_is_not_kept(tmp_path: Path) -> None:
+    code, said, _ = smoke_test_of_gpu(tmp_path, gpu_answer=1)
+    assert code == 1
+    assert "passed" not in said
+
+
+def test_agent_is_woken_until_packer_has_come_in(tmp_path: Path) -> None:
+    path = programs(
+        tmp_path,
+        sleep='test "$1" = 90',
+        pgrep=f'echo x >>{tmp_path}/asked; test "$(wc -l <{tmp_path}/asked)" = 3',
+        systemctl=f'echo "$@" >>{tmp_path}/told; exit 5',  # one of the two is not there
+    )
+    assert say("env", path, "bash", str(DEPLOY / "packer/wake_agent.sh")) == (0, "")
+    units = ["snap.amazon-ssm-agent.amazon-ssm-agent.service", "amazon-ssm-agent.service"]
+    assert (tmp_path / "told").read_text().splitlines() == [f"try-restart {unit}" for unit in units * 2]
