@@ -63,6 +63,32 @@ def test_every_variable_is_typed_and_described_and_refuses_what_it_cannot_mean()
             assert name in refusals, f"{name} has no test that makes its validation fire"
 
 
+GUIDE = (ROOT / "docs/deploy.md").read_text()
+BLOCKS = "".join(re.findall(r"```bash\n(.*?)```", GUIDE, re.DOTALL))
+COMMANDS = [*re.findall(r"`([^`\n]+)`", GUIDE), *BLOCKS.splitlines()]
+
+
+def test_every_command_works_from_the_root_of_the_repository() -> None:
+    printed = re.findall(r'^ +\w+ += "(.*)"', (TERRAFORM / "outputs.tf").read_text(), re.MULTILINE)
+    used = [one for one in (*COMMANDS, *printed) if re.search(r"(?<!/)\bterraform [-a-z]+\S* \S", one)]
+    assert len(used) > 10
+    elsewhere = [one for one in used if re.search(r"(?<!/)\bterraform (?!-chdir=deploy/terraform )[-a-z]", one)]
+    assert elsewhere == []
+    assert not any(re.match(r"cd\b", command) for command in COMMANDS)
+
+
+def test_guide_names_variables_and_outputs_that_there_are() -> None:
+    packer = (TERRAFORM.parent / "packer/variables.pkr.hcl").read_text()
+    known = {*blocks("variable"), *re.findall(r'variable "(\w+)"', packer)}
+    named = {name for one in COMMANDS for name in re.findall(r"-var (\w+)=", one)}
+    for example in re.findall(r"```hcl\n(.*?)```", GUIDE, re.DOTALL):
+        named |= set(re.findall(r"^(\w+) +=", example, re.MULTILINE))
+    assert len(named) > 5
+    assert named <= known
+    outputs = {name for one in COMMANDS for name in re.findall(r"terraform .*\boutput (?:-raw )?(\w+)", one)}
+    assert {"commands", "run_url"} <= outputs <= set(blocks("output"))
+
+
 def test_every_output_is_described() -> None:
     assert all(body.get("description") for body in blocks("output").values())
 
