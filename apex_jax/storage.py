@@ -154,7 +154,7 @@ class Storage:
 
     def _check(self, section: Section, known: Files, run_directory: Path) -> None:
         """Raises StorageError where the copy is of another run, or is within what is copied."""
-        if known and self._identities.get(section) != _identity(section, run_directory):
+        if self._identities.get(section, "") not in ("", _identity(section, run_directory)):
             raise StorageError(
                 f"{self.url} holds the {section} of another run than {run_directory}: choose another URL"
             )
@@ -355,7 +355,9 @@ def _is_about_the_bucket(error: FileNotFoundError) -> bool:
 
 
 def _progress_of(section: Section, names: Iterable[str]) -> int | None:
-    pattern = "checkpoints/([0-9]{1,18})/.+" if section == "learner" else "replay/segments-([0-9]{20})-[0-9]+[.]log"
+    pattern = (
+        "checkpoints/([0-9]{1,18})/.+" if section == "learner" else "replay/segments-([0-9]{20})(?:-[0-9]{6})?[.]log"
+    )
     return max((int(match[1]) for name in names if (match := re.fullmatch(pattern, name))), default=None)
 
 
@@ -376,6 +378,7 @@ def _parsed_manifest(section: Section, data: bytes) -> tuple[Files, str]:
         for digest, size in pieces:
             if not re.fullmatch("[0-9a-f]{64}", digest) or type(size) is not int or not 0 < size <= PIECE_BYTES:
                 raise ValueError("a piece that cannot be")
-    if not re.fullmatch("[0-9a-f]{32}", record["identity"]):
+    identity = record.get("identity", "")  # none in copies of before there were any
+    if not re.fullmatch("([0-9a-f]{32})?", identity):
         raise ValueError("a name that was never given")
-    return files, record["identity"]
+    return files, identity

@@ -300,7 +300,7 @@ def test_fault_30_a_role_of_another_protocol_version_ends_with_both_in_one_line(
     ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60, check=False)
     assert ended.returncode == 1
     [line] = [line for line in ended.stderr.splitlines() if line.startswith("error: ")]
-    assert "protocol version 2" in line
+    assert "protocol version 3" in line
     assert "version 1" in line
     assert "Traceback" not in ended.stderr
     end(server, signal.SIGTERM)

@@ -284,6 +284,23 @@ def test_copy_of_another_run_is_never_overwritten_however_far_that_is(tmp_path: 
     push(tmp_path / "copy", tmp_path / "back")  # another machine, the same run
 
 
+def test_copy_of_before_copies_had_names_is_taken_over_and_named(tmp_path: Path, run: Path) -> None:
+    push(tmp_path / "copy", run)
+    for section in module.SECTIONS:
+        path = tmp_path / "copy" / section / "manifest.json"
+        record = json.loads(path.read_text())
+        del record["identity"]
+        path.write_text(json.dumps(record))
+        (run / f".copy-of-{section}").unlink()
+    assert pull(tmp_path / "copy", tmp_path / "back").keys() == copied(run).keys()
+    write(run, "metrics/learner.jsonl", b"more")
+    write(run, "replay/more", b"more")
+    push(tmp_path / "copy", run)
+    for section in module.SECTIONS:
+        named = json.loads((tmp_path / "copy" / section / "manifest.json").read_text())["identity"]
+        assert named == (run / f".copy-of-{section}").read_text()
+
+
 def test_copy_of_a_replay_that_is_further_is_never_overwritten(tmp_path: Path, run: Path) -> None:
     older = run / "replay" / f"segments-{1:020}-000001.log"
     newer = run / "replay" / f"segments-{99:020}-000002.log"

@@ -41,7 +41,7 @@ _CRC = struct.Struct("<I")
 HEADER_BYTES = _HEADER.size + _CRC.size
 _MARK = b"apxr"
 MOST = 2**62  # of any number: beyond is no number that was ever written
-_NAME = re.compile(r"segments-([0-9]{20})-([0-9]{6})\.log")  # event of its first record, number of the attempt
+_NAME = re.compile(r"segments-([0-9]{20})(?:-[0-9]{6})?\.log")  # event of its first record; attempt, none in old files
 
 
 class Record(NamedTuple):
@@ -238,7 +238,8 @@ class SegmentLog:
 
         Raises JournalError for a sound file of another configuration, before it yields anything.
         """
-        paths = sorted(path for path in self._directory.iterdir() if _NAME.fullmatch(path.name))
+        paths = [path for path in self._directory.iterdir() if _NAME.fullmatch(path.name)]
+        paths.sort(key=lambda path: (_first_event(path), len(path.name), path.name))
         for path in paths:
             self._check_head(path)
         for path in paths:

@@ -25,7 +25,7 @@ from apex_jax import types
 from apex_jax.types import Array, Buffer, Flag, Integer, Real, Text
 
 MAGIC = "apex"
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 MAX_HEADER_BYTES = 2**16
 
 Message: TypeAlias = (
@@ -49,7 +49,7 @@ Message: TypeAlias = (
     | types.LearnerAlive
 )
 MESSAGES: tuple[type[Message], ...] = get_args(Message)
-"""Every kind of message; its place is its number in the protocol, so another order is another PROTOCOL_VERSION."""
+"""Every kind of message; its place is its number in the protocol: another list is another PROTOCOL_VERSION."""
 
 Frame: TypeAlias = bytes | memoryview | zmq.Frame
 
