@@ -12,7 +12,7 @@ COMMANDS = {  # which train nothing, and bring a command line of their own
     "status": "apex_jax.operations.status_command",
     "storage": "apex_jax.operations.storage_command",
 }
-OF_THE_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM}
+OF_THE_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EISDIR}
 MODULES = {"replay": "replay_server"}  # of apex_jax.workers; the other roles have their module's name
 
 

@@ -85,6 +85,42 @@ def test_while_no_snapshot_can_be_written_the_log_keeps_what_only_it_knows_withi
     world.kill()
 
 
+def test_on_a_full_disk_what_the_ring_has_left_makes_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(segment_log, "FILE_BYTES", 1_000)
+    world = World(tmp_path, capacity=4)
+    for number in range(1, 60):
+        world.store(number)
+    monkeypatch.setattr(os, "fsync", fail)
+    world.save()
+    assert len(files(tmp_path, "segments")) > 10, "these may be all that knows of them"
+    world.save()
+    assert len(files(tmp_path, "segments")) <= 4
+    monkeypatch.undo()
+    world.save()
+    world.kill()
+    world = World(tmp_path, capacity=4)
+    assert world.numbers() == [56, 57, 58, 59]
+    assert world.counters.environment_steps == 590
+    world.kill()
+
+
+def test_files_without_an_attempt_in_their_name_are_read_as_before(tmp_path: Path) -> None:
+    world = World(tmp_path, capacity=50)
+    world.store(1, 2, 3)
+    world.kill()
+    [path] = files(tmp_path, "segments")
+    path.rename(path.with_name(f"{path.stem[:-7]}.log"))
+    world = World(tmp_path, capacity=50)
+    world.store(4)
+    world.kill()
+    world = World(tmp_path, capacity=50)
+    assert world.numbers() == [1, 2, 3, 4]
+    world.kill()
+
+
 def test_what_a_snapshot_deletes_is_never_what_is_being_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -152,6 +152,7 @@ def test_file_that_cannot_be_written_is_one_line_and_no_traceback(programs: Prog
     (tmp_path / "run" / "logs" / "config.yaml").mkdir(parents=True)
     error = error_of(programs.start(*catch(tmp_path / "run")), 1)
     assert "run/logs/config.yaml" in error
+    assert "choose another run_directory" in error
 
 
 @pytest.mark.parametrize(("lines", "exit_code"), [

@@ -8,6 +8,7 @@ the priorities that the learner has sent since: those segments have what the sna
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import struct
 import threading
@@ -53,6 +54,7 @@ class ReplayJournal:
         self._snapshots = Snapshots(self.directory, identity)
         self._thread: threading.Thread | None = None
         self._failed: list[Path] | None = None  # by the thread: what it could not sync, to be tried again
+        self._is_disk_full = False  # as the thread found it
         self._leaving: list[LogFile] = []  # that the newest snapshot knows, the one before does not, and the ring left
         self._left: list[LogFile] = []  # the same of the snapshot that is being written
         self._snapshot_errors = 0
@@ -143,11 +145,13 @@ class ReplayJournal:
 
     def _write(self, facts: dict[str, Any], arrays: dict[str, np.ndarray], unsynced: list[Path]) -> None:
         """Runs on the thread: the log is on the disk before the snapshot that relies on it."""
+        self._is_disk_full = False
         try:
             sync(unsynced)
             self._snapshots.write(facts, arrays)
             self._failed = None
         except (OSError, MemoryError) as error:
+            self._is_disk_full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
             self._snapshot_errors += 1
             if not self._failures_in_a_row:
                 message = "no snapshot is written to %s (told once, tried again): %s"
@@ -169,9 +173,13 @@ class ReplayJournal:
     def _delete_left(self, has_succeeded: bool) -> None:
         """Deletes log files that both snapshots know of, the newest and the one to fall back to.
 
-        While none is written they stay, but for the oldest where the disk would fill up with them.
+        While none is written they stay, but for the oldest where the disk would fill up with them. On one that is full
+        the ring's own segments need the room: those that left before the last attempt go.
         """
-        going, self._leaving = (self._leaving, self._left) if has_succeeded else ([], self._leaving + self._left)
+        if has_succeeded or self._is_disk_full:
+            going, self._leaving = self._leaving, self._left
+        else:
+            going, self._leaving = [], self._leaving + self._left
         self._left = []
         while sum(file.num_bytes for file in self._leaving) > LOG_BYTES_AT_MOST:
             going.append(self._leaving.pop(0))
