@@ -29,6 +29,7 @@ MAX_FILE_BYTES = 2**42
 ATTEMPTS = 3  # at a set of files that changes while it is read
 TIMEOUTS = {"connect_timeout": 5, "read_timeout": 20, "retries": {"max_attempts": 2}}  # of boto
 NEVER_COPIED = {"lock"}
+NAME = "[0-9a-f]{32}"  # of a copy
 IDENTITY = ".copy-of-{}"  # file of a run directory: what its copy of a section is called, so that none replaces another
 
 Section: TypeAlias = Literal["learner", "replay"]
@@ -293,13 +294,17 @@ def local_progress(section: Section, run_directory: Path) -> int | None:
 
 
 def _identity(section: Section, run_directory: Path) -> str:
-    """Returns the name that this directory's copy has; a directory that was never copied gets one."""
+    """Returns the name that this directory's copy has; a directory that was never copied gets one. StorageError."""
     path = run_directory / IDENTITY.format(section)
-    try:
-        return path.read_text()
-    except FileNotFoundError:
-        path.write_text(secrets.token_hex(16))
-        return path.read_text()
+    name = path.read_text(errors="replace") if path.exists() else ""
+    if not name:  # also where a power failure left nothing of it
+        name = secrets.token_hex(16)
+        path.write_text(name)
+    if not re.fullmatch(NAME, name):
+        raise StorageError(
+            f"{path} is damaged: write into it the identity that {section}/manifest.json of the copy says"
+        )
+    return name
 
 
 def _is_copied(section: Section, depth: int, name: str) -> bool:
@@ -379,6 +384,6 @@ def _parsed_manifest(section: Section, data: bytes) -> tuple[Files, str]:
             if not re.fullmatch("[0-9a-f]{64}", digest) or type(size) is not int or not 0 < size <= PIECE_BYTES:
                 raise ValueError("a piece that cannot be")
     identity = record.get("identity", "")  # none in copies of before there were any
-    if not re.fullmatch("([0-9a-f]{32})?", identity):
+    if identity != "" and not re.fullmatch(NAME, identity):
         raise ValueError("a name that was never given")
     return files, identity

@@ -301,6 +301,16 @@ def test_copy_of_before_copies_had_names_is_taken_over_and_named(tmp_path: Path,
         assert named == (run / f".copy-of-{section}").read_text()
 
 
+@pytest.mark.parametrize("data", [b"no name", b"\xff" * 40, b"A" * 32])
+def test_name_of_a_copy_that_is_damaged_is_one_line_and_spoils_no_copy(tmp_path: Path, run: Path, data: bytes) -> None:
+    write(run, ".copy-of-learner", data)
+    with pytest.raises(StorageError, match=r"\.copy-of-learner is damaged: write into it the identity"):
+        push(tmp_path / "copy", run)
+    write(run, ".copy-of-learner", b"")
+    push(tmp_path / "copy", run)
+    assert pull(tmp_path / "copy", tmp_path / "back").keys() == copied(run).keys()
+
+
 def test_copy_of_a_replay_that_is_further_is_never_overwritten(tmp_path: Path, run: Path) -> None:
     older = run / "replay" / f"segments-{1:020}-000001.log"
     newer = run / "replay" / f"segments-{99:020}-000002.log"
