@@ -124,6 +124,11 @@ class Storage:
             raise self._error(error) from error
         return _progress_of("learner", files)
 
+    def is_copy_of(self, section: Section, run_directory: Path) -> bool:
+        """Tells whether the copy, as last read, is that of this directory, or of one that was fetched from it."""
+        name = self._identities.get(section, "")
+        return bool(name) and name == _identity(section, run_directory)
+
     def _push(self, section: Section, run_directory: Path) -> Copied:
         known = self._known.get(section)
         if known is None:
@@ -326,7 +331,10 @@ def _still_there(file: IO[bytes], known: list[Piece], size: int) -> list[Piece]:
 
 
 def _install(arriving: Path, run_directory: Path) -> None:
-    """Moves what has come to its place, checkpoints and the replay whole and last; what is there already stays."""
+    """Moves what has come to its place, checkpoints and the replay whole and last; what is there already stays.
+
+    StorageError where that is a folder, unless it is a checkpoint's: that which is there is as far.
+    """
     units = sorted(_units(arriving), key=lambda unit: (unit.is_dir(), unit))
     for unit in units:
         place = run_directory / unit.relative_to(arriving)
@@ -337,7 +345,7 @@ def _install(arriving: Path, run_directory: Path) -> None:
             place.rmdir()
         if not place.exists():
             os.rename(unit, place)
-        elif place.is_dir():
+        elif place.is_dir() and place.parent.name != "checkpoints":
             raise StorageError(f"{place} is in the way of what was fetched; move it away")
     shutil.rmtree(arriving, ignore_errors=True)
 

@@ -8,6 +8,7 @@ import shutil
 import signal
 import threading
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -54,9 +55,10 @@ def test_failure_is_said_once_counted_and_made_good(
     tmp_path: Path, run: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "apex_jax")
-    with StorageCopy(config_of(run, tmp_path / "copy", 0.01), "learner", StopSignal()) as copy:
+    with ExitStack() as stack:
         with monkeypatch.context() as patch:
             failing(patch, 0)
+            copy = stack.enter_context(StorageCopy(config_of(run, tmp_path / "copy", 0.01), "learner", StopSignal()))
             wait_until(lambda: copy.failed >= 3)
         wait_until(lambda: "the run is copied again" in caplog.text)
     assert caplog.text.count("no copy of the run") == 1
@@ -95,6 +97,25 @@ def test_start_behind_the_copy_or_without_an_answer_is_one_line(tmp_path: Path, 
     (tmp_path / "copy" / "learner" / "manifest.json").write_text("{}")
     with pytest.raises(StorageError, match=r"manifest\.json is damaged; restore it, or remove it"):
         fetch_missing(config_of(tmp_path / "new", tmp_path / "copy"), ["learner"], lambda: False)
+
+
+def test_start_behind_the_copy_of_the_same_run_goes_on_from_the_copy(
+    tmp_path: Path, run: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    push(tmp_path / "copy", run)
+    config = config_of(tmp_path / "replacement", tmp_path / "copy")
+    fetch_missing(config, module.SECTIONS, lambda: False)
+    write(tmp_path / "replacement", "checkpoints/210/x", b"of the replacement")
+    write(run, "checkpoints/250/x", b"what the machine before saved last")
+    push(tmp_path / "copy", run)
+    fetch_missing(config, module.SECTIONS, lambda: False)
+    assert caplog.text.count("is at 210 updates, its copy at 250: the run goes on from the copy") == 1
+    there = content(tmp_path / "replacement")
+    assert there["checkpoints/250/x"] == b"what the machine before saved last"
+    assert there["checkpoints/210/x"] == b"of the replacement", "what is there is never overwritten"
+    push(tmp_path / "copy", tmp_path / "replacement")
+    fetch_missing(config, module.SECTIONS, lambda: False)
+    assert caplog.text.count("goes on from the copy") == 1
 
 
 def test_without_a_url_nothing_happens_and_nothing_is_imported(tmp_path: Path) -> None:

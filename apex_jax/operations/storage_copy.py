@@ -89,15 +89,17 @@ class StorageCopy:
 
 
 def fetch_missing(config: Config, sections: Sequence[Section], is_cancelled: Callable[[], bool]) -> Storage:
-    """Fetches the sections that the run directory lacks and the storage has; returns the storage.
+    """Fetches what the storage has and the run directory lacks: a section, or the newer checkpoints of the same run.
 
-    StorageError where it cannot be read, or is ahead of the run directory: a start from there would overwrite it.
+    The newer ones are of a machine that this one replaced and that was still saving; the run goes on from there.
+    Returns the storage. StorageError where it cannot be read, or is ahead with another run: a start would overwrite it.
     """
     storage = Storage(config.storage.url)
     directory = Path(config.directory)
     for section in sections:
         if section == "learner" and (newest := newest_local_checkpoint(directory)) is not None:
-            _check_not_ahead(storage, directory, newest)
+            if _is_ahead(storage, directory, newest):
+                _fetch(storage, section, directory, is_cancelled)
         elif section == "learner" or not has_replay(directory):
             _fetch(storage, section, directory, is_cancelled)
     return storage
@@ -120,10 +122,15 @@ def _fetch(storage: Storage, section: Section, directory: Path, is_cancelled: Ca
         _log.info("fetched the %s of the run from %s: %s", section, storage.url, size)
 
 
-def _check_not_ahead(storage: Storage, directory: Path, newest: int) -> None:
+def _is_ahead(storage: Storage, directory: Path, newest: int) -> bool:
+    """Tells whether the copy of this run has a newer checkpoint; StorageError where that of another run has."""
     remote = storage.newest_checkpoint()
-    if remote is not None and remote > newest:
+    if remote is None or remote <= newest:
+        return False
+    if not storage.is_copy_of("learner", directory):
         raise StorageError(
             f"storage.url={storage.url} holds a checkpoint at {remote} updates, {directory} only one at {newest}:"
             " fetch it into an empty run_directory, or choose another storage.url"
         )
+    _log.warning("%s is at %d updates, its copy at %d: the run goes on from the copy", directory, newest, remote)
+    return True
