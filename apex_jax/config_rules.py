@@ -68,10 +68,22 @@ def _network_rules(config: Config) -> Iterator[Rule]:
     yield "network.channels", same_length, "must have as many entries as network.kernel_sizes and network.strides"
     if not config.environment.task.endswith("-v5"):
         return  # CartPole-v1, Catch-v0: no pixels, no convolutions
-    for kernel, stride in zip(network.kernel_sizes, network.strides, strict=False):
+    layers = list(zip(network.kernel_sizes, network.strides, strict=False))
+    left = size
+    for kernel, stride in layers:
         fix = "use smaller kernels or strides, or a larger environment.frame_size"
-        yield "network.kernel_sizes", kernel <= size, f"{kernel} does not fit on the {size} pixels that are left; {fix}"
-        size = max(0, size - kernel) // stride + 1
+        yield "network.kernel_sizes", kernel <= left, f"{kernel} does not fit on the {left} pixels that are left; {fix}"
+        left = max(0, left - kernel) // stride + 1
+    seen, fitting = _pixels_seen(left, layers), _pixels_seen(left + 1, layers)
+    blind = f"leave the last {size - seen} rows and columns of {size} pixels unseen, where a paddle may be"
+    yield "network.strides", seen >= size, f"{blind}; use environment.frame_size={seen} or {fitting}, or other kernels"
+
+
+def _pixels_seen(outputs: int, layers: list[tuple[int, int]]) -> int:
+    """Returns how many pixels of a row reach the last convolution's `outputs`; layers: kernel and stride of each."""
+    for kernel, stride in reversed(layers):
+        outputs = (outputs - 1) * stride + kernel
+    return outputs
 
 
 def _address_rules(config: Config) -> Iterator[Rule]:
