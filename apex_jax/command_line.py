@@ -138,7 +138,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--role", choices=ROLES, default="local", help="the process to be; local = all, supervised")
     parser.add_argument("--config", metavar="FILE", help="YAML (configs/pong_cpu.yaml, or that of the checkpoint)")
     parser.add_argument("--print-config", action="store_true", help="print the whole configuration as YAML, and stop")
-    parser.add_argument("--name", help=argparse.SUPPRESS)
+    parser.add_argument("--name", help="of log and metrics (the role's): a second actor in a run directory needs one")
     return parser
 
 
@@ -258,7 +258,7 @@ def _override(text: str, group: str) -> dict[str, Any]:
     if name not in SETTINGS and f"{group}.{name}" in SETTINGS:
         name = f"{group}.{name}"
     if not separator:
-        raise UsageError(f"{shown(text)}: settings are given as KEY=VALUE, such as seed=3")
+        raise UsageError(f"{shown(text)}: settings are given as KEY=VALUE, such as seed=3; see --help")
     try:
         tree = {name: _plain(value, lambda text: OmegaConf.from_dotlist([f"value={text}"]))["value"]}
     except Exception as error:  # as in _read

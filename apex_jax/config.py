@@ -144,7 +144,7 @@ class LearnerConfig:
     batch_size: int = key(512, "transitions of an update", "transitions", 1, 65536)
     updates_per_call: int = key(
         0,
-        "updates of one call of the device, on batches drawn together; 0 = 8 on GPU, fewer on CPU",
+        "updates of one call of the device, on batches drawn together; 0 = 8, on CPU at most 256 transitions' worth",
         "updates",
         0,
         256,
@@ -224,7 +224,8 @@ class StorageConfig:
     url: str = key(
         "",
         "checkpoints, metrics and replay are copied here: s3://bucket/prefix, file:///path or a folder; a start"
-        " without a checkpoint of its own fetches that; credentials come from boto's usual places; empty = nowhere",
+        " without a checkpoint of its own, or behind the copy of its own run, fetches that; credentials come from"
+        " boto's usual places; empty = nowhere",
     )
     interval_seconds: float = key(300.0, "pause between two copies", "seconds", 1, 10**6)
 

@@ -131,7 +131,7 @@ def check_device(role: str, config: Config) -> None:
 
 
 def keep_compiled_programs() -> None:
-    """Has JAX keep what it compiles, before it is first used: a second start learns after 17 s instead of 25 s.
+    """Has JAX keep what it compiles, before it is first used, so that a second start learns sooner.
 
     In the user's cache folder, apart for each kind of processor; JAX_COMPILATION_CACHE_DIR says another place. Without
     a place that can be written every start compiles anew.

@@ -37,6 +37,7 @@ parse() {
     [ -n "$source" ] || fail "--source is missing: a git repository or a .tar.gz of git archive" 2
     [[ $commit =~ ^[0-9a-f]{40}$ ]] || fail "--commit is '$commit': give all 40 digits of git rev-parse HEAD" 2
     [ "$(id -u)" = 0 ] || fail "this needs root: sudo $0 ..."
+    [ ! -e "$source" ] || source=$(realpath "$source") # git looks from elsewhere
     version=$home/versions/$commit
 }
 

@@ -31,6 +31,8 @@ def test_provision_installs_a_version_that_runs_and_a_second_time_changes_nothin
     commit = say("git", "rev-parse", "HEAD")[1].strip()
     archive = tmp_path / "apex-jax.tar.gz"
     assert say("git", "archive", "--format=tar.gz", "-o", str(archive), commit)[0] == 0
+    repository = tmp_path / "repository"
+    assert say("git", "clone", "-q", "--bare", ".", str(repository))[0] == 0
     provision = f"bash {PROVISION} --source {archive} --commit {commit}"
     script = f"""{OVERLAY}
 made() {{ # with the time of each change
@@ -46,6 +48,7 @@ test "$(stat -c '%a %U' /etc/apex-jax/keys)" = '700 apex-jax'
 test -f /etc/systemd/system/apex-jax@.service
 bash {SMOKE_TEST}
 ! bash {PROVISION} --source {archive} --commit {COMMIT}
+(cd {repository} && ! bash {PROVISION} --source . --commit {COMMIT}) 2>&1 | grep -q "^error: {repository} has no commit"
 
 opens_gpu=/etc/systemd/system/apex-jax@learner.service.d/gpu.conf
 test ! -e $opens_gpu

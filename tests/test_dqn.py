@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import re
 from typing import Any
 
 import jax
@@ -11,7 +13,10 @@ import pytest
 
 from apex_jax.agent.dqn import Dqn, LearnerState, make_dqn
 from apex_jax.agent.frame_store import FrameStore
-from apex_jax.config import AlgorithmConfig, Config, LearnerConfig, NetworkConfig
+from apex_jax.command_line import CONFIGS, load
+from apex_jax.config import AlgorithmConfig, Config, EnvironmentConfig, LearnerConfig, NetworkConfig
+from apex_jax.config_rules import check
+from apex_jax.errors import UsageError
 from apex_jax.types import SegmentSpec
 from tests import reference
 
@@ -253,6 +258,44 @@ def test_pixels_are_scaled_to_0_1_and_frames_are_the_channels() -> None:
     output = dqn.act(params, pixels, jnp.zeros(1), jax.random.key(0), 0)
     np.testing.assert_allclose(output.q_max, q.max(axis=1), rtol=1e-4)
     assert output.action[0] == q.argmax()
+
+
+def unseen(config: Config) -> tuple[list[int], list[int]]:
+    """Returns which of the outermost 8 rows, and columns, can be inverted in all frames and the q-value stays."""
+    size, rng = config.environment.frame_size, np.random.default_rng(10)
+    frames = rng.integers(0, 256, (4, size, size), dtype=np.uint8)
+    outermost = [*range(8), *range(size - 8, size)]
+    inverted = np.repeat(frames[None], 1 + 2 * len(outermost), axis=0)
+    for k, i in enumerate(outermost, 1):
+        inverted[k, :, i] ^= 255
+        inverted[k + len(outermost), :, :, i] ^= 255
+    dqn = make_dqn(config, PIXELS._replace(frame_shape=(size, size)))
+    params = dqn.init(jax.random.key(0)).online_params
+    q = np.asarray(dqn.act(params, inverted, jnp.zeros(len(inverted)), jax.random.key(0), 0).q_max)
+    stays = np.isclose(q[1:], q[0], rtol=1e-6, atol=0).reshape(2, -1)
+    rows, columns = ([i for i, same in zip(outermost, line, strict=True) if same] for line in stays)
+    return rows, columns
+
+
+@pytest.mark.parametrize("name", ["pong_cpu", "atari", "paper"])
+def test_network_sees_every_pixel(name: str) -> None:
+    assert unseen(load(CONFIGS / f"{name}.yaml")) == ([], [])
+
+
+@pytest.mark.parametrize(("size", "kernels", "strides"), [(42, (4, 4, 3), (3, 2, 1)), (30, (5, 3), (4, 3))])
+def test_geometry_is_refused_for_as_many_rows_and_columns_as_its_network_does_not_see(
+    size: int, kernels: tuple[int, ...], strides: tuple[int, ...]
+) -> None:
+    network = NetworkConfig(channels=(8, 8, 8)[: len(kernels)], kernel_sizes=kernels, strides=strides, hidden_units=8)
+    config = Config(environment=EnvironmentConfig(frame_size=size), network=network)
+    rows, columns = unseen(config)
+    with pytest.raises(UsageError, match=f"the last {len(rows)} rows and columns of {size} pixels unseen") as told:
+        check(config)
+    assert rows == columns == list(range(size - len(rows), size))
+    for fitting in map(int, re.findall(r"frame_size=([0-9]+) or ([0-9]+)", str(told.value))[0]):
+        fits = dataclasses.replace(config, environment=EnvironmentConfig(frame_size=fitting))
+        check(fits)
+        assert unseen(fits) == ([], [])
 
 
 def test_bfloat16_activations_give_float32_q_values_near_those_of_float32() -> None:
