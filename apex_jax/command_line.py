@@ -194,6 +194,13 @@ def load(path: Path | str | None, overrides: Sequence[str] = (), group: str = ""
     In a file a key stands once; of overrides the last one holds, and those of `group` need not name it. Nothing in
     either is evaluated. Raises UsageError.
     """
+    config = load_as_written(path, overrides, group)
+    check(config)
+    return config
+
+
+def load_as_written(path: Path | str | None, overrides: Sequence[str] = (), group: str = "") -> Config:
+    """Returns the same without asking whether the keys fit each other: a run of before need not fit rules of today."""
     values = {} if path is None else _read(Path(path))
     values |= _overrides(overrides, group)
     members: dict[str, dict[str, Any]] = {group: {} for group in ("", *GROUPS)}
@@ -201,9 +208,7 @@ def load(path: Path | str | None, overrides: Sequence[str] = (), group: str = ""
         group, _, short_name = name.rpartition(".")
         members[group][short_name] = value
     groups = {name: group(**members[name]) for name, group in GROUPS.items()}
-    config = Config(**members[""], **groups)
-    check(config)
-    return config
+    return Config(**members[""], **groups)
 
 
 def to_yaml(config: Config) -> str:

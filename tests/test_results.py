@@ -219,6 +219,15 @@ def test_runs_that_have_no_time_in_common_have_no_grid() -> None:
     assert common_grid([early, late], "minutes").size == 0
 
 
+def test_run_that_would_be_refused_today_is_drawn(tmp_path: Path) -> None:
+    directory = make_run(tmp_path / "run", [1.0, 2.0])
+    config = directory / "config.yaml"
+    config.write_text(config.read_text().replace("frame_size: 84", "frame_size: 85"))
+    with pytest.raises(UsageError, match="frame_size=84 or 92"):
+        load(config)
+    assert read_run(directory).settings["environment.frame_size"] == 85
+
+
 @pytest.mark.parametrize("path", sorted((ROOT / "results").glob("*/*/starts.jsonl")), ids=lambda path: str(path.parent))
 def test_published_run_is_one_that_plot_reads(path: Path) -> None:
     published = read_run(path.parent)

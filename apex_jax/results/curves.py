@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from apex_jax.atari_scores import human_normalized_score
-from apex_jax.command_line import SETTINGS, load
+from apex_jax.command_line import SETTINGS, load_as_written
 from apex_jax.config import Config
 from apex_jax.errors import UsageError, shown
 from apex_jax.metrics import read_metrics
@@ -67,7 +67,7 @@ def read_run(directory: str | os.PathLike[str]) -> Run:
         raise UsageError(f"{shown(directory)}: holds no metrics/*.jsonl; give the directory of a run, such as runs/*")
     lines = {file.stem: read_metrics(file) for file in metrics}
     starts = read_starts(path)
-    settings = _settings(load(path / "config.yaml")) if (path / "config.yaml").exists() else {}
+    settings = _settings(load_as_written(path / "config.yaml")) if (path / "config.yaml").exists() else {}
     all_lines = [line for of_process in lines.values() for line in of_process]
     minutes = _Minutes([start["time"] for start in starts], [line["time"] for line in all_lines])
     bands = sorted({tag for line in all_lines for tag in line if tag.startswith(TRAINING)})
