@@ -285,7 +285,7 @@ def test_geometry_is_refused_for_as_many_rows_and_columns_as_its_network_does_no
     network = NetworkConfig(channels=(8, 8, 8), kernel_sizes=(4, 4, 3), strides=(3, 2, 1), hidden_units=8)
     config = Config(environment=EnvironmentConfig(frame_size=42), network=network)
     assert unseen(config) == ([*range(37, 42)], [*range(37, 42)])
-    with pytest.raises(UsageError, match=r"the last 5 rows and columns of 42 pixels unseen.* frame_size=37 or 43"):
+    with pytest.raises(UsageError, match=r"the last 5 rows and columns of 42 pixels unseen.*frame_size=37 or 43"):
         check(config)
     check(dataclasses.replace(config, evaluator=EvaluatorConfig(checkpoint="runs/trained-before-it-was-refused")))
     for size in (37, 43):
