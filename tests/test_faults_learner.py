@@ -117,7 +117,10 @@ def hang(step):
     print("saving", flush=True)
     time.sleep(600)
 checkpoint._write_checksums = hang
-Learner._limit_reached = lambda learner: setattr(learner, "updates", 2)
+def learn(learner):
+    learner.updates = 2
+    print("learning", flush=True)
+Learner._limit_reached = learn
 """
 
 
@@ -127,7 +130,7 @@ def test_fault_08_a_second_signal_during_the_save_ends_it_and_the_last_checkpoin
 ) -> None:
     state, progress = save_checkpoint(tmp_path)
     learner = programs.start("--role", "learner", *catch(tmp_path, *free_tcp_addresses()), lines=HANGS)
-    learner.wait_until(lambda: "joining the replay server" in learner.stderr)
+    learner.wait_until(lambda: "learning" in learner.stdout)
     learner.send(number)
     learner.wait_until(lambda: "saving" in learner.stdout)
     learner.send(number)
