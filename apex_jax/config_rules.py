@@ -76,6 +76,8 @@ def _network_rules(config: Config) -> Iterator[Rule]:
         left = max(0, left - kernel) // stride + 1
     if config.evaluator.checkpoint:
         return  # whatever has been trained can be watched
+    skips = "no stride may be larger than its kernel: the pixels in between would be unseen"
+    yield "network.strides", all(stride <= kernel for kernel, stride in layers), skips
     seen, fitting = _pixels_seen(left, layers), _pixels_seen(left + 1, layers)
     blind = f"leave the last {size - seen} rows and columns of {size} pixels unseen, where a paddle may be"
     yield "network.strides", seen >= size, f"{blind}; use environment.frame_size={seen} or {fitting}, or other kernels"

@@ -274,6 +274,10 @@ def test_device_libraries_are_not_imported_before_the_device_is_chosen() -> None
         ("network.strides=[1]", ["network.channels", "network.strides"]),
         ("environment.frame_size=20 network.kernel_sizes=[4,7,3]", ["kernel_sizes=(4, 7, 3)", "7", "6 pixels"]),
         ("environment.frame_size=42", ["network.strides=(3, 2, 1)", "last 2 rows", "frame_size=40 or 46"]),
+        (
+            "environment.frame_size=41 network.kernel_sizes=[2,3,3]",
+            ["network.strides=(3, 2, 1)", "larger than its kernel"],
+        ),
         ("environment.frame_size=39 network.kernel_sizes=[4,4,3]", ["last 2 rows", "frame_size=37 or 43"]),
         ("addresses.weights=127.0.0.1:1", ["addresses.weights=127.0.0.1:1", "tcp://"]),
         ("addresses.weights=udp://127.0.0.1:1", ["udp", "tcp://"]),
