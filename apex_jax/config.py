@@ -155,6 +155,7 @@ class LearnerConfig:
     final_learning_rate_share: float = key(
         1.0, "the step size falls linearly to this share of it as the run nears its limit; 1 = constant", "", 0, 1
     )
+    learning_rate_decay_start: float = key(0.0, "share of the run after which the step size falls", "", 0, 0.99)
     rmsprop_decay: float = key(0.95, "decay of both moments of RMSProp", "", 0, 1)
     optimizer_epsilon: float = key(
         1.5e-7, "added to the variance inside the root (RMSProp), beside the root (Adam)", "", 0, 1

@@ -103,6 +103,16 @@ def test_the_step_size_falls_with_the_limit_that_is_nearest(config: Config, cont
     np.testing.assert_allclose(shares, [1.0, 0.6, 0.4, 0.2, 0.2], atol=1e-6)
 
 
+def test_the_step_size_is_constant_until_its_decay_starts(config: Config, context: zmq.Context) -> None:
+    held = dataclasses.replace(config.learner, final_learning_rate_share=0.2, learning_rate_decay_start=0.6)
+    learner = Learner(config.replace(learner=held, total_updates=1_000), segment_spec(config), context)
+    shares = []
+    for learner.updates in (0, 600, 700, 800, 1_000, 1_008):
+        shares.append(learner._learning_rate_share())
+    learner.close()
+    np.testing.assert_allclose(shares, [1.0, 1.0, 0.8, 0.6, 0.2, 0.2], atol=1e-6)
+
+
 def test_the_step_size_stays_where_the_run_has_no_limit(config: Config, context: zmq.Context) -> None:
     falling = dataclasses.replace(config.learner, final_learning_rate_share=0.2)
     config = config.replace(learner=falling, total_updates=0)

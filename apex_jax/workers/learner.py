@@ -237,9 +237,11 @@ class Learner:
         return next((limit.text for limit in self._limits() if limit.at >= limit.end), None)
 
     def _learning_rate_share(self) -> float:
-        """Returns 1 at the run's start, and `final_learning_rate_share` when it has come to the limit that is next."""
+        """Returns 1 up to `learning_rate_decay_start`, `final_learning_rate_share` at the limit that is next."""
+        learner = self._config.learner
         done = max((limit.at / limit.end for limit in self._limits()), default=0.0)
-        return 1 - (1 - self._config.learner.final_learning_rate_share) * min(1.0, done)
+        fallen = (done - learner.learning_rate_decay_start) / (1 - learner.learning_rate_decay_start)
+        return 1 - (1 - learner.final_learning_rate_share) * min(1.0, max(0.0, fallen))
 
     def _housekeeping(self) -> None:
         now = time.monotonic()
