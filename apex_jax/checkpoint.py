@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import logging
 import math
@@ -22,7 +21,8 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
-from apex_jax.errors import RunError
+from apex_jax.disk import lock, synchronize
+from apex_jax.errors import RunError, first_line
 
 _log = logging.getLogger(__name__)
 
@@ -154,15 +154,11 @@ class Checkpointer:
             file = open(self.directory / ".lock", "w")  # noqa: SIM115 - closed by `close`
         except OSError as error:
             raise CheckpointError(f"{self.directory} cannot hold checkpoints: {error}; set run_directory") from error
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not lock(self.directory, file.fileno()):
             file.close()
             raise CheckpointError(
                 f"another learner saves in {self.directory}: stop it, or choose another run_directory"
-            ) from None
-        except OSError as error:  # a file system without locks
-            _log.warning("%s cannot be locked (%s): start no second learner there", self.directory, error.strerror)
+            )
         return file
 
     def _remove_halves(self) -> None:
@@ -181,7 +177,7 @@ class Checkpointer:
         except Exception as error:  # orbax raises whatever its writers raise
             self.failed_saves += 1
             self.error = CheckpointError(
-                f"checkpoint {self.directory}/{progress.updates} was not saved: {_first_line(error)}"
+                f"checkpoint {self.directory}/{progress.updates} was not saved: {first_line(error)}"
             )
             _log.error("%s; training goes on, and it is tried again", self.error)
             with contextlib.suppress(OSError):
@@ -207,7 +203,7 @@ class Checkpointer:
             os.replace(self.directory / str(step), self.directory / f"{_DAMAGED}{step}-{time.time_ns()}")
             self._damaged.remove(step)
         os.rename(half, whole)  # from here on it is a checkpoint
-        _synchronize(self.directory)
+        synchronize(self.directory)
 
     def _delete_old(self) -> None:
         for step in self.steps[: -self._kept]:
@@ -253,7 +249,7 @@ class Checkpointer:
         _log.warning(
             "checkpoint %s is damaged, trying the one before: %s",
             os.fspath(self.directory / str(step)),
-            _first_line(error),
+            first_line(error),
         )
 
 
@@ -291,11 +287,11 @@ def _write_checksums(step: Path) -> None:
     for name, path in _files_of(step):
         data = path.read_bytes()
         files[name] = [len(data), zlib.crc32(data)]
-        _synchronize(path)
+        synchronize(path)
     path = step / CHECKSUMS
     path.write_text(json.dumps({"files": files, "crc": _crc_of_record(files)}))
     for each in (path, *(folder for folder in step.rglob("*") if folder.is_dir()), step):
-        _synchronize(each)
+        synchronize(each)
 
 
 def _check_files(step: Path) -> None:
@@ -328,19 +324,6 @@ def _progress_of(record: dict[str, Any]) -> Progress:
     if type(seconds) not in (int, float) or not math.isfinite(seconds) or seconds < 0:
         raise ValueError("its time is not a number of seconds")
     return progress
-
-
-def _synchronize(path: Path) -> None:
-    """Has the disk keep a file or the names in a folder; without it a power failure leaves empty files."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def _crc_of_state(state: Any) -> int:

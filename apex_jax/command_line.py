@@ -16,16 +16,16 @@ import re
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, NoReturn, get_type_hints
+from typing import Any, Literal, NamedTuple, get_type_hints
 
 from omegaconf import OmegaConf
 
 from apex_jax.config import Config, Key
 from apex_jax.config_rules import check
-from apex_jax.errors import UsageError, shown
+from apex_jax.errors import Parser, UsageError, shown
 
 ROLES = ("local", "actor", "replay", "learner", "evaluator")
-OPTIONS = ("--help", "--role", "--config", "--print-config")
+OPTIONS = ("--help", "--role", "--config", "--print-config", "--name")
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"
 DEFAULT_CONFIG = CONFIGS / "pong_cpu.yaml"
 MAX_YAML_LENGTH = 16_384  # libyaml recurses: some 30,000 open brackets overflow the stack and kill the process
@@ -94,7 +94,7 @@ def parse(argv: Sequence[str]) -> Command:
             raise UsageError(_unknown_option(text))
     name = options.role if options.name is None else options.name
     if not re.fullmatch(r"\w[\w.-]{0,63}", name, re.ASCII):
-        raise UsageError(f"--name {name!r}: names a log file; use 1 to 64 letters, digits and _ . -, a letter first")
+        raise UsageError(f"--name {name!r}: names a log file; use 1 to 64 letters, digits and _ . -, no . or - first")
     checkpoint = _overrides(rest, options.role).get("evaluator.checkpoint")
     path = DEFAULT_CONFIG if options.config is None else options.config
     if checkpoint and options.role == "evaluator" and options.config is None:
@@ -120,13 +120,9 @@ def _config_of(checkpoint: str) -> Path:
     return path
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message}; see --help")
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
+def _parser() -> Parser:
+    parser = Parser(
+        prog="python main.py",
         usage="python main.py [--role ROLE] [--config FILE] [--print-config] [KEY=VALUE ...]\n"
         "       python main.py plot RUN ... | status ADDRESS | storage push RUN URL | storage pull URL RUN |\n"
         "                      keys create DIR (each says more with --help)",

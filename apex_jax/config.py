@@ -91,11 +91,17 @@ class ActorConfig:
     base_epsilon: float = key(0.4, "epsilon of environment i of N is base^(1 + exponent i / (N - 1))", "", 0, 1)
     epsilon_exponent: float = key(7.0, "spread of the ladder, see base_epsilon", "", 0, 100)
     segment_slots: int = key(64, "frame slots of a segment, the unit an actor sends", "frames", 8, 4096)
-    max_outstanding_segments: int = key(64, "segments sent and not yet acknowledged, before acting waits", "", 1, 4096)
+    max_outstanding_segments: int = key(
+        64,
+        "segments sent and not yet acknowledged; acting waits when as many again, or one an environment, wait behind",
+        "",
+        1,
+        4096,
+    )
     overflow: str = key(
         "wait",
-        "what acting does while the replay takes no segments and max_outstanding_segments more are kept: wait, or drop"
-        " the oldest that was not sent, counted",
+        "what acting does while the replay takes no segments and the actor holds all that max_outstanding_segments"
+        " allows: wait, or drop the oldest that was not sent, counted",
         choices=("wait", "drop"),
     )
     device: str = key("cpu", "where the policy runs", choices=("auto", "cpu", "gpu"))
@@ -149,7 +155,7 @@ class LearnerConfig:
         0,
         256,
     )
-    prefetch_batches: int = key(16, "batches drawn ahead of the learner", "batches", 1, 4096)
+    prefetch_batches: int = key(16, "batches drawn ahead, beside those of two calls", "batches", 1, 4096)
     optimizer: str = key("rmsprop", "rmsprop is the centered form", choices=("rmsprop", "adam"))
     learning_rate: float = key(0.00025 / 4, "step size", "", 0, 10)
     final_learning_rate_share: float = key(
@@ -173,6 +179,11 @@ class LearnerConfig:
         choices=("auto", "float32", "bfloat16"),
     )
     device: str = key("auto", "where the learner runs; auto = GPU where there is one", choices=("auto", "cpu", "gpu"))
+
+    @property
+    def largest_draw(self) -> int:
+        """Transitions drawn at once, on the device that draws most."""
+        return (self.updates_per_call or GPU_UPDATES_PER_CALL) * self.batch_size
 
     def updates_of_a_call(self, on_cpu: bool) -> int:
         """Returns how many updates one call of the device makes, also where `updates_per_call` leaves that open.

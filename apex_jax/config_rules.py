@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from operator import attrgetter
 from typing import TypeAlias
 
-from apex_jax.config import GPU_UPDATES_PER_CALL, Config
+from apex_jax.config import Config
 from apex_jax.errors import UsageError, shown
 
 MAX_IPC_PATH_BYTES = 107  # of a Unix socket's address
@@ -50,11 +50,10 @@ def _size_rules(config: Config) -> Iterator[Rule]:
     yield "actor.ladder_size", actor.ladder_size == 0 or actor.ladder_size >= actor.environments, least
     most = f"must be 0 to learner.prefetch_batches={learner.prefetch_batches}; lower it, or raise that one"
     yield "learner.updates_per_call", learner.updates_per_call <= learner.prefetch_batches, most
-    drawn = learner.batch_size * (learner.updates_per_call or GPU_UPDATES_PER_CALL)
     yield (
         "learner.batch_size",
-        drawn <= 2**22,
-        f"with learner.updates_per_call, {drawn} a draw, must be at most {2**22}",
+        learner.largest_draw <= 2**22,
+        f"with learner.updates_per_call, {learner.largest_draw} a draw, must be at most {2**22}",
     )
     skip = environment.frame_skip
     least = f"must be at least environment.frame_skip={skip}, the frames of one step"

@@ -18,7 +18,7 @@ import envpool
 import numpy as np
 
 from apex_jax.config import Config
-from apex_jax.errors import UsageError
+from apex_jax.errors import UsageError, first_line
 from apex_jax.types import SegmentSpec, Step
 
 
@@ -35,9 +35,8 @@ def segment_spec(config: Config) -> SegmentSpec:
         try:
             spec = envpool.make_spec(task, **_options(config, config.environment.max_episode_frames))
         except (ImportError, RuntimeError) as error:  # of games whose own parts are not installed
-            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
             raise UsageError(
-                f"environment.task={task}: EnvPool cannot make it here ({reason}); choose an Atari game"
+                f"environment.task={task}: EnvPool cannot make it here ({first_line(error)}); choose an Atari game"
             ) from None
         observation, action = spec.gymnasium_observation_space, spec.gymnasium_action_space
     if not hasattr(action, "n") or observation.shape is None:

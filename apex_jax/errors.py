@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+import argparse
+from typing import Any, NoReturn
 
 
 class UsageError(ValueError):
@@ -23,6 +24,20 @@ class FatalError(RunError):
 
 class DivergenceError(FatalError):
     """Learning has come to nothing."""
+
+
+class Parser(argparse.ArgumentParser):
+    """Raises UsageError where argparse would write and exit. `prog`: what the user types, "python main.py plot"."""
+
+    def error(self, message: str) -> NoReturn:
+        """Refuses a command line."""
+        command = self.prog.removeprefix("python main.py").strip()
+        raise UsageError(f"{command}: {message}; see {self.prog} --help" if command else f"{message}; see --help")
+
+
+def first_line(error: Exception) -> str:
+    """Returns what an error of a library says, on one line; its name where it says nothing."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def shown(value: Any) -> str:

@@ -74,7 +74,7 @@ TAGS: dict[str, str] = {
     "replay/journal_errors": "times the disk took no segments or snapshot, since the start of the server; 0",
     "ledger/produced": "transitions produced by all actors of the run, the sum of all that follow; grows",
     "ledger/stored": "transitions that were ever stored; grows, by far the most of those produced",
-    "ledger/in_flight": "transitions on their way from living actors; bounded by actor.max_outstanding_segments",
+    "ledger/in_flight": "transitions on their way from living actors; bounded through actor.max_outstanding_segments",
     "ledger/lost_with_actor": "transitions that actors had when they died; 0, or some hundreds for each death",
     "ledger/lost_with_replay": "transitions acknowledged and then forgotten by the replay; 0, unless power failed, the"
     " disk did, or replay.journal is false",
@@ -84,7 +84,6 @@ TAGS: dict[str, str] = {
     "actor/wait_seconds_share": "share of its time the actor waits for the replay to take segments, 0 to 1; near 0,"
     " more where replay.samples_per_insert makes it wait for the learner",
     "actor/replay_silences": "times the replay server was silent for 10 seconds, since the actor began; 0",
-    "actor/weights_lag_updates": "learner updates since the actor's weights; a few seconds' worth",
     "actor/weights_age_seconds": "age of the actor's weights, seconds; near publish_interval_seconds",
     "system/resident_memory_bytes": "resident memory of the process, bytes; constant once the replay is full",
 }

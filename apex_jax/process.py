@@ -17,7 +17,7 @@ from types import FrameType
 import numpy as np
 
 from apex_jax.config import Config
-from apex_jax.errors import FatalError, RunError
+from apex_jax.errors import FatalError, RunError, first_line
 from apex_jax.transport.addresses import UnresolvedHost, resolve, split
 
 SUPERVISED = "APEX_JAX_SUPERVISED"  # set by the local supervisor: standard input is a pipe that closes when it dies
@@ -124,10 +124,8 @@ def check_device(role: str, config: Config) -> None:
     try:
         jax.devices()
     except Exception as error:  # RuntimeError, or whatever the plugin that is missing is missed with
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise FatalError(
-            f"{role}.device=gpu: JAX finds no GPU ({reason}); install requirements-gpu.txt and a driver, or set auto"
-        ) from None
+        what, fix = f"JAX finds no GPU ({first_line(error)})", "install requirements-gpu.txt and a driver, or set auto"
+        raise FatalError(f"{role}.device=gpu: {what}; {fix}") from None
 
 
 def keep_compiled_programs() -> None:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, Literal, NamedTuple, TypeAlias
 
-from apex_jax.errors import RunError, shown
+from apex_jax.errors import RunError, first_line, shown
 
 FORMAT = 1
 PIECE_BYTES = 2**24
@@ -263,9 +263,8 @@ class Storage:
             self._files.rm_file(f"{self._root}/{section}/pieces/{name}")
 
     def _error(self, error: Exception) -> StorageError:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         return StorageError(
-            f"{self.url}: {shown(reason)}; see that the place, its permissions and the network are right"
+            f"{self.url}: {shown(first_line(error))}; see that the place, its permissions and the network are right"
         )
 
 

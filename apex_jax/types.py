@@ -97,6 +97,10 @@ class SegmentSpec(NamedTuple):
         """Transitions that start in a segment in which no episode ends."""
         return self.slots - self.overlap
 
+    def ring_segments(self, capacity_transitions: int) -> int:
+        """Segments that a replay of this capacity holds; server and learner must agree on it."""
+        return max(2, capacity_transitions // self.max_transitions)
+
     @property
     def frame_bytes(self) -> int:
         """Bytes of one uncompressed frame."""
@@ -228,7 +232,7 @@ class Refusal(NamedTuple):
 
 
 class Finish(NamedTuple):
-    """The run reached its limit: learner -> replay server -> actors, which then leave."""
+    """The run reached its limit: learner -> replay server (which says it back) -> actors, which then leave."""
 
     reason: Annotated[str, Text(256)]
 

@@ -12,12 +12,13 @@ PACKAGE = sorted((ROOT / "apex_jax").rglob("*.py"))
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
 SCRIPTS = sorted([*ROOT.glob("*.py"), *(ROOT / "benchmarks").rglob("*.py"), *(ROOT / "results").rglob("*.py")])
 
-FOUNDATION = {"types", "config", "errors", "compiled"}
+FOUNDATION = {"types", "config", "errors", "compiled", "disk"}
 MIDDLE = {"agent", "replay", "transport", "environment", "checkpoint", "journal", "storage", "metrics", "atari_scores"}
 MAY_IMPORT = {  # part of the package -> other parts of it
     "__init__": set(),
     "types": set(),
     "errors": set(),
+    "disk": set(),
     "compiled": set(),
     "config": {"types", "errors"},
     "config_rules": {"config", "errors"},

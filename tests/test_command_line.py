@@ -67,7 +67,7 @@ def test_nothing_given_is_a_local_run_of_the_default_file() -> None:
 
 def test_default_file_is_found_from_any_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert parse([]).config.environment.frame_size == 40
+    assert parse([]).config == load(CONFIGS / "pong_cpu.yaml")
 
 
 @pytest.mark.parametrize("role", ROLES)
@@ -272,13 +272,19 @@ def test_device_libraries_are_not_imported_before_the_device_is_chosen() -> None
         ("learner.updates_per_call=17", ["updates_per_call=17", "learner.prefetch_batches=16"]),
         ("learner.batch_size=65536 learner.updates_per_call=128 learner.prefetch_batches=128", ["65536", "8388608"]),
         ("network.strides=[1]", ["network.channels", "network.strides"]),
-        ("environment.frame_size=20 network.kernel_sizes=[4,7,3]", ["kernel_sizes=(4, 7, 3)", "7", "6 pixels"]),
-        ("environment.frame_size=42", ["network.strides=(3, 2, 1)", "last 2 rows", "frame_size=40 or 46"]),
+        ("environment.frame_size=20 network.kernel_sizes=[4,7,3]", ["kernel_sizes=(4, 7, 3)", "7", "5 pixels"]),
         (
-            "environment.frame_size=41 network.kernel_sizes=[2,3,3]",
+            "environment.frame_size=42 network.strides=[3,2,1]",
+            ["network.strides=(3, 2, 1)", "last 2 rows", "frame_size=40 or 46"],
+        ),
+        (
+            "environment.frame_size=41 network.kernel_sizes=[2,3,3] network.strides=[3,2,1]",
             ["network.strides=(3, 2, 1)", "larger than its kernel"],
         ),
-        ("environment.frame_size=39 network.kernel_sizes=[4,4,3]", ["last 2 rows", "frame_size=37 or 43"]),
+        (
+            "environment.frame_size=39 network.kernel_sizes=[4,4,3] network.strides=[3,2,1]",
+            ["last 2 rows", "frame_size=37 or 43"],
+        ),
         ("addresses.weights=127.0.0.1:1", ["addresses.weights=127.0.0.1:1", "tcp://"]),
         ("addresses.weights=udp://127.0.0.1:1", ["udp", "tcp://"]),
         ("addresses.weights=tcp://127.0.0.1", ["1 to 65535"]),

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from apex_jax.config import AlgorithmConfig, Config, EnvironmentConfig, LearnerConfig, ReplayConfig
+from apex_jax.config import ActorConfig, AlgorithmConfig, Config, EnvironmentConfig, LearnerConfig, ReplayConfig
+from apex_jax.metrics import MetricsWriter
 from apex_jax.operations.diagnosis import PATIENCE_SECONDS, SILENCE_SECONDS, Diagnosis
 from apex_jax.operations.progress import ProgressReader
 
@@ -77,6 +78,12 @@ def test_actors_that_wait_are_told_unless_the_ratio_makes_them_wait() -> None:
     )
 
 
+def test_segments_that_are_dropped_as_asked_for_are_no_fault() -> None:
+    drops = {"replay/dropped_overflow": 7.0}
+    assert "7 messages were refused (overflow)" in told(drops)
+    assert told(drops, CONFIG.replace(actor=ActorConfig(overflow="drop"))) == ""
+
+
 def test_loss_that_is_huber_already_is_not_advised() -> None:
     huber = CONFIG.replace(algorithm=AlgorithmConfig(loss="huber"))
     assert told({"losses/q_values": 200.0}, huber).endswith("diverges: lower learner.learning_rate (now 0.01)")
@@ -131,3 +138,10 @@ def test_reader_of_the_metrics_hands_over_what_it_read(tmp_path: Path) -> None:
     assert "diverges" in reader.read().warnings[0]
     write("learner", 4000, losses__q_values=0.5)
     assert reader.read().warnings == ()
+
+
+def test_copy_that_fails_is_told_of_whichever_process_makes_it(tmp_path: Path) -> None:
+    reader = ProgressReader(str(tmp_path), CONFIG)
+    for name, age in (("replay", 9_000.0), ("learner", 10.0)):  # the learner's comes later, and is well
+        MetricsWriter(str(tmp_path), name).write(0, {"storage/copy_age_seconds": age})
+    assert "the run has not been copied for 150 minutes: see learner.log and replay.log" in reader.read().warnings[0]

@@ -251,7 +251,7 @@ def test_what_waits_for_a_disk_is_bounded_by_the_ring(tmp_path: Path, monkeypatc
     world.kill()
 
 
-@pytest.mark.parametrize("call", ["os.write", "os.fsync", "os.replace", "snapshots.sync_directory", "snapshots.crc32"])
+@pytest.mark.parametrize("call", ["os.write", "os.fsync", "os.replace", "snapshots.synchronize", "snapshots.crc32"])
 def test_a_snapshot_that_fails_leaves_nothing_half_and_is_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, call: str
 ) -> None:

@@ -14,7 +14,8 @@ import zmq
 from apex_jax.config import AddressConfig, Config, SecurityConfig
 from apex_jax.errors import UsageError
 from apex_jax.transport import keys, keys_command
-from apex_jax.transport.security import AllowList, is_loopback, security_of
+from apex_jax.transport.addresses import is_loopback
+from apex_jax.transport.security import AllowList, security_of
 from tests.processes import Programs
 
 REMOTE = AddressConfig("tcp://10.0.0.7:5550", "tcp://10.0.0.7:5551", "tcp://10.0.0.8:5552")

@@ -6,6 +6,7 @@ import dataclasses
 import errno
 import os
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -89,6 +90,26 @@ def test_what_was_learned_is_saved_before_a_refusal_in_the_middle_of_a_run_ends_
     assert restored is not None
     assert restored[1].updates == 11
     checkpointer.close()
+
+
+def test_waiting_counts_also_where_what_was_waited_for_comes(
+    config: Config, context: zmq.Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learner, stop = Learner(config, segment_spec(config), context), StopSignal()
+    comes = iter(range(5))
+
+    def next_item(timeout_seconds: float) -> object:
+        if next(comes, None) is None:
+            stop.set()
+            return None
+        time.sleep(0.02)
+        return object()
+
+    monkeypatch.setattr(learner._stream, "next", next_item)
+    monkeypatch.setattr(learner, "_consume", lambda item: None)  # leaves nothing in flight
+    learner._learn(stop)
+    assert learner._metrics.waited_seconds >= 5 * 0.02
+    learner.close()
 
 
 def test_the_step_size_falls_with_the_limit_that_is_nearest(config: Config, context: zmq.Context) -> None:

@@ -176,6 +176,16 @@ def test_evaluator_that_has_gone_before_the_end_is_not_waited_for(stage: Stage) 
     assert stage.lives == ONCE_EACH
 
 
+def test_evaluator_that_is_down_when_the_run_ends_comes_back_for_the_last_evaluation(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local, "FIRST_DELAY_SECONDS", 600.0)  # it would be down much longer
+    stage.run(
+        learner="wait_until(lambda: is_gone('evaluator'))", evaluator=f"life == 1 and sys.exit(1); {WAIT_FOR_WORD}"
+    )
+    assert stage.lives["evaluator"] == 2
+
+
 def test_role_that_does_not_end_when_asked_is_killed(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local, "SAVE_SECONDS", 0.1)
     deaf = f"signal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint(os.getpid(), flush=True)\n{WAIT}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,7 +12,6 @@ import zmq
 from apex_jax.errors import RunError
 from apex_jax.links import replay_stream, sampling_service
 from apex_jax.links.replay_stream import Item, ReplayStream, Segments
-from apex_jax.links.sampling_service import largest_draw
 from apex_jax.transport.codec import encode_segment
 from apex_jax.types import (
     PEER_TIMEOUT_SECONDS,
@@ -26,7 +24,7 @@ from apex_jax.types import (
     Rejoin,
     StreamedSegments,
 )
-from tests.links import CONFIG, SPEC, TRANSITIONS, free_limiter, segment_of
+from tests.links import CONFIG, SPEC, TRANSITIONS, free_limiter, segment_of, wait_until
 from tests.sampling_link import (
     CAPACITY,
     B,
@@ -175,7 +173,7 @@ def test_a_second_learner_takes_over_when_the_first_leaves(link: Link) -> None:
     assert second.history == [1, 2]
 
 
-@pytest.mark.parametrize("batches", [largest_draw(CONFIG) // B + 1, 256])
+@pytest.mark.parametrize("batches", [CONFIG.learner.largest_draw // B + 1, 256])
 def test_a_draw_larger_than_configured_is_refused_for_good(link: Link, batches: int) -> None:
     server = link.server()
     stream = link.stream(hello_of(batches=batches))
@@ -241,11 +239,17 @@ def test_only_the_first_learner_tells_of_steps_before_this_server(link: Link) ->
     assert server.service.earlier_environment_steps == 500
 
 
-def test_the_end_of_the_run_reaches_the_server(link: Link) -> None:
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_the_end_of_the_run_reaches_the_server_or_the_next_one(link: Link, is_killed: bool) -> None:
     server = link.server()
     stream = link.stream()
     server.until(lambda: server.service.learner and stream._welcomed)
     stream.finish("1000 updates")
+    if is_killed:
+        wait_until(lambda: server._socket.poll(0))  # it has arrived, and is never read
+        server.close()
+        server = link.server()
+    server.until(stream.is_finish_heard.is_set)
     stream.close()
     server.until(lambda: server.service.learner is None)
     assert server.service.finished == "1000 updates"
@@ -254,13 +258,9 @@ def test_the_end_of_the_run_reaches_the_server(link: Link) -> None:
 def test_a_run_that_is_over_before_the_learner_is_welcomed_ends_the_server_too(link: Link) -> None:
     stream = link.stream()
     stream.finish("500 updates")  # the checkpoint had reached the limit
-    leaving = threading.Thread(target=stream.close)
-    leaving.start()
     server = link.server()
-    server.until(lambda: server.service.finished)
+    server.until(stream.is_finish_heard.is_set)
     assert server.service.finished == "500 updates"
-    leaving.join(10)
-    assert not leaving.is_alive()
 
 
 # Priorities -------------------------------------------------------------------------------------------------------

@@ -1,5 +1,7 @@
 """The equations of Ape-X DQN, one a function (Horgan et al. 2018, section 3.1).
 
+Two stand elsewhere: the sum of n rewards in `segments.py`, P(i) and importance weights in `apex_jax/replay/buffer.py`.
+
 Suffixes: `_t` at the start of a transition, `_tpk` at its bootstrap observation, k steps later.
 """
 

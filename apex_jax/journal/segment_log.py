@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import logging
 import os
 import re
@@ -22,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from apex_jax.disk import lock, synchronize
 from apex_jax.journal.heads import Damaged, Identity, JournalError, pack, unpack
 
 _log = logging.getLogger(__name__)
@@ -344,14 +344,8 @@ def _first_event(path: Path) -> int:
 def sync(paths: list[Path]) -> None:
     """Makes the files survive a loss of power. OSError."""
     for path in paths:
-        try:
-            descriptor = os.open(path, os.O_RDONLY)
-        except FileNotFoundError:  # deleted meanwhile: nobody wants it any more
-            continue
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        with contextlib.suppress(FileNotFoundError):  # deleted meanwhile: nobody wants it any more
+            synchronize(path)
 
 
 def _locked(directory: Path) -> int:
@@ -367,11 +361,9 @@ def _locked(directory: Path) -> int:
         raise JournalError(
             f"{directory} cannot hold the replay: {error}; set run_directory, or replay.journal=false"
         ) from None
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+    if not lock(directory, descriptor):
         os.close(descriptor)
         raise JournalError(
             f"another replay server is using {directory}: stop it, or give this one another run_directory"
-        ) from None
+        )
     return descriptor

@@ -9,7 +9,6 @@ A file is named after its number; the newest two are kept.
 from __future__ import annotations
 
 import contextlib
-import errno
 import logging
 import math
 import os
@@ -21,6 +20,7 @@ from zlib import crc32
 
 import numpy as np
 
+from apex_jax.disk import synchronize
 from apex_jax.journal.heads import Damaged, Identity, pack, unpack
 
 _log = logging.getLogger(__name__)
@@ -71,7 +71,7 @@ class Snapshots:
                     _write_whole(file.fileno(), data)
                 os.fsync(file.fileno())
             os.replace(temporary, path)
-            sync_directory(self._directory)
+            synchronize(self._directory)
         except BaseException:
             for half in (temporary, path):
                 with contextlib.suppress(OSError):
@@ -120,18 +120,6 @@ class Snapshots:
 
     def _path(self, number: int) -> Path:
         return self._directory / f"snapshot-{number:012}"
-
-
-def sync_directory(directory: Path) -> None:
-    """Makes names in a directory survive a loss of power. OSError."""
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.EBADF):  # a file system that has no such thing
-            raise
-    finally:
-        os.close(descriptor)
 
 
 def _array(entry: Any, data: memoryview) -> tuple[str, np.ndarray]:

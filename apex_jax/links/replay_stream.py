@@ -37,8 +37,6 @@ _log = logging.getLogger(__name__)
 SEGMENTS_WINDOW = 256  # segments sent to the learner and not yet in its frame store
 HELLO_SECONDS = 1.0  # between two attempts, and between two signs of life
 REFUSED_SECONDS = 30.0  # that a learner waits for the place of another; that of a dead one is free after 10
-FINISH_SECONDS = 5.0  # that a learner whose run is over waits for the replay server, to tell it
-ANY_EPOCH = -1
 
 
 class Segments(NamedTuple):
@@ -85,10 +83,11 @@ class ReplayStream:
         self._outbox: deque[tuple[int, Any]] = deque()  # (epoch it is meant for, message)
         self._epoch = 0
         self._welcomed = False
+        self._last_word: Finish | None = None
         self._refused_since: float | None = None
         self._next_hello = 0.0
+        self.is_finish_heard = threading.Event()  # by the replay server
         self._closing = threading.Event()
-        self._close_by = 0.0
         self._wake = context.socket(zmq.PAIR)
         self._wake.bind(f"inproc://replay-stream-{id(self)}")
         self._thread = threading.Thread(target=self._run, name="replay stream")
@@ -122,8 +121,9 @@ class ReplayStream:
         self._post(item.epoch, update)
 
     def finish(self, reason: str) -> None:
-        """Tells the replay server that the run is over."""
-        self._post(ANY_EPOCH, Finish(reason=reason))
+        """Tells the replay server that the run is over, again and again until `is_finish_heard`."""
+        self._last_word, self._next_hello = Finish(reason=reason), 0.0
+        self._wake_up()
 
     @property
     def peer_state(self) -> str:
@@ -133,15 +133,17 @@ class ReplayStream:
         return "refused" if self._refused_since is not None else "sought"
 
     def close(self) -> None:
-        """Takes leave and ends the thread; a server that must still hear that the run is over is waited for."""
+        """Takes leave and ends the thread."""
         self._post(self._epoch, Goodbye(run_id=self._hello.run_id))
-        self._close_by = time.monotonic() + FINISH_SECONDS
         self._closing.set()
         self._thread.join()
         self._wake.close()
 
     def _post(self, epoch: int, message: Any) -> None:
         self._outbox.append((epoch, message))
+        self._wake_up()
+
+    def _wake_up(self) -> None:
         with contextlib.suppress(zmq.Again):  # so many wake-ups are under way that one more changes nothing
             self._wake.send(b"", zmq.NOBLOCK)
 
@@ -166,7 +168,7 @@ class ReplayStream:
         poller = zmq.Poller()
         poller.register(socket, zmq.POLLIN)
         poller.register(wake, zmq.POLLIN)
-        while not self._closing.is_set() or (self._owes_finish() and time.monotonic() < self._close_by):
+        while not self._closing.is_set():
             poller.poll(100)
             monitor.check()
             while wake.poll(0):
@@ -176,26 +178,23 @@ class ReplayStream:
             self._receive(socket)
         self._flush(socket)
 
-    def _owes_finish(self) -> bool:
-        return any(epoch == ANY_EPOCH for epoch, _ in list(self._outbox))
-
     def _sign_of_life(self, socket: zmq.Socket) -> None:
         now = time.monotonic()
         if now >= self._next_hello:
             self._next_hello = now + HELLO_SECONDS
-            nothing = Credit(run_id=self._hello.run_id, groups=0, segments=0)
-            sockets.send(socket, nothing if self._welcomed else self._hello)
+            word = self._last_word or Credit(run_id=self._hello.run_id, groups=0, segments=0)
+            sockets.send(socket, word if self._welcomed else self._hello)
 
     def _flush(self, socket: zmq.Socket) -> None:
         """Sends what waits; what the server cannot take now waits on, what is meant for an older connection is void."""
         while self._outbox:
             epoch, message = self._outbox[0]
-            if epoch in (self._epoch, ANY_EPOCH) and not (self._welcomed and sockets.send(socket, message)):
+            if epoch == self._epoch and not (self._welcomed and sockets.send(socket, message)):
                 return
             self._outbox.popleft()
 
     def _receive(self, socket: zmq.Socket) -> None:
-        expected = (LearnerWelcome, Refusal, Rejoin, StreamedSegments, IndexBatches)
+        expected = (LearnerWelcome, Refusal, Rejoin, StreamedSegments, IndexBatches, Finish)
         while (message := sockets.receive(socket, expected, self.dropped)) is not None:
             if isinstance(message, StreamedSegments):
                 self._take_segments(message)
@@ -203,6 +202,8 @@ class ReplayStream:
                 self._take_batches(message)
             elif isinstance(message, LearnerWelcome):
                 self._on_welcome(socket, message)
+            elif isinstance(message, Finish):
+                self.is_finish_heard.set()
             elif isinstance(message, Rejoin):
                 if self._welcomed:
                     _log.info("the replay server does not know this learner any more: joining again")
@@ -232,6 +233,7 @@ class ReplayStream:
             return
         self._epoch += 1
         self._welcomed = True
+        self._next_hello = 0.0  # a last word goes out at once
         self._give_credit(groups=self._groups, segments=SEGMENTS_WINDOW)
         self._flush(socket)
 

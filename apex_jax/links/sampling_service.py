@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import zmq
 
-from apex_jax.config import GPU_UPDATES_PER_CALL, Config
+from apex_jax.config import Config
 from apex_jax.links.experience_service import MESSAGES_AT_ONCE
 from apex_jax.replay.buffer import ReplayBuffer
 from apex_jax.replay.rate_limiter import RateLimiter
@@ -180,7 +180,7 @@ class SamplingService:
                 f"the replay server runs [{self._config.agreement}], this learner [{message.agreement}]; use one config"
             )
             return Refusal(reason=reason, final=True)
-        if message.batches_at_once * message.batch_size > (largest := largest_draw(self._config)):
+        if message.batches_at_once * message.batch_size > (largest := self._config.learner.largest_draw):
             asked = f"{message.batches_at_once} batches of {message.batch_size}"
             reason = f"{asked} at once are more than the {largest} transitions of the replay server's config; use one"
             return Refusal(reason=reason, final=True)
@@ -200,12 +200,8 @@ class SamplingService:
 
     def _on_finish(self, identity: bytes, message: Finish, now_seconds: float) -> None:
         self.finished = message.reason
+        sockets.send(self._socket, message, identity)  # the learner says it until it knows that it was heard
 
     def _on_goodbye(self, identity: bytes, message: Goodbye, now_seconds: float) -> None:
         self.learner = None
         _log.info("the learner leaves")
-
-
-def largest_draw(config: Config) -> int:
-    """Returns how many transitions a learner of this configuration draws at once at most, on any device."""
-    return (config.learner.updates_per_call or GPU_UPDATES_PER_CALL) * config.learner.batch_size

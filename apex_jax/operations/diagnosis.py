@@ -77,8 +77,9 @@ def _flow(config: Config, values: Mapping[str, float], learning: bool, silent_se
     if learning and share > WAITING_SHARE and not target:  # with a target they wait for a learner that is slower: meant
         fix = "give it a core of its own, or lower actor.processes"
         yield Symptom("actor", f"actors wait for the replay server {share:.0%} of the time: {fix}", PATIENCE_SECONDS)
+    expected = EXPECTED_DROPS | ({"replay/dropped_overflow"} if config.actor.overflow == "drop" else set())
     for tag, number in values.items():
-        if tag.startswith("replay/dropped_") and number and tag not in EXPECTED_DROPS:
+        if tag.startswith("replay/dropped_") and number and tag not in expected:
             reason = tag.removeprefix("replay/dropped_").replace("_", " ")
             yield Symptom(tag, f"{number:,.0f} messages were refused ({reason}): see the logs of the roles")
 
@@ -95,7 +96,7 @@ def _durability(config: Config, values: Mapping[str, float]) -> Iterator[Symptom
             "storage/copy_age_seconds",
             config.storage.interval_seconds,
             "the run has not been copied",
-            f"see learner.log for what is wrong with {config.storage.url}",
+            f"see learner.log and replay.log for what is wrong with {config.storage.url}",
         ),
     ):
         age = values.get(tag, 0.0)

@@ -140,6 +140,8 @@ class ProgressReader:
         if frames != self._frames_grew[1] or not has_actor:
             self._frames_grew = (now, frames)
         values = {tag: value for tag, (_, value) in self._values.items()}
+        for tag in ("storage/failed_copies", "storage/copy_age_seconds"):  # of learner and replay: the worse is told
+            values[tag] = max((role.last or {}).get(tag) or 0.0 for role in self._roles.values())
         return self._diagnosis.warnings(now, values, self._learning, now - self._frames_grew[0])
 
     def _value(self, tag: str, default: float = 0.0) -> float:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
-from typing import Any, NoReturn
+from typing import Any
 
-from apex_jax.errors import UsageError, shown
+from apex_jax.errors import Parser, shown
 from apex_jax.transport.status_link import fetch
 
 ANSWER_SECONDS = 4.0  # with the start of Python within five
@@ -66,13 +65,8 @@ def _duration(seconds: Any) -> str:
     return str(timedelta(seconds=int(seconds))) if is_sane else shown(seconds)
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(f"status: {message}; see python main.py status --help")
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
+def _parser() -> Parser:
+    parser = Parser(
         prog="python main.py status",
         description="Asks a process how it is. Exit code 0: healthy; 1: not, or no answer within 5 seconds.",
         epilog="example: python main.py status tcp://127.0.0.1:8080",

@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from functools import cache
-from ipaddress import ip_address
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,7 @@ from apex_jax.metrics import resident_memory_bytes
 from apex_jax.operations.watchdog import Watchdog
 from apex_jax.process import StopSignal
 from apex_jax.results.provenance import commit, version
-from apex_jax.transport.addresses import split
+from apex_jax.transport.addresses import is_loopback
 from apex_jax.transport.status_link import StatusServer
 from apex_jax.transport.wire import PROTOCOL_VERSION
 
@@ -50,7 +49,7 @@ class StatusPage:
         """Binds the address; StatusError where that fails."""
         if self._address:
             self._server = StatusServer(self._address, self._answer)
-            if not _is_local(self._address):
+            if not is_loopback(self._address):
                 _log.warning("the status at %s is shown to whoever reaches that address", self._address)
         self._watchdog.start()
         return self
@@ -104,11 +103,3 @@ def _plain(value: Any) -> Any:
         return [_plain(member) for member in value]
     value = value.item() if isinstance(value, np.generic) else value
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _is_local(address: str) -> bool:
-    host = split(address).host
-    try:
-        return host in ("", "localhost") or ip_address(host).is_loopback
-    except ValueError:  # a name, or *
-        return False

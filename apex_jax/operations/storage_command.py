@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
 
 from apex_jax.config_rules import STORAGE_URL, is_storage_url
-from apex_jax.errors import RunError, UsageError, shown
+from apex_jax.errors import Parser, RunError, UsageError, shown
 from apex_jax.storage import SECTIONS, Copied, Storage, files_of, newest_local_checkpoint
 
 
@@ -51,20 +49,15 @@ def _say(section: str, copied: Copied) -> None:
     print(f"{section}: {copied.files} files, {copied.transferred_bytes / 1e6:,.1f} MB transferred")
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(f"storage: {message}; see python main.py storage --help")
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
+def _parser() -> Parser:
+    parser = Parser(
         prog="python main.py storage",
         description="Copies a run to object storage, or back. Only what is new is transferred. Credentials and"
         " endpoint come from boto's usual places (AWS_PROFILE, AWS_ENDPOINT_URL, the machine's role).",
         epilog="example: python main.py storage push runs/Pong-v5-1 s3://bucket/pong",
         allow_abbrev=False,
     )
-    actions = parser.add_subparsers(dest="action", required=True, parser_class=_Parser, metavar="push | pull")
+    actions = parser.add_subparsers(dest="action", required=True, parser_class=Parser, metavar="push | pull")
     for action, order in (("push", ("run", "url")), ("pull", ("url", "run"))):
         sub = actions.add_parser(action, allow_abbrev=False, help=f"{action} {' '.join(order).upper()}")
         for name in order:

@@ -91,7 +91,7 @@ class ReplayBuffer:
         ):
             if not 0 <= exponent <= MAX_EXPONENT:
                 raise ValueError(f"{name} must be in [0, {MAX_EXPONENT}], got {exponent}: priorities would overflow")
-        self.capacity_segments = max(2, capacity_transitions // spec.max_transitions)
+        self.capacity_segments = spec.ring_segments(capacity_transitions)
         num_leaves = self.capacity_segments * spec.slots
         if num_leaves > 2**31:
             raise ValueError(

@@ -17,7 +17,17 @@ from apex_jax.errors import UsageError, shown
 from apex_jax.metrics import read_metrics
 from apex_jax.results.provenance import read_starts
 
-NOT_OF_THE_METHOD = ("seed", "run_directory", "total_", "metrics_interval_seconds", "addresses.", "evaluator.")
+NOT_OF_THE_METHOD = (
+    "seed",
+    "run_directory",
+    "total_",
+    "metrics_interval_seconds",
+    "learner.checkpoint",
+    "addresses.",
+    "evaluator.",
+    "security.",
+    "storage.",
+)
 LABEL_KEYS = 3  # at most, of those in which groups differ
 EVALUATION = "eval/episodic_return"
 TRAINING = "charts/episodic_return_epsilon_"

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from apex_jax.errors import RunError, UsageError, shown
+from apex_jax.errors import Parser, RunError, UsageError, shown
 from apex_jax.results.curves import Group, Run, grouped, read_run
 from apex_jax.results.plot import draw_groups, table
 
@@ -47,13 +46,8 @@ def groups_of(arguments: Sequence[str]) -> list[Group]:
     return (grouped(unlabelled) if unlabelled else []) + [Group(*item) for item in labelled.items()]
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> None:  # type: ignore[override]
-        raise UsageError(f"plot: {message}; see python main.py plot --help")
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
+def _parser() -> Parser:
+    parser = Parser(
         prog="python main.py plot",
         description="Lays the evaluations of runs over each other, against frames and minutes. Runs that differ in"
         " nothing but the seed are one group: interquartile mean, median, bootstrap interval.",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import queue
 import re
 import socket
@@ -32,6 +33,20 @@ def split(address: str) -> Address:
     if scheme != "tcp" or not host or not re.fullmatch("[0-9]{1,5}", port) or not 1 <= int(port) <= 65535:
         raise UsageError(f"{shown(address)}: give tcp://HOST:PORT or ipc://PATH, such as tcp://127.0.0.1:8080")
     return Address(host.removeprefix("[").removesuffix("]"), int(port), "")
+
+
+def is_loopback(address: str) -> bool:
+    """Tells whether an address can be reached from this machine only."""
+    scheme, _, place = address.partition("://")
+    host = place.rpartition(":")[0]
+    if scheme == "ipc" or host == "localhost":
+        return True
+    try:
+        ip = ipaddress.ip_address(host.removeprefix("[").removesuffix("]"))
+    except ValueError:  # a name, an interface, *
+        return False
+    mapped = ip.ipv4_mapped if isinstance(ip, ipaddress.IPv6Address) else None
+    return (mapped or ip).is_loopback
 
 
 def resolve(address: Address, seconds: float) -> list[tuple[Any, Any]]:

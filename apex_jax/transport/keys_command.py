@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from apex_jax.errors import RunError, UsageError, shown
+from apex_jax.errors import Parser, RunError, shown
 from apex_jax.transport.keys import ROLES, create
 
 
@@ -23,13 +22,8 @@ def run(arguments: Sequence[str]) -> int:
     return 0
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> None:  # type: ignore[override]
-        raise UsageError(f"keys: {message}; see python main.py keys --help")
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
+def _parser() -> Parser:
+    parser = Parser(
         prog="python main.py keys",
         description="Makes CURVE keys, with which the roles of a fleet encrypt their links and know each other.",
         epilog="example: python main.py keys create keys",

@@ -7,7 +7,6 @@ system says who can enter.
 
 from __future__ import annotations
 
-import ipaddress
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ import zmq
 from apex_jax.config import Config
 from apex_jax.errors import UsageError
 from apex_jax.transport import keys
+from apex_jax.transport.addresses import is_loopback
 
 if TYPE_CHECKING:
     from zmq.auth.thread import ThreadAuthenticator
@@ -154,19 +154,6 @@ def security_of(config: Config, role: str) -> Security:
 def links_of(role: str) -> list[str]:
     """Returns the links that a role serves or connects to."""
     return [name for name, link in LINKS.items() if role == link.server or role in link.clients]
-
-
-def is_loopback(address: str) -> bool:
-    """Tells whether a tcp address can be reached from this machine only."""
-    host = address.removeprefix("tcp://").rpartition(":")[0]
-    if host == "localhost":
-        return True
-    try:
-        ip = ipaddress.ip_address(host.removeprefix("[").removesuffix("]"))
-    except ValueError:  # a name, an interface, *
-        return False
-    mapped = ip.ipv4_mapped if isinstance(ip, ipaddress.IPv6Address) else None
-    return (mapped or ip).is_loopback
 
 
 def check_exposure(address: str, is_insecure: bool, prefix: str = "") -> None:

@@ -17,7 +17,7 @@ from apex_jax.config import Config
 from apex_jax.environment import Environment, Episode, EpisodeTracker, segment_spec
 from apex_jax.links.experience_stream import ExperienceStream
 from apex_jax.links.weights import Weights, WeightsSubscriber
-from apex_jax.metrics import Mean, MetricsWriter, RateMeter, resident_memory_bytes
+from apex_jax.metrics import MetricsWriter, RateMeter, resident_memory_bytes
 from apex_jax.operations.status_page import StatusPage
 from apex_jax.process import ROLE_NUMBERS, StopSignal, new_run_id, process_rng
 from apex_jax.transport.security import link_context
@@ -48,7 +48,7 @@ class Actor:
         self._waited_seconds = 0.0  # in all, for the replay server to take segments
         self._steps = 0  # real environment steps, made and ...
         self._steps_sent = 0  # ... told to the replay server
-        self._lag_updates = Mean()
+        self._next_metrics = 0.0
         self._in_use: Weights | None = None
 
     def run(self, stop: StopSignal) -> None:
@@ -112,7 +112,7 @@ class Actor:
             spread_first_slots(self._spec, num_environments),
         )
         tracker = EpisodeTracker(num_environments)
-        next_metrics, call = time.monotonic() + config.metrics_interval_seconds, 0
+        self._next_metrics, call = time.monotonic() + config.metrics_interval_seconds, 0
         while not self._leaving(stop):
             step = environment.receive()
             weights = self._newest_weights()
@@ -121,9 +121,7 @@ class Actor:
             call += 1
             self._send(builder.add(step, *map(np.asarray, output)), step, stop)
             self._report(tracker.add(step), epsilon)
-            if time.monotonic() >= next_metrics:
-                self._write_metrics(weights)
-                next_metrics += config.metrics_interval_seconds
+            self._write_metrics_when_due()
         environment.close()
 
     def _leaving(self, stop: StopSignal) -> bool:
@@ -132,22 +130,24 @@ class Actor:
     def _newest_weights(self) -> Weights:
         weights = self._weights.newest
         assert weights is not None  # `_join` waited for the first
-        if self._in_use is not None and weights is not self._in_use:
-            self._lag_updates.add(weights.updates - self._in_use.updates)
         self._in_use = weights
         return weights
 
     def _send(self, segments: list[Segment], step: Step, stop: StopSignal) -> None:
         self._steps += int(np.count_nonzero(~step.first))
-        started = time.monotonic()
         for i, segment in enumerate(segments):
-            while not self._stream.put(segment, self._steps - self._steps_sent, timeout_seconds=0.2):
+            while not self._put(segment):
                 if self._leaving(stop):
                     self._stream.leave_out(segments[i:])
                     return
+                self._write_metrics_when_due()
             self._steps_sent = self._steps
-        if segments:
-            self._waited_seconds += time.monotonic() - started
+
+    def _put(self, segment: Segment) -> bool:
+        started = time.monotonic()
+        is_taken = self._stream.put(segment, self._steps - self._steps_sent, timeout_seconds=0.2)
+        self._waited_seconds += time.monotonic() - started
+        return is_taken
 
     def _report(self, episodes: list[Episode], epsilon: np.ndarray) -> None:
         if episodes:
@@ -157,20 +157,22 @@ class Actor:
                 np.array([episode.steps for episode in episodes], np.int32),
             )
 
-    def _write_metrics(self, weights: Weights) -> None:
+    def _write_metrics_when_due(self) -> None:
+        now, weights = time.monotonic(), self._in_use
+        if now < self._next_metrics or weights is None:
+            return
+        self._next_metrics = now + self._config.metrics_interval_seconds
         steps_per_second = self._step_rate.update(self._steps)
         self._stream.status = ActorStatus(self._run_id, steps_per_second, weights.version)
         values = {
             "actor/steps_per_second": steps_per_second,
             "actor/wait_seconds_share": min(1.0, self._wait_rate.update(self._waited_seconds)),
             "actor/replay_silences": self._stream.silences,
-            "actor/weights_age_seconds": time.monotonic() - weights.received_seconds,
-            "actor/weights_lag_updates": self._lag_updates.result(),
+            "actor/weights_age_seconds": now - weights.received_seconds,
             "system/resident_memory_bytes": resident_memory_bytes(),
         }
-        dropped = self._stream.dropped + self._weights.dropped
+        dropped = self._stream.dropped.copy() + self._weights.dropped.copy()
         values |= {f"replay/dropped_{reason}": number for reason, number in dropped.items()}
-        self._lag_updates.reset()
         self._metrics.write(weights.environment_steps * self._config.environment.frame_skip, values)
 
 

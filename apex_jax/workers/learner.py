@@ -47,6 +47,7 @@ RETRY_SECONDS = 30.0  # after a checkpoint that was not saved, where the interva
 LAST_SAVES = 3  # attempts at the checkpoint without which a run, or a start of it, would have learned in vain
 LAST_PAUSE_SECONDS = 2.0  # between them
 LAST_SAVE_SECONDS = 30.0  # that each of them may take
+FINISH_SECONDS = 60.0  # that a learner whose run is over waits for a replay server that is away, to tell it
 
 
 class InFlight(NamedTuple):
@@ -87,7 +88,7 @@ class Learner:
         self._dqn = make_dqn(config, spec, dtype)
         rng = process_rng(config.seed, ROLE_NUMBERS["learner"])
         self._state = self._dqn.init(jax.random.key(int(rng.integers(2**31))))
-        capacity_segments = max(2, config.replay.capacity_transitions // spec.max_transitions)
+        capacity_segments = spec.ring_segments(config.replay.capacity_transitions)
         try:
             self._store = create_store(spec, capacity_segments, int(MEMORY_SHARE * device_memory_bytes()))
         except ValueError as error:
@@ -133,19 +134,29 @@ class Learner:
             self._publish(final=True)
             self._stream.finish(reason)
         self._save_last(stop)
+        if reason is not None:
+            self._wait_until_heard(stop)
+
+    def _wait_until_heard(self, stop: StopSignal) -> None:
+        """Waits for a replay server that is restarting: it alone can tell the actors that the run is over."""
+        until = time.monotonic() + FINISH_SECONDS
+        while not stop.is_set() and not self._stream.is_finish_heard.wait(0.02):
+            if time.monotonic() > until:
+                _log.warning("the replay server did not hear that the run is over: stop it and the actors by hand")
+                return
 
     def _learn(self, stop: StopSignal) -> str | None:
         """Learns; returns the limit that was reached, None where `stop` was set before."""
         reason = None
         while not stop.is_set() and (reason := self._limit_reached()) is None:
-            started = time.monotonic()
-            item = self._stream.next(timeout_seconds=0.1 if not self._in_flight else 0.0)
+            started, is_idle = time.monotonic(), not self._in_flight
+            item = self._stream.next(timeout_seconds=0.1 if is_idle else 0.0)
+            if is_idle:
+                self._metrics.waited_seconds += time.monotonic() - started
             if item is not None:
                 self._consume(item)
             if self._in_flight and (item is None or len(self._in_flight) >= CALLS_IN_FLIGHT):
                 self._collect()
-            elif item is None:
-                self._metrics.waited_seconds += time.monotonic() - started
             self._housekeeping()
         return reason
 
@@ -309,7 +320,7 @@ class Learner:
     def _write_metrics(self) -> None:
         frames = self.environment_steps * self._config.environment.frame_skip
         learning_rate = self._config.learner.learning_rate * self._learning_rate_share()
-        version, dropped = self._publisher.version, self._stream.dropped + self._publisher.dropped
+        version, dropped = self._publisher.version, self._stream.dropped.copy() + self._publisher.dropped.copy()
         durability = {
             "learner/failed_checkpoints": self._checkpointer.failed_saves,
             "learner/checkpoint_age_seconds": time.monotonic() - self._checkpointer.saved_seconds,
@@ -338,9 +349,9 @@ def run(config: Config, name: str, stop: StopSignal) -> int:
             record_start(config)
         context = link_context(config, "learner")
         learner = Learner(config, segment_spec(config), context, name, storage)
-        record_config(config)  # not before the checkpoint was found to be of it
         page.report = lambda: learner.report() | storage.report()
         try:
+            record_config(config)  # not before the checkpoint was found to be of it
             learner.run(stop)
         finally:
             learner.close()

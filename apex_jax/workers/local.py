@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import logging
 import os
 import signal
@@ -17,6 +16,7 @@ from typing import Any
 
 from apex_jax.command_line import to_yaml
 from apex_jax.config import AddressConfig, Config
+from apex_jax.disk import lock
 from apex_jax.environment import segment_spec
 from apex_jax.errors import FatalError, RunError
 from apex_jax.operations.live_view import LiveView, final_summary
@@ -166,6 +166,8 @@ class LocalRun:
         learner, evaluator = self._role("learner"), self._role("evaluator")
         if self._over_seconds is None and learner.exit_code() == 0:
             self._over_seconds = time.monotonic()
+            if evaluator.exit_code():  # it was to be started again later: its last evaluation is the run's result
+                self._restart(evaluator)
             evaluator.tell_run_is_over()
         if self._over_seconds is None:
             return False
@@ -266,10 +268,8 @@ def locked(directory: Path) -> Iterator[None]:
     except OSError as error:
         raise RunError(f"{directory} cannot be written ({error.strerror}): choose another run_directory") from None
     with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise RunError(f"another run is using {directory}: stop it, or choose another run_directory") from None
+        if not lock(directory, file.fileno()):
+            raise RunError(f"another run is using {directory}: stop it, or choose another run_directory")
         yield
 
 

@@ -15,7 +15,7 @@ from apex_jax.errors import UsageError
 from apex_jax.links.experience_service import EpisodeMeans, ExperienceService
 from apex_jax.links.replay_journal import ReplayJournal
 from apex_jax.links.replay_state import Counters
-from apex_jax.links.sampling_service import SamplingService, largest_draw
+from apex_jax.links.sampling_service import SamplingService
 from apex_jax.metrics import MetricsWriter, RateMeter, resident_memory_bytes
 from apex_jax.operations.status_page import StatusPage
 from apex_jax.operations.storage_copy import StorageCopy
@@ -37,8 +37,18 @@ LEAVING_SECONDS = 5.0  # after the run's end, how long actors have to say goodby
 class ReplayServer:
     """Holds the replay of a run and serves it on two links until stopped, or until the learner ends the run."""
 
-    def __init__(self, config: Config, spec: SegmentSpec, context: zmq.Context, name: str = "replay"):
-        """Binds both links (BindError where that fails), and goes on from the run's journal (JournalError)."""
+    def __init__(
+        self,
+        config: Config,
+        spec: SegmentSpec,
+        context: zmq.Context,
+        name: str = "replay",
+        storage: StorageCopy | None = None,
+    ):
+        """Binds both links (BindError where that fails), and goes on from the run's journal (JournalError).
+
+        `storage`: whose failures are told with the metrics.
+        """
         self._config = config
         self._frame_skip = config.environment.frame_skip
         self.buffer = ReplayBuffer(
@@ -63,7 +73,7 @@ class ReplayServer:
             opened.callback(self._monitors["experience"].close)
             self._sampling_socket = opened.enter_context(
                 sockets.serve_sampling(
-                    context, config.addresses.sampling, self._monitors["sampling"], 4 * largest_draw(config)
+                    context, config.addresses.sampling, self._monitors["sampling"], 4 * config.learner.largest_draw
                 )
             )
             opened.callback(self._monitors["sampling"].close)
@@ -75,6 +85,7 @@ class ReplayServer:
                 self._restore(self._journal)
             self._opened = opened.pop_all()
         self._metrics = MetricsWriter(config.directory, name)
+        self._storage = storage
         self._last_ledger = self.ledger()
         self._rates = {tag: RateMeter() for tag in ("frames", "inserts", "samples")}
 
@@ -201,9 +212,12 @@ class ReplayServer:
         if self._journal is not None:
             values["replay/journal_bytes"] = self._journal.num_bytes
             values["replay/journal_errors"] = self._journal.errors
+        if self._storage is not None:
+            values |= self._storage.metrics()
         self._last_ledger = self.ledger()
         values |= {f"ledger/{name}": number for name, number in self._last_ledger.items()}
-        values |= {f"replay/dropped_{reason}": n for reason, n in (experience.dropped + sampling.dropped).items()}
+        dropped = experience.dropped + sampling.dropped
+        values |= {f"replay/dropped_{reason}": n for reason, n in dropped.items()}
         means, experience.episodes = experience.episodes, EpisodeMeans()
         if means.length.count:
             values["charts/episodic_return"] = means.episode_return.result()
@@ -221,7 +235,7 @@ def make_limiter(config: Config, spec: SegmentSpec) -> RateLimiter:
             samples_per_insert=replay.samples_per_insert,
             error_buffer=replay.error_buffer * replay.min_size_to_sample * replay.samples_per_insert,
             largest_insert=spec.max_transitions,
-            largest_draw=largest_draw(config),
+            largest_draw=config.learner.largest_draw,
         )
     except ValueError as error:
         raise UsageError(f"replay.error_buffer={replay.error_buffer}: {error}") from None
@@ -234,7 +248,7 @@ def run(config: Config, name: str, stop: StopSignal) -> int:
         if stop.is_set():
             return stop.exit_code
         context = link_context(config, "replay")
-        server = ReplayServer(config, spec, context, name)
+        server = ReplayServer(config, spec, context, name, storage)
         page.report = lambda: server.report() | storage.report()
         _log.info(
             "replay of %d segments (%d transitions) on %s and %s",
