@@ -14,8 +14,9 @@
     config           every key of a run, with its meaning, unit and range
     config_rules     keys that must fit each other
     command_line     argv and YAML -> a checked Config
-    errors           the two errors a user sees
+    errors           what a user is told in one line, and the parser that does so
     compiled         the decorator of loops that are compiled
+    disk             what must outlast a loss of power, and directories that one process has
 
     agent/           the algorithm: pure functions of arrays
       networks       observations -> q-values
@@ -80,7 +81,7 @@
       evaluator      plays full games; recording films one
       local          all roles on this machine, supervised
 
-Imports run one way: types, errors, compiled, config -> agent, replay, transport, environment, checkpoint, journal,
-storage, metrics, atari_scores (none of which imports another of these) -> results, links, process -> operations ->
-workers -> main.
+Imports run one way: types, errors, compiled, disk, config -> agent, replay, transport, environment, checkpoint,
+journal, storage, metrics, atari_scores (none of which imports another of these) -> results, links, process ->
+operations -> workers -> main.
 """
