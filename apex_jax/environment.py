@@ -61,7 +61,8 @@ def segment_spec(config: Config) -> SegmentSpec:
 class Environment:
     """A pool of environments of one task, stepped by `send` then `receive`.
 
-    `receive` returns at least `per_step` environments (all of them if 0); those, and only those, take the next `send`.
+    `receive` returns `per_step` environments (all of them if 0). What has been received, and only that, takes the next
+    `send`, apart from what is left out.
     """
 
     def __init__(
@@ -134,6 +135,10 @@ class Environment:
             )
         self._waits[env_id] = False
         self._pool.send(action.astype(np.int32), env_id)
+
+    def leave_out(self, env_id: np.ndarray) -> None:
+        """Has environments that `receive` returned wait, without an action, until the next `reset`."""
+        self._waits[env_id] = False
 
     def screen(self) -> np.ndarray | None:
         """Returns what a person would see of environment 0: uint8[height, width, 3]; None if the game has no screen."""

@@ -8,6 +8,7 @@ are already complete are not run again, so what was interrupted goes on; the end
 from __future__ import annotations
 
 import argparse
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -39,6 +40,7 @@ def main() -> None:
     parser.add_argument("--directory", type=Path, default=Path("runs/ablations"), help="of the runs (runs/ablations)")
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="for every run")
     arguments = parser.parse_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     runs: dict[str, list[Path]] = {name: [] for name in VARIANTS}
     for seed in range(1, arguments.seeds + 1):  # so that half of the work is fewer seeds of every variant
         for name, changes in VARIANTS.items():
@@ -65,10 +67,12 @@ def train(directory: Path, overrides: list[str]) -> None:
     """Trains to the end of the run; exits where that fails or is interrupted."""
     directory.mkdir(parents=True, exist_ok=True)
     with open(directory / "output.log", "ab") as log:
-        process = subprocess.Popen([sys.executable, str(MAIN), *overrides], stdout=log, stderr=log)
+        command = [sys.executable, str(MAIN), *overrides]
+        process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)  # hears of Ctrl-C from here
     try:
         exit_code = process.wait()
-    except KeyboardInterrupt:  # it has heard of it too, and saves
+    except KeyboardInterrupt:
+        process.send_signal(signal.SIGINT)  # it saves
         exit_code = process.wait()
     if exit_code:
         sys.exit(f"main.py ended with exit code {exit_code}; see {directory / 'output.log'}")

@@ -12,12 +12,12 @@ import pytest
 from tests.processes import ROOT, values
 
 MINUTES = 20
-SCORE = 0.0  # the published seeds were at 10.3, 3.2 to 12.2 and 20.6 then, see results/
+SCORE = 5.0  # the published seeds were at 20.0, 19.1 and 14.2 then, see results/
 
 
 @pytest.mark.slow
 @pytest.mark.timeout((MINUTES + 8) * 60)
-def test_pong_is_even_with_the_built_in_opponent_after_20_minutes_on_2_cores(tmp_path: Path) -> None:
+def test_pong_is_won_after_20_minutes_on_2_cores(tmp_path: Path) -> None:
     limits = [f"total_minutes={MINUTES}", f"run_directory={tmp_path / 'run'}"]
     environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
     subprocess.run([sys.executable, str(ROOT / "main.py"), *limits], check=True, cwd=tmp_path, env=environment)

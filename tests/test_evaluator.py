@@ -1,0 +1,105 @@
+"""Specification of an evaluation: whole games, the same for equal seeds, and no step beyond their ends."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import pytest
+
+from apex_jax.agent.dqn import Dqn, Params, make_dqn
+from apex_jax.command_line import load
+from apex_jax.config import Config
+from apex_jax.environment import Environment, EpisodeTracker, segment_spec
+from apex_jax.process import ROLE_NUMBERS, process_rng
+from apex_jax.types import SegmentSpec
+from apex_jax.workers.evaluator import Evaluator
+from tests.processes import ROOT
+
+GAMES = 5
+
+
+class Player(NamedTuple):
+    """A policy, and all that it takes to have it play."""
+
+    config: Config
+    spec: SegmentSpec
+    dqn: Dqn
+    params: Params
+
+
+@pytest.fixture(scope="module", params=["CartPole-v1", "Catch-v0"])
+def player(request: pytest.FixtureRequest) -> Player:
+    overrides = [f"environment.task={request.param}", f"evaluator.episodes={GAMES}", "evaluator.epsilon=0.3", "seed=7"]
+    config = load(ROOT / "configs" / "catch.yaml", overrides)
+    spec = segment_spec(config)
+    dqn = make_dqn(config, spec)
+    return Player(config, spec, dqn, dqn.init(jax.random.key(1)).online_params)
+
+
+def lockstep_returns(player: Player) -> list[float]:
+    """Naive twin: an evaluation in which every environment is stepped until the last game has ended."""
+    config, spec, dqn, params = player
+    rng = process_rng(config.seed, ROLE_NUMBERS["evaluator"])
+    pool = Environment(config, spec, rng.integers(2**31, size=GAMES), config.evaluator.max_episode_frames)
+    key, epsilon = jax.random.key(int(rng.integers(2**31))), np.full(GAMES, config.evaluator.epsilon, np.float32)
+    returns: dict[int, float] = {}
+    tracker, call = EpisodeTracker(GAMES), 0
+    while len(returns) < GAMES:
+        step = pool.receive()
+        for episode in tracker.add(step):
+            returns.setdefault(episode.env_id, episode.episode_return)
+        action = np.asarray(dqn.act(params, step.observation, epsilon, key, call).action)
+        pool.send(action, step.env_id)
+        call += 1
+    pool.receive()
+    pool.close()
+    return [returns[game] for game in range(GAMES)]
+
+
+def test_an_evaluation_is_that_of_a_twin_that_steps_everything(player: Player) -> None:
+    returns = Evaluator(player.config, player.spec, player.dqn).evaluate(player.params, lambda: False)
+    assert returns is not None
+    assert returns.tolist() == lockstep_returns(player)
+
+
+def test_equal_seeds_make_equal_evaluations_and_each_has_games_of_its_own(player: Player) -> None:
+    one, other = (Evaluator(player.config, player.spec, player.dqn) for _ in range(2))
+    rounds = []
+    for _ in range(6):
+        returns = one.evaluate(player.params, lambda: False)
+        np.testing.assert_array_equal(returns, other.evaluate(player.params, lambda: False))
+        rounds.append(np.asarray(returns).tolist())
+    assert any(returns != rounds[0] for returns in rounds)
+
+
+def test_no_game_is_stepped_beyond_its_end(player: Player, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[int] = []
+    send = Environment.send
+
+    def count(pool: Environment, action: np.ndarray, env_id: np.ndarray) -> None:
+        sent.extend(env_id.tolist())
+        send(pool, action, env_id)
+
+    ended: list[Any] = []
+    add = EpisodeTracker.add
+
+    def remember(tracker: EpisodeTracker, step: Any) -> Any:
+        ended.extend(episodes := add(tracker, step))
+        return episodes
+
+    monkeypatch.setattr(Environment, "send", count)
+    monkeypatch.setattr(EpisodeTracker, "add", remember)
+    Evaluator(player.config, player.spec, player.dqn).evaluate(player.params, lambda: False)
+    assert sorted(episode.env_id for episode in ended) == list(range(GAMES))
+    assert np.bincount(sent).tolist() == [episode.steps for episode in sorted(ended, key=lambda e: e.env_id)]
+
+
+def test_an_evaluation_that_is_broken_off_says_nothing_and_the_next_starts_anew(player: Player) -> None:
+    evaluator = Evaluator(player.config, player.spec, player.dqn)
+    turns = iter([False, False, True])
+    assert evaluator.evaluate(player.params, lambda: next(turns)) is None
+    returns = evaluator.evaluate(player.params, lambda: False)
+    assert returns is not None
+    assert np.isfinite(returns).all()
