@@ -139,7 +139,7 @@ def test_commands_take_a_run_there_and_back(tmp_path: Path, run: Path, capsys: p
         storage_command.run(["push", str(tmp_path / "nothing"), url])
     with pytest.raises(RunError, match="there is no copy of a run"):
         storage_command.run(["pull", f"file://{tmp_path / 'nowhere'}", str(tmp_path / "new")])
-    with pytest.raises(UsageError, match=r"storage: .*; see python main\.py storage --help"):
+    with pytest.raises(UsageError, match=r"storage push: .*; see python main\.py storage push --help"):
         storage_command.run(["push", str(run)])
 
 
