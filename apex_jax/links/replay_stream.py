@@ -203,7 +203,8 @@ class ReplayStream:
             elif isinstance(message, LearnerWelcome):
                 self._on_welcome(socket, message)
             elif isinstance(message, Finish):
-                self.is_finish_heard.set()
+                if self._last_word is not None:  # else nobody has been told anything that could have been heard
+                    self.is_finish_heard.set()
             elif isinstance(message, Rejoin):
                 if self._welcomed:
                     _log.info("the replay server does not know this learner any more: joining again")
