@@ -112,6 +112,18 @@ def test_waiting_counts_also_where_what_was_waited_for_comes(
     learner.close()
 
 
+def test_a_replay_server_that_hears_nothing_of_the_end_is_told_of_and_not_waited_for_for_ever(
+    config: Config, context: zmq.Context, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(module, "FINISH_SECONDS", 0.1)
+    learner = Learner(config.replace(total_updates=8), segment_spec(config), context)
+    learner.updates = 8
+    learner.run(StopSignal())  # nobody serves the sampling link
+    learner.close()
+    assert "the replay server did not hear that the run is over" in caplog.text
+    assert learner._checkpointer.saved_updates == 8
+
+
 def test_the_step_size_falls_with_the_limit_that_is_nearest(config: Config, context: zmq.Context) -> None:
     falling = dataclasses.replace(config.learner, final_learning_rate_share=0.2)
     config = config.replace(learner=falling, total_updates=1_000, total_environment_frames=8_000, total_minutes=1e6)
