@@ -1,46 +1,55 @@
 """Ape-X without one of its parts at a time, several seeds each, on one machine: which parts work, and how much.
 
-Every variant is the default configuration with a key or two changed, and has the same updates and, by
+Every variant is one configuration with a key or two changed, and has the same updates and, by
 replay.samples_per_insert, the same frames: what else the machine does meanwhile changes only the minutes. Runs that
-are already complete are not run again, so what was interrupted goes on; the end is one picture and one table of all.
+are already complete are not run again, so what was interrupted goes on; the end is one picture, one table and a small
+copy of all runs, in --publish.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
+from apex_jax.command_line import load
 from apex_jax.metrics import read_metrics
 from apex_jax.results.plot import draw_groups, table
 from apex_jax.results.plot_command import groups_of
+from results.publish import TEXTS, publish
 
-MAIN = Path(__file__).resolve().parents[1] / "main.py"
+MAIN = Path(os.path.relpath(Path(__file__).parents[1] / "main.py"))  # as the command is to be typed and recorded
+CONFIG = MAIN.parent / "configs" / "mountain_car.yaml"
 VARIANTS: dict[str, tuple[str, ...]] = {
     "Ape-X": (),
     "uniform replay": ("replay.priority_exponent=0",),
     "new transitions at maximum priority": ("replay.initial_priority=maximum",),
     "one-step returns": ("algorithm.n_step=1",),
-    "three-step returns": ("algorithm.n_step=3",),
     "single Q": ("algorithm.double_q=false",),
     "one epsilon": ("actor.epsilon_exponent=0", "actor.base_epsilon=0.05"),
-    "two actor processes": ("actor.processes=2", "actor.environments=16"),
+    "two actor processes": ("actor.processes=2", "actor.environments={half}"),
 }
 
 
 def main() -> None:
     """Runs what is missing and prints the result."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--updates", type=int, default=96_000, help="of each run (96000, ten minutes on two cores)")
+    parser.add_argument("--config", type=Path, default=CONFIG, help="of Ape-X itself (configs/mountain_car.yaml)")
+    parser.add_argument("--updates", type=int, default=40_000, help="of each run (40000)")
     parser.add_argument(
         "--seeds", type=int, default=3, choices=range(1, 101), metavar="N", help="runs of each variant (3)"
     )
     parser.add_argument("--directory", type=Path, default=Path("runs/ablations"), help="of the runs (runs/ablations)")
+    parser.add_argument(
+        "--publish", type=Path, default=Path("results/ablations"), help="of the result (results/ablations)"
+    )
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="for every run")
     arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    half = load(arguments.config).actor.environments // 2
     runs: dict[str, list[Path]] = {name: [] for name in VARIANTS}
     for seed in range(1, arguments.seeds + 1):  # so that half of the work is fewer seeds of every variant
         for name, changes in VARIANTS.items():
@@ -50,9 +59,13 @@ def main() -> None:
                 print(f"{name}, seed {seed}: {arguments.updates} updates in {directory}", flush=True)
                 limits = [f"total_updates={arguments.updates}", "total_minutes=0"]
                 limits += [f"seed={seed}", f"run_directory={directory}"]
-                train(directory, [*arguments.overrides, *changes, *limits])
+                changed = [change.format(half=half) for change in changes]
+                train(directory, ["--config", str(arguments.config), *arguments.overrides, *changed, *limits])
+    for directory in (directory for directories in runs.values() for directory in directories):
+        publish(directory, arguments.publish / directory.name, TEXTS)
     groups = groups_of([f"{name}={directory}" for name, directories in runs.items() for directory in directories])
-    draw_groups(groups, arguments.directory / "ablations.png")
+    draw_groups(groups, arguments.publish / "ablations.png")
+    (arguments.publish / "table.md").write_text(table(groups) + "\n")
     print(table(groups))
 
 

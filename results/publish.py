@@ -10,12 +10,14 @@ import argparse
 import json
 import shutil
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from apex_jax.metrics import read_metrics
 
-WHOLE = ("config.yaml", "starts.jsonl", "curves.png", "video.gif")
+TEXTS = ("config.yaml", "starts.jsonl")
+PICTURES = ("curves.png", "video.gif")
 LINE_SECONDS = 60.0
 
 
@@ -25,14 +27,19 @@ def main() -> None:
     parser.add_argument("run", type=Path)
     parser.add_argument("destination", type=Path)
     arguments = parser.parse_args()
-    files = sorted((arguments.run / "metrics").glob("*.jsonl"))
+    publish(arguments.run, arguments.destination, (*TEXTS, *PICTURES))
+
+
+def publish(run: Path, destination: Path, whole: Sequence[str]) -> None:
+    """Copies the metrics of a run, thinned, and those of its files that are named in `whole`; exits if it is no run."""
+    files = sorted((run / "metrics").glob("*.jsonl"))
     if not files:
-        sys.exit(f"{arguments.run} holds no metrics/*.jsonl: give the directory of a run")
-    metrics = arguments.destination / "metrics"
+        sys.exit(f"{run} holds no metrics/*.jsonl: give the directory of a run")
+    metrics = destination / "metrics"
     metrics.mkdir(parents=True, exist_ok=True)
-    for name in WHOLE:
-        if (arguments.run / name).exists():
-            shutil.copy(arguments.run / name, arguments.destination / name)
+    for name in whole:
+        if (run / name).exists():
+            shutil.copy(run / name, destination / name)
     for path in files:
         lines = read_metrics(path)
         kept = lines if path.stem == "evaluator" else thinned(lines)

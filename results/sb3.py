@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import platform
 import sys
 import time
+from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import ale_py
 import gymnasium
@@ -34,6 +37,7 @@ SETTINGS = {  # RL Zoo, hyperparams/dqn.yml, "atari"
     "exploration_final_eps": 0.01,
     "optimize_memory_usage": False,
 }
+PACKAGES = ("stable-baselines3", "torch", "gymnasium", "ale-py", "numpy")
 PLANNED_STEPS = 10_000_000  # which the exploration schedule is a fraction of
 
 
@@ -92,9 +96,21 @@ def main() -> None:
         make_atari_env(name, n_envs=GAMES, seed=1000 + arguments.seed, wrapper_kwargs=whole_games), 4
     )
     model = DQN("CnnPolicy", played, seed=arguments.seed, **SETTINGS)  # type: ignore[arg-type]
-    start = {"time": time.time(), "task": f"{arguments.game}-v5", "seed": arguments.seed, "command": " ".join(sys.argv)}
-    (arguments.directory / "starts.jsonl").write_text(json.dumps(start) + "\n")
+    (arguments.directory / "starts.jsonl").write_text(json.dumps(this_start(arguments.game, arguments.seed)) + "\n")
     model.learn(PLANNED_STEPS, Evaluations(evaluated, arguments.directory, arguments.minutes, arguments.every_minutes))
+
+
+def this_start(game: str, seed: int) -> dict[str, Any]:
+    """Returns what somebody needs to repeat the run, under the names of our own runs' starts.jsonl."""
+    return {
+        "time": time.time(),
+        "task": f"{game}-v5",
+        "seed": seed,
+        "command": " ".join(sys.argv),
+        "python": platform.python_version(),
+        "versions": {name: metadata.version(name) for name in PACKAGES},
+        "settings": SETTINGS,
+    }
 
 
 if __name__ == "__main__":
