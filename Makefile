@@ -2,7 +2,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help train test test-deploy test-fleet clean FORCE
+.PHONY: help train test fleet-tools test-deploy test-deploy-quick test-fleet clean FORCE
 
 VENV := .venv
 RUN := $(VENV)/bin/python
@@ -14,8 +14,11 @@ help:
 	@echo "make train GPU=1       the same with JAX for NVIDIA GPUs (driver 580 or newer)"
 	@echo "make train ARGS='...'  ARGS go to main.py, such as ARGS='--config configs/atari.yaml seed=3'; ARGS=--help lists all"
 	@echo "make test              style, types and tests; first sets up .venv"
+	@echo "make fleet-tools       sets up .venv with what the commands of docs/deploy.md need of Python"
 	@echo "make test-deploy       tests of deploy/: Terraform against moto, units, scripts, images; needs terraform"
+	@echo "make test-deploy-quick the part of it that takes minutes: without moto, checkov, and an installation"
 	@echo "make test-fleet        a whole fleet as its user data boots it, in network namespaces; needs terraform and root"
+	@echo "make test-fleet GAME=Pong   the same, which has to learn Pong; an hour or more on 2 cores"
 	@echo "make clean             remove .venv and the tools' caches; runs/ stays"
 	@echo "Add PYTHON=/path/to/python3 to choose the interpreter that .venv is made with."
 
@@ -29,12 +32,18 @@ test: $(VENV)/requirements-dev.installed
 	$(RUN) -m mypy
 	JAX_PLATFORMS=cpu $(RUN) -m pytest
 
+fleet-tools: $(VENV)/requirements.installed $(VENV)/requirements-host.installed
+
 test-deploy: $(VENV)/requirements-deploy.installed $(VENV)/checkov/installed
 	CHECKOV=$(VENV)/checkov/bin/checkov JAX_PLATFORMS=cpu $(RUN) -m pytest -m 'deploy and not slow'
 
+test-deploy-quick: $(VENV)/requirements-deploy.installed
+	@echo "Not in here, but in make test-deploy: checkov; apply and destroy against moto; what runs on hosts; provision.sh"
+	JAX_PLATFORMS=cpu $(RUN) -m pytest -m 'deploy and quick'
+
 # As root: hosts are namespaces.
 test-fleet: $(VENV)/requirements-deploy.installed
-	JAX_PLATFORMS=cpu $(RUN) -m pytest -m 'deploy and slow'
+	APEX_JAX_FLEET_GAME=$(or $(GAME),Catch) JAX_PLATFORMS=cpu $(RUN) -m pytest -m 'deploy and slow'
 
 clean:
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis
@@ -43,6 +52,10 @@ clean:
 # A stamp is written last, so what was interrupted is done again, and a changed requirements file is installed anew.
 $(VENV)/%.installed: %.txt requirements.txt $(VENV)/created
 	@echo "Installing $< into $(VENV): about a minute ..."
+	@$(PIP_INSTALL) -r $<
+	@touch $@
+
+$(VENV)/requirements-host.installed: deploy/requirements-host.txt $(VENV)/requirements.installed
 	@$(PIP_INSTALL) -r $<
 	@touch $@
 

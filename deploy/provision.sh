@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs the project at one commit, with its units, on Debian 12, Ubuntu 24.04 or newer: for images (deploy/packer)
+# Installs the project at one commit, with its units, on Debian 12 or 13 or Ubuntu 24.04: for images (deploy/packer)
 # and for plain machines. Run as root; a second run with the same arguments changes nothing.
 #
 #   deploy/provision.sh --source PATH_OR_URL --commit SHA [--gpu] [--log-agent]
@@ -56,8 +56,8 @@ install_packages() {
         apt-get update -q
         DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends "${missing[@]}"
     fi
-    /usr/bin/python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
-        fail "/usr/bin/python3 is $(/usr/bin/python3 --version): the project needs 3.11 or newer (Debian 12, Ubuntu 24.04)"
+    /usr/bin/python3 -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' ||
+        fail "/usr/bin/python3 is $(/usr/bin/python3 --version): the project needs 3.11, 3.12 or 3.13 (Debian 12 or 13, Ubuntu 24.04)"
 }
 
 make_user_and_folders() {

@@ -41,7 +41,7 @@ def main() -> int:
             return _fail(f"{path} has keys already: the fleet may be using them; --rotate replaces them", 1)
         return _push(store, path)
     except ImportError:
-        return _fail("botocore is missing: pip install -r requirements.txt -r deploy/requirements-host.txt", 1)
+        return _fail("botocore is missing: make fleet-tools, then . .venv/bin/activate", 1)
     except Exception as error:  # of the network or of AWS: no credentials, no permission
         return _fail(str(error), 1)
 

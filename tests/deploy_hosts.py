@@ -75,8 +75,9 @@ class Bridge:
 class Host:
     """One instance: from its boot to its end."""
 
-    def __init__(self, folder: Path, number: int, role: str, bridge: str):
+    def __init__(self, folder: Path, number: int, role: str, bridge: str, timer_seconds: float):
         self.role, self.address = role, f"{SUBNET}.{number}"
+        self._timer_seconds = timer_seconds
         self.folder = folder
         self._namespace = f"{bridge}n{number}"
         self._link = f"{bridge}v{number}"
@@ -92,8 +93,9 @@ class Host:
             do("ip", "-n", name, *command.split())
         with open(self.folder / "console.log", "wb") as console:
             apart = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
+            init = [sys.executable, "-m", "tests.deploy_init", str(self.folder), str(self._timer_seconds)]
             self._process = subprocess.Popen(
-                ["ip", "netns", "exec", name, *apart, sys.executable, "-m", "tests.deploy_init", str(self.folder)],
+                ["ip", "netns", "exec", name, *apart, *init],
                 cwd=ROOT,
                 stdout=console,
                 stderr=console,
@@ -138,7 +140,11 @@ class Host:
 class Hosts:
     """Starts hosts from user data, lets their names follow them, and leaves none."""
 
-    def __init__(self, folder: Path, image: Path, user_data: dict[str, str], url: str, bridge: Bridge):
+    def __init__(
+        self, folder: Path, image: Path, user_data: dict[str, str], url: str, bridge: Bridge, timer_seconds: float = 10
+    ):
+        """`timer_seconds`: between two starts of what a timer starts, whatever its file says."""
+        self._timer_seconds = timer_seconds
         self._folder, self._image, self._user_data, self._url, self._bridge = folder, image, user_data, url, bridge
         self._discovery = aws(url, "servicediscovery")
         self._number = 10
@@ -183,7 +189,7 @@ class Hosts:
             "JAX_PLATFORMS": "cpu",
         }
         (folder / "extra-environment").write_text("".join(f'{key}="{value}"\n' for key, value in environment.items()))
-        host = Host(folder, self._number, role, self._bridge.name)
+        host = Host(folder, self._number, role, self._bridge.name, self._timer_seconds)
         self.all.append(host)
         host.boot()
         return host

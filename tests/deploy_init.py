@@ -1,6 +1,6 @@
 """Process 1 of a host in a namespace: what cloud-init and systemd do of a real one, as far as this project uses them.
 
-    python -m tests.deploy_init FOLDER
+    python -m tests.deploy_init FOLDER TIMER_SECONDS
 
 FOLDER holds user-data, extra-environment (what only the test's host has: where its AWS is), hosts (its /etc/hosts) and
 image/ (what provision.sh has changed). Overlays make the host's own /etc, /opt, /usr and /var of it. User data is
@@ -29,7 +29,6 @@ SYSTEMCTL = f"""#!/bin/sh
 echo "$@" >>{REQUESTS}
 if [ "$1" = stop ]; then while [ ! -e {REQUESTS}.stopped ]; do sleep 0.1; done; fi
 """
-TIMER_SECONDS = 3.0  # instead of a minute
 
 
 class Unit:
@@ -43,6 +42,7 @@ class Unit:
         self._settings = re.findall(r"^([A-Za-z]+)=(.*)$", path.read_text(), re.MULTILINE)
         self._stopping = threading.Event()
         self._process: subprocess.Popen[bytes] | None = None
+        self._ended = "not started"
 
     def values(self, key: str) -> list[str]:
         return [value.replace("%i", self._role) for found, value in self._settings if found == key]
@@ -59,6 +59,7 @@ class Unit:
         while not self._stopping.is_set():
             code = self.execute("ExecStartPre") or self.execute("ExecStart")
             self.execute("ExecStopPost")
+            print(f"{self.name} has ended: {self._ended}", flush=True)
             successes, final = (
                 {"0", *self.value(key).split()} for key in ("SuccessExitStatus", "RestartPreventExitStatus")
             )
@@ -93,6 +94,8 @@ class Unit:
                 if self._stopping.is_set():
                     self.stop()
             code = process.wait()
+            if key == "ExecStart":
+                self._ended = f"signal {-code}" if code < 0 else f"exit code {code}"
             code = 128 - code if code < 0 else code
             if code and not line.startswith("-"):
                 return code
@@ -127,7 +130,8 @@ def identity(user: str) -> dict[str, Any]:
 class Init:
     """Starts and stops units as they are asked for."""
 
-    def __init__(self) -> None:
+    def __init__(self, timer_seconds: float) -> None:
+        self._timer_seconds = timer_seconds
         self._started: dict[str, tuple[Unit, threading.Thread]] = {}
         self._ending = threading.Event()
         signal.signal(signal.SIGTERM, lambda *_: self._ending.set())
@@ -168,7 +172,7 @@ class Init:
         unit.run()
 
     def _repeat(self, name: str) -> None:
-        while not self._ending.wait(TIMER_SECONDS):
+        while not self._ending.wait(self._timer_seconds):
             Unit(name).run()
 
 
@@ -206,7 +210,7 @@ def carry_out(user_data: Path, extra_environment: str) -> None:
 def main() -> None:
     folder = Path(sys.argv[1])
     mount(folder)
-    init = Init()
+    init = Init(float(sys.argv[2]))
     carry_out(folder / "user-data", (folder / "extra-environment").read_text())
     init.run()
 

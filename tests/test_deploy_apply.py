@@ -252,6 +252,8 @@ def test_alarms_reach_a_person(fleet: Fleet) -> None:
     assert names == {
         "learner-stopped",
         "replay-stopped",
+        "evaluator-stopped",
+        "actors-failing",
         "replay-memory",
         "replay-disk",
         "learner-disk",

@@ -14,7 +14,7 @@ import pytest
 from tests.deploy_tools import COMMIT, DEPLOY, TERRAFORM, rendered_user_data
 from tests.processes import ROOT
 
-pytestmark = [pytest.mark.deploy, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.deploy, pytest.mark.quick, pytest.mark.timeout(900)]
 
 PROVISION, SMOKE_TEST = DEPLOY / "provision.sh", DEPLOY / "smoke_test.sh"
 SCRIPTS = [PROVISION, SMOKE_TEST, DEPLOY / "host/start_log_agent", DEPLOY / "packer/wake_agent.sh"]

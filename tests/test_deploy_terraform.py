@@ -15,7 +15,7 @@ import pytest
 from tests.deploy_tools import TERRAFORM, Terraform, copy_of_terraform
 from tests.processes import ROOT
 
-pytestmark = [pytest.mark.deploy, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.deploy, pytest.mark.quick, pytest.mark.timeout(600)]
 
 TESTS = sorted(path.name for path in (TERRAFORM / "tests").glob("*.tftest.hcl"))
 
@@ -75,6 +75,14 @@ def test_every_command_works_from_the_root_of_the_repository() -> None:
     elsewhere = [one for one in used if re.search(r"(?<!/)\bterraform (?!-chdir=deploy/terraform )[-a-z]", one)]
     assert elsewhere == []
     assert not any(re.match(r"cd\b", command) for command in COMMANDS)
+
+
+def test_way_up_is_under_ten_commands_and_none_is_for_the_python_of_the_system() -> None:
+    """Debian and Ubuntu let pip install nothing there, and have no `python`."""
+    up = GUIDE.partition("```bash\n")[2].partition("```")[0].splitlines()
+    assert len(up) < 10
+    assert up[:2] == [next(line for line in up if line.startswith("make fleet-tools ")), ". .venv/bin/activate"]
+    assert not any("pip install" in line for line in BLOCKS.splitlines())
 
 
 def test_guide_names_variables_and_outputs_that_there_are() -> None:

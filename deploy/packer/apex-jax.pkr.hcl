@@ -65,6 +65,7 @@ build {
       most_recent = true
 
       filters = {
+        # 24.04, supported until 2029: its Python is 3.12; that of 26.04 (3.14, as far as is known here) is too new yet.
         name                = "ubuntu/images/hvm-ssd-gp3/ubuntu-noble-24.04-amd64-server-*"
         virtualization-type = "hvm"
         root-device-type    = "ebs"

@@ -1,31 +1,46 @@
 # What a person must know. Each host reports its health once a minute (deploy/host/report_health.py).
 
 locals {
-  alarms = !var.running ? {} : {
-    learner-stopped = {
+  # What hangs or fails again and again looks healthy for some minutes after each start: most of a quarter of an hour
+  # counts. Where no host reports at all, that counts, too.
+  health = {
+    metric  = "Healthy", statistic = "Maximum", operator = "LessThanThreshold", threshold = 1
+    minutes = 15, of_which = 8, missing = "breaching"
+  }
+
+  alarms = { for name, alarm in local.every_alarm : name => alarm if var.running && local.hosts[alarm.role] > 0 }
+
+  every_alarm = {
+    learner-stopped = merge(local.health, {
       description = "The learner is not healthy: it has ended the run, hangs, or fails. See its log."
-      metric      = "Healthy", role = "learner", statistic = "Maximum", operator = "LessThanThreshold", threshold = 1
-      minutes     = 10, missing = "breaching"
-    }
-    replay-stopped = {
+      role        = "learner"
+    })
+    replay-stopped = merge(local.health, {
       description = "The replay server is not healthy: everyone waits for it. See its log."
-      metric      = "Healthy", role = "replay", statistic = "Maximum", operator = "LessThanThreshold", threshold = 1
-      minutes     = 10, missing = "breaching"
-    }
+      role        = "replay"
+    })
+    evaluator-stopped = merge(local.health, {
+      description = "The evaluator is not healthy, or spot capacity is short: the curve of results has a gap. See its log."
+      role        = "evaluator"
+    })
+    actors-failing = merge(local.health, { # of many hosts, one that has just started is not worth a letter
+      description = "More than a tenth of the actor hosts is not healthy, though they are there: see the actors' logs."
+      role        = "actor", statistic = "Average", threshold = 0.9
+    })
     replay-memory = {
       description = "The replay server's memory is nearly full: lower replay.capacity_transitions or take a larger type."
       metric      = "MemoryUsedPercent", role = "replay", statistic = "Maximum", operator = "GreaterThanThreshold", threshold = 85
-      minutes     = 5, missing = "missing"
+      minutes     = 5, of_which = 5, missing = "missing"
     }
     replay-disk = {
       description = "The replay server's disk is nearly full: its journal and snapshots need room."
       metric      = "DiskUsedPercent", role = "replay", statistic = "Maximum", operator = "GreaterThanThreshold", threshold = 85
-      minutes     = 5, missing = "missing"
+      minutes     = 5, of_which = 5, missing = "missing"
     }
     learner-disk = {
       description = "The learner's disk is nearly full: lower learner.checkpoints_kept."
       metric      = "DiskUsedPercent", role = "learner", statistic = "Maximum", operator = "GreaterThanThreshold", threshold = 85
-      minutes     = 5, missing = "missing"
+      minutes     = 5, of_which = 5, missing = "missing"
     }
   }
 }
@@ -56,6 +71,7 @@ resource "aws_cloudwatch_metric_alarm" "host" {
   threshold           = each.value.threshold
   period              = 60
   evaluation_periods  = each.value.minutes
+  datapoints_to_alarm = each.value.of_which
   treat_missing_data  = each.value.missing
   alarm_actions       = [aws_sns_topic.alarms.arn]
   ok_actions          = [aws_sns_topic.alarms.arn]

@@ -16,7 +16,7 @@ locals {
   gibibyte_hour_usd  = 0.08 / 730
   watching_usd       = 7 * 0.3 / 730 + 60 * 0.01 / 1000 # a host: EC2's detailed metrics, and a report each minute
   role_metrics_usd   = 3 * 0.3 / 730                    # what the reports of a role's hosts make
-  monthly_fixed_usd  = 1 + 6 * 0.1 + 0.5                # KMS key, alarms, private zone
+  monthly_fixed_usd  = 1 + 8 * 0.1 + 0.5                # KMS key, alarms, private zone
   hosts              = { replay = 1, learner = 1, actor = local.actor_hosts, evaluator = var.evaluator ? 1 : 0 }
   spot_percentage_of = { replay = 0, learner = 0, actor = var.actor_spot_percentage, evaluator = 100 }
 

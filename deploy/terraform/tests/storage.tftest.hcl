@@ -77,7 +77,7 @@ run "actors_have_no_storage" {
 
 run "alarms" {
   assert {
-    condition     = toset(keys(aws_cloudwatch_metric_alarm.host)) == toset(["learner-stopped", "replay-stopped", "replay-memory", "replay-disk", "learner-disk"])
+    condition     = toset(keys(aws_cloudwatch_metric_alarm.host)) == toset(["learner-stopped", "replay-stopped", "evaluator-stopped", "actors-failing", "replay-memory", "replay-disk", "learner-disk"])
     error_message = "These alarms, and actors-missing."
   }
   assert {
