@@ -2,8 +2,9 @@
 
 One replay server, a learner, three actors and an evaluator, real processes over loopback tcp with a proxy at every
 client; whatever ends is started again after a second, as systemd would. Every 10 to 30 s one of them is killed,
-terminated, stopped for a while, cut off for a while, or has its connections reset or lost; the same choices for the
-same seed. Prints a report and a line of JSON; exit code 1 where something that must hold did not.
+terminated, stopped for a while, cut off for a while, or has its connections reset or lost, each of which befalls each
+process once in about 18 minutes; the same order for the same seed. Prints a report and a line of JSON; exit code 1
+where something that must hold did not.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ from pathlib import Path
 from typing import Any
 
 from apex_jax.metrics import read_metrics
-from tests.chaos_watch import Advance, Learning, Life, Limits, growth, level_of
+from tests.chaos_deck import Deck
+from tests.chaos_ledger import ledger_violations, newest_ledger, read_books
+from tests.chaos_watch import Advance, Learning, Life, growth, trend_of
 from tests.fleet import CONNECTS_TO, Fleet, role_of
 from tests.processes import ROOT, Programs
 from tests.proxy import Proxy
@@ -79,6 +82,7 @@ class Soak:
         self._next_sample = 0.0
         self._restart_at: dict[str, float] = {}
         self._pause = threading.Event()
+        self._deck = Deck(self.rng, NAMES, KINDS)
         for name in NAMES:
             for link in CONNECTS_TO[role_of(name)]:
                 self.fleet.proxy(name, link)
@@ -117,14 +121,22 @@ class Soak:
         )
 
     def end(self) -> None:
-        """Asks every process to leave, the learner first, as an operator would."""
-        for name in ("learner", *(name for name in NAMES if name != "learner")):
+        """Asks every process to leave: the actors, and once the replay has what they sent, the learner and the rest."""
+        actors = [name for name in NAMES if role_of(name) == "actor"]
+        self._leave(actors)
+        until = time.monotonic() + PROGRESS_SECONDS
+        while time.monotonic() < until and (self.fleet.actors() or self.fleet.newest("replay", "ledger/in_flight", 1)):
+            self._pause.wait(TICK_SECONDS)
+        self._leave(["learner", *(name for name in NAMES if name not in (*actors, "learner"))])
+
+    def _leave(self, names: Sequence[str]) -> None:
+        for name in names:
             life = self.lives[name]
             if life.program.process.poll() is None:
                 life.ended_by = life.ended_by or "SIGTERM"
                 life.program.send(signal.SIGTERM)
         asked = time.monotonic()
-        for life in self.lives.values():
+        for life in map(self.lives.__getitem__, names):
             try:
                 life.program.process.wait(max(0.1, asked + LEAVE_SECONDS - time.monotonic()))
             except subprocess.TimeoutExpired:
@@ -209,12 +221,10 @@ class Soak:
             self.violations.append(f"{life.name}, life {life.number}, wrote a traceback: {stderr[-1500:]}")
 
     def _break_something(self) -> None:
-        kind, lasts = self.rng.choice(KINDS), round(self.rng.uniform(*LASTS_SECONDS), 1)
-        first = self.rng.randrange(len(NAMES))  # the same choices whatever the state of things, ...
-        able = [name for name in (*NAMES[first:], *NAMES[:first]) if self._can_break(name)]
-        if not able:
+        lasts, drawn = round(self.rng.uniform(*LASTS_SECONDS), 1), self._deck.draw(self._can_break)
+        if drawn is None:
             return
-        name = able[0]  # ... but what is down already cannot be broken
+        name, kind = drawn
         life, proxies = self.lives[name], self._proxies_of(name)
         if kind in ("SIGKILL", "SIGTERM"):
             life.ended_by = kind
@@ -254,7 +264,7 @@ def heal(proxies: Sequence[Proxy]) -> None:
 def check_end(soak: Soak, programs: Programs) -> None:
     """Checks what can be seen once every process has left."""
     soak.violations += [f"{name} was left (process {pid})" for name, pid in programs.living().items()]
-    soak.violations += growth([*soak.ended, *soak.lives.values()], Limits())
+    soak.violations += growth([*soak.ended, *soak.lives.values()])
     soak.violations += soak.learning.relapses()
     learner = read_metrics(soak.fleet.directory / "metrics" / "learner.jsonl")
     if any("losses/td_loss" in line and line["losses/td_loss"] is None for line in learner):
@@ -263,22 +273,7 @@ def check_end(soak: Soak, programs: Programs) -> None:
     final = programs.start(*config, "--role", "evaluator", f"checkpoint={soak.fleet.directory}", "episodes=100")
     if final.exit_code(120) != 0 or "mean return" not in final.stdout:
         soak.violations.append(f"the last checkpoint does not load: {final.stdout}{final.stderr}")
-    soak.violations += ledger_violations(ledger(soak.fleet))
-
-
-def ledger(fleet: Fleet) -> dict[str, float]:
-    """Returns the ledger as the replay server wrote it last; empty where it has none."""
-    lines = read_metrics(fleet.directory / "metrics" / "replay.jsonl")
-    return {tag: value for tag, value in lines[-1].items() if tag.startswith("ledger/")}
-
-
-def ledger_violations(entries: dict[str, float]) -> list[str]:
-    """Returns what does not add up: produced = stored + dropped for a reason + under way, in transitions."""
-    if not entries:
-        return []
-    produced = entries.get("ledger/produced", 0.0)
-    others = sum(value for tag, value in entries.items() if tag != "ledger/produced")
-    return [] if produced == others else [f"the ledger does not add up: {entries}"]
+    soak.violations += ledger_violations(read_books(soak.fleet.directory, soak.lives.values()))
 
 
 def report(soak: Soak, minutes: float, seed: int) -> tuple[str, dict[str, Any]]:
@@ -300,7 +295,8 @@ def report(soak: Soak, minutes: float, seed: int) -> tuple[str, dict[str, Any]]:
         "lowest_minute_return": round(min(means), 2) if means else None,
         "final_minute_return": round(means[-1], 2) if means else None,
         "dropped": soak.fleet.dropped(),
-        "ledger": ledger(soak.fleet),
+        "ledger": newest_ledger(soak.fleet.directory),
+        "trends": {},
         "violations": soak.violations,
     }
     text = [f"Chaos soak of {minutes:g} minutes, seed {seed}", ""]
@@ -308,18 +304,19 @@ def report(soak: Soak, minutes: float, seed: int) -> tuple[str, dict[str, Any]]:
     for name in NAMES:
         own = [life for life in lives if life.name == name]
         of_name = [fault.kind for fault in soak.faults if fault.name == name]
-        samples = [sample for life in own for sample in life.samples]
         line = f"  {name:10} {len(of_name):3} faults, {len(own):3} lives"
-        if samples:
-            level = level_of(samples)
-            line += f", {level.memory_bytes / 2**20:.0f} MiB, {level.fds:g} fds, {level.threads:g} threads (medians)"
+        trends = [trend for life in own if (trend := trend_of(life)) is not None]
+        if trends:
+            longest = max(trends, key=lambda trend: trend.seconds)
+            figures["trends"][name] = longest.figures()
+            line += f"; the longest: {longest}"
         text.append(line)
     text += [
         f"updates {soak.updates.total:,.0f} (longest pause {soak.updates.longest_gap_seconds:.0f} s),"
         f" frames {soak.frames.total:,.0f} (longest pause {soak.frames.longest_gap_seconds:.0f} s)",
         f"mastered after {figures['mastered_seconds']} s; then {len(means)} minutes, mean return of the lowest"
         f" {figures['lowest_minute_return']}, of the last {figures['final_minute_return']}",
-        f"refused by the replay server that ran last: {figures['dropped']}; its ledger: {figures['ledger'] or 'none'}",
+        f"refused by the replay server that ran last: {figures['dropped']}; its ledger: {figures['ledger']}",
         "everything held" if not soak.violations else "DID NOT HOLD:",
         *(f"- {violation}" for violation in soak.violations),
     ]

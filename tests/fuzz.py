@@ -1,7 +1,8 @@
-"""Fuzzes the sockets: `python -m tests.fuzz --messages 1000000 --seed 1 [--socket experience|sampling|weights|tcp]`.
+"""Fuzzes the sockets: `python -m tests.fuzz --messages 1000000 --seed 1 [--socket LINK|status|tcp]`.
 
-Sends as many messages to each socket as asked for, and to real processes raw bytes, HTTP and broken handshakes; prints
-a line of JSON for each. Exit code 1 where the system crashed, grew, or did not serve the next good message.
+Sends as many messages as asked for to each end of each link, clients and servers, and to the status page; and to real
+processes raw bytes, HTTP and broken handshakes. Prints a line of JSON for each. Exit code 1 where the system crashed,
+grew, or did not serve the next good message.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import os
 os.environ.setdefault("JAX_PLATFORMS", "cpu")  # read when jax is imported, which is below
 
 import argparse
+import contextlib
 import json
 import logging
 import sys
@@ -26,7 +28,7 @@ from apex_jax.metrics import resident_memory_bytes
 from tests.fuzz_targets import Target, make_targets
 from tests.fuzz_tcp import fuzz_tcp
 
-SOCKETS = ("experience", "sampling", "weights")
+SOCKETS = ("experience", "sampling", "weights", "status")
 PARTS = 10  # after each of which a good message must be served
 WARM_UP_PARTS = 3  # in which queues and allocators fill
 GROWTH_BYTES = 32 * 2**20
@@ -37,28 +39,25 @@ def fuzz(link: str, messages: int, seed: int) -> dict[str, Any]:
     started = time.monotonic()
     failures: list[str] = []
     dropped: Counter[str] = Counter()
-    growth_bytes = 0
+    growth_bytes = ends = 0
     with tempfile.TemporaryDirectory(prefix="apex-jax-fuzz-") as folder:
         marker = str(Path(folder, "unpickled"))
-        targets = make_targets(link, Path(folder), seed, marker)
-        try:
-            for target in targets:
-                growth_bytes = max(growth_bytes, _drive(target, messages // len(targets), failures))
+        for target in make_targets(link, Path(folder), seed, marker):
+            ends += 1
+            with contextlib.closing(target):
+                growth_bytes = max(growth_bytes, _drive(target, messages, failures))
                 dropped += target.dropped()
                 failures += [f"{number} x {crash}" for crash, number in target.crashes.items()]
-        finally:
-            for target in targets:
-                target.close()
         failures += ["a pickle was loaded"] if Path(marker).exists() else []
     if growth_bytes > GROWTH_BYTES:
         failures.append(f"resident memory grew by {growth_bytes} bytes")
     seconds = time.monotonic() - started
     return {
         "socket": link,
-        "messages": messages,
+        "messages": messages * ends,
         "seed": seed,
         "seconds": round(seconds, 1),
-        "messages_per_second": round(messages / seconds),
+        "messages_per_second": round(messages * ends / seconds),
         "dropped": dict(sorted(dropped.items())),
         "growth_bytes": growth_bytes,
         "failures": failures,
@@ -96,7 +95,7 @@ def _columns(rows: list[tuple[int, int]]) -> list[tuple[int, ...]]:
 def main(arguments: Sequence[str]) -> int:
     """Returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
-    parser.add_argument("--messages", type=int, default=1_000_000, help="to each socket")
+    parser.add_argument("--messages", type=int, default=1_000_000, help="to each end of each socket")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--socket", choices=(*SOCKETS, "tcp"), action="append", help="default: all")
     chosen = parser.parse_args(arguments)

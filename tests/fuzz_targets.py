@@ -7,6 +7,7 @@ import time
 import traceback
 import zlib
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -34,6 +35,7 @@ from apex_jax.types import (
     WeightsMessage,
 )
 from apex_jax.workers.replay_server import ReplayServer
+from tests.fuzz_clients import TOO_LARGE_SHARE, ActorTarget, LearnerTarget, StatusTarget
 from tests.fuzz_messages import Frames, Fuzzer
 from tests.links import CONFIG, SPEC, TRANSITIONS, free_address, segment_of
 
@@ -45,7 +47,7 @@ GOOD_RUN_ID = 12345
 class Target(Protocol):
     """A socket to fuzz."""
 
-    fuzzer: Fuzzer
+    fuzzer: Any  # whose `next` returns the frames of a message
     crashes: Counter[str]  # what the object behind the socket raised, by the end of its traceback
 
     def send(self, frames: Frames) -> None:
@@ -79,7 +81,7 @@ class ReplayTarget:
         self._now_seconds = 0.0
         self._sent = 0
         self._sequence = 0
-        self._strangers = [self._connect() for _ in range(3)]
+        self._strangers = [self._stranger() for _ in range(3)]
         self._good = self._connect()
         for number in range(1, 9):
             self._insert(number)
@@ -92,6 +94,8 @@ class ReplayTarget:
             return
         while not stranger.poll(0, zmq.POLLOUT):
             self.serve()
+            while stranger.poll(0):  # behind a full queue libzmq does not notice that the server has cut it off
+                stranger.recv_multipart()
         stranger.send_multipart(frames, copy=True)
         self._sent += 1
         if self._sent % 64 == 0:
@@ -174,6 +178,12 @@ class ReplayTarget:
             return ActorHello(run_id, CONFIG.agreement, num_environments=4)
         return LearnerHello(run_id, CONFIG.agreement, 0, batches_at_once=1, batch_size=4)
 
+    def _stranger(self) -> zmq.Socket:
+        """A peer that need not read: without heartbeats, or libzmq ends this process where they meet a full queue."""
+        stranger = self._context.socket(zmq.DEALER)
+        stranger.connect(self._address)
+        return stranger
+
     def _connect(self) -> zmq.Socket:
         connect = sockets.connect_experience if self._link == "experience" else sockets.connect_sampling
         return connect(self._context, self._address)
@@ -244,6 +254,8 @@ class SubscriberTarget:
         self._version = 2**62
 
     def send(self, frames: Frames) -> None:
+        if max(map(len, frames)) > sockets.SMALL_MESSAGE_BYTES and self.fuzzer.random.random() > TOO_LARGE_SHARE:
+            return
         if _version_of(frames) >= 2**62:  # the newest wins: what is newer than all good ones is believed
             return
         while True:
@@ -296,11 +308,19 @@ def fuzz_config(directory: Path, samples_per_insert: float = 0.0) -> Config:
     )
 
 
-def make_targets(link: str, directory: Path, seed: int, marker: str) -> list[Target]:
-    """Returns the ends of a link that an adversary can send to."""
+def make_targets(link: str, directory: Path, seed: int, marker: str) -> Iterator[Target]:
+    """Makes the ends of a link that an adversary can send to, each only when it is asked for.
+
+    One that waits beside another would fill its false server's queue, and libzmq aborts where heartbeats meet that.
+    """
     if link == "weights":
-        return [PublisherTarget(directory, seed, marker), SubscriberTarget(directory, seed + 1, marker)]
-    return [ReplayTarget(link, directory, seed, marker)]
+        yield PublisherTarget(directory, seed, marker)
+        yield SubscriberTarget(directory, seed + 1, marker)
+    elif link == "status":
+        yield StatusTarget(directory, seed)
+    else:
+        yield ReplayTarget(link, directory, seed, marker)
+        yield (LearnerTarget if link == "sampling" else ActorTarget)(seed + 1, marker)
 
 
 def is_end_of_the_run(frames: Frames) -> bool:

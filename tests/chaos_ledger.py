@@ -1,0 +1,82 @@
+"""Whether the ledger is true: it adds up, nothing is left open, and others who count for themselves count the same."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+from apex_jax.command_line import load
+from apex_jax.environment import segment_spec
+from apex_jax.journal.heads import Identity
+from apex_jax.journal.snapshots import Snapshots
+from apex_jax.links.ledger import DROPS, Account
+from apex_jax.links.replay_state import unpack_state
+from apex_jax.metrics import read_metrics
+from tests.chaos_watch import Life
+from tests.fleet import role_of
+from tests.processes import ROOT
+
+RUN = re.compile(r"run ([0-9a-f]{16}): acting")  # of which process, as an actor says when it begins
+
+
+class Books(NamedTuple):
+    """What was counted, in transitions, by those who have no part in each other's count."""
+
+    ledger: dict[str, float]  # as the replay server wrote it last, by fate
+    accounts: dict[int, Account]  # of which that is the sum, by the run id of the actor
+    inserted: int  # into the replay, as its rate limiter counts
+    steps: dict[int, int]  # of the environments, as the actors count that left in peace, by run id
+
+
+def read_books(directory: Path, lives: Iterable[Life]) -> Books:
+    """Reads what an ended fleet has left of Catch; `lives`: those that left while all was well."""
+    config = load(ROOT / "configs" / "catch.yaml")
+    spec = segment_spec(config)
+    snapshots = Snapshots(directory / "replay", Identity(config.agreement, spec))
+    saved = snapshots.read_newest(lambda snapshot: unpack_state(snapshot.facts, snapshot.arrays, spec.slots))
+    assert saved is not None, "the replay server has left no snapshot"
+    accounts = {run_id: Account(*numbers) for run_id, *numbers in saved.counters.ledger.to_array().tolist()}
+    return Books(newest_ledger(directory), accounts, saved.limiter["inserted"], steps_of(lives))
+
+
+def newest_ledger(directory: Path) -> dict[str, float]:
+    """Returns the ledger as the replay server wrote it last; empty where it has none."""
+    line = read_metrics(directory / "metrics" / "replay.jsonl")[-1]
+    return {tag.removeprefix("ledger/"): value for tag, value in line.items() if tag.startswith("ledger/")}
+
+
+def steps_of(lives: Iterable[Life]) -> dict[int, int]:
+    """Returns how many environment steps each actor among these has made, by its run id, as its last metrics say."""
+    steps = {}
+    for life in lives:
+        if role_of(life.name) == "actor" and (found := RUN.search(life.program.stderr)):
+            steps[int(found[1], 16)] = int(read_metrics(life.metrics)[-1]["actor/environment_steps"])
+    return steps
+
+
+def ledger_violations(books: Books) -> list[str]:
+    """Returns what is not as it must be once the actors, and then all others, have left."""
+    ledger, lines = books.ledger, []
+    fates = sum(value for name, value in ledger.items() if name != "produced")
+    if ledger["produced"] != fates:
+        lines.append(f"the ledger does not add up: {ledger}")
+    for name in ("in_flight", "lost_with_replay"):  # no actor is left, and no disk has failed
+        if ledger[name]:
+            lines.append(f"the ledger ends with {ledger[name]:g} transitions {name}")
+    if ledger["stored"] != books.inserted:
+        lines.append(f"the ledger has {ledger['stored']:g} transitions stored, the replay {books.inserted}")
+    for run_id, steps in books.steps.items():
+        lines += account_violations(f"{run_id:016x}", steps, books.accounts.get(run_id, Account()))
+    return lines
+
+
+def account_violations(run: str, steps: int, account: Account) -> list[str]:
+    """Returns where an account differs from the steps that its actor made, each of which is one transition."""
+    fates = account.stored + account.refused + sum(getattr(account, reason) for reason in DROPS)
+    return [
+        f"actor {run} made {steps} transitions, its account has {number} {what}"
+        for what, number in (("produced", account.produced), ("stored or dropped", fates))
+        if number != steps
+    ]
