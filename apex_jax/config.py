@@ -271,6 +271,13 @@ class Config:
     total_updates: int = key(
         0, "the run ends after this many learner updates, counted a call at a time; 0 = no limit", "updates", 0, 10**12
     )
+    away_limit_seconds: float = key(
+        0.0,
+        "a process whose server is away for so long ends, with exit code 1; 0 = looks for it for ever",
+        "seconds",
+        0,
+        10**7,
+    )
     metrics_interval_seconds: float = key(5.0, "metrics are written every", "seconds", 0.1, 3600)
     environment: EnvironmentConfig = EnvironmentConfig()
     algorithm: AlgorithmConfig = AlgorithmConfig()
@@ -311,6 +318,8 @@ class Config:
     @property
     def fix_of_divergence(self) -> str:
         """What the user can do where learning diverges."""
+        if self.learner.optimizer_epsilon == 0:
+            return "raise learner.optimizer_epsilon (now 0: a gradient of zero is divided by zero)"
         huber = "" if self.algorithm.loss == "huber" else " or set algorithm.loss=huber"
         return f"lower learner.learning_rate (now {self.learner.learning_rate:g}){huber}"
 

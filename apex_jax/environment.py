@@ -48,6 +48,8 @@ def segment_spec(config: Config) -> SegmentSpec:
             f"{task} has no frames to stack or skip: set environment.frame_stack=1 environment.frame_skip=1"
         )
     is_pixels = observation.dtype == np.uint8
+    if is_pixels and not _is_atari(task):
+        raise UsageError(f"environment.task={task}: of games with pixels this agent plays Atari's; choose one of those")
     return SegmentSpec(
         frame_shape=observation.shape[1:] if is_pixels else (int(np.prod(observation.shape)),),
         frame_dtype="uint8" if is_pixels else "float32",

@@ -56,6 +56,7 @@ TAGS: dict[str, str] = {
     "storage/failed_copies": "copies to storage.url that failed since the process started; 0",
     "storage/copy_age_seconds": "seconds since what is copied was up to date; below twice storage.interval_seconds",
     "learner/wait_seconds_share": "share of its time the learner waits for batches, 0 to 1; near 0 on a slow learner",
+    "learner/replay_losses": "times the replay server was lost, since the learner began; 0",
     "eval/episodic_return": "mean return of full games with the newest weights; the result of the run",
     "eval/episodic_return_median": "median return of the same games; far from the mean = a few games decide",
     "eval/episodes": "games of the evaluation; evaluator.episodes",
@@ -74,12 +75,14 @@ TAGS: dict[str, str] = {
     "replay/journal_errors": "times the disk took no segments or snapshot, since the start of the server; 0",
     "ledger/produced": "transitions produced by all actors of the run, the sum of all that follow; grows",
     "ledger/stored": "transitions that were ever stored; grows, by far the most of those produced",
-    "ledger/in_flight": "transitions on their way from living actors; bounded through actor.max_outstanding_segments",
-    "ledger/lost_with_actor": "transitions that actors had when they died; 0, or some hundreds for each death",
+    "ledger/in_flight": "transitions that living actors have made and the replay has yet to store; bounded through"
+    " actor.max_outstanding_segments and actor.environments",
+    "ledger/lost_with_actor": "transitions that actors had when they were killed; 0, or some hundreds for each death",
     "ledger/lost_with_replay": "transitions acknowledged and then forgotten by the replay; 0, unless power failed, the"
     " disk did, or replay.journal is false",
     "ledger/dropped_<reason>": "transitions dropped for this reason; 0, but unsent where actors leave, and overflow"
     " where actor.overflow is drop",
+    "actor/environment_steps": "agent steps since this actor began, each of which made a transition; grows",
     "actor/steps_per_second": "agent steps a second of this actor; steady",
     "actor/wait_seconds_share": "share of its time the actor waits for the replay to take segments, 0 to 1; near 0,"
     " more where replay.samples_per_insert makes it wait for the learner",

@@ -67,6 +67,7 @@ RunId = Annotated[int, Integer()]
 
 MAX_ENVIRONMENT_STEPS = 10**15  # of a run; times a frame skip it still fits in 64 bits
 MAX_SEGMENT_BYTES = 2**25
+MAX_STREAMED_SEGMENTS = 64  # in one message to the learner, as far as they fit in MAX_SEGMENT_BYTES
 MAX_WEIGHTS_BYTES = 2**29
 PEER_TIMEOUT_SECONDS = 10.0  # a peer that has said nothing for so long is dead, or as good as that
 
@@ -177,6 +178,7 @@ class SegmentMessage(NamedTuple):
     crc: Annotated[int, Integer(0, 2**32 - 1)]  # zlib.crc32 of body
     body: Annotated[bytes, Buffer(MAX_SEGMENT_BYTES)]  # see transport.codec.encode_segment
     transitions: Annotated[int, Integer(0, 4096)] = 0  # that start in it: for the ledger, should the body be corrupt
+    produced: Annotated[int, Integer(0, MAX_COUNT)] = 0  # as in `ActorStatus`: a killed actor's last word may be this
 
 
 class SegmentAck(NamedTuple):
@@ -201,13 +203,13 @@ class ActorStatus(NamedTuple):
     """Sign of life of an actor, about once a second, with its rates and its part of the ledger.
 
     The counts are of transitions since the actor began. What it has produced and neither had acknowledged nor dropped
-    is on its way.
+    is on its way, also where it waits in a segment that is not full yet.
     """
 
     run_id: RunId
     steps_per_second: Annotated[float, Real(0, 1e9)]
     weights_version: Annotated[int, Integer(0)]
-    produced: Annotated[int, Integer(0, MAX_COUNT)] = 0  # in segments that are complete
+    produced: Annotated[int, Integer(0, MAX_COUNT)] = 0  # one for each environment step that counts
     acknowledged: Annotated[int, Integer(0, MAX_COUNT)] = 0
     overflow: Annotated[int, Integer(0, MAX_COUNT)] = 0  # dropped: no room, and actor.overflow=drop
     unencodable: Annotated[int, Integer(0, MAX_COUNT)] = 0  # dropped: not finite, say
@@ -268,10 +270,10 @@ class Credit(NamedTuple):
 class StreamedSegments(NamedTuple):
     """Segments new to the learner, in the order of their insertion; they hold from the next `IndexBatches` on."""
 
-    slots: Annotated[np.ndarray, Array("int32", "N", 4096)]  # where in the ring, in [0, capacity_segments)
-    generations: Annotated[np.ndarray, Array("uint32", "N", 4096)]
-    body_bytes: Annotated[np.ndarray, Array("int32", "N", 4096)]  # length of each body
-    bodies: Annotated[bytes, Buffer(2**28)]  # all bodies, one behind the other
+    slots: Annotated[np.ndarray, Array("int32", "N", MAX_STREAMED_SEGMENTS)]  # in the ring, [0, capacity_segments)
+    generations: Annotated[np.ndarray, Array("uint32", "N", MAX_STREAMED_SEGMENTS)]
+    body_bytes: Annotated[np.ndarray, Array("int32", "N", MAX_STREAMED_SEGMENTS)]  # length of each body
+    bodies: Annotated[bytes, Buffer(MAX_SEGMENT_BYTES)]  # all bodies, one behind the other
 
 
 class IndexBatches(NamedTuple):

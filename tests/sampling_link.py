@@ -176,6 +176,9 @@ class FalseServer:
     def send(self, message: Any) -> None:
         assert sockets.send(self._socket, message, self._identity)
 
+    def send_frame(self, frame: bytes) -> None:
+        self._socket.send_multipart([self._identity, frame])
+
     def welcome(self) -> None:
         self.until_received(lambda message: isinstance(message, LearnerHello))
         self.send(LearnerWelcome(9, CAPACITY))

@@ -298,6 +298,10 @@ def test_device_libraries_are_not_imported_before_the_device_is_chosen() -> None
         ("storage.url=memory://x", ["s3://bucket/prefix"]),
         ("addresses.weights=ipc://" + "x" * 108, ["107 bytes"]),
         ("addresses.weights=tcp://127.0.0.1:5550", ["two links"]),
+        (
+            "total_environment_frames=1000 environment.frame_skip=4 replay.min_size_to_sample=500",
+            ["total_environment_frames=1000: must be 0, or at least 2000", "replay.min_size_to_sample"],
+        ),
     ],
 )
 def test_mistake_is_one_line_that_names_key_value_range_and_fix(argv: str | list[str], parts: list[str]) -> None:

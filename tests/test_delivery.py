@@ -66,7 +66,9 @@ def test_a_silent_server_is_noticed_said_once_and_noticed_when_it_is_back(
             wait_for_silence()
         wait_for_silence()
         assert stream.silences == silences
+        assert stream.peer_state == "lost"
         server.until(lambda: not stream._is_silent)
+        assert stream.peer_state == "joined"
     said = [record.getMessage() for record in caplog.records if record.name.endswith("experience_stream")]
     assert [message.split(" for ")[0].split(" after ")[0] for message in said] == [
         f"the replay server at {link.address} is silent",
@@ -103,6 +105,20 @@ def test_incarnations_go_on_above_those_that_actors_bring_along(link: Link) -> N
     assert (welcome.incarnation, welcome.places.tolist()) == (41, [1, 3, 5, 7])
     newcomer = join(link.peer(server), 2)
     assert (newcomer.incarnation, newcomer.places.tolist()) == (42, [0, 2, 4, 6])
+
+
+def test_an_actor_that_is_started_again_gets_the_places_of_the_one_that_died_before_that_one_is_forgotten(
+    link: Link,
+) -> None:
+    server = link.server()
+    living, dead = link.peer(server, run_id=1), join(link.peer(server), 2)
+    server.now_seconds = experience_service.QUIET_SECONDS + 1.0
+    living.send(ActorStatus(1, 0.0, 0))
+    assert living.receive(SegmentAck).sequence == 0
+    again = join(link.peer(server), 3)
+    assert len(server.service.actors) == 3, "the dead one is not forgotten yet"
+    assert again.places.tolist() == dead.places.tolist()
+    assert again.incarnation == 3
 
 
 @pytest.mark.parametrize("places", [[0, 1, 2], [0, 1, 2, 8], [-1, 0, 1, 2], []])
@@ -287,7 +303,7 @@ def test_a_peer_of_another_version_is_refused_in_its_own(link: Link) -> None:
     server.until(lambda: peer.socket.poll(0))
     header = msgpack.unpackb(peer.socket.recv_multipart()[0])
     assert header[:3] == ["apex", 1, 8]
-    assert "protocol version 3, this process version 1" in header[3]
+    assert "protocol version 4, this process version 1" in header[3]
     assert header[4] is True
     assert server.dropped["wrong_version"] == 1
 
@@ -310,7 +326,7 @@ def test_an_actor_that_is_refused_for_its_version_ends_with_both_in_one_line(
     monkeypatch.setattr(wire, "encode", lambda message: hello if is_hello(message) else encode(message))
     stream = link.stream()
     server.until(stream.finished.is_set)
-    assert "server speaks protocol version 3, this process version 7: run the same release" in str(stream.error)
+    assert "server speaks protocol version 4, this process version 7: run the same release" in str(stream.error)
     assert str(stream.error).isprintable()
 
 

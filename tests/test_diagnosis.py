@@ -55,6 +55,11 @@ def test_run_that_is_well_has_no_warnings() -> None:
             "1,200 messages were refused (bad checksum): see the logs of the roles",
         ),
         (
+            {"actor/weights_age_seconds": 31.0},
+            "actors act with weights of 31 s ago, the learner sends new ones every 1 s: see actor-0.log in runs/x/logs,"
+            " and addresses.weights and learner.publish_interval_seconds",
+        ),
+        (
             {"learner/checkpoint_age_seconds": 720.0},
             "no checkpoint has been saved for 12 minutes: make room in runs/x, see learner.log",
         ),
@@ -62,6 +67,16 @@ def test_run_that_is_well_has_no_warnings() -> None:
 )
 def test_what_is_wrong_is_told_with_the_key_to_change(values: dict[str, float], warning: str) -> None:
     assert told(values) == warning
+
+
+@pytest.mark.parametrize(("interval", "age"), [(1.0, 30.0), (60.0, 600.0)])
+def test_weights_are_old_only_after_many_intervals_of_their_sending_and_while_new_ones_are_made(
+    interval: float, age: float
+) -> None:
+    config = CONFIG.replace(learner=LearnerConfig(publish_interval_seconds=interval))
+    assert told({"actor/weights_age_seconds": age}, config) == ""
+    assert "actors act with weights" in told({"actor/weights_age_seconds": age + 1}, config)
+    assert told({"actor/weights_age_seconds": age + 1}, config, learning=False) == ""
 
 
 def test_ratio_that_is_free_is_not_to_be_changed() -> None:
@@ -112,6 +127,15 @@ def test_silence_of_the_actors_is_told() -> None:
     assert told({}, learning=False, silent=45).startswith("the replay does not fill: no frame for 45 s")
 
 
+def test_learner_that_does_not_begin_although_the_replay_is_filled_is_told_once_it_has_lasted() -> None:
+    filled = {"replay/size_transitions": float(CONFIG.replay.min_size_to_sample)}
+    first = Diagnosis(CONFIG)
+    assert first.warnings(0.0, filled, False, 10 * SILENCE_SECONDS) == (), "actors wait while the learner compiles"
+    assert told(filled, learning=False, silent=10 * SILENCE_SECONDS) == (
+        "the replay is filled, and learning has not begun for a minute: see learner.log in runs/x/logs"
+    )
+
+
 def test_reader_of_the_metrics_hands_over_what_it_read(tmp_path: Path) -> None:
     now = 1000.0
     reader = ProgressReader(str(tmp_path), CONFIG, lambda: now)
@@ -145,3 +169,12 @@ def test_copy_that_fails_is_told_of_whichever_process_makes_it(tmp_path: Path) -
     for name, age in (("replay", 9_000.0), ("learner", 10.0)):  # the learner's comes later, and is well
         MetricsWriter(str(tmp_path), name).write(0, {"storage/copy_age_seconds": age})
     assert "the run has not been copied for 150 minutes: see learner.log and replay.log" in reader.read().warnings[0]
+
+
+def test_old_weights_are_told_of_whichever_actor_has_them(tmp_path: Path) -> None:
+    config = CONFIG.replace(actor=ActorConfig(processes=2))
+    reader = ProgressReader(str(tmp_path), config)
+    MetricsWriter(str(tmp_path), "learner").write(0, {"charts/updates_per_second": 5.0})
+    for name, age in (("actor-0", 100.0), ("actor-1", 0.5)):  # the second's comes later, and is well
+        MetricsWriter(str(tmp_path), name).write(0, {"actor/weights_age_seconds": age})
+    assert "actors act with weights of 100 s ago" in reader.read().warnings[0]

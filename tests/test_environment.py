@@ -251,6 +251,11 @@ def test_continuous_actions_are_refused() -> None:
         segment_spec(config("Pendulum-v1"))
 
 
+def test_pixels_of_another_kind_than_ataris_are_refused() -> None:
+    with pytest.raises(UsageError, match=r"academy_corner-v1: of games with pixels this agent plays Atari's"):
+        segment_spec(config("gfootball/academy_corner-v1"))
+
+
 @pytest.mark.parametrize("frames", [{"frame_stack": 4}, {"frame_skip": 4}])
 def test_frames_of_a_task_without_frames_cannot_be_stacked_or_skipped(frames: dict[str, int]) -> None:
     with pytest.raises(UsageError, match=r"frame_stack=1 environment\.frame_skip=1"):

@@ -18,7 +18,7 @@ from apex_jax.links.experience_service import GONE_ACTORS, MESSAGES_AT_ONCE
 from apex_jax.links.replay_stream import SEGMENTS_WINDOW
 from apex_jax.links.weights import WeightsPublisher
 from apex_jax.metrics import read_metrics
-from apex_jax.transport import sockets
+from apex_jax.transport import sockets, wire
 from apex_jax.transport.codec import encode_segment
 from apex_jax.types import (
     MAX_ENVIRONMENT_STEPS,
@@ -230,19 +230,38 @@ def test_fault_26_an_actor_takes_no_places_that_are_not_on_the_ladder(
     context = zmq.Context()
     with context, sockets.serve_experience(context, experience.address) as false_server:
         stream = experience.stream()  # of 4 environments
-
-        def answered(message: ActorWelcome) -> None:
-            dropped: Counter[str] = Counter()
-            while (received := sockets.receive_from(false_server, (ActorHello, ActorStatus), dropped)) is None:
-                assert false_server.poll(10_000), "the actor says nothing"
-            assert sockets.send(false_server, message, received[0])
-
         welcome = ActorWelcome(1, np.array(places, np.int32), ladder_size=8, max_outstanding_segments=4)
-        answered(welcome)
+        answer(false_server, welcome)
         wait_until(lambda: stream.dropped["bad_welcome"] == 1)
         assert stream.wait_for_welcome(0) is None
-        answered(welcome._replace(places=np.arange(4, dtype=np.int32)))
+        answer(false_server, welcome._replace(places=np.arange(4, dtype=np.int32)))
         wait_until(lambda: stream.wait_for_welcome(0) is not None)
+
+
+def test_fault_26_an_actor_keeps_what_it_never_sent_whatever_is_acknowledged(
+    experience: experience_link.Link,
+) -> None:
+    context = zmq.Context()
+    with context, sockets.serve_experience(context, experience.address) as false_server:
+        stream = experience.stream()
+        answer(false_server, ActorWelcome(1, np.arange(4, dtype=np.int32), ladder_size=8, max_outstanding_segments=1))
+        for number in (1, 2):
+            assert stream.put(segment_of(number), 10, timeout_seconds=10.0)
+        assert answer(false_server, SegmentAck(2), to=SegmentMessage).sequence == 1
+        wait_until(lambda: stream.dropped["bad_acknowledgement"] == 1)
+        answer(false_server, SegmentAck(1))
+        assert answer(false_server, SegmentAck(2), to=SegmentMessage).sequence == 2
+        wait_until(lambda: stream._account["acknowledged"] == 2 * TRANSITIONS)
+
+
+def answer(false_server: zmq.Socket, message: Any, to: Any = (ActorHello, ActorStatus)) -> Any:
+    """Sends to the actor that says one of these next; returns what it said."""
+    while True:
+        while (received := sockets.receive_from(false_server, wire.MESSAGES, Counter())) is None:
+            assert false_server.poll(10_000), "the actor says nothing"
+        if isinstance(received[1], to):
+            assert sockets.send(false_server, message, received[0])
+            return received[1]
 
 
 @pytest.mark.parametrize("weight", [np.nan, np.inf, -1.0])

@@ -157,6 +157,21 @@ def test_fault_24_nothing_but_zeros_draws_nothing_and_a_single_transition_is_alw
     ]
 
 
+def test_fault_24_weights_of_the_smallest_beside_the_largest_priority_are_finite(link: Link) -> None:
+    server = link.server()
+    server.insert(1)
+    buffer, starts = server.buffer, np.arange(FIRST, FIRST + TRANSITIONS)
+    extremes = np.where(np.arange(TRANSITIONS) % 2, np.finfo(np.float32).tiny, np.finfo(np.float32).max)
+    assert buffer.update_priorities(starts, np.ones(TRANSITIONS, int), extremes).applied == TRANSITIONS
+    for priorities in (extremes, np.zeros(TRANSITIONS)):  # zeros are raised to the floor
+        buffer.update_priorities(starts, np.ones(TRANSITIONS, int), priorities)
+        draw = buffer.sample(64, 32, 0.0)
+        assert np.isin(draw.indices, starts).all()
+        assert np.isfinite(draw.weights).all()
+        assert (draw.weights.max(axis=1) == 1.0).all()
+        assert (draw.weights >= 0.0).all()
+
+
 def test_fault_25_ten_million_random_updates_leave_no_drift() -> None:
     rng = np.random.default_rng(0)
     tree = SumTree(2**16)

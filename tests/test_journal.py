@@ -71,7 +71,7 @@ def test_after_a_kill_no_segment_and_no_count_is_missing(tmp_path: Path) -> None
     before.journal.on_welcome(78, 9)
     before.journal.on_learner(1_000)
     before.counters.ledger.report(left := ActorStatus(78, 5.0, 3, produced=90, acknowledged=40, unsent=20))
-    before.journal.on_departure(left)
+    before.journal.on_report(left)
     before.journal.flush(0.0)
     before.kill()
     after = World(tmp_path)

@@ -85,6 +85,8 @@ def test_run_passes_from_starting_over_filling_and_learning_to_finishing(tmp_pat
     assert reader.read().phase == "starting"
     write(tmp_path, "replay", 1, 40, replay__size_transitions=10)
     assert reader.read().phase == "filling the replay"
+    write(tmp_path, "replay", 2, 5000, replay__size_transitions=5000)
+    assert reader.read().phase == "about to learn"
     write(tmp_path, "learner", 9, 4000, learner__updates=40, charts__updates_per_second=8.0)
     assert reader.read().phase == "learning"
     write(tmp_path, "learner", 14, 8000, learner__updates=40, charts__updates_per_second=0.0)
@@ -228,7 +230,7 @@ def test_plain_output_begins_at_once_and_is_a_line_each_ten_seconds() -> None:
     assert "\x1b" not in stream.getvalue()
     assert lines[0] == (
         "learning: 1:02:03, about 1:30:00 left, 12,345,678 frames (5,120/s), 98,765 updates (42.1/s),"
-        " replay 61,234 of 200,000 transitions, training return -12.3,"
+        " replay 61,234 of 200,000 transitions, samples per insert 2.01 (target: 2), training return -12.3,"
         " evaluation 7.2 (79% of human), best 9.5 (86% of human), actor-0 restarted 1x"
     )
 

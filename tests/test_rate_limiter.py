@@ -30,6 +30,14 @@ def test_nothing_is_drawn_below_the_minimum_size() -> None:
     assert limiter.can_sample(1, 100)
 
 
+def test_a_full_replay_is_enough_where_the_minimum_never_fits() -> None:
+    limiter = limiter_of()
+    limiter.insert(1000)
+    assert limiter.can_sample(1, 99, is_full=True)
+    assert not limiter.can_insert(1, 99, is_full=True), "or the ratio would not hold"
+    assert not limiter.can_sample(1, 0, is_full=True), "of segments in which no transition starts"
+
+
 def test_inserting_is_free_below_the_minimum_size_even_after_eviction() -> None:
     limiter = limiter_of()
     limiter.insert(1000)

@@ -63,8 +63,9 @@ def test_process_whose_loop_does_not_turn_is_not_healthy(monkeypatch: pytest.Mon
         monkeypatch.setattr(status_page, "STUCK_SECONDS", 0.05)
         wait_until(lambda: not fetch(page._address, 5.0)[0])
         monkeypatch.setattr(status_page, "STUCK_SECONDS", 60.0)
+        before = fetch(page._address, 5.0)[1]["progress_age_seconds"]
         stop.is_set()
-        assert fetch(page._address, 5.0)[1]["progress_age_seconds"] < 60.0
+        assert fetch(page._address, 5.0)[1]["progress_age_seconds"] < before
 
 
 def test_process_that_compiles_in_its_first_minutes_is_healthy(monkeypatch: pytest.MonkeyPatch) -> None:

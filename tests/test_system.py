@@ -19,7 +19,8 @@ from tests.processes import ROOT, Program, Programs, catch, checkpoints, free_tc
 
 ROLES = ("replay", "learner", "actor-0", "evaluator")
 ENDLESS = "total_updates=100000000"
-LEAVING_SECONDS = 10  # 5 on a machine that is not busy
+LEAVING_SECONDS = 40.0  # 5 on a machine that is not busy; the supervisor itself grants 30
+RUN_SECONDS = 150.0  # 15 on a machine that is not busy
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -46,7 +47,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
     directory = folder / "run"
     with Programs(folder) as programs:
         program = programs.start(*catch(directory))
-        exit_code = program.exit_code()
+        exit_code = program.exit_code(RUN_SECONDS)
         return FinishedRun(directory, exit_code, program.stdout, program.stderr, programs.living())
 
 
@@ -165,6 +166,19 @@ def test_start_of_a_run_that_has_reached_its_limit_evaluates_and_ends(copy: Path
     before = len(values(copy, "evaluator", "eval/updates"))
     assert programs.start(*catch(copy)).exit_code() == 0
     assert values(copy, "evaluator", "eval/updates")[before:] == [4000]
+
+
+def test_run_that_diverges_ends_with_the_key_to_change_and_keeps_its_last_sound_checkpoint(
+    copy: Path, programs: Programs
+) -> None:
+    diverging = programs.start(*catch(copy, "total_updates=100000", "learner.optimizer_epsilon=0"))
+    assert diverging.exit_code() == 1
+    assert "fatal: the loss is not finite after about 40" in diverging.stderr
+    assert "raise learner.optimizer_epsilon (now 0" in diverging.stderr
+    assert programs.living() == {}
+    assert checkpoints(copy)[-1] == 4000
+    assert programs.start(*catch(copy, "total_updates=4400")).exit_code() == 0
+    assert checkpoints(copy)[-1] == 4400
 
 
 # Interrupted -----------------------------------------------------------------------------------------------------

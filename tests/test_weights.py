@@ -16,7 +16,7 @@ import zmq
 
 from apex_jax.links import weights
 from apex_jax.links.weights import WeightsPublisher
-from apex_jax.transport import sockets
+from apex_jax.transport import monitor, sockets
 from apex_jax.types import WeightsMessage
 from tests.links import wait_until
 from tests.weights_link import Link, assert_equal_bits, message_of, newest, params_of
@@ -27,6 +27,12 @@ def link() -> Iterator[Link]:
     link = Link()
     yield link
     link.close()
+
+
+def with_last(value: float) -> dict[str, Any]:
+    """The fields of a message that is sound but for its last parameter."""
+    body = message_of(version=2, seed=2).body[:-4] + np.float32(value).tobytes()
+    return {"body": body, "crc": zlib.crc32(body)}
 
 
 def test_what_is_published_arrives_bit_for_bit_with_all_that_was_said_of_it(link: Link) -> None:
@@ -124,6 +130,9 @@ def test_versions_grow_also_over_a_clock_that_was_set_back(link: Link) -> None:
         ({"architecture": "fedcba9876543210"}, "another_architecture"),
         ({"crc": 1}, "bad_checksum"),
         ({"body": b"abcd", "crc": zlib.crc32(b"abcd")}, "bad_length"),
+        (with_last(np.nan), "not_finite"),
+        (with_last(np.inf), "not_finite"),
+        (with_last(-np.inf), "not_finite"),
     ],
 )
 def test_weights_that_cannot_be_right_are_counted_and_the_old_ones_kept(
@@ -158,6 +167,25 @@ def test_a_network_of_another_shape_is_refused_by_name_of_its_digest(link: Link)
     assert subscriber.newest is None
 
 
+def test_a_network_larger_than_ours_is_cut_off_before_it_is_read_and_said_once(
+    link: Link, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(monitor, "RECONNECT_SECONDS", 0.1)
+    publisher, subscriber = link.publisher(), link.subscriber()
+    limit = subscriber._socket.get(zmq.MAXMSGSIZE)
+    assert limit == sockets.SMALL_MESSAGE_BYTES + sockets.ENCRYPTION_BYTES, "its 108 bytes are fewer than a header's"
+    publisher.publish({"kernel": np.zeros(limit // 4 + 1, np.float32)}, 1, 0)
+    wait_until(lambda: subscriber.dropped["too_large"] >= 2)
+    assert caplog.text.count(f"the learner at {link.address} sends what is longer than any message of this run") == 1
+    publisher.publish(params_of(2), 2, 0)
+    newest(subscriber, 2)
+
+
+def test_a_subscriber_takes_no_more_than_the_parameters_of_its_network(link: Link) -> None:
+    subscriber = link.subscriber({"kernel": np.zeros((300, 300), np.float32)})
+    assert subscriber._socket.get(zmq.MAXMSGSIZE) == 4 * 300 * 300 + sockets.ENCRYPTION_BYTES
+
+
 def test_an_address_in_use_is_one_line_and_leaves_nothing_open(link: Link) -> None:
     link.publisher()
     context = zmq.Context()
@@ -174,6 +202,16 @@ def test_a_subscriber_without_a_publisher_can_be_closed(link: Link) -> None:
     assert not subscriber._thread.is_alive()
 
 
+def test_a_publisher_knows_how_many_listen(link: Link) -> None:
+    publisher, subscribers = link.publisher(), [link.subscriber() for _ in range(3)]
+    assert [subscriber.peer_state for subscriber in subscribers] == ["sought"] * 3
+    publisher.publish(params_of(1), 1, 0)
+    wait_until(lambda: publisher.subscribers == 3)
+    wait_until(lambda: all(subscriber.peer_state == "joined" for subscriber in subscribers))
+    subscribers[0].close()
+    wait_until(lambda: publisher.subscribers == 2)
+
+
 # Signs of life ----------------------------------------------------------------------------------------------------
 
 
@@ -181,12 +219,12 @@ def test_a_learner_without_news_is_no_silent_one(
     link: Link, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(weights, "ALIVE_SECONDS", 0.1)
-    monkeypatch.setattr(weights, "PEER_TIMEOUT_SECONDS", 0.6)
+    monkeypatch.setattr(weights, "PEER_TIMEOUT_SECONDS", 2.0)
     publisher, subscriber = link.publisher(), link.subscriber()
     publisher.publish(params_of(1), 1, 0)
     newest(subscriber, 1)
     assert subscriber._heard_seconds is not None
-    later = subscriber._heard_seconds + 1.5
+    later = subscriber._heard_seconds + 3.0
     wait_until(lambda: (subscriber._heard_seconds or 0.0) >= later)
     assert caplog.records == []
 

@@ -41,6 +41,7 @@ _log = logging.getLogger(__name__)
 
 MAX_INCARNATION = 2**32  # that an actor is believed: what comes after it must be a number of the protocol, too
 MESSAGES_AT_ONCE = 256  # read before the other link gets its turn
+QUIET_SECONDS = 3.0  # an actor speaks every second: the place of one that does not is better given twice than lost
 MAX_ACTORS = 1024  # connected at once: each may have its credit of segments wait here
 GONE_ACTORS = 64  # so many credits of segments may wait here of actors that are not connected
 
@@ -58,6 +59,7 @@ class Actor:
     waiting: deque[int] = field(default_factory=deque)  # sequence numbers of those that have yet to be stored
     early: dict[int, SegmentMessage] = field(default_factory=dict)  # by sequence number: one before is missing
     acknowledged: int = 0  # newest sequence number it was told of, on this connection
+    written: int = 0  # up to this sequence number were its segments stored when its counts were last written down
 
 
 class Waiting(NamedTuple):
@@ -144,7 +146,7 @@ class ExperienceService:
             first = self._waiting[0]
             if first.columns is None:
                 self._refuse(first)
-            elif self._limiter.can_insert(first.transitions, self._buffer.size_transitions):
+            elif self._limiter.can_insert(first.transitions, self._buffer.size_transitions, self._buffer.is_full):
                 self._insert(first, first.columns, now_seconds)
             else:
                 break
@@ -233,7 +235,7 @@ class ExperienceService:
         is_new = not 1 <= message.incarnation <= MAX_INCARNATION
         places = message.places
         if is_new or not self._fit(places, message.num_environments):
-            places = choose_places(self._occupants, message.num_environments)
+            places = choose_places(self._occupants_heard_since(now_seconds - QUIET_SECONDS), message.num_environments)
         np.add.at(self._occupants, places, 1)
         incarnation = self.welcomed + 1 if is_new else message.incarnation
         self.welcomed = max(self.welcomed, incarnation)
@@ -249,12 +251,21 @@ class ExperienceService:
         received = self.ledger.sequence(message.run_id)
         return Actor(message.run_id, incarnation, places, 0.0, status, received)
 
+    def _occupants_heard_since(self, seconds: float) -> np.ndarray:
+        """The living environments at each place without those of actors that may be dead, such as one started again."""
+        occupants = self._occupants.copy()
+        for actor in self.actors.values():
+            if actor.seen_seconds < seconds:
+                np.subtract.at(occupants, actor.places, 1)
+        return occupants
+
     def _fit(self, places: np.ndarray, num_environments: int) -> bool:
         on_ladder = not places.size or (places.min() >= 0 and places.max() < self._config.ladder_size)
         return bool(on_ladder) and places.size == num_environments
 
     def _on_segment(self, identity: bytes, message: SegmentMessage, now_seconds: float) -> None:
         actor = self.actors[identity]
+        self.ledger.hear(actor.run_id, message.produced)
         if message.sequence <= actor.received or message.sequence in actor.early:
             self.dropped["duplicate_segment"] += 1
         elif len(actor.waiting) + len(actor.early) >= self._config.actor.max_outstanding_segments:
@@ -322,7 +333,16 @@ class ExperienceService:
         if message.run_id == actor.run_id:
             actor.status = message
             self.ledger.report(message)
+            if self._stored(actor) > actor.written:  # an actor that is held back does not make the log grow
+                self._write_down(actor)
         self._acknowledge(identity, actor)  # for the actor, a sign of life
+
+    def _write_down(self, actor: Actor) -> None:
+        """Has the journal know what an actor produced, should it and this server die at once."""
+        actor.written = self._stored(actor)
+        if self._journal is not None:
+            produced = max(actor.status.produced, self.ledger.account(actor.run_id).produced)
+            self._journal.on_report(actor.status._replace(produced=produced))
 
     def _on_goodbye(self, identity: bytes, message: Goodbye, now_seconds: float) -> None:
         self._remove(identity)
@@ -331,8 +351,7 @@ class ExperienceService:
     def _remove(self, identity: bytes) -> None:
         actor = self.actors.pop(identity)
         np.subtract.at(self._occupants, actor.places, 1)
-        if self._journal is not None:
-            self._journal.on_departure(actor.status)
+        self._write_down(actor)
         if actor.waiting:
             self._gone[actor.run_id] = actor
             self._bound_gone()

@@ -8,7 +8,6 @@ import threading
 import time
 import zlib
 from collections import Counter, deque
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -62,10 +61,16 @@ class ExperienceStream:
         hello: ActorHello,
         queue_size: int,
         overflow: str = "wait",
+        away_limit_seconds: float = 0.0,
     ):
-        """Connects and says hello. `overflow`: see `actor.overflow`."""
+        """Connects and says hello. `overflow`: see `actor.overflow`.
+
+        `away_limit_seconds`: after which a server that is away is an `error`, 0 = never.
+        """
+        self._away_limit_seconds = away_limit_seconds
         self.dropped: Counter[str] = Counter()
         self.status = ActorStatus(run_id=hello.run_id, steps_per_second=0.0, weights_version=0)
+        self.held = 0  # transitions that its actor has made and not put, as the actor says; unsent where it leaves
         self.silences = 0  # of a server that had welcomed this actor, longer than PEER_TIMEOUT_SECONDS
         self.finished = threading.Event()  # the run is over, or the server refused this actor: see `error`
         self.error: RunError | None = None
@@ -81,6 +86,7 @@ class ExperienceStream:
         self._unacknowledged: deque[SegmentMessage] = deque()
         self._num_sent = 0  # of those, from the oldest
         self._sequence = 0
+        self._sequence_sent = 0  # the highest, to whatever server
         self._heard_seconds = 0.0
         self._is_silent = False
         self._steps_unsent = 0  # environment steps that no segment has carried yet
@@ -90,6 +96,15 @@ class ExperienceStream:
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="experience stream")
         self._thread.start()
+
+    @property
+    def peer_state(self) -> str:
+        """What has become of the replay server, as far as this end knows: joined, sought, lost or refused."""
+        if self.error is not None or (self._welcome is None and self.dropped["refused"]):
+            return "refused"
+        if self._is_silent:
+            return "lost"
+        return "joined" if self._is_welcome.is_set() else "sought"
 
     def wait_for_welcome(self, timeout_seconds: float) -> ActorWelcome | None:
         """Returns the server's welcome, None if it does not come in time."""
@@ -102,31 +117,25 @@ class ExperienceStream:
         if self._drops:
             item = self._make_room(item)
             timeout_seconds = 0.0
-        self._account["produced"] += _transitions(segment)  # before it can be on its way
+        self._account["produced"] += transitions_of(segment)  # before it can be on its way
         try:
             self._produced.put(item, block=timeout_seconds > 0, timeout=timeout_seconds or None)
         except queue.Full:
-            self._account["produced"] -= _transitions(segment)
+            self._account["produced"] -= transitions_of(segment)
             return False
         return True
-
-    def leave_out(self, segments: Sequence[Segment]) -> None:
-        """Counts segments that are not sent because the actor leaves."""
-        transitions = sum(map(_transitions, segments))
-        self._account["unsent"] += transitions
-        self._account["produced"] += transitions
 
     def put_episodes(self, epsilon: np.ndarray, episode_return: np.ndarray, steps: np.ndarray) -> None:
         """Takes the statistics of finished games, [N] each."""
         self._episodes.append(EpisodeStatistics(self._hello.run_id, epsilon, episode_return, steps))
 
     def close(self) -> None:
-        """Takes leave and ends the thread; what is not yet sent is lost."""
+        """Takes leave and ends the thread; what is not yet sent, or `held`, is lost and told as unsent."""
         self._closing.set()
         self._thread.join()
 
     def _run(self) -> None:
-        monitor = ClientMonitor()
+        monitor = ClientMonitor(self._away_limit_seconds)
         try:
             with sockets.connect_experience(self._context, self._address, monitor) as socket, monitor:
                 self._serve(socket, monitor)
@@ -141,6 +150,8 @@ class ExperienceStream:
     def _serve(self, socket: zmq.Socket, monitor: ClientMonitor) -> None:
         while not self._closing.is_set():
             monitor.check()
+            monitor.count(self.dropped)
+            monitor.look_for_server(self.peer_state in ("sought", "lost"))
             self._sign_of_life(socket)
             self._encode_next()
             self._flush(socket)
@@ -153,8 +164,8 @@ class ExperienceStream:
         """Tells what is not going to come, and goes."""
         unsent = [message.transitions for message in list(self._unacknowledged)[self._num_sent :]]
         while not self._produced.empty():
-            unsent.append(_transitions(self._produced.get_nowait().segment))
-        self._account["unsent"] += sum(unsent)
+            unsent.append(transitions_of(self._produced.get_nowait().segment))
+        self._account["unsent"] += sum(unsent) + self.held
         sockets.send(socket, self._full_status())
         sockets.send(socket, Goodbye(run_id=self._hello.run_id))
 
@@ -166,7 +177,7 @@ class ExperienceStream:
             except queue.Empty:  # sent meanwhile
                 continue
             self._steps_dropped += environment_steps
-            self._account["overflow"] += _transitions(segment)
+            self._account["overflow"] += transitions_of(segment)
             self.dropped["overflow"] += 1
             if self.dropped["overflow"] == 1:
                 _log.warning("segments are dropped: the replay server takes none, and no more can be kept")
@@ -176,8 +187,14 @@ class ExperienceStream:
 
     def _full_status(self) -> ActorStatus:
         # "produced" is read last: it may only be more than what has become of the rest.
-        names = ("acknowledged", "overflow", "unencodable", "unsent", "produced")
-        return self.status._replace(**{name: self._account[name] for name in names})
+        fates = {name: self._account[name] for name in ("acknowledged", "overflow", "unencodable", "unsent")}
+        return self.status._replace(**fates, produced=self.produced)
+
+    @property
+    def produced(self) -> int:
+        """Transitions since the actor began; never more than there are, whatever the actor does meanwhile."""
+        put = self._account["produced"]  # before `held`, out of which segments move into it: none is counted twice
+        return put + self.held
 
     def _sign_of_life(self, socket: zmq.Socket) -> None:
         now = time.monotonic()
@@ -214,15 +231,15 @@ class ExperienceStream:
         try:
             body = encode_segment(segment, self._spec)
         except CorruptSegment as error:  # weights that have become NaN make such priorities, until better ones come
-            self._account["unencodable"] += _transitions(segment)
+            self._account["unencodable"] += transitions_of(segment)
             self.dropped[error.reason] += 1
             if self.dropped[error.reason] == 1:
                 _log.warning("segments are left out: %s", error.reason)
             return
         self._sequence += 1
-        crc, transitions = zlib.crc32(body), _transitions(segment)
+        crc, transitions = zlib.crc32(body), transitions_of(segment)
         steps = min(self._steps_unsent, self._spec.max_environment_steps(self._hello.num_environments))
-        message = SegmentMessage(self._hello.run_id, self._sequence, steps, crc, body, transitions)
+        message = SegmentMessage(self._hello.run_id, self._sequence, steps, crc, body, transitions, self.produced)
         self._steps_unsent -= steps
         self._unacknowledged.append(message)
 
@@ -232,6 +249,7 @@ class ExperienceStream:
         # A server that came back with another configuration may give less credit than there is to send again.
         sendable = min(len(self._unacknowledged), self._welcome.max_outstanding_segments)
         while self._num_sent < sendable and sockets.send(socket, self._unacknowledged[self._num_sent]):
+            self._sequence_sent = max(self._sequence_sent, self._unacknowledged[self._num_sent].sequence)
             self._num_sent += 1
         while self._episodes and sockets.send(socket, self._episodes[0]):
             self._episodes.popleft()
@@ -246,7 +264,7 @@ class ExperienceStream:
         while (message := sockets.receive(socket, expected, self.dropped)) is not None:
             self._heard()
             if isinstance(message, SegmentAck):
-                self._forget(message.sequence)
+                self._on_acknowledged(message)
             elif isinstance(message, ActorWelcome):
                 if self._is_possible(message):
                     self._on_welcome(message)
@@ -273,8 +291,11 @@ class ExperienceStream:
             self._is_silent = False
         self._heard_seconds = time.monotonic()
 
-    def _forget(self, sequence: int) -> None:
-        while self._unacknowledged and self._unacknowledged[0].sequence <= sequence:
+    def _on_acknowledged(self, message: SegmentAck) -> None:
+        if message.sequence > self._sequence_sent:  # nobody can have stored what was never sent
+            self.dropped["bad_acknowledgement"] += 1
+            return
+        while self._unacknowledged and self._unacknowledged[0].sequence <= message.sequence:
             self._account["acknowledged"] += self._unacknowledged.popleft().transitions
             self._num_sent = max(0, self._num_sent - 1)
 
@@ -289,5 +310,6 @@ class ExperienceStream:
         self._is_welcome.set()
 
 
-def _transitions(segment: Segment) -> int:
+def transitions_of(segment: Segment) -> int:
+    """Returns how many transitions start in a segment."""
     return int(np.count_nonzero(segment.columns.priority))

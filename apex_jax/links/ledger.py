@@ -4,7 +4,9 @@
 
 An actor tells how many it has produced, had acknowledged and dropped; the server knows what it has stored and refused.
 Both count since the actor began, so that a report that is lost costs nothing: the next one says it all. What an actor
-has produced and nobody has answered for is in flight while the actor lives, and lost with it when it is gone.
+has produced and nobody has answered for is in flight while the actor lives, and lost with it when it is gone. An actor
+reports every second, says with each segment how much it has produced, and with its last word what it takes with it.
+What it produced after the last that the server heard of it is in no count, where it is killed or leaves cut off.
 """
 
 from __future__ import annotations
@@ -77,6 +79,11 @@ class Ledger:
         account = self.account(status.run_id)
         for name in ("produced", "acknowledged", *DROPS):
             setattr(account, name, max(getattr(account, name), getattr(status, name)))
+
+    def hear(self, run_id: int, produced: int) -> None:
+        """Takes how much an actor had produced when it sent a segment."""
+        account = self.account(run_id)
+        account.produced = max(account.produced, produced)
 
     def store(self, run_id: int, sequence: int, transitions: int) -> None:
         """Counts a segment that was stored."""

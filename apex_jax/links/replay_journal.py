@@ -34,11 +34,11 @@ from apex_jax.types import MAX_COUNT, ActorStatus, SegmentMessage, SegmentSpec
 
 _log = logging.getLogger(__name__)
 
-WELCOME, DEPARTURE, LEARNER, FIRST_REFUSAL = 1, 2, 3, 4  # kinds of records; each reason of a refusal is one more
+WELCOME, REPORT, LEARNER, FIRST_REFUSAL = 1, 2, 3, 4  # kinds of records; each reason of a refusal is one more
 LOG_BYTES_AT_MOST = 2**28  # behind the newest snapshot: then another is due, so that old files can go
 RETRY_SECONDS = 5.0  # after a snapshot that failed, or snapshot_interval_seconds where that is less; doubled each time
 CLOSE_SECONDS = 20.0  # that the last snapshot may take: a spot machine has two minutes in all
-COUNTS = struct.Struct("<5q")  # of an `ActorStatus`, in a departure
+COUNTS = struct.Struct("<5q")  # of an `ActorStatus`, in a report
 
 
 class ReplayJournal:
@@ -88,10 +88,10 @@ class ReplayJournal:
         """Takes an actor that was given an incarnation."""
         self._log.append(WELCOME, 0, run_id, incarnation)
 
-    def on_departure(self, status: ActorStatus) -> None:
-        """Takes the last that was heard of an actor; of one that is there, more will be."""
+    def on_report(self, status: ActorStatus) -> None:
+        """Takes the newest counts of an actor, which may be the last."""
         body = COUNTS.pack(*status[-5:])
-        self._log.append(DEPARTURE, 0, status.run_id, 0, body=body, crc=zlib.crc32(body))
+        self._log.append(REPORT, 0, status.run_id, 0, body=body, crc=zlib.crc32(body))
 
     def on_learner(self, earlier_environment_steps: int) -> None:
         """Takes what a learner said of the steps before this run of the replay."""
@@ -289,7 +289,7 @@ def _after(counters: Counters, record: Record) -> Counters:
     reason = record.kind - FIRST_REFUSAL
     if record.kind == WELCOME:
         return counters._replace(welcomed=max(counters.welcomed, record.sequence))
-    if record.kind == DEPARTURE:
+    if record.kind == REPORT:
         if record.body is not None and len(record.body) == COUNTS.size:
             counts = (min(max(0, count), MAX_COUNT) for count in COUNTS.unpack(record.body))
             counters.ledger.report(ActorStatus(record.run_id, 0.0, 0, *counts))

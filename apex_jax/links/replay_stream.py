@@ -15,7 +15,7 @@ import zmq
 
 from apex_jax.errors import RunError
 from apex_jax.transport import sockets
-from apex_jax.transport.codec import CorruptSegment, decode_columns, decode_frames
+from apex_jax.transport.codec import CorruptSegment, decode_columns, decode_frames, max_streamed_bytes
 from apex_jax.transport.monitor import ClientMonitor
 from apex_jax.types import (
     Credit,
@@ -59,7 +59,8 @@ class ReplayStream:
     """Keeps the learner supplied: decodes on its own thread, and carries credit and priorities back.
 
     The learner calls `next` for what comes, `consumed` when it is done with it, and `update_priorities`. A replay
-    server that goes away is looked for until it is back; then the stream begins anew with its live segments.
+    server that goes away is looked for until it is back; then the stream begins anew with its live segments. One that
+    sends more than it was given credit for is not taken at its word: nothing here grows beyond that.
     """
 
     def __init__(
@@ -70,19 +71,29 @@ class ReplayStream:
         hello: LearnerHello,
         capacity_segments: int,
         groups: int,
+        away_limit_seconds: float = 0.0,
     ):
-        """Connects. `capacity_segments`: of the frame store; `groups`: `IndexBatches` at hand or in work."""
+        """Connects. `capacity_segments`: of the frame store; `groups`: `IndexBatches` at hand or in work.
+
+        `away_limit_seconds`: after which a server that is away is a RunError, 0 = never.
+        """
+        self._away_limit_seconds = away_limit_seconds
         self.dropped: Counter[str] = Counter()
+        self.losses = 0  # of a server that had welcomed this learner
         self._context = context
         self._address = address
         self._spec = spec
         self._hello = hello
         self._capacity_segments = capacity_segments
         self._groups = groups
-        self._items: queue.Queue[Item | Exception] = queue.Queue()  # bounded by the credit given
+        # An item takes a group or a segment of the credit at least; one place is for the error that ends it all.
+        self._items: queue.Queue[Item | RunError] = queue.Queue(groups + SEGMENTS_WINDOW + 1)
         self._outbox: deque[tuple[int, Any]] = deque()  # (epoch it is meant for, message)
         self._epoch = 0
         self._welcomed = False
+        self._lost_since: float | None = None
+        self._groups_left = self._segments_left = 0  # of the credit that the server has been sent
+        self._has_failed = False
         self._last_word: Finish | None = None
         self._refused_since: float | None = None
         self._next_hello = 0.0
@@ -127,9 +138,11 @@ class ReplayStream:
 
     @property
     def peer_state(self) -> str:
-        """What has become of the replay server, as far as this end knows."""
+        """What has become of the replay server, as far as this end knows: joined, sought, lost or refused."""
         if self._welcomed:
             return "joined"
+        if self._lost_since is not None:
+            return "lost"
         return "refused" if self._refused_since is not None else "sought"
 
     def close(self) -> None:
@@ -148,20 +161,28 @@ class ReplayStream:
             self._wake.send(b"", zmq.NOBLOCK)
 
     def _run(self) -> None:
-        monitor = ClientMonitor()
+        monitor = ClientMonitor(self._away_limit_seconds)
+        draw_bytes = 4 * self._hello.batches_at_once * self._hello.batch_size
+        largest = max(max_streamed_bytes(self._spec), draw_bytes)
         try:
             with (
-                sockets.connect_sampling(self._context, self._address, monitor) as socket,
+                sockets.connect_sampling(self._context, self._address, monitor, largest) as socket,
                 monitor,
                 self._context.socket(zmq.PAIR) as wake,
             ):
                 wake.connect(f"inproc://replay-stream-{id(self)}")
                 self._serve(socket, wake, monitor)
         except RunError as error:
-            self._items.put(error)
+            self._fail(error)
         except Exception as error:  # a learner that nobody supplies would wait for ever
-            self._items.put(RunError(f"the link to the replay server at {self._address} failed: {error}"))
+            self._fail(RunError(f"the link to the replay server at {self._address} failed: {error}"))
             raise
+
+    def _fail(self, error: RunError) -> None:
+        """Ends the learner; a server that says so again and again changes nothing."""
+        if not self._has_failed:
+            self._has_failed = True
+            self._items.put_nowait(error)
 
     def _serve(self, socket: zmq.Socket, wake: zmq.Socket, monitor: ClientMonitor) -> None:
         _log.info("joining the replay server at %s", self._address)
@@ -171,12 +192,26 @@ class ReplayStream:
         while not self._closing.is_set():
             poller.poll(100)
             monitor.check()
+            monitor.count(self.dropped)
+            self._look_for_server(monitor)
+            monitor.look_for_server(self.peer_state in ("sought", "lost"))
             while wake.poll(0):
                 wake.recv()
             self._sign_of_life(socket)
             self._flush(socket)
-            self._receive(socket)
+            self._receive(socket, monitor)
         self._flush(socket)
+
+    def _look_for_server(self, monitor: ClientMonitor) -> None:
+        """Notices that the connection is gone: closed, or given up by the heartbeat of a server that is frozen."""
+        if self._welcomed and not monitor.has_joined and not self.is_finish_heard.is_set():  # then it may go
+            self._lose(f"the replay server at {self._address} is lost: looking for it")
+
+    def _lose(self, text: str) -> None:
+        self._welcomed, self._next_hello = False, 0.0
+        self._lost_since = time.monotonic()
+        self.losses += 1
+        _log.warning("%s", text)
 
     def _sign_of_life(self, socket: zmq.Socket) -> None:
         now = time.monotonic()
@@ -189,11 +224,15 @@ class ReplayStream:
         """Sends what waits; what the server cannot take now waits on, what is meant for an older connection is void."""
         while self._outbox:
             epoch, message = self._outbox[0]
-            if epoch == self._epoch and not (self._welcomed and sockets.send(socket, message)):
-                return
+            if epoch == self._epoch:
+                if not (self._welcomed and sockets.send(socket, message)):
+                    return
+                if isinstance(message, Credit):
+                    self._groups_left += message.groups
+                    self._segments_left += message.segments
             self._outbox.popleft()
 
-    def _receive(self, socket: zmq.Socket) -> None:
+    def _receive(self, socket: zmq.Socket, monitor: ClientMonitor) -> None:
         expected = (LearnerWelcome, Refusal, Rejoin, StreamedSegments, IndexBatches, Finish)
         while (message := sockets.receive(socket, expected, self.dropped)) is not None:
             if isinstance(message, StreamedSegments):
@@ -201,16 +240,16 @@ class ReplayStream:
             elif isinstance(message, IndexBatches):
                 self._take_batches(message)
             elif isinstance(message, LearnerWelcome):
+                monitor.check(at_once=True)  # this connection's beginning, which would else look like the loss of it
                 self._on_welcome(socket, message)
             elif isinstance(message, Finish):
                 if self._last_word is not None:  # else nobody has been told anything that could have been heard
                     self.is_finish_heard.set()
             elif isinstance(message, Rejoin):
                 if self._welcomed:
-                    _log.info("the replay server does not know this learner any more: joining again")
-                    self._welcomed, self._next_hello = False, 0.0
+                    self._lose("the replay server does not know this learner any more: joining again")
             elif message.final:
-                self._items.put(RunError(f"refused by the replay server at {self._address}: {message.reason}"))
+                self._fail(RunError(f"refused by the replay server at {self._address}: {message.reason}"))
             else:
                 self._on_full(message.reason)
 
@@ -222,7 +261,7 @@ class ReplayStream:
             _log.warning("%s: waiting up to %.0f s for its place", reason, REFUSED_SECONDS)
         elif now - self._refused_since > REFUSED_SECONDS:
             fix = "stop it, or give this one a replay server of its own (addresses.sampling)"
-            self._items.put(RunError(f"refused by the replay server at {self._address}: {reason}; {fix}"))
+            self._fail(RunError(f"refused by the replay server at {self._address}: {reason}; {fix}"))
 
     def _on_welcome(self, socket: zmq.Socket, message: LearnerWelcome) -> None:
         self._refused_since = None
@@ -230,44 +269,83 @@ class ReplayStream:
             error = (
                 f"the replay server holds {message.capacity_segments} segments, this learner {self._capacity_segments}"
             )
-            self._items.put(RunError(f"{error}: replay.capacity_transitions must be the same for both"))
+            self._fail(RunError(f"{error}: replay.capacity_transitions must be the same for both"))
             return
+        if self._lost_since is not None:
+            _log.info("the replay server is back after %.0f s", time.monotonic() - self._lost_since)
+            self._lost_since = None
         self._epoch += 1
         self._welcomed = True
+        self._forget_items()
         self._next_hello = 0.0  # a last word goes out at once
         self._give_credit(groups=self._groups, segments=SEGMENTS_WINDOW)
         self._flush(socket)
+
+    def _forget_items(self) -> None:
+        """Leaves out what came over the connection before: all that is live comes again, and credit starts anew."""
+        self._groups_left = self._segments_left = 0
+        with contextlib.suppress(queue.Empty):
+            while not self._has_failed:
+                self._items.get_nowait()
 
     def _give_credit(self, groups: int, segments: int) -> None:
         self._outbox.append((self._epoch, Credit(run_id=self._hello.run_id, groups=groups, segments=segments)))
 
     def _take_segments(self, message: StreamedSegments) -> None:
         lengths = message.body_bytes
+        if len(lengths) > self._segments_left:
+            self._on_excess()
+            return
+        self._segments_left -= len(lengths)
         out_of_ring = (message.slots < 0).any() or (message.slots >= self._capacity_segments).any()
         if out_of_ring or (lengths < 0).any() or lengths.sum(dtype=np.int64) != len(message.bodies):
             self.dropped["bad_segments"] += 1
             self._give_credit(groups=0, segments=len(lengths))
             return
-        ends = np.cumsum(lengths)
-        frames = np.empty((len(lengths), self._spec.slots, *self._spec.frame_shape), self._spec.frame_dtype)
-        sound, columns = [], []
-        for i, (start, end) in enumerate(zip(ends - lengths, ends, strict=True)):
-            body = memoryview(message.bodies)[start:end]
-            try:
-                decode_frames(body, self._spec, out=frames[i])
-                columns.append(decode_columns(body, self._spec))
-                sound.append(i)
-            except CorruptSegment as error:
-                self.dropped[error.reason] += 1
+        sound, frames, columns = self._decoded(message)
         if len(sound) < len(lengths):
             _log.warning("%d segments from the replay server are corrupt: left out", len(lengths) - len(sound))
         if not sound:
             self._give_credit(groups=0, segments=len(lengths))
             return
         stacked = SegmentColumns(*(np.stack(column) for column in zip(*columns, strict=True)))
-        self._items.put(Item(Segments(message.slots[sound], frames[sound], stacked, len(lengths)), self._epoch))
+        self._items.put_nowait(Item(Segments(message.slots[sound], frames, stacked, len(lengths)), self._epoch))
+
+    def _decoded(self, message: StreamedSegments) -> tuple[list[int], np.ndarray, list[SegmentColumns]]:
+        """Returns which segments are sound, the frames of those `[N, L, *O]`, and the columns of each.
+
+        Memory for frames is reserved for those alone whose columns are sound: a body that is no segment costs nothing.
+        """
+        ends = np.cumsum(message.body_bytes)
+        starts = ends - message.body_bytes
+        bodies = [memoryview(message.bodies)[start:end] for start, end in zip(starts, ends, strict=True)]
+        columns: dict[int, SegmentColumns] = {}
+        for i, body in enumerate(bodies):
+            try:
+                columns[i] = decode_columns(body, self._spec)
+            except CorruptSegment as error:
+                self.dropped[error.reason] += 1
+        frames = np.empty((len(columns), self._spec.slots, *self._spec.frame_shape), self._spec.frame_dtype)
+        sound: list[int] = []
+        for i in columns:
+            try:
+                decode_frames(bodies[i], self._spec, out=frames[len(sound)])
+                sound.append(i)
+            except CorruptSegment as error:
+                self.dropped[error.reason] += 1
+        return sound, frames[: len(sound)], [columns[i] for i in sound]
+
+    def _on_excess(self) -> None:
+        """Refuses what no credit was given for: a server of ours sends none, and the frame store has a window."""
+        self.dropped["beyond_credit"] += 1
+        if self.dropped["beyond_credit"] == 1:
+            _log.warning("the replay server at %s sends more than it was given credit for: refused", self._address)
 
     def _take_batches(self, message: IndexBatches) -> None:
+        if not self._groups_left:
+            self._on_excess()
+            return
+        self._groups_left -= 1
         shape = (self._hello.batches_at_once, self._hello.batch_size)
         limit = self._capacity_segments * self._spec.slots
         is_sound = (
@@ -282,4 +360,4 @@ class ReplayStream:
             return
         # A server that restarts asks for it again.
         self._hello = self._hello._replace(environment_steps=message.environment_steps)
-        self._items.put(Item(message, self._epoch))
+        self._items.put_nowait(Item(message, self._epoch))

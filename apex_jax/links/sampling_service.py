@@ -18,6 +18,7 @@ from apex_jax.replay.rate_limiter import RateLimiter
 from apex_jax.transport import sockets
 from apex_jax.types import (
     MAX_SEGMENT_BYTES,
+    MAX_STREAMED_SEGMENTS,
     PEER_TIMEOUT_SECONDS,
     Credit,
     Finish,
@@ -33,7 +34,7 @@ from apex_jax.types import (
 
 _log = logging.getLogger(__name__)
 
-SEGMENTS_AT_ONCE = 64  # in one message, as far as they fit in
+SEGMENTS_AT_ONCE = MAX_STREAMED_SEGMENTS  # in one message, as far as they fit in
 BYTES_AT_ONCE = MAX_SEGMENT_BYTES
 LARGEST_CREDIT = 2**13  # more than any learner of ours gives; what it never takes is not prepared for it without end
 
@@ -100,7 +101,7 @@ class SamplingService:
         if learner is None or not self._send_segments(learner):
             return
         draw_size = learner.batches_at_once * learner.batch_size
-        while learner.groups_credit > 0 and self._limiter.can_sample(draw_size, self._buffer.size_transitions):
+        while learner.groups_credit > 0 and self._can_sample(draw_size):
             if not sockets.send(self._socket, self._draw(learner, environment_steps, now_seconds), learner.identity):
                 return
             learner.groups_credit -= 1
@@ -116,13 +117,16 @@ class SamplingService:
         if learner is None or not learner.groups_credit or learner.cursor == self._buffer.inserted_segments:
             return False
         draw_size = learner.batches_at_once * learner.batch_size
-        return self._limiter.can_sample(draw_size, self._buffer.size_transitions)
+        return self._can_sample(draw_size)
 
     def forget_the_dead(self, now_seconds: float) -> None:
         """Takes another learner only when the one before has been silent for long."""
         if self.learner is not None and now_seconds - self.learner.seen_seconds > PEER_TIMEOUT_SECONDS:
             _log.warning("the learner is silent for %.0f s: another may take its place", PEER_TIMEOUT_SECONDS)
             self.learner = None
+
+    def _can_sample(self, draw_size: int) -> bool:
+        return self._limiter.can_sample(draw_size, self._buffer.size_transitions, self._buffer.is_full)
 
     def _send_segments(self, learner: LearnerPeer) -> bool:
         """Returns whether the learner now has, or will have before anything that is sent later, every live segment."""

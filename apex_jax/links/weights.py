@@ -10,12 +10,13 @@ from collections import Counter, deque
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 import zmq
 
 from apex_jax.agent.dqn import Params
 from apex_jax.errors import RunError
 from apex_jax.transport import sockets
-from apex_jax.transport.codec import architecture_of, decode_weights, encode_weights
+from apex_jax.transport.codec import FLOAT32, architecture_of, decode_weights, encode_weights
 from apex_jax.transport.monitor import ClientMonitor, ServerMonitor
 from apex_jax.types import PEER_TIMEOUT_SECONDS, LearnerAlive, WeightsMessage
 
@@ -58,6 +59,7 @@ class WeightsPublisher:
         self._socket = sockets.serve_weights(context, address, self._monitor)
         self._run_id = run_id
         self.version = first_version
+        self.subscribers = 0
         self._newest: deque[Handover] = deque(maxlen=1)  # a learner faster than the sending leaves nothing behind
         self._wake = threading.Event()
         self._closing = threading.Event()
@@ -131,7 +133,12 @@ class WeightsPublisher:
         for _ in range(SUBSCRIPTIONS_AT_ONCE):
             if not self._socket.poll(0):
                 break
-            found |= sockets.is_subscription(self._socket.recv_multipart())
+            frames = self._socket.recv_multipart()
+            if sockets.is_subscription(frames):
+                found = True
+                self.subscribers += 1
+            elif sockets.is_end_of_subscription(frames):
+                self.subscribers = max(0, self.subscribers - 1)
         return found
 
 
@@ -141,8 +148,11 @@ class WeightsSubscriber:
     Whoever asks for them gets a RunError where the learner can never be joined.
     """
 
-    def __init__(self, context: zmq.Context, address: str, like_params: Params):
-        """Connects and starts the thread. `like_params`: a tree of the network's leaves."""
+    def __init__(self, context: zmq.Context, address: str, like_params: Params, away_limit_seconds: float = 0.0):
+        """Connects and starts the thread. `like_params`: a tree of the network's leaves.
+
+        `away_limit_seconds`: after which a learner that is away is a RunError, 0 = never.
+        """
         self.dropped: Counter[str] = Counter()
         self._newest: Weights | None = None
         self._error: RunError | None = None
@@ -151,11 +161,11 @@ class WeightsSubscriber:
         self._looks_seconds = float("inf")  # when another connection is to be tried
         self._is_silent = False
         self._sender_seconds = 0.0  # when the learner of the newest weights was heard
-        self._monitor = ClientMonitor()
-        self._socket = sockets.connect_weights(context, address, self._monitor)
+        self._monitor = ClientMonitor(away_limit_seconds)
         self._like_params = like_params
         self._architecture = architecture_of(like_params)
         self._body_bytes = sum(4 * leaf.size for leaf in jax.tree.leaves(like_params))  # float32
+        self._socket = sockets.connect_weights(context, address, self._monitor, self._body_bytes)
         self._stopping = threading.Event()
         self._arrived = threading.Event()
         self._thread = threading.Thread(target=self._run, name="weights subscriber")
@@ -167,6 +177,15 @@ class WeightsSubscriber:
         if self._error is not None:
             raise self._error
         return self._newest
+
+    @property
+    def peer_state(self) -> str:
+        """What has become of the learner, as far as this end knows: joined, sought, lost or refused."""
+        if self._error is not None:
+            return "refused"
+        if self._is_silent:
+            return "lost"
+        return "joined" if self._heard_seconds is not None else "sought"
 
     def wait(self, seconds: float) -> Weights | None:
         """Waits at most `seconds` for the first parameters; returns the newest."""
@@ -189,7 +208,9 @@ class WeightsSubscriber:
     def _serve(self) -> None:
         while not self._stopping.is_set():
             self._monitor.check()
+            self._monitor.count(self.dropped)
             self._look_for_learner()
+            self._monitor.look_for_server(self.peer_state in ("sought", "lost"))
             if not self._socket.poll(100):
                 continue
             message = None
@@ -256,4 +277,7 @@ class WeightsSubscriber:
             return "another_architecture"
         if zlib.crc32(message.body) != message.crc:
             return "bad_checksum"
-        return "" if len(message.body) == self._body_bytes else "bad_length"
+        if len(message.body) != self._body_bytes:
+            return "bad_length"
+        # 2 ms for 3.3 million parameters, on this thread and without Python's lock: acting goes on meanwhile.
+        return "" if np.isfinite(np.frombuffer(message.body, FLOAT32)).all() else "not_finite"

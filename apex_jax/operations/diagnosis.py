@@ -9,6 +9,8 @@ from apex_jax.config import Config
 
 PATIENCE_SECONDS = 60.0  # what comes and goes within a minute is no symptom
 SILENCE_SECONDS = 30.0  # without a new frame
+OLD_WEIGHTS_SECONDS = 30.0  # at least, and as many intervals of their sending as follow
+OLD_WEIGHTS_INTERVALS = 10
 WAITING_SHARE = 0.6  # of a process's time
 Q_VALUE_SLACK = 1.5  # how far beyond what rewards allow q-values may stray while they are learned
 EXPECTED_DROPS = {
@@ -60,7 +62,11 @@ def _divergence(config: Config, values: Mapping[str, float]) -> Iterator[Symptom
 
 
 def _flow(config: Config, values: Mapping[str, float], learning: bool, silent_seconds: float) -> Iterator[Symptom]:
-    if silent_seconds >= SILENCE_SECONDS:
+    filled = values.get("replay/size_transitions", 0.0) >= config.replay.min_size_to_sample
+    if filled and not learning:  # actors wait for it, which is no silence
+        what = "the replay is filled, and learning has not begun for a minute"
+        yield Symptom("start", f"{what}: see learner.log in {config.directory}/logs", PATIENCE_SECONDS)
+    elif silent_seconds >= SILENCE_SECONDS:
         what = "no new experience comes" if learning else "the replay does not fill"
         text = f"{what}: no frame for {silent_seconds:.0f} s; see actor-0.log and replay.log in {config.directory}/logs"
         yield Symptom("silence", text)
@@ -77,6 +83,11 @@ def _flow(config: Config, values: Mapping[str, float], learning: bool, silent_se
     if learning and share > WAITING_SHARE and not target:  # with a target they wait for a learner that is slower: meant
         fix = "give it a core of its own, or lower actor.processes"
         yield Symptom("actor", f"actors wait for the replay server {share:.0%} of the time: {fix}", PATIENCE_SECONDS)
+    age, interval = values.get("actor/weights_age_seconds", 0.0), config.learner.publish_interval_seconds
+    if learning and age > max(OLD_WEIGHTS_INTERVALS * interval, OLD_WEIGHTS_SECONDS):
+        what = f"actors act with weights of {age:,.0f} s ago, the learner sends new ones every {interval:g} s"
+        fix = f"see actor-0.log in {config.directory}/logs, and addresses.weights and learner.publish_interval_seconds"
+        yield Symptom("weights", f"{what}: {fix}")
     expected = EXPECTED_DROPS | ({"replay/dropped_overflow"} if config.actor.overflow == "drop" else set())
     for tag, number in values.items():
         if tag.startswith("replay/dropped_") and number and tag not in expected:

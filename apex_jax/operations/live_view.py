@@ -148,6 +148,7 @@ def _line(progress: Progress) -> str:
             f"{progress.frames:,} frames ({progress.frames_per_second:,.0f}/s)",
             f"{progress.updates:,} updates ({progress.updates_per_second:,.1f}/s)",
             f"replay {_replay(progress)}",
+            f"samples per insert {_samples_per_insert(progress)}",
             f"training return {_number(progress.training_return)}",
             f"evaluation {_evaluations(progress)}",
             *(f"{name} {state}" for name, state in progress.roles.items() if state not in ("running", "starting")),

@@ -24,7 +24,7 @@ class Evaluation(NamedTuple):
 class Progress:
     """State of a run at one moment."""
 
-    phase: str  # "starting", "filling the replay", "learning" or "finishing"
+    phase: str  # "starting", "filling the replay", "about to learn" (it compiles), "learning" or "finishing"
     elapsed_seconds: float
     frames: int  # emulator frames of the whole run
     total_frames: int  # 0 = no limit
@@ -142,6 +142,8 @@ class ProgressReader:
         values = {tag: value for tag, (_, value) in self._values.items()}
         for tag in ("storage/failed_copies", "storage/copy_age_seconds"):  # of learner and replay: the worse is told
             values[tag] = max((role.last or {}).get(tag) or 0.0 for role in self._roles.values())
+        ages = [(role.last or {}).get("actor/weights_age_seconds") or 0.0 for role in self._roles.values()]
+        values["actor/weights_age_seconds"] = max(ages)
         return self._diagnosis.warnings(now, values, self._learning, now - self._frames_grew[0])
 
     def _value(self, tag: str, default: float = 0.0) -> float:
@@ -168,6 +170,8 @@ class ProgressReader:
             return "finishing"
         if self._learning:
             return "learning"
+        if self._value("replay/size_transitions") >= config.replay.min_size_to_sample:
+            return "about to learn"
         return "filling the replay" if self._roles["replay"].last else "starting"
 
     def _seconds_left(self, frames: int, updates: int) -> float | None:

@@ -121,6 +121,11 @@ class ReplayBuffer:
         return min(self.inserted_segments - self._missing, self.capacity_segments)
 
     @property
+    def is_full(self) -> bool:
+        """Tells whether the next insertion takes the place of the oldest live segment."""
+        return self.size_segments == self.capacity_segments
+
+    @property
     def oldest_number(self) -> int:
         """The first number that the oldest live segment had; with none, that of the next insertion."""
         oldest = self.inserted_segments - self.size_segments

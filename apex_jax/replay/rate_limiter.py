@@ -11,11 +11,12 @@ class RateLimiter:
     Law (Reverb's sample-to-insert ratio, Cassirer et al. 2021), counted in transitions since the start:
 
         surplus = samples_per_insert * (inserted - min_size_to_sample) - sampled
-        sample n:  size >= min_size_to_sample  and  surplus - n >= -error_buffer
-        insert n:  size <  min_size_to_sample  or   surplus + samples_per_insert * n <= error_buffer
+        sample n:  filled  and  surplus - n >= -error_buffer
+        insert n:  not filled  or  surplus + samples_per_insert * n <= error_buffer
 
-    `inserted` counts what was ever stored; `size` is what is stored now, which eviction may lower again: below the
-    minimum size inserting is therefore always free. With samples_per_insert = 0 only the minimum size holds.
+    `inserted` counts what was ever stored. Filled is a replay whose size, what is stored now, is min_size_to_sample or
+    more, or that is full: how many transitions fit depends on how many episodes end in them. Eviction may lower the
+    size again: where it is not filled, inserting is always free. With samples_per_insert = 0 only that holds.
 
     No deadlock: both sides wait only if error_buffer - samples_per_insert * n_insert < surplus < n_sample -
     error_buffer, and the constructor refuses an error buffer under which such a surplus exists.
@@ -51,15 +52,15 @@ class RateLimiter:
         self._samples_per_insert = samples_per_insert
         self._error_buffer = error_buffer
 
-    def can_insert(self, num_transitions: int, size_transitions: int) -> bool:
-        """Says whether `num_transitions` more may be stored where `size_transitions` are."""
-        if self._samples_per_insert == 0 or size_transitions < self._min_size:
+    def can_insert(self, num_transitions: int, size_transitions: int, is_full: bool = False) -> bool:
+        """Says whether `num_transitions` more may be stored where `size_transitions` are, or in the place of others."""
+        if self._samples_per_insert == 0 or not self._is_filled(size_transitions, is_full):
             return True
         return self._surplus + self._samples_per_insert * num_transitions <= self._error_buffer
 
-    def can_sample(self, num_transitions: int, size_transitions: int) -> bool:
+    def can_sample(self, num_transitions: int, size_transitions: int, is_full: bool = False) -> bool:
         """Says whether `num_transitions` may be drawn from the `size_transitions` that are stored."""
-        if size_transitions < self._min_size:
+        if not self._is_filled(size_transitions, is_full):
             return False
         return self._samples_per_insert == 0 or self._surplus - num_transitions >= -self._error_buffer
 
@@ -81,6 +82,9 @@ class RateLimiter:
         self.inserted += _checked(inserted_since)
         if inserted_since:
             self.sampled += max(0, math.ceil(self._surplus - most))
+
+    def _is_filled(self, size_transitions: int, is_full: bool) -> bool:
+        return size_transitions >= self._min_size or (is_full and size_transitions > 0)
 
     @property
     def _surplus(self) -> float:

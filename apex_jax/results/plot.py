@@ -115,8 +115,9 @@ def _scaled(axis: str, positions: np.ndarray) -> np.ndarray:
 
 
 def _finish(figure: Figure, first: Axes, path: str | os.PathLike[str]) -> None:
-    if first.get_legend_handles_labels()[1]:
-        first.legend(fontsize="small")
+    handles, labels = first.get_legend_handles_labels()
+    if labels:  # below the panels, where it hides no curve
+        figure.legend(handles, labels, loc="outside lower center", ncols=min(4, len(labels)), fontsize="small")
     with written_whole(Path(path)) as half:
         figure.savefig(half)
 

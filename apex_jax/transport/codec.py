@@ -21,7 +21,7 @@ import jax
 import numpy as np
 import zstandard
 
-from apex_jax.types import Segment, SegmentColumns, SegmentSpec
+from apex_jax.types import MAX_SEGMENT_BYTES, MAX_STREAMED_SEGMENTS, Segment, SegmentColumns, SegmentSpec
 
 Bytes: TypeAlias = bytes | bytearray | memoryview
 
@@ -183,6 +183,11 @@ def max_body_bytes(spec: SegmentSpec) -> int:
     """Returns the length of the longest body of a segment."""
     frame_bytes = spec.frame_bytes * spec.slots
     return COLUMN_BYTES_PER_SLOT * spec.slots + frame_bytes + frame_bytes // 256 + 18  # noise stays raw: 18 of header
+
+
+def max_streamed_bytes(spec: SegmentSpec) -> int:
+    """Returns the length of the longest message of segments to the learner."""
+    return min(MAX_STREAMED_SEGMENTS * max_body_bytes(spec), MAX_SEGMENT_BYTES)
 
 
 def _check_length(body: Bytes, spec: SegmentSpec) -> memoryview:

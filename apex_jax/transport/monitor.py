@@ -134,26 +134,61 @@ class ClientMonitor(_Monitor):
 
     _events = _EVENTS_OF_A_CLIENT
 
-    def __init__(self) -> None:
+    def __init__(self, away_limit_seconds: float = 0.0) -> None:
+        """`away_limit_seconds`: for `look_for_server`, 0 = no limit."""
         super().__init__()
         self.has_joined = False
+        self._away_limit_seconds = away_limit_seconds
+        self._away_since: float | None = None
         self._next_check = 0.0
         self._given_up_seconds: float | None = None  # since when ZMQ does not try any more
+        self._had_joined = False  # when that began
+        self._cut_off = 0  # connections over which came what is no message of this run, and not yet counted
+        self._is_cut_off_told = False
         self._is_shaking_hands = False
         self._cause = ""  # that was told
         self._first_failure = self._last_failure = self._last_probe = -GAP_SECONDS
         self._mechanism: str | None = None  # that the server was found to speak
 
-    def check(self) -> None:
-        """Looks at what has happened. RunError after `GIVE_UP_SECONDS` of handshakes that can never succeed."""
+    def check(self, at_once: bool = False) -> None:
+        """Looks at what has happened, `at_once` or now and then.
+
+        RunError after `GIVE_UP_SECONDS` of handshakes that can never succeed.
+        """
         now = time.monotonic()
-        if now < self._next_check:
+        if now < self._next_check and not at_once:
             return
         self._next_check = now + CHECK_SECONDS
         for event, value in self._new_events():
             self._on_event(event, value, now)
         if self._given_up_seconds is not None and now - self._given_up_seconds >= RECONNECT_SECONDS:
+            if self._had_joined:
+                self._on_cut_off()
             self.reconnect()
+
+    def look_for_server(self, is_away: bool) -> None:
+        """Is told again and again whether the server is away. RunError once it was for longer than the limit."""
+        now = time.monotonic()
+        self._away_since = (self._away_since or now) if is_away else None
+        if self._away_since is None or not self._away_limit_seconds:
+            return
+        if (seconds := now - self._away_since) > self._away_limit_seconds:
+            what = f"the {self._server} at {self._address} has been away for {seconds:.0f} s"
+            raise RunError(f"{what}: start it, or raise away_limit_seconds (0 = wait for ever)")
+
+    def count(self, dropped: Counter[str]) -> None:
+        """Adds what was cut off since the last time to `dropped`, as "too_large"."""
+        if self._cut_off:
+            dropped["too_large"] += self._cut_off
+            self._cut_off = 0
+
+    def _on_cut_off(self) -> None:
+        """ZMQ tries again after all that the network does, but not where a peer sends what it has no room for."""
+        self._cut_off += 1
+        if not self._is_cut_off_told:
+            self._is_cut_off_told = True
+            what = f"the {self._server} at {self._address} sends what is longer than any message of this run"
+            _log.warning("%s, or no message: its connection is cut off; use one config for all roles", what)
 
     def _on_event(self, event: int, value: int, now: float) -> None:
         if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
@@ -166,7 +201,7 @@ class ClientMonitor(_Monitor):
         elif event == zmq.EVENT_DISCONNECTED:
             if self._is_shaking_hands:  # by a peer that sent what is no greeting at all
                 self._on_failure(zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL, 0, now)
-            self.has_joined, self._given_up_seconds = False, now
+            self._had_joined, self.has_joined, self._given_up_seconds = self.has_joined, False, now
         else:  # connected, or about to be tried again
             self._given_up_seconds = None
         self._is_shaking_hands = event == zmq.EVENT_CONNECTED
@@ -209,7 +244,7 @@ class ClientMonitor(_Monitor):
     def reconnect(self) -> None:
         """Gives up the connection that there is, and makes another."""
         assert self._socket is not None
-        self._given_up_seconds = None
+        self._given_up_seconds, self.has_joined = None, False
         with contextlib.suppress(zmq.ZMQError):  # that there is nothing left to disconnect
             self._socket.disconnect(self._address)
         self._socket.connect(self._address)

@@ -57,30 +57,39 @@ def serve_sampling(
     return _bind(_router(context), address, "sampling", monitor, max_message_bytes)
 
 
-def connect_sampling(context: zmq.Context, address: str, monitor: ClientMonitor | None = None) -> zmq.Socket:
-    """Connects the learner to the replay server."""
-    return _connect(_dealer(context), address, "sampling", monitor, MAX_SEGMENT_BYTES)
+def connect_sampling(
+    context: zmq.Context, address: str, monitor: ClientMonitor | None = None, max_message_bytes: int = MAX_SEGMENT_BYTES
+) -> zmq.Socket:
+    """Connects the learner to the replay server. `max_message_bytes`: of its streamed segments, or of a draw."""
+    return _connect(_dealer(context), address, "sampling", monitor, max_message_bytes)
 
 
 def serve_weights(context: zmq.Context, address: str, monitor: ServerMonitor | None = None) -> zmq.Socket:
     """Binds the learner's end of the weights link; receiving from it yields subscriptions, see `is_subscription`."""
     socket = context.socket(zmq.XPUB)
-    socket.set(zmq.XPUB_VERBOSE, 1)  # also the second subscriber is told of, so that it need not wait for an update
+    socket.set(zmq.XPUB_VERBOSER, 1)  # each subscriber is told of, so that none waits for an update, and each that goes
     socket.set(zmq.SNDHWM, 2)
     return _bind(socket, address, "weights", monitor, SMALL_MESSAGE_BYTES, linger_milliseconds=1_000)
 
 
-def connect_weights(context: zmq.Context, address: str, monitor: ClientMonitor | None = None) -> zmq.Socket:
-    """Connects a subscriber of weights."""
+def connect_weights(
+    context: zmq.Context, address: str, monitor: ClientMonitor | None = None, max_message_bytes: int = MAX_WEIGHTS_BYTES
+) -> zmq.Socket:
+    """Connects a subscriber of weights. `max_message_bytes`: of the parameters of this run's network."""
     socket = context.socket(zmq.SUB)
     socket.set(zmq.RCVHWM, 2)
     socket.subscribe(b"")
-    return _connect(socket, address, "weights", monitor, MAX_WEIGHTS_BYTES)
+    return _connect(socket, address, "weights", monitor, max_message_bytes)
 
 
 def is_subscription(frames: list[bytes]) -> bool:
     """Tells whether what an XPUB socket received says that somebody new listens."""
     return len(frames) == 1 and frames[0] == b"\x01"
+
+
+def is_end_of_subscription(frames: list[bytes]) -> bool:
+    """Tells whether what an XPUB socket received says that somebody listens no more, or has gone."""
+    return len(frames) == 1 and frames[0] == b"\x00"
 
 
 def send(socket: zmq.Socket, message: Any, identity: bytes | None = None) -> bool:

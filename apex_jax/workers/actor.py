@@ -15,13 +15,13 @@ from apex_jax.agent.exploration import epsilon_ladder
 from apex_jax.agent.segments import SegmentBuilder, spread_first_slots
 from apex_jax.config import Config
 from apex_jax.environment import Environment, Episode, EpisodeTracker, segment_spec
-from apex_jax.links.experience_stream import ExperienceStream
+from apex_jax.links.experience_stream import ExperienceStream, transitions_of
 from apex_jax.links.weights import Weights, WeightsSubscriber
 from apex_jax.metrics import MetricsWriter, RateMeter, resident_memory_bytes
 from apex_jax.operations.status_page import StatusPage
 from apex_jax.process import ROLE_NUMBERS, StopSignal, new_run_id, process_rng
 from apex_jax.transport.security import link_context
-from apex_jax.types import ActorHello, ActorStatus, ActorWelcome, Segment, SegmentSpec, Step
+from apex_jax.types import ActorHello, ActorStatus, ActorWelcome, Segment, SegmentSpec
 
 _log = logging.getLogger(__name__)
 
@@ -38,11 +38,12 @@ class Actor:
         self._dqn = make_dqn(config, spec)
         self._run_id = new_run_id()
         like_params = jax.eval_shape(self._dqn.init, jax.random.key(0)).online_params
-        self._weights = WeightsSubscriber(context, config.addresses.weights, like_params)
+        self._weights = WeightsSubscriber(context, config.addresses.weights, like_params, config.away_limit_seconds)
         hello = ActorHello(self._run_id, config.agreement, config.actor.environments)
         queue_size = max(config.actor.environments, config.actor.max_outstanding_segments)
         overflow = config.actor.overflow
-        self._stream = ExperienceStream(context, config.addresses.experience, spec, hello, queue_size, overflow)
+        address, limit = config.addresses.experience, config.away_limit_seconds
+        self._stream = ExperienceStream(context, address, spec, hello, queue_size, overflow, limit)
         self._metrics = MetricsWriter(config.directory, name)
         self._step_rate, self._wait_rate = RateMeter(), RateMeter()
         self._waited_seconds = 0.0  # in all, for the replay server to take segments
@@ -68,13 +69,15 @@ class Actor:
             "weights_version": weights.version if weights is not None else None,
             "weights_age_seconds": time.monotonic() - weights.received_seconds if weights is not None else None,
             "rates": {"steps_per_second": self._step_rate.rate, "wait_seconds_share": self._wait_rate.rate},
-            "counters": {**self._stream.dropped.copy(), **self._weights.dropped.copy()},
+            "counters": dict(self._stream.dropped.copy() + self._weights.dropped.copy()),
+            "peers": {"replay": self._stream.peer_state, "learner": self._weights.peer_state},
         }
 
     def close(self) -> None:
-        """Takes leave and ends the threads."""
+        """Takes leave, ends the threads and writes the last metrics."""
         self._stream.close()
         self._weights.close()
+        self._write_metrics()
 
     def _join(self, stop: StopSignal) -> tuple[ActorWelcome | None, Weights | None]:
         """Waits for a place on the ladder and the first weights; says from time to time what is missing."""
@@ -94,7 +97,8 @@ class Actor:
         key = jax.random.key(int(rng.integers(2**31)))
         ladder = epsilon_ladder(welcome.ladder_size, config.actor.base_epsilon, config.actor.epsilon_exponent)
         epsilon = ladder[welcome.places]
-        _log.info("acting in %d environments, epsilon %.4f to %.4f", num_environments, epsilon.max(), epsilon.min())
+        run, highest, lowest = f"{self._run_id:016x}", epsilon.max(), epsilon.min()
+        _log.info("run %s: acting in %d environments, epsilon %.4f to %.4f", run, num_environments, highest, lowest)
         environment = Environment(
             config,
             self._spec,
@@ -118,8 +122,10 @@ class Actor:
             weights = self._newest_weights()
             output = self._dqn.act(weights.params, step.observation, epsilon[step.env_id], key, call)
             environment.send(np.asarray(output.action), step.env_id)  # what follows is done while environments step
-            call += 1
-            self._send(builder.add(step, *map(np.asarray, output)), step, stop)
+            call = (call + 1) % 2**31  # an int32 of the jitted policy; the fleet acts for weeks
+            segments = builder.add(step, *map(np.asarray, output))
+            self._steps += int(np.count_nonzero(~step.first))
+            self._send(segments, builder.unfinished, stop)
             self._report(tracker.add(step), epsilon)
             self._write_metrics_when_due()
         environment.close()
@@ -133,15 +139,20 @@ class Actor:
         self._in_use = weights
         return weights
 
-    def _send(self, segments: list[Segment], step: Step, stop: StopSignal) -> None:
-        self._steps += int(np.count_nonzero(~step.first))
-        for i, segment in enumerate(segments):
+    def _send(self, segments: list[Segment], unfinished: int, stop: StopSignal) -> None:
+        """Hands over segments; `unfinished`: transitions that are in none of them yet."""
+        held = unfinished + sum(map(transitions_of, segments))
+        for segment in segments:
+            # What the stream takes is counted there: first less here, so that a report between says too little.
+            self._stream.held = held - transitions_of(segment)
             while not self._put(segment):
                 if self._leaving(stop):
-                    self._stream.leave_out(segments[i:])
+                    self._stream.held = held
                     return
                 self._write_metrics_when_due()
             self._steps_sent = self._steps
+            held = self._stream.held
+        self._stream.held = held
 
     def _put(self, segment: Segment) -> bool:
         started = time.monotonic()
@@ -158,13 +169,19 @@ class Actor:
             )
 
     def _write_metrics_when_due(self) -> None:
+        if time.monotonic() >= self._next_metrics:
+            self._next_metrics = time.monotonic() + self._config.metrics_interval_seconds
+            self._newest_weights()  # with which it acts next: one that waits for the replay acts with none
+            self._write_metrics()
+
+    def _write_metrics(self) -> None:
         now, weights = time.monotonic(), self._in_use
-        if now < self._next_metrics or weights is None:
+        if weights is None:  # has never acted
             return
-        self._next_metrics = now + self._config.metrics_interval_seconds
         steps_per_second = self._step_rate.update(self._steps)
         self._stream.status = ActorStatus(self._run_id, steps_per_second, weights.version)
         values = {
+            "actor/environment_steps": self._steps,
             "actor/steps_per_second": steps_per_second,
             "actor/wait_seconds_share": min(1.0, self._wait_rate.update(self._waited_seconds)),
             "actor/replay_silences": self._stream.silences,

@@ -60,6 +60,7 @@ class Evaluator:
     """
 
     def __init__(self, config: Config, spec: SegmentSpec, dqn: Dqn):
+        self.steps_per_second = 0.0  # of all games of the evaluation that goes on, or went last
         self._settings = config.evaluator
         self._dqn = dqn
         self._rng = process_rng(config.seed, ROLE_NUMBERS["evaluator"])
@@ -79,12 +80,15 @@ class Evaluator:
         epsilon = np.full(self._settings.episodes, self._settings.epsilon, np.float32)
         returns = np.full(self._settings.episodes, np.nan)
         playing, call = np.arange(self._settings.episodes), 0
+        steps, started = 0, time.monotonic()
         while True:
             for _ in playing:
                 step = self._environment.receive()  # one game's
                 self._observation[step.env_id] = step.observation
                 for episode in tracker.add(step):
                     returns[episode.env_id] = episode.episode_return
+            steps += playing.size
+            self.steps_per_second = steps / max(1e-9, time.monotonic() - started)
             has_ended = ~np.isnan(returns[playing])
             self._environment.leave_out(playing[has_ended])
             playing = playing[~has_ended]
@@ -105,12 +109,14 @@ def follow(
     evaluator = Evaluator(config, spec, dqn)
     metrics = MetricsWriter(config.directory, name)
     like_params = jax.eval_shape(dqn.init, jax.random.key(0)).online_params
-    subscriber = WeightsSubscriber(context, config.addresses.weights, like_params)
+    subscriber = WeightsSubscriber(context, config.addresses.weights, like_params, config.away_limit_seconds)
     weights: Weights | None = None
     told: dict[str, Any] = {}
     page.report = lambda: {
         "weights_version": subscriber.newest.version if subscriber.newest is not None else None,
+        "rates": {"steps_per_second": evaluator.steps_per_second},
         "counters": subscriber.dropped.copy(),
+        "peers": {"learner": subscriber.peer_state},
         "evaluation": told.copy(),
     }
     _log.info("waiting for weights from the learner at %s", config.addresses.weights)

@@ -168,12 +168,16 @@ class Learner:
             "environment_frames": self.environment_steps * self._config.environment.frame_skip,
             "weights_version": self._publisher.version,
             "rates": self._metrics.rates(),
-            "counters": {"failed_checkpoints": self._checkpointer.failed_saves, **self._stream.dropped.copy()},
+            "counters": {
+                "failed_checkpoints": self._checkpointer.failed_saves,
+                "replay_losses": self._stream.losses,
+                **(self._stream.dropped.copy() + self._publisher.dropped.copy()),
+            },
             "checkpoint": {
                 "updates": self._checkpointer.saved_updates,
                 "age_seconds": time.monotonic() - self._checkpointer.saved_seconds,
             },
-            "peers": {"replay": self._stream.peer_state},
+            "peers": {"replay": self._stream.peer_state, "subscribers": self._publisher.subscribers},
         }
 
     def close(self) -> None:
@@ -191,7 +195,8 @@ class Learner:
             batch_size=self._config.learner.batch_size,
         )
         groups = CALLS_IN_FLIGHT + max(1, self._config.learner.prefetch_batches // self._updates_per_call)
-        return ReplayStream(context, self._config.addresses.sampling, spec, hello, capacity_segments, groups)
+        address, limit = self._config.addresses.sampling, self._config.away_limit_seconds
+        return ReplayStream(context, address, spec, hello, capacity_segments, groups, limit)
 
     def _consume(self, item: Item) -> None:
         content = item.content
@@ -321,12 +326,13 @@ class Learner:
         frames = self.environment_steps * self._config.environment.frame_skip
         learning_rate = self._config.learner.learning_rate * self._learning_rate_share()
         version, dropped = self._publisher.version, self._stream.dropped.copy() + self._publisher.dropped.copy()
-        durability = {
+        incidents = {
+            "learner/replay_losses": self._stream.losses,
             "learner/failed_checkpoints": self._checkpointer.failed_saves,
             "learner/checkpoint_age_seconds": time.monotonic() - self._checkpointer.saved_seconds,
             **(self._storage.metrics() if self._storage is not None else {}),
         }
-        self._metrics.write(frames, self.updates, self._elapsed_seconds, learning_rate, version, dropped, durability)
+        self._metrics.write(frames, self.updates, self._elapsed_seconds, learning_rate, version, dropped, incidents)
 
     @property
     def _elapsed_seconds(self) -> float:

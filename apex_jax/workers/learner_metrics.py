@@ -46,11 +46,11 @@ class LearnerMetrics:
         learning_rate: float,
         weights_version: int,
         dropped: Counter[str],
-        durability: Mapping[str, float],
+        incidents: Mapping[str, float],
     ) -> None:
         """Writes what has come since the last call, at `frames` environment frames.
 
-        `dropped` counts by reason; `durability`: values under their tags, of checkpoints and their copy.
+        `dropped` counts by reason; `incidents`: values under their tags, of checkpoints, their copy and the link.
         """
         self._rates = {
             "updates_per_second": self._update_rate.update(updates),
@@ -64,7 +64,7 @@ class LearnerMetrics:
             "learner/weights_version": weights_version,
             "learner/wait_seconds_share": self._rates["wait_seconds_share"],
             "system/resident_memory_bytes": resident_memory_bytes(),
-            **durability,
+            **incidents,
         }
         if self._loss.count:
             values |= {

@@ -148,7 +148,7 @@ class ReplayServer:
             "size_transitions": self.buffer.size_transitions,
             "stored_bytes": self.buffer.stored_bytes,
             "rates": {f"{tag}_per_second": meter.rate for tag, meter in self._rates.items()},
-            "counters": {**experience.dropped.copy(), **sampling.dropped.copy()},
+            "counters": dict(experience.dropped.copy() + sampling.dropped.copy()),
             "ledger": self._last_ledger,  # counted anew, another thread would meet it half changed
             "peers": {
                 "learner": None if learner is None else {"run_id": f"{learner.run_id:016x}"},

@@ -1,0 +1,236 @@
+"""Specification of the learner's end of the sampling link: what it knows of its server, and what it takes from it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from apex_jax.errors import RunError
+from apex_jax.links import replay_stream
+from apex_jax.links.replay_stream import ReplayStream
+from apex_jax.transport import monitor, sockets
+from apex_jax.transport.codec import encode_segment
+from apex_jax.types import Credit, IndexBatches, LearnerHello, LearnerWelcome, Refusal, Rejoin
+from tests.links import SPEC, segment_of, wait_until
+from tests.proxy import Proxy
+from tests.sampling_link import CAPACITY, FalseServer, Learner, Link, batches_of, hello_of, streamed
+
+
+@pytest.fixture
+def link(monkeypatch: pytest.MonkeyPatch) -> Iterator[Link]:
+    monkeypatch.setattr(replay_stream, "HELLO_SECONDS", 0.05)
+    link = Link()
+    yield link
+    link.close()
+
+
+@pytest.fixture
+def false_server(link: Link) -> Iterator[FalseServer]:
+    server = link.router()
+    yield server
+    server.close()
+
+
+def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """What the stream has said, without times."""
+    records = [record for record in caplog.records if record.name == replay_stream.__name__]
+    return [record.getMessage().split(" after ")[0] for record in records]
+
+
+# What is known of the server --------------------------------------------------------------------------------------
+
+
+def test_a_server_that_dies_is_lost_once_and_joined_again_once(link: Link, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    stream = link.stream()
+    assert stream.peer_state == "sought"
+    server = link.server()
+    server.until(lambda: stream.peer_state == "joined")
+    assert stream.losses == 0
+    server.close()
+    wait_until(lambda: stream.peer_state == "lost")
+    server = link.server()
+    server.until(lambda: stream.peer_state == "joined")
+    assert stream.losses == 1
+    assert lines(caplog) == [
+        f"joining the replay server at {link.address}",
+        f"the replay server at {link.address} is lost: looking for it",
+        "the replay server is back",
+    ]
+
+
+def test_a_server_that_answers_nothing_any_more_is_lost_and_joined_again(link: Link) -> None:
+    server = link.server()
+    server.insert(2)
+    with Proxy(link.address) as proxy:
+        link.address = proxy.address
+        learner = Learner(link.stream())
+        server.until(lambda: learner.consume() and learner.batches)
+        proxy.stop()
+        server.until(lambda: learner.stream.peer_state == "lost")
+        proxy.heal()
+        server.until(lambda: learner.stream.peer_state == "joined")
+        assert learner.stream.losses == 1
+        learner.stream.close()
+
+
+def test_a_server_that_has_forgotten_the_learner_counts_as_lost(
+    link: Link, false_server: FalseServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    stream = link.stream()
+    false_server.welcome()
+    false_server.send(Rejoin())
+    false_server.until_received(lambda message: isinstance(message, LearnerHello))
+    false_server.send(LearnerWelcome(9, CAPACITY))
+    wait_until(lambda: stream.peer_state == "joined", false_server.read)
+    assert stream.losses == 1
+    assert lines(caplog)[1:] == [
+        "the replay server does not know this learner any more: joining again",
+        "the replay server is back",
+    ]
+
+
+def test_a_server_that_is_away_for_longer_than_the_limit_ends_the_learner_in_one_line(link: Link) -> None:
+    stream = ReplayStream(link._context, link.address, SPEC, hello_of(), CAPACITY, groups=2, away_limit_seconds=0.5)
+    server = link.server()
+    server.until(lambda: stream.peer_state == "joined")
+    assert stream.next(0.7) is None, "it is here: no time runs"
+    server.close()
+    with pytest.raises(RunError, match=rf"at {link.address} has been away for \d s: start it, or raise away_limit_sec"):
+        stream.next(20.0)
+    stream.close()
+
+
+# What is taken from it --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("window", "within", "beyond"), [(3, streamed(1, 2), streamed(3, 4)), (256, batches_of(0), batches_of(1))]
+)
+def test_what_exceeds_the_credit_is_refused_said_once_and_nothing_is_returned_for_it(
+    link: Link, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, window: int, within: Any, beyond: Any
+) -> None:
+    monkeypatch.setattr(replay_stream, "SEGMENTS_WINDOW", window)
+    false_server = link.router()
+    stream = link.stream(groups=1)
+    false_server.welcome()
+    false_server.send(within)
+    for _ in range(3):
+        false_server.send(beyond)
+    wait_until(lambda: stream.dropped["beyond_credit"] == 3, false_server.read)
+    assert stream._items.qsize() == 1
+    assert sum("more than it was given credit for" in line for line in lines(caplog)) == 1
+    item = stream.next(5.0)
+    assert item is not None
+    assert not any(message.groups or message.segments for message in credits_of(false_server))
+    stream.consumed(item)
+    false_server.until_received(lambda message: isinstance(message, Credit) and message.groups + message.segments > 0)
+    false_server.send(beyond)
+    assert stream.next(5.0) is not None, "what was consumed may come again"
+    assert stream.dropped == {"beyond_credit": 3}
+    false_server.close()
+
+
+def credits_of(server: FalseServer) -> list[Credit]:
+    return [message for message in server.received if isinstance(message, Credit)]
+
+
+def test_a_server_that_welcomes_again_and_again_fills_no_memory(link: Link, false_server: FalseServer) -> None:
+    stream = link.stream()
+    false_server.welcome()
+    for _ in range(50):
+        false_server.send(batches_of(1))
+        false_server.send(batches_of(1))
+        false_server.send(LearnerWelcome(9, CAPACITY))
+        false_server.until_received(lambda message: isinstance(message, Credit) and message.groups > 0)
+        false_server.received.clear()
+    false_server.send(batches_of(2))
+    item = stream.next(5.0)
+    assert item is not None
+    assert isinstance(item.content, IndexBatches)
+    assert item.content.indices.max() == 2, "what came before the newest welcome is void"
+    assert stream.next(0.2) is None
+
+
+def test_memory_for_frames_is_reserved_only_for_bodies_that_look_like_segments(
+    link: Link, false_server: FalseServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reserved: list[int] = []
+    empty = np.empty
+
+    def watched(shape: Any, dtype: Any) -> Any:
+        reserved.append(shape[0])
+        return empty(shape, dtype)
+
+    stream = link.stream()
+    false_server.welcome()
+    monkeypatch.setattr(np, "empty", watched)
+    sound = encode_segment(segment_of(1), SPEC)
+    nothing = b"\xff" * len(sound)  # priorities that are not finite
+    false_server.send(streamed(1, 2, 3, bodies=[nothing, sound, b"x"]))
+    wait_until(lambda: stream._items.qsize() == 1)
+    assert reserved == [1]
+    assert stream.dropped == {"bad_priority": 1, "bad_length": 1}
+
+
+def test_a_server_that_sends_more_than_the_run_has_is_cut_off_before_it_is_read_and_said_once(
+    link: Link, false_server: FalseServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(monitor, "RECONNECT_SECONDS", 0.1)
+    stream = link.stream()
+    for number in (1, 2):
+        false_server.welcome()
+        false_server.send_frame(bytes(sockets.SMALL_MESSAGE_BYTES + sockets.ENCRYPTION_BYTES + 1))
+        wait_until(lambda number=number: stream.dropped["too_large"] == number)  # type: ignore[misc]
+    false_server.welcome()
+    assert stream.losses == 2
+    assert caplog.text.count("sends what is longer than any message of this run") == 1
+
+
+@pytest.mark.parametrize(
+    ("slots", "batches", "limit"),
+    [
+        (8, 256, 4 * 256 * 256),  # a draw is larger than 64 segments of some 250 bytes
+        (4096, 1, 64 * 118_994),  # 17 bytes of columns a slot, 12 of its frame, and what zstd may add
+    ],
+)
+def test_a_learner_takes_no_more_at_once_than_its_segments_and_draws_have(
+    link: Link, monkeypatch: pytest.MonkeyPatch, slots: int, batches: int, limit: int
+) -> None:
+    given: list[int] = []
+    connect = sockets.connect_sampling
+
+    def watched(context: Any, address: str, monitor: Any, max_message_bytes: int) -> Any:
+        given.append(max_message_bytes)
+        return connect(context, address, monitor, max_message_bytes)
+
+    monkeypatch.setattr(sockets, "connect_sampling", watched)
+    hello = hello_of(batches=batches)._replace(batch_size=256)
+    stream = ReplayStream(link._context, link.address, SPEC._replace(slots=slots), hello, CAPACITY, groups=2)
+    wait_until(lambda: given)
+    stream.close()
+    assert given == [limit]
+
+
+def test_a_server_that_refuses_without_end_is_one_error(link: Link, false_server: FalseServer) -> None:
+    stream = link.stream()
+    false_server.until_received(lambda message: isinstance(message, LearnerHello))
+    for _ in range(2_000):
+        false_server.send(Refusal("go away", final=True))
+    false_server.send(LearnerWelcome(9, CAPACITY))
+    wait_until(lambda: stream.peer_state == "joined")
+    assert stream._items.qsize() == 1
+
+
+def test_closing_does_not_wait_for_room(link: Link, false_server: FalseServer) -> None:
+    stream: ReplayStream = link.stream(groups=1)
+    false_server.welcome()
+    false_server.send(batches_of(0))
+    wait_until(lambda: stream._items.qsize() == 1)
+    stream.close()
+    assert not stream._thread.is_alive()
