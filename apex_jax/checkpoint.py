@@ -200,7 +200,8 @@ class Checkpointer:
         self._orbax.save(half, args=items)
         _write_checksums(half)
         for step in sorted(self._damaged):
-            os.replace(self.directory / str(step), self.directory / f"{_DAMAGED}{step}-{time.time_ns()}")
+            with contextlib.suppress(FileNotFoundError):  # somebody has removed it
+                os.replace(self.directory / str(step), self.directory / f"{_DAMAGED}{step}-{time.time_ns()}")
             self._damaged.remove(step)
         os.rename(half, whole)  # from here on it is a checkpoint
         synchronize(self.directory)

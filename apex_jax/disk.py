@@ -25,6 +25,15 @@ def synchronize(path: Path) -> None:
         os.close(descriptor)
 
 
+def write_durably(path: Path, text: str) -> None:
+    """Writes a small file whole or not at all, and has the disk keep it. OSError."""
+    half = path.with_name(f"{path.name}.half")
+    half.write_text(text)
+    synchronize(half)
+    os.replace(half, path)
+    synchronize(path.parent)
+
+
 def lock(directory: Path, descriptor: int) -> bool:
     """Takes `directory` by an open file in it, for as long as that is open; returns False where another process has it.
 

@@ -39,7 +39,9 @@ def segment_spec(config: Config) -> SegmentSpec:
                 f"environment.task={task}: EnvPool cannot make it here ({first_line(error)}); choose an Atari game"
             ) from None
         observation, action = spec.gymnasium_observation_space, spec.gymnasium_action_space
-    if not hasattr(action, "n") or observation.shape is None:
+    if observation.shape is None:
+        raise UsageError(f"environment.task={task}: its observations have several parts; choose an Atari game")
+    if not hasattr(action, "n"):
         raise UsageError(
             f"environment.task={task}: its actions are not discrete, which DQN needs; choose an Atari game"
         )
@@ -86,7 +88,7 @@ class Environment:
                 env_type="gymnasium",
                 num_envs=self.num_environments,
                 batch_size=per_step or self.num_environments,
-                num_threads=threads or min(self.num_environments, os.cpu_count() or 1),
+                num_threads=threads or min(self.num_environments, len(os.sched_getaffinity(0))),
                 seed=[int(seed) for seed in seeds],
                 **_options(config, max_episode_frames),
                 **({"render_mode": "rgb_array"} if rendered else {}),

@@ -21,6 +21,8 @@ from apex_jax.errors import FatalError, RunError, first_line
 from apex_jax.transport.addresses import UnresolvedHost, resolve, split
 
 SUPERVISED = "APEX_JAX_SUPERVISED"  # set by the local supervisor: standard input is a pipe that closes when it dies
+FETCHED = "APEX_JAX_FETCHED"  # set by the local supervisor: the run directory has what storage.url had at the start
+OWN_GROUP, GROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
 ORPHAN_SECONDS = 90.0  # that a worker may take to end once its supervisor has died
 RESOLVE_SECONDS = 3.0  # that a name server may take
 CONNECTS = {"actor": ("experience", "weights"), "learner": ("sampling",), "evaluator": ("weights",)}  # role -> links
@@ -157,11 +159,22 @@ def _processor_kind() -> str:
 
 
 def device_memory_bytes() -> int:
-    """Returns how much memory the device has that JAX chose: its own, or on a CPU the machine's."""
+    """Returns how much memory the device has that JAX chose: its own, or on a CPU what this process may use."""
     import jax  # not at the top: the device is chosen before JAX is imported
 
     stats = jax.devices()[0].memory_stats() or {}
-    return int(stats.get("bytes_limit") or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    return int(stats.get("bytes_limit") or _main_memory_bytes())
+
+
+def _main_memory_bytes() -> int:
+    """Returns the machine's memory, or the limit of this process's control group where that is less."""
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    try:
+        [group] = [line[3:] for line in OWN_GROUP.read_text().splitlines() if line.startswith("0::")]
+        limit = int(Path(f"{GROUPS}{group}", "memory.max").read_text())
+    except (OSError, ValueError):  # there are none, or "max"
+        return machine
+    return min(machine, limit)
 
 
 def process_rng(seed: int, *key: int) -> np.random.Generator:

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, Literal, NamedTuple, TypeAlias
 
+from apex_jax.disk import write_durably
 from apex_jax.errors import RunError, first_line, shown
 
 FORMAT = 1
@@ -212,9 +213,9 @@ class Storage:
                         raise StorageError(f"{self.url}: a piece of {shown(name)} is damaged; restore it, or remove it")
                     file.write(data)
                     transferred += len(data)
+        if identity := self._identities.get(section):  # before there is anything that would be another run's without it
+            write_durably(run_directory / IDENTITY.format(section), identity)
         _install(arriving, run_directory)
-        if identity := self._identities.get(section):
-            (run_directory / IDENTITY.format(section)).write_text(identity)
         return Copied(len(files), transferred)
 
     def _manifest(self, section: Section) -> Files | None:
@@ -303,7 +304,7 @@ def _identity(section: Section, run_directory: Path) -> str:
     name = path.read_text(errors="replace") if path.exists() else ""
     if not name:  # also where a power failure left nothing of it
         name = secrets.token_hex(16)
-        path.write_text(name)
+        write_durably(path, name)
     if not re.fullmatch(NAME, name):
         raise StorageError(
             f"{path} is damaged: write into it the identity that {section}/manifest.json of the copy says"

@@ -314,3 +314,14 @@ def test_a_damaged_checkpoint_is_set_aside_by_the_next_that_is_saved(damageable:
     checkpointer.close()
     [aside] = (damageable / "checkpoints").glob("damaged-200-*")
     assert (aside / "progress" / "metadata").read_bytes() == b"{"
+
+
+def test_a_damaged_checkpoint_that_somebody_has_removed_is_not_missed(damageable: Path) -> None:
+    (damageable / "checkpoints" / "200" / "progress" / "metadata").write_bytes(b"{")
+    checkpointer = Checkpointer(str(damageable))
+    assert checkpointer.restore_newest(jax.tree.map(np.zeros_like, STATES[100]), AGREEMENT, ARCHITECTURE) is not None
+    shutil.rmtree(damageable / "checkpoints" / "200")
+    checkpointer.save(STATES[300], progress_at(150))
+    checkpointer.wait()
+    assert checkpointer.steps[-1] == 150
+    checkpointer.close()

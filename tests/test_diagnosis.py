@@ -125,6 +125,9 @@ def test_silence_of_the_actors_is_told() -> None:
     assert told({}, silent=SILENCE_SECONDS - 1) == ""
     assert told({}, silent=SILENCE_SECONDS).startswith("no new experience comes: no frame for 30 s; see actor-0.log")
     assert told({}, learning=False, silent=45).startswith("the replay does not fill: no frame for 45 s")
+    seldom = CONFIG.replace(metrics_interval_seconds=60.0)
+    assert told({}, seldom, silent=179) == "", "frames are counted once a minute"
+    assert "no frame for 180 s" in told({}, seldom, silent=180)
 
 
 def test_learner_that_does_not_begin_although_the_replay_is_filled_is_told_once_it_has_lasted() -> None:

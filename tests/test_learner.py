@@ -124,6 +124,25 @@ def test_a_replay_server_that_hears_nothing_of_the_end_is_told_of_and_not_waited
     assert learner._checkpointer.saved_updates == 8
 
 
+def test_nobody_hears_of_the_end_before_it_is_saved(
+    config: Config, context: zmq.Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Checkpointer, "_write", fail)
+    monkeypatch.setattr(module, "LAST_PAUSE_SECONDS", 0.0)
+    told: list[object] = []
+    learner = Learner(config.replace(total_updates=8), segment_spec(config), context)
+    monkeypatch.setattr(learner._stream, "finish", told.append)
+    monkeypatch.setattr(learner, "_publish", lambda final=False: told.append(final))
+    learner.updates = 8
+    with pytest.raises(FatalError, match="what was learned last is lost"):
+        learner.run(StopSignal())
+    learner.close()
+    assert told == []
+
+
 def test_the_step_size_falls_with_the_limit_that_is_nearest(config: Config, context: zmq.Context) -> None:
     falling = dataclasses.replace(config.learner, final_learning_rate_share=0.2)
     config = config.replace(learner=falling, total_updates=1_000, total_environment_frames=8_000, total_minutes=1e6)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -164,16 +166,27 @@ def test_learner_that_fails_after_it_has_ended_the_run_gets_its_peers_back(stage
 
 
 def test_evaluator_that_takes_too_long_at_the_end_is_not_waited_for(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(local, "LAST_EVALUATION_SECONDS", 0.1)
     stage.run(evaluator=WAIT)
     assert stage.lives == ONCE_EACH
+    assert "the last evaluation took more than 0 s and is missing, see" in caplog.text
+    assert f"main.py --role evaluator checkpoint={stage.config.run_directory}" in caplog.text
 
 
-def test_evaluator_that_has_gone_before_the_end_is_not_waited_for(stage: Stage) -> None:
+def test_last_evaluation_that_fails_is_told(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
+    stage.run(evaluator=f"{WAIT_FOR_WORD}; sys.exit(3)")
+    assert stage.lives == ONCE_EACH
+    assert "the last evaluation failed with exit code 3 and is missing, see" in caplog.text
+
+
+def test_evaluator_that_has_gone_before_the_end_is_not_waited_for(
+    stage: Stage, caplog: pytest.LogCaptureFixture
+) -> None:
     stage.run(evaluator="", learner="wait_until(lambda: is_gone('evaluator'))")
     assert stage.lives == ONCE_EACH
+    assert caplog.text == ""
 
 
 def test_evaluator_that_is_down_when_the_run_ends_comes_back_for_the_last_evaluation(
@@ -195,19 +208,46 @@ def test_role_that_does_not_end_when_asked_is_killed(stage: Stage, monkeypatch: 
     assert not Path("/proc", str(pid)).exists()
 
 
-def test_stop_ends_all_roles(stage: Stage) -> None:
+@contextlib.contextmanager
+def stopped_once_everyone_is_there(stage: Stage) -> Iterator[None]:
+    """Stops the run once each role has begun and one of them is `READY`."""
     paths = [stage.folder / f"{name}.lives" for name in ONCE_EACH]
 
-    def stop_once_everyone_is_there() -> None:
-        wait_until(lambda: all(map(Path.exists, paths)))
+    def stop() -> None:
+        wait_until(lambda: all(map(Path.exists, paths)) and (stage.folder / "ready").exists())
         stage.stop.set()
 
-    director = threading.Thread(target=stop_once_everyone_is_there)
+    director = threading.Thread(target=stop)
     director.start()
-    stage.run(learner=WAIT)
+    yield
     director.join()
     assert stage.lives == ONCE_EACH
     assert not [path for path in paths if Path("/proc", path.read_text().strip()).exists()]
+
+
+READY = "(folder / 'ready').touch()"
+
+
+def test_stop_ends_all_roles(stage: Stage) -> None:
+    with stopped_once_everyone_is_there(stage):
+        stage.run(learner=f"{READY}; {WAIT}")
+
+
+def test_what_could_not_be_saved_when_the_run_is_stopped_is_told(stage: Stage) -> None:
+    lost = "signal.signal(signal.SIGTERM, lambda *_: sys.exit('fatal: what was learned last is lost: no room'))"
+    with (
+        stopped_once_everyone_is_there(stage),
+        pytest.raises(
+            RunError, match=r"^learner ended with exit code 1, see .*learner\.log: what was learned last is l"
+        ),
+    ):
+        stage.run(learner=f"{lost}; {READY}; {WAIT}")
+
+
+def test_log_that_somebody_has_removed_is_no_reason_to_end_a_run(stage: Stage) -> None:
+    gone = "(folder / 'run' / 'logs' / 'actor-0.log').unlink(); sys.exit(3)"
+    stage.run(actor_0=f"if life == 1: {gone}\n{WAIT}", learner="wait_until(lambda: len(lives('actor-0')) == 2)")
+    assert stage.lives == {**ONCE_EACH, "actor-0": 2}
 
 
 def test_run_directory_is_for_one_run_at_a_time(tmp_path: Path) -> None:

@@ -111,3 +111,17 @@ def test_wildcard_is_no_address_to_connect_to() -> None:
     process.check_hosts("learner", config)
     with pytest.raises(RunError, match=r"addresses\.weights=tcp://\*:5552: \* is for the server of that link"):
         process.check_hosts("actor", config)
+
+
+def test_memory_is_that_of_the_machine_or_of_the_container_where_that_is_less(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process, "GROUPS", tmp_path)
+    monkeypatch.setattr(process, "OWN_GROUP", tmp_path / "cgroup")
+    machine = process.device_memory_bytes()
+    assert machine > 2**30
+    (tmp_path / "cgroup").write_text("0::/slurm/job\n")
+    (tmp_path / "slurm" / "job").mkdir(parents=True)
+    for limit, memory in (("max", machine), (f"{2**29}", 2**29), (f"{2**60}", machine)):
+        (tmp_path / "slurm" / "job" / "memory.max").write_text(f"{limit}\n")
+        assert process.device_memory_bytes() == memory

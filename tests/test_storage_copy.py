@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import shutil
@@ -19,7 +20,7 @@ from apex_jax.config import Config, StorageConfig
 from apex_jax.errors import RunError, UsageError
 from apex_jax.operations import storage_command, storage_copy
 from apex_jax.operations.storage_copy import StorageCopy, fetch_missing
-from apex_jax.process import StopSignal
+from apex_jax.process import FETCHED, StopSignal
 from apex_jax.storage import Storage, StorageError
 from tests.links import wait_until
 from tests.processes import Programs, catch, checkpoints, free_tcp_addresses
@@ -116,6 +117,41 @@ def test_start_behind_the_copy_of_the_same_run_goes_on_from_the_copy(
     push(tmp_path / "copy", tmp_path / "replacement")
     fetch_missing(config, module.SECTIONS, lambda: False)
     assert caplog.text.count("goes on from the copy") == 1
+
+
+def test_role_that_its_supervisor_starts_again_depends_on_no_storage(
+    tmp_path: Path, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    push(tmp_path / "copy", run)
+    (tmp_path / "copy" / "learner" / "manifest.json").write_text("{}")
+    config = config_of(run, tmp_path / "copy", interval=1000.0)
+    write(run, "checkpoints/250/x", b"")
+    with pytest.raises(StorageError), StorageCopy(config, "learner", StopSignal()):
+        pass
+    monkeypatch.setenv(FETCHED, "1")
+    with StorageCopy(config, "learner", StopSignal()) as copy:
+        pass
+    assert copy.failed == 1, "the last copy, and nothing before"
+
+
+def test_directory_that_was_fetched_is_known_for_it_even_if_that_was_cut_short(
+    tmp_path: Path, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    push(tmp_path / "copy", run)
+    back = tmp_path / "back"
+
+    def install_and_die(arriving: Path, run_directory: Path) -> None:
+        install(arriving, run_directory)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    install = module._install
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "_install", install_and_die)
+        with pytest.raises(StorageError):
+            fetch_missing(config_of(back, tmp_path / "copy"), ["learner"], lambda: False)
+    write(back, "checkpoints/250/x", b"of the replacement")
+    push(tmp_path / "copy", back)
+    assert (back / ".copy-of-learner").read_text() == (run / ".copy-of-learner").read_text()
 
 
 def test_without_a_url_nothing_happens_and_nothing_is_imported(tmp_path: Path) -> None:

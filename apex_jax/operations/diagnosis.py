@@ -8,7 +8,8 @@ from typing import NamedTuple
 from apex_jax.config import Config
 
 PATIENCE_SECONDS = 60.0  # what comes and goes within a minute is no symptom
-SILENCE_SECONDS = 30.0  # without a new frame
+SILENCE_SECONDS = 30.0  # without a new frame, at least, and as many lines of metrics as follow
+SILENCE_LINES = 3
 OLD_WEIGHTS_SECONDS = 30.0  # at least, and as many intervals of their sending as follow
 OLD_WEIGHTS_INTERVALS = 10
 WAITING_SHARE = 0.6  # of a process's time
@@ -66,7 +67,7 @@ def _flow(config: Config, values: Mapping[str, float], learning: bool, silent_se
     if filled and not learning:  # actors wait for it, which is no silence
         what = "the replay is filled, and learning has not begun for a minute"
         yield Symptom("start", f"{what}: see learner.log in {config.directory}/logs", PATIENCE_SECONDS)
-    elif silent_seconds >= SILENCE_SECONDS:
+    elif silent_seconds >= max(SILENCE_SECONDS, SILENCE_LINES * config.metrics_interval_seconds):
         what = "no new experience comes" if learning else "the replay does not fill"
         text = f"{what}: no frame for {silent_seconds:.0f} s; see actor-0.log and replay.log in {config.directory}/logs"
         yield Symptom("silence", text)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from apex_jax.config import Config
-from apex_jax.process import StopSignal
+from apex_jax.process import FETCHED, StopSignal
 from apex_jax.storage import Cancelled, Section, Storage, StorageError, files_of, newest_local_checkpoint
 
 _log = logging.getLogger(__name__)
@@ -39,7 +40,11 @@ class StorageCopy:
     def __enter__(self) -> StorageCopy:
         """Fetches what the run directory lacks. StorageError where it cannot be known whether there is anything."""
         if self._config.storage.url:
-            self._storage = fetch_missing(self._config, [self._section], self._stop.is_set)
+            is_fetched = os.environ.get(
+                FETCHED
+            )  # else a role that is started again would depend on a storage that is away
+            sections = [] if is_fetched else [self._section]
+            self._storage = fetch_missing(self._config, sections, self._stop.is_set)
             if not self._stop.is_set():
                 self._thread.start()
         return self

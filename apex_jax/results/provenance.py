@@ -5,7 +5,9 @@ With `config.yaml` beside it, that is what somebody else needs to repeat the run
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import logging
 import os
 import platform
 import shlex
@@ -16,13 +18,17 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from apex_jax.command_line import to_yaml
+from apex_jax.command_line import load_as_written, to_yaml
 from apex_jax.config import AddressConfig, Config
+from apex_jax.errors import UsageError
 from apex_jax.metrics import append_line, is_number
+
+_log = logging.getLogger(__name__)
 
 FILE_NAME = "starts.jsonl"
 CONFIG_NAME = "config.yaml"
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy", "numba", "envpool", "pyzmq", "orbax-checkpoint")
+LEARNED_WITH = ("environment", "algorithm", "network", "actor", "replay", "learner")  # groups that shape a result
 _CHECKOUT = Path(__file__).resolve().parents[2]
 
 
@@ -37,6 +43,27 @@ def record_config(config: Config) -> None:
     half = path.with_name(f".{path.name}")
     half.write_text(to_yaml(config.replace(addresses=AddressConfig())))
     os.replace(half, path)
+
+
+def warn_of_changes(config: Config) -> None:
+    """Says where the run that is about to go on was begun with other settings: somebody may have meant a new one."""
+    if changes := _changes(config):
+        message = "%s goes on with %s: for a run from the start choose another run_directory"
+        _log.warning(message, config.directory, ", ".join(changes))
+
+
+def _changes(config: Config) -> list[str]:
+    """Returns what is not as `record_config` found it; nothing where that cannot be read."""
+    try:
+        before = load_as_written(Path(config.directory, CONFIG_NAME))
+    except UsageError:
+        return []
+    return [
+        f"{group}.{key.name}={now} (was {was})"
+        for group in LEARNED_WITH
+        for key in dataclasses.fields(getattr(config, group))
+        if (now := getattr(getattr(config, group), key.name)) != (was := getattr(getattr(before, group), key.name))
+    ]
 
 
 def read_starts(run_directory: str | os.PathLike[str]) -> list[dict[str, Any]]:

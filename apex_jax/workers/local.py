@@ -24,8 +24,8 @@ from apex_jax.operations.progress import Progress, ProgressReader
 from apex_jax.operations.status_page import StatusPage
 from apex_jax.operations.storage_copy import LAST_COPY_SECONDS, fetch_missing
 from apex_jax.operations.watch import Watch
-from apex_jax.process import SUPERVISED, StopSignal
-from apex_jax.results.provenance import record_start
+from apex_jax.process import FETCHED, SUPERVISED, StopSignal
+from apex_jax.results.provenance import record_start, warn_of_changes
 from apex_jax.results.video import video_paths
 from apex_jax.storage import SECTIONS
 from apex_jax.transport.sockets import LocalLinks
@@ -70,7 +70,7 @@ class Role:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                env={**os.environ, SUPERVISED: "1"},
+                env={**os.environ, SUPERVISED: "1", FETCHED: "1"},
             )
         self.started_seconds = time.monotonic()
         self.state = f"restarted {self.restarts}x" if self.restarts else "running"
@@ -81,14 +81,18 @@ class Role:
 
     def said_error(self) -> str:
         """Returns the error that the role itself ended with; empty where it was killed or crashed."""
-        lines = self.log_path.read_text(errors="replace").splitlines()[-1:]
         prefixes = (RunError.prefix, FatalError.prefix)
-        return "".join(line for line in lines if self.exit_code() == 1 and line.startswith(prefixes))
+        return "".join(line for line in self._log()[-1:] if self.exit_code() == 1 and line.startswith(prefixes))
 
     def log_tail(self) -> str:
         """Returns the last lines of the role's log, indented."""
-        lines = self.log_path.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:]
-        return "\n".join(f"  {line}" for line in lines)
+        return "\n".join(f"  {line}" for line in self._log()[-LOG_TAIL_LINES:])
+
+    def _log(self) -> list[str]:
+        try:
+            return self.log_path.read_text(errors="replace").splitlines()
+        except OSError:  # somebody has made room
+            return []
 
     def tell_run_is_over(self) -> None:
         """Says so through the pipe; see `StopSignal.run_is_over`."""
@@ -145,6 +149,9 @@ class LocalRun:
             self._end_processes()
         draw_curves(self._directory)
         print(final_summary(reader.read(), str(self._directory)), flush=True)
+        for role in (self._role("learner"), self._role("replay")):
+            if error := role.said_error():  # what it could not save at the end is lost
+                raise RunError(f"{role.name} ended with exit code 1, see {role.log_path}: {error.partition(': ')[2]}")
 
     def report(self) -> dict[str, Any]:
         """Returns the state of each role and what it last told of itself, from any thread."""
@@ -171,7 +178,14 @@ class LocalRun:
             evaluator.tell_run_is_over()
         if self._over_seconds is None:
             return False
-        return evaluator.exit_code() is not None or time.monotonic() - self._over_seconds > LAST_EVALUATION_SECONDS
+        code, waited_seconds = evaluator.exit_code(), time.monotonic() - self._over_seconds
+        if code is None and waited_seconds <= LAST_EVALUATION_SECONDS:
+            return False
+        if code != 0:
+            what = f"failed with exit code {code}" if code else f"took more than {LAST_EVALUATION_SECONDS:.0f} s"
+            play = f"--role evaluator checkpoint={self._directory}"
+            _log.warning("the last evaluation %s and is missing, see %s: main.py %s", what, evaluator.log_path, play)
+        return True
 
     def _keep_alive(self) -> None:
         for role in self._roles:
@@ -283,6 +297,7 @@ def run(config: Config, name: str, stop: StopSignal) -> int:
         with locked(Path(config.directory)), StatusPage(config, "local", name, stop) as page:
             if config.storage.url:  # before the roles do so: metrics that come later would look like new ones
                 fetch_missing(config, SECTIONS, stop.is_set)
+            warn_of_changes(config)
             record_start(config)
             addresses = AddressConfig(links.experience, links.sampling, links.weights, links.status)
             if not stop.is_set():
