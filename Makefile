@@ -1,4 +1,4 @@
-# From a bare checkout: `make train` and `make test` each do all the set-up they need, in .venv, with Python 3.11 or newer.
+# From a bare checkout: `make train` and `make test` each do all the set-up they need, in .venv, with Python 3.11, 3.12 or 3.13.
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -10,7 +10,7 @@ PIP_INSTALL := $(RUN) -m pip install --quiet --disable-pip-version-check
 TRAIN_REQUIREMENTS := $(if $(GPU),requirements-gpu,requirements)
 
 help:
-	@echo "make train             train on Pong with the CPU, about 30 minutes; first sets up .venv (about 2 minutes)"
+	@echo "make train             train on Pong with the CPU, about 20 minutes; first sets up .venv (about 2 minutes)"
 	@echo "make train GPU=1       the same with JAX for NVIDIA GPUs (driver 580 or newer)"
 	@echo "make train ARGS='...'  ARGS go to main.py, such as ARGS='--config configs/atari.yaml seed=3'; ARGS=--help lists all"
 	@echo "make test              style, types and tests; first sets up .venv"
@@ -72,13 +72,13 @@ WORKS := $(shell $(RUN) -c 'import pip' 2>/dev/null && echo yes)
 
 $(VENV)/created: $(if $(WORKS),,FORCE)
 	@for python in $(or $(PYTHON),python3 python3.13 python3.12 python3.11); do \
-	    "$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || continue; \
+	    "$$python" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null || continue; \
 	    "$$python" -c 'import ensurepip, venv' 2>/dev/null || { \
 	        echo "error: $$python has no venv module: install it (Debian, Ubuntu: apt install python3-venv)" >&2; exit 1; }; \
 	    echo "Making $(VENV) with $$("$$python" --version) ..."; \
 	    rm -rf $(VENV); "$$python" -m venv $(VENV) && touch $@; exit; \
 	done; \
-	echo "error: $(or $(PYTHON),python3) is not Python 3.11 or newer: install it, or give its path: make PYTHON=/path/to/python3" >&2; \
+	echo "error: $(or $(PYTHON),python3) is not Python 3.11, 3.12 or 3.13: install one, or give its path: make PYTHON=/path/to/python3" >&2; \
 	exit 1
 
 FORCE:

@@ -36,8 +36,8 @@ _STATM = Path("/proc/self/statm")
 LARGEST = 3.4e38
 
 TAGS: dict[str, str] = {
-    "charts/environment_frames_per_second": "emulator frames a second of all actors; steady",
-    "charts/updates_per_second": "learner updates a second; steady once learning has begun",
+    "charts/environment_frames_per_second": "emulator frames a second of all actors; steady, less during evaluations",
+    "charts/updates_per_second": "learner updates a second; steady, less during evaluations",
     "charts/learning_rate": "step size of the optimizer; constant, or falls to learner.final_learning_rate_share of it",
     "charts/elapsed_minutes": "minutes of learning since the run began, without the pauses between its starts; grows",
     "charts/episodic_return": "mean return of training games, raw rewards, all epsilons mixed; rises, below eval/",
@@ -69,7 +69,7 @@ TAGS: dict[str, str] = {
     "replay/sample_age_seconds": "mean age of the drawn transitions, seconds; below the replay's turnover time",
     "replay/inserts_per_second": "transitions stored a second; follows the actors",
     "replay/samples_per_second": "transitions drawn a second; updates_per_second x batch_size",
-    "replay/dropped_<reason>": "messages or elements refused for this reason since the start; 0, stale ones apart",
+    "replay/dropped_<reason>": "what was refused for this reason since the start; 0, stale, duplicate, early apart",
     "replay/actors": "actors connected; as many as were started",
     "replay/journal_bytes": "size of the log of segments on the disk, bytes; stays once the replay is full",
     "replay/journal_errors": "times the disk took no segments or snapshot, since the start of the server; 0",

@@ -13,11 +13,15 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+
+import numpy as np
 
 from apex_jax.command_line import load
 from apex_jax.metrics import read_metrics
-from apex_jax.results.plot import draw_groups, table
+from apex_jax.results.curves import Group
+from apex_jax.results.plot import draw_each_against_the_first
 from apex_jax.results.plot_command import groups_of
 from results.publish import TEXTS, publish
 
@@ -64,9 +68,25 @@ def main() -> None:
     for directory in (directory for directories in runs.values() for directory in directories):
         publish(directory, arguments.publish / directory.name, TEXTS)
     groups = groups_of([f"{name}={directory}" for name, directories in runs.items() for directory in directories])
-    draw_groups(groups, arguments.publish / "ablations.png")
+    draw_each_against_the_first(groups, arguments.publish / "ablations.png")
     (arguments.publish / "table.md").write_text(table(groups) + "\n")
     print(table(groups))
+
+
+def table(groups: Sequence[Group]) -> str:
+    """Returns, as Markdown, how early (the mean of all evaluations of a run) and how far the runs of each learned."""
+    rows = [
+        "| | mean of all evaluations: each seed | median | last evaluation: each seed | median |",
+        "|---|---|--:|---|--:|",
+    ]
+    for group in groups:
+        returns = [run.evaluation.returns for run in group.runs]
+        columns = [np.array([of_run.mean() for of_run in returns]), np.array([of_run[-1] for of_run in returns])]
+        cells = [
+            cell for values in columns for cell in (", ".join(f"{v:.0f}" for v in values), f"{np.median(values):.0f}")
+        ]
+        rows.append(f"| {group.label} | {' | '.join(cells)} |")
+    return "\n".join(rows)
 
 
 def updates_of(directory: Path) -> float:

@@ -215,7 +215,9 @@ def test_fault_36_a_host_that_nobody_knows_is_one_line(
     (("actor.environments=-1",), 2, "actor.environments=-1"),
     (("addresses.status=127.0.0.1:80",), 2, "addresses.status=127.0.0.1:80"),
     (("storage.url=bucket:/x",), 2, "storage.url=bucket:/x"),
-    (("--role", "actor", "away_limit_seconds=1"), 1, "has been away for"),
+    (("away_limit_seconds=1", "--role", "actor"), 1, "has been away for"),
+    (("away_limit_seconds=1", "--role", "learner"), 1, "has been away for"),
+    (("away_limit_seconds=1", "--role", "evaluator"), 1, "has been away for"),
     (("--role", "learner", "storage.url=s4://bucket/x"), 1, "s4://bucket/x"),
 ], ids=lambda value: str(value[-1]) if isinstance(value, tuple) else "")  # fmt: skip
 def test_fault_36_what_cannot_work_is_one_line(

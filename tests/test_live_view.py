@@ -361,7 +361,7 @@ def test_summary_says_what_came_out_and_how_to_look_at_it() -> None:
     text = final_summary(progress(), "my runs/Pong")
     assert "Ran for 1:02:03: 12,345,678 frames and 98,765 updates in all" in text
     assert "best 9.5 (86% of human)" in text
-    assert "tensorboard --logdir 'my runs/Pong/tensorboard'" in text
+    assert "-m tensorboard.main --logdir 'my runs/Pong/tensorboard'" in text
     assert "python main.py --role evaluator checkpoint='my runs/Pong' episodes=100" in text
     assert "curves.png" not in text
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -200,6 +201,13 @@ def test_labels_stay_short_and_tell_keys_of_one_name_apart(tmp_path: Path) -> No
     assert [group.label for group in grouped(runs)] == ["all runs", str(tmp_path / "b")]
 
 
+def test_no_two_groups_have_one_label() -> None:
+    runs = [read_run(path) for path in sorted((ROOT / "results" / "ablations").glob("*-1"))]
+    labels = [group.label for group in grouped(runs)]
+    assert len(set(labels)) == len(runs) > 4
+    assert {"as most", "priority_exponent=0.0", "initial_priority=maximum", "n_step=1"} <= set(labels)
+
+
 def test_games_of_one_method_are_one_group(tmp_path: Path) -> None:
     runs = [read_run(make_run(tmp_path / task, [1.0], (f"environment.task={task}-v5",))) for task in ("Pong", "Boxing")]
     assert [list(group.runs) for group in grouped(runs)] == [runs]
@@ -369,6 +377,18 @@ def test_config_of_a_run_is_written_whole_and_without_the_addresses_of_a_start(t
         provenance.record_config(config)
     assert load(tmp_path / "config.yaml") == config.replace(addresses=AddressConfig())
     assert [path.name for path in tmp_path.iterdir()] == ["config.yaml"]
+
+
+def test_start_of_a_run_with_other_settings_names_them(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    config = Config(run_directory=str(tmp_path))
+    provenance.warn_of_changes(config)  # nothing is there yet
+    provenance.record_config(config)
+    provenance.warn_of_changes(config.replace(total_minutes=9.0, seed=1))  # a run that goes on for longer
+    assert caplog.text == ""
+    learner = dataclasses.replace(config.learner, batch_size=64)
+    provenance.warn_of_changes(config.replace(learner=learner))
+    was = config.learner.batch_size
+    assert f"{tmp_path} goes on with learner.batch_size=64 (was {was}): for a run from the start" in caplog.text
 
 
 def test_label_that_cannot_be_drawn_is_wrong_usage(tmp_path: Path) -> None:

@@ -161,12 +161,24 @@ def test_whole_run_and_each_role_tell_their_status(tmp_path: Path) -> None:
             except StatusError:
                 return {}
 
-        names = {"replay", "learner", "actor-0", "evaluator"}
-        local.wait_until(lambda: names <= reports().keys() and reports()["learner"].get("updates", 0) > 0)
+        peers = {
+            "replay": lambda told: len(told["actors"]) == 1 and told["learner"] is not None,
+            "learner": lambda told: told == {"replay": "joined", "subscribers": 2},
+            "actor-0": lambda told: told == {"replay": "joined", "learner": "joined"},
+            "evaluator": lambda told: told == {"learner": "joined"},
+        }
+
+        def is_complete(found: dict[str, Any]) -> bool:
+            told = [found.get(name, {}) for name in peers]
+            return all(map(lambda one: "peers" in one and any(one["rates"].values()), told)) and all(
+                has_all(found[name]["peers"]) for name, has_all in peers.items()
+            )
+
+        local.wait_until(lambda: is_complete(reports()))
         found = reports()
+        assert found["learner"]["updates"] > 0
         assert all(report["healthy"] and report["memory_bytes"] > 2**20 for report in found.values())
         assert {report["role"] for report in found.values()} == {"replay", "learner", "actor", "evaluator"}
-        assert len(found["replay"]["peers"]["actors"]) == 1
         asked = programs.start("status", address)
         assert asked.exit_code() == 0
         assert "local (local, pid " in asked.stdout

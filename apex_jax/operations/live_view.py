@@ -99,7 +99,8 @@ def final_summary(progress: Progress, run_directory: str) -> str:
             f"Evaluation:  {_evaluations(progress)}",
             *(f"Look at:     {shlex.quote(os.path.join(run_directory, name))}" for name in pictures),
             f"Files:       {directory} (config.yaml, starts.jsonl, checkpoints, metrics, logs)",
-            f"Charts:      tensorboard --logdir {charts}   (pip install tensorboard, once)",
+            f"Charts:      {_python()} -m tensorboard.main --logdir {charts}"
+            f"   (once: {_python()} -m pip install tensorboard)",
             f"Play again:  {play} episodes=100",
             f"Record:      {play} episodes=1 video={shlex.quote(os.path.join(run_directory, 'game'))}",
         )

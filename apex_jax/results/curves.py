@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -102,15 +103,24 @@ def grouped(runs: Sequence[Run]) -> list[Group]:
             method = tuple((name, value) for name, value in run.method if name != "environment.task")
             by_method.setdefault(method, []).append(run)
     apart = [name for name in SETTINGS if len({dict(method).get(name) for method in by_method}) > 1]
-    return [Group(_label(members[0], apart), members) for members in by_method.values()] + unknown
+    labels = _labels([members[0] for members in by_method.values()], apart)
+    return [Group(label, members) for label, members in zip(labels, by_method.values(), strict=True)] + unknown
 
 
-def _label(run: Run, apart: Sequence[str]) -> str:
+def _labels(runs: Sequence[Run], apart: Sequence[str]) -> list[str]:
+    """Returns what sets each of these runs apart: the first keys, or, where that is not enough, what is unusual."""
     short = {name: name.rpartition(".")[2] for name in apart}
-    alike = [name for name in apart if list(short.values()).count(short[name]) > 1]
-    texts = [f"{name if name in alike else short[name]}={shown(run.settings[name])}" for name in apart[:LABEL_KEYS]]
+    names = {name: name if list(short.values()).count(short[name]) > 1 else short[name] for name in apart}
     more = [f"{len(apart) - LABEL_KEYS} more"] if len(apart) > LABEL_KEYS else []
-    return ", ".join(texts + more) or "all runs"
+    first = [[f"{names[key]}={shown(run.settings[key])}" for key in apart[:LABEL_KEYS]] + more for run in runs]
+    if len(set(map(tuple, first))) < len(runs):
+        usual = {key: Counter(repr(run.settings[key]) for run in runs).most_common(1)[0][0] for key in apart}
+        others = [[key for key in apart if repr(run.settings[key]) != usual[key]] for run in runs]
+        texts = [
+            [f"{names[key]}={shown(run.settings[key])}" for key in keys] for run, keys in zip(runs, others, strict=True)
+        ]
+        return [", ".join(text) or "as most" for text in texts]
+    return [", ".join(text) or "all runs" for text in first]
 
 
 class _Minutes:

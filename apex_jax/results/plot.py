@@ -17,6 +17,7 @@ from apex_jax.results.files import written_whole
 from apex_jax.results.statistics import CONFIDENCE, bootstrap_interval, interquartile_mean
 
 AXES = {"frames": "million emulator frames", "minutes": "minutes"}
+COLUMNS = 3  # of panels that share their axes
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")  # Okabe, Ito 2008
 BAND_COLORS = {"below_0.01": "#7A0177", "0.01_to_0.05": "#C51B8A", "0.05_to_0.2": "#F768A1", "above_0.2": "#FBB4B9"}
 
@@ -35,8 +36,8 @@ def draw_run(run: Run, path: str | os.PathLike[str]) -> None:
 def draw_groups(groups: Sequence[Group], path: str | os.PathLike[str]) -> None:
     """Draws the evaluations of groups of runs over each other to a file. UsageError if they have no axis in common.
 
-    Thin: single runs; thick: interquartile mean; dotted: median; shaded: bootstrap interval. Of several games the
-    human-normalised scores.
+    Thin: the runs of a group; thick: their interquartile mean, or a run that is alone; dotted: median; shaded:
+    bootstrap interval. Of several games the human-normalised scores.
     """
     runs = [run for group in groups for run in group.runs]
     tasks = sorted({run.task for run in runs})
@@ -50,13 +51,38 @@ def draw_groups(groups: Sequence[Group], path: str | os.PathLike[str]) -> None:
     _finish(figure, panels[0][0], path)
 
 
+def draw_each_against_the_first(groups: Sequence[Group], path: str | os.PathLike[str]) -> None:
+    """Draws every group but the first, over frames, in a panel of its own with the first behind it in grey."""
+    first, *others = groups
+    figure = Figure(figsize=(11, 3.1 * -(-len(others) // COLUMNS)), dpi=100, layout="constrained")
+    panels = figure.subplots(-(-len(others) // COLUMNS), COLUMNS, sharex=True, sharey=True, squeeze=False)
+    for i, panel in enumerate(panels.flat):
+        panel.set_visible(i < len(others))
+        panel.grid(alpha=0.3)
+        panel.set(xlabel=AXES["frames"], ylabel="return")
+        panel.label_outer()
+    for panel, group in zip(panels.flat, others, strict=False):
+        _draw_group(panel, "frames", first, COLORS[-1], normalized=False)
+        _draw_group(panel, "frames", group, COLORS[0], normalized=False)
+        panel.set_title(_plain(group.label), fontsize="medium")
+    _finish(
+        figure,
+        panels[0, 0],
+        path,
+        labels=[f"{first.label}: interquartile mean, {CONFIDENCE:.0%} interval", "the same, changed as the title says"],
+    )
+
+
 def _draw_group(panel: Axes, axis: str, group: Group, color: str, normalized: bool) -> None:
     curves = [scores(run, normalized) for run in group.runs]
+    if len(curves) == 1:
+        _line(panel, axis, curves[0], color=color, lw=2, label=_plain(f"{group.label} (1 run)"))
+        return
     for curve in curves:
         _line(panel, axis, curve, color=color, lw=0.6, alpha=0.5)
     grid = common_grid(curves, axis)
-    label = _plain(f"{group.label} ({len(curves)} {'run' if len(curves) == 1 else 'runs'})")
-    if not grid.size or len(curves) == 1:
+    label = _plain(f"{group.label} ({len(curves)} runs: interquartile mean, {CONFIDENCE:.0%})")
+    if not grid.size:
         panel.plot([], [], color=color, lw=2, label=label)
         return
     strata = by_game(group, [held(curve, axis, grid) for curve in curves])
@@ -114,8 +140,9 @@ def _scaled(axis: str, positions: np.ndarray) -> np.ndarray:
     return positions / 1e6 if axis == "frames" else positions
 
 
-def _finish(figure: Figure, first: Axes, path: str | os.PathLike[str]) -> None:
-    handles, labels = first.get_legend_handles_labels()
+def _finish(figure: Figure, first: Axes, path: str | os.PathLike[str], labels: Sequence[str] = ()) -> None:
+    handles, own_labels = first.get_legend_handles_labels()
+    labels = labels or own_labels
     if labels:  # below the panels, where it hides no curve
         figure.legend(handles, labels, loc="outside lower center", ncols=min(4, len(labels)), fontsize="small")
     with written_whole(Path(path)) as half:
