@@ -10,8 +10,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from PIL import Image
 
 from apex_jax.command_line import load, to_yaml
@@ -19,9 +17,8 @@ from apex_jax.config import AddressConfig, Config
 from apex_jax.errors import RunError, UsageError
 from apex_jax.results import provenance
 from apex_jax.results.curves import Curve, Group, Run, common_grid, grouped, held, read_run
-from apex_jax.results.plot import draw_groups, draw_run, table
+from apex_jax.results.plot import draw_groups, draw_run, running_mean, table
 from apex_jax.results.plot_command import groups_of, run
-from apex_jax.results.statistics import bootstrap_interval, interquartile_mean
 
 ROOT = Path(__file__).parent.parent
 START = 1_000_000.0  # unix seconds
@@ -243,47 +240,6 @@ def test_published_run_is_one_that_plot_reads(path: Path) -> None:
     assert published.task.endswith(("-v5", "-v0"))
 
 
-# Statistics -------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("scores", "mean"),
-    [
-        ([5.0], 5.0),
-        ([1.0, 3.0], 2.0),
-        ([0.0, 6.0, 60.0], 0 / 6 + 6 * 4 / 6 + 60 / 6),
-        ([100.0, 1.0, 2.0, -50.0], 1.5),
-        ([0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 700.0], 3.5),
-    ],
-)
-def test_interquartile_mean_is_that_of_the_middle_half(scores: list[float], mean: float) -> None:
-    assert interquartile_mean(np.array(scores)) == pytest.approx(mean)
-
-
-@given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=30))
-def test_interquartile_mean_lies_among_the_scores_and_knows_no_order(scores: list[float]) -> None:
-    mean = interquartile_mean(np.array(scores))
-    assert min(scores) - 1e-6 <= mean <= max(scores) + 1e-6
-    assert interquartile_mean(np.array(scores[::-1])) == mean
-
-
-def test_interval_holds_the_statistic_and_narrows_with_runs() -> None:
-    rng = np.random.default_rng(1)
-    widths = []
-    for size in (5, 50):
-        scores = rng.normal(size=(size, 1))
-        low, high = bootstrap_interval([scores], interquartile_mean, np.random.default_rng(2))
-        assert low[0] < interquartile_mean(scores)[0] < high[0]
-        widths.append(high[0] - low[0])
-    assert widths[1] < widths[0] / 2
-
-
-def test_runs_are_drawn_again_within_their_own_game_only() -> None:
-    strata = [np.zeros(4), np.full(4, 10.0)]
-    low, high = bootstrap_interval(strata, interquartile_mean, np.random.default_rng(0))
-    assert (float(low), float(high)) == (5.0, 5.0)
-
-
 # Pictures and table -----------------------------------------------------------------------------------------------
 
 
@@ -299,6 +255,14 @@ def test_picture_of_a_run_and_of_groups_is_written_whole(tmp_path: Path) -> None
             assert image.size == (1100, 420)
             assert len(image.convert("RGB").getcolors(2**20) or ()) > 50, "something is drawn"
     assert not list(tmp_path.glob(".*"))
+
+
+def test_running_mean_looks_back_only() -> None:
+    returns = np.arange(60.0)
+    smooth = running_mean(plain_run(list(returns)).evaluation).returns
+    np.testing.assert_allclose(smooth, [0.0, 0.5, *(returns[2:] - 1)])
+    np.testing.assert_array_equal(running_mean(plain_run([3.0, 1.0]).evaluation).returns, [3.0, 1.0])
+    assert running_mean(plain_run([]).evaluation).returns.size == 0
 
 
 def test_run_without_evaluations_or_with_an_unknown_game_is_drawn(tmp_path: Path) -> None:

@@ -24,11 +24,13 @@ BAND_COLORS = {"below_0.01": "#7A0177", "0.01_to_0.05": "#C51B8A", "0.05_to_0.2"
 
 def draw_run(run: Run, path: str | os.PathLike[str]) -> None:
     """Draws one run to a file: evaluation, and training games by band of epsilon, over frames and over minutes."""
-    figure, panels = _figure(run.task, run)
+    figure, panels = _figure(f"{run.task}; of training games a running mean", run)
     for panel, axis in panels:
         for band, color in BAND_COLORS.items():
             if (curve := run.training.get(band)) is not None:
-                _line(panel, axis, curve, label=f"training, epsilon {band.replace('_', ' ')}", color=color, lw=0.8)
+                _line(panel, axis, curve, color=color, lw=0.4, alpha=0.3)
+                label = f"training, epsilon {band.replace('_', ' ')}"
+                _line(panel, axis, running_mean(curve), label=label, color=color, lw=1.2)
         _line(panel, axis, run.evaluation, label="evaluation", color=COLORS[0], lw=2, marker="o", ms=3)
     _finish(figure, panels[0][0], path)
 
@@ -92,6 +94,14 @@ def _draw_group(panel: Axes, axis: str, group: Group, color: str, normalized: bo
     panel.fill_between(x, low, high, color=color, alpha=0.15, lw=0)
     panel.plot(x, np.median(values, axis=0), color=color, lw=1, ls=":")
     panel.plot(x, interquartile_mean(values), color=color, lw=2, label=label)
+
+
+def running_mean(curve: Curve) -> Curve:
+    """Returns the mean of each point and those before it, a twentieth of the curve in all."""
+    size = len(curve.returns)
+    width = max(1, size // 20)
+    sums = np.concatenate([np.zeros(width), np.cumsum(curve.returns)])
+    return curve._replace(returns=(sums[width:] - sums[:size]) / np.minimum(np.arange(size) + 1, width))
 
 
 def scores(run: Run, normalized: bool) -> Curve:
