@@ -150,7 +150,7 @@ def test_directory_that_was_fetched_is_known_for_it_even_if_that_was_cut_short(
         with pytest.raises(StorageError):
             fetch_missing(config_of(back, tmp_path / "copy"), ["learner"], lambda: False)
     write(back, "checkpoints/250/x", b"of the replacement")
-    push(tmp_path / "copy", back)
+    Storage(str(tmp_path / "copy")).push("learner", back)
     assert (back / ".copy-of-learner").read_text() == (run / ".copy-of-learner").read_text()
 
 
