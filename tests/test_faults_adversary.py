@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,14 +12,13 @@ import numpy as np
 import pytest
 import zmq
 
-from apex_jax.config import Config
 from apex_jax.links.experience_service import GONE_ACTORS, MESSAGES_AT_ONCE
 from apex_jax.links.replay_stream import SEGMENTS_WINDOW
 from apex_jax.links.weights import WeightsPublisher
 from apex_jax.metrics import read_metrics
 from apex_jax.transport import sockets, wire
-from apex_jax.transport.codec import encode_segment
 from apex_jax.types import (
+    MAX_COUNT,
     MAX_ENVIRONMENT_STEPS,
     ActorHello,
     ActorStatus,
@@ -28,63 +26,18 @@ from apex_jax.types import (
     Credit,
     EpisodeStatistics,
     IndexBatches,
-    LearnerHello,
-    LearnerWelcome,
     PriorityUpdate,
     SegmentAck,
     SegmentMessage,
 )
-from apex_jax.workers.replay_server import ReplayServer
 from tests import experience_link, sampling_link
 from tests.fuzz_targets import fuzz_config
-from tests.links import CONFIG, SPEC, TRANSITIONS, Peer, segment_of, wait_until
+from tests.links import CONFIG, SPEC, TRANSITIONS, Peer, highest, segment_of, wait_until
+from tests.served import Served, segment, stores_for
 
 MOST = 2**63 - 1
 MANY_RUNS = 5_000  # more than the server remembers
 L = SPEC.slots
-BODY = encode_segment(segment_of(1), SPEC)
-
-
-class Served:
-    """A replay server that serves while a test waits, and peers by hand."""
-
-    def __init__(self, config: Config) -> None:
-        self.config = config
-        self._context, self._server_context = zmq.Context(), zmq.Context()
-        self.server = ReplayServer(config, SPEC, self._server_context)
-        self.now_seconds = 0.0
-        self.peers: list[Peer] = []
-
-    def serve(self) -> None:
-        self.now_seconds += 1e-3
-        self.server.serve(self.now_seconds)
-
-    def peer(self, link: str) -> Peer:
-        connect = sockets.connect_experience if link == "experience" else sockets.connect_sampling
-        self.peers.append(Peer(connect(self._context, getattr(self.config.addresses, link)), self.serve))
-        return self.peers[-1]
-
-    def actor(self, run_id: int, num_environments: int = 4) -> Peer:
-        peer = self.peer("experience")
-        peer.send(ActorHello(run_id, self.config.agreement, num_environments))
-        peer.receive(ActorWelcome)
-        return peer
-
-    def learner(self, run_id: int = 5, environment_steps: int = 0, batches: int = 1) -> Peer:
-        peer = self.peer("sampling")
-        peer.send(LearnerHello(run_id, self.config.agreement, environment_steps, batches, batch_size=4))
-        peer.receive(LearnerWelcome)
-        return peer
-
-    def until(self, condition: Callable[[], Any]) -> None:
-        wait_until(condition, self.serve)
-
-    def close(self) -> None:
-        for peer in self.peers:
-            peer.socket.close(linger=0)
-        self._context.term()
-        self.server.close()
-        self._server_context.term()
 
 
 @pytest.fixture
@@ -99,18 +52,6 @@ def full(served: Served) -> Served:
     """One whose rate limiter lets nothing in."""
     served.server.limiter.can_insert = lambda *_: False  # type: ignore[method-assign]
     return served
-
-
-def segment(run_id: int, sequence: int, environment_steps: int = 1) -> SegmentMessage:
-    return SegmentMessage(
-        run_id=run_id, sequence=sequence, environment_steps=environment_steps, crc=zlib.crc32(BODY), body=BODY
-    )
-
-
-def stores_for(served: Served, actor: Peer, run_id: int, sequence: int) -> None:
-    actor.send(segment(run_id, sequence))
-    while actor.receive(SegmentAck).sequence < sequence:
-        pass
 
 
 def appear(peer: Peer, number: int) -> None:
@@ -149,10 +90,19 @@ def test_fault_26_no_segment_brings_more_steps_than_its_actor_can_have_made(serv
 
 def test_fault_26_a_sequence_at_its_end_ends_only_that_run(served: Served) -> None:
     liar, good = served.actor(1), served.actor(2)
-    liar.send(segment(1, MOST), segment(1, MOST), segment(1, 1))
+    liar.send(segment(1, MAX_COUNT), segment(1, MAX_COUNT), segment(1, 1))
     stores_for(served, good, 2, 1)
     served.until(lambda: served.server.experience.dropped["duplicate_segment"] >= 1)
     assert served.server.buffer.inserted_segments == 2, "each of them once"
+
+
+def test_fault_26_an_actor_whose_segments_have_the_last_numbers_takes_nothing_from_the_journal(served: Served) -> None:
+    last = highest(SegmentMessage, "sequence")
+    stores_for(served, served.actor(1, acknowledged=last - 1), 1, last)
+    stores_for(served, served.actor(2), 2, 1)
+    served.restart()
+    assert served.server.buffer.inserted_segments == served.server.buffer.size_segments == 2
+    assert served.server.ledger()["stored"] == 2 * TRANSITIONS
 
 
 # Memory that somebody else fills ----------------------------------------------------------------------------------
