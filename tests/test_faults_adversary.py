@@ -123,6 +123,24 @@ def test_fault_26_new_names_for_one_connection_do_not_grow_what_waits(full: Serv
     stores_for(full, peer, 1, 1)
 
 
+def test_fault_26_new_names_for_one_connection_do_not_grow_what_came_too_early(full: Served) -> None:
+    peer, service, credit = full.peer("experience"), full.server.experience, full.config.actor.max_outstanding_segments
+    for run_id in range(1, 21):
+        peer.send(ActorHello(run_id, full.config.agreement, 4))
+        peer.receive(ActorWelcome)
+        peer.send(segment(run_id, 1), *(segment(run_id, sequence) for sequence in range(3, credit + 2)))
+    full.until(lambda: service.dropped["early_segment"] == 20 * (credit - 1))
+    [here] = service.actors.values()
+    assert len(here.early) == credit - 1
+    assert not any(actor.early for actor in service._gone.values())
+    peer.send(ActorHello(1, full.config.agreement, 4))  # which comes back, and sends all that nobody acknowledged
+    peer.receive(ActorWelcome)
+    del full.server.limiter.can_insert  # type: ignore[method-assign]
+    peer.send(*(segment(1, sequence) for sequence in range(1, credit + 1)))
+    while peer.receive(SegmentAck).sequence < credit:
+        pass
+
+
 def test_fault_26_thousands_of_names_are_forgotten_again(served: Served) -> None:
     peer = served.peer("experience")
     appear(peer, MANY_RUNS)

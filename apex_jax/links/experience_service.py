@@ -352,6 +352,7 @@ class ExperienceService:
         actor = self.actors.pop(identity)
         np.subtract.at(self._occupants, actor.places, 1)
         self._write_down(actor)
+        actor.early.clear()  # which nothing bounds here: if the actor comes back, it has them still, and sends them
         if actor.waiting:
             self._gone[actor.run_id] = actor
             self._bound_gone()
