@@ -340,8 +340,8 @@ class ExperienceService:
     def _write_down(self, actor: Actor) -> None:
         """Has the journal know what an actor produced, should it and this server die at once."""
         actor.written = self._stored(actor)
-        if self._journal is not None:
-            produced = max(actor.status.produced, self.ledger.account(actor.run_id).produced)
+        produced = max(actor.status.produced, self.ledger.produced(actor.run_id))
+        if self._journal is not None and produced:
             self._journal.on_report(actor.status._replace(produced=produced))
 
     def _on_goodbye(self, identity: bytes, message: Goodbye, now_seconds: float) -> None:
