@@ -13,7 +13,7 @@ import zmq
 
 from apex_jax.links import experience_service, experience_stream
 from apex_jax.links.experience_service import MAX_INCARNATION
-from apex_jax.transport import wire
+from apex_jax.transport import sockets, wire
 from apex_jax.types import (
     ActorHello,
     ActorStatus,
@@ -173,7 +173,7 @@ def test_actors_whose_messages_are_still_unread_are_not_held_for_dead(
 ) -> None:
     server = link.server()
     peers = [link.peer(server, run_id=number) for number in range(1, 6)]
-    monkeypatch.setattr(experience_service, "MESSAGES_AT_ONCE", 3)
+    monkeypatch.setattr(sockets, "MESSAGES_AT_ONCE", 3)
     for _ in range(4):
         for number, peer in enumerate(peers, 1):
             peer.send(ActorStatus(number, 0.0, 0))

@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import zmq
 
-from apex_jax.links.experience_service import GONE_ACTORS, MESSAGES_AT_ONCE
+from apex_jax.links.experience_service import GONE_ACTORS
 from apex_jax.links.replay_stream import SEGMENTS_WINDOW
 from apex_jax.links.weights import WeightsPublisher
 from apex_jax.metrics import read_metrics
-from apex_jax.transport import sockets, wire
+from apex_jax.transport import sockets
 from apex_jax.types import (
     MAX_COUNT,
     MAX_ENVIRONMENT_STEPS,
     ActorHello,
-    ActorStatus,
     ActorWelcome,
     Credit,
     EpisodeStatistics,
@@ -30,9 +27,8 @@ from apex_jax.types import (
     SegmentAck,
     SegmentMessage,
 )
-from tests import experience_link, sampling_link
 from tests.fuzz_targets import fuzz_config
-from tests.links import CONFIG, SPEC, TRANSITIONS, Peer, highest, segment_of, wait_until
+from tests.links import CONFIG, SPEC, TRANSITIONS, Peer, highest
 from tests.served import Served, segment, stores_for
 
 MOST = 2**63 - 1
@@ -172,83 +168,6 @@ def test_fault_26_credit_without_end_is_no_work_without_end(served: Served) -> N
     assert peer.groups_credit <= 2**13
 
 
-# Servers that lie ---------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def experience() -> Iterator[experience_link.Link]:
-    link = experience_link.Link()
-    yield link
-    link.close()
-
-
-@pytest.fixture
-def sampling() -> Iterator[sampling_link.Link]:
-    link = sampling_link.Link()
-    yield link
-    link.close()
-
-
-@pytest.mark.parametrize(
-    "places", [[], [0], [0, 1, 2, 3, 4], [0, 1, 2, 8], [0, 1, 2, -1]], ids=["none", "few", "many", "beyond", "negative"]
-)
-def test_fault_26_an_actor_takes_no_places_that_are_not_on_the_ladder(
-    experience: experience_link.Link, places: list[int]
-) -> None:
-    context = zmq.Context()
-    with context, sockets.serve_experience(context, experience.address) as false_server:
-        stream = experience.stream()  # of 4 environments
-        welcome = ActorWelcome(1, np.array(places, np.int32), ladder_size=8, max_outstanding_segments=4)
-        answer(false_server, welcome)
-        wait_until(lambda: stream.dropped["bad_welcome"] == 1)
-        assert stream.wait_for_welcome(0) is None
-        answer(false_server, welcome._replace(places=np.arange(4, dtype=np.int32)))
-        wait_until(lambda: stream.wait_for_welcome(0) is not None)
-
-
-def test_fault_26_an_actor_keeps_what_it_never_sent_whatever_is_acknowledged(
-    experience: experience_link.Link,
-) -> None:
-    context = zmq.Context()
-    with context, sockets.serve_experience(context, experience.address) as false_server:
-        stream = experience.stream()
-        answer(false_server, ActorWelcome(1, np.arange(4, dtype=np.int32), ladder_size=8, max_outstanding_segments=1))
-        for number in (1, 2):
-            assert stream.put(segment_of(number), 10, timeout_seconds=10.0)
-        assert answer(false_server, SegmentAck(2), to=SegmentMessage).sequence == 1
-        wait_until(lambda: stream.dropped["bad_acknowledgement"] == 1)
-        answer(false_server, SegmentAck(1))
-        assert answer(false_server, SegmentAck(2), to=SegmentMessage).sequence == 2
-        wait_until(lambda: stream._account["acknowledged"] == 2 * TRANSITIONS)
-
-
-def answer(false_server: zmq.Socket, message: Any, to: Any = (ActorHello, ActorStatus)) -> Any:
-    """Sends to the actor that says one of these next; returns what it said."""
-    while True:
-        while (received := sockets.receive_from(false_server, wire.MESSAGES, Counter())) is None:
-            assert false_server.poll(10_000), "the actor says nothing"
-        if isinstance(received[1], to):
-            assert sockets.send(false_server, message, received[0])
-            return received[1]
-
-
-@pytest.mark.parametrize("weight", [np.nan, np.inf, -1.0])
-def test_fault_26_a_learner_takes_no_weight_that_would_spoil_its_network(
-    sampling: sampling_link.Link, weight: float
-) -> None:
-    server = sampling.router()
-    stream = sampling.stream()
-    server.welcome()
-    bad = sampling_link.batches_of(1)
-    server.send(bad._replace(weights=np.full_like(bad.weights, weight)))
-    wait_until(lambda: stream.dropped["bad_batches"] == 1)
-    server.send(bad)
-    items: list[Any] = []
-    wait_until(lambda: (item := stream.next(0.0)) is not None and not items.append(item))  # type: ignore[func-returns-value]
-    assert (items[0].content.weights == bad.weights).all()
-    server.close()
-
-
 # Turns that never end ---------------------------------------------------------------------------------------------
 
 
@@ -257,7 +176,7 @@ def test_fault_26_a_flood_of_garbage_leaves_the_others_their_turn(
     served: Served, link: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     service = served.server.experience if link == "experience" else served.server.sampling
-    flood = iter(range(50 * MESSAGES_AT_ONCE))
+    flood = iter(range(50 * sockets.MESSAGES_AT_ONCE))
     monkeypatch.setattr(sockets, "_receive", lambda *_, **__: None if next(flood, None) is None else (b"peer", None))
     service.read(0.0)
     assert len(list(flood)) > 0, "the garbage of one peer was read for as long as it came"

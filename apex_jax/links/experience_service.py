@@ -40,7 +40,6 @@ from apex_jax.types import (
 _log = logging.getLogger(__name__)
 
 MAX_INCARNATION = 2**32  # that an actor is believed: what comes after it must be a number of the protocol, too
-MESSAGES_AT_ONCE = 256  # read before the other link gets its turn
 QUIET_SECONDS = 3.0  # an actor speaks every second: the place of one that does not is better given twice than lost
 MAX_ACTORS = 1024  # connected at once: each may have its credit of segments wait here
 GONE_ACTORS = 64  # so many credits of segments may wait here of actors that are not connected
@@ -126,7 +125,7 @@ class ExperienceService:
     def read(self, now_seconds: float) -> None:
         """Takes the messages that have arrived."""
         self._full_reads += 1
-        for _ in range(MESSAGES_AT_ONCE):
+        for _ in range(sockets.MESSAGES_AT_ONCE):
             received = sockets.receive_from(self._socket, tuple(self._handlers), self.dropped)
             if received is None:
                 self._full_reads = 0
@@ -163,8 +162,8 @@ class ExperienceService:
 
     def forget_the_dead(self, now_seconds: float) -> None:
         """Frees the places of actors that have been silent for too long."""
-        if 0 < self._full_reads <= 2 * MAX_ACTORS // MESSAGES_AT_ONCE:  # what somebody has said may still be unread
-            return
+        if 0 < self._full_reads <= 2 * MAX_ACTORS // sockets.MESSAGES_AT_ONCE:
+            return  # what somebody has said may still be unread
         for identity, actor in list(self.actors.items()):
             if now_seconds - actor.seen_seconds > PEER_TIMEOUT_SECONDS:
                 _log.warning("actor %s is silent for %.0f s: its places are free", identity.hex(), PEER_TIMEOUT_SECONDS)

@@ -237,7 +237,7 @@ class ReplayStream:
 
     def _receive(self, socket: zmq.Socket, monitor: ClientMonitor) -> None:
         expected = (LearnerWelcome, Refusal, Rejoin, StreamedSegments, IndexBatches, Finish)
-        while (message := sockets.receive(socket, expected, self.dropped)) is not None:
+        for message in sockets.receive_some(socket, expected, self.dropped):
             if isinstance(message, StreamedSegments):
                 self._take_segments(message)
             elif isinstance(message, IndexBatches):
@@ -300,6 +300,9 @@ class ReplayStream:
             self._on_excess()
             return
         self._segments_left -= len(lengths)
+        if not len(lengths):  # of which a server of ours sends none: there is no credit to give back
+            self.dropped["bad_segments"] += 1
+            return
         out_of_ring = (message.slots < 0).any() or (message.slots >= self._capacity_segments).any()
         if out_of_ring or (lengths < 0).any() or lengths.sum(dtype=np.int64) != len(message.bodies):
             self.dropped["bad_segments"] += 1

@@ -214,7 +214,7 @@ class WeightsSubscriber:
             if not self._socket.poll(100):
                 continue
             message = None
-            while (later := sockets.receive(self._socket, (WeightsMessage, LearnerAlive), self.dropped)) is not None:
+            for later in sockets.receive_some(self._socket, (WeightsMessage, LearnerAlive), self.dropped):
                 self._heard(later.learner_run_id)
                 message = later if isinstance(later, WeightsMessage) else message
             if message is not None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 import zmq
@@ -23,6 +24,7 @@ from apex_jax.transport.monitor import ClientMonitor, Monitors, ServerMonitor
 from apex_jax.transport.security import secure
 from apex_jax.types import MAX_ARRAY_SIZE, MAX_SEGMENT_BYTES, MAX_WEIGHTS_BYTES
 
+MESSAGES_AT_ONCE = 256  # read before all else gets its turn: another link, or what is to be sent
 MALFORMED_AT_ONCE = 256  # skipped before the caller gets its turn: a flood of garbage must not take all of it
 HEARTBEAT_MILLISECONDS = 2_000  # a silent server is given up after three of these, and a silent client by it
 LOST_PEER_MILLISECONDS = 10_000  # a host that answers no packet (cable, power) is given up about then
@@ -117,6 +119,14 @@ def receive(socket: zmq.Socket, expected: tuple[type, ...], dropped: Counter[str
     """
     received = _next_sound(socket, expected, dropped, has_identity=False)
     return None if received is None else received[1]
+
+
+def receive_some(socket: zmq.Socket, expected: tuple[type, ...], dropped: Counter[str]) -> Iterator[Any]:
+    """Yields the messages that are waiting, at most MESSAGES_AT_ONCE: more may come for ever; else like `receive`."""
+    for _ in range(MESSAGES_AT_ONCE):
+        if (message := receive(socket, expected, dropped)) is None:
+            return
+        yield message
 
 
 def receive_from(socket: zmq.Socket, expected: tuple[type, ...], dropped: Counter[str]) -> tuple[bytes, Any] | None:
