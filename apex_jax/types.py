@@ -163,9 +163,7 @@ class ActorHello(NamedTuple):
 class ActorWelcome(NamedTuple):
     """The actor's places on the epsilon ladder, and its credit."""
 
-    incarnation: Annotated[
-        int, Integer(1, MAX_COUNT)
-    ]  # how many actors were welcomed up to this one: its random numbers' seed
+    incarnation: Annotated[int, Integer(1, MAX_COUNT)]  # actors welcomed up to this one: seeds its random numbers
     places: Annotated[np.ndarray, Array("int32", "E", 4096)]  # in [0, ladder_size)
     ladder_size: Annotated[int, Integer(1, 2**20)]
     max_outstanding_segments: Annotated[int, Integer(1, 4096)]

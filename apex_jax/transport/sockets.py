@@ -31,6 +31,9 @@ LOST_PEER_MILLISECONDS = 10_000  # a host that answers no packet (cable, power) 
 HANDSHAKE_MILLISECONDS = 10_000  # a connection that has not become one of ours by then is closed
 SMALL_MESSAGE_BYTES = wire.MAX_HEADER_BYTES  # headers, acknowledgements, places on the ladder, subscriptions
 ENCRYPTION_BYTES = 64  # CURVE makes a frame 33 bytes longer
+# From one connection, that a server has yet to read: more than an actor has credit for by default, as a connection
+# whose queue is full is not read, and heartbeats on it get no answer. ZMQ would take 1,000 of a stranger.
+UNREAD_MESSAGES = 128
 
 
 class BindError(RunError):
@@ -164,6 +167,7 @@ def _receive(
 def _router(context: zmq.Context) -> zmq.Socket:
     socket = context.socket(zmq.ROUTER)
     socket.set(zmq.ROUTER_MANDATORY, 1)  # a peer that has gone or is full is an error to see, not a silent drop
+    socket.set(zmq.RCVHWM, UNREAD_MESSAGES)
     return socket
 
 
@@ -171,7 +175,8 @@ def _dealer(context: zmq.Context) -> zmq.Socket:
     socket = context.socket(zmq.DEALER)
     socket.set(zmq.IMMEDIATE, 1)  # nothing is queued for a peer that is not there
     # Heartbeats are for this kind of socket only: libzmq 4.3.5 aborts the process (`!_io_error`) where one is due on a
-    # connection that broke behind a full queue, and only here credit keeps the queue from being full.
+    # connection that broke behind a full queue, and only here credit keeps the queue from being full. Therefore it
+    # has ZMQ's room for 1,000 messages: a learner alone may be sent 256 segments one by one, and its batches.
     socket.set(zmq.HEARTBEAT_IVL, HEARTBEAT_MILLISECONDS)
     socket.set(zmq.HEARTBEAT_TIMEOUT, 3 * HEARTBEAT_MILLISECONDS)
     socket.set(zmq.HEARTBEAT_TTL, 3 * HEARTBEAT_MILLISECONDS)
