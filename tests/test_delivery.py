@@ -229,7 +229,7 @@ def test_a_refused_segment_counts_its_steps_and_is_acknowledged_behind_those_bef
     bad = message_of(3)
     peer.send(message_of(1), message_of(2), bad._replace(crc=bad.crc ^ 1, transitions=5))
     assert peer.receive(SegmentAck).sequence == 1
-    server.until(lambda: server.service.waiting_segments == 2)
+    server.until(lambda: len(server.service._waiting) == 2)
     assert peer.hears_nothing()
     assert server.service.environment_steps == 10
     server.limiter.sample(TRANSITIONS)
@@ -249,7 +249,7 @@ def test_with_drop_the_oldest_unsent_makes_room_and_only_when_there_is_none(link
     for number in range(1 + CREDIT):
         put_all(stream, range(number, number + 1), server)
         server.until(stream._produced.empty)
-    server.until(lambda: server.service.waiting_segments == CREDIT)
+    server.until(lambda: len(server.service._waiting) == CREDIT)
     for number in range(90, 93):
         assert stream.put(segment_of(number), 10, 5.0)
     assert +stream.dropped == {}

@@ -110,7 +110,7 @@ def test_fault_26_new_names_for_one_connection_do_not_grow_what_waits(full: Serv
         peer.send(ActorHello(run_id, full.config.agreement, 4))
         peer.receive(ActorWelcome)
         peer.send(*(segment(run_id, sequence) for sequence in range(1, credit + 1)))
-    full.until(lambda: full.server.experience.waiting_segments == (1 + GONE_ACTORS) * credit)
+    full.until(lambda: len(full.server.experience._waiting) == (1 + GONE_ACTORS) * credit)
     assert len(full.server.experience.actors) == 1
     assert full.server.experience.dropped["left_by_actor"] == (100 - 1 - GONE_ACTORS) * credit
     peer.send(ActorHello(1, full.config.agreement, 4))  # whose segments were let go: it still has them
@@ -148,10 +148,10 @@ def test_fault_26_thousands_of_names_are_forgotten_again(served: Served) -> None
 def test_fault_26_thousands_of_others_do_not_make_an_actor_wait_for_ever(full: Served) -> None:
     good, credit = full.actor(MOST), full.config.actor.max_outstanding_segments
     good.send(*(segment(MOST, sequence) for sequence in range(1, credit + 1)))
-    full.until(lambda: full.server.experience.waiting_segments == credit)
+    full.until(lambda: len(full.server.experience._waiting) == credit)
     appear(full.peer("experience"), MANY_RUNS)
     full.until(lambda: full.server.experience.dropped["left_by_actor"] == MANY_RUNS - 1 - GONE_ACTORS * credit)
-    assert full.server.experience.waiting_segments == credit + 1 + GONE_ACTORS * credit
+    assert len(full.server.experience._waiting) == credit + 1 + GONE_ACTORS * credit
     del full.server.limiter.can_insert  # type: ignore[method-assign]
     while good.receive(SegmentAck).sequence < credit:
         pass
@@ -232,15 +232,21 @@ def test_fault_20_a_generation_that_is_not_stored_is_stale(served: Served, gener
 
 def test_fault_26_statistics_out_of_this_world_are_no_line_that_cannot_be_read(served: Served, tmp_path: Path) -> None:
     actor = served.actor(1)
+    sound = EpisodeStatistics(1, np.ones(1, np.float32), np.ones(1, np.float32), np.array([2**31 - 1], np.int32))
     for value in (np.inf, np.nan, 3.4e38, -3.4e38):
         one = np.array([value], np.float32)
-        actor.send(EpisodeStatistics(1, one, one, np.array([-(2**31)], np.int32)))
-        actor.send(EpisodeStatistics(1, np.array([-5], np.float32), one, np.array([2**31 - 1], np.int32)))
+        actor.send(sound._replace(epsilon=one, episode_return=one), sound._replace(epsilon=one))
+        actor.send(sound._replace(episode_return=one))
+    actor.send(
+        sound._replace(epsilon=np.array([-0.001], np.float32)), sound._replace(epsilon=np.array([1.001], np.float32))
+    )
+    actor.send(*(sound._replace(episode_steps=np.array([steps], np.int32)) for steps in (-1, -(2**31))))
     stores_for(served, actor, 1, 1)
     served.server._write_metrics()
     [line] = read_metrics(tmp_path / "metrics" / "replay.jsonl")
-    assert line["replay/dropped_bad_statistics"] == 4
+    assert line["replay/dropped_bad_statistics"] == 4 + 4 + 2 + 2 + 2
     assert np.isfinite(line["charts/episodic_return"])
+    assert line["charts/episodic_length"] == 2**31 - 1
 
 
 def test_fault_26_an_actor_with_all_environments_there_are_leaves_no_place_behind(served: Served) -> None:

@@ -344,7 +344,7 @@ def test_what_an_actor_leaves_behind_is_dropped_as_unsent(config: Config) -> Non
 
     def is_stuck() -> bool:
         stream.put(segment_of(0), 1, 0.0)
-        return server.experience.waiting_segments == held and stream._produced.full()
+        return len(server.experience._waiting) == held and stream._produced.full()
 
     wait_until(is_stuck, fleet.serve)
     stream.held = TRANSITIONS

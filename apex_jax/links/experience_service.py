@@ -181,11 +181,6 @@ class ExperienceService:
             waiting[segment.actor.run_id] += segment.transitions
         return self.ledger.totals({actor.run_id for actor in self.actors.values()}, waiting)
 
-    @property
-    def waiting_segments(self) -> int:
-        """Segments that the rate limiter holds back."""
-        return len(self._waiting)
-
     def _on_hello(self, identity: bytes, message: ActorHello, now_seconds: float) -> None:
         if message.agreement != self._config.agreement:
             reason = (
@@ -319,7 +314,9 @@ class ExperienceService:
             actor.acknowledged = stored
 
     def _on_episodes(self, identity: bytes, message: EpisodeStatistics, now_seconds: float) -> None:
-        if not (np.isfinite(message.epsilon).all() and np.isfinite(message.episode_return).all()):
+        epsilon, steps = message.epsilon, message.episode_steps
+        is_finite = np.isfinite(epsilon).all() and np.isfinite(message.episode_return).all()
+        if not (is_finite and ((epsilon >= 0) & (epsilon <= 1) & (steps >= 0)).all()):
             self.dropped["bad_statistics"] += 1  # one NaN would hide the games of all actors
             return
         self.episodes.episode_return.add(message.episode_return)
