@@ -112,7 +112,7 @@ def test_a_record_of_numbers_that_were_never_written_is_damage(tmp_path: Path, m
 @pytest.mark.parametrize("field", ["number", "run_id", "sequence", "environment_steps"])
 def test_a_number_that_would_not_be_believed_is_not_written(tmp_path: Path, field: str) -> None:
     world = World(tmp_path)
-    numbers = {"number": 1, "run_id": RUN, "sequence": 1, "environment_steps": 1, field: 2**63}
+    numbers: dict[str, Any] = {"number": 1, "run_id": RUN, "sequence": 1, "environment_steps": 1, field: 2**63}
     with pytest.raises(AssertionError, match=str(2**63)):
         world.journal._log.append(segment_log.SEGMENT, **numbers)
     world.store(1)

@@ -119,8 +119,8 @@ def test_little_is_taken_of_a_peer_that_is_not_read(
     peer.set(zmq.SNDHWM, 1)
     peer.connect(address_of(server))
     sent = 0
-    while sent < 1_000 and peer.poll(500, zmq.POLLOUT):
-        peer.send(bytes(100_000))
+    while sent < 2 * sockets.UNREAD_MESSAGES and peer.poll(500, zmq.POLLOUT):
+        peer.send(bytes(400_000))
         sent += 1
     peer.close(linger=0)
     assert sent < 2 * sockets.UNREAD_MESSAGES, "what the queue holds, and the buffers of the kernel"
