@@ -146,7 +146,7 @@ class Segment(NamedTuple):
 
 NO_PLACES = np.zeros(0, np.int32)
 NO_PLACES.flags.writeable = False
-MAX_COUNT = 2**48  # of transitions: enough for any run, and no sum of them overflows
+MAX_COUNT = 2**48  # of transitions, segments, actors: enough for any run, no sum overflows, and the journal believes it
 
 
 class ActorHello(NamedTuple):
@@ -155,15 +155,15 @@ class ActorHello(NamedTuple):
     run_id: RunId
     agreement: Annotated[str, Text(1024)]  # what all roles must have in common, see `Config.agreement`
     num_environments: Annotated[int, Integer(1, 4096)]
-    acknowledged: Annotated[int, Integer(0)] = 0  # it keeps every segment after this sequence number, and none before
-    incarnation: Annotated[int, Integer(0, 2**48)] = 0  # 0 = has none yet
+    acknowledged: Annotated[int, Integer(0, MAX_COUNT)] = 0  # it keeps each segment after this number, none before
+    incarnation: Annotated[int, Integer(0, MAX_COUNT)] = 0  # 0 = has none yet
     places: Annotated[np.ndarray, Array("int32", "N", 4096)] = NO_PLACES  # none, or one for each environment
 
 
 class ActorWelcome(NamedTuple):
     """The actor's places on the epsilon ladder, and its credit."""
 
-    incarnation: Annotated[int, Integer(1)]  # how many actors were welcomed up to this one: its random numbers' seed
+    incarnation: Annotated[int, Integer(1, MAX_COUNT)]  # actors welcomed up to this one: seeds its random numbers
     places: Annotated[np.ndarray, Array("int32", "E", 4096)]  # in [0, ladder_size)
     ladder_size: Annotated[int, Integer(1, 2**20)]
     max_outstanding_segments: Annotated[int, Integer(1, 4096)]
@@ -173,7 +173,7 @@ class SegmentMessage(NamedTuple):
     """One segment; kept by its sender until a `SegmentAck` covers its sequence number."""
 
     run_id: RunId
-    sequence: Annotated[int, Integer(1)]  # 1, 2, 3 ... within a run id
+    sequence: Annotated[int, Integer(1, MAX_COUNT)]  # 1, 2, 3 ... within a run id
     environment_steps: Annotated[int, Integer(0, 2**32)]  # real steps of the actor since its previous segment
     crc: Annotated[int, Integer(0, 2**32 - 1)]  # zlib.crc32 of body
     body: Annotated[bytes, Buffer(MAX_SEGMENT_BYTES)]  # see transport.codec.encode_segment
@@ -187,7 +187,7 @@ class SegmentAck(NamedTuple):
     Also the answer to each `ActorStatus`, so that an actor hears from a server that has nothing to store.
     """
 
-    sequence: Annotated[int, Integer(0)]
+    sequence: Annotated[int, Integer(0, MAX_COUNT)]
 
 
 class EpisodeStatistics(NamedTuple):

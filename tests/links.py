@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_type_hints
 
 import numpy as np
 import zmq
@@ -18,7 +18,7 @@ from apex_jax.config import ActorConfig, Config, LearnerConfig
 from apex_jax.replay.buffer import ReplayBuffer
 from apex_jax.replay.rate_limiter import RateLimiter
 from apex_jax.transport import sockets, wire
-from apex_jax.types import Segment, SegmentColumns, SegmentSpec
+from apex_jax.types import Integer, Segment, SegmentColumns, SegmentSpec
 
 SPEC = SegmentSpec(frame_shape=(3,), frame_dtype="float32", frame_stack=2, slots=8, n_step=1, num_actions=2)
 TRANSITIONS = SPEC.max_transitions  # of every segment of `segment_of`
@@ -42,6 +42,13 @@ def segment_of(number: int) -> Segment:
         bootstrap_offset=starts.astype(np.uint8),
     )
     return Segment(np.full((SPEC.slots, *SPEC.frame_shape), number, np.float32), columns)
+
+
+def highest(kind: type, field: str) -> int:
+    """The largest number that a message can say in this field."""
+    mark = get_type_hints(kind, include_extras=True)[field].__metadata__[0]
+    assert isinstance(mark, Integer)
+    return mark.high
 
 
 def buffer_of(num_segments: int = 64) -> ReplayBuffer:

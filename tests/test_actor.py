@@ -18,11 +18,13 @@ from apex_jax.agent.exploration import epsilon_ladder
 from apex_jax.command_line import load
 from apex_jax.config import AddressConfig, Config
 from apex_jax.environment import Environment, segment_spec
+from apex_jax.errors import RunError
 from apex_jax.links.weights import Weights
 from apex_jax.process import StopSignal
 from apex_jax.transport.sockets import LocalLinks
 from apex_jax.types import ActorWelcome, Segment, Step
 from apex_jax.workers.actor import Actor
+from tests.links import CONFIG, TRANSITIONS, segment_of
 from tests.processes import ROOT
 
 PLACES = np.array([0, 2, 3, 5], np.int32)
@@ -132,3 +134,29 @@ def test_actors_of_different_incarnations_play_different_games(act: Callable[...
     ]
     assert np.array_equal(pick[0], pick[1])
     assert not np.array_equal(pick[0], pick[2])
+
+
+class FullReplay(Replay):
+    """A replay server that takes one segment, and then has no room."""
+
+    held = 0
+
+    def put(self, segment: Segment, environment_steps: int, timeout_seconds: float) -> bool:
+        return not self.segments and super().put(segment, environment_steps, timeout_seconds)
+
+
+class GivenUp:
+    """Weights of a learner that has been away for too long."""
+
+    @property
+    def newest(self) -> Weights:
+        raise RunError("the learner has been away")
+
+
+def test_an_actor_that_ends_while_it_waits_for_room_holds_all_that_nobody_took() -> None:
+    actor, replay = Actor.__new__(Actor), FullReplay()  # without threads
+    actor._config, actor._stream, actor._weights = CONFIG, replay, GivenUp()  # type: ignore[assignment]
+    actor._steps, actor._steps_sent, actor._waited_seconds, actor._next_metrics = 10, 0, 0.0, 0.0
+    with pytest.raises(RunError):
+        actor._send([segment_of(number) for number in (1, 2, 3)], 7, StopSignal())
+    assert (len(replay.segments), replay.held) == (1, 2 * TRANSITIONS + 7)

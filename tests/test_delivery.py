@@ -13,7 +13,7 @@ import zmq
 
 from apex_jax.links import experience_service, experience_stream
 from apex_jax.links.experience_service import MAX_INCARNATION
-from apex_jax.transport import wire
+from apex_jax.transport import sockets, wire
 from apex_jax.types import (
     ActorHello,
     ActorStatus,
@@ -173,7 +173,7 @@ def test_actors_whose_messages_are_still_unread_are_not_held_for_dead(
 ) -> None:
     server = link.server()
     peers = [link.peer(server, run_id=number) for number in range(1, 6)]
-    monkeypatch.setattr(experience_service, "MESSAGES_AT_ONCE", 3)
+    monkeypatch.setattr(sockets, "MESSAGES_AT_ONCE", 3)
     for _ in range(4):
         for number, peer in enumerate(peers, 1):
             peer.send(ActorStatus(number, 0.0, 0))
@@ -229,7 +229,7 @@ def test_a_refused_segment_counts_its_steps_and_is_acknowledged_behind_those_bef
     bad = message_of(3)
     peer.send(message_of(1), message_of(2), bad._replace(crc=bad.crc ^ 1, transitions=5))
     assert peer.receive(SegmentAck).sequence == 1
-    server.until(lambda: server.service.waiting_segments == 2)
+    server.until(lambda: len(server.service._waiting) == 2)
     assert peer.hears_nothing()
     assert server.service.environment_steps == 10
     server.limiter.sample(TRANSITIONS)
@@ -249,7 +249,7 @@ def test_with_drop_the_oldest_unsent_makes_room_and_only_when_there_is_none(link
     for number in range(1 + CREDIT):
         put_all(stream, range(number, number + 1), server)
         server.until(stream._produced.empty)
-    server.until(lambda: server.service.waiting_segments == CREDIT)
+    server.until(lambda: len(server.service._waiting) == CREDIT)
     for number in range(90, 93):
         assert stream.put(segment_of(number), 10, 5.0)
     assert +stream.dropped == {}

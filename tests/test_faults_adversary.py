@@ -2,89 +2,38 @@
 
 from __future__ import annotations
 
-import zlib
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import zmq
 
-from apex_jax.config import Config
-from apex_jax.links.experience_service import GONE_ACTORS, MESSAGES_AT_ONCE
+from apex_jax.links.experience_service import GONE_ACTORS
 from apex_jax.links.replay_stream import SEGMENTS_WINDOW
 from apex_jax.links.weights import WeightsPublisher
 from apex_jax.metrics import read_metrics
-from apex_jax.transport import sockets, wire
-from apex_jax.transport.codec import encode_segment
+from apex_jax.transport import sockets
 from apex_jax.types import (
+    MAX_COUNT,
     MAX_ENVIRONMENT_STEPS,
     ActorHello,
-    ActorStatus,
     ActorWelcome,
     Credit,
     EpisodeStatistics,
     IndexBatches,
-    LearnerHello,
-    LearnerWelcome,
     PriorityUpdate,
     SegmentAck,
     SegmentMessage,
 )
-from apex_jax.workers.replay_server import ReplayServer
-from tests import experience_link, sampling_link
 from tests.fuzz_targets import fuzz_config
-from tests.links import CONFIG, SPEC, TRANSITIONS, Peer, segment_of, wait_until
+from tests.links import CONFIG, SPEC, TRANSITIONS, Peer, highest
+from tests.served import Served, segment, stores_for
 
 MOST = 2**63 - 1
 MANY_RUNS = 5_000  # more than the server remembers
 L = SPEC.slots
-BODY = encode_segment(segment_of(1), SPEC)
-
-
-class Served:
-    """A replay server that serves while a test waits, and peers by hand."""
-
-    def __init__(self, config: Config) -> None:
-        self.config = config
-        self._context, self._server_context = zmq.Context(), zmq.Context()
-        self.server = ReplayServer(config, SPEC, self._server_context)
-        self.now_seconds = 0.0
-        self.peers: list[Peer] = []
-
-    def serve(self) -> None:
-        self.now_seconds += 1e-3
-        self.server.serve(self.now_seconds)
-
-    def peer(self, link: str) -> Peer:
-        connect = sockets.connect_experience if link == "experience" else sockets.connect_sampling
-        self.peers.append(Peer(connect(self._context, getattr(self.config.addresses, link)), self.serve))
-        return self.peers[-1]
-
-    def actor(self, run_id: int, num_environments: int = 4) -> Peer:
-        peer = self.peer("experience")
-        peer.send(ActorHello(run_id, self.config.agreement, num_environments))
-        peer.receive(ActorWelcome)
-        return peer
-
-    def learner(self, run_id: int = 5, environment_steps: int = 0, batches: int = 1) -> Peer:
-        peer = self.peer("sampling")
-        peer.send(LearnerHello(run_id, self.config.agreement, environment_steps, batches, batch_size=4))
-        peer.receive(LearnerWelcome)
-        return peer
-
-    def until(self, condition: Callable[[], Any]) -> None:
-        wait_until(condition, self.serve)
-
-    def close(self) -> None:
-        for peer in self.peers:
-            peer.socket.close(linger=0)
-        self._context.term()
-        self.server.close()
-        self._server_context.term()
 
 
 @pytest.fixture
@@ -99,18 +48,6 @@ def full(served: Served) -> Served:
     """One whose rate limiter lets nothing in."""
     served.server.limiter.can_insert = lambda *_: False  # type: ignore[method-assign]
     return served
-
-
-def segment(run_id: int, sequence: int, environment_steps: int = 1) -> SegmentMessage:
-    return SegmentMessage(
-        run_id=run_id, sequence=sequence, environment_steps=environment_steps, crc=zlib.crc32(BODY), body=BODY
-    )
-
-
-def stores_for(served: Served, actor: Peer, run_id: int, sequence: int) -> None:
-    actor.send(segment(run_id, sequence))
-    while actor.receive(SegmentAck).sequence < sequence:
-        pass
 
 
 def appear(peer: Peer, number: int) -> None:
@@ -149,10 +86,19 @@ def test_fault_26_no_segment_brings_more_steps_than_its_actor_can_have_made(serv
 
 def test_fault_26_a_sequence_at_its_end_ends_only_that_run(served: Served) -> None:
     liar, good = served.actor(1), served.actor(2)
-    liar.send(segment(1, MOST), segment(1, MOST), segment(1, 1))
+    liar.send(segment(1, MAX_COUNT), segment(1, MAX_COUNT), segment(1, 1))
     stores_for(served, good, 2, 1)
     served.until(lambda: served.server.experience.dropped["duplicate_segment"] >= 1)
     assert served.server.buffer.inserted_segments == 2, "each of them once"
+
+
+def test_fault_26_an_actor_whose_segments_have_the_last_numbers_takes_nothing_from_the_journal(served: Served) -> None:
+    last = highest(SegmentMessage, "sequence")
+    stores_for(served, served.actor(1, acknowledged=last - 1), 1, last)
+    stores_for(served, served.actor(2), 2, 1)
+    served.restart()
+    assert served.server.buffer.inserted_segments == served.server.buffer.size_segments == 2
+    assert served.server.ledger()["stored"] == 2 * TRANSITIONS
 
 
 # Memory that somebody else fills ----------------------------------------------------------------------------------
@@ -164,13 +110,31 @@ def test_fault_26_new_names_for_one_connection_do_not_grow_what_waits(full: Serv
         peer.send(ActorHello(run_id, full.config.agreement, 4))
         peer.receive(ActorWelcome)
         peer.send(*(segment(run_id, sequence) for sequence in range(1, credit + 1)))
-    full.until(lambda: full.server.experience.waiting_segments == (1 + GONE_ACTORS) * credit)
+    full.until(lambda: len(full.server.experience._waiting) == (1 + GONE_ACTORS) * credit)
     assert len(full.server.experience.actors) == 1
     assert full.server.experience.dropped["left_by_actor"] == (100 - 1 - GONE_ACTORS) * credit
     peer.send(ActorHello(1, full.config.agreement, 4))  # whose segments were let go: it still has them
     peer.receive(ActorWelcome)
     del full.server.limiter.can_insert  # type: ignore[method-assign]
     stores_for(full, peer, 1, 1)
+
+
+def test_fault_26_new_names_for_one_connection_do_not_grow_what_came_too_early(full: Served) -> None:
+    peer, service, credit = full.peer("experience"), full.server.experience, full.config.actor.max_outstanding_segments
+    for run_id in range(1, 21):
+        peer.send(ActorHello(run_id, full.config.agreement, 4))
+        peer.receive(ActorWelcome)
+        peer.send(segment(run_id, 1), *(segment(run_id, sequence) for sequence in range(3, credit + 2)))
+    full.until(lambda: service.dropped["early_segment"] == 20 * (credit - 1))
+    [here] = service.actors.values()
+    assert len(here.early) == credit - 1
+    assert not any(actor.early for actor in service._gone.values())
+    peer.send(ActorHello(1, full.config.agreement, 4))  # which comes back, and sends all that nobody acknowledged
+    peer.receive(ActorWelcome)
+    del full.server.limiter.can_insert  # type: ignore[method-assign]
+    peer.send(*(segment(1, sequence) for sequence in range(1, credit + 1)))
+    while peer.receive(SegmentAck).sequence < credit:
+        pass
 
 
 def test_fault_26_thousands_of_names_are_forgotten_again(served: Served) -> None:
@@ -184,10 +148,10 @@ def test_fault_26_thousands_of_names_are_forgotten_again(served: Served) -> None
 def test_fault_26_thousands_of_others_do_not_make_an_actor_wait_for_ever(full: Served) -> None:
     good, credit = full.actor(MOST), full.config.actor.max_outstanding_segments
     good.send(*(segment(MOST, sequence) for sequence in range(1, credit + 1)))
-    full.until(lambda: full.server.experience.waiting_segments == credit)
+    full.until(lambda: len(full.server.experience._waiting) == credit)
     appear(full.peer("experience"), MANY_RUNS)
     full.until(lambda: full.server.experience.dropped["left_by_actor"] == MANY_RUNS - 1 - GONE_ACTORS * credit)
-    assert full.server.experience.waiting_segments == credit + 1 + GONE_ACTORS * credit
+    assert len(full.server.experience._waiting) == credit + 1 + GONE_ACTORS * credit
     del full.server.limiter.can_insert  # type: ignore[method-assign]
     while good.receive(SegmentAck).sequence < credit:
         pass
@@ -204,83 +168,6 @@ def test_fault_26_credit_without_end_is_no_work_without_end(served: Served) -> N
     assert peer.groups_credit <= 2**13
 
 
-# Servers that lie ---------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def experience() -> Iterator[experience_link.Link]:
-    link = experience_link.Link()
-    yield link
-    link.close()
-
-
-@pytest.fixture
-def sampling() -> Iterator[sampling_link.Link]:
-    link = sampling_link.Link()
-    yield link
-    link.close()
-
-
-@pytest.mark.parametrize(
-    "places", [[], [0], [0, 1, 2, 3, 4], [0, 1, 2, 8], [0, 1, 2, -1]], ids=["none", "few", "many", "beyond", "negative"]
-)
-def test_fault_26_an_actor_takes_no_places_that_are_not_on_the_ladder(
-    experience: experience_link.Link, places: list[int]
-) -> None:
-    context = zmq.Context()
-    with context, sockets.serve_experience(context, experience.address) as false_server:
-        stream = experience.stream()  # of 4 environments
-        welcome = ActorWelcome(1, np.array(places, np.int32), ladder_size=8, max_outstanding_segments=4)
-        answer(false_server, welcome)
-        wait_until(lambda: stream.dropped["bad_welcome"] == 1)
-        assert stream.wait_for_welcome(0) is None
-        answer(false_server, welcome._replace(places=np.arange(4, dtype=np.int32)))
-        wait_until(lambda: stream.wait_for_welcome(0) is not None)
-
-
-def test_fault_26_an_actor_keeps_what_it_never_sent_whatever_is_acknowledged(
-    experience: experience_link.Link,
-) -> None:
-    context = zmq.Context()
-    with context, sockets.serve_experience(context, experience.address) as false_server:
-        stream = experience.stream()
-        answer(false_server, ActorWelcome(1, np.arange(4, dtype=np.int32), ladder_size=8, max_outstanding_segments=1))
-        for number in (1, 2):
-            assert stream.put(segment_of(number), 10, timeout_seconds=10.0)
-        assert answer(false_server, SegmentAck(2), to=SegmentMessage).sequence == 1
-        wait_until(lambda: stream.dropped["bad_acknowledgement"] == 1)
-        answer(false_server, SegmentAck(1))
-        assert answer(false_server, SegmentAck(2), to=SegmentMessage).sequence == 2
-        wait_until(lambda: stream._account["acknowledged"] == 2 * TRANSITIONS)
-
-
-def answer(false_server: zmq.Socket, message: Any, to: Any = (ActorHello, ActorStatus)) -> Any:
-    """Sends to the actor that says one of these next; returns what it said."""
-    while True:
-        while (received := sockets.receive_from(false_server, wire.MESSAGES, Counter())) is None:
-            assert false_server.poll(10_000), "the actor says nothing"
-        if isinstance(received[1], to):
-            assert sockets.send(false_server, message, received[0])
-            return received[1]
-
-
-@pytest.mark.parametrize("weight", [np.nan, np.inf, -1.0])
-def test_fault_26_a_learner_takes_no_weight_that_would_spoil_its_network(
-    sampling: sampling_link.Link, weight: float
-) -> None:
-    server = sampling.router()
-    stream = sampling.stream()
-    server.welcome()
-    bad = sampling_link.batches_of(1)
-    server.send(bad._replace(weights=np.full_like(bad.weights, weight)))
-    wait_until(lambda: stream.dropped["bad_batches"] == 1)
-    server.send(bad)
-    items: list[Any] = []
-    wait_until(lambda: (item := stream.next(0.0)) is not None and not items.append(item))  # type: ignore[func-returns-value]
-    assert (items[0].content.weights == bad.weights).all()
-    server.close()
-
-
 # Turns that never end ---------------------------------------------------------------------------------------------
 
 
@@ -289,7 +176,7 @@ def test_fault_26_a_flood_of_garbage_leaves_the_others_their_turn(
     served: Served, link: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     service = served.server.experience if link == "experience" else served.server.sampling
-    flood = iter(range(50 * MESSAGES_AT_ONCE))
+    flood = iter(range(50 * sockets.MESSAGES_AT_ONCE))
     monkeypatch.setattr(sockets, "_receive", lambda *_, **__: None if next(flood, None) is None else (b"peer", None))
     service.read(0.0)
     assert len(list(flood)) > 0, "the garbage of one peer was read for as long as it came"
@@ -345,15 +232,21 @@ def test_fault_20_a_generation_that_is_not_stored_is_stale(served: Served, gener
 
 def test_fault_26_statistics_out_of_this_world_are_no_line_that_cannot_be_read(served: Served, tmp_path: Path) -> None:
     actor = served.actor(1)
+    sound = EpisodeStatistics(1, np.ones(1, np.float32), np.ones(1, np.float32), np.array([2**31 - 1], np.int32))
     for value in (np.inf, np.nan, 3.4e38, -3.4e38):
         one = np.array([value], np.float32)
-        actor.send(EpisodeStatistics(1, one, one, np.array([-(2**31)], np.int32)))
-        actor.send(EpisodeStatistics(1, np.array([-5], np.float32), one, np.array([2**31 - 1], np.int32)))
+        actor.send(sound._replace(epsilon=one, episode_return=one), sound._replace(epsilon=one))
+        actor.send(sound._replace(episode_return=one))
+    actor.send(
+        sound._replace(epsilon=np.array([-0.001], np.float32)), sound._replace(epsilon=np.array([1.001], np.float32))
+    )
+    actor.send(*(sound._replace(episode_steps=np.array([steps], np.int32)) for steps in (-1, -(2**31))))
     stores_for(served, actor, 1, 1)
     served.server._write_metrics()
     [line] = read_metrics(tmp_path / "metrics" / "replay.jsonl")
-    assert line["replay/dropped_bad_statistics"] == 4
+    assert line["replay/dropped_bad_statistics"] == 4 + 4 + 2 + 2 + 2
     assert np.isfinite(line["charts/episodic_return"])
+    assert line["charts/episodic_length"] == 2**31 - 1
 
 
 def test_fault_26_an_actor_with_all_environments_there_are_leaves_no_place_behind(served: Served) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,12 @@ import pytest
 
 from apex_jax.journal import segment_log
 from apex_jax.journal.heads import Damaged, pack
+from apex_jax.journal.segment_log import SegmentLog
 from apex_jax.links.ledger import COLUMNS
 from apex_jax.links.replay_state import unpack_state
+from apex_jax.types import SegmentMessage
 from tests.journals import RUN, World, files, first_leaves, warnings
-from tests.links import SPEC, TRANSITIONS
+from tests.links import SPEC, TRANSITIONS, highest
 
 
 def flip(path: Path, offset: int) -> None:
@@ -87,7 +90,7 @@ def test_what_is_stored_behind_damage_is_still_there_when_the_damage_is_repaired
         world.kill()
 
 
-def test_a_record_of_numbers_that_were_never_written_is_damage(tmp_path: Path) -> None:
+def test_a_record_of_numbers_that_were_never_written_is_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for field in ("number", "run_id", "sequence", "environment_steps"):
         directory = tmp_path / field
         world = World(directory)
@@ -95,13 +98,46 @@ def test_a_record_of_numbers_that_were_never_written_is_damage(tmp_path: Path) -
         number, run_id, sequence, steps = (
             2**63 if name == field else 2 for name in ("number", "run_id", "sequence", "environment_steps")
         )
-        world.journal._log.append(segment_log.SEGMENT, number, run_id, sequence, steps)
+        with monkeypatch.context() as careless:
+            careless.setattr(segment_log, "_is_believable", lambda *_: True)
+            world.journal._log.append(segment_log.SEGMENT, number, run_id, sequence, steps)
         world.kill()
         world = World(directory)
         assert world.numbers() == [1]
         world.store(3)
         world.save()
         world.kill()
+
+
+@pytest.mark.parametrize("field", ["number", "run_id", "sequence", "environment_steps"])
+def test_a_number_that_would_not_be_believed_is_not_written(tmp_path: Path, field: str) -> None:
+    world = World(tmp_path)
+    numbers: dict[str, Any] = {"number": 1, "run_id": RUN, "sequence": 1, "environment_steps": 1, field: 2**63}
+    with pytest.raises(AssertionError, match=str(2**63)):
+        world.journal._log.append(segment_log.SEGMENT, **numbers)
+    world.store(1)
+    world.kill()
+    world = World(tmp_path)
+    assert world.numbers() == [1]
+    world.kill()
+
+
+def test_a_header_within_a_sound_body_hides_no_record_behind_it(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    log = world.journal._log
+    forger = SegmentLog(tmp_path / "forger", log._identity, 4)
+    forger.last_event = 1
+    forger.append(segment_log.SEGMENT, 9, RUN, 9, body=bytes(10_000))
+    body = b"apxr" + forger._pending[0].header  # of a record that is longer than the file
+    forger.close()
+    last = highest(SegmentMessage, "sequence")
+    for number, sequence in ((1, last), (2, 2), (3, 3)):
+        log.append(segment_log.SEGMENT, number, RUN, sequence, body=body, crc=zlib.crc32(body))
+    world.kill()
+    log = SegmentLog(world.journal.directory, log._identity, 4)
+    assert [(record.sequence, record.body) for record in log.read()] == [(n, body) for n in (last, 2, 3)]
+    assert not log.left_out
+    log.close()
 
 
 def test_segments_that_only_a_snapshot_knows_are_said(

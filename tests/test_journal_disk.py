@@ -28,6 +28,7 @@ def test_files_go_once_their_segments_have_left_the_ring_and_both_snapshots_know
     assert len(files(tmp_path, "segments")) > 10, "no snapshot knows of them"
     world.save()
     assert len(files(tmp_path, "segments")) > 10, "the snapshot before this one does not"
+    assert world.journal.num_bytes == sum(path.stat().st_size for path in files(tmp_path, "segments"))
     world.save()
     assert len(files(tmp_path, "segments")) <= 4
     assert world.journal.num_bytes == sum(path.stat().st_size for path in files(tmp_path, "segments"))

@@ -21,9 +21,11 @@ from apex_jax.links import experience_stream, ledger
 from apex_jax.links.experience_stream import ExperienceStream
 from apex_jax.links.ledger import Ledger
 from apex_jax.transport.codec import decode_frames
-from apex_jax.types import ActorHello, ActorStatus, SegmentMessage
+from apex_jax.types import ActorHello, ActorStatus, Goodbye, SegmentAck, SegmentMessage
 from apex_jax.workers.replay_server import ReplayServer
+from tests.fuzz_targets import fuzz_config
 from tests.links import CONFIG, SPEC, TRANSITIONS, free_address, segment_of, wait_until
+from tests.served import Served, segment
 
 
 def adds_up(totals: dict[str, int]) -> bool:
@@ -83,6 +85,43 @@ def test_forgotten_accounts_are_summed_up(monkeypatch: pytest.MonkeyPatch) -> No
     again = Ledger.from_array(book.to_array(), book.refused, book.forgotten)
     assert again.totals({1}, {}) == totals
     assert again.to_array().tolist() == book.to_array().tolist()
+
+
+def test_an_account_in_which_nothing_is_counted_is_forgotten_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ledger, "REMEMBERED_RUNS", 3)
+    book = Ledger()
+    book.store(1, 1, 10)
+    book.refuse(2, 1, 0, "bad_length")
+    book.hear(3, 0)
+    for run_id in (4, 5):
+        book.store(run_id, 1, 10)
+        assert len(book.to_array()) == 3
+    assert book.to_array()[:, 0].tolist() == [1, 4, 5]
+    assert not +book.forgotten
+
+
+@pytest.mark.parametrize("is_restarted", [False, True])
+def test_runs_that_only_say_hello_make_no_actor_be_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_restarted: bool
+) -> None:
+    monkeypatch.setattr(ledger, "REMEMBERED_RUNS", 3)
+    served = Served(fuzz_config(tmp_path))
+    actor, produced = served.actor(1), TRANSITIONS + 7
+    actor.send(segment(1, 1, produced=produced))
+    assert actor.receive(SegmentAck).sequence == 1
+    actor.send(Goodbye(1))
+    for run_id in range(2, 6):
+        peer = served.actor(run_id)
+        peer.send(ActorStatus(run_id, 0.0, 0), Goodbye(run_id))
+    served.until(lambda: not served.server.experience.actors)
+    if is_restarted:
+        served.restart()
+    back = served.actor(1, acknowledged=1)
+    back.send(status_of(1, produced=produced, acknowledged=TRANSITIONS))
+    back.receive(SegmentAck)
+    totals = served.server.ledger()
+    assert (totals["produced"], totals["stored"], totals["in_flight"]) == (produced, TRANSITIONS, 7)
+    served.close()
 
 
 # The whole link ---------------------------------------------------------------------------------------------------
@@ -305,7 +344,7 @@ def test_what_an_actor_leaves_behind_is_dropped_as_unsent(config: Config) -> Non
 
     def is_stuck() -> bool:
         stream.put(segment_of(0), 1, 0.0)
-        return server.experience.waiting_segments == held and stream._produced.full()
+        return len(server.experience._waiting) == held and stream._produced.full()
 
     wait_until(is_stuck, fleet.serve)
     stream.held = TRANSITIONS

@@ -14,10 +14,10 @@ from apex_jax.links import replay_stream
 from apex_jax.links.replay_stream import ReplayStream
 from apex_jax.transport import monitor, sockets
 from apex_jax.transport.codec import encode_segment
-from apex_jax.types import Credit, IndexBatches, LearnerHello, LearnerWelcome, Refusal, Rejoin
+from apex_jax.types import Credit, IndexBatches, LearnerHello, LearnerWelcome, PriorityUpdate, Refusal, Rejoin
 from tests.links import SPEC, segment_of, wait_until
 from tests.proxy import Proxy
-from tests.sampling_link import CAPACITY, FalseServer, Learner, Link, batches_of, hello_of, streamed
+from tests.sampling_link import CAPACITY, B, FalseServer, K, L, Learner, Link, batches_of, hello_of, streamed
 
 
 @pytest.fixture
@@ -176,6 +176,34 @@ def test_memory_for_frames_is_reserved_only_for_bodies_that_look_like_segments(
     wait_until(lambda: stream._items.qsize() == 1)
     assert reserved == [1]
     assert stream.dropped == {"bad_priority": 1, "bad_length": 1}
+
+
+def test_what_is_drawn_from_a_segment_that_was_left_out_weighs_nothing_until_its_slot_comes_again(
+    link: Link, false_server: FalseServer
+) -> None:
+    stream = link.stream(groups=3)
+    false_server.welcome()
+    bodies = [encode_segment(segment_of(number), SPEC) for number in (1, 2)]
+    bodies[1] = bodies[1][: SPEC.slots * 17] + b"\xff\xff"  # sound columns, and then no pixels
+    drawn = batches_of(0)._replace(indices=np.arange(K * B, dtype=np.int32).reshape(K, B) % (2 * L))
+    for message in (drawn, streamed(1, 2, bodies=bodies), drawn, streamed(4, slots=[1]), drawn):
+        false_server.send(message)
+    priorities = np.arange(K * B, dtype=np.float32).reshape(K, B)
+    weights: list[np.ndarray] = []
+    for _ in range(5):
+        item = stream.next(5.0)
+        assert item is not None
+        if isinstance(item.content, IndexBatches):
+            weights.append(item.content.weights)
+            stream.update_priorities(item, priorities)
+    false_server.until_received(lambda _: sum(isinstance(said, PriorityUpdate) for said in false_server.received) == 3)
+    sent = [said for said in false_server.received if isinstance(said, PriorityUpdate)]
+    everything, sound = np.ones((K, B), bool), drawn.indices < L
+    for weight, update, is_known in zip(weights, sent, (everything, sound, everything), strict=True):
+        assert weight.tolist() == is_known.astype(float).tolist()
+        assert update.indices.tolist() == drawn.indices[is_known].tolist()
+        assert update.priorities.tolist() == priorities[is_known].tolist()
+        assert len(update.generations) == np.count_nonzero(is_known)
 
 
 def test_a_server_that_sends_more_than_the_run_has_is_cut_off_before_it_is_read_and_said_once(

@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 import zmq
 
+from apex_jax.config import ActorConfig
 from apex_jax.errors import RunError
+from apex_jax.links.replay_stream import SEGMENTS_WINDOW
 from apex_jax.transport import sockets
 from apex_jax.types import MAX_SEGMENT_BYTES, MAX_WEIGHTS_BYTES, Goodbye, Rejoin, SegmentMessage
 from tests.links import free_address, wait_until
@@ -106,6 +108,31 @@ def test_every_socket_is_protected_against_dead_and_greedy_peers(
     assert option(end, zmq.RECONNECT_IVL) < option(end, zmq.RECONNECT_IVL_MAX)
     assert option(end, zmq.IPV6) == 1
     assert option(end, zmq.BACKLOG) >= 1024
+
+
+@pytest.mark.parametrize("serve", [sockets.serve_experience, sockets.serve_sampling])
+def test_little_is_taken_of_a_peer_that_is_not_read(
+    opened: Opened, serve: Callable[[zmq.Context, str], zmq.Socket]
+) -> None:
+    server = opened(serve)
+    peer = opened.context.socket(zmq.DEALER)
+    peer.set(zmq.SNDHWM, 1)
+    peer.connect(address_of(server))
+    sent = 0
+    while sent < 2 * sockets.UNREAD_MESSAGES and peer.poll(500, zmq.POLLOUT):
+        peer.send(bytes(400_000))
+        sent += 1
+    peer.close(linger=0)
+    assert sent < 2 * sockets.UNREAD_MESSAGES, "what the queue holds, and the buffers of the kernel"
+
+
+@pytest.mark.parametrize("connect", [sockets.connect_experience, sockets.connect_sampling])
+def test_a_client_has_room_for_all_that_its_credit_lets_come(
+    opened: Opened, connect: Callable[[zmq.Context, str], zmq.Socket]
+) -> None:
+    """Its queue must not be full, see the heartbeats below."""
+    window = SEGMENTS_WINDOW + ActorConfig().max_outstanding_segments
+    assert option(opened(connect), zmq.RCVHWM) > 2 * window
 
 
 @pytest.mark.parametrize("make", SERVE + CONNECT)

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import zmq
 
+from apex_jax.errors import RunError
 from apex_jax.links import weights
 from apex_jax.links.weights import WeightsPublisher
 from apex_jax.transport import monitor, sockets
@@ -179,6 +180,47 @@ def test_a_network_larger_than_ours_is_cut_off_before_it_is_read_and_said_once(
     assert caplog.text.count(f"the learner at {link.address} sends what is longer than any message of this run") == 1
     publisher.publish(params_of(2), 2, 0)
     newest(subscriber, 2)
+
+
+def test_a_subscriber_of_a_smaller_network_gives_up_and_says_which_settings_differ(
+    link: Link, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(monitor, "RECONNECT_SECONDS", 0.1)
+    monkeypatch.setattr(weights, "RESEND_SECONDS", 0.1)
+    large = {"kernel": np.zeros(sockets.SMALL_MESSAGE_BYTES, np.float32)}
+    publisher, well, subscriber = link.publisher(), link.subscriber(large), link.subscriber()
+    for updates, cut_offs in ((1, 2), (3, 5)):  # with weights that it can read in between: five, but not in a row
+        publisher.publish(large, updates, 0)
+        wait_until(lambda at_least=cut_offs: subscriber.dropped["too_large"] >= at_least)  # type: ignore[misc]
+        publisher.publish(params_of(2), updates + 1, 0)
+        newest(subscriber, updates + 1)
+    publisher.publish(large, 5, 0)
+    with pytest.raises(
+        RunError, match=rf"of the learner at {link.address} are longer .*: set network\.\* as the learn"
+    ):
+        wait_until(lambda: subscriber.newest is None)
+    assert subscriber.peer_state == "refused"
+    newest(well, 5)
+    wait_until(lambda: publisher.subscribers == 1)
+
+
+def test_weights_are_sent_again_for_newcomers_no_oftener_than_said(link: Link, monkeypatch: pytest.MonkeyPatch) -> None:
+    send, sent = sockets.send, list[WeightsMessage]()
+
+    def watched(socket: zmq.Socket, message: Any) -> bool:
+        sent.extend([message] if isinstance(message, WeightsMessage) else [])
+        return send(socket, message)
+
+    monkeypatch.setattr(sockets, "send", watched)
+    monkeypatch.setattr(weights, "RESEND_SECONDS", 1_000.0)
+    publisher, _ = link.publisher(), link.subscriber()
+    publisher.publish(params_of(1), 1, 0)
+    wait_until(lambda: len(sent) == 2)
+    late = link.subscriber()
+    assert late.wait(1.0) is None
+    assert len(sent) == 2
+    publisher.publish(params_of(2), 2, 0)
+    newest(late, 2)
 
 
 def test_a_subscriber_takes_no_more_than_the_parameters_of_its_network(link: Link) -> None:

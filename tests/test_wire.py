@@ -281,7 +281,7 @@ def test_unknown_kind_is_refused(kind: object) -> None:
 
 
 @pytest.mark.parametrize(("message", "place", "value"), [
-    *((SEGMENT, 4, value) for value in (0, True, 1.0, "1", None, [1])),
+    *((SEGMENT, 4, value) for value in (0, 2**48 + 1, True, 1.0, "1", None, [1])),
     *((SEGMENT, 3, value) for value in (-1, 2**63)),
     *((SEGMENT, place, 2**32 + 1) for place in (5, 6)),
     *((STATUS, 4, value) for value in (1, True, math.nan, math.inf, -math.inf, -1e-9, 1.1e9)),

@@ -2,8 +2,8 @@
 
 A file is a head, then records: a fixed header with a checksum of its own, and a body, for one a segment's. A
 record is in the kernel's hands when `flush` returns, so a killed process loses none; a loss of power costs what has
-been written since the last `sync`. No file is written to twice, not even by name: what another thread has been given to
-sync or delete is never one that is being written.
+been written since the last `sync`. No file is opened for writing twice, and no name is used again: what another thread
+has been given to delete is never one that is being written to. One that it was given to sync may be, and comes again.
 """
 
 from __future__ import annotations
@@ -101,9 +101,14 @@ class SegmentLog:
         self, kind: int, number: int, run_id: int, sequence: int, environment_steps: int = 0, transitions: int = 0,
         body: bytes = b"", crc: int = 0,
     ) -> None:  # fmt: skip
-        """Takes a record to be written by the next `flush`. `crc`: zlib.crc32 of body; other fields as in `Record`."""
+        """Takes a record to be written by the next `flush`. `crc`: zlib.crc32 of body; other fields as in `Record`.
+
+        A number that `read` does not believe would be damage to it, and it would search the body for records.
+        """
+        numbers = (number, run_id, sequence, environment_steps)
+        assert _is_believable(*numbers), numbers
         self.last_event += 1
-        fields = (self.last_event, number, run_id, sequence, environment_steps, transitions, len(body), crc)
+        fields = (self.last_event, *numbers, transitions, len(body), crc)
         header = _HEADER.pack(_MARK, kind, *fields)
         self._pending.append(_Pending(header + _CRC.pack(zlib.crc32(header)), body, number))
 
@@ -328,11 +333,17 @@ def _find_header(data: bytes, offset: int, event: int) -> int | None:
     while (start := data.find(_MARK, start)) >= 0 and start + HEADER_BYTES <= len(data):
         _, _, found, number, run_id, sequence, steps, *_ = _HEADER.unpack_from(data, start)
         (crc,) = _CRC.unpack_from(data, start + _HEADER.size)
-        is_possible = found <= event + 1 + (start - offset) // HEADER_BYTES and max(number, sequence, steps) <= MOST
-        if is_possible and run_id < 2**63 and zlib.crc32(data[start : start + _HEADER.size]) == crc:
+        is_possible = found <= event + 1 + (start - offset) // HEADER_BYTES
+        is_possible &= _is_believable(number, run_id, sequence, steps)
+        if is_possible and zlib.crc32(data[start : start + _HEADER.size]) == crc:
             return start
         start += 1
     return None
+
+
+def _is_believable(number: int, run_id: int, sequence: int, environment_steps: int) -> bool:
+    """Tells whether a record may have these numbers: none has others, see the ranges of `apex_jax.types`."""
+    return max(number, sequence, environment_steps) <= MOST and run_id < 2**63
 
 
 def _first_event(path: Path) -> int:

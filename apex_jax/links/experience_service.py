@@ -40,7 +40,6 @@ from apex_jax.types import (
 _log = logging.getLogger(__name__)
 
 MAX_INCARNATION = 2**32  # that an actor is believed: what comes after it must be a number of the protocol, too
-MESSAGES_AT_ONCE = 256  # read before the other link gets its turn
 QUIET_SECONDS = 3.0  # an actor speaks every second: the place of one that does not is better given twice than lost
 MAX_ACTORS = 1024  # connected at once: each may have its credit of segments wait here
 GONE_ACTORS = 64  # so many credits of segments may wait here of actors that are not connected
@@ -126,7 +125,7 @@ class ExperienceService:
     def read(self, now_seconds: float) -> None:
         """Takes the messages that have arrived."""
         self._full_reads += 1
-        for _ in range(MESSAGES_AT_ONCE):
+        for _ in range(sockets.MESSAGES_AT_ONCE):
             received = sockets.receive_from(self._socket, tuple(self._handlers), self.dropped)
             if received is None:
                 self._full_reads = 0
@@ -163,8 +162,8 @@ class ExperienceService:
 
     def forget_the_dead(self, now_seconds: float) -> None:
         """Frees the places of actors that have been silent for too long."""
-        if 0 < self._full_reads <= 2 * MAX_ACTORS // MESSAGES_AT_ONCE:  # what somebody has said may still be unread
-            return
+        if 0 < self._full_reads <= 2 * MAX_ACTORS // sockets.MESSAGES_AT_ONCE:
+            return  # what somebody has said may still be unread
         for identity, actor in list(self.actors.items()):
             if now_seconds - actor.seen_seconds > PEER_TIMEOUT_SECONDS:
                 _log.warning("actor %s is silent for %.0f s: its places are free", identity.hex(), PEER_TIMEOUT_SECONDS)
@@ -181,11 +180,6 @@ class ExperienceService:
         for segment in self._waiting:
             waiting[segment.actor.run_id] += segment.transitions
         return self.ledger.totals({actor.run_id for actor in self.actors.values()}, waiting)
-
-    @property
-    def waiting_segments(self) -> int:
-        """Segments that the rate limiter holds back."""
-        return len(self._waiting)
 
     def _on_hello(self, identity: bytes, message: ActorHello, now_seconds: float) -> None:
         if message.agreement != self._config.agreement:
@@ -320,7 +314,9 @@ class ExperienceService:
             actor.acknowledged = stored
 
     def _on_episodes(self, identity: bytes, message: EpisodeStatistics, now_seconds: float) -> None:
-        if not (np.isfinite(message.epsilon).all() and np.isfinite(message.episode_return).all()):
+        epsilon, steps = message.epsilon, message.episode_steps
+        is_finite = np.isfinite(epsilon).all() and np.isfinite(message.episode_return).all()
+        if not (is_finite and ((epsilon >= 0) & (epsilon <= 1) & (steps >= 0)).all()):
             self.dropped["bad_statistics"] += 1  # one NaN would hide the games of all actors
             return
         self.episodes.episode_return.add(message.episode_return)
@@ -340,8 +336,8 @@ class ExperienceService:
     def _write_down(self, actor: Actor) -> None:
         """Has the journal know what an actor produced, should it and this server die at once."""
         actor.written = self._stored(actor)
-        if self._journal is not None:
-            produced = max(actor.status.produced, self.ledger.account(actor.run_id).produced)
+        produced = max(actor.status.produced, self.ledger.produced(actor.run_id))
+        if self._journal is not None and produced:
             self._journal.on_report(actor.status._replace(produced=produced))
 
     def _on_goodbye(self, identity: bytes, message: Goodbye, now_seconds: float) -> None:
@@ -352,6 +348,7 @@ class ExperienceService:
         actor = self.actors.pop(identity)
         np.subtract.at(self._occupants, actor.places, 1)
         self._write_down(actor)
+        actor.early.clear()  # which nothing bounds here: if the actor comes back, it has them still, and sends them
         if actor.waiting:
             self._gone[actor.run_id] = actor
             self._bound_gone()

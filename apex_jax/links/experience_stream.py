@@ -261,7 +261,7 @@ class ExperienceStream:
 
     def _receive(self, socket: zmq.Socket) -> None:
         expected = (ActorWelcome, SegmentAck, Rejoin, Refusal, Finish)
-        while (message := sockets.receive(socket, expected, self.dropped)) is not None:
+        for message in sockets.receive_some(socket, expected, self.dropped):
             self._heard()
             if isinstance(message, SegmentAck):
                 self._on_acknowledged(message)

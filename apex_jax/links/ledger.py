@@ -60,25 +60,39 @@ class Ledger:
         """Returns the account of an actor, a new one for an actor not heard of."""
         account = self._accounts.get(run_id)
         if account is None:
+            if len(self._accounts) >= REMEMBERED_RUNS:
+                self._forget_one()
             account = self._accounts[run_id] = Account()
-            if len(self._accounts) > REMEMBERED_RUNS:
-                oldest, _ = next(iter(self._accounts.items()))
-                self.forgotten.update(_totals(self._rows([oldest]), np.zeros(1, np.int64)))
-                del self._accounts[oldest]
         else:
             self._accounts.move_to_end(run_id)
         return account
+
+    def _forget_one(self) -> None:
+        """Sums up the account heard of longest ago; one in which nothing is counted goes before all others."""
+        accounts = self._accounts.items()
+        empty = (run_id for run_id, account in accounts if not (account.produced or account.stored or account.refused))
+        run_id = next(empty, next(iter(self._accounts)))
+        self.forgotten.update(_totals(self._rows([run_id]), np.zeros(1, np.int64)))
+        del self._accounts[run_id]
 
     def sequence(self, run_id: int) -> int:
         """Returns the sequence number of an actor's newest segment stored or refused, 0 of one not heard of."""
         account = self._accounts.get(run_id)
         return 0 if account is None else account.sequence
 
+    def produced(self, run_id: int) -> int:
+        """Returns how much an actor has produced as it told last, 0 of one not heard of."""
+        account = self._accounts.get(run_id)
+        return 0 if account is None else account.produced
+
     def report(self, status: ActorStatus) -> None:
-        """Takes what an actor tells of itself; counts never fall."""
+        """Takes what an actor tells of itself; counts never fall, and whoever has counted nothing needs no account."""
+        counts = {name: getattr(status, name) for name in ("produced", "acknowledged", *DROPS)}
+        if status.run_id not in self._accounts and not any(counts.values()):
+            return
         account = self.account(status.run_id)
-        for name in ("produced", "acknowledged", *DROPS):
-            setattr(account, name, max(getattr(account, name), getattr(status, name)))
+        for name, count in counts.items():
+            setattr(account, name, max(getattr(account, name), count))
 
     def hear(self, run_id: int, produced: int) -> None:
         """Takes how much an actor had produced when it sent a segment."""

@@ -69,8 +69,8 @@ class ReplayJournal:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the log on the disk."""
-        return self._log.num_bytes
+        """Bytes of the log on the disk, with those of the files that only wait to be deleted."""
+        return self._log.num_bytes + sum(file.num_bytes for file in self._leaving + self._left)
 
     # What happens
 

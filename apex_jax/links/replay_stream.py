@@ -53,6 +53,7 @@ class Item(NamedTuple):
 
     content: Segments | IndexBatches
     epoch: int
+    is_known: np.ndarray | None = None  # bool[K * B], not drawn from a segment that was left out; None = all
 
 
 class ReplayStream:
@@ -93,6 +94,7 @@ class ReplayStream:
         self._welcomed = False
         self._lost_since: float | None = None
         self._groups_left = self._segments_left = 0  # of the credit that the server has been sent
+        self._left_out: set[int] = set()  # slots whose newest segment is corrupt: the server draws from it, too
         self._has_failed = False
         self._last_word: Finish | None = None
         self._refused_since: float | None = None
@@ -123,11 +125,12 @@ class ReplayStream:
     def update_priorities(self, item: Item, priorities: np.ndarray) -> None:
         """Sends the new priorities float32[K, B] of a consumed item of batches."""
         assert isinstance(item.content, IndexBatches)
+        known: slice | np.ndarray = slice(None) if item.is_known is None else item.is_known
         update = PriorityUpdate(
             run_id=self._hello.run_id,
-            indices=item.content.indices.ravel(),
-            generations=item.content.generations.ravel(),
-            priorities=priorities.ravel(),
+            indices=item.content.indices.ravel()[known],
+            generations=item.content.generations.ravel()[known],
+            priorities=priorities.ravel()[known],
         )
         self._post(item.epoch, update)
 
@@ -234,7 +237,7 @@ class ReplayStream:
 
     def _receive(self, socket: zmq.Socket, monitor: ClientMonitor) -> None:
         expected = (LearnerWelcome, Refusal, Rejoin, StreamedSegments, IndexBatches, Finish)
-        while (message := sockets.receive(socket, expected, self.dropped)) is not None:
+        for message in sockets.receive_some(socket, expected, self.dropped):
             if isinstance(message, StreamedSegments):
                 self._take_segments(message)
             elif isinstance(message, IndexBatches):
@@ -297,13 +300,18 @@ class ReplayStream:
             self._on_excess()
             return
         self._segments_left -= len(lengths)
+        if not len(lengths):  # of which a server of ours sends none: there is no credit to give back
+            self.dropped["bad_segments"] += 1
+            return
         out_of_ring = (message.slots < 0).any() or (message.slots >= self._capacity_segments).any()
         if out_of_ring or (lengths < 0).any() or lengths.sum(dtype=np.int64) != len(message.bodies):
             self.dropped["bad_segments"] += 1
             self._give_credit(groups=0, segments=len(lengths))
             return
         sound, frames, columns = self._decoded(message)
+        self._left_out.difference_update(message.slots.tolist())
         if len(sound) < len(lengths):
+            self._left_out.update(np.delete(message.slots, sound).tolist())
             _log.warning("%d segments from the replay server are corrupt: left out", len(lengths) - len(sound))
         if not sound:
             self._give_credit(groups=0, segments=len(lengths))
@@ -360,4 +368,15 @@ class ReplayStream:
             return
         # A server that restarts asks for it again.
         self._hello = self._hello._replace(environment_steps=message.environment_steps)
-        self._items.put_nowait(Item(message, self._epoch))
+        self._items.put_nowait(self._weighed(message))
+
+    def _weighed(self, message: IndexBatches) -> Item:
+        """Returns batches in which what was drawn from a segment that was left out weighs nothing.
+
+        The frame store has in its place what was there before, of which its new priority would tell.
+        """
+        if not self._left_out:
+            return Item(message, self._epoch)
+        is_known = ~np.isin(message.indices // self._spec.slots, list(self._left_out))
+        weights = np.where(is_known, message.weights, np.float32(0))
+        return Item(message._replace(weights=weights), self._epoch, is_known.ravel())

@@ -12,7 +12,6 @@ import numpy as np
 import zmq
 
 from apex_jax.config import Config
-from apex_jax.links.experience_service import MESSAGES_AT_ONCE
 from apex_jax.replay.buffer import ReplayBuffer
 from apex_jax.replay.rate_limiter import RateLimiter
 from apex_jax.transport import sockets
@@ -82,7 +81,7 @@ class SamplingService:
 
     def read(self, now_seconds: float) -> None:
         """Takes the messages that have arrived."""
-        for _ in range(MESSAGES_AT_ONCE):
+        for _ in range(sockets.MESSAGES_AT_ONCE):
             received = sockets.receive_from(self._socket, tuple(self._handlers), self.dropped)
             if received is None:
                 return

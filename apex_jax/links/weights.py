@@ -23,6 +23,8 @@ from apex_jax.types import PEER_TIMEOUT_SECONDS, LearnerAlive, WeightsMessage
 _log = logging.getLogger(__name__)
 
 REPUBLISH_SECONDS = 0.2  # subscribers that join within this time share one transmission of the newest weights
+RESEND_SECONDS = 1.0  # at least, between two such transmissions: each goes to everybody, however many come and go
+CUT_OFFS_IN_A_ROW = 5  # that end a subscriber, after some 6 s: the learner does not have its network
 SUBSCRIPTIONS_AT_ONCE = 1_024  # read before it is the weights' turn again
 ALIVE_SECONDS = 2.0  # between two signs of life of a learner that has no weights to send
 LAST_WEIGHTS_REPEATS = 5  # of the weights that end the run: without them an evaluator would wait for ever
@@ -87,6 +89,7 @@ class WeightsPublisher:
     def _serve(self) -> None:
         message: WeightsMessage | None = None
         due_seconds = float("inf")  # when a newcomer's copy is to be sent
+        next_resend_seconds = 0.0  # not before
         alive_seconds = 0.0  # when a sign of life is
         while self._newest or not self._closing.is_set():
             self._wake.wait(REPUBLISH_SECONDS / 2)
@@ -97,10 +100,10 @@ class WeightsPublisher:
                 sockets.send(self._socket, message)
                 alive_seconds = time.monotonic() + ALIVE_SECONDS
             if self._has_newcomer():
-                due_seconds = min(due_seconds, time.monotonic() + REPUBLISH_SECONDS)
+                due_seconds = min(due_seconds, max(next_resend_seconds, time.monotonic() + REPUBLISH_SECONDS))
             if message is not None and time.monotonic() >= due_seconds:
                 sockets.send(self._socket, message)
-                due_seconds = float("inf")
+                due_seconds, next_resend_seconds = float("inf"), time.monotonic() + RESEND_SECONDS
             if time.monotonic() >= alive_seconds:
                 sockets.send(self._socket, LearnerAlive(self._run_id))
                 alive_seconds = time.monotonic() + ALIVE_SECONDS
@@ -161,6 +164,7 @@ class WeightsSubscriber:
         self._looks_seconds = float("inf")  # when another connection is to be tried
         self._is_silent = False
         self._sender_seconds = 0.0  # when the learner of the newest weights was heard
+        self._cut_offs = 0  # before the last weights that could be read
         self._monitor = ClientMonitor(away_limit_seconds)
         self._like_params = like_params
         self._architecture = architecture_of(like_params)
@@ -209,16 +213,24 @@ class WeightsSubscriber:
         while not self._stopping.is_set():
             self._monitor.check()
             self._monitor.count(self.dropped)
+            self._check_network()
             self._look_for_learner()
             self._monitor.look_for_server(self.peer_state in ("sought", "lost"))
             if not self._socket.poll(100):
                 continue
             message = None
-            while (later := sockets.receive(self._socket, (WeightsMessage, LearnerAlive), self.dropped)) is not None:
+            for later in sockets.receive_some(self._socket, (WeightsMessage, LearnerAlive), self.dropped):
                 self._heard(later.learner_run_id)
                 message = later if isinstance(later, WeightsMessage) else message
             if message is not None:
+                self._cut_offs = self._monitor.cut_offs
                 self._take(message)
+
+    def _check_network(self) -> None:
+        """Gives up where the learner sends nothing but what no weights of this network can be."""
+        if self._monitor.cut_offs - self._cut_offs >= CUT_OFFS_IN_A_ROW:
+            what = f"the weights of the learner at {self._address} are longer than those of the network here"
+            raise RunError(f"{what}: set network.* as the learner has it, or start that with these")
 
     def _look_for_learner(self) -> None:
         """Connects anew where nothing has come for long: a connection may be dead at the other end only."""

@@ -143,7 +143,8 @@ class ClientMonitor(_Monitor):
         self._next_check = 0.0
         self._given_up_seconds: float | None = None  # since when ZMQ does not try any more
         self._had_joined = False  # when that began
-        self._cut_off = 0  # connections over which came what is no message of this run, and not yet counted
+        self.cut_offs = 0  # connections over which came what is no message of this run, in all and ...
+        self._cut_offs_counted = 0  # ... told by `count`
         self._is_cut_off_told = False
         self._is_shaking_hands = False
         self._cause = ""  # that was told
@@ -178,13 +179,13 @@ class ClientMonitor(_Monitor):
 
     def count(self, dropped: Counter[str]) -> None:
         """Adds what was cut off since the last time to `dropped`, as "too_large"."""
-        if self._cut_off:
-            dropped["too_large"] += self._cut_off
-            self._cut_off = 0
+        if self.cut_offs > self._cut_offs_counted:
+            dropped["too_large"] += self.cut_offs - self._cut_offs_counted
+            self._cut_offs_counted = self.cut_offs
 
     def _on_cut_off(self) -> None:
         """ZMQ tries again after all that the network does, but not where a peer sends what it has no room for."""
-        self._cut_off += 1
+        self.cut_offs += 1
         if not self._is_cut_off_told:
             self._is_cut_off_told = True
             what = f"the {self._server} at {self._address} sends what is longer than any message of this run"

@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 import zmq
@@ -23,12 +24,16 @@ from apex_jax.transport.monitor import ClientMonitor, Monitors, ServerMonitor
 from apex_jax.transport.security import secure
 from apex_jax.types import MAX_ARRAY_SIZE, MAX_SEGMENT_BYTES, MAX_WEIGHTS_BYTES
 
+MESSAGES_AT_ONCE = 256  # read before all else gets its turn: another link, or what is to be sent
 MALFORMED_AT_ONCE = 256  # skipped before the caller gets its turn: a flood of garbage must not take all of it
 HEARTBEAT_MILLISECONDS = 2_000  # a silent server is given up after three of these, and a silent client by it
 LOST_PEER_MILLISECONDS = 10_000  # a host that answers no packet (cable, power) is given up about then
 HANDSHAKE_MILLISECONDS = 10_000  # a connection that has not become one of ours by then is closed
 SMALL_MESSAGE_BYTES = wire.MAX_HEADER_BYTES  # headers, acknowledgements, places on the ladder, subscriptions
 ENCRYPTION_BYTES = 64  # CURVE makes a frame 33 bytes longer
+# From one connection, that a server has yet to read: more than an actor has credit for by default, as a connection
+# whose queue is full is not read, and heartbeats on it get no answer. ZMQ would take 1,000 of a stranger.
+UNREAD_MESSAGES = 128
 
 
 class BindError(RunError):
@@ -119,6 +124,14 @@ def receive(socket: zmq.Socket, expected: tuple[type, ...], dropped: Counter[str
     return None if received is None else received[1]
 
 
+def receive_some(socket: zmq.Socket, expected: tuple[type, ...], dropped: Counter[str]) -> Iterator[Any]:
+    """Yields the messages that are waiting, at most MESSAGES_AT_ONCE: more may come for ever; else like `receive`."""
+    for _ in range(MESSAGES_AT_ONCE):
+        if (message := receive(socket, expected, dropped)) is None:
+            return
+        yield message
+
+
 def receive_from(socket: zmq.Socket, expected: tuple[type, ...], dropped: Counter[str]) -> tuple[bytes, Any] | None:
     """Returns (identity, message) of the next message waiting on a ROUTER, or None; otherwise like `receive`."""
     return _next_sound(socket, expected, dropped, has_identity=True)
@@ -154,6 +167,7 @@ def _receive(
 def _router(context: zmq.Context) -> zmq.Socket:
     socket = context.socket(zmq.ROUTER)
     socket.set(zmq.ROUTER_MANDATORY, 1)  # a peer that has gone or is full is an error to see, not a silent drop
+    socket.set(zmq.RCVHWM, UNREAD_MESSAGES)
     return socket
 
 
@@ -161,7 +175,8 @@ def _dealer(context: zmq.Context) -> zmq.Socket:
     socket = context.socket(zmq.DEALER)
     socket.set(zmq.IMMEDIATE, 1)  # nothing is queued for a peer that is not there
     # Heartbeats are for this kind of socket only: libzmq 4.3.5 aborts the process (`!_io_error`) where one is due on a
-    # connection that broke behind a full queue, and only here credit keeps the queue from being full.
+    # connection that broke behind a full queue, and only here credit keeps the queue from being full. Therefore it
+    # has ZMQ's room for 1,000 messages: a learner alone may be sent 256 segments one by one, and its batches.
     socket.set(zmq.HEARTBEAT_IVL, HEARTBEAT_MILLISECONDS)
     socket.set(zmq.HEARTBEAT_TIMEOUT, 3 * HEARTBEAT_MILLISECONDS)
     socket.set(zmq.HEARTBEAT_TTL, 3 * HEARTBEAT_MILLISECONDS)

@@ -145,14 +145,25 @@ class Actor:
         for segment in segments:
             # What the stream takes is counted there: first less here, so that a report between says too little.
             self._stream.held = held - transitions_of(segment)
-            while not self._put(segment):
-                if self._leaving(stop):
+            is_taken = False
+            try:
+                is_taken = self._put_in_time(segment, stop)
+            finally:  # also where the learner is given up meanwhile: what nobody took is still here
+                if not is_taken:
                     self._stream.held = held
-                    return
-                self._write_metrics_when_due()
+            if not is_taken:
+                return
             self._steps_sent = self._steps
             held = self._stream.held
         self._stream.held = held
+
+    def _put_in_time(self, segment: Segment, stop: StopSignal) -> bool:
+        """Waits until the stream takes a segment; returns False where the actor is to leave before."""
+        while not self._put(segment):
+            if self._leaving(stop):
+                return False
+            self._write_metrics_when_due()
+        return True
 
     def _put(self, segment: Segment) -> bool:
         started = time.monotonic()
