@@ -174,7 +174,7 @@ class FalseServer:
         wait_until(lambda: any(map(predicate, self.received)), self.read)
 
     def send(self, message: Any) -> None:
-        assert sockets.send(self._socket, message, self._identity)
+        wait_until(lambda: sockets.send(self._socket, message, self._identity))  # the peer may be slow to make room
 
     def send_frame(self, frame: bytes) -> None:
         self._socket.send_multipart([self._identity, frame])
