@@ -1,14 +1,17 @@
 #!/usr/bin/env bash
 # Tries what provision.sh has installed, as the user that the roles run as: imports, a run of about ten seconds with all
-# roles, and with --gpu the GPU, under the hardening of the learner's unit. Run as root, on an image before it is kept.
+# roles; where systemd runs, under the hardening of each unit what it is to let its process do; with --gpu the GPU, too.
+# Run as root, on an image before it is kept.
 set -euo pipefail
 
 python=/opt/apex-jax/current/.venv/bin/python
 # What a unit says of its start and its end; the rest is what its process may do.
-not_hardening='Type|EnvironmentFile|ExecStart|ExecStopPost|Standard[A-Za-z]+|[A-Za-z]+ExitStatus|Timeout[A-Za-z]+'
+not_hardening='Type|RemainAfterExit|EnvironmentFile|ExecStart|ExecStopPost|Standard[A-Za-z]+|[A-Za-z]+ExitStatus|Timeout[A-Za-z]+'
 not_hardening+='|Kill[A-Za-z]+|Restart|RestartSec|RestartSteps|RestartMaxDelaySec|WatchdogSec|NotifyAccess'
 gpu_check='import jax; assert jax.default_backend() == "gpu", jax.devices(); x = jax.numpy.ones((512, 512)); '
 gpu_check+='print(jax.devices(), float((x @ x).sum()))'
+health_check='from deploy.host.report_health import DATA, MEMINFO, client, disk_used_percent, memory_used_percent; '
+health_check+='memory_used_percent(MEMINFO.read_text()), disk_used_percent(DATA), client("cloudwatch", "us-east-1")'
 
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
@@ -18,23 +21,44 @@ as_user() {
     (cd /opt/apex-jax/current && runuser -u apex-jax -- env HOME="$folder" XDG_CACHE_HOME="$folder" "$@")
 }
 
-as_learner() {
+as_unit() { # the unit, then a command
     local unit line properties=()
-    unit=$(systemctl cat apex-jax@learner.service)
+    unit=$(systemctl cat "$1")
+    shift
     while IFS= read -r line; do
         properties+=("--property=$line")
     done < <(awk -v skip="^($not_hardening)=" '/^\[/ { service = /^\[Service\]/ } service && /^[A-Z]/ && $0 !~ skip' <<<"$unit")
     systemd-run --quiet --pipe --wait --collect "${properties[@]}" --setenv=HOME=/tmp --setenv=XDG_CACHE_HOME=/tmp "$@"
 }
 
+under_hardening() {
+    local data=/var/lib/apex-jax key=/etc/apex-jax/keys/smoke-test alive=0
+    as_unit apex-jax@actor.service --setenv=JAX_PLATFORMS=cpu \
+        "$python" main.py --config configs/catch.yaml run_directory="$data/smoke-test" total_minutes=0.17
+    ls "$data"/smoke-test/checkpoints/*/ >/dev/null
+    rm -r "$data/smoke-test"
+    as_unit apex-jax-boot.service "$python" -c 'from deploy.host.boot import client; client("ssm", "us-east-1")'
+    as_unit apex-jax-boot.service install -o apex-jax -g apex-jax -m 0600 /dev/null "$key"
+    rm "$key"
+    as_unit apex-jax-results.service "$python" -c 'from deploy.host.results import client; client("s3", "us-east-1")'
+    as_unit apex-jax-health.service "$python" -c "$health_check"
+    as_unit apex-jax-spot-watch.service "$python" -c 'import deploy.host.spot_watch'
+    as_unit apex-jax-spot-watch.service systemctl stop apex-jax@actor.service # which does not run
+    as_unit apex-jax-tensorboard.service timeout 20 "${python%python}tensorboard" --logdir "$data" --host 127.0.0.1 --port 6006 || alive=$?
+    [ "$alive" = 124 ] || { echo "error: TensorBoard has not stayed up for 20 s: exit code $alive" >&2 && exit 1; }
+}
+
 as_user "$python" -c 'import botocore, envpool, flax, jax, zmq; import apex_jax; print("imports: JAX", jax.__version__)'
 if [ "${1:-}" = --gpu ]; then
     if [ -d /run/systemd/system ]; then # first: what comes after it would make the GPU's devices for it
-        as_learner --setenv=JAX_PLATFORMS=cuda "$python" -c "$gpu_check"
+        as_unit apex-jax@learner.service --setenv=JAX_PLATFORMS=cuda "$python" -c "$gpu_check"
     fi
     nvidia-smi --query-gpu=name,driver_version --format=csv,noheader
     as_user JAX_PLATFORMS=cuda "$python" -c "$gpu_check"
 fi
 as_user "$python" main.py --config configs/catch.yaml run_directory="$folder/run" total_minutes=0.17
 ls "$folder"/run/checkpoints/*/ >/dev/null
+if [ -d /run/systemd/system ]; then
+    under_hardening
+fi
 echo "smoke test passed"

@@ -113,6 +113,17 @@ class Host:
             f"== {self.role} {path.name}\n{path.read_text()[-characters:]}" for path in paths if path.exists()
         )
 
+    def run(self, *command: str) -> str:
+        """Runs a command on the host, as one who has a shell there; returns what it says."""
+        assert self._process is not None
+        (init,) = do("pgrep", "-P", str(self._process.pid)).split()
+        return do("nsenter", f"--target={init}", "--mount", "--net", "--pid", *command)
+
+    def secret_key(self) -> str:
+        """Returns the role's secret key as it lies on the host; empty where there is none."""
+        path = self.folder / f"own/etc/apex-jax/keys/{self.role}.secret"
+        return path.read_text() if path.exists() else ""
+
     def is_up(self) -> bool:
         return self._process is not None and self._process.poll() is None
 

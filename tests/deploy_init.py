@@ -144,7 +144,7 @@ class Init:
                 action, *rest = line.split()
                 names = [word for word in rest if not word.startswith("--")]
                 for name in names:
-                    self.start(name) if action == "enable" else self.stop(name)
+                    {"enable": self.start, "restart": self.restart, "stop": self.stop}[action](name)
             done = len(lines)
             self._ending.wait(0.1)
         for name in list(self._started):
@@ -161,10 +161,19 @@ class Init:
 
     def stop(self, name: str) -> None:
         if name in self._started:
-            unit, thread = self._started[name]
-            unit.stop()
-            thread.join(float(unit.value("TimeoutStopSec", "90")))
+            self._end(name)
             Path(f"{REQUESTS}.stopped").touch()
+
+    def restart(self, name: str) -> None:
+        """Restarts what requires the unit, too, which begins with the unit itself."""
+        for one in [one for one, (unit, _) in self._started.items() if name in (one, *unit.values("Requires"))]:
+            self._end(one)
+            self.start(one)
+
+    def _end(self, name: str) -> None:
+        unit, thread = self._started[name]
+        unit.stop()
+        thread.join(float(unit.value("TimeoutStopSec", "90")))
 
     def _after_required(self, unit: Unit) -> None:
         for required in unit.values("Requires"):

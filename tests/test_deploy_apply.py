@@ -4,98 +4,23 @@ from __future__ import annotations
 
 import base64
 import json
-import os
 import re
-import shutil
-import subprocess
 from collections.abc import Iterator
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.deploy_tools import (
-    COMMIT,
-    CREDENTIALS,
-    Terraform,
-    aim_at_moto,
-    aws,
-    copy_of_terraform,
-    make_images,
-    moto_server,
-)
+from tests.deploy_applied import NAME, Fleet
+from tests.deploy_tools import aws, moto_server
+from tests.processes import ROOT
+from tests.test_storage import content, run_in
 
 pytestmark = [pytest.mark.deploy, pytest.mark.timeout(1500)]
 
-NAME = "apex-test"
 ROLES = ("replay", "learner", "actor", "evaluator")
-# moto has no instance refresh, and a budget fails in it: docs/deploy.md lists what is not shown here.
-VARIABLES = [f"-var=name={NAME}", f"-var=commit={COMMIT}", "-var=alarm_email=someone@example.org"]
-
-
-class Fleet:
-    """The configuration, applied to a moto server."""
-
-    def __init__(self, folder: Path, url: str):
-        self.url = url
-        self.images = make_images(url)
-        copy = copy_of_terraform(folder)
-        aim_at_moto(copy, url)
-        self.terraform = Terraform(copy)
-        self.terraform.init()
-        self.said: list[str] = []  # by the newest apply or destroy
-
-    def apply(self, *variables: str) -> None:
-        before = self.groups()
-        self._change("apply", *variables)
-        for role, group in self.groups().items():  # moto forgets the mix of a group that is updated; AWS keeps it
-            if "MixedInstancesPolicy" not in group and role in before:
-                mix = before[role]["MixedInstancesPolicy"]
-                mix["LaunchTemplate"]["LaunchTemplateSpecification"].pop("LaunchTemplateName")  # it has the id, too
-                aws(self.url, "autoscaling").update_auto_scaling_group(
-                    AutoScalingGroupName=group["AutoScalingGroupName"], MixedInstancesPolicy=mix
-                )
-
-    def destroy(self, *variables: str) -> None:
-        self._change("destroy", *variables)
-
-    def _change(self, action: str, *variables: str) -> None:
-        arguments = ("-auto-approve", "-input=false", "-no-color", *VARIABLES, *variables)
-        self.said = self.terraform.run(action, *arguments, seconds=900).splitlines()
-
-    def times(self, resources: str, event: str) -> list[int]:
-        """Returns when, in the newest apply or destroy, the event befell each of the resources."""
-        return [time for time, line in enumerate(self.said) if re.match(rf"{resources}\S*: {event}", line)]
-
-    def plan(self, *variables: str) -> str:
-        """Returns the plan; empty where there is nothing to change."""
-        codes = (0, 2)
-        said = self.terraform.run(
-            "plan", "-detailed-exitcode", "-input=false", "-no-color", *VARIABLES, *variables, codes=codes
-        )
-        return "" if "No changes." in said else said.partition("Terraform will perform")[2]
-
-    def output(self, name: str) -> Any:
-        return json.loads(self.terraform.run("output", "-json", name))
-
-    def groups(self) -> dict[str, Any]:
-        """Returns the Auto Scaling groups by role."""
-        found = aws(self.url, "autoscaling").describe_auto_scaling_groups()["AutoScalingGroups"]
-        return {group["AutoScalingGroupName"].removeprefix(f"{NAME}-"): group for group in found}
-
-    def template(self, role: str) -> Any:
-        """Returns the newest launch template of a role."""
-        ec2 = aws(self.url, "ec2")
-        versions = ec2.describe_launch_template_versions(LaunchTemplateName=f"{NAME}-{role}", Versions=["$Latest"])
-        return versions["LaunchTemplateVersions"][0]["LaunchTemplateData"]
-
-    def policy(self, role: str) -> list[Any]:
-        """Returns the statements of a role's policy."""
-        iam = aws(self.url, "iam")
-        document = iam.get_role_policy(RoleName=f"{NAME}-us-east-1-{role}", PolicyName="fleet")["PolicyDocument"]
-        return list(document["Statement"])
-
-
+FILM = "runs/run-1/results/video.mp4"
 GROUPS = r"module\.\w+(\[0\])?\.aws_autoscaling_group\.role"
 NEEDS = (  # of a host
     r"aws_(iam_role_policy\.role|vpc_endpoint\.|route_table_association\.private|"
@@ -226,18 +151,86 @@ def test_only_replay_and_learner_can_take_their_names(fleet: Fleet) -> None:
 
 
 def test_bucket_is_private_encrypted_versioned_and_tls_only(fleet: Fleet) -> None:
-    s3 = aws(fleet.url, "s3")
-    (bucket,) = [one["Name"] for one in s3.list_buckets()["Buckets"]]
+    assert_bucket_is_protected(fleet)
+
+
+def assert_bucket_is_protected(fleet: Fleet) -> None:
+    s3, bucket = aws(fleet.url, "s3"), fleet.bucket()
     assert all(s3.get_public_access_block(Bucket=bucket)["PublicAccessBlockConfiguration"].values())
+    (ownership,) = s3.get_bucket_ownership_controls(Bucket=bucket)["OwnershipControls"]["Rules"]
+    assert ownership["ObjectOwnership"] == "BucketOwnerEnforced"
     assert s3.get_bucket_versioning(Bucket=bucket)["Status"] == "Enabled"
     (rule,) = s3.get_bucket_encryption(Bucket=bucket)["ServerSideEncryptionConfiguration"]["Rules"]
-    assert rule["ApplyServerSideEncryptionByDefault"]["SSEAlgorithm"] == "aws:kms"
+    assert rule["ApplyServerSideEncryptionByDefault"] == {
+        "SSEAlgorithm": "aws:kms",
+        "KMSMasterKeyID": fleet.key()["Arn"],
+    }
     (statement,) = json.loads(s3.get_bucket_policy(Bucket=bucket)["Policy"])["Statement"]
     assert (statement["Effect"], statement["Condition"]) == ("Deny", {"Bool": {"aws:SecureTransport": "false"}})
     rules = s3.get_bucket_lifecycle_configuration(Bucket=bucket)["Rules"]
     assert {one["AbortIncompleteMultipartUpload"]["DaysAfterInitiation"] for one in rules} == {1}
     days = {one["Filter"]["Prefix"]: one["NoncurrentVersionExpiration"]["NoncurrentDays"] for one in rules}
     assert days == {"": 7, "runs/run-1/replay/": 1, "runs/run-1/results/": 1}
+
+
+ACCOUNT = "123456789012"  # moto's
+LOGS = f"arn:aws:logs:us-east-1:{ACCOUNT}:log-group:/apex-jax/{NAME}/*"
+OWN_ACCOUNT = {"StringEquals": {"aws:PrincipalAccount": ACCOUNT}}
+KEY_POLICY: dict[str, tuple[dict[str, str], set[str], Any]] = {  # who may what with the fleet's key, and when
+    "Account": ({"AWS": f"arn:aws:iam::{ACCOUNT}:root"}, {"kms:*"}, None),
+    "Logs": (
+        {"Service": "logs.us-east-1.amazonaws.com"},
+        {"kms:Encrypt", "kms:Decrypt", "kms:ReEncrypt*", "kms:GenerateDataKey*", "kms:DescribeKey"},
+        {"ArnLike": {"kms:EncryptionContext:aws:logs:arn": LOGS}},
+    ),
+    "Alarms": (
+        {"Service": "cloudwatch.amazonaws.com"},
+        {"kms:Decrypt", "kms:GenerateDataKey*"},
+        {"StringEquals": {"aws:SourceAccount": ACCOUNT}},
+    ),
+}  # fmt: skip
+ENDPOINT_ACTIONS = {
+    "logs": {"logs:CreateLogStream", "logs:DescribeLogStreams", "logs:PutLogEvents"},
+    "monitoring": {"cloudwatch:PutMetricData"},
+    "servicediscovery": {"servicediscovery:RegisterInstance", "servicediscovery:GetOperation"},
+    "ssm": {"ssm:GetParameter", "ssm:UpdateInstanceInformation"},
+    "ssmmessages": {
+        f"ssmmessages:{verb}{kind}Channel" for verb in ("Create", "Open") for kind in ("Control", "Data")
+    },
+    "s3": {
+        f"s3:{name}"
+        for name in (
+            "ListBucket", "GetObject", "PutObject", "DeleteObject", "AbortMultipartUpload", "ListMultipartUploadParts"
+        )
+    },
+}  # fmt: skip
+
+
+def test_key_is_for_the_account_its_logs_and_its_alarms(fleet: Fleet) -> None:
+    policy = aws(fleet.url, "kms").get_key_policy(KeyId=fleet.key()["KeyId"], PolicyName="default")["Policy"]
+    found = json.loads(policy)["Statement"]
+    assert {(one["Effect"], one["Resource"]) for one in found} == {("Allow", "*")}
+    assert {
+        one["Sid"]: (one["Principal"], {*listed(one["Action"])}, one.get("Condition")) for one in found
+    } == KEY_POLICY
+    groups = aws(fleet.url, "logs").describe_log_groups()["logGroups"]
+    assert all(fnmatchcase(group["arn"].removesuffix(":*"), LOGS) for group in groups)
+
+
+def test_endpoints_let_this_account_do_what_the_roles_may_and_nothing_else(fleet: Fleet) -> None:
+    roles = {action for role in ROLES for one in fleet.policy(role) for action in listed(one["Action"])}
+    found = set()
+    for endpoint in aws(fleet.url, "ec2").describe_vpc_endpoints()["VpcEndpoints"]:
+        service = endpoint["ServiceName"].split(".")[-1]
+        (one,) = json.loads(endpoint["PolicyDocument"])["Statement"]
+        assert (one["Effect"], one["Principal"], one["Condition"]) == ("Allow", {"AWS": "*"}, OWN_ACCOUNT), service
+        assert {*listed(one["Action"])} == ENDPOINT_ACTIONS[service]
+        own_bucket = {f"arn:aws:s3:::{fleet.bucket()}", f"arn:aws:s3:::{fleet.bucket()}/*"}
+        assert {*listed(one["Resource"])} == (own_bucket if service == "s3" else {"*"})
+        prefix = {"monitoring": "cloudwatch"}.get(service, service)
+        assert {action for action in roles if action.startswith(f"{prefix}:")} == ENDPOINT_ACTIONS[service]
+        found.add(service)
+    assert found == {*ENDPOINT_ACTIONS}
 
 
 def test_logs_are_kept_as_long_as_said(fleet: Fleet) -> None:
@@ -261,6 +254,19 @@ def test_alarms_reach_a_person(fleet: Fleet) -> None:
     }
     subscriptions = aws(fleet.url, "sns").list_subscriptions()["Subscriptions"]
     assert {topic for alarm in alarms for topic in alarm["AlarmActions"]} == {one["TopicArn"] for one in subscriptions}
+
+
+def test_shell_finds_the_host_of_the_learner(fleet: Fleet) -> None:
+    found = re.search(r"--target \$\((aws ec2 describe-instances .*)\)$", fleet.command("shell"))
+    assert found
+    (learner,) = fleet.groups()["learner"]["Instances"]
+    assert fleet.do(found[1]) == (0, f"{learner['InstanceId']}\n")
+
+
+def test_why_asks_of_each_group(fleet: Fleet) -> None:
+    code, said = fleet.do(fleet.command("why"))  # moto knows of no activities
+    assert code == 0
+    assert {*said.splitlines()} == {f"{NAME}-{role}" for role in ROLES}
 
 
 def test_state_holds_no_key(fleet: Fleet) -> None:
@@ -289,18 +295,17 @@ def test_the_number_of_actors_changes_by_one_variable_and_nothing_else_does(flee
 
 
 def test_stopping_leaves_the_bucket_and_no_instance(fleet: Fleet) -> None:
-    s3 = aws(fleet.url, "s3")
-    (bucket,) = [one["Name"] for one in s3.list_buckets()["Buckets"]]
+    s3, bucket = aws(fleet.url, "s3"), fleet.bucket()
     s3.delete_bucket_policy(Bucket=bucket)  # moto denies by it whatever its condition says
-    s3.put_object(Bucket=bucket, Key="runs/run-1/learner/manifest.json", Body=b"learned")
-    fleet.apply("-var=running=false", "-var=delete_results=true")
+    s3.put_object(Bucket=bucket, Key=FILM, Body=b"a film")
+    fleet.apply("-var=running=false")
     groups, endpoints = fleet.times(GROUPS, "Modifications complete"), fleet.times("aws_vpc_endpoint", "Destroying")
     assert len(groups) == len(ROLES)
     assert len(endpoints) == 5
-    assert max(groups) < min(endpoints)  # which still carry the hosts' last lines of log
+    assert max(groups) < min(endpoints)  # but hosts end after that: their last lines of log may find no endpoint
     assert all(group["Instances"] == [] for group in fleet.groups().values())
     s3.delete_bucket_policy(Bucket=bucket)
-    assert s3.get_object(Bucket=bucket, Key="runs/run-1/learner/manifest.json")["Body"].read() == b"learned"
+    assert s3.get_object(Bucket=bucket, Key=FILM)["Body"].read() == b"a film"
     services = {
         one["ServiceName"].split(".")[-1]
         for one in aws(fleet.url, "ec2").describe_vpc_endpoints()["VpcEndpoints"]
@@ -309,23 +314,47 @@ def test_stopping_leaves_the_bucket_and_no_instance(fleet: Fleet) -> None:
     assert services == {"s3"}
 
 
+def test_fetch_takes_the_run_home(fleet: Fleet, tmp_path: Path) -> None:
+    run = run_in(tmp_path)
+    code, said = fleet.do(f"python main.py storage push {run} {fleet.output('run_url')}")
+    assert code == 0, said
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / "main.py").symlink_to(ROOT / "main.py")
+    code, said = fleet.do(fleet.command("fetch"), home)
+    assert code == 0, said
+    taken = content(home / "run-1")
+    assert taken.pop("video.mp4") == b"a film"
+    assert taken == {name: data for name, data in content(run).items() if name in taken}
+    assert {"checkpoints/200/state/d/x", "replay/snapshot-1.bin", "metrics/learner.jsonl"} <= {*taken}
+
+
 def test_wait_ends_when_no_host_is_left(fleet: Fleet) -> None:
-    if not shutil.which("aws"):
-        pytest.skip("the AWS CLI is not installed here")
-    environment = {**os.environ, **CREDENTIALS, "AWS_ENDPOINT_URL": fleet.url}
-    command = fleet.output("commands")["wait"]
-    assert subprocess.run(["bash", "-c", command], env=environment, timeout=60).returncode == 0
+    assert fleet.do(fleet.command("wait")) == (0, "")
     ec2 = aws(fleet.url, "ec2")
     tags = [{"ResourceType": "instance", "Tags": [{"Key": "Fleet", "Value": NAME}]}]
     (host,) = ec2.run_instances(ImageId=fleet.images["cpu"], MinCount=1, MaxCount=1, TagSpecifications=tags)[
         "Instances"
     ]
-    waiting = command.replace("sleep 10", "exit 7")
-    assert subprocess.run(["bash", "-c", waiting], env=environment, timeout=60).returncode == 7
+    assert fleet.do(fleet.command("wait").replace("sleep 10", "exit 7"))[0] == 7
     ec2.terminate_instances(InstanceIds=[host["InstanceId"]])
 
 
+def test_destroy_without_leave_to_delete_results_takes_nothing_from_the_bucket(fleet: Fleet) -> None:
+    fleet.apply("-var=running=false")  # gives the policy back
+    fleet.destroy(codes=(1,))
+    assert f"The bucket {fleet.bucket()} and its key stay as they are" in " ".join(fleet.said)
+    assert_bucket_is_protected(fleet)
+    assert fleet.key()["KeyState"] == "Enabled"
+    assert fleet.groups() == {}
+    assert [vpc for vpc in aws(fleet.url, "ec2").describe_vpcs()["Vpcs"] if not vpc["IsDefault"]] == []
+    s3 = aws(fleet.url, "s3")
+    s3.delete_bucket_policy(Bucket=fleet.bucket())
+    assert s3.get_object(Bucket=fleet.bucket(), Key=FILM)["Body"].read() == b"a film"
+
+
 def test_destroy_leaves_nothing(fleet: Fleet) -> None:
+    fleet.apply("-var=running=false", "-var=delete_results=true")
     discovery = aws(fleet.url, "servicediscovery")
     for service in discovery.list_services()["Services"]:  # as hosts do at boot
         discovery.register_instance(
@@ -348,6 +377,4 @@ def test_destroy_leaves_nothing(fleet: Fleet) -> None:
         instance["State"]["Name"] for one in ec2.describe_instances()["Reservations"] for instance in one["Instances"]
     }
     assert states <= {"terminated"}
-    keys = aws(fleet.url, "kms")
-    ours = [keys.describe_key(KeyId=key["KeyId"])["KeyMetadata"] for key in keys.list_keys()["Keys"]]
-    assert {key["KeyState"] for key in ours if key["Description"].endswith(NAME)} == {"PendingDeletion"}
+    assert fleet.key()["KeyState"] == "PendingDeletion"

@@ -5,6 +5,7 @@ It learns Catch, or what APEX_JAX_FLEET_GAME says: `make test-fleet GAME=Pong`.
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import subprocess
@@ -141,6 +142,11 @@ def metrics(host: Host, since: float = 0.0) -> list[dict[str, Any]]:
     return [line for line in lines if line["time"] > since]
 
 
+def sizes(host: Host, since: float) -> list[float]:
+    """Returns how many transitions a replay server has told it holds after a time, oldest first."""
+    return [line["replay/size_transitions"] for line in metrics(host, since) if "replay/size_transitions" in line]
+
+
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     assert os.geteuid() == 0, "hosts are network namespaces, which only root can make"
@@ -198,6 +204,20 @@ def test_results_and_state_reach_the_bucket(fleet: Fleet, name: str) -> None:
     assert f"runs/run-1/{name}" in stored(fleet.url, BUCKET)
 
 
+def tensorboard(fleet: Fleet, path: str) -> Any:
+    """Returns what TensorBoard on the learner's host answers; empty where it does not yet."""
+    return json.loads(fleet.of("learner").run("sh", "-c", f"curl -fs 'http://127.0.0.1:6006/data/{path}' || echo []"))
+
+
+def test_tensorboard_shows_what_all_hosts_measure_while_they_do(fleet: Fleet) -> None:
+    fleet.wait(lambda: {"learner", "replay", "evaluator"} <= {*tensorboard(fleet, "runs")}, "TensorBoard")
+    points = "plugin/scalars/scalars?run=learner&tag=learner/updates"
+    fleet.wait(lambda: tensorboard(fleet, points) != [], "the learner's updates in TensorBoard")
+    shown = tensorboard(fleet, points)[-1]
+    fleet.wait(lambda: tensorboard(fleet, points)[-1] != shown, "newer updates in TensorBoard")
+    assert tensorboard(fleet, points)[-1][2] > shown[2]
+
+
 def test_fleet_survives_the_loss_of_each_actor_host_and_takes_its_replacement_in(fleet: Fleet) -> None:
     lost = fleet.all("actor")
     assert len(lost) == ACTORS
@@ -211,11 +231,16 @@ def test_fleet_survives_the_loss_of_each_actor_host_and_takes_its_replacement_in
 
 @pytest.mark.parametrize("role", ["evaluator", "replay", "learner"])
 def test_fleet_survives_the_loss_of_a_host_and_takes_its_replacement_in(fleet: Fleet, role: str) -> None:
-    before = fleet.updates()
+    before, now = fleet.updates(), time.time()
+    held = fleet.value(fleet.of("replay"), "replay/size_transitions")
     new = fleet.hosts.replace(fleet.of(role))
     if role == "learner":  # a new one, which knows only what is in the bucket
         fleet.wait(lambda: fleet.updates() > 0, "the learner's return")
         assert fleet.updates() > before / 2
+    if role == "replay":  # so does this one
+        fleet.wait(lambda: sizes(new, now) != [], "the replay server's return")
+        assert "fetched the replay of the run from s3://" in new.log()
+        assert sizes(new, now)[0] > held / 2
     if role == "evaluator":
         fleet.wait(lambda: fleet.value(new, "eval/updates") > before, "an evaluation of newer weights")
     fleet.wait_for_progress(f"after the loss of {role}")
@@ -235,6 +260,22 @@ def test_spot_notice_ends_an_actor_cleanly_before_its_instance_goes(fleet: Fleet
     assert host.log().count("apex-jax@actor.service has ended") == 1  # it was not started again
     fleet.hosts.replace(host)
     fleet.wait_for_progress("after a spot notice")
+
+
+def test_fleet_learns_on_with_keys_that_were_rotated(fleet: Fleet) -> None:
+    def ends(host: Host) -> int:
+        return host.log().count(f"apex-jax@{host.role}.service has ended: ")
+
+    before = {host: host.secret_key() for host in fleet.hosts.all}
+    ended, updates = {host: ends(host) for host in before}, fleet.updates()
+    push_keys(fleet.url, "--rotate")
+    for host in before:  # as docs/deploy.md says
+        host.run("systemctl", "restart", "apex-jax-boot.service")
+    fleet.wait(lambda: all(host.secret_key() not in ("", old) for host, old in before.items()), "new keys on all hosts")
+    assert all(ends(host) > ended[host] for host in before)  # a role holds the keys that it was started with
+    fleet.wait_for_progress("with new keys")
+    fleet.wait(lambda: fleet.value(fleet.of("evaluator"), "eval/updates") > updates, "an evaluation with new keys")
+    assert fleet.hosts.all == [*before]
 
 
 def test_stopped_fleet_has_stored_its_last_checkpoint_and_a_new_one_goes_on(fleet: Fleet) -> None:

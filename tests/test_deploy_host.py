@@ -304,6 +304,22 @@ def test_results_of_all_hosts_make_one_run_directory(url: str, tmp_path: Path) -
     }
 
 
+def test_mirror_extends_what_tensorboard_holds_open(url: str, tmp_path: Path) -> None:
+    aws(url, "s3").create_bucket(Bucket="growing")
+    name = "tensorboard/replay/events.1"
+
+    def show(text: str) -> None:
+        written(tmp_path / "replay", {name: text})
+        results(url, "copy", tmp_path / "replay", "replay", "growing")
+        results(url, "mirror", tmp_path / "learner", "learner", "growing")
+
+    show("one")
+    with open(tmp_path / "learner-of-all-hosts" / name) as shown:
+        assert shown.read() == "one"
+        show("one, two")
+        assert shown.read() == ", two"
+
+
 def test_fetched_results_never_replace_what_a_host_has(url: str, tmp_path: Path) -> None:
     s3 = aws(url, "s3")
     s3.create_bucket(Bucket="older")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
@@ -135,6 +136,15 @@ def test_role_has_time_to_checkpoint_and_comes_back() -> None:
     assert "--role %i" in setting(unit, "ExecStart")[0]
 
 
+def test_what_fails_again_and_again_is_started_later_each_time_and_never_given_up() -> None:
+    drop_in = "apex-jax@.service.d/backoff.conf"
+    assert setting(drop_in, "RestartSteps") == ["10"]
+    assert setting(drop_in, "RestartMaxDelaySec") == ["60"]
+    assert setting("apex-jax@.service", "RestartSec") == ["5"]
+    for unit in ("apex-jax@.service", "apex-jax-boot.service", "apex-jax-spot-watch.service"):
+        assert setting(unit, "StartLimitIntervalSec") == ["0"], unit
+
+
 def test_gpu_is_opened_for_the_learner_with_all_rights_and_before_it_starts() -> None:
     drop_in = "apex-jax@learner.service.d/gpu.conf"
     opening = "+/usr/bin/nvidia-modprobe -c 0"  # + is without the hardening
@@ -236,8 +246,40 @@ def test_user_data_says_what_the_unit_needs(user_data: dict[str, str], role: str
     assert f"{role}.secret" in environment["APEX_JAX_KEY_FILES"].split()
     assert yaml.safe_load(files["/opt/aws/amazon-cloudwatch-agent/etc/apex-jax.json"]["content"])["logs"]
     assert ["systemctl", "enable", "--now", "--no-block", f"apex-jax@{role}.service"] in data["runcmd"]
-    started = {name.replace(f"@{role}", "@") for _, _, _, _, name in data["runcmd"][1:]}
+    *starts, last = data["runcmd"]
+    assert last == [
+        "/opt/apex-jax/current/deploy/host/start_log_agent"
+    ]  # an agent that hangs keeps no role from starting
+    started = {name.replace(f"@{role}", "@") for _, _, _, _, name in starts}
     assert started <= {path.name for path in UNITS}
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_what_any_unit_of_a_host_says_is_collected(user_data: dict[str, str], role: str) -> None:
+    """A host without a way in by Session Manager is diagnosed by this alone."""
+    import yaml
+
+    files = {file["path"]: file["content"] for file in yaml.safe_load(user_data[role])["write_files"]}
+    agent = json.loads(files["/opt/aws/amazon-cloudwatch-agent/etc/apex-jax.json"])
+    collected = agent["logs"]["logs_collected"]["files"]["collect_list"]
+    assert {one["log_group_name"] for one in collected} == {f"/apex-jax/apex-jax/{role}"}
+    assert len({one["log_stream_name"] for one in collected}) == len(
+        collected
+    )  # two files in one would mix their order
+    paths = {one["file_path"] for one in collected}
+    services = [path.name for path in UNITS if path.suffix == ".service"]
+    assert len(services) == 6
+    for service in services:
+        for key in ("StandardOutput", "StandardError"):
+            (output,) = setting(service, key)
+            kind, _, path = output.replace("%i", role).partition(":")
+            assert kind == "append", service  # what was said before a restart stays
+            assert path in paths, service
+
+
+def test_role_stops_before_the_agent_that_sends_its_last_words() -> None:
+    after = {name for line in setting("apex-jax@.service", "After") for name in line.split()}
+    assert {"amazon-cloudwatch-agent.service", "apex-jax-boot.service"} <= after
 
 
 @pytest.mark.parametrize("role", ROLES)

@@ -71,8 +71,12 @@ def mirror(url: str, run: Path, role: str) -> None:
     store, bucket, prefix = _place(url)
     for name, size in _stored(store, bucket, prefix).items():
         path = shown / name
-        is_here = path.is_file() and path.stat().st_size == size
-        if any(is_of_role(name, one) for one in BY_ROLE) and not is_here:
+        here = path.stat().st_size if path.is_file() else -1
+        if here == size or not any(is_of_role(name, one) for one in BY_ROLE):
+            continue
+        if name.startswith("tensorboard/") and 0 <= here < size:
+            _extend(store, bucket, prefix + name, path, here)
+        else:
             _bring(store, bucket, prefix + name, path)
 
 
@@ -83,6 +87,13 @@ def _bring(store: Any, bucket: str, key: str, path: Path) -> None:
         for data in store.get_object(Bucket=bucket, Key=key)["Body"].iter_chunks(2**20):
             file.write(data)
     part.replace(path)  # never half a file: the next copy would take it for the whole
+
+
+def _extend(store: Any, bucket: str, key: str, path: Path, here: int) -> None:
+    """Appends what a file lacks: TensorBoard holds its files open, and hears nothing of one that takes their place."""
+    with open(path, "ab") as file:
+        for data in store.get_object(Bucket=bucket, Key=key, Range=f"bytes={here}-")["Body"].iter_chunks(2**20):
+            file.write(data)
 
 
 def is_of_role(name: str, role: str) -> bool:

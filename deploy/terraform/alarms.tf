@@ -104,11 +104,15 @@ resource "aws_budgets_budget" "month" {
   limit_unit   = "USD"
   time_unit    = "MONTHLY"
 
-  notification {
-    comparison_operator        = "GREATER_THAN"
-    threshold                  = 100
-    threshold_type             = "PERCENTAGE"
-    notification_type          = "FORECASTED"
-    subscriber_email_addresses = [var.alarm_email]
+  dynamic "notification" { # AWS forecasts nothing before it has seen weeks of costs: a new account hears only of actual ones
+    for_each = toset(["FORECASTED 100", "ACTUAL 80", "ACTUAL 100"])
+
+    content {
+      comparison_operator        = "GREATER_THAN"
+      notification_type          = split(" ", notification.value)[0]
+      threshold                  = tonumber(split(" ", notification.value)[1])
+      threshold_type             = "PERCENTAGE"
+      subscriber_email_addresses = [var.alarm_email]
+    }
   }
 }

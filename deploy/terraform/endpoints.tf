@@ -14,7 +14,11 @@ locals {
       "ssmmessages:OpenDataChannel",
     ]
   }
-  interface_endpoints = var.create_endpoints && var.running ? local.api_actions : {}
+  # What an existing VPC has already, the fleet leaves to it.
+  services_made       = var.create_endpoints ? setsubtract(concat(keys(local.api_actions), ["s3"]), var.existing_endpoints) : toset([])
+  makes_interfaces    = length(setsubtract(local.services_made, ["s3"])) > 0
+  finds_interfaces    = length(setsubtract(keys(local.api_actions), local.services_made)) > 0
+  interface_endpoints = { for service, actions in local.api_actions : service => actions if var.running && contains(local.services_made, service) }
 }
 
 resource "aws_vpc_endpoint" "interface" {
@@ -25,7 +29,7 @@ resource "aws_vpc_endpoint" "interface" {
   vpc_endpoint_type   = "Interface"
   private_dns_enabled = true
   subnet_ids          = local.subnet_ids
-  security_group_ids  = [local.endpoints_group_id]
+  security_group_ids  = [aws_security_group.endpoints[0].id]
   policy              = data.aws_iam_policy_document.endpoint[each.key].json
   tags                = { Name = "${var.name}-${each.key}" }
 
@@ -35,12 +39,12 @@ resource "aws_vpc_endpoint" "interface" {
 }
 
 resource "aws_vpc_endpoint" "s3" {
-  count = local.own_vpc && var.create_endpoints ? 1 : 0 # by the hour it costs nothing
+  count = contains(local.services_made, "s3") ? 1 : 0 # by the hour it costs nothing
 
   vpc_id            = local.vpc_id
   service_name      = "com.amazonaws.${var.region}.s3"
   vpc_endpoint_type = "Gateway"
-  route_table_ids   = [aws_route_table.private[0].id]
+  route_table_ids   = local.own_vpc ? [aws_route_table.private[0].id] : var.route_table_ids
   policy            = data.aws_iam_policy_document.own_bucket.json
   tags              = { Name = "${var.name}-s3" }
 }

@@ -11,12 +11,33 @@ data "aws_availability_zones" "available" {
   }
 }
 
+# Of what replay and learner may be, what there is in the zone that they are in.
+data "aws_ec2_instance_type_offerings" "first_zone" {
+  count = local.own_vpc ? 1 : 0
+
+  location_type = "availability-zone"
+
+  filter {
+    name   = "location"
+    values = [local.zone_names[0]]
+  }
+  filter {
+    name   = "instance-type"
+    values = concat(local.instance_types.replay, local.instance_types.learner)
+  }
+}
+
 locals {
   own_vpc    = var.vpc_id == ""
   vpc_id     = local.own_vpc ? aws_vpc.fleet[0].id : var.vpc_id
   subnet_ids = local.own_vpc ? [for zone in local.zone_names : aws_subnet.private[zone].id] : var.subnet_ids
   zone_names = length(var.zone_names) > 0 ? var.zone_names : [
     for number, zone in data.aws_availability_zones.available.names : zone if number < var.zones
+  ]
+  roles_without_type = [
+    for role in ["replay", "learner"] : role if local.own_vpc && length(setintersection(
+      local.instance_types[role], flatten(data.aws_ec2_instance_type_offerings.first_zone[*].instance_types)
+    )) == 0
   ]
 }
 

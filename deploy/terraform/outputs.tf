@@ -17,6 +17,7 @@ output "commands" {
   description = "The commands of the day, ready to paste in the repository's root."
   value = {
     watch       = "aws logs tail ${aws_cloudwatch_log_group.role["learner"].name} --follow --region ${var.region}"
+    why         = "for group in ${join(" ", local.group_names)}; do echo $group; aws autoscaling describe-scaling-activities --region ${var.region} --auto-scaling-group-name $group --no-paginate --query 'Activities[:5].[StartTime,StatusCode,StatusMessage]' --output text; done  # why a role has no host"
     shell       = "aws ssm start-session --region ${var.region} --target ${local.find_instance.learner}"
     tensorboard = "aws ssm start-session --region ${var.region} --target ${local.find_instance.learner} --document-name AWS-StartPortForwardingSession --parameters portNumber=${local.ports.tensorboard},localPortNumber=${local.ports.tensorboard}  # then http://localhost:${local.ports.tensorboard}"
     status      = "aws ssm start-session --region ${var.region} --target ${local.find_instance.learner} --document-name AWS-StartPortForwardingSession --parameters portNumber=${local.ports.status},localPortNumber=${local.ports.status}  # then python main.py status tcp://127.0.0.1:${local.ports.status}"
@@ -29,6 +30,7 @@ output "commands" {
 }
 
 locals {
+  group_names = concat([module.replay.group_name, module.learner.group_name, module.actor.group_name], module.evaluator[*].group_name)
   find_hosts = format(
     "aws ec2 describe-instances --region %s --filters Name=tag:Fleet,Values=%s Name=instance-state-name,Values=pending,running,stopping,shutting-down --query 'Reservations[].Instances[].InstanceId' --output text",
     var.region, var.name

@@ -78,10 +78,12 @@ locals {
         logs = {
           logs_collected = {
             files = {
-              collect_list = [{
-                file_path       = "/var/log/apex-jax/*.log"
+              # The role's log, and that of all other units (deploy/systemd). By name: of the files that a wildcard
+              # matches, the agent follows only the one written last.
+              collect_list = [for file, stream in { (role) = "{instance_id}", host = "{instance_id}-host" } : {
+                file_path       = "/var/log/apex-jax/${file}.log"
                 log_group_name  = aws_cloudwatch_log_group.role[role].name
-                log_stream_name = "{instance_id}"
+                log_stream_name = stream
               }]
             }
           }

@@ -19,12 +19,24 @@ resource "terraform_data" "rules" {
       error_message = "zones: the region has only ${join(", ", data.aws_availability_zones.available.names)}."
     }
     precondition {
-      condition     = var.create_endpoints == (var.endpoints_security_group_id == "")
-      error_message = "endpoints_security_group_id is for create_endpoints = false, and needed there."
+      condition     = length(local.roles_without_type) == 0
+      error_message = "The zone ${local.zone_names[0]} has no instance type of ${join(" and ", local.roles_without_type)}: name another zone first (zone_names), or other types (instance_types)."
+    }
+    precondition {
+      condition     = local.finds_interfaces == (var.endpoints_security_group_id != "")
+      error_message = "endpoints_security_group_id is for endpoints that the VPC has (create_endpoints = false, existing_endpoints), and needed there."
     }
     precondition {
       condition     = var.create_endpoints || !local.own_vpc
       error_message = "create_endpoints = false needs an existing VPC (vpc_id): a VPC of its own has no other way to AWS."
+    }
+    precondition {
+      condition     = length(var.existing_endpoints) == 0 || (var.create_endpoints && !local.own_vpc)
+      error_message = "existing_endpoints are of an existing VPC (vpc_id), and beside create_endpoints = true: without it, all exist."
+    }
+    precondition {
+      condition     = (length(var.route_table_ids) > 0) == (!local.own_vpc && contains(local.services_made, "s3"))
+      error_message = "route_table_ids is for S3's endpoint in an existing VPC, and needed there, unless it has one (existing_endpoints, create_endpoints)."
     }
     precondition {
       condition     = var.bucket != "" || var.bucket_kms_key_arn == ""

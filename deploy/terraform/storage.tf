@@ -108,6 +108,29 @@ resource "aws_s3_bucket_policy" "results" {
   depends_on = [aws_s3_bucket_public_access_block.results]
 }
 
+# Goes before anything of the bucket. So a destroy that may not delete results takes nothing from the bucket: not its
+# policy, its versions or its encryption, which Terraform would remove before it finds that S3 deletes no full bucket.
+resource "terraform_data" "results" {
+  count = var.bucket == "" ? 1 : 0
+
+  input            = { bucket = aws_s3_bucket.results[0].id, may_go = var.delete_results }
+  triggers_replace = aws_s3_bucket.results[0].id # nor does another bucket take its place
+
+  depends_on = [
+    aws_s3_bucket_lifecycle_configuration.results,
+    aws_s3_bucket_ownership_controls.results,
+    aws_s3_bucket_policy.results,
+    aws_s3_bucket_public_access_block.results,
+    aws_s3_bucket_server_side_encryption_configuration.results,
+    aws_s3_bucket_versioning.results,
+  ]
+
+  provisioner "local-exec" {
+    when    = destroy
+    command = self.output.may_go ? "exit 0" : "echo The bucket ${self.output.bucket} and its key stay as they are: delete_results is false. See docs/deploy.md, Down. && exit 1"
+  }
+}
+
 data "aws_iam_policy_document" "results" {
   count = var.bucket == "" ? 1 : 0
 

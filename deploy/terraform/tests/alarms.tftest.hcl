@@ -5,7 +5,8 @@ mock_provider "aws" {
 }
 
 variables {
-  commit = "0123456789abcdef0123456789abcdef01234567"
+  commit         = "0123456789abcdef0123456789abcdef01234567"
+  delete_results = true # what a test makes goes again
 }
 
 run "every_role_is_watched" {

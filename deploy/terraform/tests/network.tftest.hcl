@@ -5,7 +5,8 @@ mock_provider "aws" {
 }
 
 variables {
-  commit = "0123456789abcdef0123456789abcdef01234567"
+  commit         = "0123456789abcdef0123456789abcdef01234567"
+  delete_results = true # what a test makes goes again
 }
 
 run "links" {
@@ -79,6 +80,33 @@ run "private" {
   }
 }
 
+run "names" {
+  variables {
+    name = "blue"
+  }
+
+  assert {
+    condition     = aws_service_discovery_private_dns_namespace.fleet.name == "blue.internal" && aws_service_discovery_private_dns_namespace.fleet.vpc == aws_vpc.fleet[0].id
+    error_message = "Names are of the fleet, and known in its VPC alone."
+  }
+  assert {
+    condition     = { for role, service in aws_service_discovery_service.host : role => service.name } == { replay = "replay", learner = "learner" }
+    error_message = "Replay and learner have names: the others look for them."
+  }
+  assert {
+    condition = alltrue([
+      for service in aws_service_discovery_service.host :
+      service.dns_config[0].namespace_id == aws_service_discovery_private_dns_namespace.fleet.id && service.dns_config[0].routing_policy == "MULTIVALUE" &&
+      [for record in service.dns_config[0].dns_records : "${record.type} ${record.ttl}"] == ["A 10"]
+    ])
+    error_message = "A name is one address, which peers ask for anew after 10 s."
+  }
+  assert {
+    condition     = strcontains(output.user_data.actor, "tcp://replay.blue.internal:") && strcontains(output.user_data.actor, "tcp://learner.blue.internal:")
+    error_message = "Hosts ask for the names that there are."
+  }
+}
+
 run "zones_by_name" {
   variables {
     zone_names = ["us-east-1c", "us-east-1a"]
@@ -132,5 +160,76 @@ run "existing_vpc" {
   assert {
     condition     = alltrue([for rule in values(aws_vpc_security_group_egress_rule.endpoints) : rule.referenced_security_group_id == "sg-0123456789abcdef0"])
     error_message = "Hosts reach the endpoints that are there."
+  }
+}
+
+run "existing_vpc_that_gets_endpoints" {
+  variables {
+    vpc_id          = "vpc-0fedcba9876543210"
+    subnet_ids      = ["subnet-0123456789abcdef0"]
+    route_table_ids = ["rtb-0123456789abcdef0", "rtb-0123456789abcdef1"]
+  }
+
+  assert {
+    condition     = toset(keys(aws_vpc_endpoint.interface)) == toset(["logs", "monitoring", "servicediscovery", "ssm", "ssmmessages"])
+    error_message = "All APIs that hosts use have their endpoint."
+  }
+  assert {
+    condition = (
+      aws_vpc_endpoint.s3[0].vpc_id == "vpc-0fedcba9876543210" && aws_vpc_endpoint.s3[0].vpc_endpoint_type == "Gateway" &&
+      aws_vpc_endpoint.s3[0].route_table_ids == toset(["rtb-0123456789abcdef0", "rtb-0123456789abcdef1"])
+    )
+    error_message = "S3 has its endpoint, too, in the given route tables: without it no checkpoint is stored."
+  }
+  assert {
+    condition     = length(aws_vpc_security_group_egress_rule.endpoints) == 4 && length(aws_vpc_security_group_ingress_rule.endpoints) == 4
+    error_message = "Each role reaches the endpoints that are made."
+  }
+}
+
+run "existing_vpc_that_has_some_endpoints" {
+  variables {
+    vpc_id                      = "vpc-0fedcba9876543210"
+    subnet_ids                  = ["subnet-0123456789abcdef0"]
+    existing_endpoints          = ["s3", "ssm", "ssmmessages"]
+    endpoints_security_group_id = "sg-0123456789abcdef0"
+  }
+
+  assert {
+    condition     = toset(keys(aws_vpc_endpoint.interface)) == toset(["logs", "monitoring", "servicediscovery"]) && length(aws_vpc_endpoint.s3) == 0
+    error_message = "What is there is not made again: a second private name for it is refused by AWS."
+  }
+  assert {
+    condition = alltrue([
+      for way in [aws_vpc_security_group_egress_rule.endpoints, aws_vpc_security_group_ingress_rule.endpoints] :
+      toset(keys(way)) == toset([for pair in setproduct(["made", "found"], ["replay", "learner", "actor", "evaluator"]) : join("-", pair)])
+    ])
+    error_message = "Each role may reach both groups of endpoints, and each group lets it in."
+  }
+  assert {
+    condition = alltrue([
+      for role in ["replay", "learner", "actor", "evaluator"] :
+      aws_vpc_security_group_ingress_rule.endpoints["found-${role}"].security_group_id == "sg-0123456789abcdef0" &&
+      aws_vpc_security_group_egress_rule.endpoints["found-${role}"].referenced_security_group_id == "sg-0123456789abcdef0" &&
+      aws_vpc_security_group_ingress_rule.endpoints["made-${role}"].security_group_id == aws_security_group.endpoints[0].id &&
+      aws_vpc_security_group_egress_rule.endpoints["made-${role}"].referenced_security_group_id == aws_security_group.endpoints[0].id &&
+      aws_vpc_security_group_ingress_rule.endpoints["found-${role}"].referenced_security_group_id == aws_security_group.role[role].id
+    ])
+    error_message = "Made endpoints have the fleet's group, found ones the one that was given."
+  }
+}
+
+run "existing_vpc_that_lacks_only_the_endpoint_of_s3" {
+  variables {
+    vpc_id                      = "vpc-0fedcba9876543210"
+    subnet_ids                  = ["subnet-0123456789abcdef0"]
+    route_table_ids             = ["rtb-0123456789abcdef0"]
+    existing_endpoints          = ["logs", "monitoring", "servicediscovery", "ssm", "ssmmessages"]
+    endpoints_security_group_id = "sg-0123456789abcdef0"
+  }
+
+  assert {
+    condition     = length(aws_vpc_endpoint.interface) == 0 && length(aws_security_group.endpoints) == 0 && length(aws_vpc_endpoint.s3) == 1
+    error_message = "Only S3's is made, which needs no group."
   }
 }

@@ -56,6 +56,25 @@ run "zones_are_as_many_as_the_region_has" {
   expect_failures = [terraform_data.rules]
 }
 
+run "first_zone_has_a_type_of_the_learner" {
+  command = plan
+
+  override_data {
+    target = data.aws_ec2_instance_type_offerings.first_zone
+    values = { instance_types = ["r7i.large"] }
+  }
+  expect_failures = [terraform_data.rules]
+}
+
+run "first_zone_has_a_type_of_the_replay_server" {
+  command = plan
+
+  variables {
+    instance_types = { replay = ["x9z.large"] }
+  }
+  expect_failures = [terraform_data.rules]
+}
+
 run "own_vpc_needs_endpoints" {
   command = plan
 
@@ -71,6 +90,62 @@ run "endpoints_group_is_for_existing_endpoints" {
 
   variables {
     endpoints_security_group_id = "sg-0123456789abcdef0"
+  }
+  expect_failures = [terraform_data.rules]
+}
+
+run "existing_endpoints_need_their_group" {
+  command = plan
+
+  variables {
+    vpc_id             = "vpc-0123456789abcdef0"
+    subnet_ids         = ["subnet-0123456789abcdef0"]
+    route_table_ids    = ["rtb-0123456789abcdef0"]
+    existing_endpoints = ["ssm"]
+  }
+  expect_failures = [terraform_data.rules]
+}
+
+run "own_vpc_has_no_endpoints_before" {
+  command = plan
+
+  variables {
+    existing_endpoints = ["s3"]
+  }
+  expect_failures = [terraform_data.rules]
+}
+
+run "existing_endpoints_are_some_of_those_made" {
+  command = plan
+
+  variables {
+    vpc_id                      = "vpc-0123456789abcdef0"
+    subnet_ids                  = ["subnet-0123456789abcdef0"]
+    create_endpoints            = false
+    endpoints_security_group_id = "sg-0123456789abcdef0"
+    existing_endpoints          = ["s3"]
+  }
+  expect_failures = [terraform_data.rules]
+}
+
+run "endpoint_of_s3_needs_route_tables" {
+  command = plan
+
+  variables {
+    vpc_id     = "vpc-0123456789abcdef0"
+    subnet_ids = ["subnet-0123456789abcdef0"]
+  }
+  expect_failures = [terraform_data.rules]
+}
+
+run "route_tables_are_for_an_endpoint_of_s3_that_is_made" {
+  command = plan
+
+  variables {
+    vpc_id             = "vpc-0123456789abcdef0"
+    subnet_ids         = ["subnet-0123456789abcdef0"]
+    route_table_ids    = ["rtb-0123456789abcdef0"]
+    existing_endpoints = ["s3"]
   }
   expect_failures = [terraform_data.rules]
 }

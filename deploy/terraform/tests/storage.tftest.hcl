@@ -28,7 +28,11 @@ run "own_bucket" {
     error_message = "What is overwritten stays a week, and a day where that is often."
   }
   assert {
-    condition     = one(aws_s3_bucket_server_side_encryption_configuration.results[0].rule).apply_server_side_encryption_by_default[0].sse_algorithm == "aws:kms"
+    condition = alltrue([
+      for rule in aws_s3_bucket_server_side_encryption_configuration.results[0].rule :
+      rule.apply_server_side_encryption_by_default[0].sse_algorithm == "aws:kms" &&
+      rule.apply_server_side_encryption_by_default[0].kms_master_key_id == aws_kms_key.fleet.arn
+    ]) && length(aws_s3_bucket_server_side_encryption_configuration.results[0].rule) == 1
     error_message = "The bucket is encrypted with the fleet's key."
   }
   assert {
@@ -36,7 +40,7 @@ run "own_bucket" {
     error_message = "The key is rotated."
   }
   assert {
-    condition     = !aws_s3_bucket.results[0].force_destroy
+    condition     = !aws_s3_bucket.results[0].force_destroy && !terraform_data.results[0].input.may_go
     error_message = "Results are not deleted unless that was asked for."
   }
   assert {
@@ -49,13 +53,24 @@ run "own_bucket" {
   }
 }
 
+run "leave_to_delete_results" {
+  variables {
+    delete_results = true
+  }
+
+  assert {
+    condition     = aws_s3_bucket.results[0].force_destroy && terraform_data.results[0].input.may_go
+    error_message = "Results are deleted where that was asked for."
+  }
+}
+
 run "existing_bucket" {
   variables {
     bucket = "my-results"
   }
 
   assert {
-    condition     = length(aws_s3_bucket.results) + length(aws_s3_bucket_policy.results) + length(aws_s3_bucket_lifecycle_configuration.results) == 0
+    condition     = length(terraform_data.results) + length(aws_s3_bucket.results) + length(aws_s3_bucket_policy.results) + length(aws_s3_bucket_lifecycle_configuration.results) == 0
     error_message = "A bucket that is given is left as it is, and destroy does not touch it."
   }
   assert {
@@ -76,6 +91,10 @@ run "actors_have_no_storage" {
 }
 
 run "alarms" {
+  variables {
+    delete_results = true # from here on: what a test makes goes again
+  }
+
   assert {
     condition     = toset(keys(aws_cloudwatch_metric_alarm.host)) == toset(["learner-stopped", "replay-stopped", "evaluator-stopped", "actors-failing", "replay-memory", "replay-disk", "learner-disk"])
     error_message = "These alarms, and actors-missing."
@@ -94,10 +113,20 @@ run "alarms_by_mail" {
   variables {
     alarm_email        = "someone@example.org"
     monthly_budget_usd = 100
+    delete_results     = true
   }
 
   assert {
     condition     = aws_sns_topic_subscription.email[0].endpoint == "someone@example.org" && aws_budgets_budget.month[0].limit_amount == "100"
     error_message = "Alarms and the budget write to the address."
+  }
+  assert {
+    condition = toset([
+      for one in aws_budgets_budget.month[0].notification :
+      join(" ", [one.notification_type, one.comparison_operator, one.threshold, one.threshold_type, join(",", one.subscriber_email_addresses)])
+      ]) == toset([
+      for when in ["ACTUAL GREATER_THAN 80", "ACTUAL GREATER_THAN 100", "FORECASTED GREATER_THAN 100"] : "${when} PERCENTAGE someone@example.org"
+    ])
+    error_message = "The budget writes at 80 and 100 % of it, and when more is forecast: a forecast comes late, or never in a new account."
   }
 }

@@ -26,6 +26,24 @@ run "subnet_ids_refuses_block" {
   expect_failures = [var.subnet_ids]
 }
 
+run "existing_endpoints_refuses_service" {
+  command = plan
+
+  variables {
+    existing_endpoints = ["ec2"]
+  }
+  expect_failures = [var.existing_endpoints]
+}
+
+run "route_table_ids_refuses_subnet" {
+  command = plan
+
+  variables {
+    route_table_ids = ["subnet-0123456789abcdef0"]
+  }
+  expect_failures = [var.route_table_ids]
+}
+
 run "endpoints_security_group_id_refuses_word" {
   command = plan
 

@@ -12,6 +12,10 @@ mock_data "aws_availability_zones" {
   defaults = { names = ["us-east-1a", "us-east-1b", "us-east-1c"] }
 }
 
+mock_data "aws_ec2_instance_type_offerings" {
+  defaults = { instance_types = ["r7i.large", "r7i.xlarge", "g6.xlarge", "g6.2xlarge"] }
+}
+
 mock_data "aws_ami" {
   defaults = { id = "ami-0123456789abcdef0" }
 }
