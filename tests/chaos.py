@@ -31,7 +31,7 @@ from tests.chaos_deck import Deck
 from tests.chaos_ledger import ledger_violations, newest_ledger, read_books
 from tests.chaos_watch import Advance, Learning, Life, growth, trend_of
 from tests.fleet import CONNECTS_TO, Fleet, role_of
-from tests.processes import ROOT, Programs
+from tests.processes import ROOT, Programs, catch
 from tests.proxy import Proxy
 
 NAMES = ("replay", "learner", "actor-0", "actor-1", "actor-2", "evaluator")
@@ -327,6 +327,8 @@ def soak(folder: Path, minutes: float, seed: int) -> tuple[str, dict[str, Any]]:
     """Runs a soak in an empty folder and returns its report."""
     os.environ["PYTHONFAULTHANDLER"] = "1"  # see `_make_end`
     with Programs(folder) as programs, Fleet(programs, folder / "run", *ARGUMENTS) as fleet:
+        # First lives would else compile, and stay larger than those that read from the cache what they did.
+        assert programs.start(*catch(folder / "compiled", "total_updates=200", *ARGUMENTS)).exit_code() == 0
         soak = Soak(fleet, random.Random(seed))
         soak.run(60 * minutes)
         soak.end()
