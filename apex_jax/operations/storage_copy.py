@@ -40,10 +40,8 @@ class StorageCopy:
     def __enter__(self) -> StorageCopy:
         """Fetches what the run directory lacks. StorageError where it cannot be known whether there is anything."""
         if self._config.storage.url:
-            is_fetched = os.environ.get(
-                FETCHED
-            )  # else a role that is started again would depend on a storage that is away
-            sections = [] if is_fetched else [self._section]
+            # What the supervisor has fetched is not asked for again: the storage may be away where a role starts again.
+            sections = [] if os.environ.get(FETCHED) else [self._section]
             self._storage = fetch_missing(self._config, sections, self._stop.is_set)
             if not self._stop.is_set():
                 self._thread.start()
