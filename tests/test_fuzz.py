@@ -17,7 +17,7 @@ from tests.fuzz_messages import Fuzzer
 from tests.fuzz_tcp import fuzz_tcp
 from tests.links import CONFIG
 
-MESSAGES = 10_000  # to each end of a link
+MESSAGES = 20_000  # to each end of a link
 
 
 def reason_of(frames: list[bytes]) -> str:
