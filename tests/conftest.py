@@ -3,6 +3,10 @@
 import atexit
 import os
 import tempfile
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
 
 os.environ["JAX_PLATFORMS"] = "cpu"  # read when jax is imported, which is after this file
 
@@ -13,3 +17,23 @@ os.environ["XDG_CACHE_HOME"] = _cache.name  # of the processes that tests start;
 from apex_jax.process import keep_compiled_programs  # noqa: E402 - which reads that
 
 keep_compiled_programs()  # in this process too: many tests compile the same
+
+
+@pytest.fixture
+def experience() -> Iterator[Any]:
+    """Both ends of an experience link; see tests.experience_link."""
+    from tests import experience_link  # not before: it imports what most tests need not
+
+    link = experience_link.Link()
+    yield link
+    link.close()
+
+
+@pytest.fixture
+def sampling() -> Iterator[Any]:
+    """Both ends of a sampling link; see tests.sampling_link."""
+    from tests import sampling_link
+
+    link = sampling_link.Link()
+    yield link
+    link.close()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import msgpack
@@ -21,20 +21,6 @@ from apex_jax.types import ActorHello, ActorStatus, ActorWelcome, LearnerAlive, 
 from tests import experience_link, sampling_link
 from tests.links import CONFIG, SPEC, TRANSITIONS, free_address, segment_of, wait_until
 from tests.weights_link import PARAMS
-
-
-@pytest.fixture
-def experience() -> Iterator[experience_link.Link]:
-    link = experience_link.Link()
-    yield link
-    link.close()
-
-
-@pytest.fixture
-def sampling() -> Iterator[sampling_link.Link]:
-    link = sampling_link.Link()
-    yield link
-    link.close()
 
 
 @pytest.mark.parametrize(

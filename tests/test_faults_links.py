@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -21,20 +20,6 @@ FAULTS = ("reset", "lose", "stop", "stop_up", "stop_down")
 def impatience(monkeypatch: pytest.MonkeyPatch) -> None:
     """A dead peer is noticed after 0.9 s, not 6."""
     monkeypatch.setattr(sockets, "HEARTBEAT_MILLISECONDS", 300)
-
-
-@pytest.fixture
-def experience() -> Iterator[experience_link.Link]:
-    link = experience_link.Link()
-    yield link
-    link.close()
-
-
-@pytest.fixture
-def sampling() -> Iterator[sampling_link.Link]:
-    link = sampling_link.Link()
-    yield link
-    link.close()
 
 
 class Break:

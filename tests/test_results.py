@@ -17,8 +17,9 @@ from apex_jax.config import AddressConfig, Config
 from apex_jax.errors import RunError, UsageError
 from apex_jax.results import provenance
 from apex_jax.results.curves import Curve, Group, Run, common_grid, grouped, held, read_run
-from apex_jax.results.plot import draw_groups, draw_run, running_mean, table
+from apex_jax.results.plot import draw_each_against_the_first, draw_groups, draw_run, running_mean, table
 from apex_jax.results.plot_command import groups_of, run
+from results import ablations
 
 ROOT = Path(__file__).parent.parent
 START = 1_000_000.0  # unix seconds
@@ -255,6 +256,23 @@ def test_picture_of_a_run_and_of_groups_is_written_whole(tmp_path: Path) -> None
             assert image.size == (1100, 420)
             assert len(image.convert("RGB").getcolors(2**20) or ()) > 50, "something is drawn"
     assert not list(tmp_path.glob(".*"))
+
+
+def test_published_ablations_are_those_of_the_published_runs(tmp_path: Path) -> None:
+    runs = {
+        name: sorted((ROOT / "results/ablations").glob(f"{name.replace(' ', '_')}-*")) for name in ablations.VARIANTS
+    }
+    groups = groups_of([f"{name}={path}" for name, paths in runs.items() for path in paths])
+    printed = ablations.table(groups)
+    assert (ROOT / "results" / "ablations" / "table.md").read_text() == printed + "\n"
+    assert printed in (ROOT / "results" / "README.md").read_text()
+    assert [line.count("|") for line in printed.splitlines()] == [6] * (2 + len(ablations.VARIANTS))
+    draw_each_against_the_first(groups, tmp_path / "ablations.png")
+    with (
+        Image.open(tmp_path / "ablations.png") as drawn,
+        Image.open(ROOT / "results/ablations/ablations.png") as published,
+    ):
+        assert drawn.size == published.size == (1100, 620), "two rows of three panels"
 
 
 def test_running_mean_looks_back_only() -> None:
