@@ -9,20 +9,21 @@ from pathlib import Path
 
 import pytest
 
-from tests.processes import ROOT, values
+from apex_jax.results.curves import read_run
+from tests.processes import ROOT
 
-MINUTES = 20
-SCORE = 5.0  # the published seeds were at 20.0, 19.1 and 14.2 then, see results/
+MINUTES = 30  # the default's
+SCORE = 18.0  # of 21, the mean of 10 games; each published seed of the default has it, see results/
 
 
 @pytest.mark.slow
-@pytest.mark.timeout((MINUTES + 8) * 60)
-def test_pong_is_won_after_20_minutes_on_2_cores(tmp_path: Path) -> None:
-    limits = [f"total_minutes={MINUTES}", f"run_directory={tmp_path / 'run'}"]
+@pytest.mark.timeout((MINUTES + 10) * 60)
+def test_pong_is_won_within_30_minutes_on_2_cores(tmp_path: Path) -> None:
     environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
-    subprocess.run([sys.executable, str(ROOT / "main.py"), *limits], check=True, cwd=tmp_path, env=environment)
-    returns = values(tmp_path / "run", "evaluator", "eval/episodic_return")
+    subprocess.run([sys.executable, str(ROOT / "main.py"), "seed=3"], check=True, cwd=tmp_path, env=environment)
+    directory = tmp_path / "runs" / "Pong-v5-3"
+    _, minutes, returns = read_run(directory).evaluation
     assert returns[0] < -19, "the first evaluation is of an untrained network"
-    assert returns[-1] >= SCORE
-    assert (tmp_path / "run" / "curves.png").exists()
-    assert (tmp_path / "run" / "video.mp4").stat().st_size > 10_000
+    assert returns[minutes <= MINUTES].max() >= SCORE
+    assert (directory / "curves.png").exists()
+    assert (directory / "video.mp4").stat().st_size > 10_000

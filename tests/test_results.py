@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -53,7 +54,10 @@ def plain_run(returns: list[float], task: str = "Pong-v5") -> Run:
 # Where a run came from --------------------------------------------------------------------------------------------
 
 
-def test_each_start_of_a_run_adds_what_somebody_needs_to_repeat_it(tmp_path: Path) -> None:
+def test_each_start_of_a_run_adds_what_somebody_needs_to_repeat_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["/a/checkout/main.py", "seed=7"])
     config = Config(run_directory=str(tmp_path / "new"), seed=7)
     provenance.record_start(config)
     provenance.record_start(config)
@@ -63,7 +67,7 @@ def test_each_start_of_a_run_adds_what_somebody_needs_to_repeat_it(tmp_path: Pat
     assert first["versions"]["numpy"] == np.__version__
     assert first["processor"]
     assert first["cores"] >= 1
-    assert "pytest" in first["command"]
+    assert first["command"] == f"{Path(sys.executable).name} main.py seed=7"
 
 
 def test_commit_is_that_of_the_checkout_where_git_knows_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -100,7 +100,7 @@ def _this_start(config: Config) -> dict[str, Any]:
     changes = _git("status", "--porcelain", "--untracked-files=no")
     return {
         "time": time.time(),  # unix seconds
-        "command": shlex.join([Path(sys.executable).name, *sys.argv]),
+        "command": _command(),
         "task": config.environment.task,
         "seed": config.seed,
         "commit": commit(),
@@ -110,6 +110,11 @@ def _this_start(config: Config) -> dict[str, Any]:
         "processor": _processor(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
     }
+
+
+def _command() -> str:
+    """Returns the command as it is typed in the checkout, wherever that is."""
+    return shlex.join([Path(sys.executable).name, Path(sys.argv[0]).name, *sys.argv[1:]])
 
 
 def _git(*arguments: str) -> str | None:
