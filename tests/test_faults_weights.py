@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import zmq
 
+from apex_jax.errors import RunError
 from apex_jax.links import weights
 from apex_jax.links.weights import WeightsSubscriber
 from apex_jax.transport import sockets, wire
@@ -126,6 +127,25 @@ def test_fault_19_weights_of_another_network_or_of_an_earlier_run_of_the_learner
     send_until_dropped(publisher, message_of(version=8, seed=7, crc=1), subscriber)  # by then it has come, too
     assert subscriber.newest is kept
     assert set(subscriber.dropped) == {"bad_checksum", reason} - {""}
+
+
+def test_fault_30_a_learner_of_another_release_ends_its_subscribers_in_one_line_with_both_versions(link: Link) -> None:
+    publisher, subscriber = link.false_publisher(), link.subscriber()
+    wait_until(lambda: publisher.poll(0))
+    foreign = wire._encode(message_of(version=1), wire.PROTOCOL_VERSION + 1)
+    for updates in (1, 2):  # four in a row are no reason yet, and what is understood begins the count anew
+        before = subscriber.dropped["wrong_version"]
+        for _ in range(4):
+            publisher.send_multipart(foreign)
+        wait_until(lambda before=before: subscriber.dropped["wrong_version"] == before + 4)  # type: ignore[misc]
+        sockets.send(publisher, message_of(version=updates, seed=updates))
+        newest(subscriber, updates)
+    versions = f"version {wire.PROTOCOL_VERSION + 1}, this process version {wire.PROTOCOL_VERSION}"
+    with pytest.raises(
+        RunError, match=rf"^the learner at {link.address} cannot be understood: .* {versions}: run the same release"
+    ):
+        wait_until(lambda: subscriber.newest is None, meanwhile=lambda: publisher.send_multipart(foreign))
+    assert subscriber.peer_state == "refused"
 
 
 def test_fault_06_a_new_learner_whose_clock_is_behind_is_followed_once_the_one_before_is_silent(

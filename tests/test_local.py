@@ -14,6 +14,7 @@ from apex_jax.command_line import load, parse
 from apex_jax.config import ActorConfig, AddressConfig, Config
 from apex_jax.errors import RunError
 from apex_jax.metrics import MetricsWriter
+from apex_jax.operations.watch import Watch
 from apex_jax.process import StopSignal
 from apex_jax.results.provenance import read_starts
 from apex_jax.workers import local
@@ -117,6 +118,19 @@ def test_role_that_has_long_been_steady_may_fail_again(stage: Stage, monkeypatch
     monkeypatch.setattr(local, "STEADY_SECONDS", 0.0)
     stage.run(learner="sys.exit(3 if life <= 8 else 0)")
     assert stage.lives["learner"] == 9
+
+
+def test_role_that_hangs_each_time_it_starts_is_given_up_however_long_that_takes(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local, "STEADY_SECONDS", 0.0)  # each life is longer, but for the time that it hung
+
+    def fault(_: Watch, name: str) -> tuple[str, float]:
+        return ("has not answered for 300 s", 300.0) if name == "actor-0" else ("", 0.0)
+
+    monkeypatch.setattr(Watch, "fault", fault)
+    with pytest.raises(RunError, match=r"^actor-0 failed 6 times in a row \(exit code -9\)"):
+        stage.run(learner=WAIT)
 
 
 def test_role_that_says_the_same_error_twice_is_not_tried_further(stage: Stage) -> None:

@@ -115,18 +115,19 @@ def test_watch_finds_the_role_that_is_silent_and_the_one_that_stands_still(serve
     watch.start()
     for name in ("learner", "replay", "actor-0"):
         watch.started(name)
-    wait_until(lambda: watch.fault("replay"))
-    assert "has not answered for" in watch.fault("replay")
+    wait_until(lambda: watch.fault("replay")[0])
+    assert "has not answered for" in watch.fault("replay")[0]
+    assert watch.fault("replay")[1] > 0
     wait_until(lambda: "learner" in watch.reports)
-    assert [watch.fault(name) for name in ("learner", "actor-0", "evaluator")] == ["", "", ""]
+    assert [watch.fault(name) for name in ("learner", "actor-0", "evaluator")] == 3 * [("", 0.0)]
     served.healthy, served.content = False, {"role": "learner", "progress_age_seconds": 77.0}
-    wait_until(lambda: watch.fault("learner") == "has made no progress for 77 s")
+    wait_until(lambda: watch.fault("learner") == ("has made no progress for 77 s", 77.0))
     watch.ended("learner")
-    assert watch.fault("learner") == ""
+    assert watch.fault("learner") == ("", 0.0)
     served.healthy = True
     watch.started("learner")
     wait_until(lambda: "learner" in watch.reports)
-    assert watch.fault("learner") == ""
+    assert watch.fault("learner") == ("", 0.0)
     watch.close()
 
 
@@ -142,7 +143,7 @@ def test_time_in_which_the_supervisor_itself_stood_still_is_no_silence(monkeypat
     wait_until(lambda: watch._silent_seconds["replay"] > 2.0)
     assert watch._started["replay"] == started
     assert watch._silent_seconds["replay"] < 100.0
-    assert watch.fault("replay") == ""
+    assert watch.fault("replay") == ("", 0.0)
     watch.close()
 
 

@@ -18,13 +18,14 @@ from apex_jax.errors import RunError
 from apex_jax.transport import sockets
 from apex_jax.transport.codec import FLOAT32, architecture_of, decode_weights, encode_weights
 from apex_jax.transport.monitor import ClientMonitor, ServerMonitor
+from apex_jax.transport.wire import WireError
 from apex_jax.types import PEER_TIMEOUT_SECONDS, LearnerAlive, WeightsMessage
 
 _log = logging.getLogger(__name__)
 
 REPUBLISH_SECONDS = 0.2  # subscribers that join within this time share one transmission of the newest weights
 RESEND_SECONDS = 1.0  # at least, between two such transmissions: each goes to everybody, however many come and go
-CUT_OFFS_IN_A_ROW = 5  # that end a subscriber, after some 6 s: the learner does not have its network
+UNUSABLE_IN_A_ROW = 5  # messages that end a subscriber, after some 6 s: its learner's settings or release are others
 SUBSCRIPTIONS_AT_ONCE = 1_024  # read before it is the weights' turn again
 ALIVE_SECONDS = 2.0  # between two signs of life of a learner that has no weights to send
 LAST_WEIGHTS_REPEATS = 5  # of the weights that end the run: without them an evaluator would wait for ever
@@ -165,6 +166,7 @@ class WeightsSubscriber:
         self._is_silent = False
         self._sender_seconds = 0.0  # when the learner of the newest weights was heard
         self._cut_offs = 0  # before the last weights that could be read
+        self._foreign = 0  # messages of another release in a row
         self._monitor = ClientMonitor(away_limit_seconds)
         self._like_params = like_params
         self._architecture = architecture_of(like_params)
@@ -219,7 +221,8 @@ class WeightsSubscriber:
             if not self._socket.poll(100):
                 continue
             message = None
-            for later in sockets.receive_some(self._socket, (WeightsMessage, LearnerAlive), self.dropped):
+            expected = (WeightsMessage, LearnerAlive)
+            for later in sockets.receive_some(self._socket, expected, self.dropped, self._check_release):
                 self._heard(later.learner_run_id)
                 message = later if isinstance(later, WeightsMessage) else message
             if message is not None:
@@ -228,9 +231,15 @@ class WeightsSubscriber:
 
     def _check_network(self) -> None:
         """Gives up where the learner sends nothing but what no weights of this network can be."""
-        if self._monitor.cut_offs - self._cut_offs >= CUT_OFFS_IN_A_ROW:
+        if self._monitor.cut_offs - self._cut_offs >= UNUSABLE_IN_A_ROW:
             what = f"the weights of the learner at {self._address} are longer than those of the network here"
             raise RunError(f"{what}: set network.* as the learner has it, or start that with these")
+
+    def _check_release(self, error: WireError) -> None:
+        """Gives up where the learner speaks another protocol version: this link has nobody who could refuse."""
+        self._foreign = 0 if error.version is None else self._foreign + 1
+        if self._foreign >= UNUSABLE_IN_A_ROW:
+            raise RunError(f"the learner at {self._address} cannot be understood: {error.detail}")
 
     def _look_for_learner(self) -> None:
         """Connects anew where nothing has come for long: a connection may be dead at the other end only."""
@@ -250,6 +259,7 @@ class WeightsSubscriber:
 
     def _heard(self, learner_run_id: int) -> None:
         now = time.monotonic()
+        self._foreign = 0
         if self._newest is not None and learner_run_id == self._newest.learner_run_id:
             self._sender_seconds = now
         if self._is_silent and self._heard_seconds is not None:

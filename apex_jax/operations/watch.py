@@ -54,15 +54,15 @@ class Watch:
             self._started[name] = 0.0
             self.reports.pop(name, None)
 
-    def fault(self, name: str) -> str:
-        """Returns what is wrong with a role that runs; empty if nothing is."""
+    def fault(self, name: str) -> tuple[str, float]:
+        """Returns what is wrong with a role that runs, and for how many seconds by now; ("", 0.0) if nothing is."""
         if not self._started.get(name):
-            return ""
+            return "", 0.0
         if idle := self._unhealthy.get(name):
-            return f"has made no progress for {idle:.0f} s"
+            return f"has made no progress for {idle:.0f} s", idle
         limit = STUCK_SECONDS if name in self._answered else STARTING_SECONDS  # which imports take on a busy machine
         silent = self._silent_seconds[name]
-        return f"has not answered for {silent:.0f} s" if silent > limit else ""
+        return (f"has not answered for {silent:.0f} s", silent) if silent > limit else ("", 0.0)
 
     def close(self) -> None:
         """Ends the thread."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import zmq
@@ -124,12 +124,21 @@ def receive(socket: zmq.Socket, expected: tuple[type, ...], dropped: Counter[str
     return None if received is None else received[1]
 
 
-def receive_some(socket: zmq.Socket, expected: tuple[type, ...], dropped: Counter[str]) -> Iterator[Any]:
-    """Yields the messages that are waiting, at most MESSAGES_AT_ONCE: more may come for ever; else like `receive`."""
+def receive_some(
+    socket: zmq.Socket,
+    expected: tuple[type, ...],
+    dropped: Counter[str],
+    on_error: Callable[[wire.WireError], None] | None = None,
+) -> Iterator[Any]:
+    """Yields the messages that are waiting, at most MESSAGES_AT_ONCE: more may come for ever; else like `receive`.
+
+    `on_error`: is told what is wrong with each that is skipped.
+    """
     for _ in range(MESSAGES_AT_ONCE):
-        if (message := receive(socket, expected, dropped)) is None:
+        received = _next_sound(socket, expected, dropped, has_identity=False, on_error=on_error)
+        if received is None:
             return
-        yield message
+        yield received[1]
 
 
 def receive_from(socket: zmq.Socket, expected: tuple[type, ...], dropped: Counter[str]) -> tuple[bytes, Any] | None:
@@ -138,17 +147,25 @@ def receive_from(socket: zmq.Socket, expected: tuple[type, ...], dropped: Counte
 
 
 def _next_sound(
-    socket: zmq.Socket, expected: tuple[type, ...], dropped: Counter[str], has_identity: bool
+    socket: zmq.Socket,
+    expected: tuple[type, ...],
+    dropped: Counter[str],
+    has_identity: bool,
+    on_error: Callable[[wire.WireError], None] | None = None,
 ) -> tuple[bytes, Any] | None:
     for _ in range(MALFORMED_AT_ONCE):
-        received = _receive(socket, expected, dropped, has_identity)
+        received = _receive(socket, expected, dropped, has_identity, on_error)
         if received is None or received[1] is not None:
             return received
     return None
 
 
 def _receive(
-    socket: zmq.Socket, expected: tuple[type, ...], dropped: Counter[str], has_identity: bool
+    socket: zmq.Socket,
+    expected: tuple[type, ...],
+    dropped: Counter[str],
+    has_identity: bool,
+    on_error: Callable[[wire.WireError], None] | None,
 ) -> tuple[bytes, Any | None] | None:
     try:
         frames = socket.recv_multipart(zmq.NOBLOCK, copy=False)
@@ -159,6 +176,8 @@ def _receive(
         return identity, wire.decode(frames, expected)
     except wire.WireError as error:
         dropped[error.reason] += 1
+        if on_error is not None:
+            on_error(error)
         if has_identity and (refusal := wire.encode_refusal(error)) is not None:
             _send_frames(socket, [identity, *refusal])  # without it that peer would wait for ever
         return identity, None

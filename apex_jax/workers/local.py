@@ -37,7 +37,7 @@ MAIN = Path(__file__).resolve().parents[2] / "main.py"
 TICK_SECONDS = 0.25
 FIRST_DELAY_SECONDS = 1.0  # before a role is started again; doubled each time
 MAX_RESTARTS = 5  # of one role in a row
-STEADY_SECONDS = 120.0  # a role that has run for so long starts counting anew
+STEADY_SECONDS = 120.0  # a role that has been well for so long starts counting anew
 KILL_SECONDS = 4.0  # after SIGTERM
 SAVE_SECONDS = 30.0  # instead, for the roles that save what they have
 LAST_EVALUATION_SECONDS = 300.0  # how long the evaluator may take once the run is over
@@ -57,6 +57,7 @@ class Role:
     restart_at: float = 0.0
     last_error: str = ""  # that it ended with, the last time that it failed
     fault: str = ""  # for which the supervisor killed it
+    fault_seconds: float = 0.0  # how long it had lasted by then
     state: str = "starting"
 
     def start(self, arguments: list[str]) -> None:
@@ -73,6 +74,7 @@ class Role:
                 env={**os.environ, SUPERVISED: "1", FETCHED: "1"},
             )
         self.started_seconds = time.monotonic()
+        self.fault, self.fault_seconds = "", 0.0
         self.state = f"restarted {self.restarts}x" if self.restarts else "running"
 
     def exit_code(self) -> int | None:
@@ -190,9 +192,10 @@ class LocalRun:
     def _keep_alive(self) -> None:
         for role in self._roles:
             code = role.exit_code()
-            if code is None and (fault := self._watch.fault(role.name)):
-                role.fault = fault
-                self._kill(role)
+            if code is None and not role.fault:
+                role.fault, role.fault_seconds = self._watch.fault(role.name)
+                if role.fault:
+                    self._kill(role)
             if code == 0:
                 role.state = "done"  # it was told that the run is over
                 self._watch.ended(role.name)
@@ -219,7 +222,8 @@ class LocalRun:
                 self._start(other)
 
     def _schedule_restart(self, role: Role, code: int, now: float) -> None:
-        role.restarts = 1 if now - role.started_seconds > STEADY_SECONDS else role.restarts + 1
+        well_seconds = now - role.started_seconds - role.fault_seconds
+        role.restarts = 1 if well_seconds > STEADY_SECONDS else role.restarts + 1
         error_before, role.last_error = role.last_error, role.said_error()
         is_in_vain = role.restarts > 1 and role.last_error != "" and role.last_error == error_before
         is_final = code == 2 or role.last_error.startswith(FatalError.prefix)
@@ -233,7 +237,6 @@ class LocalRun:
         role.restart_at = now + delay
         role.state = f"down, back in {delay:.0f} s"
         what = f"{role.fault} and was killed" if role.fault else f"ended with exit code {code}"
-        role.fault = ""
         _log.warning("%s %s: starting it again in %.0f s, see %s", role.name, what, delay, role.log_path)
 
     def _end_processes(self) -> None:
