@@ -59,7 +59,7 @@
       video          frames -> .mp4 and .gif
       files          pictures that are written whole
 
-    links/           what the two ends of each link owe each other; no maths
+    links/           the protocol of each link, both ends; no maths (transport/ moves the bytes)
       experience_stream, experience_service   an actor's end, and the replay server's
       replay_stream, sampling_service         the learner's end, and the replay server's
       weights        the learner's end, and that of actors and evaluator
@@ -83,5 +83,5 @@
 
 Imports run one way: types, errors, compiled, disk, config -> agent, replay, transport, environment, checkpoint,
 journal, storage, metrics, atari_scores (none of which imports another of these) -> results, links, process ->
-operations -> workers -> main.
+operations -> workers -> main. Beside that, config -> config_rules -> command_line -> results, workers.
 """

@@ -231,7 +231,7 @@ class Checkpointer:
         ):
             if (saved := record.get(name)) != ours:
                 raise CheckpointError(
-                    f"checkpoint {self.directory}/{step} has another {what}: {saved}, not {ours};"
+                    f"checkpoint {self.directory}/{step} has a different {what}: {saved}, not {ours};"
                     " use the configuration it was made with, or another run_directory"
                 )
 

@@ -131,18 +131,18 @@ def _parser() -> Parser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("--role", choices=ROLES, default="local", help="the process to be; local = all, supervised")
-    parser.add_argument("--config", metavar="FILE", help="YAML (configs/pong_cpu.yaml, or that of the checkpoint)")
+    parser.add_argument("--role", choices=ROLES, default="local", help="role to run; local = all of them, supervised")
+    parser.add_argument("--config", metavar="FILE", help="YAML (default: configs/pong_cpu.yaml, or the checkpoint's)")
     parser.add_argument("--print-config", action="store_true", help="print the whole configuration as YAML, and stop")
-    parser.add_argument("--name", help="of log and metrics (the role's): a second actor in a run directory needs one")
+    parser.add_argument("--name", help="of log and metrics (default: the role); a run's second actor needs its own")
     return parser
 
 
 def _keys_help() -> str:
     lines = [
-        "KEY=VALUE settings go over those of the file: environment.task=Breakout-v5 seed=3 'network.channels=[16,32]'.",
-        "A role's own group need not be named: --role evaluator checkpoint=runs/Pong-v5-1 video=pong.mp4.",
-        "Every key with its default, for where the file says nothing; --print-config shows what holds for a run:",
+        "KEY=VALUE settings override the file's: environment.task=Breakout-v5 seed=3 'network.channels=[16,32]'.",
+        "The prefix of the role's own group may be omitted: --role evaluator checkpoint=runs/Pong-v5-1 video=pong.mp4.",
+        "All keys and their defaults, used where the file sets none; --print-config shows the values of a run:",
     ]
     for group, owner in OWNERS:
         lines += ["", _heading(group)]

@@ -41,13 +41,13 @@ def key(
 class EnvironmentConfig:
     """The game, and what is done to its frames and rewards."""
 
-    task: str = key("Pong-v5", "EnvPool task, any Atari game it has (Breakout-v5, ...), CartPole-v1 or Catch-v0")
+    task: str = key("Pong-v5", "EnvPool task: any Atari game (Breakout-v5, ...), CartPole-v1, MountainCar-v0, Catch-v0")
     frame_size: int = key(84, "height and width of an Atari frame", "pixels", 20, 210)
     frame_stack: int = key(4, "newest frames that make an observation", "frames", 1, 16)
     frame_skip: int = key(4, "emulator frames an action is repeated for", "frames", 1, 16)
     noop_max: int = key(30, "an episode starts with 1 to this many no-ops", "frames", 1, 100)
     repeat_action_probability: float = key(
-        0.0, "sticky actions: probability that the emulator repeats the last", "", 0, 1
+        0.0, "sticky actions: probability that the emulator repeats the previous action", "", 0, 1
     )
     life_loss_terminates: bool = key(True, "a lost life ends the n-step return (the episode goes on)")
     reward_clip: float = key(1.0, "training rewards are clipped to [-this, this]; 0 = never", "", 0, 1e9)
@@ -93,15 +93,15 @@ class ActorConfig:
     segment_slots: int = key(64, "frame slots of a segment, the unit an actor sends", "frames", 8, 4096)
     max_outstanding_segments: int = key(
         64,
-        "segments sent and not yet acknowledged; acting waits when as many again, or one an environment, wait behind",
+        "segments sent but not acknowledged; acting pauses once as many again, or one per environment, are queued",
         "",
         1,
         4096,
     )
     overflow: str = key(
         "wait",
-        "what acting does while the replay takes no segments and the actor holds all that max_outstanding_segments"
-        " allows: wait, or drop the oldest that was not sent, counted",
+        "when the replay takes no segments and the actor's queues are full (see max_outstanding_segments): wait, or"
+        " drop (and count) the oldest segment not yet sent",
         choices=("wait", "drop"),
     )
     device: str = key("cpu", "where the policy runs", choices=("auto", "cpu", "gpu"))
@@ -126,13 +126,13 @@ class ReplayConfig:
         choices=("actor", "maximum"),
     )
     samples_per_insert: float = key(
-        0.0, "transitions drawn per transition stored, the faster side waits; 0 = free", "", 0, 1e6
+        0.0, "transitions drawn per transition stored; the faster side waits; 0 = no limit", "", 0, 1e6
     )
     error_buffer: float = key(
         0.1, "how far samples_per_insert may stray, as a share of min_size_to_sample", "", 0.001, 1e6
     )
     journal: bool = key(
-        True, "each segment is written to replay in the run directory before its actor forgets it; a restart goes on"
+        True, "each segment is written to replay/ in the run directory before its actor drops it; a restart resumes"
     )
     snapshot_interval_seconds: float = key(
         60.0,
@@ -150,12 +150,12 @@ class LearnerConfig:
     batch_size: int = key(512, "transitions of an update", "transitions", 1, 65536)
     updates_per_call: int = key(
         0,
-        "updates of one call of the device, on batches drawn together; 0 = 8, on CPU at most 256 transitions' worth",
+        "updates per device call, on batches drawn together; 0 = 8, on a CPU at most 256 transitions' worth",
         "updates",
         0,
         256,
     )
-    prefetch_batches: int = key(16, "batches drawn ahead, beside those of two calls", "batches", 1, 4096)
+    prefetch_batches: int = key(16, "batches drawn ahead of the two calls in flight", "batches", 1, 4096)
     optimizer: str = key("rmsprop", "rmsprop is the centered form", choices=("rmsprop", "adam"))
     learning_rate: float = key(0.00025 / 4, "step size", "", 0, 10)
     final_learning_rate_share: float = key(
@@ -224,8 +224,8 @@ class AddressConfig:
     weights: str = key("tcp://127.0.0.1:5552", "the learner sends weights from here")
     status: str = key(
         "",
-        "each process tells here how it is, over HTTP without a key: GET /status, python main.py status ADDRESS; an"
-        " address that is not of this machine alone shows it to whoever reaches that; empty = nowhere",
+        "each process serves its status here, over HTTP without a key: GET /status, python main.py status ADDRESS;"
+        " whoever can reach the address can read it; empty = nowhere",
     )
 
 
@@ -273,7 +273,7 @@ class Config:
     )
     away_limit_seconds: float = key(
         0.0,
-        "a process whose server is away for so long ends, with exit code 1; 0 = looks for it for ever",
+        "a process exits with code 1 once its server has been away this long; 0 = looks for it for ever",
         "seconds",
         0,
         10**7,

@@ -108,7 +108,7 @@ def _address_rules(config: Config) -> Iterator[Rule]:
         is_file = scheme == "tcp" or not place.startswith(("@", "*"))  # @ every user could enter, * nobody would find
         yield name, is_file, "must be the path of a file, so that its permissions say who can enter"
         is_own = list(addresses.values()).count(address) == 1
-        yield name, is_own, "stands at two links; give each link its own address"
+        yield name, is_own, "is used twice; give each link its own address"
 
 
 def _security_rules(config: Config) -> Iterator[Rule]:

@@ -51,7 +51,7 @@ def segment_spec(config: Config) -> SegmentSpec:
         )
     is_pixels = observation.dtype == np.uint8
     if is_pixels and not _is_atari(task):
-        raise UsageError(f"environment.task={task}: of games with pixels this agent plays Atari's; choose one of those")
+        raise UsageError(f"environment.task={task}: this agent plays no pixel games but Atari's; choose one of those")
     return SegmentSpec(
         frame_shape=observation.shape[1:] if is_pixels else (int(np.prod(observation.shape)),),
         frame_dtype="uint8" if is_pixels else "float32",

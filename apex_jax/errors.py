@@ -17,13 +17,13 @@ class RunError(RuntimeError):
 
 
 class FatalError(RunError):
-    """Another start would end as this one did, so a supervisor does not try."""
+    """A restart would fail in the same way, so the local supervisor does not try."""
 
     prefix = "fatal: "
 
 
 class DivergenceError(FatalError):
-    """Learning has come to nothing."""
+    """The loss or the network is no longer finite."""
 
 
 class Parser(argparse.ArgumentParser):

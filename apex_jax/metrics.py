@@ -60,7 +60,7 @@ TAGS: dict[str, str] = {
     "eval/episodic_return": "mean return of full games with the newest weights; the result of the run",
     "eval/episodic_return_median": "median return of the same games; far from the mean = a few games decide",
     "eval/episodes": "games of the evaluation; evaluator.episodes",
-    "eval/human_normalized_score": "episodic_return with random play as 0 and a human tester as 1; rises to 1 and on",
+    "eval/human_normalized_score": "episodic_return with random play as 0 and a human tester as 1; rises above 1",
     "eval/updates": "learner updates behind the evaluated weights; grows from one evaluation to the next",
     "eval/frames": "emulator frames behind the evaluated weights; grows from one evaluation to the next",
     "replay/size_transitions": "transitions in the replay; grows to its capacity and stays",
@@ -69,7 +69,7 @@ TAGS: dict[str, str] = {
     "replay/sample_age_seconds": "mean age of the drawn transitions, seconds; below the replay's turnover time",
     "replay/inserts_per_second": "transitions stored a second; follows the actors",
     "replay/samples_per_second": "transitions drawn a second; updates_per_second x batch_size",
-    "replay/dropped_<reason>": "what was refused for this reason since the start; 0, stale, duplicate, early apart",
+    "replay/dropped_<reason>": "what was refused for this reason since the start; 0, except stale, duplicate, early",
     "replay/actors": "actors connected; as many as were started",
     "replay/journal_bytes": "size of the log of segments on the disk, bytes; stays once the replay is full",
     "replay/journal_errors": "times the disk took no segments or snapshot, since the start of the server; 0",
@@ -138,7 +138,7 @@ class MetricsWriter:
         except OSError as error:
             self.failed_writes += 1
             if self.failed_writes == 1:
-                _log.warning("metrics are not written (told once, tried again at each write): %s: %s", path, error)
+                _log.warning("cannot write metrics (logged once, retried at each write): %s: %s", path, error)
 
 
 def _check_tag(tag: str) -> None:

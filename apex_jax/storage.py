@@ -109,7 +109,7 @@ class Storage:
                     return self._pull(section, files, run_directory, is_cancelled)
                 except FileNotFoundError:  # another copy was finished meanwhile
                     continue
-            raise StorageError(f"{self.url}: its {section} changes faster than it can be fetched, or is not whole")
+            raise StorageError(f"{self.url}: its {section} changes faster than it can be fetched, or is incomplete")
         except (StorageError, Cancelled):
             raise
         except Exception as error:
@@ -172,7 +172,7 @@ class Storage:
             here = "none" if local is None else f"one at {local}"
             raise StorageError(f"{self.url} holds {what.format(remote)}, {run_directory} {here}: choose another URL")
         if self._is_local and Path(self._root).resolve().is_relative_to(run_directory.resolve()):
-            raise StorageError(f"{self.url} lies in {run_directory}, of which it is to be a copy: choose another place")
+            raise StorageError(f"{self.url} lies inside {run_directory}, which it would copy: choose another place")
 
     def _copy(self, section: str, path: Path, known: list[Piece], present: set[str]) -> tuple[list[Piece], int]:
         """Copies what is new of a file; returns its pieces, and how many bytes were new."""
@@ -264,9 +264,7 @@ class Storage:
             self._files.rm_file(f"{self._root}/{section}/pieces/{name}")
 
     def _error(self, error: Exception) -> StorageError:
-        return StorageError(
-            f"{self.url}: {shown(first_line(error))}; see that the place, its permissions and the network are right"
-        )
+        return StorageError(f"{self.url}: {shown(first_line(error))}; check the URL, its permissions and the network")
 
 
 def files_of(section: Section, run_directory: Path) -> list[tuple[str, Path]]:

@@ -240,7 +240,7 @@ def test_training_that_went_back_behind_a_damaged_checkpoint_replaces_it(damagea
 
 def test_a_checkpoint_of_another_configuration_is_refused_naming_both(damageable: Path) -> None:
     with pytest.raises(
-        CheckpointError, match=r"another configuration: task=Catch-v0 n_step=1, not task=Pong"
+        CheckpointError, match=r"a different configuration: task=Catch-v0 n_step=1, not task=Pong"
     ) as caught:
         restore(damageable, agreement="task=Pong-v5 n_step=3")
     assert "200" in str(caught.value)
@@ -251,7 +251,7 @@ def test_a_checkpoint_of_another_network_is_refused_naming_both(tmp_path: Path) 
     checkpointer = Checkpointer(str(tmp_path))
     checkpointer.save(STATES[100], progress_at(100)._replace(architecture="fedcba"))
     checkpointer.close()
-    with pytest.raises(CheckpointError, match=f"another network: fedcba, not {ARCHITECTURE}"):
+    with pytest.raises(CheckpointError, match=f"a different network: fedcba, not {ARCHITECTURE}"):
         restore(tmp_path)
 
 
@@ -259,7 +259,7 @@ def test_a_checkpoint_of_another_format_is_refused_naming_both(tmp_path: Path, m
     with monkeypatch.context() as patch:
         patch.setattr("apex_jax.checkpoint.FORMAT", 2)
         save(tmp_path, 100)
-    with pytest.raises(CheckpointError, match="another format: 2, not 1"):
+    with pytest.raises(CheckpointError, match="a different format: 2, not 1"):
         restore(tmp_path)
 
 

@@ -158,8 +158,8 @@ def test_an_actor_too_many_is_told_so_and_tries_again(
     server.until(lambda: stream.dropped["refused"] >= 3)
     assert not stream.finished.is_set()
     assert [record.getMessage() for record in caplog.records] == [
-        "the replay server has the 1 actors it can have; use fewer, of more environments each: trying again until it"
-        " does"
+        "the replay server has the 1 actors it can have; use fewer, of more environments each;"
+        " retrying until it has a place"
     ]
     join(link.peer(server), 1)  # reconnects: it is no other
     server.service._remove(next(iter(server.service.actors)))

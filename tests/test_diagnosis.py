@@ -42,7 +42,7 @@ def test_run_that_is_well_has_no_warnings() -> None:
     [
         (
             {"losses/q_values": -151.0},
-            "q-values of -151 are beyond the 100 that rewards allow, learning diverges:"
+            "q-values of -151 exceed the 100 that rewards allow, so learning diverges:"
             " lower learner.learning_rate (now 0.01) or set algorithm.loss=huber",
         ),
         (
@@ -56,8 +56,8 @@ def test_run_that_is_well_has_no_warnings() -> None:
         ),
         (
             {"actor/weights_age_seconds": 31.0},
-            "actors act with weights of 31 s ago, the learner sends new ones every 1 s: see actor-0.log in runs/x/logs,"
-            " and addresses.weights and learner.publish_interval_seconds",
+            "actors act with weights 31 s old, though the learner sends new ones every 1 s:"
+            " see actor-0.log in runs/x/logs, and addresses.weights and learner.publish_interval_seconds",
         ),
         (
             {"learner/checkpoint_age_seconds": 720.0},
@@ -135,7 +135,7 @@ def test_learner_that_does_not_begin_although_the_replay_is_filled_is_told_once_
     first = Diagnosis(CONFIG)
     assert first.warnings(0.0, filled, False, 10 * SILENCE_SECONDS) == (), "actors wait while the learner compiles"
     assert told(filled, learning=False, silent=10 * SILENCE_SECONDS) == (
-        "the replay is filled, and learning has not begun for a minute: see learner.log in runs/x/logs"
+        "the replay has been full enough for a minute, but learning has not begun: see learner.log in runs/x/logs"
     )
 
 
@@ -180,4 +180,4 @@ def test_old_weights_are_told_of_whichever_actor_has_them(tmp_path: Path) -> Non
     MetricsWriter(str(tmp_path), "learner").write(0, {"charts/updates_per_second": 5.0})
     for name, age in (("actor-0", 100.0), ("actor-1", 0.5)):  # the second's comes later, and is well
         MetricsWriter(str(tmp_path), name).write(0, {"actor/weights_age_seconds": age})
-    assert "actors act with weights of 100 s ago" in reader.read().warnings[0]
+    assert "actors act with weights 100 s old" in reader.read().warnings[0]

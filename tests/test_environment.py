@@ -252,7 +252,7 @@ def test_continuous_actions_are_refused() -> None:
 
 
 def test_pixels_of_another_kind_than_ataris_are_refused() -> None:
-    with pytest.raises(UsageError, match=r"academy_corner-v1: of games with pixels this agent plays Atari's"):
+    with pytest.raises(UsageError, match=r"academy_corner-v1: this agent plays no pixel games but Atari's"):
         segment_spec(config("gfootball/academy_corner-v1"))
 
 

@@ -124,7 +124,7 @@ def test_fault_11_a_checkpoint_of_another_configuration_is_refused_and_left_as_i
     learner = programs.start("--role", "learner", *catch(tmp_path, *free_tcp_addresses(), *other))
     assert learner.exit_code() == 1
     [error] = error_lines(learner)
-    assert "checkpoints/1 has another" in error
+    assert "checkpoints/1 has a different" in error
     assert "Traceback" not in learner.stderr
     assert files(tmp_path / "checkpoints") == before
     assert not (tmp_path / "config.yaml").exists(), "that of the run is not replaced by one that was refused"
@@ -223,7 +223,7 @@ def test_fault_13_the_last_save_is_tried_again_and_then_the_run_has_failed(
     learner = Learner(config := config_of(tmp_path).replace(addresses=addresses), segment_spec(config), context)
     shutil.rmtree(tmp_path / "checkpoints")
     (tmp_path / "checkpoints").touch()
-    with pytest.raises(FatalError, match=r"what was learned last is lost: .*; make .* writable with room, start again"):
+    with pytest.raises(FatalError, match=r"the last updates are lost: .*; make .* writable, free some space, restart"):
         learner._save_last(StopSignal())
     assert caplog.text.count("was not saved") == learner_module.LAST_SAVES
     (tmp_path / "checkpoints").unlink()
@@ -245,6 +245,6 @@ def test_fault_13_a_run_whose_last_save_fails_ends_with_1_and_is_not_started_aga
     (directory / "checkpoints").touch()
     assert local.exit_code() == 1
     assert "error: learner cannot go on (exit code 1)" in local.stderr
-    assert "fatal: what was learned last is lost" in local.stderr
+    assert "fatal: the last updates are lost" in local.stderr
     assert "starting it again" not in local.stderr
     assert programs.living() == {}

@@ -76,7 +76,7 @@ def test_fault_31_an_actor_in_a_black_hole_is_noticed_and_returns_when_it_heals(
     begins(fleet, actors=2)
     proxy.stop()
     wait_until(lambda: fleet.actors() == 1, 3 * PEER_TIMEOUT_SECONDS)
-    assert "is silent for 10 s" in fleet.running["replay"].stderr
+    assert "has been silent for 10 s" in fleet.running["replay"].stderr
     goes_on(fleet)
     proxy.heal()
     wait_until(lambda: fleet.actors() == 2, LONG_SECONDS)

@@ -60,7 +60,7 @@ def test_fault_02_a_stopped_actor_is_marked_stale_then_healthy_and_sends_nothing
     stopped.wait_for_more("acknowledged", 1_000)
     assert stopped.stop() == other.stop() == 0
     server.wait_until(lambda: site.value("replay/actors") == 0)
-    assert server.stderr.count("is silent for 10 s") == 1
+    assert server.stderr.count("has been silent for 10 s") == 1
     end(server, signal.SIGTERM)
     assert adds_up(site.ledger())
     assert site.ledger()["lost_with_actor"] == site.ledger()["lost_with_replay"] == 0

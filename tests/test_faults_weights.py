@@ -191,7 +191,7 @@ def test_fault_33_a_learner_that_cannot_be_reached_is_said_once_and_found_again(
         assert subscriber.peer_state == "joined"
         said = [record.getMessage() for record in caplog.records if record.name == weights.__name__]
         assert [re.sub(r"\d+ s\b", "N s", text) for text in said] == [
-            f"the learner at {proxy.address} is silent for N s: looking for it",
+            f"the learner at {proxy.address} has been silent for N s: looking for it",
             "the learner is back after N s",
         ]
         subscriber.close()

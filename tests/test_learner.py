@@ -137,7 +137,7 @@ def test_nobody_hears_of_the_end_before_it_is_saved(
     monkeypatch.setattr(learner._stream, "finish", told.append)
     monkeypatch.setattr(learner, "_publish", lambda final=False: told.append(final))
     learner.updates = 8
-    with pytest.raises(FatalError, match="what was learned last is lost"):
+    with pytest.raises(FatalError, match="the last updates are lost"):
         learner.run(StopSignal())
     learner.close()
     assert told == []
@@ -192,7 +192,7 @@ def test_disk_that_never_answers_ends_in_a_line_and_not_in_a_hang(
     monkeypatch.setattr(module, "LAST_SAVE_SECONDS", 0.3)
     learner = Learner(config, segment_spec(config), context)
     learner._save()  # at an interval: it is still under way when the run ends
-    with pytest.raises(FatalError, match="what was learned last is lost: the disk has not answered"):
+    with pytest.raises(FatalError, match="the last updates are lost: the disk has not answered"):
         learner._save_last(StopSignal())
     learner.close()
     assert learner.report()["checkpoint"]["updates"] == 0

@@ -86,7 +86,7 @@ def test_run_passes_from_starting_over_filling_and_learning_to_finishing(tmp_pat
     write(tmp_path, "replay", 1, 40, replay__size_transitions=10)
     assert reader.read().phase == "filling the replay"
     write(tmp_path, "replay", 2, 5000, replay__size_transitions=5000)
-    assert reader.read().phase == "about to learn"
+    assert reader.read().phase == "compiling the learner"
     write(tmp_path, "learner", 9, 4000, learner__updates=40, charts__updates_per_second=8.0)
     assert reader.read().phase == "learning"
     write(tmp_path, "learner", 14, 8000, learner__updates=40, charts__updates_per_second=0.0)
@@ -252,7 +252,7 @@ def test_plain_output_says_how_far_the_replay_is_filled_and_what_is_not_known_ye
     LiveView(config(), stream, Clock()).update(progress(**early, **unknown))
     line = stream.getvalue().splitlines()[-1]
     assert line.startswith("filling the replay: 1:02:03, 12,345,678 frames")
-    assert "replay 1,250 of the 5,000 to begin with (25%)" in line
+    assert "replay 1,250 of the 5,000 needed to start (25%)" in line
     assert "training return none yet, evaluation none yet" in line
 
 
@@ -298,7 +298,7 @@ def test_panel_keeps_its_height_with_many_processes_and_odd_names(terminal: Term
     assert len(panel.splitlines()) <= 12
     assert "[bold]odd[/]: learning" in panel
     assert "[dim]odd[/]: replay" in panel
-    assert "samples per insert  0.00 (target: free)" in panel
+    assert "samples per insert  0.00 (target: none)" in panel
 
 
 def test_panel_shows_warnings_whole(terminal: Terminal) -> None:
@@ -341,7 +341,7 @@ def test_dumb_terminal_gets_plain_lines(terminal: Terminal, monkeypatch: pytest.
 @pytest.mark.parametrize(
     ("limits", "end"),
     [
-        ({}, "goes on until it is stopped with Ctrl-C."),
+        ({}, "runs until it is stopped with Ctrl-C."),
         ({"total_minutes": 30.0}, "ends after 30 minutes."),
         (
             {"total_minutes": 0.5, "total_environment_frames": 4_000_000, "total_updates": 1000},
@@ -351,7 +351,7 @@ def test_dumb_terminal_gets_plain_lines(terminal: Terminal, monkeypatch: pytest.
 )
 def test_introduction_says_what_starts_and_when_it_ends(limits: dict[str, float], end: str) -> None:
     text = introduction(config(**limits))
-    assert "Ape-X learns Pong-v5 with 64 environments" in text
+    assert "Training Ape-X on Pong-v5 with 64 environments" in text
     assert end in text
     assert "1,000 transitions" in text
     assert "runs/Pong-v5-1" in text

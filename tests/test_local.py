@@ -185,14 +185,14 @@ def test_evaluator_that_takes_too_long_at_the_end_is_not_waited_for(
     monkeypatch.setattr(local, "LAST_EVALUATION_SECONDS", 0.1)
     stage.run(evaluator=WAIT)
     assert stage.lives == ONCE_EACH
-    assert "the last evaluation took more than 0 s and is missing, see" in caplog.text
+    assert "the last evaluation took more than 0 s, see" in caplog.text
     assert f"main.py --role evaluator checkpoint={stage.config.run_directory}" in caplog.text
 
 
 def test_last_evaluation_that_fails_is_told(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
     stage.run(evaluator=f"{WAIT_FOR_WORD}; sys.exit(3)")
     assert stage.lives == ONCE_EACH
-    assert "the last evaluation failed with exit code 3 and is missing, see" in caplog.text
+    assert "the last evaluation failed with exit code 3, see" in caplog.text
 
 
 def test_evaluator_that_has_gone_before_the_end_is_not_waited_for(
@@ -248,12 +248,10 @@ def test_stop_ends_all_roles(stage: Stage) -> None:
 
 
 def test_what_could_not_be_saved_when_the_run_is_stopped_is_told(stage: Stage) -> None:
-    lost = "signal.signal(signal.SIGTERM, lambda *_: sys.exit('fatal: what was learned last is lost: no room'))"
+    lost = "signal.signal(signal.SIGTERM, lambda *_: sys.exit('fatal: the last updates are lost: no room'))"
     with (
         stopped_once_everyone_is_there(stage),
-        pytest.raises(
-            RunError, match=r"^learner ended with exit code 1, see .*learner\.log: what was learned last is l"
-        ),
+        pytest.raises(RunError, match=r"^learner ended with exit code 1, see .*learner\.log: the last updates are l"),
     ):
         stage.run(learner=f"{lost}; {READY}; {WAIT}")
 

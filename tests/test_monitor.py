@@ -97,7 +97,7 @@ def open_files() -> int:
 @pytest.mark.parametrize(("server", "client", "words", "reason"), [
     ("keys", "no keys", "takes encrypted connections only: set security.keys=DIR here", "failed_handshake"),
     ("no keys", "keys", "has no keys, this actor has: set security.keys=DIR there too", "failed_handshake"),
-    ("keys", "stale server key", "has another key than replay.public says here", "failed_handshake"),
+    ("keys", "stale server key", "does not have the key in replay.public here", "failed_handshake"),
     ("keys", "unknown key", "refused the key of this actor: put its public key into actor.public", "refused_key"),
     ("keys", "learner's key", "refused the key of this actor", "refused_key"),
     ("keys", "evaluator's key", "refused the key of this actor", "refused_key"),

@@ -90,7 +90,7 @@ def test_a_server_that_has_forgotten_the_learner_counts_as_lost(
     wait_until(lambda: stream.peer_state == "joined", false_server.read)
     assert stream.losses == 1
     assert lines(caplog)[1:] == [
-        "the replay server does not know this learner any more: joining again",
+        "the replay server no longer knows this learner: rejoining",
         "the replay server is back",
     ]
 
@@ -217,7 +217,7 @@ def test_a_server_that_sends_more_than_the_run_has_is_cut_off_before_it_is_read_
         wait_until(lambda number=number: stream.dropped["too_large"] == number)  # type: ignore[misc]
     false_server.welcome()
     assert stream.losses == 2
-    assert caplog.text.count("sends what is longer than any message of this run") == 1
+    assert caplog.text.count("sent something too long for this run") == 1
 
 
 @pytest.mark.parametrize(

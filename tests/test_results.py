@@ -207,7 +207,7 @@ def test_no_two_groups_have_one_label() -> None:
     runs = [read_run(path) for path in sorted((ROOT / "results" / "ablations").glob("*-1"))]
     labels = [group.label for group in grouped(runs)]
     assert len(set(labels)) == len(runs) > 4
-    assert {"as most", "priority_exponent=0.0", "initial_priority=maximum", "n_step=1"} <= set(labels)
+    assert {"baseline", "priority_exponent=0.0", "initial_priority=maximum", "n_step=1"} <= set(labels)
 
 
 def test_games_of_one_method_are_one_group(tmp_path: Path) -> None:
@@ -374,7 +374,9 @@ def test_start_of_a_run_with_other_settings_names_them(tmp_path: Path, caplog: p
     learner = dataclasses.replace(config.learner, batch_size=64)
     provenance.warn_of_changes(config.replace(learner=learner))
     was = config.learner.batch_size
-    assert f"{tmp_path} goes on with learner.batch_size=64 (was {was}): for a run from the start" in caplog.text
+    assert (
+        f"{tmp_path} resumes with changed settings, learner.batch_size=64 (was {was}): to start afresh" in caplog.text
+    )
 
 
 def test_label_that_cannot_be_drawn_is_wrong_usage(tmp_path: Path) -> None:

@@ -308,7 +308,7 @@ def test_fault_29_actors_that_may_not_join_end_with_the_reason_and_good_ones_are
     served = Served(programs, tmp_path / "run", folders.sound())
     given = {
         "none": ("", "takes encrypted connections only: set security.keys=DIR here"),
-        "stale": (folders.with_stale("replay"), "has another key than replay.public says here"),
+        "stale": (folders.with_stale("replay"), "does not have the key in replay.public here"),
         "unknown": (folders.with_pair("actor", "foreign", "actor"), "refused the key of this actor"),
         "learners": (folders.with_pair("actor", "sound", "learner"), "refused the key of this actor"),
     }

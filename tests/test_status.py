@@ -176,7 +176,7 @@ def test_what_is_no_status_is_one_line(reply: bytes) -> None:
         except OSError:
             return
 
-    with pytest.raises(StatusError, match="answers, but not as a process of this program") as caught:
+    with pytest.raises(StatusError, match="answers, but not as an apex_jax process") as caught:
         fetch(speak(send), 5.0)
     assert str(caught.value).isprintable()
 

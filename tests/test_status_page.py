@@ -91,7 +91,7 @@ def test_page_that_others_can_reach_is_told(caplog: pytest.LogCaptureFixture, ad
 
 @pytest.mark.parametrize("address", ["http://127.0.0.1:80", "tcp://127.0.0.1:99999", "tcp://127.0.0.1:5550"])
 def test_status_address_is_checked_like_the_others(address: str) -> None:
-    with pytest.raises(UsageError, match=r"addresses\.\w+=.*must|stands at two links"):
+    with pytest.raises(UsageError, match=r"addresses\.\w+=.*must|is used twice"):
         check(Config(addresses=AddressConfig(status=address)))
 
 

@@ -338,13 +338,13 @@ def test_replay_that_is_not_there_yet_does_not_empty_the_copy(tmp_path: Path, ru
 
 
 def test_copy_within_the_run_itself_is_refused(run: Path) -> None:
-    with pytest.raises(StorageError, match="of which it is to be a copy"):
+    with pytest.raises(StorageError, match="which it would copy"):
         push(run / "copy", run)
 
 
 @pytest.mark.parametrize("url", ["s4://x/y", "gs://bucket/x", "nonsense://x"])
 def test_url_that_no_installed_package_serves_is_one_line(url: str) -> None:
-    with pytest.raises(StorageError, match=rf"{url}: .*; see that the place") as caught:
+    with pytest.raises(StorageError, match=rf"{url}: .*; check the URL") as caught:
         Storage(url)
     assert str(caught.value).isprintable()
 

@@ -177,7 +177,7 @@ def test_a_network_larger_than_ours_is_cut_off_before_it_is_read_and_said_once(
     assert limit == sockets.SMALL_MESSAGE_BYTES + sockets.ENCRYPTION_BYTES, "its 108 bytes are fewer than a header's"
     publisher.publish({"kernel": np.zeros(limit // 4 + 1, np.float32)}, 1, 0)
     wait_until(lambda: subscriber.dropped["too_large"] >= 2)
-    assert caplog.text.count(f"the learner at {link.address} sends what is longer than any message of this run") == 1
+    assert caplog.text.count(f"the learner at {link.address} sent something too long for this run") == 1
     publisher.publish(params_of(2), 2, 0)
     newest(subscriber, 2)
 

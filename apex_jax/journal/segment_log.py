@@ -216,7 +216,7 @@ class SegmentLog:
         self.errors += 1
         if not self._delay_seconds:
             _log.warning(
-                "segments are not written to %s (told once, tried again): %s; the replay goes on in memory",
+                "cannot write segments to %s (logged once, retried): %s; the replay continues in memory",
                 self._directory,
                 error,
             )

@@ -166,7 +166,8 @@ class ExperienceService:
             return  # what somebody has said may still be unread
         for identity, actor in list(self.actors.items()):
             if now_seconds - actor.seen_seconds > PEER_TIMEOUT_SECONDS:
-                _log.warning("actor %s is silent for %.0f s: its places are free", identity.hex(), PEER_TIMEOUT_SECONDS)
+                message = "actor %s has been silent for %.0f s: its places are free"
+                _log.warning(message, identity.hex(), PEER_TIMEOUT_SECONDS)
                 self._remove(identity)
 
     def finish(self, reason: str) -> None:
@@ -184,7 +185,7 @@ class ExperienceService:
     def _on_hello(self, identity: bytes, message: ActorHello, now_seconds: float) -> None:
         if message.agreement != self._config.agreement:
             reason = (
-                f"the replay server runs [{self._config.agreement}], this actor [{message.agreement}]; use one config"
+                f"the replay server runs [{self._config.agreement}], this actor [{message.agreement}]; make them equal"
             )
             self.dropped["another_config"] += 1
             sockets.send(self._socket, Refusal(reason=reason, final=True), identity)

@@ -180,7 +180,7 @@ class ExperienceStream:
             self._account["overflow"] += transitions_of(segment)
             self.dropped["overflow"] += 1
             if self.dropped["overflow"] == 1:
-                _log.warning("segments are dropped: the replay server takes none, and no more can be kept")
+                _log.warning("dropping segments: the replay server takes none, and the actor's queue is full")
         item = item._replace(environment_steps=item.environment_steps + self._steps_dropped)
         self._steps_dropped = 0
         return item
@@ -208,7 +208,7 @@ class ExperienceStream:
                 self._is_silent = True
                 self.silences += 1
                 _log.warning(
-                    "the replay server at %s is silent for %.0f s: looking for it, %d segments are kept",
+                    "the replay server at %s has been silent for %.0f s: looking for it, keeping %d segments",
                     self._address,
                     silent_seconds,
                     len(self._unacknowledged),
@@ -234,7 +234,7 @@ class ExperienceStream:
             self._account["unencodable"] += transitions_of(segment)
             self.dropped[error.reason] += 1
             if self.dropped[error.reason] == 1:
-                _log.warning("segments are left out: %s", error.reason)
+                _log.warning("skipping segments that cannot be encoded: %s", error.reason)
             return
         self._sequence += 1
         crc, transitions = zlib.crc32(body), transitions_of(segment)
@@ -272,7 +272,7 @@ class ExperienceStream:
                     self.dropped["bad_welcome"] += 1
             elif isinstance(message, Rejoin):
                 if self._is_welcome.is_set():
-                    _log.info("the replay server does not know this actor any more: joining again")
+                    _log.info("the replay server no longer knows this actor: rejoining")
                     self._is_welcome.clear()
                     self._next_hello = 0.0
             elif isinstance(message, Finish):
@@ -283,7 +283,7 @@ class ExperienceStream:
             else:
                 self.dropped["refused"] += 1
                 if self.dropped["refused"] == 1:
-                    _log.warning("%s: trying again until it does", message.reason)
+                    _log.warning("%s; retrying until it has a place", message.reason)
 
     def _heard(self) -> None:
         if self._is_silent:

@@ -3,10 +3,10 @@
     produced = stored + in_flight + lost_with_actor + lost_with_replay + dropped_<reason> + ...
 
 An actor tells how many it has produced, had acknowledged and dropped; the server knows what it has stored and refused.
-Both count since the actor began, so that a report that is lost costs nothing: the next one says it all. What an actor
-has produced and nobody has answered for is in flight while the actor lives, and lost with it when it is gone. An actor
-reports every second, says with each segment how much it has produced, and with its last word what it takes with it.
-What it produced after the last that the server heard of it is in no count, where it is killed or leaves cut off.
+Counts are totals since the actor began, so a lost report costs nothing: the next one makes up for it. What an actor has
+produced and nobody has accounted for is in flight while the actor lives, and lost with it when it is gone. An actor
+reports every second; each segment says how much it has produced, and its goodbye what it drops. If it is killed, or
+leaves while cut off, what it produced after its last report that arrived is in no count.
 """
 
 from __future__ import annotations

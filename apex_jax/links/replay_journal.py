@@ -154,7 +154,7 @@ class ReplayJournal:
             self._is_disk_full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
             self._snapshot_errors += 1
             if not self._failures_in_a_row:
-                message = "no snapshot is written to %s (told once, tried again): %s"
+                message = "cannot write a snapshot to %s (logged once, retried): %s"
                 _log.warning(message, self.directory, error or type(error).__name__)
 
     def _take_result(self, now_seconds: float) -> None:
@@ -252,12 +252,12 @@ class ReplayJournal:
         elif saved.limiter["ratio"] == ratio_of(self._config):
             limiter.restore(saved.limiter["inserted"], saved.limiter["sampled"], inserted_since)
         else:  # the surplus that another ratio would make of these counters might take hours to work off
-            _log.info("replay.samples_per_insert or min_size_to_sample is another one: counted anew from here")
+            _log.info("replay.samples_per_insert or min_size_to_sample changed: the ratio is counted from here on")
             limiter.restore(0, 0, saved.limiter["inserted"] + inserted_since)
 
     def _say(self, buffer: ReplayBuffer, saved: Saved | None, known: int, seconds: float) -> None:
         if left_out := ", ".join(f"{number} {what}" for what, number in self._log.left_out.items()):
-            _log.warning("left out of %s: %s", self.directory, left_out)
+            _log.warning("damaged or missing in %s, left out: %s", self.directory, left_out)
         if not buffer.size_segments and saved is None:
             return
         _log.info(
@@ -270,10 +270,11 @@ class ReplayJournal:
         exponent = self._config.replay.priority_exponent
         if saved is not None and saved.buffer.priority_exponent != exponent:
             before = saved.buffer.priority_exponent
-            _log.info("priority_exponent was %g, is %g: all have their first priorities again", before, exponent)
+            message = "priority_exponent was %g, is now %g: all priorities are back to their initial values"
+            _log.info(message, before, exponent)
         elif known < buffer.size_segments:
             _log.info(
-                "%d segments have their first priorities: no snapshot knows of them", buffer.size_segments - known
+                "%d segments have their initial priorities: they are in no snapshot", buffer.size_segments - known
             )
 
     def _parse(self, snapshot: Snapshot) -> Saved:

@@ -250,7 +250,7 @@ class ReplayStream:
                     self.is_finish_heard.set()
             elif isinstance(message, Rejoin):
                 if self._welcomed:
-                    self._lose("the replay server does not know this learner any more: joining again")
+                    self._lose("the replay server no longer knows this learner: rejoining")
             elif message.final:
                 self._fail(RunError(f"refused by the replay server at {self._address}: {message.reason}"))
             else:

@@ -121,7 +121,7 @@ class SamplingService:
     def forget_the_dead(self, now_seconds: float) -> None:
         """Takes another learner only when the one before has been silent for long."""
         if self.learner is not None and now_seconds - self.learner.seen_seconds > PEER_TIMEOUT_SECONDS:
-            _log.warning("the learner is silent for %.0f s: another may take its place", PEER_TIMEOUT_SECONDS)
+            _log.warning("the learner has been silent for %.0f s: another may take its place", PEER_TIMEOUT_SECONDS)
             self.learner = None
 
     def _can_sample(self, draw_size: int) -> bool:
@@ -180,12 +180,12 @@ class SamplingService:
         if message.agreement != self._config.agreement:
             self.dropped["another_config"] += 1
             reason = (
-                f"the replay server runs [{self._config.agreement}], this learner [{message.agreement}]; use one config"
+                f"the replay server runs [{self._config.agreement}], the learner [{message.agreement}]; make them equal"
             )
             return Refusal(reason=reason, final=True)
         if message.batches_at_once * message.batch_size > (largest := self._config.learner.largest_draw):
             asked = f"{message.batches_at_once} batches of {message.batch_size}"
-            reason = f"{asked} at once are more than the {largest} transitions of the replay server's config; use one"
+            reason = f"{asked} at once exceed the {largest} transitions in the replay server's config; use the same one"
             return Refusal(reason=reason, final=True)
         if self.learner is not None and self.learner.run_id != message.run_id:
             return Refusal(reason="another learner draws from this replay server", final=False)

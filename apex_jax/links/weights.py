@@ -254,7 +254,7 @@ class WeightsSubscriber:
         if not self._is_silent:
             self._is_silent = True
             silent_seconds = now - self._heard_seconds
-            _log.warning("the learner at %s is silent for %.0f s: looking for it", self._address, silent_seconds)
+            _log.warning("the learner at %s has been silent for %.0f s: looking for it", self._address, silent_seconds)
         self._monitor.reconnect()
 
     def _heard(self, learner_run_id: int) -> None:

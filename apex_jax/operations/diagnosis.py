@@ -58,14 +58,14 @@ def _divergence(config: Config, values: Mapping[str, float]) -> Iterator[Symptom
     if q_value is not None and clip > 0 and discount < 1:
         most = clip / (1 - discount)
         if abs(q_value) > Q_VALUE_SLACK * most:
-            what = f"q-values of {q_value:,.0f} are beyond the {most:,.0f} that rewards allow, learning diverges"
+            what = f"q-values of {q_value:,.0f} exceed the {most:,.0f} that rewards allow, so learning diverges"
             yield Symptom("q_values", f"{what}: {config.fix_of_divergence}")
 
 
 def _flow(config: Config, values: Mapping[str, float], learning: bool, silent_seconds: float) -> Iterator[Symptom]:
     filled = values.get("replay/size_transitions", 0.0) >= config.replay.min_size_to_sample
     if filled and not learning:  # actors wait for it, which is no silence
-        what = "the replay is filled, and learning has not begun for a minute"
+        what = "the replay has been full enough for a minute, but learning has not begun"
         yield Symptom("start", f"{what}: see learner.log in {config.directory}/logs", PATIENCE_SECONDS)
     elif silent_seconds >= max(SILENCE_SECONDS, SILENCE_LINES * config.metrics_interval_seconds):
         what = "no new experience comes" if learning else "the replay does not fill"
@@ -86,7 +86,7 @@ def _flow(config: Config, values: Mapping[str, float], learning: bool, silent_se
         yield Symptom("actor", f"actors wait for the replay server {share:.0%} of the time: {fix}", PATIENCE_SECONDS)
     age, interval = values.get("actor/weights_age_seconds", 0.0), config.learner.publish_interval_seconds
     if learning and age > max(OLD_WEIGHTS_INTERVALS * interval, OLD_WEIGHTS_SECONDS):
-        what = f"actors act with weights of {age:,.0f} s ago, the learner sends new ones every {interval:g} s"
+        what = f"actors act with weights {age:,.0f} s old, though the learner sends new ones every {interval:g} s"
         fix = f"see actor-0.log in {config.directory}/logs, and addresses.weights and learner.publish_interval_seconds"
         yield Symptom("weights", f"{what}: {fix}")
     expected = EXPECTED_DROPS | ({"replay/dropped_overflow"} if config.actor.overflow == "drop" else set())

@@ -79,11 +79,11 @@ def introduction(config: Config) -> str:
     if ends:
         end = "ends after " + " or ".join(ends) + (", whichever comes first" if len(ends) > 1 else "")
     else:
-        end = "goes on until it is stopped with Ctrl-C"
+        end = "runs until it is stopped with Ctrl-C"
     return (
-        f"Ape-X learns {config.environment.task} with {config.ladder_size} environments, and {end}.\n"
-        f"Learning starts at {config.replay.min_size_to_sample:,} transitions in the replay."
-        f" Everything is kept in {config.directory}"
+        f"Training Ape-X on {config.environment.task} with {config.ladder_size} environments; it {end}.\n"
+        f"Learning starts once the replay holds {config.replay.min_size_to_sample:,} transitions."
+        f" Everything is saved in {config.directory}"
     )
 
 
@@ -178,12 +178,12 @@ def _number(value: float | None) -> str:
 def _replay(progress: Progress) -> str:
     if progress.replay_size < progress.min_size_to_sample:
         share = progress.replay_size / progress.min_size_to_sample
-        return f"{progress.replay_size:,} of the {progress.min_size_to_sample:,} to begin with ({share:.0%})"
+        return f"{progress.replay_size:,} of the {progress.min_size_to_sample:,} needed to start ({share:.0%})"
     return f"{progress.replay_size:,} of {progress.replay_capacity:,} transitions"
 
 
 def _samples_per_insert(progress: Progress) -> str:
-    target = f"{progress.target_samples_per_insert:g}" if progress.target_samples_per_insert else "free"
+    target = f"{progress.target_samples_per_insert:g}" if progress.target_samples_per_insert else "none"
     return f"{progress.samples_per_insert:.2f} (target: {target})"
 
 

@@ -24,7 +24,7 @@ class Evaluation(NamedTuple):
 class Progress:
     """State of a run at one moment."""
 
-    phase: str  # "starting", "filling the replay", "about to learn" (it compiles), "learning" or "finishing"
+    phase: str  # "starting", "filling the replay", "compiling the learner", "learning" or "finishing"
     elapsed_seconds: float
     frames: int  # emulator frames of the whole run
     total_frames: int  # 0 = no limit
@@ -171,7 +171,7 @@ class ProgressReader:
         if self._learning:
             return "learning"
         if self._value("replay/size_transitions") >= config.replay.min_size_to_sample:
-            return "about to learn"
+            return "compiling the learner"
         return "filling the replay" if self._roles["replay"].last else "starting"
 
     def _seconds_left(self, frames: int, updates: int) -> float | None:

@@ -68,7 +68,7 @@ def _duration(seconds: Any) -> str:
 def _parser() -> Parser:
     parser = Parser(
         prog="python main.py status",
-        description="Asks a process how it is. Exit code 0: healthy; 1: not, or no answer within 5 seconds.",
+        description="Queries a process's status. Exit code 0: healthy; 1: not, or no answer within 5 seconds.",
         epilog="example: python main.py status tcp://127.0.0.1:8080",
         allow_abbrev=False,
     )

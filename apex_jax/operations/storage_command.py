@@ -42,7 +42,7 @@ def pull(storage: Storage, run_directory: Path) -> None:
             fetched = True
             _say(section, copied)
     if not fetched:
-        raise RunError(f"{storage.url}: there is no copy of a run; see what is stored there")
+        raise RunError(f"{storage.url}: there is no copy of a run; check the URL")
 
 
 def _say(section: str, copied: Copied) -> None:

@@ -82,11 +82,11 @@ class StorageCopy:
         except StorageError as error:
             self.failed += 1
             if not self._is_failing:
-                _log.error("no copy of the run (told once, tried again at each interval): %s", error)
+                _log.error("cannot copy the run (logged once, retried at each interval): %s", error)
             self._is_failing = True
             return
         if self._is_failing:
-            _log.info("the run is copied again")
+            _log.info("copying the run works again")
         self._is_failing = False
         self._copied_seconds = started
 

@@ -36,7 +36,7 @@ class RateLimiter:
                 f"min_size_to_sample must be at least 1, got {min_size_to_sample}: nothing can be drawn from 0"
             )
         if not 0 <= samples_per_insert < math.inf:
-            raise ValueError(f"samples_per_insert must be finite and at least 0 (0 = free), got {samples_per_insert}")
+            raise ValueError(f"samples_per_insert must be finite and >= 0 (0 = no limit), got {samples_per_insert}")
         if largest_insert < 1 or largest_draw < 1:
             raise ValueError(f"largest_insert {largest_insert} and largest_draw {largest_draw} must be at least 1")
         needed = (largest_draw + samples_per_insert * largest_insert) / 2

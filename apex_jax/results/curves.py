@@ -119,7 +119,7 @@ def _labels(runs: Sequence[Run], apart: Sequence[str]) -> list[str]:
         texts = [
             [f"{names[key]}={shown(run.settings[key])}" for key in keys] for run, keys in zip(runs, others, strict=True)
         ]
-        return [", ".join(text) or "as most" for text in texts]
+        return [", ".join(text) or "baseline" for text in texts]
     return [", ".join(text) or "all runs" for text in first]
 
 

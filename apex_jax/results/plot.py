@@ -24,7 +24,7 @@ BAND_COLORS = {"below_0.01": "#7A0177", "0.01_to_0.05": "#C51B8A", "0.05_to_0.2"
 
 def draw_run(run: Run, path: str | os.PathLike[str]) -> None:
     """Draws one run to a file: evaluation, and training games by band of epsilon, over frames and over minutes."""
-    figure, panels = _figure(f"{run.task}; of training games a running mean", run)
+    figure, panels = _figure(f"{run.task} (training games: running mean)", run)
     for panel, axis in panels:
         for band, color in BAND_COLORS.items():
             if (curve := run.training.get(band)) is not None:

@@ -49,7 +49,7 @@ def groups_of(arguments: Sequence[str]) -> list[Group]:
 def _parser() -> Parser:
     parser = Parser(
         prog="python main.py plot",
-        description="Lays the evaluations of runs over each other, against frames and minutes. Runs that differ in"
+        description="Overlays the evaluation curves of runs, against frames and minutes. Runs that differ in"
         " nothing but the seed are one group: interquartile mean, median, bootstrap interval.",
         epilog="example: python main.py plot runs/Pong-v5-* SB3=runs/sb3-1 SB3=runs/sb3-2 --output pong.png",
         allow_abbrev=False,

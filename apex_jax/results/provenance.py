@@ -48,7 +48,7 @@ def record_config(config: Config) -> None:
 def warn_of_changes(config: Config) -> None:
     """Says where the run that is about to go on was begun with other settings: somebody may have meant a new one."""
     if changes := _changes(config):
-        message = "%s goes on with %s: for a run from the start choose another run_directory"
+        message = "%s resumes with changed settings, %s: to start afresh, choose another run_directory"
         _log.warning(message, config.directory, ", ".join(changes))
 
 

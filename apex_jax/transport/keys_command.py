@@ -25,7 +25,7 @@ def run(arguments: Sequence[str]) -> int:
 def _parser() -> Parser:
     parser = Parser(
         prog="python main.py keys",
-        description="Makes CURVE keys, with which the roles of a fleet encrypt their links and know each other.",
+        description="Makes the CURVE keys with which a fleet's roles encrypt their links and authenticate each other.",
         epilog="example: python main.py keys create keys",
         allow_abbrev=False,
     )

@@ -188,8 +188,8 @@ class ClientMonitor(_Monitor):
         self.cut_offs += 1
         if not self._is_cut_off_told:
             self._is_cut_off_told = True
-            what = f"the {self._server} at {self._address} sends what is longer than any message of this run"
-            _log.warning("%s, or no message: its connection is cut off; use one config for all roles", what)
+            what = f"the {self._server} at {self._address} sent something too long for this run, or not a message"
+            _log.warning("%s: connection closed; use the same config for all roles", what)
 
     def _on_event(self, event: int, value: int, now: float) -> None:
         if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
@@ -235,10 +235,10 @@ class ClientMonitor(_Monitor):
             self._last_probe, self._mechanism = now, mechanism_at(address)
         file = f"{LINKS[self._link].server}.public"
         causes = {
-            ("CURVE", True): f"the {server} at {address} has another key than {file} says here: copy {file} from there",
+            ("CURVE", True): f"the {server} at {address} does not have the key in {file} here: copy {file} from there",
             ("CURVE", False): f"the {server} at {address} takes encrypted connections only: set security.keys=DIR here",
             ("NULL", True): f"the {server} at {address} has no keys, this {me} has: set security.keys=DIR there too",
-            ("NULL", False): f"at {address} another link is served: set addresses.{self._link} as the {server} has it",
+            ("NULL", False): f"{address} serves another link: set addresses.{self._link} as the {server} has it",
         }
         return causes.get((self._mechanism or "", security.has_keys), "")
 

@@ -111,7 +111,7 @@ class AllowList:
         except UsageError as error:  # half an edit: what held before holds on
             if str(error) != self._defect:
                 self._defect = str(error)
-                _log.warning("%s; until then the keys read before hold", error)
+                _log.warning("%s; until this is mended, the keys read before stay valid", error)
         return key in self._keys
 
     def _read(self) -> frozenset[bytes]:

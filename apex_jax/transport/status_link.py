@@ -156,7 +156,7 @@ class StatusServer:
     def _reply_to(self, request: bytes) -> bytes:
         line = REQUEST_LINE.match(request)
         if line is None:
-            return _reply(400, {"error": "this is no HTTP/1.1 request; GET /status"})
+            return _reply(400, {"error": "not an HTTP/1.1 request; send GET /status"})
         method, path = line[1], line[2].partition(b"?")[0]
         if path not in (b"/", b"/status"):
             return _reply(404, {"error": "there is only /status"})
@@ -218,7 +218,7 @@ def _parsed(address: str, reply: bytes) -> tuple[bool, dict[str, Any]]:
     except (ValueError, RecursionError):
         content = None
     if status is None or status[1] not in (b"200", b"503") or not isinstance(content, dict) or "role" not in content:
-        raise StatusError(f"{address} answers, but not as a process of this program: is it another address's?")
+        raise StatusError(f"{address} answers, but not as an apex_jax process: is the address right?")
     return status[1] == b"200", content
 
 

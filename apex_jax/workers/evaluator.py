@@ -160,7 +160,7 @@ def evaluate_checkpoint(config: Config, spec: SegmentSpec, stop: StopSignal) -> 
 def _record(config: Config, spec: SegmentSpec, dqn: Dqn, params: Params, path: str, stop: StopSignal) -> None:
     result = record_game(config, spec, dqn, params, path, stop.is_set)
     if result is None:
-        _log.info("no video: %s has no screen, or the game was broken off", config.environment.task)
+        _log.info("no video: %s has no screen, or the game was interrupted", config.environment.task)
     else:
         files = " and ".join(map(str, video_paths(path)))
         _log.info("recorded a game with a return of %g: %s", result, files)

@@ -117,7 +117,7 @@ class Learner:
     def run(self, stop: StopSignal) -> None:
         """Learns until `stop` is set or a limit of the run is reached, then saves a checkpoint.
 
-        So it does where the replay server refuses it in the middle of a run (RunError). DivergenceError saves nothing.
+        It also saves one when the replay server refuses it in mid-run (RunError), but none on a DivergenceError.
         """
         try:
             reason = self._learn(stop)
@@ -311,7 +311,7 @@ class Learner:
         self._gave_up = True
         reason = self._checkpointer.error or f"the disk has not answered for {LAST_SAVE_SECONDS:.0f} s"
         directory = self._checkpointer.directory
-        raise FatalError(f"what was learned last is lost: {reason}; make {directory} writable with room, start again")
+        raise FatalError(f"the last updates are lost: {reason}; make {directory} writable, free some space, restart")
 
     def _wait_for_save(self, stop: StopSignal) -> bool:
         """Waits until no save is under way; returns whether that came to be in time."""

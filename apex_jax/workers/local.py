@@ -186,7 +186,7 @@ class LocalRun:
         if code != 0:
             what = f"failed with exit code {code}" if code else f"took more than {LAST_EVALUATION_SECONDS:.0f} s"
             play = f"--role evaluator checkpoint={self._directory}"
-            _log.warning("the last evaluation %s and is missing, see %s: main.py %s", what, evaluator.log_path, play)
+            _log.warning("the last evaluation %s, see %s; to repeat it: main.py %s", what, evaluator.log_path, play)
         return True
 
     def _keep_alive(self) -> None:
@@ -250,7 +250,7 @@ class LocalRun:
             try:
                 process.wait(max(0.0, started + self._patience_seconds(role) - time.monotonic()))
             except subprocess.TimeoutExpired:
-                _log.warning("%s does not end and is killed", role.name)
+                _log.warning("%s did not end in time: killing it", role.name)
                 process.kill()
                 process.wait()
         for role in self._roles:
