@@ -161,11 +161,14 @@ def test_older_weights_and_garbage_are_no_news(link: Link) -> None:
     assert subscriber.newest is kept
 
 
-def test_a_network_of_another_shape_is_refused_by_name_of_its_digest(link: Link) -> None:
+def test_a_network_of_another_shape_is_refused_by_name_of_its_digest(
+    link: Link, caplog: pytest.LogCaptureFixture
+) -> None:
     publisher, subscriber = link.publisher(), link.subscriber({"q": jnp.zeros((4, 3))})
     publisher.publish(params_of(1), 1, 0)
     wait_until(lambda: subscriber.dropped["another_architecture"] >= 1)
     assert subscriber.newest is None
+    wait_until(lambda: "another_architecture; set network.* as the learner has it" in caplog.text)
 
 
 def test_a_network_larger_than_ours_is_cut_off_before_it_is_read_and_said_once(

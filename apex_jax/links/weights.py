@@ -274,7 +274,8 @@ class WeightsSubscriber:
         if reason := self._defect(message):
             self.dropped[reason] += 1
             if self.dropped[reason] == 1:
-                _log.warning("weights are refused: %s", reason)
+                fix = "; set network.* as the learner has it" if reason == "another_architecture" else ""
+                _log.warning("weights from %s are refused: %s%s", self._address, reason, fix)
             return
         params: Any = jax.device_put(decode_weights(message.body, self._like_params))
         self._newest = Weights(
