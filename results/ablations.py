@@ -13,16 +13,17 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from apex_jax.command_line import load
 from apex_jax.metrics import read_metrics
-from apex_jax.results.curves import Group
+from apex_jax.results.curves import Group, common_grid, held
 from apex_jax.results.plot import draw_each_against_the_first
 from apex_jax.results.plot_command import groups_of
+from apex_jax.results.statistics import bootstrap_interval, interquartile_mean
 from results.publish import TEXTS, publish
 
 MAIN = Path(os.path.relpath(Path(__file__).parents[1] / "main.py"))  # as the command is to be typed and recorded
@@ -74,19 +75,32 @@ def main() -> None:
 
 
 def table(groups: Sequence[Group]) -> str:
-    """Returns, as Markdown, how early (the mean of all evaluations of a run) and how far the runs of each learned."""
-    rows = [
-        "| | mean of all evaluations: each seed | median | last evaluation: each seed | median |",
-        "|---|---|--:|---|--:|",
-    ]
-    for group in groups:
-        returns = [run.evaluation.returns for run in group.runs]
-        columns = [np.array([of_run.mean() for of_run in returns]), np.array([of_run[-1] for of_run in returns])]
-        cells = [
-            cell for values in columns for cell in (", ".join(f"{v:.0f}" for v in values), f"{np.median(values):.0f}")
-        ]
-        rows.append(f"| {group.label} | {' | '.join(cells)} |")
-    return "\n".join(rows)
+    """Returns as Markdown how early the runs of each group learned, also against the first group, and how far.
+
+    Early: the mean of a run's curve over frames. Of each the interquartile mean and its bootstrap interval.
+    """
+    header = ("", "runs", "mean over the run", f"less that of {groups[0].label}", "last evaluation")
+    rows = [header, ("---", "--:", "--:", "--:", "--:")]
+    grid = common_grid([run.evaluation for group in groups for run in group.runs], "frames")
+    early = [np.array([held(run.evaluation, "frames", grid).mean() for run in group.runs]) for group in groups]
+    for group, means in zip(groups, early, strict=True):
+        less = "" if means is early[0] else _difference(means, early[0])
+        last = np.array([run.evaluation.returns[-1] for run in group.runs])
+        rows.append((group.label, str(len(means)), _interval(means), less, _interval(last)))
+    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+
+
+def _interval(values: np.ndarray, statistic: Callable[[np.ndarray], np.ndarray] = interquartile_mean) -> str:
+    low, high = bootstrap_interval([values], statistic, np.random.default_rng(0))
+    return f"{statistic(values):.0f} [{low:.0f}, {high:.0f}]"
+
+
+def _difference(values: np.ndarray, base: np.ndarray) -> str:
+    def less(drawn: np.ndarray) -> np.ndarray:
+        return interquartile_mean(drawn[: len(values)]) - interquartile_mean(drawn[len(values) :])
+
+    low, high = bootstrap_interval([values, base], less, np.random.default_rng(0))
+    return f"{less(np.concatenate([values, base])):+.0f} [{low:+.0f}, {high:+.0f}]"
 
 
 def updates_of(directory: Path) -> float:
