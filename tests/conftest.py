@@ -30,10 +30,20 @@ def experience() -> Iterator[Any]:
 
 
 @pytest.fixture
-def sampling() -> Iterator[Any]:
-    """Both ends of a sampling link; see tests.sampling_link."""
+def sampling(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Both ends of a sampling link, whose learners ask anew soon; see tests.sampling_link."""
+    from apex_jax.links import replay_stream
     from tests import sampling_link
 
+    monkeypatch.setattr(replay_stream, "HELLO_SECONDS", 0.05)
     link = sampling_link.Link()
     yield link
     link.close()
+
+
+@pytest.fixture
+def false_server(sampling: Any) -> Iterator[Any]:
+    """A server of that link by hand, which sends what no sound one does."""
+    server = sampling.router()
+    yield server
+    server.close()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -20,21 +19,6 @@ from tests.proxy import Proxy
 from tests.sampling_link import CAPACITY, B, FalseServer, K, L, Learner, Link, batches_of, hello_of, streamed
 
 
-@pytest.fixture
-def link(monkeypatch: pytest.MonkeyPatch) -> Iterator[Link]:
-    monkeypatch.setattr(replay_stream, "HELLO_SECONDS", 0.05)
-    link = Link()
-    yield link
-    link.close()
-
-
-@pytest.fixture
-def false_server(link: Link) -> Iterator[FalseServer]:
-    server = link.router()
-    yield server
-    server.close()
-
-
 def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
     """What the stream has said, without times."""
     records = [record for record in caplog.records if record.name == replay_stream.__name__]
@@ -44,31 +28,33 @@ def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
 # What is known of the server --------------------------------------------------------------------------------------
 
 
-def test_a_server_that_dies_is_lost_once_and_joined_again_once(link: Link, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_server_that_dies_is_lost_once_and_joined_again_once(
+    sampling: Link, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.INFO)
-    stream = link.stream()
+    stream = sampling.stream()
     assert stream.peer_state == "sought"
-    server = link.server()
+    server = sampling.server()
     server.until(lambda: stream.peer_state == "joined")
     assert stream.losses == 0
     server.close()
     wait_until(lambda: stream.peer_state == "lost")
-    server = link.server()
+    server = sampling.server()
     server.until(lambda: stream.peer_state == "joined")
     assert stream.losses == 1
     assert lines(caplog) == [
-        f"joining the replay server at {link.address}",
-        f"the replay server at {link.address} is lost: looking for it",
+        f"joining the replay server at {sampling.address}",
+        f"the replay server at {sampling.address} is lost: looking for it",
         "the replay server is back",
     ]
 
 
-def test_a_server_that_answers_nothing_any_more_is_lost_and_joined_again(link: Link) -> None:
-    server = link.server()
+def test_a_server_that_answers_nothing_any_more_is_lost_and_joined_again(sampling: Link) -> None:
+    server = sampling.server()
     server.insert(2)
-    with Proxy(link.address) as proxy:
-        link.address = proxy.address
-        learner = Learner(link.stream())
+    with Proxy(sampling.address) as proxy:
+        sampling.address = proxy.address
+        learner = Learner(sampling.stream())
         server.until(lambda: learner.consume() and learner.batches)
         proxy.stop()
         server.until(lambda: learner.stream.peer_state == "lost")
@@ -79,10 +65,10 @@ def test_a_server_that_answers_nothing_any_more_is_lost_and_joined_again(link: L
 
 
 def test_a_server_that_has_forgotten_the_learner_counts_as_lost(
-    link: Link, false_server: FalseServer, caplog: pytest.LogCaptureFixture
+    sampling: Link, false_server: FalseServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    stream = link.stream()
+    stream = sampling.stream()
     false_server.welcome()
     false_server.send(Rejoin())
     false_server.until_received(lambda message: isinstance(message, LearnerHello))
@@ -95,13 +81,17 @@ def test_a_server_that_has_forgotten_the_learner_counts_as_lost(
     ]
 
 
-def test_a_server_that_is_away_for_longer_than_the_limit_ends_the_learner_in_one_line(link: Link) -> None:
-    stream = ReplayStream(link._context, link.address, SPEC, hello_of(), CAPACITY, groups=2, away_limit_seconds=0.5)
-    server = link.server()
+def test_a_server_that_is_away_for_longer_than_the_limit_ends_the_learner_in_one_line(sampling: Link) -> None:
+    stream = ReplayStream(
+        sampling._context, sampling.address, SPEC, hello_of(), CAPACITY, groups=2, away_limit_seconds=0.5
+    )
+    server = sampling.server()
     server.until(lambda: stream.peer_state == "joined")
     assert stream.next(0.7) is None, "it is here: no time runs"
     server.close()
-    with pytest.raises(RunError, match=rf"at {link.address} has been away for \d s: start it, or raise away_limit_sec"):
+    with pytest.raises(
+        RunError, match=rf"at {sampling.address} has been away for \d s: start it, or raise away_limit_sec"
+    ):
         stream.next(20.0)
     stream.close()
 
@@ -113,11 +103,16 @@ def test_a_server_that_is_away_for_longer_than_the_limit_ends_the_learner_in_one
     ("window", "within", "beyond"), [(3, streamed(1, 2), streamed(3, 4)), (256, batches_of(0), batches_of(1))]
 )
 def test_what_exceeds_the_credit_is_refused_said_once_and_nothing_is_returned_for_it(
-    link: Link, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, window: int, within: Any, beyond: Any
+    sampling: Link,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    window: int,
+    within: Any,
+    beyond: Any,
 ) -> None:
     monkeypatch.setattr(replay_stream, "SEGMENTS_WINDOW", window)
-    false_server = link.router()
-    stream = link.stream(groups=1)
+    false_server = sampling.router()
+    stream = sampling.stream(groups=1)
     false_server.welcome()
     false_server.send(within)
     for _ in range(3):
@@ -140,8 +135,8 @@ def credits_of(server: FalseServer) -> list[Credit]:
     return [message for message in server.received if isinstance(message, Credit)]
 
 
-def test_a_server_that_welcomes_again_and_again_fills_no_memory(link: Link, false_server: FalseServer) -> None:
-    stream = link.stream()
+def test_a_server_that_welcomes_again_and_again_fills_no_memory(sampling: Link, false_server: FalseServer) -> None:
+    stream = sampling.stream()
     false_server.welcome()
     for _ in range(50):
         false_server.send(batches_of(1))
@@ -158,7 +153,7 @@ def test_a_server_that_welcomes_again_and_again_fills_no_memory(link: Link, fals
 
 
 def test_memory_for_frames_is_reserved_only_for_bodies_that_look_like_segments(
-    link: Link, false_server: FalseServer, monkeypatch: pytest.MonkeyPatch
+    sampling: Link, false_server: FalseServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reserved: list[int] = []
     empty = np.empty
@@ -167,7 +162,7 @@ def test_memory_for_frames_is_reserved_only_for_bodies_that_look_like_segments(
         reserved.append(shape[0])
         return empty(shape, dtype)
 
-    stream = link.stream()
+    stream = sampling.stream()
     false_server.welcome()
     monkeypatch.setattr(np, "empty", watched)
     sound = encode_segment(segment_of(1), SPEC)
@@ -179,9 +174,9 @@ def test_memory_for_frames_is_reserved_only_for_bodies_that_look_like_segments(
 
 
 def test_what_is_drawn_from_a_segment_that_was_left_out_weighs_nothing_until_its_slot_comes_again(
-    link: Link, false_server: FalseServer
+    sampling: Link, false_server: FalseServer
 ) -> None:
-    stream = link.stream(groups=3)
+    stream = sampling.stream(groups=3)
     false_server.welcome()
     bodies = [encode_segment(segment_of(number), SPEC) for number in (1, 2)]
     bodies[1] = bodies[1][: SPEC.slots * 17] + b"\xff\xff"  # sound columns, and then no pixels
@@ -207,10 +202,10 @@ def test_what_is_drawn_from_a_segment_that_was_left_out_weighs_nothing_until_its
 
 
 def test_a_server_that_sends_more_than_the_run_has_is_cut_off_before_it_is_read_and_said_once(
-    link: Link, false_server: FalseServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    sampling: Link, false_server: FalseServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(monitor, "RECONNECT_SECONDS", 0.1)
-    stream = link.stream()
+    stream = sampling.stream()
     for number in (1, 2):
         false_server.welcome()
         false_server.send_frame(bytes(sockets.SMALL_MESSAGE_BYTES + sockets.ENCRYPTION_BYTES + 1))
@@ -228,7 +223,7 @@ def test_a_server_that_sends_more_than_the_run_has_is_cut_off_before_it_is_read_
     ],
 )
 def test_a_learner_takes_no_more_at_once_than_its_segments_and_draws_have(
-    link: Link, monkeypatch: pytest.MonkeyPatch, slots: int, batches: int, limit: int
+    sampling: Link, monkeypatch: pytest.MonkeyPatch, slots: int, batches: int, limit: int
 ) -> None:
     given: list[int] = []
     connect = sockets.connect_sampling
@@ -239,14 +234,14 @@ def test_a_learner_takes_no_more_at_once_than_its_segments_and_draws_have(
 
     monkeypatch.setattr(sockets, "connect_sampling", watched)
     hello = hello_of(batches=batches)._replace(batch_size=256)
-    stream = ReplayStream(link._context, link.address, SPEC._replace(slots=slots), hello, CAPACITY, groups=2)
+    stream = ReplayStream(sampling._context, sampling.address, SPEC._replace(slots=slots), hello, CAPACITY, groups=2)
     wait_until(lambda: given)
     stream.close()
     assert given == [limit]
 
 
-def test_a_server_that_refuses_without_end_is_one_error(link: Link, false_server: FalseServer) -> None:
-    stream = link.stream()
+def test_a_server_that_refuses_without_end_is_one_error(sampling: Link, false_server: FalseServer) -> None:
+    stream = sampling.stream()
     false_server.until_received(lambda message: isinstance(message, LearnerHello))
     for _ in range(2_000):
         false_server.send(Refusal("go away", final=True))
@@ -255,8 +250,8 @@ def test_a_server_that_refuses_without_end_is_one_error(link: Link, false_server
     assert stream._items.qsize() == 1
 
 
-def test_closing_does_not_wait_for_room(link: Link, false_server: FalseServer) -> None:
-    stream: ReplayStream = link.stream(groups=1)
+def test_closing_does_not_wait_for_room(sampling: Link, false_server: FalseServer) -> None:
+    stream: ReplayStream = sampling.stream(groups=1)
     false_server.welcome()
     false_server.send(batches_of(0))
     wait_until(lambda: stream._items.qsize() == 1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -39,30 +38,14 @@ from tests.sampling_link import (
     streamed,
 )
 
-
-@pytest.fixture
-def link(monkeypatch: pytest.MonkeyPatch) -> Iterator[Link]:
-    monkeypatch.setattr(replay_stream, "HELLO_SECONDS", 0.05)
-    link = Link()
-    yield link
-    link.close()
-
-
-@pytest.fixture
-def false_server(link: Link) -> Iterator[FalseServer]:
-    server = link.router()
-    yield server
-    server.close()
-
-
 # The stream -------------------------------------------------------------------------------------------------------
 
 
-def test_a_learner_gets_all_live_segments_oldest_first_and_then_batches(link: Link) -> None:
-    server = link.server()
+def test_a_learner_gets_all_live_segments_oldest_first_and_then_batches(sampling: Link) -> None:
+    server = sampling.server()
     server.insert(CAPACITY + 3)
     server.environment_steps = 77
-    learner = Learner(link.stream())
+    learner = Learner(sampling.stream())
     server.until(lambda: learner.consume() and learner.batches)
     assert learner.history == list(range(4, CAPACITY + 4))
     content = learner.batches[0].content
@@ -74,14 +57,14 @@ def test_a_learner_gets_all_live_segments_oldest_first_and_then_batches(link: Li
 
 @pytest.mark.parametrize("seed", range(4))
 def test_each_segment_comes_once_and_ahead_of_the_first_batch_drawn_with_it(
-    link: Link, seed: int, monkeypatch: pytest.MonkeyPatch
+    sampling: Link, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The learner's model of its frame store is compared with the generations of every draw, see `Learner.consume`."""
     monkeypatch.setattr(sampling_service, "SEGMENTS_AT_ONCE", 2)
     monkeypatch.setattr(replay_stream, "SEGMENTS_WINDOW", 3)
     rng = np.random.default_rng(seed)
-    server = link.server()
-    stream = link.stream()
+    server = sampling.server()
+    stream = sampling.stream()
     learner = Learner(stream)
     for _ in range(300):
         operation = rng.integers(5)
@@ -101,10 +84,10 @@ def test_each_segment_comes_once_and_ahead_of_the_first_batch_drawn_with_it(
     assert not stream.dropped
 
 
-def test_no_more_is_sent_than_there_is_credit_for(link: Link) -> None:
-    server = link.server()
+def test_no_more_is_sent_than_there_is_credit_for(sampling: Link) -> None:
+    server = sampling.server()
     server.insert(5)
-    peer = link.peer(server, hello_of())
+    peer = sampling.peer(server, hello_of())
     assert peer.hears_nothing()
     peer.send(Credit(1, groups=1, segments=3))
     assert len(peer.receive(StreamedSegments).slots) == 3
@@ -119,12 +102,12 @@ def test_no_more_is_sent_than_there_is_credit_for(link: Link) -> None:
     assert peer.hears_nothing()
 
 
-def test_large_segments_travel_in_several_messages(link: Link, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_segments_travel_in_several_messages(sampling: Link, monkeypatch: pytest.MonkeyPatch) -> None:
     body_bytes = len(encode_segment(segment_of(1), SPEC))
     monkeypatch.setattr(sampling_service, "BYTES_AT_ONCE", 2 * body_bytes)
-    server = link.server()
+    server = sampling.server()
     server.insert(5)
-    peer = link.peer(server, hello_of())
+    peer = sampling.peer(server, hello_of())
     peer.send(Credit(1, groups=0, segments=99))
     assert [peer.receive(StreamedSegments).slots.tolist() for _ in range(3)] == [[0, 1], [2, 3], [4]]
     monkeypatch.setattr(sampling_service, "BYTES_AT_ONCE", 1)
@@ -132,10 +115,10 @@ def test_large_segments_travel_in_several_messages(link: Link, monkeypatch: pyte
     assert [peer.receive(StreamedSegments).slots.tolist() for _ in range(2)] == [[5], [0]]
 
 
-def test_nothing_is_drawn_below_the_minimum_size(link: Link) -> None:
-    server = link.server(free_limiter(min_size=2 * TRANSITIONS))
+def test_nothing_is_drawn_below_the_minimum_size(sampling: Link) -> None:
+    server = sampling.server(free_limiter(min_size=2 * TRANSITIONS))
     server.insert(1)
-    peer = link.peer(server, hello_of())
+    peer = sampling.peer(server, hello_of())
     peer.send(Credit(1, groups=1, segments=9))
     peer.receive(StreamedSegments)
     assert peer.hears_nothing()
@@ -148,10 +131,10 @@ def test_nothing_is_drawn_below_the_minimum_size(link: Link) -> None:
 # Who may draw -----------------------------------------------------------------------------------------------------
 
 
-def test_a_second_learner_waits_until_the_first_is_silent(link: Link) -> None:
-    server = link.server()
-    link.peer(server, hello_of(1))
-    second = link.peer(server)
+def test_a_second_learner_waits_until_the_first_is_silent(sampling: Link) -> None:
+    server = sampling.server()
+    sampling.peer(server, hello_of(1))
+    second = sampling.peer(server)
     second.send(hello_of(2))
     assert not second.receive(Refusal).final
     server.service.forget_the_dead(PEER_TIMEOUT_SECONDS)
@@ -162,103 +145,103 @@ def test_a_second_learner_waits_until_the_first_is_silent(link: Link) -> None:
     second.receive(LearnerWelcome)
 
 
-def test_a_second_learner_takes_over_when_the_first_leaves(link: Link) -> None:
-    server = link.server()
+def test_a_second_learner_takes_over_when_the_first_leaves(sampling: Link) -> None:
+    server = sampling.server()
     server.insert(2)
-    first = link.stream(hello_of(1))
+    first = sampling.stream(hello_of(1))
     server.until(lambda: first.next(0.0))
-    second = Learner(link.stream(hello_of(2)))
+    second = Learner(sampling.stream(hello_of(2)))
     first.close()
     server.until(lambda: second.consume() and second.batches)
     assert second.history == [1, 2]
 
 
 @pytest.mark.parametrize("batches", [CONFIG.learner.largest_draw // B + 1, 256])
-def test_a_draw_larger_than_configured_is_refused_for_good(link: Link, batches: int) -> None:
-    server = link.server()
-    stream = link.stream(hello_of(batches=batches))
+def test_a_draw_larger_than_configured_is_refused_for_good(sampling: Link, batches: int) -> None:
+    server = sampling.server()
+    stream = sampling.stream(hello_of(batches=batches))
     with pytest.raises(RunError, match=rf"{batches} batches of {B} at once are more than the 32 transitions"):
         server.until(lambda: stream.next(0.0))
     assert server.service.learner is None
 
 
-def test_a_learner_of_another_configuration_is_refused_for_good_and_told_both(link: Link) -> None:
-    server = link.server()
-    stream = link.stream(hello_of(agreement="task=Other-v5"))
+def test_a_learner_of_another_configuration_is_refused_for_good_and_told_both(sampling: Link) -> None:
+    server = sampling.server()
+    stream = sampling.stream(hello_of(agreement="task=Other-v5"))
     with pytest.raises(RunError, match="task=Other-v5") as caught:
         server.until(lambda: stream.next(0.0))
     assert CONFIG.agreement in str(caught.value)
     assert server.dropped["another_config"] >= 1
 
 
-def test_a_replay_of_another_capacity_ends_the_learner(link: Link) -> None:
-    server = link.server(capacity=CAPACITY + 1)
-    stream = link.stream()
+def test_a_replay_of_another_capacity_ends_the_learner(sampling: Link) -> None:
+    server = sampling.server(capacity=CAPACITY + 1)
+    stream = sampling.stream()
     with pytest.raises(RunError, match=r"holds 7 segments, this learner 6: replay\.capacity_transitions"):
         server.until(lambda: stream.next(0.0))
 
 
 @pytest.mark.parametrize("message", [Credit(1, 1, 1), Finish("enough"), Goodbye(1)])
-def test_who_is_not_the_learner_is_asked_to_say_hello(link: Link, message: Any) -> None:
-    server = link.server()
-    link.peer(server, hello_of(1))
-    peer = link.peer(server)
+def test_who_is_not_the_learner_is_asked_to_say_hello(sampling: Link, message: Any) -> None:
+    server = sampling.server()
+    sampling.peer(server, hello_of(1))
+    peer = sampling.peer(server)
     peer.send(message)
     peer.receive(Rejoin)
     assert server.service.learner is not None
     assert server.service.finished is None
 
 
-def test_a_learner_that_reconnects_starts_anew(link: Link) -> None:
-    server = link.server()
+def test_a_learner_that_reconnects_starts_anew(sampling: Link) -> None:
+    server = sampling.server()
     server.insert(2)
-    before = link.peer(server, hello_of(1))
+    before = sampling.peer(server, hello_of(1))
     before.send(Credit(1, groups=5, segments=5))
     before.receive(StreamedSegments)
-    after = link.peer(server, hello_of(1))
+    after = sampling.peer(server, hello_of(1))
     assert after.hears_nothing(), "the credit of the connection before is void"
     after.send(Credit(1, groups=0, segments=5))
     assert after.receive(StreamedSegments).slots.tolist() == [0, 1]
 
 
-def test_a_hello_said_twice_is_welcomed_once_and_gives_no_credit_twice(link: Link) -> None:
-    server = link.server()
-    peer = link.peer(server, hello_of(1))
+def test_a_hello_said_twice_is_welcomed_once_and_gives_no_credit_twice(sampling: Link) -> None:
+    server = sampling.server()
+    peer = sampling.peer(server, hello_of(1))
     peer.send(Credit(1, groups=2, segments=3), hello_of(1))
     assert peer.hears_nothing()
     assert server.service.learner is not None
     assert (server.service.learner.groups_credit, server.service.learner.segments_credit) == (2, 3)
 
 
-def test_only_the_first_learner_tells_of_steps_before_this_server(link: Link) -> None:
-    server = link.server()
+def test_only_the_first_learner_tells_of_steps_before_this_server(sampling: Link) -> None:
+    server = sampling.server()
     assert server.service.earlier_environment_steps is None
-    link.peer(server, hello_of(1, environment_steps=500)).send(Goodbye(1))
+    sampling.peer(server, hello_of(1, environment_steps=500)).send(Goodbye(1))
     server.until(lambda: server.service.learner is None)
-    link.peer(server, hello_of(2, environment_steps=900))
+    sampling.peer(server, hello_of(2, environment_steps=900))
     assert server.service.earlier_environment_steps == 500
 
 
 @pytest.mark.parametrize("is_killed", [False, True])
-def test_the_end_of_the_run_reaches_the_server_or_the_next_one(link: Link, is_killed: bool) -> None:
-    server = link.server()
-    stream = link.stream()
+def test_the_end_of_the_run_reaches_the_server_or_the_next_one(sampling: Link, is_killed: bool) -> None:
+    server = sampling.server()
+    stream = sampling.stream()
     server.until(lambda: server.service.learner and stream._welcomed)
     stream.finish("1000 updates")
     if is_killed:
         wait_until(lambda: server._socket.poll(0))  # it has arrived, and is never read
         server.close()
-        server = link.server()
+        server = sampling.server()
     server.until(stream.is_finish_heard.is_set)
     stream.close()
     server.until(lambda: server.service.learner is None)
     assert server.service.finished == "1000 updates"
 
 
-def test_a_run_that_is_over_before_the_learner_is_welcomed_ends_the_server_too(link: Link) -> None:
-    stream = link.stream()
+def test_a_run_that_is_over_before_the_learner_is_welcomed_ends_the_server_too(sampling: Link) -> None:
+    stream = sampling.stream()
     stream.finish("500 updates")  # the checkpoint had reached the limit
-    server = link.server()
+    server = sampling.server()
     server.until(stream.is_finish_heard.is_set)
     assert server.service.finished == "500 updates"
 
@@ -273,19 +256,19 @@ def drawn(learner: Learner, server: Server) -> Item:
     return learner.batches[-1]
 
 
-def test_new_priorities_reach_the_replay(link: Link) -> None:
-    server = link.server()
+def test_new_priorities_reach_the_replay(sampling: Link) -> None:
+    server = sampling.server()
     server.insert(2)
-    learner = Learner(link.stream())
+    learner = Learner(sampling.stream())
     learner.stream.update_priorities(drawn(learner, server), np.full((K, B), 1e6, np.float32))
     server.until(lambda: server.buffer.max_priority == 1e6)
     assert +server.dropped == {}
 
 
-def test_late_priorities_of_overwritten_segments_are_counted_as_stale(link: Link) -> None:
-    server = link.server()
+def test_late_priorities_of_overwritten_segments_are_counted_as_stale(sampling: Link) -> None:
+    server = sampling.server()
     server.insert(1)
-    learner = Learner(link.stream())
+    learner = Learner(sampling.stream())
     item = drawn(learner, server)
     server.insert(CAPACITY)
     learner.stream.update_priorities(item, np.full((K, B), 1e6, np.float32))
@@ -294,23 +277,23 @@ def test_late_priorities_of_overwritten_segments_are_counted_as_stale(link: Link
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, 0.0, -1.0])
-def test_priorities_that_are_none_are_counted_and_change_nothing(link: Link, value: float) -> None:
-    server = link.server()
+def test_priorities_that_are_none_are_counted_and_change_nothing(sampling: Link, value: float) -> None:
+    server = sampling.server()
     server.insert(1)
-    learner = Learner(link.stream())
+    learner = Learner(sampling.stream())
     learner.stream.update_priorities(drawn(learner, server), np.full((K, B), value, np.float32))
     server.until(lambda: server.dropped["invalid_priority"] == K * B)
     server.buffer.check_valid()
 
 
-def test_after_a_restart_of_the_server_the_stream_begins_anew_and_old_priorities_are_void(link: Link) -> None:
-    server = link.server()
+def test_after_a_restart_of_the_server_the_stream_begins_anew_and_old_priorities_are_void(sampling: Link) -> None:
+    server = sampling.server()
     server.insert(4)
     server.environment_steps = 1234
-    learner = Learner(link.stream(hello_of(environment_steps=1000)))
+    learner = Learner(sampling.stream(hello_of(environment_steps=1000)))
     old = drawn(learner, server)
     server.close()
-    server = link.server()
+    server = sampling.server()
     server.insert(2)
     server.until(lambda: learner.consume() and learner.history[-2:] == [1, 2])
     new = drawn(learner, server)
@@ -326,9 +309,9 @@ def test_after_a_restart_of_the_server_the_stream_begins_anew_and_old_priorities
 
 
 def test_corrupt_segments_are_left_out_and_counted_and_their_credit_returned(
-    link: Link, false_server: FalseServer
+    sampling: Link, false_server: FalseServer
 ) -> None:
-    stream = link.stream()
+    stream = sampling.stream()
     false_server.welcome()
     bodies = [encode_segment(segment_of(number), SPEC) for number in (1, 2, 3)]
     bodies[1] = bodies[1][: SPEC.slots * 17] + b"\xff\xff"
@@ -358,9 +341,9 @@ def test_corrupt_segments_are_left_out_and_counted_and_their_credit_returned(
     ],
 )
 def test_what_does_not_fit_the_frame_store_is_dropped_and_its_credit_returned(
-    link: Link, false_server: FalseServer, message: Any, reason: str, credit: tuple[int, int]
+    sampling: Link, false_server: FalseServer, message: Any, reason: str, credit: tuple[int, int]
 ) -> None:
-    stream = link.stream()
+    stream = sampling.stream()
     false_server.welcome()
     false_server.send(message)
     false_server.until_received(lambda sent: isinstance(sent, Credit) and (sent.groups, sent.segments) == credit)
@@ -373,9 +356,9 @@ def test_what_does_not_fit_the_frame_store_is_dropped_and_its_credit_returned(
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_learner_whose_stream_breaks_is_told_instead_of_waiting_for_ever(
-    link: Link, false_server: FalseServer, monkeypatch: pytest.MonkeyPatch
+    sampling: Link, false_server: FalseServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stream = link.stream()
+    stream = sampling.stream()
     monkeypatch.setattr(replay_stream, "decode_frames", None)
     false_server.welcome()
     false_server.send(streamed(1))
@@ -385,11 +368,11 @@ def test_a_learner_whose_stream_breaks_is_told_instead_of_waiting_for_ever(
 
 
 @pytest.mark.parametrize("is_served", [True, False])
-def test_closing_ends_the_thread_and_lets_the_context_go(link: Link, is_served: bool) -> None:
+def test_closing_ends_the_thread_and_lets_the_context_go(sampling: Link, is_served: bool) -> None:
     context = zmq.Context()
-    stream = ReplayStream(context, link.address, SPEC, hello_of(), CAPACITY, groups=2)
+    stream = ReplayStream(context, sampling.address, SPEC, hello_of(), CAPACITY, groups=2)
     if is_served:
-        server = link.server()
+        server = sampling.server()
         server.insert(1)
         server.until(lambda: stream.next(0.0))
     stream.close()
