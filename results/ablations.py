@@ -79,7 +79,7 @@ def table(groups: Sequence[Group]) -> str:
 
     Early: the mean of a run's curve over frames. Of each the interquartile mean and its bootstrap interval.
     """
-    header = ("", "runs", "mean over the run", f"less that of {groups[0].label}", "last evaluation")
+    header = ("", "runs", "mean over the run", f"difference to {groups[0].label}", "last evaluation")
     rows = [header, ("---", "--:", "--:", "--:", "--:")]
     grid = common_grid([run.evaluation for group in groups for run in group.runs], "frames")
     early = [np.array([held(run.evaluation, "frames", grid).mean() for run in group.runs]) for group in groups]
