@@ -13,7 +13,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -90,9 +90,9 @@ def table(groups: Sequence[Group]) -> str:
     return "\n".join("| " + " | ".join(row) + " |" for row in rows)
 
 
-def _interval(values: np.ndarray, statistic: Callable[[np.ndarray], np.ndarray] = interquartile_mean) -> str:
-    low, high = bootstrap_interval([values], statistic, np.random.default_rng(0))
-    return f"{statistic(values):.0f} [{low:.0f}, {high:.0f}]"
+def _interval(values: np.ndarray) -> str:
+    low, high = bootstrap_interval([values], interquartile_mean, np.random.default_rng(0))
+    return f"{interquartile_mean(values):.0f} [{low:.0f}, {high:.0f}]"
 
 
 def _difference(values: np.ndarray, base: np.ndarray) -> str:
