@@ -297,7 +297,7 @@ def test_device_libraries_are_not_imported_before_the_device_is_chosen() -> None
         ("addresses.weights=ipc://*", ["the path of a file"]),
         ("storage.url=memory://x", ["s3://bucket/prefix"]),
         ("addresses.weights=ipc://" + "x" * 108, ["107 bytes"]),
-        ("addresses.weights=tcp://127.0.0.1:5550", ["two links"]),
+        ("addresses.weights=tcp://127.0.0.1:5550", ["used twice"]),
         (
             "total_environment_frames=1000 environment.frame_skip=4 replay.min_size_to_sample=500",
             ["total_environment_frames=1000: must be 0, or at least 2000", "replay.min_size_to_sample"],

@@ -71,7 +71,7 @@ def test_a_silent_server_is_noticed_said_once_and_noticed_when_it_is_back(
         assert stream.peer_state == "joined"
     said = [record.getMessage() for record in caplog.records if record.name.endswith("experience_stream")]
     assert [message.split(" for ")[0].split(" after ")[0] for message in said] == [
-        f"the replay server at {link.address} is silent",
+        f"the replay server at {link.address} has been silent",
         "the replay server is back",
     ] * 2
 

@@ -239,11 +239,11 @@ def test_fault_12_a_full_disk_costs_no_service_and_nothing_that_was_acknowledged
     _, hard = resource.prlimit(pid, resource.RLIMIT_FSIZE)
     # Of any file: room for the log of this server, and not for the segments of a second, the first delay.
     resource.prlimit(pid, resource.RLIMIT_FSIZE, (4_096, hard))
-    server.wait_until(lambda: "segments are not written to" in server.stderr)
-    server.wait_until(lambda: "no snapshot is written to" in server.stderr)
+    server.wait_until(lambda: "cannot write segments to" in server.stderr)
+    server.wait_until(lambda: "cannot write a snapshot to" in server.stderr)
     producer.wait_for_more("acknowledged", 5_000)
-    assert server.stderr.count("are not written to") == 1
-    assert server.stderr.count("no snapshot is written to") == 1
+    assert server.stderr.count("cannot write segments to") == 1
+    assert server.stderr.count("cannot write a snapshot to") == 1
     resource.prlimit(pid, resource.RLIMIT_FSIZE, (hard, hard))
     server.wait_until(lambda: "segments are written to" in server.stderr)
     server.wait_until(lambda: site.value("replay/journal_errors") > 0)
@@ -303,7 +303,7 @@ def test_fault_15_a_stopped_replay_makes_actors_wait_and_loses_nothing(site: Sit
     server.send(signal.SIGCONT)
     producer.wait_for_more("acknowledged", 2_000)
     assert producer.stop() == 0
-    assert producer.stderr.count("is silent") == producer.stderr.count("is back") == 1
+    assert producer.stderr.count("has been silent") == producer.stderr.count("is back") == 1
     server.wait_until(lambda: site.value("replay/actors") == 0)
     end(server, signal.SIGTERM)
     assert_once_and_in_order(site.journal()[producer.run_id])

@@ -134,10 +134,9 @@ def test_fault_30_a_learner_of_another_release_ends_its_subscribers_in_one_line_
     wait_until(lambda: publisher.poll(0))
     foreign = wire._encode(message_of(version=1), wire.PROTOCOL_VERSION + 1)
     for updates in (1, 2):  # four in a row are no reason yet, and what is understood begins the count anew
-        before = subscriber.dropped["wrong_version"]
-        for _ in range(4):
+        for number in range(4 * updates - 3, 4 * updates + 1):
             publisher.send_multipart(foreign)
-        wait_until(lambda before=before: subscriber.dropped["wrong_version"] == before + 4)  # type: ignore[misc]
+            wait_until(lambda number=number: subscriber.dropped["wrong_version"] == number)  # type: ignore[misc]
         sockets.send(publisher, message_of(version=updates, seed=updates))
         newest(subscriber, updates)
     versions = f"version {wire.PROTOCOL_VERSION + 1}, this process version {wire.PROTOCOL_VERSION}"

@@ -109,7 +109,7 @@ def test_another_exponent_means_first_priorities_and_is_said(tmp_path: Path, cap
     snapshots.Snapshots(path.parent, before.journal._snapshots._identity).write(facts, arrays)
     after = World(tmp_path)
     assert after.leaves()[1] == first_leaves(1)
-    assert any("priority_exponent was 0.7, is 0.6" in message for message in caplog.messages)
+    assert any("priority_exponent was 0.7, is now 0.6" in message for message in caplog.messages)
     after.kill()
 
 

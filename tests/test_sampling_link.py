@@ -160,7 +160,7 @@ def test_a_second_learner_takes_over_when_the_first_leaves(sampling: Link) -> No
 def test_a_draw_larger_than_configured_is_refused_for_good(sampling: Link, batches: int) -> None:
     server = sampling.server()
     stream = sampling.stream(hello_of(batches=batches))
-    with pytest.raises(RunError, match=rf"{batches} batches of {B} at once are more than the 32 transitions"):
+    with pytest.raises(RunError, match=rf"{batches} batches of {B} at once exceed the 32 transitions"):
         server.until(lambda: stream.next(0.0))
     assert server.service.learner is None
 

@@ -62,7 +62,7 @@ def test_failure_is_said_once_counted_and_made_good(
             copy = stack.enter_context(StorageCopy(config_of(run, tmp_path / "copy", 0.01), "learner", StopSignal()))
             wait_until(lambda: copy.failed >= 3)
         wait_until(lambda: "copying the run works again" in caplog.text)
-    assert caplog.text.count("no copy of the run") == 1
+    assert caplog.text.count("cannot copy the run") == 1
     assert pull(tmp_path / "copy", tmp_path / "back").keys() >= {"config.yaml"}
 
 
