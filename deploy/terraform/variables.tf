@@ -303,4 +303,8 @@ variable "tags" {
     condition     = length(var.tags) <= 40 && alltrue([for key in keys(var.tags) : !startswith(lower(key), "aws:")])
     error_message = "tags: at most 40, and none begins with aws:."
   }
+  validation {
+    condition     = length(setintersection([for key in keys(var.tags) : lower(key)], ["project", "fleet", "role", "name"])) == 0
+    error_message = "tags: Project, Fleet, Role and Name, in whatever case, are the fleet's own: commands find hosts and images by them."
+  }
 }
