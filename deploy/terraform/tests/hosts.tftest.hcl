@@ -90,7 +90,7 @@ run "variables_override_the_preset" {
     actor_hosts             = 0
     actor_host_environments = 16
     actor_spot_percentage   = 50
-    ladder_environments     = 7
+    ladder_environments     = 17
     evaluator               = false
     config_file             = "catch.yaml"
     instance_types          = { actor = ["c9x.large"] }
@@ -107,7 +107,7 @@ run "variables_override_the_preset" {
   }
   assert {
     condition = alltrue([
-      for word in ["seed=3", "replay.priority_exponent=0", "actor.ladder_size=7", "configs/catch.yaml"] : strcontains(output.user_data.replay, word)
+      for word in ["seed=3", "replay.priority_exponent=0", "actor.ladder_size=17", "configs/catch.yaml"] : strcontains(output.user_data.replay, word)
     ])
     error_message = "Settings reach the roles."
   }
