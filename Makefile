@@ -17,6 +17,7 @@ help:
 	@echo "make fleet-tools       sets up .venv with the Python packages for the commands of docs/deploy.md"
 	@echo "make test-deploy       tests of deploy/: Terraform against moto, units, scripts, images; needs terraform"
 	@echo "make test-deploy-quick its part that takes minutes only: no moto, no checkov, no installation"
+	@echo "make test-deploy-quick NO_TERRAFORM=1   what of that needs no terraform: scripts, units, images, docs/deploy.md"
 	@echo "make test-fleet        a whole fleet as its user data boots it, in network namespaces; needs terraform and root"
 	@echo "make test-fleet GAME=Pong   the same, which has to learn Pong; an hour or more on 2 cores"
 	@echo "make clean             remove .venv and the tools' caches; runs/ stays"
@@ -39,7 +40,7 @@ test-deploy: $(VENV)/requirements-deploy.installed $(VENV)/checkov/installed
 
 test-deploy-quick: $(VENV)/requirements-deploy.installed
 	@echo "Not in here, but in make test-deploy: checkov; apply and destroy against moto; what runs on hosts; provision.sh"
-	JAX_PLATFORMS=cpu $(RUN) -m pytest -m 'deploy and quick'
+	JAX_PLATFORMS=cpu $(RUN) -m pytest -m 'deploy and quick$(if $(NO_TERRAFORM), and not terraform)'
 
 # As root: hosts are namespaces.
 test-fleet: $(VENV)/requirements-deploy.installed

@@ -12,7 +12,9 @@ from typing import Any
 
 import pytest
 
+from deploy.host.results import BY_EVERY_ROLE, BY_ROLE
 from tests.deploy_applied import NAME, Fleet
+from tests.deploy_policies import ENDPOINT_ACTIONS, KEY_POLICY, LOGS, OWN_ACCOUNT, naming
 from tests.deploy_tools import aws, moto_server
 from tests.processes import ROOT
 from tests.test_storage import content, run_in
@@ -127,12 +129,19 @@ def test_role_reads_its_own_secret_key_and_no_other(fleet: Fleet, role: str) -> 
     assert not any("*" in name for name in keys)
 
 
-def test_only_who_stores_may_store_and_only_in_the_run(fleet: Fleet) -> None:
-    for role in ROLES:
-        stores = [one for one in fleet.policy(role) if "s3:PutObject" in listed(one["Action"])]
-        folders = {name.split("/runs/run-1/")[1] for one in stores for name in listed(one["Resource"])}
-        own = {"replay": {"replay/*"}, "learner": {"learner/*"}}.get(role, set())
-        assert folders == (set() if role == "actor" else own | {"results/*"})
+@pytest.mark.parametrize("role", ROLES)
+def test_role_stores_its_own_state_and_results_and_deletes_of_its_state_alone(fleet: Fleet, role: str) -> None:
+    def places(action: str) -> set[str]:
+        found = [one for one in fleet.policy(role) if action in listed(one["Action"])]
+        return {name.split(f"{fleet.bucket()}/runs/run-1/")[1] for one in found for name in listed(one["Resource"])}
+
+    state = {f"{role}/*"} if role in ("replay", "learner") else set()
+    patterns = (*BY_EVERY_ROLE, *BY_ROLE[role]) if role in BY_ROLE else ()
+    written = state | {f"results/{pattern.format(role=role)}" for pattern in patterns}
+    assert places("s3:PutObject") == written
+    assert places("s3:GetObject") == written | ({"results/*"} if role == "learner" else set())  # for its mirror
+    for action in ("s3:DeleteObject", "s3:AbortMultipartUpload", "s3:ListMultipartUploadParts"):
+        assert places(action) == state
 
 
 @pytest.mark.parametrize("role", ROLES)
@@ -143,11 +152,21 @@ def test_no_action_is_a_wildcard_and_few_know_no_resource(fleet: Fleet, role: st
             assert one["Sid"] in ("SessionManager", "Health", "NameLookup")
 
 
-def test_only_replay_and_learner_can_take_their_names(fleet: Fleet) -> None:
-    services = {one["Name"]: one["Arn"] for one in aws(fleet.url, "servicediscovery").list_services()["Services"]}
-    for role in ROLES:
-        named = [one for one in fleet.policy(role) if "servicediscovery:RegisterInstance" in listed(one["Action"])]
-        assert [listed(one["Resource"]) for one in named] == ([[services[role]]] if role in services else [])
+@pytest.mark.parametrize("role", ROLES)
+def test_only_replay_and_learner_can_take_their_names_and_each_only_its_own(fleet: Fleet, role: str) -> None:
+    """moto asks no policy: this holds what AWS would read."""
+    discovery = aws(fleet.url, "servicediscovery")
+    services = {one["Name"]: one["Arn"] for one in discovery.list_services()["Services"]}
+    (namespace,) = discovery.list_namespaces()["Namespaces"]
+    found = [
+        (action, listed(one["Resource"]), one.get("Condition"))
+        for one in fleet.policy(role)
+        for action in listed(one["Action"])
+        if action.startswith(("route53:", "servicediscovery:"))
+    ]
+    zone = f"arn:aws:route53:::hostedzone/{namespace['Properties']['DnsProperties']['HostedZoneId']}"
+    expected = naming(role, services[role], zone) if role in services else []
+    assert sorted(found, key=str) == sorted(expected, key=str)
 
 
 def test_bucket_is_private_encrypted_versioned_and_tls_only(fleet: Fleet) -> None:
@@ -171,39 +190,6 @@ def assert_bucket_is_protected(fleet: Fleet) -> None:
     assert {one["AbortIncompleteMultipartUpload"]["DaysAfterInitiation"] for one in rules} == {1}
     days = {one["Filter"]["Prefix"]: one["NoncurrentVersionExpiration"]["NoncurrentDays"] for one in rules}
     assert days == {"": 7, "runs/run-1/replay/": 1, "runs/run-1/results/": 1}
-
-
-ACCOUNT = "123456789012"  # moto's
-LOGS = f"arn:aws:logs:us-east-1:{ACCOUNT}:log-group:/apex-jax/{NAME}/*"
-OWN_ACCOUNT = {"StringEquals": {"aws:PrincipalAccount": ACCOUNT}}
-KEY_POLICY: dict[str, tuple[dict[str, str], set[str], Any]] = {  # who may what with the fleet's key, and when
-    "Account": ({"AWS": f"arn:aws:iam::{ACCOUNT}:root"}, {"kms:*"}, None),
-    "Logs": (
-        {"Service": "logs.us-east-1.amazonaws.com"},
-        {"kms:Encrypt", "kms:Decrypt", "kms:ReEncrypt*", "kms:GenerateDataKey*", "kms:DescribeKey"},
-        {"ArnLike": {"kms:EncryptionContext:aws:logs:arn": LOGS}},
-    ),
-    "Alarms": (
-        {"Service": "cloudwatch.amazonaws.com"},
-        {"kms:Decrypt", "kms:GenerateDataKey*"},
-        {"StringEquals": {"aws:SourceAccount": ACCOUNT}},
-    ),
-}  # fmt: skip
-ENDPOINT_ACTIONS = {
-    "logs": {"logs:CreateLogStream", "logs:DescribeLogStreams", "logs:PutLogEvents"},
-    "monitoring": {"cloudwatch:PutMetricData"},
-    "servicediscovery": {"servicediscovery:RegisterInstance", "servicediscovery:GetOperation"},
-    "ssm": {"ssm:GetParameter", "ssm:UpdateInstanceInformation"},
-    "ssmmessages": {
-        f"ssmmessages:{verb}{kind}Channel" for verb in ("Create", "Open") for kind in ("Control", "Data")
-    },
-    "s3": {
-        f"s3:{name}"
-        for name in (
-            "ListBucket", "GetObject", "PutObject", "DeleteObject", "AbortMultipartUpload", "ListMultipartUploadParts"
-        )
-    },
-}  # fmt: skip
 
 
 def test_key_is_for_the_account_its_logs_and_its_alarms(fleet: Fleet) -> None:

@@ -186,6 +186,9 @@ def test_packer_template_is_sound(tmp_path: Path) -> None:
     code, said = say(packer, "validate", "-var=commit=main", str(folder))
     assert code != 0
     assert "40 hexadecimal digits" in said
+    code, said = say(packer, "validate", f"-var=commit={COMMIT}", "-var=gpu_instance_type=g5g.xlarge", str(folder))
+    assert code != 0
+    assert "no ARM" in said
 
 
 def template(name: str) -> Any:
@@ -215,16 +218,63 @@ def test_disks_hold_their_images() -> None:
         assert set(disks) == set(ROLES)
         assert disks.pop("learner") >= gpu
         assert min(disks.values()) >= cpu
+    refused = re.search(r'role == "learner" \? (\d+) : (\d+)', (TERRAFORM / "variables.tf").read_text())
+    assert refused
+    assert [int(size) for size in refused.groups()] == [gpu, cpu]  # below which volume_gib may not go
 
 
-def test_every_packer_variable_is_typed_and_described() -> None:
-    for block in template("variables.pkr.hcl")["variable"]:
-        for name, body in block.items():
-            assert body["type"], name
-            assert body["description"], name
+PACKER_VARIABLES = re.findall(
+    r'^variable "(\w+)" \{\n(.*?)^\}', (PACKER / "variables.pkr.hcl").read_text(), re.DOTALL | re.MULTILINE
+)
+ARM = ["a1.large", "t4g.micro", "c7g.large", "c6gn.large", "m7gd.large", "r8g.large", "x2gd.large", "im4gn.large"]
+ARM += ["is4gen.large", "i8ge.large", "hpc7g.4xlarge", "g5g.xlarge", "mac2-m2.metal", "p6e-gb200.36xlarge"]
+X86 = ["c7i.large", "c7i-flex.large", "m6a.large", "r7i.large", "t3a.large", "u7i-12tb.224xlarge", "u-6tb1.56xlarge"]
+X86 += ["x2iedn.xlarge", "i7ie.large", "z1d.large", "hpc7a.12xlarge", "g4ad.xlarge", "trn1.2xlarge", "p3.2xlarge"]
+NVIDIA = ["g4dn.xlarge", "g5.xlarge", "g6.xlarge", "g6e.xlarge", "gr6.4xlarge", "g7e.2xlarge", "p4d.24xlarge"]
+NVIDIA += ["p5en.48xlarge", "p6-b200.48xlarge", "g10.xlarge"]
+KEY = "12345678-1234-1234-1234-123456789012"
+KEYS = [KEY, "mrk-12345678123412341234123456789012", f"arn:aws:kms:us-east-1:123456789012:key/{KEY}", "alias/mine"]
+SHAPELESS = ["", "large", "c7i", "C7I.large", "c7i large", "c7i.large; reboot"]
 
 
-# --- user data ---
+@pytest.mark.parametrize(("name", "taken", "refused"), [
+    ("commit", [COMMIT], ["", "main", COMMIT[:12], COMMIT.replace("0", "g"), f"{COMMIT}0"]),
+    ("region", ["us-east-1", "us-gov-west-1"], ["", "virginia", "us-east-1a"]),
+    ("cpu_instance_type", [*X86, *NVIDIA], [*ARM, *SHAPELESS]),
+    ("gpu_instance_type", NVIDIA, [*ARM, *X86, *SHAPELESS]),
+    ("kms_key_id", ["", *KEYS], ["mine", "key/mine", f"arn:aws:s3:::{KEY}", f"{KEY} {KEY}"]),
+    ("subnet_id", ["", "subnet-0123456789abcdef0"], ["default", "subnet-", "vpc-0123456789abcdef0", "10.0.0.0/24"]),
+])  # fmt: skip
+def test_packer_variable_refuses_what_it_cannot_mean(name: str, taken: list[str], refused: list[str]) -> None:
+    """Evaluates Packer's conditions here, whose strings are written as Python's: Packer itself is rarely installed."""
+    conditions = re.findall(r"^ +condition += (.*)$", dict(PACKER_VARIABLES)[name], re.MULTILINE)
+
+    def takes(value: str) -> bool:
+        given = {"value": value, "regex_replace": lambda text, pattern, new: re.sub(pattern, new, text)}
+        return all(eval(re.sub(r"\bvar\.\w+", "value", one).replace("&&", "and"), given) for one in conditions)
+
+    assert [value for value in taken if not takes(value)] == []
+    assert [value for value in refused if takes(value)] == []
+
+
+def test_every_packer_variable_is_typed_and_described_and_refuses_something() -> None:
+    assert len(PACKER_VARIABLES) == len(template("variables.pkr.hcl")["variable"])
+    for name, body in PACKER_VARIABLES:
+        for word in ("type", "description", "validation"):
+            assert re.search(rf"^  {word}\b", body, re.MULTILINE), f"{name} has no {word}"
+
+
+def test_fleet_and_images_take_the_same_types() -> None:
+    variables = (TERRAFORM / "variables.tf").read_text()
+    arm, nvidia, amd = re.findall(r'can\(regex\("(\^[^"]*)", type\)\)', variables)[-3:]
+    arm, nvidia, amd = (pattern.replace(r"\\", "\\") for pattern in (arm, nvidia, amd))
+    assert [one for one in ARM if not re.search(arm, one)] == []
+    assert [one for one in (*X86, *NVIDIA) if re.search(arm, one)] == []
+    learner = [one for one in (*X86, *NVIDIA) if re.search(nvidia, one) and not re.search(amd, one)]
+    assert learner == NVIDIA
+
+
+# --- user data, as Terraform renders it ---
 
 
 @pytest.fixture(scope="module")
@@ -232,6 +282,7 @@ def user_data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return rendered_user_data(tmp_path_factory.mktemp("render"), 'bucket = "my-results"', 'settings = { seed = "3" }')
 
 
+@pytest.mark.terraform
 @pytest.mark.parametrize("role", ROLES)
 def test_user_data_says_what_the_unit_needs(user_data: dict[str, str], role: str) -> None:
     import yaml
@@ -254,6 +305,7 @@ def test_user_data_says_what_the_unit_needs(user_data: dict[str, str], role: str
     assert started <= {path.name for path in UNITS}
 
 
+@pytest.mark.terraform
 @pytest.mark.parametrize("role", ROLES)
 def test_what_any_unit_of_a_host_says_is_collected(user_data: dict[str, str], role: str) -> None:
     """A host without a way in by Session Manager is diagnosed by this alone."""
@@ -282,6 +334,7 @@ def test_role_stops_before_the_agent_that_sends_its_last_words() -> None:
     assert {"amazon-cloudwatch-agent.service", "apex-jax-boot.service"} <= after
 
 
+@pytest.mark.terraform
 @pytest.mark.parametrize("role", ROLES)
 def test_settings_of_the_user_data_are_keys_of_the_program(user_data: dict[str, str], role: str) -> None:
     """The command line that the unit makes of the environment file is one that main.py takes."""
@@ -298,6 +351,7 @@ def test_settings_of_the_user_data_are_keys_of_the_program(user_data: dict[str, 
     assert "seed: 3" in said
 
 
+@pytest.mark.terraform
 @pytest.mark.parametrize("role", ROLES)
 def test_cloud_init_takes_the_user_data(user_data: dict[str, str], role: str, tmp_path: Path) -> None:
     (tmp_path / "user-data").write_text(user_data[role])

@@ -38,14 +38,17 @@ def blocks(kind: str) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.terraform
 def test_format_is_terraform_fmt(terraform: Terraform) -> None:
     assert terraform.run("fmt", "-check", "-recursive", "-diff") == ""
 
 
+@pytest.mark.terraform
 def test_configuration_is_valid(terraform: Terraform) -> None:
     assert json.loads(terraform.run("validate", "-json"))["diagnostics"] == []
 
 
+@pytest.mark.terraform
 @pytest.mark.parametrize("file", TESTS)
 def test_terraform_test(terraform: Terraform, file: str) -> None:
     said = terraform.run("test", "-no-color", f"-filter=tests/{file}", seconds=600)
@@ -61,6 +64,12 @@ def test_every_variable_is_typed_and_described_and_refuses_what_it_cannot_mean()
         if "bool" not in str(body["type"]):  # Terraform itself refuses what is neither true nor false
             assert body.get("validation"), name
             assert name in refusals, f"{name} has no test that makes its validation fire"
+
+
+def test_every_entry_of_a_preset_has_a_variable_of_its_name() -> None:
+    entries = re.findall(r"^ {6}(\w+) += ", (TERRAFORM / "presets.tf").read_text(), re.MULTILINE)
+    assert len(entries) == 2 * len({*entries})
+    assert {"volume_gib", "instance_types", "actor_hosts"} <= {*entries} <= {*blocks("variable")}
 
 
 GUIDE = (ROOT / "docs/deploy.md").read_text()
@@ -81,7 +90,8 @@ def test_way_up_is_under_ten_commands_and_none_is_for_the_python_of_the_system()
     """Debian and Ubuntu let pip install nothing there, and have no `python`."""
     up = GUIDE.partition("```bash\n")[2].partition("```")[0].splitlines()
     assert len(up) < 10
-    assert up[:2] == [next(line for line in up if line.startswith("make fleet-tools ")), ". .venv/bin/activate"]
+    assert re.match(r"git clone \S+ (\S+) && cd \1\b", up[0]), "from nothing: the checkout counts, too"
+    assert up[1:3] == [next(line for line in up if line.startswith("make fleet-tools ")), ". .venv/bin/activate"]
     assert not any("pip install" in line for line in BLOCKS.splitlines())
 
 

@@ -14,7 +14,7 @@ variable "region" {
   default     = "us-east-1"
 
   validation {
-    condition     = regex_replace(var.region, "^[a-z]{2}(-[a-z]+)+-[0-9]$", "") == ""
+    condition     = var.region != "" && regex_replace(var.region, "^[a-z]{2}(-[a-z]+)+-[0-9]$", "") == ""
     error_message = "The region is a region's code, such as us-east-1."
   }
 }
@@ -23,22 +23,50 @@ variable "cpu_instance_type" {
   type        = string
   description = "Instance that makes the CPU image."
   default     = "c7i.large"
+
+  validation {
+    condition     = var.cpu_instance_type != "" && regex_replace(var.cpu_instance_type, "^[a-z][a-z0-9-]*\\.[a-z0-9-]+$", "") == ""
+    error_message = "The type of the CPU image's instance is such as c7i.large."
+  }
+  validation { # as instance_types of Terraform's
+    condition     = regex_replace(var.cpu_instance_type, "^(a1\\.|mac2|[a-z]+[0-9]+[a-z-]*g).*$", "") != ""
+    error_message = "The images are for x86: the CPU image's instance is no ARM (c7g, m7gd, t4g, a1), but such as c7i.large."
+  }
 }
 
 variable "gpu_instance_type" {
   type        = string
   description = "Instance that makes the GPU image and tries it: one that learners run on."
   default     = "g6.xlarge"
+
+  validation {
+    condition     = var.gpu_instance_type != "" && regex_replace(var.gpu_instance_type, "^(gr?|p)([4-9]|[1-9][0-9])[a-z0-9-]*\\.[a-z0-9-]+$", "") == ""
+    error_message = "The GPU image's instance has an NVIDIA GPU that CUDA 13 knows: g4dn, g5, g6, gr6, p4d, p5 or newer, such as g6.xlarge."
+  }
+  validation {
+    condition     = regex_replace(var.gpu_instance_type, "^(g4ad|[a-z]+[0-9]+[a-z-]*g).*$", "") != ""
+    error_message = "The images are for x86 and NVIDIA: the GPU image's instance is no ARM (g5g) and none with a GPU of AMD (g4ad)."
+  }
 }
 
 variable "kms_key_id" {
   type        = string
   description = "Key that encrypts the images; empty = the account's own for EBS."
   default     = ""
+
+  validation {
+    condition     = regex_replace(var.kms_key_id, "^(arn:aws[a-z-]*:kms:[a-z0-9-]+:[0-9]{12}:(key/[A-Za-z0-9-]+|alias/[A-Za-z0-9/_-]+)|alias/[A-Za-z0-9/_-]+|(mrk-)?[0-9a-f]{8}[0-9a-f-]{24,28})$", "") == ""
+    error_message = "The key is a key's id, its ARN (arn:aws:kms:REGION:ACCOUNT:key/ID) or its alias (alias/NAME), or empty."
+  }
 }
 
 variable "subnet_id" {
   type        = string
   description = "Subnet with a way to the internet, to install packages; empty = the default VPC's, where the account has one."
   default     = ""
+
+  validation {
+    condition     = regex_replace(var.subnet_id, "^subnet-[0-9a-f]{8,17}$", "") == ""
+    error_message = "The subnet is subnet- and 8 to 17 hexadecimal digits, or empty."
+  }
 }

@@ -96,13 +96,33 @@ data "aws_iam_policy_document" "role" {
     }
   }
 
-  dynamic "statement" {
-    for_each = each.key == "actor" ? [] : [[for folder in local.run_folders[each.key] : "${local.bucket_arn}/${local.run_prefix}/${folder}/*"]]
+  dynamic "statement" { # its copy of the run's state: what a newer one no longer names it deletes
+    for_each = contains(local.state_keepers, each.key) ? ["${local.bucket_arn}/${local.run_prefix}/${each.key}/*"] : []
 
     content {
-      sid       = "Run"
+      sid       = "State"
       actions   = ["s3:GetObject", "s3:PutObject", "s3:DeleteObject", "s3:AbortMultipartUpload", "s3:ListMultipartUploadParts"]
+      resources = [statement.value]
+    }
+  }
+
+  dynamic "statement" { # its own results, which nobody deletes
+    for_each = each.key == "actor" ? [] : [[for name in local.result_files[each.key] : "${local.bucket_arn}/${local.run_prefix}/results/${name}"]]
+
+    content {
+      sid       = "Results"
+      actions   = ["s3:GetObject", "s3:PutObject"]
       resources = statement.value
+    }
+  }
+
+  dynamic "statement" { # for TensorBoard on its host
+    for_each = each.key == "learner" ? ["${local.bucket_arn}/${local.run_prefix}/results/*"] : []
+
+    content {
+      sid       = "AllResults"
+      actions   = ["s3:GetObject"]
+      resources = [statement.value]
     }
   }
 
@@ -122,7 +142,7 @@ data "aws_iam_policy_document" "role" {
     }
   }
 
-  dynamic "statement" { # its private name, and no other record's
+  dynamic "statement" { # its private name, and not the other's
     for_each = contains(keys(local.host), each.key) ? [aws_service_discovery_service.host[each.key].arn] : []
 
     content {
@@ -132,13 +152,35 @@ data "aws_iam_policy_document" "role" {
     }
   }
 
-  dynamic "statement" { # which Cloud Map does in the instance's name
-    for_each = contains(keys(local.host), each.key) ? [aws_service_discovery_private_dns_namespace.fleet.hosted_zone] : []
+  dynamic "statement" { # the record of that name, which Cloud Map writes with the instance's rights
+    for_each = contains(keys(local.host), each.key) ? [local.zone_arn] : []
 
     content {
       sid       = "NameRecord"
-      actions   = ["route53:ChangeResourceRecordSets", "route53:GetHostedZone"]
-      resources = ["arn:${local.partition}:route53:::hostedzone/${statement.value}"]
+      actions   = ["route53:ChangeResourceRecordSets"]
+      resources = [statement.value]
+
+      # The key of the actions is left open: AWS does not say by which of them Cloud Map replaces a record.
+      condition {
+        test     = "ForAllValues:StringEquals"
+        variable = "route53:ChangeResourceRecordSetsNormalizedRecordNames"
+        values   = [local.host[each.key]]
+      }
+      condition {
+        test     = "ForAllValues:StringEquals"
+        variable = "route53:ChangeResourceRecordSetsRecordTypes"
+        values   = ["A"]
+      }
+    }
+  }
+
+  dynamic "statement" { # this and the next Cloud Map asks, too
+    for_each = contains(keys(local.host), each.key) ? [local.zone_arn] : []
+
+    content {
+      sid       = "NameZone"
+      actions   = ["route53:GetHostedZone"]
+      resources = [statement.value]
     }
   }
 

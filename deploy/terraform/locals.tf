@@ -14,17 +14,21 @@ locals {
   domain = "${var.name}.internal" # of the private names that replay and learner are found by
   host   = { for role in ["replay", "learner"] : role => "${role}.${local.domain}" }
 
+  zone_arn = "arn:${local.partition}:route53:::hostedzone/${aws_service_discovery_private_dns_namespace.fleet.hosted_zone}"
+
   bucket_name    = var.bucket != "" ? var.bucket : aws_s3_bucket.results[0].bucket
   bucket_arn     = "arn:${local.partition}:s3:::${local.bucket_name}"
   bucket_key_arn = var.bucket != "" ? var.bucket_kms_key_arn : aws_kms_key.fleet.arn
   run_prefix     = "runs/${var.run}"
   run_url        = "s3://${local.bucket_name}/${local.run_prefix}"
 
-  # The folders of the run that each role writes: its copy of the state (storage.url), and results for people.
-  run_folders = {
-    replay    = ["replay", "results"]
-    learner   = ["learner", "results"]
-    evaluator = ["results"]
+  # Whose copy of the run's state (storage.url) lies in the folder of its name. The evaluator has none, nor have actors.
+  state_keepers = ["replay", "learner"]
+  # The results for people that each role writes, as deploy/host/results.py names them.
+  result_files = {
+    for role, more in { replay = [], learner = ["config.yaml", "starts.jsonl"], evaluator = ["video.*"] } : role => concat(
+      ["metrics/${role}.jsonl", "tensorboard/${role}/*"], more
+    )
   }
 
   key_path = "/apex-jax/${var.name}/keys" # deploy/push_keys.py writes there

@@ -34,6 +34,14 @@ locals {
   zone_names = length(var.zone_names) > 0 ? var.zone_names : [
     for number, zone in data.aws_availability_zones.available.names : zone if number < var.zones
   ]
+
+  hosts_at_most = sum(values(local.hosts)) + ceil(local.hosts.actor / 10) # a tenth may have their successors beside them
+  cidr_prefix   = tonumber(split("/", var.vpc_cidr)[1])
+  hosts_fitting = { # by the prefix: of each zone's eighth AWS keeps 5 addresses, and each interface endpoint takes one
+    for prefix in range(16, 25) : prefix => length(local.zone_names) * (pow(2, 32 - prefix - 3) - 5 - length(local.api_actions))
+  }
+  prefix_needed = max(16, [for prefix in range(16, 25) : prefix if local.hosts_fitting[prefix] >= local.hosts_at_most]...)
+
   roles_without_type = [
     for role in ["replay", "learner"] : role if local.own_vpc && length(setintersection(
       local.instance_types[role], flatten(data.aws_ec2_instance_type_offerings.first_zone[*].instance_types)

@@ -9,8 +9,11 @@ output "log_groups" {
 }
 
 output "estimated_hourly_usd" {
-  description = "Estimated cost of an hour, in US dollars, without storage, logs and traffic: prices.tf, 2026-11."
-  value       = local.prices_known ? format("%.2f", local.estimated_hourly_usd) : "unknown: prices.tf lacks a chosen instance type"
+  description = "Estimated cost of an hour, in US dollars, without storage, logs and traffic: list prices of us-east-1, also for another region (prices.tf, 2026-11)."
+  value = !local.prices_known ? "unknown: prices.tf lacks a chosen instance type" : join("", [
+    format("%.2f", local.estimated_hourly_usd),
+    var.region == local.price_region ? "" : " in ${local.price_region}: ${var.region} has prices of its own, which are not known here",
+  ])
 }
 
 output "commands" {

@@ -1,9 +1,9 @@
-# What `size` stands for. Every number can be overridden by the variable of its name. A disk is at least as large as its
-# image's (deploy/packer).
+# What `size` stands for. Each entry can be overridden by the variable of its name; volume_gib and instance_types role by
+# role. A disk is at least as large as its image's (deploy/packer).
 
 locals {
   presets = {
-    small = { # one game in an afternoon: a quarter of the paper's acting, all of its learning
+    small = { # one game in an afternoon: 128 of the paper's 360 environments, all of its learning
       config_file             = "atari.yaml"
       ladder_environments     = 128
       actor_hosts             = 2
@@ -36,5 +36,6 @@ locals {
   ladder_environments     = coalesce(var.ladder_environments, local.preset.ladder_environments)
   actor_hosts             = var.actor_hosts == null ? local.preset.actor_hosts : var.actor_hosts
   actor_host_environments = coalesce(var.actor_host_environments, local.preset.actor_host_environments)
+  volume_gib              = merge(local.preset.volume_gib, var.volume_gib)
   instance_types          = merge(local.preset.instance_types, var.instance_types)
 }

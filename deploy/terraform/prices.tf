@@ -11,6 +11,7 @@ locals {
     "c7i.2xlarge" = 0.357, "c6i.2xlarge" = 0.34, "c7a.2xlarge" = 0.4106, "c6a.2xlarge" = 0.306
     "m7i.xlarge"  = 0.2016, "m6i.xlarge" = 0.192, "m7i.2xlarge" = 0.4032, "m6i.2xlarge" = 0.384
   }
+  price_region       = "us-east-1"
   spot_share         = 0.4  # of the on-demand price: an assumption, spot prices move
   endpoint_usd       = 0.01 # an interface endpoint, in one zone
   gibibyte_hour_usd  = 0.08 / 730
@@ -23,7 +24,7 @@ locals {
   role_usd = {
     for role in local.roles : role => local.hosts[role] * (
       lookup(local.hourly_usd, local.instance_types[role][0], 0) * (1 - (1 - local.spot_share) * local.spot_percentage_of[role] / 100)
-      + local.preset.volume_gib[role] * local.gibibyte_hour_usd + local.watching_usd
+      + local.volume_gib[role] * local.gibibyte_hour_usd + local.watching_usd
     ) + (local.hosts[role] > 0 ? local.role_metrics_usd : 0)
   }
   endpoints_usd = length(local.interface_endpoints) * length(local.subnet_ids) * local.endpoint_usd

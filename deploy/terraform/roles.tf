@@ -99,7 +99,7 @@ locals {
       user_data             = local.user_data[role]
       image_id              = local.image_ids[role == "learner" ? "gpu" : "cpu"]
       instance_types        = local.instance_types[role]
-      volume_gib            = local.preset.volume_gib[role]
+      volume_gib            = local.volume_gib[role]
       instance_profile_name = aws_iam_instance_profile.role[role].name
       security_group_id     = aws_security_group.role[role].id
       tags                  = merge({ Project = "apex-jax", Fleet = var.name, Role = role }, var.tags)

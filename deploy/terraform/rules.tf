@@ -23,6 +23,14 @@ resource "terraform_data" "rules" {
       error_message = "The zone ${local.zone_names[0]} has no instance type of ${join(" and ", local.roles_without_type)}: name another zone first (zone_names), or other types (instance_types)."
     }
     precondition {
+      condition     = !local.own_vpc || local.hosts_at_most <= local.hosts_fitting[local.cidr_prefix]
+      error_message = "vpc_cidr: ${var.vpc_cidr} has addresses for ${local.hosts_fitting[local.cidr_prefix]} hosts in ${length(local.zone_names)} zones, and there may be ${local.hosts_at_most} at once: give a /${local.prefix_needed} or wider before the first apply (later it makes a new VPC: destroy first), or fewer actor_hosts."
+    }
+    precondition {
+      condition     = local.ladder_environments >= local.actor_host_environments
+      error_message = "ladder_environments: ${local.ladder_environments} places for the ${local.actor_host_environments} environments of one actor host (actor_host_environments), which each need one."
+    }
+    precondition {
       condition     = local.finds_interfaces == (var.endpoints_security_group_id != "")
       error_message = "endpoints_security_group_id is for endpoints that the VPC has (create_endpoints = false, existing_endpoints), and needed there."
     }

@@ -126,10 +126,10 @@ variable "settings" {
   validation {
     condition = alltrue([
       for key in keys(var.settings) : !can(regex(
-        "^(run_directory|environment\\.task|storage\\.url|actor\\.environments|(actor|learner)\\.device|(addresses|security)\\..*)$", key
+        "^(run_directory|environment\\.task|storage\\.url|actor\\.(environments|ladder_size)|(actor|learner)\\.device|(addresses|security)\\..*)$", key
       ))
     ])
-    error_message = "settings: run_directory, environment.task, storage.url, actor.environments, *.device, addresses.* and security.* are set by the fleet."
+    error_message = "settings: run_directory, environment.task, storage.url, actor.environments, actor.ladder_size (ladder_environments), *.device, addresses.* and security.* are set by the fleet."
   }
 }
 
@@ -211,6 +211,36 @@ variable "instance_types" {
       for types in values(var.instance_types) : [for type in types : can(regex("^[a-z][a-z0-9-]*\\.[a-z0-9-]+$", type))]
     ]))
     error_message = "instance_types: a type is such as c7i.2xlarge."
+  }
+  validation { # Graviton and Grace have a g behind the generation's digit; that of g4dn, g5 and gr6 is before it
+    condition = alltrue(flatten([
+      for types in values(var.instance_types) : [for type in types : !can(regex("^(a1\\.|mac2|[a-z]+[0-9]+[a-z-]*g)", type))]
+    ]))
+    error_message = "instance_types: the images are for x86, so no ARM (Graviton, Grace, Apple): not c7g, m7gd, t4g, a1 or g5g, but such as c7i, m7a, t3 or g5."
+  }
+  validation { # CUDA 13 has left out the generations before these; the GPUs of g4ad are AMD's
+    condition = alltrue([
+      for type in lookup(var.instance_types, "learner", []) : can(regex("^(gr?|p)([4-9]|[1-9][0-9])", type)) && !can(regex("^g4ad\\.", type))
+    ])
+    error_message = "instance_types: the learner needs an NVIDIA GPU that CUDA 13 knows: g4dn, g5, g6, gr6, p4d, p5 or newer."
+  }
+}
+
+variable "volume_gib" {
+  type        = map(number)
+  description = "Size of a host's disk by role (replay, learner, actor, evaluator), in GiB; roles left out have the preset's."
+  default     = {}
+  nullable    = false
+
+  validation {
+    condition     = alltrue([for role in keys(var.volume_gib) : contains(["replay", "learner", "actor", "evaluator"], role)])
+    error_message = "volume_gib: the roles are replay, learner, actor and evaluator."
+  }
+  validation {
+    condition = alltrue([
+      for role, size in var.volume_gib : try(size >= (role == "learner" ? 100 : 16) && size <= 16384 && floor(size) == size, false)
+    ])
+    error_message = "volume_gib: a whole number, at least what the image has (the learner's 100, the others' 16) and at most 16384."
   }
 }
 
@@ -302,5 +332,9 @@ variable "tags" {
   validation {
     condition     = length(var.tags) <= 40 && alltrue([for key in keys(var.tags) : !startswith(lower(key), "aws:")])
     error_message = "tags: at most 40, and none begins with aws:."
+  }
+  validation {
+    condition     = length(setintersection([for key in keys(var.tags) : lower(key)], ["project", "fleet", "role", "name"])) == 0
+    error_message = "tags: Project, Fleet, Role and Name, in whatever case, are the fleet's own: commands find hosts and images by them."
   }
 }

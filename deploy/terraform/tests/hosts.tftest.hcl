@@ -90,7 +90,7 @@ run "variables_override_the_preset" {
     actor_hosts             = 0
     actor_host_environments = 16
     actor_spot_percentage   = 50
-    ladder_environments     = 7
+    ladder_environments     = 17
     evaluator               = false
     config_file             = "catch.yaml"
     instance_types          = { actor = ["c9x.large"] }
@@ -107,13 +107,57 @@ run "variables_override_the_preset" {
   }
   assert {
     condition = alltrue([
-      for word in ["seed=3", "replay.priority_exponent=0", "actor.ladder_size=7", "configs/catch.yaml"] : strcontains(output.user_data.replay, word)
+      for word in ["seed=3", "replay.priority_exponent=0", "actor.ladder_size=17", "configs/catch.yaml"] : strcontains(output.user_data.replay, word)
     ])
     error_message = "Settings reach the roles."
   }
   assert {
     condition     = startswith(output.estimated_hourly_usd, "unknown")
     error_message = "A cost that is not known is not made up."
+  }
+}
+
+run "disks_are_as_large_as_said_and_are_paid_for" {
+  variables {
+    volume_gib = { replay = 1040, learner = 100 } # the replay server's 1000 more than the preset's
+  }
+
+  assert {
+    condition = join(" ", [
+      for template in [module.replay.template, module.learner.template, module.actor.template, module.evaluator[0].template] : template.volume.volume_size
+    ]) == "1040 100 20 20"
+    error_message = "Roles that are named have the given disk, the others the preset's."
+  }
+  assert {
+    condition     = output.estimated_hourly_usd == "1.37"
+    error_message = "1000 GiB are 80 dollars a month more, 0.11 an hour: not ${output.estimated_hourly_usd}."
+  }
+}
+
+run "types_of_x86_of_any_name" {
+  variables {
+    instance_types = {
+      replay    = ["r7i.large", "u7i-12tb.224xlarge", "u-6tb1.56xlarge", "x2iedn.xlarge"]
+      learner   = ["g4dn.xlarge", "g5.xlarge", "g6.xlarge", "g6e.xlarge", "gr6.4xlarge", "g7e.2xlarge", "p4de.24xlarge", "p5en.48xlarge", "p6-b200.48xlarge"]
+      actor     = ["c7i-flex.large", "m7i-flex.large", "c9x.large", "t3a.large", "g6.xlarge", "i7ie.large"]
+      evaluator = ["t3.large"]
+    }
+  }
+
+  assert {
+    condition     = alltrue([for role, types in var.instance_types : toset(local.group[role].instance_types) == toset(types)])
+    error_message = "A g in a name is not enough to be refused."
+  }
+}
+
+run "prices_of_another_region_are_not_made_up" {
+  variables {
+    region = "eu-west-1"
+  }
+
+  assert {
+    condition     = output.estimated_hourly_usd == "1.26 in us-east-1: eu-west-1 has prices of its own, which are not known here"
+    error_message = "The cost says for which region it is: ${output.estimated_hourly_usd}."
   }
 }
 

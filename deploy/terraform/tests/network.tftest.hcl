@@ -137,6 +137,22 @@ run "zones_by_number" {
   }
 }
 
+run "narrow_vpc_that_is_just_wide_enough" {
+  variables {
+    vpc_cidr    = "10.83.0.0/24"
+    actor_hosts = 37 # 2 zones of 32 addresses, less 5 of AWS and 5 of endpoints in each: 37 + 3, and 4 in place of others
+  }
+
+  assert {
+    condition     = { for zone, subnet in aws_subnet.private : zone => subnet.cidr_block } == { us-east-1a = "10.83.0.0/27", us-east-1b = "10.83.0.32/27" }
+    error_message = "What fits is not refused."
+  }
+  assert {
+    condition     = local.prefix_needed == 24
+    error_message = "The block that would be asked for is no wider than it must be."
+  }
+}
+
 run "existing_vpc" {
   variables {
     vpc_id                      = "vpc-0fedcba9876543210"

@@ -75,6 +75,26 @@ run "first_zone_has_a_type_of_the_replay_server" {
   expect_failures = [terraform_data.rules]
 }
 
+run "vpc_cidr_has_addresses_for_all_hosts" {
+  command = plan
+
+  variables {
+    vpc_cidr    = "10.83.0.0/24"
+    actor_hosts = 38 # 3 more, and 4 in place of others: one too many
+  }
+  expect_failures = [terraform_data.rules]
+}
+
+run "ladder_has_a_place_for_each_environment_of_a_host" {
+  command = plan
+
+  variables {
+    ladder_environments     = 7
+    actor_host_environments = 8
+  }
+  expect_failures = [terraform_data.rules]
+}
+
 run "own_vpc_needs_endpoints" {
   command = plan
 

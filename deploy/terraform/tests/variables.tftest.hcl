@@ -161,6 +161,15 @@ run "settings_refuses_device" {
   expect_failures = [var.settings]
 }
 
+run "settings_refuses_ladder" {
+  command = plan
+
+  variables {
+    settings = { "actor.ladder_size" = "7" }
+  }
+  expect_failures = [var.settings]
+}
+
 run "ladder_environments_refuses_zero" {
   command = plan
 
@@ -258,4 +267,94 @@ run "instance_types_refuses_type" {
     instance_types = { actor = ["large"] }
   }
   expect_failures = [var.instance_types]
+}
+
+run "instance_types_refuses_arm" {
+  command = plan
+
+  variables {
+    instance_types = { actor = ["c7i.large", "c7g.large"] }
+  }
+  expect_failures = [var.instance_types]
+}
+
+run "instance_types_refuses_first_arm" {
+  command = plan
+
+  variables {
+    instance_types = { replay = ["a1.large"] }
+  }
+  expect_failures = [var.instance_types]
+}
+
+run "instance_types_refuses_learner_without_gpu" {
+  command = plan
+
+  variables {
+    instance_types = { learner = ["c7i.2xlarge"] }
+  }
+  expect_failures = [var.instance_types]
+}
+
+run "instance_types_refuses_learner_with_a_gpu_of_amd" {
+  command = plan
+
+  variables {
+    instance_types = { learner = ["g4ad.xlarge"] }
+  }
+  expect_failures = [var.instance_types]
+}
+
+run "instance_types_refuses_learner_with_an_old_gpu" {
+  command = plan
+
+  variables {
+    instance_types = { learner = ["p3.2xlarge"] }
+  }
+  expect_failures = [var.instance_types]
+}
+
+run "volume_gib_refuses_role" {
+  command = plan
+
+  variables {
+    volume_gib = { teacher = 100 }
+  }
+  expect_failures = [var.volume_gib]
+}
+
+run "volume_gib_refuses_less_than_the_image_of_the_learner" {
+  command = plan
+
+  variables {
+    volume_gib = { learner = 99 }
+  }
+  expect_failures = [var.volume_gib]
+}
+
+run "volume_gib_refuses_less_than_the_image_of_the_others" {
+  command = plan
+
+  variables {
+    volume_gib = { actor = 15 }
+  }
+  expect_failures = [var.volume_gib]
+}
+
+run "volume_gib_refuses_fraction" {
+  command = plan
+
+  variables {
+    volume_gib = { replay = 40.5 }
+  }
+  expect_failures = [var.volume_gib]
+}
+
+run "volume_gib_refuses_more_than_a_disk_has" {
+  command = plan
+
+  variables {
+    volume_gib = { replay = 16385 }
+  }
+  expect_failures = [var.volume_gib]
 }

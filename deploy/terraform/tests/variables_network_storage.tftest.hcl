@@ -187,3 +187,39 @@ run "tags_refuses_reserved" {
   }
   expect_failures = [var.tags]
 }
+
+run "tags_refuses_project" {
+  command = plan
+
+  variables {
+    tags = { Project = "x" }
+  }
+  expect_failures = [var.tags]
+}
+
+run "tags_refuses_fleet" {
+  command = plan
+
+  variables {
+    tags = { fleet = "x" }
+  }
+  expect_failures = [var.tags]
+}
+
+run "tags_refuses_role" {
+  command = plan
+
+  variables {
+    tags = { ROLE = "x" }
+  }
+  expect_failures = [var.tags]
+}
+
+run "tags_refuses_name" {
+  command = plan
+
+  variables {
+    tags = { Name = "x" }
+  }
+  expect_failures = [var.tags]
+}
