@@ -38,7 +38,7 @@ def fuzz(link: str, messages: int, seed: int) -> dict[str, Any]:
     """Fuzzes every end of a link, and returns the figures; `failures` among them is empty if all held."""
     started = time.monotonic()
     failures: list[str] = []
-    dropped: Counter[str] = Counter()
+    dropped, refusable = Counter[str](), Counter[str]()
     growth_bytes = ends = 0
     with tempfile.TemporaryDirectory(prefix="apex-jax-fuzz-") as folder:
         marker = str(Path(folder, "unpickled"))
@@ -47,6 +47,7 @@ def fuzz(link: str, messages: int, seed: int) -> dict[str, Any]:
             with contextlib.closing(target):
                 growth_bytes = max(growth_bytes, _drive(target, messages, failures))
                 dropped += target.dropped()
+                refusable += target.refusable
                 failures += [f"{number} x {crash}" for crash, number in target.crashes.items()]
         failures += ["a pickle was loaded"] if Path(marker).exists() else []
     if growth_bytes > GROWTH_BYTES:
@@ -59,6 +60,7 @@ def fuzz(link: str, messages: int, seed: int) -> dict[str, Any]:
         "seconds": round(seconds, 1),
         "messages_per_second": round(messages * ends / seconds),
         "dropped": dict(sorted(dropped.items())),
+        "refusable": dict(sorted(refusable.items())),
         "growth_bytes": growth_bytes,
         "failures": failures,
     }

@@ -32,7 +32,7 @@ from apex_jax.types import (
     SegmentMessage,
     StreamedSegments,
 )
-from tests.fuzz_messages import Frames, Fuzzer
+from tests.fuzz_messages import Frames, Fuzzer, refusal_of
 from tests.links import CONFIG, SPEC, free_address, segment_of
 from tests.sampling_link import batches_of
 
@@ -49,6 +49,8 @@ class ClientTarget:
 
     def __init__(self, kinds: list[type], serve: Any, seed: int, marker: str) -> None:
         self.crashes: Counter[str] = Counter()
+        self.refusable: Counter[str] = Counter()
+        self._expected = tuple(kinds)
         self.fuzzer = Fuzzer([*kinds * 4, *wire.MESSAGES], seed, CONFIG.agreement, marker)
         self.context = zmq.Context()
         self.address = free_address()
@@ -66,6 +68,10 @@ class ClientTarget:
         if ends_a_client(frames) or (is_cut_off and self.fuzzer.random.random() > TOO_LARGE_SHARE):
             return
         self.send_to_client(frames)
+        if is_cut_off:
+            self._identity = None  # it comes back under another name, and what follows would be lost
+        if reason := refusal_of(frames, self._expected):
+            self.refusable[reason] += 1
         if self._sent % 64 == 0:
             self.work()
 
@@ -215,6 +221,7 @@ class StatusTarget:
 
     def __init__(self, directory: Path, seed: int) -> None:
         self.crashes: Counter[str] = Counter()
+        self.refusable: Counter[str] = Counter()  # what comes is HTTP, or should be: answered, not dropped
         self.fuzzer = HttpFuzzer(seed)
         self._path = str(directory / "status")
         self._server = StatusServer(f"ipc://{self._path}", lambda: (True, {"role": "learner"}))

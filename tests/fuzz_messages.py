@@ -15,7 +15,25 @@ import numpy as np
 
 from apex_jax.transport import wire
 from apex_jax.transport.codec import encode_segment
-from apex_jax.types import Array, Buffer, Flag, Integer, Real, SegmentMessage, StreamedSegments, Text, WeightsMessage
+from apex_jax.types import (
+    ActorHello,
+    ActorStatus,
+    Array,
+    Buffer,
+    Credit,
+    EpisodeStatistics,
+    Finish,
+    Flag,
+    Goodbye,
+    Integer,
+    LearnerHello,
+    PriorityUpdate,
+    Real,
+    SegmentMessage,
+    StreamedSegments,
+    Text,
+    WeightsMessage,
+)
 from tests.links import SPEC, segment_of
 
 Frames = list[bytes]
@@ -40,6 +58,10 @@ CHECKSUMS = {  # number of a kind -> the place of its checksum in the header
     kind: 3 + message._fields.index("crc") for kind, message in enumerate(wire.MESSAGES) if "crc" in message._fields
 }
 BODIES = [encode_segment(segment_of(number), SPEC) for number in range(8)]
+BELONG: dict[str, tuple[Any, ...]] = {  # what a replay server reads on each of its links
+    "experience": (ActorHello, SegmentMessage, EpisodeStatistics, ActorStatus, Goodbye),
+    "sampling": (LearnerHello, Credit, PriorityUpdate, Finish, Goodbye),
+}
 
 
 class Fuzzer:
@@ -150,6 +172,15 @@ class Unpickled:
 
     def __reduce__(self) -> Any:
         return os.mkdir, (self._path,)
+
+
+def refusal_of(frames: Frames, expected: tuple[Any, ...]) -> str | None:
+    """Returns why a socket on which these kinds belong must refuse a message; None where it need not."""
+    try:
+        wire.decode(frames, expected)
+    except wire.WireError as error:
+        return error.reason
+    return None
 
 
 @functools.cache

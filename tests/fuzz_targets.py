@@ -27,6 +27,7 @@ from apex_jax.types import (
     EpisodeStatistics,
     Finish,
     Goodbye,
+    LearnerAlive,
     LearnerHello,
     LearnerWelcome,
     PriorityUpdate,
@@ -36,11 +37,15 @@ from apex_jax.types import (
 )
 from apex_jax.workers.replay_server import ReplayServer
 from tests.fuzz_clients import TOO_LARGE_SHARE, ActorTarget, LearnerTarget, StatusTarget
-from tests.fuzz_messages import Frames, Fuzzer
+from tests.fuzz_messages import BELONG, Frames, Fuzzer, refusal_of
 from tests.links import CONFIG, SPEC, TRANSITIONS, free_address, segment_of
 
 GOOD_SECONDS = 30.0  # in which a good message must be served, whatever was sent before
 HOUSEKEEPING_MESSAGES = 5_000  # between two checks of the dead and two lines of metrics
+CUT_OFF = 8  # connections
+LONGEST_BYTES = (
+    sockets.SMALL_MESSAGE_BYTES + sockets.ENCRYPTION_BYTES
+)  # of a frame that none of them cuts off, but a learner
 GOOD_RUN_ID = 12345
 
 
@@ -49,6 +54,7 @@ class Target(Protocol):
 
     fuzzer: Any  # whose `next` returns the frames of a message
     crashes: Counter[str]  # what the object behind the socket raised, by the end of its traceback
+    refusable: Counter[str]  # messages sent that are none, or do not belong on this socket, by reason
 
     def send(self, frames: Frames) -> None:
         """Sends a message as one of several peers."""
@@ -68,6 +74,7 @@ class ReplayTarget:
 
     def __init__(self, link: str, directory: Path, seed: int, marker: str) -> None:
         self.crashes: Counter[str] = Counter()
+        self.refusable: Counter[str] = Counter()
         self._link = link
         self._context = zmq.Context()
         config = fuzz_config(directory, samples_per_insert={"experience": 0.0, "sampling": 16.0}[link])
@@ -82,6 +89,7 @@ class ReplayTarget:
         self._sent = 0
         self._sequence = 0
         self._strangers = [self._stranger() for _ in range(3)]
+        self._cut_off: list[zmq.Socket] = []  # strangers of before
         self._good = self._connect()
         for number in range(1, 9):
             self._insert(number)
@@ -97,6 +105,10 @@ class ReplayTarget:
             while stranger.poll(0):  # behind a full queue libzmq does not notice that the server has cut it off
                 stranger.recv_multipart()
         stranger.send_multipart(frames, copy=True)
+        if max(map(len, frames)) > LONGEST_BYTES:  # it is cut off for that, unread, and would lose what follows
+            self._replace(self._sent % 3)
+        elif reason := refusal_of(frames, BELONG[self._link]):
+            self.refusable[reason] += 1
         self._sent += 1
         if self._sent % 64 == 0:
             self.serve()
@@ -132,7 +144,7 @@ class ReplayTarget:
         return self.server.experience.dropped + self.server.sampling.dropped
 
     def close(self) -> None:
-        for peer in (*self._strangers, self._good):
+        for peer in (*self._strangers, *self._cut_off, self._good):
             peer.close(linger=0)
         self.server.close()
         self._context.term()
@@ -184,6 +196,13 @@ class ReplayTarget:
         stranger.connect(self._address)
         return stranger
 
+    def _replace(self, number: int) -> None:
+        """Has a stranger give way to another; closed much later, when all that it sent has long arrived."""
+        self._cut_off.append(self._strangers[number])
+        self._strangers[number] = self._stranger()
+        if len(self._cut_off) > CUT_OFF:
+            self._cut_off.pop(0).close(linger=0)
+
     def _connect(self) -> zmq.Socket:
         connect = sockets.connect_experience if self._link == "experience" else sockets.connect_sampling
         return connect(self._context, self._address)
@@ -194,6 +213,7 @@ class PublisherTarget:
 
     def __init__(self, directory: Path, seed: int, marker: str) -> None:
         self.crashes: Counter[str] = Counter()
+        self.refusable: Counter[str] = Counter()  # see `dropped`
         self.fuzzer = Fuzzer(wire.MESSAGES, seed, CONFIG.agreement, marker)
         self._context = zmq.Context()
         self._address = free_address()
@@ -242,6 +262,7 @@ class SubscriberTarget:
 
     def __init__(self, directory: Path, seed: int, marker: str) -> None:
         self.crashes: Counter[str] = Counter()
+        self.refusable: Counter[str] = Counter()
         self.fuzzer = Fuzzer([WeightsMessage] * 8 + list(wire.MESSAGES), seed, CONFIG.agreement, marker)
         self._context = zmq.Context()
         self._params = {"kernel": np.zeros((4, 2), np.float32)}
@@ -252,18 +273,19 @@ class SubscriberTarget:
         self._subscriber = WeightsSubscriber(self._context, f"tcp://127.0.0.1:{port}", self._params)
         assert self._false.poll(10_000), "nobody subscribes"
         self._version = 2**62
+        self._is_heard = False
 
     def send(self, frames: Frames) -> None:
         if max(map(len, frames)) > sockets.SMALL_MESSAGE_BYTES and self.fuzzer.random.random() > TOO_LARGE_SHARE:
             return
         if _version_of(frames) >= 2**62:  # the newest wins: what is newer than all good ones is believed
             return
-        while True:
-            try:
-                self._false.send_multipart(frames, zmq.NOBLOCK)
-                return
-            except zmq.Again:
-                threading.Event().wait(0.0002)
+        self._wait_until_heard()
+        while not self._has_sent(frames):
+            threading.Event().wait(0.0002)
+        self._is_heard = max(map(len, frames)) <= LONGEST_BYTES  # else it cuts itself off, and comes back
+        if reason := refusal_of(frames, (WeightsMessage, LearnerAlive)):
+            self.refusable[reason] += 1
 
     def serve_good(self) -> None:
         from apex_jax.transport.codec import encode_weights
@@ -273,16 +295,25 @@ class SubscriberTarget:
         good = WeightsMessage(1, self._version, 1, 1, False, architecture, zlib.crc32(body), body)
         deadline = time.monotonic() + GOOD_SECONDS
         while (newest := self._subscriber.newest) is None or newest.version != self._version:
-            self.send_unchecked(good)
+            self._has_sent(wire.encode(good))
             threading.Event().wait(0.01)
             assert self._subscriber._thread.is_alive(), "the subscriber's thread died"
             assert time.monotonic() < deadline, "good weights do not arrive"
 
-    def send_unchecked(self, message: WeightsMessage) -> None:
+    def _has_sent(self, frames: Any) -> bool:
         try:
-            self._false.send_multipart(wire.encode(message), zmq.NOBLOCK)
+            self._false.send_multipart(frames, zmq.NOBLOCK)
         except zmq.Again:
-            return
+            return False
+        return True
+
+    def _wait_until_heard(self) -> None:
+        """Waits while the subscriber, who was cut off, comes back: ZMQ drops what is sent to nobody."""
+        deadline = time.monotonic() + GOOD_SECONDS
+        while self._false.poll(0) or not self._is_heard:
+            if self._false.poll(10):
+                self._is_heard = self._false.recv() == b"\1"
+            assert time.monotonic() < deadline, "the subscriber does not come back"
 
     def dropped(self) -> Counter[str]:
         return self._subscriber.dropped

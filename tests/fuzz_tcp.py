@@ -49,13 +49,20 @@ ATTACKS: dict[str, Attack] = {
     "greeting_then_noise": lambda rng: GREETING + rng.randbytes(300),
     "wrong_socket_type": lambda rng: GREETING + ready(b"PUSH"),
     "no_such_socket_type": lambda rng: GREETING + ready(rng.randbytes(200)),
-    "announces_2_GiB": lambda rng: GREETING + ready(b"DEALER") + frame(b"x", announced_bytes=2**31),
-    "announces_2_to_63": lambda rng: GREETING + ready(b"DEALER") + frame(b"x", announced_bytes=2**63),
-    "announces_what_is_allowed_and_stops": lambda rng: GREETING + ready(b"DEALER") + frame(b"x", announced_bytes=2**24),
-    "noise_behind_the_handshake": lambda rng: GREETING + ready(b"DEALER") + rng.randbytes(1000),
-    "messages_of_noise": lambda rng: GREETING + ready(b"DEALER") + frame(rng.randbytes(100)) * 20,
-    "many_frames": lambda rng: GREETING + ready(b"DEALER") + frame(b"", more=True) * 1000 + frame(b""),
-    "commands": lambda rng: GREETING + ready(b"DEALER") + (b"\x04\x05\x04PING" * 100),
+    "speaks_before_it_is_answered": lambda rng: GREETING + ready(b"DEALER") + frame(rng.randbytes(100)) * 20,
+}
+ALLOWED_BYTES = 60_000  # of a message, on each port
+# Of a stranger who was let in: what comes before the server has answered ends the handshake, whatever it is.
+BEHIND_THE_HANDSHAKE: dict[str, Attack] = {
+    "announces_16_MiB": lambda rng: frame(b"x", announced_bytes=2**24),
+    "announces_2_GiB": lambda rng: frame(b"x", announced_bytes=2**31),
+    "announces_2_to_63": lambda rng: frame(b"x", announced_bytes=2**63),
+    "half_a_message": lambda rng: frame(rng.randbytes(ALLOWED_BYTES // 2), announced_bytes=ALLOWED_BYTES),
+    "half_of_its_frames": lambda rng: frame(rng.randbytes(100), more=True) * 2 + frame(b"x", announced_bytes=100),
+    "noise_behind_the_handshake": lambda rng: rng.randbytes(1000),
+    "messages_of_noise": lambda rng: frame(rng.randbytes(100)) * 20,
+    "many_frames": lambda rng: frame(b"", more=True) * 1000 + frame(b""),
+    "commands": lambda rng: b"\x04\x05\x04PING" * 100,
 }
 HELD_OPEN: dict[str, bytes] = {
     "says_nothing": b"",
@@ -64,6 +71,7 @@ HELD_OPEN: dict[str, bytes] = {
     "greeting_and_no_more": GREETING,
     "half_a_ready": (GREETING + ready(b"DEALER"))[:70],
 }
+CLIENTS = {"addresses.experience": b"DEALER", "addresses.sampling": b"DEALER", "addresses.weights": b"SUB"}
 
 
 class Victims:
@@ -124,14 +132,15 @@ def fuzz_tcp(directory: Path, connections: int, seed: int, half_open: int = HALF
         before = victims.fds(), victims.threads(), victims.memory_bytes()
         for name, port in victims.ports.items():
             held = [_open(port, data) for data in HELD_OPEN.values() for _ in range(half_open)]
+            half = frame(b"x", announced_bytes=ALLOWED_BYTES)
+            held += [_open_behind_the_handshake(port, CLIENTS[name], half) for _ in range(half_open)]
             done["held_open"] += len(held)
-            for _ in range(connections // len(victims.ports)):
-                attack = rng.choice(list(ATTACKS))
+            for attack in _each_as_often(rng, connections // len(victims.ports)):
                 done[attack] += 1
-                with _open(port, ATTACKS[attack](rng)) as stranger:
+                with _attacker(port, CLIENTS[name], attack, rng) as stranger:
                     _read_a_little(stranger)
             if not victims.go_on():
-                failures.append(f"nothing goes on while {len(held)} handshakes are held open at {name}")
+                failures.append(f"nothing goes on while {len(held)} connections are held open at {name}")
             for stranger in held:
                 stranger.close()
         failures += _what_is_left(victims, *before)
@@ -171,6 +180,30 @@ def _open(port: int, data: bytes) -> socket.socket:
     with suppress(OSError):  # thrown out in the middle of a sentence
         stranger.sendall(data)
     return stranger
+
+
+def _open_behind_the_handshake(port: int, client: bytes, data: bytes) -> socket.socket:
+    """Returns a connection that was let in, and has sent this; OSError where it was not."""
+    stranger, received = _open(port, GREETING + ready(client)), b""
+    while b"READY" not in received:
+        if not (more := stranger.recv(4096)):
+            raise ConnectionError(f"a stranger is not let in at port {port}")
+        received += more
+    with suppress(OSError):
+        stranger.sendall(data)
+    return stranger
+
+
+def _each_as_often(rng: random.Random, count: int) -> list[str]:
+    """Returns so many names of attacks, all of them before the first comes again."""
+    names = [*ATTACKS, *BEHIND_THE_HANDSHAKE]
+    return [name for _ in range(count // len(names) + 1) for name in rng.sample(names, len(names))][:count]
+
+
+def _attacker(port: int, client: bytes, attack: str, rng: random.Random) -> socket.socket:
+    if attack in ATTACKS:
+        return _open(port, ATTACKS[attack](rng))
+    return _open_behind_the_handshake(port, client, BEHIND_THE_HANDSHAKE[attack](rng))
 
 
 def _read_a_little(stranger: socket.socket) -> None:

@@ -29,7 +29,7 @@ class Fleet:
         self.directory = directory
         self._programs = programs
         self._arguments = arguments
-        self.start("replay")
+        self.replay = self.start("replay")
         self.start("actor")
 
     def start(self, role: str, *arguments: str, **more: Any) -> Program:
@@ -44,8 +44,8 @@ class Fleet:
         return values(self.directory, "learner", "learner/updates")
 
 
-def config_of(directory: Path) -> Config:
-    return load(ROOT / "configs" / "catch.yaml").replace(run_directory=str(directory))
+def config_of(directory: Path, *settings: str) -> Config:
+    return load(ROOT / "configs" / "catch.yaml", settings).replace(run_directory=str(directory))
 
 
 def fresh_state(config: Config) -> LearnerState:
@@ -67,8 +67,8 @@ def save_checkpoint(directory: Path, updates: int = 1, seed: int = 3) -> tuple[L
     return state, progress
 
 
-def restored(directory: Path) -> tuple[LearnerState, Progress] | None:
-    config = config_of(directory)
+def restored(directory: Path, *settings: str) -> tuple[LearnerState, Progress] | None:
+    config = config_of(directory, *settings)
     state = fresh_state(config)
     checkpointer = Checkpointer(str(directory), read_only=True)
     found = checkpointer.restore_newest(state, config.checkpoint_agreement, architecture_of(state.online_params))

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import zmq
@@ -60,22 +61,29 @@ def main(arguments: Sequence[str]) -> int:
             next_segment = max(next_segment + 1 / float(rate), now - 1.0)
         if now >= next_report:
             next_report = now + REPORT_SECONDS
-            report = {
-                "segments": number,
-                "acknowledged": stream._account["acknowledged"],
-                "incarnation": welcome.incarnation if welcome else 0,
-                "places": welcome.places.tolist() if welcome else [],
-                "silences": stream.silences,
-                "dropped": dict(stream.dropped),
-                "memory_bytes": resident_memory_bytes(),
-            }
-            print(json.dumps(report), flush=True)
+            print(json.dumps(report(stream, number, spec)), flush=True)
         ending.wait(0.002)
     stream.close()
+    print(json.dumps(report(stream, number, spec)), flush=True)  # the last, of all that it has made
     context.term()
     if stream.error is not None:
         print(f"error: {stream.error}", file=sys.stderr)
     return int(stream.error is not None)
+
+
+def report(stream: ExperienceStream, segments: int, spec: SegmentSpec) -> dict[str, Any]:
+    """Returns what it tells of itself; `produced` is counted here, not by the stream that tells the server."""
+    welcome = stream.wait_for_welcome(0.0)
+    return {
+        "segments": segments,
+        "produced": segments * spec.max_transitions,
+        "acknowledged": stream._account["acknowledged"],
+        "incarnation": welcome.incarnation if welcome else 0,
+        "places": welcome.places.tolist() if welcome else [],
+        "silences": stream.silences,
+        "dropped": dict(stream.dropped),
+        "memory_bytes": resident_memory_bytes(),
+    }
 
 
 if __name__ == "__main__":

@@ -97,6 +97,11 @@ class Site:
         self._producers.append(Producer(path, self.address(0), rate, overflow))
         return self._producers[-1]
 
+    def produced(self) -> int:
+        """Returns how many transitions the producers have made, as they count themselves; they must have left."""
+        assert all(producer.process.poll() == 0 for producer in self._producers)
+        return sum(producer.get("produced") for producer in self._producers)
+
     def value(self, tag: str) -> float:
         """Returns what the server last wrote under a tag."""
         path = self.directory / "metrics" / "replay.jsonl"
@@ -123,6 +128,12 @@ class Site:
         snapshot = Snapshots(self.directory / "replay", self._identity()).read_newest(lambda snapshot: snapshot)
         assert snapshot is not None
         return snapshot
+
+    @property
+    def newest_snapshot(self) -> str:
+        """The name of its file, empty where there is none; each that is written has a name of its own."""
+        paths = (self.directory / "replay").glob("snapshot-*")
+        return max((path.name for path in paths if not path.suffix), default="")
 
     def _identity(self) -> Identity:
         config = load(CATCH)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -23,7 +24,7 @@ from apex_jax.process import StopSignal
 from apex_jax.transport.sockets import LocalLinks
 from apex_jax.workers import learner as learner_module
 from apex_jax.workers.learner import Learner
-from tests.learner_runs import Fleet, bits, config_of, error_lines, files, save_checkpoint
+from tests.learner_runs import Fleet, bits, config_of, error_lines, files, restored, save_checkpoint
 from tests.processes import ROOT, Programs, catch, checkpoints, free_tcp_addresses, values
 
 pytestmark = pytest.mark.timeout(180)
@@ -149,15 +150,46 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.slow
+def test_fault_12_a_learner_whose_files_may_not_grow_learns_on_and_saves_once_they_may(
+    programs: Programs, tmp_path: Path
+) -> None:
+    def goes_on_without_a_save() -> bool:
+        assert checkpoints(fleet.directory) == held, "what is half written is no checkpoint"
+        return failed(fleet) >= 3 and fleet.updates()[-1] > known
+
+    wide = "network.hidden_units=8192"  # of which a checkpoint has more bytes than a file may then have
+    fleet = Fleet(programs, tmp_path / "run", wide)
+    learner = fleet.start("learner")
+    learner.wait_until(lambda: len(checkpoints(fleet.directory)) > 1 and failed(fleet) == 0)
+    pid = learner.process.pid
+    _, hard = resource.prlimit(pid, resource.RLIMIT_FSIZE)
+    resource.prlimit(pid, resource.RLIMIT_FSIZE, (2**20, hard))
+    learner.wait_until(lambda: failed(fleet) > 0)  # one that was under way may have come to its end
+    held, known = checkpoints(fleet.directory), fleet.updates()[-1]
+    learner.wait_until(goes_on_without_a_save)
+    found = restored(fleet.directory, wide)
+    assert found is not None
+    assert int(found[0].updates) == found[1].updates == held[-1]
+    resource.prlimit(pid, resource.RLIMIT_FSIZE, (hard, hard))
+    learner.wait_until(lambda: checkpoints(fleet.directory)[-1] > held[-1])
+    learner.wait_until(lambda: "checkpoints are saved again" in learner.stderr)
+    learner.send(signal.SIGTERM)
+    assert learner.exit_code(30) == 143
+    assert "Traceback" not in learner.stderr
+    assert not list((fleet.directory / "checkpoints").glob(".saving*"))
+
+
+def failed(fleet: Fleet) -> float:
+    return max(values(fleet.directory, "learner", "learner/failed_checkpoints"), default=0)
+
+
+@pytest.mark.slow
 def test_fault_12_training_goes_on_with_a_full_or_a_read_only_disk_until_there_is_room(
     programs: Programs, tmp_path: Path, small_disk: Path
 ) -> None:
-    def failed() -> float:
-        return max(values(fleet.directory, "learner", "learner/failed_checkpoints"), default=0)
-
     fleet = Fleet(programs, tmp_path / "run", "network.hidden_units=1024")
     learner = fleet.start("learner")
-    learner.wait_until(lambda: failed() >= 2)
+    learner.wait_until(lambda: failed(fleet) >= 2)
     assert checkpoints(fleet.directory) == []
     known = fleet.updates()[-1]
     learner.wait_until(lambda: fleet.updates()[-1] > known)
@@ -165,8 +197,8 @@ def test_fault_12_training_goes_on_with_a_full_or_a_read_only_disk_until_there_i
     learner.wait_until(lambda: checkpoints(fleet.directory))
     assert "checkpoints are saved again" in learner.stderr
     subprocess.run(["mount", "-t", "tmpfs", "-o", "ro", "tmpfs", str(small_disk)], check=True)  # before the other
-    before, known = failed(), fleet.updates()[-1]
-    learner.wait_until(lambda: failed() > before and fleet.updates()[-1] > known)
+    before, known = failed(fleet), fleet.updates()[-1]
+    learner.wait_until(lambda: failed(fleet) > before and fleet.updates()[-1] > known)
     subprocess.run(["umount", str(small_disk)], check=True)
     held = checkpoints(fleet.directory)
     learner.wait_until(lambda: checkpoints(fleet.directory)[-1] > held[-1])

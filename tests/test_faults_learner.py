@@ -21,11 +21,11 @@ from apex_jax.config import Config
 from apex_jax.environment import segment_spec
 from apex_jax.errors import RunError
 from apex_jax.links import replay_stream
-from apex_jax.links.weights import WeightsSubscriber
+from apex_jax.links.weights import Weights, WeightsSubscriber
 from apex_jax.transport.sockets import LocalLinks
 from apex_jax.workers.learner import Learner
-from tests.learner_runs import Fleet, bits, config_of, error_lines, fresh_state, restored, save_checkpoint
-from tests.processes import ROOT, Programs, catch, checkpoints, free_tcp_addresses, wait_until
+from tests.learner_runs import ENDLESS, Fleet, bits, config_of, error_lines, fresh_state, restored, save_checkpoint
+from tests.processes import ROOT, Programs, catch, checkpoints, free_tcp_addresses, values, wait_until
 from tests.sampling_link import Link, hello_of
 
 pytestmark = pytest.mark.timeout(180)
@@ -72,17 +72,18 @@ def test_fault_06_a_killed_learner_resumes_and_neither_updates_nor_weights_go_ba
         assert first.exit_code() == -signal.SIGKILL
         before = subscriber.newest
         assert before is not None
+        fleet.replay.send(signal.SIGSTOP)  # nothing can be learned before the weights have been compared
         [*_, held] = checkpoints(fleet.directory)
         found = restored(fleet.directory)
         assert found is not None
         lines = len(fleet.updates())
         second = fleet.start("learner")
-        second.wait_until(lambda: subscriber.newest is not None and subscriber.newest.version > before.version)
-        after = subscriber.newest
-        assert after is not None
-        assert after.updates >= held, "no weights of an earlier moment than the checkpoint's"
-        if after.updates == held:
-            assert bits(after.params) == bits(found[0].online_params)
+        second.wait_until(lambda: weights_of(subscriber).learner_run_id != before.learner_run_id)
+        after = weights_of(subscriber)
+        assert after.version > before.version
+        assert after.updates == held, "the weights of the checkpoint's moment, and of no other"
+        assert bits(after.params) == bits(found[0].online_params)
+        fleet.replay.send(signal.SIGCONT)
         second.wait_until(lambda: fleet.updates()[-1] > held)
         assert min(fleet.updates()[lines:]) >= held
         assert fleet.updates()[lines:] == sorted(fleet.updates()[lines:])
@@ -90,6 +91,11 @@ def test_fault_06_a_killed_learner_resumes_and_neither_updates_nor_weights_go_ba
     finally:
         subscriber.close()
         context.term()
+
+
+def weights_of(subscriber: WeightsSubscriber) -> Weights:
+    assert subscriber.newest is not None
+    return subscriber.newest
 
 
 @pytest.mark.slow
@@ -160,10 +166,10 @@ while True:
 """
 
 
-def kill_amid_saves(directory: Path, rng: random.Random) -> int:
+def kill_amid_saves(directory: Path, rng: random.Random) -> tuple[int, int]:
     """Saves without pause in a process that is killed at a random moment; what it said is saved must be there.
 
-    Returns the number of the checkpoint that is.
+    Returns the number of the checkpoint that is, and how many the kill has left half written.
     """
     process = subprocess.Popen(
         [sys.executable, "-c", SAVES, str(ROOT), str(directory)], stdout=subprocess.PIPE, text=True
@@ -172,11 +178,13 @@ def kill_amid_saves(directory: Path, rng: random.Random) -> int:
         assert process.stdout is not None
         said = int(process.stdout.readline())
         threading.Event().wait(rng.random() * 0.4)
+        wait_until(lambda: halves(directory))  # at once, but for the moment between two saves
     finally:
         process.kill()
     said = int([str(said), *process.stdout.read().split()][-1])
     process.wait()
     process.stdout.close()
+    left = len(halves(directory))
     checkpointer = Checkpointer(str(directory))
     like = {"a": np.zeros(200_000, np.float32), "b": {"c": np.zeros(1000, np.int32)}}
     found = checkpointer.restore_newest(like, "x", "y")
@@ -185,16 +193,24 @@ def kill_amid_saves(directory: Path, rng: random.Random) -> int:
     assert said <= found[1].updates <= said + 1
     assert (found[0]["a"] == found[1].updates).all()
     assert (found[0]["b"]["c"] == found[1].updates).all()
-    assert not [path for path in (directory / "checkpoints").glob("*") if "tmp" in path.name or ".s" in path.name]
-    return found[1].updates
+    names = [path.name for path in (directory / "checkpoints").iterdir()]
+    assert [name for name in names if not name.isdecimal()] == [".lock"], (
+        "what is half written, or half deleted, is gone"
+    )
+    return found[1].updates, left
+
+
+def halves(directory: Path) -> list[Path]:
+    return list((directory / "checkpoints").glob(".saving*"))
 
 
 @pytest.mark.parametrize("kills", [3, pytest.param(40, marks=pytest.mark.slow)])
 @pytest.mark.timeout(600)
 def test_fault_09_a_kill_during_a_save_leaves_the_checkpoint_before_and_no_half(tmp_path: Path, kills: int) -> None:
     rng = random.Random(kills)
-    saved = [kill_amid_saves(tmp_path, rng) for _ in range(kills)]
-    assert sorted(set(saved)) == saved, "each goes on from the one before"
+    saved, left = zip(*(kill_amid_saves(tmp_path, rng) for _ in range(kills)), strict=True)
+    assert sorted(set(saved)) == [*saved], "each goes on from the one before"
+    assert sum(left) > 0, "kills that met no save show nothing"
 
 
 # Two learners -----------------------------------------------------------------------------------------------------
@@ -228,6 +244,29 @@ def test_fault_37_a_second_learner_on_the_same_replay_server_gives_up(programs: 
     assert second.stderr.count("another learner draws") == 2, "said once when it waits, and once at the end"
     known = fleet.updates()[-1]
     first.wait_until(lambda: fleet.updates()[-1] > known)
+
+
+@pytest.mark.slow
+def test_fault_37_a_learner_that_was_frozen_for_long_finds_its_place_taken_and_gives_up(
+    programs: Programs, tmp_path: Path
+) -> None:
+    def learned() -> list[float]:
+        return values(tmp_path / "other", "second", "learner/updates")
+
+    fleet = Fleet(programs, tmp_path / "run")
+    frozen = fleet.start("learner")
+    frozen.wait_until(lambda: fleet.updates() and fleet.updates()[-1] > 0)
+    frozen.send(signal.SIGSTOP)
+    addresses = [*fleet.addresses[:2], free_tcp_addresses()[2]]
+    second = programs.start("--role", "learner", "--name", "second", *catch(tmp_path / "other", *addresses, ENDLESS))
+    second.wait_until(lambda: any(learned()))
+    frozen.send(signal.SIGCONT)
+    assert frozen.exit_code(90) == 1
+    [error] = error_lines(frozen)
+    assert "another learner draws from this replay server; stop it, or give this one" in error
+    assert "Traceback" not in frozen.stderr
+    known = learned()[-1]
+    second.wait_until(lambda: learned()[-1] > known)
 
 
 @pytest.mark.slow

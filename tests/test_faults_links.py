@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import socket
 from typing import Any
 
 import numpy as np
 import pytest
 
-from apex_jax.transport import sockets
-from apex_jax.types import IndexBatches
+from apex_jax.transport import sockets, wire
+from apex_jax.types import ActorHello, IndexBatches, SegmentAck
 from tests import experience_link, sampling_link
-from tests.links import segment_of, wait_until
+from tests.fuzz_tcp import GREETING, frame, ready
+from tests.links import CONFIG, segment_of, wait_until
 from tests.proxy import Proxy
 
 FAULTS = ("reset", "lose", "stop", "stop_up", "stop_down")
@@ -38,6 +40,51 @@ class Break:
 
     def is_noticed(self) -> bool:
         return self._proxy.traffic.connections > self._connections  # a client that has given up the old one
+
+
+class HalfAnActor:
+    """An actor as far as tcp goes: what it sends can end in the middle of a frame."""
+
+    def __init__(self, address: str) -> None:
+        self._connection = socket.create_connection(("127.0.0.1", int(address.rpartition(":")[2])), timeout=20)
+        self._connection.sendall(GREETING + ready(b"DEALER"))
+        received = b""
+        while b"READY" not in received:  # what comes before that is no message
+            received += self._connection.recv(4096)
+
+    def send(self, message: Any, cut: int | None = None) -> None:
+        """Sends a message, or what is left of it without its last `cut` bytes."""
+        frames = [bytes(part) for part in wire.encode(message)]
+        data = b"".join(frame(part, more=number < len(frames)) for number, part in enumerate(frames, start=1))
+        self._connection.sendall(data[: -cut if cut else None])
+
+    def leave(self) -> None:
+        """Hangs up, and waits until the other end has seen that."""
+        self._connection.shutdown(socket.SHUT_WR)
+        while self._connection.recv(4096):
+            pass
+        self._connection.close()
+
+
+@pytest.mark.parametrize("left", ["all_but_a_byte", "half", "its_header"])
+def test_fault_01_part_of_a_segment_of_an_actor_that_has_gone_is_no_segment(
+    experience: experience_link.Link, left: str
+) -> None:
+    server, segment = experience.server(), experience_link.message_of(2)
+    body = len(segment.body)
+    actor = HalfAnActor(experience.address)
+    actor.send(ActorHello(1, CONFIG.agreement, num_environments=4))
+    actor.send(experience_link.message_of(1))
+    server.until(lambda: server.stored() == [1])
+    actor.send(segment, cut={"all_but_a_byte": 1, "half": body // 2, "its_header": body}[left])
+    actor.leave()
+    back = experience.peer(server, run_id=1)
+    assert server.stored() == [1]
+    assert +server.dropped == {}
+    back.send(segment)
+    while back.receive(SegmentAck).sequence < 2:
+        pass
+    assert server.stored() == [1, 2]
 
 
 @pytest.mark.parametrize("fault", FAULTS)

@@ -10,7 +10,7 @@ import pytest
 
 from apex_jax.replay.sum_tree import SumTree
 from apex_jax.transport import wire
-from apex_jax.types import PriorityUpdate, Rejoin, SegmentAck
+from apex_jax.types import PEER_TIMEOUT_SECONDS, PriorityUpdate, Rejoin, SegmentAck
 from tests.experience_link import Link as ExperienceLink
 from tests.experience_link import join, message_of
 from tests.links import SPEC, TRANSITIONS, Peer
@@ -181,3 +181,17 @@ def test_fault_25_ten_million_random_updates_leave_no_drift() -> None:
     exact = float(np.sum(tree.leaves, dtype=np.longdouble))
     assert abs(tree.total - exact) <= 1e-9 * exact
     tree.check_valid()
+
+
+def test_fault_37_priorities_of_who_is_not_the_learner_change_nothing(link: Link) -> None:
+    server, before = full_server(link)
+    server.service.forget_the_dead(PEER_TIMEOUT_SECONDS + 0.1)  # it was frozen, say
+    learner = link.peer(server, hello_of(2))
+    leaves, largest = server.buffer._tree.leaves.copy(), server.buffer.max_priority
+    before.send(update_of([L + FIRST], [2], [900.0]))
+    before.receive(Rejoin)
+    np.testing.assert_array_equal(server.buffer._tree.leaves, leaves)
+    assert server.buffer.max_priority == largest
+    assert +server.dropped == {}
+    learner.send(update_of([L + FIRST], [2], [500.0]))
+    server.until(lambda: leaf(server, L + FIRST) == pytest.approx(500.0**0.6))

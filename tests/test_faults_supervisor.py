@@ -69,6 +69,47 @@ def test_fault_35_an_actor_that_crashes_is_started_again_alone(
     assert program.stderr.count(f"actor-0 ended with exit code -{int(number)}: starting it again in 1 s") == 1
 
 
+CRASHING = """
+import ctypes, pathlib, sys, time
+
+def note(what):
+    with open(pathlib.Path(__file__).with_name("lives"), "a") as file:
+        file.write(f"{what} {time.monotonic()}\\n")
+
+def crash(environment):
+    note("crashed")
+    ctypes.string_at(0)
+
+if "actor" in sys.argv:
+    note("began")
+    from apex_jax.environment import Environment
+    Environment.receive = crash
+import main
+sys.exit(main.main())
+"""
+
+
+@pytest.mark.slow  # it waits 31 s in all before it starts the actor again
+@pytest.mark.timeout(450)
+def test_fault_35_an_actor_whose_emulator_crashes_each_time_is_given_up_after_pauses_that_double(
+    programs: Programs, tmp_path: Path
+) -> None:
+    crashing = tmp_path / "crashing.py"
+    crashing.write_text(CRASHING)
+    lines = f"from pathlib import Path\nfrom apex_jax.workers import local\nlocal.MAIN = Path({str(crashing)!r})"
+    program = programs.start(*catch(tmp_path / "run", ENDLESS), lines=lines, environment={"PYTHONPATH": str(ROOT)})
+    assert program.exit_code(400) == 1
+    assert programs.living() == {}
+    said = re.findall(r"WARNING local: (\S+) ended with exit code (\S+): starting it again in (\d+) s", program.stderr)
+    assert said == [("actor-0", str(-signal.SIGSEGV.value), str(delay)) for delay in (1, 2, 4, 8, 16)]
+    assert "error: actor-0 failed 6 times in a row (exit code -11); the end of " in program.stderr
+    assert "Traceback" not in program.stderr
+    words, times = zip(*(line.split() for line in (tmp_path / "lives").read_text().splitlines()), strict=True)
+    assert words == ("began", "crashed") * 6
+    began, crashed = map(float, times[2::2]), map(float, times[1::2])
+    assert all(start - end >= delay for end, start, delay in zip(crashed, began, (1, 2, 4, 8, 16), strict=False))
+
+
 @pytest.mark.parametrize(("action", "env_id"), [
     (np.array([6, 0]), [0, 1]),
     (np.array([-1, 0]), [0, 1]),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -36,6 +37,17 @@ def test_fault_16_a_subscriber_that_never_reads_slows_nobody_and_jumps_to_the_ne
         return {"kernel": np.full(2**18, updates, np.float32)}
 
     publisher, well = link.publisher(), link.subscriber(large(0))
+    hand_over, handed_over = publisher._socket.send_multipart, Counter[tuple[int, bool]]()
+
+    def recorded(frames: Any, flags: int = 0, **more: Any) -> Any:
+        is_taken = False
+        try:
+            result, is_taken = hand_over(frames, flags, **more), True
+        finally:
+            handed_over[flags, is_taken] += 1
+        return result
+
+    monkeypatch.setattr(publisher._socket, "send_multipart", recorded)
     resumed, taken = threading.Event(), list[int]()
     take = WeightsSubscriber._take
 
@@ -57,6 +69,8 @@ def test_fault_16_a_subscriber_that_never_reads_slows_nobody_and_jumps_to_the_ne
         meanwhile=lambda: publisher.publish(large(40), 40, 0),
     )
     assert len(taken) < 12, "what it missed was dropped, not queued"
+    assert handed_over.keys() == {(zmq.NOBLOCK, True)}, "ZMQ is never waited for, and takes each message at once"
+    assert handed_over.total() >= 40
 
 
 def test_fault_17_who_joins_after_the_last_update_has_its_weights_within_2_s(link: Link) -> None:

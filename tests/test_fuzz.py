@@ -14,10 +14,11 @@ from apex_jax.transport import wire
 from apex_jax.types import MAX_SEGMENT_BYTES, Array, Buffer
 from tests.fuzz import SOCKETS, fuzz
 from tests.fuzz_messages import Fuzzer
-from tests.fuzz_tcp import fuzz_tcp
+from tests.fuzz_tcp import ATTACKS, BEHIND_THE_HANDSHAKE, fuzz_tcp
 from tests.links import CONFIG
 
 MESSAGES = 20_000  # to each end of a link
+COUNTED_SHARE = 0.99  # at least, of what must be refused: who is cut off may lose what is under way to it
 
 
 def reason_of(frames: list[bytes]) -> str:
@@ -32,6 +33,9 @@ def test_fault_26_no_message_ends_a_service_or_stays_in_memory_and_the_next_good
     figures = fuzz(link, MESSAGES, seed=1)
     assert figures["failures"] == []
     assert sum(figures["dropped"].values()) > MESSAGES / 8
+    counted = sum(figures["dropped"].get(reason, 0) for reason in wire.WireError.REASONS)
+    refusable = sum(figures["refusable"].values())
+    assert COUNTED_SHARE * refusable <= counted <= refusable
 
 
 @pytest.mark.slow
@@ -39,6 +43,7 @@ def test_fault_26_no_message_ends_a_service_or_stays_in_memory_and_the_next_good
 def test_fault_27_strangers_at_the_ports_of_a_fleet_disturb_nobody(tmp_path: Path) -> None:
     figures = fuzz_tcp(tmp_path, connections=60, seed=1, half_open=20)
     assert figures["failures"] == []
+    assert figures["attacks"].keys() == {"held_open", *ATTACKS, *BEHIND_THE_HANDSHAKE}
 
 
 @pytest.mark.slow

@@ -8,7 +8,8 @@ import random
 import shutil
 import socket as tcp
 import struct
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from apex_jax.transport import keys, sockets, wire
 from apex_jax.transport.monitor import GREETING
 from apex_jax.transport.security import link_context
 from apex_jax.types import ActorHello, ActorWelcome, Goodbye, LearnerHello, LearnerWelcome, Refusal, Rejoin
+from tests.fuzz_messages import BELONG, Unpickled, refusal_of
 from tests.links import Peer
 from tests.processes import ROOT, Program, Programs, catch, free_tcp_addresses, values
 
@@ -84,6 +86,10 @@ class Served:
     def has_dropped(self, reason: str) -> bool:
         return self.dropped(reason) > 0
 
+    def refused(self) -> Counter[str]:
+        """Returns how many messages it has told of that it could not read, by reason."""
+        return Counter({reason: int(self.dropped(reason)) for reason in wire.WireError.REASONS})
+
     def close(self) -> None:
         for context in self._contexts.values():
             context.term()
@@ -137,30 +143,24 @@ def _mutated_frames(rng: random.Random) -> list[bytes]:
     return frames
 
 
-class _Unpickled:
-    """Makes a folder where it is unpickled."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def __reduce__(self) -> tuple[Callable[[str], None], tuple[str]]:
-        return os.mkdir, (str(self._path),)
-
-
 @pytest.mark.parametrize("link", ["experience", "sampling"])
-def test_fault_26_messages_that_are_none_are_counted_and_the_next_good_one_is_served(
+def test_fault_26_each_message_that_is_none_is_counted_and_the_next_good_one_is_served(
     served: Served, link: str, tmp_path: Path
 ) -> None:
-    sign = tmp_path / "was-unpickled"
-    rng, before = random.Random(26), served.dropped("not_msgpack")
+    sign, refused = tmp_path / "was-unpickled", Counter[str]()
+    rng, before = random.Random(26), served.refused()
     memory, peer = served.resident_bytes(), served.peer(link)
     for number in range(3_000):
         frames = _mutated_frames(rng) if number % 2 else _random_frames(rng)
-        peer.send_frames(*(frames if number % 100 else [pickle.dumps(_Unpickled(sign))]))
+        frames = frames if number % 100 else [pickle.dumps(Unpickled(str(sign)))]
+        peer.send_frames(*frames)
+        refused[refusal_of(frames, BELONG[link]) or "sound"] += 1
+    assert 0 < refused.pop("sound") < 1_000, "unknown peers are answered, and not counted"
     served.is_sound()
+    served.program.wait_until(lambda: served.refused().total() >= (before + refused).total())
+    assert served.refused() - before == refused
     peer.socket.close()
     assert not sign.exists()
-    served.program.wait_until(lambda: served.dropped("not_msgpack") > before)
     assert served.resident_bytes() - memory < GROWTH_BYTES
 
 
