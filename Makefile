@@ -2,7 +2,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help train test fleet-tools test-deploy test-deploy-quick test-fleet clean FORCE
+.PHONY: help train test test-faults fleet-tools test-deploy test-deploy-quick test-fleet clean FORCE
 
 VENV := .venv
 RUN := $(VENV)/bin/python
@@ -14,6 +14,8 @@ help:
 	@echo "make train GPU=1       the same with JAX for NVIDIA GPUs (driver 580 or newer)"
 	@echo "make train ARGS='...'  ARGS go to main.py, such as ARGS='--config configs/atari.yaml seed=3'; ARGS=--help lists all"
 	@echo "make test              style, types and tests; first sets up .venv"
+	@echo "make test-faults       every fault of docs/faults.md, slow ones included; one of them needs root"
+	@echo "make test-faults FAULT=31   those of one number, of two digits"
 	@echo "make fleet-tools       sets up .venv with the Python packages for the commands of docs/deploy.md"
 	@echo "make test-deploy       tests of deploy/: Terraform against moto, units, scripts, images; needs terraform"
 	@echo "make test-deploy-quick its part that takes minutes only: no moto, no checkov, no installation"
@@ -32,6 +34,10 @@ test: $(VENV)/requirements-dev.installed
 	$(RUN) -m ruff format --check .
 	$(RUN) -m mypy
 	JAX_PLATFORMS=cpu $(RUN) -m pytest
+
+# Every test that is named after a fault of docs/faults.md, in whatever file.
+test-faults: $(VENV)/requirements-dev.installed
+	JAX_PLATFORMS=cpu $(RUN) -m pytest -m "slow or not slow" -k test_fault_$(FAULT)
 
 fleet-tools: $(VENV)/requirements.installed $(VENV)/requirements-host.installed
 

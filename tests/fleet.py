@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import signal
+import threading
 from pathlib import Path
 
 from apex_jax.metrics import read_metrics
-from tests.processes import Program, Programs, catch, free_tcp_addresses, values
+from apex_jax.transport import sockets
+from apex_jax.types import PEER_TIMEOUT_SECONDS
+from tests.processes import PATIENCE_SECONDS, Program, Programs, catch, free_tcp_addresses, leave, values, wait_until
 from tests.proxy import Proxy
 
 ENDLESS = "total_updates=100000000"
+START_SECONDS = 150.0  # until something is learned, on such a machine and with nothing compiled
+BUSY_SECONDS = 5.0  # that everything may take longer than it should, on such a machine
+FORGOTTEN_SECONDS = PEER_TIMEOUT_SECONDS + BUSY_SECONDS  # until a peer that is silent is no longer counted
+# Until a client gives up a server that is silent: one interval to the next heartbeat, and three without an answer.
+GIVEN_UP_SECONDS = 4 * sockets.HEARTBEAT_MILLISECONDS / 1000 + BUSY_SECONDS
 CONNECTS_TO = {
     "replay": (),
     "learner": ("sampling",),
@@ -37,9 +45,13 @@ class Fleet:
     def __enter__(self) -> Fleet:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        for proxy in self.proxies.values():
-            proxy.close()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            if kind is None:
+                leave(self.running.values())
+        finally:
+            for proxy in self.proxies.values():
+                proxy.close()
 
     def start(self, *names: str) -> None:
         """Starts processes, also again."""
@@ -89,3 +101,43 @@ class Fleet:
     def _address(self, name: str, link: str) -> str:
         proxy = self.proxies.get((name, link))
         return proxy.address if proxy is not None else self._addresses[link]
+
+
+def begins(fleet: Fleet, actors: int) -> None:
+    """Waits until the actors are there and something was learned."""
+    fleet.running["learner"].wait_until(lambda: fleet.actors() == actors and fleet.updates() > 0, START_SECONDS)
+
+
+def goes_on(fleet: Fleet, seconds: float = PATIENCE_SECONDS) -> None:
+    """Waits until the learner has made some more updates."""
+    updates = fleet.updates()
+    wait_until(lambda: fleet.updates() > updates + 100, seconds)
+
+
+def acts(fleet: Fleet, name: str, seconds: float = PATIENCE_SECONDS) -> None:
+    """Waits until an actor has made steps for some more time."""
+    lines = fleet.lines(name)
+    wait_until(
+        lambda: fleet.lines(name) >= lines + 3 and fleet.newest(name, "actor/steps_per_second", 0.0) > 0, seconds
+    )
+
+
+def next_values(fleet: Fleet, name: str, tag: str, count: int) -> list[float]:
+    """Waits for so many more lines of a process, and returns what they have under a tag that each line has."""
+    before = len(values(fleet.directory, name, tag))
+    wait_until(lambda: len(values(fleet.directory, name, tag)) >= before + count)
+    return values(fleet.directory, name, tag)[before : before + count]
+
+
+def lasts(seconds: float) -> None:
+    """Lets a fault last."""
+    threading.Event().wait(seconds)
+
+
+def losses_said(fleet: Fleet) -> int:
+    """Returns how often the learner has said that it lost the replay server, which is in one of two ways.
+
+    One that is faster to connect again than to look at what became of its connection hears it from the server.
+    """
+    said = fleet.running["learner"].stderr
+    return said.count("is lost: looking for it") + said.count("no longer knows this learner")

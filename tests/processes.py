@@ -10,8 +10,9 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
@@ -23,6 +24,7 @@ ROOT = Path(__file__).parent.parent
 MARK = "APEX_JAX_TEST_MARK"  # in the environment of a test's processes, which their children inherit
 POLL_SECONDS = 0.05
 PATIENCE_SECONDS = 60.0
+LEAVING_SECONDS = 40.0  # 30 to save, and a busy machine
 
 T = TypeVar("T")
 
@@ -60,6 +62,12 @@ class Program:
     @property
     def stderr(self) -> str:
         return self._errors.read_text()
+
+    @property
+    def is_running(self) -> bool:
+        """Tells whether the process has neither ended nor been stopped by SIGSTOP."""
+        state = _proc(self.process.pid, "stat").rpartition(b")")[2].split()[:1]
+        return self.process.poll() is None and state != [b"T"]
 
     def send(self, signal_number: signal.Signals) -> None:
         self.process.send_signal(signal_number)
@@ -157,12 +165,27 @@ def free_tcp_addresses() -> list[str]:
 
 def wait_until(condition: Callable[[], T], seconds: float = PATIENCE_SECONDS) -> T:
     """Waits for something true of files or of other processes, which no event announces; returns it."""
-    pause = threading.Event()
-    for _ in range(int(seconds / POLL_SECONDS)):
-        if result := condition():
-            return result
+    until, pause = time.monotonic() + seconds, threading.Event()
+    while not (result := condition()):
+        assert time.monotonic() < until, f"has not become true within {seconds:g} s"
         pause.wait(POLL_SECONDS)
-    raise AssertionError(f"has not become true within {seconds:g} s")
+    return result
+
+
+def leave(programs: Iterable[Program]) -> None:
+    """Asks those that run to leave, and sees that each does, in time and without a word of an error.
+
+    Whatever the network has done to them: their threads end, and so does their ZMQ context. One that is stopped is
+    not asked.
+    """
+    asked = [program for program in programs if program.is_running]
+    for program in asked:
+        program.send(signal.SIGTERM)
+    until = time.monotonic() + LEAVING_SECONDS
+    for program in asked:
+        code = program.exit_code(max(0.0, until - time.monotonic()))
+        assert code == 128 + signal.SIGTERM, f"has left with exit code {code}\n{program.stderr}"
+        assert "Traceback" not in program.stderr, program.stderr
 
 
 def _proc(pid: int, file: str) -> bytes:

@@ -11,12 +11,27 @@ from pathlib import Path
 
 import pytest
 
+from apex_jax.command_line import load
 from apex_jax.config import Config
-from apex_jax.types import PEER_TIMEOUT_SECONDS
-from tests.fleet import ENDLESS, Fleet
-from tests.processes import PATIENCE_SECONDS, Program, Programs, catch, values, wait_until
+from apex_jax.metrics import read_metrics
+from apex_jax.workers.learner import CALLS_IN_FLIGHT
+from tests.fleet import (
+    ENDLESS,
+    FORGOTTEN_SECONDS,
+    GIVEN_UP_SECONDS,
+    START_SECONDS,
+    Fleet,
+    acts,
+    begins,
+    goes_on,
+    lasts,
+    losses_said,
+    next_values,
+)
+from tests.processes import ROOT, Program, Programs, catch, leave, values, wait_until
+from tests.proxy import Proxy
 
-START_SECONDS = 150.0  # until something is learned, on such a machine and with nothing compiled
+LATENCY_SECONDS = 0.2  # one way
 LONG_SECONDS = 90.0  # for what takes ZMQ up to 30 s (a handshake that nobody answers) on a machine that is busy
 
 pytestmark = pytest.mark.timeout(400)
@@ -28,25 +43,6 @@ def fleet(tmp_path: Path) -> Iterator[Fleet]:
         yield fleet
 
 
-def begins(fleet: Fleet, actors: int) -> None:
-    """Waits until the actors are there and something was learned."""
-    fleet.running["learner"].wait_until(lambda: fleet.actors() == actors and fleet.updates() > 0, START_SECONDS)
-
-
-def goes_on(fleet: Fleet, seconds: float = PATIENCE_SECONDS) -> None:
-    """Waits until the learner has made some more updates."""
-    updates = fleet.updates()
-    wait_until(lambda: fleet.updates() > updates + 100, seconds)
-
-
-def acts(fleet: Fleet, name: str, seconds: float = PATIENCE_SECONDS) -> None:
-    """Waits until an actor has made steps for some more time."""
-    lines = fleet.lines(name)
-    wait_until(
-        lambda: fleet.lines(name) >= lines + 3 and fleet.newest(name, "actor/steps_per_second", 0.0) > 0, seconds
-    )
-
-
 # Number 1: an actor is killed ------------------------------------------------------------------------------------
 
 
@@ -55,12 +51,15 @@ def test_fault_01_others_go_on_without_a_killed_actor_and_it_returns_with_curren
     fleet.start("replay", "learner", "actor-0", "actor-1")
     begins(fleet, actors=2)
     assert fleet.end("actor-1") == -signal.SIGKILL
-    wait_until(lambda: fleet.actors() == 1, 3 * PEER_TIMEOUT_SECONDS)
+    wait_until(lambda: fleet.actors() == 1, FORGOTTEN_SECONDS)
     goes_on(fleet)
     acts(fleet, "actor-0")
+    lines, frames = fleet.lines("actor-1"), fleet.newest("learner", "step", 0.0)
+    assert fleet.newest("actor-1", "step", 0.0) < frames
     fleet.start("actor-1")
     acts(fleet, "actor-1")
     wait_until(lambda: fleet.actors() == 2)
+    assert min(values(fleet.directory, "actor-1", "step")[lines:]) >= frames, "it never acts with weights of before"
     wait_until(lambda: fleet.newest("actor-1", "actor/weights_age_seconds", 1e9) < 5)
     assert fleet.dropped().keys() <= {"stale_priority"}, "what a dying actor sent in part is no message"
     assert fleet.with_traceback() == []
@@ -75,12 +74,15 @@ def test_fault_31_an_actor_in_a_black_hole_is_noticed_and_returns_when_it_heals(
     fleet.start("replay", "learner", "actor-0", "actor-1")
     begins(fleet, actors=2)
     proxy.stop()
-    wait_until(lambda: fleet.actors() == 1, 3 * PEER_TIMEOUT_SECONDS)
-    assert "has been silent for 10 s" in fleet.running["replay"].stderr
+    wait_until(lambda: fleet.actors() == 1, FORGOTTEN_SECONDS)
+    wait_until(lambda: fleet.newest("actor-1", "actor/replay_silences", 0.0) == 1, FORGOTTEN_SECONDS)
     goes_on(fleet)
     proxy.heal()
     wait_until(lambda: fleet.actors() == 2, LONG_SECONDS)
     acts(fleet, "actor-1")
+    assert fleet.newest("actor-1", "actor/replay_silences", 0.0) == 1
+    assert fleet.running["actor-1"].stderr.count("has been silent for") == 1
+    assert fleet.running["replay"].stderr.count("has been silent for 10 s") == 1
     assert fleet.dropped().keys() <= {"stale_priority", "duplicate_segment"}
     assert fleet.with_traceback() == []
 
@@ -91,10 +93,10 @@ def test_fault_31_an_actor_whose_connection_is_half_open_makes_another(fleet: Fl
     fleet.start("replay", "learner", "actor-0")
     begins(fleet, actors=1)
     proxy.lose()
-    wait_until(lambda: proxy.traffic.connections == 2)
+    wait_until(lambda: proxy.traffic.connections == 2, GIVEN_UP_SECONDS)
     goes_on(fleet)
     acts(fleet, "actor-0")
-    wait_until(lambda: fleet.actors() == 1, 3 * PEER_TIMEOUT_SECONDS)  # the same one, on another connection
+    wait_until(lambda: fleet.actors() == 1, FORGOTTEN_SECONDS)  # the same one, on another connection
     assert fleet.dropped().keys() <= {"stale_priority", "duplicate_segment"}
     assert fleet.with_traceback() == []
 
@@ -116,17 +118,23 @@ def test_fault_32_a_partition_of_30_s_between_learner_and_replay_ends_in_updates
 
 def _part(fleet: Fleet, seconds: int) -> None:
     proxy = fleet.proxy("learner", "sampling")
+    # A distant learner is as fast as what it asks for ahead lets it be, whatever else this machine does meanwhile: a
+    # partition that costs a quarter of that shows, and a busy minute does not.
+    proxy.conditions.latency_seconds = LATENCY_SECONDS
     fleet.start("replay", "learner", "actor-0")
     begins(fleet, actors=1)
-    wait_until(lambda: fleet.updates() > 500)
     before, connections = _rate(fleet), proxy.traffic.connections
     proxy.stop()
-    lines = fleet.lines("replay")
-    wait_until(lambda: fleet.lines("replay") >= lines + 4 * seconds, 5 * seconds)
-    held_at = fleet.updates()
+    lasts(seconds)
+    held_at, waits = fleet.updates(), fleet.newest("learner", "learner/wait_seconds_share", 0.0)
     proxy.heal()
     wait_until(lambda: fleet.updates() > held_at + 500, LONG_SECONDS)
-    wait_until(lambda: _rate(fleet) >= 0.9 * before, LONG_SECONDS)
+    assert any(_rate(fleet) >= 0.9 * before for _ in range(3)), f"{before} updates a second are never reached again"
+    assert waits > 0.9, "the metrics of a parted learner say that it waits, ..."
+    losses = fleet.newest("learner", "learner/replay_losses", -1.0)
+    assert losses in ({1} if seconds > GIVEN_UP_SECONDS else {0, 1}), "... and that it has lost the replay once"
+    assert losses_said(fleet) == fleet.running["learner"].stderr.count("is back after") == losses
+    assert fleet.running["replay"].stderr.count("the learner has been silent") == 1 or seconds < FORGOTTEN_SECONDS
     # A connection that was begun meanwhile, and has shown nothing for ten seconds, is closed and counted; no other is.
     begun = proxy.traffic.connections - connections if seconds >= 10 else 0
     assert fleet.dropped().get("failed_handshake", 0.0) <= begun
@@ -136,8 +144,11 @@ def _part(fleet: Fleet, seconds: int) -> None:
 
 
 def _rate(fleet: Fleet) -> float:
-    rates = values(fleet.directory, "learner", "charts/updates_per_second")[-8:]
-    return sum(rates) / len(rates)
+    """Returns the updates a second over 10 s, the first 5 s left out: of a start, or of a catching up."""
+    next_values(fleet, "learner", "learner/updates", 60)
+    lines = read_metrics(fleet.directory / "metrics" / "learner.jsonl")
+    first, last = lines[-40], lines[-1]
+    return (last["learner/updates"] - first["learner/updates"]) / (last["time"] - first["time"])
 
 
 # Number 33: bad connections --------------------------------------------------------------------------------------
@@ -159,13 +170,12 @@ def test_fault_33_a_bad_network_brings_nobody_to_a_halt(fleet: Fleet, fault: str
     fleet.start("replay", "learner", "actor-0")
     begins(fleet, actors=1)
     for proxy in proxies:
-        proxy.conditions.latency_seconds = 0.2 if fault == "latency_of_200_ms" else 0.0
+        proxy.conditions.latency_seconds = LATENCY_SECONDS if fault == "latency_of_200_ms" else 0.0
         proxy.conditions.bytes_per_second = 1e6 if fault == "bandwidth_of_1_MB" else float("inf")
         proxy.conditions.slow_close_seconds = 5.0 if fault == "slow_close" else 0.0
     for _ in range(2):
         if fault == "reset_peer":
-            for proxy in proxies:
-                proxy.reset()
+            _reset(proxies)
         elif fault == "slow_close":
             assert fleet.end("actor-0", by=signal.SIGTERM) == 128 + signal.SIGTERM
             fleet.start("actor-0")
@@ -173,6 +183,26 @@ def test_fault_33_a_bad_network_brings_nobody_to_a_halt(fleet: Fleet, fault: str
         acts(fleet, "actor-0")
     wait_until(lambda: fleet.actors() == 1)
     assert fleet.dropped().keys() <= {"stale_priority", "duplicate_segment"}
+    assert fleet.with_traceback() == []
+
+
+def _reset(proxies: list[Proxy]) -> None:
+    """Ends every connection with RST, and waits until each client has made another."""
+    before = [proxy.traffic.connections for proxy in proxies]
+    for proxy in proxies:
+        proxy.reset()
+    wait_until(lambda: all(proxy.traffic.connections > n for proxy, n in zip(proxies, before, strict=True)))
+
+
+@pytest.mark.slow
+def test_fault_33_batches_that_are_asked_for_ahead_hide_latency(fleet: Fleet) -> None:
+    learner = load(ROOT / "configs" / "catch.yaml").learner
+    one_draw_at_a_time = learner.updates_of_a_call(on_cpu=True) / (2 * LATENCY_SECONDS)
+    proxy = fleet.proxy("learner", "sampling")
+    fleet.start("replay", "learner", "actor-0")
+    begins(fleet, actors=1)
+    proxy.conditions.latency_seconds = LATENCY_SECONDS
+    assert _rate(fleet) > CALLS_IN_FLIGHT * one_draw_at_a_time, "and those of the calls in flight are not all"
     assert fleet.with_traceback() == []
 
 
@@ -241,11 +271,11 @@ def test_fault_32_a_machine_whose_cable_is_pulled_for_15_s_comes_back(namespaces
             lambda: newest("learner", "learner/updates") > 0 and newest("replay", "replay/actors") == 1, START_SECONDS
         )
         namespaces.pull()
-        wait_until(lambda: newest("replay", "replay/actors") == 0, 3 * PEER_TIMEOUT_SECONDS)
+        wait_until(lambda: newest("replay", "replay/actors") == 0, FORGOTTEN_SECONDS)
         lines = len(values(directory, "replay", "replay/actors"))
         wait_until(lambda: len(values(directory, "replay", "replay/actors")) > lines + 20)
         namespaces.plug()
         wait_until(lambda: newest("replay", "replay/actors") == 1, LONG_SECONDS)
         updates = newest("learner", "learner/updates")
         wait_until(lambda: newest("learner", "learner/updates") > updates + 100, LONG_SECONDS)
-        assert [program.stderr for program in started if "Traceback" in program.stderr] == []
+        leave(started)

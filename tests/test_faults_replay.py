@@ -19,7 +19,8 @@ from apex_jax.command_line import load
 from apex_jax.environment import segment_spec
 from apex_jax.links.replay_stream import ReplayStream
 from apex_jax.process import new_run_id
-from apex_jax.types import PEER_TIMEOUT_SECONDS, IndexBatches, LearnerHello
+from apex_jax.types import IndexBatches, LearnerHello
+from tests.fleet import FORGOTTEN_SECONDS, GIVEN_UP_SECONDS
 from tests.processes import ROOT, Programs, wait_until
 from tests.replay_processes import CATCH, Site, end
 
@@ -62,7 +63,7 @@ def test_fault_02_a_stopped_actor_is_marked_stale_then_healthy_and_sends_nothing
     server, stopped, other = site.server(), site.producer(), site.producer()
     server.wait_until(lambda: site.value("replay/actors") == 2 and stopped.get("segments") > 20)
     stopped.process.send_signal(signal.SIGSTOP)
-    server.wait_until(lambda: site.value("replay/actors") == 1, 3 * PEER_TIMEOUT_SECONDS)
+    server.wait_until(lambda: site.value("replay/actors") == 1, FORGOTTEN_SECONDS)
     other.wait_for_more("acknowledged", 100)
     stopped.process.send_signal(signal.SIGCONT)
     server.wait_until(lambda: site.value("replay/actors") == 2)
@@ -293,7 +294,7 @@ def test_fault_15_a_learner_notices_a_replay_that_is_frozen_and_goes_on_with_it(
     try:
         next_batches(learner)
         server.send(signal.SIGSTOP)
-        wait_until(lambda: learner.peer_state == "lost", 2 * PEER_TIMEOUT_SECONDS)
+        wait_until(lambda: learner.peer_state == "lost", GIVEN_UP_SECONDS)
         server.send(signal.SIGCONT)
         wait_until(lambda: learner.peer_state == "joined")
         next_batches(learner)
@@ -310,7 +311,7 @@ def test_fault_15_a_stopped_replay_makes_actors_wait_and_loses_nothing(site: Sit
     server.send(signal.SIGSTOP)
     held = producer.settle()
     memory = producer.get("memory_bytes")
-    wait_until(lambda: producer.get("silences") == 1, 3 * PEER_TIMEOUT_SECONDS)
+    wait_until(lambda: producer.get("silences") == 1, FORGOTTEN_SECONDS)
     assert producer.get("segments") == held
     assert producer.get("memory_bytes") < memory + 8 * MEGABYTES
     server.send(signal.SIGCONT)

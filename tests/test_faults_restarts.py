@@ -28,7 +28,7 @@ from tests.replay_processes import CATCH, Site, end
 CONFIG = load(CATCH)
 SPEC = segment_spec(CONFIG)
 MINIMUM = CONFIG.replay.min_size_to_sample
-SILENT = re.compile(r"the replay server at \S+ is silent for \d+ s: looking for it")
+SILENT = re.compile(r"the replay server at \S+ has been silent for \d+ s: looking for it")
 
 pytestmark = pytest.mark.timeout(240)
 
