@@ -111,7 +111,11 @@ def begins(fleet: Fleet, actors: int) -> None:
 def goes_on(fleet: Fleet, seconds: float = PATIENCE_SECONDS) -> None:
     """Waits until the learner has made some more updates."""
     updates = fleet.updates()
-    wait_until(lambda: fleet.updates() > updates + 100, seconds)
+    try:
+        wait_until(lambda: fleet.updates() > updates + 100, seconds)
+    except AssertionError as error:
+        said = "\n".join(f"{name}:\n{program.stderr[-2000:]}" for name, program in fleet.running.items())
+        raise AssertionError(f"{fleet.updates()} updates, of which {updates} are old: {error}\n{said}") from None
 
 
 def acts(fleet: Fleet, name: str, seconds: float = PATIENCE_SECONDS) -> None:

@@ -89,11 +89,13 @@ def test_fault_03_an_actor_started_again_beside_its_half_open_connection_is_one_
     again = fleet.running["actor-0"]
     again.wait_until(lambda: "acting in " in again.stderr)
     assert proxy.open_connections == 2, "nobody has told the replay server that the first is no more"
-    wait_until(lambda: fleet.actors() == 1, FORGOTTEN_SECONDS)
+    server = fleet.running["replay"]
+    wait_until(lambda: "has been silent for 10 s" in server.stderr, FORGOTTEN_SECONDS)
+    wait_until(lambda: fleet.actors() == 1, BUSY_SECONDS)
     acts(fleet, "actor-0")
     goes_on(fleet)
     assert fleet.actors() == 1
-    assert fleet.running["replay"].stderr.count("has been silent for 10 s") == 1
+    assert server.stderr.count("has been silent for 10 s") == 1
     assert fleet.dropped().keys() <= {"stale_priority"}
     assert fleet.with_traceback() == []
 
