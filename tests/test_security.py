@@ -18,6 +18,7 @@ import zmq
 
 from apex_jax.command_line import load
 from apex_jax.config import Config
+from apex_jax.metrics import read_metrics
 from apex_jax.transport import keys, sockets, wire
 from apex_jax.transport.monitor import GREETING
 from apex_jax.transport.security import link_context
@@ -88,7 +89,8 @@ class Served:
 
     def refused(self) -> Counter[str]:
         """Returns how many messages it has told of that it could not read, by reason."""
-        return Counter({reason: int(self.dropped(reason)) for reason in wire.WireError.REASONS})
+        line = read_metrics(self.directory / "metrics" / "replay.jsonl")[-1]
+        return Counter({reason: int(line.get(f"replay/dropped_{reason}", 0)) for reason in wire.WireError.REASONS})
 
     def close(self) -> None:
         for context in self._contexts.values():
