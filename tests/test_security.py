@@ -159,7 +159,7 @@ def test_fault_26_each_message_that_is_none_is_counted_and_the_next_good_one_is_
         refused[refusal_of(frames, BELONG[link]) or "sound"] += 1
     assert 0 < refused.pop("sound") < 1_000, "unknown peers are answered, and not counted"
     served.is_sound()
-    served.program.wait_until(lambda: served.refused().total() >= (before + refused).total())
+    served.program.wait_until(lambda: served.refused().total() >= (before + refused).total(), 30)
     assert served.refused() - before == refused
     peer.socket.close()
     assert not sign.exists()
