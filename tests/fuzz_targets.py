@@ -43,9 +43,8 @@ from tests.links import CONFIG, SPEC, TRANSITIONS, free_address, segment_of
 GOOD_SECONDS = 30.0  # in which a good message must be served, whatever was sent before
 HOUSEKEEPING_MESSAGES = 5_000  # between two checks of the dead and two lines of metrics
 CUT_OFF = 8  # connections
-LONGEST_BYTES = (
-    sockets.SMALL_MESSAGE_BYTES + sockets.ENCRYPTION_BYTES
-)  # of a frame that none of them cuts off, but a learner
+# Of a frame for which nobody cuts a connection off; only a learner takes longer ones.
+LONGEST_BYTES = sockets.SMALL_MESSAGE_BYTES + sockets.ENCRYPTION_BYTES
 GOOD_RUN_ID = 12345
 
 

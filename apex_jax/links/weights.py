@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 
 REPUBLISH_SECONDS = 0.2  # subscribers that join within this time share one transmission of the newest weights
 RESEND_SECONDS = 1.0  # at least, between two such transmissions: each goes to everybody, however many come and go
-UNUSABLE_IN_A_ROW = 5  # messages that end a subscriber, after some 6 s: its learner's settings or release are others
+UNUSABLE_IN_A_ROW = 5  # messages that end a subscriber, within some 10 s: its learner's settings or release differ
 SUBSCRIPTIONS_AT_ONCE = 1_024  # read before it is the weights' turn again
 ALIVE_SECONDS = 2.0  # between two signs of life of a learner that has no weights to send
 LAST_WEIGHTS_REPEATS = 5  # of the weights that end the run: without them an evaluator would wait for ever
