@@ -260,7 +260,7 @@ class LearnerWelcome(NamedTuple):
 
 
 class Credit(NamedTuple):
-    """What the learner has consumed and can take again; also its sign of life."""
+    """What the learner has consumed and can take again; an empty one is its sign of life, and comes back as another."""
 
     run_id: RunId
     groups: Annotated[int, Integer(0, 2**20)]  # `IndexBatches` messages

@@ -7,7 +7,6 @@ import threading
 from pathlib import Path
 
 from apex_jax.metrics import read_metrics
-from apex_jax.transport import sockets
 from apex_jax.types import PEER_TIMEOUT_SECONDS
 from tests.processes import PATIENCE_SECONDS, Program, Programs, catch, free_tcp_addresses, leave, values, wait_until
 from tests.proxy import Proxy
@@ -16,8 +15,7 @@ ENDLESS = "total_updates=100000000"
 START_SECONDS = 150.0  # until something is learned, on such a machine and with nothing compiled
 BUSY_SECONDS = 5.0  # that everything may take longer than it should, on such a machine
 FORGOTTEN_SECONDS = PEER_TIMEOUT_SECONDS + BUSY_SECONDS  # until a peer that is silent is no longer counted
-# Until a client gives up a server that is silent: one interval to the next heartbeat, and three without an answer.
-GIVEN_UP_SECONDS = 4 * sockets.HEARTBEAT_MILLISECONDS / 1000 + BUSY_SECONDS
+GIVEN_UP_SECONDS = PEER_TIMEOUT_SECONDS + 1 + BUSY_SECONDS  # until a client gives up a server; asked once a second
 CONNECTS_TO = {
     "replay": (),
     "learner": ("sampling",),

@@ -32,6 +32,7 @@ SOCKETS = ("experience", "sampling", "weights", "status")
 PARTS = 10  # after each of which a good message must be served
 WARM_UP_PARTS = 3  # in which queues and allocators fill
 GROWTH_BYTES = 32 * 2**20
+SETTLED_SECONDS = 0.3  # without a connection that is made or closed
 
 
 def fuzz(link: str, messages: int, seed: int) -> dict[str, Any]:
@@ -70,7 +71,7 @@ def _drive(target: Target, messages: int, failures: list[str]) -> int:
     """Sends the messages; returns how far resident memory grew once everything had been seen a few times."""
     target.serve_good()
     memory: list[int] = []
-    handles: list[tuple[int, int]] = []
+    handles = [_settled_handles()]  # with every peer connected: later some may be just connecting again
     for _ in range(PARTS):
         for _ in range(messages // PARTS):
             target.send(target.fuzzer.next())
@@ -80,14 +81,29 @@ def _drive(target: Target, messages: int, failures: list[str]) -> int:
             failures.append(str(error))
             break
         memory.append(resident_memory_bytes())
-        handles.append((len(os.listdir("/proc/self/fd")), threading.active_count()))
-    half = len(handles) // 2
+        handles.append(_handles())
+    half = len(handles) // 2  # the first of which has the beginning, too
     if half and any(
         min(now) > max(before) for before, now in zip(_columns(handles[:half]), _columns(handles[half:]), strict=True)
     ):
         failures.append(f"file descriptors and threads grew: {handles}")
     settled = memory[min(WARM_UP_PARTS, len(memory) - 1) - 1 :] or [0]
     return max(0, settled[-1] - settled[0])
+
+
+def _handles() -> tuple[int, int]:
+    """Returns the numbers of open files and of threads."""
+    return len(os.listdir("/proc/self/fd")), threading.active_count()
+
+
+def _settled_handles() -> tuple[int, int]:
+    """Returns them once they have stayed the same for a while."""
+    handles, since = _handles(), time.monotonic()
+    while time.monotonic() - since < SETTLED_SECONDS:
+        time.sleep(0.01)
+        if (now := _handles()) != handles:
+            handles, since = now, time.monotonic()
+    return handles
 
 
 def _columns(rows: list[tuple[int, int]]) -> list[tuple[int, ...]]:

@@ -303,7 +303,7 @@ def test_a_peer_of_another_version_is_refused_in_its_own(link: Link) -> None:
     server.until(lambda: peer.socket.poll(0))
     header = msgpack.unpackb(peer.socket.recv_multipart()[0])
     assert header[:3] == ["apex", 1, 8]
-    assert "protocol version 4, this process version 1" in header[3]
+    assert f"protocol version {wire.PROTOCOL_VERSION}, this process version 1" in header[3]
     assert header[4] is True
     assert server.dropped["wrong_version"] == 1
 
@@ -326,7 +326,8 @@ def test_an_actor_that_is_refused_for_its_version_ends_with_both_in_one_line(
     monkeypatch.setattr(wire, "encode", lambda message: hello if is_hello(message) else encode(message))
     stream = link.stream()
     server.until(stream.finished.is_set)
-    assert "server speaks protocol version 4, this process version 7: run the same release" in str(stream.error)
+    versions = f"protocol version {wire.PROTOCOL_VERSION}, this process version 7"
+    assert f"server speaks {versions}: run the same release" in str(stream.error)
     assert str(stream.error).isprintable()
 
 

@@ -54,7 +54,7 @@ def appear(peer: Peer, number: int) -> None:
     """Lets one connection be so many actors, one after the other, each of which sends a segment."""
     for run_id in range(1, number + 1):
         peer.send(ActorHello(run_id, CONFIG.agreement, 1), segment(run_id, 1))
-        peer._meanwhile()  # a queue that stays full is another fault, see test_faults_heartbeat.py
+        peer._meanwhile()  # a queue that stays full is another fault, see test_faults_full_queues.py
         while peer.socket.poll(0):
             peer.socket.recv_multipart()
 

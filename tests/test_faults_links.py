@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from apex_jax.transport import sockets, wire
+from apex_jax.links import experience_stream, replay_stream
+from apex_jax.transport import monitor, wire
 from apex_jax.types import ActorHello, IndexBatches, SegmentAck
 from tests import experience_link, sampling_link
 from tests.fuzz_tcp import GREETING, frame, ready
@@ -20,8 +21,10 @@ FAULTS = ("reset", "lose", "stop", "stop_up", "stop_down")
 
 @pytest.fixture(autouse=True)
 def impatience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A dead peer is noticed after 0.9 s, not 6."""
-    monkeypatch.setattr(sockets, "HEARTBEAT_MILLISECONDS", 300)
+    """A dead peer is noticed after 0.9 s, not 10."""
+    monkeypatch.setattr(monitor, "PEER_TIMEOUT_SECONDS", 0.9)
+    for stream in (experience_stream, replay_stream):
+        monkeypatch.setattr(stream, "HELLO_SECONDS", 0.3)
 
 
 class Break:

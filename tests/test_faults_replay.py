@@ -19,6 +19,7 @@ from apex_jax.command_line import load
 from apex_jax.environment import segment_spec
 from apex_jax.links.replay_stream import ReplayStream
 from apex_jax.process import new_run_id
+from apex_jax.transport import wire
 from apex_jax.types import IndexBatches, LearnerHello
 from tests.fleet import FORGOTTEN_SECONDS, GIVEN_UP_SECONDS
 from tests.processes import ROOT, Programs, wait_until
@@ -344,7 +345,7 @@ def test_fault_30_a_role_of_another_protocol_version_ends_with_both_in_one_line(
     ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60, check=False)
     assert ended.returncode == 1
     [line] = [line for line in ended.stderr.splitlines() if line.startswith("error: ")]
-    assert "protocol version 4" in line
+    assert f"protocol version {wire.PROTOCOL_VERSION}" in line
     assert "version 1" in line
     assert "Traceback" not in ended.stderr
     end(server, signal.SIGTERM)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from typing import Any
 
 import numpy as np
@@ -49,7 +50,10 @@ def test_a_server_that_dies_is_lost_once_and_joined_again_once(
     ]
 
 
-def test_a_server_that_answers_nothing_any_more_is_lost_and_joined_again(sampling: Link) -> None:
+def test_a_server_that_answers_nothing_any_more_is_lost_and_joined_again(
+    sampling: Link, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(monitor, "PEER_TIMEOUT_SECONDS", 2.0)
     server = sampling.server()
     server.insert(2)
     with Proxy(sampling.address) as proxy:
@@ -62,6 +66,22 @@ def test_a_server_that_answers_nothing_any_more_is_lost_and_joined_again(samplin
         server.until(lambda: learner.stream.peer_state == "joined")
         assert learner.stream.losses == 1
         learner.stream.close()
+
+
+def test_a_server_that_has_nothing_to_send_is_none_that_is_lost(
+    sampling: Link, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(monitor, "PEER_TIMEOUT_SECONDS", 0.3)
+    monkeypatch.setattr(replay_stream, "HELLO_SECONDS", 0.05)
+    server = sampling.server()
+    stream = sampling.stream()
+    server.until(lambda: stream.peer_state == "joined")
+    until = time.monotonic() + 1.5
+    server.until(lambda: time.monotonic() > until)
+    assert stream.losses == 0
+    wait_until(lambda: stream.losses == 1)  # nobody serves
+    assert stream.peer_state == "lost"
+    server.until(lambda: stream.peer_state == "joined")
 
 
 def test_a_server_that_has_forgotten_the_learner_counts_as_lost(

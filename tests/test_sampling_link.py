@@ -115,6 +115,15 @@ def test_large_segments_travel_in_several_messages(sampling: Link, monkeypatch: 
     assert [peer.receive(StreamedSegments).slots.tolist() for _ in range(2)] == [[5], [0]]
 
 
+def test_a_sign_of_life_is_answered_whatever_there_is_to_say(sampling: Link) -> None:
+    peer = sampling.peer(sampling.server(), hello_of())
+    for _ in range(3):
+        peer.send(Credit(1, groups=0, segments=0))
+        assert peer.receive(Credit) == Credit(1, groups=0, segments=0)
+    peer.send(Credit(1, groups=1, segments=1))
+    assert peer.hears_nothing()
+
+
 def test_nothing_is_drawn_below_the_minimum_size(sampling: Link) -> None:
     server = sampling.server(free_limiter(min_size=2 * TRANSITIONS))
     server.insert(1)

@@ -157,7 +157,8 @@ class ExperienceStream:
             self._flush(socket)
             # Between segments there is time; while they come in, none is lost waiting for messages.
             socket.poll(0 if self._has_room() and not self._produced.empty() else 20)
-            self._receive(socket)
+            self._receive(socket, monitor)
+            monitor.give_up_silent()
         self._take_leave(socket)
 
     def _take_leave(self, socket: zmq.Socket) -> None:
@@ -259,9 +260,10 @@ class ExperienceStream:
         places = welcome.places
         return len(places) == self._hello.num_environments and 0 <= places.min() <= places.max() < welcome.ladder_size
 
-    def _receive(self, socket: zmq.Socket) -> None:
+    def _receive(self, socket: zmq.Socket, monitor: ClientMonitor) -> None:
         expected = (ActorWelcome, SegmentAck, Rejoin, Refusal, Finish)
         for message in sockets.receive_some(socket, expected, self.dropped):
+            monitor.heard()
             self._heard()
             if isinstance(message, SegmentAck):
                 self._on_acknowledged(message)

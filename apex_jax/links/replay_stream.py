@@ -196,17 +196,18 @@ class ReplayStream:
             poller.poll(100)
             monitor.check()
             monitor.count(self.dropped)
-            self._look_for_server(monitor)
             monitor.look_for_server(self.peer_state in ("sought", "lost"))
             while wake.poll(0):
                 wake.recv()
             self._sign_of_life(socket)
             self._flush(socket)
             self._receive(socket, monitor)
+            monitor.give_up_silent()
+            self._look_for_server(monitor)
         self._flush(socket)
 
     def _look_for_server(self, monitor: ClientMonitor) -> None:
-        """Notices that the connection is gone: closed, or given up by the heartbeat of a server that is frozen."""
+        """Notices that the connection is gone: closed, or given up."""
         if self._welcomed and not monitor.has_joined and not self.is_finish_heard.is_set():  # then it may go
             self._lose(f"the replay server at {self._address} is lost: looking for it")
 
@@ -220,7 +221,7 @@ class ReplayStream:
         now = time.monotonic()
         if now >= self._next_hello:
             self._next_hello = now + HELLO_SECONDS
-            word = self._last_word or Credit(run_id=self._hello.run_id, groups=0, segments=0)
+            word = self._last_word or Credit(run_id=self._hello.run_id, groups=0, segments=0)  # both are answered
             sockets.send(socket, word if self._welcomed else self._hello)
 
     def _flush(self, socket: zmq.Socket) -> None:
@@ -236,8 +237,9 @@ class ReplayStream:
             self._outbox.popleft()
 
     def _receive(self, socket: zmq.Socket, monitor: ClientMonitor) -> None:
-        expected = (LearnerWelcome, Refusal, Rejoin, StreamedSegments, IndexBatches, Finish)
+        expected = (LearnerWelcome, Refusal, Rejoin, StreamedSegments, IndexBatches, Finish, Credit)
         for message in sockets.receive_some(socket, expected, self.dropped):
+            monitor.heard()
             if isinstance(message, StreamedSegments):
                 self._take_segments(message)
             elif isinstance(message, IndexBatches):
@@ -251,6 +253,8 @@ class ReplayStream:
             elif isinstance(message, Rejoin):
                 if self._welcomed:
                     self._lose("the replay server no longer knows this learner: rejoining")
+            elif isinstance(message, Credit):
+                pass  # the server's sign of life
             elif message.final:
                 self._fail(RunError(f"refused by the replay server at {self._address}: {message.reason}"))
             else:

@@ -193,6 +193,8 @@ class SamplingService:
 
     def _on_credit(self, identity: bytes, message: Credit, now_seconds: float) -> None:
         assert self.learner is not None
+        if not message.groups and not message.segments:
+            sockets.send(self._socket, message, identity)  # for the learner, a sign of life
         self.learner.groups_credit = min(self.learner.groups_credit + message.groups, LARGEST_CREDIT)
         self.learner.segments_credit = min(self.learner.segments_credit + message.segments, LARGEST_CREDIT)
 

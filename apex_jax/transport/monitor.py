@@ -21,6 +21,7 @@ import zmq
 
 from apex_jax.errors import RunError
 from apex_jax.transport.security import LINKS, NO_KEYS, LinkContext, Security
+from apex_jax.types import PEER_TIMEOUT_SECONDS
 
 _log = logging.getLogger(__name__)
 
@@ -138,6 +139,7 @@ class ClientMonitor(_Monitor):
         """`away_limit_seconds`: for `look_for_server`, 0 = no limit."""
         super().__init__()
         self.has_joined = False
+        self._heard_seconds = 0.0  # when the server last said something over this connection, or joined it
         self._away_limit_seconds = away_limit_seconds
         self._away_since: float | None = None
         self._next_check = 0.0
@@ -177,6 +179,20 @@ class ClientMonitor(_Monitor):
             what = f"the {self._server} at {self._address} has been away for {seconds:.0f} s"
             raise RunError(f"{what}: start it, or raise away_limit_seconds (0 = wait for ever)")
 
+    def heard(self) -> None:
+        """Is told that the server has said something."""
+        self._heard_seconds = time.monotonic()
+
+    def give_up_silent(self) -> bool:
+        """Connects anew where a joined server has said nothing for PEER_TIMEOUT_SECONDS; returns whether it did.
+
+        It is frozen, or the connection is dead in a way that tcp does not tell, such as behind a proxy.
+        """
+        if not self.has_joined or time.monotonic() - self._heard_seconds <= PEER_TIMEOUT_SECONDS:
+            return False
+        self.reconnect()
+        return True
+
     def count(self, dropped: Counter[str]) -> None:
         """Adds what was cut off since the last time to `dropped`, as "too_large"."""
         if self.cut_offs > self._cut_offs_counted:
@@ -193,7 +209,7 @@ class ClientMonitor(_Monitor):
 
     def _on_event(self, event: int, value: int, now: float) -> None:
         if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-            self.has_joined = True
+            self.has_joined, self._heard_seconds = True, now
             if self._cause:
                 _log.info("joined the %s at %s", self._server, self._address)
             self._cause, self._first_failure, self._last_failure = "", -GAP_SECONDS, -GAP_SECONDS

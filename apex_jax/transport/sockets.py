@@ -6,6 +6,8 @@ weights     learner (XPUB) -> actors and evaluator (SUB): parameters; a new subs
 
 No socket is shared between threads, and nothing here waits: `send` and `receive` return at once. Over tcp a link is
 encrypted as its context says, see `apex_jax.transport.security`; a monitor, where one is given, tells who was refused.
+No link has ZMQ's heartbeats: libzmq 4.3.5 aborts the process (`!_io_error`) where one is due, or left to be read, on a
+connection that broke behind a full queue. The messages of each link have signs of life instead.
 """
 
 from __future__ import annotations
@@ -26,13 +28,12 @@ from apex_jax.types import MAX_ARRAY_SIZE, MAX_SEGMENT_BYTES, MAX_WEIGHTS_BYTES
 
 MESSAGES_AT_ONCE = 256  # read before all else gets its turn: another link, or what is to be sent
 MALFORMED_AT_ONCE = 256  # skipped before the caller gets its turn: a flood of garbage must not take all of it
-HEARTBEAT_MILLISECONDS = 2_000  # a silent server is given up after three of these, and a silent client by it
 LOST_PEER_MILLISECONDS = 10_000  # a host that answers no packet (cable, power) is given up about then
 HANDSHAKE_MILLISECONDS = 10_000  # a connection that has not become one of ours by then is closed
 SMALL_MESSAGE_BYTES = wire.MAX_HEADER_BYTES  # headers, acknowledgements, places on the ladder, subscriptions
 ENCRYPTION_BYTES = 64  # CURVE makes a frame 33 bytes longer
 # From one connection, that a server has yet to read: more than an actor has credit for by default, as a connection
-# whose queue is full is not read, and heartbeats on it get no answer. ZMQ would take 1,000 of a stranger.
+# whose queue is full is not read. ZMQ would take 1,000 of a stranger.
 UNREAD_MESSAGES = 128
 
 
@@ -193,12 +194,6 @@ def _router(context: zmq.Context) -> zmq.Socket:
 def _dealer(context: zmq.Context) -> zmq.Socket:
     socket = context.socket(zmq.DEALER)
     socket.set(zmq.IMMEDIATE, 1)  # nothing is queued for a peer that is not there
-    # Heartbeats are for this kind of socket only: libzmq 4.3.5 aborts the process (`!_io_error`) where one is due on a
-    # connection that broke behind a full queue, and only here credit keeps the queue from being full. Therefore it
-    # has ZMQ's room for 1,000 messages: a learner alone may be sent 256 segments one by one, and its batches.
-    socket.set(zmq.HEARTBEAT_IVL, HEARTBEAT_MILLISECONDS)
-    socket.set(zmq.HEARTBEAT_TIMEOUT, 3 * HEARTBEAT_MILLISECONDS)
-    socket.set(zmq.HEARTBEAT_TTL, 3 * HEARTBEAT_MILLISECONDS)
     return socket
 
 

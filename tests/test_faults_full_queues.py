@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import pytest
+import zmq
 
+from apex_jax.transport import sockets
 from tests.processes import ROOT
 
-READER_IS_BUSY = "time.sleep(4)\nprint('alive')\n"  # longer than the interval of the heartbeats
+READER_IS_BUSY = "time.sleep(4)\nprint('alive')\n"  # longer than the interval of usual heartbeats
 
 SERVER = """
 import socket, struct, time, zmq
@@ -51,3 +56,40 @@ def test_fault_33_a_reset_behind_a_full_queue_ends_nobody(script: str) -> None:
     command = [sys.executable, "-c", script + READER_IS_BUSY]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100)
     assert result.stdout == "alive\n", result.stderr
+
+
+FROZEN_SERVER = """
+import sys, time, zmq
+from apex_jax.transport import sockets
+server = sockets.serve_experience(zmq.Context(), sys.argv[1])
+print("serves", flush=True)
+server.poll()
+time.sleep(2)  # in which ZMQ's thread alone finds what has come, and that the actor is gone
+received = 0
+while server.poll(1_000):
+    server.recv_multipart()
+    received += 1
+print(received)
+"""
+
+
+def test_fault_15_a_server_that_wakes_survives_what_an_actor_said_before_it_left(tmp_path: Path) -> None:
+    address = f"ipc://{tmp_path}/experience"
+    command = [sys.executable, "-c", FROZEN_SERVER, address]
+    with (
+        subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as server,
+        zmq.Context() as context,
+    ):
+        assert server.stdout is not None
+        assert server.stdout.readline() == "serves\n"
+        with sockets.connect_experience(context, address) as actor:
+            assert actor.poll(10_000, zmq.POLLOUT)
+            server.send_signal(signal.SIGSTOP)
+            for _ in range(4):
+                for _ in range(sockets.UNREAD_MESSAGES // 3):
+                    actor.send(b"x")
+                time.sleep(1)  # a heartbeat, were there one, would stand between what is said
+        server.send_signal(signal.SIGCONT)
+        output, errors = server.communicate(timeout=60)
+    assert server.returncode == 0, errors
+    assert int(output) > sockets.UNREAD_MESSAGES, "its queue was not full"
