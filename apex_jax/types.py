@@ -308,6 +308,7 @@ class WeightsMessage(NamedTuple):
     updates: Annotated[int, Integer(0)]
     environment_steps: Annotated[int, Integer(0, MAX_ENVIRONMENT_STEPS)]
     final: Annotated[bool, Flag()]  # the run is over: no more weights will come
+    agreement: Annotated[str, Text(1024)]  # what all roles must have in common, see `Config.agreement`
     architecture: Annotated[str, Text(128)]  # digest of the leaves' names and shapes
     crc: Annotated[int, Integer(0, 2**32 - 1)]  # zlib.crc32 of body
     body: Annotated[bytes, Buffer(MAX_WEIGHTS_BYTES)]  # float32 leaves one behind the other, in tree order

@@ -216,7 +216,7 @@ class PublisherTarget:
         self.fuzzer = Fuzzer(wire.MESSAGES, seed, CONFIG.agreement, marker)
         self._context = zmq.Context()
         self._address = free_address()
-        self._publisher = WeightsPublisher(self._context, self._address, run_id=1, first_version=0)
+        self._publisher = WeightsPublisher(self._context, self._address, 1, 0, CONFIG.agreement)
         self._params = {"kernel": jax.numpy.zeros((4, 2))}
         self._publisher.publish(self._params, updates=1, environment_steps=1)
         self._falses = [self._context.socket(zmq.XSUB) for _ in range(3)]
@@ -240,7 +240,7 @@ class PublisherTarget:
                 self._falses[0].recv_multipart()
 
     def serve_good(self) -> None:
-        subscriber = WeightsSubscriber(self._context, self._address, self._params)
+        subscriber = WeightsSubscriber(self._context, self._address, self._params, CONFIG.agreement)
         self._publisher.publish(self._params, updates=1, environment_steps=1)
         weights = subscriber.wait(GOOD_SECONDS)
         subscriber.close()
@@ -269,7 +269,7 @@ class SubscriberTarget:
         self._false.set(zmq.XPUB_NODROP, 1)
         self._false.set(zmq.SNDHWM, 64)
         port = self._false.bind_to_random_port("tcp://127.0.0.1")
-        self._subscriber = WeightsSubscriber(self._context, f"tcp://127.0.0.1:{port}", self._params)
+        self._subscriber = WeightsSubscriber(self._context, f"tcp://127.0.0.1:{port}", self._params, CONFIG.agreement)
         assert self._false.poll(10_000), "nobody subscribes"
         self._version = 2**62
         self._foreign = 0  # messages of another release in a row
@@ -294,7 +294,7 @@ class SubscriberTarget:
 
         self._version += 1
         architecture, body = encode_weights(self._params)
-        good = WeightsMessage(1, self._version, 1, 1, False, architecture, zlib.crc32(body), body)
+        good = WeightsMessage(1, self._version, 1, 1, False, CONFIG.agreement, architecture, zlib.crc32(body), body)
         deadline = time.monotonic() + GOOD_SECONDS
         while (newest := self._subscriber.newest) is None or newest.version != self._version:
             self._has_sent(wire.encode(good))

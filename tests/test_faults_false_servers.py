@@ -20,7 +20,7 @@ from apex_jax.transport import sockets, wire
 from apex_jax.types import ActorHello, ActorStatus, ActorWelcome, LearnerAlive, Rejoin, SegmentAck, SegmentMessage
 from tests import experience_link, sampling_link
 from tests.links import CONFIG, SPEC, TRANSITIONS, free_address, segment_of, wait_until
-from tests.weights_link import PARAMS
+from tests.weights_link import AGREEMENT, PARAMS
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ CLIENTS: dict[str, tuple[Any, Callable[[zmq.Context, str], Any]]] = {
         SegmentAck(0),
         lambda context, address: ExperienceStream(context, address, SPEC, ActorHello(1, CONFIG.agreement, 4), 2),
     ),
-    "subscriber": (LearnerAlive(1), lambda context, address: WeightsSubscriber(context, address, PARAMS)),
+    "subscriber": (LearnerAlive(1), lambda context, address: WeightsSubscriber(context, address, PARAMS, AGREEMENT)),
 }
 
 

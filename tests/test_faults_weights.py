@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import re
 import threading
@@ -20,7 +21,7 @@ from apex_jax.transport import sockets, wire
 from apex_jax.types import WeightsMessage
 from tests.links import wait_until
 from tests.proxy import Proxy
-from tests.weights_link import Link, assert_equal_bits, message_of, newest, params_of
+from tests.weights_link import AGREEMENT, Link, assert_equal_bits, message_of, newest, params_of
 
 
 @pytest.fixture
@@ -141,6 +142,25 @@ def test_fault_19_weights_of_another_network_or_of_an_earlier_run_of_the_learner
     send_until_dropped(publisher, message_of(version=8, seed=7, crc=1), subscriber)  # by then it has come, too
     assert subscriber.newest is kept
     assert set(subscriber.dropped) == {"bad_checksum", reason} - {""}
+
+
+def test_fault_19_a_learner_of_another_game_ends_its_subscribers_in_one_line_with_both(link: Link) -> None:
+    publisher, subscriber = link.false_publisher(), link.subscriber()
+    wait_until(lambda: publisher.poll(0))
+    other, versions, refused = AGREEMENT.replace("task=", "task=Other"), itertools.count(1), subscriber.dropped
+
+    def send_another() -> None:
+        sockets.send(publisher, message_of(version=next(versions), agreement=other))
+
+    for number in (1, 2):  # four in a row are no reason yet, and what is of this run begins the count anew
+        for count in range(4 * number - 3, 4 * number + 1):
+            send_another()
+            wait_until(lambda count=count: refused["another_config"] == count)  # type: ignore[misc]
+        sockets.send(publisher, message_of(version=next(versions), seed=number))
+        newest(subscriber, number)
+    said = f"the learner at {link.address} runs [{other}], this process [{AGREEMENT}]; make them equal"
+    with pytest.raises(RunError, match=f"^{re.escape(said)}$"):
+        wait_until(lambda: subscriber.newest is None, meanwhile=send_another)
 
 
 def test_fault_30_a_learner_of_another_release_ends_its_subscribers_in_one_line_with_both_versions(link: Link) -> None:

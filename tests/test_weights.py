@@ -20,7 +20,7 @@ from apex_jax.links.weights import WeightsPublisher
 from apex_jax.transport import monitor, sockets
 from apex_jax.types import WeightsMessage
 from tests.links import wait_until
-from tests.weights_link import Link, assert_equal_bits, message_of, newest, params_of
+from tests.weights_link import AGREEMENT, Link, assert_equal_bits, message_of, newest, params_of
 
 
 @pytest.fixture
@@ -129,6 +129,7 @@ def test_versions_grow_also_over_a_clock_that_was_set_back(link: Link) -> None:
     ("changes", "reason"),
     [
         ({"architecture": "fedcba9876543210"}, "another_architecture"),
+        ({"agreement": AGREEMENT + "9"}, "another_config"),
         ({"crc": 1}, "bad_checksum"),
         ({"body": b"abcd", "crc": zlib.crc32(b"abcd")}, "bad_length"),
         (with_last(np.nan), "not_finite"),
@@ -235,7 +236,7 @@ def test_an_address_in_use_is_one_line_and_leaves_nothing_open(link: Link) -> No
     link.publisher()
     context = zmq.Context()
     with pytest.raises(sockets.BindError, match=rf"addresses\.weights={link.address} cannot be served") as caught:
-        WeightsPublisher(context, link.address, run_id=2, first_version=0)
+        WeightsPublisher(context, link.address, run_id=2, first_version=0, agreement=AGREEMENT)
     assert str(caught.value).isprintable()
     context.term()
     assert context.closed

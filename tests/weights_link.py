@@ -13,8 +13,9 @@ from apex_jax.links.weights import Weights, WeightsPublisher, WeightsSubscriber
 from apex_jax.transport import sockets
 from apex_jax.transport.codec import encode_weights
 from apex_jax.types import WeightsMessage
-from tests.links import free_address, wait_until
+from tests.links import CONFIG, free_address, wait_until
 
+AGREEMENT = CONFIG.agreement
 PARAMS = {
     "hidden": {"kernel": np.zeros((3, 4), np.float32), "bias": np.zeros(4, np.float32)},
     "q": np.zeros((4, 2), "f4"),
@@ -45,12 +46,12 @@ class Link:
         self._ends: list[Any] = []
 
     def publisher(self, first_version: int = 0) -> WeightsPublisher:
-        publisher = WeightsPublisher(self._context, self.address, run_id=1, first_version=first_version)
+        publisher = WeightsPublisher(self._context, self.address, 1, first_version, AGREEMENT)
         self._ends.append(publisher)
         return publisher
 
     def subscriber(self, like_params: Any = PARAMS) -> WeightsSubscriber:
-        subscriber = WeightsSubscriber(self._context, self.address, like_params)
+        subscriber = WeightsSubscriber(self._context, self.address, like_params, AGREEMENT)
         self._ends.append(subscriber)
         return subscriber
 
@@ -96,5 +97,5 @@ def newest(subscriber: WeightsSubscriber, updates: int) -> Weights:
 
 def message_of(version: int, seed: int = 0, **changes: Any) -> WeightsMessage:
     architecture, body = encode_weights(params_of(seed))
-    message = WeightsMessage(1, version, seed, 0, False, architecture, zlib.crc32(body), body)
+    message = WeightsMessage(1, version, seed, 0, False, AGREEMENT, architecture, zlib.crc32(body), body)
     return message._replace(**changes)

@@ -55,12 +55,13 @@ class Handover(NamedTuple):
 class WeightsPublisher:
     """Sends the newest parameters, and again to whoever joins late."""
 
-    def __init__(self, context: zmq.Context, address: str, run_id: int, first_version: int):
-        """Binds the address (BindError where that fails) and starts the thread."""
+    def __init__(self, context: zmq.Context, address: str, run_id: int, first_version: int, agreement: str):
+        """Binds the address (BindError where that fails) and starts the thread. `agreement`: of the configuration."""
         self.dropped: Counter[str] = Counter()
         self._monitor = ServerMonitor()
         self._socket = sockets.serve_weights(context, address, self._monitor)
         self._run_id = run_id
+        self._agreement = agreement
         self.version = first_version
         self.subscribers = 0
         self._newest: deque[Handover] = deque(maxlen=1)  # a learner faster than the sending leaves nothing behind
@@ -127,6 +128,7 @@ class WeightsPublisher:
             updates=updates,
             environment_steps=environment_steps,
             final=final,
+            agreement=self._agreement,
             architecture=architecture,
             crc=zlib.crc32(body),
             body=body,
@@ -152,8 +154,15 @@ class WeightsSubscriber:
     Whoever asks for them gets a RunError where the learner can never be joined.
     """
 
-    def __init__(self, context: zmq.Context, address: str, like_params: Params, away_limit_seconds: float = 0.0):
-        """Connects and starts the thread. `like_params`: a tree of the network's leaves.
+    def __init__(
+        self,
+        context: zmq.Context,
+        address: str,
+        like_params: Params,
+        agreement: str,
+        away_limit_seconds: float = 0.0,
+    ):
+        """Connects and starts the thread. `like_params`: a tree of the network's leaves; `agreement`: see `Config`.
 
         `away_limit_seconds`: after which a learner that is away is a RunError, 0 = never.
         """
@@ -167,6 +176,8 @@ class WeightsSubscriber:
         self._sender_seconds = 0.0  # when the learner of the newest weights was heard
         self._cut_offs = 0  # before the last weights that could be read
         self._foreign = 0  # messages of another release in a row
+        self._of_another_run = 0  # weights of another configuration in a row
+        self._agreement = agreement
         self._monitor = ClientMonitor(away_limit_seconds)
         self._like_params = like_params
         self._architecture = architecture_of(like_params)
@@ -241,6 +252,13 @@ class WeightsSubscriber:
         if self._foreign >= UNUSABLE_IN_A_ROW:
             raise RunError(f"the learner at {self._address} cannot be understood: {error.detail}")
 
+    def _check_agreement(self, message: WeightsMessage) -> None:
+        """Gives up where the learner's run is another one: its weights may fit, and would play the wrong game."""
+        self._of_another_run = 0 if message.agreement == self._agreement else self._of_another_run + 1
+        if self._of_another_run >= UNUSABLE_IN_A_ROW:
+            runs = f"runs [{message.agreement}], this process [{self._agreement}]"
+            raise RunError(f"the learner at {self._address} {runs}; make them equal")
+
     def _look_for_learner(self) -> None:
         """Connects anew where nothing has come for long: a connection may be dead at the other end only."""
         now = time.monotonic()
@@ -272,11 +290,16 @@ class WeightsSubscriber:
         if newest is not None and message.version <= newest.version and not self._has_new_sender(message):
             return  # sent again for a newcomer
         if reason := self._defect(message):
+            self._check_agreement(message)
             self.dropped[reason] += 1
             if self.dropped[reason] == 1:
-                fix = "; set network.* as the learner has it" if reason == "another_architecture" else ""
-                _log.warning("weights from %s are refused: %s%s", self._address, reason, fix)
+                fixes = {
+                    "another_architecture": "; set network.* as the learner has it",
+                    "another_config": "; use the same config for all roles",
+                }
+                _log.warning("weights from %s are refused: %s%s", self._address, reason, fixes.get(reason, ""))
             return
+        self._of_another_run = 0
         params: Any = jax.device_put(decode_weights(message.body, self._like_params))
         self._newest = Weights(
             params,
@@ -296,6 +319,8 @@ class WeightsSubscriber:
         return is_gone and self._newest is not None and message.learner_run_id != self._newest.learner_run_id
 
     def _defect(self, message: WeightsMessage) -> str:
+        if message.agreement != self._agreement:
+            return "another_config"
         if message.architecture != self._architecture:
             return "another_architecture"
         if zlib.crc32(message.body) != message.crc:

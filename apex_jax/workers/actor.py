@@ -38,7 +38,9 @@ class Actor:
         self._dqn = make_dqn(config, spec)
         self._run_id = new_run_id()
         like_params = jax.eval_shape(self._dqn.init, jax.random.key(0)).online_params
-        self._weights = WeightsSubscriber(context, config.addresses.weights, like_params, config.away_limit_seconds)
+        self._weights = WeightsSubscriber(
+            context, config.addresses.weights, like_params, config.agreement, config.away_limit_seconds
+        )
         hello = ActorHello(self._run_id, config.agreement, config.actor.environments)
         queue_size = max(config.actor.environments, config.actor.max_outstanding_segments)
         overflow = config.actor.overflow

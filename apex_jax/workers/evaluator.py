@@ -109,7 +109,9 @@ def follow(
     evaluator = Evaluator(config, spec, dqn)
     metrics = MetricsWriter(config.directory, name)
     like_params = jax.eval_shape(dqn.init, jax.random.key(0)).online_params
-    subscriber = WeightsSubscriber(context, config.addresses.weights, like_params, config.away_limit_seconds)
+    subscriber = WeightsSubscriber(
+        context, config.addresses.weights, like_params, config.agreement, config.away_limit_seconds
+    )
     weights: Weights | None = None
     told: dict[str, Any] = {}
     page.report = lambda: {

@@ -101,7 +101,7 @@ class Learner:
         self.updates = self._progress.updates
         self.environment_steps = self._progress.environment_steps
         self._publisher = WeightsPublisher(
-            context, config.addresses.weights, self._run_id, self._progress.weights_version
+            context, config.addresses.weights, self._run_id, self._progress.weights_version, config.agreement
         )
         self._publish()  # before anything is compiled: actors wait for it
         _log.info("learning on %s in %s", jax.devices()[0], dtype.name)
