@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import zmq
 
-from apex_jax.links.replay_stream import Item, ReplayStream, Segments
 from apex_jax.links.sampling_service import SamplingService
+from apex_jax.links.sampling_stream import Item, SamplingStream, Segments
 from apex_jax.replay.rate_limiter import RateLimiter
 from apex_jax.transport import sockets
 from apex_jax.transport.codec import encode_segment
@@ -91,7 +91,7 @@ class Server:
 class Learner:
     """Consumes a stream as the learner does, and keeps which segment stands in each slot of its frame store."""
 
-    def __init__(self, stream: ReplayStream) -> None:
+    def __init__(self, stream: SamplingStream) -> None:
         self.stream = stream
         self.ring = np.zeros(CAPACITY, np.int64)
         self.history: list[int] = []  # numbers of the segments, in the order of their arrival
@@ -119,7 +119,7 @@ class Link:
     def __init__(self) -> None:
         self.address = free_address()
         self._servers: list[Server] = []
-        self._streams: list[ReplayStream] = []
+        self._streams: list[SamplingStream] = []
         self._peers: list[Peer] = []
         self._context = zmq.Context()
 
@@ -127,8 +127,8 @@ class Link:
         self._servers.append(Server(self.address, limiter or free_limiter(), capacity))
         return self._servers[-1]
 
-    def stream(self, hello: LearnerHello | None = None, groups: int = 2) -> ReplayStream:
-        self._streams.append(ReplayStream(self._context, self.address, SPEC, hello or hello_of(), CAPACITY, groups))
+    def stream(self, hello: LearnerHello | None = None, groups: int = 2) -> SamplingStream:
+        self._streams.append(SamplingStream(self._context, self.address, SPEC, hello or hello_of(), CAPACITY, groups))
         return self._streams[-1]
 
     def peer(self, server: Server, hello: LearnerHello | None = None) -> Peer:

@@ -11,7 +11,7 @@ import pytest
 import zmq
 
 from apex_jax.links.experience_service import GONE_ACTORS
-from apex_jax.links.replay_stream import SEGMENTS_WINDOW
+from apex_jax.links.sampling_stream import SEGMENTS_WINDOW
 from apex_jax.links.weights import WeightsPublisher
 from apex_jax.metrics import read_metrics
 from apex_jax.transport import sockets

@@ -14,7 +14,7 @@ import zmq
 
 from apex_jax.links import experience_stream
 from apex_jax.links.experience_stream import ExperienceStream
-from apex_jax.links.replay_stream import ReplayStream
+from apex_jax.links.sampling_stream import SamplingStream
 from apex_jax.links.weights import WeightsSubscriber
 from apex_jax.transport import sockets, wire
 from apex_jax.types import ActorHello, ActorStatus, ActorWelcome, LearnerAlive, Rejoin, SegmentAck, SegmentMessage
@@ -122,7 +122,7 @@ class Endless:
 CLIENTS: dict[str, tuple[Any, Callable[[zmq.Context, str], Any]]] = {
     "learner": (
         sampling_link.streamed(),
-        lambda context, address: ReplayStream(context, address, SPEC, sampling_link.hello_of(), 6, groups=2),
+        lambda context, address: SamplingStream(context, address, SPEC, sampling_link.hello_of(), 6, groups=2),
     ),
     "actor": (
         SegmentAck(0),

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from apex_jax.links import experience_stream, replay_stream
+from apex_jax.links import experience_stream, sampling_stream
 from apex_jax.transport import monitor, wire
 from apex_jax.types import ActorHello, IndexBatches, SegmentAck
 from tests import experience_link, sampling_link
@@ -23,7 +23,7 @@ FAULTS = ("reset", "lose", "stop", "stop_up", "stop_down")
 def impatience(monkeypatch: pytest.MonkeyPatch) -> None:
     """A dead peer is noticed after 0.9 s, not 10."""
     monkeypatch.setattr(monitor, "PEER_TIMEOUT_SECONDS", 0.9)
-    for stream in (experience_stream, replay_stream):
+    for stream in (experience_stream, sampling_stream):
         monkeypatch.setattr(stream, "HELLO_SECONDS", 0.3)
 
 

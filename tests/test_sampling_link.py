@@ -9,8 +9,8 @@ import pytest
 import zmq
 
 from apex_jax.errors import RunError
-from apex_jax.links import replay_stream, sampling_service
-from apex_jax.links.replay_stream import Item, ReplayStream, Segments
+from apex_jax.links import sampling_service, sampling_stream
+from apex_jax.links.sampling_stream import Item, SamplingStream, Segments
 from apex_jax.transport.codec import encode_segment
 from apex_jax.types import (
     PEER_TIMEOUT_SECONDS,
@@ -61,7 +61,7 @@ def test_each_segment_comes_once_and_ahead_of_the_first_batch_drawn_with_it(
 ) -> None:
     """The learner's model of its frame store is compared with the generations of every draw, see `Learner.consume`."""
     monkeypatch.setattr(sampling_service, "SEGMENTS_AT_ONCE", 2)
-    monkeypatch.setattr(replay_stream, "SEGMENTS_WINDOW", 3)
+    monkeypatch.setattr(sampling_stream, "SEGMENTS_WINDOW", 3)
     rng = np.random.default_rng(seed)
     server = sampling.server()
     stream = sampling.stream()
@@ -368,7 +368,7 @@ def test_a_learner_whose_stream_breaks_is_told_instead_of_waiting_for_ever(
     sampling: Link, false_server: FalseServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stream = sampling.stream()
-    monkeypatch.setattr(replay_stream, "decode_frames", None)
+    monkeypatch.setattr(sampling_stream, "decode_frames", None)
     false_server.welcome()
     false_server.send(streamed(1))
     with pytest.raises(RunError, match="link to the replay server"):
@@ -379,7 +379,7 @@ def test_a_learner_whose_stream_breaks_is_told_instead_of_waiting_for_ever(
 @pytest.mark.parametrize("is_served", [True, False])
 def test_closing_ends_the_thread_and_lets_the_context_go(sampling: Link, is_served: bool) -> None:
     context = zmq.Context()
-    stream = ReplayStream(context, sampling.address, SPEC, hello_of(), CAPACITY, groups=2)
+    stream = SamplingStream(context, sampling.address, SPEC, hello_of(), CAPACITY, groups=2)
     if is_served:
         server = sampling.server()
         server.insert(1)

@@ -14,7 +14,7 @@ import zmq
 
 from apex_jax.config import ActorConfig
 from apex_jax.errors import RunError
-from apex_jax.links.replay_stream import SEGMENTS_WINDOW
+from apex_jax.links.sampling_stream import SEGMENTS_WINDOW
 from apex_jax.transport import sockets
 from apex_jax.types import MAX_SEGMENT_BYTES, MAX_WEIGHTS_BYTES, Goodbye, Rejoin, SegmentMessage
 from tests.links import free_address, wait_until

@@ -250,7 +250,7 @@ def test_a_subscriber_without_a_publisher_can_be_closed(link: Link) -> None:
 
 def test_a_publisher_knows_how_many_listen(link: Link) -> None:
     publisher, subscribers = link.publisher(), [link.subscriber() for _ in range(3)]
-    assert [subscriber.peer_state for subscriber in subscribers] == ["sought"] * 3
+    assert [subscriber.peer_state for subscriber in subscribers] == ["connecting"] * 3
     publisher.publish(params_of(1), 1, 0)
     wait_until(lambda: publisher.subscribers == 3)
     wait_until(lambda: all(subscriber.peer_state == "joined" for subscriber in subscribers))

@@ -99,12 +99,12 @@ class ExperienceStream:
 
     @property
     def peer_state(self) -> str:
-        """What has become of the replay server, as far as this end knows: joined, sought, lost or refused."""
+        """What has become of the replay server, as far as this end knows: joined, connecting, lost or refused."""
         if self.error is not None or (self._welcome is None and self.dropped["refused"]):
             return "refused"
         if self._is_silent:
             return "lost"
-        return "joined" if self._is_welcome.is_set() else "sought"
+        return "joined" if self._is_welcome.is_set() else "connecting"
 
     def wait_for_welcome(self, timeout_seconds: float) -> ActorWelcome | None:
         """Returns the server's welcome, None if it does not come in time."""
@@ -151,7 +151,7 @@ class ExperienceStream:
         while not self._closing.is_set():
             monitor.check()
             monitor.count(self.dropped)
-            monitor.look_for_server(self.peer_state in ("sought", "lost"))
+            monitor.look_for_server(self.peer_state in ("connecting", "lost"))
             self._sign_of_life(socket)
             self._encode_next()
             self._flush(socket)

@@ -197,12 +197,12 @@ class WeightsSubscriber:
 
     @property
     def peer_state(self) -> str:
-        """What has become of the learner, as far as this end knows: joined, sought, lost or refused."""
+        """What has become of the learner, as far as this end knows: joined, connecting, lost or refused."""
         if self._error is not None:
             return "refused"
         if self._is_silent:
             return "lost"
-        return "joined" if self._heard_seconds is not None else "sought"
+        return "joined" if self._heard_seconds is not None else "connecting"
 
     def wait(self, seconds: float) -> Weights | None:
         """Waits at most `seconds` for the first parameters; returns the newest."""
@@ -228,7 +228,7 @@ class WeightsSubscriber:
             self._monitor.count(self.dropped)
             self._check_network()
             self._look_for_learner()
-            self._monitor.look_for_server(self.peer_state in ("sought", "lost"))
+            self._monitor.look_for_server(self.peer_state in ("connecting", "lost"))
             if not self._socket.poll(100):
                 continue
             message = None

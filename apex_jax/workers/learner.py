@@ -20,7 +20,7 @@ from apex_jax.checkpoint import Checkpointer, Progress
 from apex_jax.config import Config
 from apex_jax.environment import segment_spec
 from apex_jax.errors import DivergenceError, FatalError, RunError
-from apex_jax.links.replay_stream import Item, ReplayStream, Segments
+from apex_jax.links.sampling_stream import Item, SamplingStream, Segments
 from apex_jax.links.weights import WeightsPublisher
 from apex_jax.metrics import MetricsWriter
 from apex_jax.operations.status_page import StatusPage
@@ -185,7 +185,7 @@ class Learner:
         self._publisher.close()
         self._checkpointer.close(0.0 if self._gave_up else LAST_SAVE_SECONDS)
 
-    def _join_replay(self, context: zmq.Context, spec: SegmentSpec, capacity_segments: int) -> ReplayStream:
+    def _join_replay(self, context: zmq.Context, spec: SegmentSpec, capacity_segments: int) -> SamplingStream:
         hello = LearnerHello(
             run_id=self._run_id,
             agreement=self._config.agreement,
@@ -195,7 +195,7 @@ class Learner:
         )
         groups = CALLS_IN_FLIGHT + max(1, self._config.learner.prefetch_batches // self._updates_per_call)
         address, limit = self._config.addresses.sampling, self._config.away_limit_seconds
-        return ReplayStream(context, address, spec, hello, capacity_segments, groups, limit)
+        return SamplingStream(context, address, spec, hello, capacity_segments, groups, limit)
 
     def _consume(self, item: Item) -> None:
         content = item.content

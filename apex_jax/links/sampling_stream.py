@@ -56,7 +56,7 @@ class Item(NamedTuple):
     is_known: np.ndarray | None = None  # bool[K * B], not drawn from a segment that was left out; None = all
 
 
-class ReplayStream:
+class SamplingStream:
     """Keeps the learner supplied: decodes on its own thread, and carries credit and priorities back.
 
     The learner calls `next` for what comes, `consumed` when it is done with it, and `update_priorities`. A replay
@@ -102,8 +102,8 @@ class ReplayStream:
         self.is_finish_heard = threading.Event()  # by the replay server
         self._closing = threading.Event()
         self._wake = context.socket(zmq.PAIR)
-        self._wake.bind(f"inproc://replay-stream-{id(self)}")
-        self._thread = threading.Thread(target=self._run, name="replay stream")
+        self._wake.bind(f"inproc://sampling-stream-{id(self)}")
+        self._thread = threading.Thread(target=self._run, name="sampling stream")
         self._thread.start()
 
     def next(self, timeout_seconds: float) -> Item | None:
@@ -141,12 +141,12 @@ class ReplayStream:
 
     @property
     def peer_state(self) -> str:
-        """What has become of the replay server, as far as this end knows: joined, sought, lost or refused."""
+        """What has become of the replay server, as far as this end knows: joined, connecting, lost or refused."""
         if self._welcomed:
             return "joined"
         if self._lost_since is not None:
             return "lost"
-        return "refused" if self._refused_since is not None else "sought"
+        return "refused" if self._refused_since is not None else "connecting"
 
     def close(self) -> None:
         """Takes leave and ends the thread."""
@@ -173,7 +173,7 @@ class ReplayStream:
                 monitor,
                 self._context.socket(zmq.PAIR) as wake,
             ):
-                wake.connect(f"inproc://replay-stream-{id(self)}")
+                wake.connect(f"inproc://sampling-stream-{id(self)}")
                 self._serve(socket, wake, monitor)
         except RunError as error:
             self._fail(error)
@@ -196,7 +196,7 @@ class ReplayStream:
             poller.poll(100)
             monitor.check()
             monitor.count(self.dropped)
-            monitor.look_for_server(self.peer_state in ("sought", "lost"))
+            monitor.look_for_server(self.peer_state in ("connecting", "lost"))
             while wake.poll(0):
                 wake.recv()
             self._sign_of_life(socket)

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from apex_jax.errors import RunError
-from apex_jax.links import replay_stream
-from apex_jax.links.replay_stream import ReplayStream
+from apex_jax.links import sampling_stream
+from apex_jax.links.sampling_stream import SamplingStream
 from apex_jax.transport import monitor, sockets
 from apex_jax.transport.codec import encode_segment
 from apex_jax.types import Credit, IndexBatches, LearnerHello, LearnerWelcome, PriorityUpdate, Refusal, Rejoin
@@ -22,7 +22,7 @@ from tests.sampling_link import CAPACITY, B, FalseServer, K, L, Learner, Link, b
 
 def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
     """What the stream has said, without times."""
-    records = [record for record in caplog.records if record.name == replay_stream.__name__]
+    records = [record for record in caplog.records if record.name == sampling_stream.__name__]
     return [record.getMessage().split(" after ")[0] for record in records]
 
 
@@ -34,7 +34,7 @@ def test_a_server_that_dies_is_lost_once_and_joined_again_once(
 ) -> None:
     caplog.set_level(logging.INFO)
     stream = sampling.stream()
-    assert stream.peer_state == "sought"
+    assert stream.peer_state == "connecting"
     server = sampling.server()
     server.until(lambda: stream.peer_state == "joined")
     assert stream.losses == 0
@@ -72,7 +72,7 @@ def test_a_server_that_has_nothing_to_send_is_none_that_is_lost(
     sampling: Link, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(monitor, "PEER_TIMEOUT_SECONDS", 0.3)
-    monkeypatch.setattr(replay_stream, "HELLO_SECONDS", 0.05)
+    monkeypatch.setattr(sampling_stream, "HELLO_SECONDS", 0.05)
     server = sampling.server()
     stream = sampling.stream()
     server.until(lambda: stream.peer_state == "joined")
@@ -102,7 +102,7 @@ def test_a_server_that_has_forgotten_the_learner_counts_as_lost(
 
 
 def test_a_server_that_is_away_for_longer_than_the_limit_ends_the_learner_in_one_line(sampling: Link) -> None:
-    stream = ReplayStream(
+    stream = SamplingStream(
         sampling._context, sampling.address, SPEC, hello_of(), CAPACITY, groups=2, away_limit_seconds=0.5
     )
     server = sampling.server()
@@ -130,7 +130,7 @@ def test_what_exceeds_the_credit_is_refused_said_once_and_nothing_is_returned_fo
     within: Any,
     beyond: Any,
 ) -> None:
-    monkeypatch.setattr(replay_stream, "SEGMENTS_WINDOW", window)
+    monkeypatch.setattr(sampling_stream, "SEGMENTS_WINDOW", window)
     false_server = sampling.router()
     stream = sampling.stream(groups=1)
     false_server.welcome()
@@ -254,7 +254,7 @@ def test_a_learner_takes_no_more_at_once_than_its_segments_and_draws_have(
 
     monkeypatch.setattr(sockets, "connect_sampling", watched)
     hello = hello_of(batches=batches)._replace(batch_size=256)
-    stream = ReplayStream(sampling._context, sampling.address, SPEC._replace(slots=slots), hello, CAPACITY, groups=2)
+    stream = SamplingStream(sampling._context, sampling.address, SPEC._replace(slots=slots), hello, CAPACITY, groups=2)
     wait_until(lambda: given)
     stream.close()
     assert given == [limit]
@@ -271,7 +271,7 @@ def test_a_server_that_refuses_without_end_is_one_error(sampling: Link, false_se
 
 
 def test_closing_does_not_wait_for_room(sampling: Link, false_server: FalseServer) -> None:
-    stream: ReplayStream = sampling.stream(groups=1)
+    stream: SamplingStream = sampling.stream(groups=1)
     false_server.welcome()
     false_server.send(batches_of(0))
     wait_until(lambda: stream._items.qsize() == 1)
