@@ -61,7 +61,7 @@
 
     links/           the protocol of each link, both ends; no maths (transport/ moves the bytes)
       experience_stream, experience_service   an actor's end, and the replay server's
-      sampling_stream, sampling_service         the learner's end, and the replay server's
+      sampling_stream, sampling_service       the learner's end, and the replay server's
       weights        the learner's end, and that of actors and evaluator
       replay_journal writes down what the server stores, and reads it back; replay_state is what snapshots hold
       ledger         what became of every transition
