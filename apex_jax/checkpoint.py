@@ -62,6 +62,7 @@ class Checkpointer:
         if self.directory.exists() and not self.directory.is_dir():
             raise CheckpointError(f"{self.directory} cannot hold checkpoints: it is a file; set run_directory")
         self.failed_saves = 0
+        self.failed_in_a_row = 0  # of those, since the last that succeeded
         self.error: CheckpointError | None = None  # of the last save, until one succeeds
         self.saved_seconds = time.monotonic()  # when the newest checkpoint was committed; at first, that of the start
         self.saved_updates = 0  # behind the newest checkpoint that was saved or restored
@@ -176,6 +177,7 @@ class Checkpointer:
             self._delete_old()
         except Exception as error:  # orbax raises whatever its writers raise
             self.failed_saves += 1
+            self.failed_in_a_row += 1
             self.error = CheckpointError(
                 f"checkpoint {self.directory}/{progress.updates} was not saved: {first_line(error)}"
             )
@@ -183,6 +185,7 @@ class Checkpointer:
             with contextlib.suppress(OSError):
                 self._remove_halves()
             return
+        self.failed_in_a_row = 0
         if self.error is not None:
             _log.info("checkpoints are saved again")
         self.error = None

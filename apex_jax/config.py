@@ -173,6 +173,9 @@ class LearnerConfig:
     publish_interval_seconds: float = key(1.0, "weights are sent to the actors at most every", "seconds", 0.01, 3600)
     checkpoint_interval_seconds: float = key(300.0, "a checkpoint is saved every", "seconds", 1, 10**6)
     checkpoints_kept: int = key(3, "newest checkpoints kept", "", 1, 1000)
+    failed_checkpoints_limit: int = key(
+        0, "the run fails once so many checkpoints in a row could not be saved; 0 = it goes on learning", "", 0, 1000
+    )
     compute_dtype: str = key(
         "auto",
         "of the network's activations; auto = float32 on CPU, bfloat16 on GPU",

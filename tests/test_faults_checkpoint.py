@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import resource
 import shutil
@@ -246,24 +247,68 @@ def test_fault_13_a_save_that_failed_in_the_background_is_known_before_the_next(
     checkpointer.close()
 
 
-def test_fault_13_the_last_save_is_tried_again_and_then_the_run_has_failed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(learner_module, "LAST_PAUSE_SECONDS", 0.01)
+@pytest.fixture
+def learner(tmp_path: Path) -> Iterator[Learner]:
+    """A learner whose checkpoints cannot be saved."""
     links, context = LocalLinks(), zmq.Context()
     addresses = Config().addresses.__class__(links.experience, links.sampling, links.weights)
-    learner = Learner(config := config_of(tmp_path).replace(addresses=addresses), segment_spec(config), context)
+    config = config_of(tmp_path, "learner.failed_checkpoints_limit=2").replace(addresses=addresses)
+    learner = Learner(config, segment_spec(config), context)
     shutil.rmtree(tmp_path / "checkpoints")
     (tmp_path / "checkpoints").touch()
+    yield learner
+    learner.close()
+    context.term()
+    links.close()
+
+
+def test_fault_13_the_last_save_is_tried_again_and_then_the_run_has_failed(
+    tmp_path: Path, learner: Learner, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(learner_module, "LAST_PAUSE_SECONDS", 0.01)
     with pytest.raises(FatalError, match=r"the last updates are lost: .*; make .* writable, free some space, restart"):
         learner._save_last(StopSignal())
     assert caplog.text.count("was not saved") == learner_module.LAST_SAVES
     (tmp_path / "checkpoints").unlink()
     learner._save_last(StopSignal())
-    learner.close()
-    context.term()
-    links.close()
     assert checkpoints(tmp_path) == [0]
+
+
+def test_fault_13_a_strict_run_fails_after_as_many_failures_in_a_row_as_it_allows(
+    tmp_path: Path, learner: Learner
+) -> None:
+    def save() -> None:
+        learner._checkpoint_seconds = -math.inf  # the next one is due
+        learner._housekeeping()
+        learner._checkpointer._join()
+
+    save()  # a failure, ...
+    (tmp_path / "checkpoints").unlink()
+    save()  # ... which this one makes up for
+    assert checkpoints(tmp_path) == [0]
+    shutil.rmtree(tmp_path / "checkpoints")
+    (tmp_path / "checkpoints").touch()
+    save()
+    save()
+    with pytest.raises(
+        FatalError, match=r"^2 checkpoints in a row could not be saved: .*checkpoints/0 was not saved: "
+    ):
+        save()
+    assert learner._checkpointer.failed_saves == 3
+
+
+@pytest.mark.slow
+def test_fault_13_a_run_that_is_to_be_strict_fails_in_the_midst_of_learning(programs: Programs, tmp_path: Path) -> None:
+    directory = tmp_path / "run"
+    strict = ("learner.failed_checkpoints_limit=2", "learner.checkpoint_interval_seconds=1")
+    local = programs.start(*catch(directory, "total_updates=100000000", *strict))
+    local.wait_until(lambda: any(checkpoints(directory)))
+    shutil.rmtree(directory / "checkpoints")
+    (directory / "checkpoints").touch()
+    assert local.exit_code() == 1
+    assert "fatal: 2 checkpoints in a row could not be saved: " in local.stderr
+    assert "starting it again" not in local.stderr
+    assert programs.living() == {}
 
 
 @pytest.mark.slow

@@ -270,6 +270,7 @@ class Learner:
         interval = learner.checkpoint_interval_seconds
         due = self._checkpoint_seconds + (min(RETRY_SECONDS, interval) if self._checkpointer.error else interval)
         if now >= due and not self._checkpointer.is_saving:
+            self._check_saves()
             self._checkpoint_seconds = now
             self._save()
 
@@ -296,6 +297,14 @@ class Learner:
             weights_version=self._publisher.version,
         )
         self._checkpointer.save(self._state, self._progress)
+
+    def _check_saves(self) -> None:
+        """FatalError where somebody would rather know than lose more."""
+        failed, limit = self._checkpointer.failed_in_a_row, self._config.learner.failed_checkpoints_limit
+        if 0 < limit <= failed:
+            self._gave_up = True
+            fix = "make room, or raise learner.failed_checkpoints_limit (0 = no limit)"
+            raise FatalError(f"{failed} checkpoints in a row could not be saved: {self._checkpointer.error}; {fix}")
 
     def _save_last(self, stop: StopSignal) -> None:
         """Saves what would else be lost. FatalError where that cannot be done."""
