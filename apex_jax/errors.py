@@ -40,12 +40,16 @@ def first_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
+def printable(text: str) -> str:
+    """Returns a text, such as a peer's, on one line and without anything that a terminal would obey."""
+    return text if text.isprintable() else repr(text)
+
+
 def shown(value: Any) -> str:
     """Returns a value as the user may have written it, on one line and short."""
     try:
         text = "" if value is None else str(value)
     except ValueError:  # Python writes no integer of more than 4,300 digits
         text = "(a number of thousands of digits)"
-    text = text.lower() if isinstance(value, bool) else text
-    text = text if text.isprintable() else repr(text)
+    text = printable(text.lower() if isinstance(value, bool) else text)
     return text if len(text) <= 80 else f"{text[:77]}..."

@@ -6,6 +6,7 @@ import signal
 import threading
 from pathlib import Path
 
+from apex_jax.links.sampling_stream import SILENT_SECONDS
 from apex_jax.metrics import read_metrics
 from apex_jax.types import PEER_TIMEOUT_SECONDS
 from tests.processes import PATIENCE_SECONDS, Program, Programs, catch, free_tcp_addresses, leave, values, wait_until
@@ -15,7 +16,9 @@ ENDLESS = "total_updates=100000000"
 START_SECONDS = 150.0  # until something is learned, on such a machine and with nothing compiled
 BUSY_SECONDS = 5.0  # that everything may take longer than it should, on such a machine
 FORGOTTEN_SECONDS = PEER_TIMEOUT_SECONDS + BUSY_SECONDS  # until a peer that is silent is no longer counted
-GIVEN_UP_SECONDS = PEER_TIMEOUT_SECONDS + 1 + BUSY_SECONDS  # until a client gives up a server; asked once a second
+# Until a client gives up a server that is silent, which it asks once a second; a learner is more patient.
+GIVEN_UP_SECONDS = PEER_TIMEOUT_SECONDS + 1 + BUSY_SECONDS
+GIVEN_UP_BY_LEARNER_SECONDS = SILENT_SECONDS + 1 + BUSY_SECONDS
 CONNECTS_TO = {
     "replay": (),
     "learner": ("sampling",),

@@ -16,6 +16,7 @@ from apex_jax.workers.learner import CALLS_IN_FLIGHT
 from tests.fleet import (
     ENDLESS,
     FORGOTTEN_SECONDS,
+    GIVEN_UP_BY_LEARNER_SECONDS,
     GIVEN_UP_SECONDS,
     START_SECONDS,
     Fleet,
@@ -130,7 +131,9 @@ def _part(fleet: Fleet, seconds: int) -> None:
     assert any(_rate(fleet) >= 0.9 * before for _ in range(3)), f"{before} updates a second are never reached again"
     assert waits > 0.9, "the metrics of a parted learner say that it waits, ..."
     losses = fleet.newest("learner", "learner/replay_losses", -1.0)
-    assert losses in ({1} if seconds > GIVEN_UP_SECONDS else {0, 1}), "... and that it has lost the replay once"
+    assert losses in ({1} if seconds > GIVEN_UP_BY_LEARNER_SECONDS else {0, 1}), (
+        "... and that it has lost the replay once"
+    )
     assert losses_said(fleet) == fleet.running["learner"].stderr.count("is back after") == losses
     assert fleet.running["replay"].stderr.count("the learner has been silent") == 1 or seconds < FORGOTTEN_SECONDS
     # A connection that was begun meanwhile, and has shown nothing for ten seconds, is closed and counted; no other is.

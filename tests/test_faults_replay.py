@@ -21,7 +21,7 @@ from apex_jax.links.sampling_stream import SamplingStream
 from apex_jax.process import new_run_id
 from apex_jax.transport import wire
 from apex_jax.types import IndexBatches, LearnerHello
-from tests.fleet import FORGOTTEN_SECONDS, GIVEN_UP_SECONDS
+from tests.fleet import FORGOTTEN_SECONDS, GIVEN_UP_BY_LEARNER_SECONDS
 from tests.processes import ROOT, Programs, wait_until
 from tests.replay_processes import CATCH, Site, end
 
@@ -295,7 +295,7 @@ def test_fault_15_a_learner_notices_a_replay_that_is_frozen_and_goes_on_with_it(
     try:
         next_batches(learner)
         server.send(signal.SIGSTOP)
-        wait_until(lambda: learner.peer_state == "lost", GIVEN_UP_SECONDS)
+        wait_until(lambda: learner.peer_state == "lost", GIVEN_UP_BY_LEARNER_SECONDS)
         server.send(signal.SIGCONT)
         wait_until(lambda: learner.peer_state == "joined")
         next_batches(learner)

@@ -161,6 +161,7 @@ def test_fault_19_a_learner_of_another_game_ends_its_subscribers_in_one_line_wit
     said = f"the learner at {link.address} runs [{other}], this process [{AGREEMENT}]; make them equal"
     with pytest.raises(RunError, match=f"^{re.escape(said)}$"):
         wait_until(lambda: subscriber.newest is None, meanwhile=send_another)
+    assert refused["another_config"] == 12, "the fifth ended it"
 
 
 def test_fault_30_a_learner_of_another_release_ends_its_subscribers_in_one_line_with_both_versions(link: Link) -> None:

@@ -53,7 +53,7 @@ def test_a_server_that_dies_is_lost_once_and_joined_again_once(
 def test_a_server_that_answers_nothing_any_more_is_lost_and_joined_again(
     sampling: Link, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(monitor, "PEER_TIMEOUT_SECONDS", 2.0)
+    monkeypatch.setattr(sampling_stream, "SILENT_SECONDS", 2.0)
     server = sampling.server()
     server.insert(2)
     with Proxy(sampling.address) as proxy:
@@ -71,12 +71,12 @@ def test_a_server_that_answers_nothing_any_more_is_lost_and_joined_again(
 def test_a_server_that_has_nothing_to_send_is_none_that_is_lost(
     sampling: Link, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(monitor, "PEER_TIMEOUT_SECONDS", 0.3)
+    monkeypatch.setattr(sampling_stream, "SILENT_SECONDS", 1.0)
     monkeypatch.setattr(sampling_stream, "HELLO_SECONDS", 0.05)
     server = sampling.server()
     stream = sampling.stream()
     server.until(lambda: stream.peer_state == "joined")
-    until = time.monotonic() + 1.5
+    until = time.monotonic() + 2.5
     server.until(lambda: time.monotonic() > until)
     assert stream.losses == 0
     wait_until(lambda: stream.losses == 1)  # nobody serves
@@ -268,6 +268,17 @@ def test_a_server_that_refuses_without_end_is_one_error(sampling: Link, false_se
     false_server.send(LearnerWelcome(9, CAPACITY))
     wait_until(lambda: stream.peer_state == "joined")
     assert stream._items.qsize() == 1
+
+
+def test_what_a_server_says_is_told_on_one_line_that_no_terminal_obeys(
+    sampling: Link, false_server: FalseServer
+) -> None:
+    stream = sampling.stream()
+    false_server.until_received(lambda message: isinstance(message, LearnerHello))
+    false_server.send(Refusal("no\n\x1b[31m\x07", final=True))
+    with pytest.raises(RunError, match=rf"^refused by the replay server at {sampling.address}: 'no\\n") as caught:
+        wait_until(lambda: stream.next(0.0))
+    assert str(caught.value).isprintable()
 
 
 def test_closing_does_not_wait_for_room(sampling: Link, false_server: FalseServer) -> None:

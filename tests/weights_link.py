@@ -37,6 +37,20 @@ def assert_equal_bits(params: Any, expected: Any) -> None:
     jax.tree.map(assert_equal_leaves, params, expected)  # which raises where their structures differ
 
 
+class FalsePublisher:
+    """A socket of weights that drops nothing which its subscribers have room for, however soon it is sent."""
+
+    def __init__(self, socket: zmq.Socket) -> None:
+        self._socket = socket
+
+    def send_multipart(self, *arguments: Any, **options: Any) -> None:
+        self._socket.poll(0)  # ZMQ looks once a millisecond, at most, whether what it sent before was taken
+        self._socket.send_multipart(*arguments, **options)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._socket, name)
+
+
 class Link:
     """Builds both ends, and takes them down after the test."""
 
@@ -55,9 +69,9 @@ class Link:
         self._ends.append(subscriber)
         return subscriber
 
-    def false_publisher(self) -> zmq.Socket:
+    def false_publisher(self) -> Any:
         """The learner's end, worked by hand."""
-        publisher = sockets.serve_weights(self._context, self.address)
+        publisher = FalsePublisher(sockets.serve_weights(self._context, self.address))
         self._ends.append(publisher)
         return publisher
 

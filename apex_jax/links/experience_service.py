@@ -40,6 +40,7 @@ from apex_jax.types import (
 _log = logging.getLogger(__name__)
 
 MAX_INCARNATION = 2**32  # that an actor is believed: what comes after it must be a number of the protocol, too
+ANSWER_SECONDS = 1.0  # a line that is slow may bring nothing but segments for long: also they are answered
 QUIET_SECONDS = 3.0  # an actor speaks every second: the place of one that does not is better given twice than lost
 MAX_ACTORS = 1024  # connected at once: each may have its credit of segments wait here
 GONE_ACTORS = 64  # so many credits of segments may wait here of actors that are not connected
@@ -57,7 +58,8 @@ class Actor:
     received: int = 0  # every segment up to this sequence number has arrived
     waiting: deque[int] = field(default_factory=deque)  # sequence numbers of those that have yet to be stored
     early: dict[int, SegmentMessage] = field(default_factory=dict)  # by sequence number: one before is missing
-    acknowledged: int = 0  # newest sequence number it was told of, on this connection
+    acknowledged: int = 0  # newest sequence number it was told of, on this connection, ...
+    answered_seconds: float = 0.0  # ... and when
     written: int = 0  # up to this sequence number were its segments stored when its counts were last written down
 
 
@@ -158,7 +160,7 @@ class ExperienceService:
             self._journal.flush(now_seconds)
         for identity, actor in self.actors.items():
             if self._stored(actor) > actor.acknowledged:
-                self._acknowledge(identity, actor)
+                self._acknowledge(identity, actor, now_seconds)
 
     def forget_the_dead(self, now_seconds: float) -> None:
         """Frees the places of actors that have been silent for too long."""
@@ -197,42 +199,41 @@ class ExperienceService:
             reason = f"the replay server has the {MAX_ACTORS} actors it can have; use fewer, of more environments each"
             sockets.send(self._socket, Refusal(reason=reason, final=False), identity)
             return
-        actor = self._returning(message.run_id) or self._joining(message, now_seconds)
+        before = next((other for other, actor in self.actors.items() if actor.run_id == message.run_id), None)
+        welcome = self._welcome(message, before, now_seconds)
+        if not sockets.send(self._socket, welcome, identity):
+            return  # an actor has given this connection up, and may have been welcomed on the next: nothing changes
+        actor = self._joining(message, welcome, now_seconds) if before is None else self.actors.pop(before)
         if identity in self.actors:
             self._remove(identity)  # one connection is one actor, whatever it says
-        actor.seen_seconds = now_seconds
+        actor.seen_seconds = actor.answered_seconds = now_seconds
         actor.received = max(actor.received, message.acknowledged)
         actor.early.clear()  # all that it keeps comes again
         actor.acknowledged = 0  # what it was told before may not have arrived
         self.actors[identity] = actor
-        welcome = ActorWelcome(
-            incarnation=actor.incarnation,
-            places=actor.places,
-            ladder_size=self._config.ladder_size,
-            max_outstanding_segments=self._config.actor.max_outstanding_segments,
-        )
-        if not sockets.send(self._socket, welcome, identity):
-            self._remove(identity)
-            return
         _log.info(
             "actor %s joins with %d environments (%d actors)", identity.hex(), len(actor.places), len(self.actors)
         )
 
-    def _returning(self, run_id: int) -> Actor | None:
-        """Takes an actor that reconnected (ZMQ then gives it another identity) out of the list, with its places."""
-        for identity, actor in self.actors.items():
-            if actor.run_id == run_id:
-                return self.actors.pop(identity)
-        return None
-
-    def _joining(self, message: ActorHello, now_seconds: float) -> Actor:
-        """Gives an actor a place: a new one, or the one that a server before this one gave it, which it acts with."""
-        is_new = not 1 <= message.incarnation <= MAX_INCARNATION
-        places = message.places
-        if is_new or not self._fit(places, message.num_environments):
+    def _welcome(self, message: ActorHello, before: bytes | None, now_seconds: float) -> ActorWelcome:
+        """Finds an actor places: those it has on the connection `before`, or got from a server before, or new ones."""
+        incarnation, places = message.incarnation, message.places
+        if before is not None:
+            incarnation, places = self.actors[before].incarnation, self.actors[before].places
+        elif (is_new := not 1 <= incarnation <= MAX_INCARNATION) or not self._fit(places, message.num_environments):
+            incarnation = self.welcomed + 1 if is_new else incarnation
             places = choose_places(self._occupants_heard_since(now_seconds - QUIET_SECONDS), message.num_environments)
+        return ActorWelcome(
+            incarnation=incarnation,
+            places=places,
+            ladder_size=self._config.ladder_size,
+            max_outstanding_segments=self._config.actor.max_outstanding_segments,
+        )
+
+    def _joining(self, message: ActorHello, welcome: ActorWelcome, now_seconds: float) -> Actor:
+        """Gives an actor the places to which it was welcomed."""
+        incarnation, places = welcome.incarnation, welcome.places
         np.add.at(self._occupants, places, 1)
-        incarnation = self.welcomed + 1 if is_new else message.incarnation
         self.welcomed = max(self.welcomed, incarnation)
         if self._journal is not None:
             self._journal.on_welcome(message.run_id, incarnation)
@@ -273,6 +274,8 @@ class ExperienceService:
             while next_message is not None:
                 self._take(actor, next_message)
                 next_message = actor.early.pop(actor.received + 1, None)
+        if now_seconds - actor.answered_seconds >= ANSWER_SECONDS:
+            self._acknowledge(identity, actor, now_seconds)
 
     def _take(self, actor: Actor, message: SegmentMessage) -> None:
         actor.received = message.sequence
@@ -309,10 +312,10 @@ class ExperienceService:
         """Returns the sequence number up to which every segment of an actor is stored, or refused."""
         return actor.waiting[0] - 1 if actor.waiting else actor.received
 
-    def _acknowledge(self, identity: bytes, actor: Actor) -> None:
+    def _acknowledge(self, identity: bytes, actor: Actor, now_seconds: float) -> None:
         stored = self._stored(actor)
         if sockets.send(self._socket, SegmentAck(sequence=stored), identity):
-            actor.acknowledged = stored
+            actor.acknowledged, actor.answered_seconds = stored, now_seconds
 
     def _on_episodes(self, identity: bytes, message: EpisodeStatistics, now_seconds: float) -> None:
         epsilon, steps = message.epsilon, message.episode_steps
@@ -332,7 +335,7 @@ class ExperienceService:
             self.ledger.report(message)
             if self._stored(actor) > actor.written:  # an actor that is held back does not make the log grow
                 self._write_down(actor)
-        self._acknowledge(identity, actor)  # for the actor, a sign of life
+        self._acknowledge(identity, actor, now_seconds)  # for the actor, a sign of life
 
     def _write_down(self, actor: Actor) -> None:
         """Has the journal know what an actor produced, should it and this server die at once."""

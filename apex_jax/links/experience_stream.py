@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import zmq
 
-from apex_jax.errors import RunError
+from apex_jax.errors import RunError, printable
 from apex_jax.transport import sockets
 from apex_jax.transport.codec import CorruptSegment, encode_segment
 from apex_jax.transport.monitor import ClientMonitor
@@ -158,7 +158,7 @@ class ExperienceStream:
             # Between segments there is time; while they come in, none is lost waiting for messages.
             socket.poll(0 if self._has_room() and not self._produced.empty() else 20)
             self._receive(socket, monitor)
-            monitor.give_up_silent()
+            monitor.give_up_silent(PEER_TIMEOUT_SECONDS)
         self._take_leave(socket)
 
     def _take_leave(self, socket: zmq.Socket) -> None:
@@ -280,12 +280,12 @@ class ExperienceStream:
             elif isinstance(message, Finish):
                 self.finished.set()
             elif message.final:
-                self.error = RunError(f"refused by the replay server at {self._address}: {message.reason}")
+                self.error = RunError(f"refused by the replay server at {self._address}: {printable(message.reason)}")
                 self.finished.set()
             else:
                 self.dropped["refused"] += 1
                 if self.dropped["refused"] == 1:
-                    _log.warning("%s; retrying until it has a place", message.reason)
+                    _log.warning("%s; retrying until it has a place", printable(message.reason))
 
     def _heard(self) -> None:
         if self._is_silent:

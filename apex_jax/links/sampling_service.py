@@ -16,7 +16,6 @@ from apex_jax.replay.buffer import ReplayBuffer
 from apex_jax.replay.rate_limiter import RateLimiter
 from apex_jax.transport import sockets
 from apex_jax.types import (
-    MAX_SEGMENT_BYTES,
     MAX_STREAMED_SEGMENTS,
     PEER_TIMEOUT_SECONDS,
     Credit,
@@ -34,7 +33,7 @@ from apex_jax.types import (
 _log = logging.getLogger(__name__)
 
 SEGMENTS_AT_ONCE = MAX_STREAMED_SEGMENTS  # in one message, as far as they fit in
-BYTES_AT_ONCE = MAX_SEGMENT_BYTES
+BYTES_AT_ONCE = 4 * 2**20  # a slow line must bring a message before the learner takes the server for dead
 LARGEST_CREDIT = 2**13  # more than any learner of ours gives; what it never takes is not prepared for it without end
 
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import zmq
 
-from apex_jax.errors import RunError
+from apex_jax.errors import RunError, printable
 from apex_jax.transport import sockets
 from apex_jax.transport.codec import CorruptSegment, decode_columns, decode_frames, max_streamed_bytes
 from apex_jax.transport.monitor import ClientMonitor
@@ -36,6 +36,7 @@ _log = logging.getLogger(__name__)
 
 SEGMENTS_WINDOW = 256  # segments sent to the learner and not yet in its frame store
 HELLO_SECONDS = 1.0  # between two attempts, and between two signs of life
+SILENT_SECONDS = 20.0  # until a server is given up: the next connection costs it all that is live once more
 REFUSED_SECONDS = 30.0  # that a learner waits for the place of another; that of a dead one is free after 10
 
 
@@ -202,7 +203,7 @@ class SamplingStream:
             self._sign_of_life(socket)
             self._flush(socket)
             self._receive(socket, monitor)
-            monitor.give_up_silent()
+            monitor.give_up_silent(SILENT_SECONDS)
             self._look_for_server(monitor)
         self._flush(socket)
 
@@ -256,9 +257,10 @@ class SamplingStream:
             elif isinstance(message, Credit):
                 pass  # the server's sign of life
             elif message.final:
-                self._fail(RunError(f"refused by the replay server at {self._address}: {message.reason}"))
+                reason = printable(message.reason)
+                self._fail(RunError(f"refused by the replay server at {self._address}: {reason}"))
             else:
-                self._on_full(message.reason)
+                self._on_full(printable(message.reason))
 
     def _on_full(self, reason: str) -> None:
         """Waits for a place, said once; a place that does not come free is that of a learner which lives."""

@@ -14,7 +14,7 @@ import numpy as np
 import zmq
 
 from apex_jax.agent.dqn import Params
-from apex_jax.errors import RunError
+from apex_jax.errors import RunError, printable
 from apex_jax.transport import sockets
 from apex_jax.transport.codec import FLOAT32, architecture_of, decode_weights, encode_weights
 from apex_jax.transport.monitor import ClientMonitor, ServerMonitor
@@ -256,7 +256,7 @@ class WeightsSubscriber:
         """Gives up where the learner's run is another one: its weights may fit, and would play the wrong game."""
         self._of_another_run = 0 if message.agreement == self._agreement else self._of_another_run + 1
         if self._of_another_run >= UNUSABLE_IN_A_ROW:
-            runs = f"runs [{message.agreement}], this process [{self._agreement}]"
+            runs = f"runs [{printable(message.agreement)}], this process [{self._agreement}]"
             raise RunError(f"the learner at {self._address} {runs}; make them equal")
 
     def _look_for_learner(self) -> None:

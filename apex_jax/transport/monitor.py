@@ -21,7 +21,6 @@ import zmq
 
 from apex_jax.errors import RunError
 from apex_jax.transport.security import LINKS, NO_KEYS, LinkContext, Security
-from apex_jax.types import PEER_TIMEOUT_SECONDS
 
 _log = logging.getLogger(__name__)
 
@@ -183,15 +182,13 @@ class ClientMonitor(_Monitor):
         """Is told that the server has said something."""
         self._heard_seconds = time.monotonic()
 
-    def give_up_silent(self) -> bool:
-        """Connects anew where a joined server has said nothing for PEER_TIMEOUT_SECONDS; returns whether it did.
+    def give_up_silent(self, after_seconds: float) -> None:
+        """Connects anew where a joined server has said nothing for so long.
 
         It is frozen, or the connection is dead in a way that tcp does not tell, such as behind a proxy.
         """
-        if not self.has_joined or time.monotonic() - self._heard_seconds <= PEER_TIMEOUT_SECONDS:
-            return False
-        self.reconnect()
-        return True
+        if self.has_joined and time.monotonic() - self._heard_seconds > after_seconds:
+            self.reconnect()
 
     def count(self, dropped: Counter[str]) -> None:
         """Adds what was cut off since the last time to `dropped`, as "too_large"."""
