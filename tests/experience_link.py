@@ -11,7 +11,6 @@ import zmq
 
 from apex_jax.config import Config
 from apex_jax.links.experience_service import ExperienceService
-from apex_jax.links.experience_stream import ExperienceStream
 from apex_jax.replay.rate_limiter import RateLimiter
 from apex_jax.transport import sockets
 from apex_jax.transport.codec import decode_frames, encode_segment
@@ -20,7 +19,18 @@ from apex_jax.types import (
     ActorWelcome,
     SegmentMessage,
 )
-from tests.links import CONFIG, SPEC, TRANSITIONS, Peer, buffer_of, free_address, free_limiter, segment_of, wait_until
+from tests.links import (
+    CONFIG,
+    SPEC,
+    TRANSITIONS,
+    CountingStream,
+    Peer,
+    buffer_of,
+    free_address,
+    free_limiter,
+    segment_of,
+    wait_until,
+)
 
 CREDIT = CONFIG.actor.max_outstanding_segments
 
@@ -73,7 +83,7 @@ class Link:
         self.address = free_address()
         self._servers: list[Server] = []
         self._context = zmq.Context()
-        self._streams: list[ExperienceStream] = []
+        self._streams: list[CountingStream] = []
         self._peers: list[Peer] = []
 
     def server(self, limiter: RateLimiter | None = None, config: Config = CONFIG) -> Server:
@@ -82,9 +92,9 @@ class Link:
 
     def stream(
         self, run_id: int = 1, agreement: str = CONFIG.agreement, queue_size: int = 2, overflow: str = "wait"
-    ) -> ExperienceStream:
+    ) -> CountingStream:
         hello = ActorHello(run_id, agreement, num_environments=4)
-        self._streams.append(ExperienceStream(self._context, self.address, SPEC, hello, queue_size, overflow))
+        self._streams.append(CountingStream(self._context, self.address, SPEC, hello, queue_size, overflow))
         return self._streams[-1]
 
     def peer(self, server: Server, run_id: int | None = None) -> Peer:
@@ -115,6 +125,6 @@ def message_of(number: int, run_id: int = 1) -> SegmentMessage:
     return SegmentMessage(run_id, number, environment_steps=10, crc=zlib.crc32(body), body=body)
 
 
-def put_all(stream: ExperienceStream, numbers: range, server: Server) -> None:
+def put_all(stream: CountingStream, numbers: range, server: Server) -> None:
     for number in numbers:
         wait_until(partial(stream.put, segment_of(number), 10, timeout_seconds=0.01), server.serve)

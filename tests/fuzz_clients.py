@@ -14,7 +14,6 @@ import zmq
 
 from apex_jax.errors import RunError
 from apex_jax.links import experience_stream, sampling_stream
-from apex_jax.links.experience_stream import ExperienceStream
 from apex_jax.links.sampling_stream import SamplingStream
 from apex_jax.transport import monitor, sockets, wire
 from apex_jax.transport.codec import encode_segment
@@ -33,7 +32,7 @@ from apex_jax.types import (
     StreamedSegments,
 )
 from tests.fuzz_messages import Frames, Fuzzer, refusal_of
-from tests.links import CONFIG, SPEC, free_address, segment_of
+from tests.links import CONFIG, SPEC, CountingStream, free_address, segment_of
 from tests.sampling_link import batches_of
 
 GOOD_SECONDS = 30.0  # in which a good message must be served, whatever was sent before
@@ -179,7 +178,7 @@ class ActorTarget(ClientTarget):
         kinds = [ActorWelcome, SegmentAck, SegmentAck, Rejoin, Refusal, Finish]
         super().__init__(kinds, sockets.serve_experience, seed, marker)
         hello = ActorHello(1, CONFIG.agreement, ENVIRONMENTS)
-        self._stream = ExperienceStream(self.context, self.address, SPEC, hello, queue_size=4)
+        self._stream = CountingStream(self.context, self.address, SPEC, hello, queue_size=4)
         self._number = 0
 
     def welcome(self) -> ActorWelcome:

@@ -15,6 +15,7 @@ import numpy as np
 import zmq
 
 from apex_jax.config import ActorConfig, Config, LearnerConfig
+from apex_jax.links.experience_stream import ExperienceStream, transitions_of
 from apex_jax.replay.buffer import ReplayBuffer
 from apex_jax.replay.rate_limiter import RateLimiter
 from apex_jax.transport import sockets, wire
@@ -42,6 +43,16 @@ def segment_of(number: int) -> Segment:
         bootstrap_offset=starts.astype(np.uint8),
     )
     return Segment(np.full((SPEC.slots, *SPEC.frame_shape), number, np.float32), columns)
+
+
+class CountingStream(ExperienceStream):
+    """Counts what is put as produced, which else its actor does."""
+
+    def put(self, segment: Segment, environment_steps: int, timeout_seconds: float) -> bool:
+        self.produced += transitions_of(segment)  # before it can be on its way
+        is_taken = super().put(segment, environment_steps, timeout_seconds)
+        self.produced -= 0 if is_taken else transitions_of(segment)
+        return is_taken
 
 
 def highest(kind: type, field: str) -> int:

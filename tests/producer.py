@@ -18,10 +18,10 @@ import zmq
 
 from apex_jax.command_line import load
 from apex_jax.environment import segment_spec
-from apex_jax.links.experience_stream import ExperienceStream
 from apex_jax.metrics import resident_memory_bytes
 from apex_jax.process import new_run_id, start_log
 from apex_jax.types import ActorHello, Segment, SegmentColumns, SegmentSpec
+from tests.links import CountingStream
 
 QUEUE = 16  # segments that wait to be sent
 REPORT_SECONDS = 0.1
@@ -50,7 +50,7 @@ def main(arguments: Sequence[str]) -> int:
     start_log("producer")
     hello = ActorHello(new_run_id(), config.agreement, 2)
     context = zmq.Context()
-    stream = ExperienceStream(context, address, spec, hello, QUEUE, overflow)
+    stream = CountingStream(context, address, spec, hello, QUEUE, overflow)
     print(json.dumps({"run_id": hello.run_id}), flush=True)
     number, next_report, next_segment = 0, 0.0, time.monotonic()
     while not ending.is_set() and not stream.finished.is_set():
@@ -71,7 +71,7 @@ def main(arguments: Sequence[str]) -> int:
     return int(stream.error is not None)
 
 
-def report(stream: ExperienceStream, segments: int, spec: SegmentSpec) -> dict[str, Any]:
+def report(stream: CountingStream, segments: int, spec: SegmentSpec) -> dict[str, Any]:
     """Returns what it tells of itself; `produced` is counted here, not by the stream that tells the server."""
     welcome = stream.wait_for_welcome(0.0)
     return {

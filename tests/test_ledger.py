@@ -18,13 +18,12 @@ import zmq
 from apex_jax.config import AddressConfig, Config, ReplayConfig
 from apex_jax.journal import segment_log
 from apex_jax.links import experience_stream, ledger
-from apex_jax.links.experience_stream import ExperienceStream
 from apex_jax.links.ledger import Ledger
 from apex_jax.transport.codec import decode_frames
 from apex_jax.types import ActorHello, ActorStatus, Goodbye, SegmentAck, SegmentMessage
 from apex_jax.workers.replay_server import ReplayServer
 from tests.fuzz_targets import fuzz_config
-from tests.links import CONFIG, SPEC, TRANSITIONS, free_address, segment_of, wait_until
+from tests.links import CONFIG, SPEC, TRANSITIONS, CountingStream, free_address, segment_of, wait_until
 from tests.served import Served, segment
 
 
@@ -135,7 +134,8 @@ class Fleet:
         self.rng = np.random.default_rng(seed)
         self.context = zmq.Context()
         self.server: ReplayServer | None = None
-        self.streams: dict[int, ExperienceStream] = {}
+        self.streams: dict[int, CountingStream] = {}
+        self.unfinished: Counter[int] = Counter()  # transitions in segments that are not full yet, by run id
         self.produced: Counter[int] = Counter()  # transitions, by run id
         self.heard: Counter[int] = Counter()  # of those, as much as any server has been told, by run id
         self.gone: set[int] = set()  # run ids of the actors that were killed
@@ -163,7 +163,7 @@ class Fleet:
         hello = ActorHello(run_id, self.config.agreement, 2)
         overflow = str(self.rng.choice(["wait", "drop"]))
         address = self.config.addresses.experience
-        self.streams[run_id] = ExperienceStream(self.context, address, SPEC, hello, 3, overflow)
+        self.streams[run_id] = CountingStream(self.context, address, SPEC, hello, 3, overflow)
 
     def produce(self) -> None:
         """Has a random actor produce a segment, if it can take it."""
@@ -177,9 +177,10 @@ class Fleet:
             if self.streams[run_id].put(segment, 10, 0.0):
                 self.produced[run_id] += int(np.count_nonzero(segment.columns.priority))
                 self.next_segment += 1
-            more = int(self.rng.integers(10))  # in segments that are not full yet
+            more = int(self.rng.integers(10))
+            self.unfinished[run_id] += more
             self.produced[run_id] += more
-            self.streams[run_id].held += more
+            self.streams[run_id].produced += more
 
     def serve(self) -> None:
         if self.server is not None:
@@ -278,7 +279,7 @@ def live_and_die(fleet: Fleet) -> dict[str, int]:
         totals = fleet.server.ledger() if fleet.server is not None else {}
         assert adds_up(totals), totals
     fleet.until_told()
-    wait_until(lambda: fleet.in_flight() == sum(stream.held for stream in fleet.streams.values()), fleet.serve)
+    wait_until(lambda: fleet.in_flight() == sum(fleet.unfinished[run_id] for run_id in fleet.streams), fleet.serve)
     while fleet.streams:
         fleet.remove_actor(dies=False)
     wait_until(lambda: fleet.in_flight() == 0, fleet.serve)
@@ -289,7 +290,7 @@ def live_and_die(fleet: Fleet) -> dict[str, int]:
     return fleet.server.ledger()
 
 
-def joined(fleet: Fleet) -> ExperienceStream:
+def joined(fleet: Fleet) -> CountingStream:
     """Returns the stream of the only actor, which the server knows."""
     fleet.start_actor()
     (stream,) = fleet.streams.values()
@@ -302,25 +303,30 @@ def test_a_killed_actor_is_counted_up_to_its_last_segment(config: Config, monkey
     server, stream = fleet.start_server(), joined(fleet)
     monkeypatch.setattr(experience_stream, "HELLO_SECONDS", 1_000.0)
     wait_until(lambda: stream._next_hello > time.monotonic() + 100.0, fleet.serve)  # and till then no report
-    stream.held = 7
+    stream.produced += 7
     assert stream.put(segment_of(0), 10, 0.0)
     wait_until(lambda: server.ledger()["stored"] == TRANSITIONS, fleet.serve)
     assert (server.ledger()["produced"], server.ledger()["in_flight"]) == (TRANSITIONS + 7, 7)
-    stream.held = 9  # of the last two nobody hears
+    stream.produced += 2  # of the last two nobody hears
     fleet.remove_actor(dies=True)
     assert (server.ledger()["produced"], server.ledger()["lost_with_actor"]) == (TRANSITIONS + 7, 7)
     fleet.close()
 
 
-def test_an_actor_killed_together_with_the_server_is_counted_up_to_its_last_report(config: Config) -> None:
+def test_an_actor_killed_together_with_the_server_is_counted_up_to_its_last_report(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fleet = Fleet(config, 0)
     server, stream = fleet.start_server(), joined(fleet)
     assert stream.put(segment_of(0), 10, 0.0)
     wait_until(lambda: server.ledger()["stored"] == TRANSITIONS, fleet.serve)
-    stream.held = 7
+    monkeypatch.setattr(experience_stream, "HELLO_SECONDS", 1_000.0)
+    wait_until(lambda: stream._next_hello > time.monotonic() + 100.0, fleet.serve)
+    stream.produced += 7
     assert stream.put(segment_of(1), 10, 0.0)
     wait_until(lambda: server.ledger()["in_flight"] == 7, fleet.serve)
-    stream.held = 9
+    stream.produced += 2
+    stream._next_hello = 0.0  # of these two the next report says
     wait_until(lambda: server.ledger()["in_flight"] == 9, fleet.serve)
     wait_until(lambda: all(a.written == 2 for a in server.experience.actors.values()), fleet.serve)
     fleet.serve()
@@ -337,7 +343,7 @@ def test_what_an_actor_leaves_behind_is_dropped_as_unsent(config: Config) -> Non
     fleet = Fleet(tight, 0)
     server = fleet.start_server()
     hello = ActorHello(5, tight.agreement, 2)
-    stream = ExperienceStream(fleet.context, tight.addresses.experience, SPEC, hello, 3)
+    stream = CountingStream(fleet.context, tight.addresses.experience, SPEC, hello, 3)
     fleet.streams[5] = stream
     wait_until(lambda: stream.wait_for_welcome(0), fleet.serve)
     held = CONFIG.actor.max_outstanding_segments  # by the server, when the limiter lets in no more
@@ -347,7 +353,7 @@ def test_what_an_actor_leaves_behind_is_dropped_as_unsent(config: Config) -> Non
         return len(server.experience._waiting) == held and stream._produced.full()
 
     wait_until(is_stuck, fleet.serve)
-    stream.held = TRANSITIONS
+    stream.produced += TRANSITIONS
     fleet.remove_actor(dies=False)
     wait_until(lambda: not server.experience.actors, fleet.serve)
     totals = server.ledger()

@@ -50,7 +50,6 @@ class SegmentBuilder:
         self._reward_clip = reward_clip or np.inf
         self._life_loss_terminates = life_loss_terminates
         shape = (num_environments, spec.slots)
-        self.unfinished = 0  # transitions made, their outcomes known, of which the segments are not full yet
         self._position = np.zeros(num_environments, np.int64) if first_slot is None else first_slot.astype(np.int64)
         self._frames = np.zeros((*shape, *spec.frame_shape), spec.frame_dtype)
         dtypes = (np.int32, np.float32, np.float32, bool, np.float32, bool, bool)
@@ -61,7 +60,6 @@ class SegmentBuilder:
 
         `action` int32[A], `q_taken` = q(s, action) and `q_max` = max_a q(s, a), float32[A].
         """
-        self.unfinished += int(np.count_nonzero(~step.first))  # each but a reset is the outcome of an action
         segments = []
         if step.first.any():
             for row in np.flatnonzero(step.first):
@@ -87,9 +85,7 @@ class SegmentBuilder:
     def _cut(self, env_id: int) -> Segment | None:
         """Returns the full segment of an environment (None if no transition starts in it) and keeps the overlap."""
         columns = n_step_columns(Slots(*(array[env_id] for array in self._slots)), self._spec, self._discount)
-        transitions = int(np.count_nonzero(columns.priority))
-        self.unfinished -= transitions
-        segment = Segment(self._frames[env_id].copy(), columns) if transitions else None
+        segment = Segment(self._frames[env_id].copy(), columns) if columns.priority.any() else None
         overlap = self._spec.overlap
         for array in (self._frames, *self._slots):
             array[env_id, :overlap] = array[env_id, -overlap:].copy()  # a copy, as the two may share slots

@@ -70,7 +70,7 @@ class ExperienceStream:
         self._away_limit_seconds = away_limit_seconds
         self.dropped: Counter[str] = Counter()
         self.status = ActorStatus(run_id=hello.run_id, steps_per_second=0.0, weights_version=0)
-        self.held = 0  # transitions that its actor has made and not put, as the actor says; unsent where it leaves
+        self.produced = 0  # transitions that its actor has made, as the actor says before it puts them
         self.silences = 0  # of a server that had welcomed this actor, longer than PEER_TIMEOUT_SECONDS
         self.finished = threading.Event()  # the run is over, or the server refused this actor: see `error`
         self.error: RunError | None = None
@@ -117,11 +117,9 @@ class ExperienceStream:
         if self._drops:
             item = self._make_room(item)
             timeout_seconds = 0.0
-        self._account["produced"] += transitions_of(segment)  # before it can be on its way
         try:
             self._produced.put(item, block=timeout_seconds > 0, timeout=timeout_seconds or None)
         except queue.Full:
-            self._account["produced"] -= transitions_of(segment)
             return False
         return True
 
@@ -130,7 +128,7 @@ class ExperienceStream:
         self._episodes.append(EpisodeStatistics(self._hello.run_id, epsilon, episode_return, steps))
 
     def close(self) -> None:
-        """Takes leave and ends the thread; what is not yet sent, or `held`, is lost and told as unsent."""
+        """Takes leave and ends the thread; of what was produced, the rest is told as unsent."""
         self._closing.set()
         self._thread.join()
 
@@ -163,10 +161,8 @@ class ExperienceStream:
 
     def _take_leave(self, socket: zmq.Socket) -> None:
         """Tells what is not going to come, and goes."""
-        unsent = [message.transitions for message in list(self._unacknowledged)[self._num_sent :]]
-        while not self._produced.empty():
-            unsent.append(transitions_of(self._produced.get_nowait().segment))
-        self._account["unsent"] += sum(unsent) + self.held
+        under_way = sum(message.transitions for message in list(self._unacknowledged)[: self._num_sent])
+        self._account["unsent"] = self.produced - self._account.total() - under_way
         sockets.send(socket, self._full_status())
         sockets.send(socket, Goodbye(run_id=self._hello.run_id))
 
@@ -190,12 +186,6 @@ class ExperienceStream:
         # "produced" is read last: it may only be more than what has become of the rest.
         fates = {name: self._account[name] for name in ("acknowledged", "overflow", "unencodable", "unsent")}
         return self.status._replace(**fates, produced=self.produced)
-
-    @property
-    def produced(self) -> int:
-        """Transitions since the actor began; never more than there are, whatever the actor does meanwhile."""
-        put = self._account["produced"]  # before `held`, out of which segments move into it: none is counted twice
-        return put + self.held
 
     def _sign_of_life(self, socket: zmq.Socket) -> None:
         now = time.monotonic()

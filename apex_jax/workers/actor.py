@@ -15,7 +15,7 @@ from apex_jax.agent.exploration import epsilon_ladder
 from apex_jax.agent.segments import SegmentBuilder, spread_first_slots
 from apex_jax.config import Config
 from apex_jax.environment import Environment, Episode, EpisodeTracker, segment_spec
-from apex_jax.links.experience_stream import ExperienceStream, transitions_of
+from apex_jax.links.experience_stream import ExperienceStream
 from apex_jax.links.weights import Weights, WeightsSubscriber
 from apex_jax.metrics import MetricsWriter, RateMeter, resident_memory_bytes
 from apex_jax.operations.status_page import StatusPage
@@ -127,7 +127,8 @@ class Actor:
             call = (call + 1) % 2**31  # an int32 of the jitted policy; the fleet acts for weeks
             segments = builder.add(step, *map(np.asarray, output))
             self._steps += int(np.count_nonzero(~step.first))
-            self._send(segments, builder.unfinished, stop)
+            self._stream.produced = self._steps  # each is a transition
+            self._send(segments, stop)
             self._report(tracker.add(step), epsilon)
             self._write_metrics_when_due()
         environment.close()
@@ -141,23 +142,11 @@ class Actor:
         self._in_use = weights
         return weights
 
-    def _send(self, segments: list[Segment], unfinished: int, stop: StopSignal) -> None:
-        """Hands over segments; `unfinished`: transitions that are in none of them yet."""
-        held = unfinished + sum(map(transitions_of, segments))
+    def _send(self, segments: list[Segment], stop: StopSignal) -> None:
         for segment in segments:
-            # What the stream takes is counted there: first less here, so that a report between says too little.
-            self._stream.held = held - transitions_of(segment)
-            is_taken = False
-            try:
-                is_taken = self._put_in_time(segment, stop)
-            finally:  # also where the learner is given up meanwhile: what nobody took is still here
-                if not is_taken:
-                    self._stream.held = held
-            if not is_taken:
+            if not self._put_in_time(segment, stop):
                 return
             self._steps_sent = self._steps
-            held = self._stream.held
-        self._stream.held = held
 
     def _put_in_time(self, segment: Segment, stop: StopSignal) -> bool:
         """Waits until the stream takes a segment; returns False where the actor is to leave before."""
