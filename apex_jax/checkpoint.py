@@ -173,8 +173,6 @@ class Checkpointer:
         try:
             if progress.updates in self._damaged or progress.updates not in self.steps:
                 self._write(state, progress)
-            self.saved_updates = progress.updates
-            self._delete_old()
         except Exception as error:  # orbax raises whatever its writers raise
             self.failed_saves += 1
             self.failed_in_a_row += 1
@@ -185,11 +183,13 @@ class Checkpointer:
             with contextlib.suppress(OSError):
                 self._remove_halves()
             return
+        self.saved_updates = progress.updates
         self.failed_in_a_row = 0
         if self.error is not None:
             _log.info("checkpoints are saved again")
         self.error = None
         self.saved_seconds = time.monotonic()
+        self._delete_old()
 
     def _write(self, state: Any, progress: Progress) -> None:
         record = {"format": FORMAT, "state_crc": _crc_of_state(state), **progress._asdict()}
@@ -212,7 +212,10 @@ class Checkpointer:
     def _delete_old(self) -> None:
         for step in self.steps[: -self._kept]:
             half = self.directory / f".deleted-{step}"
-            os.rename(self.directory / str(step), half)  # at once: a kill leaves no half of a checkpoint
+            try:
+                os.rename(self.directory / str(step), half)  # at once: a kill leaves no half of a checkpoint
+            except OSError as error:
+                _log.warning("the old checkpoint %s/%d was not deleted: %s", self.directory, step, error)
             shutil.rmtree(half, ignore_errors=True)
 
     def _join(self, patience_seconds: float | None = None) -> None:

@@ -294,6 +294,24 @@ def test_a_save_that_fails_is_one_line_and_the_one_after_is_made(tmp_path: Path,
     assert_equal_bits(restore(tmp_path / "run")[0], STATES[300])
 
 
+def test_a_checkpoint_is_saved_also_where_an_old_one_cannot_be_deleted(
+    tmp_path: Path, log: pytest.LogCaptureFixture
+) -> None:
+    checkpointer = Checkpointer(str(tmp_path), kept=1)
+    checkpointer.save(STATES[100], progress_at(100))
+    checkpointer.wait()
+    (checkpointer.directory / ".deleted-100").touch()  # in the way
+    checkpointer.save(STATES[200], progress_at(200))
+    checkpointer.wait()
+    assert (checkpointer.steps, checkpointer.failed_saves) == ([100, 200], 0)
+    assert "checkpoints/100 was not deleted: " in log.text
+    (checkpointer.directory / ".deleted-100").unlink()
+    checkpointer.save(STATES[300], progress_at(300))
+    checkpointer.wait()
+    assert checkpointer.steps == [300]
+    checkpointer.close()
+
+
 def test_directory_is_for_one_learner_and_any_number_of_readers(damageable: Path) -> None:
     first = Checkpointer(str(damageable))
     with pytest.raises(CheckpointError, match=r"another learner saves in .*checkpoints: stop it, or choose another"):

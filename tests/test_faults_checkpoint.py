@@ -9,6 +9,8 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -295,6 +297,22 @@ def test_fault_13_a_strict_run_fails_after_as_many_failures_in_a_row_as_it_allow
     ):
         save()
     assert learner._checkpointer.failed_saves == 3
+
+
+def test_fault_13_a_strict_run_does_not_wait_for_ever_for_a_disk_that_does_not_answer(
+    tmp_path: Path, learner: Learner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "checkpoints").unlink()
+    answers = threading.Event()
+    monkeypatch.setattr(learner._checkpointer, "_write", lambda *_: answers.wait())
+    interval = learner._config.learner.checkpoint_interval_seconds
+    learner._save()
+    learner._checkpoint_seconds = time.monotonic() - 1.5 * interval
+    learner._housekeeping()  # one that was due could not be begun
+    learner._checkpoint_seconds -= interval
+    with pytest.raises(FatalError, match=r"^2 checkpoints in a row could not be saved: the disk does not answer; "):
+        learner._housekeeping()
+    answers.set()
 
 
 @pytest.mark.slow

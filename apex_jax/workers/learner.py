@@ -267,10 +267,10 @@ class Learner:
         if now >= self._next_metrics:
             self._write_metrics()
             self._next_metrics = now + self._config.metrics_interval_seconds
+        self._check_saves(now)
         interval = learner.checkpoint_interval_seconds
         due = self._checkpoint_seconds + (min(RETRY_SECONDS, interval) if self._checkpointer.error else interval)
         if now >= due and not self._checkpointer.is_saving:
-            self._check_saves()
             self._checkpoint_seconds = now
             self._save()
 
@@ -298,13 +298,16 @@ class Learner:
         )
         self._checkpointer.save(self._state, self._progress)
 
-    def _check_saves(self) -> None:
+    def _check_saves(self, now: float) -> None:
         """FatalError where somebody would rather know than lose more."""
         failed, limit = self._checkpointer.failed_in_a_row, self._config.learner.failed_checkpoints_limit
+        if self._checkpointer.is_saving:  # then those that have been due since it began are as good as failed
+            failed += int((now - self._checkpoint_seconds) / self._config.learner.checkpoint_interval_seconds)
         if 0 < limit <= failed:
             self._gave_up = True
+            reason = self._checkpointer.error or "the disk does not answer"
             fix = "make room, or raise learner.failed_checkpoints_limit (0 = no limit)"
-            raise FatalError(f"{failed} checkpoints in a row could not be saved: {self._checkpointer.error}; {fix}")
+            raise FatalError(f"{failed} checkpoints in a row could not be saved: {reason}; {fix}")
 
     def _save_last(self, stop: StopSignal) -> None:
         """Saves what would else be lost. FatalError where that cannot be done."""
