@@ -67,7 +67,7 @@ RunId = Annotated[int, Integer()]
 
 MAX_ENVIRONMENT_STEPS = 10**15  # of a run; times a frame skip it still fits in 64 bits
 MAX_SEGMENT_BYTES = 2**25
-MAX_STREAMED_SEGMENTS = 64  # in one message to the learner, as far as they fit in MAX_SEGMENT_BYTES
+MAX_STREAMED_SEGMENTS = 64  # in one message to the learner, as far as they fit in a few megabytes
 MAX_WEIGHTS_BYTES = 2**29
 PEER_TIMEOUT_SECONDS = 10.0  # a peer that has said nothing for so long is dead, or as good as that
 

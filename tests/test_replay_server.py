@@ -221,16 +221,39 @@ def test_a_server_that_starts_again_goes_on_from_the_journal(config: Config) -> 
     assert values["replay/journal_bytes"] > 0
 
 
+def as_killed_now(config: Config) -> Config:
+    """Returns the configuration of a server that finds what another one would leave if it were killed now."""
+    copy = config.replace(run_directory=str(Path(config.directory, "copy")))
+    shutil.copytree(Path(config.directory, "replay"), Path(copy.directory, "replay"))
+    return copy.replace(addresses=AddressConfig(free_address(), free_address(), free_address()))
+
+
+def test_a_server_killed_before_it_welcomes_an_actor_leaves_the_incarnation_it_would_have_given(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copies, send = [], sockets.send
+
+    def killed_before(socket: zmq.Socket, message: Any, *identity: bytes) -> bool:
+        if isinstance(message, ActorWelcome):
+            copies.append(as_killed_now(config))
+        return send(socket, message, *identity)
+
+    first = Running(config)
+    monkeypatch.setattr(sockets, "send", killed_before)
+    first.actor()
+    second = ReplayServer(copies[0], SPEC, first.context)
+    assert second.experience.welcomed == 1, "or it would give this incarnation to another actor, too"
+    second.close()
+    first.close()
+
+
 def test_a_killed_server_leaves_what_it_acknowledged(config: Config) -> None:
     context = zmq.Context()
     first = Running(config)
     send_segments(first.actor(), 1, 2)
     first.learner(environment_steps=1_000)
     wait_until(lambda: first.server.environment_steps == 1_200)
-    copy = config.replace(run_directory=str(Path(config.directory, "copy")))
-    shutil.copytree(Path(config.directory, "replay"), Path(copy.directory, "replay"))
-    addresses = AddressConfig(free_address(), free_address(), free_address())
-    second = ReplayServer(copy.replace(addresses=addresses), SPEC, context)
+    second = ReplayServer(as_killed_now(config), SPEC, context)
     assert (second.buffer.size_segments, second.environment_steps) == (2, 1_200)
     assert second.experience.welcomed == 1
     second.close()

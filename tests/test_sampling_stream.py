@@ -71,12 +71,12 @@ def test_a_server_that_answers_nothing_any_more_is_lost_and_joined_again(
 def test_a_server_that_has_nothing_to_send_is_none_that_is_lost(
     sampling: Link, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sampling_stream, "SILENT_SECONDS", 1.0)
+    monkeypatch.setattr(sampling_stream, "SILENT_SECONDS", 3.0)
     monkeypatch.setattr(sampling_stream, "HELLO_SECONDS", 0.05)
     server = sampling.server()
     stream = sampling.stream()
     server.until(lambda: stream.peer_state == "joined")
-    until = time.monotonic() + 2.5
+    until = time.monotonic() + 5
     server.until(lambda: time.monotonic() > until)
     assert stream.losses == 0
     wait_until(lambda: stream.losses == 1)  # nobody serves

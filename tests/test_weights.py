@@ -200,7 +200,7 @@ def test_a_subscriber_of_a_smaller_network_gives_up_and_says_which_settings_diff
         newest(subscriber, updates + 1)
     publisher.publish(large, 5, 0)
     with pytest.raises(
-        RunError, match=rf"of the learner at {link.address} are longer .*: set network\.\* as the learn"
+        RunError, match=rf"of the learner at {link.address} are longer .*: set environment\.\* and network\.\* as"
     ):
         wait_until(lambda: subscriber.newest is None)
     assert subscriber.peer_state == "refused"

@@ -201,9 +201,12 @@ class ExperienceService:
             return
         before = next((other for other, actor in self.actors.items() if actor.run_id == message.run_id), None)
         welcome = self._welcome(message, before, now_seconds)
+        if before is None and self._journal is not None:  # or the next server might give its incarnation to another
+            self._journal.on_welcome(message.run_id, welcome.incarnation)
+            self._journal.flush(now_seconds)
         if not sockets.send(self._socket, welcome, identity):
             return  # an actor has given this connection up, and may have been welcomed on the next: nothing changes
-        actor = self._joining(message, welcome, now_seconds) if before is None else self.actors.pop(before)
+        actor = self._joining(message, welcome) if before is None else self.actors.pop(before)
         if identity in self.actors:
             self._remove(identity)  # one connection is one actor, whatever it says
         actor.seen_seconds = actor.answered_seconds = now_seconds
@@ -230,17 +233,13 @@ class ExperienceService:
             max_outstanding_segments=self._config.actor.max_outstanding_segments,
         )
 
-    def _joining(self, message: ActorHello, welcome: ActorWelcome, now_seconds: float) -> Actor:
+    def _joining(self, message: ActorHello, welcome: ActorWelcome) -> Actor:
         """Gives an actor the places to which it was welcomed."""
         incarnation, places = welcome.incarnation, welcome.places
         np.add.at(self._occupants, places, 1)
         self.welcomed = max(self.welcomed, incarnation)
-        if self._journal is not None:
-            self._journal.on_welcome(message.run_id, incarnation)
-            self._journal.flush(now_seconds)
-        if (
-            before := self._gone.pop(message.run_id, None)
-        ) is not None:  # what waits counts against its credit as before
+        before = self._gone.pop(message.run_id, None)
+        if before is not None:  # what waits counts against its credit as before
             before.incarnation, before.places = incarnation, places
             return before
         status = ActorStatus(run_id=message.run_id, steps_per_second=0.0, weights_version=0)

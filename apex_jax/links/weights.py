@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 
 REPUBLISH_SECONDS = 0.2  # subscribers that join within this time share one transmission of the newest weights
 RESEND_SECONDS = 1.0  # at least, between two such transmissions: each goes to everybody, however many come and go
-UNUSABLE_IN_A_ROW = 5  # messages that end a subscriber, within some 10 s: its learner's settings or release differ
+UNUSABLE_IN_A_ROW = 5  # messages that end a subscriber: its learner's settings or release differ
 SUBSCRIPTIONS_AT_ONCE = 1_024  # read before it is the weights' turn again
 ALIVE_SECONDS = 2.0  # between two signs of life of a learner that has no weights to send
 LAST_WEIGHTS_REPEATS = 5  # of the weights that end the run: without them an evaluator would wait for ever
@@ -244,7 +244,7 @@ class WeightsSubscriber:
         """Gives up where the learner sends nothing but what no weights of this network can be."""
         if self._monitor.cut_offs - self._cut_offs >= UNUSABLE_IN_A_ROW:
             what = f"the weights of the learner at {self._address} are longer than those of the network here"
-            raise RunError(f"{what}: set network.* as the learner has it, or start that with these")
+            raise RunError(f"{what}: set environment.* and network.* as the learner has them, or start that with these")
 
     def _check_release(self, error: WireError) -> None:
         """Gives up where the learner speaks another protocol version: this link has nobody who could refuse."""

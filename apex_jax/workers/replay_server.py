@@ -11,7 +11,7 @@ import zmq
 
 from apex_jax.config import Config
 from apex_jax.environment import segment_spec
-from apex_jax.errors import UsageError
+from apex_jax.errors import UsageError, printable
 from apex_jax.links.experience_service import EpisodeMeans, ExperienceService
 from apex_jax.links.replay_journal import ReplayJournal
 from apex_jax.links.replay_state import Counters
@@ -173,7 +173,7 @@ class ReplayServer:
             self._journal.finish(self.buffer, self.limiter, self._counters(), time.monotonic())
 
     def _see_off(self, reason: str, stop: StopSignal) -> None:
-        _log.info("the run is over: %s", reason)
+        _log.info("the run is over: %s", printable(reason))
         until = time.monotonic() + LEAVING_SECONDS
         while self.experience.actors and time.monotonic() < until and not stop.is_set():
             self.experience.finish(reason)  # again to who could not take it, or has only just joined
