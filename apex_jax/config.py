@@ -46,6 +46,7 @@ class EnvironmentConfig:
     frame_stack: int = key(4, "newest frames that make an observation", "frames", 1, 16)
     frame_skip: int = key(4, "emulator frames an action is repeated for", "frames", 1, 16)
     noop_max: int = key(30, "an episode starts with 1 to this many no-ops", "frames", 1, 100)
+    fire_reset: bool = key(True, "an episode starts with FIRE, too, where the game has that action")
     repeat_action_probability: float = key(
         0.0, "sticky actions: probability that the emulator repeats the previous action", "", 0, 1
     )
@@ -310,7 +311,8 @@ class Config:
         return (
             f"task={environment.task} frame_size={environment.frame_size} frame_stack={environment.frame_stack}"
             f" frame_skip={environment.frame_skip} segment_slots={self.actor.segment_slots}"
-            f" n_step={algorithm.n_step} discount={algorithm.discount!r}"
+            f" n_step={algorithm.n_step} discount={algorithm.discount!r} reward_clip={environment.reward_clip!r}"
+            f" life_loss_terminates={str(environment.life_loss_terminates).lower()}"
         )
 
     @property

@@ -211,6 +211,7 @@ def _options(config: Config, max_episode_frames: int) -> dict[str, Any]:
         "stack_num": environment.frame_stack,
         "frame_skip": environment.frame_skip,
         "noop_max": environment.noop_max,
+        "use_fire_reset": environment.fire_reset,
         "repeat_action_probability": environment.repeat_action_probability,
     }
 

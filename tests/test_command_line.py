@@ -162,7 +162,9 @@ def test_paper_file_sends_every_50_transitions_and_has_360_epsilons() -> None:
     config = load(CONFIGS / "paper.yaml")
     assert config.actor.segment_slots - (config.environment.frame_stack - 1 + config.algorithm.n_step) == 50
     assert config.ladder_size == 360
-    assert config.learner == dataclasses.replace(Config().learner, publish_interval_seconds=2.9)
+    assert config.learner == dataclasses.replace(
+        Config().learner, publish_interval_seconds=2.9, compute_dtype="float32"
+    )
     assert (config.replay, config.network) == (Config().replay, Config().network)
 
 

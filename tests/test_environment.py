@@ -274,13 +274,15 @@ def test_equal_seeds_agree_and_different_seeds_differ() -> None:
     assert not np.array_equal(first, observations([4, 4 + 10**6]))
 
 
-def test_sticky_actions_and_noops_reach_the_emulator() -> None:
-    plain = play("Seaquest-v5", 30, seeds=[1])
-    for change in ({"repeat_action_probability": 0.9}, {"noop_max": 1}):
-        changed = play("Seaquest-v5", 30, seeds=[1], **change)
-        assert any(not np.array_equal(a.observation, b.observation) for a, b in zip(plain, changed, strict=True)), (
-            change
-        )
+def test_sticky_actions_and_how_episodes_start_reach_the_emulator() -> None:
+    for task, change in (
+        ("Seaquest-v5", {"repeat_action_probability": 0.9}),
+        ("Seaquest-v5", {"noop_max": 1}),
+        ("Breakout-v5", {"fire_reset": False}),
+    ):
+        plain, changed = play(task, 30, seeds=[1]), play(task, 30, seeds=[1], **change)
+        pairs = zip(plain, changed, strict=True)
+        assert any(not np.array_equal(before.observation, after.observation) for before, after in pairs), change
 
 
 def test_time_limit_of_the_evaluator_is_its_own() -> None:
