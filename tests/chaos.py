@@ -1,7 +1,7 @@
 """Breaks a fleet at random for as long as asked: `python -m tests.chaos --minutes 30 --seed 1 [--report FILE]`.
 
-One replay server, a learner, three actors and an evaluator, real processes over loopback tcp with a proxy at every
-client; whatever ends is started again after a second, as systemd would. Every 10 to 30 s one of them is killed,
+One replay server, a learner, three actors and an evaluator, real processes with keys over loopback tcp with a proxy at
+every client; whatever ends is started again after a second, as systemd would. Every 10 to 30 s one of them is killed,
 terminated, stopped for a while, cut off for a while, or has its connections reset or lost, each of which befalls each
 process once in about 18 minutes; the same order for the same seed. Prints a report and a line of JSON; exit code 1
 where something that must hold did not.
@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from apex_jax.metrics import read_metrics
+from apex_jax.transport import keys
 from tests.chaos_deck import Deck
 from tests.chaos_ledger import ledger_violations, newest_ledger, read_books
 from tests.chaos_watch import Advance, Learning, Life, growth, trend_of
@@ -326,7 +327,9 @@ def report(soak: Soak, minutes: float, seed: int) -> tuple[str, dict[str, Any]]:
 def soak(folder: Path, minutes: float, seed: int) -> tuple[str, dict[str, Any]]:
     """Runs a soak in an empty folder and returns its report."""
     os.environ["PYTHONFAULTHANDLER"] = "1"  # see `_make_end`
-    with Programs(folder) as programs, Fleet(programs, folder / "run", *ARGUMENTS) as fleet:
+    keys.create(folder / "keys")
+    arguments = (*ARGUMENTS, f"security.keys={folder / 'keys'}")
+    with Programs(folder) as programs, Fleet(programs, folder / "run", *arguments) as fleet:
         # First lives would else compile, and stay larger than those that read from the cache what they did.
         assert programs.start(*catch(folder / "compiled", "total_updates=200", *ARGUMENTS)).exit_code() == 0
         soak = Soak(fleet, random.Random(seed))
