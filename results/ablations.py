@@ -75,18 +75,21 @@ def main() -> None:
 
 
 def table(groups: Sequence[Group]) -> str:
-    """Returns as Markdown how early the runs of each group learned, also against the first group, and how far.
+    """Returns as Markdown how early the runs of each group learned, and how far, also against the first group.
 
     Early: the mean of a run's curve over frames. Of each the interquartile mean and its bootstrap interval.
     """
-    header = ("", "runs", "mean over the run", f"difference to {groups[0].label}", "last evaluation")
-    rows = [header, ("---", "--:", "--:", "--:", "--:")]
+    less_than_first = f"difference to {groups[0].label}"
+    header = ("", "runs", "mean over the run", less_than_first, "last evaluation", less_than_first)
+    rows: list[tuple[str, ...]] = [header, ("---", "--:", "--:", "--:", "--:", "--:")]
     grid = common_grid([run.evaluation for group in groups for run in group.runs], "frames")
     early = [np.array([held(run.evaluation, "frames", grid).mean() for run in group.runs]) for group in groups]
-    for group, means in zip(groups, early, strict=True):
-        less = "" if means is early[0] else _difference(means, early[0])
-        last = np.array([run.evaluation.returns[-1] for run in group.runs])
-        rows.append((group.label, str(len(means)), _interval(means), less, _interval(last)))
+    last = [np.array([run.evaluation.returns[-1] for run in group.runs]) for group in groups]
+    for number, group in enumerate(groups):
+        cells = []
+        for values in (early, last):
+            cells += [_interval(values[number]), _difference(values[number], values[0]) if number else ""]
+        rows.append((group.label, str(len(group.runs)), *cells))
     return "\n".join("| " + " | ".join(row) + " |" for row in rows)
 
 

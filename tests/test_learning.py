@@ -25,5 +25,6 @@ def test_pong_is_won_within_30_minutes_on_2_cores(tmp_path: Path) -> None:
     _, minutes, returns = read_run(directory).evaluation
     assert returns[0] < -19, "the first evaluation is of an untrained network"
     assert returns[minutes <= MINUTES].max() >= SCORE
+    assert returns[-1] >= SCORE, "what was learned is kept"
     assert (directory / "curves.png").exists()
     assert (directory / "video.mp4").stat().st_size > 10_000

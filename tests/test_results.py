@@ -270,7 +270,7 @@ def test_published_ablations_are_those_of_the_published_runs(tmp_path: Path) -> 
     printed = ablations.table(groups)
     assert (folder / "table.md").read_text() == printed + "\n"
     assert printed in (ROOT / "results" / "README.md").read_text()
-    assert [line.count("|") for line in printed.splitlines()] == [6] * (2 + len(variants))
+    assert [line.count("|") for line in printed.splitlines()] == [7] * (2 + len(variants))
     draw_each_against_the_first(groups, tmp_path / "ablations.png")
     with (
         Image.open(tmp_path / "ablations.png") as drawn,

@@ -1,1 +1,1 @@
-"""The algorithm: pure functions of arrays, and the only place that says jax.jit. No clock, socket, file or thread."""
+"""The algorithm: arrays in, arrays out, and the only place that says jax.jit. No clock, socket, file or thread."""
