@@ -365,18 +365,23 @@ def test_config_of_a_run_is_written_whole_and_without_the_addresses_of_a_start(t
     assert [path.name for path in tmp_path.iterdir()] == ["config.yaml"]
 
 
-def test_start_of_a_run_with_other_settings_names_them(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    config = Config(run_directory=str(tmp_path))
-    provenance.warn_of_changes(config)  # nothing is there yet
+def test_start_of_a_run_with_other_settings_names_them_and_so_does_a_plot_of_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = Config(run_directory=str(make_run(tmp_path / "run", [1.0, 2.0])))
+    (tmp_path / "run" / "starts.jsonl").write_text(
+        json.dumps({"time": START, "changed_settings": 5}) + "\n"
+    )  # not ours
+    provenance.record_start(config)
     provenance.record_config(config)
-    provenance.warn_of_changes(config.replace(total_minutes=9.0, seed=1))  # a run that goes on for longer
+    provenance.record_start(config.replace(total_minutes=9.0, seed=1))  # a run that goes on for longer
     assert caplog.text == ""
-    learner = dataclasses.replace(config.learner, batch_size=64)
-    provenance.warn_of_changes(config.replace(learner=learner))
-    was = config.learner.batch_size
-    assert (
-        f"{tmp_path} resumes with changed settings, learner.batch_size=64 (was {was}): to start afresh" in caplog.text
-    )
+    provenance.record_start(config.replace(learner=dataclasses.replace(config.learner, batch_size=64)))
+    change = f"learner.batch_size=64 (was {config.learner.batch_size})"
+    assert f"{tmp_path}/run resumes with changed settings, {change}: to start afresh" in caplog.text
+    assert read_run(tmp_path / "run").changed_settings == [change]
+    assert run([str(tmp_path / "run"), "--output", str(tmp_path / "curves.png")]) == 0
+    assert f"{tmp_path}/run went on with changed settings: {change}\n" in capsys.readouterr().out
 
 
 def test_label_that_cannot_be_drawn_is_wrong_usage(tmp_path: Path) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
 import signal
+import statistics
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -140,14 +142,35 @@ def test_run_tells_where_it_came_from_and_can_be_plotted(
     }
 
 
-def test_finished_run_plays_again(finished: FinishedRun, programs: Programs) -> None:
-    program = programs.start("--role", "evaluator", f"checkpoint={finished.directory}")  # as the summary says
+def evaluations(directory: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (directory / "evaluations.jsonl").read_text().splitlines()]
+
+
+def test_finished_run_plays_again_and_keeps_the_return_of_each_game_as_it_did_before(
+    copy: Path, programs: Programs
+) -> None:
+    means = [statistics.fmean(evaluation["returns"]) for evaluation in evaluations(copy)]
+    assert means == values(copy, "evaluator", "eval/episodic_return")
+    program = programs.start("--role", "evaluator", f"checkpoint={copy}", "episodes=3")  # as the summary says
     assert program.exit_code() == 0
     result = re.fullmatch(
-        r"Catch-v0: mean return ([\d.-]+), .* after 4,000 updates and [\d,]+ frames\n", program.stdout
+        r"Catch-v0: mean return ([\d.-]+), .* over 3 games, after 4,000 updates and [\d,]+ frames\n", program.stdout
     )
     assert result is not None
     assert float(result[1]) >= 0.9
+    *before, again = evaluations(copy)
+    assert len(before) == len(means)
+    assert (again["updates"], len(again["returns"])) == (4000, 3)
+    assert statistics.fmean(again["returns"]) == pytest.approx(float(result[1]), abs=0.01)
+
+
+def test_a_run_that_cannot_be_written_is_evaluated_as_well(copy: Path, programs: Programs) -> None:
+    (copy / "evaluations.jsonl").unlink()
+    (copy / "evaluations.jsonl").mkdir()  # in the way
+    program = programs.start("--role", "evaluator", f"checkpoint={copy}")
+    assert program.exit_code() == 0
+    assert "Catch-v0: mean return " in program.stdout
+    assert "the games' returns are not kept: " in program.stderr
 
 
 # Started again ---------------------------------------------------------------------------------------------------

@@ -51,6 +51,7 @@ class Run:
     evaluation: Curve
     training: Mapping[str, Curve]  # by band of epsilon, as in `apex_jax.metrics.epsilon_band`
     settings: Mapping[str, Any]  # every key of its configuration by dotted name; empty where there is none
+    changed_settings: Sequence[str] = ()  # on the way: what it had before is not in `settings`
 
     @property
     def method(self) -> tuple[tuple[str, str], ...]:
@@ -88,7 +89,13 @@ def read_run(directory: str | os.PathLike[str]) -> Run:
         evaluation=_curve(all_lines, EVALUATION, minutes),
         training={tag.removeprefix(TRAINING): _curve(all_lines, tag, minutes) for tag in bands},
         settings=settings,
+        changed_settings=[shown(change) for start in starts for change in _changes(start)],
     )
+
+
+def _changes(start: Mapping[str, Any]) -> Sequence[Any]:
+    changes = start.get("changed_settings")
+    return changes if isinstance(changes, list) else ()
 
 
 def grouped(runs: Sequence[Run]) -> list[Group]:

@@ -33,8 +33,15 @@ _CHECKOUT = Path(__file__).resolve().parents[2]
 
 
 def record_start(config: Config) -> None:
-    """Appends this start of the run to its directory. OSError where that cannot be written."""
-    append_line(Path(config.directory, FILE_NAME), json.dumps(_this_start(config)).encode() + b"\n")
+    """Appends this start of the run to its directory. OSError where that cannot be written.
+
+    Says where the run that is about to go on was begun with other settings: somebody may have meant a new one.
+    """
+    if changes := _changes(config):
+        message = "%s resumes with changed settings, %s: to start afresh, choose another run_directory"
+        _log.warning(message, config.directory, ", ".join(changes))
+    start = _this_start(config) | {"changed_settings": changes}
+    append_line(Path(config.directory, FILE_NAME), json.dumps(start).encode() + b"\n")
 
 
 def record_config(config: Config) -> None:
@@ -43,13 +50,6 @@ def record_config(config: Config) -> None:
     half = path.with_name(f".{path.name}")
     half.write_text(to_yaml(config.replace(addresses=AddressConfig())))
     os.replace(half, path)
-
-
-def warn_of_changes(config: Config) -> None:
-    """Says where the run that is about to go on was begun with other settings: somebody may have meant a new one."""
-    if changes := _changes(config):
-        message = "%s resumes with changed settings, %s: to start afresh, choose another run_directory"
-        _log.warning(message, config.directory, ", ".join(changes))
 
 
 def _changes(config: Config) -> list[str]:

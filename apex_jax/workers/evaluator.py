@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import time
 from collections.abc import Callable
@@ -21,7 +22,7 @@ from apex_jax.config import Config
 from apex_jax.environment import Environment, EpisodeTracker, segment_spec
 from apex_jax.errors import RunError, UsageError, shown
 from apex_jax.links.weights import Weights, WeightsSubscriber
-from apex_jax.metrics import MetricsWriter, resident_memory_bytes
+from apex_jax.metrics import MetricsWriter, append_line, resident_memory_bytes
 from apex_jax.operations.status_page import StatusPage
 from apex_jax.process import ROLE_NUMBERS, StopSignal, process_rng
 from apex_jax.results.video import video_paths
@@ -31,6 +32,8 @@ from apex_jax.types import SegmentSpec
 from apex_jax.workers.recording import record_game
 
 _log = logging.getLogger(__name__)
+
+FILE_NAME = "evaluations.jsonl"  # in the run directory
 
 
 class Evaluation(NamedTuple):
@@ -135,6 +138,7 @@ def follow(
                 evaluation = Evaluation(returns, weights.updates, weights.environment_steps)
                 told |= evaluation.values(config.environment.task)
                 _write(metrics, config, evaluation)
+                _keep(config, config.directory, evaluation)
         if weights is not None and weights.final and not stop.is_set():
             video = config.evaluator.video or str(Path(config.directory, "video"))
             try:
@@ -151,7 +155,9 @@ def evaluate_checkpoint(config: Config, spec: SegmentSpec, stop: StopSignal) -> 
     weights = _saved_weights(config, config.evaluator.checkpoint, dqn)
     returns = Evaluator(config, spec, dqn).evaluate(weights.params, stop.is_set)
     if returns is not None:
-        print(_describe(config, Evaluation(returns, weights.updates, weights.environment_steps)))
+        evaluation = Evaluation(returns, weights.updates, weights.environment_steps)
+        print(_describe(config, evaluation))
+        _keep(config, config.evaluator.checkpoint, evaluation)
     if config.evaluator.video and not stop.is_set():
         try:
             _record(config, spec, dqn, weights.params, config.evaluator.video, stop)
@@ -219,12 +225,30 @@ def _write(metrics: MetricsWriter, config: Config, evaluation: Evaluation) -> No
     _log.info("%s", _describe(config, evaluation))
 
 
+def _keep(config: Config, run_directory: str, evaluation: Evaluation) -> None:
+    """Appends the return of every single game to the run's evaluations."""
+    line = {
+        "time": time.time(),  # unix seconds
+        "updates": evaluation.updates,
+        "frames": evaluation.environment_steps * config.environment.frame_skip,
+        "epsilon": config.evaluator.epsilon,
+        "seed": config.seed,
+        "returns": evaluation.returns.tolist(),
+    }
+    try:
+        append_line(Path(run_directory, FILE_NAME), json.dumps(line).encode() + b"\n")
+    except OSError as error:  # the evaluation stands; somebody else's run may be read-only
+        _log.warning("the games' returns are not kept: %s", error)
+
+
 def _describe(config: Config, evaluation: Evaluation) -> str:
     values = evaluation.values(config.environment.task)
     frames = evaluation.environment_steps * config.environment.frame_skip
     text = (
         f"{config.environment.task}: mean return {values['eval/episodic_return']:.2f},"
-        f" median {values['eval/episodic_return_median']:.2f} over {len(evaluation.returns)} games"
+        f" median {values['eval/episodic_return_median']:.2f},"
+        f" lowest {evaluation.returns.min():g}, highest {evaluation.returns.max():g}"
+        f" over {len(evaluation.returns)} games"
     )
     if (score := values.get("eval/human_normalized_score")) is not None:
         text += f", human-normalised {score:.0%}"

@@ -33,7 +33,7 @@ from apex_jax.process import (
     new_run_id,
     process_rng,
 )
-from apex_jax.results.provenance import record_config, record_start, warn_of_changes
+from apex_jax.results.provenance import record_config, record_start
 from apex_jax.transport.codec import architecture_of
 from apex_jax.transport.security import link_context
 from apex_jax.types import IndexBatches, LearnerHello, SegmentSpec
@@ -363,7 +363,6 @@ def run(config: Config, name: str, stop: StopSignal) -> int:
         if stop.is_set():
             return stop.exit_code  # before the copy of the run had come, which is then not to be replaced
         if not os.environ.get(SUPERVISED):  # else the supervisor has done so
-            warn_of_changes(config)
             record_start(config)
         context = link_context(config, "learner")
         learner = Learner(config, segment_spec(config), context, name, storage)

@@ -25,7 +25,7 @@ from apex_jax.operations.status_page import StatusPage
 from apex_jax.operations.storage_copy import LAST_COPY_SECONDS, fetch_missing
 from apex_jax.operations.watch import Watch
 from apex_jax.process import FETCHED, SUPERVISED, StopSignal
-from apex_jax.results.provenance import record_start, warn_of_changes
+from apex_jax.results.provenance import record_start
 from apex_jax.results.video import video_paths
 from apex_jax.storage import SECTIONS
 from apex_jax.transport.sockets import LocalLinks
@@ -300,7 +300,6 @@ def run(config: Config, name: str, stop: StopSignal) -> int:
         with locked(Path(config.directory)), StatusPage(config, "local", name, stop) as page:
             if config.storage.url:  # before the roles do so: metrics that come later would look like new ones
                 fetch_missing(config, SECTIONS, stop.is_set)
-            warn_of_changes(config)
             record_start(config)
             addresses = AddressConfig(links.experience, links.sampling, links.weights, links.status)
             if not stop.is_set():
