@@ -65,6 +65,7 @@
       weights        the learner's end, and that of actors and evaluator
       replay_journal writes down what the server stores, and reads it back; replay_state is what snapshots hold
       ledger         what became of every transition
+      run_steps      environment steps of the run, as the replay server counts them
 
     process          signals, seeds, log, device of a process
 

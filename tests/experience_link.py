@@ -11,6 +11,7 @@ import zmq
 
 from apex_jax.config import Config
 from apex_jax.links.experience_service import ExperienceService
+from apex_jax.links.run_steps import RunSteps
 from apex_jax.replay.rate_limiter import RateLimiter
 from apex_jax.transport import sockets
 from apex_jax.transport.codec import decode_frames, encode_segment
@@ -49,7 +50,8 @@ class Server:
         self.limiter = limiter
         self._context = zmq.Context()
         self._socket = sockets.serve_experience(self._context, address)
-        self.service = ExperienceService(self._socket, config, SPEC, self.buffer, limiter)
+        self.steps = RunSteps()
+        self.service = ExperienceService(self._socket, config, SPEC, self.buffer, limiter, self.steps)
         self.dropped = self.service.dropped
 
     def serve(self) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import zmq
 
+from apex_jax.links.run_steps import RunSteps
 from apex_jax.links.sampling_service import SamplingService
 from apex_jax.links.sampling_stream import Item, SamplingStream, Segments
 from apex_jax.replay.rate_limiter import RateLimiter
@@ -61,12 +62,12 @@ class Server:
 
     def __init__(self, address: str, limiter: RateLimiter, capacity: int = CAPACITY) -> None:
         self.inserted = 0
-        self.environment_steps = 0
         self.buffer = buffer_of(capacity)
         self.limiter = limiter
         self._context = zmq.Context()
         self._socket = sockets.serve_sampling(self._context, address)
-        self.service = SamplingService(self._socket, CONFIG, self.buffer, limiter, run_id=9)
+        self.steps = RunSteps()
+        self.service = SamplingService(self._socket, CONFIG, self.buffer, limiter, 9, self.steps)
         self.dropped = self.service.dropped
 
     def insert(self, count: int = 1) -> None:
@@ -78,7 +79,7 @@ class Server:
 
     def serve(self) -> None:
         self.service.read(now_seconds=0.0)
-        self.service.stream(self.environment_steps, now_seconds=1.0)
+        self.service.stream(now_seconds=1.0)
 
     def until(self, condition: Callable[[], Any]) -> None:
         wait_until(condition, self.serve)

@@ -86,7 +86,7 @@ def test_fault_34_duplicated_and_reordered_segments_are_stored_once_in_order_and
     server.until(lambda: server.dropped["duplicate_segment"] == 30)
     assert server.stored() == list(range(1, 31))
     assert server.dropped["early_segment"] > 0
-    assert server.service.environment_steps == 300
+    assert server.steps.here == 300
     assert server.service.totals()["stored"] == 30 * TRANSITIONS
 
 

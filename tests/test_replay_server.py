@@ -139,7 +139,7 @@ def test_steps_that_a_restarted_learner_knows_are_not_counted_twice(running: Run
     first.send(Goodbye(5))
     wait_until(lambda: running.server.sampling.learner is None)
     running.learner(environment_steps=1_150)
-    assert running.server.environment_steps == 1_200
+    assert running.server.steps.total == 1_200
 
 
 def test_the_end_of_the_run_ends_the_server_once_the_actors_have_left(running: Running) -> None:
@@ -204,14 +204,14 @@ def test_a_server_that_starts_again_goes_on_from_the_journal(config: Config) -> 
     second = Running(config)
     server = second.server
     assert (server.buffer.size_segments, server.limiter.inserted, server.limiter.sampled) == (3, 3 * TRANSITIONS, 4)
-    assert server.environment_steps == 1_300
+    assert server.steps.total == 1_300
     assert server.ledger()["stored"] == 3 * TRANSITIONS
     second.learner(environment_steps=1_250)
-    assert server.environment_steps == 1_300, "it knows better"
+    assert server.steps.total == 1_300, "it knows better"
     second.close()
     third = Running(config)
     third.learner(environment_steps=1_500)
-    wait_until(lambda: third.server.environment_steps == 1_500)  # its journal is older than what the learner knows
+    wait_until(lambda: third.server.steps.total == 1_500)  # its journal is older than what the learner knows
     third.actor(run_id=2)
     assert third.server.experience.welcomed == 2
     third.close()
@@ -252,9 +252,9 @@ def test_a_killed_server_leaves_what_it_acknowledged(config: Config) -> None:
     first = Running(config)
     send_segments(first.actor(), 1, 2)
     first.learner(environment_steps=1_000)
-    wait_until(lambda: first.server.environment_steps == 1_200)
+    wait_until(lambda: first.server.steps.total == 1_200)
     second = ReplayServer(as_killed_now(config), SPEC, context)
-    assert (second.buffer.size_segments, second.environment_steps) == (2, 1_200)
+    assert (second.buffer.size_segments, second.steps.total) == (2, 1_200)
     assert second.experience.welcomed == 1
     second.close()
     context.term()

@@ -16,6 +16,7 @@ from apex_jax.agent.exploration import choose_places
 from apex_jax.config import Config
 from apex_jax.links.ledger import Ledger
 from apex_jax.links.replay_journal import ReplayJournal
+from apex_jax.links.run_steps import RunSteps
 from apex_jax.metrics import Mean, epsilon_band
 from apex_jax.replay.buffer import ReplayBuffer
 from apex_jax.replay.rate_limiter import RateLimiter
@@ -97,12 +98,12 @@ class ExperienceService:
         spec: SegmentSpec,
         buffer: ReplayBuffer,
         limiter: RateLimiter,
+        steps: RunSteps,
         journal: ReplayJournal | None = None,
     ):
         """`journal`: where what happens is written down; None = nowhere."""
         self.actors: dict[bytes, Actor] = {}
         self.dropped: Counter[str] = Counter()
-        self.environment_steps = 0  # behind the segments stored or refused, of all actors
         self.welcomed = 0  # actors so far
         self.ledger = Ledger()
         self.episodes = EpisodeMeans()
@@ -111,6 +112,7 @@ class ExperienceService:
         self._spec = spec
         self._buffer = buffer
         self._limiter = limiter
+        self._steps = steps
         self._journal = journal
         self._occupants = np.zeros(config.ladder_size, np.int64)
         self._waiting: deque[Waiting] = deque()
@@ -151,7 +153,7 @@ class ExperienceService:
                 self._insert(first, first.columns, now_seconds)
             else:
                 break
-            self.environment_steps += first.message.environment_steps
+            self._steps.here += first.message.environment_steps
             first.actor.waiting.popleft()
             self._waiting.popleft()
             if not first.actor.waiting:

@@ -12,6 +12,8 @@ import numpy as np
 import zmq
 
 from apex_jax.config import Config
+from apex_jax.links.replay_journal import ReplayJournal
+from apex_jax.links.run_steps import RunSteps
 from apex_jax.replay.buffer import ReplayBuffer
 from apex_jax.replay.rate_limiter import RateLimiter
 from apex_jax.transport import sockets
@@ -58,18 +60,27 @@ class SamplingService:
     the learner's credit says what it can take, and its cursor what it still lacks.
     """
 
-    def __init__(self, socket: zmq.Socket, config: Config, buffer: ReplayBuffer, limiter: RateLimiter, run_id: int):
+    def __init__(
+        self,
+        socket: zmq.Socket,
+        config: Config,
+        buffer: ReplayBuffer,
+        limiter: RateLimiter,
+        run_id: int,
+        steps: RunSteps,
+        journal: ReplayJournal | None = None,
+    ):
+        """`journal`: where what a learner knows of the run's steps is written down; None = nowhere."""
         self.learner: LearnerPeer | None = None
         self.dropped: Counter[str] = Counter()
-        self.is_restored = False  # and has yet to hear from a learner
-        self.environment_steps = 0  # of the run, as the server knows
-        self.earlier_environment_steps: int | None = None  # of the run that this server does not know of itself
         self.finished: str | None = None  # why, once the learner said that the run is over
         self._socket = socket
         self._config = config
         self._buffer = buffer
         self._limiter = limiter
         self._run_id = run_id
+        self._steps = steps
+        self._journal = journal
         self._handlers: dict[type, Callable[[bytes, Any, float], None]] = {
             LearnerHello: self._on_hello,
             Credit: self._on_credit,
@@ -92,15 +103,14 @@ class SamplingService:
                 self.learner.seen_seconds = now_seconds
             self._handlers[type(message)](identity, message, now_seconds)
 
-    def stream(self, environment_steps: int, now_seconds: float) -> None:
+    def stream(self, now_seconds: float) -> None:
         """Sends the segments that the learner lacks, then batches, as far as its credit and the rate limiter go."""
-        self.environment_steps = environment_steps
         learner = self.learner
         if learner is None or not self._send_segments(learner):
             return
         draw_size = learner.batches_at_once * learner.batch_size
         while learner.groups_credit > 0 and self._can_sample(draw_size):
-            if not sockets.send(self._socket, self._draw(learner, environment_steps, now_seconds), learner.identity):
+            if not sockets.send(self._socket, self._draw(learner, now_seconds), learner.identity):
                 return
             learner.groups_credit -= 1
             self._limiter.sample(draw_size)
@@ -146,13 +156,13 @@ class SamplingService:
             learner.segments_credit -= count
         return True
 
-    def _draw(self, learner: LearnerPeer, environment_steps: int, now_seconds: float) -> IndexBatches:
+    def _draw(self, learner: LearnerPeer, now_seconds: float) -> IndexBatches:
         draw = self._buffer.sample(learner.batches_at_once, learner.batch_size, now_seconds)
         return IndexBatches(
             indices=draw.indices,
             generations=draw.generations,
             weights=draw.weights,
-            environment_steps=environment_steps,
+            environment_steps=self._steps.total,
             size_transitions=self._buffer.size_transitions,
             samples_per_insert=self._limiter.sampled / max(1, self._limiter.inserted),
             age_seconds=draw.age_seconds,
@@ -168,11 +178,8 @@ class SamplingService:
         if not sockets.send(self._socket, welcome, identity):
             return
         self.learner = LearnerPeer(identity, message.run_id, now_seconds, message.batches_at_once, message.batch_size)
-        if self.earlier_environment_steps is None:  # what later learners know they have from this server, ...
-            self.earlier_environment_steps = message.environment_steps
-        elif self.is_restored:  # ... unless what was restored is older than what the learner knows
-            self.earlier_environment_steps += max(0, message.environment_steps - self.environment_steps)
-        self.is_restored = False
+        if self._steps.on_learner(message.environment_steps) and self._journal is not None:
+            self._journal.on_learner(self._steps.earlier or 0)
         _log.info("learner %s joins; %d segments are live", identity.hex(), self._buffer.size_segments)
 
     def _refusal(self, message: LearnerHello) -> Refusal | None:

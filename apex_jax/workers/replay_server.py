@@ -15,6 +15,7 @@ from apex_jax.errors import UsageError, printable
 from apex_jax.links.experience_service import EpisodeMeans, ExperienceService
 from apex_jax.links.replay_journal import ReplayJournal
 from apex_jax.links.replay_state import Counters
+from apex_jax.links.run_steps import RunSteps
 from apex_jax.links.sampling_service import SamplingService
 from apex_jax.metrics import MetricsWriter, RateMeter, resident_memory_bytes
 from apex_jax.operations.status_page import StatusPage
@@ -26,7 +27,7 @@ from apex_jax.transport import sockets
 from apex_jax.transport.codec import max_body_bytes
 from apex_jax.transport.monitor import ServerMonitor
 from apex_jax.transport.security import link_context
-from apex_jax.types import MAX_ENVIRONMENT_STEPS, SegmentSpec
+from apex_jax.types import SegmentSpec
 
 _log = logging.getLogger(__name__)
 
@@ -60,6 +61,7 @@ class ReplayServer:
             from_actors=config.replay.initial_priority == "actor",
         )
         self.limiter = make_limiter(config, spec)
+        self.steps = RunSteps()
         self._journal = ReplayJournal(config, spec, self.buffer.capacity_segments) if config.replay.journal else None
         self._monitors = {link: ServerMonitor() for link in ("experience", "sampling")}
         with contextlib.ExitStack() as opened:
@@ -78,9 +80,11 @@ class ReplayServer:
             )
             opened.callback(self._monitors["sampling"].close)
             self.experience = ExperienceService(
-                self._experience_socket, config, spec, self.buffer, self.limiter, self._journal
+                self._experience_socket, config, spec, self.buffer, self.limiter, self.steps, self._journal
             )
-            self.sampling = SamplingService(self._sampling_socket, config, self.buffer, self.limiter, new_run_id())
+            self.sampling = SamplingService(
+                self._sampling_socket, config, self.buffer, self.limiter, new_run_id(), self.steps, self._journal
+            )
             if self._journal is not None:
                 self._restore(self._journal)
             self._opened = opened.pop_all()
@@ -114,17 +118,13 @@ class ReplayServer:
 
     def serve(self, now_seconds: float) -> None:
         """Does what the messages that have arrived ask for; each link gets its turn."""
-        before = self.sampling.earlier_environment_steps
         self.experience.read(now_seconds)
         self.sampling.read(now_seconds)
-        earlier = self.sampling.earlier_environment_steps
-        if self._journal is not None and earlier is not None and earlier != before:
-            self._journal.on_learner(earlier)
         if not self.sampling.is_in_arrears:
             self.experience.store(now_seconds)
         elif self._journal is not None:
             self._journal.flush(now_seconds)
-        self.sampling.stream(self.environment_steps, now_seconds)
+        self.sampling.stream(now_seconds)
 
     def close(self) -> None:
         """Closes the sockets and the journal; what the last snapshot does not know, the journal's log does."""
@@ -134,17 +134,11 @@ class ReplayServer:
         """Returns what became of every transition of the run: counts by fate, and under "produced" their sum."""
         return self.experience.totals()
 
-    @property
-    def environment_steps(self) -> int:
-        """Steps of all actors since the run began, those before this server started included."""
-        steps = (self.sampling.earlier_environment_steps or 0) + self.experience.environment_steps
-        return min(steps, MAX_ENVIRONMENT_STEPS)  # what peers say may be anything, and must not end the server
-
     def report(self) -> dict[str, Any]:
         """Returns what the server tells of itself, from any thread."""
         experience, sampling, learner = self.experience, self.sampling, self.sampling.learner
         return {
-            "environment_frames": self.environment_steps * self._frame_skip,
+            "environment_frames": self.steps.total * self._frame_skip,
             "size_transitions": self.buffer.size_transitions,
             "stored_bytes": self.buffer.stored_bytes,
             "rates": {f"{tag}_per_second": meter.rate for tag, meter in self._rates.items()},
@@ -184,23 +178,17 @@ class ReplayServer:
     def _restore(self, journal: ReplayJournal) -> None:
         counters = journal.restore(self.buffer, self.limiter, time.monotonic())
         self.experience.ledger = counters.ledger
-        self.experience.environment_steps = counters.environment_steps
         self.experience.welcomed = counters.welcomed
-        self.sampling.earlier_environment_steps = counters.earlier_environment_steps
-        self.sampling.is_restored = counters.earlier_environment_steps is not None
-        self.sampling.environment_steps = self.environment_steps
+        self.steps.restore(counters.environment_steps, counters.earlier_environment_steps)
 
     def _counters(self) -> Counters:
-        experience, earlier = self.experience, self.sampling.earlier_environment_steps
-        return Counters(experience.ledger, experience.environment_steps, earlier, experience.welcomed)
+        return Counters(self.experience.ledger, self.steps.here, self.steps.earlier, self.experience.welcomed)
 
     def _write_metrics(self) -> None:
         experience, sampling = self.experience, self.sampling
-        frames = self.environment_steps * self._frame_skip
+        frames = self.steps.total * self._frame_skip
         values = {
-            "charts/environment_frames_per_second": self._rates["frames"].update(
-                experience.environment_steps * self._frame_skip
-            ),
+            "charts/environment_frames_per_second": self._rates["frames"].update(self.steps.here * self._frame_skip),
             "replay/size_transitions": self.buffer.size_transitions,
             "replay/bytes": self.buffer.stored_bytes,
             "replay/samples_per_insert": self.limiter.sampled / max(1, self.limiter.inserted),
