@@ -27,15 +27,15 @@ def main() -> int:
         if command.action == "print_config":
             print(to_yaml(command.config), end="")
             return 0
-        from apex_jax import process  # not before the command is known to be sound
+        from apex_jax import device, process  # not before the command is known to be sound
 
         process.start_log(command.name)
         stop = process.StopSignal()
         stop.install()
         process.check_hosts(command.role, command.config)
-        process.choose_device(command.role, command.config)
-        process.keep_compiled_programs()
-        process.check_device(command.role, command.config)
+        device.choose_device(command.role, command.config)
+        device.keep_compiled_programs()
+        device.check_device(command.role, command.config)
         worker = importlib.import_module(f"apex_jax.workers.{MODULES.get(command.role, command.role)}")
         return int(worker.run(command.config, command.name, stop))
     except KeyboardInterrupt:  # before the signal was taken over

@@ -17,8 +17,9 @@
     errors           what a user is told in one line, and the parser that does so
     compiled         the decorator of loops that are compiled
     disk             what must outlast a loss of power, and directories that one process has
+    device           what a process computes on
 
-    agent/           the algorithm: pure functions of arrays
+    agent/           the algorithm: arrays in, arrays out
       networks       observations -> q-values
       losses         the paper's equations
       dqn            init, act, update
@@ -67,7 +68,7 @@
       ledger         what became of every transition
       run_steps      environment steps of the run, as the replay server counts them
 
-    process          signals, seeds, log, device of a process
+    process          signals, seeds, log, hosts of a process
 
     operations/      what an operator sees and asks for
       progress       how far a run is; diagnosis what is wrong with it, live_view shows both
@@ -83,6 +84,6 @@
       local          all roles on this machine, supervised
 
 Imports run one way: types, errors, compiled, disk, config -> agent, replay, transport, environment, checkpoint,
-journal, storage, metrics, atari_scores (none of which imports another of these) -> results, links, process ->
+device, journal, storage, metrics, atari_scores (none of which imports another of these) -> results, links, process ->
 operations -> workers -> main. Beside that, config -> config_rules -> command_line -> results, workers.
 """

@@ -14,7 +14,7 @@ _cache = tempfile.TemporaryDirectory(prefix="apex-jax-tests-")
 atexit.register(_cache.cleanup)
 os.environ["XDG_CACHE_HOME"] = _cache.name  # of the processes that tests start; they share what is compiled
 
-from apex_jax.process import keep_compiled_programs  # noqa: E402 - which reads that
+from apex_jax.device import keep_compiled_programs  # noqa: E402 - which reads that
 
 keep_compiled_programs()  # in this process too: many tests compile the same
 

@@ -13,7 +13,18 @@ TESTS = sorted((ROOT / "tests").rglob("*.py"))
 SCRIPTS = sorted([*ROOT.glob("*.py"), *(ROOT / "benchmarks").rglob("*.py"), *(ROOT / "results").rglob("*.py")])
 
 FOUNDATION = {"types", "config", "errors", "compiled", "disk"}
-MIDDLE = {"agent", "replay", "transport", "environment", "checkpoint", "journal", "storage", "metrics", "atari_scores"}
+MIDDLE = {
+    "agent",
+    "replay",
+    "transport",
+    "environment",
+    "checkpoint",
+    "device",
+    "journal",
+    "storage",
+    "metrics",
+    "atari_scores",
+}
 MAY_IMPORT = {  # part of the package -> other parts of it
     "__init__": set(),
     "types": set(),

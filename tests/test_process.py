@@ -1,72 +1,17 @@
-"""What every worker process starts with: its device, its random numbers, and an end when a thread of it dies."""
+"""What every worker process starts with: its random numbers, hosts that exist, and an end when a thread of it dies."""
 
 from __future__ import annotations
 
-import dataclasses
 import subprocess
 import sys
-from pathlib import Path
 
-import jax
 import pytest
 
 from apex_jax import process
 from apex_jax.command_line import load
-from apex_jax.config import ActorConfig, Config, LearnerConfig
-from apex_jax.errors import FatalError, RunError
-from apex_jax.process import ROLE_NUMBERS, choose_device, keep_compiled_programs, new_run_id, process_rng
+from apex_jax.errors import RunError
+from apex_jax.process import ROLE_NUMBERS, new_run_id, process_rng
 from tests.processes import ROOT
-
-DEVICES = Config(learner=LearnerConfig(device="gpu"), actor=ActorConfig(device="cpu"))
-
-
-@pytest.fixture
-def environ(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    environ: dict[str, str] = {}
-    monkeypatch.setattr("apex_jax.process.os.environ", environ)
-    return environ
-
-
-@pytest.mark.parametrize(
-    ("role", "platform"),
-    [("learner", "cuda"), ("actor", "cpu"), ("replay", "cpu"), ("evaluator", "cpu"), ("local", None)],
-)
-def test_each_role_computes_where_the_configuration_says(
-    environ: dict[str, str], role: str, platform: str | None
-) -> None:
-    choose_device(role, DEVICES)
-    assert environ.get("JAX_PLATFORMS") == platform
-
-
-def test_best_device_is_left_to_jax(environ: dict[str, str]) -> None:
-    choose_device("learner", dataclasses.replace(DEVICES, learner=LearnerConfig(device="auto")))
-    assert "JAX_PLATFORMS" not in environ
-
-
-def test_actor_leaves_memory_of_a_shared_gpu_to_the_learner(environ: dict[str, str]) -> None:
-    choose_device("actor", dataclasses.replace(DEVICES, actor=ActorConfig(device="auto")))
-    assert environ["XLA_PYTHON_CLIENT_PREALLOCATE"] == "false"
-
-
-def test_compiled_programs_are_kept_in_the_users_cache(environ: dict[str, str], tmp_path: Path) -> None:
-    environ["XDG_CACHE_HOME"] = str(tmp_path)
-    keep_compiled_programs()
-    assert Path(environ["JAX_COMPILATION_CACHE_DIR"]).is_dir()
-    assert Path(environ["JAX_COMPILATION_CACHE_DIR"]).parent == tmp_path / "apex_jax"
-
-
-def test_another_place_for_compiled_programs_is_respected(environ: dict[str, str], tmp_path: Path) -> None:
-    environ |= {"XDG_CACHE_HOME": str(tmp_path), "JAX_COMPILATION_CACHE_DIR": "elsewhere"}
-    keep_compiled_programs()
-    assert environ["JAX_COMPILATION_CACHE_DIR"] == "elsewhere"
-
-
-def test_without_a_place_to_keep_them_programs_are_compiled_anew(environ: dict[str, str], tmp_path: Path) -> None:
-    no_folder = tmp_path / "file"
-    no_folder.touch()
-    environ["XDG_CACHE_HOME"] = str(no_folder)
-    keep_compiled_programs()
-    assert not [name for name in environ if name.startswith("JAX")]
 
 
 def test_processes_of_one_seed_draw_different_numbers_and_the_same_again() -> None:
@@ -93,35 +38,8 @@ sys.exit(stop.exit_code)
     assert "ZeroDivisionError" in done.stderr
 
 
-@pytest.mark.parametrize(("role", "setting"), [("learner", "learner.device=gpu"), ("actor", "actor.device=gpu")])
-def test_gpu_that_is_not_there_is_one_line(role: str, setting: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail() -> None:
-        raise AssertionError("no plugin\nof that name")
-
-    monkeypatch.setattr(jax, "devices", fail)
-    config = load(None, [setting])
-    with pytest.raises(FatalError, match=rf"{setting}: JAX finds no GPU \(no plugin\); install requirements-gpu.txt"):
-        process.check_device(role, config)
-    process.check_device("replay", config)
-    process.check_device(role, load(None))
-
-
 def test_wildcard_is_no_address_to_connect_to() -> None:
     config = load(None, ["addresses.weights=tcp://*:5552"])
     process.check_hosts("learner", config)
     with pytest.raises(RunError, match=r"addresses\.weights=tcp://\*:5552: \* is for the server of that link"):
         process.check_hosts("actor", config)
-
-
-def test_memory_is_that_of_the_machine_or_of_the_container_where_that_is_less(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(process, "GROUPS", tmp_path)
-    monkeypatch.setattr(process, "OWN_GROUP", tmp_path / "cgroup")
-    machine = process.device_memory_bytes()
-    assert machine > 2**30
-    (tmp_path / "cgroup").write_text("0::/slurm/job\n")
-    (tmp_path / "slurm" / "job").mkdir(parents=True)
-    for limit, memory in (("max", machine), (f"{2**29}", 2**29), (f"{2**60}", machine)):
-        (tmp_path / "slurm" / "job" / "memory.max").write_text(f"{limit}\n")
-        assert process.device_memory_bytes() == memory

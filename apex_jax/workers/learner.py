@@ -18,6 +18,7 @@ from apex_jax.agent.dqn import LearnerState, UpdateOutput, copy_params, make_dqn
 from apex_jax.agent.frame_store import create_store, insert_segments
 from apex_jax.checkpoint import Checkpointer, Progress
 from apex_jax.config import Config
+from apex_jax.device import device_memory_bytes
 from apex_jax.environment import segment_spec
 from apex_jax.errors import DivergenceError, FatalError, RunError
 from apex_jax.links.sampling_stream import Item, SamplingStream, Segments
@@ -29,7 +30,6 @@ from apex_jax.process import (
     ROLE_NUMBERS,
     SUPERVISED,
     StopSignal,
-    device_memory_bytes,
     new_run_id,
     process_rng,
 )
