@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-import cpprb
 import numpy as np
 
 from apex_jax.agent.frame_store import store_bytes
@@ -20,7 +19,7 @@ from apex_jax.types import Segment
 from benchmarks.load import ActorLoad
 from benchmarks.recorded import as_messages, num_transitions, record_segments
 from benchmarks.replay_server import fill, free_tcp_addresses
-from benchmarks.report import finish, say, target
+from benchmarks.report import finish, peer, say, target
 from benchmarks.roles import ROOT, resident_bytes, role
 
 GAMES = ("Pong", "Seaquest", "Breakout", "MsPacman")
@@ -35,6 +34,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--transitions", type=int, default=1_000_000, help="that the server is filled with")
     num_stored = parser.parse_args().transitions
+    peer("cpprb")  # or else the end, before anything is measured
     config = load(ROOT / "configs" / "atari.yaml", [f"replay.capacity_transitions={num_stored}"])
     spec = segment_spec(config)
     in_store = store_bytes(spec, num_stored // spec.max_transitions) / num_stored
@@ -79,7 +79,7 @@ def cpprb_bytes(config: Config, num_stored: int) -> float:
     spec = segment_spec(config)
     shape = (*spec.frame_shape, spec.frame_stack)  # consecutive stacks share frames along the last axis
     before = resident_memory_bytes()
-    buffer = cpprb.PrioritizedReplayBuffer(
+    buffer = peer("cpprb").PrioritizedReplayBuffer(
         num_stored,
         {"obs": {"shape": shape, "dtype": np.uint8}, "act": {"dtype": np.int32}, "rew": {}, "done": {}},
         next_of="obs",

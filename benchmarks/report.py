@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import datetime
+import importlib
 import importlib.metadata
 import json
 import os
 import platform
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,14 @@ from typing import Any
 PACKAGES = ("cpprb", "envpool", "flax", "jax", "jaxlib", "numba", "numpy", "optax", "pyzmq", "zstandard")
 
 _start_seconds = time.monotonic()
+
+
+def peer(package: str) -> Any:
+    """Returns a package that a benchmark compares with; ends the benchmark in one line where it is not installed."""
+    try:
+        return importlib.import_module(package)
+    except ModuleNotFoundError:
+        sys.exit(f"{package} is not installed: see requirements-dev.txt for the versions of Python that have it")
 
 
 def say(text: str) -> None:
