@@ -73,8 +73,9 @@ def test_every_entry_of_a_preset_has_a_variable_of_its_name() -> None:
 
 
 GUIDE = (ROOT / "docs/deploy.md").read_text()
+ARCHITECTURE = (ROOT / "docs/fleet.md").read_text()
 BLOCKS = "".join(re.findall(r"```bash\n(.*?)```", GUIDE, re.DOTALL))
-COMMANDS = [*re.findall(r"`([^`\n]+)`", GUIDE), *BLOCKS.splitlines()]
+COMMANDS = [*re.findall(r"`([^`\n]+)`", GUIDE + ARCHITECTURE), *BLOCKS.splitlines()]
 
 
 def test_every_command_works_from_the_root_of_the_repository() -> None:

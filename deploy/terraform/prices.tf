@@ -1,5 +1,5 @@
 # What an hour costs, roughly. Prices age: these are list prices of us-east-1 for Linux on demand, in US dollars, put
-# down by hand for 2026-11 (docs/deploy.md says how to check them). Another region costs up to 1.5 times as much.
+# down by hand for 2026-11 (docs/fleet.md says how to check them). Another region costs up to 1.5 times as much.
 
 locals {
   hourly_usd = {

@@ -62,7 +62,7 @@ run "small" {
   }
   assert {
     condition     = output.estimated_hourly_usd == "1.26"
-    error_message = "An hour of small costs ${output.estimated_hourly_usd}: docs/deploy.md says another number."
+    error_message = "An hour of small costs ${output.estimated_hourly_usd}: docs/fleet.md says another number."
   }
 }
 
@@ -81,7 +81,7 @@ run "paper" {
   }
   assert {
     condition     = output.estimated_hourly_usd == "2.35"
-    error_message = "An hour of paper costs ${output.estimated_hourly_usd}: docs/deploy.md says another number."
+    error_message = "An hour of paper costs ${output.estimated_hourly_usd}: docs/fleet.md says another number."
   }
 }
 
