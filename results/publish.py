@@ -16,7 +16,7 @@ from typing import Any
 
 from apex_jax.metrics import read_metrics
 
-TEXTS = ("config.yaml", "starts.jsonl", "evaluations.jsonl")
+TEXTS = ("config.yaml", "starts.jsonl", "changes.jsonl", "evaluations.jsonl")
 PICTURES = ("curves.png", "video.gif")
 LINE_SECONDS = 60.0
 

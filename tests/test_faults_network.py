@@ -279,3 +279,4 @@ def test_fault_32_a_machine_whose_cable_is_pulled_for_15_s_comes_back(namespaces
         updates = newest("learner", "learner/updates")
         wait_until(lambda: newest("learner", "learner/updates") > updates + 100, LONG_SECONDS)
         leave(started)
+        assert [program.stderr for program in started if "Traceback" in program.stderr] == []

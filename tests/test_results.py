@@ -369,16 +369,19 @@ def test_start_of_a_run_with_other_settings_names_them_and_so_does_a_plot_of_it(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = Config(run_directory=str(make_run(tmp_path / "run", [1.0, 2.0])))
-    (tmp_path / "run" / "starts.jsonl").write_text(
-        json.dumps({"time": START, "changed_settings": 5}) + "\n"
-    )  # not ours
-    provenance.record_start(config)
-    provenance.record_config(config)
-    provenance.record_start(config.replace(total_minutes=9.0, seed=1))  # a run that goes on for longer
+    longer = config.replace(total_minutes=9.0, seed=1)
+    for same in (config, longer):
+        provenance.record_start(same)
+        provenance.record_config(same)
     assert caplog.text == ""
-    provenance.record_start(config.replace(learner=dataclasses.replace(config.learner, batch_size=64)))
+    changed = config.replace(learner=dataclasses.replace(config.learner, batch_size=64))
+    provenance.record_start(changed)
     change = f"learner.batch_size=64 (was {config.learner.batch_size})"
     assert f"{tmp_path}/run resumes with changed settings, {change}: to start afresh" in caplog.text
+    assert read_run(tmp_path / "run").changed_settings == [], "it may yet be refused by its checkpoint"
+    (tmp_path / "run" / "changes.jsonl").write_text('{"time": 1.5, "settings": 5}\n{"ti')  # not ours; torn by a kill
+    provenance.record_config(changed)
+    provenance.record_config(changed)
     assert read_run(tmp_path / "run").changed_settings == [change]
     assert run([str(tmp_path / "run"), "--output", str(tmp_path / "curves.png")]) == 0
     assert f"{tmp_path}/run went on with changed settings: {change}\n" in capsys.readouterr().out

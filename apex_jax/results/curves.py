@@ -16,7 +16,7 @@ from apex_jax.command_line import SETTINGS, load_as_written
 from apex_jax.config import Config
 from apex_jax.errors import UsageError, shown
 from apex_jax.metrics import read_metrics
-from apex_jax.results.provenance import read_starts
+from apex_jax.results.provenance import read_changes, read_starts
 
 NOT_OF_THE_METHOD = (
     "seed",
@@ -89,13 +89,8 @@ def read_run(directory: str | os.PathLike[str]) -> Run:
         evaluation=_curve(all_lines, EVALUATION, minutes),
         training={tag.removeprefix(TRAINING): _curve(all_lines, tag, minutes) for tag in bands},
         settings=settings,
-        changed_settings=[shown(change) for start in starts for change in _changes(start)],
+        changed_settings=read_changes(path),
     )
-
-
-def _changes(start: Mapping[str, Any]) -> Sequence[Any]:
-    changes = start.get("changed_settings")
-    return changes if isinstance(changes, list) else ()
 
 
 def grouped(runs: Sequence[Run]) -> list[Group]:

@@ -27,8 +27,8 @@ def run(arguments: Sequence[str]) -> int:
             f"{error.filename or output}: {error.strerror or error}; choose another --output or run"
         ) from None
     print(table(groups))
-    for run in (run for group in groups for run in group.runs if run.changed_settings):
-        print(f"\n{run.directory} went on with changed settings: {', '.join(run.changed_settings)}")
+    for drawn in (drawn for group in groups for drawn in group.runs if drawn.changed_settings):
+        print(f"\n{drawn.directory} went on with changed settings: {', '.join(drawn.changed_settings)}")
     print(f"\n{output}: thin lines are runs, thick ones their interquartile mean, dotted ones the median")
     return 0
 

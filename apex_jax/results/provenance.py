@@ -1,4 +1,5 @@
-"""Where a run came from: one line in `<run directory>/starts.jsonl` for each start of it.
+"""Where a run came from: one line in `<run directory>/starts.jsonl` for each start of it, one in `changes.jsonl` for
+each with which it went on under other settings.
 
 With `config.yaml` beside it, that is what somebody else needs to repeat the run, or to see why theirs is different.
 """
@@ -20,13 +21,14 @@ from typing import Any
 
 from apex_jax.command_line import load_as_written, to_yaml
 from apex_jax.config import AddressConfig, Config
-from apex_jax.errors import UsageError
+from apex_jax.errors import UsageError, shown
 from apex_jax.metrics import append_line, is_number
 
 _log = logging.getLogger(__name__)
 
 FILE_NAME = "starts.jsonl"
 CONFIG_NAME = "config.yaml"
+CHANGES_NAME = "changes.jsonl"
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy", "numba", "envpool", "pyzmq", "orbax-checkpoint")
 LEARNED_WITH = ("environment", "algorithm", "network", "actor", "replay", "learner")  # groups that shape a result
 _CHECKOUT = Path(__file__).resolve().parents[2]
@@ -40,12 +42,17 @@ def record_start(config: Config) -> None:
     if changes := _changes(config):
         message = "%s resumes with changed settings, %s: to start afresh, choose another run_directory"
         _log.warning(message, config.directory, ", ".join(changes))
-    start = _this_start(config) | {"changed_settings": changes}
-    append_line(Path(config.directory, FILE_NAME), json.dumps(start).encode() + b"\n")
+    append_line(Path(config.directory, FILE_NAME), json.dumps(_this_start(config)).encode() + b"\n")
 
 
 def record_config(config: Config) -> None:
-    """Writes the run's configuration, whole, without the addresses: these are of this start only. OSError."""
+    """Writes the run's configuration, whole, without the addresses: these are of this start only. OSError.
+
+    What was another before is kept beside it.
+    """
+    if changes := _changes(config):
+        line = {"time": time.time(), "settings": changes}
+        append_line(Path(config.directory, CHANGES_NAME), json.dumps(line).encode() + b"\n")
     path = Path(config.directory, CONFIG_NAME)
     half = path.with_name(f".{path.name}")
     half.write_text(to_yaml(config.replace(addresses=AddressConfig())))
@@ -68,19 +75,30 @@ def _changes(config: Config) -> list[str]:
 
 def read_starts(run_directory: str | os.PathLike[str]) -> list[dict[str, Any]]:
     """Returns what `record_start` wrote, oldest first, without lines torn by a kill; empty where there is no file."""
+    return _read_lines(Path(run_directory, FILE_NAME))
+
+
+def read_changes(run_directory: str | os.PathLike[str]) -> list[str]:
+    """Returns the settings that changed on the way, as `record_config` found them, oldest first."""
+    settings = [line.get("settings") for line in _read_lines(Path(run_directory, CHANGES_NAME))]
+    return [shown(change) for changes in settings if isinstance(changes, list) for change in changes]
+
+
+def _read_lines(path: Path) -> list[dict[str, Any]]:
+    """Returns the lines of a file that are whole and have their time."""
     try:
-        lines = Path(run_directory, FILE_NAME).read_bytes().splitlines()
+        lines = path.read_bytes().splitlines()
     except OSError:
         return []
-    starts = []
+    records = []
     for line in lines:
         try:
-            start = json.loads(line)
+            record = json.loads(line)
         except (ValueError, RecursionError):
             continue
-        if isinstance(start, dict) and is_number(start.get("time")):
-            starts.append(start)
-    return starts
+        if isinstance(record, dict) and is_number(record.get("time")):
+            records.append(record)
+    return records
 
 
 def commit() -> str | None:
