@@ -20,6 +20,7 @@ from apex_jax.results.provenance import read_starts
 from tests.processes import ROOT, Program, Programs, catch, checkpoints, free_tcp_addresses, values, wait_until
 
 ROLES = ("replay", "learner", "actor-0", "evaluator")
+UPDATES = 8000  # of configs/catch.yaml
 ENDLESS = "total_updates=100000000"
 LEAVING_SECONDS = 10  # 5 on a machine that is not busy
 
@@ -76,12 +77,12 @@ def test_run_ends_with_exit_code_0_and_leaves_no_process(finished: FinishedRun) 
 
 def test_catch_is_solved(finished: FinishedRun) -> None:
     assert values(finished.directory, "evaluator", "eval/episodic_return")[-1] >= 0.9
-    assert values(finished.directory, "evaluator", "eval/updates")[-1] == 4000
+    assert values(finished.directory, "evaluator", "eval/updates")[-1] == UPDATES
 
 
 def test_run_ends_at_its_limit_with_a_checkpoint(finished: FinishedRun) -> None:
-    assert values(finished.directory, "learner", "learner/updates")[-1] == 4000
-    assert checkpoints(finished.directory)[-1] == 4000
+    assert values(finished.directory, "learner", "learner/updates")[-1] == UPDATES
+    assert checkpoints(finished.directory)[-1] == UPDATES
 
 
 @pytest.mark.parametrize(("name", "tags"), [
@@ -123,7 +124,7 @@ def test_logs_hold_facts_and_no_warning(finished: FinishedRun) -> None:
 
 def test_summary_says_what_came_out_and_where_it_is(finished: FinishedRun) -> None:
     summary = finished.stdout.partition("Ran for")[2]
-    assert "4,000 updates" in summary
+    assert f"{UPDATES:,} updates" in summary
     assert f"--logdir {finished.directory}/tensorboard" in summary
     assert f"Look at:     {finished.directory}/curves.png\n" in summary
     assert f"main.py --role evaluator checkpoint={finished.directory} episodes=100\n" in summary
@@ -154,13 +155,14 @@ def test_finished_run_plays_again_and_keeps_the_return_of_each_game_as_it_did_be
     program = programs.start("--role", "evaluator", f"checkpoint={copy}", "episodes=3")  # as the summary says
     assert program.exit_code() == 0
     result = re.fullmatch(
-        r"Catch-v0: mean return ([\d.-]+), .* over 3 games, after 4,000 updates and [\d,]+ frames\n", program.stdout
+        rf"Catch-v0: mean return ([\d.-]+), .* over 3 games, after {UPDATES:,} updates and [\d,]+ frames\n",
+        program.stdout,
     )
     assert result is not None
     assert float(result[1]) >= 0.9
     *before, again = evaluations(copy)
     assert len(before) == len(means)
-    assert (again["updates"], len(again["returns"])) == (4000, 3)
+    assert (again["updates"], len(again["returns"])) == (UPDATES, 3)
     assert statistics.fmean(again["returns"]) == pytest.approx(float(result[1]), abs=0.01)
 
 
@@ -179,7 +181,7 @@ def test_a_run_that_cannot_be_written_is_evaluated_as_well(copy: Path, programs:
 def test_start_of_a_run_that_has_reached_its_limit_evaluates_and_ends(copy: Path, programs: Programs) -> None:
     before = len(values(copy, "evaluator", "eval/updates"))
     assert programs.start(*catch(copy)).exit_code() == 0
-    assert values(copy, "evaluator", "eval/updates")[before:] == [4000]
+    assert values(copy, "evaluator", "eval/updates")[before:] == [UPDATES]
 
 
 def test_run_that_diverges_ends_with_the_key_to_change_and_a_second_start_goes_on_from_the_last_sound_checkpoint(
@@ -187,16 +189,16 @@ def test_run_that_diverges_ends_with_the_key_to_change_and_a_second_start_goes_o
 ) -> None:
     diverging = programs.start(*catch(copy, "total_updates=100000", "learner.optimizer_epsilon=0"))
     assert diverging.exit_code() == 1
-    assert "fatal: the loss is not finite after about 40" in diverging.stderr
+    assert f"fatal: the loss is not finite after about {UPDATES // 100}" in diverging.stderr
     assert "raise learner.optimizer_epsilon (now 0" in diverging.stderr
     assert programs.living() == {}
-    assert checkpoints(copy)[-1] == 4000
+    assert checkpoints(copy)[-1] == UPDATES
 
     before = len(values(copy, "learner", "learner/updates"))
-    assert programs.start(*catch(copy, "total_updates=4400")).exit_code() == 0
+    assert programs.start(*catch(copy, f"total_updates={UPDATES + 400}")).exit_code() == 0
     updates = values(copy, "learner", "learner/updates")
-    assert min(updates[before:]) >= 4000
-    assert updates[-1] == checkpoints(copy)[-1] == values(copy, "evaluator", "eval/updates")[-1] == 4400
+    assert min(updates[before:]) >= UPDATES
+    assert updates[-1] == checkpoints(copy)[-1] == values(copy, "evaluator", "eval/updates")[-1] == UPDATES + 400
 
 
 # Interrupted -----------------------------------------------------------------------------------------------------
