@@ -21,7 +21,7 @@ help:
 	@echo "make test-deploy-quick its part that takes minutes only: no moto, no checkov, no installation"
 	@echo "make test-deploy-quick NO_TERRAFORM=1   what of that needs no terraform: scripts, units, images, docs/deploy.md"
 	@echo "make test-fleet        a whole fleet as its user data boots it, in network namespaces; needs terraform and root"
-	@echo "make test-fleet GAME=Pong   the same, which has to learn Pong; an hour or more on 2 cores"
+	@echo "make test-fleet GAME=Pong   the same, which has to learn Pong; 20 minutes on 2 cores"
 	@echo "make clean             remove .venv and the tools' caches; runs/ stays"
 	@echo "Add PYTHON=/path/to/python3 to choose the interpreter that .venv is made with."
 

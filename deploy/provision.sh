@@ -41,6 +41,18 @@ parse() {
     version=$home/versions/$commit
 }
 
+# apt-get, which waits for another that has the lock: a fresh machine installs updates by itself, for minutes.
+apt_get() {
+    local said tries=60
+    said=$(mktemp)
+    until LC_ALL=C DEBIAN_FRONTEND=noninteractive apt-get -q -o DPkg::Lock::Timeout=300 "$@" 2>"$said"; do
+        cat "$said" >&2
+        { grep -q "[Cc]ould not get lock" "$said" && [ $((tries -= 1)) -gt 0 ]; } || fail "apt-get $* failed, see above"
+        sleep 5
+    done
+    rm "$said"
+}
+
 # Installs only what is missing, so that a machine that has all needs no network for it.
 install_packages() {
     local missing=()
@@ -53,8 +65,8 @@ install_packages() {
         command -v gpg >/dev/null || missing+=(gnupg)
     fi
     if [ ${#missing[@]} -gt 0 ]; then
-        apt-get update -q
-        DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends "${missing[@]}"
+        apt_get update
+        apt_get install -y --no-install-recommends "${missing[@]}"
     fi
     /usr/bin/python3 -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' ||
         fail "/usr/bin/python3 is $(/usr/bin/python3 --version): the project needs 3.11, 3.12 or 3.13 (Debian 12 or 13, Ubuntu 24.04)"
@@ -136,7 +148,7 @@ install_log_agent() {
     # The status line names the primary key that signed; nothing else of gpg's answer counts.
     gpg --homedir "$folder/gnupg" --status-fd 1 --verify "$folder/agent.deb.sig" "$folder/agent.deb" 2>/dev/null |
         grep -q "VALIDSIG.* $agent_fingerprint\$" || fail "the CloudWatch agent's signature is not of the known key"
-    dpkg -i -E "$folder/agent.deb"
+    apt_get install -y "$folder/agent.deb"
     rm -rf "$folder"
 }
 

@@ -15,9 +15,11 @@ source "amazon-ebs" "ubuntu" {
   region        = var.region
   subnet_id     = var.subnet_id
   ssh_username  = "ubuntu"
-  ssh_interface = "session_manager" # no open port, no public key pair
+  ssh_interface = "session_manager" # no open port
   ssh_timeout   = "40m"             # longer than an agent sleeps that has started before its role's policy
   communicator  = "ssh"
+
+  ssh_clear_authorized_keys = true # the build's own key, which is made for it, does not stay in the image
 
   user_data_file = "${path.root}/wake_agent.sh" # which wakes it
 

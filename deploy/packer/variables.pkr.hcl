@@ -17,6 +17,10 @@ variable "region" {
     condition     = var.region != "" && regex_replace(var.region, "^[a-z]{2}(-[a-z]+)+-[0-9]$", "") == ""
     error_message = "The region is a region's code, such as us-east-1."
   }
+  validation { # as region of Terraform's: the owners of the base images have other numbers there
+    condition     = regex_replace(var.region, "^(cn|us-gov|us-iso[a-z]*|eusc)-.*$", "") != ""
+    error_message = "The region is none of China, GovCloud and other clouds of their own."
+  }
 }
 
 variable "cpu_instance_type" {

@@ -46,7 +46,7 @@ locals {
   }
 }
 
-# Images of exactly this commit: a new version is a new commit, never a surprise of the next apply.
+# Images of exactly this commit: a new version is a new commit. Of several builds of one commit, the newest.
 data "aws_ami" "own" {
   for_each = toset([for kind, id in { cpu = var.cpu_image_id, gpu = var.gpu_image_id } : kind if id == ""])
 

@@ -21,6 +21,7 @@ output "commands" {
   value = {
     watch       = "aws logs tail ${aws_cloudwatch_log_group.role["learner"].name} --follow --region ${var.region}"
     why         = "for group in ${join(" ", local.group_names)}; do echo $group; aws autoscaling describe-scaling-activities --region ${var.region} --auto-scaling-group-name $group --no-paginate --query 'Activities[:5].[StartTime,StatusCode,StatusMessage]' --output text; done  # why a role has no host"
+    rollout     = "for group in ${join(" ", local.group_names)}; do echo $group; aws autoscaling describe-instance-refreshes --region ${var.region} --auto-scaling-group-name $group --no-paginate --query 'InstanceRefreshes[:3].[StartTime,Status,PercentageComplete,StatusReason]' --output text; done  # whether all hosts are of the last apply"
     shell       = "aws ssm start-session --region ${var.region} --target ${local.find_instance.learner}"
     tensorboard = "aws ssm start-session --region ${var.region} --target ${local.find_instance.learner} --document-name AWS-StartPortForwardingSession --parameters portNumber=${local.ports.tensorboard},localPortNumber=${local.ports.tensorboard}  # then http://localhost:${local.ports.tensorboard}"
     status      = "aws ssm start-session --region ${var.region} --target ${local.find_instance.learner} --document-name AWS-StartPortForwardingSession --parameters portNumber=${local.ports.status},localPortNumber=${local.ports.status}  # then python main.py status tcp://127.0.0.1:${local.ports.status}"

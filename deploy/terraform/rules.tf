@@ -47,6 +47,10 @@ resource "terraform_data" "rules" {
       error_message = "route_table_ids is for S3's endpoint in an existing VPC, and needed there, unless it has one (existing_endpoints, create_endpoints)."
     }
     precondition {
+      condition     = alltrue([for bucket in data.aws_s3_bucket.given : bucket.region == var.region])
+      error_message = "bucket: ${var.bucket} is in ${join("", data.aws_s3_bucket.given[*].region)}, and hosts reach only buckets of ${var.region}: make one there, and copy (aws s3 sync), or run the fleet where the bucket is (region)."
+    }
+    precondition {
       condition     = var.bucket != "" || var.bucket_kms_key_arn == ""
       error_message = "bucket_kms_key_arn is for an existing bucket (bucket); the fleet's own has the fleet's key."
     }

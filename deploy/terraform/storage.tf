@@ -11,6 +11,12 @@ resource "aws_s3_bucket" "results" {
   depends_on    = [aws_kms_key.fleet] # a bucket that may not be deleted keeps the key that its objects need
 }
 
+data "aws_s3_bucket" "given" {
+  count = var.bucket != "" ? 1 : 0
+
+  bucket = var.bucket
+}
+
 resource "aws_s3_bucket_versioning" "results" {
   count = var.bucket == "" ? 1 : 0
 

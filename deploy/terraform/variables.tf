@@ -17,8 +17,8 @@ variable "region" {
   default     = "us-east-1"
 
   validation {
-    condition     = can(regex("^[a-z]{2}(-[a-z]+)+-[0-9]$", var.region))
-    error_message = "region: a region's code, such as us-east-1."
+    condition     = can(regex("^[a-z]{2}(-[a-z]+)+-[0-9]$", var.region)) && !can(regex("^(cn|us-gov|us-iso[a-z]*|eusc)-", var.region))
+    error_message = "region: a region's code, such as us-east-1; none of China, GovCloud and other clouds of their own."
   }
 }
 
@@ -248,7 +248,7 @@ variable "volume_gib" {
 
 variable "bucket" {
   type        = string
-  description = "Existing bucket for checkpoints and results, which outlives the fleet; empty = the fleet makes its own."
+  description = "Existing bucket of the fleet's region for checkpoints and results, which outlives the fleet; empty = the fleet makes its own."
   default     = ""
   nullable    = false
 

@@ -103,7 +103,8 @@ resource "aws_autoscaling_group" "role" {
     }
   }
 
-  # A new image or new settings replace the hosts: of several, half stay meanwhile.
+  # A new image or new settings replace the hosts: of several, half stay meanwhile. Those that the same apply has just
+  # started are of the new template already, and stay.
   instance_refresh {
     strategy = "Rolling"
 
@@ -111,6 +112,7 @@ resource "aws_autoscaling_group" "role" {
       min_healthy_percentage = var.hosts > 1 ? 50 : 0
       max_healthy_percentage = 100
       instance_warmup        = 120
+      skip_matching          = true
     }
   }
 

@@ -11,6 +11,7 @@ output "group" {
     max_size           = aws_autoscaling_group.role.max_size
     capacity_rebalance = aws_autoscaling_group.role.capacity_rebalance
     maintenance        = one(aws_autoscaling_group.role.instance_maintenance_policy)
+    refresh            = aws_autoscaling_group.role.instance_refresh[0].preferences[0]
     subnet_ids         = aws_autoscaling_group.role.vpc_zone_identifier
     distribution       = aws_autoscaling_group.role.mixed_instances_policy[0].instances_distribution[0]
     instance_types     = aws_autoscaling_group.role.mixed_instances_policy[0].launch_template[0].override[*].instance_type

@@ -57,6 +57,13 @@ run "small" {
     error_message = "Where there is one host, AWS starts no second before it has told the first to go."
   }
   assert {
+    condition = alltrue([
+      for group in [module.replay.group, module.learner.group, module.actor.group, module.evaluator[0].group] :
+      group.refresh.skip_matching && group.refresh.min_healthy_percentage == (group.hosts > 1 ? 50 : 0) && group.refresh.max_healthy_percentage == 100
+    ])
+    error_message = "A new template replaces the hosts that are not of it: of several half at a time, of one never a second beside it."
+  }
+  assert {
     condition     = module.replay.group.subnet_ids == module.learner.group.subnet_ids && length(module.actor.group.subnet_ids) == 2
     error_message = "Replay and learner are side by side, actors everywhere."
   }

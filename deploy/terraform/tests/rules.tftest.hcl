@@ -170,6 +170,19 @@ run "route_tables_are_for_an_endpoint_of_s3_that_is_made" {
   expect_failures = [terraform_data.rules]
 }
 
+run "bucket_is_of_the_region" {
+  command = plan
+
+  variables {
+    bucket = "my-results"
+  }
+  override_data {
+    target = data.aws_s3_bucket.given
+    values = { region = "eu-west-1" }
+  }
+  expect_failures = [terraform_data.rules]
+}
+
 run "bucket_key_needs_a_bucket" {
   command = plan
 

@@ -44,6 +44,15 @@ run "region_refuses_word" {
   expect_failures = [var.region]
 }
 
+run "region_refuses_cloud_of_its_own" {
+  command = plan
+
+  variables {
+    region = "us-gov-west-1"
+  }
+  expect_failures = [var.region]
+}
+
 run "size_refuses_unknown" {
   command = plan
 

@@ -24,6 +24,10 @@ mock_data "aws_ec2_managed_prefix_list" {
   defaults = { id = "pl-0123456789abcdef0" }
 }
 
+mock_data "aws_s3_bucket" {
+  defaults = { region = "us-east-1" }
+}
+
 mock_data "aws_iam_policy_document" {
   defaults = { json = "{}" }
 }
