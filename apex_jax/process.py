@@ -21,6 +21,7 @@ SUPERVISED = "APEX_JAX_SUPERVISED"  # set by the local supervisor: standard inpu
 FETCHED = "APEX_JAX_FETCHED"  # set by the local supervisor: the run directory has what storage.url had at the start
 ORPHAN_SECONDS = 90.0  # that a worker may take to end once its supervisor has died
 RESOLVE_SECONDS = 3.0  # that a name server may take
+SAME_REQUEST_SECONDS = 3.0  # within which a second signal is the first once more, sent by another
 CONNECTS = {"actor": ("experience", "weights"), "learner": ("sampling",), "evaluator": ("weights",)}  # role -> links
 
 
@@ -30,12 +31,17 @@ class StopSignal:
     def __init__(self) -> None:
         self._event = threading.Event()
         self.signal_number = 0
+        self._signal_seconds = 0.0  # when it came
         self._thread_died = False
         self._asked_seconds = time.monotonic()
         self.run_is_over = False  # the supervisor's word that the learner has ended the run
 
     def install(self) -> None:
-        """Takes over SIGINT and SIGTERM (a second one ends the process at once), and what a thread dies of."""
+        """Takes over SIGINT and SIGTERM, and what a thread dies of.
+
+        A second signal ends the process at once, unless it is the first once more: what shuts a machine down sends
+        SIGTERM to the local supervisor and to its roles, and the supervisor sends it on to these.
+        """
         threading.excepthook = self._on_dead_thread
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._on_signal)
@@ -73,9 +79,13 @@ class StopSignal:
         self._event.set()
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        now = time.monotonic()
         if self.signal_number:
-            os._exit(128 + number)
+            if now - self._signal_seconds > SAME_REQUEST_SECONDS:
+                os._exit(128 + number)
+            return
         self.signal_number = number  # not the event: the code that is interrupted here may hold its lock
+        self._signal_seconds = now
 
     def _watch_supervisor(self) -> None:
         while os.read(sys.stdin.fileno(), 1):

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from apex_jax.environment import segment_spec
 from apex_jax.errors import RunError
 from apex_jax.links import sampling_stream
 from apex_jax.links.weights import Weights, WeightsSubscriber
+from apex_jax.process import SAME_REQUEST_SECONDS
 from apex_jax.transport.sockets import LocalLinks
 from apex_jax.workers.learner import Learner
 from tests.learner_runs import ENDLESS, Fleet, bits, config_of, error_lines, fresh_state, restored, save_checkpoint
@@ -139,6 +141,7 @@ def test_fault_08_a_second_signal_during_the_save_ends_it_and_the_last_checkpoin
     learner.wait_until(lambda: "learning" in learner.stdout)
     learner.send(number)
     learner.wait_until(lambda: "saving" in learner.stdout)
+    time.sleep(SAME_REQUEST_SECONDS)  # sooner, it would be the first once more
     learner.send(number)
     assert learner.exit_code(10) == 128 + number
     found = restored(tmp_path)

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from unittest import mock
 
 import jax
 import numpy as np
@@ -144,7 +145,7 @@ def test_nobody_hears_of_the_end_before_it_is_saved(
 
 
 def test_the_step_size_falls_with_the_limit_that_is_nearest(config: Config, context: zmq.Context) -> None:
-    falling = dataclasses.replace(config.learner, final_learning_rate_share=0.2)
+    falling = dataclasses.replace(config.learner, final_learning_rate_share=0.2, learning_rate_decay_start=0.0)
     config = config.replace(learner=falling, total_updates=1_000, total_environment_frames=8_000, total_minutes=1e6)
     learner = Learner(config, segment_spec(config), context)
     shares = []
@@ -198,6 +199,16 @@ def test_disk_that_never_answers_ends_in_a_line_and_not_in_a_hang(
     assert learner.report()["checkpoint"]["updates"] == 0
     answers.set()
     learner._checkpointer.close()
+
+
+def test_learner_that_cannot_write_its_metrics_leaves_no_thread(
+    config: Config, context: zmq.Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MetricsWriter", mock.Mock(side_effect=OSError(errno.EROFS, os.strerror(errno.EROFS))))
+    before = threading.active_count()
+    with pytest.raises(OSError, match="Read-only file system"):
+        Learner(config, segment_spec(config), context)
+    assert threading.active_count() == before
 
 
 def test_what_could_not_be_saved_does_not_count_as_saved(

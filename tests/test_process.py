@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 
@@ -36,6 +37,40 @@ sys.exit(stop.exit_code)
     assert done.returncode == 1
     assert "the thread 'the one' died" in done.stderr
     assert "ZeroDivisionError" in done.stderr
+
+
+SAVES = """
+import time
+from apex_jax import process
+process.SAME_REQUEST_SECONDS = {seconds}
+stop = process.StopSignal()
+stop.install()
+print("ready", flush=True)
+while not stop.wait(0.05):
+    pass
+print("saving", flush=True)
+time.sleep(1)
+print("saved", flush=True)
+raise SystemExit(stop.exit_code)
+"""
+
+
+@pytest.mark.parametrize(("seconds", "said"), [
+    pytest.param(60, "saved", id="the_first_once_more"),
+    pytest.param(0, "", id="one_of_its_own"),
+])  # fmt: skip
+def test_second_signal_ends_a_process_at_once_where_it_is_one_of_its_own(seconds: float, said: str) -> None:
+    program = subprocess.Popen(
+        [sys.executable, "-c", SAVES.format(seconds=seconds)], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    )
+    with program:
+        assert program.stdout is not None
+        assert program.stdout.readline() == "ready\n"
+        program.send_signal(signal.SIGTERM)
+        assert program.stdout.readline() == "saving\n"
+        program.send_signal(signal.SIGTERM)
+        assert program.stdout.readline().strip() == said
+        assert program.wait(60) == 143
 
 
 def test_wildcard_is_no_address_to_connect_to() -> None:

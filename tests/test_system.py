@@ -223,6 +223,17 @@ def test_interrupted_run_saves_and_the_next_start_goes_on(programs: Programs, tm
     assert checkpoints(directory)[-1] > saved
 
 
+def test_a_shutdown_that_tells_every_process_to_end_loses_nothing(programs: Programs, tmp_path: Path) -> None:
+    directory = tmp_path / "run"
+    program = programs.start(*catch(directory, ENDLESS))
+    program.wait_until(lambda: is_learning(directory))
+    for process in programs.living().values():  # the supervisor as well, which then tells each role once more
+        os.kill(process, signal.SIGTERM)
+    assert program.exit_code(LEAVING_SECONDS) == 143
+    assert programs.living() == {}
+    assert checkpoints(directory) == [values(directory, "learner", "learner/updates")[-1]]
+
+
 def test_roles_end_by_themselves_when_the_supervisor_is_killed(programs: Programs, tmp_path: Path) -> None:
     directory = tmp_path / "run"
     program = programs.start(*catch(directory, ENDLESS))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import time
@@ -46,7 +47,7 @@ MEMORY_SHARE = 0.9  # of the device's memory, that the frame store may take
 RETRY_SECONDS = 30.0  # after a checkpoint that was not saved, where the interval is longer
 LAST_SAVES = 3  # attempts at the checkpoint without which a run, or a start of it, would have learned in vain
 LAST_PAUSE_SECONDS = 2.0  # between them
-LAST_SAVE_SECONDS = 30.0  # that each of them may take
+LAST_SAVE_SECONDS = 30.0  # that they may take, with one that was under way before them
 FINISH_SECONDS = 60.0  # that a learner whose run is over waits for a replay server that is away, to tell it
 
 
@@ -94,20 +95,24 @@ class Learner:
         except ValueError as error:
             raise RunError(f"{jax.devices()[0]}: {error}") from None
         self._gave_up = False  # saving the last checkpoint
-        self._checkpointer = Checkpointer(config.directory, config.learner.checkpoints_kept)
-        self._architecture = architecture_of(self._state.online_params)
-        self._progress = self._restore()
-        self._start_seconds = time.monotonic() - self._progress.elapsed_seconds
-        self.updates = self._progress.updates
-        self.environment_steps = self._progress.environment_steps
-        self._publisher = WeightsPublisher(
-            context, config.addresses.weights, self._run_id, self._progress.weights_version, config.agreement
-        )
-        self._publish()  # before anything is compiled: actors wait for it
-        _log.info("learning on %s in %s", jax.devices()[0], dtype.name)
-        self._stream = self._join_replay(context, spec, capacity_segments)
+        with contextlib.ExitStack() as opened:  # where this fails, nothing stays that would keep the process alive
+            self._checkpointer = Checkpointer(config.directory, config.learner.checkpoints_kept)
+            opened.callback(self._checkpointer.close)
+            self._architecture = architecture_of(self._state.online_params)
+            self._progress = self._restore()
+            self._start_seconds = time.monotonic() - self._progress.elapsed_seconds
+            self.updates = self._progress.updates
+            self.environment_steps = self._progress.environment_steps
+            self._metrics = LearnerMetrics(MetricsWriter(config.directory, name))
+            self._publisher = WeightsPublisher(
+                context, config.addresses.weights, self._run_id, self._progress.weights_version, config.agreement
+            )
+            opened.callback(self._publisher.close)
+            self._publish()  # before anything is compiled: actors wait for it
+            _log.info("learning on %s in %s", jax.devices()[0], dtype.name)
+            self._stream = self._join_replay(context, spec, capacity_segments)
+            opened.pop_all()
         self._in_flight: deque[InFlight] = deque()
-        self._metrics = LearnerMetrics(MetricsWriter(config.directory, name))
         self._storage = storage
         now = time.monotonic()
         self._next_publish = now
@@ -311,12 +316,13 @@ class Learner:
 
     def _save_last(self, stop: StopSignal) -> None:
         """Saves what would else be lost. FatalError where that cannot be done."""
+        until = time.monotonic() + LAST_SAVE_SECONDS
         for attempt in range(LAST_SAVES):
             time.sleep(LAST_PAUSE_SECONDS if attempt else 0.0)
-            if not self._wait_for_save(stop):  # one that was under way
+            if not self._wait_for_save(stop, until):  # one that was under way
                 break
             self._save()
-            if not self._wait_for_save(stop):
+            if not self._wait_for_save(stop, until):
                 break
             if self._checkpointer.error is None:
                 return
@@ -325,9 +331,8 @@ class Learner:
         directory = self._checkpointer.directory
         raise FatalError(f"the last updates are lost: {reason}; make {directory} writable, free some space, restart")
 
-    def _wait_for_save(self, stop: StopSignal) -> bool:
+    def _wait_for_save(self, stop: StopSignal, until: float) -> bool:
         """Waits until no save is under way; returns whether that came to be in time."""
-        until = time.monotonic() + LAST_SAVE_SECONDS
         while self._checkpointer.is_saving and time.monotonic() < until:
             stop.is_set()  # shows that this is no standstill
             time.sleep(0.02)

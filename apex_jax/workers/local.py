@@ -39,7 +39,7 @@ FIRST_DELAY_SECONDS = 1.0  # before a role is started again; doubled each time
 MAX_RESTARTS = 5  # of one role in a row
 STEADY_SECONDS = 120.0  # a role that has been well for so long starts counting anew
 KILL_SECONDS = 4.0  # after SIGTERM
-SAVE_SECONDS = 30.0  # instead, for the roles that save what they have
+SAVE_SECONDS = 35.0  # instead, for the roles that save what they have: the learner itself gives up after 30
 LAST_EVALUATION_SECONDS = 300.0  # how long the evaluator may take once the run is over
 LOG_TAIL_LINES = 8
 
@@ -147,8 +147,8 @@ class LocalRun:
                     self._keep_alive()
                     view.update(self._as_seen_here(reader.read()))
         finally:
+            self._end_processes()  # at once: a signal that they had, too, is then the same to them
             self._watch.close()
-            self._end_processes()
         draw_curves(self._directory)
         print(final_summary(reader.read(), str(self._directory)), flush=True)
         for role in (self._role("learner"), self._role("replay")):
