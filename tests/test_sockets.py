@@ -102,7 +102,7 @@ def test_every_socket_is_protected_against_dead_and_greedy_peers(
     assert 5_000 <= option(end, zmq.HANDSHAKE_IVL) <= 10_000
     assert option(end, zmq.TCP_KEEPALIVE) == 1
     assert option(end, zmq.TCP_KEEPALIVE_IDLE) + 3 * option(end, zmq.TCP_KEEPALIVE_INTVL) <= 10
-    assert 0 < option(end, zmq.LINGER) <= 1_000
+    assert 0 < option(end, zmq.LINGER) <= 2_000
     assert 0 < option(end, zmq.TCP_MAXRT) <= 10_000
     assert option(end, zmq.CONNECT_TIMEOUT) > 0
     assert option(end, zmq.RECONNECT_IVL) < option(end, zmq.RECONNECT_IVL_MAX)
@@ -171,6 +171,24 @@ def test_an_address_in_use_is_one_line_that_says_what_to_do(
         opened(serve, address)
     assert isinstance(caught.value, sockets.BindError)
     assert str(caught.value).endswith("choose a free address of this machine")
+
+
+@pytest.mark.parametrize(("serve", "key"), [*zip(SERVE, ("experience", "sampling", "weights"), strict=True)])
+def test_a_path_is_taken_over_from_the_dead_alone(
+    opened: Opened, serve: Callable[[zmq.Context, str], zmq.Socket], key: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "link"
+    refused = rf"addresses\.{key}=ipc://{path} cannot be served: {{}}; choose a free address of this machine"
+    path.write_text("a file")
+    with pytest.raises(sockets.BindError, match=refused.format("it is a file")):
+        opened(serve, f"ipc://{path}")
+    assert path.read_text() == "a file"
+    path.unlink()
+    with raw_sockets.socket(raw_sockets.AF_UNIX) as killed:
+        killed.bind(str(path))
+    opened(serve, f"ipc://{path}")
+    with pytest.raises(sockets.BindError, match=refused.format("another process serves there")):
+        opened(serve, f"ipc://{path}")
 
 
 def test_the_links_of_one_machine_are_private_and_leave_nothing_behind(opened: Opened) -> None:

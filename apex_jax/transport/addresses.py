@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
+import os
 import queue
 import re
 import socket
+import stat
 import threading
 from typing import Any, NamedTuple
 
@@ -47,6 +50,17 @@ def is_loopback(address: str) -> bool:
         return False
     mapped = ip.ipv4_mapped if isinstance(ip, ipaddress.IPv6Address) else None
     return (mapped or ip).is_loopback
+
+
+def check_path_is_free(path: str) -> None:
+    """Raises OSError where a process serves at a path, or a file is there; the socket of a dead process is free."""
+    with contextlib.suppress(FileNotFoundError, ConnectionRefusedError):
+        if not stat.S_ISSOCK(os.stat(path).st_mode):
+            raise OSError(0, "it is a file")
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+            probe.settimeout(1.0)
+            probe.connect(path)
+            raise OSError(0, "another process serves there")
 
 
 def resolve(address: Address, seconds: float) -> list[tuple[Any, Any]]:

@@ -22,6 +22,7 @@ import zmq
 
 from apex_jax.errors import RunError, UsageError
 from apex_jax.transport import wire
+from apex_jax.transport.addresses import check_path_is_free
 from apex_jax.transport.monitor import ClientMonitor, Monitors, ServerMonitor
 from apex_jax.transport.security import secure
 from apex_jax.types import MAX_ARRAY_SIZE, MAX_SEGMENT_BYTES, MAX_WEIGHTS_BYTES
@@ -50,7 +51,8 @@ def serve_experience(
 
 def connect_experience(context: zmq.Context, address: str, monitor: ClientMonitor | None = None) -> zmq.Socket:
     """Connects an actor to the replay server; ZMQ reconnects by itself for as long as the socket lives."""
-    return _connect(_dealer(context), address, "experience", monitor, SMALL_MESSAGE_BYTES)
+    # What an actor has under way when it leaves, its last word among it, takes a second or so on a slow line.
+    return _connect(_dealer(context), address, "experience", monitor, SMALL_MESSAGE_BYTES, linger_milliseconds=2_000)
 
 
 def serve_sampling(
@@ -228,8 +230,10 @@ def _bind(
         secure(socket, link, address, is_server=True)
         if monitor is not None:
             monitor.attach(socket, link, address)
+        if address.startswith("ipc://") and not address.startswith("ipc://@"):
+            check_path_is_free(address.removeprefix("ipc://"))  # ZMQ takes it away from whoever serves there
         socket.bind(address)
-    except (zmq.ZMQError, UsageError) as error:
+    except (OSError, zmq.ZMQError, UsageError) as error:
         _close(socket, monitor)
         if isinstance(error, UsageError):
             raise
@@ -241,9 +245,14 @@ def _bind(
 
 
 def _connect(
-    socket: zmq.Socket, address: str, link: str, monitor: ClientMonitor | None, max_message_bytes: int
+    socket: zmq.Socket,
+    address: str,
+    link: str,
+    monitor: ClientMonitor | None,
+    max_message_bytes: int,
+    linger_milliseconds: int = 200,
 ) -> zmq.Socket:
-    _tune(socket, linger_milliseconds=200, max_message_bytes=max_message_bytes)
+    _tune(socket, linger_milliseconds, max_message_bytes)
     try:
         secure(socket, link, address, is_server=False)
         if monitor is not None:

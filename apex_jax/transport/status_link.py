@@ -13,7 +13,6 @@ import os
 import re
 import selectors
 import socket
-import stat
 import threading
 import time
 from collections.abc import Callable
@@ -21,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from apex_jax.errors import RunError
-from apex_jax.transport.addresses import resolve, split
+from apex_jax.transport.addresses import check_path_is_free, resolve, split
 
 _log = logging.getLogger(__name__)
 
@@ -252,13 +251,7 @@ def _listen_at_path(path: str) -> socket.socket:
     """Takes over the socket of a process that was killed, never that of one that lives, nor a file."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        with contextlib.suppress(FileNotFoundError, ConnectionRefusedError):
-            if not stat.S_ISSOCK(os.stat(path).st_mode):
-                raise OSError(0, "it is a file")
-            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-                probe.settimeout(1.0)
-                probe.connect(path)
-                raise OSError(0, "another process serves there")
+        check_path_is_free(path)
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)
         listener.bind(path)
