@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any, NamedTuple
+from unittest import mock
 
 import jax
 import numpy as np
@@ -12,9 +13,10 @@ from apex_jax.agent.dqn import Dqn, Params, make_dqn
 from apex_jax.command_line import load
 from apex_jax.config import Config
 from apex_jax.environment import Environment, EpisodeTracker, segment_spec
-from apex_jax.process import ROLE_NUMBERS, process_rng
+from apex_jax.links.weights import Weights, WeightsSubscriber
+from apex_jax.process import ROLE_NUMBERS, StopSignal, process_rng
 from apex_jax.types import SegmentSpec
-from apex_jax.workers.evaluator import Evaluator
+from apex_jax.workers.evaluator import Evaluator, _next_weights
 from tests.processes import ROOT
 
 GAMES = 5
@@ -114,3 +116,15 @@ def test_an_evaluation_that_is_broken_off_says_nothing_and_the_next_starts_anew(
     returns = evaluator.evaluate(player.params, lambda: False)
     assert returns is not None
     assert returns.tolist() == lockstep_returns(player, steps_broken_off=2)
+
+
+@pytest.mark.parametrize("updates", [0, 499, 501])
+def test_weights_of_other_updates_are_evaluated_also_those_of_a_learner_that_began_anew(updates: int) -> None:
+    def weights_of(updates: int) -> Weights:
+        return Weights({}, 1, 1, updates, environment_steps=0, final=False, received_seconds=0.0)
+
+    subscriber = mock.Mock(spec=WeightsSubscriber)
+    subscriber.wait.side_effect = [weights_of(500), weights_of(500), weights_of(updates)]
+    newest = _next_weights(subscriber, weights_of(500), 0.0, StopSignal())
+    assert newest is not None
+    assert newest.updates == updates

@@ -34,7 +34,9 @@ from apex_jax.types import (
     SegmentMessage,
     StreamedSegments,
 )
+from apex_jax.workers import replay_server
 from apex_jax.workers.replay_server import ReplayServer, make_limiter
+from tests import journals
 from tests.links import CONFIG, SPEC, TRANSITIONS, Peer, free_address, segment_of, wait_until
 
 
@@ -142,12 +144,19 @@ def test_steps_that_a_restarted_learner_knows_are_not_counted_twice(running: Run
     assert running.server.steps.total == 1_200
 
 
-def test_the_end_of_the_run_ends_the_server_once_the_actors_have_left(running: Running) -> None:
+def test_the_end_of_the_run_ends_the_server_once_all_have_left(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replay_server, "LEAVING_SECONDS", 60.0)
     learner, actor = running.learner(), running.actor()
-    learner.send(Finish("enough"))
+    for _ in range(2):  # the answer to the first may have been lost
+        learner.send(Finish("enough"))
+        assert learner.receive(Finish).reason == "enough"
     assert actor.receive(Finish).reason == "enough"
-    assert running.thread.is_alive()
     actor.send(Goodbye(1))
+    wait_until(lambda: not running.server.experience.actors)
+    assert running.thread.is_alive()
+    learner.send(Goodbye(5))
     running.thread.join(20)
     assert not running.thread.is_alive()
 
@@ -258,6 +267,20 @@ def test_a_killed_server_leaves_what_it_acknowledged(config: Config) -> None:
     assert second.experience.welcomed == 1
     second.close()
     context.term()
+    first.close()
+
+
+def test_a_learner_that_leaves_has_a_snapshot_written(config: Config) -> None:
+    first = Running(config)
+    learner, actor = first.learner(), first.actor()
+    send_segments(actor, 1, 2)
+    learner.send(Credit(5, groups=1, segments=10))
+    wait_until(lambda: first.server.limiter.sampled == 4)
+    learner.send(Goodbye(5))
+    wait_until(lambda: journals.files(Path(config.directory), "snapshot") != [])  # else due in a minute
+    second = Running(as_killed_now(config))
+    assert second.server.limiter.sampled == 4
+    second.close()
     first.close()
 
 

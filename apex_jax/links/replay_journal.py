@@ -113,6 +113,10 @@ class ReplayJournal:
         if self._thread is None and is_due:
             self.snapshot(buffer, limiter, counters(), now_seconds)
 
+    def hasten(self) -> None:
+        """Makes a snapshot due now."""
+        self._next_seconds = 0.0
+
     def snapshot(self, buffer: ReplayBuffer, limiter: RateLimiter, counters: Counters, now_seconds: float) -> None:
         """Copies what is to be saved, and has a thread write it; `finish` waits for that."""
         self._log.flush(now_seconds)

@@ -215,4 +215,6 @@ class SamplingService:
 
     def _on_goodbye(self, identity: bytes, message: Goodbye, now_seconds: float) -> None:
         self.learner = None
+        if self._journal is not None:
+            self._journal.hasten()  # it has saved, too: both go on from the same moment, should this one leave next
         _log.info("the learner leaves")

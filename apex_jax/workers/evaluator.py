@@ -204,7 +204,7 @@ def _next_weights(
             return newest
         if stop.run_is_over:
             return None
-        if newest is not None and time.monotonic() >= until and (last is None or newest.updates > last.updates):
+        if newest is not None and time.monotonic() >= until and (last is None or newest.updates != last.updates):
             return newest
         stop.wait(0.1)
     return None

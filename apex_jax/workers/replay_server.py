@@ -32,7 +32,7 @@ from apex_jax.types import SegmentSpec
 _log = logging.getLogger(__name__)
 
 POLL_MILLISECONDS = 200
-LEAVING_SECONDS = 5.0  # after the run's end, how long actors have to say goodbye
+LEAVING_SECONDS = 5.0  # after the run's end, how long actors and learner have to say goodbye
 
 
 class ReplayServer:
@@ -169,11 +169,15 @@ class ReplayServer:
     def _see_off(self, reason: str, stop: StopSignal) -> None:
         _log.info("the run is over: %s", printable(reason))
         until = time.monotonic() + LEAVING_SECONDS
-        while self.experience.actors and time.monotonic() < until and not stop.is_set():
+        while self._has_peers() and time.monotonic() < until and not stop.is_set():
             self.experience.finish(reason)  # again to who could not take it, or has only just joined
             self._experience_socket.poll(POLL_MILLISECONDS)
             self.experience.read(time.monotonic())
+            self.sampling.read(time.monotonic())  # the learner says again that the run is over until it is answered
         self.experience.store(time.monotonic())
+
+    def _has_peers(self) -> bool:
+        return bool(self.experience.actors) or self.sampling.learner is not None
 
     def _restore(self, journal: ReplayJournal) -> None:
         counters = journal.restore(self.buffer, self.limiter, time.monotonic())
