@@ -12,6 +12,8 @@ from apex_jax.config import Config
 from apex_jax.errors import UsageError, shown
 
 MAX_IPC_PATH_BYTES = 107  # of a Unix socket's address
+MAX_PARAMETER_BYTES = 2**29  # `MAX_WEIGHTS_BYTES` of apex_jax.types, which imports numpy
+ATARI_ACTIONS = 18  # of a game that has all of them
 
 Rule: TypeAlias = tuple[str, bool, str]  # the key, whether it is right, what it must be
 
@@ -76,6 +78,10 @@ def _network_rules(config: Config) -> Iterator[Rule]:
         fix = "use smaller kernels or strides, or a larger environment.frame_size"
         yield "network.kernel_sizes", kernel <= left, f"{kernel} does not fit on the {left} pixels that are left; {fix}"
         left = max(0, left - kernel) // stride + 1
+    num_bytes = 4 * num_parameters(config, left)
+    large = f"makes {num_bytes >> 20:,} MiB of parameters, of which {MAX_PARAMETER_BYTES >> 20} can be sent"
+    fix = "lower it or network.channels, or use larger network.strides"
+    yield "network.hidden_units", num_bytes <= MAX_PARAMETER_BYTES, f"{large}; {fix}"
     if config.evaluator.checkpoint:
         return  # whatever has been trained can be watched
     skips = "no stride may be larger than its kernel: the pixels in between would be unseen"
@@ -83,6 +89,20 @@ def _network_rules(config: Config) -> Iterator[Rule]:
     seen, fitting = _pixels_seen(left, layers), _pixels_seen(left + 1, layers)
     blind = f"leave the last {size - seen} rows and columns of {size} pixels unseen, where a paddle may be"
     yield "network.strides", seen >= size, f"{blind}; use environment.frame_size={seen} or {fitting}, or other kernels"
+
+
+def num_parameters(config: Config, outputs: int) -> int:
+    """Returns how many parameters the network has for a game with all actions, but for biases.
+
+    `outputs`: rows, and columns, of the last convolution.
+    """
+    network = config.network
+    planes = (config.environment.frame_stack, *network.channels)
+    layers = zip(network.kernel_sizes, planes, network.channels, strict=False)
+    streams = 2 if network.dueling else 1
+    convolutions = sum(kernel**2 * before * after for kernel, before, after in layers)
+    hidden = streams * outputs**2 * planes[-1] * network.hidden_units
+    return convolutions + hidden + network.hidden_units * (ATARI_ACTIONS + streams - 1)
 
 
 def _pixels_seen(outputs: int, layers: list[tuple[int, int]]) -> int:

@@ -276,6 +276,10 @@ def test_device_libraries_are_not_imported_before_the_device_is_chosen() -> None
         ("network.strides=[1]", ["network.channels", "network.strides"]),
         ("environment.frame_size=20 network.kernel_sizes=[4,7,3]", ["kernel_sizes=(4, 7, 3)", "7", "5 pixels"]),
         (
+            f"--config {CONFIGS / 'paper.yaml'} network.hidden_units=65536",
+            ["hidden_units=65536", "1,573 MiB of parameters", "512 can be sent", "lower it"],
+        ),
+        (
             "environment.frame_size=42 network.strides=[3,2,1]",
             ["network.strides=(3, 2, 1)", "last 2 rows", "frame_size=40 or 46"],
         ),

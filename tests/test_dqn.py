@@ -10,13 +10,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from apex_jax import config_rules
 from apex_jax.agent.dqn import Dqn, LearnerState, make_dqn
 from apex_jax.agent.frame_store import FrameStore
 from apex_jax.command_line import CONFIGS, load
 from apex_jax.config import AlgorithmConfig, Config, EnvironmentConfig, EvaluatorConfig, LearnerConfig, NetworkConfig
 from apex_jax.config_rules import check
+from apex_jax.environment import segment_spec
 from apex_jax.errors import UsageError
-from apex_jax.types import SegmentSpec
+from apex_jax.types import MAX_WEIGHTS_BYTES, SegmentSpec
 from tests import reference
 
 VECTORS = SegmentSpec(frame_shape=(5,), frame_dtype="float32", frame_stack=2, slots=16, n_step=3, num_actions=3)
@@ -231,6 +233,16 @@ def test_key_and_step_decide_the_draw(dqn: Dqn, params: Any) -> None:
     assert draws[0] == draws[1]
     assert draws[0] != draws[2]
     assert draws[0] != draws[3]
+
+
+@pytest.mark.parametrize("dueling", [True, False])
+def test_rules_of_the_config_know_how_many_parameters_a_network_has_and_how_many_travel(dueling: bool) -> None:
+    overrides = ["environment.task=Boxing-v5", f"network.dueling={str(dueling).lower()}"]  # a game with all actions
+    config = load(CONFIGS / "paper.yaml", overrides)
+    params = jax.eval_shape(make_dqn(config, segment_spec(config)).init, jax.random.key(0)).online_params
+    but_biases = sum(leaf.size for leaf in jax.tree.leaves(params) if leaf.ndim > 1)
+    assert config_rules.num_parameters(config, outputs=7) == but_biases
+    assert config_rules.MAX_PARAMETER_BYTES == MAX_WEIGHTS_BYTES
 
 
 def test_network_of_the_paper_has_its_3_3_million_parameters() -> None:
