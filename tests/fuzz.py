@@ -1,4 +1,4 @@
-"""Fuzzes the sockets: `python -m tests.fuzz --messages 1000000 --seed 1 [--socket LINK|status|tcp]`.
+"""Fuzzes the sockets: `python -m tests.fuzz --messages 1000000 --seed 1 [--socket LINK|status|tcp|curve]`.
 
 Sends as many messages as asked for to each end of each link, clients and servers, and to the status page; and to real
 processes raw bytes, HTTP and broken handshakes. Prints a line of JSON for each. Exit code 1 where the system crashed,
@@ -29,6 +29,7 @@ from tests.fuzz_targets import Target, make_targets
 from tests.fuzz_tcp import fuzz_tcp
 
 SOCKETS = ("experience", "sampling", "weights", "status")
+PORTS = ("tcp", "curve")  # of a fleet without keys, and of one with some
 PARTS = 10  # after each of which a good message must be served
 WARM_UP_PARTS = 3  # in which queues and allocators fill
 GROWTH_BYTES = 32 * 2**20
@@ -115,15 +116,15 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
     parser.add_argument("--messages", type=int, default=1_000_000, help="to each end of each socket")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--socket", choices=(*SOCKETS, "tcp"), action="append", help="default: all")
+    parser.add_argument("--socket", choices=(*SOCKETS, *PORTS), action="append", help="default: all")
     chosen = parser.parse_args(arguments)
     logging.disable(logging.WARNING)  # what is refused is counted
     failed = False
-    for link in chosen.socket or (*SOCKETS, "tcp"):
+    for link in chosen.socket or (*SOCKETS, *PORTS):
         with tempfile.TemporaryDirectory(prefix="apex-jax-fuzz-") as folder:
             figures = (
-                fuzz_tcp(Path(folder), connections=max(200, chosen.messages // 1_000), seed=chosen.seed)
-                if link == "tcp"
+                fuzz_tcp(Path(folder), max(200, chosen.messages // 1_000), chosen.seed, has_keys=link == "curve")
+                if link in PORTS
                 else fuzz(link, chosen.messages, chosen.seed)
             )
         print(json.dumps(figures), flush=True)

@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from apex_jax.transport import keys
 from tests.processes import Program, Programs, catch, free_tcp_addresses, values, wait_until
 
 SIGNATURE = b"\xff" + bytes(8) + b"\x7f"
@@ -35,6 +36,12 @@ def ready(socket_type: bytes) -> bytes:
 def frame(body: bytes, more: bool = False, announced_bytes: int | None = None) -> bytes:
     """Returns a long ZMTP frame, which may lie about its size."""
     return bytes([2 | int(more)]) + struct.pack(">Q", len(body) if announced_bytes is None else announced_bytes) + body
+
+
+def command(name: bytes, body: bytes) -> bytes:
+    """Returns a ZMTP command, as handshakes are made of."""
+    body = bytes([len(name)]) + name + body
+    return (b"\x04" + bytes([len(body)]) if len(body) < 256 else b"\x06" + struct.pack(">Q", len(body))) + body
 
 
 Attack = Callable[[random.Random], bytes]
@@ -70,6 +77,23 @@ HELD_OPEN: dict[str, bytes] = {
     "half_a_greeting": GREETING[:30],
     "greeting_and_no_more": GREETING,
     "half_a_ready": (GREETING + ready(b"DEALER"))[:70],
+}
+# Of a server that has keys; without them these are but noise. A HELLO has 200 bytes, of which 80 are a box.
+CURVE_GREETING = SIGNATURE + b"\x03\x00" + b"CURVE".ljust(20, b"\0") + bytes(32)
+ATTACKS_ON_KEYS: dict[str, Attack] = {
+    "hello_of_noise": lambda rng: CURVE_GREETING + command(b"HELLO", b"\x01\x00" + bytes(72) + rng.randbytes(120)),
+    "hello_of_another_version": lambda rng: CURVE_GREETING + command(b"HELLO", rng.randbytes(194)),
+    "hello_too_short": lambda rng: CURVE_GREETING + command(b"HELLO", rng.randbytes(rng.randrange(194))),
+    "hello_too_long": lambda rng: CURVE_GREETING + command(b"HELLO", bytes(100_000)),
+    "half_a_hello": lambda rng: CURVE_GREETING + command(b"HELLO", bytes(194))[: rng.randrange(200)],
+    "initiate_without_hello": lambda rng: CURVE_GREETING + command(b"INITIATE", rng.randbytes(rng.randrange(1000))),
+    "ready_without_hello": lambda rng: CURVE_GREETING + ready(b"DEALER") + frame(rng.randbytes(100)),
+    "noise_as_a_message": lambda rng: CURVE_GREETING + frame(b"\x07MESSAGE" + rng.randbytes(100)),
+    "announces_2_to_63_unencrypted": lambda rng: CURVE_GREETING + frame(b"x", announced_bytes=2**63),
+}
+HELD_OPEN_AT_KEYS: dict[str, bytes] = {
+    "curve_greeting_and_no_more": CURVE_GREETING,
+    "half_of_a_hello": CURVE_GREETING + b"\x04\xc8\x05HELLO" + bytes(90),
 }
 CLIENTS = {"addresses.experience": b"DEALER", "addresses.sampling": b"DEALER", "addresses.weights": b"SUB"}
 
@@ -122,20 +146,29 @@ def resident_bytes(pid: int) -> int:
         return 0
 
 
-def fuzz_tcp(directory: Path, connections: int, seed: int, half_open: int = HALF_OPEN) -> dict[str, Any]:
-    """Attacks each port with so many connections, and returns the figures."""
+def fuzz_tcp(
+    directory: Path, connections: int, seed: int, half_open: int = HALF_OPEN, has_keys: bool = False
+) -> dict[str, Any]:
+    """Attacks each port with so many connections, and returns the figures. `has_keys`: the fleet, of which none."""
     rng, failures, started = random.Random(seed), list[str](), time.monotonic()
     done: Counter[str] = Counter()
+    settings = []
+    if has_keys:
+        keys.create(directory / "keys")
+        settings.append(f"security.keys={directory / 'keys'}")
+    greetings = {**HELD_OPEN, **(HELD_OPEN_AT_KEYS if has_keys else {})}
+    attacks = [*ATTACKS, *(ATTACKS_ON_KEYS if has_keys else BEHIND_THE_HANDSHAKE)]  # where nobody is let in, or all are
     with Programs(directory) as programs:
-        victims = Victims(programs, directory / "run")
+        victims = Victims(programs, directory / "run", *settings)
         victims.programs["learner"].wait_until(lambda: victims.updates() > 500, START_SECONDS)  # all is compiled
         before = victims.fds(), victims.threads(), victims.memory_bytes()
         for name, port in victims.ports.items():
-            held = [_open(port, data) for data in HELD_OPEN.values() for _ in range(half_open)]
-            half = frame(b"x", announced_bytes=ALLOWED_BYTES)
-            held += [_open_behind_the_handshake(port, CLIENTS[name], half) for _ in range(half_open)]
+            held = [_open(port, data) for data in greetings.values() for _ in range(half_open)]
+            if not has_keys:
+                half = frame(b"x", announced_bytes=ALLOWED_BYTES)
+                held += [_open_behind_the_handshake(port, CLIENTS[name], half) for _ in range(half_open)]
             done["held_open"] += len(held)
-            for attack in _each_as_often(rng, connections // len(victims.ports)):
+            for attack in _each_as_often(attacks, rng, connections // len(victims.ports)):
                 done[attack] += 1
                 with _attacker(port, CLIENTS[name], attack, rng) as stranger:
                     _read_a_little(stranger)
@@ -146,7 +179,7 @@ def fuzz_tcp(directory: Path, connections: int, seed: int, half_open: int = HALF
         failures += _what_is_left(victims, *before)
         growth = {role: now - before[2][role] for role, now in victims.memory_bytes().items()}
     return {
-        "socket": "tcp",
+        "socket": "curve" if has_keys else "tcp",
         "connections": sum(done.values()),
         "seed": seed,
         "seconds": round(time.monotonic() - started, 1),
@@ -194,15 +227,14 @@ def _open_behind_the_handshake(port: int, client: bytes, data: bytes) -> socket.
     return stranger
 
 
-def _each_as_often(rng: random.Random, count: int) -> list[str]:
+def _each_as_often(names: list[str], rng: random.Random, count: int) -> list[str]:
     """Returns so many names of attacks, all of them before the first comes again."""
-    names = [*ATTACKS, *BEHIND_THE_HANDSHAKE]
     return [name for _ in range(count // len(names) + 1) for name in rng.sample(names, len(names))][:count]
 
 
 def _attacker(port: int, client: bytes, attack: str, rng: random.Random) -> socket.socket:
-    if attack in ATTACKS:
-        return _open(port, ATTACKS[attack](rng))
+    if (says := ATTACKS.get(attack) or ATTACKS_ON_KEYS.get(attack)) is not None:
+        return _open(port, says(rng))
     return _open_behind_the_handshake(port, client, BEHIND_THE_HANDSHAKE[attack](rng))
 
 

@@ -14,7 +14,7 @@ from apex_jax.transport import wire
 from apex_jax.types import MAX_SEGMENT_BYTES, Array, Buffer
 from tests.fuzz import SOCKETS, fuzz
 from tests.fuzz_messages import Fuzzer
-from tests.fuzz_tcp import ATTACKS, BEHIND_THE_HANDSHAKE, fuzz_tcp
+from tests.fuzz_tcp import ATTACKS, ATTACKS_ON_KEYS, BEHIND_THE_HANDSHAKE, fuzz_tcp
 from tests.links import CONFIG
 
 MESSAGES = 20_000  # to each end of a link
@@ -40,10 +40,13 @@ def test_fault_26_no_message_ends_a_service_or_stays_in_memory_and_the_next_good
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_fault_27_strangers_at_the_ports_of_a_fleet_disturb_nobody(tmp_path: Path) -> None:
-    figures = fuzz_tcp(tmp_path, connections=60, seed=1, half_open=20)
+@pytest.mark.parametrize("has_keys", [False, True], ids=["without keys", "with keys"])
+def test_fault_27_strangers_at_the_ports_of_a_fleet_disturb_nobody(tmp_path: Path, has_keys: bool) -> None:
+    figures = fuzz_tcp(tmp_path, connections=60, seed=1, half_open=20, has_keys=has_keys)
     assert figures["failures"] == []
-    assert figures["attacks"].keys() == {"held_open", *ATTACKS, *BEHIND_THE_HANDSHAKE}
+    assert figures["attacks"].keys() == {
+        "held_open", *ATTACKS, *(ATTACKS_ON_KEYS if has_keys else BEHIND_THE_HANDSHAKE)
+    }  # fmt: skip
 
 
 @pytest.mark.slow
