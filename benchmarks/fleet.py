@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
 import tempfile
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from apex_jax.command_line import load
 from apex_jax.transport import keys
@@ -31,6 +31,15 @@ BATCHES_AT_ONCE = 8
 WINDOWS = 6  # of the measurement: memory is compared from the second to the last
 
 
+class Windows(NamedTuple):
+    """What each window of the measurement showed."""
+
+    frames_per_second: list[float]  # in
+    batches_per_second: list[float]  # out
+    server_bytes: list[float]  # resident
+    latency_milliseconds: Any  # of the last window: median, 99 %, largest
+
+
 def main() -> None:
     """Measures frames in, batches out and the server's memory."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -38,51 +47,61 @@ def main() -> None:
     parser.add_argument("--capacity", type=int, default=2_000_000, help="transitions that the server holds")
     parser.add_argument("--curve", action="store_true", help="encrypt both links")
     arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        directory = Path(folder, "keys")
+        if arguments.curve:
+            keys.create(directory)
+        windows = measure(arguments.seconds, arguments.capacity, str(directory) if arguments.curve else "")
+    report(windows, arguments.curve)
+
+
+def measure(seconds: float, capacity: int, keys_directory: str) -> Windows:
+    """Runs server, fleet and client; keys_directory "" = without encryption."""
     experience, sampling = free_tcp_addresses(2)
-    settings = server_settings(experience, sampling, arguments.capacity)
-    folder = contextlib.ExitStack()
-    if arguments.curve:
-        directory = Path(folder.enter_context(tempfile.TemporaryDirectory()), "keys")
-        keys.create(directory)
-        settings.append(f"security.keys={directory}")
+    settings = [*server_settings(experience, sampling, capacity), f"security.keys={keys_directory}"]
     path = ROOT / "configs" / "paper.yaml"
     config = load(path, settings)
-    frame_skip = config.environment.frame_skip
     server_core, other_cores = split_cores()
     say(f"recording {SEGMENTS} segments of {config.environment.task}")
     segments = record_segments(config, SEGMENTS, epsilon=0.1)
     per_segment = num_transitions(segments) / SEGMENTS
     messages = as_messages(config, segments)
-    with folder, role("replay", path, settings, server_core) as run_directory:
-        per_process = ACTORS // PROCESSES
+    actor, learner = security_of(config, "actor"), security_of(config, "learner")
+    windows = Windows([], [], [], [])
+    with role("replay", path, settings, server_core) as directory:
         fleet = [
-            ActorLoad(
-                experience, config.agreement, messages, per_process, 0.0, other_cores, security_of(config, "actor")
-            )
+            ActorLoad(experience, config.agreement, messages, ACTORS // PROCESSES, 0.0, other_cores, actor)
             for _ in range(PROCESSES)
         ]
         os.sched_setaffinity(0, other_cores)
-        say(f"{ACTORS} actors fill the replay of {arguments.capacity:,} transitions")
+        say(f"{ACTORS} actors fill the replay of {capacity:,} transitions")
         for part in fleet:
-            fill(part, arguments.capacity / per_segment / PROCESSES)
+            fill(part, capacity / per_segment / PROCESSES)
             part.set_rate(PAPER_TRANSITIONS_PER_SECOND / per_segment / PROCESSES)
-        groups, learner = GROUPS[BATCHES_AT_ONCE], security_of(config, "learner")
-        client = DrawingClient(sampling, config.agreement, BATCHES_AT_ONCE, BATCH_SIZE, groups, learner)
+        client = DrawingClient(
+            sampling, config.agreement, BATCHES_AT_ONCE, BATCH_SIZE, GROUPS[BATCHES_AT_ONCE], learner
+        )
         while not client.draw(1.0).batches_per_second:  # first it takes the live segments
             pass
-        batches, frames, memory = [], [], []
         for _ in range(WINDOWS):
             before = sum(part.sent_segments for part in fleet)
-            seconds = arguments.seconds / WINDOWS
-            drawn = client.draw(seconds)
+            drawn = client.draw(seconds / WINDOWS)
             sent = sum(part.sent_segments for part in fleet) - before
-            batches.append(drawn.batches_per_second)
-            frames.append(sent * per_segment * frame_skip / seconds)
-            memory.append(resident_bytes(run_directory, "replay"))
-            say(f"{frames[-1]:,.0f} frames/s in, {batches[-1]:,.0f} batches/s out, {memory[-1] / 1e6:.0f} MB")
+            frames = sent * per_segment * config.environment.frame_skip / (seconds / WINDOWS)
+            windows.frames_per_second.append(frames)
+            windows.batches_per_second.append(drawn.batches_per_second)
+            windows.server_bytes.append(resident_bytes(directory, "replay"))
+            say(f"{frames:,.0f} frames/s in, {drawn.batches_per_second:,.0f} batches/s out")
         client.close()
         for part in fleet:
             part.close()
+    return windows._replace(latency_milliseconds=drawn.latency_milliseconds)
+
+
+def report(windows: Windows, is_encrypted: bool) -> None:
+    """Prints the last line."""
+    frames, batches, memory = windows.frames_per_second, windows.batches_per_second, windows.server_bytes
+    frame_skip = load(ROOT / "configs" / "paper.yaml").environment.frame_skip
     targets = {
         "frames/s in": target(sum(frames) / WINDOWS, at_least=0.98 * PAPER_TRANSITIONS_PER_SECOND * frame_skip),
         "batches/s out": target(min(batches), at_least=1000),
@@ -90,9 +109,9 @@ def main() -> None:
     }
     figures = {
         "actors": ACTORS,
-        "encrypted": arguments.curve,
+        "encrypted": is_encrypted,
         "times the paper's 19 batches/s": min(batches) / PAPER_BATCHES_PER_SECOND,
-        "latency of 8 batches, ms: median, 99 %, largest": drawn.latency_milliseconds,
+        "latency of 8 batches, ms: median, 99 %, largest": windows.latency_milliseconds,
         "resident bytes of the server": memory[-1],
     }
     finish("fleet", figures, targets)
