@@ -201,6 +201,18 @@ def test_disk_that_never_answers_ends_in_a_line_and_not_in_a_hang(
     learner._checkpointer.close()
 
 
+@pytest.mark.parametrize("where", ["_restore", "_learn"])
+def test_device_that_fails_is_one_line_and_leaves_no_thread(
+    config: Config, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    failure = jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes\nand much more")
+    monkeypatch.setattr(Learner, where, mock.Mock(side_effect=failure))
+    before = threading.active_count()
+    with pytest.raises(RunError, match=r"cpu:0 failed: RESOURCE_EXHAUSTED: .* 9 bytes; .*, lower replay\.capacity"):
+        module.run(config, "learner", StopSignal())
+    assert threading.active_count() == before
+
+
 def test_learner_that_cannot_write_its_metrics_leaves_no_thread(
     config: Config, context: zmq.Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:

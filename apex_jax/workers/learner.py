@@ -370,12 +370,18 @@ def run(config: Config, name: str, stop: StopSignal) -> int:
         if not os.environ.get(SUPERVISED):  # else the supervisor has done so
             record_start(config)
         context = link_context(config, "learner")
-        learner = Learner(config, segment_spec(config), context, name, storage)
-        page.report = lambda: learner.report() | storage.report()
         try:
-            record_config(config)  # not before the checkpoint was found to be of it
-            learner.run(stop)
+            learner = Learner(config, segment_spec(config), context, name, storage)
+            page.report = lambda: learner.report() | storage.report()
+            try:
+                record_config(config)  # not before the checkpoint was found to be of it
+                learner.run(stop)
+            finally:
+                learner.close()
+        except jax.errors.JaxRuntimeError as error:
+            # Nothing can be saved then: an update takes the memory of what it began with.
+            fix = "where its memory is full, lower replay.capacity_transitions or learner.batch_size"
+            raise RunError(f"{jax.devices()[0]} failed: {str(error).splitlines()[0]}; {fix}") from None
         finally:
-            learner.close()
             context.term()
     return stop.exit_code
