@@ -17,6 +17,7 @@
     errors           what a user is told in one line, and the parser that does so
     compiled         the decorator of loops that are compiled
     disk             what must outlast a loss of power, and directories that one process has
+    machine          how many cores and how much memory a process may use
     device           what a process computes on
 
     agent/           the algorithm: arrays in, arrays out
@@ -83,7 +84,7 @@
       evaluator      plays full games; recording films one
       local          all roles on this machine, supervised
 
-Imports run one way: types, errors, compiled, disk, config -> agent, replay, transport, environment, checkpoint,
-device, journal, storage, metrics, atari_scores (none of which imports another of these) -> results, links, process ->
-operations -> workers -> main. Beside that, config -> config_rules -> command_line -> results, workers.
+Imports run one way: types, errors, compiled, disk, machine, config -> agent, replay, transport, environment,
+checkpoint, device, journal, storage, metrics, atari_scores (none of which imports another of these) -> results, links,
+process -> operations -> workers -> main. Beside that, config -> config_rules -> command_line -> results, workers.
 """

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-import os
 import warnings
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -19,6 +18,7 @@ import numpy as np
 
 from apex_jax.config import Config
 from apex_jax.errors import UsageError, first_line
+from apex_jax.machine import usable_cores
 from apex_jax.types import SegmentSpec, Step
 
 
@@ -88,7 +88,7 @@ class Environment:
                 env_type="gymnasium",
                 num_envs=self.num_environments,
                 batch_size=per_step or self.num_environments,
-                num_threads=threads or min(self.num_environments, len(os.sched_getaffinity(0))),
+                num_threads=threads or min(self.num_environments, usable_cores()),
                 seed=[int(seed) for seed in seeds],
                 **_options(config, max_episode_frames),
                 **({"render_mode": "rgb_array"} if rendered else {}),

@@ -12,7 +12,7 @@ PACKAGE = sorted((ROOT / "apex_jax").rglob("*.py"))
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
 SCRIPTS = sorted([*ROOT.glob("*.py"), *(ROOT / "benchmarks").rglob("*.py"), *(ROOT / "results").rglob("*.py")])
 
-FOUNDATION = {"types", "config", "errors", "compiled", "disk"}
+FOUNDATION = {"types", "config", "errors", "compiled", "disk", "machine"}
 MIDDLE = {
     "agent",
     "replay",
@@ -30,6 +30,7 @@ MAY_IMPORT = {  # part of the package -> other parts of it
     "types": set(),
     "errors": set(),
     "disk": set(),
+    "machine": set(),
     "compiled": set(),
     "config": {"types", "errors"},
     "config_rules": {"config", "errors"},

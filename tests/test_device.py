@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import time
 from pathlib import Path
 
 import jax
@@ -79,15 +81,46 @@ def test_gpu_that_is_not_there_is_one_line(role: str, setting: str, monkeypatch:
     device.check_device(role, load(None))
 
 
-def test_memory_is_that_of_the_machine_or_of_the_container_where_that_is_less(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_without_a_cpu_quota_the_number_of_threads_is_left_to_jax(environ: dict[str, str]) -> None:
+    choose_device("learner", DEVICES)
+    assert "PJRT_NPROC" not in environ
+
+
+def test_below_a_cpu_quota_jax_makes_no_more_threads_than_the_quota_pays_for(
+    environ: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(device, "GROUPS", tmp_path)
-    monkeypatch.setattr(device, "OWN_GROUP", tmp_path / "cgroup")
-    machine = device.device_memory_bytes()
-    assert machine > 2**30
-    (tmp_path / "cgroup").write_text("0::/slurm/job\n")
-    (tmp_path / "slurm" / "job").mkdir(parents=True)
-    for limit, memory in (("max", machine), (f"{2**29}", 2**29), (f"{2**60}", machine)):
-        (tmp_path / "slurm" / "job" / "memory.max").write_text(f"{limit}\n")
-        assert device.device_memory_bytes() == memory
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(64)))
+    monkeypatch.setattr(device, "usable_cores", lambda: 2)
+    choose_device("learner", DEVICES)
+    assert environ["PJRT_NPROC"] == "2"
+    environ["PJRT_NPROC"] = "5"  # the user's own choice
+    choose_device("learner", DEVICES)
+    assert environ["PJRT_NPROC"] == "5"
+
+
+def test_compiled_programs_read_longest_ago_are_deleted_when_the_cache_is_full(
+    environ: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environ["XDG_CACHE_HOME"] = str(tmp_path)
+    monkeypatch.setattr(device, "CACHE_LIMIT_BYTES", 2500)
+    keep_compiled_programs()
+    today = Path(environ["JAX_COMPILATION_CACHE_DIR"])
+    of_another_processor = today.parent / "xla-another"
+    of_another_processor.mkdir()
+    programs = [of_another_processor / "a-cache", today / "b-cache", today / "c-cache", today / "d-cache"]
+    for age, program in zip((40, 10, 30, 20), programs, strict=True):
+        program.write_bytes(b"x" * 1000)
+        os.utime(program, (time.time() - age, time.time() - 100))  # read that long ago, written before
+    keep_compiled_programs()
+    assert [program.name for program in programs if program.exists()] == ["b-cache", "d-cache"]
+
+
+def test_users_own_place_for_compiled_programs_is_never_cleaned(
+    environ: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environ |= {"XDG_CACHE_HOME": str(tmp_path), "JAX_COMPILATION_CACHE_DIR": str(tmp_path / "mine")}
+    monkeypatch.setattr(device, "CACHE_LIMIT_BYTES", 0)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "a-cache").write_bytes(b"x")
+    keep_compiled_programs()
+    assert (tmp_path / "mine" / "a-cache").exists()

@@ -22,6 +22,7 @@ from typing import Any
 from apex_jax.command_line import load_as_written, to_yaml
 from apex_jax.config import AddressConfig, Config
 from apex_jax.errors import UsageError, shown
+from apex_jax.machine import usable_cores
 from apex_jax.metrics import append_line, is_number
 
 _log = logging.getLogger(__name__)
@@ -126,7 +127,7 @@ def _this_start(config: Config) -> dict[str, Any]:
         "python": platform.python_version(),
         "versions": {name: version(name) for name in PACKAGES},
         "processor": _processor(),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cores": usable_cores(),
     }
 
 

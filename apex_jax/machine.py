@@ -1,0 +1,65 @@
+"""What this process may use of the machine: cores and memory, with the limits of its control groups (containers)."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+OWN_GROUP, GROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
+
+
+def usable_cores() -> int:
+    """Returns how many cores this process may keep busy: those it may run on, or its CPU quota if that is less.
+
+    A quota of 2.5 cores counts as 3: a thread too many waits, a thread too few leaves half a core idle.
+    """
+    allowed = len(os.sched_getaffinity(0))
+    return max(1, min([allowed, *(math.ceil(quota) for quota in _cpu_quotas())]))
+
+
+def usable_memory_bytes() -> int:
+    """Returns the machine's memory, or the lowest limit of this process's control groups if that is less."""
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limits = _read("memory", "memory.max", "memory.limit_in_bytes")
+    return min([machine, *(int(limit) for limit in limits if limit.isdigit())])
+
+
+def _cpu_quotas() -> Iterator[float]:
+    """Yields the CPU quotas that apply to this process, in cores."""
+    for text in _read("cpu", "cpu.max"):  # "150000 100000" or "max 100000"
+        quota, _, period = text.partition(" ")
+        if quota.isdigit() and period.isdigit():
+            yield int(quota) / int(period)
+    quotas, periods = _read("cpu", "", "cpu.cfs_quota_us"), _read("cpu", "", "cpu.cfs_period_us")
+    for quota, period in zip(quotas, periods, strict=False):  # a quota of -1 is no limit
+        if quota.isdigit() and period.isdigit():
+            yield int(quota) / int(period)
+
+
+def _read(controller: str, file: str, file_of_version_1: str = "") -> Iterator[str]:
+    """Yields the content of a file in this process's control group and in each group above: every limit applies.
+
+    A container often mounts only its own group, at the root, while `/proc/self/cgroup` names the path on the host: the
+    root is read as well.
+    """
+    try:
+        lines = OWN_GROUP.read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, _, names_and_path = line.partition(":")
+        names, _, path = names_and_path.partition(":")
+        if not names:  # version 2 has one hierarchy for all controllers
+            root, name = GROUPS, file
+        elif controller in names.split(","):
+            root, name = GROUPS / controller, file_of_version_1
+        else:
+            continue
+        group = Path(path.lstrip("/"))
+        for directory in (group, *group.parents) if name else ():
+            try:
+                yield (root / directory / name).read_text().strip()
+            except OSError:  # this group has no such limit, or is not mounted here
+                continue
