@@ -81,7 +81,7 @@
       actor          acts
       replay_server  serves the buffer
       learner        updates; learner_metrics tells of it
-      evaluator      plays full games; recording films one
+      evaluator      plays full games; recording films one, and draws the run's curves
       local          all roles on this machine, supervised
 
 Imports run one way: types, errors, compiled, disk, machine, config -> agent, replay, transport, environment,

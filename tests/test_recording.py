@@ -16,8 +16,9 @@ from apex_jax.command_line import load
 from apex_jax.config import Config
 from apex_jax.environment import Environment, segment_spec
 from apex_jax.errors import UsageError
+from apex_jax.metrics import MetricsWriter
 from apex_jax.results.video import GIF_SECONDS, video_paths, video_writer
-from apex_jax.workers.recording import record_game
+from apex_jax.workers.recording import draw_curves, record_game
 
 RATE = Fraction(15)  # frames a second
 SMALL = ("network.channels=[4,4,4]", "network.hidden_units=8")
@@ -119,3 +120,11 @@ def test_video_that_cannot_be_written_is_told_before_anything_is_played(
 ) -> None:
     with pytest.raises(UsageError, match=message):
         video_paths(tmp_path / name)
+
+
+def test_curves_of_a_run_are_drawn_into_its_directory(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    draw_curves(tmp_path, "Pong-v5")
+    assert "no curves.png: " in caplog.text  # there are no metrics
+    MetricsWriter(str(tmp_path), "evaluator").write(4000, {"eval/episodic_return": -20.0})
+    draw_curves(tmp_path, "Pong-v5")
+    assert (tmp_path / "curves.png").stat().st_size > 1000

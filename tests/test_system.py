@@ -16,6 +16,7 @@ import pytest
 
 from apex_jax.command_line import load
 from apex_jax.metrics import read_metrics
+from apex_jax.process import SUPERVISED
 from apex_jax.results.provenance import read_starts
 from tests.processes import ROOT, Program, Programs, catch, checkpoints, free_tcp_addresses, values, wait_until
 
@@ -316,3 +317,19 @@ def test_peers_of_another_configuration_are_refused_and_told_both(programs: Prog
         assert "Traceback" not in other.stderr
     replay.send(signal.SIGTERM)
     assert replay.exit_code(LEAVING_SECONDS) == 143
+
+
+def test_fleet_without_a_supervisor_leaves_curves_and_its_waiting_evaluator_names_the_alternative(
+    programs: Programs, tmp_path: Path
+) -> None:
+    directory = tmp_path / "run"
+    arguments = catch(directory, *free_tcp_addresses(), "total_updates=200")
+
+    def start(role: str) -> Program:
+        return programs.start("--role", role, *arguments, environment={SUPERVISED: ""})
+
+    evaluator = start("evaluator")
+    evaluator.wait_until(lambda: "give checkpoint=RUN_DIRECTORY" in evaluator.stderr)
+    fleet = [evaluator, *(start(role) for role in ("replay", "learner", "actor"))]
+    assert [program.exit_code(120.0) for program in fleet] == [0, 0, 0, 0]
+    assert (directory / "curves.png").stat().st_size > 1000

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import time
 from collections.abc import Callable
 from functools import partial
@@ -24,12 +25,12 @@ from apex_jax.errors import RunError, UsageError, shown
 from apex_jax.links.weights import Weights, WeightsSubscriber
 from apex_jax.metrics import MetricsWriter, append_line, resident_memory_bytes
 from apex_jax.operations.status_page import StatusPage
-from apex_jax.process import ROLE_NUMBERS, StopSignal, process_rng
+from apex_jax.process import ROLE_NUMBERS, SUPERVISED, StopSignal, process_rng
 from apex_jax.results.video import video_paths
 from apex_jax.transport.codec import architecture_of
 from apex_jax.transport.security import link_context
 from apex_jax.types import SegmentSpec
-from apex_jax.workers.recording import record_game
+from apex_jax.workers.recording import draw_curves, record_game
 
 _log = logging.getLogger(__name__)
 
@@ -111,6 +112,7 @@ def follow(
     dqn = make_dqn(config, spec)
     evaluator = Evaluator(config, spec, dqn)
     metrics = MetricsWriter(config.directory, name)
+    is_supervised = bool(os.environ.get(SUPERVISED))
     like_params = jax.eval_shape(dqn.init, jax.random.key(0)).online_params
     subscriber = WeightsSubscriber(
         context, config.addresses.weights, like_params, config.agreement, config.away_limit_seconds
@@ -124,7 +126,8 @@ def follow(
         "peers": {"learner": subscriber.peer_state},
         "evaluation": told.copy(),
     }
-    _log.info("waiting for weights from the learner at %s", config.addresses.weights)
+    hint = "" if is_supervised else "; to evaluate a finished run instead, give checkpoint=RUN_DIRECTORY"
+    _log.info("waiting for weights from the learner at %s%s", config.addresses.weights, hint)
     try:
         while not stop.is_set() and not (weights is not None and weights.final):
             weights = _next_weights(subscriber, weights, config.evaluator.interval_seconds, stop)
@@ -145,6 +148,8 @@ def follow(
                 _record(config, spec, dqn, weights.params, video, stop)
             except (OSError, UsageError, av.FFmpegError) as error:  # the result stands; it is not played for again
                 _log.warning("no video: %s", error)
+            if not is_supervised:  # the supervisor draws them after this process has ended
+                draw_curves(Path(config.directory), config.environment.task)
     finally:
         subscriber.close()
 

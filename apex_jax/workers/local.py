@@ -29,6 +29,7 @@ from apex_jax.results.provenance import record_start
 from apex_jax.results.video import video_paths
 from apex_jax.storage import SECTIONS
 from apex_jax.transport.sockets import LocalLinks
+from apex_jax.workers.recording import draw_curves
 from apex_jax.workers.replay_server import make_limiter
 
 _log = logging.getLogger(__name__)
@@ -149,7 +150,7 @@ class LocalRun:
         finally:
             self._end_processes()  # at once: a signal that they had, too, is then the same to them
             self._watch.close()
-        draw_curves(self._directory)
+        draw_curves(self._directory, self._config.environment.task)
         print(final_summary(reader.read(), str(self._directory)), flush=True)
         for role in (self._role("learner"), self._role("replay")):
             if error := role.said_error():  # what it could not save at the end is lost
@@ -264,16 +265,6 @@ class LocalRun:
 
     def _role(self, name: str) -> Role:
         return next(role for role in self._roles if role.name == name)
-
-
-def draw_curves(directory: Path) -> None:
-    """Draws the run, and never fails for it: a picture is no reason to lose what the run says at its end."""
-    try:
-        from apex_jax.results import curves, plot  # not before: matplotlib takes a second
-
-        plot.draw_run(curves.read_run(directory), directory / "curves.png")
-    except Exception as error:  # also what matplotlib makes of a disk or a file that it does not like
-        _log.warning("no curves.png: %s", error)
 
 
 @contextlib.contextmanager

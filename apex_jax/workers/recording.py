@@ -1,9 +1,12 @@
-"""Records a game as a person would see it: raw colour frames, at the speed of the console."""
+"""What a run leaves to look at: its curves, and a game as a person would see it."""
 
 from __future__ import annotations
 
+import dataclasses
+import logging
 from collections.abc import Callable
 from fractions import Fraction
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -15,7 +18,20 @@ from apex_jax.process import ROLE_NUMBERS, process_rng
 from apex_jax.results.video import video_writer
 from apex_jax.types import SegmentSpec
 
+_log = logging.getLogger(__name__)
+
 EMULATOR_FRAMES_PER_SECOND = 60
+
+
+def draw_curves(run_directory: Path, task: str) -> None:
+    """Draws the run's metrics to `curves.png` in its directory. An error is logged: a picture is no reason to fail."""
+    try:
+        from apex_jax.results import curves, plot  # not at the top: matplotlib takes a second
+
+        run = dataclasses.replace(curves.read_run(run_directory), task=task)
+        plot.draw_run(run, run_directory / "curves.png")
+    except Exception as error:  # also errors of matplotlib about the disk or a file
+        _log.warning("no curves.png: %s", error)
 
 
 class _CancelledError(Exception):
@@ -25,7 +41,7 @@ class _CancelledError(Exception):
 def record_game(
     config: Config, spec: SegmentSpec, dqn: Dqn, params: Params, path: str, cancelled: Callable[[], bool]
 ) -> float | None:
-    """Plays one game as an evaluation does and writes its video to `path` (see `video_writer`).
+    """Plays one game as an evaluation does and writes its video to `path`, in raw colour frames at the console's speed.
 
     Returns the game's return; None, with nothing written, if the game has no screen or was cancelled. OSError or
     av.FFmpegError where the video cannot be written.
