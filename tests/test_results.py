@@ -189,6 +189,7 @@ def test_runs_that_differ_in_their_seed_are_one_group_and_others_are_named_by_wh
     assert [group.label for group in groups] == ["priority_exponent=0.6", "priority_exponent=0.0"]
     assert [list(group.runs) for group in groups] == [runs[:2], runs[2:]]
     assert [group.label for group in grouped(runs[:2])] == ["all runs"]
+    assert [group.label for group in grouped(runs[:1])] == [str(tmp_path / "a1")], "one run is not all runs"
 
 
 def test_labels_stay_short_and_tell_keys_of_one_name_apart(tmp_path: Path) -> None:
@@ -200,7 +201,7 @@ def test_labels_stay_short_and_tell_keys_of_one_name_apart(tmp_path: Path) -> No
     ]
     (tmp_path / "b" / "config.yaml").unlink()
     runs[1] = read_run(tmp_path / "b")
-    assert [group.label for group in grouped(runs)] == ["all runs", str(tmp_path / "b")]
+    assert [group.label for group in grouped(runs)] == [str(tmp_path / "a"), str(tmp_path / "b")]
 
 
 def test_no_two_groups_have_one_label() -> None:
@@ -312,7 +313,7 @@ def test_plot_command_draws_and_prints(tmp_path: Path, capsys: pytest.CaptureFix
     assert run([str(tmp_path / "a"), f"SB3={tmp_path / 'b=c'}", "--output", str(output)]) == 0
     assert "<svg" in output.read_text()
     printed = capsys.readouterr().out
-    assert "| all runs | 1 |" in printed
+    assert f"| {tmp_path / 'a'} | 1 |" in printed
     assert "| SB3 | 1 |" in printed
 
 
@@ -336,7 +337,7 @@ def test_picture_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
 
 def test_directory_may_hold_an_equals_sign(tmp_path: Path) -> None:
     make_run(tmp_path / "b=c", [3.0])
-    assert [group.label for group in groups_of([str(tmp_path / "b=c")])] == ["all runs"]
+    assert [group.label for group in groups_of([str(tmp_path / "b=c")])] == [str(tmp_path / "b=c")]
 
 
 @pytest.mark.parametrize(

@@ -138,7 +138,7 @@ def test_run_tells_where_it_came_from_and_can_be_plotted(
     assert (start["task"], start["seed"]) == ("Catch-v0", 1)
     program = programs.start("plot", str(finished.directory), "--output", str(tmp_path / "plot.png"))
     assert program.exit_code() == 0
-    assert re.search(r"\| all runs \| 1 \| .* \| (1.0|0.9) \|", program.stdout)
+    assert re.search(r"\| \S+ \| 1 \| .* \| (1.0|0.9) \|", program.stdout)
     assert {(tmp_path / "plot.png").read_bytes()[:4], (finished.directory / "curves.png").read_bytes()[:4]} == {
         b"\x89PNG"
     }

@@ -32,6 +32,7 @@ NOT_OF_THE_METHOD = (
 LABEL_KEYS = 3  # at most, of those in which groups differ
 EVALUATION = "eval/episodic_return"
 TRAINING = "charts/episodic_return_epsilon_"
+UPDATES = "learner/updates"
 
 
 class Curve(NamedTuple):
@@ -81,7 +82,8 @@ def read_run(directory: str | os.PathLike[str]) -> Run:
     starts = read_starts(path)
     settings = _settings(load_as_written(path / "config.yaml")) if (path / "config.yaml").exists() else {}
     all_lines = [line for of_process in lines.values() for line in of_process]
-    minutes = _Minutes([start["time"] for start in starts], [line["time"] for line in all_lines])
+    updates = [(line["time"], line[UPDATES]) for line in all_lines if line.get(UPDATES) is not None]
+    minutes = _Minutes([start["time"] for start in starts], [line["time"] for line in all_lines], updates)
     bands = sorted({tag for line in all_lines for tag in line if tag.startswith(TRAINING)})
     return Run(
         directory=str(directory),
@@ -96,7 +98,8 @@ def read_run(directory: str | os.PathLike[str]) -> Run:
 def grouped(runs: Sequence[Run]) -> list[Group]:
     """Returns the runs in groups that differ in nothing but the seed, each named by what sets it apart from others.
 
-    Runs of several games are one group where the game is all that differs.
+    A group that is the only one is "all runs", or the directory of its one run. Runs of several games are one group
+    where the game is all that differs.
     """
     by_method: dict[tuple[tuple[str, str], ...], list[Run]] = {}
     unknown = [Group(run.directory, [run]) for run in runs if not run.settings]
@@ -106,6 +109,9 @@ def grouped(runs: Sequence[Run]) -> list[Group]:
             by_method.setdefault(method, []).append(run)
     apart = [name for name in SETTINGS if len({dict(method).get(name) for method in by_method}) > 1]
     labels = _labels([members[0] for members in by_method.values()], apart)
+    if len(by_method) == 1:
+        [members] = by_method.values()
+        labels = ["all runs" if len(members) > 1 else members[0].directory]
     return [Group(label, members) for label, members in zip(labels, by_method.values(), strict=True)] + unknown
 
 
@@ -122,13 +128,20 @@ def _labels(runs: Sequence[Run], apart: Sequence[str]) -> list[str]:
             [f"{names[key]}={shown(run.settings[key])}" for key in keys] for run, keys in zip(runs, others, strict=True)
         ]
         return [", ".join(text) or "baseline" for text in texts]
-    return [", ".join(text) or "all runs" for text in first]
+    return [", ".join(text) for text in first]
 
 
 class _Minutes:
-    """Turns unix seconds into minutes of the run; from a start's last sign of life to the next start none pass."""
+    """Turns unix seconds into minutes of the run.
 
-    def __init__(self, starts: Sequence[float], signs_of_life: Sequence[float]):
+    None pass from a start's last sign of life to the next start, nor in a later start without a learner's update, such
+    as that of a finished run.
+    """
+
+    def __init__(
+        self, starts: Sequence[float], signs_of_life: Sequence[float], updates: Sequence[tuple[float, float]] = ()
+    ):
+        """`updates`: (unix seconds, updates so far) of the learner; where there are none, every start counts."""
         signs = np.array(sorted(signs_of_life))
         first = signs[:1].tolist() or [0.0]
         if not starts or first[0] < min(starts):  # the first start was not recorded
@@ -141,11 +154,18 @@ class _Minutes:
             lived = signs[(signs >= start) & (signs < following)]
             end = float(lived[-1]) if lived.size else start
             self._times += [start, end]
-            self._minutes += [minutes, minutes + (end - start) / 60]
+            self._minutes += [minutes, minutes + (end - start) / 60 * _has_learned(updates, start, following)]
             minutes = self._minutes[-1]
 
     def __call__(self, times: Sequence[float]) -> np.ndarray:
         return np.interp(times, self._times, self._minutes)
+
+
+def _has_learned(updates: Sequence[tuple[float, float]], start: float, end: float) -> bool:
+    """Tells whether the learner made an update from `start` to `end`, or nobody knows what it had made before."""
+    before = [count for time, count in updates if time < start]
+    now = [count for time, count in updates if start <= time < end]
+    return not before or (bool(now) and (max(now) > min(now) or max(now) > max(before)))
 
 
 def _curve(lines: Iterable[Mapping[str, Any]], tag: str, minutes: _Minutes) -> Curve:
@@ -172,6 +192,17 @@ def common_grid(curves: Sequence[Curve], axis: str, points: int = 200) -> np.nda
     positions = [getattr(curve, axis) for curve in curves]
     first, last = max(position[0] for position in positions), min(position[-1] for position in positions)
     return np.linspace(first, last, points if first <= last else 0)
+
+
+def steps(curves: Sequence[Curve], axis: str, most: int = 1_000) -> np.ndarray:
+    """Returns the positions of `common_grid`'s range at which any of the curves takes a new value: float64[points].
+
+    A grid of `most` positions, finer than a picture, if there are more.
+    """
+    first, last = max(getattr(curve, axis)[0] for curve in curves), min(getattr(curve, axis)[-1] for curve in curves)
+    positions = np.unique(np.concatenate([getattr(curve, axis) for curve in curves]))
+    positions = positions[(positions >= first) & (positions <= last)]
+    return positions if positions.size <= most else common_grid(curves, axis, most)
 
 
 def held(curve: Curve, axis: str, grid: np.ndarray) -> np.ndarray:

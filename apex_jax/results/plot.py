@@ -12,11 +12,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from apex_jax.errors import UsageError, shown
-from apex_jax.results.curves import Curve, Group, Run, common_grid, held
+from apex_jax.results.curves import Curve, Group, Run, held, steps
 from apex_jax.results.files import written_whole
 from apex_jax.results.statistics import CONFIDENCE, bootstrap_interval, interquartile_mean
 
 AXES = {"frames": "million emulator frames", "minutes": "minutes"}
+STAIRCASE = "steps-post"  # a value holds until the next
 COLUMNS = 3  # of panels that share their axes
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")  # Okabe, Ito 2008
 BAND_COLORS = {"below_0.01": "#7A0177", "0.01_to_0.05": "#C51B8A", "0.05_to_0.2": "#F768A1", "above_0.2": "#FBB4B9"}
@@ -38,6 +39,7 @@ def draw_run(run: Run, path: str | os.PathLike[str]) -> None:
 def draw_groups(groups: Sequence[Group], path: str | os.PathLike[str]) -> None:
     """Draws the evaluations of groups of runs over each other to a file. UsageError if they have no axis in common.
 
+    Runs, means and intervals are staircases: an evaluation holds until the next, so a mean lies between its runs.
     Thin: the runs of a group; thick: their interquartile mean, or a run that is alone; dotted: median; shaded:
     bootstrap interval. Of several games the human-normalised scores.
     """
@@ -62,6 +64,7 @@ def draw_each_against_the_first(groups: Sequence[Group], path: str | os.PathLike
         panel.set_visible(i < len(others))
         panel.grid(alpha=0.3)
         panel.set(xlabel=AXES["frames"], ylabel="return")
+        panel.ticklabel_format(useOffset=False)
         panel.label_outer()
     for panel, group in zip(panels.flat, others, strict=False):
         _draw_group(panel, "frames", first, COLORS[-1], normalized=False)
@@ -78,11 +81,11 @@ def draw_each_against_the_first(groups: Sequence[Group], path: str | os.PathLike
 def _draw_group(panel: Axes, axis: str, group: Group, color: str, normalized: bool) -> None:
     curves = [scores(run, normalized) for run in group.runs]
     if len(curves) == 1:
-        _line(panel, axis, curves[0], color=color, lw=2, label=_plain(f"{group.label} (1 run)"))
+        _line(panel, axis, curves[0], drawstyle=STAIRCASE, color=color, lw=2, label=_plain(f"{group.label} (1 run)"))
         return
     for curve in curves:
-        _line(panel, axis, curve, color=color, lw=0.6, alpha=0.5)
-    grid = common_grid(curves, axis)
+        _line(panel, axis, curve, drawstyle=STAIRCASE, color=color, lw=0.6, alpha=0.5)
+    grid = steps(curves, axis)
     label = _plain(f"{group.label} ({len(curves)} runs: interquartile mean, {CONFIDENCE:.0%})")
     if not grid.size:
         panel.plot([], [], color=color, lw=2, label=label)
@@ -91,9 +94,9 @@ def _draw_group(panel: Axes, axis: str, group: Group, color: str, normalized: bo
     values = np.concatenate(strata)
     low, high = bootstrap_interval(strata, interquartile_mean, np.random.default_rng(0))
     x = _scaled(axis, grid)
-    panel.fill_between(x, low, high, color=color, alpha=0.15, lw=0)
-    panel.plot(x, np.median(values, axis=0), color=color, lw=1, ls=":")
-    panel.plot(x, interquartile_mean(values), color=color, lw=2, label=label)
+    panel.fill_between(x, low, high, step="post", color=color, alpha=0.15, lw=0)
+    panel.plot(x, np.median(values, axis=0), drawstyle=STAIRCASE, color=color, lw=1, ls=":")
+    panel.plot(x, interquartile_mean(values), drawstyle=STAIRCASE, color=color, lw=2, label=label)
 
 
 def running_mean(curve: Curve) -> Curve:
@@ -125,11 +128,14 @@ def _figure(title: str, normalized_by: Run | None) -> tuple[Figure, list[tuple[A
     for panel, (_, label) in zip(axes, AXES.items(), strict=True):
         panel.set_xlabel(label)
         panel.grid(alpha=0.3)
+        panel.ticklabel_format(useOffset=False)  # -29,981 is written out, not -1 beside a "-2.998e4"
     zero, one = (normalized_by.normalized(np.array(v)) if normalized_by else None for v in (0.0, 1.0))
     if zero is not None and one is not None:
         scale = float(one - zero)
         forward, back = partial(_affine, scale, float(zero)), partial(_affine, 1 / scale, -float(zero) / scale)
-        axes[1].secondary_yaxis("right", functions=(forward, back)).set_ylabel("human-normalised score")
+        second = axes[1].secondary_yaxis("right", functions=(forward, back))
+        second.set_ylabel("human-normalised score")
+        second.ticklabel_format(axis="y", useOffset=False)
     return figure, list(zip(axes, AXES, strict=True))
 
 
