@@ -95,6 +95,7 @@ def parse(argv: Sequence[str]) -> Command:
     name = options.role if options.name is None else options.name
     if not re.fullmatch(r"\w[\w.-]{0,63}", name, re.ASCII):
         raise UsageError(f"--name {name!r}: names a log file; use 1 to 64 letters, digits and _ . -, no . or - first")
+    _check_given_once(rest, options.role)
     checkpoint = _overrides(rest, options.role).get("evaluator.checkpoint")
     path = DEFAULT_CONFIG if options.config is None else options.config
     if checkpoint and options.role == "evaluator" and options.config is None:
@@ -104,6 +105,16 @@ def parse(argv: Sequence[str]) -> Command:
         what = f"evaluator.checkpoint={shown(config.evaluator.checkpoint)}"
         raise UsageError(f"{what}: needs --role evaluator, got --role {options.role}")
     return Command(options.role, name, config, "print_config" if options.print_config else "run")
+
+
+def _check_given_once(texts: Sequence[str], group: str) -> None:
+    """Raises UsageError where the command line gives two values of one key, one of which would be ignored."""
+    given: dict[str, str] = {}
+    for text in texts:
+        for name in _override(text, group):
+            if name in given:
+                raise UsageError(f"{name} is given twice, {shown(given[name])} and {shown(text)}; keep one")
+            given[name] = text
 
 
 def _config_of(checkpoint: str) -> Path:
@@ -261,10 +272,15 @@ def _override(text: str, group: str) -> dict[str, Any]:
     if not separator:
         raise UsageError(f"{shown(text)}: settings are given as KEY=VALUE, such as seed=3; see --help")
     try:
-        tree = {name: _plain(value, lambda text: OmegaConf.from_dotlist([f"value={text}"]))["value"]}
+        tree = {name: _value(value)}
     except Exception as error:  # as in _read
         raise UsageError(f"{shown(text)}: the value is not YAML: {_first_problem(error)}; put it in quotes") from None
     return _values(tree)
+
+
+def _value(text: str) -> Any:
+    """Returns the value of a text of YAML, such as what stands behind `key=`."""
+    return _plain(text, lambda text: OmegaConf.from_dotlist([f"value={text}"]))["value"]
 
 
 def _plain(text: str, parser: Callable[[str], Any]) -> Any:
@@ -287,7 +303,8 @@ def _values(tree: Mapping[Any, Any]) -> dict[str, Any]:
         try:
             values[name] = _parsed(SETTINGS[name], SETTINGS[name].kind, value)
         except ValueError as error:
-            raise UsageError(f"{name}={shown(value)}: {error}") from None
+            fix = _fix(SETTINGS[name].kind, value)
+            raise UsageError(f"{name}={_written(value)}: {error}{fix}") from None
     return values
 
 
@@ -306,6 +323,27 @@ def _flatten(tree: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, A
         else:
             first = next(_settings(GROUPS[name], name)).name
             raise UsageError(f"{name}={shown(value)}: is a group of keys, not one; set its keys, such as {first}")
+
+
+def _written(value: Any) -> str:
+    """Returns a refused value as YAML has it, so that null, an empty text and a quoted number can be told apart."""
+    if value is None or value == "" or _is_quoted(value):
+        return shown(json.dumps(value, ensure_ascii=False))
+    return shown(json.dumps(value, ensure_ascii=False, default=str) if isinstance(value, list) else value)
+
+
+def _fix(kind: Any, value: Any) -> str:
+    if value is None:
+        return "; null is no value: give one, or leave the key out"
+    return "; it is text: leave out the quotes" if kind is not str and _is_quoted(value) else ""
+
+
+def _is_quoted(value: Any) -> bool:
+    """Tells whether a value is text for no reason but its quotes."""
+    try:
+        return isinstance(value, str) and not isinstance(_value(value), str | None)
+    except Exception:  # as in _read
+        return False
 
 
 def _parsed(setting: Setting, kind: Any, value: Any) -> Any:

@@ -74,6 +74,7 @@ class NetworkConfig:
     strides: tuple[int, ...] = key((4, 2, 1), "stride of each convolution", "pixels", 1, 16)
     hidden_units: int = key(512, "units of the hidden layer of each stream", "", 1, 65536)
     dueling: bool = key(True, "separate value and advantage streams (Wang et al. 2016)")
+    unseen_pixels: bool = key(False, "kernels and strides may leave pixels unseen, in between or at two edges")
 
 
 @dataclass(frozen=True)

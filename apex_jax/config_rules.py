@@ -33,6 +33,7 @@ def check(config: Config) -> None:
 
 def _size_rules(config: Config) -> Iterator[Rule]:
     environment, actor, replay, learner = config.environment, config.actor, config.replay, config.learner
+    yield "environment.task", environment.task != "", "must be a game, such as Pong-v5"
     slots, overlap = actor.segment_slots, environment.frame_stack - 1 + config.algorithm.n_step
     least = (
         f"must be at least {overlap + 1}, environment.frame_stack + algorithm.n_step, for a transition to start in it"
@@ -82,13 +83,15 @@ def _network_rules(config: Config) -> Iterator[Rule]:
     large = f"makes {num_bytes >> 20:,} MiB of parameters, of which {MAX_PARAMETER_BYTES >> 20} can be sent"
     fix = "lower it or network.channels, or use larger network.strides"
     yield "network.hidden_units", num_bytes <= MAX_PARAMETER_BYTES, f"{large}; {fix}"
-    if config.evaluator.checkpoint:
+    if network.unseen_pixels or config.evaluator.checkpoint:
         return  # whatever has been trained can be watched
-    skips = "no stride may be larger than its kernel: the pixels in between would be unseen"
+    force = "to train all the same, set network.unseen_pixels=true"
+    skips = f"no stride may be larger than its kernel: the pixels in between would be unseen; {force}"
     yield "network.strides", all(stride <= kernel for kernel, stride in layers), skips
     seen, fitting = _pixels_seen(left, layers), _pixels_seen(left + 1, layers)
     blind = f"leave the last {size - seen} rows and columns of {size} pixels unseen, where a paddle may be"
-    yield "network.strides", seen >= size, f"{blind}; use environment.frame_size={seen} or {fitting}, or other kernels"
+    fix = f"use environment.frame_size={seen} or {fitting}, or other kernels; {force}"
+    yield "network.strides", seen >= size, f"{blind}; {fix}"
 
 
 def num_parameters(config: Config, outputs: int) -> int:

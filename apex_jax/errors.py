@@ -26,8 +26,28 @@ class DivergenceError(FatalError):
     """The loss or the network is no longer finite."""
 
 
+class _GivenOnce(argparse.Action):
+    """Stores the value of an option, and refuses a second one: nobody knows which was meant."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None
+    ) -> None:
+        given = namespace.__dict__.setdefault("given", {})  # by option
+        if option is not None and self.dest in given:
+            parser.error(f"{option} is given twice, as {shown(given[self.dest])} and {shown(values)}; keep one")
+        given[self.dest] = values
+        setattr(namespace, self.dest, values)
+
+
 class Parser(argparse.ArgumentParser):
-    """Raises UsageError where argparse would write and exit. `prog`: what the user types, "python main.py plot"."""
+    """Raises UsageError where argparse would write and exit, and for an option that is given twice.
+
+    `prog`: what the user types, "python main.py plot".
+    """
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.register("action", None, _GivenOnce)  # in place of "store"
 
     def error(self, message: str) -> NoReturn:
         """Refuses a command line."""

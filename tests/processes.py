@@ -120,8 +120,12 @@ class Programs:
         prefix: tuple[str, ...] = (),
         environment: dict[str, str] | None = None,
     ) -> Program:
+        """`arguments`: of several values of a key the last one is passed on, so that a test can change a default."""
         environment = {MARK: self._mark, "TMPDIR": self._temporary.name, **(environment or {})}
-        program = Program(arguments, environment, self._folder / f"program-{len(self._started)}", lines, prefix)
+        last = {text.partition("=")[0] if "=" in text else i: text for i, text in enumerate(arguments)}
+        program = Program(
+            tuple(last.values()), environment, self._folder / f"program-{len(self._started)}", lines, prefix
+        )
         self._started.append(program)
         return program
 

@@ -109,10 +109,6 @@ def test_what_an_unset_variable_leaves_is_no_default() -> None:
     assert "holds no config.yaml" in message("--role", "evaluator", f"checkpoint={'x' * 300}")
 
 
-def test_of_two_overrides_of_a_key_the_last_one_holds() -> None:
-    assert load(None, ["seed=1", "seed=2"]).seed == 2
-
-
 def test_override_goes_over_the_file_and_the_file_over_the_default(tmp_path: Path) -> None:
     path = write(tmp_path, "seed: 5\nlearner:\n  batch_size: 64\n")
     config = load(path, ["seed=6"])
@@ -221,7 +217,18 @@ def test_device_libraries_are_not_imported_before_the_device_is_chosen() -> None
         ("learner.batch_size=1.5", ["whole number", "1 to 65_536"]),
         ("learner.batch_size=true", ["learner.batch_size=true", "whole number"]),
         ("learner.batch_size=many", ["learner.batch_size=many", "whole number"]),
-        ("learner.batch_size=", ["learner.batch_size=:", "whole number"]),
+        ("learner.batch_size=", ["learner.batch_size=null:", "whole number", "leave the key out"]),
+        ("learner.batch_size='32'", ['learner.batch_size="32":', "whole number, 1 to 65_536", "leave out the quotes"]),
+        ("algorithm.double_q='true'", ['double_q="true": must be true or false', "leave out the quotes"]),
+        ("learner.device=", ["learner.device=null: must be auto, cpu or gpu", "leave the key out"]),
+        (["network.channels=[16, '32', null]"], ['network.channels=[16, "32", null]: must be a whole number']),
+        ("environment.task=", ["environment.task=: must be a game, such as Pong-v5"]),
+        # given twice
+        ("seed=1 seed=2", ["seed is given twice, seed=1 and seed=2; keep one"]),
+        ("--role evaluator episodes=3 evaluator.episodes=4", ["episodes=3 and evaluator.episodes=4; keep one"]),
+        (["learner={batch_size: 3}", "learner.batch_size=4"], ["{batch_size: 3} and learner.batch_size=4; keep one"]),
+        ("--config a.yaml seed=1 --config b.yaml", ["--config is given twice, as a.yaml and b.yaml; keep one"]),
+        ("--role learner --role local", ["--role is given twice, as learner and local; keep one"]),
         ("learner.batch_size=[1]", ["whole number"]),
         (["learner.batch_size={a: 1}"], ["whole number"]),
         ("seed=1e400", ["seed=inf", "whole number"]),
@@ -281,11 +288,11 @@ def test_device_libraries_are_not_imported_before_the_device_is_chosen() -> None
         ),
         (
             "environment.frame_size=42 network.strides=[3,2,1]",
-            ["network.strides=(3, 2, 1)", "last 2 rows", "frame_size=40 or 46"],
+            ["network.strides=(3, 2, 1)", "last 2 rows", "frame_size=40 or 46", "network.unseen_pixels=true"],
         ),
         (
             "environment.frame_size=41 network.kernel_sizes=[2,3,3] network.strides=[3,2,1]",
-            ["network.strides=(3, 2, 1)", "larger than its kernel"],
+            ["network.strides=(3, 2, 1)", "larger than its kernel", "network.unseen_pixels=true"],
         ),
         (
             "environment.frame_size=39 network.kernel_sizes=[4,4,3] network.strides=[3,2,1]",
@@ -335,7 +342,11 @@ def test_vector_task_needs_no_room_for_convolutions() -> None:
         ("# nothing\n", "no keys"),
         ("- seed\n", "no keys"),
         ("42", "not YAML"),
-        ("seed", "seed=: must be a whole number"),
+        ("seed", "seed=null: must be a whole number, 0 to 2_147_483_647; null is no value"),
+        (
+            "learner:\n  batch_size: '32'\n",
+            'batch_size="32": must be a whole number, 1 to 65_536 transitions; it is text',
+        ),
         ("seed: 1\nrun: [", "in line 3"),
         ("seed: 1\nseed: 2\n", "duplicate key seed in line 2"),
         ("learner:\n  batch_size: 1\nlearner.batch_size: 2\n", "given twice"),

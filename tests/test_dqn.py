@@ -300,6 +300,7 @@ def test_geometry_is_refused_for_as_many_rows_and_columns_as_its_network_does_no
     with pytest.raises(UsageError, match=r"the last 5 rows and columns of 42 pixels unseen.*frame_size=37 or 43"):
         check(config)
     check(dataclasses.replace(config, evaluator=EvaluatorConfig(checkpoint="runs/trained-before-it-was-refused")))
+    check(dataclasses.replace(config, network=dataclasses.replace(network, unseen_pixels=True)))
     for size in (37, 43):
         fits = dataclasses.replace(config, environment=EnvironmentConfig(frame_size=size))
         check(fits)
