@@ -65,7 +65,7 @@ def measure(name: str, transitions_per_second: float, seconds: float) -> dict[st
     config = load(path, settings)
     segments = record_segments(config, SEGMENTS, epsilon=0.1)
     per_segment = num_transitions(segments) / SEGMENTS
-    bare = BareUpdate(config, compute_dtype(config, jax.default_backend() == "cpu"))
+    bare = BareUpdate(config, compute_dtype(config))
     before = bare.per_second(seconds / 4)
     with role("replay", path, settings), role("learner", path, settings) as directory:
         rate = transitions_per_second / per_segment

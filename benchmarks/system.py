@@ -15,8 +15,6 @@ import tempfile
 import time
 from pathlib import Path
 
-import jax
-
 from apex_jax.command_line import load
 from apex_jax.metrics import read_metrics
 from apex_jax.workers.learner import compute_dtype
@@ -57,7 +55,7 @@ def parts_alone(name: str) -> tuple[float, float]:
     """Returns steps/s of the actor process and updates/s of the bare update."""
     actor = actor_steps_per_second(name, [], seconds=10.0)
     config = load(ROOT / "configs" / f"{name}.yaml")
-    learner = BareUpdate(config, compute_dtype(config, jax.default_backend() == "cpu")).per_second(10.0)
+    learner = BareUpdate(config, compute_dtype(config)).per_second(10.0)
     say(f"alone: {actor:,.0f} steps/s, {learner:,.1f} updates/s")
     return actor, learner
 

@@ -15,7 +15,9 @@ from hypothesis import strategies as st
 from apex_jax.command_line import CONFIGS, DEFAULT_CONFIG, ROLES, SETTINGS, Setting, load, parse, to_yaml
 from apex_jax.config import Config, EvaluatorConfig
 from apex_jax.config_rules import check
+from apex_jax.environment import segment_spec
 from apex_jax.errors import UsageError
+from apex_jax.workers.replay_server import make_limiter
 
 
 def write(folder: Path, text: str | bytes) -> Path:
@@ -162,6 +164,13 @@ def test_paper_file_sends_every_50_transitions_and_has_360_epsilons() -> None:
         Config().learner, publish_interval_seconds=2.9, compute_dtype="float32"
     )
     assert (config.replay, config.network) == (Config().replay, Config().network)
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)
+def test_only_the_papers_own_file_lets_the_learner_draw_without_limit(path: Path) -> None:
+    config = load(path)
+    assert (config.replay.samples_per_insert == 0) == (path.stem == "paper")
+    make_limiter(config, segment_spec(config))  # neither side waits for the other for ever
 
 
 def test_print_of_the_defaults_states_every_key_and_comes_back(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from apex_jax.errors import FatalError, RunError
 from apex_jax.process import StopSignal
 from apex_jax.transport.sockets import LocalLinks
 from apex_jax.workers import learner as module
-from apex_jax.workers.learner import Learner
+from apex_jax.workers.learner import Learner, compute_dtype
 from tests.processes import ROOT, wait_until
 
 
@@ -240,3 +240,9 @@ def test_what_could_not_be_saved_does_not_count_as_saved(
     wait_until(lambda: not learner._checkpointer.is_saving)
     assert learner.report()["checkpoint"]["updates"] == 5
     learner.close()
+
+
+@pytest.mark.parametrize("name", ["auto", "float32", "bfloat16"])
+def test_activations_are_float32_on_every_device_unless_the_user_asks_for_bfloat16(name: str) -> None:
+    config = load(None, [f"learner.compute_dtype={name}"])
+    assert compute_dtype(config) == ("bfloat16" if name == "bfloat16" else "float32")
