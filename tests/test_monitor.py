@@ -126,6 +126,19 @@ def test_client_that_can_never_join_is_told_why_once_and_gives_up(
     assert caplog.text.count("connections refused on the experience link") == 1
 
 
+@pytest.mark.parametrize("served", ["sampling", "weights"])
+def test_client_with_keys_at_the_address_of_another_link_is_told_which_address_to_correct(
+    links: Links, served: str
+) -> None:
+    """The replay server's other port refuses the actor's key; the learner's has another key."""
+    address = free_address()
+    links.serve(served, address)
+    links.connect("experience", address)
+    words = f"if {address} serves another link, set addresses.experience as the replay server has it"
+    with pytest.raises(RunError, match=words):
+        wait_until(lambda: False, links.watch)
+
+
 @pytest.mark.parametrize("link", CLIENTS)
 @pytest.mark.parametrize("role", keys.ROLES)
 def test_each_link_lets_in_its_own_roles_only(links: Links, link: str, role: str) -> None:

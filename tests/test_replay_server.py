@@ -318,9 +318,13 @@ def test_an_address_in_use_is_one_line_and_leaves_nothing_open(config: Config, l
 
 def test_a_rate_limiter_under_which_both_sides_would_wait_for_each_other_is_a_usage_error(config: Config) -> None:
     tight = config.replace(replay=replace(config.replay, samples_per_insert=8.0, error_buffer=0.001))
-    with pytest.raises(UsageError, match=r"replay\.error_buffer=0\.001: .* raise error_buffer") as caught:
+    with pytest.raises(
+        UsageError, match=r"^replay\.error_buffer=0\.001: must be at least [\d.]+, .* raise it"
+    ) as caught:
         make_limiter(tight, SPEC)
     assert str(caught.value).isprintable()
+    least = float(str(caught.value).partition("at least ")[2].partition(",")[0])
+    make_limiter(config.replace(replay=replace(tight.replay, error_buffer=least)), SPEC)
 
 
 def test_the_error_buffer_is_a_share_of_the_minimum_size(config: Config) -> None:

@@ -5,6 +5,11 @@ from __future__ import annotations
 import math
 
 
+def least_error_buffer(samples_per_insert: float, largest_insert: int, largest_draw: int) -> float:
+    """Returns the samples below which both sides of a `RateLimiter` could end up waiting for each other."""
+    return (largest_draw + samples_per_insert * largest_insert) / 2
+
+
 class RateLimiter:
     """Says whether the replay may take more transitions in, and whether it may hand more out.
 
@@ -39,12 +44,12 @@ class RateLimiter:
             raise ValueError(f"samples_per_insert must be finite and >= 0 (0 = no limit), got {samples_per_insert}")
         if largest_insert < 1 or largest_draw < 1:
             raise ValueError(f"largest_insert {largest_insert} and largest_draw {largest_draw} must be at least 1")
-        needed = (largest_draw + samples_per_insert * largest_insert) / 2
-        if samples_per_insert > 0 and not needed <= error_buffer < math.inf:
+        least = least_error_buffer(samples_per_insert, largest_insert, largest_draw)
+        if samples_per_insert > 0 and not least <= error_buffer < math.inf:
             raise ValueError(
-                f"an error buffer of {error_buffer} samples is outside [{needed}, inf): inserting {largest_insert} and"
-                f" drawing {largest_draw} transitions at a time, both sides would end up waiting for each other for"
-                " ever; raise error_buffer, or draw fewer transitions at a time"
+                f"error_buffer must be finite and at least {least:g} samples, got {error_buffer:g}: inserting"
+                f" {largest_insert} and drawing {largest_draw} transitions at a time, both sides would end up waiting"
+                " for each other for ever"
             )
         self.inserted = 0
         self.sampled = 0

@@ -239,19 +239,23 @@ class ClientMonitor(_Monitor):
         """Returns why a handshake failed and what to do; empty where nobody is there who could be another."""
         security, server, address = self._security, self._server, self._address
         me = security.role or "process"
+        setting = f"set addresses.{self._link} as the {server} has it"
+        or_address = f"; if {address} serves another link, {setting}"
         if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
             return (
                 f"the {server} at {address} refused the key of this {me}: put its public key into {me}.public there,"
-                " or start it with the secret that belongs to that file"
+                f" or start it with the secret that belongs to that file{or_address}"
             )
         if now - self._last_probe > GIVE_UP_SECONDS / 4:
             self._last_probe, self._mechanism = now, mechanism_at(address)
         file = f"{LINKS[self._link].server}.public"
         causes = {
-            ("CURVE", True): f"the {server} at {address} does not have the key in {file} here: copy {file} from there",
+            ("CURVE", True): (
+                f"the {server} at {address} does not have the key in {file} here: copy {file} from there{or_address}"
+            ),
             ("CURVE", False): f"the {server} at {address} takes encrypted connections only: set security.keys=DIR here",
             ("NULL", True): f"the {server} at {address} has no keys, this {me} has: set security.keys=DIR there too",
-            ("NULL", False): f"{address} serves another link: set addresses.{self._link} as the {server} has it",
+            ("NULL", False): f"{address} serves another link: {setting}",
         }
         return causes.get((self._mechanism or "", security.has_keys), "")
 

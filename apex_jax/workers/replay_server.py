@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import time
 from typing import Any
 
@@ -22,7 +23,7 @@ from apex_jax.operations.status_page import StatusPage
 from apex_jax.operations.storage_copy import StorageCopy
 from apex_jax.process import ROLE_NUMBERS, StopSignal, new_run_id, process_rng
 from apex_jax.replay.buffer import ReplayBuffer
-from apex_jax.replay.rate_limiter import RateLimiter
+from apex_jax.replay.rate_limiter import RateLimiter, least_error_buffer
 from apex_jax.transport import sockets
 from apex_jax.transport.codec import max_body_bytes
 from apex_jax.transport.monitor import ServerMonitor
@@ -220,17 +221,25 @@ class ReplayServer:
 
 def make_limiter(config: Config, spec: SegmentSpec) -> RateLimiter:
     """Returns the run's rate limiter; raises UsageError where both sides would wait for each other."""
-    replay = config.replay
-    try:
-        return RateLimiter(
-            min_size_to_sample=replay.min_size_to_sample,
-            samples_per_insert=replay.samples_per_insert,
-            error_buffer=replay.error_buffer * replay.min_size_to_sample * replay.samples_per_insert,
-            largest_insert=spec.max_transitions,
-            largest_draw=config.learner.largest_draw,
+    replay, insert, draw = config.replay, spec.max_transitions, config.learner.largest_draw
+    share_samples = replay.min_size_to_sample * replay.samples_per_insert  # that an error_buffer of 1 stands for
+    least = least_error_buffer(replay.samples_per_insert, insert, draw)
+    if share_samples and replay.error_buffer * share_samples < least:
+        least_share = math.ceil(1e3 * least / share_samples) / 1e3
+        raise UsageError(
+            f"replay.error_buffer={replay.error_buffer:g}: must be at least {least_share:g}, or actors and learner"
+            f" would wait for each other for ever: {insert} transitions are stored and {draw} drawn at a time, with"
+            f" replay.min_size_to_sample={replay.min_size_to_sample} and"
+            f" replay.samples_per_insert={replay.samples_per_insert:g}; raise it, or lower learner.updates_per_call or"
+            " learner.batch_size"
         )
-    except ValueError as error:
-        raise UsageError(f"replay.error_buffer={replay.error_buffer}: {error}") from None
+    return RateLimiter(
+        min_size_to_sample=replay.min_size_to_sample,
+        samples_per_insert=replay.samples_per_insert,
+        error_buffer=replay.error_buffer * share_samples,
+        largest_insert=insert,
+        largest_draw=draw,
+    )
 
 
 def run(config: Config, name: str, stop: StopSignal) -> int:
