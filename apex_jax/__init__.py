@@ -73,6 +73,7 @@
 
     operations/      what an operator sees and asks for
       progress       how far a run is; diagnosis what is wrong with it, live_view shows both
+      stopping       what a person is told who stops a run, and what a stop without saving loses
       status_page    what a process tells of itself; status_command is `python main.py status`
       watch          finds roles that live and do nothing; watchdog is the same for systemd
       storage_copy   keeps the copy on object storage up to date; storage_command is `python main.py storage`
@@ -80,7 +81,7 @@
     workers/         the processes: loops around all that
       actor          acts
       replay_server  serves the buffer
-      learner        updates; learner_metrics tells of it
+      learner        updates; learner_metrics tells of it, limits say when the run is over
       evaluator      plays full games; recording films one, and draws the run's curves
       local          all roles on this machine, supervised
 

@@ -21,7 +21,7 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
-from apex_jax.disk import lock, synchronize
+from apex_jax.disk import checkpoint_steps, lock, synchronize
 from apex_jax.errors import RunError, first_line
 
 _log = logging.getLogger(__name__)
@@ -79,11 +79,7 @@ class Checkpointer:
     @property
     def steps(self) -> list[int]:
         """Updates behind each checkpoint, ascending, the damaged ones included."""
-        try:
-            names = [path.name for path in self.directory.iterdir() if path.is_dir()]
-        except FileNotFoundError:
-            return []
-        return sorted(int(name) for name in names if name.isdecimal() and name.isascii())
+        return checkpoint_steps(self.directory)
 
     def save(self, state: Any, progress: Progress) -> None:
         """Starts saving; returns once `state` has been copied to the host, so that the next update may donate it.

@@ -173,7 +173,9 @@ class LearnerConfig:
         2_500, "the target network is a copy of the online one every", "updates", 1, 10**9
     )
     publish_interval_seconds: float = key(1.0, "weights are sent to the actors at most every", "seconds", 0.01, 3600)
-    checkpoint_interval_seconds: float = key(300.0, "a checkpoint is saved every", "seconds", 1, 10**6)
+    checkpoint_interval_seconds: float = key(
+        300.0, "a checkpoint is saved every; a run's first one after at most 45 of learning", "seconds", 1, 10**6
+    )
     checkpoints_kept: int = key(3, "newest checkpoints kept", "", 1, 1000)
     failed_checkpoints_limit: int = key(
         0, "the run fails once so many checkpoints in a row could not be saved; 0 = it goes on learning", "", 0, 1000

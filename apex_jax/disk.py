@@ -46,3 +46,12 @@ def lock(directory: Path, descriptor: int) -> bool:
     except OSError as error:
         _log.warning("%s cannot be locked (%s): start no second run there", directory, error.strerror)
     return True
+
+
+def checkpoint_steps(checkpoints: Path) -> list[int]:
+    """Returns the updates behind each checkpoint in a directory of them, ascending, the damaged ones included."""
+    try:
+        names = [path.name for path in checkpoints.iterdir() if path.is_dir()]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    return sorted(int(name) for name in names if name.isdecimal() and name.isascii())

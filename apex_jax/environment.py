@@ -158,6 +158,18 @@ class Environment:
         self._pool.close()
 
 
+def has_screen(config: Config) -> bool:
+    """Tells whether a game of the run's task can be recorded, see `Environment.screen`."""
+    if _is_atari(config.environment.task):
+        return True
+    environment = Environment(config, segment_spec(config), np.zeros(1), 16, rendered=True)
+    try:
+        environment.receive()
+        return environment.screen() is not None
+    finally:
+        environment.close()
+
+
 class Episode(NamedTuple):
     """A finished game: raw rewards, whole game whatever happened to lives."""
 

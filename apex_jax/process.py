@@ -9,6 +9,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from types import FrameType
 
 import numpy as np
@@ -22,6 +23,7 @@ FETCHED = "APEX_JAX_FETCHED"  # set by the local supervisor: the run directory h
 ORPHAN_SECONDS = 90.0  # that a worker may take to end once its supervisor has died
 RESOLVE_SECONDS = 3.0  # that a name server may take
 SAME_REQUEST_SECONDS = 3.0  # within which a second signal is the first once more, sent by another
+SAME_PRESS_SECONDS = 0.5  # the same for Ctrl-C, which reaches the process that the user started and no role below it
 CONNECTS = {"actor": ("experience", "weights"), "learner": ("sampling",), "evaluator": ("weights",)}  # role -> links
 
 
@@ -35,12 +37,16 @@ class StopSignal:
         self._thread_died = False
         self._asked_seconds = time.monotonic()
         self.run_is_over = False  # the supervisor's word that the learner has ended the run
+        self.on_second_signal: Callable[[], str] = lambda: ""  # see `install`
 
     def install(self) -> None:
         """Takes over SIGINT and SIGTERM, and what a thread dies of.
 
         A second signal ends the process at once, unless it is the first once more: what shuts a machine down sends
-        SIGTERM to the local supervisor and to its roles, and the supervisor sends it on to these.
+        SIGTERM to the local supervisor and to its roles, and the supervisor sends it on to these. Before that it calls
+        `on_second_signal`, in the main thread between any two instructions: it must take no lock that this thread may
+        hold, and write to no buffered stream. The line that it returns says what is lost, and is written to standard
+        error.
         """
         threading.excepthook = self._on_dead_thread
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -81,11 +87,19 @@ class StopSignal:
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         now = time.monotonic()
         if self.signal_number:
-            if now - self._signal_seconds > SAME_REQUEST_SECONDS:
-                os._exit(128 + number)
+            is_press = number == signal.SIGINT and not os.environ.get(SUPERVISED)
+            if now - self._signal_seconds > (SAME_PRESS_SECONDS if is_press else SAME_REQUEST_SECONDS):
+                self._end_at_once(number)
             return
         self.signal_number = number  # not the event: the code that is interrupted here may hold its lock
         self._signal_seconds = now
+
+    def _end_at_once(self, number: int) -> None:
+        try:
+            if lost := self.on_second_signal():
+                os.write(sys.__stderr__.fileno() if sys.__stderr__ else 2, f"{lost}\n".encode())
+        finally:
+            os._exit(128 + number)
 
     def _watch_supervisor(self) -> None:
         while os.read(sys.stdin.fileno(), 1):

@@ -135,7 +135,44 @@ def test_learner_that_does_not_begin_although_the_replay_is_filled_is_told_once_
     first = Diagnosis(CONFIG)
     assert first.warnings(0.0, filled, False, 10 * SILENCE_SECONDS) == (), "actors wait while the learner compiles"
     assert told(filled, learning=False, silent=10 * SILENCE_SECONDS) == (
-        "the replay has been full enough for a minute, but learning has not begun: see learner.log in runs/x/logs"
+        "the replay has been full enough for a minute, but learning has not begun: it compiles, or learner.batch_size"
+        " (now 512) is too large for this machine; see learner.log in runs/x/logs"
+    )
+
+
+FREE = CONFIG.replace(replay=ReplayConfig(capacity_transitions=5000), actor=ActorConfig(processes=3))
+
+
+def told_over_a_minute(drawn: float, stored: float, config: Config = FREE, silent: float = 0.0) -> str:
+    """Returns what is told after a minute in which so many transitions were drawn and stored; the actors wait."""
+    diagnosis, batch = Diagnosis(config), config.learner.batch_size
+    values = WELL | {"learner/wait_seconds_share": 0.0, "actor/wait_seconds_share": 0.99}
+    values |= {"charts/updates_per_second": 0.13, "learner/updates": 100.0, "ledger/stored": 70_000.0}
+    assert diagnosis.warnings(0.0, values, True, 0.0) == ()
+    values |= {"learner/updates": 100.0 + drawn / batch, "ledger/stored": 70_000.0 + stored}
+    return "\n".join(diagnosis.warnings(PATIENCE_SECONDS, values, True, silent))
+
+
+@pytest.mark.parametrize("silent", [0.0, 2 * SILENCE_SECONDS])
+def test_learner_that_is_outrun_is_told_with_the_keys_that_hold_actors_back(silent: float) -> None:
+    assert told_over_a_minute(drawn=8 * 512, stored=205_000, silent=silent) == (
+        "the learner is outrun: it draws 0.02 transitions for each one that is stored, at 0.13 updates per second:"
+        " set replay.samples_per_insert (now 0), which makes actors wait for the learner, or lower actor.processes"
+        " (now 3), actor.environments (now 32), learner.batch_size (now 512), or raise replay.capacity_transitions"
+        " (now 5,000)"
+    )
+
+
+def test_learner_that_draws_as_often_as_the_papers_is_not_outrun() -> None:
+    assert "outrun" not in told_over_a_minute(drawn=0.78 * 100_000, stored=100_000)
+    assert "outrun" not in told_over_a_minute(drawn=100, stored=100_000, config=CONFIG), "its ratio is as asked for"
+    assert "outrun" not in told_over_a_minute(drawn=100, stored=0)
+
+
+def test_silence_of_actors_that_wait_for_a_slow_learner_is_told_with_the_keys_that_make_it_faster() -> None:
+    assert told_over_a_minute(drawn=512, stored=128, config=CONFIG, silent=45.0) == (
+        "actors wait for the learner, no frame for 45 s: it makes 0.13 updates per second:"
+        " lower learner.batch_size (now 512) or replay.samples_per_insert (now 4)"
     )
 
 

@@ -113,6 +113,34 @@ def test_waiting_counts_also_where_what_was_waited_for_comes(
     learner.close()
 
 
+def test_first_checkpoint_comes_soon_after_the_first_update_and_the_next_after_the_usual_interval(
+    config: Config, context: zmq.Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert getattr(module, "FIRST_CHECKPOINT_SECONDS", 300) <= 60
+    monkeypatch.setattr(module, "FIRST_CHECKPOINT_SECONDS", 0.1)
+    learner, stop = Learner(config, segment_spec(config), context), StopSignal()
+    until = time.monotonic() + 5  # in vain
+    seen: list[list[int]] = []
+
+    def next_item(timeout_seconds: float) -> object | None:
+        time.sleep(0.01)
+        seen.append(learner._checkpointer.steps)
+        if len(seen) == 20:
+            assert not seen[-1], "nothing had been learned that could be lost"
+        if time.monotonic() > until or sum(map(bool, seen)) > 20:
+            stop.set()
+        return object() if len(seen) > 20 else None
+
+    def learn(_: object) -> None:
+        learner.updates += 1
+
+    monkeypatch.setattr(learner._stream, "next", next_item)
+    monkeypatch.setattr(learner, "_consume", learn)  # leaves nothing in flight
+    learner._learn(stop)
+    learner.close()
+    assert [step > 0 for step in seen[-1]] == [True]
+
+
 def test_a_replay_server_that_hears_nothing_of_the_end_is_told_of_and_not_waited_for_for_ever(
     config: Config, context: zmq.Context, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

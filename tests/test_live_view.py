@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
-import os
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,7 +13,7 @@ from rich.text import Text
 
 from apex_jax.config import ActorConfig, Config, EnvironmentConfig, ReplayConfig
 from apex_jax.metrics import MetricsWriter
-from apex_jax.operations.live_view import LiveView, final_summary, introduction
+from apex_jax.operations.live_view import LiveView, introduction
 from apex_jax.operations.progress import Evaluation, Progress, ProgressReader
 
 START = 1_000_000.0  # unix seconds
@@ -309,6 +307,18 @@ def test_panel_shows_warnings_whole(terminal: Terminal) -> None:
     assert f"warning: {text}" in " ".join(panel.replace("│", " ").split())
 
 
+@pytest.mark.parametrize(("phase", "left", "said"), [
+    ("learning", 61.0, "1:02:03, about 0:01:01 left"),
+    ("learning", 0.9, "1:02:03, about to finish"),
+    ("finishing", 0.0, "finishing: 1:02:03, 12,345,678 frames"),
+])  # fmt: skip
+def test_time_that_is_spent_is_not_told_as_time_left(phase: str, left: float, said: str) -> None:
+    stream = io.StringIO()
+    LiveView(config(), stream, Clock()).update(progress(phase=phase, seconds_left=left))
+    assert said in stream.getvalue()
+    assert "0:00:00" not in stream.getvalue()
+
+
 def test_many_actors_in_one_state_are_counted_not_named(terminal: Terminal) -> None:
     roles = {"replay": "running", **{f"actor-{i}": "running" for i in range(255)}, "actor-255": "restarted 1x"}
     with LiveView(config(), terminal) as view:
@@ -355,25 +365,3 @@ def test_introduction_says_what_starts_and_when_it_ends(limits: dict[str, float]
     assert end in text
     assert "1,000 transitions" in text
     assert "runs/Pong-v5-1" in text
-
-
-def test_summary_says_what_came_out_and_how_to_look_at_it() -> None:
-    text = final_summary(progress(), "my runs/Pong")
-    assert "Ran for 1:02:03: 12,345,678 frames and 98,765 updates in all" in text
-    assert "best 9.5 (86% of human)" in text
-    assert "-m tensorboard.main --logdir 'my runs/Pong/tensorboard'" in text
-    assert "python main.py --role evaluator checkpoint='my runs/Pong' episodes=100" in text
-    assert "curves.png" not in text
-
-
-def test_summary_names_the_pictures_that_there_are(tmp_path: Path) -> None:
-    for name in ("curves.png", "video.mp4"):
-        (tmp_path / name).touch()
-    text = final_summary(progress(), str(tmp_path))
-    assert f"Look at:     {tmp_path}/curves.png\nLook at:     {tmp_path}/video.mp4\n" in text
-    assert "video.gif" not in text
-
-
-def test_summary_names_the_interpreter_that_was_installed_for_the_checkout(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "executable", os.path.abspath(".venv/bin/python"))
-    assert ".venv/bin/python main.py --role evaluator" in final_summary(progress(), "runs/Pong")

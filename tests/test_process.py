@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -11,7 +12,7 @@ import pytest
 from apex_jax import process
 from apex_jax.command_line import load
 from apex_jax.errors import RunError
-from apex_jax.process import ROLE_NUMBERS, new_run_id, process_rng
+from apex_jax.process import ROLE_NUMBERS, SUPERVISED, new_run_id, process_rng
 from tests.processes import ROOT
 
 
@@ -71,6 +72,53 @@ def test_second_signal_ends_a_process_at_once_where_it_is_one_of_its_own(seconds
         program.send_signal(signal.SIGTERM)
         assert program.stdout.readline().strip() == said
         assert program.wait(60) == 143
+
+
+PRESSED = """
+import time
+from apex_jax import process
+process.SAME_PRESS_SECONDS = {seconds}
+stop = process.StopSignal()
+stop.on_second_signal = lambda: "updates are lost"
+stop.install()
+print("ready", flush=True)
+while not stop.wait(0.05):
+    pass
+print("saving", flush=True)
+time.sleep(2)
+print("saved", flush=True)
+raise SystemExit(stop.exit_code)
+"""
+
+
+@pytest.mark.parametrize(("seconds", "supervised", "second", "said", "lost"), [
+    pytest.param(0, "", signal.SIGINT, "", "updates are lost\n", id="pressed_twice"),
+    pytest.param(60, "", signal.SIGINT, "saved", "", id="pressed_twice_by_one_hand"),
+    pytest.param(0, "1", signal.SIGINT, "saved", "", id="role_of_a_supervisor"),
+    pytest.param(0, "", signal.SIGTERM, "saved", "", id="sigterm"),
+])  # fmt: skip
+def test_second_ctrl_c_counts_at_once_in_the_process_that_the_user_started_and_says_what_is_lost(
+    seconds: float, supervised: str, second: signal.Signals, said: str, lost: str
+) -> None:
+    program = subprocess.Popen(
+        [sys.executable, "-c", PRESSED.format(seconds=seconds)],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, SUPERVISED: supervised},
+    )
+    with program:
+        assert program.stdout is not None
+        assert program.stderr is not None
+        assert program.stdout.readline() == "ready\n"
+        program.send_signal(signal.SIGINT)
+        assert program.stdout.readline() == "saving\n"
+        program.send_signal(second)
+        assert program.stdout.readline().strip() == said
+        assert program.wait(60) == 130
+        assert program.stderr.read() == lost
 
 
 def test_wildcard_is_no_address_to_connect_to() -> None:

@@ -13,6 +13,8 @@ SILENCE_LINES = 3
 OLD_WEIGHTS_SECONDS = 30.0  # at least, and as many intervals of their sending as follow
 OLD_WEIGHTS_INTERVALS = 10
 WAITING_SHARE = 0.6  # of a process's time
+BUSY_SHARE = 0.1  # a process that waits less than this share of its time is the slow side
+OUTRUN_RATIO = 0.5  # transitions drawn per transition stored, below which most are overwritten unseen; the paper: 0.78
 Q_VALUE_SLACK = 1.5  # how far beyond what rewards allow q-values may stray while they are learned
 EXPECTED_DROPS = {
     "replay/dropped_stale_priority",  # the transition was overwritten while the learner learned from it
@@ -35,6 +37,8 @@ class Diagnosis:
     def __init__(self, config: Config):
         self._config = config
         self._since: dict[str, float] = {}
+        self._mark: tuple[float, float, float] | None = None  # when so many transitions had been drawn, and stored
+        self._ratio: float | None = None  # drawn per stored between the last two marks
 
     def warnings(
         self, now: float, values: Mapping[str, float], learning: bool, silent_seconds: float
@@ -44,13 +48,27 @@ class Diagnosis:
         `values`: the newest value of each tag of the metrics; `silent_seconds`: since the count of frames last grew,
         with actors there to make them.
         """
+        if learning and "learner/updates" in values and "ledger/stored" in values:
+            self._measure_ratio(
+                now, values["learner/updates"] * self._config.learner.batch_size, values["ledger/stored"]
+            )
         symptoms = [
             *_divergence(self._config, values),
-            *_flow(self._config, values, learning, silent_seconds),
+            *_flow(self._config, values, learning, silent_seconds, self._ratio),
+            *_upkeep(self._config, values, learning),
             *_durability(self._config, values),
         ]
         self._since = {symptom.name: self._since.get(symptom.name, now) for symptom in symptoms}
         return tuple(s.text for s in symptoms if now - self._since[s.name] >= s.patience_seconds)
+
+    def _measure_ratio(self, now: float, drawn: float, stored: float) -> None:
+        """Sets a mark once a minute: a learner that is outrun draws in bursts, and actors may stand still between."""
+        then, drawn_then, stored_then = self._mark or (now, drawn, stored)
+        if self._mark is None or drawn < drawn_then or stored < stored_then:  # a process has been restarted
+            self._mark = now, drawn, stored
+        elif now - then >= PATIENCE_SECONDS and stored > stored_then:
+            self._ratio = (drawn - drawn_then) / (stored - stored_then)
+            self._mark = now, drawn, stored
 
 
 def _divergence(config: Config, values: Mapping[str, float]) -> Iterator[Symptom]:
@@ -62,28 +80,73 @@ def _divergence(config: Config, values: Mapping[str, float]) -> Iterator[Symptom
             yield Symptom("q_values", f"{what}: {config.fix_of_divergence}")
 
 
-def _flow(config: Config, values: Mapping[str, float], learning: bool, silent_seconds: float) -> Iterator[Symptom]:
+def _flow(
+    config: Config, values: Mapping[str, float], learning: bool, silent_seconds: float, ratio: float | None
+) -> Iterator[Symptom]:
     filled = values.get("replay/size_transitions", 0.0) >= config.replay.min_size_to_sample
+    waits = {who: values.get(f"{who}/wait_seconds_share", 0.0) for who in ("learner", "actor")}
+    is_silent = silent_seconds >= max(SILENCE_SECONDS, SILENCE_LINES * config.metrics_interval_seconds)
+    target = config.replay.samples_per_insert
+    is_outrun = learning and not target and ratio is not None and ratio < OUTRUN_RATIO
+    if is_outrun and ratio is not None:
+        yield Symptom("outrun", _outrun(config, values, ratio))
     if filled and not learning:  # actors wait for it, which is no silence
         what = "the replay has been full enough for a minute, but learning has not begun"
-        yield Symptom("start", f"{what}: see learner.log in {config.directory}/logs", PATIENCE_SECONDS)
-    elif silent_seconds >= max(SILENCE_SECONDS, SILENCE_LINES * config.metrics_interval_seconds):
+        slow = f"it compiles, or learner.batch_size (now {config.learner.batch_size}) is too large for this machine"
+        yield Symptom("start", f"{what}: {slow}; see learner.log in {config.directory}/logs", PATIENCE_SECONDS)
+    elif is_silent and learning and waits["actor"] > WAITING_SHARE and waits["learner"] < BUSY_SHARE:
+        if not is_outrun:
+            yield Symptom("busy", _busy(config, values, silent_seconds))
+    elif is_silent:
         what = "no new experience comes" if learning else "the replay does not fill"
         text = f"{what}: no frame for {silent_seconds:.0f} s; see actor-0.log and replay.log in {config.directory}/logs"
         yield Symptom("silence", text)
-    target = config.replay.samples_per_insert
-    share = values.get("learner/wait_seconds_share", 0.0)
-    if learning and share > WAITING_SHARE:
+    if not learning or is_outrun:  # then it is clear who is slow
+        return
+    if waits["learner"] > WAITING_SHARE:
         fix = (
             f"raise replay.samples_per_insert (now {target:g}), or actor.processes"
             if target
             else "raise actor.processes"
         )
-        yield Symptom("learner", f"the learner waits for batches {share:.0%} of the time: {fix}", PATIENCE_SECONDS)
-    share = values.get("actor/wait_seconds_share", 0.0)
-    if learning and share > WAITING_SHARE and not target:  # with a target they wait for a learner that is slower: meant
+        what = f"the learner waits for batches {waits['learner']:.0%} of the time"
+        yield Symptom("learner", f"{what}: {fix}", PATIENCE_SECONDS)
+    if waits["actor"] > WAITING_SHARE and not target:  # with a target they wait for a learner that is slower: meant
         fix = "give it a core of its own, or lower actor.processes"
-        yield Symptom("actor", f"actors wait for the replay server {share:.0%} of the time: {fix}", PATIENCE_SECONDS)
+        what = f"actors wait for the replay server {waits['actor']:.0%} of the time"
+        yield Symptom("actor", f"{what}: {fix}", PATIENCE_SECONDS)
+
+
+def _outrun(config: Config, values: Mapping[str, float], ratio: float) -> str:
+    """Says that actors replace the replay before the learner has seen it, and what holds them back."""
+    actor = config.actor
+    fewer = f"actor.processes (now {actor.processes})" if actor.processes > 1 else ""
+    lower = [fewer, f"actor.environments (now {actor.environments})", _smaller_batches(config)]
+    return (
+        f"the learner is outrun: it draws {ratio:.2g} transitions for each one that is stored,"
+        f" at {values.get('charts/updates_per_second', 0.0):.2g} updates per second:"
+        " set replay.samples_per_insert (now 0), which makes actors wait for the learner,"
+        f" or lower {', '.join(filter(None, lower))},"
+        f" or raise replay.capacity_transitions (now {config.replay.capacity_transitions:,})"
+    )
+
+
+def _busy(config: Config, values: Mapping[str, float], silent_seconds: float) -> str:
+    target = config.replay.samples_per_insert
+    ratio = f" or replay.samples_per_insert (now {target:g})" if target else ""
+    return (
+        f"actors wait for the learner, no frame for {silent_seconds:.0f} s: it makes"
+        f" {values.get('charts/updates_per_second', 0.0):.2g} updates per second:"
+        f" lower {_smaller_batches(config)}{ratio}"
+    )
+
+
+def _smaller_batches(config: Config) -> str:
+    return f"learner.batch_size (now {config.learner.batch_size})"
+
+
+def _upkeep(config: Config, values: Mapping[str, float], learning: bool) -> Iterator[Symptom]:
+    """What is lost or late on the links."""
     age, interval = values.get("actor/weights_age_seconds", 0.0), config.learner.publish_interval_seconds
     if learning and age > max(OLD_WEIGHTS_INTERVALS * interval, OLD_WEIGHTS_SECONDS):
         what = f"actors act with weights {age:,.0f} s old, though the learner sends new ones every {interval:g} s"

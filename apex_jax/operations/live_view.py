@@ -20,6 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from apex_jax.config import Config
+from apex_jax.disk import checkpoint_steps
 from apex_jax.operations.progress import Evaluation, Progress
 
 PLAIN_INTERVAL_SECONDS = 10.0
@@ -87,24 +88,38 @@ def introduction(config: Config) -> str:
     )
 
 
-def final_summary(progress: Progress, run_directory: str) -> str:
-    """Returns what came out of the run, where it is, and how to look at it."""
-    directory, charts = (shlex.quote(path) for path in (run_directory, os.path.join(run_directory, "tensorboard")))
-    pictures = [name for name in ("curves.png", "video.mp4", "video.gif") if Path(run_directory, name).exists()]
+def final_summary(progress: Progress, run_directory: str, has_screen: bool) -> str:
+    """Returns what came out of the run, where it is, and how to look at it: nothing that is not there.
+
+    `has_screen`: a game of this run's task can be recorded.
+    """
+
+    def present(*names: str) -> list[str]:
+        return [name for name in names if Path(run_directory, name).exists()]
+
+    directory = shlex.quote(run_directory)
+    files = ", ".join(present("config.yaml", "starts.jsonl", "checkpoints", "metrics", "logs"))
+    lines = [
+        f"Ran for {_duration(progress.elapsed_seconds)}:"
+        f" {progress.frames:,} frames and {progress.updates:,} updates in all",
+        f"Evaluation:  {_evaluations(progress)}",
+    ]
+    pictures = present("curves.png", "video.mp4", "video.gif")
+    lines += [f"Look at:     {shlex.quote(os.path.join(run_directory, name))}" for name in pictures]
+    lines.append(f"Files:       {directory} ({files})")
+    for name in present("tensorboard"):
+        charts = shlex.quote(os.path.join(run_directory, name))
+        install = f"(once: {_python()} -m pip install tensorboard)"
+        lines.append(f"Charts:      {_python()} -m tensorboard.main --logdir {charts}   {install}")
+    if not checkpoint_steps(Path(run_directory, "checkpoints")):
+        lines.append("Checkpoint:  none was saved: the same command starts from the beginning")
+        return "\n".join(lines)
     play = f"{_python()} main.py --role evaluator checkpoint={directory}"
-    return "\n".join(
-        (
-            f"Ran for {_duration(progress.elapsed_seconds)}:"
-            f" {progress.frames:,} frames and {progress.updates:,} updates in all",
-            f"Evaluation:  {_evaluations(progress)}",
-            *(f"Look at:     {shlex.quote(os.path.join(run_directory, name))}" for name in pictures),
-            f"Files:       {directory} (config.yaml, starts.jsonl, checkpoints, metrics, logs)",
-            f"Charts:      {_python()} -m tensorboard.main --logdir {charts}"
-            f"   (once: {_python()} -m pip install tensorboard)",
-            f"Play again:  {play} episodes=100",
-            f"Record:      {play} episodes=1 video={shlex.quote(os.path.join(run_directory, 'game'))}",
-        )
-    )
+    lines.append(f"Play again:  {play} episodes=100")
+    if has_screen:
+        video = shlex.quote(os.path.join(run_directory, "game"))
+        lines.append(f"Record:      {play} episodes=1 video={video}")
+    return "\n".join(lines)
 
 
 def _python() -> str:
@@ -163,8 +178,10 @@ def _kind(warning: str) -> str:
 
 
 def _time(progress: Progress) -> str:
-    left = "" if progress.seconds_left is None else f", about {_duration(progress.seconds_left)} left"
-    return _duration(progress.elapsed_seconds) + left
+    if progress.seconds_left is None or progress.phase == "finishing":
+        return _duration(progress.elapsed_seconds)
+    left = f"about {_duration(progress.seconds_left)} left" if progress.seconds_left >= 1 else "about to finish"
+    return f"{_duration(progress.elapsed_seconds)}, {left}"
 
 
 def _duration(seconds: float) -> str:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import time
 from collections import deque
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -26,6 +26,7 @@ from apex_jax.links.sampling_stream import Item, SamplingStream, Segments
 from apex_jax.links.weights import WeightsPublisher
 from apex_jax.metrics import MetricsWriter
 from apex_jax.operations.status_page import StatusPage
+from apex_jax.operations.stopping import STOPPING, acknowledge, lost_updates
 from apex_jax.operations.storage_copy import StorageCopy
 from apex_jax.process import (
     ROLE_NUMBERS,
@@ -39,11 +40,13 @@ from apex_jax.transport.codec import architecture_of
 from apex_jax.transport.security import link_context
 from apex_jax.types import IndexBatches, LearnerHello, SegmentSpec
 from apex_jax.workers.learner_metrics import LearnerMetrics
+from apex_jax.workers.limits import Limit, learning_rate_share, limits_of
 
 _log = logging.getLogger(__name__)
 
 CALLS_IN_FLIGHT = 2  # update calls handed to the device whose priorities have not been fetched
 MEMORY_SHARE = 0.9  # of the device's memory, that the frame store may take
+FIRST_CHECKPOINT_SECONDS = 45.0  # of learning, until a run has its first checkpoint, where the interval is longer
 RETRY_SECONDS = 30.0  # after a checkpoint that was not saved, where the interval is longer
 LAST_SAVES = 3  # attempts at the checkpoint without which a run, or a start of it, would have learned in vain
 LAST_PAUSE_SECONDS = 2.0  # between them
@@ -56,14 +59,6 @@ class InFlight(NamedTuple):
 
     item: Item
     output: UpdateOutput
-
-
-class Limit(NamedTuple):
-    """What ends the run: how far it is, where the end is, and how that is said."""
-
-    at: float
-    end: float
-    text: str
 
 
 class Learner:
@@ -117,6 +112,7 @@ class Learner:
         now = time.monotonic()
         self._next_publish = now
         self._checkpoint_seconds = now  # when the last was begun
+        self._first_update_seconds = now  # of this start
         self._next_metrics = now
 
     def run(self, stop: StopSignal) -> None:
@@ -126,6 +122,8 @@ class Learner:
         """
         try:
             reason = self._learn(stop)
+            if stop.signal_number and not os.environ.get(SUPERVISED):  # else the supervisor has done so
+                acknowledge(STOPPING)
             self._settle()
         except FatalError:
             raise
@@ -163,6 +161,11 @@ class Learner:
                 self._collect()
             self._housekeeping()
         return reason
+
+    @property
+    def is_saved(self) -> bool:
+        """Tells whether a checkpoint holds all that has been learned."""
+        return self._checkpointer.saved_updates == self.updates
 
     def report(self) -> dict[str, Any]:
         """Returns what the learner tells of itself, from any thread."""
@@ -240,28 +243,14 @@ class Learner:
                 " the last checkpoint is sound"
             )
 
-    def _limits(self) -> Iterator[Limit]:
-        """The limits that the run has."""
-        config = self._config
-        frames = self.environment_steps * config.environment.frame_skip
-        minutes = self._elapsed_seconds / 60
-        for limit in (
-            Limit(self.updates, config.total_updates, f"{self.updates} updates"),
-            Limit(frames, config.total_environment_frames, f"{frames} environment frames"),
-            Limit(minutes, config.total_minutes, f"{minutes:.1f} minutes"),
-        ):
-            if limit.end:
-                yield limit
+    def _limits(self) -> list[Limit]:
+        return limits_of(self._config, self.updates, self.environment_steps, self._elapsed_seconds)
 
     def _limit_reached(self) -> str | None:
         return next((limit.text for limit in self._limits() if limit.at >= limit.end), None)
 
     def _learning_rate_share(self) -> float:
-        """Returns 1 up to `learning_rate_decay_start`, `final_learning_rate_share` at the limit that is next."""
-        learner = self._config.learner
-        done = max((limit.at / limit.end for limit in self._limits()), default=0.0)
-        fallen = (done - learner.learning_rate_decay_start) / (1 - learner.learning_rate_decay_start)
-        return 1 - (1 - learner.final_learning_rate_share) * min(1.0, max(0.0, fallen))
+        return learning_rate_share(self._config.learner, self._limits())
 
     def _housekeeping(self) -> None:
         now = time.monotonic()
@@ -273,11 +262,19 @@ class Learner:
             self._write_metrics()
             self._next_metrics = now + self._config.metrics_interval_seconds
         self._check_saves(now)
-        interval = learner.checkpoint_interval_seconds
-        due = self._checkpoint_seconds + (min(RETRY_SECONDS, interval) if self._checkpointer.error else interval)
-        if now >= due and not self._checkpointer.is_saving:
+        if not self.updates:
+            self._first_update_seconds = now  # at the latest
+        if now >= self._checkpoint_due() and not self._checkpointer.is_saving:
             self._checkpoint_seconds = now
             self._save()
+
+    def _checkpoint_due(self) -> float:
+        """Returns when a checkpoint is next to be begun: a run that has none yet would lose all that it has learned."""
+        interval = self._config.learner.checkpoint_interval_seconds
+        if self._checkpointer.error:
+            return self._checkpoint_seconds + min(RETRY_SECONDS, interval)
+        first = math.inf if self._checkpointer.saved_updates else self._first_update_seconds + FIRST_CHECKPOINT_SECONDS
+        return min(self._checkpoint_seconds + interval, first)
 
     def _publish(self, final: bool = False) -> None:
         self._publisher.publish(copy_params(self._state.online_params), self.updates, self.environment_steps, final)
@@ -377,6 +374,7 @@ def run(config: Config, name: str, stop: StopSignal) -> int:
         try:
             learner = Learner(config, segment_spec(config), context, name, storage)
             page.report = lambda: learner.report() | storage.report()
+            stop.on_second_signal = lambda: lost_updates(config.directory, learner.updates, learner.is_saved)
             try:
                 record_config(config)  # not before the checkpoint was found to be of it
                 learner.run(stop)

@@ -17,11 +17,12 @@ from typing import Any
 from apex_jax.command_line import to_yaml
 from apex_jax.config import AddressConfig, Config
 from apex_jax.disk import lock
-from apex_jax.environment import segment_spec
+from apex_jax.environment import has_screen, segment_spec
 from apex_jax.errors import FatalError, RunError
 from apex_jax.operations.live_view import LiveView, final_summary
 from apex_jax.operations.progress import Progress, ProgressReader
 from apex_jax.operations.status_page import StatusPage
+from apex_jax.operations.stopping import STOPPING, STOPPING_AFTER_THE_END, acknowledge, lost_transitions, lost_updates
 from apex_jax.operations.storage_copy import LAST_COPY_SECONDS, fetch_missing
 from apex_jax.operations.watch import Watch
 from apex_jax.process import FETCHED, SUPERVISED, StopSignal
@@ -40,6 +41,7 @@ FIRST_DELAY_SECONDS = 1.0  # before a role is started again; doubled each time
 MAX_RESTARTS = 5  # of one role in a row
 STEADY_SECONDS = 120.0  # a role that has been well for so long starts counting anew
 KILL_SECONDS = 4.0  # after SIGTERM
+KILLED_SECONDS = 2.0  # that killed processes may take to be gone; one that the disk holds takes for ever
 SAVE_SECONDS = 35.0  # instead, for the roles that save what they have: the learner itself gives up after 30
 LAST_EVALUATION_SECONDS = 300.0  # how long the evaluator may take once the run is over
 LOG_TAIL_LINES = 8
@@ -135,6 +137,8 @@ class LocalRun:
         status = addresses.status
         self._watch = Watch({name: f"{status}-{name}" if status else "" for _, name in names})
         self._over_seconds: float | None = None  # when the learner ended the run
+        self._updates = 0  # as far as the learner is known to have come
+        self._view: LiveView | None = None
 
     def run(self) -> None:
         """Runs until the run's limit, a signal, or a role that cannot be kept alive (RunError)."""
@@ -142,19 +146,44 @@ class LocalRun:
         self._watch.start()
         try:
             with LiveView(self._config, sys.stdout) as view:
+                self._view = view
                 for role in self._roles:
                     self._start(role)
                 while not self._stop.wait(TICK_SECONDS) and not self._is_over():
                     self._keep_alive()
-                    view.update(self._as_seen_here(reader.read()))
+                    progress = reader.read()
+                    self._updates = progress.updates
+                    view.update(self._as_seen_here(progress))
         finally:
+            if self._stop.signal_number:
+                acknowledge(STOPPING if self._over_seconds is None else STOPPING_AFTER_THE_END)
             self._end_processes()  # at once: a signal that they had, too, is then the same to them
             self._watch.close()
         draw_curves(self._directory, self._config.environment.task)
-        print(final_summary(reader.read(), str(self._directory)), flush=True)
+        print(final_summary(reader.read(), str(self._directory), has_screen(self._config)), flush=True)
         for role in (self._role("learner"), self._role("replay")):
             if error := role.said_error():  # what it could not save at the end is lost
                 raise RunError(f"{role.name} ended with exit code 1, see {role.log_path}: {error.partition(': ')[2]}")
+
+    def end_at_once(self) -> str:
+        """Kills every process that is left, for a user who does not wait; returns what is lost by that.
+
+        A signal handler: it may have interrupted `run` anywhere, so it waits for no process by that object's own means.
+        """
+        is_saved = self._role("learner").exit_code() in (0, 128 + signal.SIGTERM)
+        processes = [role.process for role in self._roles if role.process is not None]
+        for process in processes:
+            process.kill()
+        until = time.monotonic() + KILLED_SECONDS
+        for process in processes:
+            with contextlib.suppress(ChildProcessError):
+                while os.waitpid(process.pid, os.WNOHANG) == (0, 0) and time.monotonic() < until:
+                    time.sleep(0.01)
+        with contextlib.suppress(Exception):  # a terminal that does not answer, or was being written to
+            if self._view is not None:
+                self._view.close()
+        learned = lost_updates(str(self._directory), self._updates, is_saved)
+        return f"{learned}; {lost_transitions(self._config.replay.journal)}"
 
     def report(self) -> dict[str, Any]:
         """Returns the state of each role and what it last told of itself, from any thread."""
@@ -281,6 +310,14 @@ def locked(directory: Path) -> Iterator[None]:
         yield
 
 
+def _end_at_once(local: LocalRun, links: LocalLinks) -> str:
+    """Leaves neither a process nor a socket; returns what is lost by that."""
+    try:
+        return local.end_at_once()
+    finally:
+        links.close()
+
+
 def run(config: Config, name: str, stop: StopSignal) -> int:
     """Runs all roles; returns the process's exit code."""
     make_limiter(config, segment_spec(config))  # what cannot work is said before anything starts
@@ -296,6 +333,7 @@ def run(config: Config, name: str, stop: StopSignal) -> int:
             if not stop.is_set():
                 local = LocalRun(config.replace(run_directory=config.directory), addresses, stop)
                 page.report = local.report
+                stop.on_second_signal = lambda: _end_at_once(local, links)
                 local.run()
     finally:
         links.close()

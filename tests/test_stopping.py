@@ -1,0 +1,137 @@
+"""Ctrl-C as a person meets it: noticed at once; a second one ends the run at once and says what is lost."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from apex_jax.operations.stopping import lost_updates
+from apex_jax.process import SUPERVISED
+from apex_jax.workers import learner
+from tests.learner_runs import Fleet
+from tests.processes import ROOT, Program, Programs, catch, checkpoints, free_tcp_addresses, wait_until
+
+pytestmark = pytest.mark.timeout(180)
+
+BY_HAND = {SUPERVISED: "", "PYTHONPATH": str(ROOT)}
+STOPPING = "stopping: saving a checkpoint; Ctrl-C again to stop without\n"
+SAVES_FOR_EVER = """
+import pathlib, signal, sys, threading
+from apex_jax.metrics import MetricsWriter
+for number in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(number, signal.SIG_IGN)
+name = sys.argv[sys.argv.index("--name") + 1]
+if name == "learner":
+    MetricsWriter(sys.argv[1], name).write(20_000, {"learner/updates": 5000, "charts/updates_per_second": 9.0})
+(pathlib.Path(sys.argv[1]) / f"{name}.ready").touch()
+threading.Event().wait(120)
+"""
+SUPERVISOR = """
+import pathlib, sys
+from apex_jax import process
+from apex_jax.workers import local
+process.SAME_PRESS_SECONDS = process.SAME_REQUEST_SECONDS = 0.0
+local.MAIN = pathlib.Path({main!r})
+"""
+
+
+@pytest.fixture
+def programs(tmp_path: Path) -> Iterator[Programs]:
+    with Programs(tmp_path) as programs:
+        yield programs
+
+
+def supervisor_of_roles_that_save_for_ever(programs: Programs, folder: Path, *arguments: str) -> Program:
+    """Returns a local run whose roles ignore each signal, once all of them do, and the learner's metrics are read."""
+    run = folder / "run"
+    (folder / "main.py").write_text(SAVES_FOR_EVER.replace("sys.argv[1]", repr(str(run))))
+    lines = SUPERVISOR.format(main=str(folder / "main.py")) + "from apex_jax.operations import live_view\n"
+    lines += "live_view.PLAIN_INTERVAL_SECONDS = 0.0\n"
+    program = programs.start(*catch(run, *arguments), lines=lines, environment=BY_HAND)
+    program.wait_until(lambda: len(list(run.glob("*.ready"))) == 4)
+    program.wait_until(lambda: "5,000 updates" in program.stdout)
+    return program
+
+
+@pytest.mark.parametrize(("number", "arguments", "kept"), [
+    (signal.SIGINT, (), "no transition that the replay server has stored is lost"),
+    (signal.SIGTERM, ("replay.journal=false",), "the replay's transitions are lost, as at each stop with replay.j"),
+])  # fmt: skip
+def test_stop_is_acknowledged_at_once_and_a_second_one_ends_every_process_and_says_what_is_lost(
+    programs: Programs, tmp_path: Path, number: signal.Signals, arguments: tuple[str, ...], kept: str
+) -> None:
+    program = supervisor_of_roles_that_save_for_ever(programs, tmp_path, *arguments)
+    (tmp_path / "run" / "checkpoints" / "4000").mkdir(parents=True)
+    program.send(number)
+    program.wait_until(lambda: STOPPING in program.stderr, 10)
+    assert len(programs.living()) == 5
+    program.send(number)
+    assert program.exit_code(10) == 128 + number
+    assert programs.living() == {}
+    lost = "stopped at once: the updates since the checkpoint at update 4,000 are lost (the run was at about 5,000)"
+    assert f"{STOPPING}{lost}; {kept}" in program.stderr
+    assert "Traceback" not in program.stderr
+
+
+def test_single_learner_acknowledges_ctrl_c_too(programs: Programs, tmp_path: Path) -> None:
+    hangs = (
+        "import time\nfrom apex_jax import checkpoint, process\nfrom apex_jax.workers.learner import Learner\n"
+        "process.SAME_PRESS_SECONDS = 0.0\n"
+        "checkpoint._write_checksums = lambda step: (print('saving', flush=True), time.sleep(600))\n"
+        "def learn(learner):\n    learner.updates = 2\n    print('learning', flush=True)\n"
+        "Learner._limit_reached = learn\n"
+    )
+    arguments = catch(tmp_path, *free_tcp_addresses())
+    program = programs.start("--role", "learner", *arguments, lines=hangs, environment=BY_HAND)
+    program.wait_until(lambda: "learning" in program.stdout)
+    program.send(signal.SIGINT)
+    program.wait_until(lambda: "saving" in program.stdout)
+    assert STOPPING in program.stderr
+    program.send(signal.SIGINT)
+    assert program.exit_code(10) == 130
+    assert program.stderr.endswith("stopped at once: all 2 updates are lost, since no checkpoint had been saved\n")
+
+
+@pytest.mark.parametrize(("updates", "is_saved", "saved", "said"), [
+    (0, False, None, "no update had been made"),
+    (900, False, None, "all 900 updates are lost, since no checkpoint had been saved"),
+    (900, False, 1200, "the updates since the checkpoint at update 1,200 are lost"),
+    (1500, False, 1200, "the updates since the checkpoint at update 1,200 are lost (the run was at about 1,500)"),
+    (1500, True, 1500, "no update is lost, the checkpoint at update 1,500 is saved"),
+])  # fmt: skip
+def test_what_a_stop_without_saving_loses_is_said(
+    tmp_path: Path, updates: int, is_saved: bool, saved: int | None, said: str
+) -> None:
+    if saved:
+        for name in ("800", str(saved), ".saving-9000", "damaged-9000-1"):
+            (tmp_path / "checkpoints" / name).mkdir(parents=True)
+    assert lost_updates(str(tmp_path), updates, is_saved) == f"stopped at once: {said}"
+
+
+@pytest.mark.slow
+def test_first_checkpoint_comes_early_so_that_a_kill_of_everything_does_not_lose_everything(
+    programs: Programs, tmp_path: Path
+) -> None:
+    assert learner.FIRST_CHECKPOINT_SECONDS <= 60
+    early = "from apex_jax.workers import learner\nlearner.FIRST_CHECKPOINT_SECONDS = 0.5"
+    rarely = "learner.checkpoint_interval_seconds=300"
+    fleet = Fleet(programs, tmp_path / "run", rarely)
+    first = fleet.start("learner", lines=early)
+    saved = first.wait_until(lambda: checkpoints(fleet.directory))
+    assert saved[0] > 0
+    first.wait_until(lambda: fleet.updates()[-1] > saved[0] + 1000)
+    assert checkpoints(fleet.directory) == saved, "then the usual interval"
+    for pid in programs.living().values():
+        os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: not programs.living())
+    lines = len(fleet.updates())
+    replay, second = fleet.start("replay"), fleet.start("learner")
+    second.wait_until(lambda: f"resuming from the checkpoint at {saved[0]} updates" in second.stderr)
+    [live] = replay.wait_until(lambda: re.findall(r"(\d+) segments are live", replay.stderr))
+    assert int(live) > 0
+    second.wait_until(lambda: fleet.updates()[lines:] and fleet.updates()[-1] > saved[0])
