@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import stat
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import zmq
 
 from apex_jax.config import AddressConfig, Config, SecurityConfig
 from apex_jax.errors import UsageError
-from apex_jax.transport import keys, keys_command
+from apex_jax.transport import keys, keys_command, security
 from apex_jax.transport.addresses import is_loopback
 from apex_jax.transport.security import AllowList, security_of
 from tests.processes import Programs
@@ -181,18 +182,79 @@ def test_the_environment_stands_for_files(directory: Path, monkeypatch: pytest.M
         security_of(config_of(), "actor")
 
 
-def test_a_list_is_read_anew_for_each_client_and_half_an_edit_changes_nothing(directory: Path) -> None:
+def test_a_list_is_read_anew_for_each_client(directory: Path) -> None:
     allowed, newcomer = AllowList(str(directory), ("actor", "evaluator")), zmq.curve_keypair()[0]
     public = directory / "actor.public"
     before = public.read_bytes()
     assert not allowed.callback("experience", newcomer)
     public.write_bytes(before + newcomer + b"\n")
     assert allowed.callback("experience", newcomer)
-    public.write_bytes(before + newcomer[:7])
-    assert allowed.callback("experience", newcomer)
     public.write_bytes(before)
     assert not allowed.callback("experience", newcomer)
     assert allowed.callback("experience", before.strip())
+
+
+def test_revoking_the_last_key_of_a_role_lets_nobody_of_it_in_and_its_neighbours_as_before(directory: Path) -> None:
+    allowed = AllowList(str(directory), ("actor", "evaluator"))
+    actor, evaluator = (keys.read_publics(str(directory), role)[0] for role in ("actor", "evaluator"))
+    assert allowed.callback("weights", actor)
+    (directory / "actor.public").write_bytes(b"")
+    assert not allowed.callback("weights", actor)
+    assert allowed.callback("weights", evaluator)
+    assert allowed.defects == {}  # an empty list is a list
+
+
+def test_server_starts_with_an_empty_list_of_clients_and_warns(
+    directory: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (directory / "actor.public").write_bytes(b"")
+    assert security_of(config_of(directory), "replay").has_keys
+    assert "actor.public holds no key: no actor is let in until one is added" in caplog.text
+
+
+@pytest.mark.parametrize("damage", ["deleted", "half an edit", "unreadable", "fifo", "folder"])
+def test_while_a_list_cannot_be_read_nobody_new_of_its_role_is_let_in_which_is_logged_once(
+    directory: Path, damage: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    allowed = AllowList(str(directory), ("actor", "evaluator"))
+    actor, evaluator = (keys.read_publics(str(directory), role)[0] for role in ("actor", "evaluator"))
+    public = directory / "actor.public"
+    public.unlink()
+    if damage == "half an edit":
+        public.write_bytes(actor + b"\n" + actor[:7])
+    elif damage == "unreadable":
+        public.symlink_to(public)
+    elif damage == "fifo":  # nobody ever writes to it
+        os.mkfifo(public)
+    elif damage == "folder":
+        public.mkdir()
+    for _ in range(3):
+        assert not allowed.callback("weights", actor)
+        assert allowed.callback("weights", evaluator)
+    assert list(allowed.defects) == ["actor"]
+    assert caplog.text.count("until the list can be read, no new actor is let in") == 1
+    public.rmdir() if damage == "folder" else public.unlink(missing_ok=True)
+    public.write_bytes(actor)
+    assert allowed.callback("weights", actor)
+    assert allowed.defects == {}
+
+
+def test_list_on_a_dead_mount_lets_nobody_new_in_and_stops_no_thread_but_its_reader(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    allowed, actor = AllowList(str(directory), ("actor",)), keys.read_publics(str(directory), "actor")[0]
+    mount, read = threading.Event(), keys.read_allowed
+    monkeypatch.setattr(security, "READ_SECONDS", 0.05)
+    monkeypatch.setattr(keys, "read_allowed", lambda *where: mount.wait() and read(*where))
+    for _ in range(100):  # each returns; only the first of them waits
+        assert not allowed.callback("experience", actor)
+    [reader] = [thread for thread in threading.enumerate() if thread.name == "key lists"]
+    assert reader.daemon  # keeps no process alive
+    assert list(allowed.defects) == ["actor"]
+    mount.set()
+    reader.join(10)
+    assert allowed.callback("experience", actor)
+    assert allowed.defects == {}
 
 
 # Where they are needed --------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import stat
 import struct
 import tempfile
 from pathlib import Path
@@ -53,12 +54,20 @@ def read_secret(directory: str, role: str) -> bytes:
 
 
 def read_publics(directory: str, role: str) -> tuple[bytes, ...]:
-    """Returns the role's public keys as Z85, at least one. UsageError."""
+    """Returns the role's public keys as Z85, at least one: the first is the one that clients expect. UsageError."""
+    keys = read_allowed(directory, role)
+    if not keys:
+        where = _place(directory, role, "public")
+        raise UsageError(f"{where}: holds no public key; each line must be {KEY_CHARACTERS} Z85 characters")
+    return keys
+
+
+def read_allowed(directory: str, role: str) -> tuple[bytes, ...]:
+    """Returns the public keys of a role as Z85, none if its list is empty. UsageError if it cannot be read whole."""
     where, text = _read(directory, role, "public")
     keys = text.split()
-    wrong = [key for key in keys if not _is_key(key)]
-    if wrong or not keys:
-        found = f"{shown(wrong[0].decode(errors='replace'))} is no public key" if wrong else "holds no public key"
+    if wrong := [key for key in keys if not _is_key(key)]:
+        found = f"{shown(wrong[0].decode(errors='replace'))} is no public key"
         raise UsageError(f"{where}: {found}; each line must be {KEY_CHARACTERS} Z85 characters")
     return tuple(keys)
 
@@ -102,8 +111,14 @@ def _read(directory: str, role: str, kind: str) -> tuple[str, bytes]:
     if not directory:
         raise UsageError(f"{variable} is not set, but other keys are: set it, or give all keys with security.keys=DIR")
     try:
-        with open(Path(directory, f"{role}.{kind}"), "rb") as file:
-            mode = os.fstat(file.fileno()).st_mode & 0o777
+        # O_NONBLOCK: opening a FIFO would otherwise wait for a writer.
+        with open(os.open(Path(directory, f"{role}.{kind}"), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+            status = os.fstat(file.fileno()).st_mode
+            mode = stat.S_IMODE(status)
+            if not stat.S_ISREG(status):
+                raise UsageError(
+                    f"{where}: is no regular file; put the file that python main.py keys create made there"
+                )
             if kind == "secret" and mode & 0o077:
                 raise UsageError(f"{where}: mode {mode:04o} lets others read this secret; run: chmod 600 {where}")
             return where, file.read(MAX_FILE_BYTES)

@@ -8,9 +8,10 @@ system says who can enter.
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import zmq
 
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from zmq.auth.thread import ThreadAuthenticator
 
 _log = logging.getLogger(__name__)
+
+READ_SECONDS = 1.0  # that the lists of keys may take to be read before nobody new is let in
 
 
 class Link(NamedTuple):
@@ -63,12 +66,14 @@ class LinkContext(zmq.Context):
 
     security: Security = NO_KEYS
     _authenticator: ThreadAuthenticator | None = None
+    _allow_lists: dict[str, AllowList]  # link -> the clients it lets in
 
     @classmethod
     def of(cls, security: Security) -> LinkContext:
         """Returns a context with this security."""
         context = cls()
         context.security = security
+        context._allow_lists = {}
         return context
 
     def admit(self, link: str) -> None:
@@ -83,8 +88,13 @@ class LinkContext(zmq.Context):
             self._authenticator = ThreadAuthenticator(self)
             self._authenticator.start()
         if self.security.has_keys:
-            allowed = AllowList(self.security.directory, LINKS[link].clients)
-            self._authenticator.configure_curve_callback(link, allowed)
+            self._allow_lists[link] = AllowList(self.security.directory, LINKS[link].clients)
+            self._authenticator.configure_curve_callback(link, self._allow_lists[link])
+
+    def report(self) -> dict[str, Any]:
+        """Returns the lists of keys that cannot be read, as {role: reason}, from any thread."""
+        lists = list(self._allow_lists.values())
+        return {"unreadable_keys": {role: why for allowed in lists for role, why in allowed.defects.copy().items()}}
 
     def term(self) -> None:
         """Ends the context once its sockets are closed."""
@@ -95,27 +105,48 @@ class LinkContext(zmq.Context):
 
 
 class AllowList:
-    """Public keys of roles, read anew for each client: a key that is added or removed counts from then on."""
+    """Public keys of roles, read anew for each client: a key that is added or removed counts from then on.
+
+    While a role's list cannot be read, no new client of that role is let in: a key might have been removed from it.
+    """
 
     def __init__(self, directory: str, roles: tuple[str, ...]):
         """Reads the keys. UsageError."""
         self._directory = directory
-        self._roles = roles
-        self._defect = ""
-        self._keys = self._read()
+        self._keys = {role: frozenset(keys.read_allowed(directory, role)) for role in roles}
+        self.defects: dict[str, str] = {}  # role -> why its list cannot be read
+        self._reader: threading.Thread | None = None
 
     def callback(self, domain: str, key: bytes) -> bool:
         """Tells ZMQ's authenticator whether the owner of `key` is let in."""
-        try:
-            self._keys, self._defect = self._read(), ""
-        except UsageError as error:  # half an edit: what held before holds on
-            if str(error) != self._defect:
-                self._defect = str(error)
-                _log.warning("%s; until this is mended, the keys read before stay valid", error)
-        return key in self._keys
+        self._read_in_time()
+        return any(key in allowed for allowed in self._keys.values())
 
-    def _read(self) -> frozenset[bytes]:
-        return frozenset(key for role in self._roles for key in keys.read_publics(self._directory, role))
+    def _read_in_time(self) -> None:
+        """Reads the lists in a thread of its own: a dead mount must not stop the authenticator, nor the exit."""
+        if self._reader is None or not self._reader.is_alive():
+            self._reader = threading.Thread(target=self._read, name="key lists", daemon=True)
+            self._reader.start()
+            self._reader.join(READ_SECONDS)
+        if self._reader.is_alive():
+            for role in self._keys:
+                self._shut_out(role, f"{self._directory} has not answered for {READ_SECONDS:g} s")
+
+    def _read(self) -> None:
+        for role in self._keys:
+            try:
+                self._keys[role] = frozenset(keys.read_allowed(self._directory, role))
+            except UsageError as error:
+                self._shut_out(role, str(error))
+                continue
+            if self.defects.pop(role, None):
+                _log.info("the public keys of role %s can be read again", role)
+
+    def _shut_out(self, role: str, defect: str) -> None:
+        self._keys[role] = frozenset()
+        if self.defects.get(role) != defect:
+            self.defects[role] = defect
+            _log.warning("%s; until the list can be read, no new %s is let in", defect, role)
 
 
 def security_of(config: Config, role: str) -> Security:
@@ -146,7 +177,9 @@ def security_of(config: Config, role: str) -> Security:
         if LINKS[link].server != role:
             servers[link] = keys.read_publics(directory, LINKS[link].server)[0]
         else:
-            AllowList(directory, LINKS[link].clients)  # for its errors, before anything starts
+            for client in LINKS[link].clients:
+                if not keys.read_allowed(directory, client):  # may be meant; raises if the list cannot be read
+                    _log.warning("%s.public holds no key: no %s is let in until one is added", client, client)
     _log.info("links over tcp are encrypted with the keys of %s", directory or "the environment")
     return Security(role, directory, secret, servers)
 

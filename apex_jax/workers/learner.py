@@ -373,7 +373,7 @@ def run(config: Config, name: str, stop: StopSignal) -> int:
         context = link_context(config, "learner")
         try:
             learner = Learner(config, segment_spec(config), context, name, storage)
-            page.report = lambda: learner.report() | storage.report()
+            page.report = lambda: learner.report() | context.report() | storage.report()
             stop.on_second_signal = lambda: lost_updates(config.directory, learner.updates, learner.is_saved)
             try:
                 record_config(config)  # not before the checkpoint was found to be of it

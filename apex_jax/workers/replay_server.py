@@ -250,7 +250,7 @@ def run(config: Config, name: str, stop: StopSignal) -> int:
             return stop.exit_code
         context = link_context(config, "replay")
         server = ReplayServer(config, spec, context, name, storage)
-        page.report = lambda: server.report() | storage.report()
+        page.report = lambda: server.report() | context.report() | storage.report()
         _log.info(
             "replay of %d segments (%d transitions) on %s and %s",
             server.buffer.capacity_segments,
