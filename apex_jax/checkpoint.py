@@ -21,8 +21,10 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
+from apex_jax.agreement import differences, told
 from apex_jax.disk import checkpoint_steps, lock, synchronize
 from apex_jax.errors import RunError, first_line
+from apex_jax.run_identity import is_identity
 
 _log = logging.getLogger(__name__)
 
@@ -39,8 +41,9 @@ class Progress(NamedTuple):
     environment_steps: int  # of all actors
     elapsed_seconds: float  # of learning, over all starts of the run
     weights_version: int  # newest sent
-    agreement: str  # of the configuration, see `Config.agreement`
+    agreement: str  # of the configuration, see `Config.checkpoint_agreement`
     architecture: str  # digest of the network's leaves, see `transport.codec.architecture_of`
+    run_identity: str = ""  # see `apex_jax.run_identity`; empty in checkpoints of earlier releases
 
 
 class CheckpointError(RunError):
@@ -226,16 +229,15 @@ class Checkpointer:
         return record
 
     def _check(self, step: int, record: dict[str, Any], agreement: str, architecture: str) -> None:
-        for what, name, ours in (
-            ("format", "format", FORMAT),
-            ("configuration", "agreement", agreement),
-            ("network", "architecture", architecture),
-        ):
-            if (saved := record.get(name)) != ours:
-                raise CheckpointError(
-                    f"checkpoint {self.directory}/{step} has a different {what}: {saved}, not {ours};"
-                    " use the configuration it was made with, or another run_directory"
-                )
+        where = f"checkpoint {self.directory}/{step}"
+        fix = "use the configuration it was made with, or another run_directory"
+        if (saved := record.get("format")) != FORMAT:
+            raise CheckpointError(f"{where} has a different format: {saved}, not {FORMAT}; {fix}")
+        made_with = str(record.get("agreement"))
+        if differences(made_with, agreement):
+            raise CheckpointError(f"{where} has a different configuration: {told(made_with, agreement)}; {fix}")
+        if (saved := record.get("architecture")) != architecture:
+            raise CheckpointError(f"{where} has a different network: {saved}, not {architecture}; {fix}")
 
     def _restore_state(self, step: int, like_state: Any, crc: int) -> Any:
         like = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), like_state)
@@ -319,7 +321,9 @@ def _check_files(step: Path) -> None:
 
 def _progress_of(record: dict[str, Any]) -> Progress:
     """Returns the checked fields of a record. ValueError."""
-    progress = Progress(**{name: record[name] for name in Progress._fields})
+    progress = Progress(**{name: record[name] for name in Progress._fields if name != "run_identity"})
+    if is_identity(run_identity := str(record.get("run_identity", ""))):
+        progress = progress._replace(run_identity=run_identity)
     counts = (progress.updates, progress.environment_steps, progress.weights_version)
     if not all(type(count) is int and 0 <= count < 2**63 for count in counts):
         raise ValueError("its counters are not whole numbers")

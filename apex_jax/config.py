@@ -319,9 +319,20 @@ class Config:
         )
 
     @property
+    def weights_agreement(self) -> str:
+        """What whoever takes the learner's weights must have in common with it, as text."""
+        network = self.network
+        sizes = {"channels": network.channels, "kernel_sizes": network.kernel_sizes, "strides": network.strides}
+        of_pixels = "".join(f" {name}={','.join(map(str, size))}" for name, size in sizes.items())
+        return (
+            f"{self.agreement}{of_pixels if self.environment.task.endswith('-v5') else ''}"
+            f" hidden_units={network.hidden_units} dueling={str(network.dueling).lower()}"
+        )
+
+    @property
     def checkpoint_agreement(self) -> str:
         """What a start must have in common with the checkpoint it resumes from, as text."""
-        return f"{self.agreement} optimizer={self.learner.optimizer}"
+        return f"{self.weights_agreement} optimizer={self.learner.optimizer}"
 
     @property
     def fix_of_divergence(self) -> str:

@@ -21,41 +21,19 @@ from apex_jax.errors import UsageError, first_line
 from apex_jax.machine import usable_cores
 from apex_jax.types import SegmentSpec, Step
 
-LIKE_TASKS = 30  # of similar names, among which those that can be played are looked for
-
 
 def segment_spec(config: Config) -> SegmentSpec:
     """Returns the geometry of the run's segments; raises UsageError for a task that EnvPool or this agent has not."""
     task = config.environment.task
     known = envpool.list_all_envs()
     if task not in known:
-        names = _playable_like(task, known) or _playable_like(f"{task}-v5", known) or ["Pong-v5"]
-        raise UsageError(f"environment.task={task}: EnvPool has no such task; did you mean {', '.join(names)}?")
-    observation, action = _spaces(task, config)
-    if not _is_atari(task) and (config.environment.frame_stack, config.environment.frame_skip) != (1, 1):
+        names = difflib.get_close_matches(task, known, 3) or difflib.get_close_matches(f"{task}-v5", known, 3)
         raise UsageError(
-            f"{task} has no frames to stack or skip: set environment.frame_stack=1 environment.frame_skip=1"
+            f"environment.task={task}: EnvPool has no such task; did you mean {', '.join(names) or 'Pong-v5'}?"
         )
-    is_pixels = observation.dtype == np.uint8
-    return SegmentSpec(
-        frame_shape=observation.shape[1:] if is_pixels else (int(np.prod(observation.shape)),),
-        frame_dtype="uint8" if is_pixels else "float32",
-        frame_stack=config.environment.frame_stack,
-        slots=config.actor.segment_slots,
-        n_step=config.algorithm.n_step,
-        num_actions=int(action.n),
-    )
-
-
-def _spaces(task: str, config: Config | None = None) -> tuple[Any, Any]:
-    """Returns the observation space and the action space of a task; UsageError if this agent cannot play it.
-
-    `config`: of a run of this task; None = with EnvPool's own settings.
-    """
     with _no_precision_warning():
         try:
-            options = {} if config is None else _options(config, config.environment.max_episode_frames)
-            spec = envpool.make_spec(task, **options)
+            spec = envpool.make_spec(task, **_options(config, config.environment.max_episode_frames))
         except (ImportError, RuntimeError) as error:  # of games whose own parts are not installed
             raise UsageError(
                 f"environment.task={task}: EnvPool cannot make it here ({first_line(error)}); choose an Atari game"
@@ -67,19 +45,21 @@ def _spaces(task: str, config: Config | None = None) -> tuple[Any, Any]:
         raise UsageError(
             f"environment.task={task}: its actions are not discrete, which DQN needs; choose an Atari game"
         )
-    if observation.dtype == np.uint8 and not _is_atari(task):
+    if not _is_atari(task) and (config.environment.frame_stack, config.environment.frame_skip) != (1, 1):
+        raise UsageError(
+            f"{task} has no frames to stack or skip: set environment.frame_stack=1 environment.frame_skip=1"
+        )
+    is_pixels = observation.dtype == np.uint8
+    if is_pixels and not _is_atari(task):
         raise UsageError(f"environment.task={task}: this agent plays no pixel games but Atari's; choose one of those")
-    return observation, action
-
-
-def _playable_like(task: str, known: list[str]) -> list[str]:
-    """Returns up to 3 tasks of a similar name that this agent can play."""
-    playable = []
-    for name in difflib.get_close_matches(task, known, LIKE_TASKS):
-        with contextlib.suppress(UsageError):
-            _spaces(name)
-            playable.append(name)
-    return playable[:3]
+    return SegmentSpec(
+        frame_shape=observation.shape[1:] if is_pixels else (int(np.prod(observation.shape)),),
+        frame_dtype="uint8" if is_pixels else "float32",
+        frame_stack=config.environment.frame_stack,
+        slots=config.actor.segment_slots,
+        n_step=config.algorithm.n_step,
+        num_actions=int(action.n),
+    )
 
 
 class Environment:

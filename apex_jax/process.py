@@ -1,7 +1,8 @@
-"""What every worker process needs: when to stop, hosts that exist, a seed of its own, and a log."""
+"""What every worker process needs: when to stop, hosts that exist, a seed and a name of its own, and a log."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import random
@@ -9,12 +10,14 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import FrameType
 
 import numpy as np
 
 from apex_jax.config import Config
+from apex_jax.disk import lock
 from apex_jax.errors import RunError
 from apex_jax.transport.addresses import UnresolvedHost, resolve, split
 
@@ -124,6 +127,31 @@ def check_hosts(role: str, config: Config) -> None:
             resolve(split(address), RESOLVE_SECONDS)
         except UnresolvedHost as error:
             raise RunError(f"addresses.{link}={address}: {error}; correct the name, or give an IP address") from None
+
+
+@contextlib.contextmanager
+def name_of_its_own(run_directory: str, name: str) -> Iterator[None]:
+    """Holds the name of this process in its run directory; RunError if another process there has it.
+
+    Two processes of one name would write into the same metrics. The lock ends with the process, however that ends.
+    """
+    path = Path(run_directory, "metrics", f".{name}.lock")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
+    except OSError:  # then it cannot write metrics either, which says so and is no reason to end
+        yield
+        return
+    try:
+        if not lock(path.parent, descriptor):
+            stem, _, number = name.rpartition("-")
+            free = f"{stem}-{int(number) + 1}" if stem and number.isdecimal() else f"{name}-2"
+            raise RunError(
+                f"another process in {run_directory} is named {name}: give this one a name of its own, --name {free}"
+            )
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def process_rng(seed: int, *key: int) -> np.random.Generator:

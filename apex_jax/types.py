@@ -64,6 +64,8 @@ class Buffer(NamedTuple):
 
 RunId = Annotated[int, Integer()]
 """Random number drawn by a process at its start: the same peer after a restart is another run."""
+RunIdentity = Annotated[str, Text(16)]
+"""Which training run a process is part of, see `apex_jax.run_identity`; empty = it does not know yet."""
 
 MAX_ENVIRONMENT_STEPS = 10**15  # of a run; times a frame skip it still fits in 64 bits
 MAX_SEGMENT_BYTES = 2**25
@@ -158,6 +160,7 @@ class ActorHello(NamedTuple):
     acknowledged: Annotated[int, Integer(0, MAX_COUNT)] = 0  # it keeps each segment after this number, none before
     incarnation: Annotated[int, Integer(0, MAX_COUNT)] = 0  # 0 = has none yet
     places: Annotated[np.ndarray, Array("int32", "N", 4096)] = NO_PLACES  # none, or one for each environment
+    run_identity: RunIdentity = ""
 
 
 class ActorWelcome(NamedTuple):
@@ -167,6 +170,7 @@ class ActorWelcome(NamedTuple):
     places: Annotated[np.ndarray, Array("int32", "E", 4096)]  # in [0, ladder_size)
     ladder_size: Annotated[int, Integer(1, 2**20)]
     max_outstanding_segments: Annotated[int, Integer(1, 4096)]
+    run_identity: RunIdentity = ""
 
 
 class SegmentMessage(NamedTuple):
@@ -250,6 +254,8 @@ class LearnerHello(NamedTuple):
     environment_steps: Annotated[int, Integer(0, MAX_ENVIRONMENT_STEPS)]  # of the run so far, from its checkpoint
     batches_at_once: Annotated[int, Integer(1, 256)]  # K of each `IndexBatches` it takes
     batch_size: Annotated[int, Integer(1, 65536)]  # B
+    run_identity: RunIdentity = ""
+    is_new_run: Annotated[bool, Flag()] = False  # the identity is a proposal: it joins the server's run if that has one
 
 
 class LearnerWelcome(NamedTuple):
@@ -257,6 +263,7 @@ class LearnerWelcome(NamedTuple):
 
     replay_run_id: RunId
     capacity_segments: Annotated[int, Integer(1, 2**31 - 1)]
+    run_identity: RunIdentity = ""
 
 
 class Credit(NamedTuple):
@@ -308,10 +315,11 @@ class WeightsMessage(NamedTuple):
     updates: Annotated[int, Integer(0)]
     environment_steps: Annotated[int, Integer(0, MAX_ENVIRONMENT_STEPS)]
     final: Annotated[bool, Flag()]  # the run is over: no more weights will come
-    agreement: Annotated[str, Text(1024)]  # what all roles must have in common, see `Config.agreement`
+    agreement: Annotated[str, Text(1024)]  # what its readers must have in common with it, see `Config`
     architecture: Annotated[str, Text(128)]  # digest of the leaves' names and shapes
-    crc: Annotated[int, Integer(0, 2**32 - 1)]  # zlib.crc32 of body
+    crc: Annotated[int, Integer(0, 2**32 - 1)]  # zlib.crc32 of the run's identity and of body
     body: Annotated[bytes, Buffer(MAX_WEIGHTS_BYTES)]  # float32 leaves one behind the other, in tree order
+    run_identity: RunIdentity = ""
 
 
 class LearnerAlive(NamedTuple):

@@ -12,7 +12,7 @@ PACKAGE = sorted((ROOT / "apex_jax").rglob("*.py"))
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
 SCRIPTS = sorted([*ROOT.glob("*.py"), *(ROOT / "benchmarks").rglob("*.py"), *(ROOT / "results").rglob("*.py")])
 
-FOUNDATION = {"types", "config", "errors", "compiled", "disk", "machine"}
+FOUNDATION = {"types", "config", "errors", "compiled", "disk", "machine", "agreement", "run_identity"}
 MIDDLE = {
     "agent",
     "replay",
@@ -32,6 +32,8 @@ MAY_IMPORT = {  # part of the package -> other parts of it
     "disk": set(),
     "machine": set(),
     "compiled": set(),
+    "agreement": {"errors"},
+    "run_identity": {"disk", "errors"},
     "config": {"types", "errors"},
     "config_rules": {"config", "errors"},
     "command_line": {"config", "config_rules", "errors"},

@@ -144,7 +144,7 @@ def test_fault_19_weights_of_another_network_or_of_an_earlier_run_of_the_learner
     assert set(subscriber.dropped) == {"bad_checksum", reason} - {""}
 
 
-def test_fault_19_a_learner_of_another_game_ends_its_subscribers_in_one_line_with_both(link: Link) -> None:
+def test_fault_19_a_learner_of_another_game_ends_its_subscribers_in_one_line_with_both_values(link: Link) -> None:
     publisher, subscriber = link.false_publisher(), link.subscriber()
     wait_until(lambda: publisher.poll(0))
     other, versions, refused = AGREEMENT.replace("task=", "task=Other"), itertools.count(1), subscriber.dropped
@@ -158,7 +158,8 @@ def test_fault_19_a_learner_of_another_game_ends_its_subscribers_in_one_line_wit
             wait_until(lambda count=count: refused["another_config"] == count)  # type: ignore[misc]
         sockets.send(publisher, message_of(version=next(versions), seed=number))
         newest(subscriber, number)
-    said = f"the learner at {link.address} runs [{other}], this process [{AGREEMENT}]; make them equal"
+    differs = "environment.task: there OtherPong-v5, here Pong-v5"
+    said = f"the learner at {link.address} has other settings: {differs}; make them equal"
     with pytest.raises(RunError, match=f"^{re.escape(said)}$"):
         wait_until(lambda: subscriber.newest is None, meanwhile=send_another)
     assert refused["another_config"] == 12, "the fifth ended it"

@@ -136,7 +136,9 @@ def test_a_journal_of_another_configuration_is_refused_and_left_as_it_is(tmp_pat
             path.unlink()
     before = {path.name: path.read_bytes() for path in (tmp_path / "replay").iterdir()}
     other = config_of(tmp_path).replace(environment=replace(CONFIG.environment, task="Catch-v0"))
-    with pytest.raises(JournalError, match=r"task=Pong-v5.*task=Catch-v0.*another run_directory, or move .*/replay"):
+    with pytest.raises(
+        JournalError, match=r"environment.task: was Pong-v5, now Catch-v0; .*another run_directory, or move .*/replay"
+    ):
         World(tmp_path, config=other)
     assert {path.name: path.read_bytes() for path in (tmp_path / "replay").iterdir()} == before
 

@@ -111,17 +111,18 @@ def test_checkpoint_of_another_network_is_refused_by_evaluator_learner_and_whole
     programs: Programs, tmp_path: Path
 ) -> None:
     directory, other = tmp_path / "run", "network.hidden_units=32"
+    differs = f"network.hidden_units: was {load(ROOT / 'configs' / 'catch.yaml').network.hidden_units}, now 32"
     _save_checkpoint(directory)
     evaluator = programs.start("--role", "evaluator", *catch(directory, f"evaluator.checkpoint={directory}", other))
     learner = programs.start("--role", "learner", *catch(directory, *free_tcp_addresses(), other))
     for program in (evaluator, learner):
-        assert "checkpoints/1 has a different network" in error_of(program, 1)
+        assert f"checkpoints/1 has a different configuration: {differs}; use" in error_of(program, 1)
     local = programs.start(*catch(directory, other))
     assert local.exit_code() == 1
     [error, *log] = [line for line in local.stderr.splitlines() if not re.fullmatch(LOG_LINE, line)]
     assert error.startswith("error: learner failed 2 times in a row")
     assert "  error: checkpoint" in log[-1]
-    assert "has a different network" in log[-1]
+    assert differs in log[-1]
     assert programs.living() == {}
 
 

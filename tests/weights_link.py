@@ -10,6 +10,7 @@ import numpy as np
 import zmq
 
 from apex_jax.links.weights import Weights, WeightsPublisher, WeightsSubscriber
+from apex_jax.run_identity import RunIdentity
 from apex_jax.transport import sockets
 from apex_jax.transport.codec import encode_weights
 from apex_jax.types import WeightsMessage
@@ -59,13 +60,13 @@ class Link:
         self._context = zmq.Context()
         self._ends: list[Any] = []
 
-    def publisher(self, first_version: int = 0) -> WeightsPublisher:
-        publisher = WeightsPublisher(self._context, self.address, 1, first_version, AGREEMENT)
+    def publisher(self, first_version: int = 0, run: RunIdentity | None = None) -> WeightsPublisher:
+        publisher = WeightsPublisher(self._context, self.address, 1, first_version, AGREEMENT, run)
         self._ends.append(publisher)
         return publisher
 
-    def subscriber(self, like_params: Any = PARAMS) -> WeightsSubscriber:
-        subscriber = WeightsSubscriber(self._context, self.address, like_params, AGREEMENT)
+    def subscriber(self, like_params: Any = PARAMS, run: RunIdentity | None = None) -> WeightsSubscriber:
+        subscriber = WeightsSubscriber(self._context, self.address, like_params, AGREEMENT, run=run)
         self._ends.append(subscriber)
         return subscriber
 

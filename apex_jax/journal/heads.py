@@ -14,7 +14,9 @@ import zlib
 from pathlib import Path
 from typing import Any
 
+from apex_jax.agreement import told
 from apex_jax.errors import RunError
+from apex_jax.run_identity import is_identity
 from apex_jax.types import SegmentSpec
 
 FORMAT = 1
@@ -31,20 +33,34 @@ class Damaged(ValueError):
 
 
 class Identity:
-    """Of which configuration a journal is: files of another one are refused, never read."""
+    """Of which configuration and run a journal is: files of another one are refused, never read."""
 
-    def __init__(self, agreement: str, spec: SegmentSpec) -> None:
-        """`agreement`: see `Config.agreement`."""
+    def __init__(self, agreement: str, spec: SegmentSpec, run: str = "") -> None:
+        """`agreement`: see `Config.agreement`; `run`: see `apex_jax.run_identity`, empty = as the files say."""
+        self.run = run
         fields = {name: list(value) if isinstance(value, tuple) else value for name, value in spec._asdict().items()}
-        self.facts = {"agreement": agreement, "segments": json.dumps(fields)}
+        self._configuration = {"agreement": agreement, "segments": json.dumps(fields)}
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """What the head of a file says; no run where none is known yet, and in files of earlier releases."""
+        return self._configuration | ({"run": self.run} if self.run else {})
 
     def check(self, path: Path, facts: dict[str, Any]) -> None:
-        """Raises JournalError where the facts of a file are those of another configuration."""
-        for name, ours in self.facts.items():
+        """Raises JournalError where the facts of a file are those of another configuration, or of another run."""
+        for name, ours in self._configuration.items():
             if (theirs := facts.get(name)) != ours:
                 raise JournalError(
-                    f"{path} is the replay of another configuration: {name} [{theirs}], not [{ours}]; use the"
+                    f"{path} is the replay of another configuration: {told(str(theirs), ours)}; use the"
                     f" configuration it was made with, another run_directory, or move {path.parent} away"
+                )
+        run = facts.get("run")
+        if isinstance(run, str) and is_identity(run):
+            self.run = self.run or run
+            if run != self.run:
+                raise JournalError(
+                    f"{path} is the replay of run {run}, {path.parent.parent} is of run {self.run}: use the"
+                    f" run_directory of its run, or move {path.parent} away"
                 )
 
 

@@ -13,6 +13,7 @@ import numpy as np
 import zmq
 
 from apex_jax.agent.exploration import choose_places
+from apex_jax.agreement import told
 from apex_jax.config import Config
 from apex_jax.links.ledger import Ledger
 from apex_jax.links.replay_journal import ReplayJournal
@@ -20,6 +21,7 @@ from apex_jax.links.run_steps import RunSteps
 from apex_jax.metrics import Mean, epsilon_band
 from apex_jax.replay.buffer import ReplayBuffer
 from apex_jax.replay.rate_limiter import RateLimiter
+from apex_jax.run_identity import RunIdentity
 from apex_jax.transport import sockets
 from apex_jax.transport.codec import CorruptSegment, decode_columns
 from apex_jax.types import (
@@ -100,8 +102,9 @@ class ExperienceService:
         limiter: RateLimiter,
         steps: RunSteps,
         journal: ReplayJournal | None = None,
+        run: RunIdentity | None = None,
     ):
-        """`journal`: where what happens is written down; None = nowhere."""
+        """`journal`: where what happens is written down, None = nowhere; `run`: None = of any."""
         self.actors: dict[bytes, Actor] = {}
         self.dropped: Counter[str] = Counter()
         self.welcomed = 0  # actors so far
@@ -114,6 +117,7 @@ class ExperienceService:
         self._limiter = limiter
         self._steps = steps
         self._journal = journal
+        self._run_identity = run or RunIdentity()
         self._occupants = np.zeros(config.ladder_size, np.int64)
         self._waiting: deque[Waiting] = deque()
         self._full_reads = 0  # in a row, that left messages unread
@@ -188,10 +192,14 @@ class ExperienceService:
 
     def _on_hello(self, identity: bytes, message: ActorHello, now_seconds: float) -> None:
         if message.agreement != self._config.agreement:
-            reason = (
-                f"the replay server runs [{self._config.agreement}], this actor [{message.agreement}]; make them equal"
-            )
+            what = told(self._config.agreement, message.agreement, "the replay server", "this actor")
+            reason = f"{what}; make them equal"
             self.dropped["another_config"] += 1
+            sockets.send(self._socket, Refusal(reason=reason, final=True), identity)
+            return
+        if self._run_identity.differs(message.run_identity):
+            self.dropped["another_run"] += 1
+            reason = self._run_identity.refusal(message.run_identity, "this actor", "the replay server")
             sockets.send(self._socket, Refusal(reason=reason, final=True), identity)
             return
         if identity in self.actors and self.actors[identity].run_id == message.run_id:
@@ -233,6 +241,7 @@ class ExperienceService:
             places=places,
             ladder_size=self._config.ladder_size,
             max_outstanding_segments=self._config.actor.max_outstanding_segments,
+            run_identity=self._run_identity.name,
         )
 
     def _joining(self, message: ActorHello, welcome: ActorWelcome) -> Actor:

@@ -14,6 +14,7 @@ import numpy as np
 import zmq
 
 from apex_jax.errors import RunError, printable
+from apex_jax.run_identity import RunIdentity
 from apex_jax.transport import sockets
 from apex_jax.transport.codec import CorruptSegment, encode_segment
 from apex_jax.transport.monitor import ClientMonitor
@@ -62,8 +63,9 @@ class ExperienceStream:
         queue_size: int,
         overflow: str = "wait",
         away_limit_seconds: float = 0.0,
+        run: RunIdentity | None = None,
     ):
-        """Connects and says hello. `overflow`: see `actor.overflow`.
+        """Connects and says hello. `overflow`: see `actor.overflow`; `run`: that the actor is part of, None = of any.
 
         `away_limit_seconds`: after which a server that is away is an `error`, 0 = never.
         """
@@ -78,6 +80,7 @@ class ExperienceStream:
         self._address = address
         self._spec = spec
         self._hello = hello
+        self._run_identity = run or RunIdentity()
         self._drops = overflow == "drop"
         self._produced: queue.Queue[Produced] = queue.Queue(queue_size)
         self._account = Counter[str]()  # transitions, by the fields of `ActorStatus`; each has one thread that counts
@@ -192,8 +195,7 @@ class ExperienceStream:
         if now >= self._next_hello:
             self._next_hello = now + HELLO_SECONDS
             is_welcome = self._is_welcome.is_set()
-            hello = self._hello._replace(acknowledged=self._acknowledged_sequence())
-            sockets.send(socket, self._full_status() if is_welcome else hello)
+            sockets.send(socket, self._full_status() if is_welcome else self._newest_hello())
             silent_seconds = now - self._heard_seconds
             if self._welcome is not None and not self._is_silent and silent_seconds > PEER_TIMEOUT_SECONDS:
                 self._is_silent = True
@@ -204,6 +206,10 @@ class ExperienceStream:
                     silent_seconds,
                     len(self._unacknowledged),
                 )
+
+    def _newest_hello(self) -> ActorHello:
+        acknowledged = self._acknowledged_sequence()
+        return self._hello._replace(acknowledged=acknowledged, run_identity=self._run_identity.name)
 
     def _acknowledged_sequence(self) -> int:
         return self._unacknowledged[0].sequence - 1 if self._unacknowledged else self._sequence
@@ -270,7 +276,8 @@ class ExperienceStream:
             elif isinstance(message, Finish):
                 self.finished.set()
             elif message.final:
-                self.error = RunError(f"refused by the replay server at {self._address}: {printable(message.reason)}")
+                reason = self._run_identity.refused(message.reason)
+                self.error = RunError(f"refused by the replay server at {self._address}: {reason}")
                 self.finished.set()
             else:
                 self.dropped["refused"] += 1
@@ -292,6 +299,7 @@ class ExperienceStream:
             self._num_sent = max(0, self._num_sent - 1)
 
     def _on_welcome(self, message: ActorWelcome) -> None:
+        self._run_identity.adopt(message.run_identity, f"the replay server at {self._address}")
         if self._welcome is None:  # which it acts with from now on, whatever servers come
             self._hello = self._hello._replace(incarnation=message.incarnation, places=message.places)
         elif not np.array_equal(message.places, self._welcome.places):

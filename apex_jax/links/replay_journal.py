@@ -44,10 +44,10 @@ COUNTS = struct.Struct("<5q")  # of an `ActorStatus`, in a report
 class ReplayJournal:
     """The journal of one replay server, which has the directory to itself until `close`."""
 
-    def __init__(self, config: Config, spec: SegmentSpec, capacity_segments: int) -> None:
-        """Opens or begins the journal of the run. JournalError."""
+    def __init__(self, config: Config, spec: SegmentSpec, capacity_segments: int, run: str = "") -> None:
+        """Opens or begins the journal of the run `run`, empty = not known yet. JournalError."""
         self.directory = Path(config.directory, "replay")
-        identity = Identity(config.agreement, spec)
+        self._identity = identity = Identity(config.agreement, spec, run)
         self._config = config
         self._spec = spec
         self._log = SegmentLog(self.directory, identity, capacity_segments)
@@ -96,6 +96,16 @@ class ReplayJournal:
     def on_learner(self, earlier_environment_steps: int) -> None:
         """Takes what a learner said of the steps before this run of the replay."""
         self._log.append(LEARNER, 0, 0, earlier_environment_steps)
+
+    @property
+    def run(self) -> str:
+        """The run that the journal is of; empty = not known yet."""
+        return self._identity.run
+
+    def on_run(self, run: str) -> None:
+        """Takes the run that this server has joined; a snapshot that is due now says so."""
+        self._identity.run = run
+        self.hasten()
 
     def flush(self, now_seconds: float) -> None:
         """Writes what was taken; returns also where the disk fails, which is counted, said once and tried again."""

@@ -11,11 +11,13 @@ from typing import Any
 import numpy as np
 import zmq
 
+from apex_jax.agreement import told
 from apex_jax.config import Config
 from apex_jax.links.replay_journal import ReplayJournal
 from apex_jax.links.run_steps import RunSteps
 from apex_jax.replay.buffer import ReplayBuffer
 from apex_jax.replay.rate_limiter import RateLimiter
+from apex_jax.run_identity import RunIdentity
 from apex_jax.transport import sockets
 from apex_jax.types import (
     MAX_STREAMED_SEGMENTS,
@@ -69,8 +71,9 @@ class SamplingService:
         run_id: int,
         steps: RunSteps,
         journal: ReplayJournal | None = None,
+        run: RunIdentity | None = None,
     ):
-        """`journal`: where what a learner knows of the run's steps is written down; None = nowhere."""
+        """`journal`: where what a learner knows of the run is written down; None = nowhere. `run`: None = of any."""
         self.learner: LearnerPeer | None = None
         self.dropped: Counter[str] = Counter()
         self.finished: str | None = None  # why, once the learner said that the run is over
@@ -81,6 +84,7 @@ class SamplingService:
         self._run_id = run_id
         self._steps = steps
         self._journal = journal
+        self._run_identity = run or RunIdentity()
         self._handlers: dict[type, Callable[[bytes, Any, float], None]] = {
             LearnerHello: self._on_hello,
             Credit: self._on_credit,
@@ -174,7 +178,11 @@ class SamplingService:
             return
         if self.learner is not None and self.learner.identity == identity:
             return  # said again before the welcome had arrived: it is under way, and its credit must not count twice
-        welcome = LearnerWelcome(replay_run_id=self._run_id, capacity_segments=self._buffer.capacity_segments)
+        welcome = LearnerWelcome(
+            replay_run_id=self._run_id,
+            capacity_segments=self._buffer.capacity_segments,
+            run_identity=self._join_run(message),
+        )
         if not sockets.send(self._socket, welcome, identity):
             return
         self.learner = LearnerPeer(identity, message.run_id, now_seconds, message.batches_at_once, message.batch_size)
@@ -182,12 +190,22 @@ class SamplingService:
             self._journal.on_learner(self._steps.earlier or 0)
         _log.info("learner %s joins; %d segments are live", identity.hex(), self._buffer.size_segments)
 
+    def _join_run(self, message: LearnerHello) -> str:
+        """Returns the run that both are part of from now on: the server's, or else the learner's; empty = neither's."""
+        if not self._run_identity.name and message.run_identity:
+            self._run_identity.adopt(message.run_identity, "the learner")
+            if self._journal is not None:
+                self._journal.on_run(self._run_identity.name)
+        return self._run_identity.name
+
     def _refusal(self, message: LearnerHello) -> Refusal | None:
         if message.agreement != self._config.agreement:
             self.dropped["another_config"] += 1
-            reason = (
-                f"the replay server runs [{self._config.agreement}], the learner [{message.agreement}]; make them equal"
-            )
+            what = told(self._config.agreement, message.agreement, "the replay server", "this learner")
+            return Refusal(reason=f"{what}; make them equal", final=True)
+        if self._run_identity.differs(message.run_identity) and not message.is_new_run:
+            self.dropped["another_run"] += 1
+            reason = self._run_identity.refusal(message.run_identity, "this learner", "the replay server")
             return Refusal(reason=reason, final=True)
         if message.batches_at_once * message.batch_size > (largest := self._config.learner.largest_draw):
             asked = f"{message.batches_at_once} batches of {message.batch_size}"

@@ -14,6 +14,7 @@ import numpy as np
 import zmq
 
 from apex_jax.errors import RunError, printable
+from apex_jax.run_identity import RunIdentity
 from apex_jax.transport import sockets
 from apex_jax.transport.codec import CorruptSegment, decode_columns, decode_frames, max_streamed_bytes
 from apex_jax.transport.monitor import ClientMonitor
@@ -74,12 +75,15 @@ class SamplingStream:
         capacity_segments: int,
         groups: int,
         away_limit_seconds: float = 0.0,
+        run: RunIdentity | None = None,
     ):
         """Connects. `capacity_segments`: of the frame store; `groups`: `IndexBatches` at hand or in work.
 
+        `run`: that the learner is part of, or becomes part of when it is welcomed; None = of any.
         `away_limit_seconds`: after which a server that is away is a RunError, 0 = never.
         """
         self._away_limit_seconds = away_limit_seconds
+        self._run_identity = run or RunIdentity()
         self.dropped: Counter[str] = Counter()
         self.losses = 0  # of a server that had welcomed this learner
         self._context = context
@@ -257,7 +261,7 @@ class SamplingStream:
             elif isinstance(message, Credit):
                 pass  # the server's sign of life
             elif message.final:
-                reason = printable(message.reason)
+                reason = self._run_identity.refused(message.reason)
                 self._fail(RunError(f"refused by the replay server at {self._address}: {reason}"))
             else:
                 self._on_full(printable(message.reason))
@@ -280,6 +284,8 @@ class SamplingStream:
             )
             self._fail(RunError(f"{error}: replay.capacity_transitions must be the same for both"))
             return
+        self._run_identity.adopt(message.run_identity, f"the replay server at {self._address}")
+        self._hello = self._hello._replace(run_identity=self._run_identity.name, is_new_run=False)
         if self._lost_since is not None:
             _log.info("the replay server is back after %.0f s", time.monotonic() - self._lost_since)
             self._lost_since = None

@@ -14,7 +14,9 @@ import numpy as np
 import zmq
 
 from apex_jax.agent.dqn import Params
-from apex_jax.errors import RunError, printable
+from apex_jax.agreement import told
+from apex_jax.errors import RunError
+from apex_jax.run_identity import RunIdentity
 from apex_jax.transport import sockets
 from apex_jax.transport.codec import FLOAT32, architecture_of, decode_weights, encode_weights
 from apex_jax.transport.monitor import ClientMonitor, ServerMonitor
@@ -55,13 +57,25 @@ class Handover(NamedTuple):
 class WeightsPublisher:
     """Sends the newest parameters, and again to whoever joins late."""
 
-    def __init__(self, context: zmq.Context, address: str, run_id: int, first_version: int, agreement: str):
-        """Binds the address (BindError where that fails) and starts the thread. `agreement`: of the configuration."""
+    def __init__(
+        self,
+        context: zmq.Context,
+        address: str,
+        run_id: int,
+        first_version: int,
+        agreement: str,
+        run: RunIdentity | None = None,
+    ):
+        """Binds the address (BindError where that fails) and starts the thread.
+
+        `agreement`: see `Config.weights_agreement`; `run`: None = of no run in particular, as in a benchmark.
+        """
         self.dropped: Counter[str] = Counter()
         self._monitor = ServerMonitor()
         self._socket = sockets.serve_weights(context, address, self._monitor)
         self._run_id = run_id
         self._agreement = agreement
+        self._run_identity = run or RunIdentity()
         self.version = first_version
         self.subscribers = 0
         self._newest: deque[Handover] = deque(maxlen=1)  # a learner faster than the sending leaves nothing behind
@@ -122,6 +136,7 @@ class WeightsPublisher:
         # Milliseconds since 1970 or one more: versions grow also over a restart from an older checkpoint.
         self.version = max(self.version + 1, int(time.time() * 1000))
         architecture, body = encode_weights(jax.device_get(params))
+        run_identity = self._run_identity.name
         return WeightsMessage(
             learner_run_id=self._run_id,
             version=self.version,
@@ -130,8 +145,9 @@ class WeightsPublisher:
             final=final,
             agreement=self._agreement,
             architecture=architecture,
-            crc=zlib.crc32(body),
+            crc=_crc(run_identity, body),
             body=body,
+            run_identity=run_identity,
         )
 
     def _has_newcomer(self) -> bool:
@@ -161,8 +177,11 @@ class WeightsSubscriber:
         like_params: Params,
         agreement: str,
         away_limit_seconds: float = 0.0,
+        run: RunIdentity | None = None,
     ):
         """Connects and starts the thread. `like_params`: a tree of the network's leaves; `agreement`: see `Config`.
+
+        `run`: that this process is part of, or becomes part of with the first weights; None = of any.
 
         `away_limit_seconds`: after which a learner that is away is a RunError, 0 = never.
         """
@@ -176,7 +195,8 @@ class WeightsSubscriber:
         self._sender_seconds = 0.0  # when the learner of the newest weights was heard
         self._cut_offs = 0  # before the last weights that could be read
         self._foreign = 0  # messages of another release in a row
-        self._of_another_run = 0  # weights of another configuration in a row
+        self._of_another_run = 0  # weights of another run or configuration in a row
+        self._run_identity = run or RunIdentity()
         self._agreement = agreement
         self._monitor = ClientMonitor(away_limit_seconds)
         self._like_params = like_params
@@ -252,12 +272,17 @@ class WeightsSubscriber:
         if self._foreign >= UNUSABLE_IN_A_ROW:
             raise RunError(f"the learner at {self._address} cannot be understood: {error.detail}")
 
-    def _check_agreement(self, message: WeightsMessage) -> None:
+    def _check_run(self, message: WeightsMessage, reason: str) -> None:
         """Gives up where the learner's run is another one: its weights may fit, and would play the wrong game."""
-        self._of_another_run = 0 if message.agreement == self._agreement else self._of_another_run + 1
-        if self._of_another_run >= UNUSABLE_IN_A_ROW:
-            runs = f"runs [{printable(message.agreement)}], this process [{self._agreement}]"
-            raise RunError(f"the learner at {self._address} {runs}; make them equal")
+        is_other = reason in ("another_config", "another_run")
+        self._of_another_run = self._of_another_run + 1 if is_other else 0
+        if self._of_another_run < UNUSABLE_IN_A_ROW:
+            return
+        learner = f"the learner at {self._address}"
+        if reason == "another_run":
+            raise RunError(self._run_identity.refusal(message.run_identity, learner))
+        what = told(message.agreement, self._agreement, "there", "here")
+        raise RunError(f"{learner} has other settings: {what}; make them equal")
 
     def _look_for_learner(self) -> None:
         """Connects anew where nothing has come for long: a connection may be dead at the other end only."""
@@ -290,7 +315,7 @@ class WeightsSubscriber:
         if newest is not None and message.version <= newest.version and not self._has_new_sender(message):
             return  # sent again for a newcomer
         if reason := self._defect(message):
-            self._check_agreement(message)
+            self._check_run(message, reason)
             self.dropped[reason] += 1
             if self.dropped[reason] == 1:
                 fixes = {
@@ -300,6 +325,7 @@ class WeightsSubscriber:
                 _log.warning("weights from %s are refused: %s%s", self._address, reason, fixes.get(reason, ""))
             return
         self._of_another_run = 0
+        self._run_identity.adopt(message.run_identity, f"the learner at {self._address}")
         params: Any = jax.device_put(decode_weights(message.body, self._like_params))
         self._newest = Weights(
             params,
@@ -323,9 +349,15 @@ class WeightsSubscriber:
             return "another_config"
         if message.architecture != self._architecture:
             return "another_architecture"
-        if zlib.crc32(message.body) != message.crc:
+        if _crc(message.run_identity, message.body) != message.crc:
             return "bad_checksum"
+        if self._run_identity.differs(message.run_identity):
+            return "another_run"
         if len(message.body) != self._body_bytes:
             return "bad_length"
         # 2 ms for 3.3 million parameters, on this thread and without Python's lock: acting goes on meanwhile.
         return "" if np.isfinite(np.frombuffer(message.body, FLOAT32)).all() else "not_finite"
+
+
+def _crc(run_identity: str, body: bytes | memoryview) -> int:
+    return zlib.crc32(body, zlib.crc32(run_identity.encode(errors="replace")))

@@ -19,6 +19,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from apex_jax.agreement import differences, told
 from apex_jax.command_line import load_as_written, to_yaml
 from apex_jax.config import AddressConfig, Config
 from apex_jax.errors import UsageError, shown
@@ -35,6 +36,34 @@ LEARNED_WITH = ("environment", "algorithm", "network", "actor", "replay", "learn
 _CHECKOUT = Path(__file__).resolve().parents[2]
 
 
+def check_resumable(config: Config, run_directory: str = "", fix: str = "") -> None:
+    """Raises UsageError that names the settings with which the run of a directory cannot go on, and both values.
+
+    Compares with its `config.yaml` alone, so that this takes no time; the checkpoints are compared when they are read.
+    `run_directory`: where that is not the one of `config`; `fix`: what to do then.
+    """
+    directory = run_directory or config.directory
+    has_checkpoint = _has(directory, "checkpoints", "[!.]*")
+    if not has_checkpoint and not _has(directory, "replay", "segments-*"):
+        return
+    try:
+        before = load_as_written(Path(directory, CONFIG_NAME))
+    except UsageError:
+        return
+    was, now = ((each.checkpoint_agreement if has_checkpoint else each.agreement) for each in (before, config))
+    if differences(was, now):
+        what = told(was, now)
+        fix = fix or "choose a new run_directory, or the old values"
+        raise UsageError(f"{directory} cannot be resumed: {what}; {fix}")
+
+
+def _has(run_directory: str, folder: str, pattern: str) -> bool:
+    try:
+        return any(Path(run_directory, folder).glob(pattern))
+    except OSError:
+        return False
+
+
 def record_start(config: Config) -> None:
     """Appends this start of the run to its directory. OSError where that cannot be written.
 
@@ -46,11 +75,13 @@ def record_start(config: Config) -> None:
     append_line(Path(config.directory, FILE_NAME), json.dumps(_this_start(config)).encode() + b"\n")
 
 
-def record_config(config: Config) -> None:
+def record_config(config: Config, is_start: bool = False) -> None:
     """Writes the run's configuration, whole, without the addresses: these are of this start only. OSError.
 
-    What was another before is kept beside it.
+    What was another before is kept beside it. `is_start`: the start is not recorded yet.
     """
+    if is_start:
+        record_start(config)
     if changes := _changes(config):
         line = {"time": time.time(), "settings": changes}
         append_line(Path(config.directory, CHANGES_NAME), json.dumps(line).encode() + b"\n")

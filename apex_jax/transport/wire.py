@@ -25,7 +25,7 @@ from apex_jax import types
 from apex_jax.types import Array, Buffer, Flag, Integer, Real, Text
 
 MAGIC = "apex"
-PROTOCOL_VERSION = 5
+PROTOCOL_VERSION = 6
 MAX_HEADER_BYTES = 2**16
 
 Message: TypeAlias = (

@@ -19,7 +19,8 @@ from apex_jax.links.experience_stream import ExperienceStream
 from apex_jax.links.weights import Weights, WeightsSubscriber
 from apex_jax.metrics import MetricsWriter, RateMeter, resident_memory_bytes
 from apex_jax.operations.status_page import StatusPage
-from apex_jax.process import ROLE_NUMBERS, StopSignal, new_run_id, process_rng
+from apex_jax.process import ROLE_NUMBERS, StopSignal, name_of_its_own, new_run_id, process_rng
+from apex_jax.run_identity import RunIdentity
 from apex_jax.transport.security import link_context
 from apex_jax.types import ActorHello, ActorStatus, ActorWelcome, Segment, SegmentSpec
 
@@ -38,14 +39,13 @@ class Actor:
         self._dqn = make_dqn(config, spec)
         self._run_id = new_run_id()
         like_params = jax.eval_shape(self._dqn.init, jax.random.key(0)).online_params
-        self._weights = WeightsSubscriber(
-            context, config.addresses.weights, like_params, config.agreement, config.away_limit_seconds
-        )
+        address, limit, run = config.addresses.weights, config.away_limit_seconds, RunIdentity(config.directory)
+        self._weights = WeightsSubscriber(context, address, like_params, config.weights_agreement, limit, run)
         hello = ActorHello(self._run_id, config.agreement, config.actor.environments)
         queue_size = max(config.actor.environments, config.actor.max_outstanding_segments)
         overflow = config.actor.overflow
-        address, limit = config.addresses.experience, config.away_limit_seconds
-        self._stream = ExperienceStream(context, address, spec, hello, queue_size, overflow, limit)
+        address = config.addresses.experience
+        self._stream = ExperienceStream(context, address, spec, hello, queue_size, overflow, limit, run)
         self._metrics = MetricsWriter(config.directory, name)
         self._step_rate, self._wait_rate = RateMeter(), RateMeter()
         self._waited_seconds = 0.0  # in all, for the replay server to take segments
@@ -197,7 +197,7 @@ class Actor:
 
 def run(config: Config, name: str, stop: StopSignal) -> int:
     """Runs the role; returns the process's exit code."""
-    with StatusPage(config, "actor", name, stop) as page:
+    with name_of_its_own(config.directory, name), StatusPage(config, "actor", name, stop) as page:
         context = link_context(config, "actor")
         actor = Actor(config, segment_spec(config), context, name)
         page.report = actor.report

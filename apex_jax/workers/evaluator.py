@@ -25,8 +25,10 @@ from apex_jax.errors import RunError, UsageError, shown
 from apex_jax.links.weights import Weights, WeightsSubscriber
 from apex_jax.metrics import MetricsWriter, append_line, resident_memory_bytes
 from apex_jax.operations.status_page import StatusPage
-from apex_jax.process import ROLE_NUMBERS, SUPERVISED, StopSignal, process_rng
+from apex_jax.process import ROLE_NUMBERS, SUPERVISED, StopSignal, name_of_its_own, process_rng
+from apex_jax.results.provenance import check_resumable
 from apex_jax.results.video import video_paths
+from apex_jax.run_identity import RunIdentity
 from apex_jax.transport.codec import architecture_of
 from apex_jax.transport.security import link_context
 from apex_jax.types import SegmentSpec
@@ -114,9 +116,8 @@ def follow(
     metrics = MetricsWriter(config.directory, name)
     is_supervised = bool(os.environ.get(SUPERVISED))
     like_params = jax.eval_shape(dqn.init, jax.random.key(0)).online_params
-    subscriber = WeightsSubscriber(
-        context, config.addresses.weights, like_params, config.agreement, config.away_limit_seconds
-    )
+    address, limit, run = config.addresses.weights, config.away_limit_seconds, RunIdentity(config.directory)
+    subscriber = WeightsSubscriber(context, address, like_params, config.weights_agreement, limit, run)
     weights: Weights | None = None
     told: dict[str, Any] = {}
     page.report = lambda: {
@@ -266,9 +267,11 @@ def run(config: Config, name: str, stop: StopSignal) -> int:
     if config.evaluator.video:
         video_paths(config.evaluator.video)  # a name that is wrong is told before the games, not after
     if config.evaluator.checkpoint:
+        fix = "leave those settings out, or give another checkpoint"
+        check_resumable(config, config.evaluator.checkpoint, fix)
         evaluate_checkpoint(config, spec, stop)
         return stop.exit_code
-    with StatusPage(config, "evaluator", name, stop) as page:
+    with name_of_its_own(config.directory, name), StatusPage(config, "evaluator", name, stop) as page:
         context = link_context(config, "evaluator")
         try:
             follow(config, spec, context, name, stop, page)

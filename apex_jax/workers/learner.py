@@ -8,6 +8,8 @@ import math
 import os
 import time
 from collections import deque
+from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -28,14 +30,9 @@ from apex_jax.metrics import MetricsWriter
 from apex_jax.operations.status_page import StatusPage
 from apex_jax.operations.stopping import STOPPING, acknowledge, lost_updates
 from apex_jax.operations.storage_copy import StorageCopy
-from apex_jax.process import (
-    ROLE_NUMBERS,
-    SUPERVISED,
-    StopSignal,
-    new_run_id,
-    process_rng,
-)
-from apex_jax.results.provenance import record_config, record_start
+from apex_jax.process import ROLE_NUMBERS, SUPERVISED, StopSignal, new_run_id, process_rng
+from apex_jax.results.provenance import check_resumable, record_config
+from apex_jax.run_identity import RunIdentity, new_identity
 from apex_jax.transport.codec import architecture_of
 from apex_jax.transport.security import link_context
 from apex_jax.types import IndexBatches, LearnerHello, SegmentSpec
@@ -94,26 +91,29 @@ class Learner:
             self._checkpointer = Checkpointer(config.directory, config.learner.checkpoints_kept)
             opened.callback(self._checkpointer.close)
             self._architecture = architecture_of(self._state.online_params)
+            self._run_identity = RunIdentity(config.directory)
             self._progress = self._restore()
+            self._run_identity.adopt(self._progress.run_identity, f"the checkpoint in {self._checkpointer.directory}")
             self._start_seconds = time.monotonic() - self._progress.elapsed_seconds
             self.updates = self._progress.updates
             self.environment_steps = self._progress.environment_steps
             self._metrics = LearnerMetrics(MetricsWriter(config.directory, name))
-            self._publisher = WeightsPublisher(
-                context, config.addresses.weights, self._run_id, self._progress.weights_version, config.agreement
-            )
+            address, version, run = config.addresses.weights, self._progress.weights_version, self._run_identity
+            self._publisher = WeightsPublisher(context, address, self._run_id, version, config.weights_agreement, run)
             opened.callback(self._publisher.close)
-            self._publish()  # before anything is compiled: actors wait for it
+            if self._run_identity.name:  # else as soon as the replay server has said which run this is
+                self._publish()  # before anything is compiled: actors wait for it
             _log.info("learning on %s in %s", jax.devices()[0], dtype.name)
             self._stream = self._join_replay(context, spec, capacity_segments)
             opened.pop_all()
+        self.on_accepted: Callable[[], None] = lambda: None  # called once the replay server has taken this learner
+        self._is_accepted = False
         self._in_flight: deque[InFlight] = deque()
         self._storage = storage
         now = time.monotonic()
-        self._next_publish = now
         self._checkpoint_seconds = now  # when the last was begun
         self._first_update_seconds = now  # of this start
-        self._next_metrics = now
+        self._next_publish = self._next_metrics = now
 
     def run(self, stop: StopSignal) -> None:
         """Learns until `stop` is set or a limit of the run is reached, then saves a checkpoint.
@@ -131,6 +131,8 @@ class Learner:
             if self.updates > self._checkpointer.saved_updates:
                 self._save_last(stop)
             raise
+        if reason is not None and not self._is_accepted:
+            self._accept()
         self._write_metrics()
         self._save_last(stop)  # before the others leave for good: a learner that cannot save will learn that part again
         if reason is not None:
@@ -200,10 +202,12 @@ class Learner:
             environment_steps=self.environment_steps,
             batches_at_once=self._updates_per_call,
             batch_size=self._config.learner.batch_size,
+            run_identity=self._run_identity.name or new_identity(),
+            is_new_run=not self._run_identity.name,
         )
         groups = CALLS_IN_FLIGHT + max(1, self._config.learner.prefetch_batches // self._updates_per_call)
         address, limit = self._config.addresses.sampling, self._config.away_limit_seconds
-        return SamplingStream(context, address, spec, hello, capacity_segments, groups, limit)
+        return SamplingStream(context, address, spec, hello, capacity_segments, groups, limit, self._run_identity)
 
     def _consume(self, item: Item) -> None:
         content = item.content
@@ -254,10 +258,11 @@ class Learner:
 
     def _housekeeping(self) -> None:
         now = time.monotonic()
-        learner = self._config.learner
-        if now >= self._next_publish:
+        if not self._is_accepted and self._stream.peer_state == "joined":
+            self._accept()
+        if now >= self._next_publish and self._is_accepted:
             self._publish()
-            self._next_publish = now + learner.publish_interval_seconds
+            self._next_publish = now + self._config.learner.publish_interval_seconds
         if now >= self._next_metrics:
             self._write_metrics()
             self._next_metrics = now + self._config.metrics_interval_seconds
@@ -275,6 +280,10 @@ class Learner:
             return self._checkpoint_seconds + min(RETRY_SECONDS, interval)
         first = math.inf if self._checkpointer.saved_updates else self._first_update_seconds + FIRST_CHECKPOINT_SECONDS
         return min(self._checkpoint_seconds + interval, first)
+
+    def _accept(self) -> None:
+        self._is_accepted = True
+        self.on_accepted()
 
     def _publish(self, final: bool = False) -> None:
         self._publisher.publish(copy_params(self._state.online_params), self.updates, self.environment_steps, final)
@@ -297,6 +306,7 @@ class Learner:
             environment_steps=self.environment_steps,
             elapsed_seconds=self._elapsed_seconds,
             weights_version=self._publisher.version,
+            run_identity=self._run_identity.name,
         )
         self._checkpointer.save(self._state, self._progress)
 
@@ -336,6 +346,8 @@ class Learner:
         return not self._checkpointer.is_saving
 
     def _write_metrics(self) -> None:
+        if not self._is_accepted:
+            return  # its replay server may yet refuse it: nothing is written into a run that is not its own
         frames = self.environment_steps * self._config.environment.frame_skip
         learning_rate = self._config.learner.learning_rate * self._learning_rate_share()
         version, dropped = self._publisher.version, self._stream.dropped.copy() + self._publisher.dropped.copy()
@@ -368,15 +380,14 @@ def run(config: Config, name: str, stop: StopSignal) -> int:
     with StatusPage(config, "learner", name, stop) as page, StorageCopy(config, "learner", stop) as storage:
         if stop.is_set():
             return stop.exit_code  # before the copy of the run had come, which is then not to be replaced
-        if not os.environ.get(SUPERVISED):  # else the supervisor has done so
-            record_start(config)
+        check_resumable(config)
         context = link_context(config, "learner")
         try:
             learner = Learner(config, segment_spec(config), context, name, storage)
             page.report = lambda: learner.report() | context.report() | storage.report()
             stop.on_second_signal = lambda: lost_updates(config.directory, learner.updates, learner.is_saved)
             try:
-                record_config(config)  # not before the checkpoint was found to be of it
+                learner.on_accepted = partial(record_config, config, is_start=SUPERVISED not in os.environ)
                 learner.run(stop)
             finally:
                 learner.close()

@@ -26,7 +26,7 @@ from apex_jax.operations.stopping import STOPPING, STOPPING_AFTER_THE_END, ackno
 from apex_jax.operations.storage_copy import LAST_COPY_SECONDS, fetch_missing
 from apex_jax.operations.watch import Watch
 from apex_jax.process import FETCHED, SUPERVISED, StopSignal
-from apex_jax.results.provenance import record_start
+from apex_jax.results.provenance import check_resumable, record_start
 from apex_jax.results.video import video_paths
 from apex_jax.storage import SECTIONS
 from apex_jax.transport.sockets import LocalLinks
@@ -323,11 +323,13 @@ def run(config: Config, name: str, stop: StopSignal) -> int:
     make_limiter(config, segment_spec(config))  # what cannot work is said before anything starts
     if config.evaluator.video:
         video_paths(config.evaluator.video)
+    check_resumable(config)
     links = LocalLinks()
     try:
         with locked(Path(config.directory)), StatusPage(config, "local", name, stop) as page:
             if config.storage.url:  # before the roles do so: metrics that come later would look like new ones
                 fetch_missing(config, SECTIONS, stop.is_set)
+                check_resumable(config)  # what was fetched
             record_start(config)
             addresses = AddressConfig(links.experience, links.sampling, links.weights, links.status)
             if not stop.is_set():

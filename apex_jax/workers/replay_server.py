@@ -24,6 +24,7 @@ from apex_jax.operations.storage_copy import StorageCopy
 from apex_jax.process import ROLE_NUMBERS, StopSignal, new_run_id, process_rng
 from apex_jax.replay.buffer import ReplayBuffer
 from apex_jax.replay.rate_limiter import RateLimiter, least_error_buffer
+from apex_jax.run_identity import RunIdentity
 from apex_jax.transport import sockets
 from apex_jax.transport.codec import max_body_bytes
 from apex_jax.transport.monitor import ServerMonitor
@@ -63,7 +64,9 @@ class ReplayServer:
         )
         self.limiter = make_limiter(config, spec)
         self.steps = RunSteps()
-        self._journal = ReplayJournal(config, spec, self.buffer.capacity_segments) if config.replay.journal else None
+        self._run_identity = RunIdentity(config.directory)
+        run, capacity = self._run_identity.name, self.buffer.capacity_segments
+        self._journal = ReplayJournal(config, spec, capacity, run) if config.replay.journal else None
         self._monitors = {link: ServerMonitor() for link in ("experience", "sampling")}
         with contextlib.ExitStack() as opened:
             if self._journal is not None:
@@ -81,11 +84,13 @@ class ReplayServer:
             )
             opened.callback(self._monitors["sampling"].close)
             self.experience = ExperienceService(
-                self._experience_socket, config, spec, self.buffer, self.limiter, self.steps, self._journal
-            )
+                self._experience_socket, config, spec, self.buffer, self.limiter, self.steps, self._journal,
+                self._run_identity,
+            )  # fmt: skip
             self.sampling = SamplingService(
-                self._sampling_socket, config, self.buffer, self.limiter, new_run_id(), self.steps, self._journal
-            )
+                self._sampling_socket, config, self.buffer, self.limiter, new_run_id(), self.steps, self._journal,
+                self._run_identity,
+            )  # fmt: skip
             if self._journal is not None:
                 self._restore(self._journal)
             self._opened = opened.pop_all()
@@ -184,6 +189,7 @@ class ReplayServer:
         counters = journal.restore(self.buffer, self.limiter, time.monotonic())
         self.experience.ledger = counters.ledger
         self.experience.welcomed = counters.welcomed
+        self._run_identity.adopt(journal.run, f"the replay in {journal.directory}")
         self.steps.restore(counters.environment_steps, counters.earlier_environment_steps)
 
     def _counters(self) -> Counters:

@@ -1,0 +1,56 @@
+"""What the processes of a run, its checkpoints and its journal have in common, and how a difference is told.
+
+An agreement is the text of `Config.agreement` or `Config.checkpoint_agreement`: `name=value` with spaces in between.
+"""
+
+from __future__ import annotations
+
+from apex_jax.errors import printable
+
+NETWORK_KEYS = tuple(
+    f"network.{name}" for name in ("channels", "kernel_sizes", "strides", "hidden_units", "dueling")
+)  # of which only the last two matter to a game without pixels
+KEYS = (
+    "environment.task",
+    "environment.frame_size",
+    "environment.frame_stack",
+    "environment.frame_skip",
+    "actor.segment_slots",
+    "algorithm.n_step",
+    "algorithm.discount",
+    "environment.reward_clip",
+    "environment.life_loss_terminates",
+    *NETWORK_KEYS,
+    "learner.optimizer",
+)
+"""With other values of these no checkpoint can be resumed; all but the optimizer are compared between processes."""
+
+
+def differences(before: str, now: str) -> dict[str, tuple[str, str]]:
+    """Returns both values of each key of KEYS that differs between two agreements.
+
+    A key that only one of them has is no difference: agreements of earlier releases have fewer.
+    """
+    ours, theirs = _values(now), _values(before)
+    found = {}
+    for key in KEYS:
+        name = key.rpartition(".")[2]
+        if name in ours and name in theirs and ours[name] != theirs[name]:
+            found[key] = (theirs[name], ours[name])
+    return found
+
+
+def told(before: str, now: str, was: str = "was", is_now: str = "now") -> str:
+    """Returns the keys that differ: `environment.task: was Pong-v5, now Boxing-v5; ...`.
+
+    Both texts if none of KEYS differs. `before` may be a peer's: it is made printable.
+    """
+    found = differences(before, now)
+    if not found:
+        return f"{was} [{printable(before)}], {is_now} [{printable(now)}]"
+    return "; ".join(f"{key}: {was} {printable(old)}, {is_now} {printable(new)}" for key, (old, new) in found.items())
+
+
+def _values(text: str) -> dict[str, str]:
+    pairs = (word.partition("=") for word in text.split(" "))
+    return {name: value for name, _, value in pairs}

@@ -1,0 +1,143 @@
+"""A start that cannot go on with what its run directory holds: refused at once, in one line, and nothing is written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import zmq
+
+from apex_jax.links.weights import WeightsPublisher
+from apex_jax.results.provenance import record_config
+from apex_jax.run_identity import RunIdentity
+from tests.learner_runs import config_of, error_lines, files, fresh_state, save_checkpoint
+from tests.processes import Program, Programs, catch, free_tcp_addresses, wait_until
+
+MINE, OTHER = "00112233aabbccdd", "fedcba9876543210"
+
+
+@pytest.fixture
+def programs(tmp_path: Path) -> Iterator[Programs]:
+    with Programs(tmp_path) as programs:
+        yield programs
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """The directory of a run with a checkpoint."""
+    directory = tmp_path / "run"
+    save_checkpoint(directory)
+    record_config(config_of(directory))
+    (directory / "run_identity").write_text(MINE)
+    (directory / "evaluations.jsonl").write_text("{}\n")
+    return directory
+
+
+def error_of(program: Program, exit_code: int) -> str:
+    assert program.exit_code() == exit_code, program.stderr
+    [error] = error_lines(program)
+    return error
+
+
+def test_a_replay_of_another_game_alone_is_refused_before_anything_starts(programs: Programs, tmp_path: Path) -> None:
+    directory = tmp_path / "run"
+    (directory / "replay").mkdir(parents=True)
+    (directory / "replay" / f"segments-{1:020}-{1:06}.log").write_bytes(
+        b"what a run killed before its first checkpoint left"
+    )
+    record_config(config_of(directory))
+    before, other = files(directory), ("algorithm.n_step=2", "network.hidden_units=32")
+    error = error_of(programs.start(*catch(directory, *other)), 2)
+    assert f"{directory} cannot be resumed: algorithm.n_step: was 3, now 2; choose" in error, "no network was saved"
+    assert files(directory) == before
+
+
+@pytest.mark.parametrize("role", ["local", "learner"])
+def test_a_run_that_cannot_be_resumed_is_refused_with_only_what_differs_and_left_as_it_is(
+    programs: Programs, run: Path, role: str
+) -> None:
+    before, config = files(run), config_of(run)
+    other = ("algorithm.n_step=2", "network.hidden_units=32", "learner.optimizer=rmsprop", "learner.batch_size=8")
+    addresses = free_tcp_addresses() if role == "learner" else []
+    error = error_of(programs.start("--role", role, *catch(run, *addresses, *other)), 2)
+    differs = (
+        f"algorithm.n_step: was {config.algorithm.n_step}, now 2; network.hidden_units: was"
+        f" {config.network.hidden_units}, now 32; learner.optimizer: was adam, now rmsprop"
+    )
+    assert error == f"error: {run} cannot be resumed: {differs}; choose a new run_directory, or the old values"
+    assert files(run) == before
+
+
+def test_a_directory_without_a_checkpoint_takes_any_configuration(tmp_path: Path, programs: Programs) -> None:
+    (tmp_path / "run").mkdir()
+    record_config(config_of(tmp_path / "run", "environment.task=CartPole-v1", "environment.frame_stack=1"))
+    run = programs.start(*catch(tmp_path / "run", "total_updates=8"))
+    run.wait_until(lambda: (tmp_path / "run" / "starts.jsonl").exists())
+
+
+def test_a_checkpoint_of_another_game_than_asked_for_is_refused_with_both_games(programs: Programs, run: Path) -> None:
+    before = files(run)
+    given = ("environment.task=CartPole-v1", "environment.frame_stack=1")
+    error = error_of(programs.start("--role", "evaluator", f"checkpoint={run}", *given), 2)
+    differs = "environment.task: was Catch-v0, now CartPole-v1"
+    assert error == f"error: {run} cannot be resumed: {differs}; leave those settings out, or give another checkpoint"
+    assert files(run) == before
+
+
+def test_an_evaluator_writes_nothing_into_a_run_that_is_not_its_learners(
+    programs: Programs, run: Path, tmp_path: Path
+) -> None:
+    before, config, addresses = files(run), config_of(run), free_tcp_addresses()
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "run_identity").write_text(OTHER)
+    address, context = addresses[2].partition("=")[2], zmq.Context()
+    other = RunIdentity(str(tmp_path / "other"))
+    publisher = WeightsPublisher(context, address, 1, 0, config.weights_agreement, other)
+    evaluator = programs.start("--role", "evaluator", *catch(run, *addresses))
+
+    def has_ended() -> bool:
+        publisher.publish(fresh_state(config).online_params, 1, 0, final=True)
+        return evaluator.process.poll() is not None
+
+    wait_until(has_ended)
+    publisher.close()
+    context.term()
+    error = error_of(evaluator, 1)
+    assert f"the learner at {address} is of run {OTHER}, this process of run {MINE} (run_directory={run})" in error
+    assert {name: digest for name, digest in files(run).items() if not name.endswith(".lock")} == before
+
+
+def test_a_learner_that_its_replay_server_refuses_writes_nothing_into_its_run(
+    programs: Programs, run: Path, tmp_path: Path
+) -> None:
+    before, addresses = files(run), free_tcp_addresses()
+    (tmp_path / "replay").mkdir()
+    (tmp_path / "replay" / "run_identity").write_text(OTHER)
+    programs.start("--role", "replay", *catch(tmp_path / "replay", *addresses))
+    error = error_of(programs.start("--role", "learner", *catch(run, *addresses, "learner.batch_size=8")), 1)
+    assert f"this learner is of run {MINE}, the replay server of run {OTHER} (run_directory={tmp_path}/replay)" in error
+    assert error.endswith(f"; here run_directory={run}")
+    assert files(run) == before
+
+
+def test_a_second_actor_of_the_same_name_is_refused_with_the_fix_until_the_first_was_killed(
+    programs: Programs, tmp_path: Path
+) -> None:
+    arguments = catch(tmp_path / "run", *free_tcp_addresses())
+    first = programs.start("--role", "actor", *arguments)
+    first.wait_until(lambda: is_held(tmp_path / "run" / "metrics" / ".actor.lock"))
+    error = error_of(programs.start("--role", "actor", *arguments), 1)
+    name = "is named actor: give this one a name of its own, --name actor-2"
+    assert error == f"error: another process in {tmp_path}/run {name}"
+    second = programs.start("--role", "actor", "--name", "actor-2", *arguments)
+    first.process.kill()
+    first.process.wait()
+    third = programs.start("--role", "actor", *arguments)
+    second.wait_until(lambda: is_held(tmp_path / "run" / "metrics" / ".actor-2.lock"))
+    third.wait_until(lambda: is_held(tmp_path / "run" / "metrics" / ".actor.lock"))
+
+
+def is_held(path: Path) -> bool:
+    """Tells whether a process has locked a file."""
+    return path.exists() and f":{path.stat().st_ino} " in Path("/proc/locks").read_text()
