@@ -128,3 +128,11 @@ def test_curves_of_a_run_are_drawn_into_its_directory(tmp_path: Path, caplog: py
     MetricsWriter(str(tmp_path), "evaluator").write(4000, {"eval/episodic_return": -20.0})
     draw_curves(tmp_path, "Pong-v5")
     assert (tmp_path / "curves.png").stat().st_size > 1000
+
+
+def test_run_without_a_game_that_has_ended_has_no_curves(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    MetricsWriter(str(tmp_path), "learner").write(4000, {"learner/updates": 8.0})
+    draw_curves(tmp_path, "Pong-v5")
+    assert "no curves.png: no game has ended yet" in caplog.text
+    assert not (tmp_path / "curves.png").exists()

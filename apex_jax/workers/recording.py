@@ -29,6 +29,9 @@ def draw_curves(run_directory: Path, task: str) -> None:
         from apex_jax.results import curves, plot  # not at the top: matplotlib takes a second
 
         run = dataclasses.replace(curves.read_run(run_directory), task=task)
+        if not any(curve.returns.size for curve in (run.evaluation, *run.training.values())):
+            _log.info("no curves.png: no game has ended yet")
+            return
         plot.draw_run(run, run_directory / "curves.png")
     except Exception as error:  # also errors of matplotlib about the disk or a file
         _log.warning("no curves.png: %s", error)
