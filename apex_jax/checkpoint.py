@@ -22,7 +22,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from apex_jax.agreement import differences, told
-from apex_jax.disk import checkpoint_steps, lock, synchronize
+from apex_jax.disk import checkpoint_steps, lock, open_regular, synchronize
 from apex_jax.errors import RunError, first_line
 from apex_jax.run_identity import is_identity
 
@@ -151,10 +151,11 @@ class Checkpointer:
         """Returns the open file whose lock keeps other learners away for as long as this process lives."""
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
-            file = open(self.directory / ".lock", "w")  # noqa: SIM115 - closed by `close`
+            descriptor = open_regular(self.directory / ".lock", os.O_RDWR | os.O_CREAT)
         except OSError as error:
             raise CheckpointError(f"{self.directory} cannot hold checkpoints: {error}; set run_directory") from error
-        if not lock(self.directory, file.fileno()):
+        file = open(descriptor, "r+")  # noqa: SIM115 - closed by `close`
+        if not lock(self.directory, descriptor):
             file.close()
             raise CheckpointError(
                 f"another learner saves in {self.directory}: stop it, or choose another run_directory"

@@ -31,6 +31,8 @@ from tensorboardX.proto.event_pb2 import Event
 from tensorboardX.proto.summary_pb2 import Summary
 from tensorboardX.record_writer import masked_crc32c
 
+from apex_jax.disk import open_regular, read_regular
+
 _log = logging.getLogger(__name__)
 _STATM = Path("/proc/self/statm")
 LARGEST = 3.4e38
@@ -153,7 +155,7 @@ def _check_tag(tag: str) -> None:
 
 def _open_to_append(path: Path) -> IO[bytes]:
     path.parent.mkdir(parents=True, exist_ok=True)
-    return open(path, "a+b", buffering=0)
+    return open(open_regular(path, os.O_RDWR | os.O_CREAT | os.O_APPEND), "a+b", buffering=0)
 
 
 def _write_whole(file: IO[bytes], data: bytes) -> None:
@@ -209,7 +211,7 @@ class MetricsFollower:
         What cannot be read now is nothing new.
         """
         try:
-            with open(self._path, "rb") as file:
+            with open(open_regular(self._path, os.O_RDONLY), "rb") as file:
                 if file.seek(0, os.SEEK_END) < self._offset:
                     self._offset = 0
                 file.seek(self._offset)
@@ -223,7 +225,7 @@ class MetricsFollower:
 
 def read_metrics(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
     """Returns the lines a `MetricsWriter` wrote, without those torn by a kill. OSError where there is no file."""
-    data = Path(path).read_bytes()
+    data = read_regular(Path(path))
     return _parse_lines(data[: data.rfind(b"\n") + 1])
 
 

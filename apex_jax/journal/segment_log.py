@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from apex_jax.disk import lock, synchronize
+from apex_jax.disk import lock, open_regular, read_regular, synchronize
 from apex_jax.journal.heads import Damaged, Identity, JournalError, pack, unpack
 
 _log = logging.getLogger(__name__)
@@ -259,7 +259,7 @@ class SegmentLog:
 
     def _check_head(self, path: Path) -> None:
         try:
-            with open(path, "rb") as file:
+            with open(open_regular(path, os.O_RDONLY), "rb") as file:
                 facts, _ = unpack(path, memoryview(file.read(2**16)), MAGIC)
         except (Damaged, OSError):  # said when it is read
             return
@@ -268,12 +268,12 @@ class SegmentLog:
     def _read_file(self, path: Path) -> Iterator[Record]:
         event = min(_first_event(path), MOST) - 1  # of the record before
         try:
-            data = path.read_bytes()
+            data = read_regular(path)
             _, offset = unpack(path, memoryview(data), MAGIC)
         except (Damaged, OSError) as error:
             self.left_out["unreadable files"] += 1
             _log.warning("%s is left out: %s", path, error)
-            num_bytes = path.stat().st_size
+            num_bytes = path.lstat().st_size
             self._files.append(LogFile(path, num_bytes, is_unreadable=True))
             self._skip_events(event, num_bytes)
             return
@@ -365,9 +365,9 @@ def _locked(directory: Path) -> int:
     try:
         directory.mkdir(parents=True, exist_ok=True)
         try:
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+            descriptor = open_regular(path, os.O_RDWR | os.O_CREAT)
         except OSError:  # a disk that has become read-only can still be locked, and read
-            descriptor = os.open(path, os.O_RDONLY)
+            descriptor = open_regular(path, os.O_RDONLY)
     except OSError as error:
         raise JournalError(
             f"{directory} cannot hold the replay: {error}; set run_directory, or replay.journal=false"

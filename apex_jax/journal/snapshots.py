@@ -20,7 +20,7 @@ from zlib import crc32
 
 import numpy as np
 
-from apex_jax.disk import synchronize
+from apex_jax.disk import open_regular, read_regular, synchronize
 from apex_jax.journal.heads import Damaged, Identity, pack, unpack
 
 _log = logging.getLogger(__name__)
@@ -66,7 +66,8 @@ class Snapshots:
         path = self._path(max(numbers, default=0) + 1)
         temporary = path.with_suffix(".tmp")
         try:
-            with open(temporary, "wb", buffering=0) as file:
+            temporary.unlink(missing_ok=True)  # of a process that was killed
+            with open(open_regular(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb", buffering=0) as file:
                 for data in (head, *map(_raw, arrays.values())):
                     _write_whole(file.fileno(), data)
                 os.fsync(file.fileno())
@@ -97,7 +98,7 @@ class Snapshots:
         return None
 
     def _read(self, path: Path) -> Snapshot:
-        data = memoryview(path.read_bytes())
+        data = memoryview(read_regular(path))
         head, offset = unpack(path, data, MAGIC)
         self._identity.check(path, head)
         facts, layout = head.get("facts"), head.get("arrays")

@@ -80,7 +80,7 @@ def read_run(directory: str | os.PathLike[str]) -> Run:
         raise UsageError(f"{shown(directory)}: holds no metrics/*.jsonl; give the directory of a run, such as runs/*")
     lines = {file.stem: read_metrics(file) for file in metrics}
     starts = read_starts(path)
-    settings = _settings(load_as_written(path / "config.yaml")) if (path / "config.yaml").exists() else {}
+    settings = _settings(load_as_written(path / "config.yaml")) if (path / "config.yaml").is_file() else {}
     all_lines = [line for of_process in lines.values() for line in of_process]
     updates = [(line["time"], line[UPDATES]) for line in all_lines if line.get(UPDATES) is not None]
     minutes = _Minutes([start["time"] for start in starts], [line["time"] for line in all_lines], updates)

@@ -22,6 +22,7 @@ from typing import Any
 from apex_jax.agreement import differences, told
 from apex_jax.command_line import load_as_written, to_yaml
 from apex_jax.config import AddressConfig, Config
+from apex_jax.disk import read_regular, write_durably
 from apex_jax.errors import UsageError, shown
 from apex_jax.machine import usable_cores
 from apex_jax.metrics import append_line, is_number
@@ -86,9 +87,7 @@ def record_config(config: Config, is_start: bool = False) -> None:
         line = {"time": time.time(), "settings": changes}
         append_line(Path(config.directory, CHANGES_NAME), json.dumps(line).encode() + b"\n")
     path = Path(config.directory, CONFIG_NAME)
-    half = path.with_name(f".{path.name}")
-    half.write_text(to_yaml(config.replace(addresses=AddressConfig())))
-    os.replace(half, path)
+    write_durably(path, to_yaml(config.replace(addresses=AddressConfig())))
 
 
 def _changes(config: Config) -> list[str]:
@@ -119,7 +118,7 @@ def read_changes(run_directory: str | os.PathLike[str]) -> list[str]:
 def _read_lines(path: Path) -> list[dict[str, Any]]:
     """Returns the lines of a file that are whole and have their time."""
     try:
-        lines = path.read_bytes().splitlines()
+        lines = read_regular(path).splitlines()
     except OSError:
         return []
     records = []

@@ -16,7 +16,7 @@ from typing import Any
 
 from apex_jax.command_line import to_yaml
 from apex_jax.config import AddressConfig, Config
-from apex_jax.disk import lock
+from apex_jax.disk import lock, open_regular, write_durably
 from apex_jax.environment import has_screen, segment_spec
 from apex_jax.errors import FatalError, RunError
 from apex_jax.operations.live_view import LiveView, final_summary
@@ -67,7 +67,7 @@ class Role:
         """Starts the process in a session of its own, so that Ctrl-C reaches the supervisor alone."""
         self.close_pipe()
         command = [sys.executable, str(MAIN), "--role", self.role, "--name", self.name, *arguments]
-        with open(self.log_path, "ab") as log:
+        with open(open_regular(self.log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "ab") as log:
             self.process = subprocess.Popen(
                 command,
                 stdin=subprocess.PIPE,  # closes when the supervisor dies, however it dies: no orphan is left
@@ -127,7 +127,7 @@ class LocalRun:
         self._directory = Path(config.directory)
         (self._directory / "logs").mkdir(exist_ok=True)
         config_path = self._directory / "logs" / "config.yaml"  # the run's own is the learner's to write, if it starts
-        config_path.write_text(to_yaml(config))
+        write_durably(config_path, to_yaml(config))
         links = [f"addresses.{link}={address}" for link, address in asdict(addresses).items() if link != "status"]
         self._arguments = ["--config", str(config_path), *links]
         names = [("replay", "replay"), ("learner", "learner")]
@@ -301,11 +301,12 @@ def locked(directory: Path) -> Iterator[None]:
     """Holds the run directory for this run; RunError if another run has it, or if it cannot be written."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        file = open(directory / "lock", "w")  # noqa: SIM115 - closed below: an error of the run itself is none of these
+        descriptor = open_regular(directory / "lock", os.O_RDWR | os.O_CREAT)
     except OSError as error:
-        raise RunError(f"{directory} cannot be written ({error.strerror}): choose another run_directory") from None
-    with file:
-        if not lock(directory, file.fileno()):
+        path = error.filename or directory
+        raise RunError(f"{path} cannot be written ({error.strerror}): choose another run_directory") from None
+    with open(descriptor, "r+"):
+        if not lock(directory, descriptor):
             raise RunError(f"another run is using {directory}: stop it, or choose another run_directory")
         yield
 
