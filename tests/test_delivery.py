@@ -224,7 +224,7 @@ def test_actors_whose_messages_are_still_unread_are_not_held_for_dead(
             peer.send(ActorStatus(number, 0.0, 0))
     for peer in peers:
         assert peer.socket.poll(0, zmq.POLLOUT)
-    server.until(lambda: server.service._full_reads > 0)
+    server.until(lambda: server.service._unread_after > 0)
     server.now_seconds += 60.0  # in which the server stood still
     server.service.read(server.now_seconds)
     server.service.forget_the_dead(server.now_seconds)

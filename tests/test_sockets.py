@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import zmq
 
@@ -311,3 +312,15 @@ def test_only_a_new_subscriber_is_a_subscription(opened: Opened) -> None:
 def test_address_that_cannot_be_joined_is_one_line(connect: Callable[[zmq.Context, str], zmq.Socket]) -> None:
     with zmq.Context() as context, pytest.raises(RunError, match=r"addresses\.\w+=ipc://@ cannot be joined: .*"):
         connect(context, "ipc://@")
+
+
+# Turns ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_reading_turn_ends_with_the_message_during_which_its_time_runs_out() -> None:
+    times = iter(100.0 + 0.4 * sockets.READING_TURN_SECONDS * np.arange(9))  # each message takes 0.4 of a turn
+    assert sum(1 for _ in sockets.reading_turn(lambda: next(times))) == 3
+
+
+def test_a_reading_turn_of_quick_messages_ends_after_their_largest_number() -> None:
+    assert sum(1 for _ in sockets.reading_turn(lambda: 100.0)) == sockets.MESSAGES_AT_ONCE

@@ -15,10 +15,10 @@ import zmq
 from apex_jax.agent.exploration import choose_places
 from apex_jax.agreement import told
 from apex_jax.config import Config
+from apex_jax.links.episode_means import EpisodeMeans
 from apex_jax.links.ledger import Ledger
 from apex_jax.links.replay_journal import ReplayJournal
 from apex_jax.links.run_steps import RunSteps
-from apex_jax.metrics import Mean, epsilon_band
 from apex_jax.replay.buffer import ReplayBuffer
 from apex_jax.replay.rate_limiter import RateLimiter
 from apex_jax.run_identity import RunIdentity
@@ -76,15 +76,6 @@ class Waiting(NamedTuple):
     refusal: str  # why it is not to be stored; empty where it is
 
 
-@dataclass
-class EpisodeMeans:
-    """Returns of training games since the last report."""
-
-    episode_return: Mean = field(default_factory=Mean)
-    length: Mean = field(default_factory=Mean)
-    by_band: dict[str, Mean] = field(default_factory=dict)
-
-
 class ExperienceService:
     """Takes segments from any number of actors that come and go.
 
@@ -120,7 +111,7 @@ class ExperienceService:
         self._run_identity = run or RunIdentity()
         self._occupants = np.zeros(config.ladder_size, np.int64)
         self._waiting: deque[Waiting] = deque()
-        self._full_reads = 0  # in a row, that left messages unread
+        self._unread_after = 0  # messages read since the socket was last found empty
         self._gone: dict[int, Actor] = {}  # by run id, the one that left first at the beginning: with segments waiting
         self._handlers: dict[type, Callable[[bytes, Any, float], None]] = {
             ActorHello: self._on_hello,
@@ -131,13 +122,13 @@ class ExperienceService:
         }
 
     def read(self, now_seconds: float) -> None:
-        """Takes the messages that have arrived."""
-        self._full_reads += 1
-        for _ in range(sockets.MESSAGES_AT_ONCE):
+        """Takes the messages that have arrived, as far as the budget of a turn goes."""
+        for _ in sockets.reading_turn():
             received = sockets.receive_from(self._socket, tuple(self._handlers), self.dropped)
             if received is None:
-                self._full_reads = 0
+                self._unread_after = 0
                 return
+            self._unread_after += 1
             identity, message = received
             actor = self.actors.get(identity)
             if actor is None and not isinstance(message, ActorHello):
@@ -170,8 +161,8 @@ class ExperienceService:
 
     def forget_the_dead(self, now_seconds: float) -> None:
         """Frees the places of actors that have been silent for too long."""
-        if 0 < self._full_reads <= 2 * MAX_ACTORS // sockets.MESSAGES_AT_ONCE:
-            return  # what somebody has said may still be unread
+        if 0 < self._unread_after <= 2 * MAX_ACTORS:
+            return  # the heartbeat of an actor may still be unread
         for identity, actor in list(self.actors.items()):
             if now_seconds - actor.seen_seconds > PEER_TIMEOUT_SECONDS:
                 message = "actor %s has been silent for %.0f s: its places are free"
@@ -328,15 +319,8 @@ class ExperienceService:
             actor.acknowledged, actor.answered_seconds = stored, now_seconds
 
     def _on_episodes(self, identity: bytes, message: EpisodeStatistics, now_seconds: float) -> None:
-        epsilon, steps = message.epsilon, message.episode_steps
-        is_finite = np.isfinite(epsilon).all() and np.isfinite(message.episode_return).all()
-        if not (is_finite and ((epsilon >= 0) & (epsilon <= 1) & (steps >= 0)).all()):
-            self.dropped["bad_statistics"] += 1  # one NaN would hide the games of all actors
-            return
-        self.episodes.episode_return.add(message.episode_return)
-        self.episodes.length.add(message.episode_steps)
-        for epsilon, episode_return in zip(message.epsilon, message.episode_return, strict=True):
-            self.episodes.by_band.setdefault(epsilon_band(float(epsilon)), Mean()).add(episode_return)
+        if not self.episodes.add(message):
+            self.dropped["bad_statistics"] += 1
 
     def _on_status(self, identity: bytes, message: ActorStatus, now_seconds: float) -> None:
         actor = self.actors[identity]

@@ -94,8 +94,8 @@ class SamplingService:
         }
 
     def read(self, now_seconds: float) -> None:
-        """Takes the messages that have arrived."""
-        for _ in range(sockets.MESSAGES_AT_ONCE):
+        """Takes the messages that have arrived, as far as the budget of a turn goes."""
+        for _ in sockets.reading_turn():
             received = sockets.receive_from(self._socket, tuple(self._handlers), self.dropped)
             if received is None:
                 return

@@ -50,7 +50,7 @@ class Run:
     directory: str
     task: str
     evaluation: Curve
-    training: Mapping[str, Curve]  # by band of epsilon, as in `apex_jax.metrics.epsilon_band`
+    training: Mapping[str, Curve]  # by band of epsilon, as in `apex_jax.metrics.split_by_epsilon_band`
     settings: Mapping[str, Any]  # every key of its configuration by dotted name; empty where there is none
     changed_settings: Sequence[str] = ()  # on the way: what it had before is not in `settings`
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -28,6 +29,7 @@ from apex_jax.transport.security import secure
 from apex_jax.types import MAX_ARRAY_SIZE, MAX_SEGMENT_BYTES, MAX_WEIGHTS_BYTES
 
 MESSAGES_AT_ONCE = 256  # read before all else gets its turn: another link, or what is to be sent
+READING_TURN_SECONDS = 0.01  # after which no further message is read: some take thousands of times as long as others
 MALFORMED_AT_ONCE = 256  # skipped before the caller gets its turn: a flood of garbage must not take all of it
 LOST_PEER_MILLISECONDS = 10_000  # a host that answers no packet (cable, power) is given up about then
 HANDSHAKE_MILLISECONDS = 10_000  # a connection that has not become one of ours by then is closed
@@ -142,6 +144,18 @@ def receive_some(
         if received is None:
             return
         yield received[1]
+
+
+def reading_turn(clock: Callable[[], float] = time.monotonic) -> Iterator[None]:
+    """Yields once for each message that a server may read before all else gets its turn.
+
+    A turn ends after MESSAGES_AT_ONCE messages, or with the message during which READING_TURN_SECONDS ran out.
+    """
+    end_seconds = clock() + READING_TURN_SECONDS
+    for _ in range(MESSAGES_AT_ONCE):
+        yield
+        if clock() >= end_seconds:
+            return
 
 
 def receive_from(socket: zmq.Socket, expected: tuple[type, ...], dropped: Counter[str]) -> tuple[bytes, Any] | None:

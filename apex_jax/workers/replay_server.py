@@ -13,7 +13,8 @@ import zmq
 from apex_jax.config import Config
 from apex_jax.environment import segment_spec
 from apex_jax.errors import UsageError, printable
-from apex_jax.links.experience_service import EpisodeMeans, ExperienceService
+from apex_jax.links.episode_means import EpisodeMeans
+from apex_jax.links.experience_service import ExperienceService
 from apex_jax.links.replay_journal import ReplayJournal
 from apex_jax.links.replay_state import Counters
 from apex_jax.links.run_steps import RunSteps

@@ -1,0 +1,34 @@
+"""Mean returns and lengths of the games that actors finished, between two reports of the replay server."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from apex_jax.metrics import Mean, split_by_epsilon_band
+from apex_jax.types import EpisodeStatistics
+
+
+@dataclass
+class EpisodeMeans:
+    """Returns of training games since the last report."""
+
+    episode_return: Mean = field(default_factory=Mean)
+    length: Mean = field(default_factory=Mean)
+    by_band: dict[str, Mean] = field(default_factory=dict)
+
+    def add(self, message: EpisodeStatistics) -> bool:
+        """Adds the games of a message; returns False, and adds none, when a value of any of them is impossible.
+
+        The work in Python does not depend on the number of games: a message may hold thousands.
+        """
+        epsilon, steps = message.epsilon, message.episode_steps
+        is_finite = np.isfinite(epsilon).all() and np.isfinite(message.episode_return).all()
+        if not (is_finite and ((epsilon >= 0) & (epsilon <= 1) & (steps >= 0)).all()):
+            return False  # one NaN would hide the games of all actors
+        self.episode_return.add(message.episode_return)
+        self.length.add(steps)
+        for band, returns in split_by_epsilon_band(epsilon, message.episode_return):
+            self.by_band.setdefault(band, Mean()).add(returns)
+        return True
