@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from apex_jax.transport import sockets
+from apex_jax.transport import sockets, wire
 from apex_jax.types import Credit, EpisodeStatistics, IndexBatches, StreamedSegments
 from tests.fuzz_targets import fuzz_config
 from tests.served import Served, stores_for
@@ -77,7 +77,7 @@ def test_fault_39_a_backlog_of_slow_messages_leaves_the_learner_its_turn(
     experience, sampling = served.server._experience_socket, served.server._sampling_socket
     serve, learner._meanwhile = learner._meanwhile, lambda: None
     for _ in range(20):
-        actor.socket.send_multipart(sockets.wire.encode(statistics(1, 1)))
+        actor.socket.send_multipart(wire.encode(statistics(1, 1)))
     learner.send(Credit(5, groups=1, segments=10))
     assert experience.poll(10_000)
     assert sampling.poll(10_000)
