@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -10,12 +11,15 @@ import numpy as np
 import pytest
 
 from apex_jax.agent.dqn import Dqn, Params, make_dqn
+from apex_jax.checkpoint import Checkpointer, Progress
 from apex_jax.command_line import load
 from apex_jax.config import Config
 from apex_jax.environment import Environment, EpisodeTracker, segment_spec
 from apex_jax.links.weights import Weights, WeightsSubscriber
 from apex_jax.process import ROLE_NUMBERS, StopSignal, process_rng
+from apex_jax.transport.codec import architecture_of
 from apex_jax.types import SegmentSpec
+from apex_jax.workers import evaluator
 from apex_jax.workers.evaluator import Evaluator, _next_weights
 from tests.processes import ROOT
 
@@ -116,6 +120,31 @@ def test_an_evaluation_that_is_broken_off_says_nothing_and_the_next_starts_anew(
     returns = evaluator.evaluate(player.params, lambda: False)
     assert returns is not None
     assert returns.tolist() == lockstep_returns(player, steps_broken_off=2)
+
+
+def test_parameters_of_a_checkpoint_are_put_on_the_device_once_and_not_at_each_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    overrides = ["environment.task=Catch-v0", "evaluator.episodes=2", f"evaluator.checkpoint={tmp_path}"]
+    config = load(ROOT / "configs" / "catch.yaml", overrides)
+    dqn = make_dqn(config, segment_spec(config))
+    state = dqn.init(jax.random.key(1))
+    checkpointer = Checkpointer(str(tmp_path))
+    architecture = architecture_of(state.online_params)
+    checkpointer.save(state, Progress(1, 1, 0.0, 1, config.checkpoint_agreement, architecture))
+    checkpointer.close()
+    leaves: list[list[Any]] = []
+
+    def act(params: Params, *arguments: Any) -> Any:
+        leaves.append(jax.tree.leaves(params))
+        return dqn.act(params, *arguments)
+
+    monkeypatch.setattr(evaluator, "make_dqn", lambda *_: dqn._replace(act=act))
+    assert evaluator.run(config, "evaluator", StopSignal()) == 0
+    assert len(leaves) > 1
+    for step in leaves:
+        assert all(isinstance(leaf, jax.Array) for leaf in step)
+        assert all(leaf is first for leaf, first in zip(step, leaves[0], strict=True))
 
 
 @pytest.mark.parametrize("updates", [0, 499, 501])

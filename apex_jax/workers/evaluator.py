@@ -181,7 +181,7 @@ def _record(config: Config, spec: SegmentSpec, dqn: Dqn, params: Params, path: s
 
 
 def _saved_weights(config: Config, run_directory: str, dqn: Dqn) -> Weights:
-    """Returns the parameters of the newest checkpoint; RunError where there is none that fits."""
+    """Returns the newest checkpoint's parameters, on the device; RunError if there is none that fits."""
     state = jax.eval_shape(dqn.init, jax.random.key(0))
     checkpointer = Checkpointer(run_directory, read_only=True)
     restored = checkpointer.restore_newest(state, config.checkpoint_agreement, architecture_of(state.online_params))
@@ -189,7 +189,7 @@ def _saved_weights(config: Config, run_directory: str, dqn: Dqn) -> Weights:
         raise RunError(f"{run_directory}: no checkpoint in {checkpointer.directory}; give the directory of a run")
     saved, progress = restored
     return Weights(
-        params=type(state)(*saved).online_params,
+        params=jax.device_put(type(state)(*saved).online_params),  # once: a jitted call copies NumPy arrays each time
         version=progress.weights_version,
         learner_run_id=0,
         updates=progress.updates,
