@@ -214,8 +214,8 @@ class EvaluatorConfig:
     checkpoint: str = key("", "run directory whose newest checkpoint is evaluated once; empty = follow the learner")
     video: str = key(
         "",
-        "a game is recorded to this file after the last evaluation: .mp4, .gif, or without ending both; empty = video"
-        " in the run directory when a run ends, none of a checkpoint",
+        "a game is recorded to this file after the last evaluation: .mp4, .gif, or without ending both; without a"
+        " folder, in the run directory; empty = video when a run ends, none of a checkpoint",
     )
 
 

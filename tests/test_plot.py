@@ -16,6 +16,7 @@ from matplotlib.lines import Line2D
 
 from apex_jax.results.curves import Curve, Group, Run, read_run
 from apex_jax.results.plot import draw_groups
+from apex_jax.results.plot_command import run
 
 START = 1_000_000.0  # unix seconds
 RETURN = "eval/episodic_return"
@@ -111,6 +112,30 @@ def write_run(
         (folder / "metrics" / f"{name}.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     (folder / "starts.jsonl").write_text("".join(json.dumps({"time": START + start}) + "\n" for start in starts))
     return folder
+
+
+@pytest.mark.parametrize(
+    ("runs", "picture"),
+    [
+        (["runs/a"], "runs/a/plot.png"),
+        (["one=runs/a"], "runs/a/plot.png"),
+        (["runs/a", "runs/b"], "runs/plot.png"),
+        (["{folder}/runs/a/", "runs/b"], "{folder}/runs/plot.png"),
+    ],
+)
+def test_picture_of_a_run_lies_in_its_directory_and_that_of_several_beside_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], runs: list[str], picture: str
+) -> None:
+    for name in "ab":
+        write_run(tmp_path / "runs" / name, [0.0], [(300.0, 1.0), (600.0, 2.0)], [])
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs" / "a" / "curves.png").write_bytes(b"the picture of the run's end")
+    assert run([text.format(folder=tmp_path) for text in runs]) == 0
+    assert f"\n{picture.format(folder=tmp_path)}: thin lines are runs" in capsys.readouterr().out
+    assert [path.relative_to(tmp_path) for path in tmp_path.rglob("plot.png")] == [
+        Path(picture.format(folder=tmp_path)).relative_to(tmp_path) if "{" in picture else Path(picture)
+    ]
+    assert (tmp_path / "runs" / "a" / "curves.png").read_bytes() == b"the picture of the run's end"
 
 
 def test_second_start_of_a_finished_run_adds_no_minutes(tmp_path: Path) -> None:

@@ -12,12 +12,16 @@ import pytest
 from PIL import Image, ImageSequence
 
 from apex_jax.agent.dqn import make_dqn
+from apex_jax.checkpoint import Checkpointer, Progress
 from apex_jax.command_line import load
 from apex_jax.config import Config
 from apex_jax.environment import Environment, segment_spec
 from apex_jax.errors import UsageError
 from apex_jax.metrics import MetricsWriter
+from apex_jax.process import StopSignal
 from apex_jax.results.video import GIF_SECONDS, video_paths, video_writer
+from apex_jax.transport.codec import architecture_of
+from apex_jax.workers import evaluator
 from apex_jax.workers.recording import draw_curves, record_game
 
 RATE = Fraction(15)  # frames a second
@@ -83,6 +87,23 @@ def test_game_that_is_broken_off_leaves_the_video_of_before(tmp_path: Path) -> N
     (tmp_path / "game.mp4").write_bytes(b"of before")
     assert record(load(None, PONG), tmp_path / "game", cancelled=True) is None
     assert [path.read_bytes() for path in tmp_path.iterdir()] == [b"of before"]
+
+
+@pytest.mark.parametrize(("video", "film"), [("game.gif", "run/game.gif"), ("films/game.gif", "films/game.gif")])
+def test_film_of_a_checkpoint_lies_in_the_run_directory_unless_its_name_has_a_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, video: str, film: str
+) -> None:
+    config = load(None, PONG)
+    state = make_dqn(config, segment_spec(config)).init(jax.random.key(0))
+    checkpointer = Checkpointer(str(tmp_path / "run"))
+    architecture = architecture_of(state.online_params)
+    checkpointer.save(state, Progress(1, 1, 0.0, 1, config.checkpoint_agreement, architecture))
+    checkpointer.close()
+    (tmp_path / "films").mkdir()
+    monkeypatch.chdir(tmp_path)
+    of_checkpoint = load(None, [*PONG, "evaluator.checkpoint=run", f"evaluator.video={video}", "evaluator.episodes=1"])
+    assert evaluator.run(of_checkpoint, "evaluator", StopSignal()) == 0
+    assert [str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.gif")] == [film]
 
 
 def test_error_while_recording_leaves_no_half_files(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,15 +11,15 @@ from apex_jax.results.curves import Group, Run, grouped, read_run
 from apex_jax.results.plot import draw_groups, table
 
 FORMATS = (".png", ".svg", ".pdf")
+FILE_NAME = "plot.png"  # not curves.png: that is the picture of a run's end, which also shows its training games
 
 
 def run(arguments: Sequence[str]) -> int:
     """Draws and prints what `arguments` (after "plot") ask for; returns the exit code. UsageError, RunError."""
     options = _parser().parse_args(arguments)
-    output = Path(options.output)
-    if output.suffix not in FORMATS or not output.parent.is_dir():
-        endings = f"{', '.join(FORMATS[:-1])} or {FORMATS[-1]}"
-        raise UsageError(f"--output {shown(output)}: give a file in an existing folder that ends in {endings}")
+    if options.output is not None:
+        _check_output(Path(options.output))
+    output = Path(options.output or _default_output([directory for _, directory in map(_labelled, options.runs)]))
     try:
         groups = groups_of(options.runs)
         draw_groups(groups, output)
@@ -33,11 +34,30 @@ def run(arguments: Sequence[str]) -> int:
     return 0
 
 
+def _check_output(output: Path) -> None:
+    if output.suffix not in FORMATS or not output.parent.is_dir():
+        endings = f"{', '.join(FORMATS[:-1])} or {FORMATS[-1]}"
+        raise UsageError(f"--output {shown(output)}: give a file in an existing folder that ends in {endings}")
+
+
+def _default_output(directories: Sequence[str]) -> str:
+    """Returns the picture's path: in the directory of the run, of several runs beside the first."""
+    first = directories[0]
+    folder = first if len(set(directories)) == 1 else os.path.normpath(os.path.join(first, os.pardir))
+    return os.path.join(folder, FILE_NAME)
+
+
+def _labelled(argument: str) -> tuple[str, str]:
+    """Returns the label, "" without one, and the directory of an argument."""
+    label, separator, directory = argument.partition("=")
+    return (label, directory) if separator and not Path(argument).is_dir() else ("", argument)
+
+
 def groups_of(arguments: Sequence[str]) -> list[Group]:
     """Returns the runs of `DIRECTORY` and `LABEL=DIRECTORY` arguments in groups. UsageError."""
     labelled: dict[str, list[Run]] = {}
     for text in arguments:
-        label, _, directory = text.partition("=") if "=" in text and not Path(text).is_dir() else ("", "", text)
+        label, directory = _labelled(text)
         if not label.isprintable():
             raise UsageError(f"{shown(label)}: cannot be drawn; use a label of printable characters")
         run = read_run(directory)
@@ -57,5 +77,6 @@ def _parser() -> Parser:
         allow_abbrev=False,
     )
     parser.add_argument("runs", nargs="+", metavar="[LABEL=]DIRECTORY", help="run directories; LABEL names their group")
-    parser.add_argument("--output", default="curves.png", metavar="FILE", help="picture to write (curves.png)")
+    where = f"picture to write (default: {FILE_NAME} in the run directory; of several runs beside the first)"
+    parser.add_argument("--output", metavar="FILE", help=where)
     return parser

@@ -40,6 +40,11 @@ def video_writer(path: str | os.PathLike[str], frames_per_second: Fraction) -> I
         yield add
 
 
+def video_of_run(name: str, run_directory: str | os.PathLike[str]) -> str:
+    """Returns the path of a video: a name without a folder is that of a file in the run's directory."""
+    return name if os.path.dirname(name) else os.path.join(run_directory, name)
+
+
 def video_paths(path: str | os.PathLike[str]) -> list[Path]:
     """Returns the files that `video_writer` makes of this path. UsageError where it names another kind or no folder."""
     path = Path(path)

@@ -7,6 +7,7 @@ import logging
 import os
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,7 +28,7 @@ from apex_jax.metrics import MetricsWriter, append_line, resident_memory_bytes
 from apex_jax.operations.status_page import StatusPage
 from apex_jax.process import ROLE_NUMBERS, SUPERVISED, StopSignal, name_of_its_own, process_rng
 from apex_jax.results.provenance import check_resumable
-from apex_jax.results.video import video_paths
+from apex_jax.results.video import video_of_run, video_paths
 from apex_jax.run_identity import RunIdentity
 from apex_jax.transport.codec import architecture_of
 from apex_jax.transport.security import link_context
@@ -266,6 +267,8 @@ def run(config: Config, name: str, stop: StopSignal) -> int:
     spec = segment_spec(config)
     if config.evaluator.video:
         video_paths(config.evaluator.video)  # a name that is wrong is told before the games, not after
+        video = video_of_run(config.evaluator.video, config.evaluator.checkpoint or config.directory)
+        config = config.replace(evaluator=replace(config.evaluator, video=video))
     if config.evaluator.checkpoint:
         fix = "leave those settings out, or give another checkpoint"
         check_resumable(config, config.evaluator.checkpoint, fix)
