@@ -22,7 +22,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from apex_jax.agreement import differences, told
-from apex_jax.disk import checkpoint_steps, lock, open_regular, synchronize
+from apex_jax.disk import checkpoint_steps, lock, open_regular, read_regular, synchronize
 from apex_jax.errors import RunError, first_line
 from apex_jax.run_identity import is_identity
 
@@ -126,6 +126,9 @@ class Checkpointer:
         said once and passed over; one of another configuration, or damage to all, is a CheckpointError.
         """
         steps = self.steps[::-1]
+        for path in self.directory.glob("[0-9]*"):
+            if path.name.isdecimal() and not path.is_dir():
+                _log.warning("checkpoint %s is left out: it is no folder, or a link that leads nowhere", path)
         for step in steps:
             try:
                 _check_files(self.directory / str(step))
@@ -291,7 +294,7 @@ def _write_checksums(step: Path) -> None:
     """Writes size and CRC of each file, and has the disk keep all of them."""
     files = {}
     for name, path in _files_of(step):
-        data = path.read_bytes()
+        data = read_regular(path)
         files[name] = [len(data), zlib.crc32(data)]
         synchronize(path)
     path = step / CHECKSUMS
@@ -306,7 +309,7 @@ def _check_files(step: Path) -> None:
     Without checksums, or with damaged ones, the checksums within the progress and of the state must do.
     """
     try:
-        with open(step / CHECKSUMS, "rb") as file:
+        with open(open_regular(step / CHECKSUMS, os.O_RDONLY), "rb") as file:
             checksums = json.loads(file.read(MAX_CHECKSUMS_BYTES))
         files = dict(checksums["files"])
         is_sound = checksums["crc"] == _crc_of_record(files)
@@ -316,7 +319,7 @@ def _check_files(step: Path) -> None:
         return
     for name, (size, crc) in files.items():
         path = step / name
-        if path.stat().st_size != size or zlib.crc32(path.read_bytes()) != crc:
+        if path.stat().st_size != size or zlib.crc32(read_regular(path)) != crc:
             raise ValueError(f"{name} is not as it was saved")
 
 

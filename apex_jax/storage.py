@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, Literal, NamedTuple, TypeAlias
 
-from apex_jax.disk import write_durably
+from apex_jax.disk import open_regular, read_regular, write_durably
 from apex_jax.errors import RunError, first_line, shown
 
 FORMAT = 1
@@ -198,12 +198,14 @@ class Storage:
 
     def _pull(self, section: Section, files: Files, run_directory: Path, is_cancelled: Callable[[], bool]) -> Copied:
         arriving = run_directory / f".fetching-{section}"
+        if arriving.is_symlink():  # which rmtree would leave
+            arriving.unlink()
         shutil.rmtree(arriving, ignore_errors=True)
         transferred = 0
         for name, pieces in files.items():
             path = arriving / name
             path.parent.mkdir(parents=True, exist_ok=True)
-            with open(path, "wb") as file:
+            with open(open_regular(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb") as file:
                 for piece in pieces:
                     if is_cancelled():
                         raise Cancelled
@@ -299,7 +301,7 @@ def local_progress(section: Section, run_directory: Path) -> int | None:
 def _identity(section: Section, run_directory: Path) -> str:
     """Returns the name that this directory's copy has; a directory that was never copied gets one. StorageError."""
     path = run_directory / IDENTITY.format(section)
-    name = path.read_text(errors="replace") if path.exists() else ""
+    name = read_regular(path).decode(errors="replace") if os.path.lexists(path) else ""
     if not name:  # also where a power failure left nothing of it
         name = secrets.token_hex(16)
         write_durably(path, name)

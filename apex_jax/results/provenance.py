@@ -22,7 +22,7 @@ from typing import Any
 from apex_jax.agreement import differences, told
 from apex_jax.command_line import load_as_written, to_yaml
 from apex_jax.config import AddressConfig, Config
-from apex_jax.disk import read_regular, write_durably
+from apex_jax.disk import open_regular, read_regular, write_durably
 from apex_jax.errors import UsageError, shown
 from apex_jax.machine import usable_cores
 from apex_jax.metrics import append_line, is_number
@@ -47,9 +47,7 @@ def check_resumable(config: Config, run_directory: str = "", fix: str = "") -> N
     has_checkpoint = _has(directory, "checkpoints", "[!.]*")
     if not has_checkpoint and not _has(directory, "replay", "segments-*"):
         return
-    try:
-        before = load_as_written(Path(directory, CONFIG_NAME))
-    except UsageError:
+    if (before := _written(directory)) is None:
         return
     was, now = ((each.checkpoint_agreement if has_checkpoint else each.agreement) for each in (before, config))
     if differences(was, now):
@@ -90,11 +88,22 @@ def record_config(config: Config, is_start: bool = False) -> None:
     write_durably(path, to_yaml(config.replace(addresses=AddressConfig())))
 
 
+def _written(directory: str) -> Config | None:
+    """Returns what `record_config` wrote into a run directory; None if there is nothing that can be read.
+
+    OSError if something else has its name: opening a FIFO would wait for ever.
+    """
+    path = Path(directory, CONFIG_NAME)
+    try:
+        os.close(open_regular(path, os.O_RDONLY))
+        return load_as_written(path)
+    except (UsageError, FileNotFoundError, NotADirectoryError, PermissionError):
+        return None
+
+
 def _changes(config: Config) -> list[str]:
     """Returns what is not as `record_config` found it; nothing where that cannot be read."""
-    try:
-        before = load_as_written(Path(config.directory, CONFIG_NAME))
-    except UsageError:
+    if (before := _written(config.directory)) is None:
         return []
     return [
         f"{group}.{key.name}={now} (was {was})"

@@ -16,7 +16,7 @@ from typing import Any
 
 from apex_jax.command_line import to_yaml
 from apex_jax.config import AddressConfig, Config
-from apex_jax.disk import lock, open_regular, write_durably
+from apex_jax.disk import lock, open_regular, read_regular, write_durably
 from apex_jax.environment import has_screen, segment_spec
 from apex_jax.errors import FatalError, RunError
 from apex_jax.operations.live_view import LiveView, final_summary
@@ -95,7 +95,7 @@ class Role:
 
     def _log(self) -> list[str]:
         try:
-            return self.log_path.read_text(errors="replace").splitlines()
+            return read_regular(self.log_path).decode(errors="replace").splitlines()
         except OSError:  # somebody has made room
             return []
 
