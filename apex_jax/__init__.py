@@ -69,6 +69,7 @@
       weights        the learner's end, and that of actors and evaluator
       replay_journal writes down what the server stores, and reads it back; replay_state is what snapshots hold
       episode_means  returns of the actors' games between two reports
+      limited_log    lines about actors, not more than a reader can use
       ledger         what became of every transition
       run_steps      environment steps of the run, as the replay server counts them
 

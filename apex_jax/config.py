@@ -342,6 +342,11 @@ class Config:
         huber = "" if self.algorithm.loss == "huber" else " or set algorithm.loss=huber"
         return f"lower learner.learning_rate (now {self.learner.learning_rate:g}){huber}"
 
+    @property
+    def fix_of_bad_replay(self) -> str:
+        """What the user can do when learning diverges again from every checkpoint: the replay may be at fault."""
+        return f"if this happens at each start, stop the replay server and delete its {self.directory}/replay"
+
     def replace(self, **changes: Any) -> Config:
         """Returns a copy with these top-level fields replaced."""
         return dataclasses.replace(self, **changes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import logging
 import os
 import random
@@ -162,6 +163,11 @@ def process_rng(seed: int, *key: int) -> np.random.Generator:
 def new_run_id() -> int:
     """Returns a random number that tells this process from any other, also from itself before a restart."""
     return random.SystemRandom().getrandbits(63)
+
+
+def digest_of_run_id(run_id: int) -> str:
+    """Returns what may be shown of a run id, which itself is a secret: with it another peer could act in its name."""
+    return hashlib.sha256(b"run id %d" % run_id).hexdigest()[:16]
 
 
 def start_log(name: str) -> logging.Logger:

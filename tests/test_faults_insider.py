@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import logging
 import sys
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,9 +14,25 @@ import numpy as np
 import pytest
 
 from apex_jax.transport import sockets, wire
-from apex_jax.types import Credit, EpisodeStatistics, IndexBatches, StreamedSegments
+from apex_jax.transport.codec import value_limits
+from apex_jax.types import (
+    MAX_COUNT,
+    ActorHello,
+    ActorStatus,
+    ActorWelcome,
+    Credit,
+    EpisodeStatistics,
+    Goodbye,
+    IndexBatches,
+    Refusal,
+    Rejoin,
+    SegmentAck,
+    SegmentMessage,
+    StreamedSegments,
+)
 from tests.fuzz_targets import fuzz_config
-from tests.served import Served, stores_for
+from tests.links import CONFIG, SPEC, TRANSITIONS, Peer
+from tests.served import BODY, Served, segment, stores_for
 
 MOST_GAMES = 4096  # in one message
 
@@ -84,3 +103,151 @@ def test_fault_39_a_backlog_of_slow_messages_leaves_the_learner_its_turn(
     serve()
     learner.receive(IndexBatches)
     assert served.server.experience.episodes.length.count < 20
+
+
+# Names of others --------------------------------------------------------------------------------------------------
+
+
+def hello(run_id: int, acknowledged: int = 0) -> ActorHello:
+    return ActorHello(run_id, CONFIG.agreement, 4, acknowledged)
+
+
+def test_fault_39_nobody_claims_more_for_a_connected_actor_than_the_server_has_acknowledged(served: Served) -> None:
+    actor, liar = served.actor(1), served.peer("experience")
+    stores_for(served, actor, 1, 1)
+    liar.send(hello(1, acknowledged=MAX_COUNT))
+    refusal = liar.receive(Refusal)
+    assert f"acknowledged={MAX_COUNT}" in refusal.reason
+    assert served.server.experience.dropped["bad_acknowledgement"] == 1
+    stores_for(served, actor, 1, 2)
+
+
+def test_fault_39_an_actor_comes_back_after_another_made_a_claim_in_its_name(served: Served) -> None:
+    actor = served.actor(1)
+    stores_for(served, actor, 1, 1)
+    actor.send(Goodbye(1))
+    served.until(lambda: not served.server.experience.actors)
+    served.actor(1, acknowledged=MAX_COUNT)
+    actor.send(hello(1, acknowledged=1))
+    actor.receive(ActorWelcome)
+    stores_for(served, actor, 1, 2)
+    assert served.server.buffer.inserted_segments == 2
+
+
+def test_fault_39_the_status_page_shows_no_run_id(served: Served) -> None:
+    run_id = 0x1234_5678_9ABC_DEF0
+    served.actor(run_id)
+    served.learner(run_id)
+    report = json.dumps(served.server.report())
+    assert f"{run_id:x}" not in report
+    assert str(run_id) not in report
+    digests = [peer["run_id"] for peer in served.server.report()["peers"]["actors"]]
+    assert len(digests) == 1
+    assert len(digests[0]) == 16
+
+
+# Impossible values ------------------------------------------------------------------------------------------------
+
+
+def segment_with(sequence: int, column: int, value: float) -> SegmentMessage:
+    """A segment whose `column` (0: priority, 1: return) holds `value` wherever a transition starts."""
+    floats = np.frombuffer(BODY, "<f4", 3 * SPEC.slots).reshape(3, -1).copy()
+    floats[column, floats[0] > 0] = value
+    body = floats.tobytes() + BODY[floats.nbytes :]
+    return segment(1, sequence)._replace(body=body, crc=zlib.crc32(body))
+
+
+@pytest.mark.parametrize(("column", "reason"), [(0, "bad_priority"), (1, "bad_return")])
+def test_fault_39_a_return_or_priority_beyond_what_rewards_allow_is_refused(
+    served: Served, column: int, reason: str
+) -> None:
+    limits, actor = value_limits(served.config), served.actor(1)
+    most = (limits.priority, limits.n_step_return)[column]
+    actor.send(
+        segment_with(1, column, 1e38), segment_with(2, column, 1.01 * most), segment_with(3, column, 0.99 * most)
+    )
+    while actor.receive(SegmentAck).sequence < 3:
+        pass
+    assert served.server.experience.dropped[reason] == 2
+    assert served.server.buffer.inserted_segments == 1
+
+
+def test_fault_39_a_journal_with_an_impossible_return_is_read_without_it(
+    served: Served, caplog: pytest.LogCaptureFixture
+) -> None:
+    service, journal = served.server.experience, served.server._journal
+    assert journal is not None
+    message = segment_with(1, 1, 1e38)
+    journal.on_segment(1, 1, message, TRANSITIONS)  # as an earlier release did
+    journal.flush(0.0)
+    assert service.dropped["bad_return"] == 0
+    served.restart()
+    assert served.server.buffer.size_segments == 0
+    assert "1 segments of impossible values" in caplog.text
+    stores_for(served, served.actor(2), 2, 1)
+
+
+# Memory, log and ledger -------------------------------------------------------------------------------------------
+
+
+def test_fault_39_early_segments_are_bounded_in_bytes_over_all_connections(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("apex_jax.links.experience_service.EARLY_BYTES", 3 * len(BODY), raising=False)
+    service = served.server.experience
+    peers = [served.actor(run_id) for run_id in (1, 2, 3)]
+    for run_id, peer in enumerate(peers[:2], 1):
+        peer.send(segment(run_id, 2), segment(run_id, 3))
+    peers[1].receive(Rejoin)
+    held = [len(message.body) for actor in service.actors.values() for message in actor.early.values()]
+    assert sum(held) <= 3 * len(BODY)
+    assert service.dropped["too_many_early"] >= 1
+    peers[1].send(hello(2))
+    peers[1].receive(ActorWelcome)
+    for sequence in (1, 2, 3):
+        stores_for(served, peers[1], 2, sequence)  # nothing is lost of an actor that sends all again
+    peers[0].send(segment(1, 1))
+    while peers[0].receive(SegmentAck).sequence < 3:
+        pass
+    assert service._early_bytes == 0
+
+
+def test_fault_39_actors_that_join_and_leave_without_end_do_not_fill_the_log(
+    served: Served, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("apex_jax.links.limited_log.LINES_AT_ONCE", 10)
+    caplog.set_level(logging.INFO)
+    peer, service = served.peer("experience"), served.server.experience
+    service.forget_the_dead(served.now_seconds)
+    for run_id in range(1, 51):
+        peer.send(hello(run_id))
+        peer.receive(ActorWelcome)
+    lines = [record.getMessage() for record in caplog.records if "joins with" in record.getMessage()]
+    assert len(lines) == 10
+    service.forget_the_dead(served.now_seconds + 61.0)
+    assert "40 more lines about actors that join and leave were left out" in caplog.text
+
+
+def test_fault_39_thousands_of_names_do_not_make_the_ledger_count_a_connected_actor_twice(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("apex_jax.links.ledger.REMEMBERED_RUNS", 3)
+    actor, other = served.actor(1), served.peer("experience")
+    report = ActorStatus(1, 0.0, 0, produced=100)
+
+    def reports() -> None:
+        actor.send(report)
+        actor.receive(SegmentAck)
+
+    reports()
+    for run_id in range(2, 12):
+        joins_and_reports(other, run_id)
+    reports()
+    assert served.server.ledger()["produced"] == 100 + 10
+
+
+def joins_and_reports(peer: Peer, run_id: int) -> None:
+    peer.send(hello(run_id))
+    peer.receive(ActorWelcome)
+    peer.send(ActorStatus(run_id, 0.0, 0, produced=1))
+    peer.receive(SegmentAck)

@@ -17,13 +17,14 @@ from apex_jax.agreement import told
 from apex_jax.config import Config
 from apex_jax.links.episode_means import EpisodeMeans
 from apex_jax.links.ledger import Ledger
+from apex_jax.links.limited_log import LimitedLog
 from apex_jax.links.replay_journal import ReplayJournal
 from apex_jax.links.run_steps import RunSteps
 from apex_jax.replay.buffer import ReplayBuffer
 from apex_jax.replay.rate_limiter import RateLimiter
 from apex_jax.run_identity import RunIdentity
 from apex_jax.transport import sockets
-from apex_jax.transport.codec import CorruptSegment, decode_columns
+from apex_jax.transport.codec import CorruptSegment, decode_columns, value_limits
 from apex_jax.types import (
     PEER_TIMEOUT_SECONDS,
     ActorHello,
@@ -46,6 +47,7 @@ MAX_INCARNATION = 2**32  # that an actor is believed: what comes after it must b
 ANSWER_SECONDS = 1.0  # a line that is slow may bring nothing but segments for long: also they are answered
 QUIET_SECONDS = 3.0  # an actor speaks every second: the place of one that does not is better given twice than lost
 MAX_ACTORS = 1024  # connected at once: each may have its credit of segments wait here
+EARLY_BYTES = 2**26  # of segments that came before an earlier one, held for all actors together
 GONE_ACTORS = 64  # so many credits of segments may wait here of actors that are not connected
 
 
@@ -105,6 +107,7 @@ class ExperienceService:
         self._config = config
         self._spec = spec
         self._buffer = buffer
+        self._limits = value_limits(config)
         self._limiter = limiter
         self._steps = steps
         self._journal = journal
@@ -112,6 +115,8 @@ class ExperienceService:
         self._occupants = np.zeros(config.ladder_size, np.int64)
         self._waiting: deque[Waiting] = deque()
         self._unread_after = 0  # messages read since the socket was last found empty
+        self._early_bytes = 0  # of the bodies of early segments, over all connections
+        self._log_lines = LimitedLog(_log)
         self._gone: dict[int, Actor] = {}  # by run id, the one that left first at the beginning: with segments waiting
         self._handlers: dict[type, Callable[[bytes, Any, float], None]] = {
             ActorHello: self._on_hello,
@@ -161,12 +166,13 @@ class ExperienceService:
 
     def forget_the_dead(self, now_seconds: float) -> None:
         """Frees the places of actors that have been silent for too long."""
+        self._log_lines.tick(now_seconds)
         if 0 < self._unread_after <= 2 * MAX_ACTORS:
             return  # the heartbeat of an actor may still be unread
         for identity, actor in list(self.actors.items()):
             if now_seconds - actor.seen_seconds > PEER_TIMEOUT_SECONDS:
                 message = "actor %s has been silent for %.0f s: its places are free"
-                _log.warning(message, identity.hex(), PEER_TIMEOUT_SECONDS)
+                self._log_lines.warning(message, identity.hex(), PEER_TIMEOUT_SECONDS)
                 self._remove(identity)
 
     def finish(self, reason: str) -> None:
@@ -201,6 +207,14 @@ class ExperienceService:
             sockets.send(self._socket, Refusal(reason=reason, final=False), identity)
             return
         before = next((other for other, actor in self.actors.items() if actor.run_id == message.run_id), None)
+        if before is not None and message.acknowledged > (stored := self._stored(self.actors[before])):
+            self.dropped["bad_acknowledgement"] += 1  # believed, it would have the segments of that actor refused
+            reason = (
+                f"acknowledged={message.acknowledged} of an actor whose segments were acknowledged up to {stored}:"
+                " start this actor again"
+            )
+            sockets.send(self._socket, Refusal(reason=reason, final=False), identity)
+            return
         welcome = self._welcome(message, before, now_seconds)
         if before is None and self._journal is not None:  # or the next server might give its incarnation to another
             self._journal.on_welcome(message.run_id, welcome.incarnation)
@@ -211,11 +225,14 @@ class ExperienceService:
         if identity in self.actors:
             self._remove(identity)  # one connection is one actor, whatever it says
         actor.seen_seconds = actor.answered_seconds = now_seconds
-        actor.received = max(actor.received, message.acknowledged)
-        actor.early.clear()  # all that it keeps comes again
+        # An earlier claim that no segment has borne out does not count: another may have made it in this actor's name.
+        newest = actor.waiting[-1] if actor.waiting else self.ledger.sequence(actor.run_id)
+        actor.received = max(newest, message.acknowledged)
+        self._discard_early(actor)  # all that it keeps comes again
         actor.acknowledged = 0  # what it was told before may not have arrived
         self.actors[identity] = actor
-        _log.info(
+        self.ledger.connected.add(actor.run_id)
+        self._log_lines.info(
             "actor %s joins with %d environments (%d actors)", identity.hex(), len(actor.places), len(self.actors)
         )
 
@@ -268,15 +285,30 @@ class ExperienceService:
         elif len(actor.waiting) + len(actor.early) >= self._config.actor.max_outstanding_segments:
             self.dropped["over_credit"] += 1  # not a sender of ours: they count
         elif message.sequence > actor.received + 1:
-            self.dropped["early_segment"] += 1  # not dropped: held until those before it have come
-            actor.early[message.sequence] = message
+            self._hold_early(identity, actor, message)
         else:
             next_message: SegmentMessage | None = message
             while next_message is not None:
                 self._take(actor, next_message)
                 next_message = actor.early.pop(actor.received + 1, None)
-        if now_seconds - actor.answered_seconds >= ANSWER_SECONDS:
+                self._early_bytes -= len(next_message.body) if next_message is not None else 0
+        if now_seconds - actor.answered_seconds >= ANSWER_SECONDS and identity in self.actors:
             self._acknowledge(identity, actor, now_seconds)
+
+    def _hold_early(self, identity: bytes, actor: Actor, message: SegmentMessage) -> None:
+        """Holds a segment until those before it have come; with too many bytes held, has its actor send all again."""
+        if self._early_bytes + len(message.body) > EARLY_BYTES:
+            self.dropped["too_many_early"] += 1 + len(actor.early)
+            self._remove(identity)
+            sockets.send(self._socket, Rejoin(), identity)
+            return
+        self.dropped["early_segment"] += 1
+        actor.early[message.sequence] = message
+        self._early_bytes += len(message.body)
+
+    def _discard_early(self, actor: Actor) -> None:
+        self._early_bytes -= sum(len(message.body) for message in actor.early.values())
+        actor.early.clear()
 
     def _take(self, actor: Actor, message: SegmentMessage) -> None:
         actor.received = message.sequence
@@ -288,7 +320,7 @@ class ExperienceService:
             refusal = "bad_checksum"
         else:
             try:
-                columns = decode_columns(message.body, self._spec)
+                columns = decode_columns(message.body, self._spec, self._limits)
                 transitions = int(np.count_nonzero(columns.priority))
             except CorruptSegment as error:
                 refusal = error.reason
@@ -340,13 +372,14 @@ class ExperienceService:
 
     def _on_goodbye(self, identity: bytes, message: Goodbye, now_seconds: float) -> None:
         self._remove(identity)
-        _log.info("actor %s leaves (%d actors)", identity.hex(), len(self.actors))
+        self._log_lines.info("actor %s leaves (%d actors)", identity.hex(), len(self.actors))
 
     def _remove(self, identity: bytes) -> None:
         actor = self.actors.pop(identity)
+        self.ledger.connected.discard(actor.run_id)
         np.subtract.at(self._occupants, actor.places, 1)
         self._write_down(actor)
-        actor.early.clear()  # which nothing bounds here: if the actor comes back, it has them still, and sends them
+        self._discard_early(actor)  # if the actor comes back, it has them still, and sends them
         if actor.waiting:
             self._gone[actor.run_id] = actor
             self._bound_gone()

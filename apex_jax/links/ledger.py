@@ -54,6 +54,7 @@ class Ledger:
     def __init__(self) -> None:
         self.refused: Counter[str] = Counter()  # transitions, by reason
         self.forgotten: Counter[str] = Counter()  # sums of the accounts that are no longer kept
+        self.connected: set[int] = set()  # run ids of connected actors, fewer than REMEMBERED_RUNS: never forgotten
         self._accounts: OrderedDict[int, Account] = OrderedDict()  # by run id, the one heard of last at the end
 
     def account(self, run_id: int) -> Account:
@@ -68,10 +69,13 @@ class Ledger:
         return account
 
     def _forget_one(self) -> None:
-        """Sums up the account heard of longest ago; one in which nothing is counted goes before all others."""
-        accounts = self._accounts.items()
-        empty = (run_id for run_id, account in accounts if not (account.produced or account.stored or account.refused))
-        run_id = next(empty, next(iter(self._accounts)))
+        """Sums up the account heard of longest ago; one in which nothing is counted goes before all others.
+
+        The account of a connected actor stays: its next report would be counted on top of the sum.
+        """
+        away = [item for item in self._accounts.items() if item[0] not in self.connected] or self._accounts.items()
+        empty = (run_id for run_id, account in away if not (account.produced or account.stored or account.refused))
+        run_id = next(empty, next(iter(away))[0])
         self.forgotten.update(_totals(self._rows([run_id]), np.zeros(1, np.int64)))
         del self._accounts[run_id]
 

@@ -29,7 +29,7 @@ from apex_jax.links.ledger import REFUSALS, Ledger
 from apex_jax.links.replay_state import Counters, Saved, pack_state, ratio_of, unpack_state
 from apex_jax.replay.buffer import ReplayBuffer, StoredSegments
 from apex_jax.replay.rate_limiter import RateLimiter
-from apex_jax.transport.codec import CorruptSegment, decode_columns
+from apex_jax.transport.codec import CorruptSegment, decode_columns, value_limits
 from apex_jax.types import MAX_COUNT, ActorStatus, SegmentMessage, SegmentSpec
 
 _log = logging.getLogger(__name__)
@@ -245,12 +245,14 @@ class ReplayJournal:
         """Returns the segments whose columns are sound."""
         numbers: list[int] = []
         kept: list[bytes] = []
+        limits = value_limits(self._config)  # a journal of an earlier release may hold what would now be refused
         priorities = np.zeros((len(bodies), self._spec.slots), np.float32)
         for number, body in bodies:
             try:
-                priority = decode_columns(body, self._spec).priority
-            except CorruptSegment:
-                self._log.left_out["damaged records"] += 1
+                priority = decode_columns(body, self._spec, limits).priority
+            except CorruptSegment as error:
+                is_impossible = error.reason in ("bad_return", "bad_priority")
+                self._log.left_out["segments of impossible values" if is_impossible else "damaged records"] += 1
                 continue
             while numbers and number <= numbers[-1]:  # of a file that was damaged when this one was stored
                 self._log.left_out["repeated records"] += 1

@@ -15,19 +15,45 @@ from __future__ import annotations
 import hashlib
 import math
 import threading
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import numpy as np
 import zstandard
 
+from apex_jax.config import Config
 from apex_jax.types import MAX_SEGMENT_BYTES, MAX_STREAMED_SEGMENTS, Segment, SegmentColumns, SegmentSpec
 
 Bytes: TypeAlias = bytes | bytearray | memoryview
 
+LARGEST_REWARD = 1e9  # that is accepted when rewards are not clipped: no float32 of an update overflows with it
+OVERESTIMATION = 1e3  # times its largest possible value that a network may give an action while it learns
+LONGEST_HORIZON_STEPS = 1e5  # that values add up over, also with a discount of 1
 COLUMN_DTYPES = tuple(np.dtype(name) for name in ("<f4", "<f4", "<f4", "<i4", "u1"))
 COLUMN_BYTES_PER_SLOT = sum(dtype.itemsize for dtype in COLUMN_DTYPES)
 FLOAT32 = np.dtype("<f4")
+
+
+class ValueLimits(NamedTuple):
+    """The largest magnitudes that a segment of a run may hold."""
+
+    n_step_return: float
+    priority: float
+
+
+NO_LIMITS = ValueLimits(math.inf, math.inf)
+
+
+def value_limits(config: Config) -> ValueLimits:
+    """Returns what rewards, n and discount allow, with some tolerance: one segment beyond it can end a learner.
+
+    |return| <= r * sum_{j<n} gamma^j for rewards up to r. A priority is a |TD error|: a return and two values, each of
+    at most r / (1 - gamma), which networks overestimate. With rewards that are not clipped, r is LARGEST_REWARD.
+    """
+    gamma, reward = config.algorithm.discount, config.environment.reward_clip or LARGEST_REWARD
+    largest_return = reward * sum(gamma**step for step in range(config.algorithm.n_step)) * (1 + 1e-3)
+    largest_value = reward / max(1 - gamma, 1 / LONGEST_HORIZON_STEPS)
+    return ValueLimits(largest_return, largest_return + 2 * OVERESTIMATION * largest_value)
 
 
 class _Zstd(threading.local):
@@ -49,8 +75,8 @@ class CorruptSegment(ValueError):
 
     REASONS = (
         "bad_length",  # no room for the columns and a pixel, or more than zstd ever makes of the pixels
-        "bad_priority",  # not finite, or negative
-        "bad_return",  # not finite
+        "bad_priority",  # not finite, negative, or beyond what rewards, n and discount allow
+        "bad_return",  # not finite, or beyond what rewards, n and discount allow
         "bad_discount",  # outside [0, 1]
         "bad_action",  # outside [0, num_actions)
         "no_transition",  # no priority above 0
@@ -86,7 +112,7 @@ def decode_segment(body: Bytes, spec: SegmentSpec) -> Segment:
     return Segment(frames=decode_frames(body, spec), columns=decode_columns(body, spec))
 
 
-def decode_columns(body: Bytes, spec: SegmentSpec) -> SegmentColumns:
+def decode_columns(body: Bytes, spec: SegmentSpec, limits: ValueLimits = NO_LIMITS) -> SegmentColumns:
     """Returns the columns as read-only views of `body`, every value checked; raises CorruptSegment."""
     data, slots = _check_length(body, spec), spec.slots
     floats = np.frombuffer(data, FLOAT32, 3 * slots).reshape(3, slots)
@@ -100,9 +126,10 @@ def decode_columns(body: Bytes, spec: SegmentSpec) -> SegmentColumns:
     # The server does this for each segment that comes in: few NumPy calls, 14 us in all. A NaN in a row makes both its
     # minimum and its maximum NaN, and no comparison with NaN is true; an unsigned view makes a negative number large.
     lowest, highest = floats.min(axis=1).tolist(), floats.max(axis=1).tolist()
-    if not (lowest[0] >= 0 and highest[0] < math.inf):
+    if not (lowest[0] >= 0 and highest[0] < math.inf and highest[0] <= limits.priority):
         raise CorruptSegment("bad_priority")
-    if not (lowest[1] > -math.inf and highest[1] < math.inf):
+    largest = limits.n_step_return
+    if not (lowest[1] > -math.inf and highest[1] < math.inf and lowest[1] >= -largest and highest[1] <= largest):
         raise CorruptSegment("bad_return")
     if not (lowest[2] >= 0 and highest[2] <= 1):
         raise CorruptSegment("bad_discount")

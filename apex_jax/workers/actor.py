@@ -19,7 +19,7 @@ from apex_jax.links.experience_stream import ExperienceStream
 from apex_jax.links.weights import Weights, WeightsSubscriber
 from apex_jax.metrics import MetricsWriter, RateMeter, resident_memory_bytes
 from apex_jax.operations.status_page import StatusPage
-from apex_jax.process import ROLE_NUMBERS, StopSignal, name_of_its_own, new_run_id, process_rng
+from apex_jax.process import ROLE_NUMBERS, StopSignal, digest_of_run_id, name_of_its_own, new_run_id, process_rng
 from apex_jax.run_identity import RunIdentity
 from apex_jax.transport.security import link_context
 from apex_jax.types import ActorHello, ActorStatus, ActorWelcome, Segment, SegmentSpec
@@ -66,7 +66,7 @@ class Actor:
         """Returns what the actor tells of itself, from any thread."""
         weights = self._in_use
         return {
-            "run_id": f"{self._run_id:016x}",
+            "run_id": digest_of_run_id(self._run_id),
             "environment_frames": self._steps * self._config.environment.frame_skip,
             "weights_version": weights.version if weights is not None else None,
             "weights_age_seconds": time.monotonic() - weights.received_seconds if weights is not None else None,
@@ -99,7 +99,7 @@ class Actor:
         key = jax.random.key(int(rng.integers(2**31)))
         ladder = epsilon_ladder(welcome.ladder_size, config.actor.base_epsilon, config.actor.epsilon_exponent)
         epsilon = ladder[welcome.places]
-        run, highest, lowest = f"{self._run_id:016x}", epsilon.max(), epsilon.min()
+        run, highest, lowest = digest_of_run_id(self._run_id), epsilon.max(), epsilon.min()
         _log.info("run %s: acting in %d environments, epsilon %.4f to %.4f", run, num_environments, highest, lowest)
         environment = Environment(
             config,

@@ -30,7 +30,7 @@ from apex_jax.metrics import MetricsWriter
 from apex_jax.operations.status_page import StatusPage
 from apex_jax.operations.stopping import STOPPING, acknowledge, lost_updates
 from apex_jax.operations.storage_copy import StorageCopy
-from apex_jax.process import ROLE_NUMBERS, SUPERVISED, StopSignal, new_run_id, process_rng
+from apex_jax.process import ROLE_NUMBERS, SUPERVISED, StopSignal, digest_of_run_id, new_run_id, process_rng
 from apex_jax.results.provenance import check_resumable, record_config
 from apex_jax.run_identity import RunIdentity, new_identity
 from apex_jax.transport.codec import architecture_of
@@ -172,7 +172,7 @@ class Learner:
     def report(self) -> dict[str, Any]:
         """Returns what the learner tells of itself, from any thread."""
         return {
-            "run_id": f"{self._run_id:016x}",
+            "run_id": digest_of_run_id(self._run_id),
             "updates": self.updates,
             "environment_frames": self.environment_steps * self._config.environment.frame_skip,
             "weights_version": self._publisher.version,
@@ -244,7 +244,7 @@ class Learner:
         if not np.isfinite(values).all():
             raise DivergenceError(
                 f"the {what} is not finite after about {self.updates} updates: {self._config.fix_of_divergence};"
-                " the last checkpoint is sound"
+                f" the last checkpoint is sound; {self._config.fix_of_bad_replay}"
             )
 
     def _limits(self) -> list[Limit]:

@@ -22,7 +22,7 @@ from apex_jax.links.sampling_service import SamplingService
 from apex_jax.metrics import MetricsWriter, RateMeter, resident_memory_bytes
 from apex_jax.operations.status_page import StatusPage
 from apex_jax.operations.storage_copy import StorageCopy
-from apex_jax.process import ROLE_NUMBERS, StopSignal, new_run_id, process_rng
+from apex_jax.process import ROLE_NUMBERS, StopSignal, digest_of_run_id, new_run_id, process_rng
 from apex_jax.replay.buffer import ReplayBuffer
 from apex_jax.replay.rate_limiter import RateLimiter, least_error_buffer
 from apex_jax.run_identity import RunIdentity
@@ -152,10 +152,10 @@ class ReplayServer:
             "counters": dict(experience.dropped.copy() + sampling.dropped.copy()),
             "ledger": self._last_ledger,  # counted anew, another thread would meet it half changed
             "peers": {
-                "learner": None if learner is None else {"run_id": f"{learner.run_id:016x}"},
+                "learner": None if learner is None else {"run_id": digest_of_run_id(learner.run_id)},
                 "actors": [
                     {
-                        "run_id": f"{actor.run_id:016x}",
+                        "run_id": digest_of_run_id(actor.run_id),
                         "steps_per_second": actor.status.steps_per_second,
                         "weights_version": actor.status.weights_version,
                     }
