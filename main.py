@@ -27,6 +27,10 @@ def main() -> int:
         if command.action == "print_config":
             print(to_yaml(command.config), end="")
             return 0
+        if command.role in ("local", "learner"):
+            from apex_jax.results.provenance import check_resumable  # which takes a second less than JAX
+
+            check_resumable(command.config)
         from apex_jax import device, process  # not before the command is known to be sound
 
         process.start_log(command.name)

@@ -81,7 +81,7 @@ def actor_steps_per_second(name: str, settings: list[str], seconds: float) -> fl
     path = ROOT / "configs" / f"{name}.yaml"
     config = load(path, settings)
     context = zmq.Context()
-    publisher = WeightsPublisher(context, weights, new_run_id(), 0, config.agreement)
+    publisher = WeightsPublisher(context, weights, new_run_id(), 0, config.weights_agreement)
     publisher.publish(make_dqn(config, segment_spec(config)).init(jax.random.key(0)).online_params, 0, 0)
     sink = Sink(context, experience)
     with role("actor", path, settings) as directory:

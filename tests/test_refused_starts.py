@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 import zmq
 
+from apex_jax.command_line import DEFAULT_CONFIG, load
 from apex_jax.links.weights import WeightsPublisher
 from apex_jax.results.provenance import record_config
 from apex_jax.run_identity import RunIdentity
 from tests.learner_runs import config_of, error_lines, files, fresh_state, save_checkpoint
-from tests.processes import Program, Programs, catch, free_tcp_addresses, wait_until
+from tests.processes import ROOT, Program, Programs, catch, free_tcp_addresses, wait_until
 
 MINE, OTHER = "00112233aabbccdd", "fedcba9876543210"
 
@@ -141,3 +142,9 @@ def test_a_second_actor_of_the_same_name_is_refused_with_the_fix_until_the_first
 def is_held(path: Path) -> bool:
     """Tells whether a process has locked a file."""
     return path.exists() and f":{path.stat().st_ino} " in Path("/proc/locks").read_text()
+
+
+def test_the_recipe_for_several_machines_meets_no_run_of_the_quick_start() -> None:
+    [recipe] = [line for line in (ROOT / "README.md").read_text().splitlines() if line.startswith("paper() {")]
+    [directory] = [word for word in recipe.split() if word.startswith("run_directory=")]
+    assert load(ROOT / "configs" / "paper.yaml", [directory]).directory != load(DEFAULT_CONFIG).directory

@@ -324,7 +324,6 @@ def run(config: Config, name: str, stop: StopSignal) -> int:
     make_limiter(config, segment_spec(config))  # what cannot work is said before anything starts
     if config.evaluator.video:
         video_paths(config.evaluator.video)
-    check_resumable(config)
     links = LocalLinks()
     try:
         with locked(Path(config.directory)), StatusPage(config, "local", name, stop) as page:
