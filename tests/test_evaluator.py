@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import pytest
 
-from apex_jax.agent.dqn import Dqn, Params, make_dqn
+from apex_jax.agent.dqn import ActorOutput, Dqn, Params, make_dqn
 from apex_jax.checkpoint import Checkpointer, Progress
 from apex_jax.command_line import load
 from apex_jax.config import Config
@@ -20,7 +20,7 @@ from apex_jax.process import ROLE_NUMBERS, StopSignal, process_rng
 from apex_jax.transport.codec import architecture_of
 from apex_jax.types import SegmentSpec
 from apex_jax.workers import evaluator
-from apex_jax.workers.evaluator import Evaluator, _next_weights
+from apex_jax.workers.evaluator import Evaluator, _next_weights, batch_size
 from tests.processes import ROOT
 
 GAMES = 5
@@ -45,31 +45,35 @@ def player(request: pytest.FixtureRequest) -> Player:
 
 
 def lockstep_returns(player: Player, steps_broken_off: int = 0) -> list[float]:
-    """Naive twin: an evaluation in which every environment is stepped until the last game has ended.
+    """Naive twin: an evaluation in which every environment is stepped and computed until the last game has ended.
 
     `steps_broken_off`: of an evaluation before it.
     """
     config, spec, dqn, params = player
     rng = process_rng(config.seed, ROLE_NUMBERS["evaluator"])
     pool = Environment(config, spec, rng.integers(2**31, size=GAMES), config.evaluator.max_episode_frames)
-    epsilon = np.full(GAMES, config.evaluator.epsilon, np.float32)
+
+    def act(observation: np.ndarray, env_id: np.ndarray, random: np.random.Generator) -> np.ndarray:
+        explores = random.random(GAMES) < config.evaluator.epsilon
+        action = random.integers(spec.num_actions, size=GAMES)
+        greedy = dqn.act(params, observation, np.zeros(GAMES, np.float32), jax.random.key(0), 0).action
+        return np.where(explores[env_id], action[env_id], greedy).astype(np.int32)
+
     if steps_broken_off:
-        key = jax.random.key(int(rng.integers(2**31)))
-        for call in range(steps_broken_off):
+        random = np.random.default_rng(rng.integers(2**63))
+        for _ in range(steps_broken_off):
             step = pool.receive()
-            pool.send(np.asarray(dqn.act(params, step.observation, epsilon, key, call).action), step.env_id)
+            pool.send(act(step.observation, step.env_id, random), step.env_id)
         pool.receive()
         pool.reset()
-    key = jax.random.key(int(rng.integers(2**31)))
+    random = np.random.default_rng(rng.integers(2**63))
     returns: dict[int, float] = {}
-    tracker, call = EpisodeTracker(GAMES), 0
+    tracker = EpisodeTracker(GAMES)
     while len(returns) < GAMES:
         step = pool.receive()
         for episode in tracker.add(step):
             returns.setdefault(episode.env_id, episode.episode_return)
-        action = np.asarray(dqn.act(params, step.observation, epsilon, key, call).action)
-        pool.send(action, step.env_id)
-        call += 1
+        pool.send(act(step.observation, step.env_id, random), step.env_id)
     pool.receive()
     pool.close()
     return [returns[game] for game in range(GAMES)]
@@ -157,3 +161,42 @@ def test_weights_of_other_updates_are_evaluated_also_those_of_a_learner_that_beg
     newest = _next_weights(subscriber, weights_of(500), 0.0, StopSignal())
     assert newest is not None
     assert newest.updates == updates
+
+
+@pytest.mark.parametrize(
+    ("episodes", "sizes"), [(1, [1]), (5, [5, 3, 2, 1]), (10, [10, 5, 3, 2, 1]), (8, [8, 4, 2, 1])]
+)
+def test_policy_is_computed_for_the_games_that_go_on_in_few_sizes(episodes: int, sizes: list[int]) -> None:
+    chosen = [batch_size(playing, episodes) for playing in range(episodes, 0, -1)]
+    assert list(dict.fromkeys(chosen)) == sizes
+    assert all(size >= playing for size, playing in zip(chosen, range(episodes, 0, -1), strict=True))
+    assert all(size == min(each for each in sizes if each >= playing)
+               for size, playing in zip(chosen, range(episodes, 0, -1), strict=True))  # fmt: skip
+
+
+def test_games_that_have_ended_are_not_computed(player: Player) -> None:
+    sizes: list[int] = []
+
+    def act(params: Params, observation: Any, epsilon: Any, key: jax.Array, step: int) -> ActorOutput:
+        sizes.append(len(observation))
+        return player.dqn.act(params, observation, epsilon, key, step)
+
+    games = Evaluator(player.config, player.spec, player.dqn._replace(act=act))
+    assert games.evaluate(player.params, lambda: False) is not None
+    assert sizes == sorted(sizes, reverse=True)
+    assert set(sizes) <= {5, 3, 2, 1}
+    if player.config.environment.task == "CartPole-v1":  # its games are of unequal length
+        assert sizes[-1] < GAMES
+
+
+def test_film_is_of_the_first_game_that_is_reported() -> None:
+    config = load(ROOT / "configs" / "catch.yaml", ["environment.task=CartPole-v1", "evaluator.epsilon=0.3"])
+    spec = segment_spec(config)
+    dqn = make_dqn(config, spec)
+    params = dqn.init(jax.random.key(1)).online_params
+    screens: list[np.ndarray | None] = []
+    returns = Evaluator(config, spec, dqn, filmed=True).evaluate(params, lambda: False, screens.append)
+    assert returns is not None
+    assert len(screens) == returns[0]  # CartPole pays 1 for each step, and a screen is shown before each
+    assert len({screen.tobytes() for screen in screens if screen is not None}) > 1
+    np.testing.assert_array_equal(Evaluator(config, spec, dqn).evaluate(params, lambda: False), returns)

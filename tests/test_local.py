@@ -18,6 +18,7 @@ from apex_jax.process import StopSignal
 from apex_jax.results.provenance import read_starts
 from apex_jax.workers import local
 from apex_jax.workers.local import LocalRun, locked
+from apex_jax.workers.recording import COMPLETING_THE_FILM
 from tests.processes import wait_until
 
 WAIT = "sys.stdin.buffer.read()"  # until the supervisor is gone
@@ -177,8 +178,27 @@ def test_evaluator_that_takes_too_long_at_the_end_is_not_waited_for(
     monkeypatch.setattr(local, "LAST_EVALUATION_SECONDS", 0.1)
     stage.run(evaluator=WAIT)
     assert stage.lives == ONCE_EACH
-    assert "the last evaluation took more than 0 s, see" in caplog.text
+    assert "the last evaluation took more than 0 s and was ended, see" in caplog.text
     assert f"main.py --role evaluator checkpoint={stage.config.run_directory}" in caplog.text
+
+
+def test_film_has_a_time_of_its_own_after_the_last_evaluation_and_is_named_when_it_is_cut(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(local, "FILM_SECONDS", 0.1)
+    monkeypatch.setattr(Watch, "started", lambda watch, name: watch.reports.update({name: {"phase": "playing"}}))
+
+    def play_then_film(run: LocalRun) -> bool:
+        assert not is_over(run)  # plays for as long as it takes
+        run._watch.reports["evaluator"] = {"phase": COMPLETING_THE_FILM}
+        monkeypatch.setattr(LocalRun, "_is_over", is_over)
+        return False
+
+    is_over = LocalRun._is_over
+    monkeypatch.setattr(LocalRun, "_is_over", play_then_film)
+    stage.run(evaluator=WAIT)
+    assert "the film of the last evaluation took more than 0 s and was ended, see" in caplog.text
+    assert "episodes=1 video=FILE" in caplog.text
 
 
 def test_last_evaluation_that_fails_is_told(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:

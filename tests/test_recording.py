@@ -22,19 +22,23 @@ from apex_jax.process import StopSignal
 from apex_jax.results.video import GIF_SECONDS, video_paths, video_writer
 from apex_jax.transport.codec import architecture_of
 from apex_jax.workers import evaluator
-from apex_jax.workers.recording import draw_curves, record_game
+from apex_jax.workers.evaluator import Evaluator
+from apex_jax.workers.recording import Film, draw_curves
 
 RATE = Fraction(15)  # frames a second
 SMALL = ("network.channels=[4,4,4]", "network.hidden_units=8")
-PONG = (*SMALL, "environment.task=Pong-v5", "evaluator.max_episode_frames=160")
+PONG = (*SMALL, "environment.task=Pong-v5", "evaluator.max_episode_frames=160", "evaluator.episodes=2")
 CATCH = ("environment.task=Catch-v0", "environment.frame_stack=1", "environment.frame_skip=1")
 
 
-def record(config: Config, path: Path, cancelled: bool = False) -> float | None:
+def record(config: Config, path: Path, cancelled: bool = False) -> Film:
     spec = segment_spec(config)
     dqn = make_dqn(config, spec)
     params = dqn.init(jax.random.key(0)).online_params
-    return record_game(config, spec, dqn, params, str(path), lambda: cancelled)
+    with Film(str(path), config.environment.frame_skip) as film:
+        if Evaluator(config, spec, dqn, filmed=True).evaluate(params, lambda: cancelled, film.add) is not None:
+            film.finish()
+    return film
 
 
 def frames_of(path: Path) -> tuple[np.ndarray, float]:
@@ -46,8 +50,9 @@ def frames_of(path: Path) -> tuple[np.ndarray, float]:
 
 
 def test_game_is_recorded_in_raw_colours_at_the_speed_of_the_console(tmp_path: Path) -> None:
-    result = record(load(None, PONG), tmp_path / "game")
-    assert result is not None
+    film = record(load(None, PONG), tmp_path / "game")
+    assert film.paths == [tmp_path / "game.mp4", tmp_path / "game.gif"]
+    assert film.error is None
     frames, rate = frames_of(tmp_path / "game.mp4")
     assert frames.shape == (40, 420, 320, 3)  # 160 emulator frames, 4 to a step; the screen twice as large
     assert rate == 15
@@ -79,13 +84,15 @@ def test_screen_is_the_one_of_the_newest_step() -> None:
 
 
 def test_game_without_a_screen_is_not_recorded(tmp_path: Path) -> None:
-    assert record(load(None, CATCH), tmp_path / "game") is None
+    film = record(load(None, CATCH), tmp_path / "game")
+    assert film.paths == []
+    assert film.error is None
     assert not list(tmp_path.iterdir())
 
 
 def test_game_that_is_broken_off_leaves_the_video_of_before(tmp_path: Path) -> None:
     (tmp_path / "game.mp4").write_bytes(b"of before")
-    assert record(load(None, PONG), tmp_path / "game", cancelled=True) is None
+    assert record(load(None, PONG), tmp_path / "game", cancelled=True).paths == []
     assert [path.read_bytes() for path in tmp_path.iterdir()] == [b"of before"]
 
 
@@ -127,6 +134,24 @@ def test_gif_shows_the_end_of_a_long_game(tmp_path: Path) -> None:
         last = np.asarray(image.convert("RGB"))[0, 0]
     assert frames == GIF_SECONDS * RATE / 2
     assert abs(int(last[0]) - (int(GIF_SECONDS * RATE) + 199) % 256) <= 4
+
+
+def test_error_of_the_video_ends_the_film_and_not_the_game(tmp_path: Path) -> None:
+    with Film(str(tmp_path / "nowhere" / "game"), 4) as film:
+        for _ in range(3):
+            film.add(np.zeros((20, 20, 3), np.uint8))
+        film.finish()
+    assert isinstance(film.error, UsageError)
+    assert film.paths == []
+
+
+@pytest.mark.parametrize("screens", [1, 3])
+def test_film_that_is_not_finished_leaves_the_video_of_before(tmp_path: Path, screens: int) -> None:
+    (tmp_path / "game.gif").write_bytes(b"of before")
+    with Film(str(tmp_path / "game"), 4) as film:
+        for _ in range(screens):
+            film.add(np.zeros((20, 20, 3), np.uint8))
+    assert [path.read_bytes() for path in tmp_path.iterdir()] == [b"of before"]
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import av
 import jax
 import numpy as np
 import zmq
@@ -22,7 +21,7 @@ from apex_jax.atari_scores import human_normalized_score
 from apex_jax.checkpoint import Checkpointer
 from apex_jax.config import Config
 from apex_jax.environment import Environment, EpisodeTracker, segment_spec
-from apex_jax.errors import RunError, UsageError, shown
+from apex_jax.errors import RunError, shown
 from apex_jax.links.weights import Weights, WeightsSubscriber
 from apex_jax.metrics import MetricsWriter, append_line, resident_memory_bytes
 from apex_jax.operations.status_page import StatusPage
@@ -33,7 +32,7 @@ from apex_jax.run_identity import RunIdentity
 from apex_jax.transport.codec import architecture_of
 from apex_jax.transport.security import link_context
 from apex_jax.types import SegmentSpec
-from apex_jax.workers.recording import draw_curves, record_game
+from apex_jax.workers.recording import COMPLETING_THE_FILM, Film, draw_curves
 
 _log = logging.getLogger(__name__)
 
@@ -66,27 +65,32 @@ class Evaluator:
     A fixed game for each environment, not the first games to end: short, lost games would else count twice.
     """
 
-    def __init__(self, config: Config, spec: SegmentSpec, dqn: Dqn):
+    def __init__(self, config: Config, spec: SegmentSpec, dqn: Dqn, filmed: bool = False):
+        """`filmed`: whether an evaluation may be asked for a film."""
         self.steps_per_second = 0.0  # of all games of the evaluation that goes on, or went last
         self._settings = config.evaluator
+        self._num_actions = spec.num_actions
         self._dqn = dqn
         self._rng = process_rng(config.seed, ROLE_NUMBERS["evaluator"])
         seeds = self._rng.integers(2**31, size=self._settings.episodes)
         # One pool for all evaluations: EnvPool keeps about 2 MB of each that it has closed.
-        self._environment = Environment(config, spec, seeds, self._settings.max_episode_frames, per_step=1)
+        limit = self._settings.max_episode_frames
+        self._environment = Environment(config, spec, seeds, limit, per_step=1, rendered=filmed)
         self._observation = np.zeros((len(seeds), spec.frame_stack, *spec.frame_shape), spec.frame_dtype)
 
-    def evaluate(self, params: Params, cancelled: Callable[[], bool]) -> np.ndarray | None:
+    def evaluate(
+        self, params: Params, cancelled: Callable[[], bool], film: Callable[[np.ndarray | None], None] | None = None
+    ) -> np.ndarray | None:
         """Returns the games' returns, float64[episodes]; None if `cancelled` before they all ended.
 
-        All games go step by step together, so that equal seeds make equal games. Those that have ended are not stepped
-        any more: a policy that is stuck in one game for its 27,000 steps does not cost ten times as many.
+        All games go step by step together, so that equal seeds make equal games. Games that have ended are neither
+        stepped nor computed any more: a policy that is stuck in one game for its 27,000 steps does not cost ten times
+        as many. `film`: receives each screen of the first game, see `Environment.screen`.
         """
-        key = jax.random.key(int(self._rng.integers(2**31)))
+        rng = np.random.default_rng(self._rng.integers(2**63))
         tracker = EpisodeTracker(self._settings.episodes)
-        epsilon = np.full(self._settings.episodes, self._settings.epsilon, np.float32)
         returns = np.full(self._settings.episodes, np.nan)
-        playing, call = np.arange(self._settings.episodes), 0
+        playing = np.arange(self._settings.episodes)
         steps, started = 0, time.monotonic()
         while True:
             for _ in playing:
@@ -101,11 +105,32 @@ class Evaluator:
             playing = playing[~has_ended]
             if not playing.size or cancelled():
                 break
-            output = self._dqn.act(params, self._observation, epsilon, key, call)
-            self._environment.send(np.asarray(output.action)[playing], playing)
-            call += 1
+            if film is not None and playing[0] == 0:
+                film(self._environment.screen())
+            self._environment.send(self._actions(params, playing, rng), playing)
         self._environment.reset()  # for the next evaluation
         return None if playing.size else returns
+
+    def _actions(self, params: Params, playing: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        """Returns int32[P], the actions of the games `playing`; a game's random ones do not depend on the others."""
+        explores = rng.random(self._settings.episodes) < self._settings.epsilon
+        random_action = rng.integers(self._num_actions, size=self._settings.episodes)
+        rows = np.resize(playing, batch_size(playing.size, self._settings.episodes))  # some twice, to fill the batch
+        greedy = np.zeros(rows.size, np.float32)
+        output = self._dqn.act(params, self._observation[rows], greedy, jax.random.key(0), 0)
+        action = np.asarray(output.action)[: playing.size]
+        return np.where(explores[playing], random_action[playing], action).astype(np.int32)
+
+
+def batch_size(playing: int, episodes: int) -> int:
+    """Returns on how many observations the policy is computed while `playing` of `episodes` games go on.
+
+    All of them, or a half, a quarter, ... rounded up: each size is compiled once.
+    """
+    size = episodes
+    while (half := -(-size // 2)) >= playing and half < size:
+        size = half
+    return size
 
 
 def follow(
@@ -113,7 +138,7 @@ def follow(
 ) -> None:
     """Evaluates the newest weights again and again, and at the end the run's last ones, of which it records a game."""
     dqn = make_dqn(config, spec)
-    evaluator = Evaluator(config, spec, dqn)
+    evaluator = Evaluator(config, spec, dqn, filmed=True)
     metrics = MetricsWriter(config.directory, name)
     is_supervised = bool(os.environ.get(SUPERVISED))
     like_params = jax.eval_shape(dqn.init, jax.random.key(0)).online_params
@@ -121,12 +146,14 @@ def follow(
     subscriber = WeightsSubscriber(context, address, like_params, config.weights_agreement, limit, run)
     weights: Weights | None = None
     told: dict[str, Any] = {}
+    phase = "playing"
     page.report = lambda: {
         "weights_version": subscriber.newest.version if subscriber.newest is not None else None,
         "rates": {"steps_per_second": evaluator.steps_per_second},
         "counters": subscriber.dropped.copy(),
         "peers": {"learner": subscriber.peer_state},
         "evaluation": told.copy(),
+        "phase": phase,
     }
     hint = "" if is_supervised else "; to evaluate a finished run instead, give checkpoint=RUN_DIRECTORY"
     _log.info("waiting for weights from the learner at %s%s", config.addresses.weights, hint)
@@ -138,20 +165,22 @@ def follow(
             if weights is None:
                 continue
             cancelled = partial(_is_cancelled, stop, subscriber, weights)
-            returns = evaluator.evaluate(weights.params, cancelled)
-            if returns is not None:
+            video = config.evaluator.video or str(Path(config.directory, "video"))
+            with Film(video, config.environment.frame_skip) as film:
+                returns = evaluator.evaluate(weights.params, cancelled, film.add if weights.final else None)
+                if returns is None:
+                    continue
                 evaluation = Evaluation(returns, weights.updates, weights.environment_steps)
                 told |= evaluation.values(config.environment.task)
                 _write(metrics, config, evaluation)
                 _keep(config, config.directory, evaluation)
-        if weights is not None and weights.final and not stop.is_set():
-            video = config.evaluator.video or str(Path(config.directory, "video"))
-            try:
-                _record(config, spec, dqn, weights.params, video, stop)
-            except (OSError, UsageError, av.FFmpegError) as error:  # the result stands; it is not played for again
-                _log.warning("no video: %s", error)
-            if not is_supervised:  # the supervisor draws them after this process has ended
-                draw_curves(Path(config.directory), config.environment.task)
+                if weights.final:
+                    phase = COMPLETING_THE_FILM
+                    film.finish()
+            if weights.final:
+                _log_film(config, film, returns[0])
+                if not is_supervised:  # the supervisor draws them after this process has ended
+                    draw_curves(Path(config.directory), config.environment.task)
     finally:
         subscriber.close()
 
@@ -160,25 +189,30 @@ def evaluate_checkpoint(config: Config, spec: SegmentSpec, stop: StopSignal) -> 
     """Evaluates the newest checkpoint of the run directory `evaluator.checkpoint` and prints the result."""
     dqn = make_dqn(config, spec)
     weights = _saved_weights(config, config.evaluator.checkpoint, dqn)
-    returns = Evaluator(config, spec, dqn).evaluate(weights.params, stop.is_set)
-    if returns is not None:
+    video = config.evaluator.video
+    with Film(video, config.environment.frame_skip) as film:
+        evaluator = Evaluator(config, spec, dqn, filmed=video != "")
+        returns = evaluator.evaluate(weights.params, stop.is_set, film.add if video else None)
+        if returns is None:
+            return
         evaluation = Evaluation(returns, weights.updates, weights.environment_steps)
         print(_describe(config, evaluation))
         _keep(config, config.evaluator.checkpoint, evaluation)
-    if config.evaluator.video and not stop.is_set():
-        try:
-            _record(config, spec, dqn, weights.params, config.evaluator.video, stop)
-        except av.FFmpegError as error:
-            raise RunError(f"evaluator.video={shown(config.evaluator.video)}: {error}") from None
+        film.finish()
+    if film.error is not None:
+        raise RunError(f"evaluator.video={shown(video)}: {film.error}")
+    if video:
+        _log_film(config, film, returns[0])
 
 
-def _record(config: Config, spec: SegmentSpec, dqn: Dqn, params: Params, path: str, stop: StopSignal) -> None:
-    result = record_game(config, spec, dqn, params, path, stop.is_set)
-    if result is None:
-        _log.info("no video: %s has no screen, or the game was interrupted", config.environment.task)
+def _log_film(config: Config, film: Film, game_return: float) -> None:
+    if film.error is not None:  # the result stands
+        _log.warning("no video: %s", film.error)
+    elif not film.paths:
+        _log.info("no video: %s has no screen", config.environment.task)
     else:
-        files = " and ".join(map(str, video_paths(path)))
-        _log.info("recorded a game with a return of %g: %s", result, files)
+        files = " and ".join(map(str, film.paths))
+        _log.info("recorded the first of these games, with a return of %g: %s", game_return, files)
 
 
 def _saved_weights(config: Config, run_directory: str, dqn: Dqn) -> Weights:

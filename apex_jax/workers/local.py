@@ -30,7 +30,7 @@ from apex_jax.results.provenance import check_resumable, record_start
 from apex_jax.results.video import video_paths
 from apex_jax.storage import SECTIONS
 from apex_jax.transport.sockets import LocalLinks
-from apex_jax.workers.recording import draw_curves
+from apex_jax.workers.recording import COMPLETING_THE_FILM, draw_curves
 from apex_jax.workers.replay_server import make_limiter
 
 _log = logging.getLogger(__name__)
@@ -43,7 +43,8 @@ STEADY_SECONDS = 120.0  # a role that has been well for so long starts counting 
 KILL_SECONDS = 4.0  # after SIGTERM
 KILLED_SECONDS = 2.0  # that killed processes may take to be gone; one that the disk holds takes for ever
 SAVE_SECONDS = 35.0  # instead, for the roles that save what they have: the learner itself gives up after 30
-LAST_EVALUATION_SECONDS = 300.0  # how long the evaluator may take once the run is over
+LAST_EVALUATION_SECONDS = 1800.0  # once the run is over; the watch ends an evaluator that hangs much sooner
+FILM_SECONDS = 120.0  # to complete the film, after the last evaluation
 LOG_TAIL_LINES = 8
 
 
@@ -137,6 +138,7 @@ class LocalRun:
         status = addresses.status
         self._watch = Watch({name: f"{status}-{name}" if status else "" for _, name in names})
         self._over_seconds: float | None = None  # when the learner ended the run
+        self._film_seconds = 0.0  # when the evaluator was first seen to have done all but the film, 0 = not yet
         self._updates = 0  # as far as the learner is known to have come
         self._view: LiveView | None = None
 
@@ -210,13 +212,19 @@ class LocalRun:
             evaluator.tell_run_is_over()
         if self._over_seconds is None:
             return False
-        code, waited_seconds = evaluator.exit_code(), time.monotonic() - self._over_seconds
-        if code is None and waited_seconds <= LAST_EVALUATION_SECONDS:
+        code, now = evaluator.exit_code(), time.monotonic()
+        if self._watch.reports.get(evaluator.name, {}).get("phase") == COMPLETING_THE_FILM:
+            self._film_seconds = self._film_seconds or now
+        what, play = "last evaluation", f"--role evaluator checkpoint={self._directory}"
+        since, limit_seconds = self._over_seconds, LAST_EVALUATION_SECONDS
+        if self._film_seconds:
+            what, play = "film of the last evaluation", f"{play} episodes=1 video=FILE"
+            since, limit_seconds = self._film_seconds, FILM_SECONDS
+        if code is None and now - since <= limit_seconds:
             return False
         if code != 0:
-            what = f"failed with exit code {code}" if code else f"took more than {LAST_EVALUATION_SECONDS:.0f} s"
-            play = f"--role evaluator checkpoint={self._directory}"
-            _log.warning("the last evaluation %s, see %s; to repeat it: main.py %s", what, evaluator.log_path, play)
+            how = f"failed with exit code {code}" if code else f"took more than {limit_seconds:.0f} s and was ended"
+            _log.warning("the %s %s, see %s; to repeat it: main.py %s", what, how, evaluator.log_path, play)
         return True
 
     def _keep_alive(self) -> None:

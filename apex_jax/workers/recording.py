@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
 
-import jax
+import av
 import numpy as np
 
-from apex_jax.agent.dqn import Dqn, Params
-from apex_jax.config import Config
-from apex_jax.environment import Environment, EpisodeTracker
-from apex_jax.process import ROLE_NUMBERS, process_rng
-from apex_jax.results.video import video_writer
-from apex_jax.types import SegmentSpec
+from apex_jax.errors import UsageError
+from apex_jax.results.video import video_paths, video_writer
 
 _log = logging.getLogger(__name__)
 
 EMULATOR_FRAMES_PER_SECOND = 60
+COMPLETING_THE_FILM = "completing the film"  # phase in an evaluator's report, after its last evaluation
+VIDEO_ERRORS = (OSError, UsageError, av.FFmpegError)
 
 
 def draw_curves(run_directory: Path, task: str) -> None:
@@ -37,43 +36,55 @@ def draw_curves(run_directory: Path, task: str) -> None:
         _log.warning("no curves.png: %s", error)
 
 
-class _CancelledError(Exception):
+class Film:
+    """The video of a game, written while the game is played. An error of the video ends the film and not the game."""
+
+    def __init__(self, path: str, frame_skip: int):
+        """`path`: see `video_writer`. Nothing is written before the first screen is added."""
+        self.error: Exception | None = None
+        self.paths: list[Path] = []  # of the finished film
+        self._path = path
+        self._frames_per_second = Fraction(EMULATOR_FRAMES_PER_SECOND, frame_skip)
+        self._writer = contextlib.ExitStack()
+        self._encode: Callable[[np.ndarray], None] | None = None
+
+    def __enter__(self) -> Film:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Leaves no file of a film that was not finished."""
+        if self._encode is not None:
+            self._abandon()
+
+    def add(self, screen: np.ndarray | None) -> None:
+        """Appends a screen, uint8[height, width, 3]; None, of a game without one, is ignored."""
+        if screen is None or self.error is not None:
+            return
+        try:
+            if self._encode is None:
+                self._encode = self._writer.enter_context(video_writer(self._path, self._frames_per_second))
+            self._encode(screen)
+        except VIDEO_ERRORS as error:
+            self.error = error
+            self._abandon()
+
+    def finish(self) -> None:
+        """Completes the files; `paths` are those written, none if no screen was added."""
+        if self._encode is None:
+            return
+        self._encode = None
+        try:
+            self._writer.close()
+            self.paths = video_paths(self._path)
+        except VIDEO_ERRORS as error:
+            self.error = error
+
+    def _abandon(self) -> None:
+        """Ends the writer by an error, so that no fragment takes the place of a whole video."""
+        self._encode = None
+        with contextlib.suppress(_AbandonedError, *VIDEO_ERRORS), self._writer:
+            raise _AbandonedError
+
+
+class _AbandonedError(Exception):
     pass
-
-
-def record_game(
-    config: Config, spec: SegmentSpec, dqn: Dqn, params: Params, path: str, cancelled: Callable[[], bool]
-) -> float | None:
-    """Plays one game as an evaluation does and writes its video to `path`, in raw colour frames at the console's speed.
-
-    Returns the game's return; None, with nothing written, if the game has no screen or was cancelled. OSError or
-    av.FFmpegError where the video cannot be written.
-    """
-    rng = process_rng(config.seed, ROLE_NUMBERS["evaluator"], 1)
-    environment = Environment(
-        config, spec, rng.integers(2**31, size=1), config.evaluator.max_episode_frames, rendered=True
-    )
-    tracker, key = EpisodeTracker(1), jax.random.key(int(rng.integers(2**31)))
-    epsilon = np.full(1, config.evaluator.epsilon, np.float32)
-    step, call = environment.receive(), 0
-    tracker.add(step)
-    try:
-        screen = environment.screen()
-        if screen is None:
-            return None
-        with video_writer(path, Fraction(EMULATOR_FRAMES_PER_SECOND, config.environment.frame_skip)) as add:
-            while screen is not None:
-                add(screen)
-                if cancelled():
-                    raise _CancelledError
-                output = dqn.act(params, step.observation, epsilon, key, call)
-                environment.send(np.asarray(output.action), step.env_id)
-                step, call = environment.receive(), call + 1
-                for episode in tracker.add(step):
-                    return episode.episode_return
-                screen = environment.screen()
-        return None
-    except _CancelledError:  # raised within the context, so that no fragment takes the place of a whole video
-        return None
-    finally:
-        environment.close()
