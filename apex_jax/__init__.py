@@ -19,6 +19,7 @@
     run_identity     which run a directory belongs to
     compiled         the decorator of loops that are compiled
     disk             what must outlast a loss of power, and directories that one process has
+    output           standard output and error that may go away
     machine          how many cores and how much memory a process may use
     device           what a process computes on
 
@@ -89,7 +90,7 @@
       evaluator      plays full games; recording films one, and draws the run's curves
       local          all roles on this machine, supervised
 
-Imports run one way: types, errors, compiled, disk, machine, config, agreement, run_identity -> agent, replay,
+Imports run one way: types, errors, compiled, disk, machine, output, config, agreement, run_identity -> agent, replay,
 transport, environment, checkpoint, device, journal, storage, metrics, atari_scores (none of which imports another of
 these) -> results, links, process -> operations -> workers -> main. Beside that, config -> config_rules ->
 command_line -> results, workers.

@@ -31,6 +31,7 @@ MAY_IMPORT = {  # part of the package -> other parts of it
     "errors": set(),
     "disk": set(),
     "machine": set(),
+    "output": set(),
     "compiled": set(),
     "agreement": {"errors"},
     "run_identity": {"disk", "errors"},
