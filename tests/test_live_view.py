@@ -94,13 +94,15 @@ def test_run_passes_from_starting_over_filling_and_learning_to_finishing(tmp_pat
 
 
 def test_each_limit_ends_the_run(tmp_path: Path) -> None:
-    clock = Clock(START + 60)
+    clock = Clock()
     for limit, reached in (("total_environment_frames", 4000), ("total_updates", 100), ("total_minutes", 1.0)):
         for value, phase in ((reached, "finishing"), (reached * 2, "starting")):
             directory = tmp_path / f"{limit}-{value}"
             directory.mkdir()
             reader = ProgressReader(str(directory), config(**{limit: value}), clock)
-            write(directory, "learner", 0, 4000, learner__updates=100)  # written a minute ago
+            write(directory, "learner", 0, 4000, learner__updates=100)
+            reader.read()
+            clock.now += 60
             assert reader.read().phase == phase, (limit, value)
 
 
@@ -182,24 +184,27 @@ def test_resumed_run_goes_on_from_the_history_but_not_with_its_rates(tmp_path: P
     ("limits", "seconds_left"),
     [
         ({}, None),
-        ({"total_minutes": 2.0}, 120 - 30),
-        ({"total_environment_frames": 50_000}, (50_000 - 10_000) / 1000),
-        ({"total_updates": 500}, (500 - 200) / 20),
-        ({"total_minutes": 2.0, "total_environment_frames": 50_000, "total_updates": 5000}, 40),
-        ({"total_minutes": 0.6, "total_environment_frames": 50_000, "total_updates": 500}, 6),
+        ({"total_minutes": 2.0}, 120 - 20),
+        ({"total_environment_frames": 50_000}, (50_000 - 20_000) / 1000),
+        ({"total_updates": 500}, (500 - 400) / 20),
+        ({"total_minutes": 2.0, "total_environment_frames": 50_000, "total_updates": 5000}, 30),
+        ({"total_minutes": 0.4, "total_environment_frames": 50_000, "total_updates": 1000}, 4),
         ({"total_environment_frames": 5_000}, 0),
     ],
 )
 def test_time_left_is_that_of_the_limit_that_comes_first(
     tmp_path: Path, limits: dict[str, float], seconds_left: float | None
 ) -> None:
-    clock = Clock(START - 5)  # the learner starts five seconds after the reader was made
+    clock = Clock()
     reader = ProgressReader(str(tmp_path), config(**limits), clock)
-    minutes = {"charts__elapsed_minutes": 20 / 60}
-    write(tmp_path, "learner", 20, 10_000, learner__updates=200, charts__updates_per_second=20.0, **minutes)
-    write(tmp_path, "replay", 20, 10_000, charts__environment_frames_per_second=1000.0)
-    clock.now = START + 30
-    left = reader.read().seconds_left
+    for second in range(0, 21, 2):  # the first rate that the learner writes counts the time that it compiled
+        rate, minutes = (20.0 if second else 0.01), {"charts__elapsed_minutes": second / 60}
+        frames, updates = 1000 * second, 20 * second
+        write(tmp_path, "learner", second, frames, learner__updates=updates, charts__updates_per_second=rate, **minutes)
+        clock.now = START + second
+        left = reader.read().seconds_left
+        if second < 5 and "total_minutes" not in limits:
+            assert left is None  # no guess before it is sound
     assert left == (None if seconds_left is None else pytest.approx(seconds_left))
 
 
@@ -293,10 +298,20 @@ def test_panel_keeps_its_height_with_many_processes_and_odd_names(terminal: Term
         before = len(terminal.getvalue())
         view.update(progress(roles=roles, samples_per_insert=0.0, target_samples_per_insert=0.0))
         panel = Text.from_ansi(terminal.getvalue()[before:]).plain
-    assert len(panel.splitlines()) <= 12
+    assert len(panel.splitlines()) <= 13
     assert "[bold]odd[/]: learning" in panel
     assert "[dim]odd[/]: replay" in panel
     assert "samples per insert  0.00 (target: none)" in panel
+
+
+def test_narrow_terminal_shows_every_process(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    roles = dict.fromkeys(("replay", "learner", "actor-0", "actor-1", "evaluator"), "running")
+    with LiveView(config(), terminal) as view:
+        view.update(progress(roles=roles))
+    panel = Text.from_ansi(terminal.getvalue()).plain
+    assert all(name in panel for name in roles)
+    assert max(map(len, panel.splitlines()[-12:])) <= 60
 
 
 def test_panel_shows_warnings_whole(terminal: Terminal) -> None:

@@ -154,3 +154,18 @@ def test_second_start_that_learns_on_adds_its_minutes(tmp_path: Path) -> None:
     assert list(read_run(run).evaluation.minutes) == pytest.approx([5.0, 10.0, 11.0])
     run = write_run(tmp_path / "one line", [0.0, 5_000.0], evaluations, [*learned[:2], (5_060.0, 1_100)])
     assert list(read_run(run).evaluation.minutes) == pytest.approx([5.0, 10.0, 11.0])
+
+
+def test_clock_that_is_set_back_moves_no_point_of_a_curve(tmp_path: Path) -> None:
+    runs = []
+    for name, back_seconds in (("steady", 0.0), ("set_back", 3600.0)):
+        path = tmp_path / name / "metrics" / "evaluator.jsonl"
+        path.parent.mkdir(parents=True)
+        with path.open("w") as file:
+            for minute in range(10):
+                wall = START + 60 * minute - (back_seconds if minute >= 5 else 0.0)
+                line = {"time": wall, "seconds": 60 * minute, "step": 1000 * minute, RETURN: float(minute)}
+                file.write(json.dumps(line) + "\n")
+        runs.append(read_run(path.parent.parent).evaluation)
+    for steady, set_back in zip(*runs, strict=True):
+        np.testing.assert_allclose(set_back, steady)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import socket as raw_sockets
 import struct
+import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -17,6 +19,7 @@ from apex_jax.config import ActorConfig
 from apex_jax.errors import RunError
 from apex_jax.links.sampling_stream import SEGMENTS_WINDOW
 from apex_jax.transport import sockets
+from apex_jax.transport.sockets import LocalLinks
 from apex_jax.types import MAX_SEGMENT_BYTES, MAX_WEIGHTS_BYTES, Goodbye, Rejoin, SegmentMessage
 from tests.links import free_address, wait_until
 
@@ -324,3 +327,31 @@ def test_a_reading_turn_ends_with_the_message_during_which_its_time_runs_out() -
 
 def test_a_reading_turn_of_quick_messages_ends_after_their_largest_number() -> None:
     assert sum(1 for _ in sockets.reading_turn(lambda: 100.0)) == sockets.MESSAGES_AT_ONCE
+
+
+@pytest.mark.parametrize("length", [20, 71, 72, 200])
+def test_local_links_can_be_served_however_long_the_path_of_tmpdir_is(
+    monkeypatch: pytest.MonkeyPatch, length: int
+) -> None:
+    with tempfile.TemporaryDirectory(prefix="t", dir="/tmp") as short:
+        directory = Path(short, "x" * max(1, length - len(short) - 1))
+        directory.mkdir()
+        monkeypatch.setattr(tempfile, "tempdir", str(directory))
+        links, context = LocalLinks(), zmq.Context()
+        try:
+            for name in ("status-actor-1023", "experience"):
+                with context.socket(zmq.ROUTER) as socket:
+                    socket.bind(f"{links.status.removesuffix('status')}{name}")
+            folder = Path(links.status.removeprefix("ipc://")).parent
+            assert folder.stat().st_mode & 0o777 == 0o700
+            assert (folder.parent == directory) == (length <= 71)
+        finally:
+            context.term()
+            links.close()
+
+
+def test_tmpdir_that_is_too_long_is_named_if_nothing_else_can_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", "/" + "x" * 100)
+    monkeypatch.setattr(tempfile, "TemporaryDirectory", mock.Mock(side_effect=OSError))
+    with pytest.raises(RunError, match=r"TMPDIR=/x+: .* at most 71 bytes \(this one has 101\)"):
+        LocalLinks()

@@ -7,6 +7,7 @@ import os
 import re
 import shlex
 import sys
+import textwrap
 import time
 from collections.abc import Callable, Mapping
 from datetime import timedelta
@@ -24,6 +25,9 @@ from apex_jax.disk import checkpoint_steps
 from apex_jax.operations.progress import Evaluation, Progress
 
 PLAIN_INTERVAL_SECONDS = 10.0
+PANEL_WIDTH = 100
+FRAME_WIDTH = 6  # the panel's frame, and the gap between its columns
+MOST_LINES = 2  # for the processes
 
 
 class LiveView:
@@ -52,7 +56,8 @@ class LiveView:
     def update(self, progress: Progress) -> None:
         """Shows `progress`; call it about twice a second. Without a terminal one call in ten seconds prints a line."""
         if self._live:
-            self._live.update(_panel(self._config.environment.task, progress), refresh=True)
+            panel = _panel(self._config.environment.task, progress, self._live.console.width)
+            self._live.update(panel, refresh=True)
         elif self._clock() >= self._next_line:
             self._next_line = self._clock() + PLAIN_INTERVAL_SECONDS
             print(_line(progress), file=self._stream, flush=True)
@@ -128,17 +133,20 @@ def _python() -> str:
     return "python" if path.startswith(os.pardir) else shlex.quote(path)
 
 
-def _panel(task: str, progress: Progress) -> Panel:
+def _panel(task: str, progress: Progress, width: int) -> Panel:
+    """Returns the panel for a terminal of `width` columns; a narrow one breaks the line of processes in two."""
     table = Table.grid(padding=(0, 2))
     rows = _rows(progress)
     table.add_column(style="bold", no_wrap=True, min_width=max(len(name) for name, _ in rows))
     table.add_column(no_wrap=True, overflow="ellipsis")
+    room = min(width, PANEL_WIDTH) - max(len(name) for name, _ in rows) - FRAME_WIDTH
     for name, text in rows:
-        table.add_row(name, text)
+        lines = textwrap.wrap(text, max(1, room)) if name == "processes" else [text]
+        table.add_row(name, "\n".join(lines[:MOST_LINES]) + (" ..." if lines[MOST_LINES:] else ""))
     title = Text(f"{task}: {progress.phase}", style="bold")
     warnings = [Text(f"warning: {warning}", style="yellow") for warning in progress.warnings]
     return Panel(
-        Group(table, *warnings), title=title, title_align="left", width=100
+        Group(table, *warnings), title=title, title_align="left", width=PANEL_WIDTH
     )  # a narrower terminal makes it narrower
 
 

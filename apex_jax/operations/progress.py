@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,17 @@ from typing import Any, NamedTuple
 from apex_jax.config import Config
 from apex_jax.metrics import MetricsFollower
 from apex_jax.operations.diagnosis import Diagnosis
+
+MAX_READINGS = 60  # one a second
+SOUND_SECONDS = 5.0  # of learning, before the time that is left is estimated from rates
+
+
+class _Reading(NamedTuple):
+    """How far the run was."""
+
+    seconds: float  # of the reader's clock
+    frames: int
+    updates: int
 
 
 class Evaluation(NamedTuple):
@@ -51,6 +63,7 @@ class _Role:
 
     follower: MetricsFollower
     last: dict[str, Any] | None = None
+    read_seconds: float = 0.0  # when that line was read
     memory_bytes: float = 0.0
     restarts: int = 0
 
@@ -69,15 +82,17 @@ class ProgressReader:
     frames, updates and evaluations count on.
     """
 
-    def __init__(self, run_directory: str, config: Config, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, run_directory: str, config: Config, clock: Callable[[], float] = time.monotonic) -> None:
+        """`clock`: seconds that never go back, as the wall clock in the files may."""
         names = ["learner", "replay", *(f"actor-{i}" for i in range(config.actor.processes)), "evaluator"]
         paths = {name: Path(run_directory, "metrics", f"{name}.jsonl") for name in names}
         self._roles = {name: _Role(MetricsFollower(path)) for name, path in paths.items()}
         self._config = config
-        self._clock = clock  # unix seconds, as in the files
+        self._clock = clock
         self._started = clock()
-        self._values: dict[str, tuple[float, float]] = {}  # tag -> time, newest value of any process
+        self._values: dict[str, float] = {}  # tag -> the value that was read last, of any process
         self._learning = False
+        self._readings: deque[_Reading] = deque(maxlen=MAX_READINGS)  # while it learns, oldest first
         self._evaluations: list[Evaluation] = []
         self._past_frames = 0  # reached by earlier starts of the run
         self._past_updates = 0
@@ -87,12 +102,12 @@ class ProgressReader:
 
     def read(self) -> Progress:
         """Returns the progress as of now."""
-        for role in self._roles.values():
-            for line in role.follower.read_new():
-                self._take(role, line)
+        lines = [(role, line) for role in self._roles.values() for line in role.follower.read_new()]
+        for role, line in sorted(lines, key=lambda each: each[1]["time"]):  # as written, unless the clock was set
+            self._take(role, line)
         frames, updates = self._frames(), int(self._value("learner/updates", self._past_updates))
+        self._note(frames, updates)
         replay = self._config.replay
-        training_return = self._values.get("charts/episodic_return")
         return Progress(
             phase=self._phase(frames, updates),
             elapsed_seconds=self._clock() - self._started,
@@ -106,7 +121,7 @@ class ProgressReader:
             min_size_to_sample=replay.min_size_to_sample,
             samples_per_insert=self._value("replay/samples_per_insert"),
             target_samples_per_insert=replay.samples_per_insert,
-            training_return=training_return[1] if training_return else None,
+            training_return=self._values.get("charts/episodic_return"),
             latest_evaluation=self._evaluations[-1] if self._evaluations else None,
             best_evaluation=max(self._evaluations, default=None, key=lambda evaluation: evaluation.episode_return),
             seconds_left=self._seconds_left(frames, updates),
@@ -126,20 +141,20 @@ class ProgressReader:
     def _take(self, role: _Role, line: dict[str, Any]) -> None:
         if role.last is not None and line["seconds"] < role.last["seconds"]:
             role.restarts += 1
-        role.last = line
+        role.last, role.read_seconds = line, self._clock()
         role.memory_bytes = line.get("system/resident_memory_bytes") or role.memory_bytes
         self._evaluations += _evaluation_of(line)
         self._learning |= bool(line.get("charts/updates_per_second"))
         for tag, value in line.items():
-            if value is not None and line["time"] >= self._values.get(tag, (0.0, 0.0))[0]:
-                self._values[tag] = (line["time"], value)
+            if value is not None:
+                self._values[tag] = value
 
     def _warnings(self, frames: int) -> tuple[str, ...]:
         now = self._clock()
         has_actor = any(role.last for name, role in self._roles.items() if name.startswith("actor-"))
         if frames != self._frames_grew[1] or not has_actor:
             self._frames_grew = (now, frames)
-        values = {tag: value for tag, (_, value) in self._values.items()}
+        values = self._values.copy()
         for tag in ("storage/failed_copies", "storage/copy_age_seconds"):  # of learner and replay: the worse is told
             values[tag] = max((role.last or {}).get(tag) or 0.0 for role in self._roles.values())
         ages = [(role.last or {}).get("actor/weights_age_seconds") or 0.0 for role in self._roles.values()]
@@ -147,7 +162,7 @@ class ProgressReader:
         return self._diagnosis.warnings(now, values, self._learning, now - self._frames_grew[0])
 
     def _value(self, tag: str, default: float = 0.0) -> float:
-        return self._values.get(tag, (0.0, default))[1]
+        return self._values.get(tag, default)
 
     def _frames(self) -> int:
         """The learner's count, and the replay server's while the learner, for want of batches, hears of no frames."""
@@ -155,9 +170,10 @@ class ProgressReader:
         return max((line["step"] for line in lines if line), default=0) or self._past_frames
 
     def _learner_seconds(self) -> float:
-        """Time that counts towards `total_minutes`: the learner's own count, and what has passed since it wrote it."""
-        line = self._roles["learner"].last
-        return self._value("charts/elapsed_minutes") * 60 + (self._clock() - line["time"] if line else 0.0)
+        """Time that counts towards `total_minutes`: the learner's own count, and what has passed since it was read."""
+        learner = self._roles["learner"]
+        since_seconds = self._clock() - learner.read_seconds if learner.last else 0.0
+        return self._value("charts/elapsed_minutes") * 60 + since_seconds
 
     def _phase(self, frames: int, updates: int) -> str:
         config = self._config
@@ -175,17 +191,29 @@ class ProgressReader:
         return "filling the replay" if self._roles["replay"].last else "starting"
 
     def _seconds_left(self, frames: int, updates: int) -> float | None:
-        """Time to the limit that comes first; a limit whose rate is not known yet is left out."""
+        """Time to the limit that comes first; a limit whose rate is not known yet is left out.
+
+        Rates are those of the last minute of learning: the learner's own first rate counts the time that it compiled.
+        """
         config, left = self._config, []
         if config.total_minutes:
             left.append(config.total_minutes * 60 - self._learner_seconds())
-        frames_per_second = self._value("charts/environment_frames_per_second")
-        if config.total_environment_frames and frames_per_second > 0:
-            left.append((config.total_environment_frames - frames) / frames_per_second)
-        updates_per_second = self._value("charts/updates_per_second")
-        if config.total_updates and updates_per_second > 0:
-            left.append((config.total_updates - updates) / updates_per_second)
+        first = self._readings[0] if self._readings else _Reading(self._clock(), frames, updates)
+        seconds = self._clock() - first.seconds
+        if seconds >= SOUND_SECONDS:
+            if config.total_environment_frames and frames > first.frames:
+                left.append((config.total_environment_frames - frames) * seconds / (frames - first.frames))
+            if config.total_updates and updates > first.updates:
+                left.append((config.total_updates - updates) * seconds / (updates - first.updates))
         return max(0.0, min(left)) if left else None
+
+    def _note(self, frames: int, updates: int) -> None:
+        """Keeps a reading a second while it learns; before that, or with a process that began anew, none is sound."""
+        newest = self._readings[-1] if self._readings else None
+        if newest is not None and (frames < newest.frames or updates < newest.updates):
+            self._readings.clear()
+        elif self._learning and (newest is None or self._clock() - newest.seconds >= 1.0):
+            self._readings.append(_Reading(self._clock(), frames, updates))
 
 
 def _evaluation_of(line: dict[str, Any]) -> list[Evaluation]:

@@ -12,6 +12,7 @@ connection that broke behind a full queue. The messages of each link have signs 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tempfile
 import time
@@ -288,12 +289,29 @@ def _close(socket: zmq.Socket, monitor: Monitors | None) -> None:
     socket.close()
 
 
+MAX_SOCKET_PATH = 107  # bytes of a Unix socket's address
+
+
+def _short_directory() -> tempfile.TemporaryDirectory[str]:
+    """Makes a directory whose sockets have paths that the system can bind: in TMPDIR, or else in a shorter place."""
+    usual = tempfile.gettempdir()
+    room = MAX_SOCKET_PATH - len("/apex-jax-12345678/status-actor-1023")
+    for parent in (usual, os.environ.get("XDG_RUNTIME_DIR", ""), "/tmp", "/dev/shm"):
+        if parent and len(os.fsencode(parent)) <= room:
+            with contextlib.suppress(OSError):  # full, read-only, or not there
+                return tempfile.TemporaryDirectory(prefix="apex-jax-", dir=parent)
+    raise RunError(
+        f"TMPDIR={usual}: the sockets of a run need a folder that can be written, with a path of at most {room} bytes"
+        f" (this one has {len(os.fsencode(usual))}); set another TMPDIR"
+    )
+
+
 class LocalLinks:
     """Addresses for the links of one machine: ipc in a directory of its own, short enough for a socket's path."""
 
     def __init__(self) -> None:
-        """Makes the directory; only this user can enter it."""
-        self._directory = tempfile.TemporaryDirectory(prefix="apex-jax-")
+        """Makes the directory; only this user can enter it. RunError if no folder is short enough."""
+        self._directory = _short_directory()
         self.experience, self.sampling, self.weights, self.status = (
             f"ipc://{os.path.join(self._directory.name, link)}"
             for link in ("experience", "sampling", "weights", "status")

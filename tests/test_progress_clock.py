@@ -1,0 +1,31 @@
+"""The progress of a run does not depend on the wall clock, which somebody may set while it runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from apex_jax.operations.progress import ProgressReader
+from tests.test_live_view import START, Clock, config, write
+
+
+@pytest.mark.parametrize("jump_seconds", [-3600, 3600])
+def test_wall_clock_that_is_set_changes_neither_times_nor_numbers(tmp_path: Path, jump_seconds: float) -> None:
+    clock = Clock()
+    reader = ProgressReader(str(tmp_path), config(total_minutes=30.0), clock)
+    for second in range(40):
+        clock.now = START + second  # never goes back
+        wall = START + (0 if second < 20 else jump_seconds)
+        values = {"learner__updates": second, "charts__updates_per_second": 1.0, "charts__elapsed_minutes": second / 60}
+        write(tmp_path, "learner", second, 100 * second, wall, **values)
+        now = reader.read()
+        assert (now.elapsed_seconds, now.updates, now.frames) == (second, second, 100 * second)
+        assert now.seconds_left == pytest.approx(1800 - second)
+        assert now.warnings == ()
+
+
+def test_progress_is_measured_by_a_clock_that_nobody_can_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reader = ProgressReader(str(tmp_path), config())
+    monkeypatch.setattr("time.time", lambda: 0.0)
+    assert 0 <= reader.read().elapsed_seconds < 60
