@@ -15,7 +15,7 @@ import warnings
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -117,7 +117,8 @@ class Checkpointer:
             return
         self._orbax.close()
         if self._lock is not None:
-            self._lock.close()
+            os.close(self._lock)
+            self._lock = None
 
     def restore_newest(self, like_state: Any, agreement: str, architecture: str) -> tuple[Any, Progress] | None:
         """Returns the newest checkpoint that can be read, None where there is none at all.
@@ -150,20 +151,19 @@ class Checkpointer:
             )
         return None
 
-    def _locked(self) -> IO[str]:
-        """Returns the open file whose lock keeps other learners away for as long as this process lives."""
+    def _locked(self) -> int:
+        """Returns the descriptor of the file whose lock keeps other learners away for as long as it is open."""
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
             descriptor = open_regular(self.directory / ".lock", os.O_RDWR | os.O_CREAT)
         except OSError as error:
             raise CheckpointError(f"{self.directory} cannot hold checkpoints: {error}; set run_directory") from error
-        file = open(descriptor, "r+")  # noqa: SIM115 - closed by `close`
         if not lock(self.directory, descriptor):
-            file.close()
+            os.close(descriptor)
             raise CheckpointError(
                 f"another learner saves in {self.directory}: stop it, or choose another run_directory"
             )
-        return file
+        return descriptor
 
     def _remove_halves(self) -> None:
         """Removes what a killed or failed save left, and a killed deletion."""

@@ -99,8 +99,9 @@ class Actor:
         key = jax.random.key(int(rng.integers(2**31)))
         ladder = epsilon_ladder(welcome.ladder_size, config.actor.base_epsilon, config.actor.epsilon_exponent)
         epsilon = ladder[welcome.places]
-        run, highest, lowest = digest_of_run_id(self._run_id), epsilon.max(), epsilon.min()
-        _log.info("run %s: acting in %d environments, epsilon %.4f to %.4f", run, num_environments, highest, lowest)
+        process, highest, lowest = digest_of_run_id(self._run_id), epsilon.max(), epsilon.min()
+        text = "acting in %d environments, epsilon %.4f to %.4f (process %s)"
+        _log.info(text, num_environments, highest, lowest, process)
         environment = Environment(
             config,
             self._spec,
