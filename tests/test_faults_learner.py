@@ -88,7 +88,7 @@ def test_fault_06_a_killed_learner_resumes_and_neither_updates_nor_weights_go_ba
         assert after.updates == held, "the weights of the checkpoint's moment, and of no other"
         assert bits(after.params) == bits(found[0].online_params)
         fleet.replay.send(signal.SIGCONT)
-        second.wait_until(lambda: fleet.updates()[-1] > held)
+        second.wait_until(lambda: len(fleet.updates()) > lines and fleet.updates()[-1] > held)
         assert min(fleet.updates()[lines:]) >= held
         assert fleet.updates()[lines:] == sorted(fleet.updates()[lines:])
         assert f"resuming from the checkpoint at {held} updates" in second.stderr
