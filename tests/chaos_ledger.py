@@ -14,20 +14,21 @@ from apex_jax.journal.snapshots import Snapshots
 from apex_jax.links.ledger import DROPS, Account
 from apex_jax.links.replay_state import unpack_state
 from apex_jax.metrics import read_metrics
+from apex_jax.process import digest_of_run_id
 from tests.chaos_watch import Life
 from tests.fleet import role_of
 from tests.processes import ROOT
 
-RUN = re.compile(r"run ([0-9a-f]{16}): acting")  # of which process, as an actor says when it begins
+PROCESS = re.compile(r"acting in .* \(process ([0-9a-f]{16})\)")  # the digest of an actor's run id, in its log
 
 
 class Books(NamedTuple):
     """What was counted, in transitions, by those who have no part in each other's count."""
 
     ledger: dict[str, float]  # as the replay server wrote it last, by fate
-    accounts: dict[int, Account]  # of which that is the sum, by the run id of the actor
+    accounts: dict[int, Account]  # of which that is the sum, by the digest of the actor's run id
     inserted: int  # into the replay, as its rate limiter counts
-    steps: dict[int, int]  # of the environments, as the actors count that left in peace, by run id
+    steps: dict[int, int]  # of the environments, as the actors count that left in peace, by the same
 
 
 def read_books(directory: Path, lives: Iterable[Life]) -> Books:
@@ -37,7 +38,8 @@ def read_books(directory: Path, lives: Iterable[Life]) -> Books:
     snapshots = Snapshots(directory / "replay", Identity(config.agreement, spec))
     saved = snapshots.read_newest(lambda snapshot: unpack_state(snapshot.facts, snapshot.arrays, spec.slots))
     assert saved is not None, "the replay server has left no snapshot"
-    accounts = {run_id: Account(*numbers) for run_id, *numbers in saved.counters.ledger.to_array().tolist()}
+    rows = saved.counters.ledger.to_array().tolist()
+    accounts = {int(digest_of_run_id(run_id), 16): Account(*numbers) for run_id, *numbers in rows}
     return Books(newest_ledger(directory), accounts, saved.limiter["inserted"], steps_of(lives))
 
 
@@ -48,10 +50,10 @@ def newest_ledger(directory: Path) -> dict[str, float]:
 
 
 def steps_of(lives: Iterable[Life]) -> dict[int, int]:
-    """Returns how many environment steps each actor among these has made, by its run id, as its last metrics say."""
+    """Returns the environment steps that each actor among these has made, by the digest of its run id."""
     steps = {}
     for life in lives:
-        if role_of(life.name) == "actor" and (found := RUN.search(life.program.stderr)):
+        if role_of(life.name) == "actor" and (found := PROCESS.search(life.program.stderr)):
             steps[int(found[1], 16)] = int(read_metrics(life.metrics)[-1]["actor/environment_steps"])
     return steps
 
