@@ -29,3 +29,11 @@ def test_progress_is_measured_by_a_clock_that_nobody_can_set(tmp_path: Path, mon
     reader = ProgressReader(str(tmp_path), config())
     monkeypatch.setattr("time.time", lambda: 0.0)
     assert 0 <= reader.read().elapsed_seconds < 60
+
+
+def test_two_lines_around_a_clock_that_is_set_back_are_no_restart(tmp_path: Path) -> None:
+    reader = ProgressReader(str(tmp_path), config(), Clock())
+    write(tmp_path, "learner", 5, 200, learner__updates=2)
+    write(tmp_path, "learner", 10, 300, START - 3600, learner__updates=3)
+    now = reader.read()
+    assert (now.roles["learner"], now.frames, now.updates) == ("running", 300, 3)

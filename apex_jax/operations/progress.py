@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -102,8 +103,9 @@ class ProgressReader:
 
     def read(self) -> Progress:
         """Returns the progress as of now."""
-        lines = [(role, line) for role in self._roles.values() for line in role.follower.read_new()]
-        for role, line in sorted(lines, key=lambda each: each[1]["time"]):  # as written, unless the clock was set
+        lines = [[(role, line) for line in role.follower.read_new()] for role in self._roles.values()]
+        # By time, and the lines of one process in the order of its file, also when the clock was set back between them.
+        for role, line in heapq.merge(*lines, key=lambda each: each[1]["time"]):
             self._take(role, line)
         frames, updates = self._frames(), int(self._value("learner/updates", self._past_updates))
         self._note(frames, updates)
