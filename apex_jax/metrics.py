@@ -6,6 +6,8 @@ The x-axis of every chart is emulator frames of the whole run. Each process writ
     <directory>/tensorboard/<name>/      one event file for each start of the process
 
 A line holds "time" (unix seconds), "seconds" (since the process started), "step" (frames), and a value for each tag.
+Within one start of a process, "time" grows exactly as "seconds" does: whoever sets the wall clock meanwhile moves no
+point of a chart.
 """
 
 from __future__ import annotations
@@ -119,7 +121,7 @@ class MetricsWriter:
         if not re.fullmatch(r"\w[\w.-]*", name):
             raise ValueError(f"name is {name!r}: it becomes a file name, so use letters, digits, '.', '_' and '-' only")
         self.failed_writes = 0
-        self._started = time.monotonic()
+        self._started_at, self._started = time.time(), time.monotonic()
         self._lines_path = Path(directory, "metrics", f"{name}.jsonl")
         # Nanoseconds and the process id: a restart within the same second must not land in the file before it.
         events_name = f"events.out.tfevents.{time.time_ns()}.{os.getpid()}"
@@ -132,9 +134,10 @@ class MetricsWriter:
         """
         for tag in values:
             _check_tag(tag)
-        now = time.time()
+        seconds = time.monotonic() - self._started
+        now = self._started_at + seconds
         finite = {tag: float(value) for tag, value in values.items() if math.isfinite(value)}
-        line = {"time": now, "seconds": time.monotonic() - self._started, "step": int(step)}
+        line = {"time": now, "seconds": seconds, "step": int(step)}
         text = json.dumps(line | {tag: finite.get(tag) for tag in values}) + "\n"
         self._try(append_line, self._lines_path, text.encode())
         self._try(_append_event, self._events_path, _event_record(now, int(step), finite))

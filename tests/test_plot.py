@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from apex_jax.metrics import MetricsWriter
 from apex_jax.results.curves import Curve, Group, Run, read_run
 from apex_jax.results.plot import draw_groups
 from apex_jax.results.plot_command import run
@@ -156,16 +158,21 @@ def test_second_start_that_learns_on_adds_its_minutes(tmp_path: Path) -> None:
     assert list(read_run(run).evaluation.minutes) == pytest.approx([5.0, 10.0, 11.0])
 
 
-def test_clock_that_is_set_back_moves_no_point_of_a_curve(tmp_path: Path) -> None:
+@pytest.mark.parametrize("jumps", [{5: -3600.0}, {5: 3600.0}, {3: -3600.0, 5: 3600.0}], ids=["back", "forward", "both"])
+def test_clock_that_is_set_while_a_run_goes_on_moves_no_point_of_a_curve(
+    jumps: dict[int, float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     runs = []
-    for name, back_seconds in (("steady", 0.0), ("set_back", 3600.0)):
-        path = tmp_path / name / "metrics" / "evaluator.jsonl"
-        path.parent.mkdir(parents=True)
-        with path.open("w") as file:
-            for minute in range(10):
-                wall = START + 60 * minute - (back_seconds if minute >= 5 else 0.0)
-                line = {"time": wall, "seconds": 60 * minute, "step": 1000 * minute, RETURN: float(minute)}
-                file.write(json.dumps(line) + "\n")
-        runs.append(read_run(path.parent.parent).evaluation)
-    for steady, set_back in zip(*runs, strict=True):
-        np.testing.assert_allclose(set_back, steady)
+    for name, jumps_of_run in (("steady", {}), ("set", jumps)):
+        clock = SimpleNamespace(wall=START, passed=0.0)
+        monkeypatch.setattr("time.time", lambda clock=clock: clock.wall)
+        monkeypatch.setattr("time.monotonic", lambda clock=clock: clock.passed)
+        writer = MetricsWriter(str(tmp_path / name), "evaluator")
+        for minute in range(1, 10):
+            clock.passed += 60
+            clock.wall += 60 + jumps_of_run.get(minute, 0.0)
+            writer.write(1000 * minute, {RETURN: float(minute)})
+        monkeypatch.undo()
+        runs.append(read_run(tmp_path / name).evaluation)
+    for steady, moved in zip(*runs, strict=True):
+        np.testing.assert_allclose(moved, steady)

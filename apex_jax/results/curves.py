@@ -6,7 +6,6 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -79,7 +78,7 @@ def read_run(directory: str | os.PathLike[str]) -> Run:
     metrics = sorted(path.glob("metrics/*.jsonl"))
     if not metrics:
         raise UsageError(f"{shown(directory)}: holds no metrics/*.jsonl; give the directory of a run, such as runs/*")
-    lines = {file.stem: _on_one_clock(read_metrics(file)) for file in metrics}
+    lines = {file.stem: read_metrics(file) for file in metrics}
     starts = read_starts(path)
     settings = _settings(load_as_written(path / "config.yaml")) if (path / "config.yaml").is_file() else {}
     all_lines = [line for of_process in lines.values() for line in of_process]
@@ -130,19 +129,6 @@ def _labels(runs: Sequence[Run], apart: Sequence[str]) -> list[str]:
         ]
         return [", ".join(text) or "baseline" for text in texts]
     return [", ".join(text) for text in first]
-
-
-def _on_one_clock(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Returns the lines of a file with times that do not go back when somebody sets the wall clock back."""
-    shift_seconds = 0.0
-    for before, line in pairwise(lines):
-        passed_seconds = line["seconds"] - before["seconds"]
-        if passed_seconds < 0:  # another start of the process
-            shift_seconds = 0.0
-        elif line["time"] + shift_seconds < before["time"]:
-            shift_seconds = before["time"] + passed_seconds - line["time"]
-        line["time"] += shift_seconds
-    return lines
 
 
 class _Minutes:
