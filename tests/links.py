@@ -38,7 +38,7 @@ def segment_of(number: int) -> Segment:
     columns = SegmentColumns(
         priority=np.where(starts, number + 1, 0).astype(np.float32),
         n_step_return=np.zeros(SPEC.slots, np.float32),
-        discount=starts.astype(np.float32),
+        discount=starts * np.float32(0.9),
         action=np.zeros(SPEC.slots, np.int32),
         bootstrap_offset=starts.astype(np.uint8),
     )

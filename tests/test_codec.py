@@ -233,8 +233,8 @@ def test_small_block_that_would_expand_beyond_the_spec_is_refused() -> None:
     assert reason_of(columns + bomb, SMALL) == "bad_frames"
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_vector_observation_that_is_not_finite_is_refused_on_both_sides(value: float) -> None:
+@pytest.mark.parametrize("value", [np.nan, np.inf, -1e38, 1.01 * codec.LARGEST_OBSERVATION])
+def test_vector_observation_that_is_not_finite_or_huge_is_refused_on_both_sides(value: float) -> None:
     segment = random_segment(10, VECTOR)
     columns = codec.encode_segment(segment, VECTOR)[: codec.COLUMN_BYTES_PER_SLOT * VECTOR.slots]
     segment.frames[3, 1] = value

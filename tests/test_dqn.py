@@ -18,6 +18,7 @@ from apex_jax.config import AlgorithmConfig, Config, EnvironmentConfig, Evaluato
 from apex_jax.config_rules import check
 from apex_jax.environment import segment_spec
 from apex_jax.errors import UsageError
+from apex_jax.transport.codec import LARGEST_OBSERVATION, value_limits
 from apex_jax.types import MAX_WEIGHTS_BYTES, SegmentSpec
 from tests import reference
 
@@ -191,6 +192,20 @@ def test_update_donates_the_state_but_not_the_store_and_is_traced_once_a_shape()
         assert dqn.update._cache_size() == traces  # type: ignore[attr-defined]
         assert all(leaf.is_deleted() for leaf in jax.tree.leaves(old))
         assert not any(array.is_deleted() for array in jax.tree.leaves(store))
+
+
+@pytest.mark.parametrize("loss", ["squared", "huber"])
+def test_the_largest_observations_and_returns_that_are_accepted_end_no_learning(loss: str) -> None:
+    settings = config(loss)
+    dqn, rng = make_dqn(settings, VECTORS), np.random.default_rng(5)
+    store = random_store(rng)
+    store = store._replace(
+        frames=jnp.sign(store.frames) * LARGEST_OBSERVATION,
+        n_step_return=jnp.sign(store.n_step_return)
+        * value_limits(settings.replace(environment=EnvironmentConfig(reward_clip=0))).n_step_return,
+    )
+    state, output = dqn.update(dqn.init(jax.random.key(0)), store, *random_batches(rng, 8), 1.0)
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves((state.online_params, output)))
 
 
 def test_online_and_target_parameters_start_equal_and_share_no_buffer(dqn: Dqn) -> None:

@@ -150,19 +150,17 @@ def test_fault_39_the_status_page_shows_no_run_id(served: Served) -> None:
 
 
 def segment_with(sequence: int, column: int, value: float) -> SegmentMessage:
-    """A segment whose `column` (0: priority, 1: return) holds `value` wherever a transition starts."""
+    """A segment whose `column` (0: priority, 1: return, 2: discount) holds `value` wherever a transition starts."""
     floats = np.frombuffer(BODY, "<f4", 3 * SPEC.slots).reshape(3, -1).copy()
     floats[column, floats[0] > 0] = value
     body = floats.tobytes() + BODY[floats.nbytes :]
     return segment(1, sequence)._replace(body=body, crc=zlib.crc32(body))
 
 
-@pytest.mark.parametrize(("column", "reason"), [(0, "bad_priority"), (1, "bad_return")])
-def test_fault_39_a_return_or_priority_beyond_what_rewards_allow_is_refused(
-    served: Served, column: int, reason: str
-) -> None:
+@pytest.mark.parametrize(("column", "reason"), [(0, "bad_priority"), (1, "bad_return"), (2, "bad_discount")])
+def test_fault_39_a_value_beyond_what_rewards_allow_is_refused(served: Served, column: int, reason: str) -> None:
     limits, actor = value_limits(served.config), served.actor(1)
-    most = (limits.priority, limits.n_step_return)[column]
+    most = (limits.priority, limits.n_step_return, limits.discount)[column]
     actor.send(
         segment_with(1, column, 1e38), segment_with(2, column, 1.01 * most), segment_with(3, column, 0.99 * most)
     )

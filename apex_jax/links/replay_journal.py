@@ -251,7 +251,7 @@ class ReplayJournal:
             try:
                 priority = decode_columns(body, self._spec, limits).priority
             except CorruptSegment as error:
-                is_impossible = error.reason in ("bad_return", "bad_priority")
+                is_impossible = error.reason in ("bad_return", "bad_priority", "bad_discount")
                 self._log.left_out["segments of impossible values" if is_impossible else "damaged records"] += 1
                 continue
             while numbers and number <= numbers[-1]:  # of a file that was damaged when this one was stored

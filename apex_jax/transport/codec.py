@@ -27,6 +27,7 @@ from apex_jax.types import MAX_SEGMENT_BYTES, MAX_STREAMED_SEGMENTS, Segment, Se
 Bytes: TypeAlias = bytes | bytearray | memoryview
 
 LARGEST_REWARD = 1e9  # that is accepted when rewards are not clipped: no float32 of an update overflows with it
+LARGEST_OBSERVATION = 1e6  # of frames of floats, for the same reason: gradients are products with them, and squared
 OVERESTIMATION = 1e3  # times its largest possible value that a network may give an action while it learns
 LONGEST_HORIZON_STEPS = 1e5  # that values add up over, also with a discount of 1
 COLUMN_DTYPES = tuple(np.dtype(name) for name in ("<f4", "<f4", "<f4", "<i4", "u1"))
@@ -39,9 +40,10 @@ class ValueLimits(NamedTuple):
 
     n_step_return: float
     priority: float
+    discount: float
 
 
-NO_LIMITS = ValueLimits(math.inf, math.inf)
+NO_LIMITS = ValueLimits(math.inf, math.inf, 1.0)
 
 
 def value_limits(config: Config) -> ValueLimits:
@@ -53,7 +55,7 @@ def value_limits(config: Config) -> ValueLimits:
     gamma, reward = config.algorithm.discount, config.environment.reward_clip or LARGEST_REWARD
     largest_return = reward * sum(gamma**step for step in range(config.algorithm.n_step)) * (1 + 1e-3)
     largest_value = reward / max(1 - gamma, 1 / LONGEST_HORIZON_STEPS)
-    return ValueLimits(largest_return, largest_return + 2 * OVERESTIMATION * largest_value)
+    return ValueLimits(largest_return, largest_return + 2 * OVERESTIMATION * largest_value, gamma * (1 + 1e-6))
 
 
 class _Zstd(threading.local):
@@ -77,12 +79,12 @@ class CorruptSegment(ValueError):
         "bad_length",  # no room for the columns and a pixel, or more than zstd ever makes of the pixels
         "bad_priority",  # not finite, negative, or beyond what rewards, n and discount allow
         "bad_return",  # not finite, or beyond what rewards, n and discount allow
-        "bad_discount",  # outside [0, 1]
+        "bad_discount",  # outside [0, 1], or beyond that of one step
         "bad_action",  # outside [0, num_actions)
         "no_transition",  # no priority above 0
         "bad_start",  # a transition whose observation or bootstrap observation may lie outside the segment
         "bad_bootstrap",  # a transition that bootstraps outside 1..n slots later
-        "bad_frames",  # not a zstd frame of the right size, or a number that is not finite
+        "bad_frames",  # not a zstd frame of the right size, or not numbers up to LARGEST_OBSERVATION
     )
 
     def __init__(self, reason: str) -> None:
@@ -100,7 +102,7 @@ def encode_segment(segment: Segment, spec: SegmentSpec) -> bytes:
     _check_layout("frames", segment.frames, (spec.slots, *spec.frame_shape), np.dtype(spec.frame_dtype))
     for name, column, dtype in zip(SegmentColumns._fields, segment.columns, COLUMN_DTYPES, strict=True):
         _check_layout(name, column, (spec.slots,), dtype)
-    _check_finite(segment.frames)
+    _check_observations(segment.frames)
     pixels = _zstd.compressor.compress(np.ascontiguousarray(segment.frames).data)
     body = b"".join([*(column.tobytes() for column in segment.columns), pixels])
     decode_columns(body, spec)
@@ -131,7 +133,7 @@ def decode_columns(body: Bytes, spec: SegmentSpec, limits: ValueLimits = NO_LIMI
     largest = limits.n_step_return
     if not (lowest[1] > -math.inf and highest[1] < math.inf and lowest[1] >= -largest and highest[1] <= largest):
         raise CorruptSegment("bad_return")
-    if not (lowest[2] >= 0 and highest[2] <= 1):
+    if not (lowest[2] >= 0 and highest[2] <= limits.discount):
         raise CorruptSegment("bad_discount")
     if columns.action.view("<u4").max() >= spec.num_actions:
         raise CorruptSegment("bad_action")
@@ -164,7 +166,7 @@ def decode_frames(body: Bytes, spec: SegmentSpec, out: np.ndarray | None = None)
     except zstandard.ZstdError:
         raise CorruptSegment("bad_frames") from None
     frames = np.frombuffer(pixels, out.dtype).reshape(shape)
-    _check_finite(frames)
+    _check_observations(frames)
     np.copyto(out, frames)
     return out
 
@@ -224,8 +226,8 @@ def _check_length(body: Bytes, spec: SegmentSpec) -> memoryview:
     return data
 
 
-def _check_finite(frames: np.ndarray) -> None:
-    if frames.dtype != np.uint8 and not np.isfinite(frames).all():
+def _check_observations(frames: np.ndarray) -> None:
+    if frames.dtype != np.uint8 and not np.abs(frames).max(initial=0.0) <= LARGEST_OBSERVATION:
         raise CorruptSegment("bad_frames")
 
 
