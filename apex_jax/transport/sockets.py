@@ -30,7 +30,7 @@ from apex_jax.transport.security import secure
 from apex_jax.types import MAX_ARRAY_SIZE, MAX_SEGMENT_BYTES, MAX_WEIGHTS_BYTES
 
 MESSAGES_AT_ONCE = 256  # read before all else gets its turn: another link, or what is to be sent
-READING_TURN_SECONDS = 0.01  # after which no further message is read: some take thousands of times as long as others
+READING_TURN_SECONDS = 0.02  # after which no further message is read: some take thousands of times as long as others
 MALFORMED_AT_ONCE = 256  # skipped before the caller gets its turn: a flood of garbage must not take all of it
 LOST_PEER_MILLISECONDS = 10_000  # a host that answers no packet (cable, power) is given up about then
 HANDSHAKE_MILLISECONDS = 10_000  # a connection that has not become one of ours by then is closed
