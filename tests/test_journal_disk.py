@@ -63,6 +63,51 @@ def test_the_snapshot_before_the_newest_is_as_good_to_start_from(
     world.kill()
 
 
+def test_a_log_that_grows_fast_leaves_the_snapshot_before_the_newest_as_good(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(segment_log, "FILE_BYTES", 1_000)
+    monkeypatch.setattr(replay_journal, "LOG_BYTES_AT_MOST", 5_000)
+    world = World(tmp_path, capacity=4)
+    world.store(1)
+    world.save()
+    for number in range(2, 60):
+        world.store(number)
+    world.save()
+    world.kill()
+    files(tmp_path, "snapshot")[-1].unlink()
+    world = World(tmp_path, capacity=4)
+    assert world.counters.environment_steps == 590
+    assert world.counters.ledger.totals((), {})["stored"] == 59 * TRANSITIONS
+    world.kill()
+
+
+def test_a_snapshot_waits_until_the_disk_has_what_a_killed_server_wrote(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kill loses nothing that the kernel has, a loss of power soon after it does."""
+    world = World(tmp_path)
+    world.store(1, 2)
+    world.kill()
+    log = files(tmp_path, "segments")[0].stat().st_ino
+    world = World(tmp_path)
+    synced: list[int] = []
+    fsync = os.fsync
+
+    def watched(descriptor: int) -> None:
+        synced.append(os.fstat(descriptor).st_ino)
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", watched)
+    world.save()
+    snapshot = files(tmp_path, "snapshot")[0].stat().st_ino
+    assert synced.index(log) < synced.index(snapshot)
+    synced.clear()
+    world.save()
+    assert log not in synced, "once is enough"
+    world.kill()
+
+
 def test_while_no_snapshot_can_be_written_the_log_keeps_what_only_it_knows_within_bounds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

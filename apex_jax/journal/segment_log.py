@@ -136,7 +136,7 @@ class SegmentLog:
         return sum(file.num_bytes for file in self._files)
 
     def take_unsynced(self) -> list[Path]:
-        """Returns the files written to since the last call: for `sync`, which another thread may call."""
+        """Returns the files read, or written to since the last call: for `sync`, which another thread may call."""
         taken, self._unsynced = self._unsynced, []
         if self._descriptor is not None:
             self._unsynced.append(self._files[-1].path)
@@ -279,6 +279,7 @@ class SegmentLog:
             return
         file = LogFile(path, len(data))
         self._files.append(file)
+        self._unsynced.append(path)  # a server that was killed may have left it to the kernel
         while offset < len(data):
             found = self._next_record(path, data, offset, event)
             if found is None:

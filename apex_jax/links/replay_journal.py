@@ -195,7 +195,7 @@ class ReplayJournal:
         else:
             going, self._leaving = [], self._leaving + self._left
         self._left = []
-        while sum(file.num_bytes for file in self._leaving) > LOG_BYTES_AT_MOST:
+        while not has_succeeded and sum(file.num_bytes for file in self._leaving) > LOG_BYTES_AT_MOST:
             going.append(self._leaving.pop(0))
         for file in going:
             with contextlib.suppress(OSError):
