@@ -7,6 +7,7 @@ run is still that run. A process whose directory belongs to another run is refus
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import re
 import secrets
@@ -69,9 +70,8 @@ class RunIdentity:
         path = Path(self._directory, FILE_NAME)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_durably(path, self.name)
-        except FileNotFoundError:  # another process of this directory has just written the same
-            pass
+            with contextlib.suppress(FileNotFoundError, FileExistsError):  # another process is writing the same
+                write_durably(path, self.name)
         except OSError as error:
             _log.warning("%s cannot be written (%s): the run goes on without it", path, error.strerror)
 

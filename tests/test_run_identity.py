@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -60,6 +61,27 @@ def test_a_process_that_started_before_another_of_its_directory_joined_a_run_is_
     with pytest.raises(RunError, match=OTHER):
         early.adopt(OTHER, "the learner")
     early.adopt(MINE, "the learner")
+
+
+def test_processes_of_a_directory_may_join_their_run_at_the_same_moment(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for turn in range(100):
+        runs = [RunIdentity(str(tmp_path / str(turn))) for _ in range(4)]
+        start = threading.Barrier(len(runs))
+
+        def join(run: RunIdentity, start: threading.Barrier = start) -> None:
+            start.wait(10)
+            run.adopt(MINE, "the learner")
+
+        threads = [threading.Thread(target=join, args=(run,)) for run in runs]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert kept_in(tmp_path / str(turn)) == MINE
+        assert [path.name for path in (tmp_path / str(turn)).iterdir()] == ["run_identity"]
+    assert not caplog.records, "nothing went wrong"
 
 
 @pytest.mark.parametrize("content", ["nonsense", "x" * 10_000, "00112233AABBCCDD", "\x1b[2J"])
