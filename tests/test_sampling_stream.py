@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from typing import Any
 
@@ -170,6 +171,30 @@ def test_a_server_that_welcomes_again_and_again_fills_no_memory(sampling: Link, 
     assert isinstance(item.content, IndexBatches)
     assert item.content.indices.max() == 2, "what came before the newest welcome is void"
     assert stream.next(0.2) is None
+
+
+def test_no_batch_is_taken_whose_segments_a_new_welcome_has_made_void(
+    sampling: Link, false_server: FalseServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = sampling.stream()
+    false_server.welcome()
+    false_server.send(streamed(1))
+    false_server.send(batches_of(1))
+    wait_until(lambda: stream._items.qsize() == 2)
+    is_half_void, may_go_on = threading.Event(), threading.Event()
+    get_nowait = stream._items.get_nowait
+
+    def slowly() -> Any:
+        item = get_nowait()
+        is_half_void.set()
+        may_go_on.wait(10)
+        return item
+
+    monkeypatch.setattr(stream._items, "get_nowait", slowly)
+    false_server.send(LearnerWelcome(9, CAPACITY))
+    assert is_half_void.wait(10), "the segments are"
+    assert stream.next(0.2) is None
+    may_go_on.set()
 
 
 def test_memory_for_frames_is_reserved_only_for_bodies_that_look_like_segments(

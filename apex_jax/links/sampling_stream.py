@@ -113,13 +113,17 @@ class SamplingStream:
 
     def next(self, timeout_seconds: float) -> Item | None:
         """Returns what is to be consumed next, None if nothing comes in time. RunError if the server refused us."""
-        try:
-            item = self._items.get(timeout=timeout_seconds) if timeout_seconds > 0 else self._items.get_nowait()
-        except queue.Empty:
-            return None
-        if isinstance(item, Exception):
-            raise item
-        return item
+        until = time.monotonic() + timeout_seconds
+        while True:
+            left_seconds = until - time.monotonic()
+            try:
+                item = self._items.get(timeout=left_seconds) if left_seconds > 0 else self._items.get_nowait()
+            except queue.Empty:
+                return None
+            if isinstance(item, Exception):
+                raise item
+            if item.epoch == self._epoch:  # else the segments that came before it may have been left out already
+                return item
 
     def consumed(self, item: Item) -> None:
         """Gives the server credit for as much again."""
