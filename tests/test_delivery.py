@@ -257,6 +257,23 @@ def test_segments_that_never_come_in_order_are_bounded_by_the_credit(link: Link)
     join(link.peer(server), 2)
 
 
+def test_an_actor_of_which_a_segment_was_lost_on_the_way_is_asked_to_send_it_again(link: Link) -> None:
+    server = link.server()
+    peer = link.peer(server, run_id=1)
+    peer.send(message_of(1))
+    assert peer.receive(SegmentAck).sequence == 1
+    peer.send_frames(b"damaged", *map(bytes, wire.encode(message_of(2))[1:]))
+    peer.send(message_of(3), ActorStatus(1, 0.0, 0))
+    peer.receive(Rejoin)
+    peer.send(ActorHello(1, CONFIG.agreement, 4, acknowledged=1))
+    peer.receive(ActorWelcome)
+    peer.send(message_of(2), message_of(3))
+    while peer.receive(SegmentAck).sequence < 3:
+        pass
+    assert server.stored() == [1, 2, 3]
+    assert +server.dropped == {"not_msgpack": 1, "early_segment": 1}
+
+
 def test_a_server_without_memory_takes_the_first_that_the_actor_still_has(link: Link) -> None:
     peer = link.peer(server := link.server())
     peer.send(ActorHello(1, CONFIG.agreement, 4, acknowledged=6))

@@ -136,11 +136,11 @@ class ExperienceService:
             self._unread_after += 1
             identity, message = received
             actor = self.actors.get(identity)
-            if actor is None and not isinstance(message, ActorHello):
-                sockets.send(self._socket, Rejoin(), identity)
-                continue
             if actor is not None:
                 actor.seen_seconds = now_seconds
+            elif not isinstance(message, ActorHello):
+                sockets.send(self._socket, Rejoin(), identity)
+                continue
             self._handlers[type(message)](identity, message, now_seconds)
 
     def store(self, now_seconds: float) -> None:
@@ -209,10 +209,8 @@ class ExperienceService:
         before = next((other for other, actor in self.actors.items() if actor.run_id == message.run_id), None)
         if before is not None and message.acknowledged > (stored := self._stored(self.actors[before])):
             self.dropped["bad_acknowledgement"] += 1  # believed, it would have the segments of that actor refused
-            reason = (
-                f"acknowledged={message.acknowledged} of an actor whose segments were acknowledged up to {stored}:"
-                " start this actor again"
-            )
+            known = f"an actor whose segments were acknowledged up to {stored}"
+            reason = f"acknowledged={message.acknowledged} of {known}: start this actor again"
             sockets.send(self._socket, Refusal(reason=reason, final=False), identity)
             return
         welcome = self._welcome(message, before, now_seconds)
@@ -232,9 +230,8 @@ class ExperienceService:
         actor.acknowledged = 0  # what it was told before may not have arrived
         self.actors[identity] = actor
         self.ledger.connected.add(actor.run_id)
-        self._log_lines.info(
-            "actor %s joins with %d environments (%d actors)", identity.hex(), len(actor.places), len(self.actors)
-        )
+        text = "actor %s joins with %d environments (%d actors)"
+        self._log_lines.info(text, identity.hex(), len(actor.places), len(self.actors))
 
     def _welcome(self, message: ActorHello, before: bytes | None, now_seconds: float) -> ActorWelcome:
         """Finds an actor places: those it has on the connection `before`, or got from a server before, or new ones."""
@@ -287,11 +284,10 @@ class ExperienceService:
         elif message.sequence > actor.received + 1:
             self._hold_early(identity, actor, message)
         else:
-            next_message: SegmentMessage | None = message
-            while next_message is not None:
-                self._take(actor, next_message)
-                next_message = actor.early.pop(actor.received + 1, None)
-                self._early_bytes -= len(next_message.body) if next_message is not None else 0
+            self._take(actor, message)
+            while (following := actor.early.pop(actor.received + 1, None)) is not None:
+                self._early_bytes -= len(following.body)
+                self._take(actor, following)
         if now_seconds - actor.answered_seconds >= ANSWER_SECONDS and identity in self.actors:
             self._acknowledge(identity, actor, now_seconds)
 
@@ -361,7 +357,11 @@ class ExperienceService:
             self.ledger.report(message)
             if self._stored(actor) > actor.written:  # an actor that is held back does not make the log grow
                 self._write_down(actor)
-        self._acknowledge(identity, actor, now_seconds)  # for the actor, a sign of life
+        if actor.early:  # messages keep their order: a segment before these was damaged on its way, and must come again
+            self._remove(identity)
+            sockets.send(self._socket, Rejoin(), identity)
+        else:
+            self._acknowledge(identity, actor, now_seconds)  # for the actor, a sign of life
 
     def _write_down(self, actor: Actor) -> None:
         """Has the journal know what an actor produced, should it and this server die at once."""
