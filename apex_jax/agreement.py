@@ -24,6 +24,7 @@ KEYS = (
     "learner.optimizer",
 )
 """With other values of these no checkpoint can be resumed; all but the optimizer are compared between processes."""
+MOST_TOLD = 2_500  # characters: enough for two agreements, and in UTF-8 never more than a `Refusal` holds
 
 
 def differences(before: str, now: str) -> dict[str, tuple[str, str]]:
@@ -43,12 +44,13 @@ def differences(before: str, now: str) -> dict[str, tuple[str, str]]:
 def told(before: str, now: str, was: str = "was", is_now: str = "now") -> str:
     """Returns the keys that differ: `environment.task: was Pong-v5, now Boxing-v5; ...`.
 
-    Both texts if none of KEYS differs. `before` may be a peer's: it is made printable.
+    Both texts if none of KEYS differs. One may be a peer's: both are made printable, which can make them four times as
+    long, so what is told ends after MOST_TOLD characters.
     """
-    found = differences(before, now)
-    if not found:
-        return f"{was} [{printable(before)}], {is_now} [{printable(now)}]"
-    return "; ".join(f"{key}: {was} {printable(old)}, {is_now} {printable(new)}" for key, (old, new) in found.items())
+    found = differences(before, now).items()
+    keys = (f"{key}: {was} {printable(old)}, {is_now} {printable(new)}" for key, (old, new) in found)
+    text = "; ".join(keys) or f"{was} [{printable(before)}], {is_now} [{printable(now)}]"
+    return text if len(text) <= MOST_TOLD else f"{text[:MOST_TOLD]}..."
 
 
 def _values(text: str) -> dict[str, str]:

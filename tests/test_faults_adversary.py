@@ -23,7 +23,9 @@ from apex_jax.types import (
     Credit,
     EpisodeStatistics,
     IndexBatches,
+    LearnerHello,
     PriorityUpdate,
+    Refusal,
     SegmentAck,
     SegmentMessage,
 )
@@ -69,6 +71,19 @@ def test_fault_26_a_learner_from_the_far_future_overflows_no_counter(served: Ser
     stores_for(served, actor, 1, 2)
     served.server._write_metrics()
     assert read_metrics(tmp_path / "metrics" / "replay.jsonl")[-1]["replay/actors"] == 1
+
+
+@pytest.mark.parametrize("agreement", ["\x01" * 1024, "task=" + "\x01" * 1019, "\u200b" * 341])
+@pytest.mark.parametrize("link", ["experience", "sampling"])
+def test_fault_26_an_agreement_that_grows_when_it_is_made_printable_ends_no_server(
+    served: Served, link: str, agreement: str
+) -> None:
+    peer = served.peer(link)
+    hello = ActorHello(1, agreement, 4) if link == "experience" else LearnerHello(1, agreement, 0, 1, batch_size=4)
+    peer.send(hello)
+    reason = peer.receive(Refusal).reason
+    assert reason.isprintable()
+    assert reason.endswith("; make them equal")
 
 
 def test_fault_26_no_segment_brings_more_steps_than_its_actor_can_have_made(served: Served) -> None:
