@@ -12,6 +12,7 @@ import difflib
 import io
 import json
 import math
+import os
 import re
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -125,8 +126,9 @@ def _config_of(checkpoint: str) -> Path:
     except OSError:  # a name that no file can have
         is_there = False
     if not is_there:
+        what = "holds no config.yaml" if os.path.isdir(checkpoint) else "no such directory"
         raise UsageError(
-            f"evaluator.checkpoint={shown(checkpoint)}: holds no config.yaml; give the directory of a run, or --config"
+            f"evaluator.checkpoint={shown(checkpoint)}: {what}; give the directory of a run, such as runs/Pong-v5-1"
         )
     return path
 

@@ -28,7 +28,8 @@ def check(config: Config) -> None:
         *_storage_rules(config),
     ):
         if not is_right:
-            raise UsageError(f"{name}={shown(attrgetter(name)(config))}: {requirement}")
+            value = attrgetter(name)(config)
+            raise UsageError(f"{name}={shown(list(value) if isinstance(value, tuple) else value)}: {requirement}")
 
 
 def _size_rules(config: Config) -> Iterator[Rule]:
@@ -65,12 +66,16 @@ def _size_rules(config: Config) -> Iterator[Rule]:
     least = f"must be at least environment.frame_skip={skip}, the frames of one step"
     yield "environment.max_episode_frames", environment.max_episode_frames >= skip, least
     yield "evaluator.max_episode_frames", config.evaluator.max_episode_frames >= skip, least
+    has_screen = environment.task.endswith("-v5")
+    yield "evaluator.video", has_screen or not config.evaluator.video, f"{environment.task} has no screen; leave it out"
 
 
 def _network_rules(config: Config) -> Iterator[Rule]:
     network, size = config.network, config.environment.frame_size
-    same_length = len(network.channels) == len(network.kernel_sizes) == len(network.strides)
-    yield "network.channels", same_length, "must have as many entries as network.kernel_sizes and network.strides"
+    kernel_sizes, strides = list(network.kernel_sizes), list(network.strides)
+    same_length = len(network.channels) == len(kernel_sizes) == len(strides)
+    equal = f"must have as many entries as network.kernel_sizes={kernel_sizes} and network.strides={strides}"
+    yield "network.channels", same_length, equal
     if not config.environment.task.endswith("-v5"):
         return  # CartPole-v1, Catch-v0: no pixels, no convolutions
     layers = list(zip(network.kernel_sizes, network.strides, strict=False))

@@ -27,7 +27,8 @@ def segment_spec(config: Config) -> SegmentSpec:
     task = config.environment.task
     known = envpool.list_all_envs()
     if task not in known:
-        names = difflib.get_close_matches(task, known, 3) or difflib.get_close_matches(f"{task}-v5", known, 3)
+        names = [name for name in known if name.lower() in (task.lower(), f"{task}-v5".lower())]
+        names = names or difflib.get_close_matches(task, known, 3) or difflib.get_close_matches(f"{task}-v5", known, 3)
         raise UsageError(
             f"environment.task={task}: EnvPool has no such task; did you mean {', '.join(names) or 'Pong-v5'}?"
         )

@@ -102,13 +102,15 @@ def test_checkpoint_is_evaluated_with_the_configuration_of_its_run(tmp_path: Pat
     atari = ["--config", str(CONFIGS / "atari.yaml")]
     assert parse([*arguments, *atari]).config.seed == 1
     assert parse(["--role", "evaluator", "checkpoint=nowhere", *atari]).config.evaluator.checkpoint == "nowhere"
-    assert "holds no config.yaml; give the directory of a run" in message("--role", "evaluator", "checkpoint=nowhere")
+    assert "checkpoint=nowhere: no such directory; give" in message("--role", "evaluator", "checkpoint=nowhere")
+    (tmp_path / "empty").mkdir()
+    assert "holds no config.yaml; give" in message("--role", "evaluator", f"checkpoint={tmp_path / 'empty'}")
 
 
 def test_what_an_unset_variable_leaves_is_no_default() -> None:
     assert "Is a directory" in message("--config", "")
     assert "--name '-x': names a log file" in message("--name=-x")
-    assert "holds no config.yaml" in message("--role", "evaluator", f"checkpoint={'x' * 300}")
+    assert "no such directory" in message("--role", "evaluator", f"checkpoint={'x' * 300}")
 
 
 def test_override_goes_over_the_file_and_the_file_over_the_default(tmp_path: Path) -> None:
@@ -290,18 +292,18 @@ def test_device_libraries_are_not_imported_before_the_device_is_chosen() -> None
         ("learner.updates_per_call=17", ["updates_per_call=17", "learner.prefetch_batches=16"]),
         ("learner.batch_size=65536 learner.updates_per_call=128 learner.prefetch_batches=128", ["65536", "8388608"]),
         ("network.strides=[1]", ["network.channels", "network.strides"]),
-        ("environment.frame_size=20 network.kernel_sizes=[4,7,3]", ["kernel_sizes=(4, 7, 3)", "7", "5 pixels"]),
+        ("environment.frame_size=20 network.kernel_sizes=[4,7,3]", ["kernel_sizes=[4, 7, 3]", "7", "5 pixels"]),
         (
             f"--config {CONFIGS / 'paper.yaml'} network.hidden_units=65536",
             ["hidden_units=65536", "1,573 MiB of parameters", "512 can be sent", "lower it"],
         ),
         (
             "environment.frame_size=42 network.strides=[3,2,1]",
-            ["network.strides=(3, 2, 1)", "last 2 rows", "frame_size=40 or 46", "network.unseen_pixels=true"],
+            ["network.strides=[3, 2, 1]", "last 2 rows", "frame_size=40 or 46", "network.unseen_pixels=true"],
         ),
         (
             "environment.frame_size=41 network.kernel_sizes=[2,3,3] network.strides=[3,2,1]",
-            ["network.strides=(3, 2, 1)", "larger than its kernel", "network.unseen_pixels=true"],
+            ["network.strides=[3, 2, 1]", "larger than its kernel", "network.unseen_pixels=true"],
         ),
         (
             "environment.frame_size=39 network.kernel_sizes=[4,4,3] network.strides=[3,2,1]",

@@ -240,6 +240,8 @@ def test_environment_that_does_not_exist_is_refused(pong: Environment, env_id: l
     ("Pong", "did you mean Pong-v5"),
     ("Breakoot-v5", "Breakout-v5"),
     ("ZzzZzz", "did you mean Pong-v5"),
+    ("pong-v5", "did you mean Pong-v5\\?"),
+    ("spaceinvaders", "did you mean SpaceInvaders-v5\\?"),
 ])  # fmt: skip
 def test_unknown_task_is_refused_with_a_suggestion(task: str, suggestion: str) -> None:
     with pytest.raises(UsageError, match=f"environment.task={task}.*{suggestion}"):

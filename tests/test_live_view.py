@@ -368,6 +368,7 @@ def test_dumb_terminal_gets_plain_lines(terminal: Terminal, monkeypatch: pytest.
     [
         ({}, "runs until it is stopped with Ctrl-C."),
         ({"total_minutes": 30.0}, "ends after 30 minutes."),
+        ({"total_minutes": 1.0}, "ends after 1 minute."),
         (
             {"total_minutes": 0.5, "total_environment_frames": 4_000_000, "total_updates": 1000},
             "ends after 0.5 minutes or 4,000,000 frames or 1,000 updates, whichever comes first.",

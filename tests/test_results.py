@@ -344,7 +344,7 @@ def test_directory_may_hold_an_equals_sign(tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         ([], "plot: the following arguments are required: .*; see python main.py plot --help"),
-        (["{tmp}/nowhere"], "nowhere: holds no metrics"),
+        (["{tmp}/nowhere"], "nowhere: no such directory; give the directory of a run"),
         (["{tmp}/empty"], "empty: has no evaluation yet"),
         (["{tmp}/a", "--output", "x.jpg"], r"--output x.jpg: give a file .* ends in .png, .svg or .pdf"),
         (["{tmp}/a", "--output", "{tmp}/nowhere/x.png"], "give a file in an existing folder"),

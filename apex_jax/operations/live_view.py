@@ -77,7 +77,7 @@ class LiveView:
 def introduction(config: Config) -> str:
     """Returns what is about to happen, how long it will take and where it goes."""
     limits = (
-        (config.total_minutes, f"{config.total_minutes:g} minutes"),
+        (config.total_minutes, f"{config.total_minutes:g} minute{'s' * (config.total_minutes != 1)}"),
         (config.total_environment_frames, f"{config.total_environment_frames:,} frames"),
         (config.total_updates, f"{config.total_updates:,} updates"),
     )

@@ -77,7 +77,8 @@ def read_run(directory: str | os.PathLike[str]) -> Run:
     path = Path(directory)
     metrics = sorted(path.glob("metrics/*.jsonl"))
     if not metrics:
-        raise UsageError(f"{shown(directory)}: holds no metrics/*.jsonl; give the directory of a run, such as runs/*")
+        what = "holds no metrics/*.jsonl" if path.is_dir() else "no such directory"
+        raise UsageError(f"{shown(directory)}: {what}; give the directory of a run, such as runs/*")
     lines = {file.stem: read_metrics(file) for file in metrics}
     starts = read_starts(path)
     settings = _settings(load_as_written(path / "config.yaml")) if (path / "config.yaml").is_file() else {}

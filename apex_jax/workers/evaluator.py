@@ -289,7 +289,7 @@ def _describe(config: Config, evaluation: Evaluation) -> str:
         f"{config.environment.task}: mean return {values['eval/episodic_return']:.2f},"
         f" median {values['eval/episodic_return_median']:.2f},"
         f" lowest {evaluation.returns.min():g}, highest {evaluation.returns.max():g}"
-        f" over {len(evaluation.returns)} games"
+        f" over {len(evaluation.returns)} game{'s' * (len(evaluation.returns) != 1)}"
     )
     if (score := values.get("eval/human_normalized_score")) is not None:
         text += f", human-normalised {score:.0%}"
