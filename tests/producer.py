@@ -34,7 +34,7 @@ def numbered(spec: SegmentSpec, number: int) -> Segment:
     columns = SegmentColumns(
         priority=starts.astype(np.float32),
         n_step_return=np.zeros(spec.slots, np.float32),
-        discount=starts.astype(np.float32),
+        discount=starts * np.float32(0.9),  # below gamma: a server refuses what no actor can have made
         action=np.zeros(spec.slots, np.int32),
         bootstrap_offset=starts.astype(np.uint8),
     )
