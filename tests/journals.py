@@ -101,8 +101,8 @@ def first_leaves(number: int) -> list[float]:
 
 
 def files(directory: Path, kind: str) -> list[Path]:
-    """Files of the journal, oldest first: "segments" or "snapshot"."""
-    return sorted((directory / "replay").glob(f"{kind}-*"))
+    """Files of the journal that are complete, oldest first: "segments" or "snapshot"."""
+    return sorted(path for path in (directory / "replay").glob(f"{kind}-*") if path.suffix != ".tmp")
 
 
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
