@@ -8,7 +8,7 @@ from apex_jax.errors import RunError, UsageError
 from apex_jax.output import end_output, outlast_lost_output
 
 COMMANDS = {  # which train nothing, and bring a command line of their own
-    "plot": "apex_jax.results.plot_command",
+    "plot": "apex_jax.plotting.plot_command",
     "keys": "apex_jax.transport.keys_command",
     "status": "apex_jax.operations.status_command",
     "storage": "apex_jax.operations.storage_command",
@@ -40,7 +40,7 @@ def _run() -> tuple[int, bool]:
             print(to_yaml(command.config), end="")
             return 0, True
         if command.role in ("local", "learner"):
-            from apex_jax.results.provenance import check_resumable  # which takes a second less than JAX
+            from apex_jax.plotting.provenance import check_resumable  # which takes a second less than JAX
 
             check_resumable(command.config)
         from apex_jax import device, process  # not before the command is known to be sound

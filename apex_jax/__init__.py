@@ -11,6 +11,7 @@
       +--- statistics ---> metrics <--- evaluator <---+ weights
 
     types            the records that cross a border, and the axis legend
+    segment_codec    segments <-> bytes
     config           every key of a run, with its meaning, unit and range
     config_rules     keys that must fit each other
     command_line     argv and YAML -> a checked Config
@@ -35,9 +36,14 @@
       sum_tree       draws in proportion to a value
       buffer         ring of encoded segments, prioritized draws, priority updates
       rate_limiter   transitions drawn per transition stored
+      ledger         what became of every transition
+      journal        writes down what is stored, and reads it back
+      segment_log    its log: what was stored, in files that are only appended to
+      snapshots      its snapshots: priorities and counters, whole or not at all; saved_state is what they hold
+      file_heads     how each of these files begins, and of which configuration it is
 
     transport/       bytes between processes
-      codec          segments and weights <-> bytes
+      params_codec   parameters of a network <-> bytes
       wire           messages <-> frames, every field checked
       sockets        the three links and their options
       security       who may talk to whom: CURVE and the keys let in; keys reads them, keys_command is
@@ -48,15 +54,11 @@
 
     environment      EnvPool, with every question about episodes answered
     checkpoint       the learner's state on disk
-    journal/         the replay's on disk: no socket, no clock
-      segment_log    what was stored, in files that are only appended to
-      snapshots      priorities and counters, whole or not at all
-      heads          how each file begins, and of which configuration it is
     storage          a copy of the run on object storage
     metrics          TensorBoard and JSON lines
     atari_scores     random, human and Ape-X scores of 57 games
 
-    results/         what a run leaves to look at
+    plotting/        what a run leaves to look at
       provenance     command, commit, versions, machine of each start
       curves         metrics of runs -> curves, and runs that are seeds of the same
       statistics     interquartile mean, bootstrap intervals
@@ -65,13 +67,11 @@
       files          pictures that are written whole
 
     links/           the protocol of each link, both ends; no maths (transport/ moves the bytes)
-      experience_stream, experience_service   an actor's end, and the replay server's
-      sampling_stream, sampling_service       the learner's end, and the replay server's
+      experience_client, experience_server   an actor's end, and the replay server's
+      sampling_client, sampling_server       the learner's end, and the replay server's
       weights        the learner's end, and that of actors and evaluator
-      replay_journal writes down what the server stores, and reads it back; replay_state is what snapshots hold
       episode_means  returns of the actors' games between two reports
       limited_log    lines about actors, not more than a reader can use
-      ledger         what became of every transition
       run_steps      environment steps of the run, as the replay server counts them
 
     process          signals, seeds, log, hosts of a process
@@ -90,8 +90,8 @@
       evaluator      plays full games; recording films one, and draws the run's curves
       local          all roles on this machine, supervised
 
-Imports run one way: types, errors, compiled, disk, machine, output, config, agreement, run_identity -> agent, replay,
-transport, environment, checkpoint, device, journal, storage, metrics, atari_scores (none of which imports another of
-these) -> results, links, process -> operations -> workers -> main. Beside that, config -> config_rules ->
-command_line -> results, workers.
+Imports run one way: types, errors, compiled, disk, machine, output, config, segment_codec, agreement, run_identity ->
+agent, replay, transport, environment, checkpoint, device, storage, metrics, atari_scores (none of which imports another
+of these) -> plotting, links, process -> operations -> workers -> main. Beside that, config -> config_rules ->
+command_line -> plotting, workers.
 """

@@ -20,11 +20,11 @@ import numpy as np
 from apex_jax.command_line import load
 from apex_jax.config import Config
 from apex_jax.environment import segment_spec
-from apex_jax.links.ledger import Ledger
-from apex_jax.links.replay_journal import ReplayJournal
-from apex_jax.links.replay_state import Counters
 from apex_jax.replay.buffer import ReplayBuffer
-from apex_jax.transport.codec import decode_columns
+from apex_jax.replay.journal import Journal
+from apex_jax.replay.ledger import Ledger
+from apex_jax.replay.saved_state import Counters
+from apex_jax.segment_codec import decode_columns
 from apex_jax.types import SegmentColumns, SegmentMessage, SegmentSpec
 from apex_jax.workers.replay_server import make_limiter
 from benchmarks.recorded import as_messages, num_transitions, record_segments
@@ -60,9 +60,9 @@ class Replay:
         )
         self.limiter = make_limiter(config, spec)
         self.counters = Counters(Ledger(), 0, None, 0)
-        self.journal: ReplayJournal | None = None
+        self.journal: Journal | None = None
         if directory is not None:
-            self.journal = ReplayJournal(config.replace(run_directory=directory), spec, self.buffer.capacity_segments)
+            self.journal = Journal(config.replace(run_directory=directory), spec, self.buffer.capacity_segments)
             self.counters = self.journal.restore(self.buffer, self.limiter, time.monotonic())
         self._sequence = 0
 

@@ -11,7 +11,7 @@ from apex_jax.agent.dqn import make_dqn
 from apex_jax.agent.segments import SegmentBuilder
 from apex_jax.config import Config
 from apex_jax.environment import Environment, segment_spec
-from apex_jax.transport.codec import encode_segment
+from apex_jax.segment_codec import encode_segment
 from apex_jax.types import Segment, SegmentMessage
 
 ENVIRONMENTS = 16

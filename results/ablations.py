@@ -20,10 +20,10 @@ import numpy as np
 
 from apex_jax.command_line import load
 from apex_jax.metrics import read_metrics
-from apex_jax.results.curves import Group, common_grid, held
-from apex_jax.results.plot import draw_each_against_the_first
-from apex_jax.results.plot_command import groups_of
-from apex_jax.results.statistics import bootstrap_interval, interquartile_mean
+from apex_jax.plotting.curves import Group, common_grid, held
+from apex_jax.plotting.plot import draw_each_against_the_first
+from apex_jax.plotting.plot_command import groups_of
+from apex_jax.plotting.statistics import bootstrap_interval, interquartile_mean
 from results.publish import TEXTS, publish
 
 MAIN = Path(os.path.relpath(Path(__file__).parents[1] / "main.py"))  # as the command is to be typed and recorded

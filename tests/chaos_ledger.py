@@ -9,12 +9,12 @@ from typing import NamedTuple
 
 from apex_jax.command_line import load
 from apex_jax.environment import segment_spec
-from apex_jax.journal.heads import Identity
-from apex_jax.journal.snapshots import Snapshots
-from apex_jax.links.ledger import DROPS, Account
-from apex_jax.links.replay_state import unpack_state
 from apex_jax.metrics import read_metrics
 from apex_jax.process import digest_of_run_id
+from apex_jax.replay.file_heads import Identity
+from apex_jax.replay.ledger import DROPS, Account
+from apex_jax.replay.saved_state import unpack_state
+from apex_jax.replay.snapshots import Snapshots
 from tests.chaos_watch import Life
 from tests.fleet import role_of
 from tests.processes import ROOT

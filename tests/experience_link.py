@@ -10,11 +10,11 @@ from typing import Any
 import zmq
 
 from apex_jax.config import Config
-from apex_jax.links.experience_service import ExperienceService
+from apex_jax.links.experience_server import ExperienceServer
 from apex_jax.links.run_steps import RunSteps
 from apex_jax.replay.rate_limiter import RateLimiter
+from apex_jax.segment_codec import decode_frames, encode_segment
 from apex_jax.transport import sockets
-from apex_jax.transport.codec import decode_frames, encode_segment
 from apex_jax.types import (
     ActorHello,
     ActorWelcome,
@@ -51,7 +51,7 @@ class Server:
         self._context = zmq.Context()
         self._socket = sockets.serve_experience(self._context, address)
         self.steps = RunSteps()
-        self.service = ExperienceService(self._socket, config, SPEC, self.buffer, limiter, self.steps)
+        self.service = ExperienceServer(self._socket, config, SPEC, self.buffer, limiter, self.steps)
         self.dropped = self.service.dropped
 
     def serve(self) -> None:

@@ -6,7 +6,7 @@ import signal
 import threading
 from pathlib import Path
 
-from apex_jax.links.sampling_stream import SILENT_SECONDS
+from apex_jax.links.sampling_client import SILENT_SECONDS
 from apex_jax.metrics import read_metrics
 from apex_jax.types import PEER_TIMEOUT_SECONDS
 from tests.processes import PATIENCE_SECONDS, Program, Programs, catch, free_tcp_addresses, leave, values, wait_until

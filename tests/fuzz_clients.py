@@ -13,10 +13,10 @@ from typing import Any
 import zmq
 
 from apex_jax.errors import RunError
-from apex_jax.links import experience_stream, sampling_stream
-from apex_jax.links.sampling_stream import SamplingStream
+from apex_jax.links import experience_client, sampling_client
+from apex_jax.links.sampling_client import SamplingClient
+from apex_jax.segment_codec import encode_segment
 from apex_jax.transport import monitor, sockets, wire
-from apex_jax.transport.codec import encode_segment
 from apex_jax.transport.status_link import StatusServer, fetch
 from apex_jax.types import (
     ActorHello,
@@ -53,8 +53,8 @@ class ClientTarget:
         self.fuzzer = Fuzzer([*kinds * 4, *wire.MESSAGES], seed, CONFIG.agreement, marker)
         self.context = zmq.Context()
         self.address = free_address()
-        self._patience = monitor.RECONNECT_SECONDS, sampling_stream.HELLO_SECONDS, experience_stream.HELLO_SECONDS
-        monitor.RECONNECT_SECONDS = sampling_stream.HELLO_SECONDS = experience_stream.HELLO_SECONDS = 0.05
+        self._patience = monitor.RECONNECT_SECONDS, sampling_client.HELLO_SECONDS, experience_client.HELLO_SECONDS
+        monitor.RECONNECT_SECONDS = sampling_client.HELLO_SECONDS = experience_client.HELLO_SECONDS = 0.05
         self._socket = serve(self.context, self.address)
         self._identity: bytes | None = None
         self._sent = 0
@@ -105,7 +105,7 @@ class ClientTarget:
         """Ends the false server, after its client."""
         self._socket.close(linger=0)
         self.context.term()
-        monitor.RECONNECT_SECONDS, sampling_stream.HELLO_SECONDS, experience_stream.HELLO_SECONDS = self._patience
+        monitor.RECONNECT_SECONDS, sampling_client.HELLO_SECONDS, experience_client.HELLO_SECONDS = self._patience
 
     def _has_sent(self, identity: bytes, frames: Any) -> bool:
         try:
@@ -134,7 +134,7 @@ class LearnerTarget(ClientTarget):
         ]
         super().__init__(kinds, sockets.serve_sampling, seed, marker)
         hello = LearnerHello(1, CONFIG.agreement, 0, batches_at_once=1, batch_size=1)
-        self._stream = SamplingStream(self.context, self.address, SPEC, hello, CAPACITY, groups=4)
+        self._stream = SamplingClient(self.context, self.address, SPEC, hello, CAPACITY, groups=4)
         self._taken: list[Any] = []
 
     def welcome(self) -> LearnerWelcome:

@@ -13,8 +13,8 @@ from typing import Any, get_type_hints
 import msgpack
 import numpy as np
 
+from apex_jax.segment_codec import encode_segment
 from apex_jax.transport import wire
-from apex_jax.transport.codec import encode_segment
 from apex_jax.types import (
     ActorHello,
     ActorStatus,

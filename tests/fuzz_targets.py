@@ -18,8 +18,8 @@ import zmq
 
 from apex_jax.config import AddressConfig, Config, ReplayConfig
 from apex_jax.links.weights import UNUSABLE_IN_A_ROW, WeightsPublisher, WeightsSubscriber
+from apex_jax.segment_codec import encode_segment
 from apex_jax.transport import sockets, wire
-from apex_jax.transport.codec import encode_segment
 from apex_jax.types import (
     ActorHello,
     ActorStatus,
@@ -289,7 +289,7 @@ class SubscriberTarget:
             self.refusable[reason] += 1
 
     def serve_good(self) -> None:
-        from apex_jax.transport.codec import encode_weights
+        from apex_jax.transport.params_codec import encode_weights
 
         self._version += 1
         architecture, body = encode_weights(self._params)

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from apex_jax.config import Config
-from apex_jax.links.replay_journal import ReplayJournal
 from apex_jax.replay.buffer import ReplayBuffer
+from apex_jax.replay.journal import Journal
 from apex_jax.replay.rate_limiter import RateLimiter
-from apex_jax.transport.codec import decode_frames, encode_segment
+from apex_jax.segment_codec import decode_frames, encode_segment
 from apex_jax.types import SegmentMessage
 from tests.links import CONFIG, SPEC, TRANSITIONS, buffer_of, segment_of
 
@@ -33,7 +33,7 @@ class World:
         self.config = config or config_of(directory)
         self.buffer: ReplayBuffer = buffer_of(capacity)
         self.limiter = RateLimiter(1, 0.0, 0.0, 1, 1)
-        self.journal = ReplayJournal(self.config, SPEC, capacity)
+        self.journal = Journal(self.config, SPEC, capacity)
         try:
             self.counters = self.journal.restore(self.buffer, self.limiter, 0.0)
         except BaseException:

@@ -14,7 +14,7 @@ from apex_jax.checkpoint import Checkpointer, Progress
 from apex_jax.command_line import load
 from apex_jax.config import Config
 from apex_jax.environment import segment_spec
-from apex_jax.transport.codec import architecture_of
+from apex_jax.transport.params_codec import architecture_of
 from tests.processes import ROOT, Program, Programs, catch, free_tcp_addresses, values
 
 ENDLESS = "total_updates=100000000"

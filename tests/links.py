@@ -15,7 +15,7 @@ import numpy as np
 import zmq
 
 from apex_jax.config import ActorConfig, Config, LearnerConfig
-from apex_jax.links.experience_stream import ExperienceStream, transitions_of
+from apex_jax.links.experience_client import ExperienceClient, transitions_of
 from apex_jax.replay.buffer import ReplayBuffer
 from apex_jax.replay.rate_limiter import RateLimiter
 from apex_jax.transport import sockets, wire
@@ -45,7 +45,7 @@ def segment_of(number: int) -> Segment:
     return Segment(np.full((SPEC.slots, *SPEC.frame_shape), number, np.float32), columns)
 
 
-class CountingStream(ExperienceStream):
+class CountingStream(ExperienceClient):
     """Counts what is put as produced, which else its actor does."""
 
     def put(self, segment: Segment, environment_steps: int, timeout_seconds: float) -> bool:

@@ -12,10 +12,10 @@ from typing import Any
 
 from apex_jax.command_line import load
 from apex_jax.environment import segment_spec
-from apex_jax.journal.heads import Identity
-from apex_jax.journal.segment_log import SEGMENT, SegmentLog
-from apex_jax.journal.snapshots import Snapshot, Snapshots
 from apex_jax.metrics import read_metrics
+from apex_jax.replay.file_heads import Identity
+from apex_jax.replay.segment_log import SEGMENT, SegmentLog
+from apex_jax.replay.snapshots import Snapshot, Snapshots
 from tests.processes import ROOT, Program, Programs, catch, free_tcp_addresses, wait_until
 
 CATCH = ROOT / "configs" / "catch.yaml"

@@ -10,11 +10,11 @@ import numpy as np
 import zmq
 
 from apex_jax.links.run_steps import RunSteps
-from apex_jax.links.sampling_service import SamplingService
-from apex_jax.links.sampling_stream import Item, SamplingStream, Segments
+from apex_jax.links.sampling_client import Item, SamplingClient, Segments
+from apex_jax.links.sampling_server import SamplingServer
 from apex_jax.replay.rate_limiter import RateLimiter
+from apex_jax.segment_codec import encode_segment
 from apex_jax.transport import sockets
-from apex_jax.transport.codec import encode_segment
 from apex_jax.types import (
     Credit,
     Goodbye,
@@ -67,7 +67,7 @@ class Server:
         self._context = zmq.Context()
         self._socket = sockets.serve_sampling(self._context, address)
         self.steps = RunSteps()
-        self.service = SamplingService(self._socket, CONFIG, self.buffer, limiter, 9, self.steps)
+        self.service = SamplingServer(self._socket, CONFIG, self.buffer, limiter, 9, self.steps)
         self.dropped = self.service.dropped
 
     def insert(self, count: int = 1) -> None:
@@ -92,7 +92,7 @@ class Server:
 class Learner:
     """Consumes a stream as the learner does, and keeps which segment stands in each slot of its frame store."""
 
-    def __init__(self, stream: SamplingStream) -> None:
+    def __init__(self, stream: SamplingClient) -> None:
         self.stream = stream
         self.ring = np.zeros(CAPACITY, np.int64)
         self.history: list[int] = []  # numbers of the segments, in the order of their arrival
@@ -120,7 +120,7 @@ class Link:
     def __init__(self) -> None:
         self.address = free_address()
         self._servers: list[Server] = []
-        self._streams: list[SamplingStream] = []
+        self._streams: list[SamplingClient] = []
         self._peers: list[Peer] = []
         self._context = zmq.Context()
 
@@ -128,8 +128,8 @@ class Link:
         self._servers.append(Server(self.address, limiter or free_limiter(), capacity))
         return self._servers[-1]
 
-    def stream(self, hello: LearnerHello | None = None, groups: int = 2) -> SamplingStream:
-        self._streams.append(SamplingStream(self._context, self.address, SPEC, hello or hello_of(), CAPACITY, groups))
+    def stream(self, hello: LearnerHello | None = None, groups: int = 2) -> SamplingClient:
+        self._streams.append(SamplingClient(self._context, self.address, SPEC, hello or hello_of(), CAPACITY, groups))
         return self._streams[-1]
 
     def peer(self, server: Server, hello: LearnerHello | None = None) -> Peer:

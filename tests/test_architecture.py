@@ -12,7 +12,17 @@ PACKAGE = sorted((ROOT / "apex_jax").rglob("*.py"))
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
 SCRIPTS = sorted([*ROOT.glob("*.py"), *(ROOT / "benchmarks").rglob("*.py"), *(ROOT / "results").rglob("*.py")])
 
-FOUNDATION = {"types", "config", "errors", "compiled", "disk", "machine", "agreement", "run_identity"}
+FOUNDATION = {
+    "types",
+    "segment_codec",
+    "config",
+    "errors",
+    "compiled",
+    "disk",
+    "machine",
+    "agreement",
+    "run_identity",
+}
 MIDDLE = {
     "agent",
     "replay",
@@ -20,7 +30,6 @@ MIDDLE = {
     "environment",
     "checkpoint",
     "device",
-    "journal",
     "storage",
     "metrics",
     "atari_scores",
@@ -33,26 +42,26 @@ MAY_IMPORT = {  # part of the package -> other parts of it
     "machine": set(),
     "output": set(),
     "compiled": set(),
+    "segment_codec": {"config", "types"},
     "agreement": {"errors"},
     "run_identity": {"disk", "errors"},
     "config": {"types", "errors"},
     "config_rules": {"config", "errors"},
     "command_line": {"config", "config_rules", "errors"},
     **{part: FOUNDATION for part in MIDDLE},
-    "results": FOUNDATION | {"metrics", "atari_scores", "command_line"},
+    "plotting": FOUNDATION | {"metrics", "atari_scores", "command_line"},
     "links": FOUNDATION | MIDDLE,
     "process": FOUNDATION | {"transport"},
-    "operations": FOUNDATION | MIDDLE | {"results", "process", "config_rules"},
-    "workers": FOUNDATION | MIDDLE | {"command_line", "results", "links", "process", "operations"},
+    "operations": FOUNDATION | MIDDLE | {"plotting", "process", "config_rules"},
+    "workers": FOUNDATION | MIDDLE | {"command_line", "plotting", "links", "process", "operations"},
 }
 MUST_NOT_IMPORT = {  # part of the package -> what its files can do without
     "types": {"jax", "envpool", "zmq"},
     "errors": {"jax", "envpool", "zmq"},
     "config": {"jax", "envpool", "zmq"},
     "command_line": {"jax", "envpool", "zmq"},
-    "results": {"jax", "envpool", "zmq"},
+    "plotting": {"jax", "envpool", "zmq"},
     "replay": {"jax", "zmq", "time"},
-    "journal": {"jax", "zmq", "time"},
 }
 UNPICKLING = {"pickle", "_pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve", "joblib"}
 

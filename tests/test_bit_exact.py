@@ -24,8 +24,8 @@ from apex_jax.agent.segments import SegmentBuilder
 from apex_jax.config import ActorConfig, AlgorithmConfig, Config, EnvironmentConfig
 from apex_jax.environment import Environment, segment_spec
 from apex_jax.replay.buffer import ReplayBuffer
+from apex_jax.segment_codec import decode_columns, decode_segment, encode_segment
 from apex_jax.transport import wire
-from apex_jax.transport.codec import decode_columns, decode_segment, encode_segment
 from apex_jax.types import Segment, SegmentColumns, SegmentMessage, SegmentSpec, StreamedSegments
 from tests import reference
 

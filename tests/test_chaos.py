@@ -12,7 +12,7 @@ from typing import cast
 
 import pytest
 
-from apex_jax.links.ledger import Account
+from apex_jax.replay.ledger import Account
 from tests.chaos import KINDS, NAMES, PAUSE_SECONDS, soak
 from tests.chaos_deck import Deck
 from tests.chaos_ledger import Books, ledger_violations

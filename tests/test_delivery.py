@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import zmq
 
-from apex_jax.links import experience_service, experience_stream
-from apex_jax.links.experience_service import MAX_INCARNATION
+from apex_jax.links import experience_client, experience_server
+from apex_jax.links.experience_server import MAX_INCARNATION
 from apex_jax.transport import sockets, wire
 from apex_jax.types import (
     ActorHello,
@@ -31,7 +31,7 @@ from tests.links import CONFIG, SPEC, TRANSITIONS, segment_of
 
 @pytest.fixture
 def link(monkeypatch: pytest.MonkeyPatch) -> Iterator[Link]:
-    monkeypatch.setattr(experience_stream, "HELLO_SECONDS", 0.02)
+    monkeypatch.setattr(experience_client, "HELLO_SECONDS", 0.02)
     link = Link()
     yield link
     link.close()
@@ -56,15 +56,15 @@ def test_segments_are_answered_also_while_none_is_stored(link: Link) -> None:
         peer.send(message_of(number))
         if number > 1:
             assert peer.hears_nothing()
-            server.now_seconds += experience_service.ANSWER_SECONDS
+            server.now_seconds += experience_server.ANSWER_SECONDS
             peer.send(message_of(number))  # once more
         assert peer.receive(SegmentAck).sequence == 1
     assert server.stored() == [1]
 
 
 def test_a_server_that_has_nothing_to_say_is_not_given_up(link: Link, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(experience_stream, "PEER_TIMEOUT_SECONDS", 3.0)
-    monkeypatch.setattr(experience_stream, "HELLO_SECONDS", 0.05)
+    monkeypatch.setattr(experience_client, "PEER_TIMEOUT_SECONDS", 3.0)
+    monkeypatch.setattr(experience_client, "HELLO_SECONDS", 0.05)
     server = link.server()
     stream = link.stream()
     server.until(lambda: stream.wait_for_welcome(0))
@@ -79,8 +79,8 @@ def test_actors_that_give_up_a_server_which_is_not_ready_are_each_welcomed_once(
     link: Link, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What they said on connections that are gone is read as well, in any order with the rest."""
-    monkeypatch.setattr(experience_stream, "PEER_TIMEOUT_SECONDS", 0.5)
-    monkeypatch.setattr(experience_stream, "HELLO_SECONDS", 0.1)
+    monkeypatch.setattr(experience_client, "PEER_TIMEOUT_SECONDS", 0.5)
+    monkeypatch.setattr(experience_client, "HELLO_SECONDS", 0.1)
     server = link.server()
     streams = [link.stream(run_id) for run_id in (1, 2)]
     streams[0].finished.wait(3)  # nobody serves
@@ -96,7 +96,7 @@ def test_actors_that_give_up_a_server_which_is_not_ready_are_each_welcomed_once(
 def test_a_silent_server_is_noticed_said_once_and_noticed_when_it_is_back(
     link: Link, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(experience_stream, "PEER_TIMEOUT_SECONDS", 0.3)
+    monkeypatch.setattr(experience_client, "PEER_TIMEOUT_SECONDS", 0.3)
     caplog.set_level(logging.INFO)
     server = link.server()
     stream = link.stream()
@@ -113,7 +113,7 @@ def test_a_silent_server_is_noticed_said_once_and_noticed_when_it_is_back(
         assert stream.silences == silences
         assert stream.peer_state == "lost"
         server.until(lambda: stream.peer_state == "joined")
-    said = [record.getMessage() for record in caplog.records if record.name.endswith("experience_stream")]
+    said = [record.getMessage() for record in caplog.records if record.name.endswith("experience_client")]
     said = [message for message in said if "rejoining" not in message]  # as it is on a connection of its own
     assert [message.split(" for ")[0].split(" after ")[0] for message in said] == [
         f"the replay server at {link.address} has been silent",
@@ -157,7 +157,7 @@ def test_an_actor_that_is_started_again_gets_the_places_of_the_one_that_died_bef
 ) -> None:
     server = link.server()
     living, dead = link.peer(server, run_id=1), join(link.peer(server), 2)
-    server.now_seconds = experience_service.QUIET_SECONDS + 1.0
+    server.now_seconds = experience_server.QUIET_SECONDS + 1.0
     living.send(ActorStatus(1, 0.0, 0))
     assert living.receive(SegmentAck).sequence == 0
     again = join(link.peer(server), 3)
@@ -196,7 +196,7 @@ def test_the_largest_incarnation_that_an_actor_can_claim_harms_nobody(link: Link
 def test_an_actor_too_many_is_told_so_and_tries_again(
     link: Link, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(experience_service, "MAX_ACTORS", 1)
+    monkeypatch.setattr(experience_server, "MAX_ACTORS", 1)
     server = link.server()
     peer = link.peer(server, run_id=1)
     stream = link.stream(run_id=2)

@@ -13,11 +13,11 @@ from apex_jax import disk
 from apex_jax.checkpoint import Checkpointer, CheckpointError
 from apex_jax.config import Config
 from apex_jax.errors import RunError
-from apex_jax.journal.heads import Identity, JournalError
-from apex_jax.journal.segment_log import SegmentLog
-from apex_jax.journal.snapshots import Snapshots
 from apex_jax.metrics import MetricsFollower, append_line, read_metrics
-from apex_jax.results.provenance import read_starts, record_config
+from apex_jax.plotting.provenance import read_starts, record_config
+from apex_jax.replay.file_heads import Identity, JournalError
+from apex_jax.replay.segment_log import SegmentLog
+from apex_jax.replay.snapshots import Snapshots
 from apex_jax.types import SegmentSpec
 from apex_jax.workers.local import locked
 

@@ -18,7 +18,7 @@ from apex_jax.config import AlgorithmConfig, Config, EnvironmentConfig, Evaluato
 from apex_jax.config_rules import check
 from apex_jax.environment import segment_spec
 from apex_jax.errors import UsageError
-from apex_jax.transport.codec import LARGEST_OBSERVATION, value_limits
+from apex_jax.segment_codec import LARGEST_OBSERVATION, value_limits
 from apex_jax.types import MAX_WEIGHTS_BYTES, SegmentSpec
 from tests import reference
 

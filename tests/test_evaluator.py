@@ -17,7 +17,7 @@ from apex_jax.config import Config
 from apex_jax.environment import Environment, EpisodeTracker, segment_spec
 from apex_jax.links.weights import Weights, WeightsSubscriber
 from apex_jax.process import ROLE_NUMBERS, StopSignal, process_rng
-from apex_jax.transport.codec import architecture_of
+from apex_jax.transport.params_codec import architecture_of
 from apex_jax.types import SegmentSpec
 from apex_jax.workers import evaluator
 from apex_jax.workers.evaluator import Evaluator, _next_weights, batch_size

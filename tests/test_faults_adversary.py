@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import zmq
 
-from apex_jax.links.experience_service import GONE_ACTORS
-from apex_jax.links.sampling_stream import SEGMENTS_WINDOW
+from apex_jax.links.experience_server import GONE_ACTORS
+from apex_jax.links.sampling_client import SEGMENTS_WINDOW
 from apex_jax.links.weights import WeightsPublisher
 from apex_jax.metrics import read_metrics
 from apex_jax.transport import sockets

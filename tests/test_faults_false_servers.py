@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import zmq
 
-from apex_jax.links import experience_stream
-from apex_jax.links.experience_stream import ExperienceStream
-from apex_jax.links.sampling_stream import SamplingStream
+from apex_jax.links import experience_client
+from apex_jax.links.experience_client import ExperienceClient
+from apex_jax.links.sampling_client import SamplingClient
 from apex_jax.links.weights import WeightsSubscriber
 from apex_jax.transport import sockets, wire
 from apex_jax.types import ActorHello, ActorStatus, ActorWelcome, LearnerAlive, Rejoin, SegmentAck, SegmentMessage
@@ -59,7 +59,7 @@ def test_fault_26_an_actor_keeps_what_it_never_sent_whatever_is_acknowledged(
 def test_fault_26_an_actor_takes_no_incarnation_that_it_could_not_say_again(
     experience: experience_link.Link, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(experience_stream, "HELLO_SECONDS", 0.05)
+    monkeypatch.setattr(experience_client, "HELLO_SECONDS", 0.05)
     context = zmq.Context()
     with context, sockets.serve_experience(context, experience.address) as false_server:
         stream = experience.stream()
@@ -122,11 +122,11 @@ class Endless:
 CLIENTS: dict[str, tuple[Any, Callable[[zmq.Context, str], Any]]] = {
     "learner": (
         sampling_link.streamed(),
-        lambda context, address: SamplingStream(context, address, SPEC, sampling_link.hello_of(), 6, groups=2),
+        lambda context, address: SamplingClient(context, address, SPEC, sampling_link.hello_of(), 6, groups=2),
     ),
     "actor": (
         SegmentAck(0),
-        lambda context, address: ExperienceStream(context, address, SPEC, ActorHello(1, CONFIG.agreement, 4), 2),
+        lambda context, address: ExperienceClient(context, address, SPEC, ActorHello(1, CONFIG.agreement, 4), 2),
     ),
     "subscriber": (LearnerAlive(1), lambda context, address: WeightsSubscriber(context, address, PARAMS, AGREEMENT)),
 }

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from apex_jax.segment_codec import value_limits
 from apex_jax.transport import sockets, wire
-from apex_jax.transport.codec import value_limits
 from apex_jax.types import (
     MAX_COUNT,
     ActorHello,
@@ -191,7 +191,7 @@ def test_fault_39_a_journal_with_an_impossible_return_is_read_without_it(
 def test_fault_39_early_segments_are_bounded_in_bytes_over_all_connections(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("apex_jax.links.experience_service.EARLY_BYTES", 3 * len(BODY), raising=False)
+    monkeypatch.setattr("apex_jax.links.experience_server.EARLY_BYTES", 3 * len(BODY), raising=False)
     service = served.server.experience
     peers = [served.actor(run_id) for run_id in (1, 2, 3)]
     for run_id, peer in enumerate(peers[:2], 1):
@@ -229,7 +229,7 @@ def test_fault_39_actors_that_join_and_leave_without_end_do_not_fill_the_log(
 def test_fault_39_thousands_of_names_do_not_make_the_ledger_count_a_connected_actor_twice(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("apex_jax.links.ledger.REMEMBERED_RUNS", 3)
+    monkeypatch.setattr("apex_jax.replay.ledger.REMEMBERED_RUNS", 3)
     actor, other = served.actor(1), served.peer("experience")
     report = ActorStatus(1, 0.0, 0, produced=100)
 

@@ -21,7 +21,7 @@ from apex_jax.checkpoint import Checkpointer
 from apex_jax.config import Config
 from apex_jax.environment import segment_spec
 from apex_jax.errors import RunError
-from apex_jax.links import sampling_stream
+from apex_jax.links import sampling_client
 from apex_jax.links.weights import Weights, WeightsSubscriber
 from apex_jax.process import SAME_REQUEST_SECONDS
 from apex_jax.transport.sockets import LocalLinks
@@ -291,8 +291,8 @@ def test_fault_37_the_place_of_a_killed_learner_is_taken_by_the_next(programs: P
 def test_fault_37_a_learner_that_finds_no_place_says_so_once_and_gives_up(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(sampling_stream, "HELLO_SECONDS", 0.02)
-    monkeypatch.setattr(sampling_stream, "REFUSED_SECONDS", 0.3)
+    monkeypatch.setattr(sampling_client, "HELLO_SECONDS", 0.02)
+    monkeypatch.setattr(sampling_client, "REFUSED_SECONDS", 0.3)
     link = Link()
     server = link.server()
     link.peer(server, hello_of(run_id=1))

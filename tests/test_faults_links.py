@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from apex_jax.links import experience_stream, sampling_stream
+from apex_jax.links import experience_client, sampling_client
 from apex_jax.transport import wire
 from apex_jax.types import ActorHello, IndexBatches, SegmentAck
 from tests import experience_link, sampling_link
@@ -22,9 +22,9 @@ FAULTS = ("reset", "lose", "stop", "stop_up", "stop_down")
 @pytest.fixture(autouse=True)
 def impatience(monkeypatch: pytest.MonkeyPatch) -> None:
     """A dead peer is noticed after 0.9 s, not 10 or 20."""
-    monkeypatch.setattr(experience_stream, "PEER_TIMEOUT_SECONDS", 0.9)
-    monkeypatch.setattr(sampling_stream, "SILENT_SECONDS", 0.9)
-    for stream in (experience_stream, sampling_stream):
+    monkeypatch.setattr(experience_client, "PEER_TIMEOUT_SECONDS", 0.9)
+    monkeypatch.setattr(sampling_client, "SILENT_SECONDS", 0.9)
+    for stream in (experience_client, sampling_client):
         monkeypatch.setattr(stream, "HELLO_SECONDS", 0.3)
 
 

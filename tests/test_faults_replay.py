@@ -17,7 +17,7 @@ import zmq
 
 from apex_jax.command_line import load
 from apex_jax.environment import segment_spec
-from apex_jax.links.sampling_stream import SamplingStream
+from apex_jax.links.sampling_client import SamplingClient
 from apex_jax.process import new_run_id
 from apex_jax.transport import wire
 from apex_jax.types import IndexBatches, LearnerHello
@@ -90,7 +90,7 @@ def test_fault_04_a_replay_that_starts_afresh_is_filled_again_and_nobody_else_re
     config, context = load(CATCH), zmq.Context()
     hello = LearnerHello(new_run_id(), config.agreement, 0, batches_at_once=1, batch_size=8)
     segments = 20_000 // SPEC.max_transitions
-    learner = SamplingStream(context, site.address(1), SPEC, hello, segments, groups=1)
+    learner = SamplingClient(context, site.address(1), SPEC, hello, segments, groups=1)
     try:
         assert next_batches(learner).size_transitions >= 1_000
         assert (learner.peer_state, learner.losses) == ("joined", 0)
@@ -118,7 +118,7 @@ def test_fault_04_a_replay_that_starts_afresh_is_filled_again_and_nobody_else_re
         context.term()
 
 
-def next_batches(learner: SamplingStream) -> IndexBatches:
+def next_batches(learner: SamplingClient) -> IndexBatches:
     """Consumes what comes until batches do."""
     while True:
         item = learner.next(60.0)
@@ -151,7 +151,7 @@ def test_fault_05_a_restarted_replay_is_bit_for_bit_the_one_that_was_stopped(sit
     server, producer = site.server(), site.producer(rate=1000)
     config, context = load(CATCH), zmq.Context()
     hello = LearnerHello(new_run_id(), config.agreement, 5_000, batches_at_once=1, batch_size=8)
-    learner = SamplingStream(context, site.address(1), SPEC, hello, 20_000 // SPEC.max_transitions, groups=1)
+    learner = SamplingClient(context, site.address(1), SPEC, hello, 20_000 // SPEC.max_transitions, groups=1)
     for priority in range(1, 30):
         item = learner.next(60.0)
         assert item is not None
@@ -290,7 +290,7 @@ def test_fault_15_a_learner_notices_a_replay_that_is_frozen_and_goes_on_with_it(
     server, config, context = site.server(), load(CATCH), zmq.Context()
     site.producer(rate=200)
     hello = LearnerHello(new_run_id(), config.agreement, 0, batches_at_once=1, batch_size=8)
-    learner = SamplingStream(context, site.address(1), SPEC, hello, 20_000 // SPEC.max_transitions, groups=1)
+    learner = SamplingClient(context, site.address(1), SPEC, hello, 20_000 // SPEC.max_transitions, groups=1)
     try:
         next_batches(learner)
         server.send(signal.SIGSTOP)

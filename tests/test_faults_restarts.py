@@ -16,7 +16,7 @@ import zmq
 
 from apex_jax.command_line import load
 from apex_jax.environment import segment_spec
-from apex_jax.links.sampling_stream import SamplingStream
+from apex_jax.links.sampling_client import SamplingClient
 from apex_jax.metrics import read_metrics
 from apex_jax.process import new_run_id
 from apex_jax.types import PEER_TIMEOUT_SECONDS, IndexBatches, LearnerHello
@@ -110,7 +110,7 @@ class Draws:
         self._context = zmq.Context()
         hello = LearnerHello(new_run_id(), CONFIG.agreement, 0, batches_at_once=1, batch_size=32)
         segments = SPEC.ring_segments(CONFIG.replay.capacity_transitions)
-        self._stream = SamplingStream(self._context, site.address(1), SPEC, hello, segments, groups=1)
+        self._stream = SamplingClient(self._context, site.address(1), SPEC, hello, segments, groups=1)
 
     def take(self, count: int, priority: float | None = None) -> list[IndexBatches]:
         """Returns so many; `priority`: what all that was drawn is given back."""

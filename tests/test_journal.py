@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from apex_jax.journal import snapshots
-from apex_jax.journal.heads import JournalError
-from apex_jax.links.ledger import REFUSALS
-from apex_jax.links.replay_journal import FIRST_REFUSAL
-from apex_jax.links.replay_state import pack_state
+from apex_jax.replay import snapshots
+from apex_jax.replay.file_heads import JournalError
+from apex_jax.replay.journal import FIRST_REFUSAL
+from apex_jax.replay.ledger import REFUSALS
+from apex_jax.replay.saved_state import pack_state
 from apex_jax.types import ActorStatus
 from tests.journals import RUN, World, config_of, files, first_leaves
 from tests.links import CONFIG, TRANSITIONS
@@ -145,7 +145,7 @@ def test_a_journal_of_another_configuration_is_refused_and_left_as_it_is(tmp_pat
 
 def test_a_journal_of_another_format_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(tmp_path)
-    monkeypatch.setattr("apex_jax.journal.heads.FORMAT", 2)
+    monkeypatch.setattr("apex_jax.replay.file_heads.FORMAT", 2)
     world.store(1)
     world.kill()
     monkeypatch.undo()

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from apex_jax.journal import segment_log
-from apex_jax.journal.heads import Damaged, pack
-from apex_jax.journal.segment_log import SegmentLog
-from apex_jax.links.ledger import COLUMNS
-from apex_jax.links.replay_state import unpack_state
+from apex_jax.replay import segment_log
+from apex_jax.replay.file_heads import Damaged, pack
+from apex_jax.replay.ledger import COLUMNS
+from apex_jax.replay.saved_state import unpack_state
+from apex_jax.replay.segment_log import SegmentLog
 from apex_jax.types import SegmentMessage
 from tests.journals import RUN, World, files, first_leaves, warnings
 from tests.links import SPEC, TRANSITIONS, highest
@@ -225,9 +225,9 @@ def test_no_byte_that_is_flipped_or_cut_off_gives_a_traceback_or_a_wrong_restore
     tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(logging.getLogger("apex_jax"), "disabled", True)
-    monkeypatch.setattr(logging.getLogger("apex_jax.links.replay_journal"), "disabled", True)
-    monkeypatch.setattr(logging.getLogger("apex_jax.journal.segment_log"), "disabled", True)
-    monkeypatch.setattr(logging.getLogger("apex_jax.journal.snapshots"), "disabled", True)
+    monkeypatch.setattr(logging.getLogger("apex_jax.replay.journal"), "disabled", True)
+    monkeypatch.setattr(logging.getLogger("apex_jax.replay.segment_log"), "disabled", True)
+    monkeypatch.setattr(logging.getLogger("apex_jax.replay.snapshots"), "disabled", True)
     world = World(tmp_path)
     world.store(1, 2)
     for number in (1, 2):

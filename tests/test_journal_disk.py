@@ -12,8 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from apex_jax.journal import segment_log, snapshots
-from apex_jax.links import replay_journal
+from apex_jax.replay import journal, segment_log, snapshots
 from tests.journals import World, files, warnings
 from tests.links import TRANSITIONS
 
@@ -123,7 +122,7 @@ def test_while_no_snapshot_can_be_written_the_log_keeps_what_only_it_knows_withi
     world.kill()
     world = World(tmp_path, capacity=4)
     assert world.counters.environment_steps == 590
-    monkeypatch.setattr(replay_journal, "LOG_BYTES_AT_MOST", 5_000)
+    monkeypatch.setattr(journal, "LOG_BYTES_AT_MOST", 5_000)
     for number in range(60, 120):
         world.store(number)
         world.save()
@@ -179,7 +178,7 @@ def test_what_a_snapshot_deletes_is_never_what_is_being_written(
         assert writing.wait(20)
         sync(paths)
 
-    monkeypatch.setattr(replay_journal, "sync", slow_sync)
+    monkeypatch.setattr(journal, "sync", slow_sync)
     world.journal.snapshot(world.buffer, world.limiter, world.counters, 10.5)
     world.store(*range(2, 100), now_seconds=12.0)
     writing.set()
@@ -229,7 +228,7 @@ def test_a_snapshot_is_due_after_its_interval_and_when_the_log_has_grown(
     world.store(1)
     assert snapshots_at(59.0) == 0
     assert snapshots_at(60.0) == 1
-    monkeypatch.setattr(replay_journal, "LOG_BYTES_AT_MOST", 100)
+    monkeypatch.setattr(journal, "LOG_BYTES_AT_MOST", 100)
     assert snapshots_at(120.0) == 2
     world.store(2)
     files(tmp_path, "snapshot")[0].unlink()

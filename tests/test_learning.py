@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from apex_jax.results.curves import read_run
+from apex_jax.plotting.curves import read_run
 from tests.processes import ROOT
 
 MINUTES = 30  # the default's

@@ -16,10 +16,10 @@ import pytest
 import zmq
 
 from apex_jax.config import AddressConfig, Config, ReplayConfig
-from apex_jax.journal import segment_log
-from apex_jax.links import experience_stream, ledger
-from apex_jax.links.ledger import Ledger
-from apex_jax.transport.codec import decode_frames
+from apex_jax.links import experience_client
+from apex_jax.replay import ledger, segment_log
+from apex_jax.replay.ledger import Ledger
+from apex_jax.segment_codec import decode_frames
 from apex_jax.types import ActorHello, ActorStatus, Goodbye, SegmentAck, SegmentMessage
 from apex_jax.workers.replay_server import ReplayServer
 from tests.fuzz_targets import fuzz_config
@@ -228,7 +228,7 @@ class Fleet:
 
 @pytest.fixture
 def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
-    monkeypatch.setattr(experience_stream, "HELLO_SECONDS", 0.02)
+    monkeypatch.setattr(experience_client, "HELLO_SECONDS", 0.02)
     monkeypatch.setattr(segment_log, "FILE_BYTES", 4_000)
     return CONFIG.replace(
         run_directory=str(tmp_path),
@@ -301,7 +301,7 @@ def joined(fleet: Fleet) -> CountingStream:
 def test_a_killed_actor_is_counted_up_to_its_last_segment(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     fleet = Fleet(config, 0)
     server, stream = fleet.start_server(), joined(fleet)
-    monkeypatch.setattr(experience_stream, "HELLO_SECONDS", 1_000.0)
+    monkeypatch.setattr(experience_client, "HELLO_SECONDS", 1_000.0)
     wait_until(lambda: stream._next_hello > time.monotonic() + 100.0, fleet.serve)  # and till then no report
     stream.produced += 7
     assert stream.put(segment_of(0), 10, 0.0)
@@ -320,7 +320,7 @@ def test_an_actor_killed_together_with_the_server_is_counted_up_to_its_last_repo
     server, stream = fleet.start_server(), joined(fleet)
     assert stream.put(segment_of(0), 10, 0.0)
     wait_until(lambda: server.ledger()["stored"] == TRANSITIONS, fleet.serve)
-    monkeypatch.setattr(experience_stream, "HELLO_SECONDS", 1_000.0)
+    monkeypatch.setattr(experience_client, "HELLO_SECONDS", 1_000.0)
     wait_until(lambda: stream._next_hello > time.monotonic() + 100.0, fleet.serve)
     stream.produced += 7
     assert stream.put(segment_of(1), 10, 0.0)

@@ -14,8 +14,8 @@ from apex_jax.command_line import load, parse
 from apex_jax.config import ActorConfig, AddressConfig, Config
 from apex_jax.errors import RunError
 from apex_jax.operations.watch import Watch
+from apex_jax.plotting.provenance import read_starts
 from apex_jax.process import StopSignal
-from apex_jax.results.provenance import read_starts
 from apex_jax.workers import local
 from apex_jax.workers.local import LocalRun, locked
 from apex_jax.workers.recording import COMPLETING_THE_FILM

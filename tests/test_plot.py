@@ -16,9 +16,9 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from apex_jax.metrics import MetricsWriter
-from apex_jax.results.curves import Curve, Group, Run, read_run
-from apex_jax.results.plot import draw_groups
-from apex_jax.results.plot_command import run
+from apex_jax.plotting.curves import Curve, Group, Run, read_run
+from apex_jax.plotting.plot import draw_groups
+from apex_jax.plotting.plot_command import run
 
 START = 1_000_000.0  # unix seconds
 RETURN = "eval/episodic_return"

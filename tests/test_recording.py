@@ -18,9 +18,9 @@ from apex_jax.config import Config
 from apex_jax.environment import Environment, segment_spec
 from apex_jax.errors import UsageError
 from apex_jax.metrics import MetricsWriter
+from apex_jax.plotting.video import GIF_SECONDS, video_paths, video_writer
 from apex_jax.process import StopSignal
-from apex_jax.results.video import GIF_SECONDS, video_paths, video_writer
-from apex_jax.transport.codec import architecture_of
+from apex_jax.transport.params_codec import architecture_of
 from apex_jax.workers import evaluator
 from apex_jax.workers.evaluator import Evaluator
 from apex_jax.workers.recording import Film, draw_curves

@@ -10,7 +10,7 @@ import zmq
 
 from apex_jax.command_line import DEFAULT_CONFIG, load
 from apex_jax.links.weights import WeightsPublisher
-from apex_jax.results.provenance import record_config
+from apex_jax.plotting.provenance import record_config
 from apex_jax.run_identity import RunIdentity
 from tests.learner_runs import config_of, error_lines, files, fresh_state, save_checkpoint
 from tests.processes import ROOT, Program, Programs, catch, free_tcp_addresses, wait_until

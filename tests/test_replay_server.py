@@ -18,8 +18,8 @@ from apex_jax.config import AddressConfig, Config, ReplayConfig
 from apex_jax.errors import RunError, UsageError
 from apex_jax.metrics import read_metrics
 from apex_jax.process import StopSignal
+from apex_jax.segment_codec import encode_segment
 from apex_jax.transport import sockets
-from apex_jax.transport.codec import encode_segment
 from apex_jax.types import (
     ActorHello,
     ActorWelcome,

@@ -16,10 +16,10 @@ from PIL import Image
 from apex_jax.command_line import load, to_yaml
 from apex_jax.config import AddressConfig, Config
 from apex_jax.errors import RunError, UsageError
-from apex_jax.results import provenance
-from apex_jax.results.curves import Curve, Group, Run, common_grid, grouped, held, read_run
-from apex_jax.results.plot import draw_each_against_the_first, draw_groups, draw_run, running_mean, table
-from apex_jax.results.plot_command import groups_of, run
+from apex_jax.plotting import provenance
+from apex_jax.plotting.curves import Curve, Group, Run, common_grid, grouped, held, read_run
+from apex_jax.plotting.plot import draw_each_against_the_first, draw_groups, draw_run, running_mean, table
+from apex_jax.plotting.plot_command import groups_of, run
 from results import ablations
 
 ROOT = Path(__file__).parent.parent

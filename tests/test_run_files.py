@@ -11,7 +11,7 @@ import pytest
 
 from apex_jax.checkpoint import CHECKSUMS, Checkpointer, Progress
 from apex_jax.config import Config
-from apex_jax.results.provenance import check_resumable, record_start
+from apex_jax.plotting.provenance import check_resumable, record_start
 from apex_jax.storage import IDENTITY, Storage, StorageError
 
 

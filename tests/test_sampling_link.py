@@ -9,9 +9,9 @@ import pytest
 import zmq
 
 from apex_jax.errors import RunError
-from apex_jax.links import sampling_service, sampling_stream
-from apex_jax.links.sampling_stream import Item, SamplingStream, Segments
-from apex_jax.transport.codec import encode_segment
+from apex_jax.links import sampling_client, sampling_server
+from apex_jax.links.sampling_client import Item, SamplingClient, Segments
+from apex_jax.segment_codec import encode_segment
 from apex_jax.types import (
     PEER_TIMEOUT_SECONDS,
     Credit,
@@ -60,8 +60,8 @@ def test_each_segment_comes_once_and_ahead_of_the_first_batch_drawn_with_it(
     sampling: Link, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The learner's model of its frame store is compared with the generations of every draw, see `Learner.consume`."""
-    monkeypatch.setattr(sampling_service, "SEGMENTS_AT_ONCE", 2)
-    monkeypatch.setattr(sampling_stream, "SEGMENTS_WINDOW", 3)
+    monkeypatch.setattr(sampling_server, "SEGMENTS_AT_ONCE", 2)
+    monkeypatch.setattr(sampling_client, "SEGMENTS_WINDOW", 3)
     rng = np.random.default_rng(seed)
     server = sampling.server()
     stream = sampling.stream()
@@ -104,13 +104,13 @@ def test_no_more_is_sent_than_there_is_credit_for(sampling: Link) -> None:
 
 def test_large_segments_travel_in_several_messages(sampling: Link, monkeypatch: pytest.MonkeyPatch) -> None:
     body_bytes = len(encode_segment(segment_of(1), SPEC))
-    monkeypatch.setattr(sampling_service, "BYTES_AT_ONCE", 2 * body_bytes)
+    monkeypatch.setattr(sampling_server, "BYTES_AT_ONCE", 2 * body_bytes)
     server = sampling.server()
     server.insert(5)
     peer = sampling.peer(server, hello_of())
     peer.send(Credit(1, groups=0, segments=99))
     assert [peer.receive(StreamedSegments).slots.tolist() for _ in range(3)] == [[0, 1], [2, 3], [4]]
-    monkeypatch.setattr(sampling_service, "BYTES_AT_ONCE", 1)
+    monkeypatch.setattr(sampling_server, "BYTES_AT_ONCE", 1)
     server.insert(2)
     assert [peer.receive(StreamedSegments).slots.tolist() for _ in range(2)] == [[5], [0]]
 
@@ -368,7 +368,7 @@ def test_a_learner_whose_stream_breaks_is_told_instead_of_waiting_for_ever(
     sampling: Link, false_server: FalseServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stream = sampling.stream()
-    monkeypatch.setattr(sampling_stream, "decode_frames", None)
+    monkeypatch.setattr(sampling_client, "decode_frames", None)
     false_server.welcome()
     false_server.send(streamed(1))
     with pytest.raises(RunError, match="link to the replay server"):
@@ -379,7 +379,7 @@ def test_a_learner_whose_stream_breaks_is_told_instead_of_waiting_for_ever(
 @pytest.mark.parametrize("is_served", [True, False])
 def test_closing_ends_the_thread_and_lets_the_context_go(sampling: Link, is_served: bool) -> None:
     context = zmq.Context()
-    stream = SamplingStream(context, sampling.address, SPEC, hello_of(), CAPACITY, groups=2)
+    stream = SamplingClient(context, sampling.address, SPEC, hello_of(), CAPACITY, groups=2)
     if is_served:
         server = sampling.server()
         server.insert(1)

@@ -17,7 +17,7 @@ import zmq
 
 from apex_jax.config import ActorConfig
 from apex_jax.errors import RunError
-from apex_jax.links.sampling_stream import SEGMENTS_WINDOW
+from apex_jax.links.sampling_client import SEGMENTS_WINDOW
 from apex_jax.transport import sockets
 from apex_jax.transport.sockets import LocalLinks
 from apex_jax.types import MAX_SEGMENT_BYTES, MAX_WEIGHTS_BYTES, Goodbye, Rejoin, SegmentMessage

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from apex_jax.results.statistics import bootstrap_interval, interquartile_mean
+from apex_jax.plotting.statistics import bootstrap_interval, interquartile_mean
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,8 @@ import pytest
 
 from apex_jax.command_line import load
 from apex_jax.metrics import read_metrics
+from apex_jax.plotting.provenance import read_starts
 from apex_jax.process import SUPERVISED
-from apex_jax.results.provenance import read_starts
 from tests.processes import ROOT, Program, Programs, catch, checkpoints, free_tcp_addresses, values, wait_until
 
 ROLES = ("replay", "learner", "actor-0", "evaluator")

@@ -17,9 +17,10 @@ from apex_jax.agent.dqn import Params
 from apex_jax.agreement import told
 from apex_jax.errors import RunError
 from apex_jax.run_identity import RunIdentity
+from apex_jax.segment_codec import FLOAT32
 from apex_jax.transport import sockets
-from apex_jax.transport.codec import FLOAT32, architecture_of, decode_weights, encode_weights
 from apex_jax.transport.monitor import ClientMonitor, ServerMonitor
+from apex_jax.transport.params_codec import architecture_of, decode_weights, encode_weights
 from apex_jax.transport.wire import WireError
 from apex_jax.types import PEER_TIMEOUT_SECONDS, LearnerAlive, WeightsMessage
 

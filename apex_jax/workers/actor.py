@@ -15,7 +15,7 @@ from apex_jax.agent.exploration import epsilon_ladder
 from apex_jax.agent.segments import SegmentBuilder, spread_first_slots
 from apex_jax.config import Config
 from apex_jax.environment import Environment, Episode, EpisodeTracker, segment_spec
-from apex_jax.links.experience_stream import ExperienceStream
+from apex_jax.links.experience_client import ExperienceClient
 from apex_jax.links.weights import Weights, WeightsSubscriber
 from apex_jax.metrics import MetricsWriter, RateMeter, resident_memory_bytes
 from apex_jax.operations.status_page import StatusPage
@@ -45,7 +45,7 @@ class Actor:
         queue_size = max(config.actor.environments, config.actor.max_outstanding_segments)
         overflow = config.actor.overflow
         address = config.addresses.experience
-        self._stream = ExperienceStream(context, address, spec, hello, queue_size, overflow, limit, run)
+        self._stream = ExperienceClient(context, address, spec, hello, queue_size, overflow, limit, run)
         self._metrics = MetricsWriter(config.directory, name)
         self._step_rate, self._wait_rate = RateMeter(), RateMeter()
         self._waited_seconds = 0.0  # in all, for the replay server to take segments

@@ -25,11 +25,11 @@ from apex_jax.errors import RunError, shown
 from apex_jax.links.weights import Weights, WeightsSubscriber
 from apex_jax.metrics import MetricsWriter, append_line, resident_memory_bytes
 from apex_jax.operations.status_page import StatusPage
+from apex_jax.plotting.provenance import check_resumable
+from apex_jax.plotting.video import video_of_run, video_paths
 from apex_jax.process import ROLE_NUMBERS, SUPERVISED, StopSignal, name_of_its_own, process_rng
-from apex_jax.results.provenance import check_resumable
-from apex_jax.results.video import video_of_run, video_paths
 from apex_jax.run_identity import RunIdentity
-from apex_jax.transport.codec import architecture_of
+from apex_jax.transport.params_codec import architecture_of
 from apex_jax.transport.security import link_context
 from apex_jax.types import SegmentSpec
 from apex_jax.workers.recording import COMPLETING_THE_FILM, Film, draw_curves

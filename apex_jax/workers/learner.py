@@ -24,16 +24,16 @@ from apex_jax.config import Config
 from apex_jax.device import device_memory_bytes
 from apex_jax.environment import segment_spec
 from apex_jax.errors import DivergenceError, FatalError, RunError
-from apex_jax.links.sampling_stream import Item, SamplingStream, Segments
+from apex_jax.links.sampling_client import Item, SamplingClient, Segments
 from apex_jax.links.weights import WeightsPublisher
 from apex_jax.metrics import MetricsWriter
 from apex_jax.operations.status_page import StatusPage
 from apex_jax.operations.stopping import STOPPING, acknowledge, lost_updates
 from apex_jax.operations.storage_copy import StorageCopy
+from apex_jax.plotting.provenance import check_resumable, record_config
 from apex_jax.process import ROLE_NUMBERS, SUPERVISED, StopSignal, digest_of_run_id, new_run_id, process_rng
-from apex_jax.results.provenance import check_resumable, record_config
 from apex_jax.run_identity import RunIdentity, new_identity
-from apex_jax.transport.codec import architecture_of
+from apex_jax.transport.params_codec import architecture_of
 from apex_jax.transport.security import link_context
 from apex_jax.types import IndexBatches, LearnerHello, SegmentSpec
 from apex_jax.workers.learner_metrics import LearnerMetrics
@@ -195,7 +195,7 @@ class Learner:
         self._publisher.close()
         self._checkpointer.close(0.0 if self._gave_up else LAST_SAVE_SECONDS)
 
-    def _join_replay(self, context: zmq.Context, spec: SegmentSpec, capacity_segments: int) -> SamplingStream:
+    def _join_replay(self, context: zmq.Context, spec: SegmentSpec, capacity_segments: int) -> SamplingClient:
         hello = LearnerHello(
             run_id=self._run_id,
             agreement=self._config.agreement,
@@ -207,7 +207,7 @@ class Learner:
         )
         groups = CALLS_IN_FLIGHT + max(1, self._config.learner.prefetch_batches // self._updates_per_call)
         address, limit = self._config.addresses.sampling, self._config.away_limit_seconds
-        return SamplingStream(context, address, spec, hello, capacity_segments, groups, limit, self._run_identity)
+        return SamplingClient(context, address, spec, hello, capacity_segments, groups, limit, self._run_identity)
 
     def _consume(self, item: Item) -> None:
         content = item.content

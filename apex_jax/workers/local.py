@@ -25,9 +25,9 @@ from apex_jax.operations.status_page import StatusPage
 from apex_jax.operations.stopping import STOPPING, STOPPING_AFTER_THE_END, acknowledge, lost_transitions, lost_updates
 from apex_jax.operations.storage_copy import LAST_COPY_SECONDS, fetch_missing
 from apex_jax.operations.watch import Watch
+from apex_jax.plotting.provenance import check_resumable, record_start
+from apex_jax.plotting.video import video_paths
 from apex_jax.process import FETCHED, SUPERVISED, StopSignal
-from apex_jax.results.provenance import check_resumable, record_start
-from apex_jax.results.video import video_paths
 from apex_jax.storage import SECTIONS
 from apex_jax.transport.sockets import LocalLinks
 from apex_jax.workers.recording import COMPLETING_THE_FILM, draw_curves

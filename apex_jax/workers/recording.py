@@ -13,7 +13,7 @@ import av
 import numpy as np
 
 from apex_jax.errors import UsageError
-from apex_jax.results.video import video_paths, video_writer
+from apex_jax.plotting.video import video_paths, video_writer
 
 _log = logging.getLogger(__name__)
 
@@ -25,7 +25,7 @@ VIDEO_ERRORS = (OSError, UsageError, av.FFmpegError)
 def draw_curves(run_directory: Path, task: str) -> None:
     """Draws the run's metrics to `curves.png` in its directory. An error is logged: a picture is no reason to fail."""
     try:
-        from apex_jax.results import curves, plot  # not at the top: matplotlib takes a second
+        from apex_jax.plotting import curves, plot  # not at the top: matplotlib takes a second
 
         run = dataclasses.replace(curves.read_run(run_directory), task=task)
         if not any(curve.returns.size for curve in (run.evaluation, *run.training.values())):

@@ -14,20 +14,20 @@ from apex_jax.config import Config
 from apex_jax.environment import segment_spec
 from apex_jax.errors import UsageError, printable
 from apex_jax.links.episode_means import EpisodeMeans
-from apex_jax.links.experience_service import ExperienceService
-from apex_jax.links.replay_journal import ReplayJournal
-from apex_jax.links.replay_state import Counters
+from apex_jax.links.experience_server import ExperienceServer
 from apex_jax.links.run_steps import RunSteps
-from apex_jax.links.sampling_service import SamplingService
+from apex_jax.links.sampling_server import SamplingServer
 from apex_jax.metrics import MetricsWriter, RateMeter, resident_memory_bytes
 from apex_jax.operations.status_page import StatusPage
 from apex_jax.operations.storage_copy import StorageCopy
 from apex_jax.process import ROLE_NUMBERS, StopSignal, digest_of_run_id, new_run_id, process_rng
 from apex_jax.replay.buffer import ReplayBuffer
+from apex_jax.replay.journal import Journal
 from apex_jax.replay.rate_limiter import RateLimiter, least_error_buffer
+from apex_jax.replay.saved_state import Counters
 from apex_jax.run_identity import RunIdentity
+from apex_jax.segment_codec import max_body_bytes
 from apex_jax.transport import sockets
-from apex_jax.transport.codec import max_body_bytes
 from apex_jax.transport.monitor import ServerMonitor
 from apex_jax.transport.security import link_context
 from apex_jax.types import SegmentSpec
@@ -67,7 +67,7 @@ class ReplayServer:
         self.steps = RunSteps()
         self._run_identity = RunIdentity(config.directory)
         run, capacity = self._run_identity.name, self.buffer.capacity_segments
-        self._journal = ReplayJournal(config, spec, capacity, run) if config.replay.journal else None
+        self._journal = Journal(config, spec, capacity, run) if config.replay.journal else None
         self._monitors = {link: ServerMonitor() for link in ("experience", "sampling")}
         with contextlib.ExitStack() as opened:
             if self._journal is not None:
@@ -84,11 +84,11 @@ class ReplayServer:
                 )
             )
             opened.callback(self._monitors["sampling"].close)
-            self.experience = ExperienceService(
+            self.experience = ExperienceServer(
                 self._experience_socket, config, spec, self.buffer, self.limiter, self.steps, self._journal,
                 self._run_identity,
             )  # fmt: skip
-            self.sampling = SamplingService(
+            self.sampling = SamplingServer(
                 self._sampling_socket, config, self.buffer, self.limiter, new_run_id(), self.steps, self._journal,
                 self._run_identity,
             )  # fmt: skip
@@ -186,7 +186,7 @@ class ReplayServer:
     def _has_peers(self) -> bool:
         return bool(self.experience.actors) or self.sampling.learner is not None
 
-    def _restore(self, journal: ReplayJournal) -> None:
+    def _restore(self, journal: Journal) -> None:
         counters = journal.restore(self.buffer, self.limiter, time.monotonic())
         self.experience.ledger = counters.ledger
         self.experience.welcomed = counters.welcomed

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from apex_jax.errors import Parser, RunError, UsageError, shown
-from apex_jax.results.curves import Group, Run, grouped, read_run
-from apex_jax.results.plot import draw_groups, table
+from apex_jax.plotting.curves import Group, Run, grouped, read_run
+from apex_jax.plotting.plot import draw_groups, table
 
 FORMATS = (".png", ".svg", ".pdf")
 FILE_NAME = "plot.png"  # not curves.png: that is the picture of a run's end, which also shows its training games

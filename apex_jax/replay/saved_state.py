@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from apex_jax.config import Config
-from apex_jax.journal.heads import Damaged
-from apex_jax.links.ledger import COLUMNS, REFUSALS, REMEMBERED_RUNS, TOTALS, Ledger
 from apex_jax.replay.buffer import BufferState
+from apex_jax.replay.file_heads import Damaged
+from apex_jax.replay.ledger import COLUMNS, REFUSALS, REMEMBERED_RUNS, TOTALS, Ledger
 from apex_jax.replay.rate_limiter import RateLimiter
 
 MAX_POWER = 1e295  # the largest priority there is, raised to the largest exponent, is below

@@ -15,8 +15,8 @@ import zmq
 
 from apex_jax.errors import RunError, printable
 from apex_jax.run_identity import RunIdentity
+from apex_jax.segment_codec import CorruptSegment, encode_segment
 from apex_jax.transport import sockets
-from apex_jax.transport.codec import CorruptSegment, encode_segment
 from apex_jax.transport.monitor import ClientMonitor
 from apex_jax.types import (
     PEER_TIMEOUT_SECONDS,
@@ -46,7 +46,7 @@ class Produced(NamedTuple):
     environment_steps: int
 
 
-class ExperienceStream:
+class ExperienceClient:
     """Sends what an actor produces, never faster than the replay server takes it.
 
     At most `max_outstanding_segments` (the server's word) are sent and not acknowledged, and at most `queue_size` wait

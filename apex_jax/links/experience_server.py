@@ -16,15 +16,15 @@ from apex_jax.agent.exploration import choose_places
 from apex_jax.agreement import told
 from apex_jax.config import Config
 from apex_jax.links.episode_means import EpisodeMeans
-from apex_jax.links.ledger import Ledger
 from apex_jax.links.limited_log import LimitedLog
-from apex_jax.links.replay_journal import ReplayJournal
 from apex_jax.links.run_steps import RunSteps
 from apex_jax.replay.buffer import ReplayBuffer
+from apex_jax.replay.journal import Journal
+from apex_jax.replay.ledger import Ledger
 from apex_jax.replay.rate_limiter import RateLimiter
 from apex_jax.run_identity import RunIdentity
+from apex_jax.segment_codec import CorruptSegment, decode_columns, value_limits
 from apex_jax.transport import sockets
-from apex_jax.transport.codec import CorruptSegment, decode_columns, value_limits
 from apex_jax.types import (
     PEER_TIMEOUT_SECONDS,
     ActorHello,
@@ -78,7 +78,7 @@ class Waiting(NamedTuple):
     refusal: str  # why it is not to be stored; empty where it is
 
 
-class ExperienceService:
+class ExperienceServer:
     """Takes segments from any number of actors that come and go.
 
     Flow control is by credit: an actor has at most `max_outstanding_segments` segments that no `SegmentAck` covers, so
@@ -94,7 +94,7 @@ class ExperienceService:
         buffer: ReplayBuffer,
         limiter: RateLimiter,
         steps: RunSteps,
-        journal: ReplayJournal | None = None,
+        journal: Journal | None = None,
         run: RunIdentity | None = None,
     ):
         """`journal`: where what happens is written down, None = nowhere; `run`: None = of any."""

@@ -14,7 +14,7 @@ import numpy as np
 from PIL import Image
 
 from apex_jax.errors import UsageError, shown
-from apex_jax.results.files import written_whole
+from apex_jax.plotting.files import written_whole
 
 ENLARGED = 2  # an Atari screen of 160 x 210 pixels is small on a display of today
 GIF_SECONDS = 30.0  # of the game's end, where what was learned is seen: a whole game would be many megabytes

@@ -1,4 +1,4 @@
-"""Segments and weights as bytes: pure functions, and nothing that is read is trusted.
+"""Segments as bytes: pure functions, and nothing that is read is trusted.
 
 The body of a segment, all little-endian:
 
@@ -12,12 +12,10 @@ The columns can be read without touching the pixels: a replay server never decom
 
 from __future__ import annotations
 
-import hashlib
 import math
 import threading
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
-import jax
 import numpy as np
 import zstandard
 
@@ -169,43 +167,6 @@ def decode_frames(body: Bytes, spec: SegmentSpec, out: np.ndarray | None = None)
     _check_observations(frames)
     np.copyto(out, frames)
     return out
-
-
-def architecture_of(params: Any) -> str:
-    """Returns the digest of a tree's key paths and shapes: equal where weights of one fit the other.
-
-    Leaves are arrays or `jax.ShapeDtypeStruct`. Raises ValueError for a leaf that is not float32.
-    """
-    lines = []
-    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
-        name = jax.tree_util.keystr(path)
-        if leaf.dtype != FLOAT32:
-            raise ValueError(f"weights{name} is {leaf.dtype}, not float32: weights travel as float32 only")
-        lines.append(f"{name} {tuple(leaf.shape)}")
-    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
-
-
-def encode_weights(params: Any) -> tuple[str, bytes]:
-    """Returns the architecture's digest and the float32 leaves, one behind the other in tree order."""
-    leaves = jax.tree_util.tree_leaves(params)
-    return architecture_of(params), b"".join(np.ascontiguousarray(leaf).tobytes() for leaf in leaves)
-
-
-def decode_weights(body: Bytes, like_params: Any) -> Any:
-    """Returns a tree like `like_params` (arrays or `jax.ShapeDtypeStruct`) of read-only NumPy views of `body`.
-
-    Raises ValueError where `body` has not the length of these weights; that its digest is theirs, the caller checks.
-    """
-    likes, tree = jax.tree_util.tree_flatten(like_params)
-    sizes = [math.prod(like.shape) for like in likes]
-    data = memoryview(body).toreadonly()
-    if data.nbytes != FLOAT32.itemsize * sum(sizes):
-        raise ValueError(f"{data.nbytes} bytes of weights, but this network has {FLOAT32.itemsize * sum(sizes)}")
-    leaves, offset = [], 0
-    for like, size in zip(likes, sizes, strict=True):
-        leaves.append(np.frombuffer(data, FLOAT32, size, offset).reshape(like.shape))
-        offset += leaves[-1].nbytes
-    return jax.tree_util.tree_unflatten(tree, leaves)
 
 
 def max_body_bytes(spec: SegmentSpec) -> int:

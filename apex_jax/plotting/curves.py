@@ -16,7 +16,7 @@ from apex_jax.command_line import SETTINGS, load_as_written
 from apex_jax.config import Config
 from apex_jax.errors import UsageError, shown
 from apex_jax.metrics import read_metrics
-from apex_jax.results.provenance import read_changes, read_starts
+from apex_jax.plotting.provenance import read_changes, read_starts
 
 NOT_OF_THE_METHOD = (
     "seed",

@@ -12,7 +12,6 @@ import errno
 import logging
 import struct
 import threading
-import time
 import zlib
 from collections import deque
 from collections.abc import Callable, Collection
@@ -22,14 +21,14 @@ from typing import Any
 import numpy as np
 
 from apex_jax.config import Config
-from apex_jax.journal.heads import Damaged, Identity
-from apex_jax.journal.segment_log import SEGMENT, LogFile, Record, SegmentLog, sync
-from apex_jax.journal.snapshots import Snapshot, Snapshots
-from apex_jax.links.ledger import REFUSALS, Ledger
-from apex_jax.links.replay_state import Counters, Saved, pack_state, ratio_of, unpack_state
 from apex_jax.replay.buffer import ReplayBuffer, StoredSegments
+from apex_jax.replay.file_heads import Damaged, Identity
+from apex_jax.replay.ledger import REFUSALS, Ledger
 from apex_jax.replay.rate_limiter import RateLimiter
-from apex_jax.transport.codec import CorruptSegment, decode_columns, value_limits
+from apex_jax.replay.saved_state import Counters, Saved, pack_state, ratio_of, unpack_state
+from apex_jax.replay.segment_log import SEGMENT, LogFile, Record, SegmentLog, sync
+from apex_jax.replay.snapshots import Snapshot, Snapshots
+from apex_jax.segment_codec import CorruptSegment, decode_columns, value_limits
 from apex_jax.types import MAX_COUNT, ActorStatus, SegmentMessage, SegmentSpec
 
 _log = logging.getLogger(__name__)
@@ -41,7 +40,7 @@ CLOSE_SECONDS = 20.0  # that the last snapshot may take: a spot machine has two 
 COUNTS = struct.Struct("<5q")  # of an `ActorStatus`, in a report
 
 
-class ReplayJournal:
+class Journal:
     """The journal of one replay server, which has the directory to itself until `close`."""
 
     def __init__(self, config: Config, spec: SegmentSpec, capacity_segments: int, run: str = "") -> None:
@@ -208,7 +207,6 @@ class ReplayJournal:
 
         JournalError where the journal is of another configuration; what is damaged is left out and said.
         """
-        started = time.monotonic()
         saved = self._snapshots.read_newest(self._parse)
         counters = saved.counters if saved is not None else Counters(Ledger(), 0, None, 0)
         snapshot_event = saved.event if saved is not None else 0
@@ -231,7 +229,7 @@ class ReplayJournal:
         self._restore_limiter(limiter, saved, inserted_since)
         self._next_seconds = now_seconds + self._config.replay.snapshot_interval_seconds
         self._next_bytes = self._log.num_bytes + LOG_BYTES_AT_MOST
-        self._say(buffer, saved, known, time.monotonic() - started)
+        self._say(buffer, saved, known)
         return counters
 
     def _count_missing(self, saved: Saved | None, numbers: Collection[int], capacity_segments: int) -> None:
@@ -271,17 +269,16 @@ class ReplayJournal:
             _log.info("replay.samples_per_insert or min_size_to_sample changed: the ratio is counted from here on")
             limiter.restore(0, 0, saved.limiter["inserted"] + inserted_since)
 
-    def _say(self, buffer: ReplayBuffer, saved: Saved | None, known: int, seconds: float) -> None:
+    def _say(self, buffer: ReplayBuffer, saved: Saved | None, known: int) -> None:
         if left_out := ", ".join(f"{number} {what}" for what, number in self._log.left_out.items()):
             _log.warning("damaged or missing in %s, left out: %s", self.directory, left_out)
         if not buffer.size_segments and saved is None:
             return
         _log.info(
-            "restored %d segments (%d transitions) from %s in %.1f s",
+            "restored %d segments (%d transitions) from %s",
             buffer.size_segments,
             buffer.size_transitions,
             self.directory,
-            seconds,
         )
         exponent = self._config.replay.priority_exponent
         if saved is not None and saved.buffer.priority_exponent != exponent:

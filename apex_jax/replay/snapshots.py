@@ -21,7 +21,7 @@ from zlib import crc32
 import numpy as np
 
 from apex_jax.disk import open_regular, read_regular, synchronize
-from apex_jax.journal.heads import Damaged, Identity, pack, unpack
+from apex_jax.replay.file_heads import Damaged, Identity, pack, unpack
 
 _log = logging.getLogger(__name__)
 

@@ -12,9 +12,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from apex_jax.errors import UsageError, shown
-from apex_jax.results.curves import Curve, Group, Run, held, steps
-from apex_jax.results.files import written_whole
-from apex_jax.results.statistics import CONFIDENCE, bootstrap_interval, interquartile_mean
+from apex_jax.plotting.curves import Curve, Group, Run, held, steps
+from apex_jax.plotting.files import written_whole
+from apex_jax.plotting.statistics import CONFIDENCE, bootstrap_interval, interquartile_mean
 
 AXES = {"frames": "million emulator frames", "minutes": "minutes"}
 STAIRCASE = "steps-post"  # a value holds until the next

@@ -15,8 +15,8 @@ import zmq
 
 from apex_jax.errors import RunError, printable
 from apex_jax.run_identity import RunIdentity
+from apex_jax.segment_codec import CorruptSegment, decode_columns, decode_frames, max_streamed_bytes
 from apex_jax.transport import sockets
-from apex_jax.transport.codec import CorruptSegment, decode_columns, decode_frames, max_streamed_bytes
 from apex_jax.transport.monitor import ClientMonitor
 from apex_jax.types import (
     Credit,
@@ -58,7 +58,7 @@ class Item(NamedTuple):
     is_known: np.ndarray | None = None  # bool[K * B], not drawn from a segment that was left out; None = all
 
 
-class SamplingStream:
+class SamplingClient:
     """Keeps the learner supplied: decodes on its own thread, and carries credit and priorities back.
 
     The learner calls `next` for what comes, `consumed` when it is done with it, and `update_priorities`. A replay

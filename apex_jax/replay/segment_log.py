@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from apex_jax.disk import lock, open_regular, read_regular, synchronize
-from apex_jax.journal.heads import Damaged, Identity, JournalError, pack, unpack
+from apex_jax.replay.file_heads import Damaged, Identity, JournalError, pack, unpack
 
 _log = logging.getLogger(__name__)
 

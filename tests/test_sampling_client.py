@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from apex_jax.errors import RunError
-from apex_jax.links import sampling_stream
-from apex_jax.links.sampling_stream import SamplingStream
+from apex_jax.links import sampling_client
+from apex_jax.links.sampling_client import SamplingClient
+from apex_jax.segment_codec import encode_segment
 from apex_jax.transport import monitor, sockets
-from apex_jax.transport.codec import encode_segment
 from apex_jax.types import Credit, IndexBatches, LearnerHello, LearnerWelcome, PriorityUpdate, Refusal, Rejoin
 from tests.links import SPEC, segment_of, wait_until
 from tests.proxy import Proxy
@@ -23,7 +23,7 @@ from tests.sampling_link import CAPACITY, B, FalseServer, K, L, Learner, Link, b
 
 def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
     """What the stream has said, without times."""
-    records = [record for record in caplog.records if record.name == sampling_stream.__name__]
+    records = [record for record in caplog.records if record.name == sampling_client.__name__]
     return [record.getMessage().split(" after ")[0] for record in records]
 
 
@@ -54,7 +54,7 @@ def test_a_server_that_dies_is_lost_once_and_joined_again_once(
 def test_a_server_that_answers_nothing_any_more_is_lost_and_joined_again(
     sampling: Link, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sampling_stream, "SILENT_SECONDS", 2.0)
+    monkeypatch.setattr(sampling_client, "SILENT_SECONDS", 2.0)
     server = sampling.server()
     server.insert(2)
     with Proxy(sampling.address) as proxy:
@@ -72,8 +72,8 @@ def test_a_server_that_answers_nothing_any_more_is_lost_and_joined_again(
 def test_a_server_that_has_nothing_to_send_is_none_that_is_lost(
     sampling: Link, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sampling_stream, "SILENT_SECONDS", 3.0)
-    monkeypatch.setattr(sampling_stream, "HELLO_SECONDS", 0.05)
+    monkeypatch.setattr(sampling_client, "SILENT_SECONDS", 3.0)
+    monkeypatch.setattr(sampling_client, "HELLO_SECONDS", 0.05)
     server = sampling.server()
     stream = sampling.stream()
     server.until(lambda: stream.peer_state == "joined")
@@ -103,7 +103,7 @@ def test_a_server_that_has_forgotten_the_learner_counts_as_lost(
 
 
 def test_a_server_that_is_away_for_longer_than_the_limit_ends_the_learner_in_one_line(sampling: Link) -> None:
-    stream = SamplingStream(
+    stream = SamplingClient(
         sampling._context, sampling.address, SPEC, hello_of(), CAPACITY, groups=2, away_limit_seconds=0.5
     )
     server = sampling.server()
@@ -131,7 +131,7 @@ def test_what_exceeds_the_credit_is_refused_said_once_and_nothing_is_returned_fo
     within: Any,
     beyond: Any,
 ) -> None:
-    monkeypatch.setattr(sampling_stream, "SEGMENTS_WINDOW", window)
+    monkeypatch.setattr(sampling_client, "SEGMENTS_WINDOW", window)
     false_server = sampling.router()
     stream = sampling.stream(groups=1)
     false_server.welcome()
@@ -279,7 +279,7 @@ def test_a_learner_takes_no_more_at_once_than_its_segments_and_draws_have(
 
     monkeypatch.setattr(sockets, "connect_sampling", watched)
     hello = hello_of(batches=batches)._replace(batch_size=256)
-    stream = SamplingStream(sampling._context, sampling.address, SPEC._replace(slots=slots), hello, CAPACITY, groups=2)
+    stream = SamplingClient(sampling._context, sampling.address, SPEC._replace(slots=slots), hello, CAPACITY, groups=2)
     wait_until(lambda: given)
     stream.close()
     assert given == [limit]
@@ -307,7 +307,7 @@ def test_what_a_server_says_is_told_on_one_line_that_no_terminal_obeys(
 
 
 def test_closing_does_not_wait_for_room(sampling: Link, false_server: FalseServer) -> None:
-    stream: SamplingStream = sampling.stream(groups=1)
+    stream: SamplingClient = sampling.stream(groups=1)
     false_server.welcome()
     false_server.send(batches_of(0))
     wait_until(lambda: stream._items.qsize() == 1)

@@ -18,7 +18,7 @@ from operator import attrgetter
 
 import numpy as np
 
-from apex_jax.transport.codec import CorruptSegment
+from apex_jax.segment_codec import CorruptSegment
 from apex_jax.types import ActorStatus
 
 REMEMBERED_RUNS = 4096  # actors, of which each has its own account; what is forgotten is summed up

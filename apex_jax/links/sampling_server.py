@@ -13,9 +13,9 @@ import zmq
 
 from apex_jax.agreement import told
 from apex_jax.config import Config
-from apex_jax.links.replay_journal import ReplayJournal
 from apex_jax.links.run_steps import RunSteps
 from apex_jax.replay.buffer import ReplayBuffer
+from apex_jax.replay.journal import Journal
 from apex_jax.replay.rate_limiter import RateLimiter
 from apex_jax.run_identity import RunIdentity
 from apex_jax.transport import sockets
@@ -55,7 +55,7 @@ class LearnerPeer:
     segments_credit: int = 0
 
 
-class SamplingService:
+class SamplingServer:
     """Streams to one learner: every segment once, ahead of the first batch that was drawn with it in the replay.
 
     What the learner holds when it consumes a batch is thus exactly what the batch was drawn from. Nothing is queued:
@@ -70,7 +70,7 @@ class SamplingService:
         limiter: RateLimiter,
         run_id: int,
         steps: RunSteps,
-        journal: ReplayJournal | None = None,
+        journal: Journal | None = None,
         run: RunIdentity | None = None,
     ):
         """`journal`: where what a learner knows of the run is written down; None = nowhere. `run`: None = of any."""
