@@ -10,7 +10,7 @@
       |                                               |
       +--- statistics ---> metrics <--- evaluator <---+ weights
 
-    types            the records that cross a border, and the axis legend
+    types            the records that cross a border between modules, and the axis legend
     segment_codec    segments <-> bytes
     config           every key of a run, with its meaning, unit and range
     config_rules     keys that must fit each other
@@ -32,11 +32,13 @@
       segments       steps of environments -> segments with n-step transitions
       frame_store    segments on the learner's device -> batches by index
 
-    replay/          the replay as data structures: no socket, no clock
+    replay/          the replay and its journal: no socket, no clock
       sum_tree       draws in proportion to a value
+      replay         all of the below as one object
       buffer         ring of encoded segments, prioritized draws, priority updates
       rate_limiter   transitions drawn per transition stored
       ledger         what became of every transition
+      run_steps      environment steps of the run, as a replay server counts them
       journal        writes down what is stored, and reads it back
       segment_log    its log: what was stored, in files that are only appended to
       snapshots      its snapshots: priorities and counters, whole or not at all; saved_state is what they hold
@@ -44,6 +46,7 @@
 
     transport/       bytes between processes
       params_codec   parameters of a network <-> bytes
+      messages       the records that travel between processes
       wire           messages <-> frames, every field checked
       sockets        the three links and their options
       security       who may talk to whom: CURVE and the keys let in; keys reads them, keys_command is
@@ -72,7 +75,6 @@
       weights        the learner's end, and that of actors and evaluator
       episode_means  returns of the actors' games between two reports
       limited_log    lines about actors, not more than a reader can use
-      run_steps      environment steps of the run, as the replay server counts them
 
     process          signals, seeds, log, hosts of a process
 
@@ -86,7 +88,7 @@
     workers/         the processes: loops around all that
       actor          acts
       replay_server  serves the buffer
-      learner        updates; learner_metrics tells of it, limits say when the run is over
+      learner        updates; learner_metrics tells of it, saver keeps its checkpoints, limits say when the run is over
       evaluator      plays full games; recording films one, and draws the run's curves
       local          all roles on this machine, supervised
 

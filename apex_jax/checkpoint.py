@@ -42,7 +42,7 @@ class Progress(NamedTuple):
     elapsed_seconds: float  # of learning, over all starts of the run
     weights_version: int  # newest sent
     agreement: str  # of the configuration, see `Config.checkpoint_agreement`
-    architecture: str  # digest of the network's leaves, see `transport.codec.architecture_of`
+    architecture: str  # digest of the network's leaves, see `transport.params_codec.architecture_of`
     run_identity: str = ""  # see `apex_jax.run_identity`; empty in checkpoints of earlier releases
 
 

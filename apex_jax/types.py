@@ -1,4 +1,4 @@
-"""Records that cross a border between processes, modules or machines.
+"""Records that cross a border between modules, and the limits of what a run may hold.
 
 Axis legend, used in every shape of this project:
 
@@ -7,66 +7,16 @@ Axis legend, used in every shape of this project:
     F  frames per observation (stack)  L  frame slots of a segment
     C  segments that fit in the replay N  any number of elements
     *O shape of one frame: (height, width) of pixels, or (D,) of a vector observation
-
-A record whose fields are marked with `Integer`, `Real`, `Flag`, `Text`, `Array` or `Buffer` is a message.
-`apex_jax.transport.wire` reads the marks, and refuses what does not fit them; an axis letter that stands in several
-fields of a message must have one size in all of them.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-
-class Integer(NamedTuple):
-    """A whole number in [low, high]."""
-
-    low: int = 0
-    high: int = 2**63 - 1
-
-
-class Real(NamedTuple):
-    """A finite number in [low, high]."""
-
-    low: float
-    high: float
-
-
-class Flag(NamedTuple):
-    """True or False."""
-
-
-class Text(NamedTuple):
-    """Unicode text of at most `max_bytes` in UTF-8."""
-
-    max_bytes: int
-
-
-MAX_ARRAY_SIZE = 2**22  # elements, of at most 4 bytes
-
-
-class Array(NamedTuple):
-    """A little-endian array; `axes` has one letter for each dimension; it has at most `max_size` elements."""
-
-    dtype: str
-    axes: str
-    max_size: int = MAX_ARRAY_SIZE
-
-
-class Buffer(NamedTuple):
-    """Opaque bytes, at most `max_bytes` of them."""
-
-    max_bytes: int
-
-
-RunId = Annotated[int, Integer()]
-"""Random number drawn by a process at its start: the same peer after a restart is another run."""
-RunIdentity = Annotated[str, Text(16)]
-"""Which training run a process is part of, see `apex_jax.run_identity`; empty = it does not know yet."""
-
+MAX_COUNT = 2**48  # of transitions, segments, actors: enough for any run, no sum overflows, and the journal believes it
 MAX_ENVIRONMENT_STEPS = 10**15  # of a run; times a frame skip it still fits in 64 bits
 MAX_SEGMENT_BYTES = 2**25
 MAX_STREAMED_SEGMENTS = 64  # in one message to the learner, as far as they fit in a few megabytes
@@ -143,186 +93,12 @@ class Segment(NamedTuple):
     columns: SegmentColumns
 
 
-# Experience link: actor <-> replay server ------------------------------------------------------------------------
+class SegmentRecord(NamedTuple):
+    """An encoded segment and its place in the sequence of its actor."""
 
-
-NO_PLACES = np.zeros(0, np.int32)
-NO_PLACES.flags.writeable = False
-MAX_COUNT = 2**48  # of transitions, segments, actors: enough for any run, no sum overflows, and the journal believes it
-
-
-class ActorHello(NamedTuple):
-    """First message of an actor, and the answer to `Rejoin`: then with what a server before this one gave it."""
-
-    run_id: RunId
-    agreement: Annotated[str, Text(1024)]  # what all roles must have in common, see `Config.agreement`
-    num_environments: Annotated[int, Integer(1, 4096)]
-    acknowledged: Annotated[int, Integer(0, MAX_COUNT)] = 0  # it keeps each segment after this number, none before
-    incarnation: Annotated[int, Integer(0, MAX_COUNT)] = 0  # 0 = has none yet
-    places: Annotated[np.ndarray, Array("int32", "N", 4096)] = NO_PLACES  # none, or one for each environment
-    run_identity: RunIdentity = ""
-
-
-class ActorWelcome(NamedTuple):
-    """The actor's places on the epsilon ladder, and its credit."""
-
-    incarnation: Annotated[int, Integer(1, MAX_COUNT)]  # actors welcomed up to this one: seeds its random numbers
-    places: Annotated[np.ndarray, Array("int32", "E", 4096)]  # in [0, ladder_size)
-    ladder_size: Annotated[int, Integer(1, 2**20)]
-    max_outstanding_segments: Annotated[int, Integer(1, 4096)]
-    run_identity: RunIdentity = ""
-
-
-class SegmentMessage(NamedTuple):
-    """One segment; kept by its sender until a `SegmentAck` covers its sequence number."""
-
-    run_id: RunId
-    sequence: Annotated[int, Integer(1, MAX_COUNT)]  # 1, 2, 3 ... within a run id
-    environment_steps: Annotated[int, Integer(0, 2**32)]  # real steps of the actor since its previous segment
-    crc: Annotated[int, Integer(0, 2**32 - 1)]  # zlib.crc32 of body
-    body: Annotated[bytes, Buffer(MAX_SEGMENT_BYTES)]  # see transport.codec.encode_segment
-    transitions: Annotated[int, Integer(0, 4096)] = 0  # that start in it: for the ledger, should the body be corrupt
-    produced: Annotated[int, Integer(0, MAX_COUNT)] = 0  # as in `ActorStatus`: a killed actor's last word may be this
-
-
-class SegmentAck(NamedTuple):
-    """Every segment of the actor up to `sequence` is stored (or refused and counted): forget it.
-
-    Also the answer to each `ActorStatus`, so that an actor hears from a server that has nothing to store.
-    """
-
-    sequence: Annotated[int, Integer(0, MAX_COUNT)]
-
-
-class EpisodeStatistics(NamedTuple):
-    """Full games that ended on an actor: raw rewards, whole episodes whatever happened to lives."""
-
-    run_id: RunId
-    epsilon: Annotated[np.ndarray, Array("float32", "N", 4096)]
-    episode_return: Annotated[np.ndarray, Array("float32", "N", 4096)]
-    episode_steps: Annotated[np.ndarray, Array("int32", "N", 4096)]
-
-
-class ActorStatus(NamedTuple):
-    """Sign of life of an actor, about once a second, with its rates and its part of the ledger.
-
-    The counts are of transitions since the actor began. What it has produced and neither had acknowledged nor dropped
-    is on its way, also where it waits in a segment that is not full yet.
-    """
-
-    run_id: RunId
-    steps_per_second: Annotated[float, Real(0, 1e9)]
-    weights_version: Annotated[int, Integer(0)]
-    produced: Annotated[int, Integer(0, MAX_COUNT)] = 0  # one for each environment step that counts
-    acknowledged: Annotated[int, Integer(0, MAX_COUNT)] = 0
-    overflow: Annotated[int, Integer(0, MAX_COUNT)] = 0  # dropped: no room, and actor.overflow=drop
-    unencodable: Annotated[int, Integer(0, MAX_COUNT)] = 0  # dropped: not finite, say
-    unsent: Annotated[int, Integer(0, MAX_COUNT)] = 0  # dropped: the actor left before they could be sent
-
-
-class Rejoin(NamedTuple):
-    """The replay server does not know this run id (it restarted, or held the peer for dead): say hello again."""
-
-
-class Goodbye(NamedTuple):
-    """The sender leaves on purpose; its place is free at once."""
-
-    run_id: RunId
-
-
-class Refusal(NamedTuple):
-    """The peer is not taken, and why; `final` where trying again cannot help. The same in every protocol version."""
-
-    reason: Annotated[str, Text(4096)]
-    final: Annotated[bool, Flag()]
-
-
-class Finish(NamedTuple):
-    """The run reached its limit: learner -> replay server (which says it back) -> actors, which then leave."""
-
-    reason: Annotated[str, Text(256)]
-
-
-# Sampling link: learner <-> replay server ------------------------------------------------------------------------
-
-
-class LearnerHello(NamedTuple):
-    """First message of a learner, and the answer to `Rejoin`. The live segments follow from the oldest on."""
-
-    run_id: RunId
-    agreement: Annotated[str, Text(1024)]
-    environment_steps: Annotated[int, Integer(0, MAX_ENVIRONMENT_STEPS)]  # of the run so far, from its checkpoint
-    batches_at_once: Annotated[int, Integer(1, 256)]  # K of each `IndexBatches` it takes
-    batch_size: Annotated[int, Integer(1, 65536)]  # B
-    run_identity: RunIdentity = ""
-    is_new_run: Annotated[bool, Flag()] = False  # the identity is a proposal: it joins the server's run if that has one
-
-
-class LearnerWelcome(NamedTuple):
-    """Answer to `LearnerHello`: which replay server this is, and how large the frame store must be."""
-
-    replay_run_id: RunId
-    capacity_segments: Annotated[int, Integer(1, 2**31 - 1)]
-    run_identity: RunIdentity = ""
-
-
-class Credit(NamedTuple):
-    """What the learner has consumed and can take again; an empty one is its sign of life, and comes back as another."""
-
-    run_id: RunId
-    groups: Annotated[int, Integer(0, 2**20)]  # `IndexBatches` messages
-    segments: Annotated[int, Integer(0, 2**20)]
-
-
-class StreamedSegments(NamedTuple):
-    """Segments new to the learner, in the order of their insertion; they hold from the next `IndexBatches` on."""
-
-    slots: Annotated[np.ndarray, Array("int32", "N", MAX_STREAMED_SEGMENTS)]  # in the ring, [0, capacity_segments)
-    generations: Annotated[np.ndarray, Array("uint32", "N", MAX_STREAMED_SEGMENTS)]
-    body_bytes: Annotated[np.ndarray, Array("int32", "N", MAX_STREAMED_SEGMENTS)]  # length of each body
-    bodies: Annotated[bytes, Buffer(MAX_SEGMENT_BYTES)]  # all bodies, one behind the other
-
-
-class IndexBatches(NamedTuple):
-    """K batches of B indices drawn from one state of the replay, and what the replay knows at that moment."""
-
-    indices: Annotated[np.ndarray, Array("int32", "KB")]  # segment slot x L + frame slot
-    generations: Annotated[np.ndarray, Array("uint32", "KB")]  # of the segment in that slot, to be sent back
-    weights: Annotated[np.ndarray, Array("float32", "KB")]  # importance weights, largest of each batch = 1
-    environment_steps: Annotated[int, Integer(0, MAX_ENVIRONMENT_STEPS)]  # of the whole run
-    size_transitions: Annotated[int, Integer(0)]
-    samples_per_insert: Annotated[float, Real(0, 1e9)]
-    age_seconds: Annotated[float, Real(0, 1e9)]  # mean age of the drawn transitions
-
-
-class PriorityUpdate(NamedTuple):
-    """New priorities of drawn transitions; where an index stands twice the last one holds."""
-
-    run_id: RunId
-    indices: Annotated[np.ndarray, Array("int32", "N")]
-    generations: Annotated[np.ndarray, Array("uint32", "N")]
-    priorities: Annotated[np.ndarray, Array("float32", "N")]  # not yet raised to the priority exponent
-
-
-# Weights link: learner -> actors, evaluator ----------------------------------------------------------------------
-
-
-class WeightsMessage(NamedTuple):
-    """Online network parameters; the newest message makes all before it worthless."""
-
-    learner_run_id: RunId
-    version: Annotated[int, Integer(0)]  # grows over the whole run, across restarts of the learner
-    updates: Annotated[int, Integer(0)]
-    environment_steps: Annotated[int, Integer(0, MAX_ENVIRONMENT_STEPS)]
-    final: Annotated[bool, Flag()]  # the run is over: no more weights will come
-    agreement: Annotated[str, Text(1024)]  # what its readers must have in common with it, see `Config`
-    architecture: Annotated[str, Text(128)]  # digest of the leaves' names and shapes
-    crc: Annotated[int, Integer(0, 2**32 - 1)]  # zlib.crc32 of the run's identity and of body
-    body: Annotated[bytes, Buffer(MAX_WEIGHTS_BYTES)]  # float32 leaves one behind the other, in tree order
-    run_identity: RunIdentity = ""
-
-
-class LearnerAlive(NamedTuple):
-    """Sent where no weights are due: a learner that is slow is no learner that cannot be reached."""
-
-    learner_run_id: RunId
+    run_id: int  # of the actor's process
+    sequence: int  # 1, 2, 3 ... within a run id
+    environment_steps: int  # that the actor has made since its previous segment
+    transitions: int  # that start in it; of one that cannot be decoded, as its actor says
+    body: bytes  # see `apex_jax.segment_codec.encode_segment`
+    crc: int  # zlib.crc32 of the body

@@ -14,8 +14,8 @@ from typing import NamedTuple
 from apex_jax.command_line import load
 from apex_jax.config import Config
 from apex_jax.transport import keys
+from apex_jax.transport.messages import SegmentMessage
 from apex_jax.transport.security import LinkContext, Security, security_of
-from apex_jax.types import SegmentMessage
 from benchmarks.load import ActorLoad, SimulatedActor, split_cores
 from benchmarks.recorded import as_messages, num_transitions, record_segments
 from benchmarks.replay_server import (

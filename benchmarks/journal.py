@@ -20,13 +20,10 @@ import numpy as np
 from apex_jax.command_line import load
 from apex_jax.config import Config
 from apex_jax.environment import segment_spec
-from apex_jax.replay.buffer import ReplayBuffer
-from apex_jax.replay.journal import Journal
-from apex_jax.replay.ledger import Ledger
-from apex_jax.replay.saved_state import Counters
+from apex_jax.replay.replay import Replay
 from apex_jax.segment_codec import decode_columns
-from apex_jax.types import SegmentColumns, SegmentMessage, SegmentSpec
-from apex_jax.workers.replay_server import make_limiter
+from apex_jax.transport.messages import SegmentMessage
+from apex_jax.types import SegmentColumns, SegmentRecord, SegmentSpec
 from benchmarks.recorded import as_messages, num_transitions, record_segments
 from benchmarks.report import finish, say, target
 from benchmarks.roles import ROOT
@@ -40,50 +37,25 @@ PAPER_SEGMENTS_PER_SECOND = 250  # 12,500 transitions/s in segments of 50
 class Stored(NamedTuple):
     """A segment as it has arrived and been checked."""
 
-    message: SegmentMessage
+    segment: SegmentRecord
     columns: SegmentColumns
-    transitions: int
 
 
-class Replay:
-    """What a server stores segments in: a buffer, and a journal where there is one."""
+def replay_of(config: Config, spec: SegmentSpec, directory: str | None) -> Replay:
+    """Returns a replay; `directory`: of its run, None = no journal. It goes on from what is there."""
+    if directory is None:
+        config = config.replace(replay=dataclasses.replace(config.replay, journal=False))
+    replay = Replay(config.replace(run_directory=directory or ""), spec, np.random.default_rng(0))
+    replay.restore(time.monotonic())
+    return replay
 
-    def __init__(self, config: Config, spec: SegmentSpec, directory: str | None) -> None:
-        """`directory`: of the run; None = no journal. Goes on from what is there."""
-        replay = config.replay
-        self.buffer = ReplayBuffer(
-            spec,
-            replay.capacity_transitions,
-            replay.priority_exponent,
-            replay.importance_sampling_exponent,
-            np.random.default_rng(0),
-        )
-        self.limiter = make_limiter(config, spec)
-        self.counters = Counters(Ledger(), 0, None, 0)
-        self.journal: Journal | None = None
-        if directory is not None:
-            self.journal = Journal(config.replace(run_directory=directory), spec, self.buffer.capacity_segments)
-            self.counters = self.journal.restore(self.buffer, self.limiter, time.monotonic())
-        self._sequence = 0
 
-    def store(self, segments: list[Stored]) -> None:
-        """Stores segments, and writes them down."""
-        for message, columns, transitions in segments:
-            self._sequence += 1
-            self.buffer.insert(message.body, columns, 0.0)
-            self.limiter.insert(transitions)
-            self.counters.ledger.store(1, self._sequence, transitions)
-            if self.journal is not None:
-                numbered = message._replace(sequence=self._sequence)
-                self.journal.on_segment(self.buffer.inserted_segments, 1, numbered, transitions)
-        if self.journal is not None:
-            self.journal.flush(time.monotonic())
-
-    def snapshot_if_due(self) -> None:
-        """As a server does once a second."""
-        if self.journal is not None:
-            counters = self.counters
-            self.journal.snapshot_if_due(self.buffer, self.limiter, lambda: counters, time.monotonic())
+def store(replay: Replay, segments: list[Stored]) -> None:
+    """Stores segments and writes them down, as a server does."""
+    for segment, columns in segments:
+        number = replay.buffer.inserted_segments + 1
+        replay.insert(segment._replace(sequence=number), columns, 0.0)
+    replay.flush(time.monotonic())
 
 
 def main() -> None:
@@ -118,7 +90,9 @@ def main() -> None:
 def stored(message: SegmentMessage, spec: SegmentSpec) -> Stored:
     """Returns a segment with its columns."""
     columns = decode_columns(message.body, spec)
-    return Stored(message, columns, int(np.count_nonzero(columns.priority)))
+    transitions = int(np.count_nonzero(columns.priority))
+    record = SegmentRecord(1, 0, message.environment_steps, transitions, message.body, message.crc)
+    return Stored(record, columns)
 
 
 def append_microseconds(
@@ -126,26 +100,24 @@ def append_microseconds(
 ) -> dict[str, float]:
     """Returns what storing one segment takes, without and with a journal; snapshots are not counted."""
     small = config.replace(replay=dataclasses.replace(config.replay, capacity_transitions=200_000))
-    replays = {"none": Replay(small, spec, None), "journal": Replay(small, spec, directory)}
+    replays = {"none": replay_of(small, spec, None), "journal": replay_of(small, spec, directory)}
 
     def storing(replay: Replay) -> Callable[[], None]:
         place = 0
 
         def call() -> None:
             nonlocal place
-            replay.store(segments[place : place + AT_ONCE])
+            store(replay, segments[place : place + AT_ONCE])
             place = (place + AT_ONCE) % len(segments)
             if place == 0:
-                replay.snapshot_if_due()
+                replay.snapshot_if_due(time.monotonic())
 
         return call
 
     times = side_by_side({name: storing(replay) for name, replay in replays.items()}, seconds)
-    journal = replays["journal"].journal
-    assert journal is not None
-    assert journal.errors == 0
+    assert replays["journal"].metrics()["replay/journal_errors"] == 0
     wait_for_thread()
-    journal.close()
+    replays["journal"].close()
     return {name: 1e6 * median / AT_ONCE for name, median in medians(times).items()}
 
 
@@ -153,22 +125,21 @@ def full_replay(
     config: Config, spec: SegmentSpec, segments: list[Stored], directory: str, num_segments: float
 ) -> dict[str, Any]:
     """Fills a replay, saves it, and loads it again; returns seconds, milliseconds, bytes."""
-    replay = Replay(config, spec, directory)
-    journal = replay.journal
-    assert journal is not None
+    replay = replay_of(config, spec, directory)
     while replay.buffer.inserted_segments < num_segments:
-        replay.store(segments[:AT_ONCE])
+        store(replay, segments[:AT_ONCE])
         segments = segments[AT_ONCE:] + segments[:AT_ONCE]
     stalls = []
     for _ in range(5):
         wait_for_thread()
         start = time.perf_counter()
-        journal.snapshot(replay.buffer, replay.limiter, replay.counters, time.monotonic())
+        replay.request_snapshot()
+        replay.snapshot_if_due(time.monotonic())
         stalls.append(time.perf_counter() - start)
     start = time.perf_counter()
     wait_for_thread()
     written = time.perf_counter() - start
-    journal.close()
+    replay.close()
     size = sum(path.stat().st_size for path in Path(directory, "replay").iterdir())
     say(f"{replay.buffer.size_transitions:,} transitions, {size / 2**20:,.0f} MiB; stall {1e3 * max(stalls):.1f} ms")
     loads = {}
@@ -176,10 +147,9 @@ def full_replay(
         if state == "cold":
             forget_pages(Path(directory, "replay"))
         start = time.perf_counter()
-        again = Replay(config, spec, directory)
+        again = replay_of(config, spec, directory)
         loads[state] = time.perf_counter() - start
-        assert again.journal is not None
-        again.journal.close()
+        again.close()
         assert again.buffer.size_transitions == replay.buffer.size_transitions
         say(f"loaded in {loads[state]:.2f} s, {state}")
     return {

@@ -19,8 +19,7 @@ import zmq
 
 from apex_jax.process import new_run_id
 from apex_jax.transport import sockets
-from apex_jax.transport.security import NO_KEYS, LinkContext, Security
-from apex_jax.types import (
+from apex_jax.transport.messages import (
     ActorHello,
     ActorStatus,
     ActorWelcome,
@@ -35,6 +34,7 @@ from apex_jax.types import (
     SegmentMessage,
     StreamedSegments,
 )
+from apex_jax.transport.security import NO_KEYS, LinkContext, Security
 
 PATIENCE_SECONDS = 60.0
 SEGMENTS_WINDOW = 256

@@ -12,7 +12,8 @@ from apex_jax.agent.segments import SegmentBuilder
 from apex_jax.config import Config
 from apex_jax.environment import Environment, segment_spec
 from apex_jax.segment_codec import encode_segment
-from apex_jax.types import Segment, SegmentMessage
+from apex_jax.transport.messages import SegmentMessage
+from apex_jax.types import Segment
 
 ENVIRONMENTS = 16
 

@@ -11,24 +11,19 @@ import zmq
 
 from apex_jax.config import Config
 from apex_jax.links.experience_server import ExperienceServer
-from apex_jax.links.run_steps import RunSteps
 from apex_jax.replay.rate_limiter import RateLimiter
 from apex_jax.segment_codec import decode_frames, encode_segment
 from apex_jax.transport import sockets
-from apex_jax.types import (
-    ActorHello,
-    ActorWelcome,
-    SegmentMessage,
-)
+from apex_jax.transport.messages import ActorHello, ActorWelcome, SegmentMessage
 from tests.links import (
     CONFIG,
     SPEC,
     TRANSITIONS,
     CountingStream,
     Peer,
-    buffer_of,
     free_address,
     free_limiter,
+    replay_of,
     segment_of,
     wait_until,
 )
@@ -46,12 +41,11 @@ class Server:
 
     def __init__(self, address: str, limiter: RateLimiter, config: Config = CONFIG) -> None:
         self.now_seconds = 0.0
-        self.buffer = buffer_of()
-        self.limiter = limiter
+        self.replay = replay_of(limiter=limiter)
+        self.buffer, self.limiter, self.steps = self.replay.buffer, limiter, self.replay.steps
         self._context = zmq.Context()
         self._socket = sockets.serve_experience(self._context, address)
-        self.steps = RunSteps()
-        self.service = ExperienceServer(self._socket, config, SPEC, self.buffer, limiter, self.steps)
+        self.service = ExperienceServer(self._socket, config, SPEC, self.replay)
         self.dropped = self.service.dropped
 
     def serve(self) -> None:

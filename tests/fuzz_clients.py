@@ -17,8 +17,7 @@ from apex_jax.links import experience_client, sampling_client
 from apex_jax.links.sampling_client import SamplingClient
 from apex_jax.segment_codec import encode_segment
 from apex_jax.transport import monitor, sockets, wire
-from apex_jax.transport.status_link import StatusServer, fetch
-from apex_jax.types import (
+from apex_jax.transport.messages import (
     ActorHello,
     ActorWelcome,
     Finish,
@@ -31,6 +30,7 @@ from apex_jax.types import (
     SegmentMessage,
     StreamedSegments,
 )
+from apex_jax.transport.status_link import StatusServer, fetch
 from tests.fuzz_messages import Frames, Fuzzer, refusal_of
 from tests.links import CONFIG, SPEC, CountingStream, free_address, segment_of
 from tests.sampling_link import batches_of

@@ -15,7 +15,7 @@ import numpy as np
 
 from apex_jax.segment_codec import encode_segment
 from apex_jax.transport import wire
-from apex_jax.types import (
+from apex_jax.transport.messages import (
     ActorHello,
     ActorStatus,
     Array,

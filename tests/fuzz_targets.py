@@ -20,7 +20,7 @@ from apex_jax.config import AddressConfig, Config, ReplayConfig
 from apex_jax.links.weights import UNUSABLE_IN_A_ROW, WeightsPublisher, WeightsSubscriber
 from apex_jax.segment_codec import encode_segment
 from apex_jax.transport import sockets, wire
-from apex_jax.types import (
+from apex_jax.transport.messages import (
     ActorHello,
     ActorStatus,
     Credit,
@@ -150,8 +150,8 @@ class ReplayTarget:
 
     def _insert(self, number: int) -> None:
         segment = segment_of(number)
-        self.server.buffer.insert(encode_segment(segment, SPEC), segment.columns, self._now_seconds)
-        self.server.limiter.insert(TRANSITIONS)
+        self.server.replay.buffer.insert(encode_segment(segment, SPEC), segment.columns, self._now_seconds)
+        self.server.replay.limiter.insert(TRANSITIONS)
 
     def _ask(self, *messages: Any, answer: type | None = None) -> None:
         """Sends messages until one of them is answered."""
@@ -175,7 +175,7 @@ class ReplayTarget:
         self._guarded(lambda: self.server.experience.forget_the_dead(self._now_seconds))
         self._guarded(lambda: self.server.sampling.forget_the_dead(self._now_seconds))
         self._guarded(self.server._write_metrics)
-        self._guarded(self.server.buffer.check_valid)
+        self._guarded(self.server.replay.buffer.check_valid)
         self.server.sampling.finished = None
 
     def _guarded(self, action: Any) -> None:

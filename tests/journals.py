@@ -16,7 +16,7 @@ from apex_jax.replay.buffer import ReplayBuffer
 from apex_jax.replay.journal import Journal
 from apex_jax.replay.rate_limiter import RateLimiter
 from apex_jax.segment_codec import decode_frames, encode_segment
-from apex_jax.types import SegmentMessage
+from apex_jax.types import SegmentRecord
 from tests.links import CONFIG, SPEC, TRANSITIONS, buffer_of, segment_of
 
 RUN = 77  # run id of the actor from whom the segments are
@@ -45,13 +45,13 @@ class World:
         for number in numbers:
             segment = segment_of(number)
             body = encode_segment(segment, SPEC)
-            message = SegmentMessage(RUN, number, 10, zlib.crc32(body), body, TRANSITIONS)
+            record = SegmentRecord(RUN, number, 10, TRANSITIONS, body, zlib.crc32(body))
             self.buffer.insert(body, segment.columns, now_seconds)
             self.limiter.insert(TRANSITIONS)
             self.counters.ledger.store(RUN, number, TRANSITIONS)
             steps = self.counters.environment_steps + 10
             self.counters = self.counters._replace(environment_steps=steps)
-            self.journal.on_segment(self.buffer.inserted_segments, RUN, message, TRANSITIONS)
+            self.journal.on_segment(self.buffer.inserted_segments, record)
         self.journal.flush(now_seconds)
 
     def save(self, now_seconds: float = 0.0) -> None:

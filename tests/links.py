@@ -18,8 +18,10 @@ from apex_jax.config import ActorConfig, Config, LearnerConfig
 from apex_jax.links.experience_client import ExperienceClient, transitions_of
 from apex_jax.replay.buffer import ReplayBuffer
 from apex_jax.replay.rate_limiter import RateLimiter
+from apex_jax.replay.replay import Replay
 from apex_jax.transport import sockets, wire
-from apex_jax.types import Integer, Segment, SegmentColumns, SegmentSpec
+from apex_jax.transport.messages import Integer
+from apex_jax.types import Segment, SegmentColumns, SegmentSpec
 
 SPEC = SegmentSpec(frame_shape=(3,), frame_dtype="float32", frame_stack=2, slots=8, n_step=1, num_actions=2)
 TRANSITIONS = SPEC.max_transitions  # of every segment of `segment_of`
@@ -64,6 +66,14 @@ def highest(kind: type, field: str) -> int:
 
 def buffer_of(num_segments: int = 64) -> ReplayBuffer:
     return ReplayBuffer(SPEC, num_segments * TRANSITIONS, 0.6, 0.4, np.random.default_rng(0))
+
+
+def replay_of(num_segments: int = 64, limiter: RateLimiter | None = None) -> Replay:
+    """A replay in memory alone, with a rate limiter of the test's own."""
+    in_memory = replace(CONFIG.replay, journal=False, capacity_transitions=num_segments * TRANSITIONS)
+    replay = Replay(CONFIG.replace(replay=in_memory), SPEC, np.random.default_rng(0))
+    replay.limiter = limiter or free_limiter()
+    return replay
 
 
 def free_limiter(min_size: int = 1) -> RateLimiter:

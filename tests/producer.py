@@ -20,7 +20,8 @@ from apex_jax.command_line import load
 from apex_jax.environment import segment_spec
 from apex_jax.metrics import resident_memory_bytes
 from apex_jax.process import new_run_id, start_log
-from apex_jax.types import ActorHello, Segment, SegmentColumns, SegmentSpec
+from apex_jax.transport.messages import ActorHello
+from apex_jax.types import Segment, SegmentColumns, SegmentSpec
 from tests.links import CountingStream
 
 QUEUE = 16  # segments that wait to be sent

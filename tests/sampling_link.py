@@ -9,13 +9,12 @@ from typing import Any
 import numpy as np
 import zmq
 
-from apex_jax.links.run_steps import RunSteps
 from apex_jax.links.sampling_client import Item, SamplingClient, Segments
 from apex_jax.links.sampling_server import SamplingServer
 from apex_jax.replay.rate_limiter import RateLimiter
 from apex_jax.segment_codec import encode_segment
 from apex_jax.transport import sockets
-from apex_jax.types import (
+from apex_jax.transport.messages import (
     Credit,
     Goodbye,
     IndexBatches,
@@ -24,7 +23,7 @@ from apex_jax.types import (
     PriorityUpdate,
     StreamedSegments,
 )
-from tests.links import CONFIG, SPEC, TRANSITIONS, Peer, buffer_of, free_address, free_limiter, segment_of, wait_until
+from tests.links import CONFIG, SPEC, TRANSITIONS, Peer, free_address, free_limiter, replay_of, segment_of, wait_until
 
 K, B = 2, 16
 CAPACITY = 6  # segments
@@ -62,12 +61,11 @@ class Server:
 
     def __init__(self, address: str, limiter: RateLimiter, capacity: int = CAPACITY) -> None:
         self.inserted = 0
-        self.buffer = buffer_of(capacity)
-        self.limiter = limiter
+        self.replay = replay_of(capacity, limiter)
+        self.buffer, self.limiter, self.steps = self.replay.buffer, limiter, self.replay.steps
         self._context = zmq.Context()
         self._socket = sockets.serve_sampling(self._context, address)
-        self.steps = RunSteps()
-        self.service = SamplingServer(self._socket, CONFIG, self.buffer, limiter, 9, self.steps)
+        self.service = SamplingServer(self._socket, CONFIG, self.replay, run_id=9)
         self.dropped = self.service.dropped
 
     def insert(self, count: int = 1) -> None:

@@ -11,7 +11,14 @@ import zmq
 from apex_jax.config import Config
 from apex_jax.segment_codec import encode_segment
 from apex_jax.transport import sockets
-from apex_jax.types import ActorHello, ActorWelcome, LearnerHello, LearnerWelcome, SegmentAck, SegmentMessage
+from apex_jax.transport.messages import (
+    ActorHello,
+    ActorWelcome,
+    LearnerHello,
+    LearnerWelcome,
+    SegmentAck,
+    SegmentMessage,
+)
 from apex_jax.workers.replay_server import ReplayServer
 from tests.links import SPEC, Peer, segment_of, wait_until
 

@@ -21,8 +21,9 @@ from apex_jax.environment import Environment, segment_spec
 from apex_jax.errors import RunError
 from apex_jax.links.weights import Weights
 from apex_jax.process import StopSignal
+from apex_jax.transport.messages import ActorWelcome
 from apex_jax.transport.sockets import LocalLinks
-from apex_jax.types import ActorWelcome, Segment, Step
+from apex_jax.types import Segment, Step
 from apex_jax.workers.actor import Actor
 from tests.links import CONFIG, segment_of
 from tests.processes import ROOT

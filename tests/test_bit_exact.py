@@ -26,7 +26,8 @@ from apex_jax.environment import Environment, segment_spec
 from apex_jax.replay.buffer import ReplayBuffer
 from apex_jax.segment_codec import decode_columns, decode_segment, encode_segment
 from apex_jax.transport import wire
-from apex_jax.types import Segment, SegmentColumns, SegmentMessage, SegmentSpec, StreamedSegments
+from apex_jax.transport.messages import SegmentMessage, StreamedSegments
+from apex_jax.types import Segment, SegmentColumns, SegmentSpec
 from tests import reference
 
 GATHER_BATCH = 256

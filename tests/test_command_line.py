@@ -17,7 +17,7 @@ from apex_jax.config import Config, EvaluatorConfig
 from apex_jax.config_rules import check
 from apex_jax.environment import segment_spec
 from apex_jax.errors import UsageError
-from apex_jax.workers.replay_server import make_limiter
+from apex_jax.replay.replay import make_limiter
 
 
 def write(folder: Path, text: str | bytes) -> Path:

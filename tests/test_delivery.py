@@ -15,7 +15,7 @@ import zmq
 from apex_jax.links import experience_client, experience_server
 from apex_jax.links.experience_server import MAX_INCARNATION
 from apex_jax.transport import sockets, wire
-from apex_jax.types import (
+from apex_jax.transport.messages import (
     ActorHello,
     ActorStatus,
     ActorWelcome,
@@ -87,7 +87,7 @@ def test_actors_that_give_up_a_server_which_is_not_ready_are_each_welcomed_once(
     server.until(lambda: all(stream.peer_state == "joined" for stream in streams))
     until = time.monotonic() + 1
     server.until(lambda: time.monotonic() > until)
-    assert server.service.welcomed == 2
+    assert server.replay.incarnations == 2
     for actor in server.service.actors.values():
         welcome: Any = streams[actor.run_id - 1].wait_for_welcome(0)
         assert (actor.incarnation, actor.places.tolist()) == (welcome.incarnation, welcome.places.tolist())

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from apex_jax.links import experience_client
-from apex_jax.types import (
-    PEER_TIMEOUT_SECONDS,
+from apex_jax.transport.messages import (
     ActorHello,
     ActorStatus,
     EpisodeStatistics,
@@ -23,6 +22,7 @@ from apex_jax.types import (
     SegmentAck,
     SegmentMessage,
 )
+from apex_jax.types import PEER_TIMEOUT_SECONDS
 from tests.experience_link import CREDIT, Link, join, limiter_that_lets_in, message_of, put_all
 from tests.links import CONFIG, TRANSITIONS, segment_of
 

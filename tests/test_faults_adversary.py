@@ -15,9 +15,7 @@ from apex_jax.links.sampling_client import SEGMENTS_WINDOW
 from apex_jax.links.weights import WeightsPublisher
 from apex_jax.metrics import read_metrics
 from apex_jax.transport import sockets
-from apex_jax.types import (
-    MAX_COUNT,
-    MAX_ENVIRONMENT_STEPS,
+from apex_jax.transport.messages import (
     ActorHello,
     ActorWelcome,
     Credit,
@@ -29,6 +27,7 @@ from apex_jax.types import (
     SegmentAck,
     SegmentMessage,
 )
+from apex_jax.types import MAX_COUNT, MAX_ENVIRONMENT_STEPS
 from tests.fuzz_targets import fuzz_config
 from tests.links import CONFIG, SPEC, TRANSITIONS, Peer, highest
 from tests.served import Served, segment, stores_for
@@ -48,7 +47,7 @@ def served(tmp_path: Path) -> Iterator[Served]:
 @pytest.fixture
 def full(served: Served) -> Served:
     """One whose rate limiter lets nothing in."""
-    served.server.limiter.can_insert = lambda *_: False  # type: ignore[method-assign]
+    served.server.replay.limiter.can_insert = lambda *_: False  # type: ignore[method-assign]
     return served
 
 
@@ -91,12 +90,12 @@ def test_fault_26_no_segment_brings_more_steps_than_its_actor_can_have_made(serv
     for sequence in (1, 2):
         actor.send(segment(1, sequence, environment_steps=2**32))
     served.until(lambda: served.server.experience.dropped["impossible_steps"] == 2)
-    assert served.server.steps.total == 0, "else one actor ends the run of all by total_environment_frames"
+    assert served.server.replay.steps.total == 0, "else one actor ends the run of all by total_environment_frames"
     most = SPEC.max_environment_steps(4)
     actor.send(segment(1, 3, environment_steps=most), segment(1, 4, environment_steps=most + 1))
     served.until(lambda: served.server.experience.dropped["impossible_steps"] == 3)
-    assert served.server.steps.total == most
-    assert served.server.buffer.inserted_segments == 1
+    assert served.server.replay.steps.total == most
+    assert served.server.replay.buffer.inserted_segments == 1
 
 
 def test_fault_26_a_sequence_at_its_end_ends_only_that_run(served: Served) -> None:
@@ -104,7 +103,7 @@ def test_fault_26_a_sequence_at_its_end_ends_only_that_run(served: Served) -> No
     liar.send(segment(1, MAX_COUNT), segment(1, MAX_COUNT), segment(1, 1))
     stores_for(served, good, 2, 1)
     served.until(lambda: served.server.experience.dropped["duplicate_segment"] >= 1)
-    assert served.server.buffer.inserted_segments == 2, "each of them once"
+    assert served.server.replay.buffer.inserted_segments == 2, "each of them once"
 
 
 def test_fault_26_an_actor_whose_segments_have_the_last_numbers_takes_nothing_from_the_journal(served: Served) -> None:
@@ -112,7 +111,7 @@ def test_fault_26_an_actor_whose_segments_have_the_last_numbers_takes_nothing_fr
     stores_for(served, served.actor(1, acknowledged=last - 1), 1, last)
     stores_for(served, served.actor(2), 2, 1)
     served.restart()
-    assert served.server.buffer.inserted_segments == served.server.buffer.size_segments == 2
+    assert served.server.replay.buffer.inserted_segments == served.server.replay.buffer.size_segments == 2
     assert served.server.ledger()["stored"] == 2 * TRANSITIONS
 
 
@@ -130,7 +129,7 @@ def test_fault_26_new_names_for_one_connection_do_not_grow_what_waits(full: Serv
     assert full.server.experience.dropped["left_by_actor"] == (100 - 1 - GONE_ACTORS) * credit
     peer.send(ActorHello(1, full.config.agreement, 4))  # whose segments were let go: it still has them
     peer.receive(ActorWelcome)
-    del full.server.limiter.can_insert  # type: ignore[method-assign]
+    del full.server.replay.limiter.can_insert  # type: ignore[method-assign]
     stores_for(full, peer, 1, 1)
 
 
@@ -146,7 +145,7 @@ def test_fault_26_new_names_for_one_connection_do_not_grow_what_came_too_early(f
     assert not any(actor.early for actor in service._gone.values())
     peer.send(ActorHello(1, full.config.agreement, 4))  # which comes back, and sends all that nobody acknowledged
     peer.receive(ActorWelcome)
-    del full.server.limiter.can_insert  # type: ignore[method-assign]
+    del full.server.replay.limiter.can_insert  # type: ignore[method-assign]
     peer.send(*(segment(1, sequence) for sequence in range(1, credit + 1)))
     while peer.receive(SegmentAck).sequence < credit:
         pass
@@ -155,7 +154,7 @@ def test_fault_26_new_names_for_one_connection_do_not_grow_what_came_too_early(f
 def test_fault_26_thousands_of_names_are_forgotten_again(served: Served) -> None:
     peer = served.peer("experience")
     appear(peer, MANY_RUNS)
-    served.until(lambda: served.server.buffer.inserted_segments == MANY_RUNS)
+    served.until(lambda: served.server.replay.buffer.inserted_segments == MANY_RUNS)
     assert len(served.server.experience.actors) == 1
     assert served.server.experience._occupants.sum() == 1
 
@@ -167,7 +166,7 @@ def test_fault_26_thousands_of_others_do_not_make_an_actor_wait_for_ever(full: S
     appear(full.peer("experience"), MANY_RUNS)
     full.until(lambda: full.server.experience.dropped["left_by_actor"] == MANY_RUNS - 1 - GONE_ACTORS * credit)
     assert len(full.server.experience._waiting) == credit + 1 + GONE_ACTORS * credit
-    del full.server.limiter.can_insert  # type: ignore[method-assign]
+    del full.server.replay.limiter.can_insert  # type: ignore[method-assign]
     while good.receive(SegmentAck).sequence < credit:
         pass
 
@@ -219,19 +218,19 @@ def test_fault_26_a_subscriber_that_sends_without_end_leaves_the_weights_their_t
 @pytest.mark.parametrize("indices", [[-1], [2**31 - 1], [64 * L], [-(2**31)], [0], [L - 1]], ids=str)
 def test_fault_22_an_index_that_is_no_transition_changes_nothing(served: Served, indices: list[int]) -> None:
     stores_for(served, served.actor(1), 1, 1)
-    learner, total = served.learner(), served.server.buffer._tree.total
+    learner, total = served.learner(), served.server.replay.buffer._tree.total
     generations = np.ones(len(indices), np.uint32)
     learner.send(PriorityUpdate(5, np.array(indices, np.int32), generations, np.full(len(indices), 9, np.float32)))
     served.until(lambda: sum(served.server.sampling.dropped.values()) == len(indices))
-    assert served.server.buffer._tree.total == total
-    served.server.buffer.check_valid()
+    assert served.server.replay.buffer._tree.total == total
+    served.server.replay.buffer.check_valid()
 
 
 def test_fault_21_a_signalling_nan_is_refused_without_a_word(served: Served) -> None:
     learner, signalling = served.learner(), np.array([0x7F800001], np.uint32).view(np.float32)
     learner.send(PriorityUpdate(5, np.array([1], np.int32), np.array([1], np.uint32), signalling))
     served.until(lambda: served.server.sampling.dropped["invalid_priority"] == 1)
-    assert served.server.buffer.max_priority == 0
+    assert served.server.replay.buffer.max_priority == 0
 
 
 @pytest.mark.parametrize("generation", [0, 2, 2**32 - 1])
@@ -240,9 +239,9 @@ def test_fault_20_a_generation_that_is_not_stored_is_stale(served: Served, gener
     index = SPEC.frame_stack - 1
     update = partial(PriorityUpdate, 5, np.array([index], np.int32), priorities=np.array([9], np.float32))
     served.learner().send(update(generations=np.array([generation], np.uint32)))
-    largest = served.server.buffer.max_priority
+    largest = served.server.replay.buffer.max_priority
     served.until(lambda: served.server.sampling.dropped["stale_priority"] == 1)
-    assert served.server.buffer.max_priority == largest < 9
+    assert served.server.replay.buffer.max_priority == largest < 9
 
 
 def test_fault_26_statistics_out_of_this_world_are_no_line_that_cannot_be_read(served: Served, tmp_path: Path) -> None:
@@ -296,4 +295,4 @@ def _nothing() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 def test_the_configuration_of_these_tests_is_agreed_on(served: Served) -> None:
     assert served.config.agreement == CONFIG.agreement
-    assert served.server.buffer.capacity_segments * TRANSITIONS == served.config.replay.capacity_transitions
+    assert served.server.replay.buffer.capacity_segments * TRANSITIONS == served.config.replay.capacity_transitions

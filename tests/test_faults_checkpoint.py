@@ -25,7 +25,7 @@ from apex_jax.environment import segment_spec
 from apex_jax.errors import FatalError
 from apex_jax.process import StopSignal
 from apex_jax.transport.sockets import LocalLinks
-from apex_jax.workers import learner as learner_module
+from apex_jax.workers import saver
 from apex_jax.workers.learner import Learner
 from tests.learner_runs import Fleet, bits, config_of, error_lines, files, restored, save_checkpoint
 from tests.processes import ROOT, Programs, catch, checkpoints, free_tcp_addresses, values
@@ -267,12 +267,12 @@ def learner(tmp_path: Path) -> Iterator[Learner]:
 def test_fault_13_the_last_save_is_tried_again_and_then_the_run_has_failed(
     tmp_path: Path, learner: Learner, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(learner_module, "LAST_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(saver, "LAST_PAUSE_SECONDS", 0.01)
     with pytest.raises(FatalError, match=r"the last updates are lost: .*; make .* writable, free some space, restart"):
-        learner._save_last(StopSignal())
-    assert caplog.text.count("was not saved") == learner_module.LAST_SAVES
+        learner._saver.save_last(learner._save, StopSignal())
+    assert caplog.text.count("was not saved") == saver.LAST_SAVES
     (tmp_path / "checkpoints").unlink()
-    learner._save_last(StopSignal())
+    learner._saver.save_last(learner._save, StopSignal())
     assert checkpoints(tmp_path) == [0]
 
 
@@ -280,7 +280,7 @@ def test_fault_13_a_strict_run_fails_after_as_many_failures_in_a_row_as_it_allow
     tmp_path: Path, learner: Learner
 ) -> None:
     def save() -> None:
-        learner._checkpoint_seconds = -math.inf  # the next one is due
+        learner._saver._begun_seconds = -math.inf  # the next one is due
         learner._housekeeping()
         learner._checkpointer._join()
 
@@ -307,9 +307,9 @@ def test_fault_13_a_strict_run_does_not_wait_for_ever_for_a_disk_that_does_not_a
     monkeypatch.setattr(learner._checkpointer, "_write", lambda *_: answers.wait())
     interval = learner._config.learner.checkpoint_interval_seconds
     learner._save()
-    learner._checkpoint_seconds = time.monotonic() - 1.5 * interval
+    learner._saver._begun_seconds = time.monotonic() - 1.5 * interval
     learner._housekeeping()  # one that was due could not be begun
-    learner._checkpoint_seconds -= interval
+    learner._saver._begun_seconds -= interval
     with pytest.raises(FatalError, match=r"^2 checkpoints in a row could not be saved: the disk does not answer; "):
         learner._housekeeping()
     answers.set()

@@ -17,7 +17,15 @@ from apex_jax.links.experience_client import ExperienceClient
 from apex_jax.links.sampling_client import SamplingClient
 from apex_jax.links.weights import WeightsSubscriber
 from apex_jax.transport import sockets, wire
-from apex_jax.types import ActorHello, ActorStatus, ActorWelcome, LearnerAlive, Rejoin, SegmentAck, SegmentMessage
+from apex_jax.transport.messages import (
+    ActorHello,
+    ActorStatus,
+    ActorWelcome,
+    LearnerAlive,
+    Rejoin,
+    SegmentAck,
+    SegmentMessage,
+)
 from tests import experience_link, sampling_link
 from tests.links import CONFIG, SPEC, TRANSITIONS, free_address, segment_of, wait_until
 from tests.weights_link import AGREEMENT, PARAMS

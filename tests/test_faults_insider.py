@@ -15,8 +15,7 @@ import pytest
 
 from apex_jax.segment_codec import value_limits
 from apex_jax.transport import sockets, wire
-from apex_jax.types import (
-    MAX_COUNT,
+from apex_jax.transport.messages import (
     ActorHello,
     ActorStatus,
     ActorWelcome,
@@ -30,6 +29,7 @@ from apex_jax.types import (
     SegmentMessage,
     StreamedSegments,
 )
+from apex_jax.types import MAX_COUNT, SegmentRecord
 from tests.fuzz_targets import fuzz_config
 from tests.links import CONFIG, SPEC, TRANSITIONS, Peer
 from tests.served import BODY, Served, segment, stores_for
@@ -131,7 +131,7 @@ def test_fault_39_an_actor_comes_back_after_another_made_a_claim_in_its_name(ser
     actor.send(hello(1, acknowledged=1))
     actor.receive(ActorWelcome)
     stores_for(served, actor, 1, 2)
-    assert served.server.buffer.inserted_segments == 2
+    assert served.server.replay.buffer.inserted_segments == 2
 
 
 def test_fault_39_the_status_page_shows_no_run_id(served: Served) -> None:
@@ -167,20 +167,19 @@ def test_fault_39_a_value_beyond_what_rewards_allow_is_refused(served: Served, c
     while actor.receive(SegmentAck).sequence < 3:
         pass
     assert served.server.experience.dropped[reason] == 2
-    assert served.server.buffer.inserted_segments == 1
+    assert served.server.replay.buffer.inserted_segments == 1
 
 
 def test_fault_39_a_journal_with_an_impossible_return_is_read_without_it(
     served: Served, caplog: pytest.LogCaptureFixture
 ) -> None:
-    service, journal = served.server.experience, served.server._journal
-    assert journal is not None
+    service, journal = served.server.experience, served.server.replay.journal
     message = segment_with(1, 1, 1e38)
-    journal.on_segment(1, 1, message, TRANSITIONS)  # as an earlier release did
+    journal.on_segment(1, SegmentRecord(1, 1, 1, TRANSITIONS, message.body, message.crc))  # as an earlier release did
     journal.flush(0.0)
     assert service.dropped["bad_return"] == 0
     served.restart()
-    assert served.server.buffer.size_segments == 0
+    assert served.server.replay.buffer.size_segments == 0
     assert "1 segments of impossible values" in caplog.text
     stores_for(served, served.actor(2), 2, 1)
 

@@ -10,7 +10,7 @@ import pytest
 
 from apex_jax.links import experience_client, sampling_client
 from apex_jax.transport import wire
-from apex_jax.types import ActorHello, IndexBatches, SegmentAck
+from apex_jax.transport.messages import ActorHello, IndexBatches, SegmentAck
 from tests import experience_link, sampling_link
 from tests.fuzz_tcp import GREETING, frame, ready
 from tests.links import CONFIG, segment_of, wait_until

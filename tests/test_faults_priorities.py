@@ -10,7 +10,8 @@ import pytest
 
 from apex_jax.replay.sum_tree import SumTree
 from apex_jax.transport import wire
-from apex_jax.types import PEER_TIMEOUT_SECONDS, PriorityUpdate, Rejoin, SegmentAck
+from apex_jax.transport.messages import PriorityUpdate, Rejoin, SegmentAck
+from apex_jax.types import PEER_TIMEOUT_SECONDS
 from tests.experience_link import Link as ExperienceLink
 from tests.experience_link import join, message_of
 from tests.links import SPEC, TRANSITIONS, Peer

@@ -20,7 +20,7 @@ from apex_jax.environment import segment_spec
 from apex_jax.links.sampling_client import SamplingClient
 from apex_jax.process import new_run_id
 from apex_jax.transport import wire
-from apex_jax.types import IndexBatches, LearnerHello
+from apex_jax.transport.messages import IndexBatches, LearnerHello
 from tests.fleet import FORGOTTEN_SECONDS, GIVEN_UP_BY_LEARNER_SECONDS
 from tests.processes import ROOT, Programs, wait_until
 from tests.replay_processes import CATCH, Site, end

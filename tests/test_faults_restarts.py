@@ -19,7 +19,8 @@ from apex_jax.environment import segment_spec
 from apex_jax.links.sampling_client import SamplingClient
 from apex_jax.metrics import read_metrics
 from apex_jax.process import new_run_id
-from apex_jax.types import PEER_TIMEOUT_SECONDS, IndexBatches, LearnerHello
+from apex_jax.transport.messages import IndexBatches, LearnerHello
+from apex_jax.types import PEER_TIMEOUT_SECONDS
 from tests.fleet import Fleet
 from tests.processes import Program, Programs, values, wait_until
 from tests.producer import QUEUE

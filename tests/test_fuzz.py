@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from apex_jax.transport import wire
-from apex_jax.types import MAX_SEGMENT_BYTES, Array, Buffer
+from apex_jax.transport.messages import Array, Buffer
+from apex_jax.types import MAX_SEGMENT_BYTES
 from tests.fuzz import SOCKETS, fuzz
 from tests.fuzz_messages import Fuzzer
 from tests.fuzz_tcp import ATTACKS, ATTACKS_ON_KEYS, BEHIND_THE_HANDSHAKE, fuzz_tcp

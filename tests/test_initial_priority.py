@@ -44,6 +44,6 @@ def test_key_chooses_between_them(tmp_path: Path) -> None:
         ]
         context = zmq.Context()
         server = ReplayServer(load(None, settings), SPEC, context)
-        assert inserted(server.buffer, priorities_at(f1=70.0, f3=0.5)) == leaves
+        assert inserted(server.replay.buffer, priorities_at(f1=70.0, f3=0.5)) == leaves
         server.close()
         context.term()

@@ -12,9 +12,8 @@ import pytest
 from apex_jax.replay import snapshots
 from apex_jax.replay.file_heads import JournalError
 from apex_jax.replay.journal import FIRST_REFUSAL
-from apex_jax.replay.ledger import REFUSALS
+from apex_jax.replay.ledger import REFUSALS, ActorCounts
 from apex_jax.replay.saved_state import pack_state
-from apex_jax.types import ActorStatus
 from tests.journals import RUN, World, config_of, files, first_leaves
 from tests.links import CONFIG, TRANSITIONS
 
@@ -26,7 +25,7 @@ def test_a_run_without_a_journal_starts_empty_and_says_nothing(
 ) -> None:
     caplog.set_level(logging.INFO)
     world = World(tmp_path)
-    assert (world.numbers(), world.counters.environment_steps, world.counters.welcomed) == ([], 0, 0)
+    assert (world.numbers(), world.counters.environment_steps, world.counters.incarnations) == ([], 0, 0)
     assert world.counters.earlier_environment_steps is None
     assert caplog.messages == []
     world.kill()
@@ -38,9 +37,9 @@ def test_after_a_stop_everything_is_as_it_was(tmp_path: Path) -> None:
     before.learn(4, 9.0)
     before.buffer.sample(2, 3, 2.0)
     before.limiter.sample(6)
-    before.counters.ledger.report(ActorStatus(RUN, 0.0, 0, produced=99, overflow=7))
+    before.counters.ledger.report(RUN, ActorCounts(99, 0, 7, 0, 0))
     before.counters.ledger.refuse(RUN, 6, 3, "bad_checksum")
-    before.counters = before.counters._replace(earlier_environment_steps=1_000, welcomed=5)
+    before.counters = before.counters._replace(earlier_environment_steps=1_000, incarnations=5)
     before.stop()
     after = World(tmp_path, capacity=3)
     state = after.buffer.state(0.0)
@@ -70,8 +69,8 @@ def test_after_a_kill_no_segment_and_no_count_is_missing(tmp_path: Path) -> None
         before.journal._log.append(FIRST_REFUSAL + REFUSALS.index(reason), number, RUN, sequence, 10, transitions)
     before.journal.on_welcome(78, 9)
     before.journal.on_learner(1_000)
-    before.counters.ledger.report(left := ActorStatus(78, 5.0, 3, produced=90, acknowledged=40, unsent=20))
-    before.journal.on_report(left)
+    before.counters.ledger.report(78, left := ActorCounts(90, 40, 0, 0, unsent=20))
+    before.journal.on_report(78, left)
     before.journal.flush(0.0)
     before.kill()
     after = World(tmp_path)

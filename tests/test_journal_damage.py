@@ -16,7 +16,7 @@ from apex_jax.replay.file_heads import Damaged, pack
 from apex_jax.replay.ledger import COLUMNS
 from apex_jax.replay.saved_state import unpack_state
 from apex_jax.replay.segment_log import SegmentLog
-from apex_jax.types import SegmentMessage
+from apex_jax.transport.messages import SegmentMessage
 from tests.journals import RUN, World, files, first_leaves, warnings
 from tests.links import SPEC, TRANSITIONS, highest
 

@@ -66,7 +66,7 @@ def test_a_log_that_grows_fast_leaves_the_snapshot_before_the_newest_as_good(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(segment_log, "FILE_BYTES", 1_000)
-    monkeypatch.setattr(replay_journal, "LOG_BYTES_AT_MOST", 5_000)
+    monkeypatch.setattr(journal, "LOG_BYTES_AT_MOST", 5_000)
     world = World(tmp_path, capacity=4)
     world.store(1)
     world.save()

@@ -24,6 +24,7 @@ from apex_jax.errors import FatalError, RunError
 from apex_jax.process import StopSignal
 from apex_jax.transport.sockets import LocalLinks
 from apex_jax.workers import learner as module
+from apex_jax.workers import saver
 from apex_jax.workers.learner import Learner, compute_dtype
 from tests.processes import ROOT, wait_until
 
@@ -119,8 +120,8 @@ def test_waiting_counts_also_where_what_was_waited_for_comes(
 def test_first_checkpoint_comes_soon_after_the_first_update_and_the_next_after_the_usual_interval(
     config: Config, context: zmq.Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert getattr(module, "FIRST_CHECKPOINT_SECONDS", 300) <= 60
-    monkeypatch.setattr(module, "FIRST_CHECKPOINT_SECONDS", 0.1)
+    assert saver.FIRST_CHECKPOINT_SECONDS <= 60
+    monkeypatch.setattr(saver, "FIRST_CHECKPOINT_SECONDS", 0.1)
     learner, stop = Learner(config, segment_spec(config), context), StopSignal()
     until = time.monotonic() + 5  # in vain
     seen: list[list[int]] = []
@@ -163,7 +164,7 @@ def test_nobody_hears_of_the_end_before_it_is_saved(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(Checkpointer, "_write", fail)
-    monkeypatch.setattr(module, "LAST_PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(saver, "LAST_PAUSE_SECONDS", 0.0)
     told: list[object] = []
     learner = Learner(config.replace(total_updates=8), segment_spec(config), context)
     monkeypatch.setattr(learner._stream, "finish", told.append)
@@ -221,11 +222,11 @@ def test_disk_that_never_answers_ends_in_a_line_and_not_in_a_hang(
 ) -> None:
     answers = threading.Event()
     monkeypatch.setattr(Checkpointer, "_write", lambda *_: answers.wait(60))
-    monkeypatch.setattr(module, "LAST_SAVE_SECONDS", 0.3)
+    monkeypatch.setattr(saver, "LAST_SAVE_SECONDS", 0.3)
     learner = Learner(config, segment_spec(config), context)
     learner._save()  # at an interval: it is still under way when the run ends
     with pytest.raises(FatalError, match="the last updates are lost: the disk has not answered"):
-        learner._save_last(StopSignal())
+        learner._saver.save_last(learner._save, StopSignal())
     learner.close()
     assert learner.report()["checkpoint"]["updates"] == 0
     answers.set()

@@ -18,9 +18,9 @@ import zmq
 from apex_jax.config import AddressConfig, Config, ReplayConfig
 from apex_jax.links import experience_client
 from apex_jax.replay import ledger, segment_log
-from apex_jax.replay.ledger import Ledger
+from apex_jax.replay.ledger import ActorCounts, Ledger
 from apex_jax.segment_codec import decode_frames
-from apex_jax.types import ActorHello, ActorStatus, Goodbye, SegmentAck, SegmentMessage
+from apex_jax.transport.messages import ActorHello, ActorStatus, Goodbye, SegmentAck, SegmentMessage
 from apex_jax.workers.replay_server import ReplayServer
 from tests.fuzz_targets import fuzz_config
 from tests.links import CONFIG, SPEC, TRANSITIONS, CountingStream, free_address, segment_of, wait_until
@@ -32,13 +32,13 @@ def adds_up(totals: dict[str, int]) -> bool:
     return totals["produced"] == sum(fates.values()) and min(totals.values()) >= 0
 
 
-def status_of(run_id: int, **counts: int) -> ActorStatus:
-    return ActorStatus(run_id, 0.0, 0, **counts)
+def counts_of(**counts: int) -> ActorCounts:
+    return ActorCounts(0, 0, 0, 0, 0)._replace(**counts)
 
 
 def test_what_a_living_actor_has_is_in_flight_and_what_a_dead_one_had_is_lost() -> None:
     book = Ledger()
-    book.report(status_of(1, produced=100, acknowledged=20, overflow=5, unencodable=3, unsent=2))
+    book.report(1, counts_of(produced=100, acknowledged=20, overflow=5, unencodable=3, unsent=2))
     book.store(1, 1, 30)
     book.refuse(1, 2, 10, "bad_frames")
     alive, dead = book.totals({1}, {}), book.totals((), {})
@@ -54,7 +54,7 @@ def test_what_a_living_actor_has_is_in_flight_and_what_a_dead_one_had_is_lost() 
 
 def test_what_was_acknowledged_and_is_not_known_is_lost_with_the_replay() -> None:
     book = Ledger()
-    book.report(status_of(1, produced=100, acknowledged=70))
+    book.report(1, counts_of(produced=100, acknowledged=70))
     book.store(1, 9, 30)
     totals = book.totals({1}, {})
     assert (totals["lost_with_replay"], totals["in_flight"], totals["stored"]) == (40, 30, 30)
@@ -66,7 +66,7 @@ def test_counts_never_fall_and_a_report_that_is_behind_changes_nothing() -> None
     book.store(1, 3, 90)
     assert book.totals({1}, {})["produced"] == 90
     for produced in (100, 50):
-        book.report(status_of(1, produced=produced))
+        book.report(1, counts_of(produced=produced))
         assert book.totals({1}, {})["produced"] == 100
 
 
@@ -75,7 +75,7 @@ def test_forgotten_accounts_are_summed_up(monkeypatch: pytest.MonkeyPatch) -> No
     book = Ledger()
     for run_id in range(1, 11):
         book.store(run_id, 1, 10)
-        book.report(status_of(run_id, produced=15, unsent=1))
+        book.report(run_id, counts_of(produced=15, unsent=1))
         book.account(1)  # is heard of all the time
     totals = book.totals({1}, {})
     assert len(book.to_array()) == 3
@@ -116,7 +116,7 @@ def test_runs_that_only_say_hello_make_no_actor_be_forgotten(
     if is_restarted:
         served.restart()
     back = served.actor(1, acknowledged=1)
-    back.send(status_of(1, produced=produced, acknowledged=TRANSITIONS))
+    back.send(ActorStatus(1, 0.0, 0, produced=produced, acknowledged=TRANSITIONS))
     back.receive(SegmentAck)
     totals = served.server.ledger()
     assert (totals["produced"], totals["stored"], totals["in_flight"]) == (produced, TRANSITIONS, 7)
@@ -268,8 +268,8 @@ def live_and_die(fleet: Fleet) -> dict[str, int]:
             assert fleet.server is not None
             before = fleet.server.ledger()
             is_snapshot, server = fleet.rng.random() < 0.5, fleet.server
-            if is_snapshot and server._journal is not None:
-                server._journal.finish(server.buffer, server.limiter, server._counters(), 0.0)
+            if is_snapshot:
+                server.replay.finish(0.0)
             fleet.stop_server()
             for _ in range(5):
                 fleet.produce()
@@ -284,7 +284,7 @@ def live_and_die(fleet: Fleet) -> dict[str, int]:
         fleet.remove_actor(dies=False)
     wait_until(lambda: fleet.in_flight() == 0, fleet.serve)
     assert fleet.server is not None
-    bodies = fleet.server.buffer.segments_since(0, 99).bodies
+    bodies = fleet.server.replay.buffer.segments_since(0, 99).bodies
     stored = [int(decode_frames(body, SPEC)[0, 0]) for body in bodies]
     assert len(set(stored)) == len(stored) == 8
     return fleet.server.ledger()

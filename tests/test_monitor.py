@@ -16,9 +16,9 @@ import zmq
 from apex_jax.errors import RunError, UsageError
 from apex_jax.metrics import resident_memory_bytes
 from apex_jax.transport import keys, monitor, sockets
+from apex_jax.transport.messages import Goodbye
 from apex_jax.transport.monitor import ClientMonitor, ServerMonitor, mechanism_at
 from apex_jax.transport.security import LINKS, LinkContext, Security
-from apex_jax.types import Goodbye
 from tests.links import free_address, wait_until
 
 CLIENTS = {"experience": "actor", "sampling": "learner", "weights": "actor"}

@@ -18,9 +18,10 @@ from apex_jax.config import AddressConfig, Config, ReplayConfig
 from apex_jax.errors import RunError, UsageError
 from apex_jax.metrics import read_metrics
 from apex_jax.process import StopSignal
+from apex_jax.replay.replay import make_limiter
 from apex_jax.segment_codec import encode_segment
 from apex_jax.transport import sockets
-from apex_jax.types import (
+from apex_jax.transport.messages import (
     ActorHello,
     ActorWelcome,
     Credit,
@@ -35,7 +36,7 @@ from apex_jax.types import (
     StreamedSegments,
 )
 from apex_jax.workers import replay_server
-from apex_jax.workers.replay_server import ReplayServer, make_limiter
+from apex_jax.workers.replay_server import ReplayServer
 from tests import journals
 from tests.links import CONFIG, SPEC, TRANSITIONS, Peer, free_address, segment_of, wait_until
 
@@ -124,7 +125,7 @@ def test_segments_wait_while_the_learner_waits_for_batches_that_must_come_behind
     wait_until(lambda: running.server.sampling.is_in_arrears)
     actor.send(message_of(4))
     assert actor.hears_nothing()
-    assert running.server.buffer.inserted_segments == 3
+    assert running.server.replay.buffer.inserted_segments == 3
     learner.send(Credit(5, groups=0, segments=9))
     received: list[int] = []
     while 2 not in received:
@@ -141,7 +142,7 @@ def test_steps_that_a_restarted_learner_knows_are_not_counted_twice(running: Run
     first.send(Goodbye(5))
     wait_until(lambda: running.server.sampling.learner is None)
     running.learner(environment_steps=1_150)
-    assert running.server.steps.total == 1_200
+    assert running.server.replay.steps.total == 1_200
 
 
 def test_the_end_of_the_run_ends_the_server_once_all_have_left(
@@ -176,7 +177,7 @@ def test_metrics_tell_what_was_stored_drawn_dropped_and_played(running: Running)
     actor.send_frames(b"\xc1")
     games = np.array([0.001, 0.4], np.float32), np.array([20, 10], np.float32), np.array([7, 9], np.int32)
     actor.send(EpisodeStatistics(1, *games))
-    wait_until(lambda: running.server.experience.dropped and running.server.limiter.sampled)
+    wait_until(lambda: running.server.experience.dropped and running.server.replay.limiter.sampled)
     wait_until(
         lambda: values_written(running.config).keys() >= {"replay/dropped_not_msgpack", "charts/episodic_return"}
     )
@@ -208,21 +209,25 @@ def test_a_server_that_starts_again_goes_on_from_the_journal(config: Config) -> 
     learner, actor = first.learner(environment_steps=1_000), first.actor()
     send_segments(actor, 1, 2, 3)
     learner.send(Credit(5, groups=1, segments=10))
-    wait_until(lambda: first.server.limiter.sampled == 4)
+    wait_until(lambda: first.server.replay.limiter.sampled == 4)
     first.close()
     second = Running(config)
     server = second.server
-    assert (server.buffer.size_segments, server.limiter.inserted, server.limiter.sampled) == (3, 3 * TRANSITIONS, 4)
-    assert server.steps.total == 1_300
+    assert (server.replay.buffer.size_segments, server.replay.limiter.inserted, server.replay.limiter.sampled) == (
+        3,
+        3 * TRANSITIONS,
+        4,
+    )
+    assert server.replay.steps.total == 1_300
     assert server.ledger()["stored"] == 3 * TRANSITIONS
     second.learner(environment_steps=1_250)
-    assert server.steps.total == 1_300, "it knows better"
+    assert server.replay.steps.total == 1_300, "it knows better"
     second.close()
     third = Running(config)
     third.learner(environment_steps=1_500)
-    wait_until(lambda: third.server.steps.total == 1_500)  # its journal is older than what the learner knows
+    wait_until(lambda: third.server.replay.steps.total == 1_500)  # its journal is older than what the learner knows
     third.actor(run_id=2)
-    assert third.server.experience.welcomed == 2
+    assert third.server.replay.incarnations == 2
     third.close()
     values = values_written(config)
     assert values["ledger/stored"] == values["ledger/produced"] == 3 * TRANSITIONS
@@ -251,7 +256,7 @@ def test_a_server_killed_before_it_welcomes_an_actor_leaves_the_incarnation_it_w
     monkeypatch.setattr(sockets, "send", killed_before)
     first.actor()
     second = ReplayServer(copies[0], SPEC, first.context)
-    assert second.experience.welcomed == 1, "or it would give this incarnation to another actor, too"
+    assert second.replay.incarnations == 1, "or it would give this incarnation to another actor, too"
     second.close()
     first.close()
 
@@ -261,10 +266,10 @@ def test_a_killed_server_leaves_what_it_acknowledged(config: Config) -> None:
     first = Running(config)
     send_segments(first.actor(), 1, 2)
     first.learner(environment_steps=1_000)
-    wait_until(lambda: first.server.steps.total == 1_200)
+    wait_until(lambda: first.server.replay.steps.total == 1_200)
     second = ReplayServer(as_killed_now(config), SPEC, context)
-    assert (second.buffer.size_segments, second.steps.total) == (2, 1_200)
-    assert second.experience.welcomed == 1
+    assert (second.replay.buffer.size_segments, second.replay.steps.total) == (2, 1_200)
+    assert second.replay.incarnations == 1
     second.close()
     context.term()
     first.close()
@@ -275,11 +280,11 @@ def test_a_learner_that_leaves_has_a_snapshot_written(config: Config) -> None:
     learner, actor = first.learner(), first.actor()
     send_segments(actor, 1, 2)
     learner.send(Credit(5, groups=1, segments=10))
-    wait_until(lambda: first.server.limiter.sampled == 4)
+    wait_until(lambda: first.server.replay.limiter.sampled == 4)
     learner.send(Goodbye(5))
     wait_until(lambda: journals.files(Path(config.directory), "snapshot") != [])  # else due in a minute
     second = Running(as_killed_now(config))
-    assert second.server.limiter.sampled == 4
+    assert second.server.replay.limiter.sampled == 4
     second.close()
     first.close()
 
@@ -288,7 +293,7 @@ def test_without_a_journal_nothing_is_written_and_a_start_is_fresh(config: Confi
     without = config.replace(replay=replace(config.replay, journal=False))
     for _ in range(2):
         running = Running(without)
-        assert running.server.buffer.size_segments == 0
+        assert running.server.replay.buffer.size_segments == 0
         send_segments(running.actor(), 1)
         running.close()
     assert not Path(config.directory, "replay").exists()

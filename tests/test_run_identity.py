@@ -12,8 +12,8 @@ import pytest
 from apex_jax.config import AddressConfig, Config
 from apex_jax.errors import RunError
 from apex_jax.run_identity import RunIdentity, is_identity, new_identity
+from apex_jax.transport.messages import ActorHello, ActorWelcome, LearnerHello, LearnerWelcome, Refusal
 from apex_jax.transport.sockets import LocalLinks
-from apex_jax.types import ActorHello, ActorWelcome, LearnerHello, LearnerWelcome, Refusal
 from tests.links import CONFIG, wait_until
 from tests.served import Served
 from tests.weights_link import Link, newest, params_of
@@ -210,9 +210,7 @@ def test_a_replay_server_whose_directory_has_only_the_journal_knows_its_run(serv
     learner = served.peer("sampling")
     learner.send(learner_hello(MINE))
     learner.receive(LearnerWelcome)
-    journal = served.server._journal
-    assert journal is not None
-    journal.finish(served.server.buffer, served.server.limiter, served.server._counters(), 1.0)
+    served.server.replay.finish(1.0)
     (tmp_path / "replay-server" / "run_identity").unlink()
     served.restart()
     assert served.server._run_identity.name == kept_in(tmp_path / "replay-server") == MINE
@@ -222,9 +220,7 @@ def test_a_journal_of_another_run_than_its_directory_is_refused(served: Served, 
     learner = served.peer("sampling")
     learner.send(learner_hello(MINE))
     learner.receive(LearnerWelcome)
-    journal = served.server._journal
-    assert journal is not None
-    journal.finish(served.server.buffer, served.server.limiter, served.server._counters(), 1.0)
+    served.server.replay.finish(1.0)
     (tmp_path / "replay-server" / "run_identity").write_text(OTHER)
     with pytest.raises(RunError, match=f"is the replay of run {MINE}, {tmp_path}/replay-server is of run {OTHER}: use"):
         served.restart()

@@ -15,7 +15,15 @@ from apex_jax.links import sampling_client
 from apex_jax.links.sampling_client import SamplingClient
 from apex_jax.segment_codec import encode_segment
 from apex_jax.transport import monitor, sockets
-from apex_jax.types import Credit, IndexBatches, LearnerHello, LearnerWelcome, PriorityUpdate, Refusal, Rejoin
+from apex_jax.transport.messages import (
+    Credit,
+    IndexBatches,
+    LearnerHello,
+    LearnerWelcome,
+    PriorityUpdate,
+    Refusal,
+    Rejoin,
+)
 from tests.links import SPEC, segment_of, wait_until
 from tests.proxy import Proxy
 from tests.sampling_link import CAPACITY, B, FalseServer, K, L, Learner, Link, batches_of, hello_of, streamed

@@ -12,8 +12,7 @@ from apex_jax.errors import RunError
 from apex_jax.links import sampling_client, sampling_server
 from apex_jax.links.sampling_client import Item, SamplingClient, Segments
 from apex_jax.segment_codec import encode_segment
-from apex_jax.types import (
-    PEER_TIMEOUT_SECONDS,
+from apex_jax.transport.messages import (
     Credit,
     Finish,
     Goodbye,
@@ -23,6 +22,7 @@ from apex_jax.types import (
     Rejoin,
     StreamedSegments,
 )
+from apex_jax.types import PEER_TIMEOUT_SECONDS
 from tests.links import CONFIG, SPEC, TRANSITIONS, free_limiter, segment_of, wait_until
 from tests.sampling_link import (
     CAPACITY,

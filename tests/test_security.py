@@ -20,9 +20,9 @@ from apex_jax.command_line import load
 from apex_jax.config import Config
 from apex_jax.metrics import read_metrics
 from apex_jax.transport import keys, sockets, wire
+from apex_jax.transport.messages import ActorHello, ActorWelcome, Goodbye, LearnerHello, LearnerWelcome, Refusal, Rejoin
 from apex_jax.transport.monitor import GREETING
 from apex_jax.transport.security import link_context
-from apex_jax.types import ActorHello, ActorWelcome, Goodbye, LearnerHello, LearnerWelcome, Refusal, Rejoin
 from tests.fuzz_messages import BELONG, Unpickled, refusal_of
 from tests.links import Peer
 from tests.processes import ROOT, Program, Programs, catch, free_tcp_addresses, values

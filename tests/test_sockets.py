@@ -19,8 +19,9 @@ from apex_jax.config import ActorConfig
 from apex_jax.errors import RunError
 from apex_jax.links.sampling_client import SEGMENTS_WINDOW
 from apex_jax.transport import sockets
+from apex_jax.transport.messages import Goodbye, Rejoin, SegmentMessage
 from apex_jax.transport.sockets import LocalLinks
-from apex_jax.types import MAX_SEGMENT_BYTES, MAX_WEIGHTS_BYTES, Goodbye, Rejoin, SegmentMessage
+from apex_jax.types import MAX_SEGMENT_BYTES, MAX_WEIGHTS_BYTES
 from tests.links import free_address, wait_until
 
 SERVE = (sockets.serve_experience, sockets.serve_sampling, sockets.serve_weights)

@@ -12,7 +12,7 @@ import pytest
 
 from apex_jax.operations.stopping import lost_updates
 from apex_jax.process import SUPERVISED
-from apex_jax.workers import learner
+from apex_jax.workers import saver
 from tests.learner_runs import Fleet
 from tests.processes import ROOT, Program, Programs, catch, checkpoints, free_tcp_addresses, wait_until
 
@@ -117,8 +117,8 @@ def test_what_a_stop_without_saving_loses_is_said(
 def test_first_checkpoint_comes_early_so_that_a_kill_of_everything_does_not_lose_everything(
     programs: Programs, tmp_path: Path
 ) -> None:
-    assert learner.FIRST_CHECKPOINT_SECONDS <= 60
-    early = "from apex_jax.workers import learner\nlearner.FIRST_CHECKPOINT_SECONDS = 0.5"
+    assert saver.FIRST_CHECKPOINT_SECONDS <= 60
+    early = "from apex_jax.workers import saver\nsaver.FIRST_CHECKPOINT_SECONDS = 0.5"
     rarely = "learner.checkpoint_interval_seconds=300"
     fleet = Fleet(programs, tmp_path / "run", rarely)
     first = fleet.start("learner", lines=early)

@@ -18,7 +18,7 @@ from apex_jax.errors import RunError
 from apex_jax.links import weights
 from apex_jax.links.weights import WeightsPublisher
 from apex_jax.transport import monitor, sockets
-from apex_jax.types import WeightsMessage
+from apex_jax.transport.messages import WeightsMessage
 from tests.links import wait_until
 from tests.weights_link import AGREEMENT, Link, assert_equal_bits, message_of, newest, params_of
 

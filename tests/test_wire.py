@@ -12,15 +12,14 @@ import numpy as np
 import pytest
 import zmq
 
-from apex_jax import types
-from apex_jax.transport import wire
-from apex_jax.types import Array, Buffer, Flag, Integer, Real, Text
+from apex_jax.transport import messages, wire
+from apex_jax.transport.messages import Array, Buffer, Flag, Integer, Real, Text
+from apex_jax.types import MAX_SEGMENT_BYTES
 
 KIND_NUMBERS = {
     "ActorHello": 0, "ActorWelcome": 1, "SegmentMessage": 2, "SegmentAck": 3, "EpisodeStatistics": 4, "ActorStatus": 5,
     "Rejoin": 6, "Goodbye": 7, "Refusal": 8, "Finish": 9, "LearnerHello": 10, "LearnerWelcome": 11, "Credit": 12,
-    "StreamedSegments": 13, "IndexBatches": 14, "PriorityUpdate": 15, "WeightsMessage": 16,
-    "LearnerAlive": 17,
+    "StreamedSegments": 13, "IndexBatches": 14, "PriorityUpdate": 15, "WeightsMessage": 16, "LearnerAlive": 17,
 }  # fmt: skip
 
 
@@ -110,10 +109,10 @@ def reason_of(frames: list[Any], **options: Any) -> str:
 
 
 INDICES, GENERATIONS = np.array([3, 1], np.int32), np.array([1, 2**32 - 1], np.uint32)
-UPDATE: Any = types.PriorityUpdate(7, INDICES, GENERATIONS, priorities=np.array([0.5, np.nan], np.float32))
-SEGMENT: Any = types.SegmentMessage(1, sequence=2, environment_steps=3, crc=4, body=b"body", transitions=5, produced=6)
-STATUS: Any = types.ActorStatus(run_id=1, steps_per_second=2.5, weights_version=3)
-REFUSAL: Any = types.Refusal(reason="why", final=True)
+UPDATE: Any = messages.PriorityUpdate(7, INDICES, GENERATIONS, priorities=np.array([0.5, np.nan], np.float32))
+SEGMENT: Any = messages.SegmentMessage(1, 2, environment_steps=3, crc=4, body=b"body", transitions=5, produced=6)
+STATUS: Any = messages.ActorStatus(run_id=1, steps_per_second=2.5, weights_version=3)
+REFUSAL: Any = messages.Refusal(reason="why", final=True)
 
 
 # The protocol ----------------------------------------------------------------------------------------------------
@@ -125,7 +124,7 @@ def test_kinds_keep_their_numbers() -> None:
 
 
 def test_every_marked_record_is_a_message() -> None:
-    records = [value for value in vars(types).values() if isinstance(value, type) and hasattr(value, "_fields")]
+    records = [value for value in vars(messages).values() if isinstance(value, type) and hasattr(value, "_fields")]
     marked = {record.__name__ for record in records if "Annotated[" in str(get_type_hints(record, include_extras=True))}
     assert marked | {"Rejoin"} == set(KIND_NUMBERS)  # Rejoin has no field to mark
 
@@ -138,7 +137,7 @@ def test_frames_are_a_msgpack_list_and_the_raw_bytes() -> None:
         ["apex", 6, 2, 1, 2, 3, 4, 4, 5, 6],
         [b"body"],
     ]
-    assert [msgpack.unpackb(frame) for frame in frames_of(types.Rejoin())] == [["apex", 6, 6]]
+    assert [msgpack.unpackb(frame) for frame in frames_of(messages.Rejoin())] == [["apex", 6, 6]]
 
 
 @pytest.mark.parametrize("kind", wire.MESSAGES)
@@ -176,8 +175,8 @@ def test_received_arrays_are_read_only_views_and_buffers_pin_nothing() -> None:
 
 def test_socket_takes_only_the_kinds_it_expects() -> None:
     frames = frames_of(SEGMENT)
-    assert_same(wire.decode(frames, expected=(types.ActorHello, types.SegmentMessage)), SEGMENT)
-    assert reason_of(frames, expected=(types.ActorHello, types.Goodbye)) == "unknown_kind"
+    assert_same(wire.decode(frames, expected=(messages.ActorHello, messages.SegmentMessage)), SEGMENT)
+    assert reason_of(frames, expected=(messages.ActorHello, messages.Goodbye)) == "unknown_kind"
 
 
 # Own messages ----------------------------------------------------------------------------------------------------
@@ -297,7 +296,7 @@ def test_infinite_number_is_refused_even_where_its_range_would_hold_it() -> None
         wire._check_scalar("label", Real(0, math.inf), math.inf)
 
 
-@pytest.mark.parametrize("message", [SEGMENT, UPDATE, types.Rejoin()])
+@pytest.mark.parametrize("message", [SEGMENT, UPDATE, messages.Rejoin()])
 def test_number_of_fields_is_checked(message: Any) -> None:
     assert reason_of(with_item(message, slice(99, None), [1])) == "bad_field"
     assert reason_of(with_item(message, slice(-1, None), [])) == ("bad_field" if message else "unknown_kind")
@@ -310,7 +309,7 @@ def test_shape_that_is_not_that_of_the_frame_is_refused(shape: Any) -> None:
 
 @pytest.mark.parametrize("shape", [[0, 2**63], [2**62, 0], [2**32, 2**32], [2**12, 2**11], [2**21, 3]])
 def test_product_of_a_shape_cannot_overflow_nor_hide_a_negative_size(shape: list[int]) -> None:
-    message = random_message(np.random.default_rng(3), types.IndexBatches)
+    message = random_message(np.random.default_rng(3), messages.IndexBatches)
     header = with_item(message, slice(3, 6), [shape] * 3)[0]
     assert reason_of([header, b"", b"", b""]) == "too_large"
     assert reason_of([with_item(message, slice(3, 6), [[-2, -2]] * 3)[0], *[bytes(16)] * 3]) == "bad_shape"
@@ -323,7 +322,7 @@ def test_axis_letter_has_one_size_in_a_message() -> None:
 
 @pytest.mark.parametrize("length", [-1, 0, 3, 5, None, True, 4.0, "4", [4], 2**25 + 1, 2**64 - 1])
 def test_length_that_is_not_that_of_the_frame_is_refused(length: Any) -> None:
-    too_large = type(length) is int and length > types.MAX_SEGMENT_BYTES
+    too_large = type(length) is int and length > MAX_SEGMENT_BYTES
     assert reason_of(with_item(SEGMENT, 7, length)) == ("too_large" if too_large else "bad_shape")
 
 

@@ -12,8 +12,8 @@ import zmq
 from apex_jax.links.weights import Weights, WeightsPublisher, WeightsSubscriber
 from apex_jax.run_identity import RunIdentity
 from apex_jax.transport import sockets
+from apex_jax.transport.messages import WeightsMessage
 from apex_jax.transport.params_codec import encode_weights
-from apex_jax.types import WeightsMessage
 from tests.links import CONFIG, free_address, wait_until
 
 AGREEMENT = CONFIG.agreement

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from apex_jax.metrics import Mean, split_by_epsilon_band
-from apex_jax.types import EpisodeStatistics
+from apex_jax.transport.messages import EpisodeStatistics
 
 
 @dataclass

@@ -17,9 +17,7 @@ from apex_jax.errors import RunError, printable
 from apex_jax.run_identity import RunIdentity
 from apex_jax.segment_codec import CorruptSegment, encode_segment
 from apex_jax.transport import sockets
-from apex_jax.transport.monitor import ClientMonitor
-from apex_jax.types import (
-    PEER_TIMEOUT_SECONDS,
+from apex_jax.transport.messages import (
     ActorHello,
     ActorStatus,
     ActorWelcome,
@@ -28,11 +26,11 @@ from apex_jax.types import (
     Goodbye,
     Refusal,
     Rejoin,
-    Segment,
     SegmentAck,
     SegmentMessage,
-    SegmentSpec,
 )
+from apex_jax.transport.monitor import ClientMonitor
+from apex_jax.types import PEER_TIMEOUT_SECONDS, Segment, SegmentSpec
 
 _log = logging.getLogger(__name__)
 

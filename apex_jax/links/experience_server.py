@@ -17,16 +17,12 @@ from apex_jax.agreement import told
 from apex_jax.config import Config
 from apex_jax.links.episode_means import EpisodeMeans
 from apex_jax.links.limited_log import LimitedLog
-from apex_jax.links.run_steps import RunSteps
-from apex_jax.replay.buffer import ReplayBuffer
-from apex_jax.replay.journal import Journal
-from apex_jax.replay.ledger import Ledger
-from apex_jax.replay.rate_limiter import RateLimiter
+from apex_jax.replay.ledger import ActorCounts
+from apex_jax.replay.replay import Replay
 from apex_jax.run_identity import RunIdentity
 from apex_jax.segment_codec import CorruptSegment, decode_columns, value_limits
 from apex_jax.transport import sockets
-from apex_jax.types import (
-    PEER_TIMEOUT_SECONDS,
+from apex_jax.transport.messages import (
     ActorHello,
     ActorStatus,
     ActorWelcome,
@@ -36,10 +32,9 @@ from apex_jax.types import (
     Refusal,
     Rejoin,
     SegmentAck,
-    SegmentColumns,
     SegmentMessage,
-    SegmentSpec,
 )
+from apex_jax.types import PEER_TIMEOUT_SECONDS, SegmentColumns, SegmentRecord, SegmentSpec
 
 _log = logging.getLogger(__name__)
 
@@ -72,8 +67,7 @@ class Waiting(NamedTuple):
     """A segment that has arrived and waits until the rate limiter lets it in."""
 
     actor: Actor
-    message: SegmentMessage
-    transitions: int  # that start in it; in a corrupt one, as its actor says
+    segment: SegmentRecord
     columns: SegmentColumns | None
     refusal: str  # why it is not to be stored; empty where it is
 
@@ -91,26 +85,18 @@ class ExperienceServer:
         socket: zmq.Socket,
         config: Config,
         spec: SegmentSpec,
-        buffer: ReplayBuffer,
-        limiter: RateLimiter,
-        steps: RunSteps,
-        journal: Journal | None = None,
+        replay: Replay,
         run: RunIdentity | None = None,
     ):
-        """`journal`: where what happens is written down, None = nowhere; `run`: None = of any."""
+        """`run`: that its actors must be of, None = of any."""
         self.actors: dict[bytes, Actor] = {}
         self.dropped: Counter[str] = Counter()
-        self.welcomed = 0  # actors so far
-        self.ledger = Ledger()
         self.episodes = EpisodeMeans()
         self._socket = socket
         self._config = config
         self._spec = spec
-        self._buffer = buffer
+        self._replay = replay
         self._limits = value_limits(config)
-        self._limiter = limiter
-        self._steps = steps
-        self._journal = journal
         self._run_identity = run or RunIdentity()
         self._occupants = np.zeros(config.ladder_size, np.int64)
         self._waiting: deque[Waiting] = deque()
@@ -146,20 +132,19 @@ class ExperienceServer:
     def store(self, now_seconds: float) -> None:
         """Stores waiting segments as far as the rate limiter allows, and acknowledges them once they are written."""
         while self._waiting:
-            first = self._waiting[0]
-            if first.columns is None:
-                self._refuse(first)
-            elif self._limiter.can_insert(first.transitions, self._buffer.size_transitions, self._buffer.is_full):
-                self._insert(first, first.columns, now_seconds)
+            actor, segment, columns, refusal = self._waiting[0]
+            if columns is None:
+                self.dropped[refusal] += 1
+                self._replay.refuse(segment, refusal)
+            elif self._replay.can_insert(segment.transitions):
+                self._replay.insert(segment, columns, now_seconds)
             else:
                 break
-            self._steps.here += first.message.environment_steps
-            first.actor.waiting.popleft()
+            actor.waiting.popleft()
             self._waiting.popleft()
-            if not first.actor.waiting:
-                self._gone.pop(first.actor.run_id, None)
-        if self._journal is not None:
-            self._journal.flush(now_seconds)
+            if not actor.waiting:
+                self._gone.pop(actor.run_id, None)
+        self._replay.flush(now_seconds)
         for identity, actor in self.actors.items():
             if self._stored(actor) > actor.acknowledged:
                 self._acknowledge(identity, actor, now_seconds)
@@ -183,9 +168,9 @@ class ExperienceServer:
     def totals(self) -> dict[str, int]:
         """Returns the ledger: transitions by what became of them, and under "produced" their sum."""
         waiting: Counter[int] = Counter()
-        for segment in self._waiting:
-            waiting[segment.actor.run_id] += segment.transitions
-        return self.ledger.totals({actor.run_id for actor in self.actors.values()}, waiting)
+        for each in self._waiting:
+            waiting[each.actor.run_id] += each.segment.transitions
+        return self._replay.ledger.totals({actor.run_id for actor in self.actors.values()}, waiting)
 
     def _on_hello(self, identity: bytes, message: ActorHello, now_seconds: float) -> None:
         if message.agreement != self._config.agreement:
@@ -214,9 +199,9 @@ class ExperienceServer:
             sockets.send(self._socket, Refusal(reason=reason, final=False), identity)
             return
         welcome = self._welcome(message, before, now_seconds)
-        if before is None and self._journal is not None:  # or the next server might give its incarnation to another
-            self._journal.on_welcome(message.run_id, welcome.incarnation)
-            self._journal.flush(now_seconds)
+        if before is None:  # or the next server might give its incarnation to another
+            self._replay.welcome(message.run_id, welcome.incarnation)
+            self._replay.flush(now_seconds)
         if not sockets.send(self._socket, welcome, identity):
             return  # an actor has given this connection up, and may have been welcomed on the next: nothing changes
         actor = self._joining(message, welcome) if before is None else self.actors.pop(before)
@@ -224,12 +209,12 @@ class ExperienceServer:
             self._remove(identity)  # one connection is one actor, whatever it says
         actor.seen_seconds = actor.answered_seconds = now_seconds
         # An earlier claim that no segment has borne out does not count: another may have made it in this actor's name.
-        newest = actor.waiting[-1] if actor.waiting else self.ledger.sequence(actor.run_id)
+        newest = actor.waiting[-1] if actor.waiting else self._replay.ledger.sequence(actor.run_id)
         actor.received = max(newest, message.acknowledged)
         self._discard_early(actor)  # all that it keeps comes again
         actor.acknowledged = 0  # what it was told before may not have arrived
         self.actors[identity] = actor
-        self.ledger.connected.add(actor.run_id)
+        self._replay.ledger.connected.add(actor.run_id)
         text = "actor %s joins with %d environments (%d actors)"
         self._log_lines.info(text, identity.hex(), len(actor.places), len(self.actors))
 
@@ -239,7 +224,7 @@ class ExperienceServer:
         if before is not None:
             incarnation, places = self.actors[before].incarnation, self.actors[before].places
         elif (is_new := not 1 <= incarnation <= MAX_INCARNATION) or not self._fit(places, message.num_environments):
-            incarnation = self.welcomed + 1 if is_new else incarnation
+            incarnation = self._replay.incarnations + 1 if is_new else incarnation
             places = choose_places(self._occupants_heard_since(now_seconds - QUIET_SECONDS), message.num_environments)
         return ActorWelcome(
             incarnation=incarnation,
@@ -253,13 +238,13 @@ class ExperienceServer:
         """Gives an actor the places to which it was welcomed."""
         incarnation, places = welcome.incarnation, welcome.places
         np.add.at(self._occupants, places, 1)
-        self.welcomed = max(self.welcomed, incarnation)
+        self._replay.incarnations = max(self._replay.incarnations, incarnation)
         before = self._gone.pop(message.run_id, None)
         if before is not None:  # what waits counts against its credit as before
             before.incarnation, before.places = incarnation, places
             return before
         status = ActorStatus(run_id=message.run_id, steps_per_second=0.0, weights_version=0)
-        received = self.ledger.sequence(message.run_id)
+        received = self._replay.ledger.sequence(message.run_id)
         return Actor(message.run_id, incarnation, places, 0.0, status, received)
 
     def _occupants_heard_since(self, seconds: float) -> np.ndarray:
@@ -276,7 +261,7 @@ class ExperienceServer:
 
     def _on_segment(self, identity: bytes, message: SegmentMessage, now_seconds: float) -> None:
         actor = self.actors[identity]
-        self.ledger.hear(actor.run_id, message.produced)
+        self._replay.ledger.hear(actor.run_id, message.produced)
         if message.sequence <= actor.received or message.sequence in actor.early:
             self.dropped["duplicate_segment"] += 1
         elif len(actor.waiting) + len(actor.early) >= self._config.actor.max_outstanding_segments:
@@ -309,9 +294,9 @@ class ExperienceServer:
     def _take(self, actor: Actor, message: SegmentMessage) -> None:
         actor.received = message.sequence
         actor.waiting.append(message.sequence)
-        columns, transitions, refusal = None, message.transitions, ""
-        if message.environment_steps > self._spec.max_environment_steps(len(actor.places)):
-            message, refusal = message._replace(environment_steps=0), "impossible_steps"
+        columns, transitions, steps, refusal = None, message.transitions, message.environment_steps, ""
+        if steps > self._spec.max_environment_steps(len(actor.places)):
+            steps, refusal = 0, "impossible_steps"
         elif zlib.crc32(message.body) != message.crc:
             refusal = "bad_checksum"
         else:
@@ -320,22 +305,8 @@ class ExperienceServer:
                 transitions = int(np.count_nonzero(columns.priority))
             except CorruptSegment as error:
                 refusal = error.reason
-        self._waiting.append(Waiting(actor, message, transitions, columns, refusal))
-
-    def _insert(self, segment: Waiting, columns: SegmentColumns, now_seconds: float) -> None:
-        run_id, message, transitions = segment.actor.run_id, segment.message, segment.transitions
-        self._buffer.insert(message.body, columns, now_seconds)
-        self._limiter.insert(transitions)
-        self.ledger.store(run_id, message.sequence, transitions)
-        if self._journal is not None:
-            self._journal.on_segment(self._buffer.inserted_segments, run_id, message, transitions)
-
-    def _refuse(self, segment: Waiting) -> None:
-        run_id, message, transitions = segment.actor.run_id, segment.message, segment.transitions
-        self.dropped[segment.refusal] += 1
-        self.ledger.refuse(run_id, message.sequence, transitions, segment.refusal)
-        if self._journal is not None:
-            self._journal.on_refusal(self._buffer.inserted_segments, run_id, message, transitions, segment.refusal)
+        segment = SegmentRecord(actor.run_id, message.sequence, steps, transitions, message.body, message.crc)
+        self._waiting.append(Waiting(actor, segment, columns, refusal))
 
     def _stored(self, actor: Actor) -> int:
         """Returns the sequence number up to which every segment of an actor is stored, or refused."""
@@ -354,7 +325,7 @@ class ExperienceServer:
         actor = self.actors[identity]
         if message.run_id == actor.run_id:
             actor.status = message
-            self.ledger.report(message)
+            self._replay.ledger.report(message.run_id, _counts(message))
             if self._stored(actor) > actor.written:  # an actor that is held back does not make the log grow
                 self._write_down(actor)
         if actor.early:  # messages keep their order: a segment before these was damaged on its way, and must come again
@@ -366,9 +337,10 @@ class ExperienceServer:
     def _write_down(self, actor: Actor) -> None:
         """Has the journal know what an actor produced, should it and this server die at once."""
         actor.written = self._stored(actor)
-        produced = max(actor.status.produced, self.ledger.produced(actor.run_id))
-        if self._journal is not None and produced:
-            self._journal.on_report(actor.status._replace(produced=produced))
+        produced = max(actor.status.produced, self._replay.ledger.produced(actor.run_id))
+        if produced:
+            counts = _counts(actor.status)
+            self._replay.record_counts(actor.run_id, counts._replace(produced=produced))
 
     def _on_goodbye(self, identity: bytes, message: Goodbye, now_seconds: float) -> None:
         self._remove(identity)
@@ -376,7 +348,7 @@ class ExperienceServer:
 
     def _remove(self, identity: bytes) -> None:
         actor = self.actors.pop(identity)
-        self.ledger.connected.discard(actor.run_id)
+        self._replay.ledger.connected.discard(actor.run_id)
         np.subtract.at(self._occupants, actor.places, 1)
         self._write_down(actor)
         self._discard_early(actor)  # if the actor comes back, it has them still, and sends them
@@ -397,3 +369,7 @@ class ExperienceServer:
             kept = [waiting for waiting in self._waiting if waiting.actor.run_id not in let_go]
             self.dropped["left_by_actor"] += len(self._waiting) - len(kept)
             self._waiting = deque(kept)
+
+
+def _counts(status: ActorStatus) -> ActorCounts:
+    return ActorCounts(status.produced, status.acknowledged, status.overflow, status.unencodable, status.unsent)

@@ -17,8 +17,7 @@ from apex_jax.errors import RunError, printable
 from apex_jax.run_identity import RunIdentity
 from apex_jax.segment_codec import CorruptSegment, decode_columns, decode_frames, max_streamed_bytes
 from apex_jax.transport import sockets
-from apex_jax.transport.monitor import ClientMonitor
-from apex_jax.types import (
+from apex_jax.transport.messages import (
     Credit,
     Finish,
     Goodbye,
@@ -28,10 +27,10 @@ from apex_jax.types import (
     PriorityUpdate,
     Refusal,
     Rejoin,
-    SegmentColumns,
-    SegmentSpec,
     StreamedSegments,
 )
+from apex_jax.transport.monitor import ClientMonitor
+from apex_jax.types import SegmentColumns, SegmentSpec
 
 _log = logging.getLogger(__name__)
 

@@ -13,15 +13,10 @@ import zmq
 
 from apex_jax.agreement import told
 from apex_jax.config import Config
-from apex_jax.links.run_steps import RunSteps
-from apex_jax.replay.buffer import ReplayBuffer
-from apex_jax.replay.journal import Journal
-from apex_jax.replay.rate_limiter import RateLimiter
+from apex_jax.replay.replay import Replay
 from apex_jax.run_identity import RunIdentity
 from apex_jax.transport import sockets
-from apex_jax.types import (
-    MAX_STREAMED_SEGMENTS,
-    PEER_TIMEOUT_SECONDS,
+from apex_jax.transport.messages import (
     Credit,
     Finish,
     Goodbye,
@@ -33,6 +28,7 @@ from apex_jax.types import (
     Rejoin,
     StreamedSegments,
 )
+from apex_jax.types import MAX_STREAMED_SEGMENTS, PEER_TIMEOUT_SECONDS
 
 _log = logging.getLogger(__name__)
 
@@ -66,24 +62,18 @@ class SamplingServer:
         self,
         socket: zmq.Socket,
         config: Config,
-        buffer: ReplayBuffer,
-        limiter: RateLimiter,
+        replay: Replay,
         run_id: int,
-        steps: RunSteps,
-        journal: Journal | None = None,
         run: RunIdentity | None = None,
     ):
-        """`journal`: where what a learner knows of the run is written down; None = nowhere. `run`: None = of any."""
+        """`run_id`: of this server's process; `run`: that its learner must be of, None = of any."""
         self.learner: LearnerPeer | None = None
         self.dropped: Counter[str] = Counter()
         self.finished: str | None = None  # why, once the learner said that the run is over
         self._socket = socket
         self._config = config
-        self._buffer = buffer
-        self._limiter = limiter
+        self._replay = replay
         self._run_id = run_id
-        self._steps = steps
-        self._journal = journal
         self._run_identity = run or RunIdentity()
         self._handlers: dict[type, Callable[[bytes, Any, float], None]] = {
             LearnerHello: self._on_hello,
@@ -113,11 +103,11 @@ class SamplingServer:
         if learner is None or not self._send_segments(learner):
             return
         draw_size = learner.batches_at_once * learner.batch_size
-        while learner.groups_credit > 0 and self._can_sample(draw_size):
+        while learner.groups_credit > 0 and self._replay.can_draw(draw_size):
             if not sockets.send(self._socket, self._draw(learner, now_seconds), learner.identity):
                 return
             learner.groups_credit -= 1
-            self._limiter.sample(draw_size)
+            self._replay.drawn(draw_size)
 
     @property
     def is_in_arrears(self) -> bool:
@@ -126,10 +116,10 @@ class SamplingServer:
         No others are stored until then: actors that are faster than the link to the learner would starve it.
         """
         learner = self.learner
-        if learner is None or not learner.groups_credit or learner.cursor == self._buffer.inserted_segments:
+        if learner is None or not learner.groups_credit or learner.cursor == self._replay.buffer.inserted_segments:
             return False
         draw_size = learner.batches_at_once * learner.batch_size
-        return self._can_sample(draw_size)
+        return self._replay.can_draw(draw_size)
 
     def forget_the_dead(self, now_seconds: float) -> None:
         """Takes another learner only when the one before has been silent for long."""
@@ -137,13 +127,10 @@ class SamplingServer:
             _log.warning("the learner has been silent for %.0f s: another may take its place", PEER_TIMEOUT_SECONDS)
             self.learner = None
 
-    def _can_sample(self, draw_size: int) -> bool:
-        return self._limiter.can_sample(draw_size, self._buffer.size_transitions, self._buffer.is_full)
-
     def _send_segments(self, learner: LearnerPeer) -> bool:
         """Returns whether the learner now has, or will have before anything that is sent later, every live segment."""
-        while learner.cursor < self._buffer.inserted_segments:
-            run = self._buffer.segments_since(learner.cursor, min(SEGMENTS_AT_ONCE, learner.segments_credit))
+        while learner.cursor < self._replay.buffer.inserted_segments:
+            run = self._replay.segments_since(learner.cursor, min(SEGMENTS_AT_ONCE, learner.segments_credit))
             if not run.bodies:
                 return False
             body_bytes = np.array([len(body) for body in run.bodies], np.int32)
@@ -161,14 +148,14 @@ class SamplingServer:
         return True
 
     def _draw(self, learner: LearnerPeer, now_seconds: float) -> IndexBatches:
-        draw = self._buffer.sample(learner.batches_at_once, learner.batch_size, now_seconds)
+        draw = self._replay.draw(learner.batches_at_once, learner.batch_size, now_seconds)
         return IndexBatches(
             indices=draw.indices,
             generations=draw.generations,
             weights=draw.weights,
-            environment_steps=self._steps.total,
-            size_transitions=self._buffer.size_transitions,
-            samples_per_insert=self._limiter.sampled / max(1, self._limiter.inserted),
+            environment_steps=self._replay.steps.total,
+            size_transitions=self._replay.buffer.size_transitions,
+            samples_per_insert=self._replay.samples_per_insert,
             age_seconds=draw.age_seconds,
         )
 
@@ -180,22 +167,20 @@ class SamplingServer:
             return  # said again before the welcome had arrived: it is under way, and its credit must not count twice
         welcome = LearnerWelcome(
             replay_run_id=self._run_id,
-            capacity_segments=self._buffer.capacity_segments,
+            capacity_segments=self._replay.buffer.capacity_segments,
             run_identity=self._join_run(message),
         )
         if not sockets.send(self._socket, welcome, identity):
             return
         self.learner = LearnerPeer(identity, message.run_id, now_seconds, message.batches_at_once, message.batch_size)
-        if self._steps.on_learner(message.environment_steps) and self._journal is not None:
-            self._journal.on_learner(self._steps.earlier or 0)
-        _log.info("learner %s joins; %d segments are live", identity.hex(), self._buffer.size_segments)
+        self._replay.on_learner(message.environment_steps)
+        _log.info("learner %s joins; %d segments are live", identity.hex(), self._replay.buffer.size_segments)
 
     def _join_run(self, message: LearnerHello) -> str:
         """Returns the run that both are part of from now on: the server's, or else the learner's; empty = neither's."""
         if not self._run_identity.name and message.run_identity:
             self._run_identity.adopt(message.run_identity, "the learner")
-            if self._journal is not None:
-                self._journal.on_run(self._run_identity.name)
+            self._replay.join_run(self._run_identity.name)
         return self._run_identity.name
 
     def _refusal(self, message: LearnerHello) -> Refusal | None:
@@ -223,7 +208,7 @@ class SamplingServer:
         self.learner.segments_credit = min(self.learner.segments_credit + message.segments, LARGEST_CREDIT)
 
     def _on_priorities(self, identity: bytes, message: PriorityUpdate, now_seconds: float) -> None:
-        result = self._buffer.update_priorities(message.indices, message.generations, message.priorities)
+        result = self._replay.update_priorities(message.indices, message.generations, message.priorities)
         self.dropped["stale_priority"] += result.stale
         self.dropped["invalid_priority"] += result.invalid
 
@@ -233,6 +218,6 @@ class SamplingServer:
 
     def _on_goodbye(self, identity: bytes, message: Goodbye, now_seconds: float) -> None:
         self.learner = None
-        if self._journal is not None:
-            self._journal.hasten()  # it has saved, too: both go on from the same moment, should this one leave next
+        # It has saved, too: should this server leave next, both go on from the same moment.
+        self._replay.request_snapshot()
         _log.info("the learner leaves")

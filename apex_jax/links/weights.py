@@ -19,10 +19,11 @@ from apex_jax.errors import RunError
 from apex_jax.run_identity import RunIdentity
 from apex_jax.segment_codec import FLOAT32
 from apex_jax.transport import sockets
+from apex_jax.transport.messages import LearnerAlive, WeightsMessage
 from apex_jax.transport.monitor import ClientMonitor, ServerMonitor
 from apex_jax.transport.params_codec import architecture_of, decode_weights, encode_weights
 from apex_jax.transport.wire import WireError
-from apex_jax.types import PEER_TIMEOUT_SECONDS, LearnerAlive, WeightsMessage
+from apex_jax.types import PEER_TIMEOUT_SECONDS
 
 _log = logging.getLogger(__name__)
 

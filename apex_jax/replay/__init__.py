@@ -1,1 +1,1 @@
-"""Prioritized replay in NumPy and numba: the sum-tree, the ring of segments above it, the rate limiter beside it."""
+"""Prioritized replay: a sum-tree over a ring of segments, the rate limiter beside it, the journal below it."""

@@ -23,13 +23,13 @@ import numpy as np
 from apex_jax.config import Config
 from apex_jax.replay.buffer import ReplayBuffer, StoredSegments
 from apex_jax.replay.file_heads import Damaged, Identity
-from apex_jax.replay.ledger import REFUSALS, Ledger
+from apex_jax.replay.ledger import REFUSALS, ActorCounts, Ledger
 from apex_jax.replay.rate_limiter import RateLimiter
 from apex_jax.replay.saved_state import Counters, Saved, pack_state, ratio_of, unpack_state
 from apex_jax.replay.segment_log import SEGMENT, LogFile, Record, SegmentLog, sync
 from apex_jax.replay.snapshots import Snapshot, Snapshots
 from apex_jax.segment_codec import CorruptSegment, decode_columns, value_limits
-from apex_jax.types import MAX_COUNT, ActorStatus, SegmentMessage, SegmentSpec
+from apex_jax.types import MAX_COUNT, SegmentRecord, SegmentSpec
 
 _log = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ WELCOME, REPORT, LEARNER, FIRST_REFUSAL = 1, 2, 3, 4  # kinds of records; each r
 LOG_BYTES_AT_MOST = 2**28  # behind the newest snapshot: then another is due, so that old files can go
 RETRY_SECONDS = 5.0  # after a snapshot that failed, or snapshot_interval_seconds where that is less; doubled each time
 CLOSE_SECONDS = 20.0  # that the last snapshot may take: a spot machine has two minutes in all
-COUNTS = struct.Struct("<5q")  # of an `ActorStatus`, in a report
+COUNTS = struct.Struct("<5q")  # `ActorCounts`, in a report
 
 
 class Journal:
@@ -71,26 +71,29 @@ class Journal:
         """Bytes of the log on the disk, with those of the files that only wait to be deleted."""
         return self._log.num_bytes + sum(file.num_bytes for file in self._leaving + self._left)
 
+    def metrics(self) -> dict[str, float]:
+        """Returns values under the tags of `apex_jax.metrics.TAGS`."""
+        return {"replay/journal_bytes": self.num_bytes, "replay/journal_errors": self.errors}
+
     # What happens
 
-    def on_segment(self, number: int, run_id: int, message: SegmentMessage, transitions: int) -> None:
+    def on_segment(self, number: int, segment: SegmentRecord) -> None:
         """Takes a segment that was stored as insertion `number`."""
-        steps, body, crc = message.environment_steps, message.body, message.crc
-        self._log.append(SEGMENT, number, run_id, message.sequence, steps, transitions, body, crc)
+        self._log.append(SEGMENT, number, *segment)
 
-    def on_refusal(self, number: int, run_id: int, message: SegmentMessage, transitions: int, reason: str) -> None:
+    def on_refusal(self, number: int, segment: SegmentRecord, reason: str) -> None:
         """Takes a segment that was not stored, after insertion `number`."""
         kind = FIRST_REFUSAL + REFUSALS.index(reason)
-        self._log.append(kind, number, run_id, message.sequence, message.environment_steps, transitions)
+        self._log.append(kind, number, *segment._replace(body=b"", crc=0))
 
     def on_welcome(self, run_id: int, incarnation: int) -> None:
         """Takes an actor that was given an incarnation."""
         self._log.append(WELCOME, 0, run_id, incarnation)
 
-    def on_report(self, status: ActorStatus) -> None:
+    def on_report(self, run_id: int, counts: ActorCounts) -> None:
         """Takes the newest counts of an actor, which may be the last."""
-        body = COUNTS.pack(*status[-5:])
-        self._log.append(REPORT, 0, status.run_id, 0, body=body, crc=zlib.crc32(body))
+        body = COUNTS.pack(*counts)
+        self._log.append(REPORT, 0, run_id, 0, body=body, crc=zlib.crc32(body))
 
     def on_learner(self, earlier_environment_steps: int) -> None:
         """Takes what a learner said of the steps before this run of the replay."""
@@ -104,7 +107,7 @@ class Journal:
     def on_run(self, run: str) -> None:
         """Takes the run that this server has joined; a snapshot that is due now says so."""
         self._identity.run = run
-        self.hasten()
+        self.request_snapshot()
 
     def flush(self, now_seconds: float) -> None:
         """Writes what was taken; returns also where the disk fails, which is counted, said once and tried again."""
@@ -122,7 +125,7 @@ class Journal:
         if self._thread is None and is_due:
             self.snapshot(buffer, limiter, counters(), now_seconds)
 
-    def hasten(self) -> None:
+    def request_snapshot(self) -> None:
         """Makes a snapshot due now."""
         self._next_seconds = 0.0
 
@@ -298,15 +301,64 @@ class Journal:
             raise Damaged(f"its values cannot be used: {error}") from None
 
 
+class NoJournal:
+    """The journal of a replay that lives in memory alone: it keeps nothing."""
+
+    run = ""
+
+    def on_segment(self, number: int, segment: SegmentRecord) -> None:
+        """Keeps nothing."""
+
+    def on_refusal(self, number: int, segment: SegmentRecord, reason: str) -> None:
+        """Keeps nothing."""
+
+    def on_welcome(self, run_id: int, incarnation: int) -> None:
+        """Keeps nothing."""
+
+    def on_report(self, run_id: int, counts: ActorCounts) -> None:
+        """Keeps nothing."""
+
+    def on_learner(self, earlier_environment_steps: int) -> None:
+        """Keeps nothing."""
+
+    def on_run(self, run: str) -> None:
+        """Keeps nothing."""
+
+    def flush(self, now_seconds: float) -> None:
+        """Writes nothing."""
+
+    def snapshot_if_due(
+        self, buffer: ReplayBuffer, limiter: RateLimiter, counters: Callable[[], Counters], now_seconds: float
+    ) -> None:
+        """Writes nothing."""
+
+    def request_snapshot(self) -> None:
+        """Writes nothing."""
+
+    def finish(self, buffer: ReplayBuffer, limiter: RateLimiter, counters: Counters, now_seconds: float) -> None:
+        """Writes nothing."""
+
+    def close(self) -> None:
+        """Has nothing to close."""
+
+    def restore(self, buffer: ReplayBuffer, limiter: RateLimiter, now_seconds: float) -> Counters:
+        """Returns the counters of a replay that begins."""
+        return Counters(Ledger(), 0, None, 0)
+
+    def metrics(self) -> dict[str, float]:
+        """Returns none."""
+        return {}
+
+
 def _after(counters: Counters, record: Record) -> Counters:
     """Returns the counters after something happened."""
     reason = record.kind - FIRST_REFUSAL
     if record.kind == WELCOME:
-        return counters._replace(welcomed=max(counters.welcomed, record.sequence))
+        return counters._replace(incarnations=max(counters.incarnations, record.sequence))
     if record.kind == REPORT:
         if record.body is not None and len(record.body) == COUNTS.size:
-            counts = (min(max(0, count), MAX_COUNT) for count in COUNTS.unpack(record.body))
-            counters.ledger.report(ActorStatus(record.run_id, 0.0, 0, *counts))
+            counts = ActorCounts(*(min(max(0, count), MAX_COUNT) for count in COUNTS.unpack(record.body)))
+            counters.ledger.report(record.run_id, counts)
         return counters
     if record.kind == LEARNER:
         return counters._replace(earlier_environment_steps=record.sequence)

@@ -15,15 +15,25 @@ from collections import Counter, OrderedDict
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, fields
 from operator import attrgetter
+from typing import NamedTuple
 
 import numpy as np
 
 from apex_jax.segment_codec import CorruptSegment
-from apex_jax.types import ActorStatus
 
 REMEMBERED_RUNS = 4096  # actors, of which each has its own account; what is forgotten is summed up
 REFUSALS = ("bad_checksum", *CorruptSegment.REASONS, "impossible_steps")  # why a segment that came is not stored
-DROPS = ("overflow", "unencodable", "unsent")  # what an actor drops itself, see `ActorStatus`
+DROPS = ("overflow", "unencodable", "unsent")  # what an actor drops itself
+
+
+class ActorCounts(NamedTuple):
+    """What an actor tells of the transitions that it has produced since it began."""
+
+    produced: int
+    acknowledged: int
+    overflow: int  # dropped: no room, and actor.overflow=drop
+    unencodable: int  # dropped: not finite, for example
+    unsent: int  # dropped: the actor left before they could be sent
 
 
 @dataclass
@@ -89,13 +99,12 @@ class Ledger:
         account = self._accounts.get(run_id)
         return 0 if account is None else account.produced
 
-    def report(self, status: ActorStatus) -> None:
+    def report(self, run_id: int, counts: ActorCounts) -> None:
         """Takes what an actor tells of itself; counts never fall, and whoever has counted nothing needs no account."""
-        counts = {name: getattr(status, name) for name in ("produced", "acknowledged", *DROPS)}
-        if status.run_id not in self._accounts and not any(counts.values()):
+        if run_id not in self._accounts and not any(counts):
             return
-        account = self.account(status.run_id)
-        for name, count in counts.items():
+        account = self.account(run_id)
+        for name, count in zip(counts._fields, counts, strict=True):
             setattr(account, name, max(getattr(account, name), count))
 
     def hear(self, run_id: int, produced: int) -> None:

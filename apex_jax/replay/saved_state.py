@@ -23,7 +23,7 @@ class Counters(NamedTuple):
     ledger: Ledger
     environment_steps: int
     earlier_environment_steps: int | None
-    welcomed: int
+    incarnations: int  # actors welcomed so far
 
 
 class Saved(NamedTuple):
@@ -53,7 +53,7 @@ def pack_state(
         "limiter": {"inserted": limiter.inserted, "sampled": limiter.sampled, "ratio": ratio_of(config)},
         "environment_steps": counters.environment_steps,
         "earlier_environment_steps": counters.earlier_environment_steps,
-        "welcomed": counters.welcomed,
+        "welcomed": counters.incarnations,
         "refused": dict(counters.ledger.refused),
         "forgotten": dict(counters.ledger.forgotten),
     }
@@ -98,7 +98,7 @@ def unpack_state(facts: Mapping[str, Any], arrays: Mapping[str, np.ndarray], slo
         ledger=Ledger.from_array(accounts, Counter(facts["refused"]), Counter(facts["forgotten"])),
         environment_steps=_count(facts["environment_steps"]),
         earlier_environment_steps=None if earlier is None else _count(earlier),
-        welcomed=_count(facts["welcomed"]),
+        incarnations=_count(facts["welcomed"]),
     )
     saved_limiter = {name: _count(limiter[name]) for name in ("inserted", "sampled")} | {"ratio": ratio}
     return Saved(_count(facts["event"]), state, saved_limiter, counters)

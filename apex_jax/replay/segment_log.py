@@ -343,7 +343,7 @@ def _find_header(data: bytes, offset: int, event: int) -> int | None:
 
 
 def _is_believable(number: int, run_id: int, sequence: int, environment_steps: int) -> bool:
-    """Tells whether a record may have these numbers: none has others, see the ranges of `apex_jax.types`."""
+    """Tells whether a record may have these numbers: none has others, see MAX_COUNT."""
     return max(number, sequence, environment_steps) <= MOST and run_id < 2**63
 
 

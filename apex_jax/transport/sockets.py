@@ -25,9 +25,10 @@ import zmq
 from apex_jax.errors import RunError, UsageError
 from apex_jax.transport import wire
 from apex_jax.transport.addresses import check_path_is_free
+from apex_jax.transport.messages import MAX_ARRAY_SIZE
 from apex_jax.transport.monitor import ClientMonitor, Monitors, ServerMonitor
 from apex_jax.transport.security import secure
-from apex_jax.types import MAX_ARRAY_SIZE, MAX_SEGMENT_BYTES, MAX_WEIGHTS_BYTES
+from apex_jax.types import MAX_SEGMENT_BYTES, MAX_WEIGHTS_BYTES
 
 MESSAGES_AT_ONCE = 256  # read before all else gets its turn: another link, or what is to be sent
 READING_TURN_SECONDS = 0.02  # after which no further message is read: some take thousands of times as long as others

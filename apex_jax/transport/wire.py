@@ -1,4 +1,4 @@
-"""Messages as ZMQ frames, by the marks on the records of `apex_jax.types`.
+"""Messages as ZMQ frames, by the marks on the records of `apex_jax.transport.messages`.
 
 Frame 0 is a msgpack list: magic, protocol version, number of the kind, then one item a field: the value of a scalar,
 the shape of an array, the length of a buffer. One frame follows for each array and buffer: its bytes, as they are.
@@ -21,32 +21,32 @@ import msgpack
 import numpy as np
 import zmq
 
-from apex_jax import types
-from apex_jax.types import Array, Buffer, Flag, Integer, Real, Text
+from apex_jax.transport import messages
+from apex_jax.transport.messages import Array, Buffer, Flag, Integer, Real, Text
 
 MAGIC = "apex"
 PROTOCOL_VERSION = 6
 MAX_HEADER_BYTES = 2**16
 
 Message: TypeAlias = (
-    types.ActorHello
-    | types.ActorWelcome
-    | types.SegmentMessage
-    | types.SegmentAck
-    | types.EpisodeStatistics
-    | types.ActorStatus
-    | types.Rejoin
-    | types.Goodbye
-    | types.Refusal
-    | types.Finish
-    | types.LearnerHello
-    | types.LearnerWelcome
-    | types.Credit
-    | types.StreamedSegments
-    | types.IndexBatches
-    | types.PriorityUpdate
-    | types.WeightsMessage
-    | types.LearnerAlive
+    messages.ActorHello
+    | messages.ActorWelcome
+    | messages.SegmentMessage
+    | messages.SegmentAck
+    | messages.EpisodeStatistics
+    | messages.ActorStatus
+    | messages.Rejoin
+    | messages.Goodbye
+    | messages.Refusal
+    | messages.Finish
+    | messages.LearnerHello
+    | messages.LearnerWelcome
+    | messages.Credit
+    | messages.StreamedSegments
+    | messages.IndexBatches
+    | messages.PriorityUpdate
+    | messages.WeightsMessage
+    | messages.LearnerAlive
 )
 MESSAGES: tuple[type[Message], ...] = get_args(Message)
 """Every kind of message; its place is its number in the protocol: another list is another PROTOCOL_VERSION."""
@@ -87,7 +87,7 @@ def encode_refusal(error: WireError) -> list[bytes | memoryview] | None:
         f"the server speaks protocol version {PROTOCOL_VERSION}, this process version {error.version}:"
         " run the same release everywhere"
     )
-    return _encode(types.Refusal(reason=reason, final=True), error.version)
+    return _encode(messages.Refusal(reason=reason, final=True), error.version)
 
 
 def encode(message: Message) -> list[bytes | memoryview]:
@@ -181,7 +181,7 @@ def _read_marks(kind: int, message: type[Message]) -> _Schema:
 
 _SCHEMAS = tuple(_read_marks(kind, message) for kind, message in enumerate(MESSAGES))
 _SCHEMA_OF: dict[type, _Schema] = {schema.message: schema for schema in _SCHEMAS}
-_REFUSAL = _SCHEMA_OF[types.Refusal].kind
+_REFUSAL = _SCHEMA_OF[messages.Refusal].kind
 _PREAMBLE = 3  # items of the header before the first field: magic, version, kind
 _MAX_LIST = _PREAMBLE + max(len(schema.fields) for schema in _SCHEMAS)
 _UNENCODABLE = "backslashreplace"  # a reason may quote a file name that is no Unicode: it travels, legible

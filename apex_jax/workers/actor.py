@@ -21,8 +21,9 @@ from apex_jax.metrics import MetricsWriter, RateMeter, resident_memory_bytes
 from apex_jax.operations.status_page import StatusPage
 from apex_jax.process import ROLE_NUMBERS, StopSignal, digest_of_run_id, name_of_its_own, new_run_id, process_rng
 from apex_jax.run_identity import RunIdentity
+from apex_jax.transport.messages import ActorHello, ActorStatus, ActorWelcome
 from apex_jax.transport.security import link_context
-from apex_jax.types import ActorHello, ActorStatus, ActorWelcome, Segment, SegmentSpec
+from apex_jax.types import Segment, SegmentSpec
 
 _log = logging.getLogger(__name__)
 

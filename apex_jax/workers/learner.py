@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import math
 import os
 import time
 from collections import deque
@@ -33,21 +32,18 @@ from apex_jax.operations.storage_copy import StorageCopy
 from apex_jax.plotting.provenance import check_resumable, record_config
 from apex_jax.process import ROLE_NUMBERS, SUPERVISED, StopSignal, digest_of_run_id, new_run_id, process_rng
 from apex_jax.run_identity import RunIdentity, new_identity
+from apex_jax.transport.messages import IndexBatches, LearnerHello
 from apex_jax.transport.params_codec import architecture_of
 from apex_jax.transport.security import link_context
-from apex_jax.types import IndexBatches, LearnerHello, SegmentSpec
+from apex_jax.types import SegmentSpec
 from apex_jax.workers.learner_metrics import LearnerMetrics
 from apex_jax.workers.limits import Limit, learning_rate_share, limits_of
+from apex_jax.workers.saver import Saver
 
 _log = logging.getLogger(__name__)
 
 CALLS_IN_FLIGHT = 2  # update calls handed to the device whose priorities have not been fetched
 MEMORY_SHARE = 0.9  # of the device's memory, that the frame store may take
-FIRST_CHECKPOINT_SECONDS = 45.0  # of learning, until a run has its first checkpoint, where the interval is longer
-RETRY_SECONDS = 30.0  # after a checkpoint that was not saved, where the interval is longer
-LAST_SAVES = 3  # attempts at the checkpoint without which a run, or a start of it, would have learned in vain
-LAST_PAUSE_SECONDS = 2.0  # between them
-LAST_SAVE_SECONDS = 30.0  # that they may take, with one that was under way before them
 FINISH_SECONDS = 60.0  # that a learner whose run is over waits for a replay server that is away, to tell it
 
 
@@ -86,10 +82,10 @@ class Learner:
             self._store = create_store(spec, capacity_segments, int(MEMORY_SHARE * device_memory_bytes()))
         except ValueError as error:
             raise RunError(f"{jax.devices()[0]}: {error}") from None
-        self._gave_up = False  # saving the last checkpoint
         with contextlib.ExitStack() as opened:  # where this fails, nothing stays that would keep the process alive
             self._checkpointer = Checkpointer(config.directory, config.learner.checkpoints_kept)
             opened.callback(self._checkpointer.close)
+            self._saver = Saver(config.learner, self._checkpointer, time.monotonic())
             self._architecture = architecture_of(self._state.online_params)
             self._run_identity = RunIdentity(config.directory)
             self._progress = self._restore()
@@ -110,10 +106,7 @@ class Learner:
         self._is_accepted = False
         self._in_flight: deque[InFlight] = deque()
         self._storage = storage
-        now = time.monotonic()
-        self._checkpoint_seconds = now  # when the last was begun
-        self._first_update_seconds = now  # of this start
-        self._next_publish = self._next_metrics = now
+        self._next_publish = self._next_metrics = time.monotonic()
 
     def run(self, stop: StopSignal) -> None:
         """Learns until `stop` is set or a limit of the run is reached, then saves a checkpoint.
@@ -129,12 +122,14 @@ class Learner:
             raise
         except RunError:
             if self.updates > self._checkpointer.saved_updates:
-                self._save_last(stop)
+                self._saver.save_last(self._save, stop)
             raise
         if reason is not None and not self._is_accepted:
             self._accept()
         self._write_metrics()
-        self._save_last(stop)  # before the others leave for good: a learner that cannot save will learn that part again
+        self._saver.save_last(
+            self._save, stop
+        )  # before the others leave for good: a learner that cannot save will learn that part again
         if reason is not None:
             _log.info("the run is over: %s", reason)
             self._publish(final=True)
@@ -193,7 +188,7 @@ class Learner:
         """Ends the threads; waits until the last checkpoint is saved, unless that was given up."""
         self._stream.close()
         self._publisher.close()
-        self._checkpointer.close(0.0 if self._gave_up else LAST_SAVE_SECONDS)
+        self._saver.close()
 
     def _join_replay(self, context: zmq.Context, spec: SegmentSpec, capacity_segments: int) -> SamplingClient:
         hello = LearnerHello(
@@ -266,20 +261,8 @@ class Learner:
         if now >= self._next_metrics:
             self._write_metrics()
             self._next_metrics = now + self._config.metrics_interval_seconds
-        self._check_saves(now)
-        if not self.updates:
-            self._first_update_seconds = now  # at the latest
-        if now >= self._checkpoint_due() and not self._checkpointer.is_saving:
-            self._checkpoint_seconds = now
+        if self._saver.is_due(self.updates, now):
             self._save()
-
-    def _checkpoint_due(self) -> float:
-        """Returns when a checkpoint is next to be begun: a run that has none yet would lose all that it has learned."""
-        interval = self._config.learner.checkpoint_interval_seconds
-        if self._checkpointer.error:
-            return self._checkpoint_seconds + min(RETRY_SECONDS, interval)
-        first = math.inf if self._checkpointer.saved_updates else self._first_update_seconds + FIRST_CHECKPOINT_SECONDS
-        return min(self._checkpoint_seconds + interval, first)
 
     def _accept(self) -> None:
         self._is_accepted = True
@@ -308,42 +291,7 @@ class Learner:
             weights_version=self._publisher.version,
             run_identity=self._run_identity.name,
         )
-        self._checkpointer.save(self._state, self._progress)
-
-    def _check_saves(self, now: float) -> None:
-        """FatalError where somebody would rather know than lose more."""
-        failed, limit = self._checkpointer.failed_in_a_row, self._config.learner.failed_checkpoints_limit
-        if self._checkpointer.is_saving:  # then those that have been due since it began are as good as failed
-            failed += int((now - self._checkpoint_seconds) / self._config.learner.checkpoint_interval_seconds)
-        if 0 < limit <= failed:
-            self._gave_up = True
-            reason = self._checkpointer.error or "the disk does not answer"
-            fix = "make room, or raise learner.failed_checkpoints_limit (0 = no limit)"
-            raise FatalError(f"{failed} checkpoints in a row could not be saved: {reason}; {fix}")
-
-    def _save_last(self, stop: StopSignal) -> None:
-        """Saves what would else be lost. FatalError where that cannot be done."""
-        until = time.monotonic() + LAST_SAVE_SECONDS
-        for attempt in range(LAST_SAVES):
-            time.sleep(LAST_PAUSE_SECONDS if attempt else 0.0)
-            if not self._wait_for_save(stop, until):  # one that was under way
-                break
-            self._save()
-            if not self._wait_for_save(stop, until):
-                break
-            if self._checkpointer.error is None:
-                return
-        self._gave_up = True
-        reason = self._checkpointer.error or f"the disk has not answered for {LAST_SAVE_SECONDS:.0f} s"
-        directory = self._checkpointer.directory
-        raise FatalError(f"the last updates are lost: {reason}; make {directory} writable, free some space, restart")
-
-    def _wait_for_save(self, stop: StopSignal, until: float) -> bool:
-        """Waits until no save is under way; returns whether that came to be in time."""
-        while self._checkpointer.is_saving and time.monotonic() < until:
-            stop.is_set()  # shows that this is no standstill
-            time.sleep(0.02)
-        return not self._checkpointer.is_saving
+        self._saver.save(self._state, self._progress)
 
     def _write_metrics(self) -> None:
         if not self._is_accepted:

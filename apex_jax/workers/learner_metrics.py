@@ -9,7 +9,7 @@ import numpy as np
 
 from apex_jax.agent.dqn import UpdateOutput
 from apex_jax.metrics import Mean, MetricsWriter, RateMeter, resident_memory_bytes
-from apex_jax.types import IndexBatches
+from apex_jax.transport.messages import IndexBatches
 
 
 class LearnerMetrics:

@@ -28,10 +28,10 @@ from apex_jax.operations.watch import Watch
 from apex_jax.plotting.provenance import check_resumable, record_start
 from apex_jax.plotting.video import video_paths
 from apex_jax.process import FETCHED, SUPERVISED, StopSignal
+from apex_jax.replay.replay import make_limiter
 from apex_jax.storage import SECTIONS
 from apex_jax.transport.sockets import LocalLinks
 from apex_jax.workers.recording import COMPLETING_THE_FILM, draw_curves
-from apex_jax.workers.replay_server import make_limiter
 
 _log = logging.getLogger(__name__)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import math
 import time
 from typing import Any
 
@@ -12,19 +11,15 @@ import zmq
 
 from apex_jax.config import Config
 from apex_jax.environment import segment_spec
-from apex_jax.errors import UsageError, printable
+from apex_jax.errors import printable
 from apex_jax.links.episode_means import EpisodeMeans
 from apex_jax.links.experience_server import ExperienceServer
-from apex_jax.links.run_steps import RunSteps
 from apex_jax.links.sampling_server import SamplingServer
 from apex_jax.metrics import MetricsWriter, RateMeter, resident_memory_bytes
 from apex_jax.operations.status_page import StatusPage
 from apex_jax.operations.storage_copy import StorageCopy
 from apex_jax.process import ROLE_NUMBERS, StopSignal, digest_of_run_id, new_run_id, process_rng
-from apex_jax.replay.buffer import ReplayBuffer
-from apex_jax.replay.journal import Journal
-from apex_jax.replay.rate_limiter import RateLimiter, least_error_buffer
-from apex_jax.replay.saved_state import Counters
+from apex_jax.replay.replay import Replay
 from apex_jax.run_identity import RunIdentity
 from apex_jax.segment_codec import max_body_bytes
 from apex_jax.transport import sockets
@@ -55,23 +50,12 @@ class ReplayServer:
         """
         self._config = config
         self._frame_skip = config.environment.frame_skip
-        self.buffer = ReplayBuffer(
-            spec,
-            config.replay.capacity_transitions,
-            config.replay.priority_exponent,
-            config.replay.importance_sampling_exponent,
-            process_rng(config.seed, ROLE_NUMBERS["replay"]),
-            from_actors=config.replay.initial_priority == "actor",
-        )
-        self.limiter = make_limiter(config, spec)
-        self.steps = RunSteps()
         self._run_identity = RunIdentity(config.directory)
-        run, capacity = self._run_identity.name, self.buffer.capacity_segments
-        self._journal = Journal(config, spec, capacity, run) if config.replay.journal else None
+        rng = process_rng(config.seed, ROLE_NUMBERS["replay"])
+        self.replay = Replay(config, spec, rng, self._run_identity.name)
         self._monitors = {link: ServerMonitor() for link in ("experience", "sampling")}
         with contextlib.ExitStack() as opened:
-            if self._journal is not None:
-                opened.callback(self._journal.close)
+            opened.callback(self.replay.close)
             self._experience_socket = opened.enter_context(
                 sockets.serve_experience(
                     context, config.addresses.experience, self._monitors["experience"], max_body_bytes(spec)
@@ -84,16 +68,9 @@ class ReplayServer:
                 )
             )
             opened.callback(self._monitors["sampling"].close)
-            self.experience = ExperienceServer(
-                self._experience_socket, config, spec, self.buffer, self.limiter, self.steps, self._journal,
-                self._run_identity,
-            )  # fmt: skip
-            self.sampling = SamplingServer(
-                self._sampling_socket, config, self.buffer, self.limiter, new_run_id(), self.steps, self._journal,
-                self._run_identity,
-            )  # fmt: skip
-            if self._journal is not None:
-                self._restore(self._journal)
+            self.experience = ExperienceServer(self._experience_socket, config, spec, self.replay, self._run_identity)
+            self.sampling = SamplingServer(self._sampling_socket, config, self.replay, new_run_id(), self._run_identity)
+            self._run_identity.adopt(self.replay.restore(time.monotonic()), f"the replay in {config.directory}/replay")
             self._opened = opened.pop_all()
         self._metrics = MetricsWriter(config.directory, name)
         self._storage = storage
@@ -115,8 +92,7 @@ class ReplayServer:
                 self.sampling.forget_the_dead(now)
                 self._monitors["experience"].count(self.experience.dropped)
                 self._monitors["sampling"].count(self.sampling.dropped)
-                if self._journal is not None:
-                    self._journal.snapshot_if_due(self.buffer, self.limiter, self._counters, now)
+                self.replay.snapshot_if_due(now)
                 next_check = now + 1.0
             if now >= next_metrics:
                 self._write_metrics()
@@ -129,8 +105,8 @@ class ReplayServer:
         self.sampling.read(now_seconds)
         if not self.sampling.is_in_arrears:
             self.experience.store(now_seconds)
-        elif self._journal is not None:
-            self._journal.flush(now_seconds)
+        else:
+            self.replay.flush(now_seconds)
         self.sampling.stream(now_seconds)
 
     def close(self) -> None:
@@ -145,9 +121,9 @@ class ReplayServer:
         """Returns what the server tells of itself, from any thread."""
         experience, sampling, learner = self.experience, self.sampling, self.sampling.learner
         return {
-            "environment_frames": self.steps.total * self._frame_skip,
-            "size_transitions": self.buffer.size_transitions,
-            "stored_bytes": self.buffer.stored_bytes,
+            "environment_frames": self.replay.steps.total * self._frame_skip,
+            "size_transitions": self.replay.buffer.size_transitions,
+            "stored_bytes": self.replay.buffer.stored_bytes,
             "rates": {f"{tag}_per_second": meter.rate for tag, meter in self._rates.items()},
             "counters": dict(experience.dropped.copy() + sampling.dropped.copy()),
             "ledger": self._last_ledger,  # counted anew, another thread would meet it half changed
@@ -170,8 +146,7 @@ class ReplayServer:
         if self.sampling.finished is not None:
             self._see_off(self.sampling.finished, stop)
             self._write_metrics()
-        if self._journal is not None:
-            self._journal.finish(self.buffer, self.limiter, self._counters(), time.monotonic())
+        self.replay.finish(time.monotonic())
 
     def _see_off(self, reason: str, stop: StopSignal) -> None:
         _log.info("the run is over: %s", printable(reason))
@@ -186,32 +161,17 @@ class ReplayServer:
     def _has_peers(self) -> bool:
         return bool(self.experience.actors) or self.sampling.learner is not None
 
-    def _restore(self, journal: Journal) -> None:
-        counters = journal.restore(self.buffer, self.limiter, time.monotonic())
-        self.experience.ledger = counters.ledger
-        self.experience.welcomed = counters.welcomed
-        self._run_identity.adopt(journal.run, f"the replay in {journal.directory}")
-        self.steps.restore(counters.environment_steps, counters.earlier_environment_steps)
-
-    def _counters(self) -> Counters:
-        return Counters(self.experience.ledger, self.steps.here, self.steps.earlier, self.experience.welcomed)
-
     def _write_metrics(self) -> None:
         experience, sampling = self.experience, self.sampling
-        frames = self.steps.total * self._frame_skip
+        steps = self.replay.steps
         values = {
-            "charts/environment_frames_per_second": self._rates["frames"].update(self.steps.here * self._frame_skip),
-            "replay/size_transitions": self.buffer.size_transitions,
-            "replay/bytes": self.buffer.stored_bytes,
-            "replay/samples_per_insert": self.limiter.sampled / max(1, self.limiter.inserted),
-            "replay/inserts_per_second": self._rates["inserts"].update(self.limiter.inserted),
-            "replay/samples_per_second": self._rates["samples"].update(self.limiter.sampled),
+            "charts/environment_frames_per_second": self._rates["frames"].update(steps.here * self._frame_skip),
+            **self.replay.metrics(),
+            "replay/inserts_per_second": self._rates["inserts"].update(self.replay.limiter.inserted),
+            "replay/samples_per_second": self._rates["samples"].update(self.replay.limiter.sampled),
             "replay/actors": len(experience.actors),
             "system/resident_memory_bytes": resident_memory_bytes(),
         }
-        if self._journal is not None:
-            values["replay/journal_bytes"] = self._journal.num_bytes
-            values["replay/journal_errors"] = self._journal.errors
         if self._storage is not None:
             values |= self._storage.metrics()
         self._last_ledger = self.ledger()
@@ -223,30 +183,7 @@ class ReplayServer:
             values["charts/episodic_return"] = means.episode_return.result()
             values["charts/episodic_length"] = means.length.result()
             values |= {f"charts/episodic_return_epsilon_{band}": mean.result() for band, mean in means.by_band.items()}
-        self._metrics.write(frames, values)
-
-
-def make_limiter(config: Config, spec: SegmentSpec) -> RateLimiter:
-    """Returns the run's rate limiter; raises UsageError where both sides would wait for each other."""
-    replay, insert, draw = config.replay, spec.max_transitions, config.learner.largest_draw
-    share_samples = replay.min_size_to_sample * replay.samples_per_insert  # that an error_buffer of 1 stands for
-    least = least_error_buffer(replay.samples_per_insert, insert, draw)
-    if share_samples and replay.error_buffer * share_samples < least:
-        least_share = math.ceil(1e3 * least / share_samples) / 1e3
-        raise UsageError(
-            f"replay.error_buffer={replay.error_buffer:g}: must be at least {least_share:g}, or actors and learner"
-            f" would wait for each other for ever: {insert} transitions are stored and {draw} drawn at a time, with"
-            f" replay.min_size_to_sample={replay.min_size_to_sample} and"
-            f" replay.samples_per_insert={replay.samples_per_insert:g}; raise it, or lower learner.updates_per_call or"
-            " learner.batch_size"
-        )
-    return RateLimiter(
-        min_size_to_sample=replay.min_size_to_sample,
-        samples_per_insert=replay.samples_per_insert,
-        error_buffer=replay.error_buffer * share_samples,
-        largest_insert=insert,
-        largest_draw=draw,
-    )
+        self._metrics.write(steps.total * self._frame_skip, values)
 
 
 def run(config: Config, name: str, stop: StopSignal) -> int:
@@ -260,8 +197,8 @@ def run(config: Config, name: str, stop: StopSignal) -> int:
         page.report = lambda: server.report() | context.report() | storage.report()
         _log.info(
             "replay of %d segments (%d transitions) on %s and %s",
-            server.buffer.capacity_segments,
-            server.buffer.capacity_segments * spec.max_transitions,
+            server.replay.buffer.capacity_segments,
+            server.replay.buffer.capacity_segments * spec.max_transitions,
             config.addresses.experience,
             config.addresses.sampling,
         )

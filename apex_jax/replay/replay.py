@@ -1,0 +1,181 @@
+"""The replay as one object: stored segments and their priorities, who made them, how fast either side may go.
+
+It has no socket and no clock. Whoever drives it, a server or a test, passes the time in.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+
+from apex_jax.config import Config
+from apex_jax.errors import UsageError
+from apex_jax.replay.buffer import Draw, PriorityResult, ReplayBuffer, SegmentRun
+from apex_jax.replay.journal import Journal, NoJournal
+from apex_jax.replay.ledger import ActorCounts, Ledger
+from apex_jax.replay.rate_limiter import RateLimiter, least_error_buffer
+from apex_jax.replay.run_steps import RunSteps
+from apex_jax.replay.saved_state import Counters
+from apex_jax.types import SegmentColumns, SegmentRecord, SegmentSpec
+
+
+class Replay:
+    """Ring of segments, rate limiter, ledger and journal.
+
+    What `insert`, `refuse`, `welcome`, `report` and `on_learner` take is in the journal when `flush` returns.
+    """
+
+    def __init__(self, config: Config, spec: SegmentSpec, rng: np.random.Generator, run: str = "") -> None:
+        """Begins an empty replay; `restore` goes on from its journal.
+
+        `rng`: of the draws; `run`: the identity of the training run, empty if it is not known yet. UsageError if
+        actors and learner would wait for each other, JournalError if the journal is in use.
+        """
+        settings = config.replay
+        self.buffer = ReplayBuffer(
+            spec,
+            settings.capacity_transitions,
+            settings.priority_exponent,
+            settings.importance_sampling_exponent,
+            rng,
+            from_actors=settings.initial_priority == "actor",
+        )
+        self.limiter = make_limiter(config, spec)
+        self.ledger = Ledger()
+        self.steps = RunSteps()
+        self.incarnations = 0  # actors welcomed so far
+        self.journal: Journal | NoJournal = (
+            Journal(config, spec, self.buffer.capacity_segments, run) if settings.journal else NoJournal()
+        )
+
+    # Storing
+
+    def can_insert(self, transitions: int) -> bool:
+        """Tells whether the rate limiter lets in a segment of so many transitions."""
+        return self.limiter.can_insert(transitions, self.buffer.size_transitions, self.buffer.is_full)
+
+    def insert(self, segment: SegmentRecord, columns: SegmentColumns, now_seconds: float) -> None:
+        """Stores a segment in place of the oldest one."""
+        self.buffer.insert(segment.body, columns, now_seconds)
+        self.limiter.insert(segment.transitions)
+        self.ledger.store(segment.run_id, segment.sequence, segment.transitions)
+        self.steps.here += segment.environment_steps
+        self.journal.on_segment(self.buffer.inserted_segments, segment)
+
+    def refuse(self, segment: SegmentRecord, reason: str) -> None:
+        """Counts a segment that is not stored; `reason`: one of `apex_jax.replay.ledger.REFUSALS`."""
+        self.ledger.refuse(segment.run_id, segment.sequence, segment.transitions, reason)
+        self.steps.here += segment.environment_steps
+        self.journal.on_refusal(self.buffer.inserted_segments, segment, reason)
+
+    def welcome(self, run_id: int, incarnation: int) -> None:
+        """Records an actor that is about to be given an incarnation: the next server gives it to no other."""
+        self.journal.on_welcome(run_id, incarnation)
+
+    def record_counts(self, run_id: int, counts: ActorCounts) -> None:
+        """Records what an actor has produced, should it and this process die at once."""
+        self.journal.on_report(run_id, counts)
+
+    # Drawing
+
+    def can_draw(self, transitions: int) -> bool:
+        """Tells whether the rate limiter lets so many transitions be drawn."""
+        return self.limiter.can_sample(transitions, self.buffer.size_transitions, self.buffer.is_full)
+
+    def draw(self, num_batches: int, batch_size: int, now_seconds: float) -> Draw:
+        """Draws K batches of B transitions, see `ReplayBuffer.sample`. They count once they are `drawn`."""
+        return self.buffer.sample(num_batches, batch_size, now_seconds)
+
+    def drawn(self, transitions: int) -> None:
+        """Counts transitions that the learner was sent."""
+        self.limiter.sample(transitions)
+
+    def segments_since(self, cursor: int, max_segments: int) -> SegmentRun:
+        """Returns the segments stored after insertion `cursor`, see `ReplayBuffer.segments_since`."""
+        return self.buffer.segments_since(cursor, max_segments)
+
+    def update_priorities(self, indices: np.ndarray, generations: np.ndarray, priorities: np.ndarray) -> PriorityResult:
+        """Sets new priorities of drawn transitions, see `ReplayBuffer.update_priorities`."""
+        return self.buffer.update_priorities(indices, generations, priorities)
+
+    @property
+    def samples_per_insert(self) -> float:
+        """Transitions drawn per transition stored, since the run began."""
+        return self.limiter.sampled / max(1, self.limiter.inserted)
+
+    # The run
+
+    def on_learner(self, environment_steps: int) -> None:
+        """Takes the environment steps of the run that a learner knows of as it joins."""
+        if self.steps.on_learner(environment_steps):
+            self.journal.on_learner(self.steps.earlier or 0)
+
+    def join_run(self, run: str) -> None:
+        """Takes the identity of the training run that this replay becomes part of."""
+        self.journal.on_run(run)
+
+    # The journal
+
+    def restore(self, now_seconds: float) -> str:
+        """Goes on from the journal; returns the identity of its training run, empty if there is none. JournalError."""
+        counters = self.journal.restore(self.buffer, self.limiter, now_seconds)
+        self.ledger, self.incarnations = counters.ledger, counters.incarnations
+        self.steps.restore(counters.environment_steps, counters.earlier_environment_steps)
+        return self.journal.run
+
+    def flush(self, now_seconds: float) -> None:
+        """Writes down what was taken; a disk that fails is counted, logged once and tried again."""
+        self.journal.flush(now_seconds)
+
+    def snapshot_if_due(self, now_seconds: float) -> None:
+        """Has a thread write a snapshot when one is due, and the one before is written."""
+        self.journal.snapshot_if_due(self.buffer, self.limiter, self._counters, now_seconds)
+
+    def request_snapshot(self) -> None:
+        """Makes a snapshot due now."""
+        self.journal.request_snapshot()
+
+    def finish(self, now_seconds: float) -> None:
+        """Writes the last snapshot; returns once it is on the disk, or that took too long."""
+        self.journal.finish(self.buffer, self.limiter, self._counters(), now_seconds)
+
+    def close(self) -> None:
+        """Closes the journal; what the last snapshot does not hold, its log does."""
+        self.journal.close()
+
+    def metrics(self) -> Mapping[str, float]:
+        """Returns values under the tags of `apex_jax.metrics.TAGS`."""
+        return {
+            "replay/size_transitions": self.buffer.size_transitions,
+            "replay/bytes": self.buffer.stored_bytes,
+            "replay/samples_per_insert": self.samples_per_insert,
+            **self.journal.metrics(),
+        }
+
+    def _counters(self) -> Counters:
+        return Counters(self.ledger, self.steps.here, self.steps.earlier, self.incarnations)
+
+
+def make_limiter(config: Config, spec: SegmentSpec) -> RateLimiter:
+    """Returns the run's rate limiter; raises UsageError if actors and learner would wait for each other."""
+    replay, insert, draw = config.replay, spec.max_transitions, config.learner.largest_draw
+    share_samples = replay.min_size_to_sample * replay.samples_per_insert  # that an error_buffer of 1 stands for
+    least = least_error_buffer(replay.samples_per_insert, insert, draw)
+    if share_samples and replay.error_buffer * share_samples < least:
+        least_share = math.ceil(1e3 * least / share_samples) / 1e3
+        raise UsageError(
+            f"replay.error_buffer={replay.error_buffer:g}: must be at least {least_share:g}, or actors and learner"
+            f" would wait for each other for ever: {insert} transitions are stored and {draw} drawn at a time, with"
+            f" replay.min_size_to_sample={replay.min_size_to_sample} and"
+            f" replay.samples_per_insert={replay.samples_per_insert:g}; raise it, or lower learner.updates_per_call or"
+            " learner.batch_size"
+        )
+    return RateLimiter(
+        min_size_to_sample=replay.min_size_to_sample,
+        samples_per_insert=replay.samples_per_insert,
+        error_buffer=replay.error_buffer * share_samples,
+        largest_insert=insert,
+        largest_draw=draw,
+    )
