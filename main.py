@@ -58,10 +58,10 @@ def _run() -> tuple[int, bool]:
         return 130, False
     except UsageError as error:
         print(f"error: {error}", file=sys.stderr)
-        return 2, False
+        return error.exit_code, False
     except RunError as error:
         print(f"{error.prefix}{error}", file=sys.stderr)
-        return 1, False
+        return error.exit_code, False
     except OSError as error:  # a full disk, a file that may not be written: of this machine, not of this program
         advice = "; make room, or choose another run_directory" if error.errno in OF_THE_DISK else ""
         print(f"error: {error}{advice}", file=sys.stderr)

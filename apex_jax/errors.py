@@ -7,18 +7,22 @@ from typing import Any, NoReturn
 
 
 class UsageError(ValueError):
-    """What the user asked for cannot be done: the value, the range and the fix. Exit code 2."""
+    """What the user asked for cannot be done: the value, the range and the fix."""
+
+    exit_code = 2
 
 
 class RunError(RuntimeError):
-    """What ended the run: what happened, where, and what to do. Exit code 1."""
+    """What ended the run: what happened, where, and what to do."""
 
+    exit_code = 1
     prefix = "error: "  # of the line that the user sees
 
 
 class FatalError(RunError):
-    """A restart would fail in the same way, so the local supervisor does not try."""
+    """A restart would fail in the same way: the local supervisor knows it by its exit code, and does not try."""
 
+    exit_code = 3
     prefix = "fatal: "
 
 

@@ -339,7 +339,7 @@ def test_fault_13_a_run_whose_last_save_fails_ends_with_1_and_is_not_started_aga
     shutil.rmtree(directory / "checkpoints")
     (directory / "checkpoints").touch()
     assert local.exit_code() == 1
-    assert "error: learner cannot go on (exit code 1)" in local.stderr
+    assert "error: learner cannot go on (exit code 3)" in local.stderr
     assert "fatal: the last updates are lost" in local.stderr
     assert "starting it again" not in local.stderr
     assert programs.living() == {}

@@ -109,14 +109,14 @@ def test_role_that_fails_is_started_again(stage: Stage, end: str, caplog: pytest
 
 
 def test_role_that_cannot_be_kept_alive_ends_the_run_with_the_end_of_its_log(stage: Stage) -> None:
-    with pytest.raises(RunError, match=r"^actor-0 failed 6 times in a row \(exit code 3\)[^\n]*\n(.*\n)*  life 6$"):
-        stage.run(learner=WAIT, actor_0='print("life", life)\nsys.exit(3)')
+    with pytest.raises(RunError, match=r"^actor-0 failed 6 times in a row \(exit code 4\)[^\n]*\n(.*\n)*  life 6$"):
+        stage.run(learner=WAIT, actor_0='print("life", life)\nsys.exit(4)')
     assert stage.lives == {**ONCE_EACH, "actor-0": 1 + local.MAX_RESTARTS}
 
 
 def test_role_that_has_long_been_steady_may_fail_again(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local, "STEADY_SECONDS", 0.0)
-    stage.run(learner="sys.exit(3 if life <= 8 else 0)")
+    stage.run(learner="sys.exit(4 if life <= 8 else 0)")
     assert stage.lives["learner"] == 9
 
 
@@ -145,8 +145,8 @@ def test_role_that_says_another_error_each_time_is_tried_again(stage: Stage) -> 
 
 
 def test_learner_that_diverged_is_not_tried_again(stage: Stage) -> None:
-    with pytest.raises(RunError, match=r"^learner cannot go on \(exit code 1\)(.*\n)*  fatal: the loss is not finite$"):
-        stage.run(learner='sys.exit("fatal: the loss is not finite")')
+    with pytest.raises(RunError, match=r"^learner cannot go on \(exit code 3\)(.*\n)*  fatal: the loss is not finite$"):
+        stage.run(learner='print("fatal: the loss is not finite"); sys.exit(3)')
     assert stage.lives == ONCE_EACH
 
 
@@ -202,9 +202,9 @@ def test_film_has_a_time_of_its_own_after_the_last_evaluation_and_is_named_when_
 
 
 def test_last_evaluation_that_fails_is_told(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
-    stage.run(evaluator=f"{WAIT_FOR_WORD}; sys.exit(3)")
+    stage.run(evaluator=f"{WAIT_FOR_WORD}; sys.exit(4)")
     assert stage.lives == ONCE_EACH
-    assert "the last evaluation failed with exit code 3, see" in caplog.text
+    assert "the last evaluation failed with exit code 4, see" in caplog.text
 
 
 def test_evaluator_that_has_gone_before_the_end_is_not_waited_for(
@@ -260,16 +260,17 @@ def test_stop_ends_all_roles(stage: Stage) -> None:
 
 
 def test_what_could_not_be_saved_when_the_run_is_stopped_is_told(stage: Stage) -> None:
-    lost = "signal.signal(signal.SIGTERM, lambda *_: sys.exit('fatal: the last updates are lost: no room'))"
+    said = "print('fatal: the last updates are lost: no room', flush=True)"
+    lost = f"signal.signal(signal.SIGTERM, lambda *_: ({said}, os._exit(3)))"
     with (
         stopped_once_everyone_is_there(stage),
-        pytest.raises(RunError, match=r"^learner ended with exit code 1, see .*learner\.log: the last updates are l"),
+        pytest.raises(RunError, match=r"^learner ended with exit code 3, see .*learner\.log: the last updates are l"),
     ):
         stage.run(learner=f"{lost}; {READY}; {WAIT}")
 
 
 def test_log_that_somebody_has_removed_is_no_reason_to_end_a_run(stage: Stage) -> None:
-    gone = "(folder / 'run' / 'logs' / 'actor-0.log').unlink(); sys.exit(3)"
+    gone = "(folder / 'run' / 'logs' / 'actor-0.log').unlink(); sys.exit(1)"
     stage.run(actor_0=f"if life == 1: {gone}\n{WAIT}", learner="wait_until(lambda: len(lives('actor-0')) == 2)")
     assert stage.lives == {**ONCE_EACH, "actor-0": 2}
 

@@ -24,7 +24,7 @@ from apex_jax.types import SegmentColumns, SegmentRecord, SegmentSpec
 class Replay:
     """Ring of segments, rate limiter, ledger and journal.
 
-    What `insert`, `refuse`, `welcome`, `report` and `on_learner` take is in the journal when `flush` returns.
+    What `insert`, `refuse`, `welcome`, `record_counts` and `on_learner` take is in the journal when `flush` returns.
     """
 
     def __init__(self, config: Config, spec: SegmentSpec, rng: np.random.Generator, run: str = "") -> None:

@@ -18,7 +18,7 @@ from apex_jax.command_line import to_yaml
 from apex_jax.config import AddressConfig, Config
 from apex_jax.disk import lock, open_regular, read_regular, write_durably
 from apex_jax.environment import has_screen, segment_spec
-from apex_jax.errors import FatalError, RunError
+from apex_jax.errors import FatalError, RunError, UsageError
 from apex_jax.operations.live_view import LiveView, final_summary
 from apex_jax.operations.progress import Progress, ProgressReader
 from apex_jax.operations.status_page import StatusPage
@@ -87,8 +87,8 @@ class Role:
 
     def said_error(self) -> str:
         """Returns the error that the role itself ended with; empty where it was killed or crashed."""
-        prefixes = (RunError.prefix, FatalError.prefix)
-        return "".join(line for line in self._log()[-1:] if self.exit_code() == 1 and line.startswith(prefixes))
+        prefix = {error.exit_code: error.prefix for error in (RunError, FatalError)}.get(self.exit_code() or 0)
+        return "".join(line for line in self._log()[-1:] if prefix and line.startswith(prefix))
 
     def log_tail(self) -> str:
         """Returns the last lines of the role's log, indented."""
@@ -165,7 +165,8 @@ class LocalRun:
         print(final_summary(reader.read(), str(self._directory), has_screen(self._config)), flush=True)
         for role in (self._role("learner"), self._role("replay")):
             if error := role.said_error():  # what it could not save at the end is lost
-                raise RunError(f"{role.name} ended with exit code 1, see {role.log_path}: {error.partition(': ')[2]}")
+                what = f"{role.name} ended with exit code {role.exit_code()}, see {role.log_path}"
+                raise RunError(f"{what}: {error.partition(': ')[2]}")
 
     def end_at_once(self) -> str:
         """Kills every process that is left, for a user who does not wait; returns what is lost by that.
@@ -264,12 +265,12 @@ class LocalRun:
         role.restarts = 1 if well_seconds > STEADY_SECONDS else role.restarts + 1
         error_before, role.last_error = role.last_error, role.said_error()
         is_in_vain = role.restarts > 1 and role.last_error != "" and role.last_error == error_before
-        is_final = code == 2 or role.last_error.startswith(FatalError.prefix)
+        is_final = code in (UsageError.exit_code, FatalError.exit_code)
         self._watch.ended(role.name)
         if is_final or is_in_vain or role.restarts > MAX_RESTARTS:
             what = f"failed {role.restarts} times in a row"
             if is_final:
-                what = "refused its configuration" if code == 2 else "cannot go on"
+                what = "refused its configuration" if code == UsageError.exit_code else "cannot go on"
             raise RunError(f"{role.name} {what} (exit code {code}); the end of {role.log_path}:\n{role.log_tail()}")
         delay = FIRST_DELAY_SECONDS * 2 ** (role.restarts - 1)
         role.restart_at = now + delay
