@@ -1,6 +1,6 @@
 """Ape-X: distributed prioritized experience replay (Horgan et al. 2018), in JAX.
 
-                 weights (newest wins)
+                 weights, on request
       +-----------------------------------------------+
       v                                               |
     actor x N --- segments ---> replay server --- segments, once each ---> learner
@@ -72,7 +72,8 @@
     links/           the protocol of each link, both ends; no maths (transport/ moves the bytes)
       experience_client, experience_server   an actor's end, and the replay server's
       sampling_client, sampling_server       the learner's end, and the replay server's
-      weights        the learner's end, and that of actors and evaluator
+      weights_client, weights_server         that of actors and evaluator, and the learner's
+      connection     what the three clients share: hellos, heartbeats, and what has become of the server
       episode_means  returns of the actors' games between two reports
       limited_log    lines about actors, not more than a reader can use
 

@@ -172,7 +172,7 @@ class LearnerConfig:
     target_update_interval: int = key(
         2_500, "the target network is a copy of the online one every", "updates", 1, 10**9
     )
-    publish_interval_seconds: float = key(1.0, "weights are sent to the actors at most every", "seconds", 0.01, 3600)
+    publish_interval_seconds: float = key(1.0, "new weights are published at most every", "seconds", 0.01, 3600)
     checkpoint_interval_seconds: float = key(
         300.0, "a checkpoint is saved every; a run's first one after at most 45 of learning", "seconds", 1, 10**6
     )

@@ -52,7 +52,7 @@ TAGS: dict[str, str] = {
     "losses/gradient_norm": "global norm before clipping; mostly below learner.max_gradient_norm",
     "losses/priority_mean": "mean new priority (absolute TD error) of a batch; shrinks relative to q_values",
     "losses/priority_max": "largest new priority of a batch; within a few times the largest n-step return",
-    "learner/weights_version": "version of the weights last sent; grows about every publish_interval_seconds",
+    "learner/weights_version": "version of the weights last published; grows about every publish_interval_seconds",
     "learner/updates": "updates since the run began; grows",
     "learner/failed_checkpoints": "checkpoints that could not be saved since the process started; 0",
     "learner/checkpoint_age_seconds": "seconds since the newest checkpoint was complete, at first since the start;"
@@ -60,7 +60,7 @@ TAGS: dict[str, str] = {
     "storage/failed_copies": "copies to storage.url that failed since the process started; 0",
     "storage/copy_age_seconds": "seconds since what is copied was up to date; below twice storage.interval_seconds",
     "learner/wait_seconds_share": "share of its time the learner waits for batches, 0 to 1; near 0 on a slow learner",
-    "learner/replay_losses": "times the replay server was lost, since the learner began; 0",
+    "learner/replay_disconnects": "times the replay server was lost, since the learner began; 0",
     "eval/episodic_return": "mean return of full games with the newest weights; the result of the run",
     "eval/episodic_return_median": "median return of the same games; far from the mean = a few games decide",
     "eval/episodes": "games of the evaluation; evaluator.episodes",
@@ -90,8 +90,8 @@ TAGS: dict[str, str] = {
     "actor/steps_per_second": "agent steps a second of this actor; steady",
     "actor/wait_seconds_share": "share of its time the actor waits for the replay to take segments, 0 to 1; near 0,"
     " more where replay.samples_per_insert makes it wait for the learner",
-    "actor/replay_silences": "times the replay server was silent for 10 seconds, since the actor began; 0",
-    "actor/weights_age_seconds": "age of the actor's weights, seconds; near publish_interval_seconds",
+    "actor/replay_disconnects": "times the replay server was lost, since the actor began; 0",
+    "actor/weights_age_seconds": "seconds since the actor's weights were published; near publish_interval_seconds",
     "system/resident_memory_bytes": "resident memory of the process, bytes; constant once the replay is full",
 }
 """Every tag there is, with its unit and what is healthy; `<...>` stands for any ending."""

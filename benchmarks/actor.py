@@ -20,9 +20,10 @@ from apex_jax.agent.dqn import make_dqn
 from apex_jax.command_line import load
 from apex_jax.config import Config
 from apex_jax.environment import Environment, segment_spec
-from apex_jax.links.weights import WeightsPublisher
+from apex_jax.links.weights_server import WeightsServer
 from apex_jax.metrics import read_metrics
 from apex_jax.process import new_run_id
+from apex_jax.transport.params_codec import architecture_of
 from benchmarks.load import Sink
 from benchmarks.replay_server import free_tcp_addresses
 from benchmarks.report import finish, say, target
@@ -81,8 +82,9 @@ def actor_steps_per_second(name: str, settings: list[str], seconds: float) -> fl
     path = ROOT / "configs" / f"{name}.yaml"
     config = load(path, settings)
     context = zmq.Context()
-    publisher = WeightsPublisher(context, weights, new_run_id(), 0, config.weights_agreement)
-    publisher.publish(make_dqn(config, segment_spec(config)).init(jax.random.key(0)).online_params, 0, 0)
+    params = make_dqn(config, segment_spec(config)).init(jax.random.key(0)).online_params
+    server = WeightsServer(context, weights, new_run_id(), 0, config.weights_agreement, architecture_of(params))
+    server.publish(params, 0, 0)
     sink = Sink(context, experience)
     with role("actor", path, settings) as directory:
         metrics = directory / "metrics" / "actor.jsonl"
@@ -92,7 +94,7 @@ def actor_steps_per_second(name: str, settings: list[str], seconds: float) -> fl
         time.sleep(seconds)
         rates = [line["actor/steps_per_second"] for line in read_metrics(metrics)[skip:]]
     sink.close()
-    publisher.close()
+    server.close()
     context.term()
     return float(np.mean(rates))
 

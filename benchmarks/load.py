@@ -54,7 +54,7 @@ class SimulatedActor:
 
     def read(self, now_seconds: float) -> None:
         """Takes what the server says, and gives a sign of life once a second."""
-        while (message := sockets.receive(self.socket, (ActorWelcome, SegmentAck), Counter())) is not None:
+        while (message := sockets.receive(self.socket, (ActorWelcome, SegmentAck))) is not None:
             if isinstance(message, ActorWelcome):
                 self._credit = message.max_outstanding_segments
             else:
@@ -245,7 +245,7 @@ class DrawingClient:
         self._context.term()
 
     def _receive(self) -> Any:
-        return sockets.receive(self._socket, (LearnerWelcome, StreamedSegments, IndexBatches), Counter())
+        return sockets.receive(self._socket, (LearnerWelcome, StreamedSegments, IndexBatches))
 
     def _ask(self, groups: int, segments: int) -> None:
         self._asked_seconds.extend([time.monotonic()] * groups)

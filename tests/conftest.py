@@ -32,10 +32,10 @@ def experience() -> Iterator[Any]:
 @pytest.fixture
 def sampling(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """Both ends of a sampling link, whose learners ask anew soon; see tests.sampling_link."""
-    from apex_jax.links import sampling_client
+    from apex_jax.links import connection
     from tests import sampling_link
 
-    monkeypatch.setattr(sampling_client, "HELLO_SECONDS", 0.05)
+    monkeypatch.setattr(connection, "HEARTBEAT_SECONDS", 0.05)
     link = sampling_link.Link()
     yield link
     link.close()

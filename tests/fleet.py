@@ -140,9 +140,9 @@ def lasts(seconds: float) -> None:
 
 
 def losses_said(fleet: Fleet) -> int:
-    """Returns how often the learner has said that it lost the replay server, which is in one of two ways.
+    """Returns how often the learner has logged that it lost the replay server, which it does in one of three ways.
 
-    One that is faster to connect again than to look at what became of its connection hears it from the server.
+    A learner that connects again before it sees what became of its connection receives that from the server.
     """
     said = fleet.running["learner"].stderr
-    return said.count("is lost: looking for it") + said.count("no longer knows this learner")
+    return said.count(": looking for it") + said.count("no longer knows this process")

@@ -20,6 +20,7 @@ from apex_jax.transport.messages import (
     ActorStatus,
     Array,
     Buffer,
+    CorruptSegments,
     Credit,
     EpisodeStatistics,
     Finish,
@@ -32,7 +33,10 @@ from apex_jax.transport.messages import (
     SegmentMessage,
     StreamedSegments,
     Text,
-    WeightsMessage,
+    WeightsHeartbeat,
+    WeightsHello,
+    WeightsPiece,
+    WeightsRequest,
 )
 from tests.links import SPEC, segment_of
 
@@ -58,9 +62,10 @@ CHECKSUMS = {  # number of a kind -> the place of its checksum in the header
     kind: 3 + message._fields.index("crc") for kind, message in enumerate(wire.MESSAGES) if "crc" in message._fields
 }
 BODIES = [encode_segment(segment_of(number), SPEC) for number in range(8)]
-BELONG: dict[str, tuple[Any, ...]] = {  # what a replay server reads on each of its links
+BELONG: dict[str, tuple[Any, ...]] = {  # what the server of each link reads
     "experience": (ActorHello, SegmentMessage, EpisodeStatistics, ActorStatus, Goodbye),
-    "sampling": (LearnerHello, Credit, PriorityUpdate, Finish, Goodbye),
+    "sampling": (LearnerHello, Credit, PriorityUpdate, CorruptSegments, Finish, Goodbye),
+    "weights": (WeightsHello, WeightsHeartbeat, WeightsRequest, Goodbye),
 }
 
 
@@ -103,8 +108,8 @@ class Fuzzer:
             bodies = [self.random.choice(BODIES) for _ in range(count)]
             lengths = np.array([len(body) for body in bodies], np.int32)
             message = message._replace(body_bytes=lengths, bodies=b"".join(bodies))
-        elif isinstance(message, WeightsMessage) and self.random.random() < 0.8:
-            message = message._replace(crc=zlib.crc32(message.body))
+        elif isinstance(message, WeightsPiece) and self.random.random() < 0.8:
+            message = message._replace(crc=zlib.crc32(message.piece))
         return message
 
     def noise(self, num_bytes: int) -> bytes:

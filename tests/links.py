@@ -5,7 +5,6 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -116,7 +115,7 @@ class Peer:
         received: list[Any] = []
 
         def arrived() -> bool:
-            message = sockets.receive(self.socket, wire.MESSAGES, Counter())
+            message = sockets.receive(self.socket, wire.MESSAGES)
             received.extend([message] if message is not None else [])
             return bool(received)
 

@@ -81,7 +81,7 @@ def report(stream: CountingStream, segments: int, spec: SegmentSpec) -> dict[str
         "acknowledged": stream._account["acknowledged"],
         "incarnation": welcome.incarnation if welcome else 0,
         "places": welcome.places.tolist() if welcome else [],
-        "silences": stream.silences,
+        "disconnects": stream.disconnects,
         "dropped": dict(stream.dropped),
         "memory_bytes": resident_memory_bytes(),
     }

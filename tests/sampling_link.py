@@ -13,14 +13,12 @@ from apex_jax.links.sampling_client import Item, SamplingClient, Segments
 from apex_jax.links.sampling_server import SamplingServer
 from apex_jax.replay.rate_limiter import RateLimiter
 from apex_jax.segment_codec import encode_segment
-from apex_jax.transport import sockets
+from apex_jax.transport import sockets, wire
 from apex_jax.transport.messages import (
     Credit,
-    Goodbye,
     IndexBatches,
     LearnerHello,
     LearnerWelcome,
-    PriorityUpdate,
     StreamedSegments,
 )
 from tests.links import CONFIG, SPEC, TRANSITIONS, Peer, free_address, free_limiter, replay_of, segment_of, wait_until
@@ -144,8 +142,7 @@ class Link:
 
     def close(self) -> None:
         for stream in self._streams:
-            if stream._thread.is_alive():  # else the test has closed it
-                stream.close()
+            stream.close()
         for peer in self._peers:
             peer.socket.close()
         self._context.term()
@@ -163,8 +160,7 @@ class FalseServer:
         self.received: list[Any] = []
 
     def read(self) -> None:
-        expected = (LearnerHello, Credit, PriorityUpdate, Goodbye)
-        received = sockets.receive_from(self._socket, expected, Counter())
+        received = sockets.receive_from(self._socket, wire.MESSAGES, Counter())
         if received is not None:
             self._identity, message = received
             self.received.append(message)

@@ -19,7 +19,7 @@ from apex_jax.command_line import load
 from apex_jax.config import AddressConfig, Config
 from apex_jax.environment import Environment, segment_spec
 from apex_jax.errors import RunError
-from apex_jax.links.weights import Weights
+from apex_jax.links.weights_client import Weights
 from apex_jax.process import StopSignal
 from apex_jax.transport.messages import ActorWelcome
 from apex_jax.transport.sockets import LocalLinks
@@ -38,7 +38,7 @@ class Replay:
     def __init__(self) -> None:
         self.finished = threading.Event()
         self.dropped: Counter[str] = Counter()
-        self.silences = 0
+        self.disconnects = 0
         self.status: Any = None
         self.segments: list[Segment] = []
         self.steps_told = 0

@@ -139,10 +139,22 @@ def test_priorities_that_contradict_their_segment_are_not_taken() -> None:
     disk.insert(buffer, b"a", priorities_at(f1=4.0).priority, 0.0)
     disk.insert(buffer, b"b", priorities_at(f1=4.0).priority, 0.0)
     disk.state = buffer.state(0.0)
-    disk.state.leaves[:, 3] = disk.state.leaves[:, 1] = [0.0, 7.0]
+    disk.state.leaves[:, 3], disk.state.leaves[:, 1] = 7.0, [0.0, 7.0]
     restored = buffer_of(alpha=1.0)
     assert disk.restore(restored, 0.0) == 0
     assert (leaf(restored, 1), leaf(restored, L + 1), leaf(restored, L + 3)) == (4.0, 4.0, 0.0)
+    restored.check_valid()
+
+
+def test_a_discarded_segment_stays_discarded_over_a_restart() -> None:
+    disk, buffer = Disk(), buffer_of(alpha=1.0)
+    disk.insert(buffer, b"a", priorities_at(f1=4.0).priority, 0.0)
+    disk.insert(buffer, b"b", priorities_at(f1=4.0, f2=1.0).priority, 0.0)
+    assert buffer.discard(np.array([1, 1, 0, 7]), np.array([2, 2, 9, 1])) == 1
+    disk.state = buffer.state(0.0)
+    restored = buffer_of(alpha=1.0)
+    assert disk.restore(restored, 0.0) == 2
+    assert (leaf(restored, 1), leaf(restored, L + 1), restored.size_transitions) == (4.0, 0.0, 1)
     restored.check_valid()
 
 

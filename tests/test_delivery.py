@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import zmq
 
-from apex_jax.links import experience_client, experience_server
+from apex_jax.links import connection, experience_client, experience_server
 from apex_jax.links.experience_server import MAX_INCARNATION
 from apex_jax.transport import sockets, wire
 from apex_jax.transport.messages import (
@@ -31,7 +31,7 @@ from tests.links import CONFIG, SPEC, TRANSITIONS, segment_of
 
 @pytest.fixture
 def link(monkeypatch: pytest.MonkeyPatch) -> Iterator[Link]:
-    monkeypatch.setattr(experience_client, "HELLO_SECONDS", 0.02)
+    monkeypatch.setattr(connection, "HEARTBEAT_SECONDS", 0.02)
     link = Link()
     yield link
     link.close()
@@ -64,7 +64,7 @@ def test_segments_are_answered_also_while_none_is_stored(link: Link) -> None:
 
 def test_a_server_that_has_nothing_to_say_is_not_given_up(link: Link, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(experience_client, "PEER_TIMEOUT_SECONDS", 3.0)
-    monkeypatch.setattr(experience_client, "HELLO_SECONDS", 0.05)
+    monkeypatch.setattr(connection, "HEARTBEAT_SECONDS", 0.05)
     server = link.server()
     stream = link.stream()
     server.until(lambda: stream.wait_for_welcome(0))
@@ -72,7 +72,7 @@ def test_a_server_that_has_nothing_to_say_is_not_given_up(link: Link, monkeypatc
     until = time.monotonic() + 5
     server.until(lambda: time.monotonic() > until)
     assert set(server.service.actors) == identities, "on the connection that it had"
-    assert stream.silences == 0
+    assert stream.disconnects == 0
 
 
 def test_actors_that_give_up_a_server_which_is_not_ready_are_each_welcomed_once(
@@ -80,7 +80,7 @@ def test_actors_that_give_up_a_server_which_is_not_ready_are_each_welcomed_once(
 ) -> None:
     """What they said on connections that are gone is read as well, in any order with the rest."""
     monkeypatch.setattr(experience_client, "PEER_TIMEOUT_SECONDS", 0.5)
-    monkeypatch.setattr(experience_client, "HELLO_SECONDS", 0.1)
+    monkeypatch.setattr(connection, "HEARTBEAT_SECONDS", 0.1)
     server = link.server()
     streams = [link.stream(run_id) for run_id in (1, 2)]
     streams[0].finished.wait(3)  # nobody serves
@@ -106,15 +106,14 @@ def test_a_silent_server_is_noticed_said_once_and_noticed_when_it_is_back(
     def wait_for_silence() -> None:  # nobody serves meanwhile
         stream.finished.wait(0.1)
 
-    for silences in (1, 2):
-        while stream.silences < silences:
+    for disconnects in (1, 2):
+        while stream.disconnects < disconnects:
             wait_for_silence()
         wait_for_silence()
-        assert stream.silences == silences
+        assert stream.disconnects == disconnects
         assert stream.peer_state == "lost"
         server.until(lambda: stream.peer_state == "joined")
-    said = [record.getMessage() for record in caplog.records if record.name.endswith("experience_client")]
-    said = [message for message in said if "rejoining" not in message]  # as it is on a connection of its own
+    said = [record.getMessage() for record in caplog.records if record.name == connection.__name__]
     assert [message.split(" for ")[0].split(" after ")[0] for message in said] == [
         f"the replay server at {link.address} has been silent",
         "the replay server is back",
@@ -384,11 +383,11 @@ def test_an_actor_that_is_refused_for_its_version_ends_with_both_in_one_line(
 ) -> None:
     server = link.server()
     encode = wire.encode
-    hello = speaking(7, ActorHello(1, CONFIG.agreement, 4))
+    hello = speaking(wire.PROTOCOL_VERSION + 1, ActorHello(1, CONFIG.agreement, 4))
     monkeypatch.setattr(wire, "encode", lambda message: hello if is_hello(message) else encode(message))
     stream = link.stream()
     server.until(stream.finished.is_set)
-    versions = f"protocol version {wire.PROTOCOL_VERSION}, this process version 7"
+    versions = f"protocol version {wire.PROTOCOL_VERSION}, this process version {wire.PROTOCOL_VERSION + 1}"
     assert f"server speaks {versions}: run the same release" in str(stream.error)
     assert str(stream.error).isprintable()
 

@@ -15,7 +15,7 @@ from apex_jax.checkpoint import Checkpointer, Progress
 from apex_jax.command_line import load
 from apex_jax.config import Config
 from apex_jax.environment import Environment, EpisodeTracker, segment_spec
-from apex_jax.links.weights import Weights, WeightsSubscriber
+from apex_jax.links.weights_client import Weights, WeightsClient
 from apex_jax.process import ROLE_NUMBERS, StopSignal, process_rng
 from apex_jax.transport.params_codec import architecture_of
 from apex_jax.types import SegmentSpec
@@ -154,11 +154,11 @@ def test_parameters_of_a_checkpoint_are_put_on_the_device_once_and_not_at_each_s
 @pytest.mark.parametrize("updates", [0, 499, 501])
 def test_weights_of_other_updates_are_evaluated_also_those_of_a_learner_that_began_anew(updates: int) -> None:
     def weights_of(updates: int) -> Weights:
-        return Weights({}, 1, 1, updates, environment_steps=0, final=False, received_seconds=0.0)
+        return Weights({}, 1, 1, updates, environment_steps=0, final=False, published_seconds=0.0)
 
-    subscriber = mock.Mock(spec=WeightsSubscriber)
-    subscriber.wait.side_effect = [weights_of(500), weights_of(500), weights_of(updates)]
-    newest = _next_weights(subscriber, weights_of(500), 0.0, StopSignal())
+    client = mock.Mock(spec=WeightsClient)
+    client.wait.side_effect = [weights_of(500), weights_of(500), weights_of(updates)]
+    newest = _next_weights(client, weights_of(500), 0.0, StopSignal())
     assert newest is not None
     assert newest.updates == updates
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from apex_jax.links import experience_client
+from apex_jax.links import connection
 from apex_jax.transport.messages import (
     ActorHello,
     ActorStatus,
@@ -29,7 +29,7 @@ from tests.links import CONFIG, TRANSITIONS, segment_of
 
 @pytest.fixture
 def link(monkeypatch: pytest.MonkeyPatch) -> Iterator[Link]:
-    monkeypatch.setattr(experience_client, "HELLO_SECONDS", 0.05)
+    monkeypatch.setattr(connection, "HEARTBEAT_SECONDS", 0.05)
     link = Link()
     yield link
     link.close()

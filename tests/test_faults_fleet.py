@@ -145,7 +145,7 @@ def recovers(fleet: Fleet) -> None:
     acts(fleet, "actor-0")
     stored = fleet.newest("replay", "ledger/stored", 0.0)
     wait_until(lambda: fleet.newest("replay", "ledger/stored", 0.0) > stored)
-    assert fleet.newest("learner", "learner/replay_losses", 0.0) == 1
+    assert fleet.newest("learner", "learner/replay_disconnects", 0.0) == 1
     assert losses_said(fleet) == 1
     assert fleet.with_traceback() == []
 
@@ -188,5 +188,5 @@ def test_fault_15_an_actor_waits_for_a_replay_that_is_frozen_for_30_s_and_nothin
     assert late.steps == early.steps
     assert late.wait_share > 0.9
     recovers(fleet)
-    assert fleet.newest("actor-0", "actor/replay_silences", 0.0) == 1
+    assert fleet.newest("actor-0", "actor/replay_disconnects", 0.0) == 1
     wait_until(lambda: statistics.median(values(fleet.directory, "actor-0", "actor/wait_seconds_share")[-8:]) < 0.5)

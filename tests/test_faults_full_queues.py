@@ -36,22 +36,29 @@ except TimeoutError:
     client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
     client.close()
 """
-SUBSCRIBER = """
+CLIENT_OF_WEIGHTS = """
 import time, zmq
 from apex_jax.transport import sockets
 from tests.links import free_address
 address = free_address()
 learner = sockets.serve_weights(zmq.Context(), address)
-subscriber = sockets.connect_weights(zmq.Context(), address)
-assert learner.poll(10_000)
-for _ in range(300):
-    learner.send_multipart([b"header", bytes(100_000)])
-    time.sleep(0.005)
+client = sockets.connect_weights(zmq.Context(), address)
+assert client.poll(10_000, zmq.POLLOUT)
+client.send(b"request")
+identity = learner.recv_multipart()[0]
+learner.set(zmq.SNDTIMEO, 50)
+try:
+    for _ in range(300):
+        learner.send_multipart([identity, b"header", bytes(100_000)])
+except zmq.Again:
+    pass
 learner.close(linger=0)
 """
 
 
-@pytest.mark.parametrize("script", [SERVER, SUBSCRIBER], ids=["a_peer_of_a_busy_server", "the_learner_of_a_busy_actor"])
+@pytest.mark.parametrize(
+    "script", [SERVER, CLIENT_OF_WEIGHTS], ids=["a_peer_of_a_busy_server", "the_learner_of_a_busy_actor"]
+)
 def test_fault_33_a_reset_behind_a_full_queue_ends_nobody(script: str) -> None:
     command = [sys.executable, "-c", script + READER_IS_BUSY]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100)

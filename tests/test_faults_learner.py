@@ -21,8 +21,8 @@ from apex_jax.checkpoint import Checkpointer
 from apex_jax.config import Config
 from apex_jax.environment import segment_spec
 from apex_jax.errors import RunError
-from apex_jax.links import sampling_client
-from apex_jax.links.weights import Weights, WeightsSubscriber
+from apex_jax.links import connection, sampling_client
+from apex_jax.links.weights_client import Weights, WeightsClient
 from apex_jax.process import SAME_REQUEST_SECONDS
 from apex_jax.transport.sockets import LocalLinks
 from apex_jax.workers.learner import Learner
@@ -53,7 +53,7 @@ def test_fault_06_a_resumed_learner_holds_every_bit_of_its_checkpoint(tmp_path: 
         jax.tree.map(lambda ours, saved: None, learner._state, state)  # which raises where their structures differ
         assert (learner.updates, learner.environment_steps) == (progress.updates, progress.environment_steps)
         assert learner._elapsed_seconds >= progress.elapsed_seconds
-        assert learner._publisher.version >= progress.weights_version
+        assert learner._weights.version >= progress.weights_version
     finally:
         learner.close()
         context.term()
@@ -66,15 +66,13 @@ def test_fault_06_a_killed_learner_resumes_and_neither_updates_nor_weights_go_ba
 ) -> None:
     fleet = Fleet(programs, tmp_path / "run")
     context, config = zmq.Context(), config_of(tmp_path)
-    subscriber = WeightsSubscriber(
-        context, fleet.weights_address, fresh_state(config).online_params, config.weights_agreement
-    )
+    client = WeightsClient(context, fleet.weights_address, fresh_state(config).online_params, config.weights_agreement)
     try:
         first = fleet.start("learner")
         first.wait_until(lambda: checkpoints(fleet.directory) and checkpoints(fleet.directory)[-1] > 0)
         first.send(signal.SIGKILL)
         assert first.exit_code() == -signal.SIGKILL
-        before = subscriber.newest
+        before = client.newest
         assert before is not None
         fleet.replay.send(signal.SIGSTOP)  # nothing can be learned before the weights have been compared
         [*_, held] = checkpoints(fleet.directory)
@@ -82,8 +80,8 @@ def test_fault_06_a_killed_learner_resumes_and_neither_updates_nor_weights_go_ba
         assert found is not None
         lines = len(fleet.updates())
         second = fleet.start("learner")
-        second.wait_until(lambda: weights_of(subscriber).learner_run_id != before.learner_run_id)
-        after = weights_of(subscriber)
+        second.wait_until(lambda: weights_of(client).learner_run_id != before.learner_run_id)
+        after = weights_of(client)
         assert after.version > before.version
         assert after.updates == held, "the weights of the checkpoint's moment, and of no other"
         assert bits(after.params) == bits(found[0].online_params)
@@ -93,13 +91,13 @@ def test_fault_06_a_killed_learner_resumes_and_neither_updates_nor_weights_go_ba
         assert fleet.updates()[lines:] == sorted(fleet.updates()[lines:])
         assert f"resuming from the checkpoint at {held} updates" in second.stderr
     finally:
-        subscriber.close()
+        client.close()
         context.term()
 
 
-def weights_of(subscriber: WeightsSubscriber) -> Weights:
-    assert subscriber.newest is not None
-    return subscriber.newest
+def weights_of(client: WeightsClient) -> Weights:
+    assert client.newest is not None
+    return client.newest
 
 
 @pytest.mark.slow
@@ -285,13 +283,13 @@ def test_fault_37_the_place_of_a_killed_learner_is_taken_by_the_next(programs: P
     second = fleet.start("learner")
     wait_until(lambda: any(fleet.updates()[lines:]) and len(set(fleet.updates()[lines:])) > 1)
     assert second.process.poll() is None
-    assert second.stderr.count("waiting up to") <= 1
+    assert second.stderr.count("retrying until it has a place") <= 1
 
 
 def test_fault_37_a_learner_that_finds_no_place_says_so_once_and_gives_up(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(sampling_client, "HELLO_SECONDS", 0.02)
+    monkeypatch.setattr(connection, "HEARTBEAT_SECONDS", 0.02)
     monkeypatch.setattr(sampling_client, "REFUSED_SECONDS", 0.3)
     link = Link()
     server = link.server()
@@ -308,6 +306,6 @@ def test_fault_37_a_learner_that_finds_no_place_says_so_once_and_gives_up(
 
     server.until(is_given_up)
     assert "another learner draws from this replay server; stop it, or give this one" in str(raised[0])
-    assert caplog.text.count("waiting up to") == 1
+    assert caplog.text.count("retrying until it has a place") == 1
     assert stream.peer_state == "refused"
     link.close()

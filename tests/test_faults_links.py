@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from apex_jax.links import experience_client, sampling_client
+from apex_jax.links import connection, experience_client, sampling_client
 from apex_jax.transport import wire
 from apex_jax.transport.messages import ActorHello, IndexBatches, SegmentAck
 from tests import experience_link, sampling_link
@@ -24,8 +24,7 @@ def impatience(monkeypatch: pytest.MonkeyPatch) -> None:
     """A dead peer is noticed after 0.9 s, not 10 or 20."""
     monkeypatch.setattr(experience_client, "PEER_TIMEOUT_SECONDS", 0.9)
     monkeypatch.setattr(sampling_client, "SILENT_SECONDS", 0.9)
-    for stream in (experience_client, sampling_client):
-        monkeypatch.setattr(stream, "HELLO_SECONDS", 0.3)
+    monkeypatch.setattr(connection, "HEARTBEAT_SECONDS", 0.3)
 
 
 class Break:

@@ -74,12 +74,12 @@ def test_fault_31_an_actor_in_a_black_hole_is_noticed_and_returns_when_it_heals(
     begins(fleet, actors=2)
     proxy.stop()
     wait_until(lambda: fleet.actors() == 1, FORGOTTEN_SECONDS)
-    wait_until(lambda: fleet.newest("actor-1", "actor/replay_silences", 0.0) == 1, FORGOTTEN_SECONDS)
+    wait_until(lambda: fleet.newest("actor-1", "actor/replay_disconnects", 0.0) == 1, FORGOTTEN_SECONDS)
     goes_on(fleet)
     proxy.heal()
     wait_until(lambda: fleet.actors() == 2, LONG_SECONDS)
     acts(fleet, "actor-1")
-    assert fleet.newest("actor-1", "actor/replay_silences", 0.0) == 1
+    assert fleet.newest("actor-1", "actor/replay_disconnects", 0.0) == 1
     assert fleet.running["actor-1"].stderr.count("has been silent for") == 1
     assert fleet.running["replay"].stderr.count("has been silent for 10 s") == 1
     assert fleet.dropped().keys() <= {"stale_priority", "duplicate_segment"}
@@ -130,7 +130,7 @@ def _part(fleet: Fleet, seconds: int) -> None:
     wait_until(lambda: fleet.updates() > held_at + 500, LONG_SECONDS)
     assert any(_rate(fleet) >= 0.9 * before for _ in range(3)), f"{before} updates a second are never reached again"
     assert waits > 0.9, "the metrics of a parted learner say that it waits, ..."
-    losses = fleet.newest("learner", "learner/replay_losses", -1.0)
+    losses = fleet.newest("learner", "learner/replay_disconnects", -1.0)
     assert losses in ({1} if seconds > GIVEN_UP_BY_LEARNER_SECONDS else {0, 1}), (
         "... and that it has lost the replay once"
     )

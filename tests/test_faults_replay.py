@@ -93,7 +93,7 @@ def test_fault_04_a_replay_that_starts_afresh_is_filled_again_and_nobody_else_re
     learner = SamplingClient(context, site.address(1), SPEC, hello, segments, groups=1)
     try:
         assert next_batches(learner).size_transitions >= 1_000
-        assert (learner.peer_state, learner.losses) == ("joined", 0)
+        assert (learner.peer_state, learner.disconnects) == ("joined", 0)
         end(server, signal.SIGKILL)
         wait_until(lambda: learner.peer_state == "lost")
         producer.settle()  # what it can keep is bounded
@@ -102,7 +102,7 @@ def test_fault_04_a_replay_that_starts_afresh_is_filled_again_and_nobody_else_re
         server = site.server("replay.journal=false")
         batches = next_batches(learner)
         assert batches.size_transitions >= 1_000, "none before the replay holds its minimum again"
-        assert (learner.peer_state, learner.losses) == ("joined", 1)
+        assert (learner.peer_state, learner.disconnects) == ("joined", 1)
         [lost, back] = [record.getMessage() for record in caplog.records if "replay server" in record.getMessage()][1:]
         assert lost == f"the replay server at {site.address(1)} is lost: looking for it"
         assert back.startswith("the replay server is back after ")
@@ -298,7 +298,7 @@ def test_fault_15_a_learner_notices_a_replay_that_is_frozen_and_goes_on_with_it(
         server.send(signal.SIGCONT)
         wait_until(lambda: learner.peer_state == "joined")
         next_batches(learner)
-        assert learner.losses == 1
+        assert learner.disconnects == 1
     finally:
         learner.close()
         context.term()
@@ -311,7 +311,7 @@ def test_fault_15_a_stopped_replay_makes_actors_wait_and_loses_nothing(site: Sit
     server.send(signal.SIGSTOP)
     held = producer.settle()
     memory = producer.get("memory_bytes")
-    wait_until(lambda: producer.get("silences") == 1, FORGOTTEN_SECONDS)
+    wait_until(lambda: producer.get("disconnects") == 1, FORGOTTEN_SECONDS)
     assert producer.get("segments") == held
     assert producer.get("memory_bytes") < memory + 8 * MEGABYTES
     server.send(signal.SIGCONT)

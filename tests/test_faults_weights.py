@@ -2,26 +2,38 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 import re
-import threading
-from collections import Counter
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
-import zmq
 
 from apex_jax.errors import RunError
-from apex_jax.links import weights
-from apex_jax.links.weights import WeightsSubscriber
-from apex_jax.transport import sockets, wire
-from apex_jax.transport.messages import WeightsMessage
+from apex_jax.links import connection, weights_client
+from apex_jax.transport import wire
+from apex_jax.transport.messages import (
+    WEIGHTS_PIECE_BYTES,
+    Finish,
+    WeightsHello,
+    WeightsOffer,
+    WeightsRequest,
+)
+from apex_jax.transport.params_codec import architecture_of, encode_weights
 from tests.links import wait_until
 from tests.proxy import Proxy
-from tests.weights_link import AGREEMENT, Link, assert_equal_bits, message_of, newest, params_of
+from tests.weights_link import (
+    RUN_ID,
+    FalseLearner,
+    Link,
+    assert_equal_bits,
+    large_params,
+    newest,
+    params_of,
+    piece_of,
+)
 
 
 @pytest.fixture
@@ -31,213 +43,202 @@ def link() -> Iterator[Link]:
     link.close()
 
 
-def test_fault_16_a_subscriber_that_never_reads_slows_nobody_and_jumps_to_the_newest(
-    link: Link, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def large(updates: int) -> dict[str, np.ndarray]:
-        return {"kernel": np.full(2**18, updates, np.float32)}
+@pytest.fixture
+def learner(link: Link) -> FalseLearner:
+    return link.false_learner()
 
-    publisher, well = link.publisher(), link.subscriber(large(0))
-    hand_over, handed_over = publisher._socket.send_multipart, Counter[tuple[int, bool]]()
 
-    def recorded(frames: Any, flags: int = 0, **more: Any) -> Any:
-        is_taken = False
-        try:
-            result, is_taken = hand_over(frames, flags, **more), True
-        finally:
-            handed_over[flags, is_taken] += 1
-        return result
-
-    monkeypatch.setattr(publisher._socket, "send_multipart", recorded)
-    resumed, taken = threading.Event(), list[int]()
-    take = WeightsSubscriber._take
-
-    def take_when_resumed(subscriber: WeightsSubscriber, message: WeightsMessage) -> None:
-        if subscriber is not well:
-            assert resumed.wait(20)
-            taken.append(message.updates)
-        take(subscriber, message)
-
-    monkeypatch.setattr(WeightsSubscriber, "_take", take_when_resumed)
-    slow = link.subscriber(large(0))
+def test_fault_16_a_client_that_never_reads_slows_nobody_and_jumps_to_the_newest(link: Link) -> None:
+    server, well = link.server(params=large_params(0)), link.client(large_params(0))
+    slow = link.joined_peer(architecture_of(large_params(0)))
     for updates in range(1, 40):
-        publisher.publish(large(updates), updates, 0)
+        server.publish(large_params(updates), updates, 0)
+        slow.send(WeightsRequest(0, 0), WeightsRequest(0, WEIGHTS_PIECE_BYTES))
         newest(well, updates)
-    assert slow.newest is None
-    resumed.set()
-    wait_until(
-        lambda: slow.newest is not None and slow.newest.updates >= 40,
-        meanwhile=lambda: publisher.publish(large(40), 40, 0),
-    )
-    assert len(taken) < 12, "what it missed was dropped, not queued"
-    assert handed_over.keys() == {(zmq.NOBLOCK, True)}, "ZMQ is never waited for, and takes each message at once"
-    assert handed_over.total() >= 40
+    slow.socket.close(linger=0)
+    assert_equal_bits(newest(link.client(large_params(0)), 39).params, large_params(39))
 
 
 def test_fault_17_who_joins_after_the_last_update_has_its_weights_within_2_s(link: Link) -> None:
-    publisher, early = link.publisher(), link.subscriber()
-    publisher.publish(params_of(3), 3, 0)
+    server, early = link.server(), link.client()
+    server.publish(params_of(3), 3, 0)
     newest(early, 3)
     for _ in range(3):
-        late = link.subscriber().wait(2.0)
+        late = link.client().wait(2.0)
         assert late is not None
         assert_equal_bits(late.params, params_of(3))
 
 
-def test_fault_18_weights_with_a_flipped_bit_are_counted_and_the_old_ones_kept(link: Link) -> None:
-    publisher, subscriber = link.false_publisher(), link.subscriber()
-    wait_until(lambda: publisher.poll(0))
-    sockets.send(publisher, message_of(version=1, seed=1))
-    kept = newest(subscriber, 1)
-    body = message_of(version=2, seed=2).body
+def test_fault_18_weights_with_a_flipped_bit_are_counted_and_asked_for_again(link: Link, learner: FalseLearner) -> None:
+    client = link.client()
+    learner.receive(WeightsHello)
+    learner.gives(version=1, seed=1)
+    kept = newest(client, 1)
+    body = encode_weights(params_of(2))
+    learner.send(WeightsOffer(RUN_ID, 2, False))
     for place in range(0, len(body), 7):
         flipped = bytearray(body)
         flipped[place] ^= 1 << place % 8
-        send_until_dropped(publisher, message_of(version=2, seed=2)._replace(body=bytes(flipped)), subscriber)
-    assert set(subscriber.dropped) == {"bad_checksum"}
-    assert subscriber.newest is kept
-    sockets.send(publisher, message_of(version=2, seed=2))
-    assert_equal_bits(newest(subscriber, 2).params, params_of(2))
+        learner.receive(WeightsRequest)
+        learner.send(piece_of(2, 2, piece=bytes(flipped)))
+        assert client.newest is kept
+    learner.receive(WeightsRequest)
+    learner.send(piece_of(2, 2))
+    assert_equal_bits(newest(client, 2).params, params_of(2))
+    assert client.dropped == {"bad_checksum": len(range(0, len(body), 7))}
 
 
-def send_until_dropped(publisher: zmq.Socket, message: WeightsMessage, subscriber: WeightsSubscriber) -> None:
-    """Sends a message, again if ZMQ loses it, until the subscriber has counted one more that it refused."""
-    before = sum(subscriber.dropped.copy().values())
-    wait_until(
-        lambda: sum(subscriber.dropped.copy().values()) > before, meanwhile=lambda: sockets.send(publisher, message)
-    )
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_fault_18_weights_that_are_not_finite_are_counted_and_the_old_ones_kept(
+    link: Link, learner: FalseLearner, value: float
+) -> None:
+    client = link.client()
+    learner.receive(WeightsHello)
+    learner.gives(version=1, seed=1)
+    kept = newest(client, 1)
+    learner.gives(version=2, seed=2, body=encode_weights(params_of(2))[:-4] + np.float32(value).tobytes())
+    wait_until(lambda: client.dropped["not_finite"] == 1)
+    assert client.newest is kept
+    learner.gives(version=3, seed=3)
+    assert_equal_bits(newest(client, 3).params, params_of(3))
 
 
-def test_fault_18_a_message_with_any_bit_flipped_ends_no_subscriber(link: Link) -> None:
-    publisher, subscriber = link.false_publisher(), link.subscriber()
-    wait_until(lambda: publisher.poll(0))
-
-    def version() -> int:
-        return subscriber.newest.version if subscriber.newest is not None else 2**40
-
-    lengths = [len(frame) for frame in wire.encode(message_of(version=2**40, seed=2))]
-    places = [(number, place) for number, length in enumerate(lengths) for place in range(length)]
-    for group in range(0, len(places), 4):  # a fifth message in a row of another configuration would end it
-        for number, place in places[group : group + 4]:
-            frames = [bytes(frame) for frame in wire.encode(message_of(version=version() + 1, seed=2))]
-            frames[number] = (
-                frames[number][:place] + bytes([frames[number][place] ^ 1 << place % 8]) + frames[number][place + 1 :]
-            )
-            publisher.send_multipart(frames)
-        updates = 10**6 + group
-        wait_until(
-            lambda updates=updates: subscriber.newest is not None and subscriber.newest.updates == updates,  # type: ignore[misc]
-            meanwhile=lambda updates=updates: sockets.send(  # type: ignore[misc]
-                publisher, message_of(version=version() + 1, seed=3)._replace(updates=updates)
-            ),
-        )
-        assert subscriber.newest is not None
-        assert_equal_bits(subscriber.newest.params, params_of(3))
-    assert {"bad_checksum", "another_config"} <= subscriber.dropped.keys()
+def test_fault_19_a_piece_that_was_not_asked_for_is_ignored(link: Link, learner: FalseLearner) -> None:
+    client = link.client()
+    learner.receive(WeightsHello)
+    learner.gives(version=5, seed=5)
+    kept = newest(client, 5)
+    learner.send(piece_of(5, 6), WeightsOffer(RUN_ID, 5, False))
+    learner.gives(version=6, seed=7)
+    assert newest(client, 7).version == 6
+    assert_equal_bits(kept.params, params_of(5))
 
 
 @pytest.mark.parametrize(
-    ("changes", "reason"), [({"architecture": "fedcba9876543210"}, "another_architecture"), ({"version": 4}, "")]
+    ("answer", "said"),
+    [
+        ([b"garbage"], r"sent what is no message \(not_msgpack: .*\): it is not a server of this release"),
+        (Finish("over"), r"sent what is no message \(unknown_kind: Finish does not belong on this socket"),
+        (piece_of(1, body=b"abcd"), r"sent weights of 4 bytes, not 96"),
+        (piece_of(1, piece=b"abcd"), r"sent a piece of weights from 0 to 4"),
+    ],
+    ids=["garbage", "another link's", "another length", "half a piece"],
 )
-def test_fault_19_weights_of_another_network_or_of_an_earlier_run_of_the_learner_are_ignored(
-    link: Link, changes: dict[str, Any], reason: str
+def test_a_learner_that_breaks_the_protocol_ends_its_clients_in_one_line(
+    link: Link, learner: FalseLearner, answer: Any, said: str
 ) -> None:
-    publisher, subscriber = link.false_publisher(), link.subscriber()
-    wait_until(lambda: publisher.poll(0))
-    sockets.send(publisher, message_of(version=5, seed=5))
-    kept = newest(subscriber, 5)
-    other = message_of(version=9, seed=6)._replace(learner_run_id=2, **changes)
-    if reason:
-        send_until_dropped(publisher, other, subscriber)
-    sockets.send(publisher, other)
-    send_until_dropped(publisher, message_of(version=8, seed=7, crc=1), subscriber)  # by then it has come, too
-    assert subscriber.newest is kept
-    assert set(subscriber.dropped) == {"bad_checksum", reason} - {""}
+    client = link.client()
+    learner.receive(WeightsHello)
+    learner.send(WeightsOffer(RUN_ID, 1, False))
+    learner.receive(WeightsRequest)
+    learner.send(answer)
+    with pytest.raises(RunError, match=f"^the learner at {link.address} {said}") as caught:
+        wait_until(lambda: client.newest)
+    assert str(caught.value).isprintable()
+    assert client.peer_state == "refused"
 
 
-def test_fault_19_a_learner_of_another_game_ends_its_subscribers_in_one_line_with_both_values(link: Link) -> None:
-    publisher, subscriber = link.false_publisher(), link.subscriber()
-    wait_until(lambda: publisher.poll(0))
-    other, versions, refused = AGREEMENT.replace("task=", "task=Other"), itertools.count(1), subscriber.dropped
-
-    def send_another() -> None:
-        sockets.send(publisher, message_of(version=next(versions), agreement=other))
-
-    for number in (1, 2):  # four in a row are no reason yet, and what is of this run begins the count anew
-        for count in range(4 * number - 3, 4 * number + 1):
-            send_another()
-            wait_until(lambda count=count: refused["another_config"] == count)  # type: ignore[misc]
-        sockets.send(publisher, message_of(version=next(versions), seed=number))
-        newest(subscriber, number)
-    differs = "environment.task: there OtherPong-v5, here Pong-v5"
-    said = f"the learner at {link.address} has other settings: {differs}; make them equal"
-    with pytest.raises(RunError, match=f"^{re.escape(said)}$"):
-        wait_until(lambda: subscriber.newest is None, meanwhile=send_another)
-    assert refused["another_config"] == 12, "the fifth ended it"
-
-
-def test_fault_30_a_learner_of_another_release_ends_its_subscribers_in_one_line_with_both_versions(link: Link) -> None:
-    publisher, subscriber = link.false_publisher(), link.subscriber()
-    wait_until(lambda: publisher.poll(0))
-    foreign = wire._encode(message_of(version=1), wire.PROTOCOL_VERSION + 1)
-    for updates in (1, 2):  # four in a row are no reason yet, and what is understood begins the count anew
-        for number in range(4 * updates - 3, 4 * updates + 1):
-            publisher.send_multipart(foreign)
-            wait_until(lambda number=number: subscriber.dropped["wrong_version"] == number)  # type: ignore[misc]
-        sockets.send(publisher, message_of(version=updates, seed=updates))
-        newest(subscriber, updates)
+def test_fault_30_a_learner_of_another_release_ends_its_clients_in_one_line_with_both_versions(
+    link: Link, learner: FalseLearner
+) -> None:
+    client = link.client()
+    learner.receive(WeightsHello)
+    learner.send([*wire._encode(piece_of(1), wire.PROTOCOL_VERSION + 1)])
     versions = f"version {wire.PROTOCOL_VERSION + 1}, this process version {wire.PROTOCOL_VERSION}"
-    with pytest.raises(
-        RunError, match=rf"^the learner at {link.address} cannot be understood: .* {versions}: run the same release"
-    ):
-        wait_until(lambda: subscriber.newest is None, meanwhile=lambda: publisher.send_multipart(foreign))
-    assert subscriber.peer_state == "refused"
+    said = f"^the learner at {link.address} cannot be understood: .* {versions}: run the same release everywhere$"
+    with pytest.raises(RunError, match=said):
+        wait_until(lambda: client.newest)
 
 
-def test_fault_06_a_new_learner_whose_clock_is_behind_is_followed_once_the_one_before_is_silent(
-    link: Link, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(weights, "PEER_TIMEOUT_SECONDS", 0.5)
-    publisher, subscriber = link.false_publisher(), link.subscriber()
-    wait_until(lambda: publisher.poll(0))
-    sockets.send(publisher, message_of(version=2**40, seed=5))
-    kept = newest(subscriber, 5)
-    late = message_of(version=7, seed=6)._replace(learner_run_id=2)
-    for _ in range(3):
-        sockets.send(publisher, late)
-        send_until_dropped(publisher, message_of(version=2**41, seed=7, crc=1), subscriber)  # by then it has come, too
-        assert subscriber.newest is kept, "the one before still speaks"
-    wait_until(
-        lambda: subscriber.newest is not None and subscriber.newest.updates == 6,
-        meanwhile=lambda: sockets.send(publisher, late),
-    )
+def test_fault_06_a_new_learner_whose_clock_is_behind_is_followed_at_once(link: Link, learner: FalseLearner) -> None:
+    client = link.client()
+    learner.receive(WeightsHello)
+    learner.gives(version=2**40, seed=5)
+    newest(client, 5)
+    learner.gives(version=7, seed=6, run_id=RUN_ID + 1)
+    assert newest(client, 6).version == 7
 
 
 @pytest.mark.parametrize("fault", ["stop", "lose"])
 def test_fault_33_a_learner_that_cannot_be_reached_is_said_once_and_found_again(
     link: Link, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, fault: str
 ) -> None:
-    monkeypatch.setattr(weights, "ALIVE_SECONDS", 0.1)
-    monkeypatch.setattr(weights, "PEER_TIMEOUT_SECONDS", 2.0)
+    monkeypatch.setattr(weights_client, "HEARTBEAT_SECONDS", 0.1)
+    monkeypatch.setattr(weights_client, "PEER_TIMEOUT_SECONDS", 2.0)
     caplog.set_level(logging.INFO)
-    publisher = link.publisher()
+    server = link.server()
     with Proxy(link.address) as proxy:
         link.address = proxy.address
-        subscriber = link.subscriber()
-        publisher.publish(params_of(1), 1, 0)
-        newest(subscriber, 1)
+        client = link.client()
+        server.publish(params_of(1), 1, 0)
+        newest(client, 1)
         connections = proxy.traffic.connections
         getattr(proxy, fault)()
-        publisher.publish(params_of(2), 2, 0)
+        server.publish(params_of(2), 2, 0)
         wait_until(lambda: proxy.traffic.connections > connections)
         if fault == "stop":  # behind the other the next connection is a good one
-            assert subscriber.peer_state == "lost"
+            assert client.peer_state == "lost"
         proxy.heal()
-        newest(subscriber, 2)
-        assert subscriber.peer_state == "joined"
-        said = [record.getMessage() for record in caplog.records if record.name == weights.__name__]
+        newest(client, 2)
+        assert client.peer_state == "joined"
+        said = [record.getMessage() for record in caplog.records if record.name == connection.__name__]
         assert [re.sub(r"\d+ s\b", "N s", text) for text in said] == [
             f"the learner at {proxy.address} has been silent for N s: looking for it",
             "the learner is back after N s",
         ]
-        subscriber.close()
+        client.close()
+
+
+def test_fault_33_a_transfer_that_a_reset_cuts_off_is_finished_and_not_begun_anew(
+    link: Link, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    num_bytes = 16 * WEIGHTS_PIECE_BYTES
+    params = large_params(1.5, num_bytes)
+    server = link.server(params=params)
+    with Proxy(link.address) as proxy:
+        proxy.conditions.bytes_per_second = 4e6
+        link.address = proxy.address
+        client = link.client(params)
+        server.publish(params, 1, 0)
+        wait_until(lambda: proxy.traffic.down_bytes > num_bytes / 2)
+        proxy.reset()
+        assert_equal_bits(newest(client, 1).params, params)
+        assert proxy.traffic.down_bytes < 1.5 * num_bytes
+        client.close()
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "bytes_per_second", "seconds"),
+    [(2**20, 0.5e6, 8.0), pytest.param(13_200_000, 1e6, 60.0, marks=pytest.mark.slow)],
+    ids=["a small network", "the paper's network"],
+)
+def test_fault_33_on_slow_lines_weights_are_never_older_than_two_transfers(
+    link: Link, num_bytes: int, bytes_per_second: float, seconds: float
+) -> None:
+    server, transfer_seconds = link.server(params=large_params(0, num_bytes)), num_bytes / bytes_per_second
+    proxies, clients = [Proxy(link.address) for _ in range(4)], []
+    for proxy in proxies:
+        proxy.conditions.bytes_per_second = bytes_per_second
+        link.address = proxy.address
+        clients.append(link.client(large_params(0, num_bytes)))
+    server.publish(large_params(0, num_bytes), 0, 0)
+    for client in clients:
+        wait_until(lambda client=client: client.newest is not None)  # type: ignore[misc]
+    oldest, arrived = 0.0, [set[int]() for _ in clients]
+    start = time.monotonic()
+    updates = 0
+    while (now := time.monotonic()) < start + seconds:
+        if now > start + updates * transfer_seconds / 8:  # many versions during each transfer
+            updates += 1
+            server.publish(large_params(updates, num_bytes), updates, 0)
+        for client, versions in zip(clients, arrived, strict=True):
+            assert client.newest is not None
+            versions.add(client.newest.version)
+            oldest = max(oldest, now - client.newest.published_seconds)
+        time.sleep(0.02)
+    assert min(map(len, arrived)) >= seconds / (2 * transfer_seconds)
+    assert oldest < 2 * transfer_seconds + 2.0, "of which the proxy's own buffers hold some"
+    for client in clients:
+        client.close()
+    for proxy in proxies:
+        proxy.close()

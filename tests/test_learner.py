@@ -153,7 +153,7 @@ def test_a_replay_server_that_hears_nothing_of_the_end_is_told_of_and_not_waited
     learner.updates = 8
     learner.run(StopSignal())  # nobody serves the sampling link
     learner.close()
-    assert "the replay server did not hear that the run is over" in caplog.text
+    assert "the replay server did not receive that the run is over" in caplog.text
     assert learner._checkpointer.saved_updates == 8
 
 

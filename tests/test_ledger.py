@@ -16,7 +16,7 @@ import pytest
 import zmq
 
 from apex_jax.config import AddressConfig, Config, ReplayConfig
-from apex_jax.links import experience_client
+from apex_jax.links import connection
 from apex_jax.replay import ledger, segment_log
 from apex_jax.replay.ledger import ActorCounts, Ledger
 from apex_jax.segment_codec import decode_frames
@@ -209,7 +209,7 @@ class Fleet:
         wait_until(lambda: run_id in self.connected(), self.serve)
         if dies:
             self.gone.add(run_id)
-            stream._take_leave = lambda socket: None  # type: ignore[method-assign]
+            stream._leave = lambda socket: None  # type: ignore[method-assign]
         thread = threading.Thread(target=stream.close)
         thread.start()
         wait_until(lambda: not thread.is_alive(), self.serve)
@@ -228,7 +228,7 @@ class Fleet:
 
 @pytest.fixture
 def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
-    monkeypatch.setattr(experience_client, "HELLO_SECONDS", 0.02)
+    monkeypatch.setattr(connection, "HEARTBEAT_SECONDS", 0.02)
     monkeypatch.setattr(segment_log, "FILE_BYTES", 4_000)
     return CONFIG.replace(
         run_directory=str(tmp_path),
@@ -301,8 +301,10 @@ def joined(fleet: Fleet) -> CountingStream:
 def test_a_killed_actor_is_counted_up_to_its_last_segment(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     fleet = Fleet(config, 0)
     server, stream = fleet.start_server(), joined(fleet)
-    monkeypatch.setattr(experience_client, "HELLO_SECONDS", 1_000.0)
-    wait_until(lambda: stream._next_hello > time.monotonic() + 100.0, fleet.serve)  # and till then no report
+    monkeypatch.setattr(stream._connection, "_heartbeat_seconds", 1_000.0)
+    wait_until(
+        lambda: stream._connection._next_heartbeat > time.monotonic() + 100.0, fleet.serve
+    )  # no report till then
     stream.produced += 7
     assert stream.put(segment_of(0), 10, 0.0)
     wait_until(lambda: server.ledger()["stored"] == TRANSITIONS, fleet.serve)
@@ -320,19 +322,19 @@ def test_an_actor_killed_together_with_the_server_is_counted_up_to_its_last_repo
     server, stream = fleet.start_server(), joined(fleet)
     assert stream.put(segment_of(0), 10, 0.0)
     wait_until(lambda: server.ledger()["stored"] == TRANSITIONS, fleet.serve)
-    monkeypatch.setattr(experience_client, "HELLO_SECONDS", 1_000.0)
-    wait_until(lambda: stream._next_hello > time.monotonic() + 100.0, fleet.serve)
+    monkeypatch.setattr(stream._connection, "_heartbeat_seconds", 1_000.0)
+    wait_until(lambda: stream._connection._next_heartbeat > time.monotonic() + 100.0, fleet.serve)
     stream.produced += 7
     assert stream.put(segment_of(1), 10, 0.0)
     wait_until(lambda: server.ledger()["in_flight"] == 7, fleet.serve)
     stream.produced += 2
-    stream._next_hello = 0.0  # of these two the next report says
+    stream._connection.send_heartbeat()  # of these two the next report says
     wait_until(lambda: server.ledger()["in_flight"] == 9, fleet.serve)
     wait_until(lambda: all(a.written == 2 for a in server.experience.actors.values()), fleet.serve)
     fleet.serve()
     fleet.stop_server()  # without a snapshot
     (run_id,) = fleet.streams
-    fleet.streams.pop(run_id)._take_leave = lambda socket: None  # type: ignore[method-assign]
+    fleet.streams.pop(run_id)._leave = lambda socket: None  # type: ignore[method-assign]
     assert fleet.start_server().ledger()["lost_with_actor"] == 9
     stream.close()
     fleet.close()

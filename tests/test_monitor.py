@@ -146,8 +146,8 @@ def test_each_link_lets_in_its_own_roles_only(links: Links, link: str, role: str
     links.serve(link, address)
     links.connect(link, address, links.security(role, LINKS[link].server))
     may_enter = {"experience": {"actor"}, "sampling": {"learner"}, "weights": {"actor", "evaluator"}}[link]
-    wait_until(lambda: links.dropped or links.client_monitor.has_joined, links.watch)
-    assert links.client_monitor.has_joined == (role in may_enter)
+    wait_until(lambda: links.dropped or links.client_monitor.is_connected, links.watch)
+    assert links.client_monitor.is_connected == (role in may_enter)
     assert links.dropped == ({} if role in may_enter else {"refused_key": 1})
 
 

@@ -9,9 +9,10 @@ import pytest
 import zmq
 
 from apex_jax.command_line import DEFAULT_CONFIG, load
-from apex_jax.links.weights import WeightsPublisher
+from apex_jax.links.weights_server import WeightsServer
 from apex_jax.plotting.provenance import record_config
 from apex_jax.run_identity import RunIdentity
+from apex_jax.transport.params_codec import architecture_of
 from tests.learner_runs import config_of, error_lines, files, fresh_state, save_checkpoint
 from tests.processes import ROOT, Program, Programs, catch, free_tcp_addresses, wait_until
 
@@ -94,18 +95,17 @@ def test_an_evaluator_writes_nothing_into_a_run_that_is_not_its_learners(
     (tmp_path / "other" / "run_identity").write_text(OTHER)
     address, context = addresses[2].partition("=")[2], zmq.Context()
     other = RunIdentity(str(tmp_path / "other"))
-    publisher = WeightsPublisher(context, address, 1, 0, config.weights_agreement, other)
+    params = fresh_state(config).online_params
+    server = WeightsServer(context, address, 1, 0, config.weights_agreement, architecture_of(params), other)
+    server.publish(params, 1, 0, final=True)
     evaluator = programs.start("--role", "evaluator", *catch(run, *addresses))
-
-    def has_ended() -> bool:
-        publisher.publish(fresh_state(config).online_params, 1, 0, final=True)
-        return evaluator.process.poll() is not None
-
-    wait_until(has_ended)
-    publisher.close()
+    wait_until(lambda: evaluator.process.poll() is not None)
+    server.close()
     context.term()
     error = error_of(evaluator, 1)
-    assert f"the learner at {address} is of run {OTHER}, this process of run {MINE} (run_directory={run})" in error
+    other_run = f"of run {OTHER} (run_directory={tmp_path / 'other'})"
+    assert f"refused by the learner at {address}: this process is of run {MINE}, the learner {other_run}" in error
+    assert error.endswith(f"; here run_directory={run}")
     assert {name: digest for name, digest in files(run).items() if not name.endswith(".lock")} == before
 
 

@@ -120,29 +120,37 @@ def link() -> Iterator[Link]:
 
 
 def test_who_takes_weights_joins_the_run_of_the_learner(link: Link, tmp_path: Path) -> None:
-    subscriber = link.subscriber(run=RunIdentity(str(tmp_path / "evaluator")))
-    publisher = link.publisher(run=of_run(tmp_path / "learner", MINE))
-    publisher.publish(params_of(1), 1, 0)
-    newest(subscriber, 1)
+    client = link.client(run=RunIdentity(str(tmp_path / "evaluator")))
+    server = link.server(run=of_run(tmp_path / "learner", MINE))
+    server.publish(params_of(1), 1, 0)
+    newest(client, 1)
     assert kept_in(tmp_path / "evaluator") == MINE
 
 
 def test_who_is_of_another_run_than_the_learner_takes_none_of_its_weights_and_says_both(
     link: Link, tmp_path: Path
 ) -> None:
-    publisher = link.publisher(run=of_run(tmp_path / "learner", OTHER))
-    subscriber = link.subscriber(run=of_run(tmp_path / "evaluator", MINE))
-    taken, updates = [], iter(range(1, 1000))
+    server = link.server(run=of_run(tmp_path / "learner", OTHER))
+    server.publish(params_of(1), 1, 0)
+    client = link.client(run=of_run(tmp_path / "evaluator", MINE))
+    said = f"refused by the learner at {link.address}: this process is of run {MINE}, the learner of run {OTHER}"
+    with pytest.raises(RunError, match=f"^{said} .*={tmp_path}/evaluator$"):
+        wait_until(lambda: client.newest)
+    assert kept_in(tmp_path / "evaluator") == MINE
 
-    def publish() -> None:
-        publisher.publish(params_of(1), next(updates), 0)
-        taken.append(subscriber.newest)
 
+def test_a_learner_that_joins_another_run_while_it_has_clients_ends_them_in_one_line(
+    link: Link, tmp_path: Path
+) -> None:
+    run = RunIdentity(str(tmp_path / "learner"))
+    server = link.server(run=run)
+    client = link.client(run=of_run(tmp_path / "evaluator", MINE))
+    wait_until(lambda: client.peer_state == "joined")
+    run.adopt(OTHER, "its replay server")
+    server.publish(params_of(1), 1, 0)
     said = f"the learner at {link.address} is of run {OTHER}, this process of run {MINE}"
     with pytest.raises(RunError, match=f"^{said} .*={tmp_path}/evaluator"):
-        wait_until(lambda: subscriber.newest is not None, meanwhile=publish)
-    assert set(taken) == {None}
-    assert kept_in(tmp_path / "evaluator") == MINE
+        wait_until(lambda: client.newest)
 
 
 # At the replay server ---------------------------------------------------------------------------------------------

@@ -11,16 +11,17 @@ import numpy as np
 import pytest
 
 from apex_jax.errors import RunError
-from apex_jax.links import sampling_client
-from apex_jax.links.sampling_client import SamplingClient
+from apex_jax.links import connection, sampling_client
+from apex_jax.links.sampling_client import SamplingClient, Segments
 from apex_jax.segment_codec import encode_segment
 from apex_jax.transport import monitor, sockets
 from apex_jax.transport.messages import (
+    ActorHello,
+    CorruptSegments,
     Credit,
     IndexBatches,
     LearnerHello,
     LearnerWelcome,
-    PriorityUpdate,
     Refusal,
     Rejoin,
 )
@@ -31,7 +32,7 @@ from tests.sampling_link import CAPACITY, B, FalseServer, K, L, Learner, Link, b
 
 def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
     """What the stream has said, without times."""
-    records = [record for record in caplog.records if record.name == sampling_client.__name__]
+    records = [record for record in caplog.records if record.name in (connection.__name__, sampling_client.__name__)]
     return [record.getMessage().split(" after ")[0] for record in records]
 
 
@@ -46,12 +47,12 @@ def test_a_server_that_dies_is_lost_once_and_joined_again_once(
     assert stream.peer_state == "connecting"
     server = sampling.server()
     server.until(lambda: stream.peer_state == "joined")
-    assert stream.losses == 0
+    assert stream.disconnects == 0
     server.close()
     wait_until(lambda: stream.peer_state == "lost")
     server = sampling.server()
     server.until(lambda: stream.peer_state == "joined")
-    assert stream.losses == 1
+    assert stream.disconnects == 1
     assert lines(caplog) == [
         f"joining the replay server at {sampling.address}",
         f"the replay server at {sampling.address} is lost: looking for it",
@@ -73,7 +74,7 @@ def test_a_server_that_answers_nothing_any_more_is_lost_and_joined_again(
         server.until(lambda: learner.stream.peer_state == "lost")
         proxy.heal()
         server.until(lambda: learner.stream.peer_state == "joined")
-        assert learner.stream.losses == 1
+        assert learner.stream.disconnects == 1
         learner.stream.close()
 
 
@@ -81,14 +82,14 @@ def test_a_server_that_has_nothing_to_send_is_none_that_is_lost(
     sampling: Link, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sampling_client, "SILENT_SECONDS", 3.0)
-    monkeypatch.setattr(sampling_client, "HELLO_SECONDS", 0.05)
+    monkeypatch.setattr(connection, "HEARTBEAT_SECONDS", 0.05)
     server = sampling.server()
     stream = sampling.stream()
     server.until(lambda: stream.peer_state == "joined")
     until = time.monotonic() + 5
     server.until(lambda: time.monotonic() > until)
-    assert stream.losses == 0
-    wait_until(lambda: stream.losses == 1)  # nobody serves
+    assert stream.disconnects == 0
+    wait_until(lambda: stream.disconnects == 1)  # nobody serves
     assert stream.peer_state == "lost"
     server.until(lambda: stream.peer_state == "joined")
 
@@ -103,9 +104,9 @@ def test_a_server_that_has_forgotten_the_learner_counts_as_lost(
     false_server.until_received(lambda message: isinstance(message, LearnerHello))
     false_server.send(LearnerWelcome(9, CAPACITY))
     wait_until(lambda: stream.peer_state == "joined", false_server.read)
-    assert stream.losses == 1
+    assert stream.disconnects == 1
     assert lines(caplog)[1:] == [
-        "the replay server no longer knows this learner: rejoining",
+        f"the replay server at {sampling.address} no longer knows this process: joining it again",
         "the replay server is back",
     ]
 
@@ -126,42 +127,6 @@ def test_a_server_that_is_away_for_longer_than_the_limit_ends_the_learner_in_one
 
 
 # What is taken from it --------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("window", "within", "beyond"), [(3, streamed(1, 2), streamed(3, 4)), (256, batches_of(0), batches_of(1))]
-)
-def test_what_exceeds_the_credit_is_refused_said_once_and_nothing_is_returned_for_it(
-    sampling: Link,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    window: int,
-    within: Any,
-    beyond: Any,
-) -> None:
-    monkeypatch.setattr(sampling_client, "SEGMENTS_WINDOW", window)
-    false_server = sampling.router()
-    stream = sampling.stream(groups=1)
-    false_server.welcome()
-    false_server.send(within)
-    for _ in range(3):
-        false_server.send(beyond)
-    wait_until(lambda: stream.dropped["beyond_credit"] == 3, false_server.read)
-    assert stream._items.qsize() == 1
-    assert sum("more than it was given credit for" in line for line in lines(caplog)) == 1
-    item = stream.next(5.0)
-    assert item is not None
-    assert not any(message.groups or message.segments for message in credits_of(false_server))
-    stream.consumed(item)
-    false_server.until_received(lambda message: isinstance(message, Credit) and message.groups + message.segments > 0)
-    false_server.send(beyond)
-    assert stream.next(5.0) is not None, "what was consumed may come again"
-    assert stream.dropped == {"beyond_credit": 3}
-    false_server.close()
-
-
-def credits_of(server: FalseServer) -> list[Credit]:
-    return [message for message in server.received if isinstance(message, Credit)]
 
 
 def test_a_server_that_welcomes_again_and_again_fills_no_memory(sampling: Link, false_server: FalseServer) -> None:
@@ -205,53 +170,60 @@ def test_no_batch_is_taken_whose_segments_a_new_welcome_has_made_void(
     may_go_on.set()
 
 
-def test_memory_for_frames_is_reserved_only_for_bodies_that_look_like_segments(
-    sampling: Link, false_server: FalseServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    reserved: list[int] = []
-    empty = np.empty
-
-    def watched(shape: Any, dtype: Any) -> Any:
-        reserved.append(shape[0])
-        return empty(shape, dtype)
-
-    stream = sampling.stream()
-    false_server.welcome()
-    monkeypatch.setattr(np, "empty", watched)
-    sound = encode_segment(segment_of(1), SPEC)
-    nothing = b"\xff" * len(sound)  # priorities that are not finite
-    false_server.send(streamed(1, 2, 3, bodies=[nothing, sound, b"x"]))
-    wait_until(lambda: stream._items.qsize() == 1)
-    assert reserved == [1]
-    assert stream.dropped == {"bad_priority": 1, "bad_length": 1}
-
-
-def test_what_is_drawn_from_a_segment_that_was_left_out_weighs_nothing_until_its_slot_comes_again(
+def test_segments_that_cannot_be_decoded_are_reported_and_blank_until_they_are_drawn_no_more(
     sampling: Link, false_server: FalseServer
 ) -> None:
-    stream = sampling.stream(groups=3)
+    stream = sampling.stream()
     false_server.welcome()
-    bodies = [encode_segment(segment_of(number), SPEC) for number in (1, 2)]
+    bodies = [encode_segment(segment_of(number), SPEC) for number in (1, 2, 3)]
     bodies[1] = bodies[1][: SPEC.slots * 17] + b"\xff\xff"  # sound columns, and then no pixels
-    drawn = batches_of(0)._replace(indices=np.arange(K * B, dtype=np.int32).reshape(K, B) % (2 * L))
-    for message in (drawn, streamed(1, 2, bodies=bodies), drawn, streamed(4, slots=[1]), drawn):
+    false_server.send(streamed(1, 2, 3, bodies=bodies))
+    item = stream.next(5.0)
+    assert item is not None
+    assert isinstance(item.content, Segments)
+    assert item.content.slots.tolist() == [0, 1, 2]
+    assert item.content.frames[:, 0, 0].tolist() == [1, 0, 3]
+    assert item.content.columns.discount.max(axis=1).tolist() == [np.float32(0.9), 0, np.float32(0.9)]
+    assert stream.dropped == {"bad_frames": 1}
+    false_server.until_received(
+        lambda message: (
+            isinstance(message, CorruptSegments)
+            and (message.slots.tolist(), message.generations.tolist()) == ([1], [2])
+        )
+    )
+    stream.consumed(item)
+    false_server.until_received(lambda message: isinstance(message, Credit) and message.segments == 3)
+
+
+@pytest.mark.parametrize(
+    ("messages", "said"),
+    [
+        ([streamed(1, 2, slots=[0, CAPACITY])], "streams segments that do not fit the replay"),
+        ([streamed(1, 2, slots=[-1, 0])], "streams segments that do not fit the replay"),
+        ([streamed(1, 2)._replace(body_bytes=np.array([5, 5], np.int32))], "streams segments that do not fit"),
+        ([streamed(1, 2)._replace(body_bytes=np.array([-5, 5], np.int32))], "streams segments that do not fit"),
+        ([batches_of(-1)], "sends batches that do not fit the replay"),
+        ([batches_of(CAPACITY * L)], "sends batches that do not fit the replay"),
+        ([batches_of(0, shape=(K, B + 1))], "sends batches that do not fit the replay"),
+        ([batches_of(0)._replace(weights=np.full((K, B), np.nan, np.float32))], "sends batches that do not fit"),
+        ([batches_of(0)._replace(weights=np.full((K, B), -1, np.float32))], "sends batches that do not fit"),
+        ([batches_of(0)] * 6, "sends more than it was given credit for"),
+        ([ActorHello(1, "", 4)], "sent what is no message .unknown_kind: ActorHello does not belong on this socket"),
+    ],
+    ids=str,
+)
+def test_a_server_that_breaks_the_protocol_ends_the_learner_in_one_line(
+    sampling: Link, false_server: FalseServer, monkeypatch: pytest.MonkeyPatch, messages: list[Any], said: str
+) -> None:
+    monkeypatch.setattr(sampling_client, "SEGMENTS_WINDOW", 2)
+    stream = sampling.stream(groups=2)
+    false_server.welcome()
+    for message in messages:
         false_server.send(message)
-    priorities = np.arange(K * B, dtype=np.float32).reshape(K, B)
-    weights: list[np.ndarray] = []
-    for _ in range(5):
-        item = stream.next(5.0)
-        assert item is not None
-        if isinstance(item.content, IndexBatches):
-            weights.append(item.content.weights)
-            stream.update_priorities(item, priorities)
-    false_server.until_received(lambda _: sum(isinstance(said, PriorityUpdate) for said in false_server.received) == 3)
-    sent = [said for said in false_server.received if isinstance(said, PriorityUpdate)]
-    everything, sound = np.ones((K, B), bool), drawn.indices < L
-    for weight, update, is_known in zip(weights, sent, (everything, sound, everything), strict=True):
-        assert weight.tolist() == is_known.astype(float).tolist()
-        assert update.indices.tolist() == drawn.indices[is_known].tolist()
-        assert update.priorities.tolist() == priorities[is_known].tolist()
-        assert len(update.generations) == np.count_nonzero(is_known)
+    wait_until(lambda: stream.peer_state == "refused", false_server.read)
+    with pytest.raises(RunError, match=f"^the replay server at {sampling.address} {said}") as caught:
+        stream.next(5.0)
+    assert str(caught.value).isprintable()
 
 
 def test_a_server_that_sends_more_than_the_run_has_is_cut_off_before_it_is_read_and_said_once(
@@ -264,7 +236,7 @@ def test_a_server_that_sends_more_than_the_run_has_is_cut_off_before_it_is_read_
         false_server.send_frame(bytes(sockets.SMALL_MESSAGE_BYTES + sockets.ENCRYPTION_BYTES + 1))
         wait_until(lambda number=number: stream.dropped["too_large"] == number)  # type: ignore[misc]
     false_server.welcome()
-    assert stream.losses == 2
+    assert stream.disconnects == 2
     assert caplog.text.count("sent something too long for this run") == 1
 
 
@@ -291,16 +263,6 @@ def test_a_learner_takes_no_more_at_once_than_its_segments_and_draws_have(
     wait_until(lambda: given)
     stream.close()
     assert given == [limit]
-
-
-def test_a_server_that_refuses_without_end_is_one_error(sampling: Link, false_server: FalseServer) -> None:
-    stream = sampling.stream()
-    false_server.until_received(lambda message: isinstance(message, LearnerHello))
-    for _ in range(2_000):
-        false_server.send(Refusal("go away", final=True))
-    false_server.send(LearnerWelcome(9, CAPACITY))
-    wait_until(lambda: stream.peer_state == "joined")
-    assert stream._items.qsize() == 1
 
 
 def test_what_a_server_says_is_told_on_one_line_that_no_terminal_obeys(

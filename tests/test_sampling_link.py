@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import zmq
 
 from apex_jax.errors import RunError
 from apex_jax.links import sampling_client, sampling_server
-from apex_jax.links.sampling_client import Item, SamplingClient, Segments
+from apex_jax.links.sampling_client import Item, SamplingClient
 from apex_jax.segment_codec import encode_segment
 from apex_jax.transport.messages import (
     Credit,
@@ -29,11 +30,9 @@ from tests.sampling_link import (
     B,
     FalseServer,
     K,
-    L,
     Learner,
     Link,
     Server,
-    batches_of,
     hello_of,
     streamed,
 )
@@ -235,13 +234,13 @@ def test_only_the_first_learner_tells_of_steps_before_this_server(sampling: Link
 def test_the_end_of_the_run_reaches_the_server_or_the_next_one(sampling: Link, is_killed: bool) -> None:
     server = sampling.server()
     stream = sampling.stream()
-    server.until(lambda: server.service.learner and stream._welcomed)
+    server.until(lambda: server.service.learner and stream.peer_state == "joined")
     stream.finish("1000 updates")
     if is_killed:
         wait_until(lambda: server._socket.poll(0))  # it has arrived, and is never read
         server.close()
         server = sampling.server()
-    server.until(stream.is_finish_heard.is_set)
+    server.until(stream.is_finish_received.is_set)
     stream.close()
     server.until(lambda: server.service.learner is None)
     assert server.service.finished == "1000 updates"
@@ -251,7 +250,7 @@ def test_a_run_that_is_over_before_the_learner_is_welcomed_ends_the_server_too(s
     stream = sampling.stream()
     stream.finish("500 updates")  # the checkpoint had reached the limit
     server = sampling.server()
-    server.until(stream.is_finish_heard.is_set)
+    server.until(stream.is_finish_received.is_set)
     assert server.service.finished == "500 updates"
 
 
@@ -317,50 +316,26 @@ def test_after_a_restart_of_the_server_the_stream_begins_anew_and_old_priorities
 # A server that sends what it should not ---------------------------------------------------------------------------
 
 
-def test_corrupt_segments_are_left_out_and_counted_and_their_credit_returned(
-    sampling: Link, false_server: FalseServer
-) -> None:
-    stream = sampling.stream()
-    false_server.welcome()
-    bodies = [encode_segment(segment_of(number), SPEC) for number in (1, 2, 3)]
-    bodies[1] = bodies[1][: SPEC.slots * 17] + b"\xff\xff"
-    false_server.send(streamed(1, 2, 3, bodies=bodies))
-    item = stream.next(5.0)
-    assert item is not None
-    assert isinstance(item.content, Segments)
-    assert item.content.slots.tolist() == [0, 2]
-    assert item.content.frames[:, 0, 0].tolist() == [1, 3]
-    assert item.content.columns.priority.max(axis=1).tolist() == [2, 4]
-    assert stream.dropped == {"bad_frames": 1}
-    stream.consumed(item)
-    false_server.until_received(lambda message: isinstance(message, Credit) and message.segments == 3)
+def test_nothing_is_drawn_any_more_from_a_segment_that_the_learner_cannot_decode(sampling: Link) -> None:
+    server = sampling.server()
+    server.insert(3)
+    body = server.buffer._bodies[1]
+    server.buffer._bodies[1] = body[: SPEC.slots * 17].ljust(len(body), b"\xff")
+    stream, drawn_slots = sampling.stream(), []
 
+    def consumed_until(condition: Callable[[], bool]) -> bool:
+        if (item := stream.next(0.0)) is not None:
+            stream.consumed(item)
+            if isinstance(item.content, IndexBatches):
+                drawn_slots.append(set((item.content.indices // SPEC.slots).ravel().tolist()))
+        return condition()
 
-@pytest.mark.parametrize(
-    ("message", "reason", "credit"),
-    [
-        (streamed(1, 2, bodies=[b"", b"x"]), "bad_length", (0, 2)),
-        (streamed(1, 2, slots=[0, CAPACITY]), "bad_segments", (0, 2)),
-        (streamed(1, 2, slots=[-1, 0]), "bad_segments", (0, 2)),
-        (streamed(1, 2)._replace(body_bytes=np.array([5, 5], np.int32)), "bad_segments", (0, 2)),
-        (streamed(1, 2)._replace(body_bytes=np.array([-5, 5], np.int32)), "bad_segments", (0, 2)),
-        (batches_of(-1), "bad_batches", (1, 0)),
-        (batches_of(CAPACITY * L), "bad_batches", (1, 0)),
-        (batches_of(0, shape=(K, B + 1)), "bad_batches", (1, 0)),
-    ],
-)
-def test_what_does_not_fit_the_frame_store_is_dropped_and_its_credit_returned(
-    sampling: Link, false_server: FalseServer, message: Any, reason: str, credit: tuple[int, int]
-) -> None:
-    stream = sampling.stream()
-    false_server.welcome()
-    false_server.send(message)
-    false_server.until_received(lambda sent: isinstance(sent, Credit) and (sent.groups, sent.segments) == credit)
-    assert set(stream.dropped) == {reason}
-    false_server.send(batches_of(CAPACITY * L - 1))
-    item = stream.next(5.0)
-    assert item is not None
-    assert isinstance(item.content, IndexBatches)
+    server.until(lambda: consumed_until(lambda: server.dropped["corrupt_segment"] == 1))
+    server.buffer.check_valid()
+    assert server.buffer.size_transitions == 2 * TRANSITIONS
+    under_way = len(drawn_slots) + 3
+    server.until(lambda: consumed_until(lambda: len(drawn_slots) > under_way + 3))
+    assert all(slots == {0, 2} for slots in drawn_slots[under_way:])
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")

@@ -19,7 +19,7 @@ from apex_jax.config import ActorConfig
 from apex_jax.errors import RunError
 from apex_jax.links.sampling_client import SEGMENTS_WINDOW
 from apex_jax.transport import sockets
-from apex_jax.transport.messages import Goodbye, Rejoin, SegmentMessage
+from apex_jax.transport.messages import WEIGHTS_PIECE_BYTES, Goodbye, Rejoin, SegmentMessage
 from apex_jax.transport.sockets import LocalLinks
 from apex_jax.types import MAX_SEGMENT_BYTES, MAX_WEIGHTS_BYTES
 from tests.links import free_address, wait_until
@@ -150,12 +150,12 @@ def test_no_end_asks_for_heartbeats_that_can_end_a_process(
 
 def test_each_end_takes_the_largest_message_of_its_link(opened: Opened, router: zmq.Socket) -> None:
     assert option(router, zmq.MAXMSGSIZE) >= MAX_SEGMENT_BYTES
-    assert option(opened(sockets.connect_weights), zmq.MAXMSGSIZE) >= MAX_WEIGHTS_BYTES
     assert option(opened(sockets.connect_sampling), zmq.MAXMSGSIZE) >= MAX_SEGMENT_BYTES
 
 
 def test_no_end_takes_more_than_its_link_has(opened: Opened) -> None:
     small = sockets.SMALL_MESSAGE_BYTES + sockets.ENCRYPTION_BYTES
+    assert option(opened(sockets.connect_weights), zmq.MAXMSGSIZE) == WEIGHTS_PIECE_BYTES + sockets.ENCRYPTION_BYTES
     assert option(opened(sockets.connect_experience), zmq.MAXMSGSIZE) == small
     assert option(opened(sockets.serve_weights), zmq.MAXMSGSIZE) == small
     for serve in (sockets.serve_experience, sockets.serve_sampling):
@@ -299,17 +299,6 @@ def test_malformed_messages_are_skipped_and_counted_by_reason(opened: Opened, ro
     wait_until(arrived)
     assert received == [Goodbye(3)]
     assert dropped == {"unknown_kind": 1, "not_msgpack": 1}
-
-
-def test_only_a_new_subscriber_is_a_subscription(opened: Opened) -> None:
-    publisher = opened(sockets.serve_weights)
-    subscriber = opened(sockets.connect_weights, address_of(publisher))
-    assert publisher.poll(10_000)
-    assert sockets.is_subscription(publisher.recv_multipart())
-    subscriber.close()
-    assert publisher.poll(10_000)
-    assert not sockets.is_subscription(publisher.recv_multipart())
-    assert not sockets.is_subscription([b"\x01", b"\x01"])
 
 
 @pytest.mark.parametrize("connect", CONNECT)

@@ -164,7 +164,7 @@ def test_whole_run_and_each_role_tell_their_status(tmp_path: Path) -> None:
 
         peers = {
             "replay": lambda told: len(told["actors"]) == 1 and told["learner"] is not None,
-            "learner": lambda told: told == {"replay": "joined", "subscribers": 2},
+            "learner": lambda told: told == {"replay": "joined", "weights_clients": 2},
             "actor-0": lambda told: told == {"replay": "joined", "learner": "joined"},
             "evaluator": lambda told: told == {"learner": "joined"},
         }

@@ -19,7 +19,8 @@ from apex_jax.types import MAX_SEGMENT_BYTES
 KIND_NUMBERS = {
     "ActorHello": 0, "ActorWelcome": 1, "SegmentMessage": 2, "SegmentAck": 3, "EpisodeStatistics": 4, "ActorStatus": 5,
     "Rejoin": 6, "Goodbye": 7, "Refusal": 8, "Finish": 9, "LearnerHello": 10, "LearnerWelcome": 11, "Credit": 12,
-    "StreamedSegments": 13, "IndexBatches": 14, "PriorityUpdate": 15, "WeightsMessage": 16, "LearnerAlive": 17,
+    "StreamedSegments": 13, "IndexBatches": 14, "PriorityUpdate": 15, "CorruptSegments": 16, "WeightsHello": 17,
+    "WeightsHeartbeat": 18, "WeightsOffer": 19, "WeightsRequest": 20, "WeightsPiece": 21,
 }  # fmt: skip
 
 
@@ -120,7 +121,7 @@ REFUSAL: Any = messages.Refusal(reason="why", final=True)
 
 def test_kinds_keep_their_numbers() -> None:
     assert {message.__name__: number for number, message in enumerate(wire.MESSAGES)} == KIND_NUMBERS
-    assert wire.PROTOCOL_VERSION == 6
+    assert wire.PROTOCOL_VERSION == 7
 
 
 def test_every_marked_record_is_a_message() -> None:
@@ -131,13 +132,13 @@ def test_every_marked_record_is_a_message() -> None:
 
 def test_frames_are_a_msgpack_list_and_the_raw_bytes() -> None:
     header, *bodies = frames_of(UPDATE)
-    assert msgpack.unpackb(header) == ["apex", 6, 15, 7, [2], [2], [2]]
+    assert msgpack.unpackb(header) == ["apex", 7, 15, 7, [2], [2], [2]]
     assert bodies == [b"\3\0\0\0\1\0\0\0", b"\1\0\0\0\xff\xff\xff\xff", b"\0\0\0\x3f\0\0\xc0\x7f"]
     assert [msgpack.unpackb(frames_of(SEGMENT)[0]), frames_of(SEGMENT)[1:]] == [
-        ["apex", 6, 2, 1, 2, 3, 4, 4, 5, 6],
+        ["apex", 7, 2, 1, 2, 3, 4, 4, 5, 6],
         [b"body"],
     ]
-    assert [msgpack.unpackb(frame) for frame in frames_of(messages.Rejoin())] == [["apex", 6, 6]]
+    assert [msgpack.unpackb(frame) for frame in frames_of(messages.Rejoin())] == [["apex", 7, 6]]
 
 
 @pytest.mark.parametrize("kind", wire.MESSAGES)
@@ -275,8 +276,8 @@ def test_other_version_is_refused_with_both_versions(version: object) -> None:
 
 @pytest.mark.parametrize("kind", [-1, len(KIND_NUMBERS), 2**63, True, 6.0, "6", None, [6]])
 def test_unknown_kind_is_refused(kind: object) -> None:
-    assert reason_of([msgpack.packb(["apex", 6, kind])]) == "unknown_kind"
-    assert reason_of([msgpack.packb(["apex", 6])]) == "unknown_kind"
+    assert reason_of([msgpack.packb(["apex", 7, kind])]) == "unknown_kind"
+    assert reason_of([msgpack.packb(["apex", 7])]) == "unknown_kind"
 
 
 @pytest.mark.parametrize(("message", "place", "value"), [

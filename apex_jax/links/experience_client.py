@@ -8,12 +8,13 @@ import threading
 import time
 import zlib
 from collections import Counter, deque
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import zmq
 
-from apex_jax.errors import RunError, printable
+from apex_jax.errors import RunError
+from apex_jax.links.connection import Connection
 from apex_jax.run_identity import RunIdentity
 from apex_jax.segment_codec import CorruptSegment, encode_segment
 from apex_jax.transport import sockets
@@ -24,17 +25,12 @@ from apex_jax.transport.messages import (
     EpisodeStatistics,
     Finish,
     Goodbye,
-    Refusal,
-    Rejoin,
     SegmentAck,
     SegmentMessage,
 )
-from apex_jax.transport.monitor import ClientMonitor
 from apex_jax.types import PEER_TIMEOUT_SECONDS, Segment, SegmentSpec
 
 _log = logging.getLogger(__name__)
-
-HELLO_SECONDS = 1.0  # between two attempts, and between two signs of life
 
 
 class Produced(NamedTuple):
@@ -67,18 +63,15 @@ class ExperienceClient:
 
         `away_limit_seconds`: after which a server that is away is an `error`, 0 = never.
         """
-        self._away_limit_seconds = away_limit_seconds
-        self.dropped: Counter[str] = Counter()
+        self._connection = Connection("replay server", address, run, PEER_TIMEOUT_SECONDS, away_limit_seconds)
         self.status = ActorStatus(run_id=hello.run_id, steps_per_second=0.0, weights_version=0)
         self.produced = 0  # transitions that its actor has made, as the actor says before it puts them
-        self.silences = 0  # of a server that had welcomed this actor, longer than PEER_TIMEOUT_SECONDS
         self.finished = threading.Event()  # the run is over, or the server refused this actor: see `error`
         self.error: RunError | None = None
         self._context = context
         self._address = address
         self._spec = spec
         self._hello = hello
-        self._run_identity = run or RunIdentity()
         self._drops = overflow == "drop"
         self._produced: queue.Queue[Produced] = queue.Queue(queue_size)
         self._account = Counter[str]()  # transitions, by the fields of `ActorStatus`; each has one thread that counts
@@ -88,24 +81,27 @@ class ExperienceClient:
         self._num_sent = 0  # of those, from the oldest
         self._sequence = 0
         self._sequence_sent = 0  # the highest, to whatever server
-        self._heard_seconds = 0.0
-        self._is_silent = False
         self._steps_unsent = 0  # environment steps that no segment has carried yet
         self._welcome: ActorWelcome | None = None
         self._is_welcome = threading.Event()
-        self._next_hello = 0.0
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="experience stream")
         self._thread.start()
 
     @property
     def peer_state(self) -> str:
-        """What has become of the replay server, as far as this end knows: joined, connecting, lost or refused."""
-        if self.error is not None or (self._welcome is None and self.dropped["refused"]):
-            return "refused"
-        if self._is_silent:
-            return "lost"
-        return "joined" if self._is_welcome.is_set() else "connecting"
+        """What has become of the replay server: see `Connection`."""
+        return self._connection.state
+
+    @property
+    def disconnects(self) -> int:
+        """How often a replay server that had welcomed this actor was lost."""
+        return self._connection.disconnects
+
+    @property
+    def dropped(self) -> Counter[str]:
+        """What was not sent, and refusals, by reason."""
+        return self._connection.dropped
 
     def wait_for_welcome(self, timeout_seconds: float) -> ActorWelcome | None:
         """Returns the server's welcome, None if it does not come in time."""
@@ -133,35 +129,30 @@ class ExperienceClient:
         self._closing.set()
         self._thread.join()
 
+    def turn(self, now_seconds: float) -> None:
+        """Encodes the next segment, sends what the server can take, and takes what it has sent."""
+        self._connection.turn(now_seconds, self._newest_hello, self._full_status)
+        self._encode_next()
+        self._flush()
+        self._receive(now_seconds)
+
     def _run(self) -> None:
-        monitor = ClientMonitor(self._away_limit_seconds)
-        try:
-            with sockets.connect_experience(self._context, self._address, monitor) as socket, monitor:
-                self._serve(socket, monitor)
-        except RunError as error:
-            self.error = error
-            self.finished.set()
-        except Exception as error:  # an actor whose segments nobody sends would wait for ever
-            self.error = RunError(f"the link to the replay server at {self._address} failed: {error}")
-            self.finished.set()
-            raise
+        def connect(monitor: Any) -> zmq.Socket:
+            return sockets.connect_experience(self._context, self._address, monitor)
 
-    def _serve(self, socket: zmq.Socket, monitor: ClientMonitor) -> None:
-        while not self._closing.is_set():
-            monitor.check()
-            monitor.count(self.dropped)
-            monitor.look_for_server(self.peer_state in ("connecting", "lost"))
-            self._sign_of_life(socket)
-            self._encode_next()
-            self._flush(socket)
-            # Between segments there is time; while they come in, none is lost waiting for messages.
-            socket.poll(0 if self._has_room() and not self._produced.empty() else 20)
-            self._receive(socket, monitor)
-            monitor.give_up_silent(PEER_TIMEOUT_SECONDS)
-        self._take_leave(socket)
+        with self._connection.open(connect, self._fail) as socket:
+            while not self._closing.is_set():
+                self.turn(time.monotonic())
+                # Between segments there is time; while they come in, none is lost waiting for messages.
+                socket.poll(0 if self._has_room() and not self._produced.empty() else 20)
+            self._leave(socket)
 
-    def _take_leave(self, socket: zmq.Socket) -> None:
-        """Tells what is not going to come, and goes."""
+    def _fail(self, error: RunError) -> None:
+        self.error = error
+        self.finished.set()
+
+    def _leave(self, socket: zmq.Socket) -> None:
+        """Sends the last counts, of what will not be sent too, and leaves."""
         under_way = sum(message.transitions for message in list(self._unacknowledged)[: self._num_sent])
         self._account["unsent"] = self.produced - self._account.total() - under_way
         sockets.send(socket, self._full_status())
@@ -188,26 +179,9 @@ class ExperienceClient:
         fates = {name: self._account[name] for name in ("acknowledged", "overflow", "unencodable", "unsent")}
         return self.status._replace(**fates, produced=self.produced)
 
-    def _sign_of_life(self, socket: zmq.Socket) -> None:
-        now = time.monotonic()
-        if now >= self._next_hello:
-            self._next_hello = now + HELLO_SECONDS
-            is_welcome = self._is_welcome.is_set()
-            sockets.send(socket, self._full_status() if is_welcome else self._newest_hello())
-            silent_seconds = now - self._heard_seconds
-            if self._welcome is not None and not self._is_silent and silent_seconds > PEER_TIMEOUT_SECONDS:
-                self._is_silent = True
-                self.silences += 1
-                _log.warning(
-                    "the replay server at %s has been silent for %.0f s: looking for it, keeping %d segments",
-                    self._address,
-                    silent_seconds,
-                    len(self._unacknowledged),
-                )
-
     def _newest_hello(self) -> ActorHello:
         acknowledged = self._acknowledged_sequence()
-        return self._hello._replace(acknowledged=acknowledged, run_identity=self._run_identity.name)
+        return self._hello._replace(acknowledged=acknowledged, run_identity=self._connection.run.name)
 
     def _acknowledged_sequence(self) -> int:
         return self._unacknowledged[0].sequence - 1 if self._unacknowledged else self._sequence
@@ -238,66 +212,39 @@ class ExperienceClient:
         self._steps_unsent -= steps
         self._unacknowledged.append(message)
 
-    def _flush(self, socket: zmq.Socket) -> None:
-        if self._welcome is None or not self._is_welcome.is_set():
+    def _flush(self) -> None:
+        if self._welcome is None:
             return
         # A server that came back with another configuration may give less credit than there is to send again.
         sendable = min(len(self._unacknowledged), self._welcome.max_outstanding_segments)
-        while self._num_sent < sendable and sockets.send(socket, self._unacknowledged[self._num_sent]):
+        while self._num_sent < sendable and self._connection.send(self._unacknowledged[self._num_sent]):
             self._sequence_sent = max(self._sequence_sent, self._unacknowledged[self._num_sent].sequence)
             self._num_sent += 1
-        while self._episodes and sockets.send(socket, self._episodes[0]):
+        while self._episodes and self._connection.send(self._episodes[0]):
             self._episodes.popleft()
 
-    def _is_possible(self, welcome: ActorWelcome) -> bool:
-        """Tells whether each environment has a place, and each place is on the ladder."""
-        places = welcome.places
-        return len(places) == self._hello.num_environments and 0 <= places.min() <= places.max() < welcome.ladder_size
-
-    def _receive(self, socket: zmq.Socket, monitor: ClientMonitor) -> None:
-        expected = (ActorWelcome, SegmentAck, Rejoin, Refusal, Finish)
-        for message in sockets.receive_some(socket, expected, self.dropped):
-            monitor.heard()
-            self._heard()
+    def _receive(self, now_seconds: float) -> None:
+        for message in self._connection.receive(now_seconds, (ActorWelcome, SegmentAck, Finish)):
             if isinstance(message, SegmentAck):
                 self._on_acknowledged(message)
             elif isinstance(message, ActorWelcome):
-                if self._is_possible(message):
-                    self._on_welcome(message)
-                else:
-                    self.dropped["bad_welcome"] += 1
-            elif isinstance(message, Rejoin):
-                if self._is_welcome.is_set():
-                    _log.info("the replay server no longer knows this actor: rejoining")
-                    self._is_welcome.clear()
-                    self._next_hello = 0.0
-            elif isinstance(message, Finish):
-                self.finished.set()
-            elif message.final:
-                reason = self._run_identity.refused(message.reason)
-                self.error = RunError(f"refused by the replay server at {self._address}: {reason}")
-                self.finished.set()
+                self._on_welcome(message, now_seconds)
             else:
-                self.dropped["refused"] += 1
-                if self.dropped["refused"] == 1:
-                    _log.warning("%s; retrying until it has a place", printable(message.reason))
-
-    def _heard(self) -> None:
-        if self._is_silent:
-            _log.info("the replay server is back after %.0f s", time.monotonic() - self._heard_seconds)
-            self._is_silent = False
-        self._heard_seconds = time.monotonic()
+                self._connection.expect_end()
+                self.finished.set()
 
     def _on_acknowledged(self, message: SegmentAck) -> None:
-        if message.sequence > self._sequence_sent:  # nobody can have stored what was never sent
-            self.dropped["bad_acknowledgement"] += 1
-            return
+        if message.sequence > self._sequence_sent:
+            raise self._connection.broken(f"acknowledged segment {message.sequence}, which it was never sent")
         while self._unacknowledged and self._unacknowledged[0].sequence <= message.sequence:
             self._account["acknowledged"] += self._unacknowledged.popleft().transitions
             self._num_sent = max(0, self._num_sent - 1)
 
-    def _on_welcome(self, message: ActorWelcome) -> None:
-        self._run_identity.adopt(message.run_identity, f"the replay server at {self._address}")
+    def _on_welcome(self, message: ActorWelcome, now_seconds: float) -> None:
+        places = message.places
+        if len(places) != self._hello.num_environments or not 0 <= places.min() <= places.max() < message.ladder_size:
+            raise self._connection.broken(f"gave {self._hello.num_environments} environments the places {places}")
+        self._connection.join(now_seconds, message.run_identity)
         if self._welcome is None:  # which it acts with from now on, whatever servers come
             self._hello = self._hello._replace(incarnation=message.incarnation, places=message.places)
         elif not np.array_equal(message.places, self._welcome.places):

@@ -17,6 +17,7 @@ from apex_jax.replay.replay import Replay
 from apex_jax.run_identity import RunIdentity
 from apex_jax.transport import sockets
 from apex_jax.transport.messages import (
+    CorruptSegments,
     Credit,
     Finish,
     Goodbye,
@@ -79,6 +80,7 @@ class SamplingServer:
             LearnerHello: self._on_hello,
             Credit: self._on_credit,
             PriorityUpdate: self._on_priorities,
+            CorruptSegments: self._on_corrupt_segments,
             Finish: self._on_finish,
             Goodbye: self._on_goodbye,
         }
@@ -197,7 +199,8 @@ class SamplingServer:
             reason = f"{asked} at once exceed the {largest} transitions in the replay server's config; use the same one"
             return Refusal(reason=reason, final=True)
         if self.learner is not None and self.learner.run_id != message.run_id:
-            return Refusal(reason="another learner draws from this replay server", final=False)
+            fix = "stop it, or give this one a replay server of its own (addresses.sampling)"
+            return Refusal(reason=f"another learner draws from this replay server; {fix}", final=False)
         return None
 
     def _on_credit(self, identity: bytes, message: Credit, now_seconds: float) -> None:
@@ -211,6 +214,12 @@ class SamplingServer:
         result = self._replay.update_priorities(message.indices, message.generations, message.priorities)
         self.dropped["stale_priority"] += result.stale
         self.dropped["invalid_priority"] += result.invalid
+
+    def _on_corrupt_segments(self, identity: bytes, message: CorruptSegments, now_seconds: float) -> None:
+        discarded = self._replay.discard(message.slots, message.generations)
+        self.dropped["corrupt_segment"] += discarded
+        if discarded:
+            _log.warning("the learner cannot decode %d segments: they are drawn no more", discarded)
 
     def _on_finish(self, identity: bytes, message: Finish, now_seconds: float) -> None:
         self.finished = message.reason

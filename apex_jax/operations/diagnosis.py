@@ -148,7 +148,8 @@ def _smaller_batches(config: Config) -> str:
 def _upkeep(config: Config, values: Mapping[str, float], learning: bool) -> Iterator[Symptom]:
     """What is lost or late on the links."""
     age, interval = values.get("actor/weights_age_seconds", 0.0), config.learner.publish_interval_seconds
-    if learning and age > max(OLD_WEIGHTS_INTERVALS * interval, OLD_WEIGHTS_SECONDS):
+    updates = values.get("charts/updates_per_second", 1.0) > 0  # else there are no newer ones
+    if learning and updates and age > max(OLD_WEIGHTS_INTERVALS * interval, OLD_WEIGHTS_SECONDS):
         what = f"actors act with weights {age:,.0f} s old, though the learner sends new ones every {interval:g} s"
         fix = f"see actor-0.log in {config.directory}/logs, and addresses.weights and learner.publish_interval_seconds"
         yield Symptom("weights", f"{what}: {fix}")

@@ -211,6 +211,18 @@ class ReplayBuffer:
             self.max_priority = max(self.max_priority, float(priorities.max()))
         return PriorityResult(applied, stale, indices.size - applied - stale)
 
+    def discard(self, slots: np.ndarray, generations: np.ndarray) -> int:
+        """Sets the priorities of segments int[N] to 0, as far as they are still stored; returns how many those are."""
+        discarded = 0
+        for slot, generation in zip(slots.tolist(), generations.tolist(), strict=True):
+            is_stored = 0 <= slot < self.capacity_segments and self._generations[slot] == generation
+            if is_stored and self._num_transitions[slot]:
+                self._tree.set_range(slot * self._slots, np.zeros(self._slots))
+                self.size_transitions -= int(self._num_transitions[slot])
+                self._num_transitions[slot] = 0
+                discarded += 1
+        return discarded
+
     def segments_since(self, cursor: int, max_segments: int) -> SegmentRun:
         """Returns the segments after insertion number `cursor`, oldest first, at most `max_segments` of them.
 
@@ -266,7 +278,8 @@ class ReplayBuffer:
             ages[in_state] = state.ages_seconds[slots]
             if state.priority_exponent == self._alpha and state.leaves.shape[1] == self._slots:
                 leaves[in_state] = state.leaves[slots]
-                known = in_state & ((leaves > 0) == (priorities > 0)).all(axis=1)
+                is_discarded = ~(leaves > 0).any(axis=1)
+                known = in_state & (is_discarded | ((leaves > 0) == (priorities > 0)).all(axis=1))
         leaves[~known] = self._first_powers(priorities[~known])
         self.inserted_segments = max([*numbers[-1:].tolist(), state.inserted_segments if state is not None else 0])
         self._numbers[self._fill(bodies, leaves, now_seconds - ages)] = numbers

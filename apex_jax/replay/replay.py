@@ -100,6 +100,10 @@ class Replay:
         """Sets new priorities of drawn transitions, see `ReplayBuffer.update_priorities`."""
         return self.buffer.update_priorities(indices, generations, priorities)
 
+    def discard(self, slots: np.ndarray, generations: np.ndarray) -> int:
+        """Has nothing drawn from some segments any more, see `ReplayBuffer.discard`; the next snapshot says so, too."""
+        return self.buffer.discard(slots, generations)
+
     @property
     def samples_per_insert(self) -> float:
         """Transitions drawn per transition stored, since the run began."""

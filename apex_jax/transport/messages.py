@@ -221,25 +221,60 @@ class PriorityUpdate(NamedTuple):
     priorities: Annotated[np.ndarray, Array("float32", "N")]  # not yet raised to the priority exponent
 
 
-# Weights link: learner -> actors, evaluator ----------------------------------------------------------------------
+class CorruptSegments(NamedTuple):
+    """Streamed segments that the learner cannot decode: nothing is to be drawn from them any more."""
+
+    run_id: RunId
+    slots: Annotated[np.ndarray, Array("int32", "N", MAX_STREAMED_SEGMENTS)]
+    generations: Annotated[np.ndarray, Array("uint32", "N", MAX_STREAMED_SEGMENTS)]
 
 
-class WeightsMessage(NamedTuple):
-    """Online network parameters; the newest message makes all before it worthless."""
+# Weights link: actors, evaluator <-> learner ---------------------------------------------------------------------
 
-    learner_run_id: RunId
-    version: Annotated[int, Integer(0)]  # grows over the whole run, across restarts of the learner
-    updates: Annotated[int, Integer(0)]
-    environment_steps: Annotated[int, Integer(0, MAX_ENVIRONMENT_STEPS)]
-    final: Annotated[bool, Flag()]  # the run is over: no more weights will come
-    agreement: Annotated[str, Text(1024)]  # what its readers must have in common with it, see `Config`
-    architecture: Annotated[str, Text(128)]  # digest of the leaves' names and shapes
-    crc: Annotated[int, Integer(0, 2**32 - 1)]  # zlib.crc32 of the run's identity and of body
-    body: Annotated[bytes, Buffer(MAX_WEIGHTS_BYTES)]  # float32 leaves one behind the other, in tree order
+WEIGHTS_PIECE_BYTES = 2**18  # 0.3 s of a line of 1 MB/s: heartbeats pass between two pieces
+
+
+class WeightsHello(NamedTuple):
+    """First message of a client of weights, and the answer to `Rejoin`; answered with `WeightsOffer`."""
+
+    agreement: Annotated[str, Text(1024)]  # what it must have in common with the learner, see `Config`
+    architecture: Annotated[str, Text(128)]  # digest of the names and shapes of its network's leaves
     run_identity: RunIdentity = ""
 
 
-class LearnerAlive(NamedTuple):
-    """Sent where no weights are due: a learner that is slow is no learner that cannot be reached."""
+class WeightsHeartbeat(NamedTuple):
+    """Sent about once a second, and once weights have arrived; answered with `WeightsOffer`."""
+
+    learner_run_id: RunId  # of the weights that the client holds, and ...
+    version: Annotated[int, Integer(0)]  # ... their version; 0 = none
+
+
+class WeightsOffer(NamedTuple):
+    """The version that the learner has published last; also sent to every client when there is a newer one."""
 
     learner_run_id: RunId
+    version: Annotated[int, Integer(0)]  # grows over the whole run, across restarts of the learner; 0 = none yet
+    final: Annotated[bool, Flag()]  # the run is over: no newer weights will come
+    run_identity: RunIdentity = ""
+
+
+class WeightsRequest(NamedTuple):
+    """Asks for the piece of some weights that begins at `offset`; answered with it, or else with `WeightsOffer`."""
+
+    version: Annotated[int, Integer(0)]  # 0 = the newest
+    offset: Annotated[int, Integer(0, MAX_WEIGHTS_BYTES)]  # a multiple of WEIGHTS_PIECE_BYTES
+
+
+class WeightsPiece(NamedTuple):
+    """Online network parameters, or a piece of them: WEIGHTS_PIECE_BYTES, or as many as are left."""
+
+    learner_run_id: RunId
+    version: Annotated[int, Integer(1)]
+    updates: Annotated[int, Integer(0)]
+    environment_steps: Annotated[int, Integer(0, MAX_ENVIRONMENT_STEPS)]
+    final: Annotated[bool, Flag()]
+    age_seconds: Annotated[float, Real(0, 1e9)]  # since they were published
+    crc: Annotated[int, Integer(0, 2**32 - 1)]  # zlib.crc32 of the whole body
+    body_bytes: Annotated[int, Integer(1, MAX_WEIGHTS_BYTES)]  # of the whole body: float32 leaves in tree order
+    offset: Annotated[int, Integer(0, MAX_WEIGHTS_BYTES)]
+    piece: Annotated[bytes, Buffer(WEIGHTS_PIECE_BYTES)]

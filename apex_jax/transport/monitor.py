@@ -134,16 +134,12 @@ class ClientMonitor(_Monitor):
 
     _events = _EVENTS_OF_A_CLIENT
 
-    def __init__(self, away_limit_seconds: float = 0.0) -> None:
-        """`away_limit_seconds`: for `look_for_server`, 0 = no limit."""
+    def __init__(self) -> None:
         super().__init__()
-        self.has_joined = False
-        self._heard_seconds = 0.0  # when the server last said something over this connection, or joined it
-        self._away_limit_seconds = away_limit_seconds
-        self._away_since: float | None = None
+        self.is_connected = False  # and agreed on how to speak
         self._next_check = 0.0
         self._given_up_seconds: float | None = None  # since when ZMQ does not try any more
-        self._had_joined = False  # when that began
+        self._was_connected = False  # when that began
         self.cut_offs = 0  # connections over which came what is no message of this run, in all and ...
         self._cut_offs_counted = 0  # ... told by `count`
         self._is_cut_off_told = False
@@ -164,30 +160,8 @@ class ClientMonitor(_Monitor):
         for event, value in self._new_events():
             self._on_event(event, value, now)
         if self._given_up_seconds is not None and now - self._given_up_seconds >= RECONNECT_SECONDS:
-            if self._had_joined:
+            if self._was_connected:
                 self._on_cut_off()
-            self.reconnect()
-
-    def look_for_server(self, is_away: bool) -> None:
-        """Is told again and again whether the server is away. RunError once it was for longer than the limit."""
-        now = time.monotonic()
-        self._away_since = (self._away_since or now) if is_away else None
-        if self._away_since is None or not self._away_limit_seconds:
-            return
-        if (seconds := now - self._away_since) > self._away_limit_seconds:
-            what = f"the {self._server} at {self._address} has been away for {seconds:.0f} s"
-            raise RunError(f"{what}: start it, or raise away_limit_seconds (0 = wait for ever)")
-
-    def heard(self) -> None:
-        """Is told that the server has said something."""
-        self._heard_seconds = time.monotonic()
-
-    def give_up_silent(self, after_seconds: float) -> None:
-        """Connects anew where a joined server has said nothing for so long.
-
-        It is frozen, or the connection is dead in a way that tcp does not tell, such as behind a proxy.
-        """
-        if self.has_joined and time.monotonic() - self._heard_seconds > after_seconds:
             self.reconnect()
 
     def count(self, dropped: Counter[str]) -> None:
@@ -206,7 +180,7 @@ class ClientMonitor(_Monitor):
 
     def _on_event(self, event: int, value: int, now: float) -> None:
         if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-            self.has_joined, self._heard_seconds = True, now
+            self.is_connected = True
             if self._cause:
                 _log.info("joined the %s at %s", self._server, self._address)
             self._cause, self._first_failure, self._last_failure = "", -GAP_SECONDS, -GAP_SECONDS
@@ -215,7 +189,7 @@ class ClientMonitor(_Monitor):
         elif event == zmq.EVENT_DISCONNECTED:
             if self._is_shaking_hands:  # by a peer that sent what is no greeting at all
                 self._on_failure(zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL, 0, now)
-            self._had_joined, self.has_joined, self._given_up_seconds = self.has_joined, False, now
+            self._was_connected, self.is_connected, self._given_up_seconds = self.is_connected, False, now
         else:  # connected, or about to be tried again
             self._given_up_seconds = None
         self._is_shaking_hands = event == zmq.EVENT_CONNECTED
@@ -262,7 +236,7 @@ class ClientMonitor(_Monitor):
     def reconnect(self) -> None:
         """Gives up the connection that there is, and makes another."""
         assert self._socket is not None
-        self._given_up_seconds, self.has_joined = None, False
+        self._given_up_seconds, self.is_connected = None, False
         with contextlib.suppress(zmq.ZMQError):  # that there is nothing left to disconnect
             self._socket.disconnect(self._address)
         self._socket.connect(self._address)

@@ -26,10 +26,10 @@ def architecture_of(params: Any) -> str:
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
 
 
-def encode_weights(params: Any) -> tuple[str, bytes]:
-    """Returns the architecture's digest and the float32 leaves, one behind the other in tree order."""
+def encode_weights(params: Any) -> bytes:
+    """Returns the float32 leaves, one behind the other in tree order."""
     leaves = jax.tree_util.tree_leaves(params)
-    return architecture_of(params), b"".join(np.ascontiguousarray(leaf).tobytes() for leaf in leaves)
+    return b"".join(np.ascontiguousarray(leaf).tobytes() for leaf in leaves)
 
 
 def decode_weights(body: Bytes, like_params: Any) -> Any:

@@ -2,7 +2,7 @@
 
 experience  actors (DEALER) <-> replay server (ROUTER): segments and statistics up, acknowledgements down
 sampling    learner (DEALER) <-> replay server (ROUTER): credit, priorities up; segments, index batches down, in order
-weights     learner (XPUB) -> actors and evaluator (SUB): parameters; a new subscriber is noticed, and gets the newest
+weights     actors and evaluator (DEALER) <-> learner (ROUTER): requests up; parameters, in pieces, down
 
 No socket is shared between threads, and nothing here waits: `send` and `receive` return at once. Over tcp a link is
 encrypted as its context says, see `apex_jax.transport.security`; a monitor, where one is given, tells who was refused.
@@ -25,17 +25,18 @@ import zmq
 from apex_jax.errors import RunError, UsageError
 from apex_jax.transport import wire
 from apex_jax.transport.addresses import check_path_is_free
-from apex_jax.transport.messages import MAX_ARRAY_SIZE
+from apex_jax.transport.messages import MAX_ARRAY_SIZE, WEIGHTS_PIECE_BYTES
 from apex_jax.transport.monitor import ClientMonitor, Monitors, ServerMonitor
 from apex_jax.transport.security import secure
-from apex_jax.types import MAX_SEGMENT_BYTES, MAX_WEIGHTS_BYTES
+from apex_jax.types import MAX_SEGMENT_BYTES
 
 MESSAGES_AT_ONCE = 256  # read before all else gets its turn: another link, or what is to be sent
 READING_TURN_SECONDS = 0.02  # after which no further message is read: some take thousands of times as long as others
 MALFORMED_AT_ONCE = 256  # skipped before the caller gets its turn: a flood of garbage must not take all of it
 LOST_PEER_MILLISECONDS = 10_000  # a host that answers no packet (cable, power) is given up about then
 HANDSHAKE_MILLISECONDS = 10_000  # a connection that has not become one of ours by then is closed
-SMALL_MESSAGE_BYTES = wire.MAX_HEADER_BYTES  # headers, acknowledgements, places on the ladder, subscriptions
+WEIGHTS_PIECES_AT_ONCE = 4  # that a client of weights asks for ahead: 1 MiB, 10 MB/s over 100 ms
+SMALL_MESSAGE_BYTES = wire.MAX_HEADER_BYTES  # headers, acknowledgements, places on the ladder, requests
 ENCRYPTION_BYTES = 64  # CURVE makes a frame 33 bytes longer
 # From one connection, that a server has yet to read: more than an actor has credit for by default, as a connection
 # whose queue is full is not read. ZMQ would take 1,000 of a stranger.
@@ -77,31 +78,16 @@ def connect_sampling(
 
 
 def serve_weights(context: zmq.Context, address: str, monitor: ServerMonitor | None = None) -> zmq.Socket:
-    """Binds the learner's end of the weights link; receiving from it yields subscriptions, see `is_subscription`."""
-    socket = context.socket(zmq.XPUB)
-    socket.set(zmq.XPUB_VERBOSER, 1)  # each subscriber is told of, so that none waits for an update, and each that goes
-    socket.set(zmq.SNDHWM, 2)
-    return _bind(socket, address, "weights", monitor, SMALL_MESSAGE_BYTES, linger_milliseconds=1_000)
+    """Binds the learner's end of the weights link."""
+    socket = _router(context)
+    # ZMQ learns late, and by halves, of what a client has read; beside pieces there are offers.
+    socket.set(zmq.SNDHWM, 4 * WEIGHTS_PIECES_AT_ONCE)
+    return _bind(socket, address, "weights", monitor, SMALL_MESSAGE_BYTES)
 
 
-def connect_weights(
-    context: zmq.Context, address: str, monitor: ClientMonitor | None = None, max_message_bytes: int = MAX_WEIGHTS_BYTES
-) -> zmq.Socket:
-    """Connects a subscriber of weights. `max_message_bytes`: of the parameters of this run's network."""
-    socket = context.socket(zmq.SUB)
-    socket.set(zmq.RCVHWM, 2)
-    socket.subscribe(b"")
-    return _connect(socket, address, "weights", monitor, max_message_bytes)
-
-
-def is_subscription(frames: list[bytes]) -> bool:
-    """Tells whether what an XPUB socket received says that somebody new listens."""
-    return len(frames) == 1 and frames[0] == b"\x01"
-
-
-def is_end_of_subscription(frames: list[bytes]) -> bool:
-    """Tells whether what an XPUB socket received says that somebody listens no more, or has gone."""
-    return len(frames) == 1 and frames[0] == b"\x00"
+def connect_weights(context: zmq.Context, address: str, monitor: ClientMonitor | None = None) -> zmq.Socket:
+    """Connects a client of weights to the learner."""
+    return _connect(_dealer(context), address, "weights", monitor, WEIGHTS_PIECE_BYTES)
 
 
 def send(socket: zmq.Socket, message: Any, identity: bytes | None = None) -> bool:
@@ -122,30 +108,25 @@ def _send_frames(socket: zmq.Socket, frames: list[Any]) -> bool:
     return True
 
 
-def receive(socket: zmq.Socket, expected: tuple[type, ...], dropped: Counter[str]) -> Any | None:
-    """Returns the next message that is waiting, or None, also where nothing but MALFORMED_AT_ONCE others was found.
+def receive(socket: zmq.Socket, expected: tuple[type, ...]) -> Any | None:
+    """Returns the next message that is waiting, or None.
 
-    What is malformed, or of a kind not in `expected`, is skipped and counted in `dropped` by reason.
+    WireError for one that is malformed, or of a kind not in `expected`: no server of ours sends such a message.
     """
-    received = _next_sound(socket, expected, dropped, has_identity=False)
-    return None if received is None else received[1]
+    try:
+        frames = socket.recv_multipart(zmq.NOBLOCK, copy=False)
+    except zmq.Again:
+        return None
+    return wire.decode(frames, expected)
 
 
-def receive_some(
-    socket: zmq.Socket,
-    expected: tuple[type, ...],
-    dropped: Counter[str],
-    on_error: Callable[[wire.WireError], None] | None = None,
-) -> Iterator[Any]:
-    """Yields the messages that are waiting, at most MESSAGES_AT_ONCE: more may come for ever; else like `receive`.
-
-    `on_error`: is told what is wrong with each that is skipped.
-    """
+def receive_some(socket: zmq.Socket, expected: tuple[type, ...]) -> Iterator[Any]:
+    """Yields the messages that are waiting, at most MESSAGES_AT_ONCE: more may come for ever; else like `receive`."""
     for _ in range(MESSAGES_AT_ONCE):
-        received = _next_sound(socket, expected, dropped, has_identity=False, on_error=on_error)
-        if received is None:
+        message = receive(socket, expected)
+        if message is None:
             return
-        yield received[1]
+        yield message
 
 
 def reading_turn(clock: Callable[[], float] = time.monotonic) -> Iterator[None]:
@@ -161,45 +142,23 @@ def reading_turn(clock: Callable[[], float] = time.monotonic) -> Iterator[None]:
 
 
 def receive_from(socket: zmq.Socket, expected: tuple[type, ...], dropped: Counter[str]) -> tuple[bytes, Any] | None:
-    """Returns (identity, message) of the next message waiting on a ROUTER, or None; otherwise like `receive`."""
-    return _next_sound(socket, expected, dropped, has_identity=True)
+    """Returns (identity, message) of the next message waiting on a ROUTER; None if there is none, or nothing but noise.
 
-
-def _next_sound(
-    socket: zmq.Socket,
-    expected: tuple[type, ...],
-    dropped: Counter[str],
-    has_identity: bool,
-    on_error: Callable[[wire.WireError], None] | None = None,
-) -> tuple[bytes, Any] | None:
+    What is malformed, or of a kind not in `expected`, is skipped, MALFORMED_AT_ONCE at most, and counted in `dropped`
+    by reason.
+    """
     for _ in range(MALFORMED_AT_ONCE):
-        received = _receive(socket, expected, dropped, has_identity, on_error)
-        if received is None or received[1] is not None:
-            return received
+        try:
+            identity, *frames = socket.recv_multipart(zmq.NOBLOCK, copy=False)
+        except zmq.Again:
+            return None
+        try:
+            return identity.bytes, wire.decode(frames, expected)
+        except wire.WireError as error:
+            dropped[error.reason] += 1
+            if (refusal := wire.encode_refusal(error)) is not None:
+                _send_frames(socket, [identity.bytes, *refusal])  # without it that peer would wait for ever
     return None
-
-
-def _receive(
-    socket: zmq.Socket,
-    expected: tuple[type, ...],
-    dropped: Counter[str],
-    has_identity: bool,
-    on_error: Callable[[wire.WireError], None] | None,
-) -> tuple[bytes, Any | None] | None:
-    try:
-        frames = socket.recv_multipart(zmq.NOBLOCK, copy=False)
-    except zmq.Again:
-        return None
-    identity = frames.pop(0).bytes if has_identity else b""
-    try:
-        return identity, wire.decode(frames, expected)
-    except wire.WireError as error:
-        dropped[error.reason] += 1
-        if on_error is not None:
-            on_error(error)
-        if has_identity and (refusal := wire.encode_refusal(error)) is not None:
-            _send_frames(socket, [identity, *refusal])  # without it that peer would wait for ever
-        return identity, None
 
 
 def _router(context: zmq.Context) -> zmq.Socket:
@@ -288,6 +247,34 @@ def _close(socket: zmq.Socket, monitor: Monitors | None) -> None:
     if monitor is not None:
         monitor.close()
     socket.close()
+
+
+class WakeUp:
+    """Lets one thread wake another that polls sockets."""
+
+    def __init__(self, context: zmq.Context) -> None:
+        self.socket = context.socket(zmq.PAIR)  # that the woken thread polls
+        self._sender = context.socket(zmq.PAIR)
+        address = f"inproc://wake-up-{id(self)}"
+        self.socket.bind(address)
+        self._sender.connect(address)
+
+    def wake_up(self) -> None:
+        """Wakes the other thread, now or when it polls next; does nothing once closed."""
+        with contextlib.suppress(zmq.Again):  # so many are under way that one more changes nothing
+            if not self._sender.closed:
+                self._sender.send(b"", zmq.NOBLOCK)
+
+    def clear(self) -> None:
+        """Takes what has woken this thread."""
+        with contextlib.suppress(zmq.Again):
+            while True:
+                self.socket.recv(zmq.NOBLOCK)
+
+    def close(self) -> None:
+        """Closes both ends, once the other thread has ended."""
+        for socket in (self._sender, self.socket):
+            socket.close(linger=0)
 
 
 MAX_SOCKET_PATH = 107  # bytes of a Unix socket's address

@@ -25,7 +25,7 @@ from apex_jax.transport import messages
 from apex_jax.transport.messages import Array, Buffer, Flag, Integer, Real, Text
 
 MAGIC = "apex"
-PROTOCOL_VERSION = 6
+PROTOCOL_VERSION = 7
 MAX_HEADER_BYTES = 2**16
 
 Message: TypeAlias = (
@@ -45,8 +45,12 @@ Message: TypeAlias = (
     | messages.StreamedSegments
     | messages.IndexBatches
     | messages.PriorityUpdate
-    | messages.WeightsMessage
-    | messages.LearnerAlive
+    | messages.CorruptSegments
+    | messages.WeightsHello
+    | messages.WeightsHeartbeat
+    | messages.WeightsOffer
+    | messages.WeightsRequest
+    | messages.WeightsPiece
 )
 MESSAGES: tuple[type[Message], ...] = get_args(Message)
 """Every kind of message; its place is its number in the protocol: another list is another PROTOCOL_VERSION."""

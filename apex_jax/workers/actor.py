@@ -16,7 +16,7 @@ from apex_jax.agent.segments import SegmentBuilder, spread_first_slots
 from apex_jax.config import Config
 from apex_jax.environment import Environment, Episode, EpisodeTracker, segment_spec
 from apex_jax.links.experience_client import ExperienceClient
-from apex_jax.links.weights import Weights, WeightsSubscriber
+from apex_jax.links.weights_client import Weights, WeightsClient
 from apex_jax.metrics import MetricsWriter, RateMeter, resident_memory_bytes
 from apex_jax.operations.status_page import StatusPage
 from apex_jax.process import ROLE_NUMBERS, StopSignal, digest_of_run_id, name_of_its_own, new_run_id, process_rng
@@ -41,7 +41,7 @@ class Actor:
         self._run_id = new_run_id()
         like_params = jax.eval_shape(self._dqn.init, jax.random.key(0)).online_params
         address, limit, run = config.addresses.weights, config.away_limit_seconds, RunIdentity(config.directory)
-        self._weights = WeightsSubscriber(context, address, like_params, config.weights_agreement, limit, run)
+        self._weights = WeightsClient(context, address, like_params, config.weights_agreement, limit, run)
         hello = ActorHello(self._run_id, config.agreement, config.actor.environments)
         queue_size = max(config.actor.environments, config.actor.max_outstanding_segments)
         overflow = config.actor.overflow
@@ -70,7 +70,7 @@ class Actor:
             "run_id": digest_of_run_id(self._run_id),
             "environment_frames": self._steps * self._config.environment.frame_skip,
             "weights_version": weights.version if weights is not None else None,
-            "weights_age_seconds": time.monotonic() - weights.received_seconds if weights is not None else None,
+            "weights_age_seconds": time.monotonic() - weights.published_seconds if weights is not None else None,
             "rates": {"steps_per_second": self._step_rate.rate, "wait_seconds_share": self._wait_rate.rate},
             "counters": dict(self._stream.dropped.copy() + self._weights.dropped.copy()),
             "peers": {"replay": self._stream.peer_state, "learner": self._weights.peer_state},
@@ -188,8 +188,8 @@ class Actor:
             "actor/environment_steps": self._steps,
             "actor/steps_per_second": steps_per_second,
             "actor/wait_seconds_share": min(1.0, self._wait_rate.update(self._waited_seconds)),
-            "actor/replay_silences": self._stream.silences,
-            "actor/weights_age_seconds": now - weights.received_seconds,
+            "actor/replay_disconnects": self._stream.disconnects,
+            "actor/weights_age_seconds": now - weights.published_seconds,
             "system/resident_memory_bytes": resident_memory_bytes(),
         }
         dropped = self._stream.dropped.copy() + self._weights.dropped.copy()

@@ -22,7 +22,7 @@ from apex_jax.checkpoint import Checkpointer
 from apex_jax.config import Config
 from apex_jax.environment import Environment, EpisodeTracker, segment_spec
 from apex_jax.errors import RunError, shown
-from apex_jax.links.weights import Weights, WeightsSubscriber
+from apex_jax.links.weights_client import Weights, WeightsClient
 from apex_jax.metrics import MetricsWriter, append_line, resident_memory_bytes
 from apex_jax.operations.status_page import StatusPage
 from apex_jax.plotting.provenance import check_resumable
@@ -143,15 +143,15 @@ def follow(
     is_supervised = bool(os.environ.get(SUPERVISED))
     like_params = jax.eval_shape(dqn.init, jax.random.key(0)).online_params
     address, limit, run = config.addresses.weights, config.away_limit_seconds, RunIdentity(config.directory)
-    subscriber = WeightsSubscriber(context, address, like_params, config.weights_agreement, limit, run)
+    client = WeightsClient(context, address, like_params, config.weights_agreement, limit, run, takes_every=False)
     weights: Weights | None = None
     told: dict[str, Any] = {}
     phase = "playing"
     page.report = lambda: {
-        "weights_version": subscriber.newest.version if subscriber.newest is not None else None,
+        "weights_version": client.newest.version if client.newest is not None else None,
         "rates": {"steps_per_second": evaluator.steps_per_second},
-        "counters": subscriber.dropped.copy(),
-        "peers": {"learner": subscriber.peer_state},
+        "counters": client.dropped.copy(),
+        "peers": {"learner": client.peer_state},
         "evaluation": told.copy(),
         "phase": phase,
     }
@@ -159,12 +159,12 @@ def follow(
     _log.info("waiting for weights from the learner at %s%s", config.addresses.weights, hint)
     try:
         while not stop.is_set() and not (weights is not None and weights.final):
-            weights = _next_weights(subscriber, weights, config.evaluator.interval_seconds, stop)
+            weights = _next_weights(client, weights, config.evaluator.interval_seconds, stop)
             if weights is None and stop.run_is_over:  # the learner left before this process had joined
                 weights = _saved_weights(config, config.directory, dqn)
             if weights is None:
                 continue
-            cancelled = partial(_is_cancelled, stop, subscriber, weights)
+            cancelled = partial(_is_cancelled, stop, client, weights)
             video = config.evaluator.video or str(Path(config.directory, "video"))
             with Film(video, config.environment.frame_skip) as film:
                 returns = evaluator.evaluate(weights.params, cancelled, film.add if weights.final else None)
@@ -182,7 +182,7 @@ def follow(
                 if not is_supervised:  # the supervisor draws them after this process has ended
                     draw_curves(Path(config.directory), config.environment.task)
     finally:
-        subscriber.close()
+        client.close()
 
 
 def evaluate_checkpoint(config: Config, spec: SegmentSpec, stop: StopSignal) -> None:
@@ -230,30 +230,34 @@ def _saved_weights(config: Config, run_directory: str, dqn: Dqn) -> Weights:
         updates=progress.updates,
         environment_steps=progress.environment_steps,
         final=True,
-        received_seconds=time.monotonic(),
+        published_seconds=time.monotonic(),
     )
 
 
 def _next_weights(
-    subscriber: WeightsSubscriber, last: Weights | None, pause_seconds: float, stop: StopSignal
+    client: WeightsClient, last: Weights | None, pause_seconds: float, stop: StopSignal
 ) -> Weights | None:
     """Waits until the pause is over, or the run; returns the newest weights, None if none will come."""
     until = time.monotonic() + (pause_seconds if last is not None else 0)
+    is_requested = False
     while not stop.is_set():
-        newest = subscriber.wait(0.1)
+        if not is_requested and time.monotonic() >= until:
+            client.request()
+            is_requested = True
+        newest = client.wait(0.1)
         if newest is not None and newest.final:
             return newest
         if stop.run_is_over:
             return None
-        if newest is not None and time.monotonic() >= until and (last is None or newest.updates != last.updates):
+        if newest is not None and is_requested and (last is None or newest.updates != last.updates):
             return newest
         stop.wait(0.1)
     return None
 
 
-def _is_cancelled(stop: StopSignal, subscriber: WeightsSubscriber, weights: Weights) -> bool:
+def _is_cancelled(stop: StopSignal, client: WeightsClient, weights: Weights) -> bool:
     """Tells whether to stop, or whether the run ended meanwhile: what is being evaluated is then not its result."""
-    newest = subscriber.newest
+    newest = client.newest
     is_over = stop.run_is_over or (newest is not None and newest.final)
     return stop.is_set() or (is_over and not weights.final)
 

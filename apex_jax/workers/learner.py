@@ -24,7 +24,7 @@ from apex_jax.device import device_memory_bytes
 from apex_jax.environment import segment_spec
 from apex_jax.errors import DivergenceError, FatalError, RunError
 from apex_jax.links.sampling_client import Item, SamplingClient, Segments
-from apex_jax.links.weights import WeightsPublisher
+from apex_jax.links.weights_server import WeightsServer
 from apex_jax.metrics import MetricsWriter
 from apex_jax.operations.status_page import StatusPage
 from apex_jax.operations.stopping import STOPPING, acknowledge, lost_updates
@@ -93,10 +93,12 @@ class Learner:
             self._start_seconds = time.monotonic() - self._progress.elapsed_seconds
             self.updates = self._progress.updates
             self.environment_steps = self._progress.environment_steps
+            self._published_updates = -1
             self._metrics = LearnerMetrics(MetricsWriter(config.directory, name))
             address, version, run = config.addresses.weights, self._progress.weights_version, self._run_identity
-            self._publisher = WeightsPublisher(context, address, self._run_id, version, config.weights_agreement, run)
-            opened.callback(self._publisher.close)
+            agreement, architecture = config.weights_agreement, self._architecture
+            self._weights = WeightsServer(context, address, self._run_id, version, agreement, architecture, run)
+            opened.callback(self._weights.close)
             if self._run_identity.name:  # else as soon as the replay server has said which run this is
                 self._publish()  # before anything is compiled: actors wait for it
             _log.info("learning on %s in %s", jax.devices()[0], dtype.name)
@@ -134,14 +136,20 @@ class Learner:
             _log.info("the run is over: %s", reason)
             self._publish(final=True)
             self._stream.finish(reason)
-            self._wait_until_heard(stop)
+            self._wait_for_others(stop)
 
-    def _wait_until_heard(self, stop: StopSignal) -> None:
-        """Waits for a replay server that is restarting: it alone can tell the actors that the run is over."""
+    def _wait_for_others(self, stop: StopSignal) -> None:
+        """Waits until the others have what ends the run: the replay server, which may be restarting, and all clients.
+
+        The replay server alone can end the actors; the evaluator needs the final weights.
+        """
         until = time.monotonic() + FINISH_SECONDS
-        while not stop.is_set() and not self._stream.is_finish_heard.wait(0.02):
+        while not stop.is_set() and not (self._stream.is_finish_received.is_set() and self._weights.is_drained):
+            stop.wait(0.02)
             if time.monotonic() > until:
-                _log.warning("the replay server did not hear that the run is over: stop it and the actors by hand")
+                if not self._stream.is_finish_received.is_set():
+                    what = "the replay server did not receive that the run is over"
+                    _log.warning("%s: stop it and the actors by hand", what)
                 return
 
     def _learn(self, stop: StopSignal) -> str | None:
@@ -170,24 +178,24 @@ class Learner:
             "run_id": digest_of_run_id(self._run_id),
             "updates": self.updates,
             "environment_frames": self.environment_steps * self._config.environment.frame_skip,
-            "weights_version": self._publisher.version,
+            "weights_version": self._weights.version,
             "rates": self._metrics.rates(),
             "counters": {
                 "failed_checkpoints": self._checkpointer.failed_saves,
-                "replay_losses": self._stream.losses,
-                **(self._stream.dropped.copy() + self._publisher.dropped.copy()),
+                "replay_disconnects": self._stream.disconnects,
+                **(self._stream.dropped.copy() + self._weights.dropped.copy()),
             },
             "checkpoint": {
                 "updates": self._checkpointer.saved_updates,
                 "age_seconds": time.monotonic() - self._checkpointer.saved_seconds,
             },
-            "peers": {"replay": self._stream.peer_state, "subscribers": self._publisher.subscribers},
+            "peers": {"replay": self._stream.peer_state, "weights_clients": len(self._weights.clients)},
         }
 
     def close(self) -> None:
         """Ends the threads; waits until the last checkpoint is saved, unless that was given up."""
         self._stream.close()
-        self._publisher.close()
+        self._weights.close()
         self._saver.close()
 
     def _join_replay(self, context: zmq.Context, spec: SegmentSpec, capacity_segments: int) -> SamplingClient:
@@ -255,7 +263,7 @@ class Learner:
         now = time.monotonic()
         if not self._is_accepted and self._stream.peer_state == "joined":
             self._accept()
-        if now >= self._next_publish and self._is_accepted:
+        if now >= self._next_publish and self._is_accepted and self.updates != self._published_updates:
             self._publish()
             self._next_publish = now + self._config.learner.publish_interval_seconds
         if now >= self._next_metrics:
@@ -269,7 +277,8 @@ class Learner:
         self.on_accepted()
 
     def _publish(self, final: bool = False) -> None:
-        self._publisher.publish(copy_params(self._state.online_params), self.updates, self.environment_steps, final)
+        self._published_updates = self.updates
+        self._weights.publish(copy_params(self._state.online_params), self.updates, self.environment_steps, final)
 
     def _restore(self) -> Progress:
         agreement = self._config.checkpoint_agreement
@@ -288,7 +297,7 @@ class Learner:
             updates=self.updates,
             environment_steps=self.environment_steps,
             elapsed_seconds=self._elapsed_seconds,
-            weights_version=self._publisher.version,
+            weights_version=self._weights.version,
             run_identity=self._run_identity.name,
         )
         self._saver.save(self._state, self._progress)
@@ -298,9 +307,9 @@ class Learner:
             return  # its replay server may yet refuse it: nothing is written into a run that is not its own
         frames = self.environment_steps * self._config.environment.frame_skip
         learning_rate = self._config.learner.learning_rate * self._learning_rate_share()
-        version, dropped = self._publisher.version, self._stream.dropped.copy() + self._publisher.dropped.copy()
+        version, dropped = self._weights.version, self._stream.dropped.copy() + self._weights.dropped.copy()
         incidents = {
-            "learner/replay_losses": self._stream.losses,
+            "learner/replay_disconnects": self._stream.disconnects,
             "learner/failed_checkpoints": self._checkpointer.failed_saves,
             "learner/checkpoint_age_seconds": time.monotonic() - self._checkpointer.saved_seconds,
             **(self._storage.metrics() if self._storage is not None else {}),

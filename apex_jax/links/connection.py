@@ -1,0 +1,195 @@
+"""A client's connection to its server, and the one place that decides that the server is silent, gone or back."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import zmq
+
+from apex_jax.errors import RunError
+from apex_jax.run_identity import RunIdentity
+from apex_jax.transport import sockets
+from apex_jax.transport.messages import Refusal, Rejoin
+from apex_jax.transport.monitor import ClientMonitor
+from apex_jax.transport.wire import WireError
+
+_log = logging.getLogger(__name__)
+
+HEARTBEAT_SECONDS = 1.0  # between two hellos, or two heartbeats
+STOOD_STILL_SECONDS = 1.0  # between two turns: this process was stopped, or had no core
+
+
+class Connection:
+    """Joins a server and stays joined: hellos until the server welcomes this client, and heartbeats from then on.
+
+    The server answers every hello and heartbeat. A server whose connection breaks, or which sends nothing for
+    `silent_seconds`, is lost, and is looked for until it is back. `state` is one of
+
+        connecting  no server has welcomed this client yet
+        joined      a server has, and its connection lives
+        lost        a server had, and has gone
+        refused     a server does not accept this client, now or ever
+
+    A server of ours never breaks the protocol: what is no message, or does not belong on the link, is a RunError.
+    """
+
+    def __init__(
+        self,
+        server: str,
+        address: str,
+        run: RunIdentity | None,
+        silent_seconds: float,
+        away_limit_seconds: float = 0.0,
+        refused_limit_seconds: float = 0.0,
+        heartbeat_seconds: float | None = None,
+    ):
+        """`server`: what people call it, such as "replay server"; `run`: that this client is part of, None = of any.
+
+        `away_limit_seconds`, `refused_limit_seconds`: after which a server that is away, or has no place for this
+        client, is a RunError; 0 = never. `heartbeat_seconds`: None = HEARTBEAT_SECONDS.
+        """
+        self.state = "connecting"
+        self.disconnects = 0  # of servers that had welcomed this client
+        self.dropped: Counter[str] = Counter()
+        self.name = f"the {server} at {address}"
+        self.run = run or RunIdentity()
+        self._silent_seconds = silent_seconds
+        self._heartbeat_seconds = HEARTBEAT_SECONDS if heartbeat_seconds is None else heartbeat_seconds
+        self._away_limit_seconds = away_limit_seconds
+        self._refused_limit_seconds = refused_limit_seconds
+        self._monitor = ClientMonitor()
+        self._socket: zmq.Socket | None = None
+        self._since_seconds: float | None = None  # when `state` became what it is; None before the first turn
+        self._received_seconds = 0.0  # when the server's last message came, or the connection was made
+        self._turn_seconds = 0.0
+        self._next_heartbeat = 0.0
+        self._is_ending = False
+
+    @contextlib.contextmanager
+    def open(
+        self, connect: Callable[[ClientMonitor], zmq.Socket], on_error: Callable[[RunError], None]
+    ) -> Iterator[zmq.Socket]:
+        """Opens and closes the socket around the loop of a client's thread.
+
+        Whatever ends that loop is given to `on_error`, as whoever waits for this client would else wait for ever.
+        """
+        try:
+            with connect(self._monitor) as self._socket, self._monitor:
+                yield self._socket
+        except RunError as error:
+            self.state = "refused"
+            on_error(error)
+        except Exception as error:
+            self.state = "refused"
+            on_error(RunError(f"the link to {self.name} failed: {error}"))
+            raise
+
+    def turn(self, now_seconds: float, hello: Callable[[], Any], heartbeat: Callable[[], Any]) -> None:
+        """Sees what has become of the connection, and sends a hello or a heartbeat when one is due.
+
+        RunError if the server can never be joined, or a limit is reached.
+        """
+        if self._since_seconds is None:
+            self._since_seconds = self._received_seconds = self._turn_seconds = now_seconds
+        if now_seconds - self._turn_seconds > STOOD_STILL_SECONDS:  # what has come meanwhile is still unread
+            self._received_seconds = now_seconds
+        self._turn_seconds = now_seconds
+        was_connected = self._monitor.is_connected
+        self._monitor.check()
+        self._monitor.count(self.dropped)
+        if self._is_ending:
+            return
+        if self._monitor.is_connected and not was_connected:
+            self._received_seconds = now_seconds
+        silent_seconds = now_seconds - self._received_seconds
+        if self.state == "joined" and not self._monitor.is_connected:
+            self._lose(now_seconds, f"{self.name} is lost: looking for it")
+        elif self.state == "joined" and silent_seconds > self._silent_seconds:
+            self._lose(now_seconds, f"{self.name} has been silent for {silent_seconds:.0f} s: looking for it")
+        if self._monitor.is_connected and silent_seconds > self._silent_seconds:
+            self._monitor.reconnect()  # the connection may be dead in a way that tcp does not show
+            self._received_seconds = now_seconds
+        self._check_limits(now_seconds)
+        if now_seconds >= self._next_heartbeat and self._send(heartbeat() if self.state == "joined" else hello()):
+            self._next_heartbeat = now_seconds + self._heartbeat_seconds
+
+    def receive(self, now_seconds: float, expected: tuple[type, ...]) -> Iterator[Any]:
+        """Yields the messages that have arrived, `Refusal` and `Rejoin` left out, as far as the budget of a turn goes.
+
+        RunError for a final refusal, and for what no server of ours sends.
+        """
+        assert self._socket is not None
+        try:
+            for message in sockets.receive_some(self._socket, (*expected, Rejoin, Refusal)):
+                self._received_seconds = now_seconds
+                if isinstance(message, Refusal):
+                    self._on_refusal(message, now_seconds)
+                elif isinstance(message, Rejoin):
+                    self._on_rejoin(now_seconds)
+                else:
+                    yield message
+        except WireError as error:
+            if error.version is not None:
+                raise RunError(f"{self.name} cannot be understood: {error.detail}") from None
+            raise self.broken(f"sent what is no message ({error})") from None
+
+    def send(self, message: Any) -> bool:
+        """Sends a message to a server that is joined; returns False if it cannot take it now."""
+        return self.state == "joined" and self._send(message)
+
+    def join(self, now_seconds: float, run_identity: str) -> None:
+        """Takes the server's welcome. RunError if it is of another run."""
+        self._monitor.check(at_once=True)  # the beginning of this connection, which would else look like its loss
+        self.run.adopt(run_identity, self.name)
+        if self.state == "lost":
+            _log.info("%s is back after %.0f s", self.name.split(" at ")[0], now_seconds - (self._since_seconds or 0.0))
+        self._enter("joined", now_seconds)
+
+    def send_heartbeat(self) -> None:
+        """Makes the next heartbeat, or hello, due now."""
+        self._next_heartbeat = 0.0
+
+    def expect_end(self) -> None:
+        """Ends the looking after the server: the run is over, and it may go."""
+        self._is_ending = True
+
+    def broken(self, what: str) -> RunError:
+        """Returns the error of a server that breaks the protocol; `what` it did."""
+        return RunError(f"{self.name} {what}: it is not a server of this release; run the same release everywhere")
+
+    def _send(self, message: Any) -> bool:
+        assert self._socket is not None
+        return sockets.send(self._socket, message)
+
+    def _enter(self, state: str, now_seconds: float) -> None:
+        self.state, self._since_seconds = state, now_seconds
+
+    def _lose(self, now_seconds: float, text: str) -> None:
+        self.disconnects += 1
+        self._enter("lost", now_seconds)
+        self.send_heartbeat()
+        _log.warning("%s", text)
+
+    def _check_limits(self, now_seconds: float) -> None:
+        away_seconds = now_seconds - (self._since_seconds or 0.0)
+        if self.state in ("connecting", "lost") and 0 < self._away_limit_seconds < away_seconds:
+            what = f"{self.name} has been away for {away_seconds:.0f} s"
+            raise RunError(f"{what}: start it, or raise away_limit_seconds (0 = wait for ever)")
+
+    def _on_rejoin(self, now_seconds: float) -> None:
+        if self.state == "joined":
+            self._lose(now_seconds, f"{self.name} no longer knows this process: joining it again")
+
+    def _on_refusal(self, message: Refusal, now_seconds: float) -> None:
+        reason = self.run.refused(message.reason)
+        refused_seconds = now_seconds - (self._since_seconds or 0.0) if self.state == "refused" else 0.0
+        if message.final or 0 < self._refused_limit_seconds < refused_seconds:
+            raise RunError(f"refused by {self.name}: {reason}")
+        self.dropped["refused"] += 1
+        if self.state != "refused":
+            _log.warning("%s; retrying until it has a place", reason)
+            self._enter("refused", now_seconds)

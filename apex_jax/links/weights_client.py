@@ -1,0 +1,247 @@
+"""The actors' and the evaluator's side of the weights link: a thread that asks the learner for newer parameters."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import zlib
+from collections import Counter
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import zmq
+
+from apex_jax.agent.dqn import Params
+from apex_jax.errors import RunError
+from apex_jax.links.connection import Connection
+from apex_jax.run_identity import RunIdentity
+from apex_jax.segment_codec import FLOAT32
+from apex_jax.transport import sockets
+from apex_jax.transport.messages import (
+    WEIGHTS_PIECE_BYTES,
+    Goodbye,
+    WeightsHeartbeat,
+    WeightsHello,
+    WeightsOffer,
+    WeightsPiece,
+    WeightsRequest,
+)
+from apex_jax.transport.params_codec import architecture_of, decode_weights
+from apex_jax.types import PEER_TIMEOUT_SECONDS
+
+_log = logging.getLogger(__name__)
+
+HEARTBEAT_SECONDS = 2.0  # a learner has several hundred clients
+STALLED_SECONDS = 10.0  # without a piece that was asked for, after which a transfer begins anew
+
+
+class Weights(NamedTuple):
+    """Parameters and what the learner said of them."""
+
+    params: Params  # leaves float32, on this process's device
+    version: int
+    learner_run_id: int
+    updates: int  # that the learner had made
+    environment_steps: int  # of the whole run, at that moment
+    final: bool
+    published_seconds: float  # time.monotonic() here
+
+
+class _Transfer:
+    """The pieces of one version, as they arrive in their order."""
+
+    def __init__(self, first: WeightsPiece) -> None:
+        self.first = first
+        self.body = bytearray(first.body_bytes)
+        self.received = 0  # bytes
+        self.requested = WEIGHTS_PIECE_BYTES  # up to this byte
+
+    def is_of(self, piece: WeightsPiece) -> bool:
+        first = self.first
+        return (piece.learner_run_id, piece.version) == (first.learner_run_id, first.version)
+
+
+class WeightsClient:
+    """Keeps the newest parameters at hand, already on the device; acting never waits for them.
+
+    At most WEIGHTS_PIECES_AT_ONCE pieces are asked for ahead, and the next version only when one is complete: on a slow
+    line parameters are as old as their transfer takes. A learner that restarts is followed, whatever its versions.
+    """
+
+    def __init__(
+        self,
+        context: zmq.Context,
+        address: str,
+        like_params: Params,
+        agreement: str,
+        away_limit_seconds: float = 0.0,
+        run: RunIdentity | None = None,
+        takes_every: bool = True,
+    ):
+        """Connects and starts the thread. `like_params`: a tree of the network's leaves; `agreement`: see `Config`.
+
+        `away_limit_seconds`: after which a learner that is away is a RunError, 0 = never.
+        `run`: that this process is part of, or becomes part of with the first offer; None = of any.
+        `takes_every`: every version that it can; else the first, the final, and those asked for with `request`.
+        """
+        self._context, self._address = context, address
+        self._connection = Connection(
+            "learner", address, run, PEER_TIMEOUT_SECONDS, away_limit_seconds, heartbeat_seconds=HEARTBEAT_SECONDS
+        )
+        self._takes_every = takes_every
+        self._like_params = like_params
+        self._hello = WeightsHello(agreement, architecture_of(like_params))
+        self._body_bytes = sum(FLOAT32.itemsize * leaf.size for leaf in jax.tree.leaves(like_params))
+        self._newest: Weights | None = None
+        self._error: RunError | None = None
+        self._offer = WeightsOffer(0, 0, False)
+        self._held = (0, 0)  # learner_run_id and version that arrived last, whether they could be used or not
+        self._transfer: _Transfer | None = None
+        self._asked_seconds: float | None = None  # when pieces were last asked for, or arrived
+        self._wanted = threading.Event()
+        self._closing = threading.Event()
+        self._arrived = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="weights client")
+        self._thread.start()
+
+    @property
+    def newest(self) -> Weights | None:
+        """The newest parameters, None before the first. RunError if the learner can never be joined."""
+        if self._error is not None:
+            raise self._error
+        return self._newest
+
+    @property
+    def peer_state(self) -> str:
+        """What has become of the learner: see `Connection`."""
+        return self._connection.state
+
+    @property
+    def dropped(self) -> Counter[str]:
+        """What arrived and was not used, by reason."""
+        return self._connection.dropped
+
+    def request(self) -> None:
+        """Asks for the newest parameters; they are `newest` once they have arrived."""
+        self._wanted.set()
+
+    def wait(self, seconds: float) -> Weights | None:
+        """Waits at most `seconds` for the first parameters; returns the newest."""
+        self._arrived.wait(seconds)
+        return self.newest
+
+    def close(self) -> None:
+        """Ends the thread."""
+        self._closing.set()
+        self._thread.join()
+
+    def turn(self, now_seconds: float) -> None:
+        """Takes what has arrived, and asks for what is missing."""
+        self._connection.turn(now_seconds, self._newest_hello, self._heartbeat)
+        for message in self._connection.receive(now_seconds, (WeightsOffer, WeightsPiece)):
+            if isinstance(message, WeightsOffer):
+                self._on_offer(message, now_seconds)
+            else:
+                self._on_piece(message, now_seconds)
+        self._ask(now_seconds)
+
+    def _run(self) -> None:
+        def connect(monitor: Any) -> zmq.Socket:
+            return sockets.connect_weights(self._context, self._address, monitor)
+
+        with self._connection.open(connect, self._fail) as socket:
+            while not self._closing.is_set():
+                socket.poll(100)
+                self.turn(time.monotonic())
+            self._connection.send(Goodbye(0))
+
+    def _fail(self, error: RunError) -> None:
+        self._error = error
+        self._arrived.set()
+
+    def _newest_hello(self) -> WeightsHello:
+        return self._hello._replace(run_identity=self._connection.run.name)
+
+    def _heartbeat(self) -> WeightsHeartbeat:
+        return WeightsHeartbeat(*self._held)
+
+    def _on_offer(self, offer: WeightsOffer, now_seconds: float) -> None:
+        if self._connection.state != "joined":  # what was asked for over the connection before does not come
+            self._asked_seconds = None
+            if self._transfer is not None and self._transfer.first.learner_run_id == offer.learner_run_id:
+                self._transfer.requested = self._transfer.received
+            else:
+                self._transfer = None
+        self._connection.join(now_seconds, offer.run_identity)
+        self._offer = offer
+
+    def _ask(self, now_seconds: float) -> None:
+        """Asks for the newest version if it is due, for what is missing of a version, or again if nothing comes."""
+        if self._asked_seconds is not None and now_seconds - self._asked_seconds > STALLED_SECONDS:
+            self._transfer = self._asked_seconds = None  # the learner may no longer have that version
+        transfer = self._transfer
+        if transfer is None:
+            if self._asked_seconds is None and self._is_due() and self._connection.send(WeightsRequest(0, 0)):
+                self._asked_seconds = now_seconds
+            return
+        ahead = transfer.received + sockets.WEIGHTS_PIECES_AT_ONCE * WEIGHTS_PIECE_BYTES
+        while transfer.requested < min(ahead, len(transfer.body)):
+            if not self._connection.send(WeightsRequest(transfer.first.version, transfer.requested)):
+                return
+            transfer.requested += WEIGHTS_PIECE_BYTES
+            self._asked_seconds = now_seconds
+
+    def _is_due(self) -> bool:
+        is_newer = self._offer.version > 0 and (self._offer.learner_run_id, self._offer.version) != self._held
+        is_wanted = self._takes_every or self._newest is None or self._offer.final or self._wanted.is_set()
+        return is_newer and is_wanted
+
+    def _on_piece(self, piece: WeightsPiece, now_seconds: float) -> None:
+        if piece.body_bytes != self._body_bytes:
+            raise self._connection.broken(f"sent weights of {piece.body_bytes} bytes, not {self._body_bytes}")
+        if self._transfer is None and piece.offset == 0 and (piece.learner_run_id, piece.version) != self._held:
+            self._transfer = _Transfer(piece)
+        transfer = self._transfer
+        if transfer is None or not transfer.is_of(piece) or piece.offset != transfer.received:
+            return  # asked for before the connection broke, or behind one that was lost: it is asked for again
+        end = piece.offset + len(piece.piece)
+        if end > len(transfer.body) or (end < len(transfer.body) and len(piece.piece) != WEIGHTS_PIECE_BYTES):
+            raise self._connection.broken(f"sent a piece of weights from {piece.offset} to {end}")
+        transfer.body[piece.offset : end] = piece.piece
+        transfer.received = end
+        self._asked_seconds = now_seconds
+        if end == len(transfer.body):
+            self._transfer = self._asked_seconds = None
+            self._take(piece, transfer.body, now_seconds)
+
+    def _take(self, last: WeightsPiece, body: bytearray, now_seconds: float) -> None:
+        if zlib.crc32(body) != last.crc:
+            self._drop("bad_checksum")
+            return  # they are asked for again
+        self._held = (last.learner_run_id, last.version)
+        self._wanted.clear()
+        self._connection.send(self._heartbeat())  # answered with a newer version, if there is one by now
+        # 2 ms for 3.3 million parameters, on this thread and without Python's lock: acting goes on meanwhile.
+        if not np.isfinite(np.frombuffer(body, FLOAT32)).all():
+            self._drop("not_finite")
+            return
+        params: Any = jax.device_put(decode_weights(body, self._like_params))
+        self._newest = Weights(
+            params,
+            last.version,
+            last.learner_run_id,
+            last.updates,
+            last.environment_steps,
+            last.final,
+            now_seconds - last.age_seconds,
+        )
+        self._arrived.set()
+        if last.final:
+            self._connection.expect_end()
+
+    def _drop(self, reason: str) -> None:
+        self.dropped[reason] += 1
+        if self.dropped[reason] == 1:
+            _log.warning("weights of %s are refused: %s", self._connection.name, reason)

@@ -1,0 +1,262 @@
+"""The learner's side of the weights link: a thread that answers whoever asks for the newest parameters."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import zlib
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import zmq
+
+from apex_jax.agent.dqn import Params
+from apex_jax.agreement import told
+from apex_jax.run_identity import RunIdentity
+from apex_jax.transport import sockets
+from apex_jax.transport.messages import (
+    WEIGHTS_PIECE_BYTES,
+    Goodbye,
+    Refusal,
+    Rejoin,
+    WeightsHeartbeat,
+    WeightsHello,
+    WeightsOffer,
+    WeightsPiece,
+    WeightsRequest,
+)
+from apex_jax.transport.monitor import ServerMonitor
+from apex_jax.transport.params_codec import encode_weights
+from apex_jax.types import PEER_TIMEOUT_SECONDS
+
+_log = logging.getLogger(__name__)
+
+MAX_CLIENTS = 4_096
+MAX_ENCODED = 8  # versions held as bytes at once: a client on a slow line takes seconds for one
+UNUSED_SECONDS = 30.0  # after which a version that nobody asks for is no longer held as bytes
+OLDEST_SECONDS = 60.0  # of the newest version that is held, after which the oldest gives way to a newer one
+
+
+class Published(NamedTuple):
+    """Parameters and what is said of them."""
+
+    version: int
+    params: Params
+    updates: int
+    environment_steps: int
+    final: bool
+    seconds: float  # time.monotonic() when they were published
+
+
+@dataclass
+class Encoded:
+    """A version as it travels; each piece is an object of its own, so that a queue which holds one holds no more."""
+
+    published: Published
+    crc: int
+    body_bytes: int
+    pieces: list[bytes]
+
+
+@dataclass
+class Client:
+    """What the server knows of a client."""
+
+    seen_seconds: float
+    has_newest: bool = False
+    version: int = 0  # of which it is being sent the pieces, 0 = none
+    asked_seconds: float = 0.0  # when it asked for the last of them
+
+
+class WeightsServer:
+    """Answers requests for parameters: encoded when the first client asks, and shared by all who ask then.
+
+    Nothing is sent that nobody asked for but the number of a new version. Each client asks at its own pace, so a slow
+    one slows nobody, and what it gets is as old as its own transfer takes.
+    """
+
+    def __init__(
+        self,
+        context: zmq.Context,
+        address: str,
+        run_id: int,
+        first_version: int,
+        agreement: str,
+        architecture: str,
+        run: RunIdentity | None = None,
+    ):
+        """Binds the address (BindError if that fails) and starts the thread.
+
+        `agreement`: see `Config.weights_agreement`; `architecture`: of the network, see `params_codec`; `run`: None =
+        of no run in particular, as in a benchmark.
+        """
+        self.dropped: Counter[str] = Counter()
+        self.clients: dict[bytes, Client] = {}
+        self._monitor = ServerMonitor()
+        self._socket = sockets.serve_weights(context, address, self._monitor)
+        self._wake = sockets.WakeUp(context)
+        self._run_id = run_id
+        self._agreement = agreement
+        self._architecture = architecture
+        self._run_identity = run or RunIdentity()
+        self.version = first_version
+        self._newest: Published | None = None
+        self._offered: Published | None = None  # to the clients
+        self._encoded: dict[int, Encoded] = {}  # by version, the oldest first
+        self._handlers: dict[type, Callable[[bytes, Any, float], None]] = {
+            WeightsHello: self._on_hello,
+            WeightsHeartbeat: self._on_heartbeat,
+            WeightsRequest: self._on_request,
+            Goodbye: self._on_goodbye,
+        }
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="weights server")
+        self._thread.start()
+
+    def publish(self, params: Params, updates: int, environment_steps: int, final: bool = False) -> None:
+        """Takes parameters to be given to whoever asks; returns at once.
+
+        `params` are the caller's no more: a copy the learner's next update does not donate away.
+        """
+        # Milliseconds since 1970 or one more: versions grow also over a restart from an older checkpoint.
+        self.version = max(self.version + 1, int(time.time() * 1000))
+        self._newest = Published(self.version, params, updates, environment_steps, final, time.monotonic())
+        self._wake.wake_up()
+
+    @property
+    def is_drained(self) -> bool:
+        """Tells whether every client that lives has the newest parameters."""
+        return self._offered is self._newest and all(client.has_newest for client in list(self.clients.values()))
+
+    def close(self) -> None:
+        """Ends the thread."""
+        self._closing.set()
+        self._wake.wake_up()
+        self._thread.join()
+        self._wake.close()
+
+    def turn(self, now_seconds: float) -> None:
+        """Answers the messages that have arrived, and offers what has been published."""
+        self._monitor.count(self.dropped)
+        for _ in sockets.reading_turn():
+            received = sockets.receive_from(self._socket, tuple(self._handlers), self.dropped)
+            if received is None:
+                self._evict_dead_clients(now_seconds)  # whose heartbeats may else be still unread
+                break
+            identity, message = received
+            if (client := self.clients.get(identity)) is not None:
+                client.seen_seconds = now_seconds
+            elif not isinstance(message, WeightsHello):
+                sockets.send(self._socket, Rejoin(), identity)
+                continue
+            self._handlers[type(message)](identity, message, now_seconds)
+        if self._offered is not self._newest:
+            self._offered = self._newest
+            for identity, client in self.clients.items():
+                client.has_newest = False
+                if not client.version:  # else it has asked for pieces, and needs the room in its queue for them
+                    self._offer(identity)
+
+    def _run(self) -> None:
+        with self._socket, self._monitor:
+            poller = zmq.Poller()
+            poller.register(self._socket, zmq.POLLIN)
+            poller.register(self._wake.socket, zmq.POLLIN)
+            while not self._closing.is_set():
+                poller.poll(1_000)
+                self._wake.clear()
+                self.turn(time.monotonic())
+
+    def _evict_dead_clients(self, now_seconds: float) -> None:
+        for identity, client in list(self.clients.items()):
+            if now_seconds - client.seen_seconds > PEER_TIMEOUT_SECONDS:
+                del self.clients[identity]
+
+    def _on_hello(self, identity: bytes, message: WeightsHello, now_seconds: float) -> None:
+        if (refusal := self._refusal(identity, message)) is not None:
+            sockets.send(self._socket, refusal, identity)
+            return
+        self.clients.setdefault(identity, Client(now_seconds))
+        self._offer(identity)
+
+    def _refusal(self, identity: bytes, message: WeightsHello) -> Refusal | None:
+        if message.agreement != self._agreement:
+            self.dropped["another_config"] += 1
+            what = told(self._agreement, message.agreement, "the learner", "this process")
+            return Refusal(reason=f"{what}; make them equal", final=True)
+        if self._run_identity.differs(message.run_identity):
+            self.dropped["another_run"] += 1
+            reason = self._run_identity.refusal(message.run_identity, "this process", "the learner")
+            return Refusal(reason=reason, final=True)
+        if message.architecture != self._architecture:
+            self.dropped["another_architecture"] += 1
+            reason = "the network here is another one than the learner's: run the same release everywhere"
+            return Refusal(reason=reason, final=True)
+        if identity not in self.clients and len(self.clients) >= MAX_CLIENTS:
+            self.dropped["too_many_clients"] += 1
+            return Refusal(reason=f"the learner has the {MAX_CLIENTS} clients of weights it can have", final=False)
+        return None
+
+    def _on_heartbeat(self, identity: bytes, message: WeightsHeartbeat, now_seconds: float) -> None:
+        held = (message.learner_run_id, message.version)
+        newest = self._offered
+        self.clients[identity].has_newest = newest is not None and held == (self._run_id, newest.version)
+        self._offer(identity)
+
+    def _on_request(self, identity: bytes, message: WeightsRequest, now_seconds: float) -> None:
+        encoded = self._encoded.get(message.version) if message.version else self._newest_encoded(now_seconds)
+        number, rest = divmod(message.offset, WEIGHTS_PIECE_BYTES)
+        if encoded is None or rest or number >= len(encoded.pieces):
+            self._offer(identity)
+            return
+        published, client = encoded.published, self.clients[identity]
+        client.version = published.version if number + 1 < len(encoded.pieces) else 0
+        client.asked_seconds = now_seconds
+        piece = WeightsPiece(
+            learner_run_id=self._run_id,
+            version=published.version,
+            updates=published.updates,
+            environment_steps=published.environment_steps,
+            final=published.final,
+            age_seconds=max(0.0, now_seconds - published.seconds),  # it may have been published during this turn
+            crc=encoded.crc,
+            body_bytes=encoded.body_bytes,
+            offset=message.offset,
+            piece=encoded.pieces[number],
+        )
+        sockets.send(self._socket, piece, identity)  # a client whose queue is full asks again
+
+    def _on_goodbye(self, identity: bytes, message: Goodbye, now_seconds: float) -> None:
+        del self.clients[identity]
+
+    def _offer(self, identity: bytes) -> None:
+        newest, run = self._offered, self._run_identity.name
+        version, final = (newest.version, newest.final) if newest is not None else (0, False)
+        sockets.send(self._socket, WeightsOffer(self._run_id, version, final, run), identity)
+
+    def _newest_encoded(self, now_seconds: float) -> Encoded | None:
+        """Returns the newest version as bytes; while as many as may be are being sent, the newest of these."""
+        newest = self._newest
+        if newest is None:
+            return None
+        if newest.version not in self._encoded:
+            self._discard_unused(now_seconds)
+            if len(self._encoded) >= MAX_ENCODED:
+                latest = next(reversed(self._encoded.values()))
+                if not newest.final and now_seconds - latest.published.seconds < OLDEST_SECONDS:
+                    return latest
+                del self._encoded[next(iter(self._encoded))]
+            body = encode_weights(jax.device_get(newest.params))
+            pieces = [body[start : start + WEIGHTS_PIECE_BYTES] for start in range(0, len(body), WEIGHTS_PIECE_BYTES)]
+            self._encoded[newest.version] = Encoded(newest, zlib.crc32(body), len(body), pieces)
+        return self._encoded[newest.version]
+
+    def _discard_unused(self, now_seconds: float) -> None:
+        """Discards the bytes of versions that no client is being sent."""
+        since = now_seconds - UNUSED_SECONDS
+        used = {client.version for client in self.clients.values() if client.asked_seconds >= since}
+        self._encoded = {version: encoded for version, encoded in self._encoded.items() if version in used}

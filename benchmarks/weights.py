@@ -1,0 +1,226 @@
+"""A learner's weights link to 360 clients on loopback tcp, beside its limit: the same bytes over bare ZMQ sockets.
+
+Every client takes the paper's parameters, 13.2 MB, as an actor does: piece by piece, four asked for ahead. The limit is
+a ROUTER that sends each of as many DEALERs the same pieces in turn as long as it has room, without asking.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+import statistics
+import time
+from typing import Any
+
+import jax
+import zmq
+
+from apex_jax.agent.dqn import make_dqn
+from apex_jax.command_line import load
+from apex_jax.environment import segment_spec
+from apex_jax.links.weights_server import WeightsServer
+from apex_jax.transport import sockets
+from apex_jax.transport.messages import (
+    WEIGHTS_PIECE_BYTES,
+    WeightsHeartbeat,
+    WeightsHello,
+    WeightsOffer,
+    WeightsPiece,
+    WeightsRequest,
+)
+from apex_jax.transport.params_codec import architecture_of, encode_weights
+from benchmarks.load import split_cores
+from benchmarks.replay_server import free_tcp_addresses
+from benchmarks.report import finish, say, target
+from benchmarks.roles import ROOT
+
+CLIENTS = 360
+HEARTBEAT_SECONDS = 2.0
+IDLE_SECONDS = 5.0
+PATIENCE_SECONDS = 120.0
+
+
+def main() -> None:
+    """Measures how long a version takes to all clients, what publishing costs, and what a quiet link costs."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--clients", type=int, default=CLIENTS)
+    arguments = parser.parse_args()
+    server_core, other_cores = split_cores()
+    config = load(ROOT / "configs" / "paper.yaml")
+    params = jax.device_get(make_dqn(config, segment_spec(config)).init(jax.random.key(0)).online_params)
+    body = encode_weights(params)
+    context = multiprocessing.get_context("spawn")
+    received = context.Array("q", 2)  # versions, whole, by all clients; and bytes
+    pair = free_tcp_addresses(2)
+    hello = WeightsHello(config.weights_agreement, architecture_of(params))
+    clients = context.Process(target=_clients, args=(pair[0], hello, arguments.clients, other_cores, received))
+    sinks = context.Process(target=_sinks, args=(pair[1], arguments.clients, other_cores, received))
+    os.sched_setaffinity(0, server_core)
+    zmq_context = zmq.Context()
+    server = WeightsServer(zmq_context, pair[0], 1, 0, hello.agreement, hello.architecture)
+    bare = BareServer(zmq_context, pair[1], body)
+    clients.start()
+    sinks.start()
+    _wait(lambda: len(server.clients) == arguments.clients)
+    bare.wait_for(arguments.clients)
+    seconds: dict[str, list[float]] = {"weights link": [], "bare ZMQ": []}
+    publish_seconds = []
+    for number in range(arguments.rounds):
+        started, before = time.monotonic(), received[0]
+        server.publish(params, number, number)
+        publish_seconds.append(time.monotonic() - started)
+        _wait(lambda before=before: received[0] == before + arguments.clients)  # type: ignore[misc]
+        seconds["weights link"].append(time.monotonic() - started)
+        before = received[1]
+        started = time.monotonic()
+        bare.send_all()
+        _wait(lambda before=before: received[1] >= before + arguments.clients * len(body))  # type: ignore[misc]
+        seconds["bare ZMQ"].append(time.monotonic() - started)
+        say(f"round {number + 1}: " + ", ".join(f"{name} {values[-1]:.2f} s" for name, values in seconds.items()))
+    cpu, bytes_before = time.process_time(), received[1]
+    time.sleep(IDLE_SECONDS)
+    idle_share, idle_bytes = (time.process_time() - cpu) / IDLE_SECONDS, received[1] - bytes_before
+    for process in (clients, sinks):
+        process.terminate()
+        process.join()
+    server.close()
+    bare.socket.close(linger=0)
+    zmq_context.term()
+    medians = {name: statistics.median(values) for name, values in seconds.items()}
+    gigabytes = arguments.clients * len(body) / 1e9
+    figures = {
+        "clients": arguments.clients,
+        "megabytes": len(body) / 1e6,
+        "seconds until all have a version": seconds,
+        "gigabytes a second": {name: gigabytes / value for name, value in medians.items()},
+        "publishing, us": 1e6 * statistics.median(publish_seconds),
+        "quiet link, share of a core": idle_share,
+    }
+    targets = {
+        "share of bare ZMQ": target(medians["bare ZMQ"] / medians["weights link"], at_least=0.7),
+        "publishing, us": target(figures["publishing, us"], at_most=1_000.0),
+        "quiet link, share of a core": target(idle_share, at_most=0.05),
+        "quiet link, bytes of weights": target(idle_bytes, at_most=0.0),
+    }
+    finish("weights", figures, targets)
+
+
+class BareServer:
+    """A ROUTER that sends pieces to every peer that has announced itself."""
+
+    def __init__(self, context: zmq.Context, address: str, body: bytes):
+        """Binds."""
+        self.socket = sockets.serve_weights(context, address)
+        self._peers: list[bytes] = []
+        self._pieces = [body[start : start + WEIGHTS_PIECE_BYTES] for start in range(0, len(body), WEIGHTS_PIECE_BYTES)]
+
+    def wait_for(self, number: int) -> None:
+        """Waits until so many peers have announced themselves."""
+        while len(self._peers) < number:
+            self._peers.append(self.socket.recv_multipart()[0])
+
+    def send_all(self) -> None:
+        """Sends each peer all pieces, in turn, as far as each has room."""
+        left = dict.fromkeys(self._peers, 0)
+        while left:
+            progress = False
+            for peer, number in list(left.items()):
+                try:
+                    self.socket.send_multipart([peer, self._pieces[number]], zmq.NOBLOCK, copy=False)
+                except zmq.Again:
+                    continue
+                progress = True
+                left[peer] += 1
+                if left[peer] == len(self._pieces):
+                    del left[peer]
+            if not progress:
+                time.sleep(1e-3)
+
+
+class SimulatedClient:
+    """One connection that takes every version, and keeps nothing of it."""
+
+    def __init__(self, context: zmq.Context, address: str, hello: WeightsHello):
+        """Connects."""
+        self.socket = sockets.connect_weights(context, address)
+        self._hello = hello
+        self._held = self._offered = (0, 0)
+        self._version = self._requested = self._received = 0  # of the transfer; 0 = none
+        self._is_joined = False
+        self._next_sign = 0.0
+
+    def beat(self, now_seconds: float) -> None:
+        """Says hello, or sends a heartbeat when one is due."""
+        if now_seconds >= self._next_sign:
+            message = WeightsHeartbeat(*self._held) if self._is_joined else self._hello
+            if sockets.send(self.socket, message):
+                self._next_sign = now_seconds + HEARTBEAT_SECONDS
+
+    def read(self, received: Any) -> None:
+        """Takes what has arrived, and asks for what is missing."""
+        while (message := sockets.receive(self.socket, (WeightsOffer, WeightsPiece))) is not None:
+            if isinstance(message, WeightsOffer):
+                self._is_joined, self._offered = True, (message.learner_run_id, message.version)
+            else:
+                self._on_piece(message, received)
+        if self._offered[1] and self._offered != self._held and not self._requested:
+            sockets.send(self.socket, WeightsRequest(0, 0))
+            self._requested = WEIGHTS_PIECE_BYTES
+
+    def _on_piece(self, message: WeightsPiece, received: Any) -> None:
+        self._received += len(message.piece)
+        if self._received == message.body_bytes:
+            self._held = (message.learner_run_id, message.version)
+            self._requested = self._received = 0
+            received[0] += 1
+            return
+        ahead = min(message.body_bytes, self._received + sockets.WEIGHTS_PIECES_AT_ONCE * WEIGHTS_PIECE_BYTES)
+        while self._requested < ahead:
+            sockets.send(self.socket, WeightsRequest(message.version, self._requested))
+            self._requested += WEIGHTS_PIECE_BYTES
+
+
+def _clients(address: str, hello: WeightsHello, number: int, cores: set[int], received: Any) -> None:
+    os.sched_setaffinity(0, cores)
+    context, poller = zmq.Context(), zmq.Poller()
+    context.set(zmq.MAX_SOCKETS, 2 * number + 64)
+    clients = {}
+    for _ in range(number):
+        client = SimulatedClient(context, address, hello)
+        clients[client.socket] = client
+        poller.register(client.socket, zmq.POLLIN)
+    while True:
+        now = time.monotonic()
+        for client in clients.values():
+            client.beat(now)
+        for socket, _ in poller.poll(100):
+            clients[socket].read(received)
+
+
+def _sinks(address: str, number: int, cores: set[int], received: Any) -> None:
+    os.sched_setaffinity(0, cores)
+    context, poller = zmq.Context(), zmq.Poller()
+    context.set(zmq.MAX_SOCKETS, 2 * number + 64)
+    for _ in range(number):
+        socket = sockets.connect_weights(context, address)
+        poller.register(socket, zmq.POLLIN)
+        socket.poll(1_000, zmq.POLLOUT)
+        socket.send(b"here")
+    while True:
+        for socket, _ in poller.poll(100):
+            while socket.poll(0):
+                received[1] += len(socket.recv(copy=False))
+
+
+def _wait(condition: Any) -> None:
+    until = time.monotonic() + PATIENCE_SECONDS
+    while not condition():
+        if time.monotonic() > until:
+            raise TimeoutError("the clients do not have the weights")
+        time.sleep(5e-3)
+
+
+if __name__ == "__main__":
+    main()
