@@ -24,10 +24,12 @@
     machine          how many cores and how much memory a process may use
     device           what a process computes on
 
-    agent/           the algorithm: arrays in, arrays out
+    agent/           the algorithms: arrays in, arrays out
+      algorithm      what workers know of one: init, act, update, acting_params, exploration
+      registry       which there are
       networks       observations -> q-values
       losses         the paper's equations
-      dqn            init, act, update
+      dqn            Ape-X DQN
       exploration    the epsilon ladder
       segments       steps of environments -> segments with n-step transitions
       frame_store    segments on the learner's device -> batches by index

@@ -59,6 +59,7 @@ class EnvironmentConfig:
 class AlgorithmConfig:
     """Double-DQN with n-step returns (Horgan et al. 2018)."""
 
+    name: str = key("auto", "auto = the one for the task's actions: dqn for discrete ones")
     n_step: int = key(3, "rewards summed before the bootstrap", "steps", 1, 64)
     discount: float = key(0.99, "gamma, per step", "", 0, 1)
     double_q: bool = key(True, "the online network chooses the bootstrap action, the target network values it")

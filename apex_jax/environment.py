@@ -19,7 +19,7 @@ import numpy as np
 from apex_jax.config import Config
 from apex_jax.errors import UsageError, first_line
 from apex_jax.machine import usable_cores
-from apex_jax.types import SegmentSpec, Step
+from apex_jax.types import ActionSpec, SegmentSpec, Step
 
 
 def segment_spec(config: Config) -> SegmentSpec:
@@ -44,7 +44,7 @@ def segment_spec(config: Config) -> SegmentSpec:
         raise UsageError(f"environment.task={task}: its observations have several parts; choose an Atari game")
     if not hasattr(action, "n"):
         raise UsageError(
-            f"environment.task={task}: its actions are not discrete, which DQN needs; choose an Atari game"
+            f"environment.task={task}: its actions are not discrete: no algorithm here can choose them; choose an Atari game"
         )
     if not _is_atari(task) and (config.environment.frame_stack, config.environment.frame_skip) != (1, 1):
         raise UsageError(
@@ -59,7 +59,7 @@ def segment_spec(config: Config) -> SegmentSpec:
         frame_stack=config.environment.frame_stack,
         slots=config.actor.segment_slots,
         n_step=config.algorithm.n_step,
-        num_actions=int(action.n),
+        action=ActionSpec.discrete(int(action.n)),
     )
 
 
@@ -127,7 +127,7 @@ class Environment:
 
         `action`: int32[A], checked. ValueError where EnvPool would take down the process.
         """
-        actions, environments = range(self._spec.num_actions), range(self.num_environments)
+        actions, environments = range(self._spec.action.num_actions), range(self.num_environments)
         if action.shape != env_id.shape or not (_all_in(action, actions) and _all_in(env_id, environments)):
             raise ValueError(
                 f"actions {action} of environments {env_id}: one action in [0, {len(actions)}) is needed for each"

@@ -97,17 +97,18 @@ TAGS: dict[str, str] = {
 """Every tag there is, with its unit and what is healthy; `<...>` stands for any ending."""
 
 _OPEN_TAGS = tuple(tag.partition("<")[0] for tag in TAGS if "<" in tag)
-_EPSILON_BAND_EDGES = np.array([0.01, 0.05, 0.2])
-_EPSILON_BANDS = ("below_0.01", "0.01_to_0.05", "0.05_to_0.2", "above_0.2")
+TRAINING_TAG = "charts/episodic_return_epsilon_"  # and the name of a band
+_BAND_EDGES = np.array([0.01, 0.05, 0.2])
+_BANDS = ("below_0.01", "0.01_to_0.05", "0.05_to_0.2", "above_0.2")
 
 
-def split_by_epsilon_band(epsilon: np.ndarray, values: np.ndarray) -> list[tuple[str, np.ndarray]]:
-    """Returns the name of each band that holds one of `epsilon` [N], with those of `values` [N] that belong to it.
+def split_by_band(exploration: np.ndarray, values: np.ndarray) -> list[tuple[str, np.ndarray]]:
+    """Returns the name of each band that holds one of `exploration` [N], with those of `values` [N] that belong to it.
 
     A band holds its lower edge.
     """
-    bands = np.searchsorted(_EPSILON_BAND_EDGES, np.asarray(epsilon, np.float64), side="right")
-    return [(_EPSILON_BANDS[band], values[bands == band]) for band in np.unique(bands).tolist()]
+    bands = np.searchsorted(_BAND_EDGES, np.asarray(exploration, np.float64), side="right")
+    return [(_BANDS[band], values[bands == band]) for band in np.unique(bands).tolist()]
 
 
 class MetricsWriter:

@@ -12,7 +12,8 @@ Axis legend, used in every shape of this project:
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -22,6 +23,26 @@ MAX_SEGMENT_BYTES = 2**25
 MAX_STREAMED_SEGMENTS = 64  # in one message to the learner, as far as they fit in a few megabytes
 MAX_WEIGHTS_BYTES = 2**29
 PEER_TIMEOUT_SECONDS = 10.0  # a peer that has said nothing for so long is dead, or as good as that
+
+
+class ActionSpec(NamedTuple):
+    """What an environment takes as an action; each element is in [low, high]."""
+
+    shape: tuple[int, ...]  # () of a discrete action
+    dtype: str  # "int32" of discrete actions, "float32" of continuous ones
+    low: float
+    high: float
+
+    @classmethod
+    def discrete(cls, num_actions: int) -> ActionSpec:
+        """Returns that of the actions 0, 1 ... num_actions - 1."""
+        return cls((), "int32", 0, num_actions - 1)
+
+    @property
+    def num_actions(self) -> int:
+        """How many discrete actions there are."""
+        assert self.dtype == "int32", self
+        return int(self.high) + 1
 
 
 class SegmentSpec(NamedTuple):
@@ -38,7 +59,7 @@ class SegmentSpec(NamedTuple):
     frame_stack: int
     slots: int
     n_step: int
-    num_actions: int
+    action: ActionSpec
 
     @property
     def overlap(self) -> int:
@@ -76,21 +97,44 @@ class Step(NamedTuple):
     life_lost: np.ndarray  # bool[A], fewer lives than one step before
 
 
-class SegmentColumns(NamedTuple):
-    """What a segment says of the transition that starts at each slot; zeros where none does."""
+class Column(NamedTuple):
+    """What a segment holds of the transition that starts at each slot; zeros if none does."""
 
-    priority: np.ndarray  # float32[L], not yet raised to the priority exponent; 0 = no transition starts here
-    n_step_return: np.ndarray  # float32[L], sum of the (clipped) discounted rewards of k steps
-    discount: np.ndarray  # float32[L], gamma^k, or 0 where the episode terminated within those k steps
-    action: np.ndarray  # int32[L], in [0, num_actions)
-    bootstrap_offset: np.ndarray  # uint8[L], k in 1..n: the bootstrap observation ends at slot f + k
+    dtype: str
+    shape: tuple[int, ...] = ()  # of what one slot holds
+
+
+COLUMNS: dict[str, Callable[[SegmentSpec], Column]] = {
+    # Not yet raised to the priority exponent; 0 = no transition starts here.
+    "priority": lambda spec: Column("float32"),
+    # Sum of the (clipped) discounted rewards of k steps.
+    "n_step_return": lambda spec: Column("float32"),
+    # gamma^k, or 0 if the episode terminated within those k steps.
+    "discount": lambda spec: Column("float32"),
+    "action": lambda spec: Column(spec.action.dtype, spec.action.shape),
+    # k in 1..n: the bootstrap observation ends at slot f + k.
+    "bootstrap_offset": lambda spec: Column("uint8"),
+}
+"""By name, in the order in which they travel. Codec, builder, frame store and batches follow this table.
+
+The first three are checked together, as one block of float32.
+"""
+
+Columns: TypeAlias = dict[str, np.ndarray]
+"""The columns of one segment, [L, ...] each, or of several, [N, L, ...]."""
+
+
+def zero_columns(spec: SegmentSpec) -> Columns:
+    """Returns the columns of a segment in which no transition starts."""
+    columns = {name: column_of(spec) for name, column_of in COLUMNS.items()}
+    return {name: np.zeros((spec.slots, *column.shape), column.dtype) for name, column in columns.items()}
 
 
 class Segment(NamedTuple):
     """A segment with its pixels."""
 
     frames: np.ndarray  # uint8|float32[L, *O], the newest frame of each observation only
-    columns: SegmentColumns
+    columns: Columns
 
 
 class SegmentRecord(NamedTuple):

@@ -116,7 +116,7 @@ def parts_alone(config: Config, seconds: float) -> tuple[float, float]:
 
     def step_batch() -> None:
         nonlocal step
-        environment.send(rng.integers(spec.num_actions, size=batch_size, dtype=np.int32), step.env_id)
+        environment.send(rng.integers(spec.action.num_actions, size=batch_size, dtype=np.int32), step.env_id)
         step = environment.receive()
 
     dqn = make_dqn(config, spec)

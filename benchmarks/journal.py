@@ -23,7 +23,7 @@ from apex_jax.environment import segment_spec
 from apex_jax.replay.replay import Replay
 from apex_jax.segment_codec import decode_columns
 from apex_jax.transport.messages import SegmentMessage
-from apex_jax.types import SegmentColumns, SegmentRecord, SegmentSpec
+from apex_jax.types import Columns, SegmentRecord, SegmentSpec
 from benchmarks.recorded import as_messages, num_transitions, record_segments
 from benchmarks.report import finish, say, target
 from benchmarks.roles import ROOT
@@ -38,7 +38,7 @@ class Stored(NamedTuple):
     """A segment as it has arrived and been checked."""
 
     segment: SegmentRecord
-    columns: SegmentColumns
+    columns: Columns
 
 
 def replay_of(config: Config, spec: SegmentSpec, directory: str | None) -> Replay:
@@ -90,7 +90,7 @@ def main() -> None:
 def stored(message: SegmentMessage, spec: SegmentSpec) -> Stored:
     """Returns a segment with its columns."""
     columns = decode_columns(message.body, spec)
-    transitions = int(np.count_nonzero(columns.priority))
+    transitions = int(np.count_nonzero(columns["priority"]))
     record = SegmentRecord(1, 0, message.environment_steps, transitions, message.body, message.crc)
     return Stored(record, columns)
 

@@ -55,4 +55,4 @@ def as_messages(config: Config, segments: list[Segment]) -> list[SegmentMessage]
 
 def num_transitions(segments: list[Segment]) -> int:
     """Returns how many transitions start in these segments."""
-    return sum(int(np.count_nonzero(segment.columns.priority)) for segment in segments)
+    return sum(int(np.count_nonzero(segment.columns["priority"])) for segment in segments)

@@ -125,8 +125,11 @@ def noise_store(spec: SegmentSpec, num_segments: int) -> FrameStore:
     rng = np.random.default_rng(0)
     return store._replace(
         frames=jnp.asarray(rng.integers(256, size=store.frames.shape, dtype=np.uint8)),
-        discount=jnp.full_like(store.discount, 0.97),
-        bootstrap_offset=jnp.full_like(store.bootstrap_offset, spec.n_step),
+        columns=store.columns
+        | {
+            "discount": jnp.full_like(store.columns["discount"], 0.97),
+            "bootstrap_offset": jnp.full_like(store.columns["bootstrap_offset"], spec.n_step),
+        },
     )
 
 

@@ -87,7 +87,7 @@ class World:
         """Gives the transitions of a live segment a new priority."""
         run = self.buffer.segments_since(0, 10**6)
         place = self.numbers().index(number)
-        frames = np.flatnonzero(segment_of(number).columns.priority)
+        frames = np.flatnonzero(segment_of(number).columns["priority"])
         indices = run.slots[place] * SPEC.slots + frames
         generations = np.repeat(run.generations[place : place + 1], len(frames))
         result = self.buffer.update_priorities(indices, generations, np.full(len(frames), priority, np.float32))
@@ -96,7 +96,7 @@ class World:
 
 def first_leaves(number: int) -> list[float]:
     """Priorities with which a segment comes, raised to the exponent of `buffer_of`."""
-    priority = segment_of(number).columns.priority.astype(np.float64)
+    priority = segment_of(number).columns["priority"].astype(np.float64)
     return np.where(priority > 0, priority**0.6, 0.0).tolist()
 
 

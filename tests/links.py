@@ -20,9 +20,11 @@ from apex_jax.replay.rate_limiter import RateLimiter
 from apex_jax.replay.replay import Replay
 from apex_jax.transport import sockets, wire
 from apex_jax.transport.messages import Integer
-from apex_jax.types import Segment, SegmentColumns, SegmentSpec
+from apex_jax.types import ActionSpec, Columns, Segment, SegmentSpec
 
-SPEC = SegmentSpec(frame_shape=(3,), frame_dtype="float32", frame_stack=2, slots=8, n_step=1, num_actions=2)
+SPEC = SegmentSpec(
+    frame_shape=(3,), frame_dtype="float32", frame_stack=2, slots=8, n_step=1, action=ActionSpec.discrete(2)
+)
 TRANSITIONS = SPEC.max_transitions  # of every segment of `segment_of`
 CONFIG = Config(
     actor=replace(ActorConfig(), environments=4, ladder_size=8, max_outstanding_segments=4),
@@ -36,7 +38,7 @@ def segment_of(number: int) -> Segment:
     """A full segment whose frames all say `number`."""
     starts = np.zeros(SPEC.slots, bool)
     starts[SPEC.frame_stack - 1 : -SPEC.n_step] = True
-    columns = SegmentColumns(
+    columns: Columns = dict(
         priority=np.where(starts, number + 1, 0).astype(np.float32),
         n_step_return=np.zeros(SPEC.slots, np.float32),
         discount=starts * np.float32(0.9),

@@ -21,7 +21,7 @@ from apex_jax.environment import segment_spec
 from apex_jax.metrics import resident_memory_bytes
 from apex_jax.process import new_run_id, start_log
 from apex_jax.transport.messages import ActorHello
-from apex_jax.types import Segment, SegmentColumns, SegmentSpec
+from apex_jax.types import Columns, Segment, SegmentSpec
 from tests.links import CountingStream
 
 QUEUE = 16  # segments that wait to be sent
@@ -32,7 +32,7 @@ def numbered(spec: SegmentSpec, number: int) -> Segment:
     """A full segment whose frames all say `number`."""
     starts = np.zeros(spec.slots, bool)
     starts[spec.frame_stack - 1 : -spec.n_step] = True
-    columns = SegmentColumns(
+    columns: Columns = dict(
         priority=starts.astype(np.float32),
         n_step_return=np.zeros(spec.slots, np.float32),
         discount=starts * np.float32(0.9),  # below gamma: a server refuses what no actor can have made

@@ -81,7 +81,7 @@ def act(tmp_path: Path, context: zmq.Context, monkeypatch: pytest.MonkeyPatch) -
         acting, stop = Acting(), StopSignal()
         actor = Actor(config, segment_spec(config), context)
         actor.close()
-        dqn = actor._dqn
+        dqn = actor._algorithm
         params = dqn.init(jax.random.key(1)).online_params
 
         def policy(params: Any, observation: Any, epsilon: np.ndarray, *rest: Any) -> Any:
@@ -90,7 +90,7 @@ def act(tmp_path: Path, context: zmq.Context, monkeypatch: pytest.MonkeyPatch) -
                 stop.set()
             return dqn.act(params, observation, epsilon, *rest)
 
-        actor._dqn = dqn._replace(act=policy)  # type: ignore[arg-type]
+        actor._algorithm = dqn._replace(act=policy)  # type: ignore[arg-type]
         actor._stream = acting.replay  # type: ignore[assignment]
         actor._weights = SimpleNamespace(newest=Weights(params, 1, 1, 0, 0, False, 0.0), dropped=Counter())  # type: ignore[assignment]
         receive = Environment.receive

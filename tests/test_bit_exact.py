@@ -27,7 +27,7 @@ from apex_jax.replay.buffer import ReplayBuffer
 from apex_jax.segment_codec import decode_columns, decode_segment, encode_segment
 from apex_jax.transport import wire
 from apex_jax.transport.messages import SegmentMessage, StreamedSegments
-from apex_jax.types import Segment, SegmentColumns, SegmentSpec
+from apex_jax.types import Columns, Segment, SegmentSpec
 from tests import reference
 
 GATHER_BATCH = 256
@@ -57,7 +57,7 @@ class Replay:
         capacity = capacity_segments * spec.max_transitions
         self.buffer = ReplayBuffer(spec, capacity, 0.6, 0.4, np.random.default_rng(0))
         self.store = create_store(spec, self.buffer.capacity_segments)
-        self.live: dict[int, SegmentColumns] = {}  # what the learner was last sent for each slot
+        self.live: dict[int, Columns] = {}  # what the learner was last sent for each slot
         self.cursor = 0
         self.generation = 0  # of the newest segment that the learner has
 
@@ -85,7 +85,7 @@ class Replay:
             ends = np.cumsum(received.body_bytes)
             bodies = [received.bodies[end - size : end] for end, size in zip(ends, received.body_bytes, strict=True)]
             segments = [decode_segment(body, self.spec) for body in bodies]
-            columns = SegmentColumns(*(np.stack(column) for column in zip(*(s.columns for s in segments), strict=True)))
+            columns = {name: np.stack([s.columns[name] for s in segments]) for name in segments[0].columns}
             self.store = insert_segments(self.store, received.slots, np.stack([s.frames for s in segments]), columns)
             self.live |= {int(slot): s.columns for slot, s in zip(received.slots, segments, strict=True)}
 
@@ -93,16 +93,20 @@ class Replay:
         """Returns all that can be drawn, as the update would gather it."""
         found: Counter[Transition] = Counter()
         slots = self.spec.slots
-        columns = {slot * slots + f: (c, f) for slot, c in self.live.items() for f in c.priority.nonzero()[0].tolist()}
+        columns = {
+            slot * slots + f: (c, f) for slot, c in self.live.items() for f in c["priority"].nonzero()[0].tolist()
+        }
         indices = np.array(list(columns), np.int32)
         assert len(indices) == self.buffer.size_transitions
         for start in range(0, len(indices), GATHER_BATCH):
             part = indices[start : start + GATHER_BATCH]
             padded = np.resize(part, GATHER_BATCH)  # one shape for all
-            batch = [np.asarray(array) for array in jitted_gather(self.store, padded, self.spec.frame_stack)]
-            for index, s_t, action, n_step_return, discount, s_tpk in zip(part, *batch, strict=False):
+            batch = jitted_gather(self.store, padded, self.spec.frame_stack)
+            names = ("action", "n_step_return", "discount")
+            arrays = [batch.observation_t, batch.observation_tpk, *(batch.columns[name] for name in names)]
+            for index, s_t, s_tpk, action, n_step_return, discount in zip(part, *map(np.asarray, arrays), strict=False):
                 column, f = columns[int(index)]
-                k, priority = int(column.bootstrap_offset[f]), column.priority[f]
+                k, priority = int(column["bootstrap_offset"][f]), column["priority"][f]
                 numbers = (int(action), n_step_return, discount, k)
                 found[Transition(digest(s_t), *numbers, digest(s_tpk), priority)] += 1
         return found
@@ -156,7 +160,7 @@ def play(
     histories: list[list[reference.Step]] = [[] for _ in range(count)]
     while real_steps > 0:
         step = pool.receive()
-        action = rng.integers(0, spec.num_actions, len(step.env_id), dtype=np.int32)
+        action = rng.integers(0, spec.action.num_actions, len(step.env_id), dtype=np.int32)
         q_taken, q_max = rng.normal(size=(2, len(action))).astype(np.float32)
         answers = zip(action.tolist(), q_taken.tolist(), q_max.tolist(), strict=True)
         for returned, answer in zip(recorders[-1].returned, answers, strict=True):
@@ -287,7 +291,7 @@ def test_only_stored_transitions_are_drawn(recorders: list[Recorder]) -> None:
     replay = Replay(spec, capacity_segments=20)
     play(config, spec, replay, recorders, real_steps=600)
     draw = replay.buffer.sample(20, 128, now_seconds=0.0)
-    starts = {slot * 16 + int(f) for slot, columns in replay.live.items() for f in np.flatnonzero(columns.priority)}
+    starts = {slot * 16 + int(f) for slot, columns in replay.live.items() for f in np.flatnonzero(columns["priority"])}
     drawn = set(draw.indices.ravel().tolist())
     assert drawn <= starts
     assert len(drawn) > 0.9 * len(starts)

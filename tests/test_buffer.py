@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 
 from apex_jax.replay.buffer import PriorityResult, ReplayBuffer
-from apex_jax.types import SegmentColumns, SegmentSpec
+from apex_jax.types import ActionSpec, Columns, SegmentSpec
 
 L = 12
-SPEC = SegmentSpec(frame_shape=(3,), frame_dtype="float32", frame_stack=2, slots=L, n_step=2, num_actions=2)
+SPEC = SegmentSpec(
+    frame_shape=(3,), frame_dtype="float32", frame_stack=2, slots=L, n_step=2, action=ActionSpec.discrete(2)
+)
 assert SPEC.max_transitions == 9
 
 
@@ -19,12 +21,11 @@ def buffer_of(
     return ReplayBuffer(spec, num_segments * spec.max_transitions, alpha, beta, np.random.default_rng(seed))
 
 
-def columns_of(priority: np.ndarray) -> SegmentColumns:
-    unused = np.zeros(0)  # the replay looks at priorities only
-    return SegmentColumns(priority.astype(np.float32), unused, unused, unused, unused)
+def columns_of(priority: np.ndarray) -> Columns:
+    return {"priority": priority.astype(np.float32)}  # the replay looks at nothing else
 
 
-def priorities_at(**of_slot: float) -> SegmentColumns:
+def priorities_at(**of_slot: float) -> Columns:
     """Columns with these priorities, `f3=0.5` for frame slot 3, and no other transition."""
     priority = np.zeros(L)
     for name, value in of_slot.items():
@@ -32,7 +33,7 @@ def priorities_at(**of_slot: float) -> SegmentColumns:
     return columns_of(priority)
 
 
-def random_columns(rng: np.random.Generator) -> SegmentColumns:
+def random_columns(rng: np.random.Generator) -> Columns:
     priority = rng.random(L) * (rng.random(L) < 0.6)
     priority[0] = priority[-2:] = 0
     return columns_of(priority)
@@ -99,7 +100,7 @@ def test_agrees_with_a_naive_ring_under_random_operations(seed: int) -> None:
         if operation <= 1:
             columns, body = random_columns(rng), rng.bytes(int(rng.integers(1, 20)))
             assert buffer.insert(body, columns, float(now)) == naive.slot(naive.inserted + 1)
-            naive.insert(body, columns.priority, float(now))
+            naive.insert(body, columns["priority"], float(now))
         elif operation == 2:
             size = int(rng.integers(0, 30))
             indices = rng.integers(-3, num_segments * L + 3, size)
@@ -217,7 +218,7 @@ def test_parameters_that_cannot_work_are_refused(
 def test_transitions_are_drawn_in_proportion_to_priority_to_the_power_alpha() -> None:
     rng, alpha = np.random.default_rng(1), 0.6
     buffer = buffer_of(num_segments=4, alpha=alpha)
-    priorities = [random_columns(rng).priority for _ in range(4)]
+    priorities = [random_columns(rng)["priority"] for _ in range(4)]
     for priority in priorities:
         buffer.insert(b"", columns_of(priority), 0.0)
     draws = 100_000

@@ -54,7 +54,7 @@ def test_a_buffer_saved_and_restored_at_random_moments_agrees_with_one_that_neve
     for now in range(120):
         operation = rng.integers(6)
         if operation <= 2:
-            body, priority = rng.bytes(int(rng.integers(1, 20))), random_columns(rng).priority
+            body, priority = rng.bytes(int(rng.integers(1, 20))), random_columns(rng)["priority"]
             twin.insert(body, columns_of(priority), float(now))
             disk.insert(buffer, body, priority, float(now))
         elif operation == 3:
@@ -80,7 +80,7 @@ def test_after_a_kill_what_was_inserted_since_has_its_first_priorities(seed: int
     capacity = int(rng.integers(2, 7))
     disk, buffer = Disk(), buffer_of(capacity)
     for _ in range(int(rng.integers(0, 12))):
-        disk.insert(buffer, rng.bytes(3), random_columns(rng).priority, 0.0)
+        disk.insert(buffer, rng.bytes(3), random_columns(rng)["priority"], 0.0)
     if buffer.size_transitions:
         indices = rng.integers(0, capacity * L, 40)
         buffer.update_priorities(indices, buffer._generations[indices // L].astype(np.int64), rng.random(40))
@@ -88,7 +88,7 @@ def test_after_a_kill_what_was_inserted_since_has_its_first_priorities(seed: int
     twin = buffer_of(capacity)
     disk.restore(twin, 0.0)  # here nothing is newer than the state
     for _ in range(int(rng.integers(0, 12))):
-        body, priority = rng.bytes(3), random_columns(rng).priority
+        body, priority = rng.bytes(3), random_columns(rng)["priority"]
         disk.insert(buffer, body, priority, 0.0)
         twin.insert(body, columns_of(priority), 0.0)
     restored = buffer_of(capacity)
@@ -105,7 +105,7 @@ def test_after_a_kill_what_was_inserted_since_has_its_first_priorities(seed: int
 def test_with_another_capacity_the_newest_that_fit_keep_their_priorities(before: int, after: int) -> None:
     disk, buffer = Disk(), buffer_of(before, alpha=1.0)
     for number in range(1, 12):
-        disk.insert(buffer, bytes([number]), priorities_at(f1=float(number)).priority, 0.0)
+        disk.insert(buffer, bytes([number]), priorities_at(f1=float(number))["priority"], 0.0)
     newest = 11 - min(before, after)
     for slot, number in zip(*buffer.segments_since(newest, 99)[:2], strict=True):
         update(buffer, (int(slot) * L + 1, int(number), 100.0 + number))
@@ -126,7 +126,7 @@ def test_with_another_capacity_the_newest_that_fit_keep_their_priorities(before:
 
 def test_with_another_exponent_all_have_their_first_priorities() -> None:
     disk, buffer = Disk(), buffer_of(alpha=1.0)
-    disk.insert(buffer, b"a", priorities_at(f1=4.0).priority, 0.0)
+    disk.insert(buffer, b"a", priorities_at(f1=4.0)["priority"], 0.0)
     update(buffer, (1, 1, 9.0))
     disk.state = buffer.state(0.0)
     restored = buffer_of(alpha=0.5)
@@ -136,8 +136,8 @@ def test_with_another_exponent_all_have_their_first_priorities() -> None:
 
 def test_priorities_that_contradict_their_segment_are_not_taken() -> None:
     disk, buffer = Disk(), buffer_of(alpha=1.0)
-    disk.insert(buffer, b"a", priorities_at(f1=4.0).priority, 0.0)
-    disk.insert(buffer, b"b", priorities_at(f1=4.0).priority, 0.0)
+    disk.insert(buffer, b"a", priorities_at(f1=4.0)["priority"], 0.0)
+    disk.insert(buffer, b"b", priorities_at(f1=4.0)["priority"], 0.0)
     disk.state = buffer.state(0.0)
     disk.state.leaves[:, 3], disk.state.leaves[:, 1] = 7.0, [0.0, 7.0]
     restored = buffer_of(alpha=1.0)
@@ -148,8 +148,8 @@ def test_priorities_that_contradict_their_segment_are_not_taken() -> None:
 
 def test_a_discarded_segment_stays_discarded_over_a_restart() -> None:
     disk, buffer = Disk(), buffer_of(alpha=1.0)
-    disk.insert(buffer, b"a", priorities_at(f1=4.0).priority, 0.0)
-    disk.insert(buffer, b"b", priorities_at(f1=4.0, f2=1.0).priority, 0.0)
+    disk.insert(buffer, b"a", priorities_at(f1=4.0)["priority"], 0.0)
+    disk.insert(buffer, b"b", priorities_at(f1=4.0, f2=1.0)["priority"], 0.0)
     assert buffer.discard(np.array([1, 1, 0, 7]), np.array([2, 2, 9, 1])) == 1
     disk.state = buffer.state(0.0)
     restored = buffer_of(alpha=1.0)
@@ -162,7 +162,7 @@ def test_a_discarded_segment_stays_discarded_over_a_restart() -> None:
 def test_where_segments_are_missing_older_ones_move_up_and_keep_their_priorities(missing: set[int]) -> None:
     disk, buffer = Disk(), buffer_of(4, alpha=1.0)
     for number in range(1, 6):
-        disk.insert(buffer, bytes([number]), priorities_at(f1=1.0).priority, 0.0)
+        disk.insert(buffer, bytes([number]), priorities_at(f1=1.0)["priority"], 0.0)
     for slot, number in zip(*buffer.segments_since(0, 99)[:2], strict=True):
         update(buffer, (int(slot) * L + 1, int(number), 10.0 * number))
     disk.state = buffer.state(0.0)
@@ -190,7 +190,7 @@ def test_where_segments_are_missing_older_ones_move_up_and_keep_their_priorities
 def test_without_a_state_the_segments_are_all_there_is() -> None:
     disk, buffer = Disk(), buffer_of(2, alpha=1.0)
     for number in range(1, 4):
-        disk.insert(buffer, bytes([number]), priorities_at(f1=float(number)).priority, 0.0)
+        disk.insert(buffer, bytes([number]), priorities_at(f1=float(number))["priority"], 0.0)
     restored = buffer_of(2, alpha=1.0)
     assert disk.restore(restored, 0.0) == 0
     assert (restored.inserted_segments, restored.max_priority) == (3, 3.0)
@@ -199,10 +199,10 @@ def test_without_a_state_the_segments_are_all_there_is() -> None:
 
 def test_where_new_priorities_are_the_maximum_so_are_restored_ones() -> None:
     disk, buffer = Disk(), ReplayBuffer(SPEC, 36, 1.0, 0.4, np.random.default_rng(0), from_actors=False)
-    disk.insert(buffer, b"a", priorities_at(f1=70.0).priority, 0.0)
+    disk.insert(buffer, b"a", priorities_at(f1=70.0)["priority"], 0.0)
     update(buffer, (1, 1, 5.0))
     disk.state = buffer.state(0.0)
-    disk.insert(buffer, b"b", priorities_at(f2=70.0).priority, 0.0)
+    disk.insert(buffer, b"b", priorities_at(f2=70.0)["priority"], 0.0)
     restored = ReplayBuffer(SPEC, 36, 1.0, 0.4, np.random.default_rng(0), from_actors=False)
     disk.restore(restored, 0.0)
     assert (leaf(restored, 1), leaf(restored, L + 2), restored.max_priority) == (5.0, 5.0, 5.0)

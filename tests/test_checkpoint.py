@@ -16,9 +16,9 @@ import pytest
 from apex_jax.agent.dqn import LearnerState, make_dqn
 from apex_jax.checkpoint import Checkpointer, CheckpointError, Progress
 from apex_jax.config import Config, LearnerConfig, NetworkConfig
-from apex_jax.types import SegmentSpec
+from apex_jax.types import ActionSpec, SegmentSpec
 
-SPEC = SegmentSpec((3,), "float32", 1, 8, 1, 2)
+SPEC = SegmentSpec((3,), "float32", 1, 8, 1, ActionSpec.discrete(2))
 AGREEMENT, ARCHITECTURE = "task=Catch-v0 n_step=1", "0123456789abcdef"
 
 

@@ -18,10 +18,12 @@ from apex_jax.plotting.provenance import read_starts, record_config
 from apex_jax.replay.file_heads import Identity, JournalError
 from apex_jax.replay.segment_log import SegmentLog
 from apex_jax.replay.snapshots import Snapshots
-from apex_jax.types import SegmentSpec
+from apex_jax.types import ActionSpec, SegmentSpec
 from apex_jax.workers.local import locked
 
-SPEC = SegmentSpec(frame_shape=(5,), frame_dtype="float32", frame_stack=2, slots=16, n_step=3, num_actions=3)
+SPEC = SegmentSpec(
+    frame_shape=(5,), frame_dtype="float32", frame_stack=2, slots=16, n_step=3, action=ActionSpec.discrete(3)
+)
 VALUABLE = b"somebody's thesis\n"
 pytestmark = pytest.mark.timeout(20)
 

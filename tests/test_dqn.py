@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from apex_jax import config_rules
-from apex_jax.agent.dqn import Dqn, LearnerState, make_dqn
+from apex_jax.agent.algorithm import Algorithm
+from apex_jax.agent.dqn import LearnerState, make_dqn
 from apex_jax.agent.frame_store import FrameStore
 from apex_jax.command_line import CONFIGS, load
 from apex_jax.config import AlgorithmConfig, Config, EnvironmentConfig, EvaluatorConfig, LearnerConfig, NetworkConfig
@@ -19,11 +20,15 @@ from apex_jax.config_rules import check
 from apex_jax.environment import segment_spec
 from apex_jax.errors import UsageError
 from apex_jax.segment_codec import LARGEST_OBSERVATION, value_limits
-from apex_jax.types import MAX_WEIGHTS_BYTES, SegmentSpec
+from apex_jax.types import MAX_WEIGHTS_BYTES, ActionSpec, SegmentSpec
 from tests import reference
 
-VECTORS = SegmentSpec(frame_shape=(5,), frame_dtype="float32", frame_stack=2, slots=16, n_step=3, num_actions=3)
-PIXELS = SegmentSpec(frame_shape=(84, 84), frame_dtype="uint8", frame_stack=4, slots=16, n_step=3, num_actions=6)
+VECTORS = SegmentSpec(
+    frame_shape=(5,), frame_dtype="float32", frame_stack=2, slots=16, n_step=3, action=ActionSpec.discrete(3)
+)
+PIXELS = SegmentSpec(
+    frame_shape=(84, 84), frame_dtype="uint8", frame_stack=4, slots=16, n_step=3, action=ActionSpec.discrete(6)
+)
 SMALL = NetworkConfig(channels=(), kernel_sizes=(), strides=(), hidden_units=8)
 CAPACITY, BATCH = 10, 12
 
@@ -38,13 +43,13 @@ def config(loss: str = "squared", double_q: bool = True, **learner: Any) -> Conf
 
 
 @pytest.fixture(scope="module")
-def dqn() -> Dqn:
+def dqn() -> Algorithm:
     """The algorithm, compiled once for all tests that do not count traces."""
     return make_dqn(config(), VECTORS)
 
 
 @pytest.fixture(scope="module")
-def params(dqn: Dqn) -> Any:
+def params(dqn: Algorithm) -> Any:
     return dqn.init(jax.random.key(0)).online_params
 
 
@@ -52,10 +57,12 @@ def random_store(rng: np.random.Generator) -> FrameStore:
     shape = (CAPACITY, VECTORS.slots)
     return FrameStore(
         frames=jnp.asarray(rng.normal(size=(*shape, 5)), jnp.float32),
-        n_step_return=jnp.asarray(rng.normal(size=shape), jnp.float32),
-        discount=jnp.asarray(rng.choice([0.0, 0.970299], shape), jnp.float32),
-        action=jnp.asarray(rng.integers(0, 3, shape), jnp.int32),
-        bootstrap_offset=jnp.asarray(rng.integers(1, 4, shape), jnp.uint8),
+        columns={
+            "n_step_return": jnp.asarray(rng.normal(size=shape), jnp.float32),
+            "discount": jnp.asarray(rng.choice([0.0, 0.970299], shape), jnp.float32),
+            "action": jnp.asarray(rng.integers(0, 3, shape), jnp.int32),
+            "bootstrap_offset": jnp.asarray(rng.integers(1, 4, shape), jnp.uint8),
+        },
     )
 
 
@@ -85,7 +92,9 @@ class TwinLearner:
         learner = config.learner
         self.config, self.updates = config, 0
         self.online, self.target = twin_params(state.online_params), twin_params(state.target_params)
-        self.store = [np.asarray(array).reshape(-1, *array.shape[2:]) for array in store]
+        names = ("n_step_return", "discount", "action", "bootstrap_offset")
+        arrays = [store.frames, *(store.columns[name] for name in names)]
+        self.store = [np.asarray(array).reshape(-1, *array.shape[2:]) for array in arrays]
         self.optimizer: reference.RMSProp | reference.Adam
         if learner.optimizer == "adam":
             self.optimizer = reference.Adam(self.online, learner.learning_rate, learner.optimizer_epsilon)
@@ -146,9 +155,9 @@ def test_updates_equal_their_numpy_twin(config: Config) -> None:
         priorities, loss, q_value, norm = twin.update(indices[0], weights[0], share)
         assert int(state.updates) == updates
         np.testing.assert_allclose(output.priorities[0], priorities, rtol=1e-4, atol=1e-4)
-        np.testing.assert_allclose(output.loss[0], loss, rtol=1e-4)
-        np.testing.assert_allclose(output.q_value[0], q_value, rtol=1e-4, atol=1e-5)
-        np.testing.assert_allclose(output.gradient_norm[0], norm, rtol=1e-4)
+        np.testing.assert_allclose(output.metrics["losses/td_loss"][0], loss, rtol=1e-4)
+        np.testing.assert_allclose(output.metrics["losses/q_values"][0], q_value, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(output.metrics["losses/gradient_norm"][0], norm, rtol=1e-4)
         assert_params_equal(state.online_params, twin.online)
         assert_params_equal(state.target_params, twin.target)
 
@@ -176,7 +185,7 @@ def test_four_updates_in_one_call_equal_four_calls(backend: str, monkeypatch: py
     apart = dqn.init(jax.random.key(0))
     for i in range(4):
         apart, output = dqn.update(apart, store, indices[i : i + 1], weights[i : i + 1], 1.0)
-        for ours, twin in zip(outputs, output, strict=True):
+        for ours, twin in zip(jax.tree.leaves(outputs), jax.tree.leaves(output), strict=True):
             np.testing.assert_allclose(ours[i], twin[0], rtol=1e-5, atol=1e-6)
     assert int(together.updates) == int(apart.updates) == 4
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), together[:3], apart[:3])
@@ -199,16 +208,16 @@ def test_the_largest_observations_and_returns_that_are_accepted_end_no_learning(
     settings = config(loss)
     dqn, rng = make_dqn(settings, VECTORS), np.random.default_rng(5)
     store = random_store(rng)
-    store = store._replace(
-        frames=jnp.sign(store.frames) * LARGEST_OBSERVATION,
-        n_step_return=jnp.sign(store.n_step_return)
-        * value_limits(settings.replace(environment=EnvironmentConfig(reward_clip=0))).n_step_return,
+    largest = value_limits(settings.replace(environment=EnvironmentConfig(reward_clip=0))).n_step_return
+    returns = jnp.sign(store.columns["n_step_return"]) * largest
+    store = FrameStore(
+        frames=jnp.sign(store.frames) * LARGEST_OBSERVATION, columns=store.columns | {"n_step_return": returns}
     )
     state, output = dqn.update(dqn.init(jax.random.key(0)), store, *random_batches(rng, 8), 1.0)
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves((state.online_params, output)))
 
 
-def test_online_and_target_parameters_start_equal_and_share_no_buffer(dqn: Dqn) -> None:
+def test_online_and_target_parameters_start_equal_and_share_no_buffer(dqn: Algorithm) -> None:
     state, again = dqn.init(jax.random.key(0)), dqn.init(jax.random.key(1))
     jax.tree.map(np.testing.assert_array_equal, state.online_params, state.target_params)
     where = [leaf.unsafe_buffer_pointer() for leaf in jax.tree.leaves((state.online_params, state.target_params))]
@@ -224,12 +233,12 @@ def test_epsilon_0_is_greedy_and_epsilon_1_uniform_whatever_the_network(dueling:
     params = dqn.init(jax.random.key(0)).online_params
     observation = jnp.asarray(np.random.default_rng(6).normal(size=(6000, 2, 5)), jnp.float32)
     greedy = dqn.act(params, observation, jnp.zeros(6000), jax.random.key(1), 0)
-    np.testing.assert_array_equal(greedy.q_taken, greedy.q_max)
+    np.testing.assert_array_equal(greedy.value, greedy.bootstrap_value)
     random = dqn.act(params, observation, jnp.ones(6000), jax.random.key(1), 0)
     counts = np.bincount(random.action, minlength=3)
     assert (abs(counts - 2000) < 5 * np.sqrt(6000 * (1 / 3) * (2 / 3))).all()  # five standard deviations
-    assert (random.q_taken <= random.q_max).all()
-    np.testing.assert_array_equal(random.q_max, greedy.q_max)
+    assert (random.value <= random.bootstrap_value).all()
+    np.testing.assert_array_equal(random.bootstrap_value, greedy.bootstrap_value)
     half = dqn.act(params, observation, jnp.full(6000, 0.5), jax.random.key(1), 0)
     same = float((half.action == greedy.action).mean())
     assert abs(same - (0.5 + 0.5 / 3)) < 5 * np.sqrt(0.25 / 6000)
@@ -244,7 +253,7 @@ def test_acting_is_traced_once_a_number_of_environments() -> None:
         assert dqn.act._cache_size() == traces  # type: ignore[attr-defined]
 
 
-def test_every_environment_explores_at_its_own_epsilon(dqn: Dqn, params: Any) -> None:
+def test_every_environment_explores_at_its_own_epsilon(dqn: Algorithm, params: Any) -> None:
     observation = jnp.zeros((100, 2, 5)).at[50:].set(1.0)
     epsilon = jnp.repeat(jnp.array([0.0, 1.0]), 50)
     output = dqn.act(params, observation, epsilon, jax.random.key(2), 0)
@@ -252,7 +261,7 @@ def test_every_environment_explores_at_its_own_epsilon(dqn: Dqn, params: Any) ->
     assert set(output.action[50:].tolist()) == {0, 1, 2}
 
 
-def test_key_and_step_decide_the_draw(dqn: Dqn, params: Any) -> None:
+def test_key_and_step_decide_the_draw(dqn: Algorithm, params: Any) -> None:
     draws = [
         dqn.act(params, jnp.zeros((100, 2, 5)), jnp.ones(100), jax.random.key(key), step).action.tolist()
         for key, step in ((7, 3), (7, 3), (7, 4), (8, 3))
@@ -294,7 +303,7 @@ def test_pixels_are_scaled_to_0_1_and_frames_are_the_channels() -> None:
     layers = {"params": {name: layer for name, layer in params["params"].items() if name != "Conv_0"}}
     q, _ = reference.DuelingNetwork().forward(twin_params(layers), features.reshape(1, -1))
     output = dqn.act(params, pixels, jnp.zeros(1), jax.random.key(0), 0)
-    np.testing.assert_allclose(output.q_max, q.max(axis=1), rtol=1e-4)
+    np.testing.assert_allclose(output.bootstrap_value, q.max(axis=1), rtol=1e-4)
     assert output.action[0] == q.argmax()
 
 
@@ -309,7 +318,7 @@ def unseen(config: Config) -> tuple[list[int], list[int]]:
         inverted[k + len(outermost), :, :, i] ^= 255
     dqn = make_dqn(config, PIXELS._replace(frame_shape=(size, size)))
     params = dqn.init(jax.random.key(0)).online_params
-    q = np.asarray(dqn.act(params, inverted, jnp.zeros(len(inverted)), jax.random.key(0), 0).q_max)
+    q = np.asarray(dqn.act(params, inverted, jnp.zeros(len(inverted)), jax.random.key(0), 0).bootstrap_value)
     stays = np.isclose(q[1:], q[0], rtol=1e-6, atol=0).reshape(2, -1)
     rows, columns = ([i for i, same in zip(outermost, line, strict=True) if same] for line in stays)
     return rows, columns
@@ -340,7 +349,9 @@ def test_bfloat16_activations_give_float32_q_values_near_those_of_float32() -> N
     single, half = (make_dqn(Config(network=network), PIXELS, dtype) for dtype in (jnp.float32, jnp.bfloat16))
     params = single.init(jax.random.key(0)).online_params
     observation = rng.integers(0, 256, (8, 4, 84, 84), dtype=np.uint8)
-    q, q_half = (dqn.act(params, observation, jnp.zeros(8), jax.random.key(0), 0).q_max for dqn in (single, half))
+    q, q_half = (
+        dqn.act(params, observation, jnp.zeros(8), jax.random.key(0), 0).bootstrap_value for dqn in (single, half)
+    )
     assert q_half.dtype == jnp.float32
     np.testing.assert_allclose(q_half, q, rtol=0.05, atol=0.01)
     assert not np.array_equal(q_half, q)

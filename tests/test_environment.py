@@ -31,7 +31,7 @@ def play(task: str, steps: int, seeds: list[int], max_episode_frames: int = 50_0
     returned = []
     for _ in range(steps):
         returned.append(pool.receive())
-        pool.send(rng.integers(0, spec.num_actions, len(seeds), dtype=np.int32), returned[-1].env_id)
+        pool.send(rng.integers(0, spec.action.num_actions, len(seeds), dtype=np.int32), returned[-1].env_id)
     pool.close()
     return returned
 
@@ -105,7 +105,7 @@ def test_unpixeled_task_returns_flat_float32_observations() -> None:
     for task, size, num_actions in (("CartPole-v1", 4, 2), ("Catch-v0", 50, 3)):
         spec = segment_spec(config(task))
         assert (spec.frame_shape, spec.frame_dtype, spec.frame_stack) == ((size,), "float32", 1)
-        assert spec.num_actions == num_actions
+        assert spec.action.num_actions == num_actions
         step = play(task, 1, seeds=[1, 2, 3])[0]
         assert step.observation.shape == (3, 1, size)
         assert step.observation.dtype == np.float32
@@ -115,7 +115,7 @@ def test_unpixeled_task_returns_flat_float32_observations() -> None:
 def test_spec_of_an_atari_game_follows_the_configuration() -> None:
     settings = config("MsPacman-v5", frame_size=64, frame_stack=3)
     spec = segment_spec(settings)
-    assert (spec.frame_shape, spec.frame_dtype, spec.frame_stack, spec.num_actions) == ((64, 64), "uint8", 3, 9)
+    assert (spec.frame_shape, spec.frame_dtype, spec.frame_stack, spec.action.num_actions) == ((64, 64), "uint8", 3, 9)
     assert (spec.slots, spec.n_step) == (settings.actor.segment_slots, settings.algorithm.n_step)
 
 

@@ -10,7 +10,8 @@ import jax
 import numpy as np
 import pytest
 
-from apex_jax.agent.dqn import ActorOutput, Dqn, Params, make_dqn
+from apex_jax.agent.algorithm import Action, Algorithm, Params
+from apex_jax.agent.dqn import make_dqn
 from apex_jax.checkpoint import Checkpointer, Progress
 from apex_jax.command_line import load
 from apex_jax.config import Config
@@ -31,7 +32,7 @@ class Player(NamedTuple):
 
     config: Config
     spec: SegmentSpec
-    dqn: Dqn
+    dqn: Algorithm
     params: Params
 
 
@@ -55,7 +56,7 @@ def lockstep_returns(player: Player, steps_broken_off: int = 0) -> list[float]:
 
     def act(observation: np.ndarray, env_id: np.ndarray, random: np.random.Generator) -> np.ndarray:
         explores = random.random(GAMES) < config.evaluator.epsilon
-        action = random.integers(spec.num_actions, size=GAMES)
+        action = random.integers(spec.action.num_actions, size=GAMES)
         greedy = dqn.act(params, observation, np.zeros(GAMES, np.float32), jax.random.key(0), 0).action
         return np.where(explores[env_id], action[env_id], greedy).astype(np.int32)
 
@@ -143,7 +144,7 @@ def test_parameters_of_a_checkpoint_are_put_on_the_device_once_and_not_at_each_s
         leaves.append(jax.tree.leaves(params))
         return dqn.act(params, *arguments)
 
-    monkeypatch.setattr(evaluator, "make_dqn", lambda *_: dqn._replace(act=act))
+    monkeypatch.setattr(evaluator, "make_algorithm", lambda *_: dqn._replace(act=act))
     assert evaluator.run(config, "evaluator", StopSignal()) == 0
     assert len(leaves) > 1
     for step in leaves:
@@ -177,7 +178,7 @@ def test_policy_is_computed_for_the_games_that_go_on_in_few_sizes(episodes: int,
 def test_games_that_have_ended_are_not_computed(player: Player) -> None:
     sizes: list[int] = []
 
-    def act(params: Params, observation: Any, epsilon: Any, key: jax.Array, step: int) -> ActorOutput:
+    def act(params: Params, observation: Any, epsilon: Any, key: jax.Array, step: int) -> Action:
         sizes.append(len(observation))
         return player.dqn.act(params, observation, epsilon, key, step)
 

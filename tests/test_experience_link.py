@@ -224,7 +224,7 @@ def test_an_actor_held_for_dead_is_stored_once_and_gets_no_more_credit(link: Lin
 def corrupt_bodies() -> dict[str, SegmentMessage]:
     sound = message_of(1)
     columns = segment_of(1).columns
-    priority = columns.priority.copy()
+    priority = columns["priority"].copy()
     priority[3] = np.nan
     nan = priority.tobytes() + sound.body[priority.nbytes :]
     return {
@@ -262,7 +262,7 @@ def test_a_segment_of_nan_is_left_out_by_its_actor_and_its_steps_are_carried_on(
     server = link.server()
     stream = link.stream()
     segment = segment_of(1)
-    columns = segment.columns._replace(priority=segment.columns.priority * np.float32("nan"))
+    columns = segment.columns | {"priority": segment.columns["priority"] * np.float32("nan")}
     put_all(stream, range(1), server)
     assert stream.put(segment._replace(columns=columns), 10, 5.0)
     put_all(stream, range(2, 3), server)

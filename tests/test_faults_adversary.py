@@ -246,10 +246,11 @@ def test_fault_26_statistics_out_of_this_world_are_no_line_that_cannot_be_read(s
     sound = EpisodeStatistics(1, np.ones(1, np.float32), np.ones(1, np.float32), np.array([2**31 - 1], np.int32))
     for value in (np.inf, np.nan, 3.4e38, -3.4e38):
         one = np.array([value], np.float32)
-        actor.send(sound._replace(epsilon=one, episode_return=one), sound._replace(epsilon=one))
+        actor.send(sound._replace(exploration=one, episode_return=one), sound._replace(exploration=one))
         actor.send(sound._replace(episode_return=one))
     actor.send(
-        sound._replace(epsilon=np.array([-0.001], np.float32)), sound._replace(epsilon=np.array([1.001], np.float32))
+        sound._replace(exploration=np.array([-0.001], np.float32)),
+        sound._replace(exploration=np.array([1.001], np.float32)),
     )
     actor.send(*(sound._replace(episode_steps=np.array([steps], np.int32)) for steps in (-1, -(2**31))))
     stores_for(served, actor, 1, 1)

@@ -10,23 +10,27 @@ import numpy as np
 import pytest
 
 from apex_jax.agent.frame_store import FrameStore, create_store, gather, insert_segments, store_bytes
-from apex_jax.types import SegmentColumns, SegmentSpec
+from apex_jax.types import ActionSpec, Columns, SegmentSpec
 
-PIXELS = SegmentSpec(frame_shape=(6, 5), frame_dtype="uint8", frame_stack=4, slots=12, n_step=3, num_actions=6)
-VECTORS = SegmentSpec(frame_shape=(7,), frame_dtype="float32", frame_stack=1, slots=9, n_step=2, num_actions=2)
+PIXELS = SegmentSpec(
+    frame_shape=(6, 5), frame_dtype="uint8", frame_stack=4, slots=12, n_step=3, action=ActionSpec.discrete(6)
+)
+VECTORS = SegmentSpec(
+    frame_shape=(7,), frame_dtype="float32", frame_stack=1, slots=9, n_step=2, action=ActionSpec.discrete(2)
+)
 CAPACITY = 24
 
 specs = pytest.mark.parametrize("spec", [PIXELS, VECTORS], ids=["pixels", "vectors"])
 
 
-def random_segments(rng: np.random.Generator, spec: SegmentSpec, count: int) -> tuple[np.ndarray, SegmentColumns]:
+def random_segments(rng: np.random.Generator, spec: SegmentSpec, count: int) -> tuple[np.ndarray, Columns]:
     shape = (count, spec.slots)
     frames = rng.integers(0, 256, (*shape, *spec.frame_shape)).astype(spec.frame_dtype)
-    return frames, SegmentColumns(
+    return frames, dict(
         priority=np.ones(shape, np.float32),
         n_step_return=rng.normal(size=shape).astype(np.float32),
         discount=rng.random(shape, np.float32),
-        action=rng.integers(0, spec.num_actions, shape, dtype=np.int32),
+        action=rng.integers(0, spec.action.num_actions, shape, dtype=np.int32),
         bootstrap_offset=rng.integers(1, spec.n_step + 1, shape, dtype=np.uint8),
     )
 
@@ -34,17 +38,22 @@ def random_segments(rng: np.random.Generator, spec: SegmentSpec, count: int) -> 
 def empty_twin(spec: SegmentSpec) -> dict[str, np.ndarray]:
     """A store as a dict of NumPy arrays."""
     frames, columns = random_segments(np.random.default_rng(0), spec, CAPACITY)
-    return {"frames": np.zeros_like(frames)} | {name: np.zeros_like(x) for name, x in columns._asdict().items()}
+    return {"frames": np.zeros_like(frames)} | {name: np.zeros_like(x) for name, x in columns.items()}
+
+
+def arrays_of(store: FrameStore) -> dict[str, Any]:
+    return {"frames": store.frames, **store.columns}
 
 
 def assert_equal_to_twin(store: FrameStore, twin: dict[str, np.ndarray]) -> None:
-    for name, array in store._asdict().items():
+    assert twin.keys() - arrays_of(store).keys() == {"priority"}
+    for name, array in arrays_of(store).items():
         assert array.dtype == twin[name].dtype
         np.testing.assert_array_equal(array, twin[name], err_msg=name)
 
 
 def pointers(store: FrameStore) -> dict[str, Any]:
-    return {name: array.unsafe_buffer_pointer() for name, array in store._asdict().items()}
+    return {name: array.unsafe_buffer_pointer() for name, array in arrays_of(store).items()}
 
 
 @specs
@@ -57,7 +66,7 @@ def test_inserted_segments_are_what_numpy_would_have_written(spec: SegmentSpec, 
         frames, columns = random_segments(rng, spec, count)
         store = insert_segments(store, slots, frames, columns)
         twin["frames"][slots] = frames
-        for name, column in columns._asdict().items():
+        for name, column in columns.items():
             twin[name][slots] = column
         assert_equal_to_twin(store, twin)
 
@@ -82,20 +91,22 @@ def test_gathered_transitions_are_the_windows_of_the_segment(spec: SegmentSpec) 
     indices = jnp.asarray(segment * spec.slots + slot, jnp.int32)
     batch = jax.jit(gather, static_argnums=2)(store, indices, spec.frame_stack)
     for i, (c, f) in enumerate(zip(segment, slot, strict=True)):
-        end = f + columns.bootstrap_offset[c, f]
+        end = f + columns["bootstrap_offset"][c, f]
         np.testing.assert_array_equal(batch.observation_t[i], frames[c, f - spec.frame_stack + 1 : f + 1])
         np.testing.assert_array_equal(batch.observation_tpk[i], frames[c, end - spec.frame_stack + 1 : end + 1])
-        assert batch.action_t[i] == columns.action[c, f]
-        assert batch.n_step_return[i] == columns.n_step_return[c, f]
-        assert batch.discount[i] == columns.discount[c, f]
+        assert batch.columns["action"][i] == columns["action"][c, f]
+        assert batch.columns["n_step_return"][i] == columns["n_step_return"][c, f]
+        assert batch.columns["discount"][i] == columns["discount"][c, f]
     assert batch.observation_t.dtype == spec.frame_dtype
 
 
 @specs
 def test_store_bytes_is_the_memory_that_the_store_takes(spec: SegmentSpec) -> None:
-    assert store_bytes(spec, CAPACITY) == sum(array.nbytes for array in create_store(spec, CAPACITY))
+    assert store_bytes(spec, CAPACITY) == sum(
+        array.nbytes for array in arrays_of(create_store(spec, CAPACITY)).values()
+    )
 
 
 def test_two_million_atari_transitions_take_about_15_gigabytes() -> None:
-    spec = SegmentSpec((84, 84), "uint8", frame_stack=4, slots=64, n_step=3, num_actions=6)
+    spec = SegmentSpec((84, 84), "uint8", frame_stack=4, slots=64, n_step=3, action=ActionSpec.discrete(6))
     assert store_bytes(spec, 2_000_000 // spec.max_transitions) == 34_482 * 64 * (7_056 + 13)

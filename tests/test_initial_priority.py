@@ -9,14 +9,16 @@ import zmq
 
 from apex_jax.command_line import load
 from apex_jax.replay.buffer import ReplayBuffer
-from apex_jax.types import SegmentColumns, SegmentSpec
+from apex_jax.types import ActionSpec, Columns, SegmentSpec
 from apex_jax.workers.replay_server import ReplayServer
 from tests.test_buffer import L, leaf, priorities_at, update
 
-SPEC = SegmentSpec(frame_shape=(3,), frame_dtype="float32", frame_stack=2, slots=L, n_step=2, num_actions=2)
+SPEC = SegmentSpec(
+    frame_shape=(3,), frame_dtype="float32", frame_stack=2, slots=L, n_step=2, action=ActionSpec.discrete(2)
+)
 
 
-def inserted(buffer: ReplayBuffer, columns: SegmentColumns) -> list[float]:
+def inserted(buffer: ReplayBuffer, columns: Columns) -> list[float]:
     """Returns the leaves of a segment after its insertion."""
     slot = buffer.insert(b"", columns, 0.0)
     return [leaf(buffer, slot * L + i) for i in range(4)]

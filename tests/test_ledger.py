@@ -172,10 +172,10 @@ class Fleet:
             segment = segment_of(self.next_segment)
             if self.rng.random() < 0.1:
                 columns = segment.columns
-                segment = segment._replace(columns=columns._replace(priority=columns.priority * np.float32("nan")))
+                segment = segment._replace(columns=columns | {"priority": columns["priority"] * np.float32("nan")})
             run_id = int(self.rng.choice(run_ids))
             if self.streams[run_id].put(segment, 10, 0.0):
-                self.produced[run_id] += int(np.count_nonzero(segment.columns.priority))
+                self.produced[run_id] += int(np.count_nonzero(segment.columns["priority"]))
                 self.next_segment += 1
             more = int(self.rng.integers(10))
             self.unfinished[run_id] += more

@@ -183,7 +183,7 @@ def test_segments_that_cannot_be_decoded_are_reported_and_blank_until_they_are_d
     assert isinstance(item.content, Segments)
     assert item.content.slots.tolist() == [0, 1, 2]
     assert item.content.frames[:, 0, 0].tolist() == [1, 0, 3]
-    assert item.content.columns.discount.max(axis=1).tolist() == [np.float32(0.9), 0, np.float32(0.9)]
+    assert item.content.columns["discount"].max(axis=1).tolist() == [np.float32(0.9), 0, np.float32(0.9)]
     assert stream.dropped == {"bad_frames": 1}
     false_server.until_received(
         lambda message: (

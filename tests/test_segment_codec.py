@@ -10,26 +10,28 @@ import pytest
 import zstandard
 
 from apex_jax import segment_codec
-from apex_jax.types import Segment, SegmentColumns, SegmentSpec
+from apex_jax.types import ActionSpec, Columns, Segment, SegmentSpec
 
-SMALL = SegmentSpec(frame_shape=(5, 7), frame_dtype="uint8", frame_stack=4, slots=16, n_step=3, num_actions=6)
+SMALL = SegmentSpec(
+    frame_shape=(5, 7), frame_dtype="uint8", frame_stack=4, slots=16, n_step=3, action=ActionSpec.discrete(6)
+)
 VECTOR = SMALL._replace(frame_shape=(3,), frame_dtype="float32")
 
 
-def random_columns(rng: np.random.Generator, spec: SegmentSpec) -> SegmentColumns:
+def random_columns(rng: np.random.Generator, spec: SegmentSpec) -> Columns:
     """Columns in which most slots that can start a transition do, at least one of them."""
     can_start = np.zeros(spec.slots, bool)
     can_start[spec.frame_stack - 1 : spec.slots - spec.n_step] = True
     starts = can_start & (rng.random(spec.slots) < 0.8)
     starts[rng.choice(np.flatnonzero(can_start))] = True
-    columns = SegmentColumns(
+    columns = dict(
         priority=rng.random(spec.slots, np.float32) + np.float32(1e-6),
         n_step_return=rng.normal(size=spec.slots).astype(np.float32),
         discount=rng.choice(np.array([0, 0.5, 1], np.float32), spec.slots),
-        action=rng.integers(spec.num_actions, size=spec.slots, dtype=np.int32),
+        action=rng.integers(spec.action.num_actions, size=spec.slots, dtype=np.int32),
         bootstrap_offset=rng.integers(1, spec.n_step + 1, spec.slots, dtype=np.uint8),
     )
-    return SegmentColumns(*(np.where(starts, column, np.zeros_like(column)) for column in columns))
+    return {name: np.where(starts, column, np.zeros_like(column)) for name, column in columns.items()}
 
 
 def random_segment(seed: int, spec: SegmentSpec) -> Segment:
@@ -54,12 +56,14 @@ def pong_frames(size: int) -> np.ndarray:
 
 def naive_body(segment: Segment) -> tuple[bytes, bytes]:
     """Columns and pixels before compression, written down byte by byte from the module's description."""
-    columns = b"".join(column.astype(column.dtype.newbyteorder("<")).tobytes() for column in segment.columns)
+    columns = b"".join(column.astype(column.dtype.newbyteorder("<")).tobytes() for column in segment.columns.values())
     return columns, segment.frames.tobytes()
 
 
 def assert_same(actual: Segment, expected: Segment) -> None:
-    for a, b in zip((actual.frames, *actual.columns), (expected.frames, *expected.columns), strict=True):
+    assert list(actual.columns) == list(expected.columns)
+    ours, theirs = (expected.frames, *expected.columns.values()), (actual.frames, *actual.columns.values())
+    for a, b in zip(ours, theirs, strict=True):
         assert a.dtype == b.dtype
         assert a.shape == b.shape
         assert a.tobytes() == b.tobytes()
@@ -78,7 +82,7 @@ def body_with(spec: SegmentSpec = SMALL, **changes: Any) -> bytes:
     segment = random_segment(0, spec)
     data = bytearray(segment_codec.encode_segment(segment, spec))
     offset = 0
-    for name, column in zip(SegmentColumns._fields, segment.columns, strict=True):
+    for name, column in segment.columns.items():
         if name in changes:
             slot, value = changes[name]
             start = offset + slot * column.itemsize
@@ -92,7 +96,7 @@ def body_with(spec: SegmentSpec = SMALL, **changes: Any) -> bytes:
 
 @pytest.mark.parametrize(("size", "limit"), [(84, 80), (42, 60)])
 def test_pong_frames_come_back_bit_for_bit_from_few_bytes(size: int, limit: int) -> None:
-    spec = SegmentSpec((size, size), "uint8", frame_stack=4, slots=64, n_step=3, num_actions=6)
+    spec = SegmentSpec((size, size), "uint8", frame_stack=4, slots=64, n_step=3, action=ActionSpec.discrete(6))
     segment = Segment(pong_frames(size), random_columns(np.random.default_rng(0), spec))
     assert len(np.unique(segment.frames, axis=0)) > 32  # a game in play, not a still picture
     body = segment_codec.encode_segment(segment, spec)
@@ -138,7 +142,7 @@ def test_segment_inside_a_larger_message_is_read_at_any_alignment() -> None:
 
 def test_columns_are_read_only_views_of_the_body_even_if_that_is_writeable() -> None:
     body = bytearray(segment_codec.encode_segment(random_segment(4, SMALL), SMALL))
-    for column in segment_codec.decode_columns(body, SMALL):
+    for column in segment_codec.decode_columns(body, SMALL).values():
         assert not column.flags.writeable
         assert np.shares_memory(column, np.frombuffer(body, np.uint8))
 
@@ -180,7 +184,7 @@ def test_value_outside_its_range_is_refused(reason: str, changes: Any) -> None:
 def test_value_at_the_edge_of_its_range_is_read(changes: Any) -> None:
     columns = segment_codec.decode_columns(body_with(**changes), SMALL)
     for name, (slot, value) in changes.items():
-        column = getattr(columns, name)
+        column = columns[name]
         assert column[slot] == column.dtype.type(value)
 
 
@@ -188,7 +192,7 @@ def test_without_a_stack_all_but_the_last_n_slots_can_start_a_transition() -> No
     spec = SMALL._replace(frame_stack=1, n_step=1)
     bodies = {slot: body_with(spec, priority=(slot, 1), bootstrap_offset=(slot, 1)) for slot in (0, 14, 15)}
     for slot in (0, 14):
-        assert segment_codec.decode_columns(bodies[slot], spec).priority[slot] == 1
+        assert segment_codec.decode_columns(bodies[slot], spec)["priority"][slot] == 1
     assert reason_of(bodies[15], spec) == "bad_start"
 
 
@@ -197,14 +201,14 @@ def test_segment_in_which_no_transition_starts_is_refused() -> None:
     body = bytearray(segment_codec.encode_segment(segment, SMALL))
     body[: 4 * SMALL.slots] = bytes(4 * SMALL.slots)
     assert reason_of(bytes(body), SMALL) == "no_transition"
-    columns = segment.columns._replace(priority=np.zeros(SMALL.slots, np.float32))
+    columns = segment.columns | {"priority": np.zeros(SMALL.slots, np.float32)}
     with pytest.raises(segment_codec.CorruptSegment, match="no_transition"):
         segment_codec.encode_segment(segment._replace(columns=columns), SMALL)
 
 
 def test_length_is_bounded_by_the_columns_and_by_what_zstd_makes_of_noise() -> None:
     body = segment_codec.encode_segment(random_segment(7, SMALL), SMALL)
-    column_bytes = segment_codec.COLUMN_BYTES_PER_SLOT * SMALL.slots
+    column_bytes = segment_codec.layout_of(SMALL)[-1].end
     frame_bytes = SMALL.frame_bytes * SMALL.slots
     bound = column_bytes + frame_bytes + frame_bytes // 256 + 18
     for length in (0, 1, column_bytes - 1, column_bytes, bound + 1, 2 * bound):
@@ -216,26 +220,26 @@ def test_length_is_bounded_by_the_columns_and_by_what_zstd_makes_of_noise() -> N
 @pytest.mark.parametrize("slots", [15, 17])
 def test_frames_of_another_number_of_slots_are_refused(slots: int) -> None:
     other = SMALL._replace(slots=slots)
-    column_bytes = segment_codec.COLUMN_BYTES_PER_SLOT
-    foreign_pixels = segment_codec.encode_segment(random_segment(8, other), other)[column_bytes * slots :]
-    body = segment_codec.encode_segment(random_segment(8, SMALL), SMALL)[: column_bytes * SMALL.slots] + foreign_pixels
+    end, foreign_end = (segment_codec.layout_of(spec)[-1].end for spec in (SMALL, other))
+    foreign_pixels = segment_codec.encode_segment(random_segment(8, other), other)[foreign_end:]
+    body = segment_codec.encode_segment(random_segment(8, SMALL), SMALL)[:end] + foreign_pixels
     assert reason_of(body, SMALL) == ("bad_frames" if slots < 16 else "bad_length")
 
 
 def test_small_block_that_would_expand_beyond_the_spec_is_refused() -> None:
     large = SMALL._replace(slots=2048)
     still = random_segment(9, large)._replace(frames=np.zeros((2048, 5, 7), np.uint8))
-    bomb = segment_codec.encode_segment(still, large)[segment_codec.COLUMN_BYTES_PER_SLOT * 2048 :]
+    bomb = segment_codec.encode_segment(still, large)[segment_codec.layout_of(large)[-1].end :]
     assert len(bomb) < SMALL.frame_bytes * SMALL.slots  # it passes for a segment of the smaller spec by its length
     columns = segment_codec.encode_segment(random_segment(9, SMALL), SMALL)
-    columns = columns[: segment_codec.COLUMN_BYTES_PER_SLOT * SMALL.slots]
+    columns = columns[: segment_codec.layout_of(SMALL)[-1].end]
     assert reason_of(columns + bomb, SMALL) == "bad_frames"
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -1e38, 1.01 * segment_codec.LARGEST_OBSERVATION])
 def test_vector_observation_that_is_not_finite_or_huge_is_refused_on_both_sides(value: float) -> None:
     segment = random_segment(10, VECTOR)
-    columns = segment_codec.encode_segment(segment, VECTOR)[: segment_codec.COLUMN_BYTES_PER_SLOT * VECTOR.slots]
+    columns = segment_codec.encode_segment(segment, VECTOR)[: segment_codec.layout_of(VECTOR)[-1].end]
     segment.frames[3, 1] = value
     with pytest.raises(segment_codec.CorruptSegment, match="bad_frames"):
         segment_codec.encode_segment(segment, VECTOR)
@@ -246,7 +250,7 @@ def test_vector_observation_that_is_not_finite_or_huge_is_refused_on_both_sides(
 def test_block_that_lies_about_its_size_or_has_more_behind_it_is_refused(size: int) -> None:
     body = segment_codec.encode_segment(random_segment(9, SMALL)._replace(frames=np.zeros((16, 5, 7), np.uint8)), SMALL)
     block = b"\x28\xb5\x2f\xfd\xe0" + size.to_bytes(8, "little") + bytes(64)
-    assert reason_of(body[: segment_codec.COLUMN_BYTES_PER_SLOT * SMALL.slots] + block, SMALL) == "bad_frames"
+    assert reason_of(body[: segment_codec.layout_of(SMALL)[-1].end] + block, SMALL) == "bad_frames"
     assert reason_of(body + b"\0", SMALL) == "bad_frames"
 
 
@@ -278,7 +282,7 @@ def test_own_array_of_another_shape_or_dtype_is_an_error_that_names_it() -> None
     segment = random_segment(13, SMALL)
     with pytest.raises(ValueError, match=r"frames is uint8\[15, 5, 7\], but the segment spec says uint8\[16, 5, 7\]"):
         segment_codec.encode_segment(segment._replace(frames=segment.frames[1:]), SMALL)
-    columns = segment.columns._replace(action=segment.columns.action.astype(np.int64))
+    columns = segment.columns | {"action": segment.columns["action"].astype(np.int64)}
     with pytest.raises(ValueError, match=r"action is int64\[16\], but the segment spec says int32\[16\]"):
         segment_codec.encode_segment(segment._replace(columns=columns), SMALL)
 
@@ -324,15 +328,15 @@ def damage(rng: np.random.Generator, body: bytes) -> bytes:
     return bytes(data)
 
 
-def assert_lawful(columns: SegmentColumns, spec: SegmentSpec) -> None:
-    """The laws of `SegmentColumns`, slot by slot."""
+def assert_lawful(columns: Columns, spec: SegmentSpec) -> None:
+    """The laws of `Columns`, slot by slot."""
     started = 0
     for slot in range(spec.slots):
-        priority, n_step_return, discount, action, offset = (column[slot].item() for column in columns)
+        priority, n_step_return, discount, action, offset = (column[slot].item() for column in columns.values())
         assert 0 <= priority < float("inf")
         assert abs(n_step_return) < float("inf")
         assert 0 <= discount <= 1
-        assert 0 <= action < spec.num_actions
+        assert 0 <= action < spec.action.num_actions
         if priority > 0:
             started += 1
             assert spec.frame_stack - 1 <= slot < spec.slots - spec.n_step

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 from apex_jax.agent.segments import SegmentBuilder, spread_first_slots
-from apex_jax.types import Segment, SegmentSpec, Step
+from apex_jax.types import ActionSpec, Segment, SegmentSpec, Step
 from tests import reference
 
 GAMMA = 0.9
 
 
 def make_spec(frame_stack: int = 3, slots: int = 12, n: int = 3) -> SegmentSpec:
-    return SegmentSpec((2,), "float32", frame_stack=frame_stack, slots=slots, n_step=n, num_actions=7)
+    return SegmentSpec((2,), "float32", frame_stack=frame_stack, slots=slots, n_step=n, action=ActionSpec.discrete(7))
 
 
 class History:
@@ -74,11 +74,11 @@ def read(segments: list[Segment], spec: SegmentSpec) -> list[tuple[Any, ...]]:
     """Returns every transition that starts in the segments."""
     found = []
     for frames, columns in segments:
-        for f in np.flatnonzero(columns.priority):
-            k = int(columns.bootstrap_offset[f])
+        for f in np.flatnonzero(columns["priority"]):
+            k = int(columns["bootstrap_offset"][f])
             windows = [frames[end - spec.frame_stack + 1 : end + 1].tobytes() for end in (f, f + k)]
-            numbers = (columns.n_step_return[f], columns.discount[f], columns.priority[f])
-            found.append((windows[0], int(columns.action[f]), k, windows[1], *map(float, numbers)))
+            numbers = (columns["n_step_return"][f], columns["discount"][f], columns["priority"][f])
+            found.append((windows[0], int(columns["action"][f]), k, windows[1], *map(float, numbers)))
     return found
 
 
@@ -169,11 +169,11 @@ def columns_of(
 
 def test_exactly_n_rewards_are_summed_before_the_bootstrap() -> None:
     columns = columns_of([(1, ""), (10, ""), (100, ""), (1000, "")])
-    np.testing.assert_allclose(columns.n_step_return[:2], [1 + 9 + 81, 10 + 90 + 810], rtol=1e-6)
-    np.testing.assert_allclose(columns.discount[:2], GAMMA**3, rtol=1e-6)
-    np.testing.assert_array_equal(columns.bootstrap_offset[:2], 3)
-    np.testing.assert_allclose(columns.priority[0], 91 + GAMMA**3 * 100 - 10, rtol=1e-6)
-    for column in columns:
+    np.testing.assert_allclose(columns["n_step_return"][:2], [1 + 9 + 81, 10 + 90 + 810], rtol=1e-6)
+    np.testing.assert_allclose(columns["discount"][:2], GAMMA**3, rtol=1e-6)
+    np.testing.assert_array_equal(columns["bootstrap_offset"][:2], 3)
+    np.testing.assert_allclose(columns["priority"][0], 91 + GAMMA**3 * 100 - 10, rtol=1e-6)
+    for column in columns.values():
         assert not column[2:].any()  # zeros where no transition starts
 
 
@@ -187,10 +187,10 @@ def test_exactly_n_rewards_are_summed_before_the_bootstrap() -> None:
 ])  # fmt: skip
 def test_last_n_transitions_of_an_episode_end_with_it(end: str, life_loss: bool, discounts: list[float]) -> None:
     columns = columns_of([(1, ""), (10, ""), (100, end), *[(0.0, "")] * 3], life_loss=life_loss)
-    np.testing.assert_allclose(columns.n_step_return[:3], [91, 100, 100], rtol=1e-6)
-    np.testing.assert_allclose(columns.discount[:3], discounts, rtol=1e-6)
-    assert columns.bootstrap_offset[:4].tolist() == [3, 2, 1, 0]
-    assert columns.priority[3] == 0  # the step after the end is a reset, and no transition
+    np.testing.assert_allclose(columns["n_step_return"][:3], [91, 100, 100], rtol=1e-6)
+    np.testing.assert_allclose(columns["discount"][:3], discounts, rtol=1e-6)
+    assert columns["bootstrap_offset"][:4].tolist() == [3, 2, 1, 0]
+    assert columns["priority"][3] == 0  # the step after the end is a reset, and no transition
 
 
 @pytest.mark.parametrize(("life_loss", "returns", "offsets"), [
@@ -201,21 +201,21 @@ def test_lost_life_ends_the_return_but_not_the_episode(
     life_loss: bool, returns: list[float], offsets: list[int]
 ) -> None:
     columns = columns_of([(1, ""), (10, "life_lost"), (100, ""), (1000, ""), (10_000, "")], life_loss=life_loss)
-    np.testing.assert_allclose(columns.n_step_return[:3], returns, rtol=1e-6)
-    assert columns.bootstrap_offset[:3].tolist() == offsets
-    assert (columns.discount[:3] == 0).tolist() == [life_loss, life_loss, False]
+    np.testing.assert_allclose(columns["n_step_return"][:3], returns, rtol=1e-6)
+    assert columns["bootstrap_offset"][:3].tolist() == offsets
+    assert (columns["discount"][:3] == 0).tolist() == [life_loss, life_loss, False]
 
 
 def test_episode_shorter_than_n_is_stored_whole() -> None:
     columns = columns_of([(1, "terminated"), (0, ""), (5, "truncated"), *[(0.0, "")] * 5], n=5)
-    np.testing.assert_allclose(columns.n_step_return[:3], [1, 0, 5])
-    assert columns.bootstrap_offset[:4].tolist() == [1, 0, 1, 0]
+    np.testing.assert_allclose(columns["n_step_return"][:3], [1, 0, 5])
+    assert columns["bootstrap_offset"][:4].tolist() == [1, 0, 1, 0]
 
 
 @pytest.mark.parametrize(("reward_clip", "returns"), [(0.0, [20, -7]), (1.0, [1, -1]), (10.0, [10, -7])])
 def test_rewards_are_clipped_unless_the_limit_is_0(reward_clip: float, returns: list[float]) -> None:
     columns = columns_of([(20, ""), (-7, "")], n=1, reward_clip=reward_clip)
-    np.testing.assert_array_equal(columns.n_step_return[:2], returns)
+    np.testing.assert_array_equal(columns["n_step_return"][:2], returns)
 
 
 def test_transition_without_error_can_still_be_drawn() -> None:
@@ -224,7 +224,7 @@ def test_transition_without_error_can_still_be_drawn() -> None:
         history.add(reward=0.0, q=(GAMMA, 1.0))
     spec = make_spec(frame_stack=1, slots=3, n=1)
     (segment,) = build(SegmentBuilder(spec, 1, GAMMA, 0.0, True), {0: history.steps})
-    np.testing.assert_allclose(segment.columns.priority, [1e-6, 1e-6, 0], rtol=0.1)
+    np.testing.assert_allclose(segment.columns["priority"], [1e-6, 1e-6, 0], rtol=0.1)
 
 
 def test_consecutive_segments_overlap_and_each_transition_starts_in_one() -> None:
@@ -236,7 +236,7 @@ def test_consecutive_segments_overlap_and_each_transition_starts_in_one() -> Non
     for before, after in itertools.pairwise(segments):
         np.testing.assert_array_equal(before.frames[-spec.overlap :], after.frames[: spec.overlap])
     for segment in segments:
-        starts = np.flatnonzero(segment.columns.priority)
+        starts = np.flatnonzero(segment.columns["priority"])
         assert starts.tolist() == list(range(spec.frame_stack - 1, spec.slots - spec.n_step))
         assert len(starts) == spec.max_transitions
 
@@ -248,7 +248,7 @@ def test_segment_in_which_no_transition_starts_is_not_sent() -> None:
         history.add(1.0, "terminated")
     segments = build(SegmentBuilder(spec, 1, GAMMA, 0.0, True), {0: history.steps})
     assert 0 < len(segments) < 40 * 5 - 7
-    assert all(segment.columns.priority.any() for segment in segments)
+    assert all(segment.columns["priority"].any() for segment in segments)
 
 
 def test_segments_are_copies_that_later_steps_leave_alone() -> None:
@@ -257,13 +257,13 @@ def test_segments_are_copies_that_later_steps_leave_alone() -> None:
         history.add(1.0)
     builder = SegmentBuilder(spec, 1, GAMMA, 0.0, True)
     early = build(builder, {0: history.steps[:12]})
-    before = [early[0].frames.copy(), *(column.copy() for column in early[0].columns)]
+    before = [early[0].frames.copy(), *(column.copy() for column in early[0].columns.values())]
     history.steps[:12] = []
     build(builder, {0: [history.steps[0]._replace(terminated=True), *history.steps[1:]]})
-    for now, then in zip([early[0].frames, *early[0].columns], before, strict=True):
+    for now, then in zip([early[0].frames, *early[0].columns.values()], before, strict=True):
         np.testing.assert_array_equal(now, then)
 
 
 def test_dtypes_are_those_of_the_records() -> None:
     columns = columns_of([(1, ""), (2, "")], n=1)
-    assert [column.dtype for column in columns] == [np.float32, np.float32, np.float32, np.int32, np.uint8]
+    assert [column.dtype for column in columns.values()] == [np.float32, np.float32, np.float32, np.int32, np.uint8]

@@ -1,8 +1,7 @@
-"""Ape-X DQN: `make_dqn` builds the functions that the workers call (Horgan et al. 2018)."""
+"""Ape-X DQN (Horgan et al. 2018): double Q-learning with n-step returns, epsilon-greedy over a ladder."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple, cast
 
@@ -11,16 +10,16 @@ import jax.numpy as jnp
 import optax
 
 from apex_jax.agent import losses
-from apex_jax.agent.frame_store import Array, FrameStore, Transitions, gather
+from apex_jax.agent.algorithm import Action, Algorithm, Params, UpdateOutput
+from apex_jax.agent.exploration import epsilon_ladder
+from apex_jax.agent.frame_store import FrameStore, Transitions, gather
 from apex_jax.agent.networks import QNetwork
 from apex_jax.config import Config, LearnerConfig
 from apex_jax.types import SegmentSpec
 
-Params = Any  # nested dict of float32 arrays, as flax.linen returns it
-
 
 class LearnerState(NamedTuple):
-    """All that learning changes, and all that a checkpoint must hold of it."""
+    """All that learning changes; online and target parameters are equal at first, not shared."""
 
     online_params: Params
     target_params: Params
@@ -28,40 +27,10 @@ class LearnerState(NamedTuple):
     updates: jax.Array  # int32[], made so far
 
 
-class UpdateOutput(NamedTuple):
-    """What K updates have to say."""
-
-    priorities: jax.Array  # float32[K, B], of the drawn transitions
-    loss: jax.Array  # float32[K], weighted, mean over the batch
-    q_value: jax.Array  # float32[K], mean of q(s_t, a_t)
-    gradient_norm: jax.Array  # float32[K], global, before clipping
-
-
-class ActorOutput(NamedTuple):
-    """The policy's answer to a batch of A observations; the q-values are what initial priorities are made of."""
-
-    action: jax.Array  # int32[A]
-    q_taken: jax.Array  # float32[A], q(s, action)
-    q_max: jax.Array  # float32[A], max_a q(s, a)
-
-
-class Dqn(NamedTuple):
-    """The algorithm as functions, each jitted once."""
-
-    init: Callable[[jax.Array], LearnerState]
-    """Takes a key (consumed), returns a fresh state; online and target parameters are equal, not shared."""
-    act: Callable[[Params, Array, Array, jax.Array, int], ActorOutput]
-    """(params, observation [A, F, *O], epsilon float32[A], key, step): epsilon-greedy, random in key and step alone."""
-    update: Callable[[LearnerState, FrameStore, Array, Array, float], tuple[LearnerState, UpdateOutput]]
-    """(state, store, indices int32[K, B], importance weights float32[K, B], learning_rate_share): K updates in turn.
-
-    `state` is donated. Each step is `learning_rate_share` times what the optimizer makes of `learner.learning_rate`.
-    """
-
-
-def make_dqn(config: Config, spec: SegmentSpec, compute_dtype: Any = jnp.float32) -> Dqn:
+def make_dqn(config: Config, spec: SegmentSpec, compute_dtype: Any = jnp.float32) -> Algorithm:
     """Returns the algorithm for this configuration. `compute_dtype`: of the network's activations."""
-    network = QNetwork(config.network, spec.num_actions, compute_dtype)
+    num_actions = spec.action.num_actions
+    network = QNetwork(config.network, num_actions, compute_dtype)
     optimizer = make_optimizer(config.learner)
 
     def q_values(params: Params, observation: jax.Array) -> jax.Array:
@@ -73,21 +42,22 @@ def make_dqn(config: Config, spec: SegmentSpec, compute_dtype: Any = jnp.float32
         target_params = jax.tree.map(jnp.copy, params)  # a buffer cannot be donated twice
         return LearnerState(params, target_params, optimizer.init(params), jnp.zeros((), jnp.int32))
 
-    def act(params: Params, observation: jax.Array, epsilon: jax.Array, key: jax.Array, step: int) -> ActorOutput:
+    def act(params: Params, observation: jax.Array, epsilon: jax.Array, key: jax.Array, step: int) -> Action:
         q = q_values(params, observation)
         explore_key, action_key = jax.random.split(jax.random.fold_in(key, step))
         explore = jax.random.uniform(explore_key, epsilon.shape) < epsilon
-        random_action = jax.random.randint(action_key, epsilon.shape, 0, spec.num_actions)
+        random_action = jax.random.randint(action_key, epsilon.shape, 0, num_actions)
         action = jnp.where(explore, random_action, jnp.argmax(q, axis=-1)).astype(jnp.int32)
-        return ActorOutput(action, losses.select_action_value(q, action), q.max(axis=-1))
+        return Action(action, losses.select_action_value(q, action), q.max(axis=-1))
 
     def loss(
         online_params: Params, target_params: Params, batch: Transitions, weights: jax.Array
     ) -> tuple[jax.Array, tuple]:
-        q_t = losses.select_action_value(q_values(online_params, batch.observation_t), batch.action_t)
+        columns = batch.columns
+        q_t = losses.select_action_value(q_values(online_params, batch.observation_t), columns["action"])
         target = losses.n_step_target(
-            batch.n_step_return,
-            batch.discount,
+            columns["n_step_return"],
+            columns["discount"],
             q_values(jax.lax.stop_gradient(online_params), batch.observation_tpk),
             q_values(target_params, batch.observation_tpk),
             config.algorithm.double_q,
@@ -107,8 +77,12 @@ def make_dqn(config: Config, spec: SegmentSpec, compute_dtype: Any = jnp.float32
         updates = state.updates + 1
         interval = config.learner.target_update_interval
         target_params = _copied_if(updates % interval == 0, online_params, state.target_params)
-        output = UpdateOutput(priorities, value, q_value, optax.tree.norm(grads))
-        return LearnerState(online_params, target_params, opt_state, updates), output
+        metrics = {
+            "losses/td_loss": value,  # weighted, mean over the batch
+            "losses/q_values": q_value,  # mean of q(s_t, a_t)
+            "losses/gradient_norm": optax.tree.norm(grads),  # global, before clipping
+        }
+        return LearnerState(online_params, target_params, opt_state, updates), UpdateOutput(priorities, metrics)
 
     def update(
         state: LearnerState, store: FrameStore, indices: jax.Array, weights: jax.Array, learning_rate_share: jax.Array
@@ -123,7 +97,13 @@ def make_dqn(config: Config, spec: SegmentSpec, compute_dtype: Any = jnp.float32
             outputs.append(output)
         return state, jax.tree.map(lambda *leaves: jnp.stack(leaves), *outputs)
 
-    return Dqn(jax.jit(init), jax.jit(act), jax.jit(update, donate_argnums=0))
+    return Algorithm(
+        init=jax.jit(init),
+        act=jax.jit(act),
+        update=jax.jit(update, donate_argnums=0),
+        acting_params=lambda state: state.online_params,
+        exploration=lambda size: epsilon_ladder(size, config.actor.base_epsilon, config.actor.epsilon_exponent),
+    )
 
 
 def _copied_if(is_due: jax.Array, online_params: Params, target_params: Params) -> Params:
@@ -135,12 +115,6 @@ def _copied_if(is_due: jax.Array, online_params: Params, target_params: Params) 
     if jax.default_backend() == "cpu":
         return jax.lax.cond(is_due, lambda: online_params, lambda: target_params)
     return jax.tree.map(partial(jnp.where, is_due), online_params, target_params)
-
-
-@jax.jit
-def copy_params(params: Params) -> Params:
-    """Returns parameters in buffers of their own, which the next update does not donate away."""
-    return jax.tree.map(jnp.copy, params)
 
 
 def make_optimizer(config: LearnerConfig) -> optax.GradientTransformation:

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from apex_jax.types import SegmentColumns, SegmentSpec
+from apex_jax.types import Columns, SegmentSpec, zero_columns
 
 Array: TypeAlias = jax.Array | np.ndarray  # JAX takes either
 
@@ -18,25 +18,21 @@ class FrameStore(NamedTuple):
     """All segments of the replay ring, C of them; slot f of segment c is at replay index c x L + f."""
 
     frames: Array  # uint8|float32[C, L, *O]
-    n_step_return: Array  # float32[C, L]
-    discount: Array  # float32[C, L]
-    action: Array  # int32[C, L]
-    bootstrap_offset: Array  # uint8[C, L]
+    columns: dict[str, Array]  # [C, L, ...] each, all but the priority, which is the replay server's
 
 
 class Transitions(NamedTuple):
     """A batch as the loss reads it: `_t` at the start, `_tpk` k steps later."""
 
     observation_t: jax.Array  # uint8|float32[B, F, *O]
-    action_t: jax.Array  # int32[B]
-    n_step_return: jax.Array  # float32[B]
-    discount: jax.Array  # float32[B]
     observation_tpk: jax.Array  # uint8|float32[B, F, *O]
+    columns: dict[str, jax.Array]  # [B, ...] each: action, n_step_return, discount, ...
 
 
 def store_bytes(spec: SegmentSpec, capacity_segments: int) -> int:
     """Returns how much memory the store takes on the device."""
-    return capacity_segments * spec.slots * (spec.frame_bytes + 13)
+    column_bytes = sum(array.nbytes for array in _stored(zero_columns(spec)).values())
+    return capacity_segments * (spec.slots * spec.frame_bytes + column_bytes)
 
 
 def create_store(spec: SegmentSpec, capacity_segments: int, memory_bytes: int | None = None) -> FrameStore:
@@ -50,35 +46,32 @@ def create_store(spec: SegmentSpec, capacity_segments: int, memory_bytes: int | 
             f"a replay of {capacity_segments * spec.max_transitions} transitions takes {needed / 1e9:.1f} GB of frames,"
             f" of which {memory_bytes / 1e9:.1f} GB fit: lower replay.capacity_transitions to at most {most}"
         )
-    shape = (capacity_segments, spec.slots)
     return FrameStore(
-        frames=jnp.zeros((*shape, *spec.frame_shape), spec.frame_dtype),
-        n_step_return=jnp.zeros(shape, jnp.float32),
-        discount=jnp.zeros(shape, jnp.float32),
-        action=jnp.zeros(shape, jnp.int32),
-        bootstrap_offset=jnp.zeros(shape, jnp.uint8),
+        frames=jnp.zeros((capacity_segments, spec.slots, *spec.frame_shape), spec.frame_dtype),
+        columns={
+            name: jnp.zeros((capacity_segments, *column.shape), column.dtype)
+            for name, column in _stored(zero_columns(spec)).items()
+        },
     )
+
+
+def _stored(columns: Columns) -> Columns:
+    return {name: column for name, column in columns.items() if name != "priority"}
 
 
 INSERT_SIZES = (8, 1)  # segments of one call: few shapes to compile; a scatter of 8 takes no longer than one of 1
 
 
-def insert_segments(store: FrameStore, slots: np.ndarray, frames: np.ndarray, columns: SegmentColumns) -> FrameStore:
+def insert_segments(store: FrameStore, slots: np.ndarray, frames: np.ndarray, columns: Columns) -> FrameStore:
     """Writes segments in place and returns the store; the one passed in is consumed (its buffers are donated).
 
-    `slots`: int32[N] in [0, C), no two alike. `frames`: [N, L, *O]; `columns`: [N, L] each.
+    `slots`: int32[N] in [0, C), no two alike. `frames`: [N, L, *O]; `columns`: [N, L, ...] each.
     """
-    start = 0
+    start, stored = 0, _stored(columns)
     while start < len(slots):
         size = next(size for size in INSERT_SIZES if start + size <= len(slots))
         part = slice(start, start + size)
-        values = FrameStore(
-            frames=frames[part],
-            n_step_return=columns.n_step_return[part],
-            discount=columns.discount[part],
-            action=columns.action[part],
-            bootstrap_offset=columns.bootstrap_offset[part],
-        )
+        values = FrameStore(frames[part], {name: column[part] for name, column in stored.items()})
         store = _scatter(store, slots[part], values)
         start += size
     return store
@@ -97,11 +90,10 @@ def gather(store: FrameStore, indices: Array, frame_stack: int) -> Transitions:
     """
     flat = jax.tree.map(lambda array: array.reshape(-1, *array.shape[2:]), store)
     window = jnp.arange(1 - frame_stack, 1)
-    offset = flat.bootstrap_offset[indices].astype(jnp.int32)
+    columns = {name: column[indices] for name, column in flat.columns.items()}
+    offset = columns["bootstrap_offset"].astype(jnp.int32)
     return Transitions(
         observation_t=flat.frames[indices[:, None] + window],
-        action_t=flat.action[indices],
-        n_step_return=flat.n_step_return[indices],
-        discount=flat.discount[indices],
         observation_tpk=flat.frames[(indices + offset)[:, None] + window],
+        columns=columns,
     )

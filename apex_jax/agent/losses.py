@@ -50,12 +50,12 @@ def priority(td_error: jax.Array) -> jax.Array:
 
 
 def initial_priority(
-    n_step_return: np.ndarray, discount: np.ndarray, q_taken_t: np.ndarray, q_max_tpk: np.ndarray
+    n_step_return: np.ndarray, discount: np.ndarray, value_t: np.ndarray, bootstrap_value_tpk: np.ndarray
 ) -> np.ndarray:
-    """Returns an actor's first estimate of the priority from q-values it computed while acting, float32[N].
+    """Returns an actor's first estimate of the priority from values it computed while acting, float32[N].
 
     |sum_{j<k} gamma^j r_{t+j+1} + gamma^k max_a q(S_{t+k}, a) - q(S_t, A_t)|, all with the actor's own weights:
     no second forward pass (Horgan et al. 2018, section 3).
     """
-    td_error = n_step_return + discount * q_max_tpk - q_taken_t
+    td_error = n_step_return + discount * bootstrap_value_tpk - value_t
     return np.maximum(np.abs(td_error), MIN_PRIORITY).astype(np.float32)

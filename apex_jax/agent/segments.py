@@ -8,15 +8,15 @@ import numpy as np
 
 from apex_jax.agent.losses import initial_priority
 from apex_jax.compiled import compiled
-from apex_jax.types import Segment, SegmentColumns, SegmentSpec, Step
+from apex_jax.types import Columns, Segment, SegmentSpec, Step, zero_columns
 
 
 class Slots(NamedTuple):
     """What is known of each frame slot beside its frame; [E, L], or [L] of one environment."""
 
-    action: np.ndarray  # int32, chosen on the observation that ends here
-    q_taken: np.ndarray  # float32, q(s, action)
-    q_max: np.ndarray  # float32, max_a q(s, a)
+    action: np.ndarray  # as in the spec, chosen on the observation that ends here
+    value: np.ndarray  # float32, q(s, action)
+    bootstrap_value: np.ndarray  # float32, what a return that ends here is bootstrapped from
     acted: np.ndarray  # bool, the action counts: the episode had not ended here
     reward: np.ndarray  # float32, clipped, that the action brought
     terminal: np.ndarray  # bool, the action ended the return and there is nothing to bootstrap from
@@ -26,7 +26,7 @@ class Slots(NamedTuple):
 class SegmentBuilder:
     """Writes each environment's frames into slots and cuts a `Segment` whenever `spec.slots` of them are full.
 
-    What a slot holds: the newest frame of an observation, the action chosen on it with its q-values, and then, as the
+    What a slot holds: the newest frame of an observation, the action chosen on it with its values, and then, as the
     next observation arrives, that action's outcome. An episode starts with its whole initial stack (F slots, of which
     only the last starts a transition) and ends with its last observation (which starts none), so the window of F
     frames that ends at any slot is exactly what the environment returned there, and is never patched.
@@ -52,20 +52,22 @@ class SegmentBuilder:
         shape = (num_environments, spec.slots)
         self._position = np.zeros(num_environments, np.int64) if first_slot is None else first_slot.astype(np.int64)
         self._frames = np.zeros((*shape, *spec.frame_shape), spec.frame_dtype)
-        dtypes = (np.int32, np.float32, np.float32, bool, np.float32, bool, bool)
-        self._slots = Slots(*(np.zeros(shape, dtype) for dtype in dtypes))
+        action = np.zeros((*shape, *spec.action.shape), spec.action.dtype)
+        dtypes = (np.float32, np.float32, bool, np.float32, bool, bool)
+        self._slots = Slots(action, *(np.zeros(shape, dtype) for dtype in dtypes))
 
-    def add(self, step: Step, action: np.ndarray, q_taken: np.ndarray, q_max: np.ndarray) -> list[Segment]:
-        """Takes what environments returned and the policy's answer to it; returns the segments that became full.
+    def add(self, step: Step, action: np.ndarray, value: np.ndarray, bootstrap_value: np.ndarray) -> list[Segment]:
+        """Takes what environments returned and the policy's `Action` on it; returns the segments that became full.
 
-        `action` int32[A], `q_taken` = q(s, action) and `q_max` = max_a q(s, a), float32[A].
+        `action` [A, ...], `value` and `bootstrap_value` float32[A]: see `apex_jax.agent.algorithm.Action`.
         """
         segments = []
         if step.first.any():
             for row in np.flatnonzero(step.first):
                 segments += self._write_initial_stack(step.env_id[row], step.observation[row, :-1])
         options = self._reward_clip, self._life_loss_terminates
-        _write_step(self._slots, self._position, step, action, q_taken, q_max, *options)
+        _write_step(self._slots, self._position, step, value, bootstrap_value, *options)
+        self._slots.action[step.env_id, self._position[step.env_id]] = action
         self._frames[step.env_id, self._position[step.env_id]] = step.observation[:, -1]
         return segments + self._advance(step.env_id)
 
@@ -85,7 +87,7 @@ class SegmentBuilder:
     def _cut(self, env_id: int) -> Segment | None:
         """Returns the full segment of an environment (None if no transition starts in it) and keeps the overlap."""
         columns = n_step_columns(Slots(*(array[env_id] for array in self._slots)), self._spec, self._discount)
-        segment = Segment(self._frames[env_id].copy(), columns) if columns.priority.any() else None
+        segment = Segment(self._frames[env_id].copy(), columns) if columns["priority"].any() else None
         overlap = self._spec.overlap
         for array in (self._frames, *self._slots):
             array[env_id, :overlap] = array[env_id, -overlap:].copy()  # a copy, as the two may share slots
@@ -102,12 +104,16 @@ def spread_first_slots(spec: SegmentSpec, num_environments: int) -> np.ndarray:
     return np.arange(num_environments) * spec.max_transitions // num_environments
 
 
-def n_step_columns(slots: Slots, spec: SegmentSpec, discount: float) -> SegmentColumns:
+def n_step_columns(slots: Slots, spec: SegmentSpec, discount: float) -> Columns:
     """Returns the transitions that start in a full segment, given its slots [L]."""
-    dtypes = (np.float32, np.float32, np.float32, np.int32, np.uint8)
-    columns = SegmentColumns(*(np.zeros(spec.slots, dtype) for dtype in dtypes))
-    starts, returns, discounts, q_bootstrap = _n_step_returns(slots, columns, spec.frame_stack, spec.n_step, discount)
-    columns.priority[starts] = initial_priority(returns, discounts, slots.q_taken[starts], q_bootstrap)
+    columns = zero_columns(spec)
+    starts, returns, discounts, steps = _n_step_returns(slots, spec.frame_stack, spec.n_step, discount)
+    values = slots.value[starts], slots.bootstrap_value[starts + steps]
+    columns["n_step_return"][starts] = returns
+    columns["discount"][starts] = discounts
+    columns["action"][starts] = slots.action[starts]
+    columns["bootstrap_offset"][starts] = steps
+    columns["priority"][starts] = initial_priority(returns, discounts, *values)
     return columns
 
 
@@ -119,13 +125,12 @@ def _write_step(
     slots: Slots,
     position: np.ndarray,
     step: Step,
-    action: np.ndarray,
-    q_taken: np.ndarray,
-    q_max: np.ndarray,
+    value: np.ndarray,
+    bootstrap_value: np.ndarray,
     reward_clip: float,
     life_loss_terminates: bool,
 ) -> None:
-    """Writes what the actions before have led to, where no reset ignored them, then the answers to the observations."""
+    """Records the outcome of each previous action (unless a reset ignored it), then the values of the new one."""
     for row in range(step.env_id.size):
         env = step.env_id[row]
         slot = position[env]
@@ -134,17 +139,16 @@ def _write_step(
             slots.reward[env, slot - 1] = min(max(step.reward[row], -reward_clip), reward_clip)
             slots.terminal[env, slot - 1] = terminal
             slots.last[env, slot - 1] = terminal or step.truncated[row]
-        slots.action[env, slot] = action[row]
-        slots.q_taken[env, slot] = q_taken[row]
-        slots.q_max[env, slot] = q_max[row]
+        slots.value[env, slot] = value[row]
+        slots.bootstrap_value[env, slot] = bootstrap_value[row]
         slots.acted[env, slot] = not (step.terminated[row] or step.truncated[row])
 
 
 @compiled()
 def _n_step_returns(
-    slots: Slots, columns: SegmentColumns, frame_stack: int, n_step: int, discount: float
+    slots: Slots, frame_stack: int, n_step: int, discount: float
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Fills in all columns but the priority; returns where transitions start, and what it is computed from, [N].
+    """Returns the slots at which transitions start, int[N], their returns and discounts, float64[N], and k, int[N].
 
     A transition sums rewards over k <= n steps: n, or as many as are left until the return ends (`last`). Its discount
     is gamma^k, or 0 if it ends by termination (`terminal`); a time limit keeps it, so the truncated episode bootstraps
@@ -153,7 +157,7 @@ def _n_step_returns(
     # Before slot F - 1 the window would begin before the segment: the segment before has these transitions.
     last_start = slots.acted.size - n_step
     starts = np.flatnonzero(slots.acted[frame_stack - 1 : last_start]) + frame_stack - 1
-    returns, discounts, q_bootstrap = np.zeros(starts.size), np.ones(starts.size), np.zeros(starts.size, np.float32)
+    returns, discounts, steps = np.zeros(starts.size), np.ones(starts.size), np.zeros(starts.size, np.int64)
     for row, start in enumerate(starts):
         k, ended = 0, False
         while k < n_step and not ended:
@@ -161,9 +165,5 @@ def _n_step_returns(
             discounts[row] *= 0.0 if slots.terminal[start + k] else discount
             ended = slots.last[start + k]
             k += 1
-        q_bootstrap[row] = slots.q_max[start + k]
-        columns.n_step_return[start] = returns[row]
-        columns.discount[start] = discounts[row]
-        columns.action[start] = slots.action[start]
-        columns.bootstrap_offset[start] = k
-    return starts, returns, discounts, q_bootstrap
+        steps[row] = k
+    return starts, returns, discounts, steps

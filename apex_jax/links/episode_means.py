@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from apex_jax.metrics import Mean, split_by_epsilon_band
+from apex_jax.metrics import Mean, split_by_band
 from apex_jax.transport.messages import EpisodeStatistics
 
 
@@ -23,12 +23,12 @@ class EpisodeMeans:
 
         The work in Python does not depend on the number of games: a message may hold thousands.
         """
-        epsilon, steps = message.epsilon, message.episode_steps
-        is_finite = np.isfinite(epsilon).all() and np.isfinite(message.episode_return).all()
-        if not (is_finite and ((epsilon >= 0) & (epsilon <= 1) & (steps >= 0)).all()):
+        exploration, steps = message.exploration, message.episode_steps
+        is_finite = np.isfinite(exploration).all() and np.isfinite(message.episode_return).all()
+        if not (is_finite and ((exploration >= 0) & (exploration <= 1) & (steps >= 0)).all()):
             return False  # one NaN would hide the games of all actors
         self.episode_return.add(message.episode_return)
         self.length.add(steps)
-        for band, returns in split_by_epsilon_band(epsilon, message.episode_return):
+        for band, returns in split_by_band(exploration, message.episode_return):
             self.by_band.setdefault(band, Mean()).add(returns)
         return True

@@ -120,9 +120,9 @@ class ExperienceClient:
             return False
         return True
 
-    def put_episodes(self, epsilon: np.ndarray, episode_return: np.ndarray, steps: np.ndarray) -> None:
+    def put_episodes(self, exploration: np.ndarray, episode_return: np.ndarray, steps: np.ndarray) -> None:
         """Takes the statistics of finished games, [N] each."""
-        self._episodes.append(EpisodeStatistics(self._hello.run_id, epsilon, episode_return, steps))
+        self._episodes.append(EpisodeStatistics(self._hello.run_id, exploration, episode_return, steps))
 
     def close(self) -> None:
         """Takes leave and ends the thread; of what was produced, the rest is told as unsent."""
@@ -248,7 +248,9 @@ class ExperienceClient:
         if self._welcome is None:  # which it acts with from now on, whatever servers come
             self._hello = self._hello._replace(incarnation=message.incarnation, places=message.places)
         elif not np.array_equal(message.places, self._welcome.places):
-            _log.warning("the replay server has another epsilon ladder: this actor keeps the epsilons it began with")
+            _log.warning(
+                "the replay server has another exploration ladder: this actor keeps the places it began with"
+            )
             message = message._replace(places=self._welcome.places, incarnation=self._welcome.incarnation)
         self._welcome = message
         self._num_sent = 0
@@ -257,4 +259,4 @@ class ExperienceClient:
 
 def transitions_of(segment: Segment) -> int:
     """Returns how many transitions start in a segment."""
-    return int(np.count_nonzero(segment.columns.priority))
+    return int(np.count_nonzero(segment.columns["priority"]))

@@ -34,7 +34,7 @@ from apex_jax.transport.messages import (
     SegmentAck,
     SegmentMessage,
 )
-from apex_jax.types import PEER_TIMEOUT_SECONDS, SegmentColumns, SegmentRecord, SegmentSpec
+from apex_jax.types import PEER_TIMEOUT_SECONDS, Columns, SegmentRecord, SegmentSpec
 
 _log = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ class Actor:
 
     run_id: int
     incarnation: int  # how many actors had come before, and this one
-    places: np.ndarray  # int32[E], on the epsilon ladder
+    places: np.ndarray  # int32[E], on the ladder of exploration
     seen_seconds: float
     status: ActorStatus
     received: int = 0  # every segment up to this sequence number has arrived
@@ -68,7 +68,7 @@ class Waiting(NamedTuple):
 
     actor: Actor
     segment: SegmentRecord
-    columns: SegmentColumns | None
+    columns: Columns | None
     refusal: str  # why it is not to be stored; empty where it is
 
 
@@ -302,7 +302,7 @@ class ExperienceServer:
         else:
             try:
                 columns = decode_columns(message.body, self._spec, self._limits)
-                transitions = int(np.count_nonzero(columns.priority))
+                transitions = int(np.count_nonzero(columns["priority"]))
             except CorruptSegment as error:
                 refusal = error.reason
         segment = SegmentRecord(actor.run_id, message.sequence, steps, transitions, message.body, message.crc)

@@ -16,7 +16,7 @@ import zmq
 from apex_jax.errors import RunError
 from apex_jax.links.connection import Connection
 from apex_jax.run_identity import RunIdentity
-from apex_jax.segment_codec import COLUMN_DTYPES, CorruptSegment, decode_columns, decode_frames, max_streamed_bytes
+from apex_jax.segment_codec import CorruptSegment, decode_columns, decode_frames, max_streamed_bytes
 from apex_jax.transport import sockets
 from apex_jax.transport.messages import (
     CorruptSegments,
@@ -29,7 +29,7 @@ from apex_jax.transport.messages import (
     PriorityUpdate,
     StreamedSegments,
 )
-from apex_jax.types import SegmentColumns, SegmentSpec
+from apex_jax.types import Columns, SegmentSpec, zero_columns
 
 _log = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ class Segments(NamedTuple):
 
     slots: np.ndarray  # int32[N]
     frames: np.ndarray  # uint8|float32[N, L, *O]
-    columns: SegmentColumns  # [N, L] each
+    columns: Columns  # [N, L, ...] each
 
 
 class Item(NamedTuple):
@@ -250,13 +250,11 @@ class SamplingClient:
         corrupt = [i for i, column in enumerate(columns) if column is None]
         if corrupt:
             self._report(message, corrupt)
-        blank = SegmentColumns(*(np.zeros(self._spec.slots, dtype) for dtype in COLUMN_DTYPES))
-        stacked = SegmentColumns(
-            *(np.stack(column) for column in zip(*(each or blank for each in columns), strict=True))
-        )
+        blank = zero_columns(self._spec)
+        stacked = {name: np.stack([(each or blank)[name] for each in columns]) for name in blank}
         self._put(Segments(message.slots, frames, stacked))
 
-    def _decoded(self, body: memoryview, out: np.ndarray) -> SegmentColumns | None:
+    def _decoded(self, body: memoryview, out: np.ndarray) -> Columns | None:
         """Returns the columns of a segment, and writes its frames to `out`; None and zeros if it is corrupt."""
         try:
             columns = decode_columns(body, self._spec)

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 import zmq
 
-from apex_jax.agent.dqn import Params
+from apex_jax.agent.algorithm import Params
 from apex_jax.errors import RunError
 from apex_jax.links.connection import Connection
 from apex_jax.run_identity import RunIdentity

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import zmq
 
-from apex_jax.agent.dqn import Params
+from apex_jax.agent.algorithm import Params
 from apex_jax.agreement import told
 from apex_jax.run_identity import RunIdentity
 from apex_jax.transport import sockets

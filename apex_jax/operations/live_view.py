@@ -158,7 +158,7 @@ def _rows(progress: Progress) -> list[tuple[str, str]]:
         ("updates", f"{progress.updates:,}, {progress.updates_per_second:,.1f} per second"),
         ("replay", _replay(progress)),
         ("samples per insert", _samples_per_insert(progress)),
-        ("training return", _number(progress.training_return) + " (exploring, all epsilons)"),
+        ("training return", _number(progress.training_return) + " (exploring)"),
         ("evaluation", _evaluations(progress)),
         ("processes", _roles(progress.roles)),
         ("memory", f"{progress.memory_bytes / 2**30:.2f} GiB"),

@@ -49,7 +49,7 @@ class Progress:
     min_size_to_sample: int
     samples_per_insert: float
     target_samples_per_insert: float  # 0 = free
-    training_return: float | None  # mean of the actors' last games, all epsilons
+    training_return: float | None  # mean of the actors' last games
     latest_evaluation: Evaluation | None
     best_evaluation: Evaluation | None
     seconds_left: float | None  # to the first of the run's limits

@@ -15,7 +15,7 @@ from apex_jax.atari_scores import human_normalized_score
 from apex_jax.command_line import SETTINGS, load_as_written
 from apex_jax.config import Config
 from apex_jax.errors import UsageError, shown
-from apex_jax.metrics import read_metrics
+from apex_jax.metrics import TRAINING_TAG, read_metrics
 from apex_jax.plotting.provenance import read_changes, read_starts
 
 NOT_OF_THE_METHOD = (
@@ -31,7 +31,6 @@ NOT_OF_THE_METHOD = (
 )
 LABEL_KEYS = 3  # at most, of those in which groups differ
 EVALUATION = "eval/episodic_return"
-TRAINING = "charts/episodic_return_epsilon_"
 UPDATES = "learner/updates"
 
 
@@ -50,7 +49,7 @@ class Run:
     directory: str
     task: str
     evaluation: Curve
-    training: Mapping[str, Curve]  # by band of epsilon, as in `apex_jax.metrics.split_by_epsilon_band`
+    training: Mapping[str, Curve]  # by band of exploration, as in `apex_jax.metrics.split_by_band`
     settings: Mapping[str, Any]  # every key of its configuration by dotted name; empty where there is none
     changed_settings: Sequence[str] = ()  # on the way: what it had before is not in `settings`
 
@@ -85,12 +84,12 @@ def read_run(directory: str | os.PathLike[str]) -> Run:
     all_lines = [line for of_process in lines.values() for line in of_process]
     updates = [(line["time"], line[UPDATES]) for line in all_lines if line.get(UPDATES) is not None]
     minutes = _Minutes([start["time"] for start in starts], [line["time"] for line in all_lines], updates)
-    bands = sorted({tag for line in all_lines for tag in line if tag.startswith(TRAINING)})
+    bands = sorted({tag for line in all_lines for tag in line if tag.startswith(TRAINING_TAG)})
     return Run(
         directory=str(directory),
         task=str(settings.get("environment.task") or next((start.get("task") for start in starts), "?")),
         evaluation=_curve(all_lines, EVALUATION, minutes),
-        training={tag.removeprefix(TRAINING): _curve(all_lines, tag, minutes) for tag in bands},
+        training={tag.removeprefix(TRAINING_TAG): _curve(all_lines, tag, minutes) for tag in bands},
         settings=settings,
         changed_settings=read_changes(path),
     )

@@ -10,7 +10,7 @@ import numpy as np
 
 from apex_jax.compiled import FLOATS_READ, INTEGERS_READ, compiled
 from apex_jax.replay.sum_tree import SumTree
-from apex_jax.types import SegmentColumns, SegmentSpec
+from apex_jax.types import Columns, SegmentSpec
 
 MAX_EXPONENT = 10.0
 MIN_PRIORITY, MAX_PRIORITY = 1e-29, 1e29  # others count as these: raised to MAX_EXPONENT they are still float64 above 0
@@ -137,13 +137,13 @@ class ReplayBuffer:
         arrays = (self._numbers, self._generations, self._insert_seconds, self._num_transitions)
         return self._body_bytes + self._tree.nbytes + sum(array.nbytes for array in arrays)
 
-    def insert(self, body: bytes, columns: SegmentColumns, now_seconds: float) -> int:
+    def insert(self, body: bytes, columns: Columns, now_seconds: float) -> int:
         """Stores an encoded segment in place of the oldest one and returns its slot.
 
         `body` is kept as it is. `ValueError`, and nothing is changed, unless the priorities are float[L], finite and
         not negative.
         """
-        priority = columns.priority
+        priority = columns["priority"]
         if priority.shape != (self._slots,):
             raise ValueError(f"priorities of shape {priority.shape} do not fit segments of {self._slots} frame slots")
         largest = float(priority.max())

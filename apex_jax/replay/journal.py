@@ -250,7 +250,7 @@ class Journal:
         priorities = np.zeros((len(bodies), self._spec.slots), np.float32)
         for number, body in bodies:
             try:
-                priority = decode_columns(body, self._spec, limits).priority
+                priority = decode_columns(body, self._spec, limits)["priority"]
             except CorruptSegment as error:
                 is_impossible = error.reason in ("bad_return", "bad_priority", "bad_discount")
                 self._log.left_out["segments of impossible values" if is_impossible else "damaged records"] += 1

@@ -18,7 +18,7 @@ from apex_jax.replay.ledger import ActorCounts, Ledger
 from apex_jax.replay.rate_limiter import RateLimiter, least_error_buffer
 from apex_jax.replay.run_steps import RunSteps
 from apex_jax.replay.saved_state import Counters
-from apex_jax.types import SegmentColumns, SegmentRecord, SegmentSpec
+from apex_jax.types import Columns, SegmentRecord, SegmentSpec
 
 
 class Replay:
@@ -56,7 +56,7 @@ class Replay:
         """Tells whether the rate limiter lets in a segment of so many transitions."""
         return self.limiter.can_insert(transitions, self.buffer.size_transitions, self.buffer.is_full)
 
-    def insert(self, segment: SegmentRecord, columns: SegmentColumns, now_seconds: float) -> None:
+    def insert(self, segment: SegmentRecord, columns: Columns, now_seconds: float) -> None:
         """Stores a segment in place of the oldest one."""
         self.buffer.insert(segment.body, columns, now_seconds)
         self.limiter.insert(segment.transitions)

@@ -81,7 +81,7 @@ class ActorHello(NamedTuple):
 
 
 class ActorWelcome(NamedTuple):
-    """The actor's places on the epsilon ladder, and its credit."""
+    """The actor's places on the ladder of exploration, and its credit."""
 
     incarnation: Annotated[int, Integer(1, MAX_COUNT)]  # actors welcomed up to this one: seeds its random numbers
     places: Annotated[np.ndarray, Array("int32", "E", 4096)]  # in [0, ladder_size)
@@ -115,7 +115,7 @@ class EpisodeStatistics(NamedTuple):
     """Full games that ended on an actor: raw rewards, whole episodes whatever happened to lives."""
 
     run_id: RunId
-    epsilon: Annotated[np.ndarray, Array("float32", "N", 4096)]
+    exploration: Annotated[np.ndarray, Array("float32", "N", 4096)]  # of the environment, see `Algorithm.exploration`
     episode_return: Annotated[np.ndarray, Array("float32", "N", 4096)]
     episode_steps: Annotated[np.ndarray, Array("int32", "N", 4096)]
 

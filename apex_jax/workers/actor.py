@@ -10,8 +10,7 @@ import jax
 import numpy as np
 import zmq
 
-from apex_jax.agent.dqn import make_dqn
-from apex_jax.agent.exploration import epsilon_ladder
+from apex_jax.agent.registry import make_algorithm
 from apex_jax.agent.segments import SegmentBuilder, spread_first_slots
 from apex_jax.config import Config
 from apex_jax.environment import Environment, Episode, EpisodeTracker, segment_spec
@@ -37,9 +36,9 @@ class Actor:
         """Connects to the replay server and the learner; nothing waits for them here."""
         self._config = config
         self._spec = spec
-        self._dqn = make_dqn(config, spec)
+        self._algorithm = make_algorithm(config, spec)
         self._run_id = new_run_id()
-        like_params = jax.eval_shape(self._dqn.init, jax.random.key(0)).online_params
+        like_params = self._algorithm.acting_params(jax.eval_shape(self._algorithm.init, jax.random.key(0)))
         address, limit, run = config.addresses.weights, config.away_limit_seconds, RunIdentity(config.directory)
         self._weights = WeightsClient(context, address, like_params, config.weights_agreement, limit, run)
         hello = ActorHello(self._run_id, config.agreement, config.actor.environments)
@@ -98,10 +97,9 @@ class Actor:
         config, num_environments = self._config, len(welcome.places)
         rng = process_rng(config.seed, ROLE_NUMBERS["actor"], welcome.incarnation)
         key = jax.random.key(int(rng.integers(2**31)))
-        ladder = epsilon_ladder(welcome.ladder_size, config.actor.base_epsilon, config.actor.epsilon_exponent)
-        epsilon = ladder[welcome.places]
-        process, highest, lowest = digest_of_run_id(self._run_id), epsilon.max(), epsilon.min()
-        text = "acting in %d environments, epsilon %.4f to %.4f (process %s)"
+        exploration = self._algorithm.exploration(welcome.ladder_size)[welcome.places]
+        process, highest, lowest = digest_of_run_id(self._run_id), exploration.max(), exploration.min()
+        text = "acting in %d environments, exploration %.4f to %.4f (process %s)"
         _log.info(text, num_environments, highest, lowest, process)
         environment = Environment(
             config,
@@ -124,14 +122,14 @@ class Actor:
         while not self._leaving(stop):
             step = environment.receive()
             weights = self._newest_weights()
-            output = self._dqn.act(weights.params, step.observation, epsilon[step.env_id], key, call)
+            output = self._algorithm.act(weights.params, step.observation, exploration[step.env_id], key, call)
             environment.send(np.asarray(output.action), step.env_id)  # what follows is done while environments step
             call = (call + 1) % 2**31  # an int32 of the jitted policy; the fleet acts for weeks
             segments = builder.add(step, *map(np.asarray, output))
             self._steps += int(np.count_nonzero(~step.first))
             self._stream.produced = self._steps  # each is a transition
             self._send(segments, stop)
-            self._report(tracker.add(step), epsilon)
+            self._report(tracker.add(step), exploration)
             self._write_metrics_when_due()
         environment.close()
 
@@ -164,10 +162,10 @@ class Actor:
         self._waited_seconds += time.monotonic() - started
         return is_taken
 
-    def _report(self, episodes: list[Episode], epsilon: np.ndarray) -> None:
+    def _report(self, episodes: list[Episode], exploration: np.ndarray) -> None:
         if episodes:
             self._stream.put_episodes(
-                epsilon[[episode.env_id for episode in episodes]],
+                exploration[[episode.env_id for episode in episodes]],
                 np.array([episode.episode_return for episode in episodes], np.float32),
                 np.array([episode.steps for episode in episodes], np.int32),
             )

@@ -16,7 +16,8 @@ import jax
 import numpy as np
 import zmq
 
-from apex_jax.agent.dqn import Dqn, Params, make_dqn
+from apex_jax.agent.algorithm import Algorithm, Params
+from apex_jax.agent.registry import make_algorithm
 from apex_jax.atari_scores import human_normalized_score
 from apex_jax.checkpoint import Checkpointer
 from apex_jax.config import Config
@@ -65,12 +66,12 @@ class Evaluator:
     A fixed game for each environment, not the first games to end: short, lost games would else count twice.
     """
 
-    def __init__(self, config: Config, spec: SegmentSpec, dqn: Dqn, filmed: bool = False):
+    def __init__(self, config: Config, spec: SegmentSpec, algorithm: Algorithm, filmed: bool = False):
         """`filmed`: whether an evaluation may be asked for a film."""
         self.steps_per_second = 0.0  # of all games of the evaluation that goes on, or went last
         self._settings = config.evaluator
-        self._num_actions = spec.num_actions
-        self._dqn = dqn
+        self._action = spec.action
+        self._algorithm = algorithm
         self._rng = process_rng(config.seed, ROLE_NUMBERS["evaluator"])
         seeds = self._rng.integers(2**31, size=self._settings.episodes)
         # One pool for all evaluations: EnvPool keeps about 2 MB of each that it has closed.
@@ -114,10 +115,10 @@ class Evaluator:
     def _actions(self, params: Params, playing: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """Returns int32[P], the actions of the games `playing`; a game's random ones do not depend on the others."""
         explores = rng.random(self._settings.episodes) < self._settings.epsilon
-        random_action = rng.integers(self._num_actions, size=self._settings.episodes)
+        random_action = rng.integers(self._action.num_actions, size=self._settings.episodes)
         rows = np.resize(playing, batch_size(playing.size, self._settings.episodes))  # some twice, to fill the batch
         greedy = np.zeros(rows.size, np.float32)
-        output = self._dqn.act(params, self._observation[rows], greedy, jax.random.key(0), 0)
+        output = self._algorithm.act(params, self._observation[rows], greedy, jax.random.key(0), 0)
         action = np.asarray(output.action)[: playing.size]
         return np.where(explores[playing], random_action[playing], action).astype(np.int32)
 
@@ -137,11 +138,11 @@ def follow(
     config: Config, spec: SegmentSpec, context: zmq.Context, name: str, stop: StopSignal, page: StatusPage
 ) -> None:
     """Evaluates the newest weights again and again, and at the end the run's last ones, of which it records a game."""
-    dqn = make_dqn(config, spec)
-    evaluator = Evaluator(config, spec, dqn, filmed=True)
+    algorithm = make_algorithm(config, spec)
+    evaluator = Evaluator(config, spec, algorithm, filmed=True)
     metrics = MetricsWriter(config.directory, name)
     is_supervised = bool(os.environ.get(SUPERVISED))
-    like_params = jax.eval_shape(dqn.init, jax.random.key(0)).online_params
+    like_params = algorithm.acting_params(jax.eval_shape(algorithm.init, jax.random.key(0)))
     address, limit, run = config.addresses.weights, config.away_limit_seconds, RunIdentity(config.directory)
     client = WeightsClient(context, address, like_params, config.weights_agreement, limit, run, takes_every=False)
     weights: Weights | None = None
@@ -161,7 +162,7 @@ def follow(
         while not stop.is_set() and not (weights is not None and weights.final):
             weights = _next_weights(client, weights, config.evaluator.interval_seconds, stop)
             if weights is None and stop.run_is_over:  # the learner left before this process had joined
-                weights = _saved_weights(config, config.directory, dqn)
+                weights = _saved_weights(config, config.directory, algorithm)
             if weights is None:
                 continue
             cancelled = partial(_is_cancelled, stop, client, weights)
@@ -187,11 +188,11 @@ def follow(
 
 def evaluate_checkpoint(config: Config, spec: SegmentSpec, stop: StopSignal) -> None:
     """Evaluates the newest checkpoint of the run directory `evaluator.checkpoint` and prints the result."""
-    dqn = make_dqn(config, spec)
-    weights = _saved_weights(config, config.evaluator.checkpoint, dqn)
+    algorithm = make_algorithm(config, spec)
+    weights = _saved_weights(config, config.evaluator.checkpoint, algorithm)
     video = config.evaluator.video
     with Film(video, config.environment.frame_skip) as film:
-        evaluator = Evaluator(config, spec, dqn, filmed=video != "")
+        evaluator = Evaluator(config, spec, algorithm, filmed=video != "")
         returns = evaluator.evaluate(weights.params, stop.is_set, film.add if video else None)
         if returns is None:
             return
@@ -215,16 +216,19 @@ def _log_film(config: Config, film: Film, game_return: float) -> None:
         _log.info("recorded the first of these games, with a return of %g: %s", game_return, files)
 
 
-def _saved_weights(config: Config, run_directory: str, dqn: Dqn) -> Weights:
+def _saved_weights(config: Config, run_directory: str, algorithm: Algorithm) -> Weights:
     """Returns the newest checkpoint's parameters, on the device; RunError if there is none that fits."""
-    state = jax.eval_shape(dqn.init, jax.random.key(0))
+    state = jax.eval_shape(algorithm.init, jax.random.key(0))
     checkpointer = Checkpointer(run_directory, read_only=True)
-    restored = checkpointer.restore_newest(state, config.checkpoint_agreement, architecture_of(state.online_params))
+    restored = checkpointer.restore_newest(
+        state, config.checkpoint_agreement, architecture_of(algorithm.acting_params(state))
+    )
     if restored is None:
         raise RunError(f"{run_directory}: no checkpoint in {checkpointer.directory}; give the directory of a run")
     saved, progress = restored
+    params = algorithm.acting_params(type(state)(*saved))
     return Weights(
-        params=jax.device_put(type(state)(*saved).online_params),  # once: a jitted call copies NumPy arrays each time
+        params=jax.device_put(params),  # once: a jitted call copies NumPy arrays each time
         version=progress.weights_version,
         learner_run_id=0,
         updates=progress.updates,

@@ -16,8 +16,9 @@ import jax.numpy as jnp
 import numpy as np
 import zmq
 
-from apex_jax.agent.dqn import LearnerState, UpdateOutput, copy_params, make_dqn
+from apex_jax.agent.algorithm import UpdateOutput, copy_params
 from apex_jax.agent.frame_store import create_store, insert_segments
+from apex_jax.agent.registry import make_algorithm
 from apex_jax.checkpoint import Checkpointer, Progress
 from apex_jax.config import Config
 from apex_jax.device import device_memory_bytes
@@ -74,9 +75,9 @@ class Learner:
         on_cpu = jax.default_backend() == "cpu"
         dtype = compute_dtype(config)
         self._updates_per_call = config.learner.updates_of_a_call(on_cpu)
-        self._dqn = make_dqn(config, spec, dtype)
+        self._algorithm = make_algorithm(config, spec, dtype)
         rng = process_rng(config.seed, ROLE_NUMBERS["learner"])
-        self._state = self._dqn.init(jax.random.key(int(rng.integers(2**31))))
+        self._state = self._algorithm.init(jax.random.key(int(rng.integers(2**31))))
         capacity_segments = spec.ring_segments(config.replay.capacity_transitions)
         try:
             self._store = create_store(spec, capacity_segments, int(MEMORY_SHARE * device_memory_bytes()))
@@ -86,7 +87,7 @@ class Learner:
             self._checkpointer = Checkpointer(config.directory, config.learner.checkpoints_kept)
             opened.callback(self._checkpointer.close)
             self._saver = Saver(config.learner, self._checkpointer, time.monotonic())
-            self._architecture = architecture_of(self._state.online_params)
+            self._architecture = architecture_of(self._algorithm.acting_params(self._state))
             self._run_identity = RunIdentity(config.directory)
             self._progress = self._restore()
             self._run_identity.adopt(self._progress.run_identity, f"the checkpoint in {self._checkpointer.directory}")
@@ -219,8 +220,8 @@ class Learner:
             self._stream.consumed(item)
             return
         share = self._learning_rate_share()
-        self._state, output = self._dqn.update(self._state, self._store, content.indices, content.weights, share)
-        for leaf in output:
+        self._state, output = self._algorithm.update(self._state, self._store, content.indices, content.weights, share)
+        for leaf in jax.tree.leaves(output):
             leaf.copy_to_host_async()
         self._in_flight.append(InFlight(item, output))
         self.updates += self._updates_per_call
@@ -230,7 +231,8 @@ class Learner:
         """Sends the priorities of the oldest call in flight; waits for it if need be."""
         item, output = self._in_flight.popleft()
         output = jax.tree.map(np.asarray, output)
-        self._check_finite("loss", output.loss)
+        for tag, values in output.metrics.items():
+            self._check_finite(tag, values)
         self._stream.update_priorities(item, output.priorities)
         self._stream.consumed(item)  # only now: both messages travel, and wake the server, together
         assert isinstance(item.content, IndexBatches)
@@ -240,7 +242,7 @@ class Learner:
         """Waits for every update call, and makes sure that learning has not come to nothing."""
         while self._in_flight:
             self._collect()
-        for leaf in jax.tree.leaves(self._state.online_params):
+        for leaf in jax.tree.leaves(self._algorithm.acting_params(self._state)):
             self._check_finite("network", np.asarray(leaf))
 
     def _check_finite(self, what: str, values: np.ndarray) -> None:
@@ -278,7 +280,8 @@ class Learner:
 
     def _publish(self, final: bool = False) -> None:
         self._published_updates = self.updates
-        self._weights.publish(copy_params(self._state.online_params), self.updates, self.environment_steps, final)
+        params = copy_params(self._algorithm.acting_params(self._state))
+        self._weights.publish(params, self.updates, self.environment_steps, final)
 
     def _restore(self) -> Progress:
         agreement = self._config.checkpoint_agreement
@@ -287,7 +290,7 @@ class Learner:
         if restored is None:
             return fresh
         state, progress = restored
-        self._state = jax.device_put(LearnerState(*state))
+        self._state = jax.device_put(type(self._state)(*state))
         _log.info("resuming from the checkpoint at %d updates", progress.updates)
         return progress
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 
 import numpy as np
 
-from apex_jax.agent.dqn import UpdateOutput
+from apex_jax.agent.algorithm import UpdateOutput
 from apex_jax.metrics import Mean, MetricsWriter, RateMeter, resident_memory_bytes
 from apex_jax.transport.messages import IndexBatches
 
@@ -19,16 +19,16 @@ class LearnerMetrics:
         self.waited_seconds = 0.0  # in all, for batches
         self._writer = writer
         self._update_rate, self._wait_rate = RateMeter(), RateMeter()
-        self._loss, self._q_value, self._gradient_norm, self._priority, self._age = (Mean() for _ in range(5))
+        self._priority, self._age = Mean(), Mean()
+        self._means: defaultdict[str, Mean] = defaultdict(Mean)  # of the algorithm's own metrics, by tag
         self._priority_max = 0.0
         self._samples_per_insert = 0.0
         self._rates: dict[str, float] = {}
 
     def add(self, batches: IndexBatches, output: UpdateOutput) -> None:
         """Counts an update call whose output has come back from the device, as NumPy arrays."""
-        self._loss.add(output.loss)
-        self._q_value.add(output.q_value)
-        self._gradient_norm.add(output.gradient_norm)
+        for tag, metric in output.metrics.items():
+            self._means[tag].add(metric)
         self._priority.add(output.priorities)
         self._priority_max = max(self._priority_max, float(np.max(output.priorities)))
         self._age.add(batches.age_seconds)
@@ -66,18 +66,17 @@ class LearnerMetrics:
             "system/resident_memory_bytes": resident_memory_bytes(),
             **incidents,
         }
-        if self._loss.count:
+        if self._priority.count:
+            values |= {tag: mean.result() for tag, mean in self._means.items()}
             values |= {
-                "losses/td_loss": self._loss.result(),
-                "losses/q_values": self._q_value.result(),
-                "losses/gradient_norm": self._gradient_norm.result(),
                 "losses/priority_mean": self._priority.result(),
                 "losses/priority_max": self._priority_max,
                 "replay/sample_age_seconds": self._age.result(),
                 "replay/samples_per_insert": self._samples_per_insert,
             }
         values |= {f"replay/dropped_{reason}": number for reason, number in dropped.items()}
-        for mean in (self._loss, self._q_value, self._gradient_norm, self._priority, self._age):
-            mean.reset()
+        self._means.clear()
+        self._priority.reset()
+        self._age.reset()
         self._priority_max = 0.0
         self._writer.write(frames, values)

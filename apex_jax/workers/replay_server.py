@@ -15,7 +15,7 @@ from apex_jax.errors import printable
 from apex_jax.links.episode_means import EpisodeMeans
 from apex_jax.links.experience_server import ExperienceServer
 from apex_jax.links.sampling_server import SamplingServer
-from apex_jax.metrics import MetricsWriter, RateMeter, resident_memory_bytes
+from apex_jax.metrics import TRAINING_TAG, MetricsWriter, RateMeter, resident_memory_bytes
 from apex_jax.operations.status_page import StatusPage
 from apex_jax.operations.storage_copy import StorageCopy
 from apex_jax.process import ROLE_NUMBERS, StopSignal, digest_of_run_id, new_run_id, process_rng
@@ -182,7 +182,7 @@ class ReplayServer:
         if means.length.count:
             values["charts/episodic_return"] = means.episode_return.result()
             values["charts/episodic_length"] = means.length.result()
-            values |= {f"charts/episodic_return_epsilon_{band}": mean.result() for band, mean in means.by_band.items()}
+            values |= {f"{TRAINING_TAG}{band}": mean.result() for band, mean in means.by_band.items()}
         self._metrics.write(steps.total * self._frame_skip, values)
 
 
