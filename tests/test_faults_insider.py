@@ -12,7 +12,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import zmq
 
+from apex_jax.links.sampling_client import SamplingClient
 from apex_jax.segment_codec import value_limits
 from apex_jax.transport import sockets, wire
 from apex_jax.transport.messages import (
@@ -23,6 +25,7 @@ from apex_jax.transport.messages import (
     EpisodeStatistics,
     Goodbye,
     IndexBatches,
+    LearnerHello,
     Refusal,
     Rejoin,
     SegmentAck,
@@ -248,3 +251,54 @@ def joins_and_reports(peer: Peer, run_id: int) -> None:
     peer.receive(ActorWelcome)
     peer.send(ActorStatus(run_id, 0.0, 0, produced=1))
     peer.receive(SegmentAck)
+
+
+def test_fault_39_few_replies_wait_for_an_actor_that_does_not_read(served: Served) -> None:
+    peer = served.peer("experience")
+    peer.socket.set(zmq.RCVHWM, 1)
+    peer.socket.set(zmq.RCVBUF, 4096)
+    peer.socket.disconnect(served.config.addresses.experience)
+    peer.socket.connect(served.config.addresses.experience)
+    for run_id in range(1, 601):
+        peer.send(ActorHello(run_id, CONFIG.agreement, MOST_GAMES))
+    peer.send(statistics(1, 1))
+    served.until(lambda: served.server.experience.episodes.length.count)  # all that came before has been read
+    assert served.server.replay.incarnations < 400  # the welcomes that went out: the kernel takes some hundreds, too
+
+
+# Segments that only the learner looks into ------------------------------------------------------------------------
+
+
+def test_fault_39_segments_without_pixels_are_drawn_no_more_once_the_learner_has_reported_them(served: Served) -> None:
+    actor, number = served.actor(1), SPEC.slots * 17
+    stores_for(served, actor, 1, 1)
+    damaged = segment_with(2, 0, 0.99 * value_limits(served.config).priority)
+    body = damaged.body[:number] + b"x"  # sound columns: the server stores it, and draws nearly nothing else
+    actor.send(damaged._replace(body=body, crc=zlib.crc32(body)))
+    served.until(lambda: served.server.replay.buffer.inserted_segments == 2)
+    hello = LearnerHello(5, served.config.agreement, 0, batches_at_once=1, batch_size=4)
+    address, capacity = served.config.addresses.sampling, served.server.replay.buffer.capacity_segments
+    stream = SamplingClient(served._context, address, SPEC, hello, capacity, groups=1)
+    try:
+        shares = [damaged_share(served, stream) for _ in range(10)]
+    finally:
+        stream.close()
+    assert shares[0] == 1
+    assert shares[5:] == [0] * 5
+    assert served.server.sampling.dropped["corrupt_segment"] == 1
+
+
+def damaged_share(served: Served, stream: SamplingClient) -> float:
+    """Consumes up to the next batch; returns which share of it was drawn from the second segment."""
+    share: list[float] = []
+
+    def consume() -> bool:
+        if (item := stream.next(0.0)) is not None:
+            if isinstance(item.content, IndexBatches):
+                stream.update_priorities(item, np.ones((1, 4), np.float32))
+                share.append(float(np.mean(item.content.indices // SPEC.slots == 1)))
+            stream.consumed(item)
+        return bool(share)
+
+    served.until(consume)
+    return share[0]

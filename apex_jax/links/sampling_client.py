@@ -90,6 +90,7 @@ class SamplingClient:
         self._items: queue.Queue[Item | RunError] = queue.Queue(groups + SEGMENTS_WINDOW + 1)
         self._outbox: deque[tuple[int, Any]] = deque()  # (epoch it is meant for, message)
         self._epoch = 0
+        self._has_reported = False  # corrupt segments
         self._last_word: Finish | None = None
         self.is_finish_received = threading.Event()  # by the replay server
         self._closing = threading.Event()
@@ -270,7 +271,9 @@ class SamplingClient:
 
         Until it does, the few batches that are under way find blank frames in the place of these segments.
         """
-        _log.warning("%d segments from the replay server are corrupt: reported to it", len(corrupt))
+        if not self._has_reported:
+            self._has_reported = True
+            _log.warning("segments from the replay server are corrupt: reported to it (logged once, counted)")
         report = CorruptSegments(self._hello.run_id, message.slots[corrupt], message.generations[corrupt])
         self._outbox.append((self._epoch, report))
 

@@ -217,9 +217,9 @@ class SamplingServer:
 
     def _on_corrupt_segments(self, identity: bytes, message: CorruptSegments, now_seconds: float) -> None:
         discarded = self._replay.discard(message.slots, message.generations)
+        if discarded and not self.dropped["corrupt_segment"]:
+            _log.warning("the learner cannot decode some segments: they are drawn no more (logged once, counted)")
         self.dropped["corrupt_segment"] += discarded
-        if discarded:
-            _log.warning("the learner cannot decode %d segments: they are drawn no more", discarded)
 
     def _on_finish(self, identity: bytes, message: Finish, now_seconds: float) -> None:
         self.finished = message.reason

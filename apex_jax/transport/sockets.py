@@ -41,6 +41,7 @@ ENCRYPTION_BYTES = 64  # CURVE makes a frame 33 bytes longer
 # From one connection, that a server has yet to read: more than an actor has credit for by default, as a connection
 # whose queue is full is not read. ZMQ would take 1,000 of a stranger.
 UNREAD_MESSAGES = 128
+UNREAD_REPLIES = 32  # that wait for an actor, each with places of up to 16 KiB: one that is not read is not prepared
 
 
 class BindError(RunError):
@@ -51,7 +52,9 @@ def serve_experience(
     context: zmq.Context, address: str, monitor: ServerMonitor | None = None, max_message_bytes: int = MAX_SEGMENT_BYTES
 ) -> zmq.Socket:
     """Binds the replay server's end of the experience link. `max_message_bytes`: of a segment of this run."""
-    return _bind(_router(context), address, "experience", monitor, max_message_bytes)
+    socket = _router(context)
+    socket.set(zmq.SNDHWM, UNREAD_REPLIES)
+    return _bind(socket, address, "experience", monitor, max_message_bytes)
 
 
 def connect_experience(context: zmq.Context, address: str, monitor: ClientMonitor | None = None) -> zmq.Socket:
