@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import socket as raw_sockets
 import struct
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from unittest import mock
 
@@ -146,6 +148,21 @@ def test_no_end_asks_for_heartbeats_that_can_end_a_process(
 ) -> None:
     """See tests/test_faults_full_queues.py."""
     assert option(opened(make), zmq.HEARTBEAT_IVL) == 0
+
+
+@pytest.mark.parametrize("serve", [sockets.serve_experience, sockets.serve_sampling])
+def test_no_peer_can_know_the_routing_id_that_the_next_connection_will_have(
+    opened: Opened, serve: Callable[[zmq.Context, str], zmq.Socket]
+) -> None:
+    identities = set()
+    for _ in range(2):
+        ctypes.CDLL(None).srand(1)  # as each process begins: whoever claims the next routing id has libzmq abort it
+        server = opened(serve)
+        peer = opened(sockets.connect_experience, address_of(server))
+        wait_until(partial(sockets.send, peer, Goodbye(1)))
+        assert server.poll(10_000)
+        identities.add(server.recv_multipart()[0])
+    assert len(identities) == 2
 
 
 def test_each_end_takes_the_largest_message_of_its_link(opened: Opened, router: zmq.Socket) -> None:

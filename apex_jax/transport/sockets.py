@@ -13,6 +13,7 @@ connection that broke behind a full queue. The messages of each link have signs 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import tempfile
 import time
@@ -165,6 +166,9 @@ def receive_from(socket: zmq.Socket, expected: tuple[type, ...], dropped: Counte
 
 
 def _router(context: zmq.Context) -> zmq.Socket:
+    # libzmq numbers connections from a C `rand()` on that nobody seeds, and aborts the process (`ok`, socket_base.cpp)
+    # when the next number is already the routing id that a peer has chosen: nobody may know which one is next.
+    ctypes.CDLL(None).srand(int.from_bytes(os.urandom(4), "little"))
     socket = context.socket(zmq.ROUTER)
     socket.set(zmq.ROUTER_MANDATORY, 1)  # a peer that has gone or is full is an error to see, not a silent drop
     socket.set(zmq.RCVHWM, UNREAD_MESSAGES)
