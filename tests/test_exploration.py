@@ -35,6 +35,8 @@ def test_ladder_falls_from_the_base_to_base_to_the_eighth() -> None:
     ([1, 0, 1, 0, 1], 3, [1, 2, 3]),
     ([0], 3, [0, 0, 0]),  # an actor beyond the ladder shares places
     ([1, 1], 3, [0, 1, 1]),
+    ([5, 0, 5, 9], 4, [1, 1, 1, 1]),  # those that others have left
+    ([5, 0, 5, 9], 9, [0, 1, 1, 1, 1, 1, 1, 1, 2]),
 ])  # fmt: skip
 def test_new_actor_takes_the_least_occupied_places_evenly_spread(
     occupants: list[int], count: int, places: list[int]

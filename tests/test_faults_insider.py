@@ -14,6 +14,8 @@ import numpy as np
 import pytest
 import zmq
 
+from apex_jax.agent.exploration import choose_places
+from apex_jax.links.experience_server import MAX_INCARNATION
 from apex_jax.links.sampling_client import SamplingClient
 from apex_jax.segment_codec import value_limits
 from apex_jax.transport import sockets, wire
@@ -87,6 +89,12 @@ def test_fault_39_the_work_for_a_message_of_statistics_does_not_grow_with_its_ga
     assert calls_for(MOST_GAMES) < calls_for(8) + 50
 
 
+def test_fault_39_places_for_a_large_actor_take_few_turns_also_on_a_ladder_that_others_left_one_place_of() -> None:
+    occupants = np.full(16, 10_000)
+    occupants[3] = 0
+    assert calls_of(lambda: choose_places(occupants, MOST_GAMES)) < 200
+
+
 def test_fault_39_a_backlog_of_slow_messages_leaves_the_learner_its_turn(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -135,6 +143,18 @@ def test_fault_39_an_actor_comes_back_after_another_made_a_claim_in_its_name(ser
     actor.receive(ActorWelcome)
     stores_for(served, actor, 1, 2)
     assert served.server.replay.buffer.inserted_segments == 2
+
+
+def test_fault_39_an_actor_keeps_its_places_after_another_claimed_the_largest_incarnation(served: Served) -> None:
+    served.peer("experience").send(hello(1)._replace(incarnation=MAX_INCARNATION))
+    served.until(lambda: served.server.replay.incarnations)
+    actor = served.peer("experience")
+    actor.send(hello(2))
+    welcome = actor.receive(ActorWelcome)
+    actor.send(Goodbye(2))
+    places = np.full(4, welcome.places[0], np.int32)  # with which it has acted, as the server before gave them
+    actor.send(hello(2)._replace(incarnation=welcome.incarnation, places=places))
+    assert actor.receive(ActorWelcome).places.tolist() == places.tolist()
 
 
 def test_fault_39_the_status_page_shows_no_run_id(served: Served) -> None:

@@ -25,10 +25,13 @@ def choose_places(occupants: np.ndarray, count: int) -> np.ndarray:
     occupants = occupants.copy()
     chosen: list[np.ndarray] = []
     while count > 0:
-        free = np.flatnonzero(occupants == occupants.min())
-        if len(free) == len(occupants) and (rounds := count // len(free)) > 1:  # thousands of turns in one
-            chosen.append(np.repeat(free, rounds))
-            count -= rounds * len(free)
+        lowest = occupants.min()
+        free = np.flatnonzero(occupants == lowest)
+        turns_until_level = occupants[occupants > lowest].min(initial=lowest + count) - lowest
+        if (turns := min(turns_until_level, count // len(free))) > 1:  # thousands of them in one
+            occupants[free] += turns
+            chosen.append(np.repeat(free, turns))
+            count -= turns * len(free)
             continue
         take = min(count, len(free))
         places = (

@@ -223,7 +223,7 @@ class ExperienceServer:
         incarnation, places = message.incarnation, message.places
         if before is not None:
             incarnation, places = self.actors[before].incarnation, self.actors[before].places
-        elif (is_new := not 1 <= incarnation <= MAX_INCARNATION) or not self._fit(places, message.num_environments):
+        elif (is_new := not self._is_believed(incarnation)) or not self._fit(places, message.num_environments):
             incarnation = self._replay.incarnations + 1 if is_new else incarnation
             places = choose_places(self._occupants_heard_since(now_seconds - QUIET_SECONDS), message.num_environments)
         return ActorWelcome(
@@ -254,6 +254,10 @@ class ExperienceServer:
             if actor.seen_seconds < seconds:
                 np.subtract.at(occupants, actor.places, 1)
         return occupants
+
+    def _is_believed(self, incarnation: int) -> bool:
+        """Tells whether an actor can have an incarnation; it may be one after the largest, which another claimed."""
+        return 1 <= incarnation <= max(MAX_INCARNATION, self._replay.incarnations)
 
     def _fit(self, places: np.ndarray, num_environments: int) -> bool:
         on_ladder = not places.size or (places.min() >= 0 and places.max() < self._config.ladder_size)
