@@ -44,7 +44,7 @@ def segment_spec(config: Config) -> SegmentSpec:
         raise UsageError(f"environment.task={task}: its observations have several parts; choose an Atari game")
     if not hasattr(action, "n"):
         raise UsageError(
-            f"environment.task={task}: its actions are not discrete: no algorithm here can choose them; choose an Atari game"
+            f"environment.task={task}: no algorithm here has its actions, which are not discrete; choose an Atari game"
         )
     if not _is_atari(task) and (config.environment.frame_stack, config.environment.frame_skip) != (1, 1):
         raise UsageError(

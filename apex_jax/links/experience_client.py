@@ -248,9 +248,7 @@ class ExperienceClient:
         if self._welcome is None:  # which it acts with from now on, whatever servers come
             self._hello = self._hello._replace(incarnation=message.incarnation, places=message.places)
         elif not np.array_equal(message.places, self._welcome.places):
-            _log.warning(
-                "the replay server has another exploration ladder: this actor keeps the places it began with"
-            )
+            _log.warning("the replay server has another exploration ladder: this actor keeps the places it began with")
             message = message._replace(places=self._welcome.places, incarnation=self._welcome.incarnation)
         self._welcome = message
         self._num_sent = 0
