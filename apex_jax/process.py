@@ -170,10 +170,25 @@ def digest_of_run_id(run_id: int) -> str:
     return hashlib.sha256(b"run id %d" % run_id).hexdigest()[:16]
 
 
+class _StandardError(logging.Handler):
+    """Writes to `sys.stderr` as it is at each record: the live view replaces it, to print log lines above its panel."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Writes one record, as a whole."""
+        try:
+            sys.stderr.write(f"{self.format(record)}\n")
+            sys.stderr.flush()
+        except Exception:  # as each handler of the standard library
+            self.handleError(record)
+
+
 def start_log(name: str) -> logging.Logger:
     """Returns the process's log, on standard error: a line a fact, with the time and the role."""
     logging.basicConfig(
-        format=f"%(asctime)s %(levelname)s {name}: %(message)s", datefmt="%H:%M:%S", level=logging.WARNING
+        format=f"%(asctime)s %(levelname)s {name}: %(message)s",
+        datefmt="%H:%M:%S",
+        level=logging.WARNING,
+        handlers=[_StandardError()],
     )
     log = logging.getLogger("apex_jax")
     log.setLevel(logging.INFO)

@@ -43,7 +43,8 @@ class LiveView:
         print(introduction(config), file=stream, flush=True)
         if stream.isatty() and os.environ.get("TERM", "dumb") != "dumb":
             console = Console(file=stream, force_terminal=True, markup=False, emoji=False, highlight=False)
-            self._live = Live(console=console, auto_refresh=False)
+            # Log lines are printed above the panel, but stay in a file to which standard error was redirected.
+            self._live = Live(console=console, auto_refresh=False, redirect_stderr=sys.stderr.isatty())
             self._live.start()
             atexit.register(self.close)  # a cursor that stays hidden is a broken terminal
 
