@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from apex_jax.errors import UsageError
 from apex_jax.metrics import MetricsWriter
 from apex_jax.plotting.curves import Curve, Group, Run, read_run
 from apex_jax.plotting.plot import draw_groups
@@ -138,6 +139,30 @@ def test_picture_of_a_run_lies_in_its_directory_and_that_of_several_beside_the_f
         Path(picture.format(folder=tmp_path)).relative_to(tmp_path) if "{" in picture else Path(picture)
     ]
     assert (tmp_path / "runs" / "a" / "curves.png").read_bytes() == b"the picture of the run's end"
+
+
+def test_pictures_that_a_shell_names_beside_the_runs_are_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in "ab":
+        write_run(tmp_path / "runs" / name, [0.0], [(300.0, 1.0), (600.0, 2.0)], [])
+    monkeypatch.chdir(tmp_path)
+    for _ in range(2):  # the first call makes the picture that `runs/*` names the second time
+        assert run(sorted(str(path.relative_to(tmp_path)) for path in (tmp_path / "runs").glob("*"))) == 0
+        assert "\nruns/plot.png: thin lines are runs" in capsys.readouterr().out
+    with pytest.raises(UsageError, match=r"plot\.png: is a file; give the directory of a run"):
+        run(["runs/plot.png"])
+
+
+@pytest.mark.parametrize("twice", [["runs/a", "runs/a/"], ["A=runs/a", "A={folder}/runs/a"]])
+def test_run_that_is_given_twice_in_one_group_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, twice: list[str]
+) -> None:
+    write_run(tmp_path / "runs" / "a", [0.0], [(300.0, 1.0), (600.0, 2.0)], [])
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match=r"is given twice, as .*runs/a and .*runs/a/?; keep one"):
+        run([text.format(folder=tmp_path) for text in twice])
+    assert run(["before=runs/a", "after=runs/a"]) == 0  # two lines, each of one run
 
 
 def test_second_start_of_a_finished_run_adds_no_minutes(tmp_path: Path) -> None:

@@ -76,7 +76,8 @@ def read_run(directory: str | os.PathLike[str]) -> Run:
     path = Path(directory)
     metrics = sorted(path.glob("metrics/*.jsonl"))
     if not metrics:
-        what = "holds no metrics/*.jsonl" if path.is_dir() else "no such directory"
+        what = "is a file" if path.is_file() else "no such directory"
+        what = "holds no metrics/*.jsonl" if path.is_dir() else what
         raise UsageError(f"{shown(directory)}: {what}; give the directory of a run, such as runs/*")
     lines = {file.stem: read_metrics(file) for file in metrics}
     starts = read_starts(path)

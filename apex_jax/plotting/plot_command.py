@@ -19,9 +19,11 @@ def run(arguments: Sequence[str]) -> int:
     options = _parser().parse_args(arguments)
     if options.output is not None:
         _check_output(Path(options.output))
-    output = Path(options.output or _default_output([directory for _, directory in map(_labelled, options.runs)]))
+    # A shell's runs/* also matches the pictures that were drawn there.
+    runs = [argument for argument in options.runs if not _is_picture(argument)] or options.runs
+    output = Path(options.output or _default_output([directory for _, directory in map(_labelled, runs)]))
     try:
-        groups = groups_of(options.runs)
+        groups = groups_of(runs)
         draw_groups(groups, output)
     except OSError as error:
         raise RunError(
@@ -40,6 +42,10 @@ def _check_output(output: Path) -> None:
         raise UsageError(f"--output {shown(output)}: give a file in an existing folder that ends in {endings}")
 
 
+def _is_picture(argument: str) -> bool:
+    return Path(argument).suffix in FORMATS and Path(argument).is_file()
+
+
 def _default_output(directories: Sequence[str]) -> str:
     """Returns the picture's path: in the directory of the run, of several runs beside the first."""
     first = directories[0]
@@ -56,8 +62,12 @@ def _labelled(argument: str) -> tuple[str, str]:
 def groups_of(arguments: Sequence[str]) -> list[Group]:
     """Returns the runs of `DIRECTORY` and `LABEL=DIRECTORY` arguments in groups. UsageError."""
     labelled: dict[str, list[Run]] = {}
+    given: dict[tuple[str, str], str] = {}
     for text in arguments:
         label, directory = _labelled(text)
+        before = given.setdefault((label, os.path.realpath(directory)), text)
+        if before is not text:  # it would count as two runs of the group
+            raise UsageError(f"{shown(directory)} is given twice, as {shown(before)} and {shown(text)}; keep one")
         if not label.isprintable():
             raise UsageError(f"{shown(label)}: cannot be drawn; use a label of printable characters")
         run = read_run(directory)
