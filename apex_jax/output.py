@@ -83,6 +83,9 @@ def outlast_lost_output() -> None:
             os.fstat(descriptor)
         except OSError:
             os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free: this one
+    for stream in (sys.stdout, sys.stderr):  # a name that a terminal's encoding lacks is no reason to fail
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     sys.stdin = sys.stdin or open(0)  # noqa: SIM115 - all three as long as the process
     sys.stdout = Output(sys.stdout or open(1, "w"))  # noqa: SIM115
     sys.stderr = Output(sys.stderr or open(2, "w"))  # noqa: SIM115

@@ -36,6 +36,14 @@ def test_command_whose_output_is_lost_prints_no_traceback(command: str, lost: st
     assert "Exception ignored" not in errors
 
 
+def test_text_that_the_encoding_of_a_terminal_lacks_is_written_with_backslashes(tmp_path: Path) -> None:
+    (tmp_path / "Größe.yaml").write_text("run_directory: runs/Größe\n")
+    command = f"{MAIN} --config {shlex.quote(str(tmp_path / 'Größe.yaml'))} --print-config"
+    code, errors = shell(f"PYTHONIOENCODING=ascii {command} >{tmp_path}/out")
+    assert (code, errors) == (0, "")
+    assert 'run_directory: "runs/Gr\\xf6\\xdfe"' in (tmp_path / "out").read_text()
+
+
 def test_command_whose_result_a_full_disk_did_not_take_fails_with_the_reason() -> None:
     code, errors = shell(f"{MAIN} --print-config >/dev/full")
     assert code == 1
