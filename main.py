@@ -56,6 +56,13 @@ def _run() -> tuple[int, bool]:
         return int(worker.run(command.config, command.name, stop)), command.config.evaluator.checkpoint != ""
     except KeyboardInterrupt:  # before the signal was taken over
         return 130, False
+    except ModuleNotFoundError as error:
+        package = str(error.name).partition(".")[0]
+        if package == "apex_jax":
+            raise
+        advice = "run `. .venv/bin/activate`, which `make train` makes, or `python -m pip install -r requirements.txt`"
+        print(f"error: {sys.executable} has no package {package}: {advice}", file=sys.stderr)
+        return 1, False
     except UsageError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code, False

@@ -59,6 +59,15 @@ def test_wrong_usage_is_one_line_and_exit_code_2(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize("command", [["--help"], ["plot", "runs/x"], ["--role", "replay"]], ids=lambda words: words[0])
+def test_python_without_the_packages_is_named_with_the_fix(command: list[str]) -> None:
+    without_packages = [sys.executable, "-S", str(ROOT / "main.py")]
+    done = subprocess.run([*without_packages, *command], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert re.fullmatch(rf"error: {re.escape(sys.executable)} has no package \w+: .*\n", done.stderr)
+    assert ". .venv/bin/activate" in done.stderr
+
+
 def test_config_is_printed_and_nothing_started(programs: Programs, tmp_path: Path) -> None:
     program = programs.start(*catch(tmp_path / "run"), "--print-config", "seed=7")
     assert (program.exit_code(), program.stderr) == (0, "")
