@@ -1,4 +1,4 @@
-"""Specification of what stands in a run directory in place of its files: no start follows it or waits for it."""
+"""What a start makes of the files of a run directory: it follows no link, waits for no FIFO, tells what has changed."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from apex_jax.checkpoint import CHECKSUMS, Checkpointer, Progress
+from apex_jax.command_line import load
 from apex_jax.config import Config
-from apex_jax.plotting.provenance import check_resumable, record_start
+from apex_jax.plotting.provenance import check_resumable, record_config, record_start
 from apex_jax.storage import IDENTITY, Storage, StorageError
 
 
@@ -24,6 +25,16 @@ def test_config_that_is_no_regular_file_ends_the_start_with_its_path(tmp_path: P
     with pytest.raises(OSError, match="regular file") as caught:
         check(Config(run_directory=str(tmp_path)))
     assert str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize("change", ["seed=9", "evaluator.epsilon=0.5", "actor.base_epsilon=0.1", "total_updates=7"])
+def test_start_with_another_seed_or_another_way_to_measure_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, change: str
+) -> None:
+    record_config(load(None, [f"run_directory={tmp_path}"]))
+    record_start(load(None, [f"run_directory={tmp_path}", change]))
+    is_told = f"resumes with changed settings, {change} (was " in caplog.text
+    assert is_told == (change != "total_updates=7")  # a longer run is the same run
 
 
 def test_fifo_in_place_of_checksums_holds_up_no_restore(tmp_path: Path) -> None:

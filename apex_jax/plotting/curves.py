@@ -16,7 +16,7 @@ from apex_jax.command_line import SETTINGS, load_as_written
 from apex_jax.config import Config
 from apex_jax.errors import UsageError, shown
 from apex_jax.metrics import TRAINING_TAG, read_metrics
-from apex_jax.plotting.provenance import read_changes, read_starts
+from apex_jax.plotting.provenance import read_changes, read_starts, value_of
 
 NOT_OF_THE_METHOD = (
     "seed",
@@ -178,11 +178,7 @@ def _curve(lines: Iterable[Mapping[str, Any]], tag: str, minutes: _Minutes) -> C
 
 
 def _settings(config: Config) -> dict[str, Any]:
-    settings = {}
-    for name in SETTINGS:
-        group, _, key = name.rpartition(".")
-        settings[name] = getattr(getattr(config, group) if group else config, key)
-    return settings
+    return {name: value_of(config, name) for name in SETTINGS}
 
 
 def common_grid(curves: Sequence[Curve], axis: str, points: int = 200) -> np.ndarray:

@@ -6,7 +6,6 @@ With `config.yaml` beside it, that is what somebody else needs to repeat the run
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import logging
 import os
@@ -20,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from apex_jax.agreement import differences, told
-from apex_jax.command_line import load_as_written, to_yaml
+from apex_jax.command_line import SETTINGS, load_as_written, to_yaml
 from apex_jax.config import AddressConfig, Config
 from apex_jax.disk import open_regular, read_regular, write_durably
 from apex_jax.errors import UsageError, shown
@@ -33,7 +32,9 @@ FILE_NAME = "starts.jsonl"
 CONFIG_NAME = "config.yaml"
 CHANGES_NAME = "changes.jsonl"
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy", "numba", "envpool", "pyzmq", "orbax-checkpoint")
-LEARNED_WITH = ("environment", "algorithm", "network", "actor", "replay", "learner")  # groups that shape a result
+# Keys that shape a result, by themselves or with all of their group.
+LEARNED_WITH = ("seed", "environment.", "algorithm.", "network.", "actor.", "replay.", "learner.")
+MEASURED_WITH = ("evaluator.epsilon", "evaluator.max_episode_frames")
 _CHECKOUT = Path(__file__).resolve().parents[2]
 
 
@@ -106,11 +107,17 @@ def _changes(config: Config) -> list[str]:
     if (before := _written(config.directory)) is None:
         return []
     return [
-        f"{group}.{key.name}={now} (was {was})"
-        for group in LEARNED_WITH
-        for key in dataclasses.fields(getattr(config, group))
-        if (now := getattr(getattr(config, group), key.name)) != (was := getattr(getattr(before, group), key.name))
+        f"{name}={now} (was {was})"
+        for name in SETTINGS
+        if name.startswith((*LEARNED_WITH, *MEASURED_WITH))
+        and (now := value_of(config, name)) != (was := value_of(before, name))
     ]
+
+
+def value_of(config: Config, name: str) -> Any:
+    """Returns the value of the key of this dotted name."""
+    group, _, key = name.rpartition(".")
+    return getattr(getattr(config, group) if group else config, key)
 
 
 def read_starts(run_directory: str | os.PathLike[str]) -> list[dict[str, Any]]:
