@@ -314,6 +314,14 @@ def test_narrow_terminal_shows_every_process(terminal: Terminal, monkeypatch: py
     assert max(map(len, panel.splitlines()[-12:])) <= 60
 
 
+def test_narrow_terminal_cuts_no_row(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "58")
+    with LiveView(config(), terminal) as view:
+        view.update(progress(latest_evaluation=Evaluation(-0.04, -0.004)))
+    panel = " ".join(Text.from_ansi(terminal.getvalue()).plain.replace("│", " ").split())
+    assert "evaluation 0.0 (0% of human), best 9.5 (86% of human)" in panel  # neither is minus zero a number
+
+
 def test_panel_shows_warnings_whole(terminal: Terminal) -> None:
     text = "actors wait for the learner 80% of the time: lower replay.samples_per_insert (now 4), or learn on a GPU"
     with LiveView(config(), terminal) as view:

@@ -11,8 +11,9 @@ import pytest
 from apex_jax.command_line import load
 from apex_jax.environment import has_screen
 from apex_jax.operations.live_view import final_summary
+from apex_jax.operations.progress import ProgressReader
 from tests.processes import ROOT
-from tests.test_live_view import progress
+from tests.test_live_view import START, Clock, config, progress, write
 
 CHECKPOINT = "checkpoints/4000"
 
@@ -34,6 +35,17 @@ def test_summary_says_what_came_out_and_how_to_look_at_it(tmp_path: Path) -> Non
     assert f"python main.py --role evaluator checkpoint='{run}' episodes=100" in text
     assert f"checkpoint='{run}' episodes=1 video='{run}/game'" in text
     assert "curves.png" not in text
+
+
+@pytest.mark.parametrize("new_updates", [0, 50])
+def test_summary_of_a_run_that_had_finished_before_says_so_and_how_it_goes_on(tmp_path: Path, new_updates: int) -> None:
+    write(tmp_path, "learner", 9, 4000, learner__updates=100)
+    reader = ProgressReader(str(tmp_path), config(total_updates=100 + new_updates), Clock())
+    write(tmp_path, "learner", 1, 4000, started=START + 60, learner__updates=100 + new_updates)
+    text = final_summary(reader.read(), str(tmp_path), has_screen=False)
+    words = "an earlier start had reached total_updates=100; with a higher limit, or 0 for none, the run goes on"
+    assert (words in text) == (new_updates == 0)
+    assert ("Nothing new" in text) == (new_updates == 0)
 
 
 def test_summary_of_a_run_without_a_checkpoint_offers_no_game_of_it(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from apex_jax.operations.progress import Evaluation, Progress
 PLAIN_INTERVAL_SECONDS = 10.0
 PANEL_WIDTH = 100
 FRAME_WIDTH = 6  # the panel's frame, and the gap between its columns
-MOST_LINES = 2  # for the processes
+MOST_LINES = 2  # of a row, in a narrow terminal
 
 
 class LiveView:
@@ -110,6 +110,10 @@ def final_summary(progress: Progress, run_directory: str, has_screen: bool) -> s
         f" {progress.frames:,} frames and {progress.updates:,} updates in all",
         f"Evaluation:  {_evaluations(progress)}",
     ]
+    if progress.reached_limits and progress.updates == progress.earlier_updates > 0:
+        reached = " and ".join(progress.reached_limits)
+        goes_on = "with a higher limit, or 0 for none, the run goes on"
+        lines.append(f"Nothing new: an earlier start had reached {reached}; {goes_on}")
     pictures = present("curves.png", "video.mp4", "video.gif")
     lines += [f"Look at:     {shlex.quote(os.path.join(run_directory, name))}" for name in pictures]
     lines.append(f"Files:       {directory} ({files})")
@@ -135,14 +139,14 @@ def _python() -> str:
 
 
 def _panel(task: str, progress: Progress, width: int) -> Panel:
-    """Returns the panel for a terminal of `width` columns; a narrow one breaks the line of processes in two."""
+    """Returns the panel for a terminal of `width` columns; a narrow one breaks rows in two."""
     table = Table.grid(padding=(0, 2))
     rows = _rows(progress)
     table.add_column(style="bold", no_wrap=True, min_width=max(len(name) for name, _ in rows))
     table.add_column(no_wrap=True, overflow="ellipsis")
     room = min(width, PANEL_WIDTH) - max(len(name) for name, _ in rows) - FRAME_WIDTH
     for name, text in rows:
-        lines = textwrap.wrap(text, max(1, room)) if name == "processes" else [text]
+        lines = textwrap.wrap(text, max(1, room))
         table.add_row(name, "\n".join(lines[:MOST_LINES]) + (" ..." if lines[MOST_LINES:] else ""))
     title = Text(f"{task}: {progress.phase}", style="bold")
     warnings = [Text(f"warning: {warning}", style="yellow") for warning in progress.warnings]
@@ -198,7 +202,7 @@ def _duration(seconds: float) -> str:
 
 
 def _number(value: float | None) -> str:
-    return "none yet" if value is None else f"{value:,.1f}"
+    return "none yet" if value is None else f"{value:z,.1f}"
 
 
 def _replay(progress: Progress) -> str:
@@ -221,7 +225,7 @@ def _evaluations(progress: Progress) -> str:
 
 def _evaluation(evaluation: Evaluation) -> str:
     human = evaluation.human_normalized
-    return f"{evaluation.episode_return:,.1f}" + ("" if human is None else f" ({human:.0%} of human)")
+    return f"{evaluation.episode_return:z,.1f}" + ("" if human is None else f" ({human:z.0%} of human)")
 
 
 def _roles(roles: Mapping[str, str]) -> str:

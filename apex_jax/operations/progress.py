@@ -56,6 +56,8 @@ class Progress:
     roles: Mapping[str, str]  # name of a process -> short state
     memory_bytes: int  # of all processes
     warnings: tuple[str, ...] = ()  # what may be wrong, and the key to change
+    earlier_updates: int = 0  # by earlier starts of the run
+    reached_limits: tuple[str, ...] = ()  # of the run, as KEY=VALUE
 
 
 @dataclass
@@ -110,8 +112,9 @@ class ProgressReader:
         frames, updates = self._frames(), int(self._value("learner/updates", self._past_updates))
         self._note(frames, updates)
         replay = self._config.replay
+        reached = self._reached_limits(frames, updates)
         return Progress(
-            phase=self._phase(frames, updates),
+            phase="finishing" if reached else self._phase(),
             elapsed_seconds=self._clock() - self._started,
             frames=frames,
             total_frames=self._config.total_environment_frames,
@@ -130,6 +133,8 @@ class ProgressReader:
             roles={name: role.state for name, role in self._roles.items()},
             memory_bytes=int(sum(role.memory_bytes for role in self._roles.values())),
             warnings=self._warnings(frames),
+            earlier_updates=self._past_updates,
+            reached_limits=reached,
         )
 
     def _read_history(self) -> None:
@@ -177,18 +182,17 @@ class ProgressReader:
         since_seconds = self._clock() - learner.read_seconds if learner.last else 0.0
         return self._value("charts/elapsed_minutes") * 60 + since_seconds
 
-    def _phase(self, frames: int, updates: int) -> str:
-        config = self._config
-        limits = (
-            (config.total_environment_frames, frames),
-            (config.total_updates, updates),
-            (config.total_minutes, self._learner_seconds() / 60),
-        )
-        if any(0 < limit <= reached for limit, reached in limits):
-            return "finishing"
+    def _reached_limits(self, frames: int, updates: int) -> tuple[str, ...]:
+        minutes = self._learner_seconds() / 60
+        limits = {"total_environment_frames": frames, "total_updates": updates, "total_minutes": minutes}
+        ends = {key: getattr(self._config, key) for key in limits}
+        return tuple(f"{key}={end}" for key, end in ends.items() if 0 < end <= limits[key])
+
+    def _phase(self) -> str:
+        """The phase of a run that has reached none of its limits."""
         if self._learning:
             return "learning"
-        if self._value("replay/size_transitions") >= config.replay.min_size_to_sample:
+        if self._value("replay/size_transitions") >= self._config.replay.min_size_to_sample:
             return "compiling the learner"
         return "filling the replay" if self._roles["replay"].last else "starting"
 
