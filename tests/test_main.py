@@ -95,6 +95,14 @@ def test_roles_wait_for_peers_that_are_not_there_and_say_for_whom(programs: Prog
         assert program.exit_code() == 143
 
 
+def test_learner_that_cannot_tell_the_end_of_its_run_says_for_whom_it_waits(programs: Programs, tmp_path: Path) -> None:
+    over = catch(tmp_path / "run", *free_tcp_addresses(), "total_updates=0", "total_minutes=0.00001")
+    learner = programs.start("--role", "learner", *over)
+    learner.wait_until(partial(_says, learner, "INFO learner: waiting up to 60 s for the replay server"))
+    learner.send(signal.SIGTERM)
+    assert learner.exit_code() == 143
+
+
 def _says(program: Program, words: str) -> bool:
     return words in program.stderr
 

@@ -45,6 +45,7 @@ _log = logging.getLogger(__name__)
 
 CALLS_IN_FLIGHT = 2  # update calls handed to the device whose priorities have not been fetched
 MEMORY_SHARE = 0.9  # of the device's memory, that the frame store may take
+SOON_SECONDS = 1.0  # in which a replay server that is there answers that it knows that the run is over
 FINISH_SECONDS = 60.0  # that a learner whose run is over waits for a replay server that is away, to tell it
 
 
@@ -144,10 +145,17 @@ class Learner:
 
         The replay server alone can end the actors; the evaluator needs the final weights.
         """
-        until = time.monotonic() + FINISH_SECONDS
+        started, is_logged = time.monotonic(), False
         while not stop.is_set() and not (self._stream.is_finish_received.is_set() and self._weights.is_drained):
             stop.wait(0.02)
-            if time.monotonic() > until:
+            waited_seconds = time.monotonic() - started
+            missing = "clients of its weights"
+            if not self._stream.is_finish_received.is_set():
+                missing = "the replay server, which alone can end the actors"
+            if waited_seconds > SOON_SECONDS and not is_logged:
+                is_logged = True
+                _log.info("waiting up to %.0f s for %s", FINISH_SECONDS, missing)
+            if waited_seconds > FINISH_SECONDS:
                 if not self._stream.is_finish_received.is_set():
                     what = "the replay server did not receive that the run is over"
                     _log.warning("%s: stop it and the actors by hand", what)
