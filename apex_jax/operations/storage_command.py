@@ -9,6 +9,8 @@ from apex_jax.config_rules import STORAGE_URL, is_storage_url
 from apex_jax.errors import Parser, RunError, UsageError, shown
 from apex_jax.storage import SECTIONS, Copied, Storage, files_of, newest_local_checkpoint
 
+MEANINGS = {"run": "run directory, such as runs/Pong-v5-1", "url": "place of the copy: s3://bucket/prefix, or a folder"}
+
 
 def run(arguments: Sequence[str]) -> int:
     """Copies what `arguments` (after "storage") say; returns the exit code. UsageError, StorageError."""
@@ -61,5 +63,5 @@ def _parser() -> Parser:
     for action, order in (("push", ("run", "url")), ("pull", ("url", "run"))):
         sub = actions.add_parser(action, allow_abbrev=False, help=f"{action} {' '.join(order).upper()}")
         for name in order:
-            sub.add_argument(name, metavar=name.upper())
+            sub.add_argument(name, metavar=name.upper(), help=MEANINGS[name])
     return parser
