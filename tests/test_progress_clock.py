@@ -37,3 +37,15 @@ def test_two_lines_around_a_clock_that_is_set_back_are_no_restart(tmp_path: Path
     write(tmp_path, "learner", 10, 300, START - 3600, learner__updates=3)
     now = reader.read()
     assert (now.roles["learner"], now.frames, now.updates) == ("running", 300, 3)
+
+
+def test_minutes_of_earlier_starts_are_no_time_left_from_the_beginning(tmp_path: Path) -> None:
+    write(tmp_path, "learner", 90, 200, learner__updates=2, charts__elapsed_minutes=1.5)
+    clock = Clock()
+    reader = ProgressReader(str(tmp_path), config(total_minutes=5.0), clock)
+    assert reader.read().seconds_left == 210.0
+    clock.now += 20  # in which the learner compiles, and writes nothing
+    assert reader.read().seconds_left == 210.0
+    clock.now += 1
+    write(tmp_path, "learner", 1, 200, started=START + 120, charts__elapsed_minutes=1.2)  # of its checkpoint
+    assert reader.read().seconds_left == 228.0

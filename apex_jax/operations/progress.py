@@ -82,7 +82,7 @@ class ProgressReader:
     """Follows the metrics of all processes of a local run.
 
     Make it before the processes start: what the files hold by then is history of an earlier start, from which only
-    frames, updates and evaluations count on.
+    frames, updates, minutes and evaluations count on.
     """
 
     def __init__(self, run_directory: str, config: Config, clock: Callable[[], float] = time.monotonic) -> None:
@@ -99,6 +99,7 @@ class ProgressReader:
         self._evaluations: list[Evaluation] = []
         self._past_frames = 0  # reached by earlier starts of the run
         self._past_updates = 0
+        self._past_minutes = 0.0  # of the learner
         self._read_history()
         self._diagnosis = Diagnosis(config)
         self._frames_grew = (self._started, self._past_frames)  # when, to how many
@@ -144,6 +145,7 @@ class ProgressReader:
                 if name == "learner":
                     self._past_frames = line["step"]
                     self._past_updates = int(line.get("learner/updates") or self._past_updates)
+                    self._past_minutes = line.get("charts/elapsed_minutes") or self._past_minutes
 
     def _take(self, role: _Role, line: dict[str, Any]) -> None:
         if role.last is not None and line["seconds"] < role.last["seconds"]:
@@ -180,7 +182,7 @@ class ProgressReader:
         """Time that counts towards `total_minutes`: the learner's own count, and what has passed since it was read."""
         learner = self._roles["learner"]
         since_seconds = self._clock() - learner.read_seconds if learner.last else 0.0
-        return self._value("charts/elapsed_minutes") * 60 + since_seconds
+        return self._value("charts/elapsed_minutes", self._past_minutes) * 60 + since_seconds
 
     def _reached_limits(self, frames: int, updates: int) -> tuple[str, ...]:
         minutes = self._learner_seconds() / 60
