@@ -9,7 +9,7 @@ import zlib
 from pathlib import Path
 
 from apex_jax.config import Config
-from apex_jax.errors import FatalError, first_line
+from apex_jax.errors import FatalError, first_line, shown
 from apex_jax.machine import usable_cores, usable_memory_bytes
 
 CACHE_LIMIT_BYTES = 2**28  # of compiled programs; a run of Pong on the CPU keeps 0.8 MB
@@ -33,16 +33,20 @@ def choose_device(role: str, config: Config) -> None:
 
 
 def check_device(role: str, config: Config) -> None:
-    """Raises FatalError where a GPU is asked for and there is none that JAX can use."""
-    if {"learner": config.learner.device, "actor": config.actor.device}.get(role) != "gpu":
+    """Raises FatalError if JAX cannot use the device that is asked for: by the configuration, or by JAX_PLATFORMS."""
+    wanted = {"learner": config.learner.device, "actor": config.actor.device}.get(role)
+    platforms = os.environ.get("JAX_PLATFORMS", "")  # of the user, if the choice is left to JAX
+    if wanted != "gpu" and not (wanted == "auto" and platforms):
         return
     import jax  # not at the top: the device is chosen before JAX is imported
 
     try:
         jax.devices()
     except Exception as error:  # RuntimeError, or whatever the plugin that is missing is missed with
-        what, fix = f"JAX finds no GPU ({first_line(error)})", "install requirements-gpu.txt and a driver, or set auto"
-        raise FatalError(f"{role}.device=gpu: {what}; {fix}") from None
+        asked, what, fix = f"{role}.device=gpu", "GPU", "install requirements-gpu.txt and a driver, or set auto"
+        if wanted == "auto":
+            asked, what, fix = f"JAX_PLATFORMS={shown(platforms)}", "such device", "unset it, or set it to cpu"
+        raise FatalError(f"{asked}: JAX finds no {what} ({first_line(error)}); {fix}") from None
 
 
 def keep_compiled_programs() -> None:

@@ -78,7 +78,20 @@ def test_gpu_that_is_not_there_is_one_line(role: str, setting: str, monkeypatch:
     with pytest.raises(FatalError, match=rf"{setting}: JAX finds no GPU \(no plugin\); install requirements-gpu.txt"):
         device.check_device(role, config)
     device.check_device("replay", config)
+    monkeypatch.delenv("JAX_PLATFORMS", raising=False)
     device.check_device(role, load(None))
+
+
+def test_platform_of_the_environment_that_jax_cannot_use_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise RuntimeError("Unable to initialize backend 'cudda'")
+
+    monkeypatch.setattr(jax, "devices", fail)
+    monkeypatch.setenv("JAX_PLATFORMS", "cudda")
+    words = r"JAX_PLATFORMS=cudda: JAX finds no such device \(Unable .* 'cudda'\); unset it, or set it to cpu"
+    with pytest.raises(FatalError, match=words):
+        device.check_device("learner", load(None))
+    device.check_device("actor", load(None))  # for which the configuration chooses the CPU
 
 
 def test_without_a_cpu_quota_the_number_of_threads_is_left_to_jax(environ: dict[str, str]) -> None:
