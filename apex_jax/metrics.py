@@ -73,7 +73,7 @@ TAGS: dict[str, str] = {
     "replay/sample_age_seconds": "mean age of the drawn transitions, seconds; below the replay's turnover time",
     "replay/inserts_per_second": "transitions stored a second; follows the actors",
     "replay/samples_per_second": "transitions drawn a second; updates_per_second x batch_size",
-    "replay/dropped_<reason>": "what was refused for this reason since the start; 0, except stale, duplicate, early",
+    "replay/dropped_<reason>": "what was refused for this reason since the start; 0, except stale, duplicate",
     "replay/actors": "actors connected; as many as were started",
     "replay/journal_bytes": "size of the log of segments on the disk, bytes; stays once the replay is full",
     "replay/journal_errors": "times the disk took no segments or snapshot, since the start of the server; 0",

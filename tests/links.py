@@ -15,6 +15,7 @@ import zmq
 
 from apex_jax.config import ActorConfig, Config, LearnerConfig
 from apex_jax.links.experience_client import ExperienceClient, transitions_of
+from apex_jax.links.experience_server import ExperienceServer
 from apex_jax.replay.buffer import ReplayBuffer
 from apex_jax.replay.rate_limiter import RateLimiter
 from apex_jax.replay.replay import Replay
@@ -95,6 +96,12 @@ def wait_until(condition: Callable[[], Any], meanwhile: Callable[[], Any] = lamb
         assert time.monotonic() < deadline, "what was waited for did not happen"
         meanwhile()
         pause.wait(0.005)
+
+
+def waiting_in(server: ExperienceServer) -> int:
+    """How many segments have arrived and are yet to be stored."""
+    membership = server._membership
+    return sum(len(actor.waiting) for actor in (*membership.actors.values(), *membership.gone.values()))
 
 
 class Peer:

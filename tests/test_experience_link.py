@@ -24,7 +24,7 @@ from apex_jax.transport.messages import (
 )
 from apex_jax.types import PEER_TIMEOUT_SECONDS
 from tests.experience_link import CREDIT, Link, join, limiter_that_lets_in, message_of, put_all
-from tests.links import CONFIG, TRANSITIONS, segment_of
+from tests.links import CONFIG, TRANSITIONS, segment_of, waiting_in
 
 
 @pytest.fixture
@@ -131,7 +131,7 @@ def test_a_connection_that_names_itself_anew_holds_no_places_twice(link: Link) -
     assert len(server.service.actors) == 1
     peer.send(Goodbye(9))
     server.until(lambda: not server.service.actors)
-    assert not server.service._occupants.any()
+    assert not server.service._membership._occupants.any()
 
 
 def test_the_end_of_the_run_reaches_every_actor(link: Link) -> None:
@@ -169,7 +169,7 @@ def test_only_what_is_stored_is_acknowledged_all_at_once(link: Link) -> None:
     while acknowledged < 2:
         acknowledged = peer.receive(SegmentAck).sequence
     assert acknowledged == 2
-    server.until(lambda: len(server.service._waiting) == 2)
+    server.until(lambda: waiting_in(server.service) == 2)
     assert peer.hears_nothing()
     server.limiter.sample(2 * TRANSITIONS)
     assert peer.receive(SegmentAck).sequence == 4
@@ -180,7 +180,7 @@ def test_an_actor_held_back_waits_and_loses_nothing(link: Link) -> None:
     server = link.server(limiter_that_lets_in(1))
     stream = link.stream(queue_size=2)
     put_all(stream, range(1 + CREDIT + 2), server)
-    server.until(lambda: len(server.service._waiting) == CREDIT)
+    server.until(lambda: waiting_in(server.service) == CREDIT)
     assert not stream.put(segment_of(99), 0, 0.05)
     assert len(stream._unacknowledged) == CREDIT
     server.limiter.sample(10**6)
@@ -195,10 +195,10 @@ def test_a_sender_beyond_its_credit_is_counted_and_not_stored(link: Link) -> Non
     peer.send(message_of(1))
     peer.receive(SegmentAck)
     peer.send(*(message_of(number) for number in range(2, CREDIT + 2)))
-    server.until(lambda: len(server.service._waiting) == CREDIT)
+    server.until(lambda: waiting_in(server.service) == CREDIT)
     peer.send(*(message_of(number) for number in (CREDIT + 2, CREDIT + 3)))
     server.until(lambda: server.dropped["over_credit"] == 2)
-    assert len(server.service._waiting) == CREDIT
+    assert waiting_in(server.service) == CREDIT
     peer.send(message_of(1))
     server.until(lambda: server.dropped["duplicate_segment"] == 1)
 
@@ -208,13 +208,13 @@ def test_an_actor_held_for_dead_is_stored_once_and_gets_no_more_credit(link: Lin
     server = link.server(limiter_that_lets_in(num_stored))
     stream = link.stream(queue_size=8)
     put_all(stream, range(num_stored + CREDIT + 3), server)
-    server.until(lambda: len(server.service._waiting) == CREDIT)
+    server.until(lambda: waiting_in(server.service) == CREDIT)
     for _ in range(3):
         server.dropped.clear()
         server.service.forget_the_dead(PEER_TIMEOUT_SECONDS + 1)
         assert not server.service.actors
         server.until(lambda: server.dropped["duplicate_segment"] == CREDIT)
-        assert len(server.service._waiting) == len(stream._unacknowledged) == CREDIT
+        assert waiting_in(server.service) == len(stream._unacknowledged) == CREDIT
     server.limiter.sample(10**6)
     server.until(lambda: len(server.stored()) == num_stored + CREDIT + 3)
     assert server.stored() == list(range(num_stored + CREDIT + 3))
@@ -334,11 +334,11 @@ def test_a_server_that_comes_back_with_less_credit_gets_everything_in_turn(link:
     server = link.server(limiter_that_lets_in(1))
     stream = link.stream(queue_size=8)
     put_all(stream, range(1 + CREDIT), server)
-    server.until(lambda: len(server.service._waiting) == CREDIT)
+    server.until(lambda: waiting_in(server.service) == CREDIT)
     server.close()
     smaller = CONFIG.replace(actor=replace(CONFIG.actor, max_outstanding_segments=1))
     server = link.server(limiter_that_lets_in(1), smaller)
-    server.until(lambda: len(server.service._waiting) == 1)
+    server.until(lambda: waiting_in(server.service) == 1)
     server.limiter.sample(10**6)
     server.until(lambda: len(server.stored()) == CREDIT)
     assert server.stored() == list(range(1, 1 + CREDIT))

@@ -15,7 +15,7 @@ import pytest
 import zmq
 
 from apex_jax.agent.exploration import choose_places
-from apex_jax.links.experience_server import MAX_INCARNATION
+from apex_jax.links.membership import MAX_INCARNATION
 from apex_jax.links.sampling_client import SamplingClient
 from apex_jax.segment_codec import value_limits
 from apex_jax.transport import sockets, wire
@@ -36,7 +36,7 @@ from apex_jax.transport.messages import (
 )
 from apex_jax.types import MAX_COUNT, SegmentRecord
 from tests.fuzz_targets import fuzz_config
-from tests.links import CONFIG, SPEC, TRANSITIONS, Peer
+from tests.links import CONFIG, SPEC, TRANSITIONS, Peer, waiting_in
 from tests.served import BODY, Served, segment, stores_for
 
 MOST_GAMES = 4096  # in one message
@@ -210,26 +210,41 @@ def test_fault_39_a_journal_with_an_impossible_return_is_read_without_it(
 # Memory, log and ledger -------------------------------------------------------------------------------------------
 
 
-def test_fault_39_early_segments_are_bounded_in_bytes_over_all_connections(
-    served: Served, monkeypatch: pytest.MonkeyPatch
+def test_fault_39_early_segments_are_not_held_and_nothing_is_lost_of_an_actor_that_sends_all_again(
+    served: Served,
 ) -> None:
-    monkeypatch.setattr("apex_jax.links.experience_server.EARLY_BYTES", 3 * len(BODY), raising=False)
-    service = served.server.experience
-    peers = [served.actor(run_id) for run_id in (1, 2, 3)]
-    for run_id, peer in enumerate(peers[:2], 1):
-        peer.send(segment(run_id, 2), segment(run_id, 3))
-    peers[1].receive(Rejoin)
-    held = [len(message.body) for actor in service.actors.values() for message in actor.early.values()]
-    assert sum(held) <= 3 * len(BODY)
-    assert service.dropped["too_many_early"] >= 1
-    peers[1].send(hello(2))
-    peers[1].receive(ActorWelcome)
+    peer = served.actor(1)
+    peer.send(segment(1, 2), segment(1, 3))
+    peer.receive(Rejoin)
+    peer.receive(Rejoin)
+    assert waiting_in(served.server.experience) == 0
+    peer.send(hello(1))
+    peer.receive(ActorWelcome)
     for sequence in (1, 2, 3):
-        stores_for(served, peers[1], 2, sequence)  # nothing is lost of an actor that sends all again
-    peers[0].send(segment(1, 1))
-    while peers[0].receive(SegmentAck).sequence < 3:
-        pass
-    assert service._early_bytes == 0
+        stores_for(served, peer, 1, sequence)
+
+
+def test_fault_39_a_connection_with_ever_new_names_leaves_the_others_their_turn(served: Served) -> None:
+    served.server.replay.limiter.can_insert = lambda *_, **__: False  # type: ignore[method-assign]
+    honest, other = served.actor(1), served.peer("experience")
+    for run_id in range(100, 140):
+        other.send(hello(run_id))
+        other.receive(ActorWelcome)
+        other.send(segment(run_id, 1))
+    served.until(lambda: waiting_in(served.server.experience) == 40)
+    honest.send(*(segment(1, sequence) for sequence in (1, 2, 3)))
+    served.until(lambda: waiting_in(served.server.experience) == 43)
+    stored: list[int] = []
+    insert = served.server.replay.insert
+
+    def recorded(record: Any, *arguments: Any) -> None:
+        stored.append(record.run_id)
+        insert(record, *arguments)
+
+    served.server.replay.insert = recorded  # type: ignore[assignment, method-assign]
+    del served.server.replay.limiter.can_insert  # type: ignore[method-assign]
+    served.until(lambda: len(stored) == 43)
+    assert [place for place, run_id in enumerate(stored) if run_id == 1] <= [3, 6, 9], "not behind all the others"
 
 
 def test_fault_39_actors_that_join_and_leave_without_end_do_not_fill_the_log(

@@ -23,7 +23,7 @@ from apex_jax.segment_codec import decode_frames
 from apex_jax.transport.messages import ActorHello, ActorStatus, Goodbye, SegmentAck, SegmentMessage
 from apex_jax.workers.replay_server import ReplayServer
 from tests.fuzz_targets import fuzz_config
-from tests.links import CONFIG, SPEC, TRANSITIONS, CountingStream, free_address, segment_of, wait_until
+from tests.links import CONFIG, SPEC, TRANSITIONS, CountingStream, free_address, segment_of, wait_until, waiting_in
 from tests.served import Served, segment
 
 
@@ -352,7 +352,7 @@ def test_what_an_actor_leaves_behind_is_dropped_as_unsent(config: Config) -> Non
 
     def is_stuck() -> bool:
         stream.put(segment_of(0), 1, 0.0)
-        return len(server.experience._waiting) == held and stream._produced.full()
+        return waiting_in(server.experience) == held and stream._produced.full()
 
     wait_until(is_stuck, fleet.serve)
     stream.produced += TRANSITIONS

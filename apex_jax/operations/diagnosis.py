@@ -19,7 +19,6 @@ Q_VALUE_SLACK = 1.5  # how far beyond what rewards allow q-values may stray whil
 EXPECTED_DROPS = {
     "replay/dropped_stale_priority",  # the transition was overwritten while the learner learned from it
     "replay/dropped_duplicate_segment",  # sent again, since its acknowledgement was lost with a connection or server
-    "replay/dropped_early_segment",  # overtook one that was sent again
 }
 
 

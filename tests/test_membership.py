@@ -1,0 +1,95 @@
+"""Specification of `apex_jax.links.membership`: who is connected, and whose segment is stored next."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import numpy as np
+import pytest
+
+from apex_jax.links.membership import Actor, Membership, Waiting
+from apex_jax.transport.messages import ActorStatus
+from apex_jax.types import SegmentRecord
+
+LADDER, MOST_LEFT_BEHIND = 8, 12
+
+
+def actor_of(run_id: int) -> Actor:
+    return Actor(run_id, run_id, np.array([run_id % LADDER], np.int32), ActorStatus(run_id, 0.0, 0), received=0)
+
+
+def waiting_of(actor: Actor) -> Waiting:
+    actor.received += 1
+    return Waiting(SegmentRecord(actor.run_id, actor.received, 0, 1, b"", 0), None, "refused")
+
+
+def turns(membership: Membership) -> list[int]:
+    """The run ids whose segments are stored, in their order, until none waits."""
+    order = []
+    while (waiting := membership.next_waiting()) is not None:
+        order.append(waiting.segment.run_id)
+        membership.dequeue()
+    return order
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_every_segment_is_stored_once_and_in_its_actors_order_unless_it_was_left_behind(seed: int) -> None:
+    rng, membership = np.random.default_rng(seed), Membership(LADDER, MOST_LEFT_BEHIND)
+    known = {run_id: actor_of(run_id) for run_id in range(1, 9)}
+    expected: defaultdict[int, list[int]] = defaultdict(list)
+    stored: defaultdict[int, list[int]] = defaultdict(list)
+    discarded = 0
+    for step in range(400):
+        run_id = int(rng.integers(1, 9))
+        actor, connection = known[run_id], membership.connection_of(run_id)
+        choice = rng.random()
+        if choice < 0.25:
+            if run_id not in membership.gone and connection is None:
+                actor = known[run_id] = actor_of(run_id)  # what was left behind comes again, under the same numbers
+                actor.received = max([0, *stored[run_id]])
+                expected[run_id] = expected[run_id][: len(stored[run_id])]
+            membership.join(b"%d" % step, actor)
+        elif choice < 0.4 and connection is not None:
+            before = dict(membership.gone)
+            discarded += membership.leave(connection)
+            assert sum(len(each.waiting) for each in membership.gone.values()) <= MOST_LEFT_BEHIND
+            assert before.keys() - membership.gone.keys() <= before.keys()
+        elif choice < 0.75 and connection is not None:
+            waiting = waiting_of(actor)
+            expected[run_id].append(waiting.segment.sequence)
+            membership.enqueue(actor, waiting)
+        elif (next_waiting := membership.next_waiting()) is not None:
+            stored[next_waiting.segment.run_id].append(next_waiting.segment.sequence)
+            membership.dequeue()
+        assert membership._occupants.sum() == len(membership.actors)
+    for run_id in turns(membership):
+        stored[run_id].append(max([0, *stored[run_id]]) + 1)
+    for run_id, sequences in stored.items():
+        assert sequences == list(range(1, len(sequences) + 1))
+        assert sequences == expected[run_id][: len(sequences)]
+    missing = sum(len(expected[run_id]) - len(stored[run_id]) for run_id in known)
+    assert 0 <= missing <= discarded
+    assert not membership.gone
+
+
+def test_connected_actors_take_turns_and_those_that_left_share_one() -> None:
+    membership = Membership(LADDER, MOST_LEFT_BEHIND)
+    for run_id, segments in ((1, 4), (2, 2), (3, 2), (4, 2)):
+        membership.join(b"%d" % run_id, actor := actor_of(run_id))
+        for _ in range(segments):
+            membership.enqueue(actor, waiting_of(actor))
+    for run_id in (3, 4):
+        membership.leave(b"%d" % run_id)
+    assert turns(membership) == [1, 2, 3, 1, 2, 3, 1, 4, 1, 4]
+
+
+def test_an_actor_that_comes_back_keeps_what_waits_and_its_credit() -> None:
+    membership, actor = Membership(LADDER, MOST_LEFT_BEHIND), actor_of(1)
+    membership.join(b"a", actor)
+    membership.enqueue(actor, waiting_of(actor))
+    membership.leave(b"a")
+    assert membership.gone == {1: actor}
+    membership.join(b"b", actor)
+    assert (membership.gone, membership.connection_of(1), actor.stored) == ({}, b"b", 0)
+    assert turns(membership) == [1]
+    assert actor.stored == 1
