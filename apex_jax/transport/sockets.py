@@ -42,7 +42,7 @@ ENCRYPTION_BYTES = 64  # CURVE makes a frame 33 bytes longer
 # From one connection, that a server has yet to read: more than an actor has credit for by default, as a connection
 # whose queue is full is not read. ZMQ would take 1,000 of a stranger.
 UNREAD_MESSAGES = 128
-UNREAD_REPLIES = 32  # that wait for an actor, each with places of up to 16 KiB: one that is not read is not prepared
+UNREAD_REPLIES = 128  # that wait for an actor, each with places of up to 16 KiB: a peer may read none
 
 
 class BindError(RunError):
