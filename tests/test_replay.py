@@ -49,6 +49,24 @@ def test_what_was_stored_and_learned_is_there_after_a_kill(tmp_path: Path) -> No
     after.close()
 
 
+def test_refusals_without_end_take_a_record_a_second_and_none_is_missing_or_counted_twice(tmp_path: Path) -> None:
+    before = replay_in(tmp_path)
+    store(before, 1)
+    size = before.metrics()["replay/journal_bytes"]
+    for sequence in range(2, 1_002):
+        before.refuse(SegmentRecord(7, sequence, 10, 3, b"x", 0), "bad_checksum")
+        before.flush(now_seconds=sequence * 1e-2)
+        if sequence == 500:
+            before.finish(now_seconds=5.0)  # a snapshot
+    assert before.metrics()["replay/journal_bytes"] - size < 100 * 20
+    before.close()
+    after = replay_in(tmp_path)
+    assert after.ledger.totals((), {}) == before.ledger.totals((), {})
+    assert after.ledger.refused == {"bad_checksum": 3_000}
+    assert (after.ledger.sequence(7), after.steps.here) == (1_001, 10_010)
+    after.close()
+
+
 def test_a_replay_without_a_journal_begins_anew(tmp_path: Path) -> None:
     before = replay_in(tmp_path, journal=False)
     store(before, 1)

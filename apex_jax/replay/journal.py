@@ -1,8 +1,9 @@
 """The replay server's journal: what it stores is written down as it happens, and read back when it starts again.
 
-Segments, refusals and welcomes go to the log before they are answered; priorities, counters and random numbers go
-into a snapshot, which a thread writes. After a kill the newest snapshot and the log behind it make up everything but
-the priorities that the learner has sent since: those segments have what the snapshot knew, or what they came with.
+Segments and welcomes go to the log before they are answered, refusals within a second; priorities, counters and random
+numbers go into a snapshot, which a thread writes. After a kill the newest snapshot and the log behind it make up
+everything but the priorities that the learner has sent since, and what was refused in the last second: those segments
+have the priorities that the snapshot knew, or that they came with.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ _log = logging.getLogger(__name__)
 WELCOME, REPORT, LEARNER, FIRST_REFUSAL = 1, 2, 3, 4  # kinds of records; each reason of a refusal is one more
 LOG_BYTES_AT_MOST = 2**28  # behind the newest snapshot: then another is due, so that old files can go
 RETRY_SECONDS = 5.0  # after a snapshot that failed, or snapshot_interval_seconds where that is less; doubled each time
+REFUSALS_SECONDS = 1.0  # between two writings of what was refused: in that time an actor may send thousands of those
 CLOSE_SECONDS = 20.0  # that the last snapshot may take: a spot machine has two minutes in all
 COUNTS = struct.Struct("<5q")  # `ActorCounts`, in a report
 
@@ -58,6 +60,8 @@ class Journal:
         self._left: list[LogFile] = []  # the same of the snapshot that is being written
         self._snapshot_errors = 0
         self._failures_in_a_row = 0
+        self._refused: dict[tuple[int, int], SegmentRecord] = {}  # by kind of record and run id: not yet written
+        self._next_refusals_seconds = 0.0
         self._next_seconds = 0.0  # the next snapshot is due then, ...
         self._next_bytes = 0  # ... or when the log has so many bytes
 
@@ -81,10 +85,14 @@ class Journal:
         """Takes a segment that was stored as insertion `number`."""
         self._log.append(SEGMENT, number, *segment)
 
-    def on_refusal(self, number: int, segment: SegmentRecord, reason: str) -> None:
-        """Takes a segment that was not stored, after insertion `number`."""
-        kind = FIRST_REFUSAL + REFUSALS.index(reason)
-        self._log.append(kind, number, *segment._replace(body=b"", crc=0))
+    def on_refusal(self, segment: SegmentRecord, reason: str) -> None:
+        """Takes a segment that was not stored; those of an actor are written as one, within REFUSALS_SECONDS."""
+        key = FIRST_REFUSAL + REFUSALS.index(reason), segment.run_id
+        steps, transitions = segment.environment_steps, segment.transitions
+        if (before := self._refused.get(key)) is not None:
+            steps, transitions = steps + before.environment_steps, transitions + before.transitions
+        refused = segment._replace(environment_steps=steps, transitions=transitions, body=b"", crc=0)
+        self._refused[key] = refused
 
     def on_welcome(self, run_id: int, incarnation: int) -> None:
         """Takes an actor that was given an incarnation."""
@@ -111,7 +119,15 @@ class Journal:
 
     def flush(self, now_seconds: float) -> None:
         """Writes what was taken; returns also where the disk fails, which is counted, said once and tried again."""
+        if self._refused and now_seconds >= self._next_refusals_seconds:
+            self._next_refusals_seconds = now_seconds + REFUSALS_SECONDS
+            self._append_refusals()
         self._log.flush(now_seconds)
+
+    def _append_refusals(self) -> None:
+        for (kind, _), refused in self._refused.items():
+            self._log.append(kind, 0, *refused)
+        self._refused.clear()
 
     # Snapshots
 
@@ -131,6 +147,7 @@ class Journal:
 
     def snapshot(self, buffer: ReplayBuffer, limiter: RateLimiter, counters: Counters, now_seconds: float) -> None:
         """Copies what is to be saved, and has a thread write it; `finish` waits for that."""
+        self._append_refusals()  # the counters know of them: behind the snapshot they would count twice
         self._log.flush(now_seconds)
         facts, arrays = pack_state(self._log.last_event, buffer.state(now_seconds), limiter, self._config, counters)
         unsynced, self._left = self._log.take_unsynced(), self._log.take_left(buffer.oldest_number)
@@ -309,7 +326,7 @@ class NoJournal:
     def on_segment(self, number: int, segment: SegmentRecord) -> None:
         """Keeps nothing."""
 
-    def on_refusal(self, number: int, segment: SegmentRecord, reason: str) -> None:
+    def on_refusal(self, segment: SegmentRecord, reason: str) -> None:
         """Keeps nothing."""
 
     def on_welcome(self, run_id: int, incarnation: int) -> None:

@@ -24,7 +24,8 @@ from apex_jax.types import Columns, SegmentRecord, SegmentSpec
 class Replay:
     """Ring of segments, rate limiter, ledger and journal.
 
-    What `insert`, `refuse`, `welcome`, `record_counts` and `on_learner` take is in the journal when `flush` returns.
+    What `insert`, `welcome`, `record_counts` and `on_learner` take is in the journal when `flush` returns, and what
+    `refuse` takes a second later.
     """
 
     def __init__(self, config: Config, spec: SegmentSpec, rng: np.random.Generator, run: str = "") -> None:
@@ -68,7 +69,7 @@ class Replay:
         """Counts a segment that is not stored; `reason`: one of `apex_jax.replay.ledger.REFUSALS`."""
         self.ledger.refuse(segment.run_id, segment.sequence, segment.transitions, reason)
         self.steps.here += segment.environment_steps
-        self.journal.on_refusal(self.buffer.inserted_segments, segment, reason)
+        self.journal.on_refusal(segment, reason)
 
     def welcome(self, run_id: int, incarnation: int) -> None:
         """Records an actor that is about to be given an incarnation: the next server gives it to no other."""
