@@ -27,7 +27,7 @@ def test_config_that_is_no_regular_file_ends_the_start_with_its_path(tmp_path: P
     assert str(path) in str(caught.value)
 
 
-@pytest.mark.parametrize("change", ["seed=9", "evaluator.epsilon=0.5", "actor.base_epsilon=0.1", "total_updates=7"])
+@pytest.mark.parametrize("change", ["seed=9", "evaluator.epsilon=0.5", "replay.journal=false", "total_updates=7"])
 def test_start_with_another_seed_or_another_way_to_measure_is_told(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, change: str
 ) -> None:

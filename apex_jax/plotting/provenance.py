@@ -107,7 +107,7 @@ def _changes(config: Config) -> list[str]:
     if (before := _written(config.directory)) is None:
         return []
     return [
-        f"{name}={now} (was {was})"
+        f"{name}={shown(now)} (was {shown(was)})"
         for name in SETTINGS
         if name.startswith((*LEARNED_WITH, *MEASURED_WITH))
         and (now := value_of(config, name)) != (was := value_of(before, name))
