@@ -66,8 +66,6 @@ def _size_rules(config: Config) -> Iterator[Rule]:
     least = f"must be at least environment.frame_skip={skip}, the frames of one step"
     yield "environment.max_episode_frames", environment.max_episode_frames >= skip, least
     yield "evaluator.max_episode_frames", config.evaluator.max_episode_frames >= skip, least
-    has_screen = environment.task.endswith("-v5")
-    yield "evaluator.video", has_screen or not config.evaluator.video, f"{environment.task} has no screen; leave it out"
 
 
 def _network_rules(config: Config) -> Iterator[Rule]:

@@ -13,7 +13,6 @@ from apex_jax.errors import UsageError
 @pytest.mark.parametrize(
     ("file", "setting", "error"),
     [
-        ("catch.yaml", "evaluator.video=x.mp4", "evaluator.video=x.mp4: Catch-v0 has no screen; leave it out"),
         (
             "paper.yaml",
             "network.channels=[32,64]",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fractions import Fraction
 from pathlib import Path
+from types import ModuleType
 
 import av
 import jax
@@ -13,7 +14,7 @@ from PIL import Image, ImageSequence
 
 from apex_jax.agent.dqn import make_dqn
 from apex_jax.checkpoint import Checkpointer, Progress
-from apex_jax.command_line import load
+from apex_jax.command_line import CONFIGS, load
 from apex_jax.config import Config
 from apex_jax.environment import Environment, segment_spec
 from apex_jax.errors import UsageError
@@ -21,9 +22,9 @@ from apex_jax.metrics import MetricsWriter
 from apex_jax.plotting.video import GIF_SECONDS, video_paths, video_writer
 from apex_jax.process import StopSignal
 from apex_jax.transport.params_codec import architecture_of
-from apex_jax.workers import evaluator
+from apex_jax.workers import evaluator, local
 from apex_jax.workers.evaluator import Evaluator
-from apex_jax.workers.recording import Film, draw_curves
+from apex_jax.workers.recording import Film, check_video, draw_curves
 
 RATE = Fraction(15)  # frames a second
 SMALL = ("network.channels=[4,4,4]", "network.hidden_units=8")
@@ -166,6 +167,20 @@ def test_video_that_cannot_be_written_is_told_before_anything_is_played(
 ) -> None:
     with pytest.raises(UsageError, match=message):
         video_paths(tmp_path / name)
+
+
+@pytest.mark.parametrize("role", [evaluator, local])
+def test_video_of_a_game_without_a_screen_is_refused(tmp_path: Path, role: ModuleType) -> None:
+    config = load(CONFIGS / "catch.yaml", [f"run_directory={tmp_path / 'run'}", "evaluator.video=x.mp4"])
+    with pytest.raises(UsageError, match=r"^evaluator\.video=x\.mp4: Catch-v0 has no screen; leave it out$"):
+        role.run(config, "name", StopSignal())
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("task", ["MountainCar-v0", "CartPole-v1", "Pong-v5"])
+def test_video_of_a_game_that_a_run_films_may_be_asked_for(task: str) -> None:
+    file = "pong_cpu.yaml" if task == "Pong-v5" else "mountain_car.yaml"
+    check_video(load(CONFIGS / file, [f"environment.task={task}", "evaluator.video=x.mp4"]))
 
 
 def test_curves_of_a_run_are_drawn_into_its_directory(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

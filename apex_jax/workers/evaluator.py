@@ -27,13 +27,13 @@ from apex_jax.links.weights_client import Weights, WeightsClient
 from apex_jax.metrics import MetricsWriter, append_line, resident_memory_bytes
 from apex_jax.operations.status_page import StatusPage
 from apex_jax.plotting.provenance import check_resumable
-from apex_jax.plotting.video import video_of_run, video_paths
+from apex_jax.plotting.video import video_of_run
 from apex_jax.process import ROLE_NUMBERS, SUPERVISED, StopSignal, name_of_its_own, process_rng
 from apex_jax.run_identity import RunIdentity
 from apex_jax.transport.params_codec import architecture_of
 from apex_jax.transport.security import link_context
 from apex_jax.types import SegmentSpec
-from apex_jax.workers.recording import COMPLETING_THE_FILM, Film, draw_curves
+from apex_jax.workers.recording import COMPLETING_THE_FILM, Film, check_video, draw_curves
 
 _log = logging.getLogger(__name__)
 
@@ -307,8 +307,8 @@ def _describe(config: Config, evaluation: Evaluation) -> str:
 def run(config: Config, name: str, stop: StopSignal) -> int:
     """Runs the role; returns the process's exit code."""
     spec = segment_spec(config)
+    check_video(config)  # before the games, not after
     if config.evaluator.video:
-        video_paths(config.evaluator.video)  # a name that is wrong is told before the games, not after
         video = video_of_run(config.evaluator.video, config.evaluator.checkpoint or config.directory)
         config = config.replace(evaluator=replace(config.evaluator, video=video))
     if config.evaluator.checkpoint:

@@ -26,12 +26,11 @@ from apex_jax.operations.stopping import STOPPING, STOPPING_AFTER_THE_END, ackno
 from apex_jax.operations.storage_copy import LAST_COPY_SECONDS, fetch_missing
 from apex_jax.operations.watch import Watch
 from apex_jax.plotting.provenance import check_resumable, record_start
-from apex_jax.plotting.video import video_paths
 from apex_jax.process import FETCHED, SUPERVISED, StopSignal
 from apex_jax.replay.replay import make_limiter
 from apex_jax.storage import SECTIONS
 from apex_jax.transport.sockets import LocalLinks
-from apex_jax.workers.recording import COMPLETING_THE_FILM, draw_curves
+from apex_jax.workers.recording import COMPLETING_THE_FILM, check_video, draw_curves
 
 _log = logging.getLogger(__name__)
 
@@ -331,8 +330,7 @@ def _end_at_once(local: LocalRun, links: LocalLinks) -> str:
 def run(config: Config, name: str, stop: StopSignal) -> int:
     """Runs all roles; returns the process's exit code."""
     make_limiter(config, segment_spec(config))  # what cannot work is said before anything starts
-    if config.evaluator.video:
-        video_paths(config.evaluator.video)
+    check_video(config)
     links = LocalLinks()
     try:
         with locked(Path(config.directory)), StatusPage(config, "local", name, stop) as page:

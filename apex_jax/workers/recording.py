@@ -12,7 +12,9 @@ from pathlib import Path
 import av
 import numpy as np
 
-from apex_jax.errors import UsageError
+from apex_jax.config import Config
+from apex_jax.environment import has_screen
+from apex_jax.errors import UsageError, shown
 from apex_jax.plotting.video import video_paths, video_writer
 
 _log = logging.getLogger(__name__)
@@ -20,6 +22,16 @@ _log = logging.getLogger(__name__)
 EMULATOR_FRAMES_PER_SECOND = 60
 COMPLETING_THE_FILM = "completing the film"  # phase in an evaluator's report, after its last evaluation
 VIDEO_ERRORS = (OSError, UsageError, av.FFmpegError)
+
+
+def check_video(config: Config) -> None:
+    """Raises UsageError if the video that is asked for has a name that no video can have, or its game no screen."""
+    video = config.evaluator.video
+    if not video:
+        return
+    video_paths(video)
+    if not has_screen(config):
+        raise UsageError(f"evaluator.video={shown(video)}: {config.environment.task} has no screen; leave it out")
 
 
 def draw_curves(run_directory: Path, task: str) -> None:
