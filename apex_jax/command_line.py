@@ -352,6 +352,8 @@ def _parsed(setting: Setting, kind: Any, value: Any) -> Any:
     """Returns the value as `kind`; raises ValueError that says what it must be."""
     if isinstance(value, str) and "${" in value:
         raise ValueError("nothing is looked up or evaluated; write the value itself in place of ${...}")
+    if isinstance(value, str) and value.startswith("~"):  # a folder of that name invites rm -rf ~
+        raise ValueError("nothing is looked up or evaluated; write the path itself in place of ~")
     if kind is bool:
         if not isinstance(value, bool):
             raise ValueError("must be true or false")

@@ -42,7 +42,7 @@ def values_of(setting: Setting) -> st.SearchStrategy[Any]:
     if setting.key.choices:
         return st.sampled_from(setting.key.choices)
     if setting.kind is str:
-        return st.text().filter(lambda text: text.isprintable() and "${" not in text)
+        return st.text().filter(lambda text: text.isprintable() and "${" not in text and text[:1] != "~")
     assert low is not None
     assert high is not None
     if setting.kind is float:

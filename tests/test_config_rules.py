@@ -14,6 +14,11 @@ from apex_jax.errors import UsageError
     ("file", "setting", "error"),
     [
         (
+            "catch.yaml",
+            "run_directory=~/runs/x",
+            "run_directory=~/runs/x: nothing is looked up or evaluated; write the path itself in place of ~",
+        ),
+        (
             "paper.yaml",
             "network.channels=[32,64]",
             "network.channels=[32, 64]: must have as many entries as network.kernel_sizes=[8, 4, 3] and"
