@@ -95,7 +95,7 @@ HELD_OPEN_AT_KEYS: dict[str, bytes] = {
     "curve_greeting_and_no_more": CURVE_GREETING,
     "half_of_a_hello": CURVE_GREETING + b"\x04\xc8\x05HELLO" + bytes(90),
 }
-CLIENTS = {"addresses.experience": b"DEALER", "addresses.sampling": b"DEALER", "addresses.weights": b"SUB"}
+CLIENTS = {"addresses.experience": b"DEALER", "addresses.sampling": b"DEALER", "addresses.weights": b"DEALER"}
 
 
 class Victims:

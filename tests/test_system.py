@@ -190,7 +190,7 @@ def test_run_that_diverges_ends_with_the_key_to_change_and_a_second_start_goes_o
 ) -> None:
     diverging = programs.start(*catch(copy, "total_updates=100000", "learner.optimizer_epsilon=0"))
     assert diverging.exit_code() == 1
-    assert f"fatal: the td loss is not finite after about {UPDATES // 100}" in diverging.stderr
+    assert f"fatal: the loss is not finite after about {UPDATES // 100}" in diverging.stderr
     assert "raise learner.optimizer_epsilon (now 0" in diverging.stderr
     assert programs.living() == {}
     assert checkpoints(copy)[-1] == UPDATES

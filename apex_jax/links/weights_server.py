@@ -113,6 +113,7 @@ class WeightsServer:
             WeightsRequest: self._on_request,
             Goodbye: self._on_goodbye,
         }
+        self._start_seconds = time.monotonic()
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="weights server")
         self._thread.start()
@@ -129,7 +130,9 @@ class WeightsServer:
 
     @property
     def is_drained(self) -> bool:
-        """Tells whether every client that lives has the newest parameters."""
+        """Tells whether every client that lives has the newest parameters, those that are about to connect included."""
+        if time.monotonic() < self._start_seconds + 2e-3 * sockets.LONGEST_RECONNECT_MILLISECONDS:
+            return False  # a client that has waited for this learner for long tries no oftener
         return self._offered is self._newest and all(client.has_newest for client in list(self.clients.values()))
 
     def close(self) -> None:

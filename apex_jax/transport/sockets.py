@@ -35,6 +35,7 @@ MESSAGES_AT_ONCE = 256  # read before all else gets its turn: another link, or w
 READING_TURN_SECONDS = 0.02  # after which no further message is read: some take thousands of times as long as others
 MALFORMED_AT_ONCE = 256  # skipped before the caller gets its turn: a flood of garbage must not take all of it
 LOST_PEER_MILLISECONDS = 10_000  # a host that answers no packet (cable, power) is given up about then
+LONGEST_RECONNECT_MILLISECONDS = 1_000  # between two attempts to reach a server that is away
 HANDSHAKE_MILLISECONDS = 10_000  # a connection that has not become one of ours by then is closed
 WEIGHTS_PIECES_AT_ONCE = 4  # that a client of weights asks for ahead: 1 MiB, 10 MB/s over 100 ms
 SMALL_MESSAGE_BYTES = wire.MAX_HEADER_BYTES  # headers, acknowledgements, places on the ladder, requests
@@ -196,7 +197,7 @@ def _tune(socket: zmq.Socket, linger_milliseconds: int, max_message_bytes: int) 
     socket.set(zmq.TCP_MAXRT, LOST_PEER_MILLISECONDS)  # ... and this one on which something was
     socket.set(zmq.CONNECT_TIMEOUT, 5_000)
     socket.set(zmq.RECONNECT_IVL, 100)
-    socket.set(zmq.RECONNECT_IVL_MAX, 5_000)
+    socket.set(zmq.RECONNECT_IVL_MAX, LONGEST_RECONNECT_MILLISECONDS)
 
 
 def _bind(

@@ -239,8 +239,7 @@ class Learner:
         """Sends the priorities of the oldest call in flight; waits for it if need be."""
         item, output = self._in_flight.popleft()
         output = jax.tree.map(np.asarray, output)
-        for tag, values in output.metrics.items():
-            self._check_finite(tag, values)
+        self._check_finite("loss", np.stack(list(output.metrics.values())))  # and what is computed beside it
         self._stream.update_priorities(item, output.priorities)
         self._stream.consumed(item)  # only now: both messages travel, and wake the server, together
         assert isinstance(item.content, IndexBatches)
