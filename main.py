@@ -22,7 +22,7 @@ def main() -> int:
     outlast_lost_output()
     try:
         exit_code, prints_its_result = _run()
-    except SystemExit as end:  # of --help and --version
+    except SystemExit as end:  # of --help
         exit_code, prints_its_result = int(end.code or 0), True
     ended = end_output(exit_code)
     return ended if prints_its_result else exit_code

@@ -252,7 +252,7 @@ def _read(path: Path) -> dict[str, Any]:
     except Exception as error:  # on odd input the parser raises nearly any class: KeyError for `!!bool x`
         raise UsageError(f"{where}: is not YAML that holds keys and values: {_first_problem(error)}") from None
     if not isinstance(tree, dict) or not tree:
-        raise UsageError(f"{where}: has no keys; write lines such as `seed: 3`")
+        raise UsageError(f"{where}: has no keys; write lines such as `seed: 3`, or restore the file if a run wrote it")
     try:
         return _values(tree)
     except UsageError as error:

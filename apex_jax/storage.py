@@ -8,6 +8,7 @@ A file that has grown costs only what is new of it. Learner and replay server ea
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -266,7 +267,9 @@ class Storage:
             self._files.rm_file(f"{self._root}/{section}/pieces/{name}")
 
     def _error(self, error: Exception) -> StorageError:
-        return StorageError(f"{self.url}: {shown(first_line(error))}; check the URL, its permissions and the network")
+        is_full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+        fix = "make room, or choose another place" if is_full else "check the URL, its permissions and the network"
+        return StorageError(f"{self.url}: {shown(first_line(error))}; {fix}")
 
 
 def files_of(section: Section, run_directory: Path) -> list[tuple[str, Path]]:

@@ -211,7 +211,7 @@ def test_replay_that_does_not_fit_the_device_is_refused_at_the_start(
     config: Config, context: zmq.Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "device_memory_bytes", lambda: 1_000_000)
-    with pytest.raises(RunError, match=r"takes 0\.\d+ GB of frames.*lower replay\.capacity_transitions to at most"):
+    with pytest.raises(FatalError, match=r"takes 0\.\d+ GB of frames.*lower replay\.capacity_transitions to at most"):
         Learner(config, segment_spec(config), context)
     small = dataclasses.replace(config.replay, capacity_transitions=2_000)
     Learner(config.replace(replay=small), segment_spec(config), context).close()

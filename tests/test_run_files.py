@@ -12,6 +12,7 @@ import pytest
 from apex_jax.checkpoint import CHECKSUMS, Checkpointer, Progress
 from apex_jax.command_line import load
 from apex_jax.config import Config
+from apex_jax.errors import UsageError
 from apex_jax.plotting.provenance import check_resumable, record_config, record_start
 from apex_jax.storage import IDENTITY, Storage, StorageError
 
@@ -82,3 +83,11 @@ def test_fetching_follows_no_link_out_of_the_run_directory(tmp_path: Path) -> No
     Storage(str(tmp_path / "copy")).pull("replay", run)
     assert list(outside.rglob("*")) == []
     assert (run / "replay" / "snapshot-000000000001").read_bytes() == b"1"
+
+
+def test_a_config_without_keys_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("")
+    with pytest.raises(
+        UsageError, match=r"config\.yaml: has no keys; write lines such as `seed: 3`, or restore the file"
+    ):
+        load(tmp_path / "config.yaml")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
 import zlib
@@ -198,6 +199,19 @@ def test_checkpoint_that_makes_room_while_it_is_copied_is_left_out(
     back = pull(tmp_path / "copy", tmp_path / "back")
     assert back == {name: data for name, data in copied(run).items() if not name.startswith("replay")}
     assert "checkpoints/300/x" in back
+
+
+def test_a_disk_without_room_is_told_as_that(tmp_path: Path, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    push(tmp_path / "copy", run)
+
+    def full(*_: Any, **__: Any) -> Any:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    monkeypatch.setattr("shutil.copyfileobj", full)
+    monkeypatch.setattr(module, "write_durably", full)
+    with pytest.raises(StorageError, match=r"No space left on device; make room, or choose another place$"):
+        pull(tmp_path / "copy", tmp_path / "other")
 
 
 def test_fetch_that_is_cancelled_leaves_no_checkpoint(tmp_path: Path, run: Path) -> None:

@@ -83,7 +83,7 @@ class Learner:
         try:
             self._store = create_store(spec, capacity_segments, int(MEMORY_SHARE * device_memory_bytes()))
         except ValueError as error:
-            raise RunError(f"{jax.devices()[0]}: {error}") from None
+            raise FatalError(f"{jax.devices()[0]}: {error}") from None
         with contextlib.ExitStack() as opened:  # where this fails, nothing stays that would keep the process alive
             self._checkpointer = Checkpointer(config.directory, config.learner.checkpoints_kept)
             opened.callback(self._checkpointer.close)
