@@ -150,6 +150,23 @@ def test_fault_30_a_learner_of_another_release_ends_its_clients_in_one_line_with
         wait_until(lambda: client.newest)
 
 
+def test_weights_that_are_newer_than_their_offer_hold_nothing_up(
+    link: Link, learner: FalseLearner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(weights_client, "STALLED_SECONDS", 1_000.0)
+    client = link.client()
+    learner.receive(WeightsHello)
+    learner.send(WeightsOffer(RUN_ID, 1, False))
+    learner.receive(WeightsRequest)
+    learner.send(piece_of(2, 2))  # published meanwhile
+    newest(client, 2)
+    learner.send(WeightsOffer(RUN_ID, 3, False))
+    learner.receive(WeightsRequest)
+    learner.send(piece_of(2, 2))  # as when as many versions are held as may be
+    learner.gives(version=4, seed=4)
+    newest(client, 4)
+
+
 def test_fault_06_a_new_learner_whose_clock_is_behind_is_followed_at_once(link: Link, learner: FalseLearner) -> None:
     client = link.client()
     learner.receive(WeightsHello)

@@ -201,7 +201,12 @@ class WeightsClient:
     def _on_piece(self, piece: WeightsPiece, now_seconds: float) -> None:
         if piece.body_bytes != self._body_bytes:
             raise self._connection.broken(f"sent weights of {piece.body_bytes} bytes, not {self._body_bytes}")
-        if self._transfer is None and piece.offset == 0 and (piece.learner_run_id, piece.version) != self._held:
+        if self._transfer is None and piece.offset == 0:
+            # The newest that there is, which may be newer than what was offered.
+            self._offer = WeightsOffer(piece.learner_run_id, piece.version, piece.final)
+            if (piece.learner_run_id, piece.version) == self._held:
+                self._asked_seconds = None
+                return
             self._transfer = _Transfer(piece)
         transfer = self._transfer
         if transfer is None or not transfer.is_of(piece) or piece.offset != transfer.received:
