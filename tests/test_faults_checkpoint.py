@@ -27,6 +27,7 @@ from apex_jax.process import StopSignal
 from apex_jax.transport.sockets import LocalLinks
 from apex_jax.workers import saver
 from apex_jax.workers.learner import Learner
+from apex_jax.workers.role import RoleContext
 from tests.learner_runs import Fleet, bits, config_of, error_lines, files, restored, save_checkpoint
 from tests.processes import ROOT, Programs, catch, checkpoints, free_tcp_addresses, values
 
@@ -216,6 +217,7 @@ import resource, sys
 sys.path.insert(0, sys.argv[1])
 import numpy as np
 from apex_jax.checkpoint import Checkpointer, Progress
+from apex_jax.workers.role import RoleContext
 checkpointer = Checkpointer(sys.argv[2])
 state = {"a": np.random.default_rng(0).random(100_000)}
 for updates, limit in ((1, resource.RLIM_INFINITY), (2, 50_000), (3, 0), (4, resource.RLIM_INFINITY)):
@@ -255,7 +257,7 @@ def learner(tmp_path: Path) -> Iterator[Learner]:
     links, context = LocalLinks(), zmq.Context()
     addresses = Config().addresses.__class__(links.experience, links.sampling, links.weights)
     config = config_of(tmp_path, "learner.failed_checkpoints_limit=2").replace(addresses=addresses)
-    learner = Learner(config, segment_spec(config), context)
+    learner = Learner(RoleContext(config, context, "learner"), segment_spec(config))
     shutil.rmtree(tmp_path / "checkpoints")
     (tmp_path / "checkpoints").touch()
     yield learner

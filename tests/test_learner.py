@@ -26,6 +26,7 @@ from apex_jax.transport.sockets import LocalLinks
 from apex_jax.workers import learner as module
 from apex_jax.workers import saver
 from apex_jax.workers.learner import Learner, compute_dtype
+from apex_jax.workers.role import RoleContext
 from tests.processes import ROOT, wait_until
 
 
@@ -56,7 +57,7 @@ def test_a_call_makes_as_many_updates_as_asked_for_or_as_suit_the_device(
 
 
 def test_network_that_is_not_finite_is_not_saved(config: Config, context: zmq.Context) -> None:
-    learner = Learner(config, segment_spec(config), context)
+    learner = Learner(RoleContext(config, context, "learner"), segment_spec(config))
     learner._save()
     state = learner._state
     learner.updates = 7
@@ -77,18 +78,18 @@ def test_network_that_is_not_finite_is_not_saved(config: Config, context: zmq.Co
 def test_what_was_learned_is_saved_before_a_refusal_in_the_middle_of_a_run_ends_it(
     config: Config, context: zmq.Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    learner = Learner(config, segment_spec(config), context)
+    learner = Learner(RoleContext(config, context, "learner"), segment_spec(config))
 
     def refuse(timeout_seconds: float) -> None:
         raise RunError("refused by the replay server")
 
     monkeypatch.setattr(learner._stream, "next", refuse)
     with pytest.raises(RunError, match="refused by the replay server"):
-        learner.run(StopSignal())
+        learner.run()
     assert learner._checkpointer.steps == [], "nothing to save"
     learner.updates = 11
     with pytest.raises(RunError, match="refused by the replay server"):
-        learner.run(StopSignal())
+        learner.run()
     learner.close()
     checkpointer = Checkpointer(config.directory, read_only=True)
     restored = checkpointer.restore_newest(learner._state, config.checkpoint_agreement, learner._architecture)
@@ -100,7 +101,7 @@ def test_what_was_learned_is_saved_before_a_refusal_in_the_middle_of_a_run_ends_
 def test_waiting_counts_also_where_what_was_waited_for_comes(
     config: Config, context: zmq.Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    learner, stop = Learner(config, segment_spec(config), context), StopSignal()
+    learner, stop = Learner(RoleContext(config, context, "learner"), segment_spec(config)), StopSignal()
     comes = iter(range(5))
 
     def next_item(timeout_seconds: float) -> object:
@@ -122,7 +123,7 @@ def test_first_checkpoint_comes_soon_after_the_first_update_and_the_next_after_t
 ) -> None:
     assert saver.FIRST_CHECKPOINT_SECONDS <= 60
     monkeypatch.setattr(saver, "FIRST_CHECKPOINT_SECONDS", 0.1)
-    learner, stop = Learner(config, segment_spec(config), context), StopSignal()
+    learner, stop = Learner(RoleContext(config, context, "learner"), segment_spec(config)), StopSignal()
     until = time.monotonic() + 5  # in vain
     seen: list[list[int]] = []
 
@@ -149,9 +150,9 @@ def test_a_replay_server_that_hears_nothing_of_the_end_is_told_of_and_not_waited
     config: Config, context: zmq.Context, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(module, "FINISH_SECONDS", 0.1)
-    learner = Learner(config.replace(total_updates=8), segment_spec(config), context)
+    learner = Learner(RoleContext(config.replace(total_updates=8), context, "learner"), segment_spec(config))
     learner.updates = 8
-    learner.run(StopSignal())  # nobody serves the sampling link
+    learner.run()  # nobody serves the sampling link
     learner.close()
     assert "the replay server did not receive that the run is over" in caplog.text
     assert learner._checkpointer.saved_updates == 8
@@ -166,12 +167,12 @@ def test_nobody_hears_of_the_end_before_it_is_saved(
     monkeypatch.setattr(Checkpointer, "_write", fail)
     monkeypatch.setattr(saver, "LAST_PAUSE_SECONDS", 0.0)
     told: list[object] = []
-    learner = Learner(config.replace(total_updates=8), segment_spec(config), context)
+    learner = Learner(RoleContext(config.replace(total_updates=8), context, "learner"), segment_spec(config))
     monkeypatch.setattr(learner._stream, "finish", told.append)
     monkeypatch.setattr(learner, "_publish", lambda final=False: told.append(final))
     learner.updates = 8
     with pytest.raises(FatalError, match="the last updates are lost"):
-        learner.run(StopSignal())
+        learner.run()
     learner.close()
     assert told == []
 
@@ -179,7 +180,7 @@ def test_nobody_hears_of_the_end_before_it_is_saved(
 def test_the_step_size_falls_with_the_limit_that_is_nearest(config: Config, context: zmq.Context) -> None:
     falling = dataclasses.replace(config.learner, final_learning_rate_share=0.2, learning_rate_decay_start=0.0)
     config = config.replace(learner=falling, total_updates=1_000, total_environment_frames=8_000, total_minutes=1e6)
-    learner = Learner(config, segment_spec(config), context)
+    learner = Learner(RoleContext(config, context, "learner"), segment_spec(config))
     shares = []
     for updates, frames in ((0, 0), (500, 0), (500, 6_000), (1_000, 6_000), (1_008, 6_000)):
         learner.updates, learner.environment_steps = updates, frames
@@ -190,7 +191,9 @@ def test_the_step_size_falls_with_the_limit_that_is_nearest(config: Config, cont
 
 def test_the_step_size_is_constant_until_its_decay_starts(config: Config, context: zmq.Context) -> None:
     held = dataclasses.replace(config.learner, final_learning_rate_share=0.2, learning_rate_decay_start=0.6)
-    learner = Learner(config.replace(learner=held, total_updates=1_000), segment_spec(config), context)
+    learner = Learner(
+        RoleContext(config.replace(learner=held, total_updates=1_000), context, "learner"), segment_spec(config)
+    )
     shares = []
     for learner.updates in (0, 600, 700, 800, 1_000, 1_008):
         shares.append(learner._learning_rate_share())
@@ -201,7 +204,7 @@ def test_the_step_size_is_constant_until_its_decay_starts(config: Config, contex
 def test_the_step_size_stays_where_the_run_has_no_limit(config: Config, context: zmq.Context) -> None:
     falling = dataclasses.replace(config.learner, final_learning_rate_share=0.2)
     config = config.replace(learner=falling, total_updates=0)
-    learner = Learner(config, segment_spec(config), context)
+    learner = Learner(RoleContext(config, context, "learner"), segment_spec(config))
     learner.updates = 1_000_000
     assert learner._learning_rate_share() == 1.0
     learner.close()
@@ -212,9 +215,9 @@ def test_replay_that_does_not_fit_the_device_is_refused_at_the_start(
 ) -> None:
     monkeypatch.setattr(module, "device_memory_bytes", lambda: 1_000_000)
     with pytest.raises(FatalError, match=r"takes 0\.\d+ GB of frames.*lower replay\.capacity_transitions to at most"):
-        Learner(config, segment_spec(config), context)
+        Learner(RoleContext(config, context, "learner"), segment_spec(config))
     small = dataclasses.replace(config.replay, capacity_transitions=2_000)
-    Learner(config.replace(replay=small), segment_spec(config), context).close()
+    Learner(RoleContext(config.replace(replay=small), context, "learner"), segment_spec(config)).close()
 
 
 def test_disk_that_never_answers_ends_in_a_line_and_not_in_a_hang(
@@ -223,12 +226,12 @@ def test_disk_that_never_answers_ends_in_a_line_and_not_in_a_hang(
     answers = threading.Event()
     monkeypatch.setattr(Checkpointer, "_write", lambda *_: answers.wait(60))
     monkeypatch.setattr(saver, "LAST_SAVE_SECONDS", 0.3)
-    learner = Learner(config, segment_spec(config), context)
+    learner = Learner(RoleContext(config, context, "learner"), segment_spec(config))
     learner._save()  # at an interval: it is still under way when the run ends
     with pytest.raises(FatalError, match="the last updates are lost: the disk has not answered"):
         learner._saver.save_last(learner._save, StopSignal())
     learner.close()
-    assert learner.report()["checkpoint"]["updates"] == 0
+    assert learner.describe()["checkpoint"]["updates"] == 0
     answers.set()
     learner._checkpointer.close()
 
@@ -245,13 +248,13 @@ def test_device_that_fails_is_one_line_and_leaves_no_thread(
     assert threading.active_count() == before
 
 
-def test_learner_that_cannot_write_its_metrics_leaves_no_thread(
+def test_a_learner_whose_start_fails_leaves_no_thread(
     config: Config, context: zmq.Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "MetricsWriter", mock.Mock(side_effect=OSError(errno.EROFS, os.strerror(errno.EROFS))))
+    monkeypatch.setattr(module, "LearnerMetrics", mock.Mock(side_effect=OSError(errno.EROFS, os.strerror(errno.EROFS))))
     before = threading.active_count()
     with pytest.raises(OSError, match="Read-only file system"):
-        Learner(config, segment_spec(config), context)
+        Learner(RoleContext(config, context, "learner"), segment_spec(config))
     assert threading.active_count() == before
 
 
@@ -261,16 +264,16 @@ def test_what_could_not_be_saved_does_not_count_as_saved(
     def fail(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    learner = Learner(config, segment_spec(config), context)
+    learner = Learner(RoleContext(config, context, "learner"), segment_spec(config))
     learner.updates = 5
     with monkeypatch.context() as patch:
         patch.setattr(Checkpointer, "_write", fail)
         learner._save()
         wait_until(lambda: not learner._checkpointer.is_saving)
-    assert learner.report()["checkpoint"]["updates"] == 0
+    assert learner.describe()["checkpoint"]["updates"] == 0
     learner._save()
     wait_until(lambda: not learner._checkpointer.is_saving)
-    assert learner.report()["checkpoint"]["updates"] == 5
+    assert learner.describe()["checkpoint"]["updates"] == 5
     learner.close()
 
 

@@ -17,7 +17,6 @@ import zmq
 from apex_jax.config import AddressConfig, Config, ReplayConfig
 from apex_jax.errors import RunError, UsageError
 from apex_jax.metrics import read_metrics
-from apex_jax.process import StopSignal
 from apex_jax.replay.replay import make_limiter
 from apex_jax.segment_codec import encode_segment
 from apex_jax.transport import sockets
@@ -37,6 +36,7 @@ from apex_jax.transport.messages import (
 )
 from apex_jax.workers import replay_server
 from apex_jax.workers.replay_server import ReplayServer
+from apex_jax.workers.role import RoleContext
 from tests import journals
 from tests.links import CONFIG, SPEC, TRANSITIONS, Peer, free_address, segment_of, wait_until
 
@@ -56,10 +56,10 @@ class Running:
 
     def __init__(self, config: Config) -> None:
         self.context = zmq.Context()
-        self.server = ReplayServer(config, SPEC, self.context)
-        self.stop = StopSignal()
+        role = RoleContext(config, self.context, "replay")
+        self.server, self.stop = ReplayServer(role, SPEC), role.stop
         self.config = config
-        self.thread = threading.Thread(target=self.server.run, args=(self.stop,))
+        self.thread = threading.Thread(target=self.server.run)
         self.thread.start()
         self._peers: list[Peer] = []
 
@@ -255,7 +255,7 @@ def test_a_server_killed_before_it_welcomes_an_actor_leaves_the_incarnation_it_w
     first = Running(config)
     monkeypatch.setattr(sockets, "send", killed_before)
     first.actor()
-    second = ReplayServer(copies[0], SPEC, first.context)
+    second = ReplayServer(RoleContext(copies[0], first.context, "replay"), SPEC)
     assert second.replay.incarnations == 1, "or it would give this incarnation to another actor, too"
     second.close()
     first.close()
@@ -267,7 +267,7 @@ def test_a_killed_server_leaves_what_it_acknowledged(config: Config) -> None:
     send_segments(first.actor(), 1, 2)
     first.learner(environment_steps=1_000)
     wait_until(lambda: first.server.replay.steps.total == 1_200)
-    second = ReplayServer(as_killed_now(config), SPEC, context)
+    second = ReplayServer(RoleContext(as_killed_now(config), context, "replay"), SPEC)
     assert (second.replay.buffer.size_segments, second.replay.steps.total) == (2, 1_200)
     assert second.replay.incarnations == 1
     second.close()
@@ -303,7 +303,7 @@ def test_a_directory_in_use_is_one_line_and_leaves_nothing_open(running: Running
     context = zmq.Context()
     other = running.config.replace(addresses=AddressConfig(free_address(), free_address(), free_address()))
     with pytest.raises(RunError, match="another replay server is using"):
-        ReplayServer(other, SPEC, context)
+        ReplayServer(RoleContext(other, context, "replay"), SPEC)
     context.term()
     assert context.closed
 
@@ -314,7 +314,7 @@ def test_an_address_in_use_is_one_line_and_leaves_nothing_open(config: Config, l
     address = getattr(config.addresses, link)
     with sockets.serve_weights(other, address):
         with pytest.raises(sockets.BindError, match=rf"addresses\.{link}={address} cannot be served") as caught:
-            ReplayServer(config, SPEC, context)
+            ReplayServer(RoleContext(config, context, "replay"), SPEC)
         assert str(caught.value).isprintable()
         context.term()  # waits for ever for a socket that was left open
     other.term()

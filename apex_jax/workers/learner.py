@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import zmq
 
 from apex_jax.agent.algorithm import UpdateOutput, copy_params
 from apex_jax.agent.frame_store import create_store, insert_segments
@@ -26,19 +25,16 @@ from apex_jax.environment import segment_spec
 from apex_jax.errors import DivergenceError, FatalError, RunError
 from apex_jax.links.sampling_client import Item, SamplingClient, Segments
 from apex_jax.links.weights_server import WeightsServer
-from apex_jax.metrics import MetricsWriter
-from apex_jax.operations.status_page import StatusPage
 from apex_jax.operations.stopping import STOPPING, acknowledge, lost_updates
-from apex_jax.operations.storage_copy import StorageCopy
 from apex_jax.plotting.provenance import check_resumable, record_config
 from apex_jax.process import ROLE_NUMBERS, SUPERVISED, StopSignal, digest_of_run_id, new_run_id, process_rng
-from apex_jax.run_identity import RunIdentity, new_identity
+from apex_jax.run_identity import new_identity
 from apex_jax.transport.messages import IndexBatches, LearnerHello
 from apex_jax.transport.params_codec import architecture_of
-from apex_jax.transport.security import link_context
 from apex_jax.types import SegmentSpec
 from apex_jax.workers.learner_metrics import LearnerMetrics
 from apex_jax.workers.limits import Limit, learning_rate_share, limits_of
+from apex_jax.workers.role import RoleContext, open_role
 from apex_jax.workers.saver import Saver
 
 _log = logging.getLogger(__name__)
@@ -59,19 +55,10 @@ class InFlight(NamedTuple):
 class Learner:
     """Owns the parameters and the frame store; its loop waits for nothing but the oldest update call in flight."""
 
-    def __init__(
-        self,
-        config: Config,
-        spec: SegmentSpec,
-        context: zmq.Context,
-        name: str = "learner",
-        storage: StorageCopy | None = None,
-    ):
-        """Restores the newest checkpoint of the run, if any, binds the weights link and joins the replay server.
-
-        `storage`: whose failures are told with the metrics.
-        """
-        self._config = config
+    def __init__(self, role: RoleContext, spec: SegmentSpec):
+        """Restores the newest checkpoint of the run, if any, binds the weights link and joins the replay server."""
+        self._role = role
+        self._config = config = role.config
         self._run_id = new_run_id()
         on_cpu = jax.default_backend() == "cpu"
         dtype = compute_dtype(config)
@@ -89,34 +76,39 @@ class Learner:
             opened.callback(self._checkpointer.close)
             self._saver = Saver(config.learner, self._checkpointer, time.monotonic())
             self._architecture = architecture_of(self._algorithm.acting_params(self._state))
-            self._run_identity = RunIdentity(config.directory)
             self._progress = self._restore()
-            self._run_identity.adopt(self._progress.run_identity, f"the checkpoint in {self._checkpointer.directory}")
+            role.run_identity.adopt(self._progress.run_identity, f"the checkpoint in {self._checkpointer.directory}")
             self._start_seconds = time.monotonic() - self._progress.elapsed_seconds
             self.updates = self._progress.updates
             self.environment_steps = self._progress.environment_steps
             self._published_updates = -1
-            self._metrics = LearnerMetrics(MetricsWriter(config.directory, name))
-            address, version, run = config.addresses.weights, self._progress.weights_version, self._run_identity
-            agreement, architecture = config.weights_agreement, self._architecture
-            self._weights = WeightsServer(context, address, self._run_id, version, agreement, architecture, run)
+            self._metrics = LearnerMetrics()
+            self._weights = WeightsServer(
+                role.sockets,
+                config.addresses.weights,
+                self._run_id,
+                self._progress.weights_version,
+                config.weights_agreement,
+                self._architecture,
+                role.run_identity,
+            )
             opened.callback(self._weights.close)
-            if self._run_identity.name:  # else as soon as the replay server has said which run this is
+            if role.run_identity.name:  # else as soon as the replay server has said which run this is
                 self._publish()  # before anything is compiled: actors wait for it
             _log.info("learning on %s in %s", jax.devices()[0], dtype.name)
-            self._stream = self._join_replay(context, spec, capacity_segments)
+            self._stream = self._join_replay(spec, capacity_segments)
             opened.pop_all()
         self.on_accepted: Callable[[], None] = lambda: None  # called once the replay server has taken this learner
         self._is_accepted = False
         self._in_flight: deque[InFlight] = deque()
-        self._storage = storage
         self._next_publish = self._next_metrics = time.monotonic()
 
-    def run(self, stop: StopSignal) -> None:
-        """Learns until `stop` is set or a limit of the run is reached, then saves a checkpoint.
+    def run(self) -> None:
+        """Learns until the process is to stop or a limit of the run is reached, then saves a checkpoint.
 
         It also saves one when the replay server refuses it in mid-run (RunError), but none on a DivergenceError.
         """
+        stop = self._role.stop
         try:
             reason = self._learn(stop)
             if stop.signal_number and not os.environ.get(SUPERVISED):  # else the supervisor has done so
@@ -147,6 +139,7 @@ class Learner:
         """
         started, is_logged = time.monotonic(), False
         while not stop.is_set() and not (self._stream.is_finish_received.is_set() and self._weights.is_drained):
+            stop.beat()
             stop.wait(0.02)
             waited_seconds = time.monotonic() - started
             missing = "clients of its weights"
@@ -165,6 +158,7 @@ class Learner:
         """Learns; returns the limit that was reached, None where `stop` was set before."""
         reason = None
         while not stop.is_set() and (reason := self._limit_reached()) is None:
+            stop.beat()
             started, is_idle = time.monotonic(), not self._in_flight
             item = self._stream.next(timeout_seconds=0.1 if is_idle else 0.0)
             if is_idle:
@@ -181,19 +175,13 @@ class Learner:
         """Tells whether a checkpoint holds all that has been learned."""
         return self._checkpointer.saved_updates == self.updates
 
-    def report(self) -> dict[str, Any]:
-        """Returns what the learner tells of itself, from any thread."""
+    def describe(self) -> dict[str, Any]:
+        """Returns what the status page shows beside the metrics, from any thread."""
         return {
             "run_id": digest_of_run_id(self._run_id),
             "updates": self.updates,
             "environment_frames": self.environment_steps * self._config.environment.frame_skip,
             "weights_version": self._weights.version,
-            "rates": self._metrics.rates(),
-            "counters": {
-                "failed_checkpoints": self._checkpointer.failed_saves,
-                "replay_disconnects": self._stream.disconnects,
-                **(self._stream.dropped.copy() + self._weights.dropped.copy()),
-            },
             "checkpoint": {
                 "updates": self._checkpointer.saved_updates,
                 "age_seconds": time.monotonic() - self._checkpointer.saved_seconds,
@@ -207,19 +195,20 @@ class Learner:
         self._weights.close()
         self._saver.close()
 
-    def _join_replay(self, context: zmq.Context, spec: SegmentSpec, capacity_segments: int) -> SamplingClient:
+    def _join_replay(self, spec: SegmentSpec, capacity_segments: int) -> SamplingClient:
+        run = self._role.run_identity
         hello = LearnerHello(
             run_id=self._run_id,
             agreement=self._config.agreement,
             environment_steps=self.environment_steps,
             batches_at_once=self._updates_per_call,
             batch_size=self._config.learner.batch_size,
-            run_identity=self._run_identity.name or new_identity(),
-            is_new_run=not self._run_identity.name,
+            run_identity=run.name or new_identity(),
+            is_new_run=not run.name,
         )
         groups = CALLS_IN_FLIGHT + max(1, self._config.learner.prefetch_batches // self._updates_per_call)
         address, limit = self._config.addresses.sampling, self._config.away_limit_seconds
-        return SamplingClient(context, address, spec, hello, capacity_segments, groups, limit, self._run_identity)
+        return SamplingClient(self._role.sockets, address, spec, hello, capacity_segments, groups, limit, run)
 
     def _consume(self, item: Item) -> None:
         content = item.content
@@ -308,23 +297,24 @@ class Learner:
             environment_steps=self.environment_steps,
             elapsed_seconds=self._elapsed_seconds,
             weights_version=self._weights.version,
-            run_identity=self._run_identity.name,
+            run_identity=self._role.run_identity.name,
         )
         self._saver.save(self._state, self._progress)
 
     def _write_metrics(self) -> None:
         if not self._is_accepted:
             return  # its replay server may yet refuse it: nothing is written into a run that is not its own
-        frames = self.environment_steps * self._config.environment.frame_skip
-        learning_rate = self._config.learner.learning_rate * self._learning_rate_share()
-        version, dropped = self._weights.version, self._stream.dropped.copy() + self._weights.dropped.copy()
-        incidents = {
+        values = {
+            "charts/learning_rate": self._config.learner.learning_rate * self._learning_rate_share(),
+            "charts/elapsed_minutes": self._elapsed_seconds / 60,
+            "learner/weights_version": self._weights.version,
             "learner/replay_disconnects": self._stream.disconnects,
             "learner/failed_checkpoints": self._checkpointer.failed_saves,
             "learner/checkpoint_age_seconds": time.monotonic() - self._checkpointer.saved_seconds,
-            **(self._storage.metrics() if self._storage is not None else {}),
+            **self._metrics.take(self.updates),
         }
-        self._metrics.write(frames, self.updates, self._elapsed_seconds, learning_rate, version, dropped, incidents)
+        dropped = self._stream.dropped.copy() + self._weights.dropped.copy()
+        self._role.write_metrics(self.environment_steps, values, dropped)
 
     @property
     def _elapsed_seconds(self) -> float:
@@ -344,24 +334,21 @@ def compute_dtype(config: Config) -> np.dtype[Any]:
 
 def run(config: Config, name: str, stop: StopSignal) -> int:
     """Runs the role; returns the process's exit code."""
-    with StatusPage(config, "learner", name, stop) as page, StorageCopy(config, "learner", stop) as storage:
+    with open_role(config, "learner", name, stop) as role:
         if stop.is_set():
             return stop.exit_code  # before the copy of the run had come, which is then not to be replaced
         check_resumable(config)
-        context = link_context(config, "learner")
         try:
-            learner = Learner(config, segment_spec(config), context, name, storage)
-            page.report = lambda: learner.report() | context.report() | storage.report()
+            learner = Learner(role, segment_spec(config))
+            role.describe = learner.describe
             stop.on_second_signal = lambda: lost_updates(config.directory, learner.updates, learner.is_saved)
             try:
                 learner.on_accepted = partial(record_config, config, is_start=SUPERVISED not in os.environ)
-                learner.run(stop)
+                learner.run()
             finally:
                 learner.close()
         except jax.errors.JaxRuntimeError as error:
             # Nothing can be saved then: an update takes the memory of what it began with.
             fix = "where its memory is full, lower replay.capacity_transitions or learner.batch_size"
             raise RunError(f"{jax.devices()[0]} failed: {str(error).splitlines()[0]}; {fix}") from None
-        finally:
-            context.term()
     return stop.exit_code
