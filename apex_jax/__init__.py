@@ -40,7 +40,6 @@
       buffer         ring of encoded segments, prioritized draws, priority updates
       rate_limiter   transitions drawn per transition stored
       ledger         what became of every transition
-      run_steps      environment steps of the run, as a replay server counts them
       journal        writes down what is stored, and reads it back
       segment_log    its log: what was stored, in files that are only appended to
       snapshots      its snapshots: priorities and counters, whole or not at all; saved_state is what they hold

@@ -177,6 +177,22 @@ def test_nobody_hears_of_the_end_before_it_is_saved(
     assert told == []
 
 
+def test_environment_steps_add_up_over_replays_and_never_fall(config: Config, context: zmq.Context) -> None:
+    learner = Learner(RoleContext(config, context, "learner"), segment_spec(config))
+    told = [("a", 100), ("a", 150), ("b", 20), ("a", 130), ("a", 160), ("b", 30)]  # "a" lost 20 steps of its journal
+    totals = []
+    for replay_id, steps in told:
+        learner._count_steps(replay_id, steps)
+        totals.append(learner.environment_steps)
+    assert totals == [100, 150, 170, 170, 200, 210]
+    learner._save()
+    learner.close()
+    resumed = Learner(RoleContext(config, context, "learner"), segment_spec(config))
+    resumed._count_steps("a", 165)
+    assert resumed.environment_steps == 215
+    resumed.close()
+
+
 def test_the_step_size_falls_with_the_limit_that_is_nearest(config: Config, context: zmq.Context) -> None:
     falling = dataclasses.replace(config.learner, final_learning_rate_share=0.2, learning_rate_decay_start=0.0)
     config = config.replace(learner=falling, total_updates=1_000, total_environment_frames=8_000, total_minutes=1e6)

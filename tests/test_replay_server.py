@@ -113,7 +113,7 @@ def test_segments_of_actors_become_batches_of_the_learner(running: Running) -> N
     while sum(received) < 2:
         received.append(len(learner.receive(StreamedSegments).slots))
     batches = learner.receive(IndexBatches)
-    assert batches.environment_steps == 1_200, "the checkpoint's and the actors'"
+    assert (batches.replay_id, batches.environment_steps) == (running.server.replay.id, 200), "of this replay alone"
     assert batches.size_transitions == 2 * TRANSITIONS
 
 
@@ -136,13 +136,13 @@ def test_segments_wait_while_the_learner_waits_for_batches_that_must_come_behind
     assert actor.receive(SegmentAck).sequence == 4
 
 
-def test_steps_that_a_restarted_learner_knows_are_not_counted_twice(running: Running) -> None:
-    first, actor = running.learner(environment_steps=1_000), running.actor()
+def test_metrics_of_the_replay_are_at_the_steps_of_the_run_that_its_learner_has_counted(running: Running) -> None:
+    learner, actor, skip = running.learner(), running.actor(), running.config.environment.frame_skip
     send_segments(actor, 1, 2)
-    first.send(Goodbye(5))
-    wait_until(lambda: running.server.sampling.learner is None)
-    running.learner(environment_steps=1_150)
-    assert running.server.replay.steps.total == 1_200
+    wait_until(lambda: running.server.describe()["environment_frames"] == 200 * skip)
+    learner.send(Credit(5, groups=0, segments=0, environment_steps=1_200))
+    wait_until(lambda: running.server.describe()["environment_frames"] == 1_200 * skip)
+    wait_until(lambda: steps_written(running.config)[-1] == 1_200 * skip)
 
 
 def test_the_end_of_the_run_ends_the_server_once_all_have_left(
@@ -206,7 +206,7 @@ def values_written(config: Config) -> dict[str, Any]:
 
 def test_a_server_that_starts_again_goes_on_from_the_journal(config: Config) -> None:
     first = Running(config)
-    learner, actor = first.learner(environment_steps=1_000), first.actor()
+    learner, actor, replay_id = first.learner(), first.actor(), first.server.replay.id
     send_segments(actor, 1, 2, 3)
     learner.send(Credit(5, groups=1, segments=10))
     wait_until(lambda: first.server.replay.limiter.sampled == 4)
@@ -218,14 +218,10 @@ def test_a_server_that_starts_again_goes_on_from_the_journal(config: Config) -> 
         3 * TRANSITIONS,
         4,
     )
-    assert server.replay.steps.total == 1_300
+    assert (server.replay.id, server.replay.environment_steps) == (replay_id, 300)
     assert server.ledger()["stored"] == 3 * TRANSITIONS
-    second.learner(environment_steps=1_250)
-    assert server.replay.steps.total == 1_300, "it knows better"
     second.close()
     third = Running(config)
-    third.learner(environment_steps=1_500)
-    wait_until(lambda: third.server.replay.steps.total == 1_500)  # its journal is older than what the learner knows
     third.actor(run_id=2)
     assert third.server.replay.incarnations == 2
     third.close()
@@ -233,6 +229,11 @@ def test_a_server_that_starts_again_goes_on_from_the_journal(config: Config) -> 
     assert values["ledger/stored"] == values["ledger/produced"] == 3 * TRANSITIONS
     assert values["replay/journal_errors"] == 0
     assert values["replay/journal_bytes"] > 0
+
+
+def steps_written(config: Config) -> list[float]:
+    path = Path(config.directory, "metrics", "replay.jsonl")
+    return [line["step"] for line in read_metrics(path)] if path.exists() else [0.0]
 
 
 def as_killed_now(config: Config) -> Config:
@@ -265,10 +266,9 @@ def test_a_killed_server_leaves_what_it_acknowledged(config: Config) -> None:
     context = zmq.Context()
     first = Running(config)
     send_segments(first.actor(), 1, 2)
-    first.learner(environment_steps=1_000)
-    wait_until(lambda: first.server.replay.steps.total == 1_200)
     second = ReplayServer(RoleContext(as_killed_now(config), context, "replay"), SPEC)
-    assert (second.replay.buffer.size_segments, second.replay.steps.total) == (2, 1_200)
+    assert (second.replay.buffer.size_segments, second.replay.environment_steps) == (2, 200)
+    assert second.replay.id == first.server.replay.id, "or the learner would count the steps twice"
     assert second.replay.incarnations == 1
     second.close()
     context.term()

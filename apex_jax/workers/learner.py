@@ -81,6 +81,7 @@ class Learner:
             self._start_seconds = time.monotonic() - self._progress.elapsed_seconds
             self.updates = self._progress.updates
             self.environment_steps = self._progress.environment_steps
+            self._replay_steps = dict(self._progress.replay_steps)  # environment steps by id of their replay
             self._published_updates = -1
             self._metrics = LearnerMetrics()
             self._weights = WeightsServer(
@@ -222,7 +223,13 @@ class Learner:
             leaf.copy_to_host_async()
         self._in_flight.append(InFlight(item, output))
         self.updates += self._updates_per_call
-        self.environment_steps = max(self.environment_steps, content.environment_steps)
+        self._count_steps(content.replay_id, content.environment_steps)
+
+    def _count_steps(self, replay_id: str, steps: int) -> None:
+        """Adds what came to a replay since its last batch. One that lost some of its journal counts on from less."""
+        self.environment_steps += max(0, steps - self._replay_steps.get(replay_id, 0))
+        self._replay_steps[replay_id] = steps
+        self._stream.environment_steps = self.environment_steps
 
     def _collect(self) -> None:
         """Sends the priorities of the oldest call in flight; waits for it if need be."""
@@ -298,6 +305,7 @@ class Learner:
             elapsed_seconds=self._elapsed_seconds,
             weights_version=self._weights.version,
             run_identity=self._role.run_identity.name,
+            replay_steps=tuple(self._replay_steps.items()),
         )
         self._saver.save(self._state, self._progress)
 

@@ -106,7 +106,7 @@ class ReplayServer:
         """Returns what the status page shows beside the metrics, from any thread."""
         learner = self.sampling.learner
         return {
-            "environment_frames": self.replay.steps.total * self._frame_skip,
+            "environment_frames": self._run_steps * self._frame_skip,
             "peers": {
                 "learner": None if learner is None else {"run_id": digest_of_run_id(learner.run_id)},
                 "actors": [
@@ -139,14 +139,19 @@ class ReplayServer:
             self.sampling.read(time.monotonic())  # the learner says again that the run is over until it is answered
         self.experience.store(time.monotonic())
 
+    @property
+    def _run_steps(self) -> int:
+        """Environment steps of the run: the learner's count, or this replay's own before a learner has joined."""
+        return max(self.sampling.run_steps, self.replay.environment_steps)
+
     def _has_peers(self) -> bool:
         return bool(self.experience.actors) or self.sampling.learner is not None
 
     def _write_metrics(self) -> None:
         experience, sampling = self.experience, self.sampling
-        steps = self.replay.steps
+        frames = self.replay.environment_steps * self._frame_skip
         values = {
-            "charts/environment_frames_per_second": self._rates["frames"].update(steps.here * self._frame_skip),
+            "charts/environment_frames_per_second": self._rates["frames"].update(frames),
             **self.replay.metrics(),
             "replay/inserts_per_second": self._rates["inserts"].update(self.replay.limiter.inserted),
             "replay/samples_per_second": self._rates["samples"].update(self.replay.limiter.sampled),
@@ -158,7 +163,7 @@ class ReplayServer:
             values["charts/episodic_return"] = means.episode_return.result()
             values["charts/episodic_length"] = means.length.result()
             values |= {f"{TRAINING_TAG}{band}": mean.result() for band, mean in means.by_band.items()}
-        self._role.write_metrics(steps.total, values, experience.dropped + sampling.dropped)
+        self._role.write_metrics(self._run_steps, values, experience.dropped + sampling.dropped)
 
 
 def run(config: Config, name: str, stop: StopSignal) -> int:
