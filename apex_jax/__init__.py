@@ -91,7 +91,7 @@
     workers/         the processes: loops around all that
       actor          acts
       replay_server  serves the buffer
-      learner        updates; learner_metrics tells of it, saver keeps its checkpoints, limits say when the run is over
+      learner        updates; learner_metrics, run_counters and saver belong to it
       role           what the process of each of these has: status page, metrics, sockets, copy of the run
       evaluator      plays full games; recording films one, and draws the run's curves
       local          all roles on this machine, supervised

@@ -97,7 +97,7 @@ def test_workers_run_an_algorithm_that_they_have_never_heard_of(
             role.close()
         context.term()
         links.close()
-    assert learner.updates >= 64
+    assert learner.counters.updates >= 64
     lines = read_metrics(tmp_path / "metrics" / "learner.jsonl")
     assert any(0 < line.get("losses/td_loss", 0) < 2 for line in lines)
     assert not any("losses/q_values" in line for line in lines)

@@ -284,7 +284,7 @@ def test_fault_13_a_strict_run_fails_after_as_many_failures_in_a_row_as_it_allow
     def save() -> None:
         learner._saver._begun_seconds = -math.inf  # the next one is due
         learner._housekeeping()
-        learner._checkpointer._join()
+        learner._saver.checkpointer._join()
 
     save()  # a failure, ...
     (tmp_path / "checkpoints").unlink()
@@ -298,7 +298,7 @@ def test_fault_13_a_strict_run_fails_after_as_many_failures_in_a_row_as_it_allow
         FatalError, match=r"^2 checkpoints in a row could not be saved: .*checkpoints/0 was not saved: "
     ):
         save()
-    assert learner._checkpointer.failed_saves == 3
+    assert learner._saver.checkpointer.failed_saves == 3
 
 
 def test_fault_13_a_strict_run_does_not_wait_for_ever_for_a_disk_that_does_not_answer(
@@ -306,8 +306,8 @@ def test_fault_13_a_strict_run_does_not_wait_for_ever_for_a_disk_that_does_not_a
 ) -> None:
     (tmp_path / "checkpoints").unlink()
     answers = threading.Event()
-    monkeypatch.setattr(learner._checkpointer, "_write", lambda *_: answers.wait())
-    interval = learner._config.learner.checkpoint_interval_seconds
+    monkeypatch.setattr(learner._saver.checkpointer, "_write", lambda *_: answers.wait())
+    interval = learner._role.config.learner.checkpoint_interval_seconds
     learner._save()
     learner._saver._begun_seconds = time.monotonic() - 1.5 * interval
     learner._housekeeping()  # one that was due could not be begun

@@ -53,8 +53,11 @@ def test_fault_06_a_resumed_learner_holds_every_bit_of_its_checkpoint(tmp_path: 
     try:
         assert bits(learner._state) == bits(state)
         jax.tree.map(lambda ours, saved: None, learner._state, state)  # which raises where their structures differ
-        assert (learner.updates, learner.environment_steps) == (progress.updates, progress.environment_steps)
-        assert learner._elapsed_seconds >= progress.elapsed_seconds
+        assert (learner.counters.updates, learner.counters.environment_steps) == (
+            progress.updates,
+            progress.environment_steps,
+        )
+        assert learner.counters.elapsed_seconds() >= progress.elapsed_seconds
         assert learner._weights.version >= progress.weights_version
     finally:
         learner.close()
@@ -122,15 +125,15 @@ def test_fault_07_sigterm_saves_what_was_learned_and_exits_143(programs: Program
 HANGS = """
 import time
 from apex_jax import checkpoint
-from apex_jax.workers.learner import Learner
+from apex_jax.workers.run_counters import RunCounters
 def hang(step):
     print("saving", flush=True)
     time.sleep(600)
 checkpoint._write_checksums = hang
-def learn(learner):
-    learner.updates = 2
+def learn(counters):
+    counters.updates = 2
     print("learning", flush=True)
-Learner._limit_reached = learn
+RunCounters.limit_reached = learn
 """
 
 

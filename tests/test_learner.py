@@ -22,6 +22,7 @@ from apex_jax.config import AddressConfig, Config, LearnerConfig
 from apex_jax.environment import segment_spec
 from apex_jax.errors import FatalError, RunError
 from apex_jax.process import StopSignal
+from apex_jax.transport.params_codec import architecture_of
 from apex_jax.transport.sockets import LocalLinks
 from apex_jax.workers import learner as module
 from apex_jax.workers import saver
@@ -60,7 +61,7 @@ def test_network_that_is_not_finite_is_not_saved(config: Config, context: zmq.Co
     learner = Learner(RoleContext(config, context, "learner"), segment_spec(config))
     learner._save()
     state = learner._state
-    learner.updates = 7
+    learner.counters.updates = 7
     learner._state = state._replace(online_params=jax.tree.map(lambda leaf: leaf * np.nan, state.online_params))
     with pytest.raises(
         RunError,
@@ -69,7 +70,8 @@ def test_network_that_is_not_finite_is_not_saved(config: Config, context: zmq.Co
         learner._save()
     learner.close()
     checkpointer = Checkpointer(config.directory, read_only=True)
-    restored = checkpointer.restore_newest(state, config.checkpoint_agreement, learner._architecture)
+    architecture = architecture_of(learner._algorithm.acting_params(learner._state))
+    restored = checkpointer.restore_newest(state, config.checkpoint_agreement, architecture)
     assert restored is not None
     assert restored[1].updates == 0
     checkpointer.close()
@@ -86,13 +88,14 @@ def test_what_was_learned_is_saved_before_a_refusal_in_the_middle_of_a_run_ends_
     monkeypatch.setattr(learner._stream, "next", refuse)
     with pytest.raises(RunError, match="refused by the replay server"):
         learner.run()
-    assert learner._checkpointer.steps == [], "nothing to save"
-    learner.updates = 11
+    assert learner._saver.checkpointer.steps == [], "nothing to save"
+    learner.counters.updates = 11
     with pytest.raises(RunError, match="refused by the replay server"):
         learner.run()
     learner.close()
     checkpointer = Checkpointer(config.directory, read_only=True)
-    restored = checkpointer.restore_newest(learner._state, config.checkpoint_agreement, learner._architecture)
+    architecture = architecture_of(learner._algorithm.acting_params(learner._state))
+    restored = checkpointer.restore_newest(learner._state, config.checkpoint_agreement, architecture)
     assert restored is not None
     assert restored[1].updates == 11
     checkpointer.close()
@@ -101,7 +104,8 @@ def test_what_was_learned_is_saved_before_a_refusal_in_the_middle_of_a_run_ends_
 def test_waiting_counts_also_where_what_was_waited_for_comes(
     config: Config, context: zmq.Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    learner, stop = Learner(RoleContext(config, context, "learner"), segment_spec(config)), StopSignal()
+    role = RoleContext(config, context, "learner")
+    learner, stop = Learner(role, segment_spec(config)), role.stop
     comes = iter(range(5))
 
     def next_item(timeout_seconds: float) -> object:
@@ -113,7 +117,7 @@ def test_waiting_counts_also_where_what_was_waited_for_comes(
 
     monkeypatch.setattr(learner._stream, "next", next_item)
     monkeypatch.setattr(learner, "_consume", lambda item: None)  # leaves nothing in flight
-    learner._learn(stop)
+    learner._learn()
     assert learner._metrics.waited_seconds >= 5 * 0.02
     learner.close()
 
@@ -123,13 +127,14 @@ def test_first_checkpoint_comes_soon_after_the_first_update_and_the_next_after_t
 ) -> None:
     assert saver.FIRST_CHECKPOINT_SECONDS <= 60
     monkeypatch.setattr(saver, "FIRST_CHECKPOINT_SECONDS", 0.1)
-    learner, stop = Learner(RoleContext(config, context, "learner"), segment_spec(config)), StopSignal()
+    role = RoleContext(config, context, "learner")
+    learner, stop = Learner(role, segment_spec(config)), role.stop
     until = time.monotonic() + 5  # in vain
     seen: list[list[int]] = []
 
     def next_item(timeout_seconds: float) -> object | None:
         time.sleep(0.01)
-        seen.append(learner._checkpointer.steps)
+        seen.append(learner._saver.checkpointer.steps)
         if len(seen) == 20:
             assert not seen[-1], "nothing had been learned that could be lost"
         if time.monotonic() > until or sum(map(bool, seen)) > 20:
@@ -137,11 +142,11 @@ def test_first_checkpoint_comes_soon_after_the_first_update_and_the_next_after_t
         return object() if len(seen) > 20 else None
 
     def learn(_: object) -> None:
-        learner.updates += 1
+        learner.counters.updates += 1
 
     monkeypatch.setattr(learner._stream, "next", next_item)
     monkeypatch.setattr(learner, "_consume", learn)  # leaves nothing in flight
-    learner._learn(stop)
+    learner._learn()
     learner.close()
     assert [step > 0 for step in seen[-1]] == [True]
 
@@ -151,11 +156,11 @@ def test_a_replay_server_that_hears_nothing_of_the_end_is_told_of_and_not_waited
 ) -> None:
     monkeypatch.setattr(module, "FINISH_SECONDS", 0.1)
     learner = Learner(RoleContext(config.replace(total_updates=8), context, "learner"), segment_spec(config))
-    learner.updates = 8
+    learner.counters.updates = 8
     learner.run()  # nobody serves the sampling link
     learner.close()
     assert "the replay server did not receive that the run is over" in caplog.text
-    assert learner._checkpointer.saved_updates == 8
+    assert learner._saver.checkpointer.saved_updates == 8
 
 
 def test_nobody_hears_of_the_end_before_it_is_saved(
@@ -170,7 +175,7 @@ def test_nobody_hears_of_the_end_before_it_is_saved(
     learner = Learner(RoleContext(config.replace(total_updates=8), context, "learner"), segment_spec(config))
     monkeypatch.setattr(learner._stream, "finish", told.append)
     monkeypatch.setattr(learner, "_publish", lambda final=False: told.append(final))
-    learner.updates = 8
+    learner.counters.updates = 8
     with pytest.raises(FatalError, match="the last updates are lost"):
         learner.run()
     learner.close()
@@ -182,14 +187,14 @@ def test_environment_steps_add_up_over_replays_and_never_fall(config: Config, co
     told = [("a", 100), ("a", 150), ("b", 20), ("a", 130), ("a", 160), ("b", 30)]  # "a" lost 20 steps of its journal
     totals = []
     for replay_id, steps in told:
-        learner._count_steps(replay_id, steps)
-        totals.append(learner.environment_steps)
+        learner.counters.count_steps(replay_id, steps)
+        totals.append(learner.counters.environment_steps)
     assert totals == [100, 150, 170, 170, 200, 210]
     learner._save()
     learner.close()
     resumed = Learner(RoleContext(config, context, "learner"), segment_spec(config))
-    resumed._count_steps("a", 165)
-    assert resumed.environment_steps == 215
+    resumed.counters.count_steps("a", 165)
+    assert resumed.counters.environment_steps == 215
     resumed.close()
 
 
@@ -199,8 +204,8 @@ def test_the_step_size_falls_with_the_limit_that_is_nearest(config: Config, cont
     learner = Learner(RoleContext(config, context, "learner"), segment_spec(config))
     shares = []
     for updates, frames in ((0, 0), (500, 0), (500, 6_000), (1_000, 6_000), (1_008, 6_000)):
-        learner.updates, learner.environment_steps = updates, frames
-        shares.append(learner._learning_rate_share())
+        learner.counters.updates, learner.counters.environment_steps = updates, frames
+        shares.append(learner.counters.learning_rate_share())
     learner.close()
     np.testing.assert_allclose(shares, [1.0, 0.6, 0.4, 0.2, 0.2], atol=1e-6)
 
@@ -211,8 +216,8 @@ def test_the_step_size_is_constant_until_its_decay_starts(config: Config, contex
         RoleContext(config.replace(learner=held, total_updates=1_000), context, "learner"), segment_spec(config)
     )
     shares = []
-    for learner.updates in (0, 600, 700, 800, 1_000, 1_008):
-        shares.append(learner._learning_rate_share())
+    for learner.counters.updates in (0, 600, 700, 800, 1_000, 1_008):
+        shares.append(learner.counters.learning_rate_share())
     learner.close()
     np.testing.assert_allclose(shares, [1.0, 1.0, 0.8, 0.6, 0.2, 0.2], atol=1e-6)
 
@@ -221,8 +226,8 @@ def test_the_step_size_stays_where_the_run_has_no_limit(config: Config, context:
     falling = dataclasses.replace(config.learner, final_learning_rate_share=0.2)
     config = config.replace(learner=falling, total_updates=0)
     learner = Learner(RoleContext(config, context, "learner"), segment_spec(config))
-    learner.updates = 1_000_000
-    assert learner._learning_rate_share() == 1.0
+    learner.counters.updates = 1_000_000
+    assert learner.counters.learning_rate_share() == 1.0
     learner.close()
 
 
@@ -249,7 +254,7 @@ def test_disk_that_never_answers_ends_in_a_line_and_not_in_a_hang(
     learner.close()
     assert learner.describe()["checkpoint"]["updates"] == 0
     answers.set()
-    learner._checkpointer.close()
+    learner._saver.checkpointer.close()
 
 
 @pytest.mark.parametrize("where", ["_restore", "_learn"])
@@ -281,14 +286,14 @@ def test_what_could_not_be_saved_does_not_count_as_saved(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     learner = Learner(RoleContext(config, context, "learner"), segment_spec(config))
-    learner.updates = 5
+    learner.counters.updates = 5
     with monkeypatch.context() as patch:
         patch.setattr(Checkpointer, "_write", fail)
         learner._save()
-        wait_until(lambda: not learner._checkpointer.is_saving)
+        wait_until(lambda: not learner._saver.checkpointer.is_saving)
     assert learner.describe()["checkpoint"]["updates"] == 0
     learner._save()
-    wait_until(lambda: not learner._checkpointer.is_saving)
+    wait_until(lambda: not learner._saver.checkpointer.is_saving)
     assert learner.describe()["checkpoint"]["updates"] == 5
     learner.close()
 
