@@ -101,7 +101,7 @@ def test_a_silent_server_is_noticed_said_once_and_noticed_when_it_is_back(
     server = link.server()
     stream = link.stream()
     put_all(stream, range(2), server)
-    server.until(lambda: not stream._unacknowledged and stream._sequence == 2)
+    server.until(lambda: not stream._outbox and stream._outbox._sequence == 2)
 
     def wait_for_silence() -> None:  # nobody serves meanwhile
         stream.finished.wait(0.1)

@@ -157,7 +157,7 @@ def test_segments_are_stored_in_order_and_their_steps_summed(link: Link) -> None
     server.until(lambda: len(server.stored()) == 20)
     assert server.stored() == list(range(20))
     assert server.replay.environment_steps == 200
-    server.until(lambda: not stream._unacknowledged)
+    server.until(lambda: not stream._outbox)
     assert +server.dropped == {}
 
 
@@ -182,7 +182,7 @@ def test_an_actor_held_back_waits_and_loses_nothing(link: Link) -> None:
     put_all(stream, range(1 + CREDIT + 2), server)
     server.until(lambda: waiting_in(server.service) == CREDIT)
     assert not stream.put(segment_of(99), 0, 0.05)
-    assert len(stream._unacknowledged) == CREDIT
+    assert len(stream._outbox) == CREDIT
     server.limiter.sample(10**6)
     server.until(lambda: len(server.stored()) == 1 + CREDIT + 2)
     assert server.stored() == list(range(1 + CREDIT + 2))
@@ -214,11 +214,11 @@ def test_an_actor_held_for_dead_is_stored_once_and_gets_no_more_credit(link: Lin
         server.service.forget_the_dead(PEER_TIMEOUT_SECONDS + 1)
         assert not server.service.actors
         server.until(lambda: server.dropped["duplicate_segment"] == CREDIT)
-        assert waiting_in(server.service) == len(stream._unacknowledged) == CREDIT
+        assert waiting_in(server.service) == len(stream._outbox) == CREDIT
     server.limiter.sample(10**6)
     server.until(lambda: len(server.stored()) == num_stored + CREDIT + 3)
     assert server.stored() == list(range(num_stored + CREDIT + 3))
-    server.until(lambda: not stream._unacknowledged)
+    server.until(lambda: not stream._outbox)
 
 
 def corrupt_bodies() -> dict[str, SegmentMessage]:
@@ -320,7 +320,7 @@ def test_segments_sent_while_servers_come_and_go_are_each_stored_by_one_that_ack
         assert stream.put(segment_of(number), 10, 5.0)
 
     def all_acknowledged() -> bool:
-        return stream._sequence == 24 and not stream._unacknowledged
+        return stream._outbox._sequence == 24 and not stream._outbox
 
     stored_anywhere: set[int] = set()
     for enough in [*rng.integers(1, 8, 3), 24]:
