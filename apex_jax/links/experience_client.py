@@ -220,15 +220,22 @@ class ExperienceClient:
         self._account["acknowledged"] += transitions
 
     def _on_welcome(self, message: ActorWelcome, now_seconds: float) -> None:
-        places = message.places
-        if len(places) != self._hello.num_environments or not 0 <= places.min() <= places.max() < message.ladder_size:
-            raise self._connection.broken(f"gave {self._hello.num_environments} environments the places {places}")
+        ladder_indices = message.ladder_indices
+        if (
+            len(ladder_indices) != self._hello.num_environments
+            or not 0 <= ladder_indices.min() <= ladder_indices.max() < message.ladder_size
+        ):
+            raise self._connection.broken(
+                f"gave {self._hello.num_environments} environments the places {ladder_indices}"
+            )
         self._connection.join(now_seconds, message.run_identity)
         if self._welcome is None:  # which it acts with from now on, whatever servers come
-            self._hello = self._hello._replace(incarnation=message.incarnation, places=message.places)
-        elif not np.array_equal(message.places, self._welcome.places):
+            self._hello = self._hello._replace(incarnation=message.incarnation, ladder_indices=message.ladder_indices)
+        elif not np.array_equal(message.ladder_indices, self._welcome.ladder_indices):
             _log.warning("the replay server has another exploration ladder: this actor keeps the places it began with")
-            message = message._replace(places=self._welcome.places, incarnation=self._welcome.incarnation)
+            message = message._replace(
+                ladder_indices=self._welcome.ladder_indices, incarnation=self._welcome.incarnation
+            )
         self._welcome = message
         self._outbox.on_new_connection()
         self._is_welcome.set()
