@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from apex_jax.errors import UsageError
 from apex_jax.operations import status_command
@@ -71,7 +72,7 @@ def test_report_is_json_with_200_when_healthy_and_503_when_not(served: Served, p
     (b"POST /status HTTP/1.1\r\nContent-Length: 3\r\n\r\nabc", b"405"),
     (b"DELETE / HTTP/1.0\r\n\r\n", b"405"),
     (b"\x00\xff garbage\r\n\r\n", b"400"),
-    (b"GET http://elsewhere/ HTTP/1.1\r\n\r\n", b"400"),
+    (b"GET http://elsewhere/ HTTP/1.1\r\n\r\n", b"404"),
     (b"GET /status HTTP/2\r\n\r\n", b"400"),
     (b"GET / HTTP/1.1\r\nX: " + b"y" * 20_000, b"431"),
 ], ids=lambda value: value[:24].decode("latin1"))  # fmt: skip
@@ -79,6 +80,26 @@ def test_whatever_else_is_asked_is_refused_with_the_reason(served: Served, reque
     reply = served.answer(request_bytes)
     assert reply.startswith(b"HTTP/1.1 " + status)
     assert fetch(served.address, 5.0)[0]
+
+
+def test_prometheus_reads_every_number_of_the_report(served: Served) -> None:
+    served.content |= {
+        "metrics": {"learner/updates": 5, "charts/learning_rate": 6.25e-5, "losses/td_loss": None},
+        "peers": {"replay": "joined", "weights_clients": 2},
+        "actors": [{"steps_per_second": 1.0}],
+        "healthy": True,
+    }
+    head, _, body = served.answer(b"GET /metrics HTTP/1.1\r\n\r\n").decode().partition("\r\n\r\n")
+    assert head.startswith("HTTP/1.1 200 OK\r\n")
+    assert "Content-Type: text/plain; version=0.0.4" in head
+    samples = [sample for family in text_string_to_metric_families(body) for sample in family.samples]
+    assert {sample.name: sample.value for sample in samples} == {
+        "apex_jax_learner_updates": 5.0,
+        "apex_jax_charts_learning_rate": 6.25e-5,
+        "apex_jax_peers_weights_clients": 2.0,
+        "apex_jax_healthy": 1.0,
+    }
+    assert all(sample.labels == {"role": "learner", "name": "learner"} for sample in samples)
 
 
 def test_slow_and_silent_clients_cost_nobody_else_an_answer(served: Served) -> None:

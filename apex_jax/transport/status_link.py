@@ -1,22 +1,24 @@
-"""The status link: JSON over HTTP/1.1, for people, supervisors and load balancers alike.
+"""The status link: HTTP/1.1 for people, supervisors, load balancers and Prometheus.
 
-One thread serves any number of clients, each with a deadline and a small buffer: one that sends slowly, nothing or
-garbage costs nobody else an answer.
+Any number of clients may connect. A connection has a deadline and a small request, and when there are too many the
+oldest makes room: a client that sends slowly, nothing or garbage costs nobody else an answer.
 """
 
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import logging
 import os
 import re
-import selectors
 import socket
+import sys
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from http.server import BaseHTTPRequestHandler
+from socketserver import BaseServer, TCPServer, ThreadingMixIn
 from typing import Any
 
 from apex_jax.errors import RunError
@@ -24,149 +26,186 @@ from apex_jax.transport.addresses import check_path_is_free, resolve, split
 
 _log = logging.getLogger(__name__)
 
-MAX_CONNECTIONS = 64  # the oldest makes room for the next
+MAX_CONNECTIONS = 64
 MAX_REQUEST_BYTES = 8192
 MAX_REPLY_BYTES = 2**20
 CONNECTION_SECONDS = 5.0  # from accept to close
-REQUEST_LINE = re.compile(rb"([A-Z]{1,16}) (/[!-~]{0,1024}) HTTP/1\.[01]\r\n")
-REASONS = {
-    200: "OK",
-    400: "Bad Request",
-    404: "Not Found",
-    405: "Method Not Allowed",
-    431: "Request Header Fields Too Large",
-    500: "Internal Server Error",
-    503: "Service Unavailable",
-}
 
-Report = Callable[[], tuple[bool, dict[str, Any]]]  # healthy, and what there is to say
+Report = Callable[[], tuple[bool, dict[str, Any]]]  # healthy, and the content of the status
 
 
 class StatusError(RunError):
     """No status can be had, or none be served; the message names the address and says why."""
 
 
-@dataclass
-class _Connection:
-    socket: socket.socket
-    since_seconds: float
-    request: bytearray = field(default_factory=bytearray)
-    reply: memoryview | None = None
-    is_answered: bool = False  # and waits for the client to close
+class StatusServer(ThreadingMixIn, TCPServer):
+    """Answers `GET /status` and `GET /` with a report as JSON, 200 healthy and 503 not; `GET /metrics` with gauges."""
 
-
-class StatusServer:
-    """Answers `GET /status` and `GET /` with what `report` returns: 200 healthy, 503 not."""
+    daemon_threads = True
+    block_on_close = False
 
     def __init__(self, address: str, report: Report):
-        """Binds (StatusError where that fails) and starts the thread. `report`: called there, quick."""
-        self._report = report
-        self._listener = _listen(address)
+        """Binds (StatusError if that fails) and starts the thread. `report`: called on a thread of its own, quick."""
+        BaseServer.__init__(self, address, _Handler)
+        self.socket = _listen(address)
+        self.report = report
         self._path = split(address).path
-        self._selector = selectors.DefaultSelector()
-        self._connections: dict[int, _Connection] = {}  # by file descriptor, oldest first
-        self._closing = False
-        self._waker, self._wake = socket.socketpair()
-        self._selector.register(self._listener, selectors.EVENT_READ)
-        self._selector.register(self._wake, selectors.EVENT_READ)
-        self._thread = threading.Thread(target=self._run, name="status", daemon=True)
+        self._connections: dict[socket.socket, None] = {}  # the oldest first
+        self._changed = threading.Condition()
+        self._thread = threading.Thread(target=self.serve_forever, args=(0.1,), name="status", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
         """Ends the thread and frees the address."""
-        self._closing = True
-        with contextlib.suppress(OSError):  # it has seen that already
-            self._waker.send(b"\0")
+        self.shutdown()
         self._thread.join()
-        self._waker.close()  # not by the thread, which may have ended before it was woken
+        self.server_close()
         if self._path:
             with contextlib.suppress(OSError):
                 os.unlink(self._path)
 
-    def _run(self) -> None:
-        while not self._closing:
-            for key, _ in self._selector.select(timeout=1.0):
-                if key.fileobj is self._listener:
-                    self._accept()
-                elif key.fd in self._connections:
-                    self._serve(self._connections[key.fd])
-            now = time.monotonic()
-            for connection in list(self._connections.values()):
-                if now - connection.since_seconds > CONNECTION_SECONDS:
-                    self._drop(connection)
-        for connection in list(self._connections.values()):
-            self._drop(connection)
-        self._selector.close()
-        for end in (self._listener, self._wake):
-            end.close()
-
-    def _accept(self) -> None:
+    def get_request(self) -> tuple[socket.socket, Any]:
+        """Accepts a connection. OSError, then not at full speed: no file descriptor may be left."""
         try:
-            client, _ = self._listener.accept()
-        except OSError:  # it has gone again, or there is no file descriptor left: then not at full speed
+            return super().get_request()
+        except OSError:
             time.sleep(0.01)
+            raise
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Starts a thread for a connection, once there are few enough of them."""
+        with self._changed:
+            while len(self._connections) >= MAX_CONNECTIONS:
+                with contextlib.suppress(OSError):
+                    next(iter(self._connections)).shutdown(socket.SHUT_RDWR)  # which ends its thread
+                self._changed.wait(0.1)
+            self._connections[request] = None
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        """Closes a connection."""
+        super().shutdown_request(request)
+        with self._changed:
+            self._connections.pop(request, None)
+            self._changed.notify()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Logs what is not just a client that has gone."""
+        if not isinstance(sys.exception(), OSError):
+            _log.exception("a request to the status page failed")
+
+
+class _Handler(BaseHTTPRequestHandler):
+    """Serves one connection, which is one request."""
+
+    server: StatusServer
+    protocol_version = default_request_version = request_version = "HTTP/1.1"
+    requestline = ""
+
+    def setup(self) -> None:
+        self._until = time.monotonic() + CONNECTION_SECONDS
+        super().setup()
+        self.rfile.close()
+        self._head = self._read_head()
+        self.rfile = io.BufferedReader(io.BytesIO(self._head))  # type: ignore[arg-type]
+
+    def handle(self) -> None:
+        if len(self._head) > MAX_REQUEST_BYTES:
+            self.send_error(431, f"send at most {MAX_REQUEST_BYTES} bytes")
+        else:
+            self.handle_one_request()
+
+    def finish(self) -> None:
+        super().finish()
+        with contextlib.suppress(OSError):  # a close with something unread would take the answer back
+            self.connection.shutdown(socket.SHUT_WR)
+            while self._receive():
+                pass
+
+    def do_GET(self) -> None:
+        path = self.path.partition("?")[0]
+        if path not in ("/", "/status", "/metrics"):
+            self.send_error(404, "there are only /status and /metrics")
             return
-        client.setblocking(False)
-        if len(self._connections) >= MAX_CONNECTIONS:
-            self._drop(next(iter(self._connections.values())))
-        self._connections[client.fileno()] = _Connection(client, time.monotonic())
-        self._selector.register(client, selectors.EVENT_READ)
-
-    def _drop(self, connection: _Connection) -> None:
-        del self._connections[connection.socket.fileno()]
-        self._selector.unregister(connection.socket)
-        connection.socket.close()
-
-    def _serve(self, connection: _Connection) -> None:
         try:
-            is_done = self._read(connection) if connection.reply is None else self._write(connection)
-        except BlockingIOError:
-            return
-        except OSError:  # the client has gone
-            is_done = True
-        if is_done:
-            self._drop(connection)
-
-    def _read(self, connection: _Connection) -> bool:
-        """Takes more of the request, and turns to writing at its end; returns whether the connection is of no use."""
-        data = connection.socket.recv(4096)
-        if connection.is_answered:  # a close with something unread would take the answer back
-            return not data
-        connection.request += data
-        if b"\r\n\r\n" in connection.request:
-            connection.reply = memoryview(self._reply_to(bytes(connection.request)))
-        elif len(connection.request) > MAX_REQUEST_BYTES:
-            connection.reply = memoryview(_reply(431, {"error": f"send at most {MAX_REQUEST_BYTES} bytes"}))
-        elif not data:
-            return True
-        if connection.reply is not None:
-            self._selector.modify(connection.socket, selectors.EVENT_WRITE)
-        return False
-
-    def _write(self, connection: _Connection) -> bool:
-        assert connection.reply is not None
-        connection.reply = connection.reply[connection.socket.send(connection.reply) :]
-        if not connection.reply:
-            connection.reply, connection.is_answered = None, True
-            connection.socket.shutdown(socket.SHUT_WR)
-            self._selector.modify(connection.socket, selectors.EVENT_READ)
-        return False
-
-    def _reply_to(self, request: bytes) -> bytes:
-        line = REQUEST_LINE.match(request)
-        if line is None:
-            return _reply(400, {"error": "not an HTTP/1.1 request; send GET /status"})
-        method, path = line[1], line[2].partition(b"?")[0]
-        if path not in (b"/", b"/status"):
-            return _reply(404, {"error": "there is only /status"})
-        if method != b"GET":
-            return _reply(405, {"error": "only GET is answered"})
-        try:
-            healthy, content = self._report()
-            return _reply(200 if healthy else 503, content)
+            healthy, content = self.server.report()
+            body = gauges(content) if path == "/metrics" else json.dumps(content, indent=2).encode() + b"\n"
         except Exception:  # whatever is wrong with the report, the process that it is of lives on
             _log.exception("the status report failed")
-            return _reply(500, {"error": "the report failed; see the log of the process"})
+            self.send_error(500, "the report failed; see the log of the process")
+            return
+        if path == "/metrics":
+            self._answer(200, "text/plain; version=0.0.4; charset=utf-8", body)
+        else:
+            self._answer(200 if healthy else 503, "application/json", body)
+
+    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
+        """Answers with an error as JSON. The standard library's page would quote the request."""
+        if code == 501:  # a method that has no `do_...`
+            code, message = 405, "only GET is answered"
+        error = {"error": message or self.responses[code][0]}
+        self._answer(code, "application/json", json.dumps(error).encode() + b"\n")
+
+    def version_string(self) -> str:
+        return "apex_jax"
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+    def _answer(self, status: int, content_type: str, body: bytes) -> None:
+        self.send_response(status)
+        headers = {"Content-Type": content_type, "Content-Length": str(len(body)), "Cache-Control": "no-store"}
+        headers |= {"X-Content-Type-Options": "nosniff", "Connection": "close"} | (
+            {"Allow": "GET"} if status == 405 else {}
+        )
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.connection.settimeout(max(0.01, self._until - time.monotonic()))
+        self.wfile.write(body)
+
+    def _read_head(self) -> bytes:
+        """Returns the request up to the end of its headers, or more than a request may have; b"" if it is cut off."""
+        head = b""
+        try:
+            while len(head) <= MAX_REQUEST_BYTES and b"\r\n\r\n" not in head:
+                if not (data := self._receive()):
+                    return b""
+                head += data
+        except OSError:  # the client has gone, or has taken too long
+            return b""
+        return head
+
+    def _receive(self) -> bytes:
+        """Returns what the client sends next, b"" at the end. OSError once the connection's time is over."""
+        if (left_seconds := self._until - time.monotonic()) <= 0:
+            raise TimeoutError
+        self.connection.settimeout(left_seconds)
+        return self.connection.recv(4096)
+
+
+def gauges(content: Mapping[str, Any]) -> bytes:
+    """Returns the numbers of a report in Prometheus's text format, labelled with the role and name of the process.
+
+    `{"metrics": {"learner/updates": 5}}` becomes `apex_jax_learner_updates`; lists and texts are left out.
+    """
+    from prometheus_client import CollectorRegistry, Gauge, generate_latest  # not at the top: takes 0.1 s to import
+
+    registry = CollectorRegistry()
+    labels = {"role": str(content.get("role")), "name": str(content.get("name"))}
+    numbers = dict(_numbers("", {**content, **content.get("metrics", {}), "metrics": None}))
+    for name, number in numbers.items():
+        Gauge(f"apex_jax_{name}", "see docs/metrics.md", list(labels), registry=registry).labels(**labels).set(number)
+    return generate_latest(registry)
+
+
+def _numbers(name: str, value: Any) -> Iterator[tuple[str, float]]:
+    """Yields the numbers of a report by their names, joined by "_"."""
+    if isinstance(value, Mapping):
+        for key, member in value.items():
+            yield from _numbers(re.sub(r"\W", "_", f"{name}_{key}" if name else key), member)
+    elif isinstance(value, bool | int | float):
+        yield name, float(value)
 
 
 def fetch(address: str, seconds: float) -> tuple[bool, dict[str, Any]]:
@@ -219,16 +258,6 @@ def _parsed(address: str, reply: bytes) -> tuple[bool, dict[str, Any]]:
     if status is None or status[1] not in (b"200", b"503") or not isinstance(content, dict) or "role" not in content:
         raise StatusError(f"{address} answers, but not as an apex_jax process: is the address right?")
     return status[1] == b"200", content
-
-
-def _reply(status: int, content: dict[str, Any]) -> bytes:
-    body = json.dumps(content, indent=2).encode() + b"\n"
-    allow = "Allow: GET\r\n" if status == 405 else ""
-    head = (
-        f"HTTP/1.1 {status} {REASONS[status]}\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n"
-        f"Cache-Control: no-store\r\nX-Content-Type-Options: nosniff\r\n{allow}Connection: close\r\n\r\n"
-    )
-    return head.encode() + body
 
 
 def _listen(address: str) -> socket.socket:
