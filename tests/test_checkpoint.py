@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -11,10 +13,12 @@ from typing import Any
 
 import jax
 import numpy as np
+import orbax.checkpoint as ocp
 import pytest
 
+from apex_jax import checkpoint
 from apex_jax.agent.dqn import LearnerState, make_dqn
-from apex_jax.checkpoint import Checkpointer, CheckpointError, Progress
+from apex_jax.checkpoint import CHECKSUMS, Checkpointer, CheckpointError, Progress
 from apex_jax.config import Config, LearnerConfig, NetworkConfig
 from apex_jax.types import ActionSpec, SegmentSpec
 
@@ -200,11 +204,63 @@ def test_a_state_that_can_be_read_but_is_not_what_was_saved_is_damage(
     damageable: Path, log: pytest.LogCaptureFixture
 ) -> None:
     checkpoints = damageable / "checkpoints"
-    (checkpoints / "200" / "checksums.json").unlink()  # as in those of earlier versions
     shutil.rmtree(checkpoints / "200" / "state")
     shutil.copytree(checkpoints / "100" / "state", checkpoints / "200" / "state")
     assert restore(damageable)[1] == progress_at(100)
-    assert "checksum of its state" in log.text
+    assert "200 is damaged, trying the one before: state/" in log.text
+
+
+def test_a_checkpoint_without_its_checksums_is_damage_as_nothing_vouches_for_it(
+    damageable: Path, log: pytest.LogCaptureFixture
+) -> None:
+    (damageable / "checkpoints" / "200" / CHECKSUMS).unlink()
+    assert restore(damageable)[1] == progress_at(100)
+    assert [CHECKSUMS in record.getMessage() for record in log.records] == [True]
+
+
+@pytest.mark.parametrize("kind", ["link", "dangling link", "fifo"])
+@pytest.mark.timeout(60)
+def test_a_file_replaced_by_a_link_or_a_fifo_is_damage_and_holds_up_no_restore(
+    damageable: Path, tmp_path: Path, log: pytest.LogCaptureFixture, kind: str
+) -> None:
+    for path in files_of(damageable / "checkpoints" / "200"):
+        moved = path.rename(tmp_path / "moved")
+        os.mkfifo(path) if kind == "fifo" else path.symlink_to(moved if kind == "link" else tmp_path / "missing")
+        log.clear()
+        assert restore(damageable, read_only=True)[1] == progress_at(100)
+        assert len(log.records) == 1
+        path.unlink()
+        moved.rename(path)
+    assert restore(damageable, read_only=True)[1] == progress_at(200)
+
+
+def test_a_damaged_checkpoint_meets_no_parser(damageable: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    parsed = []
+    restore_by_orbax = ocp.Checkpointer.restore
+
+    def watched(self: Any, path: Path, **arguments: Any) -> Any:
+        parsed.append(path.name)
+        return restore_by_orbax(self, path, **arguments)
+
+    monkeypatch.setattr(ocp.Checkpointer, "restore", watched)
+    for path in files_of(damageable / "checkpoints" / "200"):
+        sound = path.read_bytes()
+        path.write_bytes(truncate(sound))
+        assert restore(damageable, read_only=True)[1] == progress_at(100)
+        path.write_bytes(sound)
+    assert set(parsed) == {"100"}
+
+
+def test_a_checkpoint_of_the_version_with_three_checksums_is_restored(damageable: Path) -> None:
+    step = damageable / "checkpoints" / "200"
+    record = json.loads((step / "progress" / "metadata").read_text())
+    (step / "progress" / "metadata").write_text(json.dumps({**record, "state_crc": 12345, "crc": 67890}))
+    (step / CHECKSUMS).unlink()
+    checkpoint._write_checksums(step)
+    (step / CHECKSUMS).write_text(json.dumps({**json.loads((step / CHECKSUMS).read_text()), "crc": 54321}))
+    restored, progress = restore(damageable)
+    assert_equal_bits(restored, STATES[200])
+    assert progress == progress_at(200)
 
 
 @pytest.mark.parametrize("name", ["progress", "state"])
