@@ -1,7 +1,8 @@
 """Checkpoints of the learner: saved in the background, committed whole or not at all, newest sound one restored.
 
-orbax writes and reads the files; its CheckpointManager is not used. The manager counts a damaged checkpoint among those
-to keep, deletes in place, leaves halves on a full disk, and must not be opened by a process that only reads.
+orbax writes and reads the files. Its CheckpointManager is not used, since it lacks what is promised here: checksums of
+all files before the commit, saves that succeed after one that failed, a deletion that no kill cuts in half, damaged
+checkpoints that do not count among those to keep, and processes that read beside the one that writes.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from apex_jax.agreement import differences, told
-from apex_jax.disk import checkpoint_steps, lock, open_regular, read_regular, synchronize
+from apex_jax.disk import checkpoint_steps, lock, open_regular, synchronize
 from apex_jax.errors import RunError, first_line
 from apex_jax.run_identity import is_identity
 
@@ -33,6 +34,7 @@ _log = logging.getLogger(__name__)
 FORMAT = 1
 CHECKSUMS = "checksums.json"  # in each checkpoint: size and CRC of its other files, checked before any is parsed
 MAX_CHECKSUMS_BYTES = 2**24
+PIECE_BYTES = 2**20  # of a file, read at once
 
 
 class Progress(NamedTuple):
@@ -260,10 +262,8 @@ def _set_up_orbax() -> None:
 
 def _write_checksums(step: Path) -> None:
     """Writes size and CRC of each file, and has the disk keep all of them."""
-    files = {}
-    for path in sorted(path for path in step.rglob("*") if path.is_file()):
-        data = read_regular(path)
-        files[path.relative_to(step).as_posix()] = [len(data), zlib.crc32(data)]
+    paths = sorted(path for path in step.rglob("*") if path.is_file())
+    files = {path.relative_to(step).as_posix(): _checksum(path) for path in paths}
     (step / CHECKSUMS).write_text(json.dumps({"files": files}))
     for path in (*step.rglob("*"), step):
         synchronize(path)
@@ -273,10 +273,18 @@ def _check_files(step: Path) -> None:
     """Raises ValueError or OSError when a file is not as it was saved, so that no parser meets it."""
     with open(open_regular(step / CHECKSUMS, os.O_RDONLY), "rb") as file:
         files = json.loads(file.read(MAX_CHECKSUMS_BYTES))["files"]
-    for name, (size, crc) in files.items():
-        path = step / name
-        if path.stat().st_size != size or zlib.crc32(read_regular(path)) != crc:
+    for name, checksum in files.items():
+        if _checksum(step / name) != checksum:
             raise ValueError(f"{name} is not as it was saved")
+
+
+def _checksum(path: Path) -> list[int]:
+    """Returns size and CRC of a file; in pieces, since a file may be as large as the state. OSError."""
+    size = crc = 0
+    with open(open_regular(path, os.O_RDONLY), "rb") as file:
+        while piece := file.read(PIECE_BYTES):
+            size, crc = size + len(piece), zlib.crc32(piece, crc)
+    return [size, crc]
 
 
 def _progress_of(record: dict[str, Any]) -> Progress:

@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import shutil
+import tracemalloc
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -145,6 +146,20 @@ def test_the_state_may_be_donated_or_overwritten_as_soon_as_save_returns(tmp_pat
     state.updates[...] = -1
     checkpointer.close()
     assert_equal_bits(restore(tmp_path)[0], expected)
+
+
+def test_a_save_holds_a_single_copy_of_the_state(tmp_path: Path) -> None:
+    state = {"a": np.random.default_rng(0).random(1_000_000), "b": np.random.default_rng(1).random(1_000_000)}
+    checkpointer = Checkpointer(str(tmp_path))
+    tracemalloc.start()
+    try:
+        checkpointer.save(state, progress_at(1))
+        checkpointer.wait()
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    checkpointer.close()
+    assert peak_bytes < 1.5 * sum(leaf.nbytes for leaf in state.values())
 
 
 def test_what_a_killed_save_left_behind_is_passed_over_and_removed(damageable: Path) -> None:
