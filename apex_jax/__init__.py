@@ -40,7 +40,6 @@
       buffer         ring of encoded segments, prioritized draws, priority updates
       rate_limiter   transitions drawn per transition stored
       ledger         what became of every transition
-      run_steps      environment steps of the run, as a replay server counts them
       journal        writes down what is stored, and reads it back
       segment_log    its log: what was stored, in files that are only appended to
       snapshots      its snapshots: priorities and counters, whole or not at all; saved_state is what they hold
@@ -92,7 +91,8 @@
     workers/         the processes: loops around all that
       actor          acts
       replay_server  serves the buffer
-      learner        updates; learner_metrics tells of it, saver keeps its checkpoints, limits say when the run is over
+      learner        updates; learner_metrics, run_counters and saver belong to it
+      role           what the process of each of these has: status page, metrics, sockets, copy of the run
       evaluator      plays full games; recording films one, and draws the run's curves
       local          all roles on this machine, supervised
 

@@ -31,7 +31,7 @@ from apex_jax.run_identity import is_identity
 
 _log = logging.getLogger(__name__)
 
-FORMAT = 1
+FORMAT = 2
 CHECKSUMS = "checksums.json"  # in each checkpoint: size and CRC of its other files, checked before any is parsed
 MAX_CHECKSUMS_BYTES = 2**24
 PIECE_BYTES = 2**20  # of a file, read at once
@@ -46,7 +46,8 @@ class Progress(NamedTuple):
     weights_version: int  # newest sent
     agreement: str  # of the configuration, see `Config.checkpoint_agreement`
     architecture: str  # digest of the network's leaves, see `transport.params_codec.architecture_of`
-    run_identity: str = ""  # see `apex_jax.run_identity`; empty in checkpoints of earlier releases
+    run_identity: str = ""  # see `apex_jax.run_identity`
+    replay_steps: tuple[tuple[str, int], ...] = ()  # id of each replay, and the environment steps it had counted
 
 
 class CheckpointError(RunError):
@@ -288,11 +289,13 @@ def _checksum(path: Path) -> list[int]:
 
 
 def _progress_of(record: dict[str, Any]) -> Progress:
-    """Returns the checked fields of a record. ValueError or TypeError."""
-    progress = Progress(**{name: record[name] for name in Progress._fields if name in record})
-    if not is_identity(progress.run_identity):
-        progress = progress._replace(run_identity="")
-    counts = (progress.updates, progress.environment_steps, progress.weights_version)
+    """Returns the checked fields of a record. ValueError, KeyError or TypeError."""
+    progress = Progress(**{name: record[name] for name in Progress._fields})
+    replay_steps = tuple((str(replay_id), steps) for replay_id, steps in progress.replay_steps)
+    progress = progress._replace(replay_steps=replay_steps)
+    if not (progress.run_identity == "" or is_identity(progress.run_identity)):
+        raise ValueError("its run identity is not 16 hexadecimal digits")
+    counts = (progress.updates, progress.environment_steps, progress.weights_version, *dict(replay_steps).values())
     if not all(type(count) is int and 0 <= count < 2**63 for count in counts):
         raise ValueError("its counters are not whole numbers")
     seconds = progress.elapsed_seconds

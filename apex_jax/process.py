@@ -39,7 +39,7 @@ class StopSignal:
         self.signal_number = 0
         self._signal_seconds = 0.0  # when it came
         self._thread_died = False
-        self._asked_seconds = time.monotonic()
+        self._beat_seconds = time.monotonic()
         self.run_is_over = False  # the supervisor's word that the learner has ended the run
         self.on_second_signal: Callable[[], str] = lambda: ""  # see `install`
 
@@ -63,18 +63,21 @@ class StopSignal:
         self._event.set()
 
     def is_set(self) -> bool:
-        """Tells whether the worker should stop. Its loop asks at each turn, and shows by that that it is alive."""
-        self._asked_seconds = time.monotonic()
+        """Tells whether the worker should stop."""
         return self.signal_number != 0 or self._event.is_set()
 
     def wait(self, seconds: float) -> bool:
         """Waits until the worker should stop, at most `seconds`; returns whether it should."""
         return self._event.wait(seconds) or self.is_set()
 
+    def beat(self) -> None:
+        """Shows that the worker makes progress. Its loop calls this at each turn; the status page watches it."""
+        self._beat_seconds = time.monotonic()
+
     @property
     def idle_seconds(self) -> float:
-        """Seconds since the worker's loop last asked whether to stop."""
-        return time.monotonic() - self._asked_seconds
+        """Seconds since the last beat."""
+        return time.monotonic() - self._beat_seconds
 
     @property
     def exit_code(self) -> int:

@@ -42,7 +42,7 @@ class Server:
     def __init__(self, address: str, limiter: RateLimiter, config: Config = CONFIG) -> None:
         self.now_seconds = 0.0
         self.replay = replay_of(limiter=limiter)
-        self.buffer, self.limiter, self.steps = self.replay.buffer, limiter, self.replay.steps
+        self.buffer, self.limiter = self.replay.buffer, limiter
         self._context = zmq.Context()
         self._socket = sockets.serve_experience(self._context, address)
         self.service = ExperienceServer(self._socket, config, SPEC, self.replay)

@@ -36,6 +36,7 @@ from apex_jax.transport.messages import (
 )
 from apex_jax.transport.params_codec import architecture_of
 from apex_jax.workers.replay_server import ReplayServer
+from apex_jax.workers.role import RoleContext
 from tests.fuzz_messages import BELONG, Frames, Fuzzer, refusal_of
 from tests.fuzz_status import StatusTarget
 from tests.links import CONFIG, SPEC, TRANSITIONS, free_address, segment_of
@@ -127,7 +128,7 @@ class ReplayTarget:
             "sampling": (LearnerHello, Credit, PriorityUpdate, PriorityUpdate, Goodbye),
         }[link]
         self.fuzzer = Fuzzer([*kinds * 6, *wire.MESSAGES], seed, config.agreement, marker)
-        self.server = ReplayServer(config, SPEC, self._context)
+        self.server = ReplayServer(RoleContext(config, self._context, "replay"), SPEC)
         self._now_seconds = 0.0
         self._sent = 0
         self._sequence = 0

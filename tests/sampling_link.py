@@ -47,6 +47,7 @@ def batches_of(index: int, shape: tuple[int, int] = (K, B), environment_steps: i
         indices=np.full(shape, index, np.int32),
         generations=np.ones(shape, np.uint32),
         weights=np.ones(shape, np.float32),
+        replay_id="0123456789abcdef",
         environment_steps=environment_steps,
         size_transitions=6,
         samples_per_insert=1.0,
@@ -60,7 +61,7 @@ class Server:
     def __init__(self, address: str, limiter: RateLimiter, capacity: int = CAPACITY) -> None:
         self.inserted = 0
         self.replay = replay_of(capacity, limiter)
-        self.buffer, self.limiter, self.steps = self.replay.buffer, limiter, self.replay.steps
+        self.buffer, self.limiter = self.replay.buffer, limiter
         self._context = zmq.Context()
         self._socket = sockets.serve_sampling(self._context, address)
         self.service = SamplingServer(self._socket, CONFIG, self.replay, run_id=9)

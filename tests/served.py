@@ -20,6 +20,7 @@ from apex_jax.transport.messages import (
     SegmentMessage,
 )
 from apex_jax.workers.replay_server import ReplayServer
+from apex_jax.workers.role import RoleContext
 from tests.links import SPEC, Peer, segment_of, wait_until
 
 BODY = encode_segment(segment_of(1), SPEC)
@@ -31,7 +32,7 @@ class Served:
     def __init__(self, config: Config) -> None:
         self.config = config
         self._context, self._server_context = zmq.Context(), zmq.Context()
-        self.server = ReplayServer(config, SPEC, self._server_context)
+        self.server = ReplayServer(RoleContext(config, self._server_context, "replay"), SPEC)
         self.now_seconds = 0.0
         self.peers: list[Peer] = []
 
@@ -63,7 +64,7 @@ class Served:
         """Kills the server, and starts it again from its journal."""
         self._end_server()
         self._server_context = zmq.Context()
-        self.server = ReplayServer(self.config, SPEC, self._server_context)
+        self.server = ReplayServer(RoleContext(self.config, self._server_context, "replay"), SPEC)
 
     def close(self) -> None:
         for peer in self.peers:

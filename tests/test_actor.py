@@ -25,6 +25,7 @@ from apex_jax.transport.messages import ActorWelcome
 from apex_jax.transport.sockets import LocalLinks
 from apex_jax.types import Segment, Step
 from apex_jax.workers.actor import Actor
+from apex_jax.workers.role import RoleContext
 from tests.links import CONFIG, segment_of
 from tests.processes import ROOT
 
@@ -78,8 +79,8 @@ def act(tmp_path: Path, context: zmq.Context, monkeypatch: pytest.MonkeyPatch) -
     config = config.replace(addresses=addresses, run_directory=str(tmp_path))
 
     def act(incarnation: int, calls: int) -> Acting:
-        acting, stop = Acting(), StopSignal()
-        actor = Actor(config, segment_spec(config), context)
+        acting, role = Acting(), RoleContext(config, context, "actor")
+        actor, stop = Actor(role, segment_spec(config)), role.stop
         actor.close()
         dqn = actor._algorithm
         params = dqn.init(jax.random.key(1)).online_params

@@ -23,13 +23,13 @@ from apex_jax.config import AddressConfig, Config
 from apex_jax.environment import segment_spec
 from apex_jax.errors import UsageError
 from apex_jax.metrics import read_metrics
-from apex_jax.process import StopSignal
 from apex_jax.segment_codec import CorruptSegment, decode_segment, encode_segment
 from apex_jax.transport.sockets import LocalLinks
 from apex_jax.types import ActionSpec, Column, SegmentSpec
 from apex_jax.workers.actor import Actor
 from apex_jax.workers.learner import Learner
 from apex_jax.workers.replay_server import ReplayServer
+from apex_jax.workers.role import RoleContext
 from tests.links import SPEC, segment_of
 from tests.processes import ROOT, wait_until
 
@@ -80,14 +80,15 @@ def test_workers_run_an_algorithm_that_they_have_never_heard_of(
     config = config.replace(
         addresses=AddressConfig(links.experience, links.sampling, links.weights), run_directory=str(tmp_path)
     )
-    spec, context, stop = segment_spec(config), zmq.Context(), StopSignal()
-    roles: list[Any] = [make(config, spec, context) for make in (ReplayServer, Actor)]
-    threads = [threading.Thread(target=role.run, args=(stop,)) for role in roles]
+    spec, context = segment_spec(config), zmq.Context()
+    made = {make: RoleContext(config, context, name) for name, make in (("replay", ReplayServer), ("actor", Actor))}
+    roles: list[Any] = [make(role, spec) for make, role in made.items()]
+    threads = [threading.Thread(target=role.run) for role in roles]
     for thread in threads:
         thread.start()
-    learner = Learner(config, spec, context)
+    learner = Learner(RoleContext(config, context, "learner"), spec)
     try:
-        learner.run(StopSignal())
+        learner.run()
         for thread in threads:  # the learner told them that the run is over
             wait_until(lambda thread=thread: not thread.is_alive())  # type: ignore[misc]
     finally:
@@ -96,7 +97,7 @@ def test_workers_run_an_algorithm_that_they_have_never_heard_of(
             role.close()
         context.term()
         links.close()
-    assert learner.updates >= 64
+    assert learner.counters.updates >= 64
     lines = read_metrics(tmp_path / "metrics" / "learner.jsonl")
     assert any(0 < line.get("losses/td_loss", 0) < 2 for line in lines)
     assert not any("losses/q_values" in line for line in lines)

@@ -327,9 +327,9 @@ def test_a_checkpoint_of_another_network_is_refused_naming_both(tmp_path: Path) 
 
 def test_a_checkpoint_of_another_format_is_refused_naming_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr("apex_jax.checkpoint.FORMAT", 2)
+        patch.setattr("apex_jax.checkpoint.FORMAT", 9)
         save(tmp_path, 100)
-    with pytest.raises(CheckpointError, match="a different format: 2, not 1"):
+    with pytest.raises(CheckpointError, match="a different format: 9, not 2"):
         restore(tmp_path)
 
 

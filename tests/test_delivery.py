@@ -295,10 +295,10 @@ def test_a_refused_segment_counts_its_steps_and_is_acknowledged_behind_those_bef
     assert peer.receive(SegmentAck).sequence == 1
     server.until(lambda: waiting_in(server.service) == 2)
     assert peer.hears_nothing()
-    assert server.steps.here == 10
+    assert server.replay.environment_steps == 10
     server.limiter.sample(TRANSITIONS)
     assert peer.receive(SegmentAck).sequence == 3
-    assert server.steps.here == 30
+    assert server.replay.environment_steps == 30
     totals = server.service.totals()
     assert (totals["dropped_bad_checksum"], totals["stored"]) == (5, 2 * TRANSITIONS)
 
@@ -323,7 +323,7 @@ def test_with_drop_the_oldest_unsent_makes_room_and_only_when_there_is_none(link
     server.limiter.sample(10**6)
     server.until(lambda: len(server.stored()) == 1 + CREDIT + 3)
     assert server.stored() == [*range(1 + CREDIT), 95, 96, 97]
-    assert server.steps.here == 10 * (1 + CREDIT + 8), "those of the dropped are carried on"
+    assert server.replay.environment_steps == 10 * (1 + CREDIT + 8), "those of the dropped are carried on"
     server.until(lambda: server.service.totals()["dropped_overflow"] == 5 * TRANSITIONS)
 
 
@@ -334,10 +334,10 @@ def test_steps_of_many_dropped_segments_are_carried_by_several_later_ones(link: 
     most = SPEC.max_environment_steps(4)
     stream.put(segment_of(0), 3 * most + 10, 1.0)  # as behind an hour of dropping
     server.until(lambda: server.stored() == [0])
-    assert server.steps.here == most
+    assert server.replay.environment_steps == most
     put_all(stream, range(1, 5), server)
     server.until(lambda: len(server.stored()) == 5)
-    assert server.steps.here == 3 * most + 10 + 4 * 10
+    assert server.replay.environment_steps == 3 * most + 10 + 4 * 10
     assert +server.dropped == {}
 
 

@@ -156,7 +156,7 @@ def test_segments_are_stored_in_order_and_their_steps_summed(link: Link) -> None
     put_all(stream, range(20), server)
     server.until(lambda: len(server.stored()) == 20)
     assert server.stored() == list(range(20))
-    assert server.steps.here == 200
+    assert server.replay.environment_steps == 200
     server.until(lambda: not stream._unacknowledged)
     assert +server.dropped == {}
 
@@ -268,7 +268,7 @@ def test_a_segment_of_nan_is_left_out_by_its_actor_and_its_steps_are_carried_on(
     put_all(stream, range(2, 3), server)
     server.until(lambda: server.stored() == [0, 2])
     assert stream.dropped == {"bad_priority": 1}
-    assert server.steps.here == 30
+    assert server.replay.environment_steps == 30
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")

@@ -90,11 +90,11 @@ def test_fault_26_no_segment_brings_more_steps_than_its_actor_can_have_made(serv
     for sequence in (1, 2):
         actor.send(segment(1, sequence, environment_steps=2**32))
     served.until(lambda: served.server.experience.dropped["impossible_steps"] == 2)
-    assert served.server.replay.steps.total == 0, "else one actor ends the run of all by total_environment_frames"
+    assert served.server.replay.environment_steps == 0, "else one actor ends the run of all by total_environment_frames"
     most = SPEC.max_environment_steps(4)
     actor.send(segment(1, 3, environment_steps=most), segment(1, 4, environment_steps=most + 1))
     served.until(lambda: served.server.experience.dropped["impossible_steps"] == 3)
-    assert served.server.replay.steps.total == most
+    assert served.server.replay.environment_steps == most
     assert served.server.replay.buffer.inserted_segments == 1
 
 

@@ -27,6 +27,7 @@ from apex_jax.process import StopSignal
 from apex_jax.transport.sockets import LocalLinks
 from apex_jax.workers import saver
 from apex_jax.workers.learner import Learner
+from apex_jax.workers.role import RoleContext
 from tests.learner_runs import Fleet, bits, config_of, error_lines, files, restored, save_checkpoint
 from tests.processes import ROOT, Programs, catch, checkpoints, free_tcp_addresses, values
 
@@ -245,7 +246,7 @@ def learner(tmp_path: Path) -> Iterator[Learner]:
     links, context = LocalLinks(), zmq.Context()
     addresses = Config().addresses.__class__(links.experience, links.sampling, links.weights)
     config = config_of(tmp_path, "learner.failed_checkpoints_limit=2").replace(addresses=addresses)
-    learner = Learner(config, segment_spec(config), context)
+    learner = Learner(RoleContext(config, context, "learner"), segment_spec(config))
     shutil.rmtree(tmp_path / "checkpoints")
     (tmp_path / "checkpoints").touch()
     yield learner
@@ -272,7 +273,7 @@ def test_fault_13_a_strict_run_fails_after_as_many_failures_in_a_row_as_it_allow
     def save() -> None:
         learner._saver._begun_seconds = -math.inf  # the next one is due
         learner._housekeeping()
-        learner._checkpointer._join()
+        learner._saver.checkpointer._join()
 
     save()  # a failure, ...
     (tmp_path / "checkpoints").unlink()
@@ -286,7 +287,7 @@ def test_fault_13_a_strict_run_fails_after_as_many_failures_in_a_row_as_it_allow
         FatalError, match=r"^2 checkpoints in a row could not be saved: .*checkpoints/0 was not saved: "
     ):
         save()
-    assert learner._checkpointer.failed_saves == 3
+    assert learner._saver.checkpointer.failed_saves == 3
 
 
 def test_fault_13_a_strict_run_does_not_wait_for_ever_for_a_disk_that_does_not_answer(
@@ -294,8 +295,8 @@ def test_fault_13_a_strict_run_does_not_wait_for_ever_for_a_disk_that_does_not_a
 ) -> None:
     (tmp_path / "checkpoints").unlink()
     answers = threading.Event()
-    monkeypatch.setattr(learner._checkpointer, "_write", lambda *_: answers.wait())
-    interval = learner._config.learner.checkpoint_interval_seconds
+    monkeypatch.setattr(learner._saver.checkpointer, "_write", lambda *_: answers.wait())
+    interval = learner._role.config.learner.checkpoint_interval_seconds
     learner._save()
     learner._saver._begun_seconds = time.monotonic() - 1.5 * interval
     learner._housekeeping()  # one that was due could not be begun

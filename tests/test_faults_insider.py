@@ -161,10 +161,10 @@ def test_fault_39_the_status_page_shows_no_run_id(served: Served) -> None:
     run_id = 0x1234_5678_9ABC_DEF0
     served.actor(run_id)
     served.learner(run_id)
-    report = json.dumps(served.server.report())
+    report = json.dumps(served.server.describe())
     assert f"{run_id:x}" not in report
     assert str(run_id) not in report
-    digests = [peer["run_id"] for peer in served.server.report()["peers"]["actors"]]
+    digests = [peer["run_id"] for peer in served.server.describe()["peers"]["actors"]]
     assert len(digests) == 1
     assert len(digests[0]) == 16
 

@@ -26,6 +26,7 @@ from apex_jax.links.weights_client import Weights, WeightsClient
 from apex_jax.process import SAME_REQUEST_SECONDS
 from apex_jax.transport.sockets import LocalLinks
 from apex_jax.workers.learner import Learner
+from apex_jax.workers.role import RoleContext
 from tests.learner_runs import ENDLESS, Fleet, bits, config_of, error_lines, fresh_state, restored, save_checkpoint
 from tests.processes import ROOT, Programs, catch, checkpoints, free_tcp_addresses, values, wait_until
 from tests.sampling_link import Link, hello_of
@@ -47,12 +48,16 @@ def test_fault_06_a_resumed_learner_holds_every_bit_of_its_checkpoint(tmp_path: 
     links = LocalLinks()
     context = zmq.Context()
     addresses = Config().addresses.__class__(links.experience, links.sampling, links.weights)
-    learner = Learner(config := config_of(tmp_path).replace(addresses=addresses), segment_spec(config), context)
+    config = config_of(tmp_path).replace(addresses=addresses)
+    learner = Learner(RoleContext(config, context, "learner"), segment_spec(config))
     try:
         assert bits(learner._state) == bits(state)
         jax.tree.map(lambda ours, saved: None, learner._state, state)  # which raises where their structures differ
-        assert (learner.updates, learner.environment_steps) == (progress.updates, progress.environment_steps)
-        assert learner._elapsed_seconds >= progress.elapsed_seconds
+        assert (learner.counters.updates, learner.counters.environment_steps) == (
+            progress.updates,
+            progress.environment_steps,
+        )
+        assert learner.counters.elapsed_seconds() >= progress.elapsed_seconds
         assert learner._weights.version >= progress.weights_version
     finally:
         learner.close()
@@ -120,15 +125,15 @@ def test_fault_07_sigterm_saves_what_was_learned_and_exits_143(programs: Program
 HANGS = """
 import time
 from apex_jax import checkpoint
-from apex_jax.workers.learner import Learner
+from apex_jax.workers.run_counters import RunCounters
 def hang(step):
     print("saving", flush=True)
     time.sleep(600)
 checkpoint._write_checksums = hang
-def learn(learner):
-    learner.updates = 2
+def learn(counters):
+    counters.updates = 2
     print("learning", flush=True)
-Learner._limit_reached = learn
+RunCounters.limit_reached = learn
 """
 
 

@@ -109,7 +109,7 @@ def test_fault_31_each_segment_is_stored_exactly_once_whatever_becomes_of_the_co
         proxy.heal()
         server.until(lambda: len(server.stored()) == 40 and not stream._unacknowledged)
         assert server.stored() == list(range(1, 41))
-        assert server.steps.here == 400
+        assert server.replay.environment_steps == 400
         assert server.dropped.keys() <= {"duplicate_segment"}
         stream.close()
 

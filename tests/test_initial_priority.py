@@ -11,6 +11,7 @@ from apex_jax.command_line import load
 from apex_jax.replay.buffer import ReplayBuffer
 from apex_jax.types import ActionSpec, Columns, SegmentSpec
 from apex_jax.workers.replay_server import ReplayServer
+from apex_jax.workers.role import RoleContext
 from tests.test_buffer import L, leaf, priorities_at, update
 
 SPEC = SegmentSpec(
@@ -45,7 +46,7 @@ def test_key_chooses_between_them(tmp_path: Path) -> None:
             *(f"addresses.{link}=ipc://{tmp_path}/{choice}-{link}" for link in ("experience", "sampling")),
         ]
         context = zmq.Context()
-        server = ReplayServer(load(None, settings), SPEC, context)
+        server = ReplayServer(RoleContext(load(None, settings), context, "replay"), SPEC)
         assert inserted(server.replay.buffer, priorities_at(f1=70.0, f3=0.5)) == leaves
         server.close()
         context.term()

@@ -26,7 +26,6 @@ def test_a_run_without_a_journal_starts_empty_and_says_nothing(
     caplog.set_level(logging.INFO)
     world = World(tmp_path)
     assert (world.numbers(), world.counters.environment_steps, world.counters.incarnations) == ([], 0, 0)
-    assert world.counters.earlier_environment_steps is None
     assert caplog.messages == []
     world.kill()
 
@@ -39,7 +38,7 @@ def test_after_a_stop_everything_is_as_it_was(tmp_path: Path) -> None:
     before.limiter.sample(6)
     before.counters.ledger.report(RUN, ActorCounts(99, 0, 7, 0, 0))
     before.counters.ledger.refuse(RUN, 6, 3, "bad_checksum")
-    before.counters = before.counters._replace(earlier_environment_steps=1_000, incarnations=5)
+    before.counters = before.counters._replace(incarnations=5)
     before.stop()
     after = World(tmp_path, capacity=3)
     state = after.buffer.state(0.0)
@@ -47,7 +46,7 @@ def test_after_a_stop_everything_is_as_it_was(tmp_path: Path) -> None:
         if name != "ages_seconds":
             np.testing.assert_array_equal(getattr(state, name), value, err_msg=name)
     assert (after.limiter.inserted, after.limiter.sampled) == (5 * TRANSITIONS, 6)
-    assert after.counters[1:] == before.counters[1:] == (50, 1_000, 5)
+    assert after.counters[1:] == before.counters[1:] == (50, 5)
     assert after.counters.ledger.totals((), {}) == before.counters.ledger.totals((), {})
     for one, other in zip(before.buffer.sample(2, 4, 0.0), after.buffer.sample(2, 4, 0.0), strict=True):
         np.testing.assert_array_equal(one, other)
@@ -68,7 +67,6 @@ def test_after_a_kill_no_segment_and_no_count_is_missing(tmp_path: Path) -> None
         number = before.buffer.inserted_segments
         before.journal._log.append(FIRST_REFUSAL + REFUSALS.index(reason), number, RUN, sequence, 10, transitions)
     before.journal.on_welcome(78, 9)
-    before.journal.on_learner(1_000)
     before.counters.ledger.report(78, left := ActorCounts(90, 40, 0, 0, unsent=20))
     before.journal.on_report(78, left)
     before.journal.flush(0.0)
@@ -78,7 +76,7 @@ def test_after_a_kill_no_segment_and_no_count_is_missing(tmp_path: Path) -> None
     assert after.leaves()[1] == first_leaves(1)
     assert max(after.leaves()[2]) == 9.0**0.6, "as the snapshot knows"
     assert after.leaves()[3] == first_leaves(3), "no snapshot knows of it"
-    assert after.counters[1:] == (50, 1_000, 9)
+    assert after.counters[1:] == (50, 9)
     assert after.counters.ledger.totals((), {}) == before.counters.ledger.totals((), {})
     assert after.counters.ledger.account(RUN).sequence == 5
     assert after.limiter.inserted == 3 * TRANSITIONS
@@ -144,11 +142,11 @@ def test_a_journal_of_another_configuration_is_refused_and_left_as_it_is(tmp_pat
 
 def test_a_journal_of_another_format_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(tmp_path)
-    monkeypatch.setattr("apex_jax.replay.file_heads.FORMAT", 2)
+    monkeypatch.setattr("apex_jax.replay.file_heads.FORMAT", 9)
     world.store(1)
     world.kill()
     monkeypatch.undo()
-    with pytest.raises(JournalError, match="has format 2, this release reads format 1"):
+    with pytest.raises(JournalError, match="has format 9, this release reads format 2"):
         World(tmp_path)
 
 

@@ -260,7 +260,7 @@ def good_facts() -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     facts: dict[str, Any] = {
         "event": 1, "inserted_segments": 1, "priority_exponent": 0.6, "max_priority": 1.0, "random_state": world_state,
         "limiter": {"inserted": 1, "sampled": 0, "ratio": [0.0, 1.0]}, "environment_steps": 1,
-        "earlier_environment_steps": None, "welcomed": 1, "refused": {}, "forgotten": {},
+        "welcomed": 1, "refused": {}, "forgotten": {},
     }  # fmt: skip
     arrays = {
         "numbers": np.ones(1, np.int64),
@@ -274,7 +274,7 @@ def good_facts() -> tuple[dict[str, Any], dict[str, np.ndarray]]:
 @pytest.mark.parametrize(("name", "value"), [
     ("event", -1), ("event", 1.0), ("event", True), ("event", 2**70), ("inserted_segments", "1"),
     ("priority_exponent", -0.5), ("max_priority", float("nan")), ("max_priority", 1), ("environment_steps", None),
-    ("earlier_environment_steps", -5), ("welcomed", []), ("limiter", None), ("limiter", {"inserted": 1}),
+    ("environment_steps", -5), ("welcomed", []), ("limiter", None), ("limiter", {"inserted": 1}),
     ("limiter", {"inserted": 1, "sampled": 0, "ratio": "x"}), ("refused", {"because": 1}), ("refused", [1]),
     ("refused", {"bad_checksum": -1}), ("forgotten", {"stored": 1.5}), ("random_state", None), ("random_state", {}),
     ("random_state", {"bit_generator": "MT19937", "state": {}}),

@@ -45,8 +45,6 @@ def test_the_snapshot_before_the_newest_is_as_good_to_start_from(
 ) -> None:
     monkeypatch.setattr(segment_log, "FILE_BYTES", 1_000)
     world = World(tmp_path, capacity=4)
-    world.journal.on_learner(1_000)
-    world.counters = world.counters._replace(earlier_environment_steps=1_000)
     for number in range(1, 60):
         world.store(number)
         if number in (20, 40):
@@ -57,7 +55,6 @@ def test_the_snapshot_before_the_newest_is_as_good_to_start_from(
     world = World(tmp_path, capacity=4)
     assert world.numbers() == [56, 57, 58, 59]
     assert world.counters.environment_steps == 590
-    assert world.counters.earlier_environment_steps == 1_000
     assert world.counters.ledger.totals((), {})["stored"] == 59 * TRANSITIONS
     world.kill()
 

@@ -22,6 +22,7 @@ from apex_jax.replay.ledger import ActorCounts, Ledger
 from apex_jax.segment_codec import decode_frames
 from apex_jax.transport.messages import ActorHello, ActorStatus, Goodbye, SegmentAck, SegmentMessage
 from apex_jax.workers.replay_server import ReplayServer
+from apex_jax.workers.role import RoleContext
 from tests.fuzz_targets import fuzz_config
 from tests.links import CONFIG, SPEC, TRANSITIONS, CountingStream, free_address, segment_of, wait_until, waiting_in
 from tests.served import Served, segment
@@ -143,7 +144,7 @@ class Fleet:
 
     def start_server(self) -> ReplayServer:
         self._server_context = zmq.Context()
-        self.server = ReplayServer(self.config, SPEC, self._server_context)
+        self.server = ReplayServer(RoleContext(self.config, self._server_context, "replay"), SPEC)
         handlers = self.server.experience._handlers
         handlers.update({kind: partial(self._hear, handlers[kind]) for kind in (SegmentMessage, ActorStatus)})
         return self.server

@@ -43,9 +43,10 @@ def test_what_was_stored_and_learned_is_there_after_a_kill(tmp_path: Path) -> No
     store(before, 2)
     before.close()  # and no other: killed
     after = replay_in(tmp_path)
-    assert [len(after.segments_since(0, 9).bodies), after.steps.here, after.limiter.sampled] == [2, 20, 8]
+    assert [len(after.segments_since(0, 9).bodies), after.environment_steps, after.limiter.sampled] == [2, 20, 8]
     assert after.buffer._tree.leaves[indices] == pytest.approx(np.full(8, 5.0**0.6))
     assert after.ledger.totals((), {})["stored"] == 2 * TRANSITIONS
+    assert after.id == before.id
     after.close()
 
 
@@ -63,7 +64,7 @@ def test_refusals_without_end_take_a_record_a_second_and_none_is_missing_or_coun
     after = replay_in(tmp_path)
     assert after.ledger.totals((), {}) == before.ledger.totals((), {})
     assert after.ledger.refused == {"bad_checksum": 3_000}
-    assert (after.ledger.sequence(7), after.steps.here) == (1_001, 10_010)
+    assert (after.ledger.sequence(7), after.environment_steps) == (1_001, 10_010)
     after.close()
 
 

@@ -17,7 +17,6 @@ import zmq
 from apex_jax.config import AddressConfig, Config, ReplayConfig
 from apex_jax.errors import RunError, UsageError
 from apex_jax.metrics import read_metrics
-from apex_jax.process import StopSignal
 from apex_jax.replay.replay import make_limiter
 from apex_jax.segment_codec import encode_segment
 from apex_jax.transport import sockets
@@ -37,6 +36,7 @@ from apex_jax.transport.messages import (
 )
 from apex_jax.workers import replay_server
 from apex_jax.workers.replay_server import ReplayServer
+from apex_jax.workers.role import RoleContext
 from tests import journals
 from tests.links import CONFIG, SPEC, TRANSITIONS, Peer, free_address, segment_of, wait_until
 
@@ -56,10 +56,10 @@ class Running:
 
     def __init__(self, config: Config) -> None:
         self.context = zmq.Context()
-        self.server = ReplayServer(config, SPEC, self.context)
-        self.stop = StopSignal()
+        role = RoleContext(config, self.context, "replay")
+        self.server, self.stop = ReplayServer(role, SPEC), role.stop
         self.config = config
-        self.thread = threading.Thread(target=self.server.run, args=(self.stop,))
+        self.thread = threading.Thread(target=self.server.run)
         self.thread.start()
         self._peers: list[Peer] = []
 
@@ -113,7 +113,7 @@ def test_segments_of_actors_become_batches_of_the_learner(running: Running) -> N
     while sum(received) < 2:
         received.append(len(learner.receive(StreamedSegments).slots))
     batches = learner.receive(IndexBatches)
-    assert batches.environment_steps == 1_200, "the checkpoint's and the actors'"
+    assert (batches.replay_id, batches.environment_steps) == (running.server.replay.id, 200), "of this replay alone"
     assert batches.size_transitions == 2 * TRANSITIONS
 
 
@@ -136,13 +136,13 @@ def test_segments_wait_while_the_learner_waits_for_batches_that_must_come_behind
     assert actor.receive(SegmentAck).sequence == 4
 
 
-def test_steps_that_a_restarted_learner_knows_are_not_counted_twice(running: Running) -> None:
-    first, actor = running.learner(environment_steps=1_000), running.actor()
+def test_metrics_of_the_replay_are_at_the_steps_of_the_run_that_its_learner_has_counted(running: Running) -> None:
+    learner, actor, skip = running.learner(), running.actor(), running.config.environment.frame_skip
     send_segments(actor, 1, 2)
-    first.send(Goodbye(5))
-    wait_until(lambda: running.server.sampling.learner is None)
-    running.learner(environment_steps=1_150)
-    assert running.server.replay.steps.total == 1_200
+    wait_until(lambda: running.server.describe()["environment_frames"] == 200 * skip)
+    learner.send(Credit(5, groups=0, segments=0, environment_steps=1_200))
+    wait_until(lambda: running.server.describe()["environment_frames"] == 1_200 * skip)
+    wait_until(lambda: steps_written(running.config)[-1] == 1_200 * skip)
 
 
 def test_the_end_of_the_run_ends_the_server_once_all_have_left(
@@ -206,7 +206,7 @@ def values_written(config: Config) -> dict[str, Any]:
 
 def test_a_server_that_starts_again_goes_on_from_the_journal(config: Config) -> None:
     first = Running(config)
-    learner, actor = first.learner(environment_steps=1_000), first.actor()
+    learner, actor, replay_id = first.learner(), first.actor(), first.server.replay.id
     send_segments(actor, 1, 2, 3)
     learner.send(Credit(5, groups=1, segments=10))
     wait_until(lambda: first.server.replay.limiter.sampled == 4)
@@ -218,14 +218,10 @@ def test_a_server_that_starts_again_goes_on_from_the_journal(config: Config) -> 
         3 * TRANSITIONS,
         4,
     )
-    assert server.replay.steps.total == 1_300
+    assert (server.replay.id, server.replay.environment_steps) == (replay_id, 300)
     assert server.ledger()["stored"] == 3 * TRANSITIONS
-    second.learner(environment_steps=1_250)
-    assert server.replay.steps.total == 1_300, "it knows better"
     second.close()
     third = Running(config)
-    third.learner(environment_steps=1_500)
-    wait_until(lambda: third.server.replay.steps.total == 1_500)  # its journal is older than what the learner knows
     third.actor(run_id=2)
     assert third.server.replay.incarnations == 2
     third.close()
@@ -233,6 +229,11 @@ def test_a_server_that_starts_again_goes_on_from_the_journal(config: Config) -> 
     assert values["ledger/stored"] == values["ledger/produced"] == 3 * TRANSITIONS
     assert values["replay/journal_errors"] == 0
     assert values["replay/journal_bytes"] > 0
+
+
+def steps_written(config: Config) -> list[float]:
+    path = Path(config.directory, "metrics", "replay.jsonl")
+    return [line["step"] for line in read_metrics(path)] if path.exists() else [0.0]
 
 
 def as_killed_now(config: Config) -> Config:
@@ -255,7 +256,7 @@ def test_a_server_killed_before_it_welcomes_an_actor_leaves_the_incarnation_it_w
     first = Running(config)
     monkeypatch.setattr(sockets, "send", killed_before)
     first.actor()
-    second = ReplayServer(copies[0], SPEC, first.context)
+    second = ReplayServer(RoleContext(copies[0], first.context, "replay"), SPEC)
     assert second.replay.incarnations == 1, "or it would give this incarnation to another actor, too"
     second.close()
     first.close()
@@ -265,10 +266,9 @@ def test_a_killed_server_leaves_what_it_acknowledged(config: Config) -> None:
     context = zmq.Context()
     first = Running(config)
     send_segments(first.actor(), 1, 2)
-    first.learner(environment_steps=1_000)
-    wait_until(lambda: first.server.replay.steps.total == 1_200)
-    second = ReplayServer(as_killed_now(config), SPEC, context)
-    assert (second.replay.buffer.size_segments, second.replay.steps.total) == (2, 1_200)
+    second = ReplayServer(RoleContext(as_killed_now(config), context, "replay"), SPEC)
+    assert (second.replay.buffer.size_segments, second.replay.environment_steps) == (2, 200)
+    assert second.replay.id == first.server.replay.id, "or the learner would count the steps twice"
     assert second.replay.incarnations == 1
     second.close()
     context.term()
@@ -303,7 +303,7 @@ def test_a_directory_in_use_is_one_line_and_leaves_nothing_open(running: Running
     context = zmq.Context()
     other = running.config.replace(addresses=AddressConfig(free_address(), free_address(), free_address()))
     with pytest.raises(RunError, match="another replay server is using"):
-        ReplayServer(other, SPEC, context)
+        ReplayServer(RoleContext(other, context, "replay"), SPEC)
     context.term()
     assert context.closed
 
@@ -314,7 +314,7 @@ def test_an_address_in_use_is_one_line_and_leaves_nothing_open(config: Config, l
     address = getattr(config.addresses, link)
     with sockets.serve_weights(other, address):
         with pytest.raises(sockets.BindError, match=rf"addresses\.{link}={address} cannot be served") as caught:
-            ReplayServer(config, SPEC, context)
+            ReplayServer(RoleContext(config, context, "replay"), SPEC)
         assert str(caught.value).isprintable()
         context.term()  # waits for ever for a socket that was left open
     other.term()

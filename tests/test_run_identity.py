@@ -194,7 +194,7 @@ def test_a_replay_server_joins_the_run_of_its_learner_and_its_actors_that_of_the
 
 
 def test_an_actor_and_a_learner_of_another_run_are_refused_by_the_replay_server(served: Served, tmp_path: Path) -> None:
-    served.server._run_identity.adopt(MINE, "the learner before")
+    served.server._role.run_identity.adopt(MINE, "the learner before")
     actor, learner = served.peer("experience"), served.peer("sampling")
     actor.send(actor_hello(OTHER))
     learner.send(learner_hello(OTHER))
@@ -208,7 +208,7 @@ def test_an_actor_and_a_learner_of_another_run_are_refused_by_the_replay_server(
 
 
 def test_a_learner_that_lost_its_directory_goes_on_with_the_run_of_its_replay_server(served: Served) -> None:
-    served.server._run_identity.adopt(MINE, "the learner before")
+    served.server._role.run_identity.adopt(MINE, "the learner before")
     learner = served.peer("sampling")
     learner.send(learner_hello(OTHER, is_new_run=True))
     assert learner.receive(LearnerWelcome).run_identity == MINE
@@ -221,7 +221,7 @@ def test_a_replay_server_whose_directory_has_only_the_journal_knows_its_run(serv
     served.server.replay.finish(1.0)
     (tmp_path / "replay-server" / "run_identity").unlink()
     served.restart()
-    assert served.server._run_identity.name == kept_in(tmp_path / "replay-server") == MINE
+    assert served.server._role.run_identity.name == kept_in(tmp_path / "replay-server") == MINE
 
 
 def test_a_journal_of_another_run_than_its_directory_is_refused(served: Served, tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ from tests.sampling_link import (
 def test_a_learner_gets_all_live_segments_oldest_first_and_then_batches(sampling: Link) -> None:
     server = sampling.server()
     server.insert(CAPACITY + 3)
-    server.steps.here = 77
+    server.replay.environment_steps = 77
     learner = Learner(sampling.stream())
     server.until(lambda: learner.consume() and learner.batches)
     assert learner.history == list(range(4, CAPACITY + 4))
@@ -221,13 +221,13 @@ def test_a_hello_said_twice_is_welcomed_once_and_gives_no_credit_twice(sampling:
     assert (server.service.learner.groups_credit, server.service.learner.segments_credit) == (2, 3)
 
 
-def test_only_the_first_learner_tells_of_steps_before_this_server(sampling: Link) -> None:
+def test_the_server_knows_the_steps_of_the_run_from_its_learner(sampling: Link) -> None:
     server = sampling.server()
-    assert server.steps.earlier is None
-    sampling.peer(server, hello_of(1, environment_steps=500)).send(Goodbye(1))
+    peer = sampling.peer(server, hello_of(1, environment_steps=500))
+    assert server.service.run_steps == 500
+    peer.send(Credit(1, groups=0, segments=0, environment_steps=900), Goodbye(1))
     server.until(lambda: server.service.learner is None)
-    sampling.peer(server, hello_of(2, environment_steps=900))
-    assert server.steps.earlier == 500
+    assert server.service.run_steps == 900
 
 
 @pytest.mark.parametrize("is_killed", [False, True])
@@ -297,9 +297,9 @@ def test_priorities_that_are_none_are_counted_and_change_nothing(sampling: Link,
 def test_after_a_restart_of_the_server_the_stream_begins_anew_and_old_priorities_are_void(sampling: Link) -> None:
     server = sampling.server()
     server.insert(4)
-    server.steps.here = 234
     learner = Learner(sampling.stream(hello_of(environment_steps=1000)))
     old = drawn(learner, server)
+    learner.stream.environment_steps = 1234
     server.close()
     server = sampling.server()
     server.insert(2)
@@ -310,7 +310,7 @@ def test_after_a_restart_of_the_server_the_stream_begins_anew_and_old_priorities
     learner.stream.update_priorities(new, np.full((K, B), 1e6, np.float32))
     server.until(lambda: server.buffer.max_priority == 1e6)
     assert +server.dropped == {}
-    assert server.steps.earlier == 1234
+    assert server.service.run_steps == 1234, "as the learner says to each server"
 
 
 # A server that sends what it should not ---------------------------------------------------------------------------

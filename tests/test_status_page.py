@@ -64,7 +64,7 @@ def test_process_whose_loop_does_not_turn_is_not_healthy(monkeypatch: pytest.Mon
         wait_until(lambda: not fetch(page._address, 5.0)[0])
         monkeypatch.setattr(status_page, "STUCK_SECONDS", 60.0)
         before = fetch(page._address, 5.0)[1]["progress_age_seconds"]
-        stop.is_set()
+        stop.beat()
         assert fetch(page._address, 5.0)[1]["progress_age_seconds"] < before
 
 
@@ -171,7 +171,7 @@ def test_whole_run_and_each_role_tell_their_status(tmp_path: Path) -> None:
 
         def is_complete(found: dict[str, Any]) -> bool:
             told = [found.get(name, {}) for name in peers]
-            return all(map(lambda one: "peers" in one and any(one["rates"].values()), told)) and all(
+            return all(map(lambda one: "peers" in one and any(one["metrics"].values()), told)) and all(
                 has_all(found[name]["peers"]) for name, has_all in peers.items()
             )
 

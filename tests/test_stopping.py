@@ -80,11 +80,11 @@ def test_fault_08_a_stop_is_acknowledged_at_once_and_a_second_one_ends_every_pro
 
 def test_single_learner_acknowledges_ctrl_c_too(programs: Programs, tmp_path: Path) -> None:
     hangs = (
-        "import time\nfrom apex_jax import checkpoint, process\nfrom apex_jax.workers.learner import Learner\n"
+        "import time\nfrom apex_jax import checkpoint, process\nfrom apex_jax.workers.run_counters import RunCounters\n"
         "process.SAME_PRESS_SECONDS = 0.0\n"
         "checkpoint._write_checksums = lambda step: (print('saving', flush=True), time.sleep(600))\n"
-        "def learn(learner):\n    learner.updates = 2\n    print('learning', flush=True)\n"
-        "Learner._limit_reached = learn\n"
+        "def learn(counters):\n    counters.updates = 2\n    print('learning', flush=True)\n"
+        "RunCounters.limit_reached = learn\n"
     )
     arguments = catch(tmp_path, *free_tcp_addresses())
     program = programs.start("--role", "learner", *arguments, lines=hangs, environment=BY_HAND)

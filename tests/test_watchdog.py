@@ -58,10 +58,10 @@ def test_a_process_whose_loop_stands_still_says_nothing(
     monkeypatch.setattr(status_page, "STARTING_SECONDS", 0.0)
     monkeypatch.setattr(status_page, "STUCK_SECONDS", 0.2)
     stop = StopSignal()
-    stop._asked_seconds -= 1.0
+    stop._beat_seconds -= 1.0
     with StatusPage(parse([f"run_directory={tmp_path}"]).config, "replay", "replay", stop):
         assert hears_nothing(manager)
-        stop.is_set()  # what the loop asks at each turn
+        stop.beat()  # as the loop does at each turn
         manager.settimeout(10)
         assert manager.recv(100) == FIRST
         while not hears_nothing(manager):

@@ -121,7 +121,7 @@ REFUSAL: Any = messages.Refusal(reason="why", final=True)
 
 def test_kinds_keep_their_numbers() -> None:
     assert {message.__name__: number for number, message in enumerate(wire.MESSAGES)} == KIND_NUMBERS
-    assert wire.PROTOCOL_VERSION == 7
+    assert wire.PROTOCOL_VERSION == 8
 
 
 def test_every_marked_record_is_a_message() -> None:
@@ -132,13 +132,13 @@ def test_every_marked_record_is_a_message() -> None:
 
 def test_frames_are_a_msgpack_list_and_the_raw_bytes() -> None:
     header, *bodies = frames_of(UPDATE)
-    assert msgpack.unpackb(header) == ["apex", 7, 15, 7, [2], [2], [2]]
+    assert msgpack.unpackb(header) == ["apex", 8, 15, 7, [2], [2], [2]]
     assert bodies == [b"\3\0\0\0\1\0\0\0", b"\1\0\0\0\xff\xff\xff\xff", b"\0\0\0\x3f\0\0\xc0\x7f"]
     assert [msgpack.unpackb(frames_of(SEGMENT)[0]), frames_of(SEGMENT)[1:]] == [
-        ["apex", 7, 2, 1, 2, 3, 4, 4, 5, 6],
+        ["apex", 8, 2, 1, 2, 3, 4, 4, 5, 6],
         [b"body"],
     ]
-    assert [msgpack.unpackb(frame) for frame in frames_of(messages.Rejoin())] == [["apex", 7, 6]]
+    assert [msgpack.unpackb(frame) for frame in frames_of(messages.Rejoin())] == [["apex", 8, 6]]
 
 
 @pytest.mark.parametrize("kind", wire.MESSAGES)
@@ -276,8 +276,8 @@ def test_other_version_is_refused_with_both_versions(version: object) -> None:
 
 @pytest.mark.parametrize("kind", [-1, len(KIND_NUMBERS), 2**63, True, 6.0, "6", None, [6]])
 def test_unknown_kind_is_refused(kind: object) -> None:
-    assert reason_of([msgpack.packb(["apex", 7, kind])]) == "unknown_kind"
-    assert reason_of([msgpack.packb(["apex", 7])]) == "unknown_kind"
+    assert reason_of([msgpack.packb(["apex", 8, kind])]) == "unknown_kind"
+    assert reason_of([msgpack.packb(["apex", 8])]) == "unknown_kind"
 
 
 @pytest.mark.parametrize(("message", "place", "value"), [

@@ -84,6 +84,7 @@ class SamplingClient:
         self._address = address
         self._spec = spec
         self._hello = hello
+        self.environment_steps = hello.environment_steps  # of the whole run; the learner keeps it up to date
         self._capacity_segments = capacity_segments
         self._groups = groups
         # An item takes a group or a segment of the credit at least; one place is for the error that ends it all.
@@ -131,7 +132,7 @@ class SamplingClient:
         """Gives the server credit for as much again."""
         segments = len(item.content.slots) if isinstance(item.content, Segments) else 0
         groups = 0 if isinstance(item.content, Segments) else 1
-        self._post(item.epoch, Credit(run_id=self._hello.run_id, groups=groups, segments=segments))
+        self._post(item.epoch, Credit(self._hello.run_id, groups, segments, self.environment_steps))
 
     def update_priorities(self, item: Item, priorities: np.ndarray) -> None:
         """Sends the new priorities float32[K, B] of a consumed item of batches."""
@@ -159,7 +160,7 @@ class SamplingClient:
 
     def turn(self, now_seconds: float) -> None:
         """Sends what is to be sent, and takes what has arrived."""
-        self._connection.turn(now_seconds, lambda: self._hello, self._heartbeat)
+        self._connection.turn(now_seconds, self._current_hello, self._heartbeat)
         self._flush()
         self._receive(now_seconds)
 
@@ -189,8 +190,11 @@ class SamplingClient:
         self._discard_items()
         self._items.put_nowait(error)
 
+    def _current_hello(self) -> LearnerHello:
+        return self._hello._replace(environment_steps=self.environment_steps)
+
     def _heartbeat(self) -> Finish | Credit:
-        return self._last_word or Credit(run_id=self._hello.run_id, groups=0, segments=0)  # both are answered
+        return self._last_word or Credit(self._hello.run_id, 0, 0, self.environment_steps)  # both are answered
 
     def _flush(self) -> None:
         """Sends the outbox, as far as the server can take it; what is meant for an older connection is void."""
@@ -223,7 +227,7 @@ class SamplingClient:
         self._epoch += 1
         self._discard_items()
         self._connection.send_heartbeat()  # a last word goes out at once
-        credit = Credit(run_id=self._hello.run_id, groups=self._groups, segments=SEGMENTS_WINDOW)
+        credit = Credit(self._hello.run_id, self._groups, SEGMENTS_WINDOW, self.environment_steps)
         self._outbox.append((self._epoch, credit))
         self._flush()
 
@@ -287,6 +291,4 @@ class SamplingClient:
         )
         if not fits:
             raise self._connection.broken("sends batches that do not fit the replay")
-        # A server that restarts asks for it again.
-        self._hello = self._hello._replace(environment_steps=message.environment_steps)
         self._put(message)

@@ -29,7 +29,7 @@ from apex_jax.transport.messages import (
     Rejoin,
     StreamedSegments,
 )
-from apex_jax.types import MAX_STREAMED_SEGMENTS, PEER_TIMEOUT_SECONDS
+from apex_jax.types import MAX_ENVIRONMENT_STEPS, MAX_STREAMED_SEGMENTS, PEER_TIMEOUT_SECONDS
 
 _log = logging.getLogger(__name__)
 
@@ -71,6 +71,7 @@ class SamplingServer:
         self.learner: LearnerPeer | None = None
         self.dropped: Counter[str] = Counter()
         self.finished: str | None = None  # why, once the learner said that the run is over
+        self.run_steps = 0  # environment steps of the whole run, as the learner counts them
         self._socket = socket
         self._config = config
         self._replay = replay
@@ -155,7 +156,8 @@ class SamplingServer:
             indices=draw.indices,
             generations=draw.generations,
             weights=draw.weights,
-            environment_steps=self._replay.steps.total,
+            replay_id=self._replay.id,
+            environment_steps=min(self._replay.environment_steps, MAX_ENVIRONMENT_STEPS),
             size_transitions=self._replay.buffer.size_transitions,
             samples_per_insert=self._replay.samples_per_insert,
             age_seconds=draw.age_seconds,
@@ -175,7 +177,7 @@ class SamplingServer:
         if not sockets.send(self._socket, welcome, identity):
             return
         self.learner = LearnerPeer(identity, message.run_id, now_seconds, message.batches_at_once, message.batch_size)
-        self._replay.on_learner(message.environment_steps)
+        self.run_steps = message.environment_steps
         _log.info("learner %s joins; %d segments are live", identity.hex(), self._replay.buffer.size_segments)
 
     def _join_run(self, message: LearnerHello) -> str:
@@ -205,6 +207,7 @@ class SamplingServer:
 
     def _on_credit(self, identity: bytes, message: Credit, now_seconds: float) -> None:
         assert self.learner is not None
+        self.run_steps = max(self.run_steps, message.environment_steps)
         if not message.groups and not message.segments:
             sockets.send(self._socket, message, identity)  # for the learner, a sign of life
         self.learner.groups_credit = min(self.learner.groups_credit + message.groups, LARGEST_CREDIT)

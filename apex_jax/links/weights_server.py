@@ -129,6 +129,11 @@ class WeightsServer:
         self._wake.wake_up()
 
     @property
+    def updates(self) -> int:
+        """Updates behind the newest parameters; -1 before the first are published."""
+        return -1 if self._newest is None else self._newest.updates
+
+    @property
     def is_drained(self) -> bool:
         """Tells whether every client that lives has the newest parameters, those that are about to connect included."""
         if time.monotonic() < self._start_seconds + 2e-3 * sockets.LONGEST_RECONNECT_MILLISECONDS:

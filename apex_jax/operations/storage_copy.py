@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from apex_jax.config import Config
 from apex_jax.process import FETCHED, StopSignal
@@ -52,7 +51,7 @@ class StorageCopy:
             self._closing.set()
             until = time.monotonic() + LAST_COPY_SECONDS
             while self._thread.is_alive() and time.monotonic() < until:
-                self._stop.is_set()  # shows that this is no standstill
+                self._stop.beat()
                 self._thread.join(0.1)
             if self._thread.is_alive():
                 _log.warning("the last copy to %s took too long: the one before it stands", self._config.storage.url)
@@ -63,11 +62,6 @@ class StorageCopy:
             return {}
         age = time.monotonic() - self._copied_seconds
         return {"storage/failed_copies": self.failed, "storage/copy_age_seconds": age}
-
-    def report(self) -> dict[str, Any]:
-        """Returns what there is to tell with the status of the process, from any thread."""
-        values = {tag.partition("/")[2]: value for tag, value in self.metrics().items()}
-        return {"storage": values} if values else {}
 
     def _run(self) -> None:
         while not self._closing.wait(self._config.storage.interval_seconds):

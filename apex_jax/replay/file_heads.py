@@ -16,10 +16,10 @@ from typing import Any
 
 from apex_jax.agreement import told
 from apex_jax.errors import RunError
-from apex_jax.run_identity import is_identity
+from apex_jax.run_identity import is_identity, new_identity
 from apex_jax.types import SegmentSpec
 
-FORMAT = 1
+FORMAT = 2
 _PREFIX = struct.Struct("<8sII")
 _CRC = struct.Struct("<I")
 
@@ -38,13 +38,14 @@ class Identity:
     def __init__(self, agreement: str, spec: SegmentSpec, run: str = "") -> None:
         """`agreement`: see `Config.agreement`; `run`: see `apex_jax.run_identity`, empty = as the files say."""
         self.run = run
+        self.replay_id = new_identity()  # until a file says which replay this is
         fields = {name: list(value) if isinstance(value, tuple) else value for name, value in spec._asdict().items()}
         self._configuration = {"agreement": agreement, "segments": json.dumps(fields)}
 
     @property
     def facts(self) -> dict[str, str]:
-        """What the head of a file says; no run where none is known yet, and in files of earlier releases."""
-        return self._configuration | ({"run": self.run} if self.run else {})
+        """What the head of a file says; no run while none is known."""
+        return self._configuration | {"replay": self.replay_id} | ({"run": self.run} if self.run else {})
 
     def check(self, path: Path, facts: dict[str, Any]) -> None:
         """Raises JournalError where the facts of a file are those of another configuration, or of another run."""
@@ -54,6 +55,8 @@ class Identity:
                     f"{path} is the replay of another configuration: {told(str(theirs), ours)}; use the"
                     f" configuration it was made with, another run_directory, or move {path.parent} away"
                 )
+        if is_identity(replay_id := str(facts.get("replay"))):
+            self.replay_id = replay_id
         run = facts.get("run")
         if isinstance(run, str) and is_identity(run):
             self.run = self.run or run

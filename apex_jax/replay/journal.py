@@ -29,12 +29,13 @@ from apex_jax.replay.rate_limiter import RateLimiter
 from apex_jax.replay.saved_state import Counters, Saved, pack_state, ratio_of, unpack_state
 from apex_jax.replay.segment_log import SEGMENT, LogFile, Record, SegmentLog, sync
 from apex_jax.replay.snapshots import Snapshot, Snapshots
+from apex_jax.run_identity import new_identity
 from apex_jax.segment_codec import CorruptSegment, decode_columns, value_limits
 from apex_jax.types import MAX_COUNT, SegmentRecord, SegmentSpec
 
 _log = logging.getLogger(__name__)
 
-WELCOME, REPORT, LEARNER, FIRST_REFUSAL = 1, 2, 3, 4  # kinds of records; each reason of a refusal is one more
+WELCOME, REPORT, FIRST_REFUSAL = 1, 2, 3  # kinds of records; each reason of a refusal is one more
 LOG_BYTES_AT_MOST = 2**28  # behind the newest snapshot: then another is due, so that old files can go
 RETRY_SECONDS = 5.0  # after a snapshot that failed, or snapshot_interval_seconds where that is less; doubled each time
 REFUSALS_SECONDS = 1.0  # between two writings of what was refused: in that time an actor may send thousands of those
@@ -103,9 +104,10 @@ class Journal:
         body = COUNTS.pack(*counts)
         self._log.append(REPORT, 0, run_id, 0, body=body, crc=zlib.crc32(body))
 
-    def on_learner(self, earlier_environment_steps: int) -> None:
-        """Takes what a learner said of the steps before this run of the replay."""
-        self._log.append(LEARNER, 0, 0, earlier_environment_steps)
+    @property
+    def replay_id(self) -> str:
+        """Which replay this is the journal of."""
+        return self._identity.replay_id
 
     @property
     def run(self) -> str:
@@ -228,7 +230,7 @@ class Journal:
         JournalError where the journal is of another configuration; what is damaged is left out and said.
         """
         saved = self._snapshots.read_newest(self._parse)
-        counters = saved.counters if saved is not None else Counters(Ledger(), 0, None, 0)
+        counters = saved.counters if saved is not None else Counters(Ledger(), 0, 0)
         snapshot_event = saved.event if saved is not None else 0
         bodies: deque[tuple[int, bytes]] = deque(maxlen=buffer.capacity_segments)
         numbers: deque[int] = deque(maxlen=buffer.capacity_segments)  # also of damaged ones
@@ -323,6 +325,9 @@ class NoJournal:
 
     run = ""
 
+    def __init__(self) -> None:
+        self.replay_id = new_identity()
+
     def on_segment(self, number: int, segment: SegmentRecord) -> None:
         """Keeps nothing."""
 
@@ -333,9 +338,6 @@ class NoJournal:
         """Keeps nothing."""
 
     def on_report(self, run_id: int, counts: ActorCounts) -> None:
-        """Keeps nothing."""
-
-    def on_learner(self, earlier_environment_steps: int) -> None:
         """Keeps nothing."""
 
     def on_run(self, run: str) -> None:
@@ -360,7 +362,7 @@ class NoJournal:
 
     def restore(self, buffer: ReplayBuffer, limiter: RateLimiter, now_seconds: float) -> Counters:
         """Returns the counters of a replay that begins."""
-        return Counters(Ledger(), 0, None, 0)
+        return Counters(Ledger(), 0, 0)
 
     def metrics(self) -> dict[str, float]:
         """Returns none."""
@@ -377,8 +379,6 @@ def _after(counters: Counters, record: Record) -> Counters:
             counts = ActorCounts(*(min(max(0, count), MAX_COUNT) for count in COUNTS.unpack(record.body)))
             counters.ledger.report(record.run_id, counts)
         return counters
-    if record.kind == LEARNER:
-        return counters._replace(earlier_environment_steps=record.sequence)
     if record.kind == SEGMENT:
         counters.ledger.store(record.run_id, record.sequence, record.transitions)
     elif reason < len(REFUSALS):

@@ -16,7 +16,6 @@ from apex_jax.replay.buffer import Draw, PriorityResult, ReplayBuffer, SegmentRu
 from apex_jax.replay.journal import Journal, NoJournal
 from apex_jax.replay.ledger import ActorCounts, Ledger
 from apex_jax.replay.rate_limiter import RateLimiter, least_error_buffer
-from apex_jax.replay.run_steps import RunSteps
 from apex_jax.replay.saved_state import Counters
 from apex_jax.types import Columns, SegmentRecord, SegmentSpec
 
@@ -24,8 +23,8 @@ from apex_jax.types import Columns, SegmentRecord, SegmentSpec
 class Replay:
     """Ring of segments, rate limiter, ledger and journal.
 
-    What `insert`, `welcome`, `record_counts` and `on_learner` take is in the journal when `flush` returns, and what
-    `refuse` takes a second later.
+    What `insert`, `welcome` and `record_counts` take is in the journal when `flush` returns, and what `refuse` takes a
+    second later.
     """
 
     def __init__(self, config: Config, spec: SegmentSpec, rng: np.random.Generator, run: str = "") -> None:
@@ -45,7 +44,7 @@ class Replay:
         )
         self.limiter = make_limiter(config, spec)
         self.ledger = Ledger()
-        self.steps = RunSteps()
+        self.environment_steps = 0  # behind the segments stored or refused, by all servers of this replay
         self.incarnations = 0  # actors welcomed so far
         self.journal: Journal | NoJournal = (
             Journal(config, spec, self.buffer.capacity_segments, run) if settings.journal else NoJournal()
@@ -62,13 +61,13 @@ class Replay:
         self.buffer.insert(segment.body, columns, now_seconds)
         self.limiter.insert(segment.transitions)
         self.ledger.store(segment.run_id, segment.sequence, segment.transitions)
-        self.steps.here += segment.environment_steps
+        self.environment_steps += segment.environment_steps
         self.journal.on_segment(self.buffer.inserted_segments, segment)
 
     def refuse(self, segment: SegmentRecord, reason: str) -> None:
         """Counts a segment that is not stored; `reason`: one of `apex_jax.replay.ledger.REFUSALS`."""
         self.ledger.refuse(segment.run_id, segment.sequence, segment.transitions, reason)
-        self.steps.here += segment.environment_steps
+        self.environment_steps += segment.environment_steps
         self.journal.on_refusal(segment, reason)
 
     def welcome(self, run_id: int, incarnation: int) -> None:
@@ -112,10 +111,10 @@ class Replay:
 
     # The run
 
-    def on_learner(self, environment_steps: int) -> None:
-        """Takes the environment steps of the run that a learner knows of as it joins."""
-        if self.steps.on_learner(environment_steps):
-            self.journal.on_learner(self.steps.earlier or 0)
+    @property
+    def id(self) -> str:
+        """Which replay this is, 16 hexadecimal digits: the journal keeps it, a replay that begins anew has another."""
+        return self.journal.replay_id
 
     def join_run(self, run: str) -> None:
         """Takes the identity of the training run that this replay becomes part of."""
@@ -127,7 +126,7 @@ class Replay:
         """Goes on from the journal; returns the identity of its training run, empty if there is none. JournalError."""
         counters = self.journal.restore(self.buffer, self.limiter, now_seconds)
         self.ledger, self.incarnations = counters.ledger, counters.incarnations
-        self.steps.restore(counters.environment_steps, counters.earlier_environment_steps)
+        self.environment_steps = counters.environment_steps
         return self.journal.run
 
     def flush(self, now_seconds: float) -> None:
@@ -160,7 +159,7 @@ class Replay:
         }
 
     def _counters(self) -> Counters:
-        return Counters(self.ledger, self.steps.here, self.steps.earlier, self.incarnations)
+        return Counters(self.ledger, self.environment_steps, self.incarnations)
 
 
 def make_limiter(config: Config, spec: SegmentSpec) -> RateLimiter:

@@ -22,7 +22,6 @@ class Counters(NamedTuple):
 
     ledger: Ledger
     environment_steps: int
-    earlier_environment_steps: int | None
     incarnations: int  # actors welcomed so far
 
 
@@ -52,7 +51,6 @@ def pack_state(
         "random_state": state.random_state,
         "limiter": {"inserted": limiter.inserted, "sampled": limiter.sampled, "ratio": ratio_of(config)},
         "environment_steps": counters.environment_steps,
-        "earlier_environment_steps": counters.earlier_environment_steps,
         "welcomed": counters.incarnations,
         "refused": dict(counters.ledger.refused),
         "forgotten": dict(counters.ledger.forgotten),
@@ -79,7 +77,7 @@ def unpack_state(facts: Mapping[str, Any], arrays: Mapping[str, np.ndarray], slo
     _check(bool(np.isfinite(ages).all()), "ages_seconds")
     _check(accounts.shape[1:] == (COLUMNS,) and len(accounts) <= REMEMBERED_RUNS, "accounts")
     _check(bool((accounts >= 0).all() and (accounts[:, 2:] <= 2**60).all()), "accounts")
-    limiter, earlier = facts["limiter"], facts["earlier_environment_steps"]
+    limiter = facts["limiter"]
     ratio = limiter["ratio"]
     _check(type(ratio) is list and all(type(number) is float for number in ratio), "ratio")
     for counts, names in ((facts["refused"], REFUSALS), (facts["forgotten"], TOTALS)):
@@ -97,7 +95,6 @@ def unpack_state(facts: Mapping[str, Any], arrays: Mapping[str, np.ndarray], slo
     counters = Counters(
         ledger=Ledger.from_array(accounts, Counter(facts["refused"]), Counter(facts["forgotten"])),
         environment_steps=_count(facts["environment_steps"]),
-        earlier_environment_steps=None if earlier is None else _count(earlier),
         incarnations=_count(facts["welcomed"]),
     )
     saved_limiter = {name: _count(limiter[name]) for name in ("inserted", "sampled")} | {"ratio": ratio}

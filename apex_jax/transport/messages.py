@@ -168,7 +168,7 @@ class LearnerHello(NamedTuple):
 
     run_id: RunId
     agreement: Annotated[str, Text(1024)]
-    environment_steps: Annotated[int, Integer(0, MAX_ENVIRONMENT_STEPS)]  # of the run so far, from its checkpoint
+    environment_steps: Annotated[int, Integer(0, MAX_ENVIRONMENT_STEPS)]  # of the whole run so far
     batches_at_once: Annotated[int, Integer(1, 256)]  # K of each `IndexBatches` it takes
     batch_size: Annotated[int, Integer(1, 65536)]  # B
     run_identity: RunIdentity = ""
@@ -189,6 +189,7 @@ class Credit(NamedTuple):
     run_id: RunId
     groups: Annotated[int, Integer(0, 2**20)]  # `IndexBatches` messages
     segments: Annotated[int, Integer(0, 2**20)]
+    environment_steps: Annotated[int, Integer(0, MAX_ENVIRONMENT_STEPS)] = 0  # of the whole run so far
 
 
 class StreamedSegments(NamedTuple):
@@ -206,7 +207,8 @@ class IndexBatches(NamedTuple):
     indices: Annotated[np.ndarray, Array("int32", "KB")]  # segment slot x L + frame slot
     generations: Annotated[np.ndarray, Array("uint32", "KB")]  # of the segment in that slot, to be sent back
     weights: Annotated[np.ndarray, Array("float32", "KB")]  # importance weights, largest of each batch = 1
-    environment_steps: Annotated[int, Integer(0, MAX_ENVIRONMENT_STEPS)]  # of the whole run
+    replay_id: Annotated[str, Text(16)]  # of the replay, the same after a restart that restores it
+    environment_steps: Annotated[int, Integer(0, MAX_ENVIRONMENT_STEPS)]  # that came to this replay
     size_transitions: Annotated[int, Integer(0)]
     samples_per_insert: Annotated[float, Real(0, 1e9)]
     age_seconds: Annotated[float, Real(0, 1e9)]  # mean age of the drawn transitions

@@ -8,7 +8,6 @@ from typing import Any
 
 import jax
 import numpy as np
-import zmq
 
 from apex_jax.agent.registry import make_algorithm
 from apex_jax.agent.segments import SegmentBuilder, spread_first_slots
@@ -16,13 +15,11 @@ from apex_jax.config import Config
 from apex_jax.environment import Environment, Episode, EpisodeTracker, segment_spec
 from apex_jax.links.experience_client import ExperienceClient
 from apex_jax.links.weights_client import Weights, WeightsClient
-from apex_jax.metrics import MetricsWriter, RateMeter, resident_memory_bytes
-from apex_jax.operations.status_page import StatusPage
-from apex_jax.process import ROLE_NUMBERS, StopSignal, digest_of_run_id, name_of_its_own, new_run_id, process_rng
-from apex_jax.run_identity import RunIdentity
+from apex_jax.metrics import RateMeter
+from apex_jax.process import ROLE_NUMBERS, StopSignal, digest_of_run_id, new_run_id, process_rng
 from apex_jax.transport.messages import ActorHello, ActorStatus, ActorWelcome
-from apex_jax.transport.security import link_context
 from apex_jax.types import Segment, SegmentSpec
+from apex_jax.workers.role import RoleContext, open_role
 
 _log = logging.getLogger(__name__)
 
@@ -32,21 +29,22 @@ PATIENCE_SECONDS = 10.0  # between two lines that say for whom the actor waits
 class Actor:
     """Acts until told to stop. Only the acting is done on its thread: sending and receiving have their own."""
 
-    def __init__(self, config: Config, spec: SegmentSpec, context: zmq.Context, name: str = "actor"):
+    def __init__(self, role: RoleContext, spec: SegmentSpec):
         """Connects to the replay server and the learner; nothing waits for them here."""
-        self._config = config
+        self._role = role
+        self._config = config = role.config
         self._spec = spec
         self._algorithm = make_algorithm(config, spec)
         self._run_id = new_run_id()
         like_params = self._algorithm.acting_params(jax.eval_shape(self._algorithm.init, jax.random.key(0)))
-        address, limit, run = config.addresses.weights, config.away_limit_seconds, RunIdentity(config.directory)
-        self._weights = WeightsClient(context, address, like_params, config.weights_agreement, limit, run)
+        sockets, run, limit = role.sockets, role.run_identity, config.away_limit_seconds
+        address = config.addresses.weights
+        self._weights = WeightsClient(sockets, address, like_params, config.weights_agreement, limit, run)
         hello = ActorHello(self._run_id, config.agreement, config.actor.environments)
         queue_size = max(config.actor.environments, config.actor.max_outstanding_segments)
         overflow = config.actor.overflow
         address = config.addresses.experience
-        self._stream = ExperienceClient(context, address, spec, hello, queue_size, overflow, limit, run)
-        self._metrics = MetricsWriter(config.directory, name)
+        self._stream = ExperienceClient(sockets, address, spec, hello, queue_size, overflow, limit, run)
         self._step_rate, self._wait_rate = RateMeter(), RateMeter()
         self._waited_seconds = 0.0  # in all, for the replay server to take segments
         self._steps = 0  # real environment steps, made and ...
@@ -54,24 +52,21 @@ class Actor:
         self._next_metrics = 0.0
         self._in_use: Weights | None = None
 
-    def run(self, stop: StopSignal) -> None:
-        """Acts until `stop` is set or the run is over. RunError if the replay server refuses this actor."""
+    def run(self) -> None:
+        """Acts until the process is to stop or the run is over. RunError if the replay server refuses this actor."""
+        stop = self._role.stop
         welcome, weights = self._join(stop)
         if welcome is not None and weights is not None:
             self._act(welcome, stop)
         if self._stream.error is not None:
             raise self._stream.error
 
-    def report(self) -> dict[str, Any]:
-        """Returns what the actor tells of itself, from any thread."""
+    def describe(self) -> dict[str, Any]:
+        """Returns what the status page shows beside the metrics, from any thread."""
         weights = self._in_use
         return {
             "run_id": digest_of_run_id(self._run_id),
-            "environment_frames": self._steps * self._config.environment.frame_skip,
             "weights_version": weights.version if weights is not None else None,
-            "weights_age_seconds": time.monotonic() - weights.published_seconds if weights is not None else None,
-            "rates": {"steps_per_second": self._step_rate.rate, "wait_seconds_share": self._wait_rate.rate},
-            "counters": dict(self._stream.dropped.copy() + self._weights.dropped.copy()),
             "peers": {"replay": self._stream.peer_state, "learner": self._weights.peer_state},
         }
 
@@ -85,6 +80,7 @@ class Actor:
         """Waits for a place on the ladder and the first weights; says from time to time what is missing."""
         welcome, weights, next_word = None, None, time.monotonic() + PATIENCE_SECONDS
         while (welcome is None or weights is None) and not self._leaving(stop):
+            stop.beat()
             welcome = self._stream.wait_for_welcome(0.1)
             weights = self._weights.wait(0.1)
             if time.monotonic() >= next_word:
@@ -120,6 +116,7 @@ class Actor:
         tracker = EpisodeTracker(num_environments)
         self._next_metrics, call = time.monotonic() + config.metrics_interval_seconds, 0
         while not self._leaving(stop):
+            stop.beat()
             step = environment.receive()
             weights = self._newest_weights()
             output = self._algorithm.act(weights.params, step.observation, exploration[step.env_id], key, call)
@@ -153,6 +150,7 @@ class Actor:
         while not self._put(segment):
             if self._leaving(stop):
                 return False
+            stop.beat()
             self._write_metrics_when_due()
         return True
 
@@ -188,22 +186,18 @@ class Actor:
             "actor/wait_seconds_share": min(1.0, self._wait_rate.update(self._waited_seconds)),
             "actor/replay_disconnects": self._stream.disconnects,
             "actor/weights_age_seconds": now - weights.published_seconds,
-            "system/resident_memory_bytes": resident_memory_bytes(),
         }
         dropped = self._stream.dropped.copy() + self._weights.dropped.copy()
-        values |= {f"replay/dropped_{reason}": number for reason, number in dropped.items()}
-        self._metrics.write(weights.environment_steps * self._config.environment.frame_skip, values)
+        self._role.write_metrics(weights.environment_steps, values, dropped)
 
 
 def run(config: Config, name: str, stop: StopSignal) -> int:
     """Runs the role; returns the process's exit code."""
-    with name_of_its_own(config.directory, name), StatusPage(config, "actor", name, stop) as page:
-        context = link_context(config, "actor")
-        actor = Actor(config, segment_spec(config), context, name)
-        page.report = actor.report
+    with open_role(config, "actor", name, stop) as role:
+        actor = Actor(role, segment_spec(config))
+        role.describe = actor.describe
         try:
-            actor.run(stop)
+            actor.run()
         finally:
             actor.close()
-            context.term()
     return stop.exit_code

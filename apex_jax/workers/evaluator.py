@@ -6,15 +6,15 @@ import json
 import logging
 import os
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
-import zmq
 
 from apex_jax.agent.algorithm import Algorithm, Params
 from apex_jax.agent.registry import make_algorithm
@@ -24,16 +24,14 @@ from apex_jax.config import Config
 from apex_jax.environment import Environment, EpisodeTracker, segment_spec
 from apex_jax.errors import RunError, shown
 from apex_jax.links.weights_client import Weights, WeightsClient
-from apex_jax.metrics import MetricsWriter, append_line, resident_memory_bytes
-from apex_jax.operations.status_page import StatusPage
+from apex_jax.metrics import append_line
 from apex_jax.plotting.provenance import check_resumable
 from apex_jax.plotting.video import video_of_run
-from apex_jax.process import ROLE_NUMBERS, SUPERVISED, StopSignal, name_of_its_own, process_rng
-from apex_jax.run_identity import RunIdentity
+from apex_jax.process import ROLE_NUMBERS, SUPERVISED, StopSignal, process_rng
 from apex_jax.transport.params_codec import architecture_of
-from apex_jax.transport.security import link_context
 from apex_jax.types import SegmentSpec
 from apex_jax.workers.recording import COMPLETING_THE_FILM, Film, check_video, draw_curves
+from apex_jax.workers.role import RoleContext, open_role
 
 _log = logging.getLogger(__name__)
 
@@ -66,8 +64,16 @@ class Evaluator:
     A fixed game for each environment, not the first games to end: short, lost games would else count twice.
     """
 
-    def __init__(self, config: Config, spec: SegmentSpec, algorithm: Algorithm, filmed: bool = False):
-        """`filmed`: whether an evaluation may be asked for a film."""
+    def __init__(
+        self,
+        config: Config,
+        spec: SegmentSpec,
+        algorithm: Algorithm,
+        filmed: bool = False,
+        beat: Callable[[], None] = lambda: None,
+    ):
+        """`filmed`: whether an evaluation may be asked for a film; `beat`: called at each step."""
+        self._beat = beat
         self.steps_per_second = 0.0  # of all games of the evaluation that goes on, or went last
         self._settings = config.evaluator
         self._action = spec.action
@@ -94,6 +100,7 @@ class Evaluator:
         playing = np.arange(self._settings.episodes)
         steps, started = 0, time.monotonic()
         while True:
+            self._beat()
             for _ in playing:
                 step = self._environment.receive()  # one game's
                 self._observation[step.env_id] = step.observation
@@ -134,26 +141,28 @@ def batch_size(playing: int, episodes: int) -> int:
     return size
 
 
-def follow(
-    config: Config, spec: SegmentSpec, context: zmq.Context, name: str, stop: StopSignal, page: StatusPage
-) -> None:
+def follow(role: RoleContext, spec: SegmentSpec) -> None:
     """Evaluates the newest weights again and again, and at the end the run's last ones, of which it records a game."""
+    config, stop = role.config, role.stop
     algorithm = make_algorithm(config, spec)
-    evaluator = Evaluator(config, spec, algorithm, filmed=True)
-    metrics = MetricsWriter(config.directory, name)
+    evaluator = Evaluator(config, spec, algorithm, filmed=True, beat=stop.beat)
     is_supervised = bool(os.environ.get(SUPERVISED))
     like_params = algorithm.acting_params(jax.eval_shape(algorithm.init, jax.random.key(0)))
-    address, limit, run = config.addresses.weights, config.away_limit_seconds, RunIdentity(config.directory)
-    client = WeightsClient(context, address, like_params, config.weights_agreement, limit, run, takes_every=False)
+    client = WeightsClient(
+        role.sockets,
+        config.addresses.weights,
+        like_params,
+        config.weights_agreement,
+        config.away_limit_seconds,
+        role.run_identity,
+        takes_every=False,
+    )
     weights: Weights | None = None
-    told: dict[str, Any] = {}
     phase = "playing"
-    page.report = lambda: {
+    role.describe = lambda: {
         "weights_version": client.newest.version if client.newest is not None else None,
-        "rates": {"steps_per_second": evaluator.steps_per_second},
-        "counters": client.dropped.copy(),
+        "steps_per_second": evaluator.steps_per_second,
         "peers": {"learner": client.peer_state},
-        "evaluation": told.copy(),
         "phase": phase,
     }
     hint = "" if is_supervised else "; to evaluate a finished run instead, give checkpoint=RUN_DIRECTORY"
@@ -172,8 +181,7 @@ def follow(
                 if returns is None:
                     continue
                 evaluation = Evaluation(returns, weights.updates, weights.environment_steps)
-                told |= evaluation.values(config.environment.task)
-                _write(metrics, config, evaluation)
+                _write(role, evaluation, client.dropped)
                 _keep(config, config.directory, evaluation)
                 if weights.final:
                     phase = COMPLETING_THE_FILM
@@ -245,6 +253,7 @@ def _next_weights(
     until = time.monotonic() + (pause_seconds if last is not None else 0)
     is_requested = False
     while not stop.is_set():
+        stop.beat()
         if not is_requested and time.monotonic() >= until:
             client.request()
             is_requested = True
@@ -266,12 +275,11 @@ def _is_cancelled(stop: StopSignal, client: WeightsClient, weights: Weights) -> 
     return stop.is_set() or (is_over and not weights.final)
 
 
-def _write(metrics: MetricsWriter, config: Config, evaluation: Evaluation) -> None:
-    frames = evaluation.environment_steps * config.environment.frame_skip
-    values = evaluation.values(config.environment.task)
-    values |= {"eval/frames": frames, "system/resident_memory_bytes": resident_memory_bytes()}
-    metrics.write(frames, values)
-    _log.info("%s", _describe(config, evaluation))
+def _write(role: RoleContext, evaluation: Evaluation, dropped: Counter[str]) -> None:
+    frames = evaluation.environment_steps * role.config.environment.frame_skip
+    values = evaluation.values(role.config.environment.task)
+    role.write_metrics(evaluation.environment_steps, {**values, "eval/frames": frames}, dropped.copy())
+    _log.info("%s", _describe(role.config, evaluation))
 
 
 def _keep(config: Config, run_directory: str, evaluation: Evaluation) -> None:
@@ -316,10 +324,6 @@ def run(config: Config, name: str, stop: StopSignal) -> int:
         check_resumable(config, config.evaluator.checkpoint, fix)
         evaluate_checkpoint(config, spec, stop)
         return stop.exit_code
-    with name_of_its_own(config.directory, name), StatusPage(config, "evaluator", name, stop) as page:
-        context = link_context(config, "evaluator")
-        try:
-            follow(config, spec, context, name, stop, page)
-        finally:
-            context.term()
+    with open_role(config, "evaluator", name, stop) as role:
+        follow(role, spec)
     return stop.exit_code

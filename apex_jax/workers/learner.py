@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import zmq
 
 from apex_jax.agent.algorithm import UpdateOutput, copy_params
 from apex_jax.agent.frame_store import create_store, insert_segments
@@ -26,19 +25,16 @@ from apex_jax.environment import segment_spec
 from apex_jax.errors import DivergenceError, FatalError, RunError
 from apex_jax.links.sampling_client import Item, SamplingClient, Segments
 from apex_jax.links.weights_server import WeightsServer
-from apex_jax.metrics import MetricsWriter
-from apex_jax.operations.status_page import StatusPage
 from apex_jax.operations.stopping import STOPPING, acknowledge, lost_updates
-from apex_jax.operations.storage_copy import StorageCopy
 from apex_jax.plotting.provenance import check_resumable, record_config
 from apex_jax.process import ROLE_NUMBERS, SUPERVISED, StopSignal, digest_of_run_id, new_run_id, process_rng
-from apex_jax.run_identity import RunIdentity, new_identity
+from apex_jax.run_identity import new_identity
 from apex_jax.transport.messages import IndexBatches, LearnerHello
 from apex_jax.transport.params_codec import architecture_of
-from apex_jax.transport.security import link_context
 from apex_jax.types import SegmentSpec
 from apex_jax.workers.learner_metrics import LearnerMetrics
-from apex_jax.workers.limits import Limit, learning_rate_share, limits_of
+from apex_jax.workers.role import RoleContext, open_role
+from apex_jax.workers.run_counters import RunCounters
 from apex_jax.workers.saver import Saver
 
 _log = logging.getLogger(__name__)
@@ -59,23 +55,12 @@ class InFlight(NamedTuple):
 class Learner:
     """Owns the parameters and the frame store; its loop waits for nothing but the oldest update call in flight."""
 
-    def __init__(
-        self,
-        config: Config,
-        spec: SegmentSpec,
-        context: zmq.Context,
-        name: str = "learner",
-        storage: StorageCopy | None = None,
-    ):
-        """Restores the newest checkpoint of the run, if any, binds the weights link and joins the replay server.
-
-        `storage`: whose failures are told with the metrics.
-        """
-        self._config = config
+    def __init__(self, role: RoleContext, spec: SegmentSpec):
+        """Restores the newest checkpoint of the run, if any, binds the weights link and joins the replay server."""
+        self._role = role
         self._run_id = new_run_id()
-        on_cpu = jax.default_backend() == "cpu"
+        config, now = role.config, time.monotonic()
         dtype = compute_dtype(config)
-        self._updates_per_call = config.learner.updates_of_a_call(on_cpu)
         self._algorithm = make_algorithm(config, spec, dtype)
         rng = process_rng(config.seed, ROLE_NUMBERS["learner"])
         self._state = self._algorithm.init(jax.random.key(int(rng.integers(2**31))))
@@ -84,87 +69,96 @@ class Learner:
             self._store = create_store(spec, capacity_segments, int(MEMORY_SHARE * device_memory_bytes()))
         except ValueError as error:
             raise FatalError(f"{jax.devices()[0]}: {error}") from None
-        with contextlib.ExitStack() as opened:  # where this fails, nothing stays that would keep the process alive
-            self._checkpointer = Checkpointer(config.directory, config.learner.checkpoints_kept)
-            opened.callback(self._checkpointer.close)
-            self._saver = Saver(config.learner, self._checkpointer, time.monotonic())
-            self._architecture = architecture_of(self._algorithm.acting_params(self._state))
-            self._run_identity = RunIdentity(config.directory)
-            self._progress = self._restore()
-            self._run_identity.adopt(self._progress.run_identity, f"the checkpoint in {self._checkpointer.directory}")
-            self._start_seconds = time.monotonic() - self._progress.elapsed_seconds
-            self.updates = self._progress.updates
-            self.environment_steps = self._progress.environment_steps
-            self._published_updates = -1
-            self._metrics = LearnerMetrics(MetricsWriter(config.directory, name))
-            address, version, run = config.addresses.weights, self._progress.weights_version, self._run_identity
-            agreement, architecture = config.weights_agreement, self._architecture
-            self._weights = WeightsServer(context, address, self._run_id, version, agreement, architecture, run)
+        self._metrics = LearnerMetrics()
+        self._in_flight: deque[InFlight] = deque()
+        self.on_accepted: Callable[[], None] | None = None  # called once the replay server has taken this learner
+        self._is_accepted = False
+        self._next_publish = self._next_metrics = now
+        with contextlib.ExitStack() as opened:  # if this fails, nothing stays that would keep the process alive
+            checkpointer = Checkpointer(config.directory, config.learner.checkpoints_kept)
+            opened.callback(checkpointer.close)
+            self._saver = Saver(config.learner, checkpointer, now)
+            architecture = architecture_of(self._algorithm.acting_params(self._state))
+            restored = self._restore(architecture)
+            role.run_identity.adopt(restored.run_identity, f"the checkpoint in {checkpointer.directory}")
+            self.counters = RunCounters(config, restored, now)
+            self._weights = WeightsServer(
+                role.sockets,
+                config.addresses.weights,
+                self._run_id,
+                restored.weights_version,
+                config.weights_agreement,
+                architecture,
+                role.run_identity,
+            )
             opened.callback(self._weights.close)
-            if self._run_identity.name:  # else as soon as the replay server has said which run this is
+            if role.run_identity.name:  # else as soon as the replay server has said which run this is
                 self._publish()  # before anything is compiled: actors wait for it
             _log.info("learning on %s in %s", jax.devices()[0], dtype.name)
-            self._stream = self._join_replay(context, spec, capacity_segments)
+            self._stream = self._join_replay(spec, capacity_segments)
             opened.pop_all()
-        self.on_accepted: Callable[[], None] = lambda: None  # called once the replay server has taken this learner
-        self._is_accepted = False
-        self._in_flight: deque[InFlight] = deque()
-        self._storage = storage
-        self._next_publish = self._next_metrics = time.monotonic()
 
-    def run(self, stop: StopSignal) -> None:
-        """Learns until `stop` is set or a limit of the run is reached, then saves a checkpoint.
+    def _restore(self, architecture: str) -> Progress:
+        agreement = self._role.config.checkpoint_agreement
+        restored = self._saver.checkpointer.restore_newest(self._state, agreement, architecture)
+        if restored is None:
+            return Progress(0, 0, 0.0, 0, agreement, architecture)
+        state, progress = restored
+        self._state = jax.device_put(type(self._state)(*state))
+        _log.info("resuming from the checkpoint at %d updates", progress.updates)
+        return progress
+
+    def _join_replay(self, spec: SegmentSpec, capacity_segments: int) -> SamplingClient:
+        config, run = self._role.config, self._role.run_identity
+        updates_per_call = config.learner.updates_of_a_call(jax.default_backend() == "cpu")
+        hello = LearnerHello(
+            run_id=self._run_id,
+            agreement=config.agreement,
+            environment_steps=self.counters.environment_steps,
+            batches_at_once=updates_per_call,
+            batch_size=config.learner.batch_size,
+            run_identity=run.name or new_identity(),
+            is_new_run=not run.name,
+        )
+        groups = CALLS_IN_FLIGHT + max(1, config.learner.prefetch_batches // updates_per_call)
+        address, limit = config.addresses.sampling, config.away_limit_seconds
+        return SamplingClient(self._role.sockets, address, spec, hello, capacity_segments, groups, limit, run)
+
+    # The loop
+
+    def run(self) -> None:
+        """Learns until the process is to stop or a limit of the run is reached, then saves a checkpoint.
 
         It also saves one when the replay server refuses it in mid-run (RunError), but none on a DivergenceError.
         """
+        stop = self._role.stop
         try:
-            reason = self._learn(stop)
+            reason = self._learn()
             if stop.signal_number and not os.environ.get(SUPERVISED):  # else the supervisor has done so
                 acknowledge(STOPPING)
             self._settle()
         except FatalError:
             raise
         except RunError:
-            if self.updates > self._checkpointer.saved_updates:
+            if self.counters.updates > self._saver.checkpointer.saved_updates:
                 self._saver.save_last(self._save, stop)
             raise
         if reason is not None and not self._is_accepted:
             self._accept()
         self._write_metrics()
-        self._saver.save_last(
-            self._save, stop
-        )  # before the others leave for good: a learner that cannot save will learn that part again
+        # Before the others leave for good: a learner that cannot save will learn that part again.
+        self._saver.save_last(self._save, stop)
         if reason is not None:
             _log.info("the run is over: %s", reason)
             self._publish(final=True)
             self._stream.finish(reason)
-            self._wait_for_others(stop)
+            self._wait_for_others()
 
-    def _wait_for_others(self, stop: StopSignal) -> None:
-        """Waits until the others have what ends the run: the replay server, which may be restarting, and all clients.
-
-        The replay server alone can end the actors; the evaluator needs the final weights.
-        """
-        started, is_logged = time.monotonic(), False
-        while not stop.is_set() and not (self._stream.is_finish_received.is_set() and self._weights.is_drained):
-            stop.wait(0.02)
-            waited_seconds = time.monotonic() - started
-            missing = "clients of its weights"
-            if not self._stream.is_finish_received.is_set():
-                missing = "the replay server, which alone can end the actors"
-            if waited_seconds > SOON_SECONDS and not is_logged:
-                is_logged = True
-                _log.info("waiting up to %.0f s for %s", FINISH_SECONDS, missing)
-            if waited_seconds > FINISH_SECONDS:
-                if not self._stream.is_finish_received.is_set():
-                    what = "the replay server did not receive that the run is over"
-                    _log.warning("%s: stop it and the actors by hand", what)
-                return
-
-    def _learn(self, stop: StopSignal) -> str | None:
-        """Learns; returns the limit that was reached, None where `stop` was set before."""
-        reason = None
-        while not stop.is_set() and (reason := self._limit_reached()) is None:
+    def _learn(self) -> str | None:
+        """Learns; returns the limit that was reached, None if the process is to stop before."""
+        stop, reason = self._role.stop, None
+        while not stop.is_set() and (reason := self.counters.limit_reached()) is None:
+            stop.beat()
             started, is_idle = time.monotonic(), not self._in_flight
             item = self._stream.next(timeout_seconds=0.1 if is_idle else 0.0)
             if is_idle:
@@ -176,64 +170,20 @@ class Learner:
             self._housekeeping()
         return reason
 
-    @property
-    def is_saved(self) -> bool:
-        """Tells whether a checkpoint holds all that has been learned."""
-        return self._checkpointer.saved_updates == self.updates
-
-    def report(self) -> dict[str, Any]:
-        """Returns what the learner tells of itself, from any thread."""
-        return {
-            "run_id": digest_of_run_id(self._run_id),
-            "updates": self.updates,
-            "environment_frames": self.environment_steps * self._config.environment.frame_skip,
-            "weights_version": self._weights.version,
-            "rates": self._metrics.rates(),
-            "counters": {
-                "failed_checkpoints": self._checkpointer.failed_saves,
-                "replay_disconnects": self._stream.disconnects,
-                **(self._stream.dropped.copy() + self._weights.dropped.copy()),
-            },
-            "checkpoint": {
-                "updates": self._checkpointer.saved_updates,
-                "age_seconds": time.monotonic() - self._checkpointer.saved_seconds,
-            },
-            "peers": {"replay": self._stream.peer_state, "weights_clients": len(self._weights.clients)},
-        }
-
-    def close(self) -> None:
-        """Ends the threads; waits until the last checkpoint is saved, unless that was given up."""
-        self._stream.close()
-        self._weights.close()
-        self._saver.close()
-
-    def _join_replay(self, context: zmq.Context, spec: SegmentSpec, capacity_segments: int) -> SamplingClient:
-        hello = LearnerHello(
-            run_id=self._run_id,
-            agreement=self._config.agreement,
-            environment_steps=self.environment_steps,
-            batches_at_once=self._updates_per_call,
-            batch_size=self._config.learner.batch_size,
-            run_identity=self._run_identity.name or new_identity(),
-            is_new_run=not self._run_identity.name,
-        )
-        groups = CALLS_IN_FLIGHT + max(1, self._config.learner.prefetch_batches // self._updates_per_call)
-        address, limit = self._config.addresses.sampling, self._config.away_limit_seconds
-        return SamplingClient(context, address, spec, hello, capacity_segments, groups, limit, self._run_identity)
-
     def _consume(self, item: Item) -> None:
         content = item.content
         if isinstance(content, Segments):
             self._store = insert_segments(self._store, content.slots, content.frames, content.columns)
             self._stream.consumed(item)
             return
-        share = self._learning_rate_share()
+        share = self.counters.learning_rate_share()
         self._state, output = self._algorithm.update(self._state, self._store, content.indices, content.weights, share)
         for leaf in jax.tree.leaves(output):
             leaf.copy_to_host_async()
         self._in_flight.append(InFlight(item, output))
-        self.updates += self._updates_per_call
-        self.environment_steps = max(self.environment_steps, content.environment_steps)
+        self.counters.updates += len(content.indices)
+        self.counters.count_steps(content.replay_id, content.environment_steps)
+        self._stream.environment_steps = self.counters.environment_steps
 
     def _collect(self) -> None:
         """Sends the priorities of the oldest call in flight; waits for it if need be."""
@@ -253,83 +203,104 @@ class Learner:
             self._check_finite("network", np.asarray(leaf))
 
     def _check_finite(self, what: str, values: np.ndarray) -> None:
+        config = self._role.config
         if not np.isfinite(values).all():
             raise DivergenceError(
-                f"the {what} is not finite after about {self.updates} updates: {self._config.fix_of_divergence};"
-                f" the last checkpoint is sound; {self._config.fix_of_bad_replay}"
+                f"the {what} is not finite after about {self.counters.updates} updates: {config.fix_of_divergence};"
+                f" the last checkpoint is sound; {config.fix_of_bad_replay}"
             )
 
-    def _limits(self) -> list[Limit]:
-        return limits_of(self._config, self.updates, self.environment_steps, self._elapsed_seconds)
+    def _wait_for_others(self) -> None:
+        """Waits until the others have what ends the run: the replay server, which may be restarting, and all clients.
 
-    def _limit_reached(self) -> str | None:
-        return next((limit.text for limit in self._limits() if limit.at >= limit.end), None)
+        The replay server alone can end the actors; the evaluator needs the final weights.
+        """
+        stop, started, is_logged = self._role.stop, time.monotonic(), False
+        while not stop.is_set() and not (self._stream.is_finish_received.is_set() and self._weights.is_drained):
+            stop.beat()
+            stop.wait(0.02)
+            waited_seconds = time.monotonic() - started
+            missing = "clients of its weights"
+            if not self._stream.is_finish_received.is_set():
+                missing = "the replay server, which alone can end the actors"
+            if waited_seconds > SOON_SECONDS and not is_logged:
+                is_logged = True
+                _log.info("waiting up to %.0f s for %s", FINISH_SECONDS, missing)
+            if waited_seconds > FINISH_SECONDS:
+                if not self._stream.is_finish_received.is_set():
+                    what = "the replay server did not receive that the run is over"
+                    _log.warning("%s: stop it and the actors by hand", what)
+                return
 
-    def _learning_rate_share(self) -> float:
-        return learning_rate_share(self._config.learner, self._limits())
+    # What is due from time to time
 
     def _housekeeping(self) -> None:
-        now = time.monotonic()
+        now, updates = time.monotonic(), self.counters.updates
         if not self._is_accepted and self._stream.peer_state == "joined":
             self._accept()
-        if now >= self._next_publish and self._is_accepted and self.updates != self._published_updates:
+        if now >= self._next_publish and self._is_accepted and updates != self._weights.updates:
             self._publish()
-            self._next_publish = now + self._config.learner.publish_interval_seconds
+            self._next_publish = now + self._role.config.learner.publish_interval_seconds
         if now >= self._next_metrics:
             self._write_metrics()
-            self._next_metrics = now + self._config.metrics_interval_seconds
-        if self._saver.is_due(self.updates, now):
+            self._next_metrics = now + self._role.config.metrics_interval_seconds
+        if self._saver.is_due(updates, now):
             self._save()
 
     def _accept(self) -> None:
         self._is_accepted = True
-        self.on_accepted()
+        if self.on_accepted is not None:
+            self.on_accepted()
 
     def _publish(self, final: bool = False) -> None:
-        self._published_updates = self.updates
         params = copy_params(self._algorithm.acting_params(self._state))
-        self._weights.publish(params, self.updates, self.environment_steps, final)
-
-    def _restore(self) -> Progress:
-        agreement = self._config.checkpoint_agreement
-        fresh = Progress(0, 0, 0.0, 0, agreement, self._architecture)
-        restored = self._checkpointer.restore_newest(self._state, agreement, self._architecture)
-        if restored is None:
-            return fresh
-        state, progress = restored
-        self._state = jax.device_put(type(self._state)(*state))
-        _log.info("resuming from the checkpoint at %d updates", progress.updates)
-        return progress
+        self._weights.publish(params, self.counters.updates, self.counters.environment_steps, final)
 
     def _save(self) -> None:
         self._settle()  # nothing is saved that could not be learned from again
-        self._progress = self._progress._replace(
-            updates=self.updates,
-            environment_steps=self.environment_steps,
-            elapsed_seconds=self._elapsed_seconds,
-            weights_version=self._weights.version,
-            run_identity=self._run_identity.name,
-        )
-        self._saver.save(self._state, self._progress)
+        self._saver.save(self._state, self.counters.progress(self._weights.version, self._role.run_identity.name))
 
     def _write_metrics(self) -> None:
         if not self._is_accepted:
             return  # its replay server may yet refuse it: nothing is written into a run that is not its own
-        frames = self.environment_steps * self._config.environment.frame_skip
-        learning_rate = self._config.learner.learning_rate * self._learning_rate_share()
-        version, dropped = self._weights.version, self._stream.dropped.copy() + self._weights.dropped.copy()
-        incidents = {
+        checkpointer = self._saver.checkpointer
+        values = {
+            "charts/learning_rate": self._role.config.learner.learning_rate * self.counters.learning_rate_share(),
+            "charts/elapsed_minutes": self.counters.elapsed_seconds() / 60,
+            "learner/weights_version": self._weights.version,
             "learner/replay_disconnects": self._stream.disconnects,
-            "learner/failed_checkpoints": self._checkpointer.failed_saves,
-            "learner/checkpoint_age_seconds": time.monotonic() - self._checkpointer.saved_seconds,
-            **(self._storage.metrics() if self._storage is not None else {}),
+            "learner/failed_checkpoints": checkpointer.failed_saves,
+            "learner/checkpoint_age_seconds": time.monotonic() - checkpointer.saved_seconds,
+            **self._metrics.take(self.counters.updates),
         }
-        self._metrics.write(frames, self.updates, self._elapsed_seconds, learning_rate, version, dropped, incidents)
+        dropped = self._stream.dropped.copy() + self._weights.dropped.copy()
+        self._role.write_metrics(self.counters.environment_steps, values, dropped)
 
     @property
-    def _elapsed_seconds(self) -> float:
-        """Time of learning, over all starts of the run."""
-        return time.monotonic() - self._start_seconds
+    def is_saved(self) -> bool:
+        """Tells whether a checkpoint holds all that has been learned."""
+        return self._saver.checkpointer.saved_updates == self.counters.updates
+
+    def describe(self) -> dict[str, Any]:
+        """Returns what the status page shows beside the metrics, from any thread."""
+        checkpointer = self._saver.checkpointer
+        return {
+            "run_id": digest_of_run_id(self._run_id),
+            "updates": self.counters.updates,
+            "environment_frames": self.counters.environment_frames,
+            "weights_version": self._weights.version,
+            "checkpoint": {
+                "updates": checkpointer.saved_updates,
+                "age_seconds": time.monotonic() - checkpointer.saved_seconds,
+            },
+            "peers": {"replay": self._stream.peer_state, "weights_clients": len(self._weights.clients)},
+        }
+
+    def close(self) -> None:
+        """Ends the threads; waits until the last checkpoint is saved, unless that was given up."""
+        self._stream.close()
+        self._weights.close()
+        self._saver.close()
 
 
 def compute_dtype(config: Config) -> np.dtype[Any]:
@@ -344,24 +315,21 @@ def compute_dtype(config: Config) -> np.dtype[Any]:
 
 def run(config: Config, name: str, stop: StopSignal) -> int:
     """Runs the role; returns the process's exit code."""
-    with StatusPage(config, "learner", name, stop) as page, StorageCopy(config, "learner", stop) as storage:
+    with open_role(config, "learner", name, stop) as role:
         if stop.is_set():
             return stop.exit_code  # before the copy of the run had come, which is then not to be replaced
         check_resumable(config)
-        context = link_context(config, "learner")
         try:
-            learner = Learner(config, segment_spec(config), context, name, storage)
-            page.report = lambda: learner.report() | context.report() | storage.report()
-            stop.on_second_signal = lambda: lost_updates(config.directory, learner.updates, learner.is_saved)
+            learner = Learner(role, segment_spec(config))
+            role.describe = learner.describe
+            stop.on_second_signal = lambda: lost_updates(config.directory, learner.counters.updates, learner.is_saved)
             try:
                 learner.on_accepted = partial(record_config, config, is_start=SUPERVISED not in os.environ)
-                learner.run(stop)
+                learner.run()
             finally:
                 learner.close()
         except jax.errors.JaxRuntimeError as error:
             # Nothing can be saved then: an update takes the memory of what it began with.
             fix = "where its memory is full, lower replay.capacity_transitions or learner.batch_size"
             raise RunError(f"{jax.devices()[0]} failed: {str(error).splitlines()[0]}; {fix}") from None
-        finally:
-            context.term()
     return stop.exit_code

@@ -151,6 +151,7 @@ class LocalRun:
                 for role in self._roles:
                     self._start(role)
                 while not self._stop.wait(TICK_SECONDS) and not self._is_over():
+                    self._stop.beat()
                     self._keep_alive()
                     progress = reader.read()
                     self._updates = progress.updates

@@ -15,17 +15,14 @@ from apex_jax.errors import printable
 from apex_jax.links.episode_means import EpisodeMeans
 from apex_jax.links.experience_server import ExperienceServer
 from apex_jax.links.sampling_server import SamplingServer
-from apex_jax.metrics import TRAINING_TAG, MetricsWriter, RateMeter, resident_memory_bytes
-from apex_jax.operations.status_page import StatusPage
-from apex_jax.operations.storage_copy import StorageCopy
+from apex_jax.metrics import TRAINING_TAG, RateMeter
 from apex_jax.process import ROLE_NUMBERS, StopSignal, digest_of_run_id, new_run_id, process_rng
 from apex_jax.replay.replay import Replay
-from apex_jax.run_identity import RunIdentity
 from apex_jax.segment_codec import max_body_bytes
 from apex_jax.transport import sockets
 from apex_jax.transport.monitor import ServerMonitor
-from apex_jax.transport.security import link_context
 from apex_jax.types import SegmentSpec
+from apex_jax.workers.role import RoleContext, open_role
 
 _log = logging.getLogger(__name__)
 
@@ -36,54 +33,42 @@ LEAVING_SECONDS = 5.0  # after the run's end, how long actors and learner have t
 class ReplayServer:
     """Holds the replay of a run and serves it on two links until stopped, or until the learner ends the run."""
 
-    def __init__(
-        self,
-        config: Config,
-        spec: SegmentSpec,
-        context: zmq.Context,
-        name: str = "replay",
-        storage: StorageCopy | None = None,
-    ):
-        """Binds both links (BindError where that fails), and goes on from the run's journal (JournalError).
-
-        `storage`: whose failures are told with the metrics.
-        """
-        self._config = config
+    def __init__(self, role: RoleContext, spec: SegmentSpec):
+        """Binds both links (BindError if that fails), and goes on from the run's journal (JournalError)."""
+        self._role = role
+        config, run = role.config, role.run_identity
         self._frame_skip = config.environment.frame_skip
-        self._run_identity = RunIdentity(config.directory)
-        rng = process_rng(config.seed, ROLE_NUMBERS["replay"])
-        self.replay = Replay(config, spec, rng, self._run_identity.name)
+        self.replay = Replay(config, spec, process_rng(config.seed, ROLE_NUMBERS["replay"]), run.name)
         self._monitors = {link: ServerMonitor() for link in ("experience", "sampling")}
         with contextlib.ExitStack() as opened:
             opened.callback(self.replay.close)
             self._experience_socket = opened.enter_context(
                 sockets.serve_experience(
-                    context, config.addresses.experience, self._monitors["experience"], max_body_bytes(spec)
+                    role.sockets, config.addresses.experience, self._monitors["experience"], max_body_bytes(spec)
                 )
             )
             opened.callback(self._monitors["experience"].close)
             self._sampling_socket = opened.enter_context(
                 sockets.serve_sampling(
-                    context, config.addresses.sampling, self._monitors["sampling"], 4 * config.learner.largest_draw
+                    role.sockets, config.addresses.sampling, self._monitors["sampling"], 4 * config.learner.largest_draw
                 )
             )
             opened.callback(self._monitors["sampling"].close)
-            self.experience = ExperienceServer(self._experience_socket, config, spec, self.replay, self._run_identity)
-            self.sampling = SamplingServer(self._sampling_socket, config, self.replay, new_run_id(), self._run_identity)
-            self._run_identity.adopt(self.replay.restore(time.monotonic()), f"the replay in {config.directory}/replay")
+            self.experience = ExperienceServer(self._experience_socket, config, spec, self.replay, run)
+            self.sampling = SamplingServer(self._sampling_socket, config, self.replay, new_run_id(), run)
+            run.adopt(self.replay.restore(time.monotonic()), f"the replay in {config.directory}/replay")
             self._opened = opened.pop_all()
-        self._metrics = MetricsWriter(config.directory, name)
-        self._storage = storage
-        self._last_ledger = self.ledger()
         self._rates = {tag: RateMeter() for tag in ("frames", "inserts", "samples")}
 
-    def run(self, stop: StopSignal) -> None:
-        """Serves until `stop` is set or the run is over."""
+    def run(self) -> None:
+        """Serves until the process is to stop or the run is over."""
+        stop = self._role.stop
         poller = zmq.Poller()
         poller.register(self._experience_socket, zmq.POLLIN)
         poller.register(self._sampling_socket, zmq.POLLIN)
         next_check = next_metrics = 0.0
         while not stop.is_set() and self.sampling.finished is None:
+            stop.beat()
             poller.poll(POLL_MILLISECONDS)
             now = time.monotonic()
             self.serve(now)
@@ -96,7 +81,7 @@ class ReplayServer:
                 next_check = now + 1.0
             if now >= next_metrics:
                 self._write_metrics()
-                next_metrics = now + self._config.metrics_interval_seconds
+                next_metrics = now + self._role.config.metrics_interval_seconds
         self._finish(stop)
 
     def serve(self, now_seconds: float) -> None:
@@ -117,16 +102,11 @@ class ReplayServer:
         """Returns what became of every transition of the run: counts by fate, and under "produced" their sum."""
         return self.experience.totals()
 
-    def report(self) -> dict[str, Any]:
-        """Returns what the server tells of itself, from any thread."""
-        experience, sampling, learner = self.experience, self.sampling, self.sampling.learner
+    def describe(self) -> dict[str, Any]:
+        """Returns what the status page shows beside the metrics, from any thread."""
+        learner = self.sampling.learner
         return {
-            "environment_frames": self.replay.steps.total * self._frame_skip,
-            "size_transitions": self.replay.buffer.size_transitions,
-            "stored_bytes": self.replay.buffer.stored_bytes,
-            "rates": {f"{tag}_per_second": meter.rate for tag, meter in self._rates.items()},
-            "counters": dict(experience.dropped.copy() + sampling.dropped.copy()),
-            "ledger": self._last_ledger,  # counted anew, another thread would meet it half changed
+            "environment_frames": self._run_steps * self._frame_skip,
             "peers": {
                 "learner": None if learner is None else {"run_id": digest_of_run_id(learner.run_id)},
                 "actors": [
@@ -135,7 +115,7 @@ class ReplayServer:
                         "steps_per_second": actor.status.steps_per_second,
                         "weights_version": actor.status.weights_version,
                     }
-                    for actor in list(experience.actors.values())
+                    for actor in list(self.experience.actors.values())
                 ],
             },
         }
@@ -152,49 +132,48 @@ class ReplayServer:
         _log.info("the run is over: %s", printable(reason))
         until = time.monotonic() + LEAVING_SECONDS
         while self._has_peers() and time.monotonic() < until and not stop.is_set():
+            stop.beat()
             self.experience.finish(reason)  # again to who could not take it, or has only just joined
             self._experience_socket.poll(POLL_MILLISECONDS)
             self.experience.read(time.monotonic())
             self.sampling.read(time.monotonic())  # the learner says again that the run is over until it is answered
         self.experience.store(time.monotonic())
 
+    @property
+    def _run_steps(self) -> int:
+        """Environment steps of the run: the learner's count, or this replay's own before a learner has joined."""
+        return max(self.sampling.run_steps, self.replay.environment_steps)
+
     def _has_peers(self) -> bool:
         return bool(self.experience.actors) or self.sampling.learner is not None
 
     def _write_metrics(self) -> None:
         experience, sampling = self.experience, self.sampling
-        steps = self.replay.steps
+        frames = self.replay.environment_steps * self._frame_skip
         values = {
-            "charts/environment_frames_per_second": self._rates["frames"].update(steps.here * self._frame_skip),
+            "charts/environment_frames_per_second": self._rates["frames"].update(frames),
             **self.replay.metrics(),
             "replay/inserts_per_second": self._rates["inserts"].update(self.replay.limiter.inserted),
             "replay/samples_per_second": self._rates["samples"].update(self.replay.limiter.sampled),
             "replay/actors": len(experience.actors),
-            "system/resident_memory_bytes": resident_memory_bytes(),
+            **{f"ledger/{fate}": transitions for fate, transitions in self.ledger().items()},
         }
-        if self._storage is not None:
-            values |= self._storage.metrics()
-        self._last_ledger = self.ledger()
-        values |= {f"ledger/{name}": number for name, number in self._last_ledger.items()}
-        dropped = experience.dropped + sampling.dropped
-        values |= {f"replay/dropped_{reason}": n for reason, n in dropped.items()}
         means, experience.episodes = experience.episodes, EpisodeMeans()
         if means.length.count:
             values["charts/episodic_return"] = means.episode_return.result()
             values["charts/episodic_length"] = means.length.result()
             values |= {f"{TRAINING_TAG}{band}": mean.result() for band, mean in means.by_band.items()}
-        self._metrics.write(steps.total * self._frame_skip, values)
+        self._role.write_metrics(self._run_steps, values, experience.dropped + sampling.dropped)
 
 
 def run(config: Config, name: str, stop: StopSignal) -> int:
     """Runs the role; returns the process's exit code."""
-    spec = segment_spec(config)
-    with StatusPage(config, "replay", name, stop) as page, StorageCopy(config, "replay", stop) as storage:
+    with open_role(config, "replay", name, stop) as role:
         if stop.is_set():
             return stop.exit_code
-        context = link_context(config, "replay")
-        server = ReplayServer(config, spec, context, name, storage)
-        page.report = lambda: server.report() | context.report() | storage.report()
+        spec = segment_spec(config)
+        server = ReplayServer(role, spec)
+        role.describe = server.describe
         _log.info(
             "replay of %d segments (%d transitions) on %s and %s",
             server.replay.buffer.capacity_segments,
@@ -203,8 +182,7 @@ def run(config: Config, name: str, stop: StopSignal) -> int:
             config.addresses.sampling,
         )
         try:
-            server.run(stop)
+            server.run()
         finally:
             server.close()
-            context.term()
     return stop.exit_code

@@ -87,6 +87,6 @@ class Saver:
     def _wait(self, stop: StopSignal, until: float) -> bool:
         """Waits until no checkpoint is under way; returns whether that was in time."""
         while self.checkpointer.is_saving and time.monotonic() < until:
-            stop.is_set()  # shows that this is no standstill
+            stop.beat()
             time.sleep(0.02)
         return not self.checkpointer.is_saving

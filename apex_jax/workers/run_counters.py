@@ -1,0 +1,83 @@
+"""How far the run is, what ends it, and the share of the learning rate that belongs to that point."""
+
+from __future__ import annotations
+
+import time
+from typing import NamedTuple
+
+from apex_jax.checkpoint import Progress
+from apex_jax.config import Config
+
+
+class Limit(NamedTuple):
+    """What ends the run: how far it is, where the end is, and how that is said."""
+
+    at: float
+    end: float
+    text: str
+
+
+class RunCounters:
+    """Updates, environment steps and time of the whole run, over all starts of its learner."""
+
+    def __init__(self, config: Config, progress: Progress, now_seconds: float) -> None:
+        """`progress`: of the checkpoint that the learner goes on from; `now_seconds`: of the monotonic clock."""
+        self.updates = progress.updates
+        self.environment_steps = progress.environment_steps  # of all actors
+        self._config = config
+        self._saved = progress
+        self._start_seconds = now_seconds - progress.elapsed_seconds
+        self._replay_steps = dict(progress.replay_steps)  # environment steps by id of their replay
+
+    @property
+    def environment_frames(self) -> int:
+        """Emulator frames behind the environment steps."""
+        return self.environment_steps * self._config.environment.frame_skip
+
+    def elapsed_seconds(self) -> float:
+        """Returns the time of learning."""
+        return time.monotonic() - self._start_seconds
+
+    def count_steps(self, replay_id: str, steps: int) -> None:
+        """Adds what came to a replay since its last batch. One that lost some of its journal counts on from less.
+
+        `steps`: that it has counted in all.
+        """
+        self.environment_steps += max(0, steps - self._replay_steps.get(replay_id, 0))
+        self._replay_steps[replay_id] = steps
+
+    def limits(self) -> list[Limit]:
+        """Returns the limits that the run has."""
+        config, minutes = self._config, self.elapsed_seconds() / 60
+        limits = (
+            Limit(self.updates, config.total_updates, f"{self.updates} updates"),
+            Limit(
+                self.environment_frames,
+                config.total_environment_frames,
+                f"{self.environment_frames} environment frames",
+            ),
+            Limit(minutes, config.total_minutes, f"{minutes:.1f} minutes"),
+        )
+        return [limit for limit in limits if limit.end]
+
+    def limit_reached(self) -> str | None:
+        """Returns the text of a limit that the run has reached."""
+        return next((limit.text for limit in self.limits() if limit.at >= limit.end), None)
+
+    def learning_rate_share(self) -> float:
+        """Returns 1 up to `learning_rate_decay_start`, `final_learning_rate_share` at the limit that is next."""
+        learner = self._config.learner
+        done = max((limit.at / limit.end for limit in self.limits()), default=0.0)
+        fallen = (done - learner.learning_rate_decay_start) / (1 - learner.learning_rate_decay_start)
+        return 1 - (1 - learner.final_learning_rate_share) * min(1.0, max(0.0, fallen))
+
+    def progress(self, weights_version: int, run_identity: str) -> Progress:
+        """Returns what a checkpoint holds of this."""
+        return self._saved._replace(
+            updates=self.updates,
+            environment_steps=self.environment_steps,
+            elapsed_seconds=self.elapsed_seconds(),
+            weights_version=weights_version,
+            run_identity=run_identity,
+            replay_steps=tuple(self._replay_steps.items()),
+        )
