@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import jax
 import numpy as np
@@ -190,9 +191,10 @@ def flip_a_bit(data: bytes) -> bytes:
 
 @pytest.mark.parametrize("damage", [truncate, empty, flip_a_bit])
 def test_whichever_file_is_damaged_the_checkpoint_is_right_or_the_one_before_is_taken_with_one_warning(
-    damageable: Path, log: pytest.LogCaptureFixture, damage: Callable[[bytes], bytes]
+    damageable: Path, log: pytest.LogCaptureFixture, damage: Callable[[bytes], bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    passed_over = []
+    passed_over, parse = [], Mock(wraps=ocp.Checkpointer.restore)
+    monkeypatch.setattr(ocp.Checkpointer, "restore", lambda self, path, **items: parse(self, path, **items))
     for path in files_of(damageable / "checkpoints" / "200"):
         sound = path.read_bytes()
         path.write_bytes(damage(sound))
@@ -206,13 +208,17 @@ def test_whichever_file_is_damaged_the_checkpoint_is_right_or_the_one_before_is_
             passed_over.append(path.parent.name)
             assert "200 is damaged, trying the one before" in log.text
             assert log.records[0].getMessage().isprintable(), "one line"
+            assert {call.args[1].name for call in parse.call_args_list} == {"100"}, "no parser meets a damaged file"
+        parse.reset_mock()
         path.write_bytes(sound)
     assert {"progress", "state", "d"} <= set(passed_over)
 
 
-def test_a_file_that_is_gone_is_damage_too(damageable: Path) -> None:
-    shutil.rmtree(damageable / "checkpoints" / "200" / "progress")
+@pytest.mark.parametrize("name", ["progress/metadata", CHECKSUMS])
+def test_a_file_that_is_gone_is_damage_too(damageable: Path, log: pytest.LogCaptureFixture, name: str) -> None:
+    (damageable / "checkpoints" / "200" / name).unlink()
     assert restore(damageable)[1] == progress_at(100)
+    assert [name in record.getMessage() for record in log.records] == [True]
 
 
 def test_a_state_that_can_be_read_but_is_not_what_was_saved_is_damage(
@@ -223,14 +229,6 @@ def test_a_state_that_can_be_read_but_is_not_what_was_saved_is_damage(
     shutil.copytree(checkpoints / "100" / "state", checkpoints / "200" / "state")
     assert restore(damageable)[1] == progress_at(100)
     assert "200 is damaged, trying the one before: state/" in log.text
-
-
-def test_a_checkpoint_without_its_checksums_is_damage_as_nothing_vouches_for_it(
-    damageable: Path, log: pytest.LogCaptureFixture
-) -> None:
-    (damageable / "checkpoints" / "200" / CHECKSUMS).unlink()
-    assert restore(damageable)[1] == progress_at(100)
-    assert [CHECKSUMS in record.getMessage() for record in log.records] == [True]
 
 
 @pytest.mark.parametrize("kind", ["link", "dangling link", "fifo"])
@@ -247,23 +245,6 @@ def test_a_file_replaced_by_a_link_or_a_fifo_is_damage_and_holds_up_no_restore(
         path.unlink()
         moved.rename(path)
     assert restore(damageable, read_only=True)[1] == progress_at(200)
-
-
-def test_a_damaged_checkpoint_meets_no_parser(damageable: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    parsed = []
-    restore_by_orbax = ocp.Checkpointer.restore
-
-    def watched(self: Any, path: Path, **arguments: Any) -> Any:
-        parsed.append(path.name)
-        return restore_by_orbax(self, path, **arguments)
-
-    monkeypatch.setattr(ocp.Checkpointer, "restore", watched)
-    for path in files_of(damageable / "checkpoints" / "200"):
-        sound = path.read_bytes()
-        path.write_bytes(truncate(sound))
-        assert restore(damageable, read_only=True)[1] == progress_at(100)
-        path.write_bytes(sound)
-    assert set(parsed) == {"100"}
 
 
 def test_a_checkpoint_of_the_version_with_three_checksums_is_restored(damageable: Path) -> None:
