@@ -76,10 +76,7 @@ class Checkpointer:
         self._thread: threading.Thread | None = None
         _set_up_orbax()
         self._orbax = ocp.Checkpointer(ocp.CompositeCheckpointHandler())
-        self._lock: int | None = None
-        if not read_only:
-            self._lock = self._locked()
-            self._remove_halves()
+        self._lock = None if read_only else self._take_directory()
 
     @property
     def steps(self) -> list[int]:
@@ -154,8 +151,11 @@ class Checkpointer:
             )
         return None
 
-    def _locked(self) -> int:
-        """Returns the descriptor of the file whose lock keeps other learners away for as long as it is open."""
+    def _take_directory(self) -> int:
+        """Locks the directory, and removes what a killed learner left half done. CheckpointError.
+
+        Returns the descriptor of the file whose lock keeps other learners away for as long as it is open.
+        """
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
             descriptor = open_regular(self.directory / ".lock", os.O_RDWR | os.O_CREAT)
@@ -166,10 +166,11 @@ class Checkpointer:
             raise CheckpointError(
                 f"another learner saves in {self.directory}: stop it, or choose another run_directory"
             )
+        self._remove_halves()
         return descriptor
 
     def _remove_halves(self) -> None:
-        """Removes what a killed or failed save left, and a killed deletion."""
+        """Removes half-written checkpoints of killed or failed saves, and those that are to be deleted."""
         with contextlib.suppress(OSError):
             for path in self.directory.iterdir():
                 if path.is_dir() and (path.name.startswith(".") or ".orbax-checkpoint-tmp" in path.name):
@@ -213,7 +214,7 @@ class Checkpointer:
         synchronize(self.directory)
 
     def _set_old_aside(self) -> None:
-        """Renames what is to be deleted: a kill during the deletion leaves no half of a checkpoint."""
+        """Renames the checkpoints that are to be deleted: a kill during the deletion leaves no half of one."""
         for step in self.steps[: -self._kept]:
             path = self.directory / str(step)
             try:
