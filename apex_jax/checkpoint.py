@@ -152,10 +152,7 @@ class Checkpointer:
         return None
 
     def _take_directory(self) -> int:
-        """Locks the directory, and removes what a killed learner left half done. CheckpointError.
-
-        Returns the descriptor of the file whose lock keeps other learners away for as long as it is open.
-        """
+        """Keeps other learners away for as long as the returned descriptor is open; removes what a kill left behind."""
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
             descriptor = open_regular(self.directory / ".lock", os.O_RDWR | os.O_CREAT)
