@@ -72,6 +72,7 @@
 
     links/           the protocol of each link, both ends; no maths (transport/ moves the bytes)
       experience_client, experience_server   an actor's end, and the replay server's
+      outbox         an actor's segments until they are stored
       membership     who the actors are, and whose segment is stored next
       sampling_client, sampling_server       the learner's end, and the replay server's
       weights_client, weights_server         that of actors and evaluator, and the learner's

@@ -175,8 +175,8 @@ class Sink:
                 while (received := sockets.receive_from(socket, kinds, Counter())) is not None:
                     identity, message = received
                     if isinstance(message, ActorHello):
-                        places = np.arange(message.num_environments, dtype=np.int32)
-                        sockets.send(socket, ActorWelcome(1, places, max(2, len(places)), 64), identity)
+                        ladder_indices = np.arange(message.num_environments, dtype=np.int32)
+                        sockets.send(socket, ActorWelcome(1, ladder_indices, max(2, len(ladder_indices)), 64), identity)
                     elif isinstance(message, SegmentMessage):
                         sockets.send(socket, SegmentAck(message.sequence), identity)
 

@@ -277,9 +277,9 @@ def _change_number_of_fields(fuzzer: Fuzzer, frames: Frames) -> Frames:
 
 def _change_shape(fuzzer: Fuzzer, frames: Frames) -> Frames:
     header = _header(frames)
-    places = [i for i, item in enumerate(header) if isinstance(item, list) and item]
-    if places:
-        place = fuzzer.random.choice(places)
+    ladder_indices = [i for i, item in enumerate(header) if isinstance(item, list) and item]
+    if ladder_indices:
+        place = fuzzer.random.choice(ladder_indices)
         shape = [fuzzer.random.choice((0, 1, 2, 16, 2**31, 2**32, 2**62, -1)) for _ in header[place]]
         header[place] = shape if fuzzer.random.random() < 0.8 else [*header[place], 1]
     return _with_header(frames, header)

@@ -206,8 +206,8 @@ class ReplayTarget:
 
     def _keep_house(self) -> None:
         self._now_seconds += 1.0
-        self._guarded(lambda: self.server.experience.forget_the_dead(self._now_seconds))
-        self._guarded(lambda: self.server.sampling.forget_the_dead(self._now_seconds))
+        self._guarded(lambda: self.server.experience.evict_dead_peers(self._now_seconds))
+        self._guarded(lambda: self.server.sampling.evict_dead_peers(self._now_seconds))
         self._guarded(self.server._write_metrics)
         self._guarded(self.server.replay.buffer.check_valid)
         self.server.sampling.finished = None

@@ -14,8 +14,9 @@ import numpy as np
 import zmq
 
 from apex_jax.config import ActorConfig, Config, LearnerConfig
-from apex_jax.links.experience_client import ExperienceClient, transitions_of
+from apex_jax.links.experience_client import ExperienceClient
 from apex_jax.links.experience_server import ExperienceServer
+from apex_jax.links.outbox import transitions_of
 from apex_jax.replay.buffer import ReplayBuffer
 from apex_jax.replay.rate_limiter import RateLimiter
 from apex_jax.replay.replay import Replay

@@ -80,7 +80,7 @@ def report(stream: CountingStream, segments: int, spec: SegmentSpec) -> dict[str
         "produced": segments * spec.max_transitions,
         "acknowledged": stream._account["acknowledged"],
         "incarnation": welcome.incarnation if welcome else 0,
-        "places": welcome.places.tolist() if welcome else [],
+        "places": welcome.ladder_indices.tolist() if welcome else [],
         "disconnects": stream.disconnects,
         "dropped": dict(stream.dropped),
         "memory_bytes": resident_memory_bytes(),

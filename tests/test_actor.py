@@ -29,7 +29,7 @@ from apex_jax.workers.role import RoleContext
 from tests.links import CONFIG, segment_of
 from tests.processes import ROOT
 
-PLACES = np.array([0, 2, 3, 5], np.int32)
+LADDER_INDICES = np.array([0, 2, 3, 5], np.int32)
 LADDER = 6
 
 
@@ -101,7 +101,7 @@ def act(tmp_path: Path, context: zmq.Context, monkeypatch: pytest.MonkeyPatch) -
             return acting.steps[-1]
 
         monkeypatch.setattr(Environment, "receive", remember)
-        actor._act(ActorWelcome(incarnation, PLACES, LADDER, 64), stop)
+        actor._act(ActorWelcome(incarnation, LADDER_INDICES, LADDER, 64), stop)
         monkeypatch.setattr(Environment, "receive", receive)
         return acting
 
@@ -113,7 +113,7 @@ def test_each_environment_keeps_the_epsilon_of_its_place_on_the_ladder(act: Call
     acting, ladder = act(incarnation=1, calls=60), epsilon_ladder(LADDER, 0.4, 7.0)
     groups = set()
     for step, epsilon in zip(acting.steps, acting.epsilons, strict=True):
-        assert epsilon.tolist() == ladder[PLACES[step.env_id]].tolist()
+        assert epsilon.tolist() == ladder[LADDER_INDICES[step.env_id]].tolist()
         groups.add(tuple(step.env_id))
     assert len(groups) > 1, "three of the four environments a step, and not always the same"
 
@@ -121,7 +121,7 @@ def test_each_environment_keeps_the_epsilon_of_its_place_on_the_ladder(act: Call
 def test_the_steps_that_are_told_are_those_that_were_made_before_the_last_segment(act: Callable[..., Acting]) -> None:
     acting = act(incarnation=1, calls=300)
     made = sum(int(np.count_nonzero(~step.first)) for step in acting.steps)
-    slots = len(PLACES) * len(acting.replay.segments[0].frames)
+    slots = len(LADDER_INDICES) * len(acting.replay.segments[0].frames)
     assert acting.replay.steps_told > made / 2
     assert made - slots <= acting.replay.steps_told <= made
 

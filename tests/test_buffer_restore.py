@@ -177,7 +177,7 @@ def test_where_segments_are_missing_older_ones_move_up_and_keep_their_priorities
         assert run.generations.tolist() == list(range(6 - len(left), 6))
         assert [leaf(restored, slot * L + 1) for slot in run.slots] == [10.0 * number for number in left]
         assert (restored.inserted_segments, restored.size_segments) == (5, len(left))
-        assert restored.oldest_number == (left[0] if left else 6)
+        assert restored.oldest_insertion_id == (left[0] if left else 6)
         disk.state = restored.state(0.0)
     live = deque(left, maxlen=4)
     for number in range(6, 12):

@@ -90,7 +90,7 @@ def test_actors_that_give_up_a_server_which_is_not_ready_are_each_welcomed_once(
     assert server.replay.incarnations == 2
     for actor in server.service.actors.values():
         welcome: Any = streams[actor.run_id - 1].wait_for_welcome(0)
-        assert (actor.incarnation, actor.places.tolist()) == (welcome.incarnation, welcome.places.tolist())
+        assert (actor.incarnation, [*actor.ladder_indices]) == (welcome.incarnation, [*welcome.ladder_indices])
 
 
 def test_a_silent_server_is_noticed_said_once_and_noticed_when_it_is_back(
@@ -101,7 +101,7 @@ def test_a_silent_server_is_noticed_said_once_and_noticed_when_it_is_back(
     server = link.server()
     stream = link.stream()
     put_all(stream, range(2), server)
-    server.until(lambda: not stream._unacknowledged and stream._sequence == 2)
+    server.until(lambda: not stream._outbox and stream._outbox._sequence == 2)
 
     def wait_for_silence() -> None:  # nobody serves meanwhile
         stream.finished.wait(0.1)
@@ -135,7 +135,7 @@ def test_a_restarted_server_takes_the_places_and_the_incarnation_that_an_actor_h
     for actor in second.service.actors.values():
         if actor.run_id != 3:
             welcome = welcomes[actor.run_id - 1]
-            assert (actor.incarnation, actor.places.tolist()) == (welcome.incarnation, welcome.places.tolist())
+            assert (actor.incarnation, [*actor.ladder_indices]) == (welcome.incarnation, [*welcome.ladder_indices])
     assert sorted(actor.incarnation for actor in second.service.actors.values() if actor.run_id != 3) == [1, 2]
     assert newcomer.ladder_size == 8
     assert join(link.peer(second), 4).incarnation == 3
@@ -144,11 +144,11 @@ def test_a_restarted_server_takes_the_places_and_the_incarnation_that_an_actor_h
 def test_incarnations_go_on_above_those_that_actors_bring_along(link: Link) -> None:
     server = link.server()
     peer = link.peer(server)
-    peer.send(ActorHello(1, CONFIG.agreement, 4, incarnation=41, places=np.array([1, 3, 5, 7], np.int32)))
+    peer.send(ActorHello(1, CONFIG.agreement, 4, incarnation=41, ladder_indices=np.array([1, 3, 5, 7], np.int32)))
     welcome = peer.receive(ActorWelcome)
-    assert (welcome.incarnation, welcome.places.tolist()) == (41, [1, 3, 5, 7])
+    assert (welcome.incarnation, welcome.ladder_indices.tolist()) == (41, [1, 3, 5, 7])
     newcomer = join(link.peer(server), 2)
-    assert (newcomer.incarnation, newcomer.places.tolist()) == (42, [0, 2, 4, 6])
+    assert (newcomer.incarnation, newcomer.ladder_indices.tolist()) == (42, [0, 2, 4, 6])
 
 
 def test_an_actor_that_is_started_again_gets_the_places_of_the_one_that_died_before_that_one_is_forgotten(
@@ -161,16 +161,16 @@ def test_an_actor_that_is_started_again_gets_the_places_of_the_one_that_died_bef
     assert living.receive(SegmentAck).sequence == 0
     again = join(link.peer(server), 3)
     assert len(server.service.actors) == 3, "the dead one is not forgotten yet"
-    assert again.places.tolist() == dead.places.tolist()
+    assert again.ladder_indices.tolist() == dead.ladder_indices.tolist()
     assert again.incarnation == 3
 
 
-@pytest.mark.parametrize("places", [[0, 1, 2], [0, 1, 2, 8], [-1, 0, 1, 2], []])
-def test_places_that_do_not_fit_the_ladder_are_given_anew(link: Link, places: list[int]) -> None:
+@pytest.mark.parametrize("ladder_indices", [[0, 1, 2], [0, 1, 2, 8], [-1, 0, 1, 2], []])
+def test_places_that_do_not_fit_the_ladder_are_given_anew(link: Link, ladder_indices: list[int]) -> None:
     peer = link.peer(link.server())
-    peer.send(ActorHello(1, CONFIG.agreement, 4, incarnation=5, places=np.array(places, np.int32)))
+    peer.send(ActorHello(1, CONFIG.agreement, 4, incarnation=5, ladder_indices=np.array(ladder_indices, np.int32)))
     welcome = peer.receive(ActorWelcome)
-    assert (welcome.incarnation, welcome.places.tolist()) == (5, [0, 2, 5, 7])
+    assert (welcome.incarnation, welcome.ladder_indices.tolist()) == (5, [0, 2, 5, 7])
 
 
 @pytest.mark.parametrize(("claim", "given"), [
@@ -181,13 +181,13 @@ def test_places_that_do_not_fit_the_ladder_are_given_anew(link: Link, places: li
 def test_the_largest_incarnation_that_an_actor_can_claim_harms_nobody(link: Link, claim: int, given: int) -> None:
     server = link.server()
     peer = link.peer(server)
-    peer.send(ActorHello(1, CONFIG.agreement, 4, incarnation=claim, places=np.arange(4, dtype=np.int32)))
+    peer.send(ActorHello(1, CONFIG.agreement, 4, incarnation=claim, ladder_indices=np.arange(4, dtype=np.int32)))
     assert peer.receive(ActorWelcome).incarnation == given
     second = join(link.peer(server), 2)
     assert second.incarnation == given + 1, "a number that the protocol can still say"
     server.close()
     peer = link.peer(again := link.server())  # which knows of nobody
-    peer.send(ActorHello(2, CONFIG.agreement, 4, incarnation=second.incarnation, places=second.places))
+    peer.send(ActorHello(2, CONFIG.agreement, 4, incarnation=second.incarnation, ladder_indices=second.ladder_indices))
     incarnations = [peer.receive(ActorWelcome).incarnation, join(link.peer(again), 3).incarnation]
     assert incarnations[1] == incarnations[0] + 1
 
@@ -226,11 +226,11 @@ def test_actors_whose_messages_are_still_unread_are_not_held_for_dead(
     server.until(lambda: server.service._unread_after > 0)
     server.now_seconds += 60.0  # in which the server stood still
     server.service.read(server.now_seconds)
-    server.service.forget_the_dead(server.now_seconds)
+    server.service.evict_dead_peers(server.now_seconds)
     assert len(server.service.actors) == 5
     for _ in range(10):
         server.serve()
-    server.service.forget_the_dead(server.now_seconds + 60.0)
+    server.service.evict_dead_peers(server.now_seconds + 60.0)
     assert len(server.service.actors) == 0
 
 

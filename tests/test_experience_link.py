@@ -42,7 +42,7 @@ def test_each_actor_is_welcomed_with_places_of_its_own(link: Link) -> None:
     server = link.server()
     first, second = join(link.peer(server), 1), join(link.peer(server), 2)
     assert (first.incarnation, second.incarnation) == (1, 2)
-    assert sorted([*first.places, *second.places]) == list(range(8))
+    assert sorted([*first.ladder_indices, *second.ladder_indices]) == list(range(8))
     assert (first.ladder_size, first.max_outstanding_segments) == (8, CREDIT)
 
 
@@ -74,16 +74,16 @@ def test_who_has_not_said_hello_is_asked_to(link: Link, message: Any) -> None:
 def test_a_silent_actor_is_forgotten_and_its_places_go_to_the_next(link: Link) -> None:
     server = link.server()
     silent, alive = link.peer(server), link.peer(server)
-    places = join(silent, 1).places
+    ladder_indices = join(silent, 1).ladder_indices
     join(alive, 2)
     server.now_seconds = PEER_TIMEOUT_SECONDS
     alive.send(ActorStatus(2, 5.0, 7))
     server.until(lambda: any(actor.status.weights_version == 7 for actor in server.service.actors.values()))
-    server.service.forget_the_dead(PEER_TIMEOUT_SECONDS)
+    server.service.evict_dead_peers(PEER_TIMEOUT_SECONDS)
     assert len(server.service.actors) == 2
-    server.service.forget_the_dead(PEER_TIMEOUT_SECONDS + 0.1)
+    server.service.evict_dead_peers(PEER_TIMEOUT_SECONDS + 0.1)
     assert [actor.run_id for actor in server.service.actors.values()] == [2]
-    assert join(link.peer(server), 3).places.tolist() == places.tolist()
+    assert join(link.peer(server), 3).ladder_indices.tolist() == ladder_indices.tolist()
 
 
 def test_goodbye_frees_the_places_at_once(link: Link) -> None:
@@ -94,7 +94,7 @@ def test_goodbye_frees_the_places_at_once(link: Link) -> None:
     assert welcome is not None
     stream.close()
     server.until(lambda: not server.service.actors)
-    assert join(link.peer(server), 2).places.tolist() == welcome.places.tolist()
+    assert join(link.peer(server), 2).ladder_indices.tolist() == welcome.ladder_indices.tolist()
 
 
 def test_an_actor_that_reconnects_keeps_its_places(link: Link) -> None:
@@ -102,7 +102,7 @@ def test_an_actor_that_reconnects_keeps_its_places(link: Link) -> None:
     before = join(link.peer(server), 1)
     join(link.peer(server), 2)
     after = join(link.peer(server), 1)
-    assert (after.incarnation, after.places.tolist()) == (before.incarnation, before.places.tolist())
+    assert (after.incarnation, after.ladder_indices.tolist()) == (before.incarnation, before.ladder_indices.tolist())
     assert len(server.service.actors) == 2
 
 
@@ -157,7 +157,7 @@ def test_segments_are_stored_in_order_and_their_steps_summed(link: Link) -> None
     server.until(lambda: len(server.stored()) == 20)
     assert server.stored() == list(range(20))
     assert server.replay.environment_steps == 200
-    server.until(lambda: not stream._unacknowledged)
+    server.until(lambda: not stream._outbox)
     assert +server.dropped == {}
 
 
@@ -182,7 +182,7 @@ def test_an_actor_held_back_waits_and_loses_nothing(link: Link) -> None:
     put_all(stream, range(1 + CREDIT + 2), server)
     server.until(lambda: waiting_in(server.service) == CREDIT)
     assert not stream.put(segment_of(99), 0, 0.05)
-    assert len(stream._unacknowledged) == CREDIT
+    assert len(stream._outbox) == CREDIT
     server.limiter.sample(10**6)
     server.until(lambda: len(server.stored()) == 1 + CREDIT + 2)
     assert server.stored() == list(range(1 + CREDIT + 2))
@@ -211,14 +211,14 @@ def test_an_actor_held_for_dead_is_stored_once_and_gets_no_more_credit(link: Lin
     server.until(lambda: waiting_in(server.service) == CREDIT)
     for _ in range(3):
         server.dropped.clear()
-        server.service.forget_the_dead(PEER_TIMEOUT_SECONDS + 1)
+        server.service.evict_dead_peers(PEER_TIMEOUT_SECONDS + 1)
         assert not server.service.actors
         server.until(lambda: server.dropped["duplicate_segment"] == CREDIT)
-        assert waiting_in(server.service) == len(stream._unacknowledged) == CREDIT
+        assert waiting_in(server.service) == len(stream._outbox) == CREDIT
     server.limiter.sample(10**6)
     server.until(lambda: len(server.stored()) == num_stored + CREDIT + 3)
     assert server.stored() == list(range(num_stored + CREDIT + 3))
-    server.until(lambda: not stream._unacknowledged)
+    server.until(lambda: not stream._outbox)
 
 
 def corrupt_bodies() -> dict[str, SegmentMessage]:
@@ -320,7 +320,7 @@ def test_segments_sent_while_servers_come_and_go_are_each_stored_by_one_that_ack
         assert stream.put(segment_of(number), 10, 5.0)
 
     def all_acknowledged() -> bool:
-        return stream._sequence == 24 and not stream._unacknowledged
+        return stream._outbox._sequence == 24 and not stream._outbox
 
     stored_anywhere: set[int] = set()
     for enough in [*rng.integers(1, 8, 3), 24]:

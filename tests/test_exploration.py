@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from apex_jax.agent.exploration import choose_places, epsilon_ladder
+from apex_jax.agent.exploration import choose_ladder_indices, epsilon_ladder
 from tests import reference
 
 
@@ -26,7 +26,7 @@ def test_ladder_falls_from_the_base_to_base_to_the_eighth() -> None:
     np.testing.assert_allclose(ladder, 0.4 ** np.arange(1, 9), rtol=1e-6)
 
 
-@pytest.mark.parametrize(("occupants", "count", "places"), [
+@pytest.mark.parametrize(("occupants", "count", "ladder_indices"), [
     ([0, 0, 0, 0], 4, [0, 1, 2, 3]),
     ([0, 0, 0, 0, 0], 2, [0, 4]),  # both ends: one actor alone covers all exploration rates
     ([0, 0, 0, 0, 0], 3, [0, 2, 4]),
@@ -39,12 +39,12 @@ def test_ladder_falls_from_the_base_to_base_to_the_eighth() -> None:
     ([5, 0, 5, 9], 9, [0, 1, 1, 1, 1, 1, 1, 1, 2]),
 ])  # fmt: skip
 def test_new_actor_takes_the_least_occupied_places_evenly_spread(
-    occupants: list[int], count: int, places: list[int]
+    occupants: list[int], count: int, ladder_indices: list[int]
 ) -> None:
     before = np.array(occupants)
-    chosen = choose_places(before, count)
+    chosen = choose_ladder_indices(before, count)
     assert chosen.dtype == np.int32
-    assert chosen.tolist() == places
+    assert chosen.tolist() == ladder_indices
     assert before.tolist() == occupants  # the caller's array is not changed
 
 
@@ -55,10 +55,10 @@ def test_occupation_stays_level_while_actors_come_and_go(seed: int) -> None:
     for _ in range(20):
         count = int(rng.integers(1, 60))
         unlevel = np.ptp(occupants)
-        places = choose_places(occupants, count)
-        assert len(places) == count
-        np.add.at(occupants, places, 1)
+        ladder_indices = choose_ladder_indices(occupants, count)
+        assert len(ladder_indices) == count
+        np.add.at(occupants, ladder_indices, 1)
         assert np.ptp(occupants) <= max(unlevel, 1)
         leaver = rng.random(count) < 0.5
-        np.subtract.at(occupants, places[leaver], 1)
+        np.subtract.at(occupants, ladder_indices[leaver], 1)
         assert occupants.min() >= 0

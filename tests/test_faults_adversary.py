@@ -250,7 +250,7 @@ def test_fault_26_an_actor_with_all_environments_there_are_leaves_no_place_behin
         served.peers.remove(actor)
     served.now_seconds += 60.0
     good = served.actor(100)
-    served.server.experience.forget_the_dead(served.now_seconds)
+    served.server.experience.evict_dead_peers(served.now_seconds)
     assert served.server.experience._membership._occupants.sum() == 4
     stores_for(served, good, 100, 1)
 

@@ -32,8 +32,8 @@ from tests.weights_link import AGREEMENT, PARAMS
 WELCOME = ActorWelcome(1, np.arange(4, dtype=np.int32), ladder_size=8, max_outstanding_segments=4)
 
 
-def with_places(places: list[int]) -> ActorWelcome:
-    return WELCOME._replace(places=np.array(places, np.int32))
+def with_places(ladder_indices: list[int]) -> ActorWelcome:
+    return WELCOME._replace(ladder_indices=np.array(ladder_indices, np.int32))
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import zmq
 
-from apex_jax.agent.exploration import choose_places
+from apex_jax.agent.exploration import choose_ladder_indices
 from apex_jax.links.membership import MAX_INCARNATION
 from apex_jax.links.sampling_client import SamplingClient
 from apex_jax.segment_codec import value_limits
@@ -92,7 +92,7 @@ def test_fault_39_the_work_for_a_message_of_statistics_does_not_grow_with_its_ga
 def test_fault_39_places_for_a_large_actor_take_few_turns_also_on_a_ladder_that_others_left_one_place_of() -> None:
     occupants = np.full(16, 10_000)
     occupants[3] = 0
-    assert calls_of(lambda: choose_places(occupants, MOST_GAMES)) < 200
+    assert calls_of(lambda: choose_ladder_indices(occupants, MOST_GAMES)) < 200
 
 
 def test_fault_39_a_backlog_of_slow_messages_leaves_the_learner_its_turn(
@@ -152,9 +152,11 @@ def test_fault_39_an_actor_keeps_its_places_after_another_claimed_the_largest_in
     actor.send(hello(2))
     welcome = actor.receive(ActorWelcome)
     actor.send(Goodbye(2))
-    places = np.full(4, welcome.places[0], np.int32)  # with which it has acted, as the server before gave them
-    actor.send(hello(2)._replace(incarnation=welcome.incarnation, places=places))
-    assert actor.receive(ActorWelcome).places.tolist() == places.tolist()
+    ladder_indices = np.full(
+        4, welcome.ladder_indices[0], np.int32
+    )  # with which it has acted, as the server before gave them
+    actor.send(hello(2)._replace(incarnation=welcome.incarnation, ladder_indices=ladder_indices))
+    assert actor.receive(ActorWelcome).ladder_indices.tolist() == ladder_indices.tolist()
 
 
 def test_fault_39_the_status_page_shows_no_run_id(served: Served) -> None:
@@ -253,13 +255,13 @@ def test_fault_39_actors_that_join_and_leave_without_end_do_not_fill_the_log(
     monkeypatch.setattr("apex_jax.links.limited_log.LINES_AT_ONCE", 10)
     caplog.set_level(logging.INFO)
     peer, service = served.peer("experience"), served.server.experience
-    service.forget_the_dead(served.now_seconds)
+    service.evict_dead_peers(served.now_seconds)
     for run_id in range(1, 51):
         peer.send(hello(run_id))
         peer.receive(ActorWelcome)
     lines = [record.getMessage() for record in caplog.records if "joins with" in record.getMessage()]
     assert len(lines) == 10
-    service.forget_the_dead(served.now_seconds + 61.0)
+    service.evict_dead_peers(served.now_seconds + 61.0)
     assert "40 more lines about actors that join and leave were left out" in caplog.text
 
 

@@ -107,7 +107,7 @@ def test_fault_31_each_segment_is_stored_exactly_once_whatever_becomes_of_the_co
             assert stream.put(segment_of(number), 10, timeout_seconds=1.0)
         server.until(broken.is_noticed)
         proxy.heal()
-        server.until(lambda: len(server.stored()) == 40 and not stream._unacknowledged)
+        server.until(lambda: len(server.stored()) == 40 and not stream._outbox)
         assert server.stored() == list(range(1, 41))
         assert server.replay.environment_steps == 400
         assert server.dropped.keys() <= {"duplicate_segment"}

@@ -124,13 +124,13 @@ def test_fault_21_priorities_that_are_no_numbers_are_refused_one_by_one(link: Li
     server, peer = full_server(link)
     bad = [np.nan, np.inf, -np.inf, -1.0, 0.0]
     good = [1e-45, 3.4e38, 2.0]  # a denormal, and the largest there is
-    places = [2 * L + FIRST, 3 * L + FIRST, 4 * L + FIRST]
-    peer.send(update_of([L + FIRST] * len(bad) + places, [2] * len(bad) + [3, 4, 5], bad + good))
+    ladder_indices = [2 * L + FIRST, 3 * L + FIRST, 4 * L + FIRST]
+    peer.send(update_of([L + FIRST] * len(bad) + ladder_indices, [2] * len(bad) + [3, 4, 5], bad + good))
     server.until(lambda: server.dropped["invalid_priority"] == len(bad))
     assert leaf(server, 4 * L + FIRST) == pytest.approx(2.0**0.6)
     assert np.isfinite(server.buffer._tree.total)
-    assert 0 < leaf(server, places[0]) < 1e-15
-    assert 1e17 < leaf(server, places[1]) < np.inf
+    assert 0 < leaf(server, ladder_indices[0]) < 1e-15
+    assert 1e17 < leaf(server, ladder_indices[1]) < np.inf
     server.buffer.check_valid()
 
 
@@ -203,7 +203,7 @@ def test_fault_25_ten_million_random_updates_leave_no_drift() -> None:
 
 def test_fault_37_priorities_of_who_is_not_the_learner_change_nothing(link: Link) -> None:
     server, before = full_server(link)
-    server.service.forget_the_dead(PEER_TIMEOUT_SECONDS + 0.1)  # it was frozen, say
+    server.service.evict_dead_peers(PEER_TIMEOUT_SECONDS + 0.1)  # it was frozen, say
     learner = link.peer(server, hello_of(2))
     leaves, largest = server.buffer._tree.leaves.copy(), server.buffer.max_priority
     before.send(update_of([L + FIRST], [2], [900.0]))

@@ -169,7 +169,7 @@ def test_fault_05_a_restarted_replay_is_bit_for_bit_the_one_that_was_stopped(sit
     assert site.newest_snapshot > name, "else it is compared with itself"
     assert after.facts == before.facts, "limiter, counters, largest priority, random numbers"
     assert after.facts["limiter"]["sampled"] > 0
-    for name in ("numbers", "leaves", "accounts"):
+    for name in ("insertion_ids", "leaves", "accounts"):
         np.testing.assert_array_equal(after.arrays[name], before.arrays[name], err_msg=name)
     assert len(np.unique(before.arrays["leaves"])) > 3, "priorities that were learned"
 

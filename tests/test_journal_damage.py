@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from apex_jax.replay import segment_log
-from apex_jax.replay.file_heads import Damaged, pack
+from apex_jax.replay.file_heads import CorruptFile, pack
 from apex_jax.replay.ledger import COLUMNS
 from apex_jax.replay.saved_state import unpack_state
 from apex_jax.replay.segment_log import SegmentLog
@@ -91,12 +91,12 @@ def test_what_is_stored_behind_damage_is_still_there_when_the_damage_is_repaired
 
 
 def test_a_record_of_numbers_that_were_never_written_is_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for field in ("number", "run_id", "sequence", "environment_steps"):
+    for field in ("insertion_id", "run_id", "sequence", "environment_steps"):
         directory = tmp_path / field
         world = World(directory)
         world.store(1)
         number, run_id, sequence, steps = (
-            2**63 if name == field else 2 for name in ("number", "run_id", "sequence", "environment_steps")
+            2**63 if name == field else 2 for name in ("insertion_id", "run_id", "sequence", "environment_steps")
         )
         with monkeypatch.context() as careless:
             careless.setattr(segment_log, "_is_believable", lambda *_: True)
@@ -109,10 +109,10 @@ def test_a_record_of_numbers_that_were_never_written_is_damage(tmp_path: Path, m
         world.kill()
 
 
-@pytest.mark.parametrize("field", ["number", "run_id", "sequence", "environment_steps"])
+@pytest.mark.parametrize("field", ["insertion_id", "run_id", "sequence", "environment_steps"])
 def test_a_number_that_would_not_be_believed_is_not_written(tmp_path: Path, field: str) -> None:
     world = World(tmp_path)
-    numbers: dict[str, Any] = {"number": 1, "run_id": RUN, "sequence": 1, "environment_steps": 1, field: 2**63}
+    numbers: dict[str, Any] = {"insertion_id": 1, "run_id": RUN, "sequence": 1, "environment_steps": 1, field: 2**63}
     with pytest.raises(AssertionError, match=str(2**63)):
         world.journal._log.append(segment_log.SEGMENT, **numbers)
     world.store(1)
@@ -263,7 +263,7 @@ def good_facts() -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         "welcomed": 1, "refused": {}, "forgotten": {},
     }  # fmt: skip
     arrays = {
-        "numbers": np.ones(1, np.int64),
+        "insertion_ids": np.ones(1, np.int64),
         "leaves": np.ones((1, SPEC.slots)),
         "ages_seconds": np.zeros(1),
         "accounts": np.ones((1, COLUMNS), np.int64),
@@ -285,13 +285,13 @@ def good_facts() -> tuple[dict[str, Any], dict[str, np.ndarray]]:
 def test_a_fact_that_cannot_be_is_damage(name: str, value: Any) -> None:
     facts, arrays = good_facts()
     assert unpack_state(facts, arrays, SPEC.slots).event == 1
-    with pytest.raises((Damaged, KeyError, TypeError, AttributeError)):
+    with pytest.raises((CorruptFile, KeyError, TypeError, AttributeError)):
         unpack_state({**facts, name: value}, arrays, SPEC.slots)
 
 
 @pytest.mark.parametrize(("name", "value"), [
-    ("numbers", np.zeros(2, np.int64)), ("numbers", np.full(1, 2)), ("numbers", np.full(1, -1)),
-    ("numbers", np.ones(1)),
+    ("insertion_ids", np.zeros(2, np.int64)), ("insertion_ids", np.full(1, 2)), ("insertion_ids", np.full(1, -1)),
+    ("insertion_ids", np.ones(1)),
     ("leaves", np.ones((1, SPEC.slots + 1))), ("leaves", np.full((1, SPEC.slots), np.nan)), ("leaves", np.ones(1)),
     ("leaves", np.full((1, SPEC.slots), np.inf)), ("leaves", np.full((1, SPEC.slots), -1.0)),
     ("ages_seconds", np.full(1, np.nan)), ("ages_seconds", np.zeros(2)), ("accounts", np.ones((1, 3), np.int64)),
@@ -299,5 +299,5 @@ def test_a_fact_that_cannot_be_is_damage(name: str, value: Any) -> None:
 ])  # fmt: skip
 def test_an_array_that_cannot_be_is_damage(name: str, value: np.ndarray) -> None:
     facts, arrays = good_facts()
-    with pytest.raises(Damaged):
+    with pytest.raises(CorruptFile):
         unpack_state(facts, {**arrays, name: value}, SPEC.slots)

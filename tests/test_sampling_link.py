@@ -145,10 +145,10 @@ def test_a_second_learner_waits_until_the_first_is_silent(sampling: Link) -> Non
     second = sampling.peer(server)
     second.send(hello_of(2))
     assert not second.receive(Refusal).final
-    server.service.forget_the_dead(PEER_TIMEOUT_SECONDS)
+    server.service.evict_dead_peers(PEER_TIMEOUT_SECONDS)
     second.send(hello_of(2))
     assert not second.receive(Refusal).final
-    server.service.forget_the_dead(PEER_TIMEOUT_SECONDS + 0.1)
+    server.service.evict_dead_peers(PEER_TIMEOUT_SECONDS + 0.1)
     second.send(hello_of(2))
     second.receive(LearnerWelcome)
 

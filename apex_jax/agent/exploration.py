@@ -15,7 +15,7 @@ def epsilon_ladder(size: int, base: float, exponent: float) -> np.ndarray:
     return (base ** (1 + exponent * position)).astype(np.float32)
 
 
-def choose_places(occupants: np.ndarray, count: int) -> np.ndarray:
+def choose_ladder_indices(occupants: np.ndarray, count: int) -> np.ndarray:
     """Returns `count` places on the ladder for a new actor: int32[count], ascending.
 
     `occupants`: int[N], living environments at each place. The least occupied places are taken, evenly spread over
@@ -34,10 +34,10 @@ def choose_places(occupants: np.ndarray, count: int) -> np.ndarray:
             count -= turns * len(free)
             continue
         take = min(count, len(free))
-        places = (
+        ladder_indices = (
             free[np.linspace(0, len(free) - 1, take).round().astype(int)] if take > 1 else free[len(free) // 2 :][:1]
         )
-        occupants[places] += 1
-        chosen.append(places)
+        occupants[ladder_indices] += 1
+        chosen.append(ladder_indices)
         count -= take
     return np.sort(np.concatenate(chosen)).astype(np.int32)

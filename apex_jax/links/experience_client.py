@@ -6,17 +6,19 @@ import logging
 import queue
 import threading
 import time
-import zlib
 from collections import Counter, deque
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import zmq
 
 from apex_jax.errors import RunError
 from apex_jax.links.connection import Connection
+from apex_jax.links.outbox import Outbox, transitions_of
 from apex_jax.run_identity import RunIdentity
-from apex_jax.segment_codec import CorruptSegment, encode_segment
+from apex_jax.segment_codec import CorruptSegment
 from apex_jax.transport import sockets
 from apex_jax.transport.messages import (
     ActorHello,
@@ -26,8 +28,8 @@ from apex_jax.transport.messages import (
     Finish,
     Goodbye,
     SegmentAck,
-    SegmentMessage,
 )
+from apex_jax.transport.monitor import ClientMonitor
 from apex_jax.types import PEER_TIMEOUT_SECONDS, Segment, SegmentSpec
 
 _log = logging.getLogger(__name__)
@@ -68,24 +70,18 @@ class ExperienceClient:
         self.produced = 0  # transitions that its actor has made, as the actor says before it puts them
         self.finished = threading.Event()  # the run is over, or the server refused this actor: see `error`
         self.error: RunError | None = None
-        self._context = context
-        self._address = address
-        self._spec = spec
         self._hello = hello
         self._drops = overflow == "drop"
         self._produced: queue.Queue[Produced] = queue.Queue(queue_size)
         self._account = Counter[str]()  # transitions, by the fields of `ActorStatus`; each has one thread that counts
         self._steps_dropped = 0  # environment steps of dropped segments, which the next one carries
         self._episodes: deque[EpisodeStatistics] = deque(maxlen=1024)
-        self._unacknowledged: deque[SegmentMessage] = deque()
-        self._num_sent = 0  # of those, from the oldest
-        self._sequence = 0
-        self._sequence_sent = 0  # the highest, to whatever server
-        self._steps_unsent = 0  # environment steps that no segment has carried yet
+        self._outbox = Outbox(hello.run_id, spec, spec.max_environment_steps(hello.num_environments))
         self._welcome: ActorWelcome | None = None
         self._is_welcome = threading.Event()
         self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="experience stream")
+        connect = partial(sockets.connect_experience, context, address)
+        self._thread = threading.Thread(target=self._run, args=(connect,), name="experience client")
         self._thread.start()
 
     @property
@@ -136,10 +132,7 @@ class ExperienceClient:
         self._flush()
         self._receive(now_seconds)
 
-    def _run(self) -> None:
-        def connect(monitor: Any) -> zmq.Socket:
-            return sockets.connect_experience(self._context, self._address, monitor)
-
+    def _run(self, connect: Callable[[ClientMonitor], zmq.Socket]) -> None:
         with self._connection.open(connect, self._fail) as socket:
             while not self._closing.is_set():
                 self.turn(time.monotonic())
@@ -153,8 +146,7 @@ class ExperienceClient:
 
     def _leave(self, socket: zmq.Socket) -> None:
         """Sends the last counts, of what will not be sent too, and leaves."""
-        under_way = sum(message.transitions for message in list(self._unacknowledged)[: self._num_sent])
-        self._account["unsent"] = self.produced - self._account.total() - under_way
+        self._account["unsent"] = self.produced - self._account.total() - self._outbox.transitions_sent
         sockets.send(socket, self._full_status())
         sockets.send(socket, Goodbye(run_id=self._hello.run_id))
 
@@ -180,14 +172,11 @@ class ExperienceClient:
         return self.status._replace(**fates, produced=self.produced)
 
     def _newest_hello(self) -> ActorHello:
-        acknowledged = self._acknowledged_sequence()
+        acknowledged = self._outbox.acknowledged_sequence
         return self._hello._replace(acknowledged=acknowledged, run_identity=self._connection.run.name)
 
-    def _acknowledged_sequence(self) -> int:
-        return self._unacknowledged[0].sequence - 1 if self._unacknowledged else self._sequence
-
     def _has_room(self) -> bool:
-        return self._welcome is not None and len(self._unacknowledged) < self._welcome.max_outstanding_segments
+        return self._welcome is not None and len(self._outbox) < self._welcome.max_outstanding_segments
 
     def _encode_next(self) -> None:
         if not self._has_room():
@@ -196,30 +185,21 @@ class ExperienceClient:
             segment, environment_steps = self._produced.get_nowait()
         except queue.Empty:
             return
-        self._steps_unsent += environment_steps
         try:
-            body = encode_segment(segment, self._spec)
+            self._outbox.add(segment, environment_steps, self.produced)
         except CorruptSegment as error:  # weights that have become NaN make such priorities, until better ones come
             self._account["unencodable"] += transitions_of(segment)
             self.dropped[error.reason] += 1
             if self.dropped[error.reason] == 1:
                 _log.warning("skipping segments that cannot be encoded: %s", error.reason)
-            return
-        self._sequence += 1
-        crc, transitions = zlib.crc32(body), transitions_of(segment)
-        steps = min(self._steps_unsent, self._spec.max_environment_steps(self._hello.num_environments))
-        message = SegmentMessage(self._hello.run_id, self._sequence, steps, crc, body, transitions, self.produced)
-        self._steps_unsent -= steps
-        self._unacknowledged.append(message)
 
     def _flush(self) -> None:
         if self._welcome is None:
             return
         # A server that came back with another configuration may give less credit than there is to send again.
-        sendable = min(len(self._unacknowledged), self._welcome.max_outstanding_segments)
-        while self._num_sent < sendable and self._connection.send(self._unacknowledged[self._num_sent]):
-            self._sequence_sent = max(self._sequence_sent, self._unacknowledged[self._num_sent].sequence)
-            self._num_sent += 1
+        credit = self._welcome.max_outstanding_segments
+        while (message := self._outbox.next_to_send(credit)) is not None and self._connection.send(message):
+            self._outbox.on_sent()
         while self._episodes and self._connection.send(self._episodes[0]):
             self._episodes.popleft()
 
@@ -234,27 +214,28 @@ class ExperienceClient:
                 self.finished.set()
 
     def _on_acknowledged(self, message: SegmentAck) -> None:
-        if message.sequence > self._sequence_sent:
+        transitions = self._outbox.acknowledge(message.sequence)
+        if transitions is None:
             raise self._connection.broken(f"acknowledged segment {message.sequence}, which it was never sent")
-        while self._unacknowledged and self._unacknowledged[0].sequence <= message.sequence:
-            self._account["acknowledged"] += self._unacknowledged.popleft().transitions
-            self._num_sent = max(0, self._num_sent - 1)
+        self._account["acknowledged"] += transitions
 
     def _on_welcome(self, message: ActorWelcome, now_seconds: float) -> None:
-        places = message.places
-        if len(places) != self._hello.num_environments or not 0 <= places.min() <= places.max() < message.ladder_size:
-            raise self._connection.broken(f"gave {self._hello.num_environments} environments the places {places}")
+        ladder_indices = message.ladder_indices
+        if (
+            len(ladder_indices) != self._hello.num_environments
+            or not 0 <= ladder_indices.min() <= ladder_indices.max() < message.ladder_size
+        ):
+            raise self._connection.broken(
+                f"gave {self._hello.num_environments} environments the places {ladder_indices}"
+            )
         self._connection.join(now_seconds, message.run_identity)
         if self._welcome is None:  # which it acts with from now on, whatever servers come
-            self._hello = self._hello._replace(incarnation=message.incarnation, places=message.places)
-        elif not np.array_equal(message.places, self._welcome.places):
+            self._hello = self._hello._replace(incarnation=message.incarnation, ladder_indices=message.ladder_indices)
+        elif not np.array_equal(message.ladder_indices, self._welcome.ladder_indices):
             _log.warning("the replay server has another exploration ladder: this actor keeps the places it began with")
-            message = message._replace(places=self._welcome.places, incarnation=self._welcome.incarnation)
+            message = message._replace(
+                ladder_indices=self._welcome.ladder_indices, incarnation=self._welcome.incarnation
+            )
         self._welcome = message
-        self._num_sent = 0
+        self._outbox.on_new_connection()
         self._is_welcome.set()
-
-
-def transitions_of(segment: Segment) -> int:
-    """Returns how many transitions start in a segment."""
-    return int(np.count_nonzero(segment.columns["priority"]))

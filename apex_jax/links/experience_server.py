@@ -117,7 +117,7 @@ class ExperienceServer:
             if actor.stored > actor.acknowledged:
                 self._acknowledge(identity, actor, now_seconds)
 
-    def forget_the_dead(self, now_seconds: float) -> None:
+    def evict_dead_peers(self, now_seconds: float) -> None:
         """Frees the places of actors that have been silent for too long."""
         self._log_lines.tick(now_seconds)
         if 0 < self._unread_after <= 2 * MAX_ACTORS:
@@ -163,10 +163,10 @@ class ExperienceServer:
             reason = f"acknowledged={message.acknowledged} of {known}: start this actor again"
             sockets.send(self._socket, Refusal(reason=reason, final=False), identity)
             return
-        incarnation, places = self._membership.choose(message, self._replay.incarnations, now_seconds)
+        incarnation, ladder_indices = self._membership.choose(message, self._replay.incarnations, now_seconds)
         welcome = ActorWelcome(
             incarnation=incarnation,
-            places=places,
+            ladder_indices=ladder_indices,
             ladder_size=self._config.ladder_size,
             max_outstanding_segments=self._config.actor.max_outstanding_segments,
             run_identity=self._run_identity.name,
@@ -186,8 +186,10 @@ class ExperienceServer:
         actor = self.actors[before] if before is not None else self._membership.gone.get(run_id)
         if actor is None:
             status = ActorStatus(run_id=run_id, steps_per_second=0.0, weights_version=0)
-            actor = Actor(run_id, welcome.incarnation, welcome.places, status, self._replay.ledger.sequence(run_id))
-        actor.incarnation, actor.places = welcome.incarnation, welcome.places
+            actor = Actor(
+                run_id, welcome.incarnation, welcome.ladder_indices, status, self._replay.ledger.sequence(run_id)
+            )
+        actor.incarnation, actor.ladder_indices = welcome.incarnation, welcome.ladder_indices
         self._replay.incarnations = max(self._replay.incarnations, welcome.incarnation)
         self._membership.join(identity, actor)
         actor.seen_seconds = actor.answered_seconds = now_seconds
@@ -196,7 +198,7 @@ class ExperienceServer:
         actor.acknowledged = 0  # what it was sent before may not have arrived
         self._replay.ledger.connected.add(run_id)
         text = "actor %s joins with %d environments (%d actors)"
-        self._log_lines.info(text, identity.hex(), len(actor.places), len(self.actors))
+        self._log_lines.info(text, identity.hex(), len(actor.ladder_indices), len(self.actors))
 
     def _on_segment(self, identity: bytes, message: SegmentMessage, now_seconds: float) -> None:
         actor = self.actors[identity]
@@ -219,7 +221,7 @@ class ExperienceServer:
     def _take(self, actor: Actor, message: SegmentMessage) -> None:
         actor.received = message.sequence
         columns, transitions, steps, refusal = None, message.transitions, message.environment_steps, ""
-        if steps > self._spec.max_environment_steps(len(actor.places)):
+        if steps > self._spec.max_environment_steps(len(actor.ladder_indices)):
             steps, refusal = 0, "impossible_steps"
         elif zlib.crc32(message.body) != message.crc:
             refusal = "bad_checksum"

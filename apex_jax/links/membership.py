@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from apex_jax.agent.exploration import choose_places
+from apex_jax.agent.exploration import choose_ladder_indices
 from apex_jax.transport.messages import ActorHello, ActorStatus
 from apex_jax.types import Columns, SegmentRecord
 
@@ -30,7 +30,7 @@ class Actor:
 
     run_id: int
     incarnation: int  # how many actors had come before, and this one
-    places: np.ndarray  # int32[E], on the ladder of exploration
+    ladder_indices: np.ndarray  # int32[E], on the ladder of exploration
     status: ActorStatus
     received: int  # every segment up to this sequence number has arrived
     seen_seconds: float = 0.0
@@ -74,21 +74,23 @@ class Membership:
         """
         connection = self.connection_of(hello.run_id)
         if connection is not None:
-            return self.actors[connection].incarnation, self.actors[connection].places
+            return self.actors[connection].incarnation, self.actors[connection].ladder_indices
         # It may be one after the largest, which another has claimed.
         is_believed = 1 <= hello.incarnation <= max(MAX_INCARNATION, incarnations)
-        incarnation, places = hello.incarnation if is_believed else incarnations + 1, hello.places
-        on_ladder = not places.size or 0 <= places.min() <= places.max() < len(self._occupants)
-        if not (is_believed and on_ladder and places.size == hello.num_environments):
-            places = choose_places(self._occupants_seen_since(now_seconds - QUIET_SECONDS), hello.num_environments)
-        return incarnation, places
+        incarnation, ladder_indices = hello.incarnation if is_believed else incarnations + 1, hello.ladder_indices
+        on_ladder = not ladder_indices.size or 0 <= ladder_indices.min() <= ladder_indices.max() < len(self._occupants)
+        if not (is_believed and on_ladder and ladder_indices.size == hello.num_environments):
+            ladder_indices = choose_ladder_indices(
+                self._occupants_seen_since(now_seconds - QUIET_SECONDS), hello.num_environments
+            )
+        return incarnation, ladder_indices
 
     def join(self, identity: bytes, actor: Actor) -> None:
         """Adds an actor that is not connected, or moves one to this connection, which nobody has."""
         if (connection := self.connection_of(actor.run_id)) is not None:
             del self.actors[connection]
         else:
-            np.add.at(self._occupants, actor.places, 1)
+            np.add.at(self._occupants, actor.ladder_indices, 1)
             if self.gone.pop(actor.run_id, None) is not None:
                 self._turns.append(actor)
                 self._end_turns_of_gone()
@@ -100,7 +102,7 @@ class Membership:
         An actor that comes back has those still, and sends them again.
         """
         actor = self.actors.pop(identity)
-        np.subtract.at(self._occupants, actor.places, 1)
+        np.subtract.at(self._occupants, actor.ladder_indices, 1)
         if not actor.waiting:
             return 0
         self._turns.remove(actor)
@@ -121,7 +123,7 @@ class Membership:
         """Returns the environments at each place without those of actors that may be dead, such as a killed one."""
         occupants = self._occupants.copy()
         for identity in self.silent_since(seconds):
-            np.subtract.at(occupants, self.actors[identity].places, 1)
+            np.subtract.at(occupants, self.actors[identity].ladder_indices, 1)
         return occupants
 
     # Waiting segments

@@ -8,6 +8,8 @@ import queue
 import threading
 import time
 from collections import Counter, deque
+from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,6 +31,7 @@ from apex_jax.transport.messages import (
     PriorityUpdate,
     StreamedSegments,
 )
+from apex_jax.transport.monitor import ClientMonitor
 from apex_jax.types import Columns, SegmentSpec, zero_columns
 
 _log = logging.getLogger(__name__)
@@ -80,8 +83,6 @@ class SamplingClient:
         self._connection = Connection(
             "replay server", address, run, SILENT_SECONDS, away_limit_seconds, refused_limit_seconds=REFUSED_SECONDS
         )
-        self._context = context
-        self._address = address
         self._spec = spec
         self._hello = hello
         self.environment_steps = hello.environment_steps  # of the whole run; the learner keeps it up to date
@@ -96,7 +97,9 @@ class SamplingClient:
         self.is_finish_received = threading.Event()  # by the replay server
         self._closing = threading.Event()
         self._wake = sockets.WakeUp(context)
-        self._thread = threading.Thread(target=self._run, name="sampling stream")
+        largest = max(max_streamed_bytes(spec), 4 * hello.batches_at_once * hello.batch_size)
+        connect = partial(sockets.connect_sampling, context, address, max_message_bytes=largest)
+        self._thread = threading.Thread(target=self._run, args=(connect,), name="sampling client")
         self._thread.start()
 
     @property
@@ -168,13 +171,7 @@ class SamplingClient:
         self._outbox.append((epoch, message))
         self._wake.wake_up()
 
-    def _run(self) -> None:
-        draw_bytes = 4 * self._hello.batches_at_once * self._hello.batch_size
-        largest = max(max_streamed_bytes(self._spec), draw_bytes)
-
-        def connect(monitor: Any) -> zmq.Socket:
-            return sockets.connect_sampling(self._context, self._address, monitor, largest)
-
+    def _run(self, connect: Callable[[ClientMonitor], zmq.Socket]) -> None:
         _log.info("joining %s", self._connection.name)
         with self._connection.open(connect, self._fail) as socket:
             poller = zmq.Poller()

@@ -124,7 +124,7 @@ class SamplingServer:
         draw_size = learner.batches_at_once * learner.batch_size
         return self._replay.can_draw(draw_size)
 
-    def forget_the_dead(self, now_seconds: float) -> None:
+    def evict_dead_peers(self, now_seconds: float) -> None:
         """Takes another learner only when the one before has been silent for long."""
         if self.learner is not None and now_seconds - self.learner.seen_seconds > PEER_TIMEOUT_SECONDS:
             _log.warning("the learner has been silent for %.0f s: another may take its place", PEER_TIMEOUT_SECONDS)

@@ -7,6 +7,8 @@ import threading
 import time
 import zlib
 from collections import Counter
+from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -28,6 +30,7 @@ from apex_jax.transport.messages import (
     WeightsPiece,
     WeightsRequest,
 )
+from apex_jax.transport.monitor import ClientMonitor
 from apex_jax.transport.params_codec import architecture_of, decode_weights
 from apex_jax.types import PEER_TIMEOUT_SECONDS
 
@@ -86,7 +89,6 @@ class WeightsClient:
         `run`: that this process is part of, or becomes part of with the first offer; None = of any.
         `takes_every`: every version that it can; else the first, the final, and those asked for with `request`.
         """
-        self._context, self._address = context, address
         self._connection = Connection(
             "learner", address, run, PEER_TIMEOUT_SECONDS, away_limit_seconds, heartbeat_seconds=HEARTBEAT_SECONDS
         )
@@ -103,7 +105,8 @@ class WeightsClient:
         self._wanted = threading.Event()
         self._closing = threading.Event()
         self._arrived = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="weights client")
+        connect = partial(sockets.connect_weights, context, address)
+        self._thread = threading.Thread(target=self._run, args=(connect,), name="weights client")
         self._thread.start()
 
     @property
@@ -147,10 +150,7 @@ class WeightsClient:
                 self._on_piece(message, now_seconds)
         self._ask(now_seconds)
 
-    def _run(self) -> None:
-        def connect(monitor: Any) -> zmq.Socket:
-            return sockets.connect_weights(self._context, self._address, monitor)
-
+    def _run(self, connect: Callable[[ClientMonitor], zmq.Socket]) -> None:
         with self._connection.open(connect, self._fail) as socket:
             while not self._closing.is_set():
                 socket.poll(100)

@@ -100,8 +100,7 @@ class WeightsServer:
         self._socket = sockets.serve_weights(context, address, self._monitor)
         self._wake = sockets.WakeUp(context)
         self._run_id = run_id
-        self._agreement = agreement
-        self._architecture = architecture
+        self._expected = WeightsHello(agreement, architecture)  # of a client of this run
         self._run_identity = run or RunIdentity()
         self.version = first_version
         self._newest: Published | None = None
@@ -192,15 +191,15 @@ class WeightsServer:
         self._offer(identity)
 
     def _refusal(self, identity: bytes, message: WeightsHello) -> Refusal | None:
-        if message.agreement != self._agreement:
+        if message.agreement != self._expected.agreement:
             self.dropped["another_config"] += 1
-            what = told(self._agreement, message.agreement, "the learner", "this process")
+            what = told(self._expected.agreement, message.agreement, "the learner", "this process")
             return Refusal(reason=f"{what}; make them equal", final=True)
         if self._run_identity.differs(message.run_identity):
             self.dropped["another_run"] += 1
             reason = self._run_identity.refusal(message.run_identity, "this process", "the learner")
             return Refusal(reason=reason, final=True)
-        if message.architecture != self._architecture:
+        if message.architecture != self._expected.architecture:
             self.dropped["another_architecture"] += 1
             reason = "the network here is another one than the learner's: run the same release everywhere"
             return Refusal(reason=reason, final=True)

@@ -49,7 +49,7 @@ class BufferState(NamedTuple):
     priority_exponent: float
     max_priority: float
     random_state: dict[str, Any]  # of the generator of the draws
-    numbers: np.ndarray  # int64[M], of the segment's insertion, the first time; 0 = none
+    insertion_ids: np.ndarray  # int64[M], of the segment's insertion, the first time; 0 = none
     leaves: np.ndarray  # float64[M, L], priorities raised to the exponent
     ages_seconds: np.ndarray  # float64[M], since the insertion
 
@@ -57,7 +57,7 @@ class BufferState(NamedTuple):
 class StoredSegments(NamedTuple):
     """Segments that were once inserted, oldest first."""
 
-    numbers: np.ndarray  # int64[N], of their insertions, ascending
+    insertion_ids: np.ndarray  # int64[N], of their insertions, ascending
     bodies: Sequence[bytes]
     priorities: np.ndarray  # float32[N, L], which they were inserted with
 
@@ -110,7 +110,7 @@ class ReplayBuffer:
         self._bodies = [b""] * self.capacity_segments
         self._body_bytes = 0
         self._missing = 0  # insertions before the oldest live segment of a restored buffer
-        self._numbers = np.zeros(self.capacity_segments, np.int64)  # of the insertion, before older ones moved up
+        self._insertion_ids = np.zeros(self.capacity_segments, np.int64)  # of the insertion, before older ones moved up
         self._generations = np.zeros(self.capacity_segments, np.uint32)
         self._insert_seconds = np.zeros(self.capacity_segments)
         self._num_transitions = np.zeros(self.capacity_segments, np.int32)
@@ -126,15 +126,15 @@ class ReplayBuffer:
         return self.size_segments == self.capacity_segments
 
     @property
-    def oldest_number(self) -> int:
+    def oldest_insertion_id(self) -> int:
         """The first number that the oldest live segment had; with none, that of the next insertion."""
         oldest = self.inserted_segments - self.size_segments
-        return int(self._numbers[oldest % self.capacity_segments]) if self.size_segments else oldest + 1
+        return int(self._insertion_ids[oldest % self.capacity_segments]) if self.size_segments else oldest + 1
 
     @property
     def stored_bytes(self) -> int:
         """Bytes of all bodies and arrays."""
-        arrays = (self._numbers, self._generations, self._insert_seconds, self._num_transitions)
+        arrays = (self._insertion_ids, self._generations, self._insert_seconds, self._num_transitions)
         return self._body_bytes + self._tree.nbytes + sum(array.nbytes for array in arrays)
 
     def insert(self, body: bytes, columns: Columns, now_seconds: float) -> int:
@@ -160,7 +160,7 @@ class ReplayBuffer:
         self._body_bytes += len(body) - len(self._bodies[slot])
         self._bodies[slot] = body
         self.inserted_segments += 1
-        self._numbers[slot] = self.inserted_segments
+        self._insertion_ids[slot] = self.inserted_segments
         self._generations[slot] = self.inserted_segments & 0xFFFFFFFF
         self._insert_seconds[slot] = now_seconds
         self.max_priority = max(self.max_priority, largest)
@@ -249,7 +249,7 @@ class ReplayBuffer:
             priority_exponent=self._alpha,
             max_priority=self.max_priority,
             random_state=dict(self._rng.bit_generator.state),
-            numbers=self._numbers[:used].copy(),
+            insertion_ids=self._insertion_ids[:used].copy(),
             leaves=self._tree.leaves[: used * self._slots].reshape(used, self._slots).copy(),
             ages_seconds=now_seconds - self._insert_seconds[:used],
         )
@@ -266,23 +266,25 @@ class ReplayBuffer:
                 f"{self.inserted_segments} segments were inserted before: only an empty buffer is restored"
             )
         fitting = slice(-self.capacity_segments, None)
-        numbers, bodies = segments.numbers[fitting], segments.bodies[fitting]
+        insertion_ids, bodies = segments.insertion_ids[fitting], segments.bodies[fitting]
         priorities = segments.priorities[fitting]
-        known = np.zeros(len(numbers), bool)
-        ages = np.zeros(len(numbers))
-        leaves = np.zeros((len(numbers), self._slots))
+        known = np.zeros(len(insertion_ids), bool)
+        ages = np.zeros(len(insertion_ids))
+        leaves = np.zeros((len(insertion_ids), self._slots))
         if state is not None:
             self._rng.bit_generator.state = state.random_state
             self.max_priority = state.max_priority
-            slots, in_state = _places(state.numbers, numbers)
+            slots, in_state = _places(state.insertion_ids, insertion_ids)
             ages[in_state] = state.ages_seconds[slots]
             if state.priority_exponent == self._alpha and state.leaves.shape[1] == self._slots:
                 leaves[in_state] = state.leaves[slots]
                 is_discarded = ~(leaves > 0).any(axis=1)
                 known = in_state & (is_discarded | ((leaves > 0) == (priorities > 0)).all(axis=1))
         leaves[~known] = self._first_powers(priorities[~known])
-        self.inserted_segments = max([*numbers[-1:].tolist(), state.inserted_segments if state is not None else 0])
-        self._numbers[self._fill(bodies, leaves, now_seconds - ages)] = numbers
+        self.inserted_segments = max(
+            [*insertion_ids[-1:].tolist(), state.inserted_segments if state is not None else 0]
+        )
+        self._insertion_ids[self._fill(bodies, leaves, now_seconds - ages)] = insertion_ids
         return int(np.count_nonzero(known))
 
     def check_valid(self) -> None:
@@ -293,8 +295,8 @@ class ReplayBuffer:
         assert self.size_transitions == self._num_transitions.sum(), "size_transitions has drifted"
         assert self._body_bytes == sum(map(len, self._bodies)), "stored_bytes has drifted"
         first = self.inserted_segments - self.size_segments
-        numbers = np.arange(first, self.inserted_segments)
-        assert (self._generations[numbers % self.capacity_segments] == (numbers + 1) % 2**32).all(), (
+        insertion_ids = np.arange(first, self.inserted_segments)
+        assert (self._generations[insertion_ids % self.capacity_segments] == (insertion_ids + 1) % 2**32).all(), (
             "generations differ"
         )
 
@@ -307,12 +309,12 @@ class ReplayBuffer:
 
     def _fill(self, bodies: Sequence[bytes], leaves: np.ndarray, insert_seconds: np.ndarray) -> np.ndarray:
         """Makes these segments the newest up to `inserted_segments`; returns their slots. leaves: float64[N, L]."""
-        numbers = np.arange(self.inserted_segments - len(bodies) + 1, self.inserted_segments + 1)
-        slots = (numbers - 1) % self.capacity_segments
+        insertion_ids = np.arange(self.inserted_segments - len(bodies) + 1, self.inserted_segments + 1)
+        slots = (insertion_ids - 1) % self.capacity_segments
         ring = np.zeros((self.capacity_segments, self._slots))
         ring[slots] = leaves
         self._tree.set_range(0, ring.ravel())
-        self._generations[slots] = (numbers & 0xFFFFFFFF).astype(np.uint32)
+        self._generations[slots] = (insertion_ids & 0xFFFFFFFF).astype(np.uint32)
         self._insert_seconds[slots] = insert_seconds
         self._num_transitions[slots] = np.count_nonzero(leaves, axis=1)
         self.size_transitions = int(self._num_transitions.sum())

@@ -28,7 +28,7 @@ class JournalError(RunError):
     """The journal that is there cannot be used; the message says why, and what to do."""
 
 
-class Damaged(ValueError):
+class CorruptFile(ValueError):
     """Bytes that are not what was written; the message says what is wrong with them."""
 
 
@@ -81,16 +81,16 @@ def unpack(path: Path, data: memoryview, magic: bytes) -> tuple[dict[str, Any], 
     """
     start = _PREFIX.size + _CRC.size
     if len(data) < start:
-        raise Damaged(f"it ends after {len(data)} bytes")
+        raise CorruptFile(f"it ends after {len(data)} bytes")
     found, version, length = _PREFIX.unpack_from(data)
     (crc,) = _CRC.unpack_from(data, _PREFIX.size)
     if found != magic:
-        raise Damaged("it does not begin as such a file does")
+        raise CorruptFile("it does not begin as such a file does")
     if length > len(data) - start:
-        raise Damaged(f"its head of {length} bytes is cut short")
+        raise CorruptFile(f"its head of {length} bytes is cut short")
     text = data[start : start + length]
     if zlib.crc32(text, zlib.crc32(data[: _PREFIX.size])) != crc:
-        raise Damaged("the checksum of its head is wrong")
+        raise CorruptFile("the checksum of its head is wrong")
     if version != FORMAT:
         raise JournalError(
             f"{path} has format {version}, this release reads format {FORMAT}; use the release that wrote it, another"
@@ -99,7 +99,7 @@ def unpack(path: Path, data: memoryview, magic: bytes) -> tuple[dict[str, Any], 
     try:
         facts = json.loads(bytes(text))
     except (ValueError, RecursionError):
-        raise Damaged("its head is no JSON") from None
+        raise CorruptFile("its head is no JSON") from None
     if not isinstance(facts, dict):
-        raise Damaged("its head is no JSON object")
+        raise CorruptFile("its head is no JSON object")
     return facts, start + length

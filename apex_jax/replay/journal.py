@@ -23,7 +23,7 @@ import numpy as np
 
 from apex_jax.config import Config
 from apex_jax.replay.buffer import ReplayBuffer, StoredSegments
-from apex_jax.replay.file_heads import Damaged, Identity
+from apex_jax.replay.file_heads import CorruptFile, Identity
 from apex_jax.replay.ledger import REFUSALS, ActorCounts, Ledger
 from apex_jax.replay.rate_limiter import RateLimiter
 from apex_jax.replay.saved_state import Counters, Saved, pack_state, ratio_of, unpack_state
@@ -57,8 +57,10 @@ class Journal:
         self._thread: threading.Thread | None = None
         self._failed: list[Path] | None = None  # by the thread: what it could not sync, to be tried again
         self._is_disk_full = False  # as the thread found it
-        self._leaving: list[LogFile] = []  # that the newest snapshot knows, the one before does not, and the ring left
-        self._left: list[LogFile] = []  # the same of the snapshot that is being written
+        self._obsolete_later: list[
+            LogFile
+        ] = []  # that the newest snapshot knows, the one before does not, and the ring left
+        self._obsolete_files: list[LogFile] = []  # the same of the snapshot that is being written
         self._snapshot_errors = 0
         self._failures_in_a_row = 0
         self._refused: dict[tuple[int, int], SegmentRecord] = {}  # by kind of record and run id: not yet written
@@ -74,7 +76,7 @@ class Journal:
     @property
     def num_bytes(self) -> int:
         """Bytes of the log on the disk, with those of the files that only wait to be deleted."""
-        return self._log.num_bytes + sum(file.num_bytes for file in self._leaving + self._left)
+        return self._log.num_bytes + sum(file.num_bytes for file in self._obsolete_later + self._obsolete_files)
 
     def metrics(self) -> dict[str, float]:
         """Returns values under the tags of `apex_jax.metrics.TAGS`."""
@@ -82,9 +84,9 @@ class Journal:
 
     # What happens
 
-    def on_segment(self, number: int, segment: SegmentRecord) -> None:
-        """Takes a segment that was stored as insertion `number`."""
-        self._log.append(SEGMENT, number, *segment)
+    def on_segment(self, insertion_id: int, segment: SegmentRecord) -> None:
+        """Takes a segment that was stored as insertion `insertion_id`."""
+        self._log.append(SEGMENT, insertion_id, *segment)
 
     def on_refusal(self, segment: SegmentRecord, reason: str) -> None:
         """Takes a segment that was not stored; those of an actor are written as one, within REFUSALS_SECONDS."""
@@ -152,7 +154,7 @@ class Journal:
         self._append_refusals()  # the counters know of them: behind the snapshot they would count twice
         self._log.flush(now_seconds)
         facts, arrays = pack_state(self._log.last_event, buffer.state(now_seconds), limiter, self._config, counters)
-        unsynced, self._left = self._log.take_unsynced(), self._log.take_left(buffer.oldest_number)
+        unsynced, self._obsolete_files = self._log.take_unsynced(), self._log.take_obsolete(buffer.oldest_insertion_id)
         self._next_seconds = now_seconds + self._config.replay.snapshot_interval_seconds
         self._next_bytes = self._log.num_bytes + LOG_BYTES_AT_MOST
         self._failed = unsynced  # until it has not
@@ -194,7 +196,7 @@ class Journal:
 
     def _take_result(self, now_seconds: float) -> None:
         failed, self._failed, self._thread = self._failed, None, None
-        self._delete_left(failed is None)
+        self._delete_obsolete(failed is None)
         if failed is None:
             if self._failures_in_a_row:
                 _log.info("snapshots are written to %s again", self.directory)
@@ -205,19 +207,19 @@ class Journal:
         self._failures_in_a_row += 1
         self._next_seconds = now_seconds + min(delay, self._config.replay.snapshot_interval_seconds)
 
-    def _delete_left(self, has_succeeded: bool) -> None:
+    def _delete_obsolete(self, has_succeeded: bool) -> None:
         """Deletes log files that both snapshots know of, the newest and the one to fall back to.
 
         While none is written they stay, but for the oldest where the disk would fill up with them. On one that is full
         the ring's own segments need the room: those that left before the last attempt go.
         """
         if has_succeeded or self._is_disk_full:
-            going, self._leaving = self._leaving, self._left
+            going, self._obsolete_later = self._obsolete_later, self._obsolete_files
         else:
-            going, self._leaving = [], self._leaving + self._left
-        self._left = []
-        while not has_succeeded and sum(file.num_bytes for file in self._leaving) > LOG_BYTES_AT_MOST:
-            going.append(self._leaving.pop(0))
+            going, self._obsolete_later = [], self._obsolete_later + self._obsolete_files
+        self._obsolete_files = []
+        while not has_succeeded and sum(file.num_bytes for file in self._obsolete_later) > LOG_BYTES_AT_MOST:
+            going.append(self._obsolete_later.pop(0))
         for file in going:
             with contextlib.suppress(OSError):
                 file.path.unlink()
@@ -233,17 +235,17 @@ class Journal:
         counters = saved.counters if saved is not None else Counters(Ledger(), 0, 0)
         snapshot_event = saved.event if saved is not None else 0
         bodies: deque[tuple[int, bytes]] = deque(maxlen=buffer.capacity_segments)
-        numbers: deque[int] = deque(maxlen=buffer.capacity_segments)  # also of damaged ones
+        insertion_ids: deque[int] = deque(maxlen=buffer.capacity_segments)  # also of damaged ones
         inserted_since = 0
         for record in self._log.read():
             if record.event > snapshot_event:
                 inserted_since += record.transitions if record.kind == SEGMENT else 0
                 counters = _after(counters, record)
             if record.kind == SEGMENT:
-                numbers.append(record.number)
+                insertion_ids.append(record.insertion_id)
                 if record.body is not None:
-                    bodies.append((record.number, record.body))
-        self._count_missing(saved, numbers, buffer.capacity_segments)
+                    bodies.append((record.insertion_id, record.body))
+        self._count_missing(saved, insertion_ids, buffer.capacity_segments)
         self._log.last_event = max(self._log.last_event, snapshot_event)
         segments = self._segments(bodies)
         known = buffer.restore(segments, saved.buffer if saved is not None else None, now_seconds)
@@ -251,36 +253,42 @@ class Journal:
         self._restore_limiter(limiter, saved, inserted_since)
         self._next_seconds = now_seconds + self._config.replay.snapshot_interval_seconds
         self._next_bytes = self._log.num_bytes + LOG_BYTES_AT_MOST
-        self._say(buffer, saved, known)
+        self._log_restored(buffer, saved, known)
         return counters
 
-    def _count_missing(self, saved: Saved | None, numbers: Collection[int], capacity_segments: int) -> None:
+    def _count_missing(self, saved: Saved | None, insertion_ids: Collection[int], capacity_segments: int) -> None:
         """Counts the segments that a snapshot knows, that still belong into the ring, and that no file holds."""
-        known = {int(number) for number in saved.buffer.numbers if number > 0} if saved is not None else set()
-        live = sorted(known.union(numbers))[-capacity_segments:]
-        if missing := len(set(live) - set(numbers)):
+        known = (
+            {int(insertion_id) for insertion_id in saved.buffer.insertion_ids if insertion_id > 0}
+            if saved is not None
+            else set()
+        )
+        live = sorted(known.union(insertion_ids))[-capacity_segments:]
+        if missing := len(set(live) - set(insertion_ids)):
             self._log.left_out["missing segments"] += missing
 
     def _segments(self, bodies: deque[tuple[int, bytes]]) -> StoredSegments:
         """Returns the segments whose columns are sound."""
-        numbers: list[int] = []
+        insertion_ids: list[int] = []
         kept: list[bytes] = []
         limits = value_limits(self._config)  # a journal of an earlier release may hold what would now be refused
         priorities = np.zeros((len(bodies), self._spec.slots), np.float32)
-        for number, body in bodies:
+        for insertion_id, body in bodies:
             try:
                 priority = decode_columns(body, self._spec, limits)["priority"]
             except CorruptSegment as error:
                 is_impossible = error.reason in ("bad_return", "bad_priority", "bad_discount")
                 self._log.left_out["segments of impossible values" if is_impossible else "damaged records"] += 1
                 continue
-            while numbers and number <= numbers[-1]:  # of a file that was damaged when this one was stored
+            while (
+                insertion_ids and insertion_id <= insertion_ids[-1]
+            ):  # of a file that was damaged when this one was stored
                 self._log.left_out["repeated records"] += 1
-                del numbers[-1], kept[-1]
+                del insertion_ids[-1], kept[-1]
             priorities[len(kept)] = priority
-            numbers.append(number)
+            insertion_ids.append(insertion_id)
             kept.append(body)
-        return StoredSegments(np.array(numbers, np.int64), kept, priorities[: len(kept)])
+        return StoredSegments(np.array(insertion_ids, np.int64), kept, priorities[: len(kept)])
 
     def _restore_limiter(self, limiter: RateLimiter, saved: Saved | None, inserted_since: int) -> None:
         if saved is None:
@@ -291,8 +299,8 @@ class Journal:
             _log.info("replay.samples_per_insert or min_size_to_sample changed: the ratio is counted from here on")
             limiter.restore(0, 0, saved.limiter["inserted"] + inserted_since)
 
-    def _say(self, buffer: ReplayBuffer, saved: Saved | None, known: int) -> None:
-        if left_out := ", ".join(f"{number} {what}" for what, number in self._log.left_out.items()):
+    def _log_restored(self, buffer: ReplayBuffer, saved: Saved | None, known: int) -> None:
+        if left_out := ", ".join(f"{count} {what}" for what, count in self._log.left_out.items()):
             _log.warning("damaged or missing in %s, left out: %s", self.directory, left_out)
         if not buffer.size_segments and saved is None:
             return
@@ -317,7 +325,7 @@ class Journal:
         try:
             return unpack_state(snapshot.facts, snapshot.arrays, self._spec.slots)
         except (KeyError, TypeError, AttributeError, ValueError) as error:
-            raise Damaged(f"its values cannot be used: {error}") from None
+            raise CorruptFile(f"its values cannot be used: {error}") from None
 
 
 class NoJournal:
@@ -328,7 +336,7 @@ class NoJournal:
     def __init__(self) -> None:
         self.replay_id = new_identity()
 
-    def on_segment(self, number: int, segment: SegmentRecord) -> None:
+    def on_segment(self, insertion_id: int, segment: SegmentRecord) -> None:
         """Keeps nothing."""
 
     def on_refusal(self, segment: SegmentRecord, reason: str) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 
 from apex_jax.config import Config
 from apex_jax.replay.buffer import BufferState
-from apex_jax.replay.file_heads import Damaged
+from apex_jax.replay.file_heads import CorruptFile
 from apex_jax.replay.ledger import COLUMNS, REFUSALS, REMEMBERED_RUNS, TOTALS, Ledger
 from apex_jax.replay.rate_limiter import RateLimiter
 
@@ -56,7 +56,7 @@ def pack_state(
         "forgotten": dict(counters.ledger.forgotten),
     }
     arrays = {
-        "numbers": state.numbers,
+        "insertion_ids": state.insertion_ids,
         "leaves": state.leaves,
         "ages_seconds": state.ages_seconds,
         "accounts": counters.ledger.to_array(),
@@ -69,10 +69,12 @@ def unpack_state(facts: Mapping[str, Any], arrays: Mapping[str, np.ndarray], slo
 
     `slots`: of a segment.
     """
-    numbers, leaves, ages, accounts = (arrays[name] for name in ("numbers", "leaves", "ages_seconds", "accounts"))
-    used = len(numbers)
-    _check(numbers.dtype == accounts.dtype == np.int64 and leaves.dtype == ages.dtype == np.float64, "dtypes")
-    _check(numbers.shape == ages.shape == (used,) and leaves.shape == (used, slots), "shapes")
+    insertion_ids, leaves, ages, accounts = (
+        arrays[name] for name in ("insertion_ids", "leaves", "ages_seconds", "accounts")
+    )
+    used = len(insertion_ids)
+    _check(insertion_ids.dtype == accounts.dtype == np.int64 and leaves.dtype == ages.dtype == np.float64, "dtypes")
+    _check(insertion_ids.shape == ages.shape == (used,) and leaves.shape == (used, slots), "shapes")
     _check(bool((leaves >= 0).all() and (leaves <= MAX_POWER).all()), "leaves")
     _check(bool(np.isfinite(ages).all()), "ages_seconds")
     _check(accounts.shape[1:] == (COLUMNS,) and len(accounts) <= REMEMBERED_RUNS, "accounts")
@@ -87,11 +89,11 @@ def unpack_state(facts: Mapping[str, Any], arrays: Mapping[str, np.ndarray], slo
         priority_exponent=_real(facts["priority_exponent"]),
         max_priority=_real(facts["max_priority"]),
         random_state=_random_state(facts["random_state"]),
-        numbers=numbers,
+        insertion_ids=insertion_ids,
         leaves=leaves,
         ages_seconds=ages,
     )
-    _check(bool((numbers >= 0).all() and (numbers <= state.inserted_segments).all()), "numbers")
+    _check(bool((insertion_ids >= 0).all() and (insertion_ids <= state.inserted_segments).all()), "insertion_ids")
     counters = Counters(
         ledger=Ledger.from_array(accounts, Counter(facts["refused"]), Counter(facts["forgotten"])),
         environment_steps=_count(facts["environment_steps"]),
@@ -103,7 +105,7 @@ def unpack_state(facts: Mapping[str, Any], arrays: Mapping[str, np.ndarray], slo
 
 def _check(holds: bool, what: str) -> None:
     if not holds:
-        raise Damaged(f"{what} cannot be what was written")
+        raise CorruptFile(f"{what} cannot be what was written")
 
 
 def _count(value: Any) -> int:

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from apex_jax.disk import lock, open_regular, read_regular, synchronize
-from apex_jax.replay.file_heads import Damaged, Identity, JournalError, pack, unpack
+from apex_jax.replay.file_heads import CorruptFile, Identity, JournalError, pack, unpack
 
 _log = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ class Record(NamedTuple):
 
     event: int  # 1, 2, 3 ... over the whole run
     kind: int
-    number: int  # of the newest insertion, this one included
+    insertion_id: int  # of the newest insertion, this one included
     run_id: int
     sequence: int
     environment_steps: int
@@ -60,7 +60,7 @@ class Record(NamedTuple):
 class _Pending(NamedTuple):
     header: bytes
     body: bytes
-    number: int
+    insertion_id: int
 
 
 @dataclass
@@ -70,7 +70,7 @@ class LogFile:
     path: Path
     num_bytes: int
     records: int = 0
-    last_number: int = 0  # largest insertion number of its records
+    last_insertion_id: int = 0  # largest insertion number of its records
     is_unreadable: bool = False
 
 
@@ -98,19 +98,26 @@ class SegmentLog:
     # Writing
 
     def append(
-        self, kind: int, number: int, run_id: int, sequence: int, environment_steps: int = 0, transitions: int = 0,
-        body: bytes = b"", crc: int = 0,
-    ) -> None:  # fmt: skip
+        self,
+        kind: int,
+        insertion_id: int,
+        run_id: int,
+        sequence: int,
+        environment_steps: int = 0,
+        transitions: int = 0,
+        body: bytes = b"",
+        crc: int = 0,
+    ) -> None:
         """Takes a record to be written by the next `flush`. `crc`: zlib.crc32 of body; other fields as in `Record`.
 
         A number that `read` does not believe would be damage to it, and it would search the body for records.
         """
-        numbers = (number, run_id, sequence, environment_steps)
+        numbers = (insertion_id, run_id, sequence, environment_steps)
         assert _is_believable(*numbers), numbers
         self.last_event += 1
         fields = (self.last_event, *numbers, transitions, len(body), crc)
         header = _HEADER.pack(_MARK, kind, *fields)
-        self._pending.append(_Pending(header + _CRC.pack(zlib.crc32(header)), body, number))
+        self._pending.append(_Pending(header + _CRC.pack(zlib.crc32(header)), body, insertion_id))
 
     def flush(self, now_seconds: float) -> None:
         """Writes all records taken; after a disk error they are kept, as far as the ring goes, and tried again later.
@@ -142,10 +149,10 @@ class SegmentLog:
             self._unsynced.append(self._files[-1].path)
         return taken
 
-    def take_left(self, oldest_number: int) -> list[LogFile]:
-        """Returns, and forgets, the closed files whose segments all came before `oldest_number`; the caller deletes."""
+    def take_obsolete(self, oldest_insertion_id: int) -> list[LogFile]:
+        """Returns and forgets the closed files whose segments all came before this one; the caller deletes them."""
         closed = self._files if self._descriptor is None else self._files[:-1]
-        left = [file for file in closed if file.last_number < oldest_number]
+        left = [file for file in closed if file.last_insertion_id < oldest_insertion_id]
         self._files = [file for file in self._files if file not in left]
         return left
 
@@ -179,7 +186,7 @@ class SegmentLog:
         file.num_bytes += num_bytes
         file.records += count
         for _ in range(count):
-            file.last_number = max(file.last_number, self._pending.popleft().number)
+            file.last_insertion_id = max(file.last_insertion_id, self._pending.popleft().insertion_id)
 
     def _open_file(self) -> None:
         """Begins a file: each start of a server, and each disk error, begins one, as an old one may end in the middle
@@ -251,17 +258,17 @@ class SegmentLog:
             yield from self._read_file(path)
         self.last_event = max(self.last_event, self._skipped_event)
 
-    def keep_unreadable(self, number: int) -> None:
-        """Keeps files that cannot be read, should somebody repair them, until `number` too has left the ring."""
+    def keep_unreadable(self, insertion_id: int) -> None:
+        """Keeps files that cannot be read, should somebody repair them, until `insertion_id` too has left the ring."""
         for file in self._files:
             if file.is_unreadable:
-                file.last_number = number
+                file.last_insertion_id = insertion_id
 
     def _check_head(self, path: Path) -> None:
         try:
             with open(open_regular(path, os.O_RDONLY), "rb") as file:
                 facts, _ = unpack(path, memoryview(file.read(2**16)), MAGIC)
-        except (Damaged, OSError):  # said when it is read
+        except (CorruptFile, OSError):  # said when it is read
             return
         self._identity.check(path, facts)
 
@@ -270,7 +277,7 @@ class SegmentLog:
         try:
             data = read_regular(path)
             _, offset = unpack(path, memoryview(data), MAGIC)
-        except (Damaged, OSError) as error:
+        except (CorruptFile, OSError) as error:
             self.left_out["unreadable files"] += 1
             _log.warning("%s is left out: %s", path, error)
             num_bytes = path.lstat().st_size
@@ -286,7 +293,7 @@ class SegmentLog:
                 return
             record, offset = found
             file.records += 1
-            file.last_number = max(file.last_number, record.number)
+            file.last_insertion_id = max(file.last_insertion_id, record.insertion_id)
             event = record.event
             if event <= self.last_event:  # a copy of a file under another name
                 self.left_out["repeated records"] += 1
@@ -320,31 +327,31 @@ class SegmentLog:
         self._skipped_event = max(self._skipped_event, event + num_bytes // HEADER_BYTES)
 
     def _record(self, data: bytes, start: int, length: int) -> Record:
-        _, kind, event, number, run_id, sequence, steps, transitions, _, crc = _HEADER.unpack_from(data, start)
+        _, kind, event, insertion_id, run_id, sequence, steps, transitions, _, crc = _HEADER.unpack_from(data, start)
         body: bytes | None = data[start + HEADER_BYTES : start + length]
         if body is not None and zlib.crc32(body) != crc:
             self.left_out["damaged records"] += 1
             body = None
-        return Record(event, kind, number, run_id, sequence, steps, transitions, body)
+        return Record(event, kind, insertion_id, run_id, sequence, steps, transitions, body)
 
 
 def _find_header(data: bytes, offset: int, event: int) -> int | None:
     """Returns where the first header at or behind `offset` is that was written there, as far as can be told."""
     start = offset
     while (start := data.find(_MARK, start)) >= 0 and start + HEADER_BYTES <= len(data):
-        _, _, found, number, run_id, sequence, steps, *_ = _HEADER.unpack_from(data, start)
+        _, _, found, insertion_id, run_id, sequence, steps, *_ = _HEADER.unpack_from(data, start)
         (crc,) = _CRC.unpack_from(data, start + _HEADER.size)
         is_possible = found <= event + 1 + (start - offset) // HEADER_BYTES
-        is_possible &= _is_believable(number, run_id, sequence, steps)
+        is_possible &= _is_believable(insertion_id, run_id, sequence, steps)
         if is_possible and zlib.crc32(data[start : start + _HEADER.size]) == crc:
             return start
         start += 1
     return None
 
 
-def _is_believable(number: int, run_id: int, sequence: int, environment_steps: int) -> bool:
+def _is_believable(insertion_id: int, run_id: int, sequence: int, environment_steps: int) -> bool:
     """Tells whether a record may have these numbers: none has others, see MAX_COUNT."""
-    return max(number, sequence, environment_steps) <= MOST and run_id < 2**63
+    return max(insertion_id, sequence, environment_steps) <= MOST and run_id < 2**63
 
 
 def _first_event(path: Path) -> int:

@@ -21,7 +21,7 @@ from zlib import crc32
 import numpy as np
 
 from apex_jax.disk import open_regular, read_regular, synchronize
-from apex_jax.replay.file_heads import Damaged, Identity, pack, unpack
+from apex_jax.replay.file_heads import CorruptFile, Identity, pack, unpack
 
 _log = logging.getLogger(__name__)
 
@@ -92,7 +92,7 @@ class Snapshots:
         for number in reversed(self._numbers()):
             try:
                 return parse(self._read(self._path(number)))
-            except (Damaged, OSError) as error:
+            except (CorruptFile, OSError) as error:
                 self._damaged.add(number)
                 _log.warning("snapshot %s is damaged, trying the one before: %s", self._path(number), error)
         return None
@@ -103,16 +103,16 @@ class Snapshots:
         self._identity.check(path, head)
         facts, layout = head.get("facts"), head.get("arrays")
         if not isinstance(facts, dict) or not isinstance(layout, list):
-            raise Damaged("its head lacks facts or arrays")
+            raise CorruptFile("its head lacks facts or arrays")
         if crc32(data[offset:]) != head.get("crc"):
-            raise Damaged("the checksum of its arrays is wrong")
+            raise CorruptFile("the checksum of its arrays is wrong")
         arrays: dict[str, np.ndarray] = {}
         for entry in layout:
             name, array = _array(entry, data[offset:])
             arrays[name] = array
             offset += array.nbytes
         if offset != len(data):
-            raise Damaged(f"{len(data) - offset} bytes follow its arrays")
+            raise CorruptFile(f"{len(data) - offset} bytes follow its arrays")
         return Snapshot(facts, arrays)
 
     def _numbers(self) -> list[int]:
@@ -131,7 +131,7 @@ def _array(entry: Any, data: memoryview) -> tuple[str, np.ndarray]:
                 count = math.prod(shape)
                 if count * np.dtype(dtype).itemsize <= len(data):
                     return name, np.frombuffer(data, dtype, count).reshape(shape)
-    raise Damaged("an array of its head does not fit the file")
+    raise CorruptFile("an array of its head does not fit the file")
 
 
 def _raw(array: np.ndarray) -> memoryview | bytes:

@@ -64,8 +64,8 @@ RunIdentity = Annotated[str, Text(16)]
 # Experience link: actor <-> replay server ------------------------------------------------------------------------
 
 
-NO_PLACES = np.zeros(0, np.int32)
-NO_PLACES.flags.writeable = False
+NO_LADDER_INDICES = np.zeros(0, np.int32)
+NO_LADDER_INDICES.flags.writeable = False
 
 
 class ActorHello(NamedTuple):
@@ -76,7 +76,9 @@ class ActorHello(NamedTuple):
     num_environments: Annotated[int, Integer(1, 4096)]
     acknowledged: Annotated[int, Integer(0, MAX_COUNT)] = 0  # it keeps each segment after this number, none before
     incarnation: Annotated[int, Integer(0, MAX_COUNT)] = 0  # 0 = has none yet
-    places: Annotated[np.ndarray, Array("int32", "N", 4096)] = NO_PLACES  # none, or one for each environment
+    ladder_indices: Annotated[np.ndarray, Array("int32", "N", 4096)] = (
+        NO_LADDER_INDICES  # none, or one for each environment
+    )
     run_identity: RunIdentity = ""
 
 
@@ -84,7 +86,7 @@ class ActorWelcome(NamedTuple):
     """The actor's places on the ladder of exploration, and its credit."""
 
     incarnation: Annotated[int, Integer(1, MAX_COUNT)]  # actors welcomed up to this one: seeds its random numbers
-    places: Annotated[np.ndarray, Array("int32", "E", 4096)]  # in [0, ladder_size)
+    ladder_indices: Annotated[np.ndarray, Array("int32", "E", 4096)]  # in [0, ladder_size)
     ladder_size: Annotated[int, Integer(1, 2**20)]
     max_outstanding_segments: Annotated[int, Integer(1, 4096)]
     run_identity: RunIdentity = ""

@@ -90,10 +90,10 @@ class Actor:
         return welcome, weights
 
     def _act(self, welcome: ActorWelcome, stop: StopSignal) -> None:
-        config, num_environments = self._config, len(welcome.places)
+        config, num_environments = self._config, len(welcome.ladder_indices)
         rng = process_rng(config.seed, ROLE_NUMBERS["actor"], welcome.incarnation)
         key = jax.random.key(int(rng.integers(2**31)))
-        exploration = self._algorithm.exploration(welcome.ladder_size)[welcome.places]
+        exploration = self._algorithm.exploration(welcome.ladder_size)[welcome.ladder_indices]
         process, highest, lowest = digest_of_run_id(self._run_id), exploration.max(), exploration.min()
         text = "acting in %d environments, exploration %.4f to %.4f (process %s)"
         _log.info(text, num_environments, highest, lowest, process)

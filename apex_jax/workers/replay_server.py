@@ -73,8 +73,8 @@ class ReplayServer:
             now = time.monotonic()
             self.serve(now)
             if now >= next_check:
-                self.experience.forget_the_dead(now)
-                self.sampling.forget_the_dead(now)
+                self.experience.evict_dead_peers(now)
+                self.sampling.evict_dead_peers(now)
                 self._monitors["experience"].count(self.experience.dropped)
                 self._monitors["sampling"].count(self.sampling.dropped)
                 self.replay.snapshot_if_due(now)
@@ -124,11 +124,11 @@ class ReplayServer:
         """Writes the last metrics and snapshot; where the run is over, first tells the actors and sees them off."""
         self._write_metrics()
         if self.sampling.finished is not None:
-            self._see_off(self.sampling.finished, stop)
+            self._drain(self.sampling.finished, stop)
             self._write_metrics()
         self.replay.finish(time.monotonic())
 
-    def _see_off(self, reason: str, stop: StopSignal) -> None:
+    def _drain(self, reason: str, stop: StopSignal) -> None:
         _log.info("the run is over: %s", printable(reason))
         until = time.monotonic() + LEAVING_SECONDS
         while self._has_peers() and time.monotonic() < until and not stop.is_set():

@@ -1,0 +1,83 @@
+"""An actor's segments on their way: encoded, numbered, and kept until the replay server has stored them. No socket."""
+
+from __future__ import annotations
+
+import zlib
+from collections import deque
+
+import numpy as np
+
+from apex_jax.segment_codec import encode_segment
+from apex_jax.transport.messages import SegmentMessage
+from apex_jax.types import Segment, SegmentSpec
+
+
+class Outbox:
+    """Every segment in the order of its number; those that were sent are at the beginning."""
+
+    def __init__(self, run_id: int, spec: SegmentSpec, max_environment_steps: int) -> None:
+        """`max_environment_steps`: that one segment may carry, so that the server believes it."""
+        self._run_id = run_id
+        self._spec = spec
+        self._max_environment_steps = max_environment_steps
+        self._unacknowledged: deque[SegmentMessage] = deque()
+        self._num_sent = 0  # of those, from the oldest, on this connection
+        self._sequence = 0  # of the newest segment
+        self._highest_sent = 0  # sequence number, on any connection
+        self._steps_uncarried = 0  # environment steps that no segment has carried yet
+
+    def __len__(self) -> int:
+        return len(self._unacknowledged)
+
+    @property
+    def acknowledged_sequence(self) -> int:
+        """Every segment up to this number is stored, and no longer kept."""
+        return self._unacknowledged[0].sequence - 1 if self._unacknowledged else self._sequence
+
+    @property
+    def transitions_sent(self) -> int:
+        """Transitions of segments that were sent on this connection and are not acknowledged."""
+        return sum(message.transitions for message in list(self._unacknowledged)[: self._num_sent])
+
+    def add(self, segment: Segment, environment_steps: int, produced: int) -> None:
+        """Encodes a segment and gives it the next number. CorruptSegment: the next segment then carries its steps.
+
+        `environment_steps`: made since the segment before; `produced`: transitions of the actor so far.
+        """
+        self._steps_uncarried += environment_steps
+        body = encode_segment(segment, self._spec)
+        self._sequence += 1
+        steps = min(self._steps_uncarried, self._max_environment_steps)
+        self._steps_uncarried -= steps
+        crc, transitions = zlib.crc32(body), transitions_of(segment)
+        self._unacknowledged.append(
+            SegmentMessage(self._run_id, self._sequence, steps, crc, body, transitions, produced)
+        )
+
+    def next_to_send(self, credit: int) -> SegmentMessage | None:
+        """Returns the oldest segment not sent on this connection; None if `credit` segments are on their way."""
+        return self._unacknowledged[self._num_sent] if self._num_sent < min(len(self), credit) else None
+
+    def on_sent(self) -> None:
+        """Counts the segment that `next_to_send` returned as sent."""
+        self._highest_sent = max(self._highest_sent, self._unacknowledged[self._num_sent].sequence)
+        self._num_sent += 1
+
+    def on_new_connection(self) -> None:
+        """Makes every segment due again."""
+        self._num_sent = 0
+
+    def acknowledge(self, sequence: int) -> int | None:
+        """Forgets the segments up to this number; returns their transitions, None for a number never sent."""
+        if sequence > self._highest_sent:
+            return None
+        transitions = 0
+        while self._unacknowledged and self._unacknowledged[0].sequence <= sequence:
+            transitions += self._unacknowledged.popleft().transitions
+            self._num_sent = max(0, self._num_sent - 1)
+        return transitions
+
+
+def transitions_of(segment: Segment) -> int:
+    """Returns how many transitions start in a segment."""
+    return int(np.count_nonzero(segment.columns["priority"]))
