@@ -1,4 +1,9 @@
-"""Checkpoints of the learner: saved in the background, committed whole or not at all, newest sound one restored."""
+"""Checkpoints of the learner: saved in the background, committed whole or not at all, newest sound one restored.
+
+orbax writes and reads the files. Its CheckpointManager is not used, since it lacks what is promised here: checksums of
+all files before the commit, saves that succeed after one that failed, a deletion that no kill cuts in half, damaged
+checkpoints that do not count among those to keep, and processes that read beside the one that writes.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +16,7 @@ import shutil
 import sys
 import threading
 import time
-import warnings
 import zlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,7 +25,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from apex_jax.agreement import differences, told
-from apex_jax.disk import checkpoint_steps, lock, open_regular, read_regular, synchronize
+from apex_jax.disk import checkpoint_steps, lock, open_regular, synchronize
 from apex_jax.errors import RunError, first_line
 from apex_jax.run_identity import is_identity
 
@@ -31,7 +34,7 @@ _log = logging.getLogger(__name__)
 FORMAT = 2
 CHECKSUMS = "checksums.json"  # in each checkpoint: size and CRC of its other files, checked before any is parsed
 MAX_CHECKSUMS_BYTES = 2**24
-_DAMAGED = "damaged-"  # what the name of a checkpoint is given that could not be read, once there is a newer one
+PIECE_BYTES = 2**20  # of a file, read at once
 
 
 class Progress(NamedTuple):
@@ -60,25 +63,20 @@ class Checkpointer:
     def __init__(self, run_directory: str, kept: int = 3, read_only: bool = False):
         """`kept`: newest checkpoints that are not deleted. `read_only`: another process may be saving here.
 
-        CheckpointError where the directory cannot be written, or another process holds it.
+        CheckpointError when the directory cannot be written, or another process holds it.
         """
         self.directory = Path(run_directory).absolute() / "checkpoints"
-        if self.directory.exists() and not self.directory.is_dir():
-            raise CheckpointError(f"{self.directory} cannot hold checkpoints: it is a file; set run_directory")
         self.failed_saves = 0
         self.failed_in_a_row = 0  # of those, since the last that succeeded
         self.error: CheckpointError | None = None  # of the last save, until one succeeds
         self.saved_seconds = time.monotonic()  # when the newest checkpoint was committed; at first, that of the start
         self.saved_updates = 0  # behind the newest checkpoint that was saved or restored
         self._kept = kept
-        self._read_only = read_only
         self._damaged: set[int] = set()
         self._thread: threading.Thread | None = None
-        _silence_orbax()
+        _set_up_orbax()
         self._orbax = ocp.Checkpointer(ocp.CompositeCheckpointHandler())
-        self._lock = None if read_only else self._locked()
-        if not read_only:
-            self._remove_halves()
+        self._lock = None if read_only else self._take_directory()
 
     @property
     def steps(self) -> list[int]:
@@ -90,7 +88,7 @@ class Checkpointer:
 
         Waits for a save that is under way. A failure is logged, counted in `failed_saves` and kept in `error`.
         """
-        assert not self._read_only
+        assert self._lock is not None, "opened to be read, or closed"
         self._join()
         host_state = jax.tree.map(lambda leaf: np.array(leaf), state)
         arguments = (host_state, progress)
@@ -122,27 +120,28 @@ class Checkpointer:
             self._lock = None
 
     def restore_newest(self, like_state: Any, agreement: str, architecture: str) -> tuple[Any, Progress] | None:
-        """Returns the newest checkpoint that can be read, None where there is none at all.
+        """Returns the newest checkpoint that can be read, None when there is none at all.
 
         `like_state`: a state of the same structure; the leaves that come back are NumPy arrays. A damaged checkpoint is
         said once and passed over; one of another configuration, or damage to all, is a CheckpointError.
         """
-        steps = self.steps[::-1]
         for path in self.directory.glob("[0-9]*"):
             if path.name.isdecimal() and not path.is_dir():
                 _log.warning("checkpoint %s is left out: it is no folder, or a link that leads nowhere", path)
-        for step in steps:
+        like = jax.tree.map(lambda leaf: np.empty(leaf.shape, leaf.dtype), like_state)
+        steps = self.steps
+        for step in reversed(steps):
+            path = self.directory / str(step)
             try:
-                _check_files(self.directory / str(step))
-                record = self._read_record(step)
-            except Exception as error:  # orbax raises whatever its readers of a damaged file raise
-                self._pass_over(step, error)
-                continue
-            self._check(step, record, agreement, architecture)
-            try:
-                state, progress = self._restore_state(step, like_state, record["state_crc"]), _progress_of(record)
-            except Exception as error:
-                self._pass_over(step, error)
+                _check_files(path)
+                progress = self._read_progress(path, agreement, architecture)
+                items = ocp.args.Composite(state=ocp.args.StandardRestore(like))
+                state = self._orbax.restore(path, args=items)["state"]
+            except CheckpointError:
+                raise
+            except Exception as error:  # orbax raises whatever its readers raise
+                self._damaged.add(step)
+                _log.warning("checkpoint %s is damaged, trying the one before: %s", path, first_line(error))
                 continue
             self.saved_updates = progress.updates
             return state, progress
@@ -152,8 +151,8 @@ class Checkpointer:
             )
         return None
 
-    def _locked(self) -> int:
-        """Returns the descriptor of the file whose lock keeps other learners away for as long as it is open."""
+    def _take_directory(self) -> int:
+        """Keeps other learners away for as long as the returned descriptor is open; removes what a kill left behind."""
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
             descriptor = open_regular(self.directory / ".lock", os.O_RDWR | os.O_CREAT)
@@ -164,13 +163,15 @@ class Checkpointer:
             raise CheckpointError(
                 f"another learner saves in {self.directory}: stop it, or choose another run_directory"
             )
+        self._remove_halves()
         return descriptor
 
     def _remove_halves(self) -> None:
-        """Removes what a killed or failed save left, and a killed deletion."""
-        for path in self.directory.iterdir():
-            if path.is_dir() and (path.name.startswith(".") or ".orbax-checkpoint-tmp" in path.name):
-                shutil.rmtree(path, ignore_errors=True)
+        """Removes half-written checkpoints of killed or failed saves, and those that are to be deleted."""
+        with contextlib.suppress(OSError):
+            for path in self.directory.iterdir():
+                if path.is_dir() and (path.name.startswith(".") or ".orbax-checkpoint-tmp" in path.name):
+                    shutil.rmtree(path, ignore_errors=True)
 
     def _save(self, state: Any, progress: Progress) -> None:
         """Saves on a thread of its own: a slow disk holds up nobody, and a full one is no reason to stop learning."""
@@ -184,23 +185,19 @@ class Checkpointer:
                 f"checkpoint {self.directory}/{progress.updates} was not saved: {first_line(error)}"
             )
             _log.error("%s; training goes on, and it is tried again", self.error)
-            with contextlib.suppress(OSError):
-                self._remove_halves()
-            return
-        self.saved_updates = progress.updates
-        self.failed_in_a_row = 0
-        if self.error is not None:
-            _log.info("checkpoints are saved again")
-        self.error = None
-        self.saved_seconds = time.monotonic()
-        self._delete_old()
+        else:
+            if self.error is not None:
+                _log.info("checkpoints are saved again")
+            self.saved_updates = progress.updates
+            self.saved_seconds = time.monotonic()
+            self.failed_in_a_row = 0
+            self.error = None
+            self._set_old_aside()
+        self._remove_halves()
 
     def _write(self, state: Any, progress: Progress) -> None:
-        record = {"format": FORMAT, "state_crc": _crc_of_state(state), **progress._asdict()}
-        items = ocp.args.Composite(
-            state=ocp.args.StandardSave(state),
-            progress=ocp.args.JsonSave({**record, "crc": _crc_of_record(record)}),
-        )
+        record = {"format": FORMAT, **progress._asdict()}
+        items = ocp.args.Composite(state=ocp.args.StandardSave(state), progress=ocp.args.JsonSave(record))
         self.directory.mkdir(parents=True, exist_ok=True)
         self._remove_halves()
         half, whole = self.directory / f".saving-{progress.updates}", self.directory / str(progress.updates)
@@ -208,34 +205,28 @@ class Checkpointer:
         _write_checksums(half)
         for step in sorted(self._damaged):
             with contextlib.suppress(FileNotFoundError):  # somebody has removed it
-                os.replace(self.directory / str(step), self.directory / f"{_DAMAGED}{step}-{time.time_ns()}")
+                os.replace(self.directory / str(step), self.directory / f"damaged-{step}-{time.time_ns()}")
             self._damaged.remove(step)
         os.rename(half, whole)  # from here on it is a checkpoint
         synchronize(self.directory)
 
-    def _delete_old(self) -> None:
+    def _set_old_aside(self) -> None:
+        """Renames the checkpoints that are to be deleted: a kill during the deletion leaves no half of one."""
         for step in self.steps[: -self._kept]:
-            half = self.directory / f".deleted-{step}"
+            path = self.directory / str(step)
             try:
-                os.rename(self.directory / str(step), half)  # at once: a kill leaves no half of a checkpoint
+                os.rename(path, self.directory / f".deleted-{step}")
             except OSError as error:
-                _log.warning("the old checkpoint %s/%d was not deleted: %s", self.directory, step, error)
-            shutil.rmtree(half, ignore_errors=True)
+                _log.warning("the old checkpoint %s was not deleted: %s", path, error)
 
     def _join(self, patience_seconds: float | None = None) -> None:
         if self._thread is not None:
             self._thread.join(patience_seconds)
 
-    def _read_record(self, step: int) -> dict[str, Any]:
-        items = ocp.args.Composite(progress=ocp.args.JsonRestore())
-        record = dict(self._orbax.restore(self.directory / str(step), args=items)["progress"])
-        if record.pop("crc") != _crc_of_record(record):
-            raise ValueError("the checksum of its progress is wrong")
-        return record
-
-    def _check(self, step: int, record: dict[str, Any], agreement: str, architecture: str) -> None:
-        where = f"checkpoint {self.directory}/{step}"
-        fix = "use the configuration it was made with, or another run_directory"
+    def _read_progress(self, path: Path, agreement: str, architecture: str) -> Progress:
+        """Returns the progress of a checkpoint. CheckpointError when the checkpoint is of another configuration."""
+        record = self._orbax.restore(path, args=ocp.args.Composite(progress=ocp.args.JsonRestore()))["progress"]
+        where, fix = f"checkpoint {path}", "use the configuration it was made with, or another run_directory"
         if (saved := record.get("format")) != FORMAT:
             raise CheckpointError(f"{where} has a different format: {saved}, not {FORMAT}; {fix}")
         made_with = str(record.get("agreement"))
@@ -243,34 +234,19 @@ class Checkpointer:
             raise CheckpointError(f"{where} has a different configuration: {told(made_with, agreement)}; {fix}")
         if (saved := record.get("architecture")) != architecture:
             raise CheckpointError(f"{where} has a different network: {saved}, not {architecture}; {fix}")
-
-    def _restore_state(self, step: int, like_state: Any, crc: int) -> Any:
-        like = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), like_state)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            items = ocp.args.Composite(state=ocp.args.StandardRestore(like))
-            state = self._orbax.restore(self.directory / str(step), args=items)["state"]
-        if _crc_of_state(state) != crc:  # orbax does not see every flipped bit
-            raise ValueError("the checksum of its state is wrong")
-        return state
-
-    def _pass_over(self, step: int, error: Exception) -> None:
-        self._damaged.add(step)
-        _log.warning(
-            "checkpoint %s is damaged, trying the one before: %s",
-            os.fspath(self.directory / str(step)),
-            first_line(error),
-        )
+        return _progress_of(record)
 
 
-def _silence_orbax() -> None:
-    """Keeps off the log what comes back as an exception, too.
+def _set_up_orbax() -> None:
+    """Keeps orbax from copying what nobody else changes, and from logging what comes back as an exception, too.
 
     After a failed save or restore, TensorStore's threads still call into the event loop that orbax has closed by then;
     Python prints a traceback for each, with nobody to catch it.
     """
     for orbax_log in ("absl", "asyncio"):
         logging.getLogger(orbax_log).setLevel(logging.CRITICAL)
+    without_copy = ocp.type_handlers.NumpyHandler(deepcopy_host_arrays=False)
+    ocp.type_handlers.register_type_handler(np.ndarray, without_copy, override=True)
     before = sys.unraisablehook
     if getattr(before, "__module__", "") == __name__:
         return  # as of another Checkpointer
@@ -283,49 +259,35 @@ def _silence_orbax() -> None:
     sys.unraisablehook = tell_others
 
 
-def _files_of(step: Path) -> Iterator[tuple[str, Path]]:
-    """Yields the files of a checkpoint, all but the checksums, by their path in it."""
-    for path in sorted(step.rglob("*")):
-        name = path.relative_to(step).as_posix()
-        if path.is_file() and name != CHECKSUMS:
-            yield name, path
-
-
 def _write_checksums(step: Path) -> None:
     """Writes size and CRC of each file, and has the disk keep all of them."""
-    files = {}
-    for name, path in _files_of(step):
-        data = read_regular(path)
-        files[name] = [len(data), zlib.crc32(data)]
+    paths = sorted(path for path in step.rglob("*") if path.is_file())
+    files = {path.relative_to(step).as_posix(): _checksum(path) for path in paths}
+    (step / CHECKSUMS).write_text(json.dumps({"files": files}))
+    for path in (*step.rglob("*"), step):
         synchronize(path)
-    path = step / CHECKSUMS
-    path.write_text(json.dumps({"files": files, "crc": _crc_of_record(files)}))
-    for each in (path, *(folder for folder in step.rglob("*") if folder.is_dir()), step):
-        synchronize(each)
 
 
 def _check_files(step: Path) -> None:
-    """Raises ValueError or OSError where a file is not as it was saved, so that no parser meets it.
-
-    Without checksums, or with damaged ones, the checksums within the progress and of the state must do.
-    """
-    try:
-        with open(open_regular(step / CHECKSUMS, os.O_RDONLY), "rb") as file:
-            checksums = json.loads(file.read(MAX_CHECKSUMS_BYTES))
-        files = dict(checksums["files"])
-        is_sound = checksums["crc"] == _crc_of_record(files)
-    except (OSError, ValueError, TypeError, KeyError, RecursionError):
-        return
-    if not is_sound:
-        return
-    for name, (size, crc) in files.items():
-        path = step / name
-        if path.stat().st_size != size or zlib.crc32(read_regular(path)) != crc:
+    """Raises ValueError or OSError when a file is not as it was saved, so that no parser meets it."""
+    with open(open_regular(step / CHECKSUMS, os.O_RDONLY), "rb") as file:
+        files = json.loads(file.read(MAX_CHECKSUMS_BYTES))["files"]
+    for name, checksum in files.items():
+        if _checksum(step / name) != checksum:
             raise ValueError(f"{name} is not as it was saved")
 
 
+def _checksum(path: Path) -> list[int]:
+    """Returns size and CRC of a file; in pieces, since a file may be as large as the state. OSError."""
+    size = crc = 0
+    with open(open_regular(path, os.O_RDONLY), "rb") as file:
+        while piece := file.read(PIECE_BYTES):
+            size, crc = size + len(piece), zlib.crc32(piece, crc)
+    return [size, crc]
+
+
 def _progress_of(record: dict[str, Any]) -> Progress:
-    """Returns the checked fields of a record. ValueError."""
+    """Returns the checked fields of a record. ValueError, KeyError or TypeError."""
     progress = Progress(**{name: record[name] for name in Progress._fields})
     replay_steps = tuple((str(replay_id), steps) for replay_id, steps in progress.replay_steps)
     progress = progress._replace(replay_steps=replay_steps)
@@ -338,14 +300,3 @@ def _progress_of(record: dict[str, Any]) -> Progress:
     if type(seconds) not in (int, float) or not math.isfinite(seconds) or seconds < 0:
         raise ValueError("its time is not a number of seconds")
     return progress
-
-
-def _crc_of_state(state: Any) -> int:
-    crc = 0
-    for leaf in jax.tree.leaves(state):
-        crc = zlib.crc32(np.ascontiguousarray(leaf).data, crc)
-    return crc
-
-
-def _crc_of_record(record: dict[str, Any]) -> int:
-    return zlib.crc32(json.dumps(record, sort_keys=True).encode())

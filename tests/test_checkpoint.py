@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import os
 import shutil
+import tracemalloc
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import jax
 import numpy as np
+import orbax.checkpoint as ocp
 import pytest
 
+from apex_jax import checkpoint
 from apex_jax.agent.dqn import LearnerState, make_dqn
-from apex_jax.checkpoint import Checkpointer, CheckpointError, Progress
+from apex_jax.checkpoint import CHECKSUMS, Checkpointer, CheckpointError, Progress
 from apex_jax.config import Config, LearnerConfig, NetworkConfig
 from apex_jax.types import ActionSpec, SegmentSpec
 
@@ -143,6 +149,20 @@ def test_the_state_may_be_donated_or_overwritten_as_soon_as_save_returns(tmp_pat
     assert_equal_bits(restore(tmp_path)[0], expected)
 
 
+def test_a_save_holds_a_single_copy_of_the_state(tmp_path: Path) -> None:
+    state = {"a": np.random.default_rng(0).random(1_000_000), "b": np.random.default_rng(1).random(1_000_000)}
+    checkpointer = Checkpointer(str(tmp_path))
+    tracemalloc.start()
+    try:
+        checkpointer.save(state, progress_at(1))
+        checkpointer.wait()
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    checkpointer.close()
+    assert peak_bytes < 1.5 * sum(leaf.nbytes for leaf in state.values())
+
+
 def test_what_a_killed_save_left_behind_is_passed_over_and_removed(damageable: Path) -> None:
     half_saved = damageable / "checkpoints" / "300.orbax-checkpoint-tmp"
     shutil.move(damageable / "checkpoints" / "200", half_saved)
@@ -171,9 +191,10 @@ def flip_a_bit(data: bytes) -> bytes:
 
 @pytest.mark.parametrize("damage", [truncate, empty, flip_a_bit])
 def test_whichever_file_is_damaged_the_checkpoint_is_right_or_the_one_before_is_taken_with_one_warning(
-    damageable: Path, log: pytest.LogCaptureFixture, damage: Callable[[bytes], bytes]
+    damageable: Path, log: pytest.LogCaptureFixture, damage: Callable[[bytes], bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    passed_over = []
+    passed_over, parse = [], Mock(wraps=ocp.Checkpointer.restore)
+    monkeypatch.setattr(ocp.Checkpointer, "restore", lambda self, path, **items: parse(self, path, **items))
     for path in files_of(damageable / "checkpoints" / "200"):
         sound = path.read_bytes()
         path.write_bytes(damage(sound))
@@ -187,24 +208,55 @@ def test_whichever_file_is_damaged_the_checkpoint_is_right_or_the_one_before_is_
             passed_over.append(path.parent.name)
             assert "200 is damaged, trying the one before" in log.text
             assert log.records[0].getMessage().isprintable(), "one line"
+            assert {call.args[1].name for call in parse.call_args_list} == {"100"}, "no parser meets a damaged file"
+        parse.reset_mock()
         path.write_bytes(sound)
     assert {"progress", "state", "d"} <= set(passed_over)
 
 
-def test_a_file_that_is_gone_is_damage_too(damageable: Path) -> None:
-    shutil.rmtree(damageable / "checkpoints" / "200" / "progress")
+@pytest.mark.parametrize("name", ["progress/metadata", CHECKSUMS])
+def test_a_file_that_is_gone_is_damage_too(damageable: Path, log: pytest.LogCaptureFixture, name: str) -> None:
+    (damageable / "checkpoints" / "200" / name).unlink()
     assert restore(damageable)[1] == progress_at(100)
+    assert [name in record.getMessage() for record in log.records] == [True]
 
 
 def test_a_state_that_can_be_read_but_is_not_what_was_saved_is_damage(
     damageable: Path, log: pytest.LogCaptureFixture
 ) -> None:
     checkpoints = damageable / "checkpoints"
-    (checkpoints / "200" / "checksums.json").unlink()  # as in those of earlier versions
     shutil.rmtree(checkpoints / "200" / "state")
     shutil.copytree(checkpoints / "100" / "state", checkpoints / "200" / "state")
     assert restore(damageable)[1] == progress_at(100)
-    assert "checksum of its state" in log.text
+    assert "200 is damaged, trying the one before: state/" in log.text
+
+
+@pytest.mark.parametrize("kind", ["link", "dangling link", "fifo"])
+@pytest.mark.timeout(60)
+def test_a_file_replaced_by_a_link_or_a_fifo_is_damage_and_holds_up_no_restore(
+    damageable: Path, tmp_path: Path, log: pytest.LogCaptureFixture, kind: str
+) -> None:
+    for path in files_of(damageable / "checkpoints" / "200"):
+        moved = path.rename(tmp_path / "moved")
+        os.mkfifo(path) if kind == "fifo" else path.symlink_to(moved if kind == "link" else tmp_path / "missing")
+        log.clear()
+        assert restore(damageable, read_only=True)[1] == progress_at(100)
+        assert len(log.records) == 1
+        path.unlink()
+        moved.rename(path)
+    assert restore(damageable, read_only=True)[1] == progress_at(200)
+
+
+def test_a_checkpoint_of_the_version_with_three_checksums_is_restored(damageable: Path) -> None:
+    step = damageable / "checkpoints" / "200"
+    record = json.loads((step / "progress" / "metadata").read_text())
+    (step / "progress" / "metadata").write_text(json.dumps({**record, "state_crc": 12345, "crc": 67890}))
+    (step / CHECKSUMS).unlink()
+    checkpoint._write_checksums(step)
+    (step / CHECKSUMS).write_text(json.dumps({**json.loads((step / CHECKSUMS).read_text()), "crc": 54321}))
+    restored, progress = restore(damageable)
+    assert_equal_bits(restored, STATES[200])
+    assert progress == progress_at(200)
 
 
 @pytest.mark.parametrize("name", ["progress", "state"])

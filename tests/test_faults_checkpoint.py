@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 import zmq
 
-from apex_jax.checkpoint import Checkpointer, CheckpointError, Progress
+from apex_jax.checkpoint import CHECKSUMS, Checkpointer, CheckpointError, Progress
 from apex_jax.config import Config
 from apex_jax.environment import segment_spec
 from apex_jax.errors import FatalError
@@ -84,22 +84,12 @@ def test_fault_10_whichever_byte_is_flipped_or_cut_nothing_wrong_is_restored(sma
                 tried += 1
         path.write_bytes(sound)
     assert assert_right_or_refused(small)
-    assert refused > tried / 2, "all but the checksums' own file"
+    assert refused > 0.99 * tried, "all but flips within the checksums' own file that change none of them"
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # orbax abandons reads under way
-@pytest.mark.parametrize("stride", [401, pytest.param(7, marks=pytest.mark.slow)])
-@pytest.mark.timeout(1800)
-def test_fault_10_also_without_checksums_of_the_files_nothing_wrong_is_restored(small: Path, stride: int) -> None:
-    (small / "checkpoints" / "7" / "checksums.json").unlink()
-    for path in sorted(path for path in (small / "checkpoints" / "7").rglob("*") if path.is_file()):
-        sound = path.read_bytes()
-        for place in range(0, len(sound), stride):
-            for damaged in (sound[:place] + bytes([sound[place] ^ 1]) + sound[place + 1 :], sound[:place]):
-                path.write_bytes(damaged)
-                assert_right_or_refused(small)
-        path.write_bytes(sound)
-    assert assert_right_or_refused(small)
+def test_fault_10_without_its_checksums_a_checkpoint_is_not_restored(small: Path) -> None:
+    (small / "checkpoints" / "7" / CHECKSUMS).unlink()
+    assert not assert_right_or_refused(small)
 
 
 def test_fault_10_when_all_are_damaged_the_learner_ends_with_one_line(programs: Programs, tmp_path: Path) -> None:
@@ -217,7 +207,6 @@ import resource, sys
 sys.path.insert(0, sys.argv[1])
 import numpy as np
 from apex_jax.checkpoint import Checkpointer, Progress
-from apex_jax.workers.role import RoleContext
 checkpointer = Checkpointer(sys.argv[2])
 state = {"a": np.random.default_rng(0).random(100_000)}
 for updates, limit in ((1, resource.RLIM_INFINITY), (2, 50_000), (3, 0), (4, resource.RLIM_INFINITY)):
