@@ -16,7 +16,7 @@
     config_rules     keys that must fit each other
     command_line     argv and YAML -> a checked Config
     errors           what a user is told in one line, and the parser that does so
-    agreement        what processes, checkpoints and journal must have in common, and how a difference is told
+    compatibility    what processes, checkpoints and journal must have in common, and how a difference is told
     run_identity     which run a directory belongs to
     compiled         the decorator of loops that are compiled
     disk             what must outlast a loss of power, and directories that one process has
@@ -97,8 +97,8 @@
       evaluator      plays full games; recording films one, and draws the run's curves
       local          all roles on this machine, supervised
 
-Imports run one way: types, errors, compiled, disk, machine, output, config, segment_codec, agreement, run_identity ->
-agent, replay, transport, environment, checkpoint, device, storage, metrics, atari_scores (none of which imports another
-of these) -> plotting, links, process -> operations -> workers -> main. Beside that, config -> config_rules ->
-command_line -> plotting, workers.
+Imports run one way: types, errors, compiled, disk, machine, output, config, segment_codec, compatibility,
+run_identity -> agent, replay, transport, environment, checkpoint, device, storage, metrics, atari_scores (none of which
+imports another of these) -> plotting, links, process -> operations -> workers -> main. Beside that, config ->
+config_rules -> command_line -> plotting, workers.
 """

@@ -24,7 +24,7 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
-from apex_jax.agreement import differences, told
+from apex_jax.compatibility import differences, told
 from apex_jax.disk import checkpoint_steps, lock, open_regular, synchronize
 from apex_jax.errors import RunError, first_line
 from apex_jax.run_identity import is_identity
@@ -44,7 +44,7 @@ class Progress(NamedTuple):
     environment_steps: int  # of all actors
     elapsed_seconds: float  # of learning, over all starts of the run
     weights_version: int  # newest sent
-    agreement: str  # of the configuration, see `Config.checkpoint_agreement`
+    compatibility_key: str  # of the configuration, see `Config.checkpoint_compatibility_key`
     architecture: str  # digest of the network's leaves, see `transport.params_codec.architecture_of`
     run_identity: str = ""  # see `apex_jax.run_identity`
     replay_steps: tuple[tuple[str, int], ...] = ()  # id of each replay, and the environment steps it had counted
@@ -119,7 +119,7 @@ class Checkpointer:
             os.close(self._lock)
             self._lock = None
 
-    def restore_newest(self, like_state: Any, agreement: str, architecture: str) -> tuple[Any, Progress] | None:
+    def restore_newest(self, like_state: Any, compatibility_key: str, architecture: str) -> tuple[Any, Progress] | None:
         """Returns the newest checkpoint that can be read, None when there is none at all.
 
         `like_state`: a state of the same structure; the leaves that come back are NumPy arrays. A damaged checkpoint is
@@ -134,7 +134,7 @@ class Checkpointer:
             path = self.directory / str(step)
             try:
                 _check_files(path)
-                progress = self._read_progress(path, agreement, architecture)
+                progress = self._read_progress(path, compatibility_key, architecture)
                 items = ocp.args.Composite(state=ocp.args.StandardRestore(like))
                 state = self._orbax.restore(path, args=items)["state"]
             except CheckpointError:
@@ -223,15 +223,15 @@ class Checkpointer:
         if self._thread is not None:
             self._thread.join(patience_seconds)
 
-    def _read_progress(self, path: Path, agreement: str, architecture: str) -> Progress:
+    def _read_progress(self, path: Path, compatibility_key: str, architecture: str) -> Progress:
         """Returns the progress of a checkpoint. CheckpointError when the checkpoint is of another configuration."""
         record = self._orbax.restore(path, args=ocp.args.Composite(progress=ocp.args.JsonRestore()))["progress"]
         where, fix = f"checkpoint {path}", "use the configuration it was made with, or another run_directory"
         if (saved := record.get("format")) != FORMAT:
             raise CheckpointError(f"{where} has a different format: {saved}, not {FORMAT}; {fix}")
-        made_with = str(record.get("agreement"))
-        if differences(made_with, agreement):
-            raise CheckpointError(f"{where} has a different configuration: {told(made_with, agreement)}; {fix}")
+        made_with = str(record.get("compatibility_key"))
+        if differences(made_with, compatibility_key):
+            raise CheckpointError(f"{where} has a different configuration: {told(made_with, compatibility_key)}; {fix}")
         if (saved := record.get("architecture")) != architecture:
             raise CheckpointError(f"{where} has a different network: {saved}, not {architecture}; {fix}")
         return _progress_of(record)

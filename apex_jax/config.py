@@ -264,7 +264,7 @@ class SecurityConfig:
 
 @dataclass(frozen=True)
 class Config:
-    """A run. What it must have in common with the other roles of its fleet is its `agreement`."""
+    """A run. What it must have in common with the other roles of its fleet is its `compatibility_key`."""
 
     seed: int = key(1, "every process derives its own random numbers from this one", "", 0, 2**31 - 1)
     run_directory: str = key(
@@ -309,7 +309,7 @@ class Config:
         return self.actor.ladder_size or self.actor.processes * self.actor.environments
 
     @property
-    def agreement(self) -> str:
+    def compatibility_key(self) -> str:
         """What the roles of a run must have in common, as text: peers that differ are refused, and told both texts."""
         environment, algorithm = self.environment, self.algorithm
         return (
@@ -320,20 +320,20 @@ class Config:
         )
 
     @property
-    def weights_agreement(self) -> str:
+    def weights_compatibility_key(self) -> str:
         """What whoever takes the learner's weights must have in common with it, as text."""
         network = self.network
         sizes = {"channels": network.channels, "kernel_sizes": network.kernel_sizes, "strides": network.strides}
         of_pixels = "".join(f" {name}={','.join(map(str, size))}" for name, size in sizes.items())
         return (
-            f"{self.agreement}{of_pixels if self.environment.task.endswith('-v5') else ''}"
+            f"{self.compatibility_key}{of_pixels if self.environment.task.endswith('-v5') else ''}"
             f" hidden_units={network.hidden_units} dueling={str(network.dueling).lower()}"
         )
 
     @property
-    def checkpoint_agreement(self) -> str:
+    def checkpoint_compatibility_key(self) -> str:
         """What a start must have in common with the checkpoint it resumes from, as text."""
-        return f"{self.weights_agreement} optimizer={self.learner.optimizer}"
+        return f"{self.weights_compatibility_key} optimizer={self.learner.optimizer}"
 
     @property
     def fix_of_divergence(self) -> str:

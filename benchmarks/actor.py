@@ -83,7 +83,7 @@ def actor_steps_per_second(name: str, settings: list[str], seconds: float) -> fl
     config = load(path, settings)
     context = zmq.Context()
     params = make_dqn(config, segment_spec(config)).init(jax.random.key(0)).online_params
-    server = WeightsServer(context, weights, new_run_id(), 0, config.weights_agreement, architecture_of(params))
+    server = WeightsServer(context, weights, new_run_id(), 0, config.weights_compatibility_key, architecture_of(params))
     server.publish(params, 0, 0)
     sink = Sink(context, experience)
     with role("actor", path, settings) as directory:

@@ -90,7 +90,7 @@ def start(
     config = load(PATH, settings)
     stack.enter_context(role("replay", PATH, settings, server_core))
     actor = security_of(config, "actor")
-    actors = ActorLoad(experience, config.agreement, messages, ACTORS, PAUSED, other_cores, actor)
+    actors = ActorLoad(experience, config.compatibility_key, messages, ACTORS, PAUSED, other_cores, actor)
     stack.callback(actors.close)
     return Link(config, actor, security_of(config, "learner"), actors)
 
@@ -114,8 +114,8 @@ def seconds_to_join(link: Link) -> float:
     """Returns how long it takes until a fleet that comes at once has been welcomed."""
     context = LinkContext.of(link.actor)
     started = time.monotonic()
-    address, agreement = link.config.addresses.experience, link.config.agreement
-    fleet = [SimulatedActor(context, address, agreement) for _ in range(FLEET)]
+    address, compatibility_key = link.config.addresses.experience, link.config.compatibility_key
+    fleet = [SimulatedActor(context, address, compatibility_key) for _ in range(FLEET)]
     waiting = fleet
     while waiting:
         for actor in waiting:

@@ -70,7 +70,7 @@ def measure(seconds: float, capacity: int, keys_directory: str) -> Windows:
     windows = Windows([], [], [], [])
     with role("replay", path, settings, server_core) as directory:
         fleet = [
-            ActorLoad(experience, config.agreement, messages, ACTORS // PROCESSES, 0.0, other_cores, actor)
+            ActorLoad(experience, config.compatibility_key, messages, ACTORS // PROCESSES, 0.0, other_cores, actor)
             for _ in range(PROCESSES)
         ]
         os.sched_setaffinity(0, other_cores)
@@ -79,7 +79,7 @@ def measure(seconds: float, capacity: int, keys_directory: str) -> Windows:
             fill(part, capacity / per_segment / PROCESSES)
             part.set_rate(PAPER_TRANSITIONS_PER_SECOND / per_segment / PROCESSES)
         client = DrawingClient(
-            sampling, config.agreement, BATCHES_AT_ONCE, BATCH_SIZE, GROUPS[BATCHES_AT_ONCE], learner
+            sampling, config.compatibility_key, BATCHES_AT_ONCE, BATCH_SIZE, GROUPS[BATCHES_AT_ONCE], learner
         )
         while not client.draw(1.0).batches_per_second:  # first it takes the live segments
             pass

@@ -69,7 +69,7 @@ def measure(name: str, transitions_per_second: float, seconds: float) -> dict[st
     before = bare.per_second(seconds / 4)
     with role("replay", path, settings), role("learner", path, settings) as directory:
         rate = transitions_per_second / per_segment
-        actors = ActorLoad(links.experience, config.agreement, as_messages(config, segments), 4, rate, None)
+        actors = ActorLoad(links.experience, config.compatibility_key, as_messages(config, segments), 4, rate, None)
         learner = steady_rates(directory / "metrics" / "learner.jsonl", seconds)
         actors.close()
     after = bare.per_second(seconds / 4)

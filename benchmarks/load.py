@@ -43,11 +43,11 @@ SEGMENTS_WINDOW = 256
 class SimulatedActor:
     """One connection that sends segments as far as its credit goes."""
 
-    def __init__(self, context: zmq.Context, address: str, agreement: str):
+    def __init__(self, context: zmq.Context, address: str, compatibility_key: str):
         """Connects and says hello."""
         self.socket = sockets.connect_experience(context, address)
         self.run_id = new_run_id()
-        self._hello = ActorHello(self.run_id, agreement, num_environments=1)
+        self._hello = ActorHello(self.run_id, compatibility_key, num_environments=1)
         self._credit = 0  # 0 until welcomed
         self._sequence = self._acknowledged = 0
         self._next_sign = 0.0
@@ -83,7 +83,7 @@ class ActorLoad:
     def __init__(
         self,
         address: str,
-        agreement: str,
+        compatibility_key: str,
         messages: list[SegmentMessage],
         num_actors: int,
         segments_per_second: float,
@@ -95,7 +95,17 @@ class ActorLoad:
         self._sent: Synchronized[int] = context.Value("q", 0)
         self._rate: Synchronized[float] = context.Value("d", segments_per_second)
         self._stop = context.Event()
-        arguments = (address, agreement, messages, num_actors, self._rate, cores, security, self._sent, self._stop)
+        arguments = (
+            address,
+            compatibility_key,
+            messages,
+            num_actors,
+            self._rate,
+            cores,
+            security,
+            self._sent,
+            self._stop,
+        )
         self._process = context.Process(target=_send_segments, args=arguments)
         self._process.start()
 
@@ -116,7 +126,7 @@ class ActorLoad:
 
 def _send_segments(
     address: str,
-    agreement: str,
+    compatibility_key: str,
     messages: list[SegmentMessage],
     num_actors: int,
     rate: Any,
@@ -128,7 +138,7 @@ def _send_segments(
     if cores is not None:
         os.sched_setaffinity(0, cores)
     context = LinkContext.of(security)
-    actors = [SimulatedActor(context, address, agreement) for _ in range(num_actors)]
+    actors = [SimulatedActor(context, address, compatibility_key) for _ in range(num_actors)]
     supply = itertools.cycle(messages)
     message = next(supply)
     allowance, before = 0.0, time.monotonic()
@@ -194,7 +204,7 @@ class DrawingClient:
     def __init__(
         self,
         address: str,
-        agreement: str,
+        compatibility_key: str,
         batches_at_once: int,
         batch_size: int,
         groups: int,
@@ -208,7 +218,7 @@ class DrawingClient:
         rng = np.random.default_rng(0)
         self._priorities = rng.random(batches_at_once * batch_size).astype(np.float32) + 1e-3
         self._asked_seconds: deque[float] = deque()
-        hello = LearnerHello(self._run_id, agreement, 0, batches_at_once, batch_size)
+        hello = LearnerHello(self._run_id, compatibility_key, 0, batches_at_once, batch_size)
         until = time.monotonic() + PATIENCE_SECONDS
         while not isinstance(self._receive(), LearnerWelcome):
             sockets.send(self._socket, hello)

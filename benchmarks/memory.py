@@ -62,7 +62,7 @@ def server_bytes(settings: list[str], segments: list[Segment], num_stored: int) 
     config = load(ROOT / "configs" / "atari.yaml", settings)
     per_segment = num_transitions(segments) / len(segments)
     with role("replay", ROOT / "configs" / "atari.yaml", settings) as directory:
-        actors = ActorLoad(experience, config.agreement, as_messages(config, segments), ACTORS, 0.0, None)
+        actors = ActorLoad(experience, config.compatibility_key, as_messages(config, segments), ACTORS, 0.0, None)
         fill(actors, 0)
         empty = resident_bytes(directory, "replay")
         fill(actors, 1.05 * num_stored / per_segment)

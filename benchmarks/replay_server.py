@@ -49,7 +49,7 @@ def main() -> None:
     per_segment = num_transitions(segments) / SEGMENTS
     messages = as_messages(config, segments)
     with role("replay", path, settings, server_core):
-        actors = ActorLoad(experience, config.agreement, messages, ACTORS, 0.0, other_cores)
+        actors = ActorLoad(experience, config.compatibility_key, messages, ACTORS, 0.0, other_cores)
         os.sched_setaffinity(0, other_cores)
         ingest = fill(actors, arguments.capacity / per_segment) * per_segment
         say(f"ingest alone: {ingest:,.0f} transitions/s")
@@ -101,7 +101,9 @@ def draw(
     security: Security = NO_KEYS,
 ) -> tuple[DrawFigures, float]:
     """Returns what a client saw, and transitions/s that came in meanwhile. It first takes the live segments."""
-    client = DrawingClient(address, config.agreement, batches_at_once, BATCH_SIZE, GROUPS[batches_at_once], security)
+    client = DrawingClient(
+        address, config.compatibility_key, batches_at_once, BATCH_SIZE, GROUPS[batches_at_once], security
+    )
     while not client.draw(0.5).batches_per_second:
         pass
     start, first = time.monotonic(), actors.sent_segments

@@ -35,7 +35,7 @@ def read_books(directory: Path, lives: Iterable[Life]) -> Books:
     """Reads what an ended fleet has left of Catch; `lives`: those that left while all was well."""
     config = load(ROOT / "configs" / "catch.yaml")
     spec = segment_spec(config)
-    snapshots = Snapshots(directory / "replay", Identity(config.agreement, spec))
+    snapshots = Snapshots(directory / "replay", Identity(config.compatibility_key, spec))
     saved = snapshots.read_newest(lambda snapshot: unpack_state(snapshot.facts, snapshot.arrays, spec.slots))
     assert saved is not None, "the replay server has left no snapshot"
     rows = saved.counters.ledger.to_array().tolist()

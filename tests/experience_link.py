@@ -87,9 +87,13 @@ class Link:
         return self._servers[-1]
 
     def stream(
-        self, run_id: int = 1, agreement: str = CONFIG.agreement, queue_size: int = 2, overflow: str = "wait"
+        self,
+        run_id: int = 1,
+        compatibility_key: str = CONFIG.compatibility_key,
+        queue_size: int = 2,
+        overflow: str = "wait",
     ) -> CountingStream:
-        hello = ActorHello(run_id, agreement, num_environments=4)
+        hello = ActorHello(run_id, compatibility_key, num_environments=4)
         self._streams.append(CountingStream(self._context, self.address, SPEC, hello, queue_size, overflow))
         return self._streams[-1]
 
@@ -112,7 +116,7 @@ class Link:
 
 
 def join(peer: Peer, run_id: int, num_environments: int = 4) -> ActorWelcome:
-    peer.send(ActorHello(run_id, CONFIG.agreement, num_environments))
+    peer.send(ActorHello(run_id, CONFIG.compatibility_key, num_environments))
     return peer.receive(ActorWelcome)
 
 

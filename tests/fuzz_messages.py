@@ -72,11 +72,11 @@ BELONG: dict[str, tuple[Any, ...]] = {  # what the server of each link reads
 class Fuzzer:
     """Makes messages of some kinds, and what is left of them after mutation; the same ones for the same seed."""
 
-    def __init__(self, kinds: Sequence[type], seed: int, agreement: str, marker: str = "") -> None:
+    def __init__(self, kinds: Sequence[type], seed: int, compatibility_key: str, marker: str = "") -> None:
         """`marker`: a path that exists once anybody has unpickled what was sent."""
         self.random = random.Random(seed)
         self._rng = np.random.default_rng(seed)
-        self._agreement = agreement
+        self._compatibility_key = compatibility_key
         self.run_ids = [self.random.getrandbits(63) for _ in range(6)]
         self.pickled = pickle.dumps(Unpickled(marker))
         self._pools = {kind: [self.message_of(kind) for _ in range(64)] for kind in kinds}
@@ -132,8 +132,8 @@ class Fuzzer:
         choice = self.random.choice
         if name == "run_id":
             return choice(self.run_ids)
-        if name == "agreement":
-            return self._agreement if self.random.random() < 0.9 else "another"
+        if name == "compatibility_key":
+            return self._compatibility_key if self.random.random() < 0.9 else "another"
         if isinstance(mark, Integer):
             among = [value for value in INTEGERS if mark.low <= value <= mark.high]
             return choice([mark.low, mark.high, *among, self.random.randint(mark.low, min(mark.high, mark.low + 100))])

@@ -127,7 +127,7 @@ class ReplayTarget:
             "experience": (ActorHello, SegmentMessage, SegmentMessage, EpisodeStatistics, ActorStatus, Goodbye),
             "sampling": (LearnerHello, Credit, PriorityUpdate, PriorityUpdate, Goodbye),
         }[link]
-        self.fuzzer = Fuzzer([*kinds * 6, *wire.MESSAGES], seed, config.agreement, marker)
+        self.fuzzer = Fuzzer([*kinds * 6, *wire.MESSAGES], seed, config.compatibility_key, marker)
         self.server = ReplayServer(RoleContext(config, self._context, "replay"), SPEC)
         self._now_seconds = 0.0
         self._sent = 0
@@ -220,8 +220,8 @@ class ReplayTarget:
 
     def _hello(self, run_id: int) -> Any:
         if self._link == "experience":
-            return ActorHello(run_id, CONFIG.agreement, num_environments=4)
-        return LearnerHello(run_id, CONFIG.agreement, 0, batches_at_once=1, batch_size=4)
+            return ActorHello(run_id, CONFIG.compatibility_key, num_environments=4)
+        return LearnerHello(run_id, CONFIG.compatibility_key, 0, batches_at_once=1, batch_size=4)
 
     def _connect(self) -> zmq.Socket:
         connect = sockets.connect_experience if self._link == "experience" else sockets.connect_sampling
@@ -235,13 +235,13 @@ class WeightsTarget:
         self.crashes: Counter[str] = Counter()
         self.refusable: Counter[str] = Counter()
         kinds = (WeightsHello, WeightsHeartbeat, WeightsRequest, WeightsRequest, Goodbye)
-        self.fuzzer = Fuzzer([*kinds * 6, *wire.MESSAGES], seed, CONFIG.agreement, marker)
+        self.fuzzer = Fuzzer([*kinds * 6, *wire.MESSAGES], seed, CONFIG.compatibility_key, marker)
         self._context = zmq.Context()
         self._address = free_address()
         self._params = {"kernel": jax.numpy.zeros((4, 2))}
-        self._hello = WeightsHello(CONFIG.agreement, architecture_of(self._params))
+        self._hello = WeightsHello(CONFIG.compatibility_key, architecture_of(self._params))
         architecture = self._hello.architecture
-        self._server = WeightsServer(self._context, self._address, 1, 0, CONFIG.agreement, architecture)
+        self._server = WeightsServer(self._context, self._address, 1, 0, CONFIG.compatibility_key, architecture)
         self._strangers = Strangers(self._context, self._address)
         self._sent = 0
 
@@ -257,7 +257,7 @@ class WeightsTarget:
             self._server.publish(self._params, updates=1, environment_steps=1)
 
     def serve_good(self) -> None:
-        client = WeightsClient(self._context, self._address, self._params, CONFIG.agreement)
+        client = WeightsClient(self._context, self._address, self._params, CONFIG.compatibility_key)
         self._server.publish(self._params, updates=1, environment_steps=1)
         weights = client.wait(GOOD_SECONDS)
         client.close()

@@ -59,7 +59,7 @@ def save_checkpoint(directory: Path, updates: int = 1, seed: int = 3) -> tuple[L
         lambda leaf: np.asarray(9 * rng.random(leaf.shape) + 1, leaf.dtype), jax.eval_shape(lambda: fresh_state(config))
     )
     architecture = architecture_of(state.online_params)
-    progress = Progress(updates, 17, 3.5, 11, config.checkpoint_agreement, architecture)
+    progress = Progress(updates, 17, 3.5, 11, config.checkpoint_compatibility_key, architecture)
     checkpointer = Checkpointer(str(directory))
     checkpointer.save(state, progress)
     checkpointer.wait()
@@ -71,7 +71,9 @@ def restored(directory: Path, *settings: str) -> tuple[LearnerState, Progress] |
     config = config_of(directory, *settings)
     state = fresh_state(config)
     checkpointer = Checkpointer(str(directory), read_only=True)
-    found = checkpointer.restore_newest(state, config.checkpoint_agreement, architecture_of(state.online_params))
+    found = checkpointer.restore_newest(
+        state, config.checkpoint_compatibility_key, architecture_of(state.online_params)
+    )
     return None if found is None else (LearnerState(*found[0]), found[1])
 
 

@@ -49,7 +49,7 @@ def main(arguments: Sequence[str]) -> int:
     ending = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: ending.set())
     start_log("producer")
-    hello = ActorHello(new_run_id(), config.agreement, 2)
+    hello = ActorHello(new_run_id(), config.compatibility_key, 2)
     context = zmq.Context()
     stream = CountingStream(context, address, spec, hello, QUEUE, overflow)
     print(json.dumps({"run_id": hello.run_id}), flush=True)

@@ -137,7 +137,7 @@ class Site:
 
     def _identity(self) -> Identity:
         config = load(CATCH)
-        return Identity(config.agreement, segment_spec(config))
+        return Identity(config.compatibility_key, segment_spec(config))
 
     def close(self) -> None:
         for producer in self._producers:

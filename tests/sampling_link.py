@@ -28,8 +28,10 @@ CAPACITY = 6  # segments
 L = SPEC.slots
 
 
-def hello_of(run_id: int = 1, environment_steps: int = 0, batches: int = K, agreement: str = CONFIG.agreement) -> Any:
-    return LearnerHello(run_id, agreement, environment_steps, batches_at_once=batches, batch_size=B)
+def hello_of(
+    run_id: int = 1, environment_steps: int = 0, batches: int = K, compatibility_key: str = CONFIG.compatibility_key
+) -> Any:
+    return LearnerHello(run_id, compatibility_key, environment_steps, batches_at_once=batches, batch_size=B)
 
 
 def streamed(*numbers: int, slots: list[int] | None = None, bodies: list[bytes] | None = None) -> StreamedSegments:

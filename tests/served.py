@@ -47,13 +47,13 @@ class Served:
 
     def actor(self, run_id: int, num_environments: int = 4, acknowledged: int = 0) -> Peer:
         peer = self.peer("experience")
-        peer.send(ActorHello(run_id, self.config.agreement, num_environments, acknowledged))
+        peer.send(ActorHello(run_id, self.config.compatibility_key, num_environments, acknowledged))
         peer.receive(ActorWelcome)
         return peer
 
     def learner(self, run_id: int = 5, environment_steps: int = 0, batches: int = 1) -> Peer:
         peer = self.peer("sampling")
-        peer.send(LearnerHello(run_id, self.config.agreement, environment_steps, batches, batch_size=4))
+        peer.send(LearnerHello(run_id, self.config.compatibility_key, environment_steps, batches, batch_size=4))
         peer.receive(LearnerWelcome)
         return peer
 

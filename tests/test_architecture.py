@@ -20,7 +20,7 @@ FOUNDATION = {
     "compiled",
     "disk",
     "machine",
-    "agreement",
+    "compatibility",
     "run_identity",
 }
 MIDDLE = {
@@ -43,7 +43,7 @@ MAY_IMPORT = {  # part of the package -> other parts of it
     "output": set(),
     "compiled": set(),
     "segment_codec": {"config", "types"},
-    "agreement": {"errors"},
+    "compatibility": {"errors"},
     "run_identity": {"disk", "errors"},
     "config": {"types", "errors"},
     "config_rules": {"config", "errors"},

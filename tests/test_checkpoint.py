@@ -25,11 +25,11 @@ from apex_jax.config import Config, LearnerConfig, NetworkConfig
 from apex_jax.types import ActionSpec, SegmentSpec
 
 SPEC = SegmentSpec((3,), "float32", 1, 8, 1, ActionSpec.discrete(2))
-AGREEMENT, ARCHITECTURE = "task=Catch-v0 n_step=1", "0123456789abcdef"
+COMPATIBILITY_KEY, ARCHITECTURE = "task=Catch-v0 n_step=1", "0123456789abcdef"
 
 
 def progress_at(updates: int) -> Progress:
-    return Progress(updates, 17 * updates, 0.1 * updates, 3 * updates, AGREEMENT, ARCHITECTURE)
+    return Progress(updates, 17 * updates, 0.1 * updates, 3 * updates, COMPATIBILITY_KEY, ARCHITECTURE)
 
 
 def state_of(seed: int, optimizer: str = "rmsprop") -> LearnerState:
@@ -59,11 +59,13 @@ def save(directory: Path, *updates: int, kept: int = 3) -> None:
     checkpointer.close()
 
 
-def restore(directory: Path, like: Any = STATES[100], agreement: str = AGREEMENT, read_only: bool = False) -> Any:
+def restore(
+    directory: Path, like: Any = STATES[100], compatibility_key: str = COMPATIBILITY_KEY, read_only: bool = False
+) -> Any:
     fresh = jax.tree.map(np.zeros_like, like)
     checkpointer = Checkpointer(str(directory), read_only=read_only)
     try:
-        return checkpointer.restore_newest(fresh, agreement, ARCHITECTURE)
+        return checkpointer.restore_newest(fresh, compatibility_key, ARCHITECTURE)
     finally:
         checkpointer.close()
 
@@ -274,7 +276,7 @@ def test_training_that_went_back_behind_a_damaged_checkpoint_replaces_it(damagea
         path.write_bytes(truncate(path.read_bytes()))
     checkpointer = Checkpointer(str(damageable))
     like = jax.tree.map(np.zeros_like, STATES[100])
-    restored = checkpointer.restore_newest(like, AGREEMENT, ARCHITECTURE)
+    restored = checkpointer.restore_newest(like, COMPATIBILITY_KEY, ARCHITECTURE)
     assert restored is not None
     assert restored[1] == progress_at(100)
     checkpointer.save(STATES[300], progress_at(150))
@@ -293,7 +295,7 @@ def test_training_that_went_back_behind_a_damaged_checkpoint_replaces_it(damagea
 def test_a_checkpoint_of_another_configuration_is_refused_naming_what_differs(damageable: Path) -> None:
     differs = "environment.task: was Catch-v0, now Pong-v5; algorithm.n_step: was 1, now 3"
     with pytest.raises(CheckpointError, match=f"a different configuration: {differs}; use") as caught:
-        restore(damageable, agreement="task=Pong-v5 n_step=3")
+        restore(damageable, compatibility_key="task=Pong-v5 n_step=3")
     assert "200" in str(caught.value)
     assert "use the configuration it was made with, or another run_directory" in str(caught.value)
 
@@ -376,7 +378,7 @@ def test_a_damaged_checkpoint_is_set_aside_by_the_next_that_is_saved(damageable:
     (damageable / "checkpoints" / "200" / "progress" / "metadata").write_bytes(b"{")
     checkpointer = Checkpointer(str(damageable), kept=1)
     like = jax.tree.map(np.zeros_like, STATES[100])
-    assert checkpointer.restore_newest(like, AGREEMENT, ARCHITECTURE) is not None
+    assert checkpointer.restore_newest(like, COMPATIBILITY_KEY, ARCHITECTURE) is not None
     checkpointer.save(STATES[300], progress_at(150))
     checkpointer.wait()
     assert checkpointer.steps == [150]
@@ -388,7 +390,10 @@ def test_a_damaged_checkpoint_is_set_aside_by_the_next_that_is_saved(damageable:
 def test_a_damaged_checkpoint_that_somebody_has_removed_is_not_missed(damageable: Path) -> None:
     (damageable / "checkpoints" / "200" / "progress" / "metadata").write_bytes(b"{")
     checkpointer = Checkpointer(str(damageable))
-    assert checkpointer.restore_newest(jax.tree.map(np.zeros_like, STATES[100]), AGREEMENT, ARCHITECTURE) is not None
+    assert (
+        checkpointer.restore_newest(jax.tree.map(np.zeros_like, STATES[100]), COMPATIBILITY_KEY, ARCHITECTURE)
+        is not None
+    )
     shutil.rmtree(damageable / "checkpoints" / "200")
     checkpointer.save(STATES[300], progress_at(150))
     checkpointer.wait()

@@ -37,7 +37,7 @@ def target(tmp_path: Path) -> Path:
 
 
 def identity() -> Identity:
-    return Identity(Config().agreement, SPEC)
+    return Identity(Config().compatibility_key, SPEC)
 
 
 def lock_run(directory: Path) -> None:

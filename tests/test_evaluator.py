@@ -136,7 +136,7 @@ def test_parameters_of_a_checkpoint_are_put_on_the_device_once_and_not_at_each_s
     state = dqn.init(jax.random.key(1))
     checkpointer = Checkpointer(str(tmp_path))
     architecture = architecture_of(state.online_params)
-    checkpointer.save(state, Progress(1, 1, 0.0, 1, config.checkpoint_agreement, architecture))
+    checkpointer.save(state, Progress(1, 1, 0.0, 1, config.checkpoint_compatibility_key, architecture))
     checkpointer.close()
     leaves: list[list[Any]] = []
 

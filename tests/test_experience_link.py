@@ -48,7 +48,7 @@ def test_each_actor_is_welcomed_with_places_of_its_own(link: Link) -> None:
 
 def test_an_actor_of_another_configuration_is_refused_for_good_and_told_what_differs(link: Link) -> None:
     server = link.server()
-    stream = link.stream(agreement=CONFIG.agreement.replace("Pong-v5", "Other-v5"))
+    stream = link.stream(compatibility_key=CONFIG.compatibility_key.replace("Pong-v5", "Other-v5"))
     server.until(stream.finished.is_set)
     differs = "environment.task: the replay server Pong-v5, this actor Other-v5; make them equal"
     assert str(stream.error).endswith(f": {differs}"), "and nothing that is equal"
@@ -118,7 +118,7 @@ def test_an_actor_that_reconnects_is_told_again_what_is_stored(link: Link) -> No
 def test_a_hello_said_twice_is_welcomed_once(link: Link) -> None:
     server = link.server()
     peer = link.peer(server, run_id=1)
-    peer.send(ActorHello(1, CONFIG.agreement, 4))
+    peer.send(ActorHello(1, CONFIG.compatibility_key, 4))
     assert peer.hears_nothing()
     assert len(server.service.actors) == 1
 

@@ -54,7 +54,7 @@ def full(served: Served) -> Served:
 def appear(peer: Peer, number: int) -> None:
     """Lets one connection be so many actors, one after the other, each of which sends a segment."""
     for run_id in range(1, number + 1):
-        peer.send(ActorHello(run_id, CONFIG.agreement, 1))
+        peer.send(ActorHello(run_id, CONFIG.compatibility_key, 1))
         while not isinstance(sockets.receive(peer.socket, wire.MESSAGES), ActorWelcome):
             peer._meanwhile()
         peer.send(segment(run_id, 1))
@@ -72,13 +72,17 @@ def test_fault_26_a_learner_from_the_far_future_overflows_no_counter(served: Ser
     assert read_metrics(tmp_path / "metrics" / "replay.jsonl")[-1]["replay/actors"] == 1
 
 
-@pytest.mark.parametrize("agreement", ["\x01" * 1024, "task=" + "\x01" * 1019, "\u200b" * 341])
+@pytest.mark.parametrize("compatibility_key", ["\x01" * 1024, "task=" + "\x01" * 1019, "\u200b" * 341])
 @pytest.mark.parametrize("link", ["experience", "sampling"])
-def test_fault_26_an_agreement_that_grows_when_it_is_made_printable_ends_no_server(
-    served: Served, link: str, agreement: str
+def test_fault_26_a_compatibility_key_that_grows_when_it_is_made_printable_ends_no_server(
+    served: Served, link: str, compatibility_key: str
 ) -> None:
     peer = served.peer(link)
-    hello = ActorHello(1, agreement, 4) if link == "experience" else LearnerHello(1, agreement, 0, 1, batch_size=4)
+    hello = (
+        ActorHello(1, compatibility_key, 4)
+        if link == "experience"
+        else LearnerHello(1, compatibility_key, 0, 1, batch_size=4)
+    )
     peer.send(hello)
     reason = peer.receive(Refusal).reason
     assert reason.isprintable()
@@ -121,13 +125,13 @@ def test_fault_26_an_actor_whose_segments_have_the_last_numbers_takes_nothing_fr
 def test_fault_26_new_names_for_one_connection_do_not_grow_what_waits(full: Served) -> None:
     peer, credit = full.peer("experience"), full.config.actor.max_outstanding_segments
     for run_id in range(1, 101):
-        peer.send(ActorHello(run_id, full.config.agreement, 4))
+        peer.send(ActorHello(run_id, full.config.compatibility_key, 4))
         peer.receive(ActorWelcome)
         peer.send(*(segment(run_id, sequence) for sequence in range(1, credit + 1)))
     full.until(lambda: waiting_in(full.server.experience) == (1 + GONE_ACTORS) * credit)
     assert len(full.server.experience.actors) == 1
     assert full.server.experience.dropped["left_by_actor"] == (100 - 1 - GONE_ACTORS) * credit
-    peer.send(ActorHello(1, full.config.agreement, 4))  # whose segments were let go: it still has them
+    peer.send(ActorHello(1, full.config.compatibility_key, 4))  # whose segments were let go: it still has them
     peer.receive(ActorWelcome)
     del full.server.replay.limiter.can_insert  # type: ignore[method-assign]
     stores_for(full, peer, 1, 1)
@@ -274,5 +278,5 @@ def _nothing() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def test_the_configuration_of_these_tests_is_agreed_on(served: Served) -> None:
-    assert served.config.agreement == CONFIG.agreement
+    assert served.config.compatibility_key == CONFIG.compatibility_key
     assert served.server.replay.buffer.capacity_segments * TRANSITIONS == served.config.replay.capacity_transitions

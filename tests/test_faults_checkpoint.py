@@ -44,7 +44,7 @@ def programs(tmp_path: Path) -> Iterator[Programs]:
 
 LIKE = {"a": np.zeros(5, np.float32), "b": np.zeros((), np.int32)}
 SAVED = {"a": np.arange(5, dtype=np.float32) + 1, "b": np.array(7, np.int32)}
-PROGRESS = Progress(7, 8, 9.5, 10, "agreement", "architecture")
+PROGRESS = Progress(7, 8, 9.5, 10, "compatibility_key", "architecture")
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def small(tmp_path: Path) -> Path:
 def assert_right_or_refused(directory: Path) -> bool:
     """Returns whether the checkpoint was restored, rightly."""
     try:
-        found = Checkpointer(str(directory), read_only=True).restore_newest(LIKE, "agreement", "architecture")
+        found = Checkpointer(str(directory), read_only=True).restore_newest(LIKE, "compatibility_key", "architecture")
     except CheckpointError as error:
         assert str(error).isprintable()
         return False

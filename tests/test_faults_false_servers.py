@@ -27,7 +27,7 @@ from apex_jax.transport.messages import (
 )
 from tests import experience_link, sampling_link
 from tests.links import CONFIG, SPEC, free_address, wait_until
-from tests.weights_link import AGREEMENT, PARAMS
+from tests.weights_link import COMPATIBILITY_KEY, PARAMS
 
 WELCOME = ActorWelcome(1, np.arange(4, dtype=np.int32), ladder_size=8, max_outstanding_segments=4)
 
@@ -100,11 +100,13 @@ CLIENTS: dict[str, tuple[Any, Callable[[zmq.Context, str], Any]]] = {
     ),
     "actor": (
         SegmentAck(0),
-        lambda context, address: ExperienceClient(context, address, SPEC, ActorHello(1, CONFIG.agreement, 4), 2),
+        lambda context, address: ExperienceClient(
+            context, address, SPEC, ActorHello(1, CONFIG.compatibility_key, 4), 2
+        ),
     ),
     "client of weights": (
         WeightsOffer(1, 0, False),
-        lambda context, address: WeightsClient(context, address, PARAMS, AGREEMENT),
+        lambda context, address: WeightsClient(context, address, PARAMS, COMPATIBILITY_KEY),
     ),
 }
 

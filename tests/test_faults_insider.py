@@ -120,7 +120,7 @@ def test_fault_39_a_backlog_of_slow_messages_leaves_the_learner_its_turn(
 
 
 def hello(run_id: int, acknowledged: int = 0) -> ActorHello:
-    return ActorHello(run_id, CONFIG.agreement, 4, acknowledged)
+    return ActorHello(run_id, CONFIG.compatibility_key, 4, acknowledged)
 
 
 def test_fault_39_nobody_claims_more_for_a_connected_actor_than_the_server_has_acknowledged(served: Served) -> None:
@@ -297,7 +297,7 @@ def test_fault_39_few_replies_wait_for_an_actor_that_does_not_read(served: Serve
     peer.socket.disconnect(served.config.addresses.experience)
     peer.socket.connect(served.config.addresses.experience)
     for run_id in range(1, 601):
-        peer.send(ActorHello(run_id, CONFIG.agreement, MOST_GAMES))
+        peer.send(ActorHello(run_id, CONFIG.compatibility_key, MOST_GAMES))
     peer.send(statistics(1, 1))
     served.until(lambda: served.server.experience.episodes.length.count)  # all that came before has been read
     assert served.server.replay.incarnations < 400  # the welcomes that went out: the kernel takes some hundreds, too
@@ -313,7 +313,7 @@ def test_fault_39_segments_without_pixels_are_drawn_no_more_once_the_learner_has
     body = damaged.body[:number] + b"x"  # sound columns: the server stores it, and draws nearly nothing else
     actor.send(damaged._replace(body=body, crc=zlib.crc32(body)))
     served.until(lambda: served.server.replay.buffer.inserted_segments == 2)
-    hello = LearnerHello(5, served.config.agreement, 0, batches_at_once=1, batch_size=4)
+    hello = LearnerHello(5, served.config.compatibility_key, 0, batches_at_once=1, batch_size=4)
     address, capacity = served.config.addresses.sampling, served.server.replay.buffer.capacity_segments
     stream = SamplingClient(served._context, address, SPEC, hello, capacity, groups=1)
     try:

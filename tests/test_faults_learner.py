@@ -71,7 +71,9 @@ def test_fault_06_a_killed_learner_resumes_and_neither_updates_nor_weights_go_ba
 ) -> None:
     fleet = Fleet(programs, tmp_path / "run")
     context, config = zmq.Context(), config_of(tmp_path)
-    client = WeightsClient(context, fleet.weights_address, fresh_state(config).online_params, config.weights_agreement)
+    client = WeightsClient(
+        context, fleet.weights_address, fresh_state(config).online_params, config.weights_compatibility_key
+    )
     try:
         first = fleet.start("learner")
         first.wait_until(lambda: checkpoints(fleet.directory) and checkpoints(fleet.directory)[-1] > 0)

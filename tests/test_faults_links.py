@@ -76,7 +76,7 @@ def test_fault_01_part_of_a_segment_of_an_actor_that_has_gone_is_no_segment(
     server, segment = experience.server(), experience_link.message_of(2)
     body = len(segment.body)
     actor = HalfAnActor(experience.address)
-    actor.send(ActorHello(1, CONFIG.agreement, num_environments=4))
+    actor.send(ActorHello(1, CONFIG.compatibility_key, num_environments=4))
     actor.send(experience_link.message_of(1))
     server.until(lambda: server.stored() == [1])
     actor.send(segment, cut={"all_but_a_byte": 1, "half": body // 2, "its_header": body}[left])

@@ -97,7 +97,7 @@ def test_fault_34_duplicated_and_reordered_segments_are_stored_once_in_order_and
             answer = peer.receive(object)
             acknowledged = max(acknowledged, getattr(answer, "sequence", 0))
         if isinstance(answer, Rejoin):  # one was missing before another: the actor sends all again
-            peer.send(ActorHello(1, CONFIG.agreement, 4, acknowledged=acknowledged))
+            peer.send(ActorHello(1, CONFIG.compatibility_key, 4, acknowledged=acknowledged))
             while not isinstance(peer.receive(object), ActorWelcome):
                 pass
             acknowledged = max(acknowledged, len(server.stored()))

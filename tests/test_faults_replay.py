@@ -88,7 +88,7 @@ def test_fault_04_a_replay_that_starts_afresh_is_filled_again_and_nobody_else_re
     caplog.set_level(logging.INFO, logger="apex_jax")
     server, producer = site.server("replay.journal=false"), site.producer(rate=200)
     config, context = load(CATCH), zmq.Context()
-    hello = LearnerHello(new_run_id(), config.agreement, 0, batches_at_once=1, batch_size=8)
+    hello = LearnerHello(new_run_id(), config.compatibility_key, 0, batches_at_once=1, batch_size=8)
     segments = 20_000 // SPEC.max_transitions
     learner = SamplingClient(context, site.address(1), SPEC, hello, segments, groups=1)
     try:
@@ -150,7 +150,7 @@ def test_fault_04_actors_that_may_drop_go_on_without_a_replay_and_count(site: Si
 def test_fault_05_a_restarted_replay_is_bit_for_bit_the_one_that_was_stopped(site: Site) -> None:
     server, producer = site.server(), site.producer(rate=1000)
     config, context = load(CATCH), zmq.Context()
-    hello = LearnerHello(new_run_id(), config.agreement, 5_000, batches_at_once=1, batch_size=8)
+    hello = LearnerHello(new_run_id(), config.compatibility_key, 5_000, batches_at_once=1, batch_size=8)
     learner = SamplingClient(context, site.address(1), SPEC, hello, 20_000 // SPEC.max_transitions, groups=1)
     for priority in range(1, 30):
         item = learner.next(60.0)
@@ -288,7 +288,7 @@ def test_fault_14_a_learner_that_does_not_draw_holds_actors_back_and_memory_stay
 def test_fault_15_a_learner_notices_a_replay_that_is_frozen_and_goes_on_with_it(site: Site) -> None:
     server, config, context = site.server(), load(CATCH), zmq.Context()
     site.producer(rate=200)
-    hello = LearnerHello(new_run_id(), config.agreement, 0, batches_at_once=1, batch_size=8)
+    hello = LearnerHello(new_run_id(), config.compatibility_key, 0, batches_at_once=1, batch_size=8)
     learner = SamplingClient(context, site.address(1), SPEC, hello, 20_000 // SPEC.max_transitions, groups=1)
     try:
         next_batches(learner)

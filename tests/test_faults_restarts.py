@@ -109,7 +109,7 @@ class Draws:
 
     def __init__(self, site: Site) -> None:
         self._context = zmq.Context()
-        hello = LearnerHello(new_run_id(), CONFIG.agreement, 0, batches_at_once=1, batch_size=32)
+        hello = LearnerHello(new_run_id(), CONFIG.compatibility_key, 0, batches_at_once=1, batch_size=32)
         segments = SPEC.ring_segments(CONFIG.replay.capacity_transitions)
         self._stream = SamplingClient(self._context, site.address(1), SPEC, hello, segments, groups=1)
 

@@ -57,7 +57,7 @@ def test_fault_27_hundreds_of_half_open_handshakes_disturb_nobody(tmp_path: Path
 
 
 def test_the_fuzzer_reaches_every_kind_and_every_reason_to_refuse() -> None:
-    fuzzer = Fuzzer(wire.MESSAGES, 1, CONFIG.agreement)
+    fuzzer = Fuzzer(wire.MESSAGES, 1, CONFIG.compatibility_key)
     reached = Counter(reason_of(fuzzer.next()) for _ in range(20_000))
     assert reached.keys() == {kind.__name__ for kind in wire.MESSAGES} | set(wire.WireError.REASONS)
     sound = sum(number for reason, number in reached.items() if reason not in wire.WireError.REASONS)
@@ -65,7 +65,7 @@ def test_the_fuzzer_reaches_every_kind_and_every_reason_to_refuse() -> None:
 
 
 def test_the_same_seed_sends_the_same() -> None:
-    first, second = (Fuzzer(wire.MESSAGES, 7, CONFIG.agreement) for _ in range(2))
+    first, second = (Fuzzer(wire.MESSAGES, 7, CONFIG.compatibility_key) for _ in range(2))
     assert [first.next() for _ in range(500)] == [second.next() for _ in range(500)]
 
 
@@ -73,7 +73,7 @@ def test_the_same_seed_sends_the_same() -> None:
 @settings(max_examples=50, deadline=None)
 @given(data=st.data())
 def test_whatever_the_header_says_no_more_is_read_than_came(kind: type, data: st.DataObject) -> None:
-    fuzzer = Fuzzer([kind], data.draw(st.integers(0, 2**32)), CONFIG.agreement)
+    fuzzer = Fuzzer([kind], data.draw(st.integers(0, 2**32)), CONFIG.compatibility_key)
     frames = fuzzer.next()
     try:
         message = wire.decode(frames)

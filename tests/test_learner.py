@@ -71,7 +71,7 @@ def test_network_that_is_not_finite_is_not_saved(config: Config, context: zmq.Co
     learner.close()
     checkpointer = Checkpointer(config.directory, read_only=True)
     architecture = architecture_of(learner._algorithm.acting_params(learner._state))
-    restored = checkpointer.restore_newest(state, config.checkpoint_agreement, architecture)
+    restored = checkpointer.restore_newest(state, config.checkpoint_compatibility_key, architecture)
     assert restored is not None
     assert restored[1].updates == 0
     checkpointer.close()
@@ -95,7 +95,7 @@ def test_what_was_learned_is_saved_before_a_refusal_in_the_middle_of_a_run_ends_
     learner.close()
     checkpointer = Checkpointer(config.directory, read_only=True)
     architecture = architecture_of(learner._algorithm.acting_params(learner._state))
-    restored = checkpointer.restore_newest(learner._state, config.checkpoint_agreement, architecture)
+    restored = checkpointer.restore_newest(learner._state, config.checkpoint_compatibility_key, architecture)
     assert restored is not None
     assert restored[1].updates == 11
     checkpointer.close()

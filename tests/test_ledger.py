@@ -161,7 +161,7 @@ class Fleet:
 
     def start_actor(self) -> None:
         run_id = int(self.rng.integers(1, 2**62))
-        hello = ActorHello(run_id, self.config.agreement, 2)
+        hello = ActorHello(run_id, self.config.compatibility_key, 2)
         overflow = str(self.rng.choice(["wait", "drop"]))
         address = self.config.addresses.experience
         self.streams[run_id] = CountingStream(self.context, address, SPEC, hello, 3, overflow)
@@ -345,7 +345,7 @@ def test_what_an_actor_leaves_behind_is_dropped_as_unsent(config: Config) -> Non
     tight = config.replace(replay=replace(config.replay, samples_per_insert=1.0, error_buffer=8.0))
     fleet = Fleet(tight, 0)
     server = fleet.start_server()
-    hello = ActorHello(5, tight.agreement, 2)
+    hello = ActorHello(5, tight.compatibility_key, 2)
     stream = CountingStream(fleet.context, tight.addresses.experience, SPEC, hello, 3)
     fleet.streams[5] = stream
     wait_until(lambda: stream.wait_for_welcome(0), fleet.serve)

@@ -146,7 +146,7 @@ def test_checkpoint_of_another_network_is_refused_by_evaluator_learner_and_whole
 def _save_checkpoint(directory: Path) -> None:
     config = load(ROOT / "configs" / "catch.yaml")
     state = make_dqn(config, segment_spec(config)).init(jax.random.key(0))
-    progress = Progress(1, 1, 0.0, 1, config.checkpoint_agreement, architecture_of(state.online_params))
+    progress = Progress(1, 1, 0.0, 1, config.checkpoint_compatibility_key, architecture_of(state.online_params))
     checkpointer = Checkpointer(str(directory))
     checkpointer.save(state, progress)
     checkpointer.close()

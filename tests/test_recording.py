@@ -105,7 +105,7 @@ def test_film_of_a_checkpoint_lies_in_the_run_directory_unless_its_name_has_a_fo
     state = make_dqn(config, segment_spec(config)).init(jax.random.key(0))
     checkpointer = Checkpointer(str(tmp_path / "run"))
     architecture = architecture_of(state.online_params)
-    checkpointer.save(state, Progress(1, 1, 0.0, 1, config.checkpoint_agreement, architecture))
+    checkpointer.save(state, Progress(1, 1, 0.0, 1, config.checkpoint_compatibility_key, architecture))
     checkpointer.close()
     (tmp_path / "films").mkdir()
     monkeypatch.chdir(tmp_path)

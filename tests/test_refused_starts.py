@@ -96,7 +96,7 @@ def test_an_evaluator_writes_nothing_into_a_run_that_is_not_its_learners(
     address, context = addresses[2].partition("=")[2], zmq.Context()
     other = RunIdentity(str(tmp_path / "other"))
     params = fresh_state(config).online_params
-    server = WeightsServer(context, address, 1, 0, config.weights_agreement, architecture_of(params), other)
+    server = WeightsServer(context, address, 1, 0, config.weights_compatibility_key, architecture_of(params), other)
     server.publish(params, 1, 0, final=True)
     evaluator = programs.start("--role", "evaluator", *catch(run, *addresses))
     wait_until(lambda: evaluator.process.poll() is not None)

@@ -66,14 +66,14 @@ class Running:
     def actor(self, run_id: int = 1) -> Peer:
         peer = Peer(sockets.connect_experience(self.context, self.config.addresses.experience), lambda: None)
         self._peers.append(peer)
-        peer.send(ActorHello(run_id, self.config.agreement, num_environments=4))
+        peer.send(ActorHello(run_id, self.config.compatibility_key, num_environments=4))
         peer.receive(ActorWelcome)
         return peer
 
     def learner(self, environment_steps: int = 0) -> Peer:
         peer = Peer(sockets.connect_sampling(self.context, self.config.addresses.sampling), lambda: None)
         self._peers.append(peer)
-        peer.send(LearnerHello(5, self.config.agreement, environment_steps, batches_at_once=1, batch_size=4))
+        peer.send(LearnerHello(5, self.config.compatibility_key, environment_steps, batches_at_once=1, batch_size=4))
         peer.receive(LearnerWelcome)
         return peer
 

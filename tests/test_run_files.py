@@ -39,14 +39,14 @@ def test_start_with_another_seed_or_another_way_to_measure_is_told(
 
 
 def test_fifo_in_place_of_checksums_holds_up_no_restore(tmp_path: Path) -> None:
-    state, progress = {"weight": np.ones(3, np.float32)}, Progress(1, 4, 1.0, 2, "agreement", "architecture")
+    state, progress = {"weight": np.ones(3, np.float32)}, Progress(1, 4, 1.0, 2, "compatibility_key", "architecture")
     checkpointer = Checkpointer(str(tmp_path))
     checkpointer.save(state, progress)
     checkpointer.wait()
     (checkpointer.directory / "1" / CHECKSUMS).unlink()
     os.mkfifo(checkpointer.directory / "1" / CHECKSUMS)
     with pytest.raises(CheckpointError, match=r"none of the checkpoints in .* can be read"):
-        checkpointer.restore_newest(state, "agreement", "architecture")
+        checkpointer.restore_newest(state, "compatibility_key", "architecture")
     checkpointer.close()
 
 

@@ -173,11 +173,11 @@ def served(config: Config) -> Iterator[Served]:
 
 
 def learner_hello(run: str, is_new_run: bool = False, run_id: int = 5) -> LearnerHello:
-    return LearnerHello(run_id, CONFIG.agreement, 0, 1, batch_size=4, run_identity=run, is_new_run=is_new_run)
+    return LearnerHello(run_id, CONFIG.compatibility_key, 0, 1, batch_size=4, run_identity=run, is_new_run=is_new_run)
 
 
 def actor_hello(run: str, run_id: int = 1) -> ActorHello:
-    return ActorHello(run_id, CONFIG.agreement, 4, run_identity=run)
+    return ActorHello(run_id, CONFIG.compatibility_key, 4, run_identity=run)
 
 
 def test_a_replay_server_joins_the_run_of_its_learner_and_its_actors_that_of_the_server(

@@ -175,7 +175,7 @@ def test_a_draw_larger_than_configured_is_refused_for_good(sampling: Link, batch
 
 def test_a_learner_of_another_configuration_is_refused_for_good_and_told_what_differs(sampling: Link) -> None:
     server = sampling.server()
-    stream = sampling.stream(hello_of(agreement=CONFIG.agreement.replace("n_step=3", "n_step=5")))
+    stream = sampling.stream(hello_of(compatibility_key=CONFIG.compatibility_key.replace("n_step=3", "n_step=5")))
     differs = "algorithm.n_step: the replay server 3, this learner 5; make them equal"
     with pytest.raises(RunError, match=f": {differs}$"):
         server.until(lambda: stream.next(0.0))

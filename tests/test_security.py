@@ -60,10 +60,10 @@ class Served:
         self._run_id += 1
         actor, learner = self.peer("experience"), self.peer("sampling")
         try:
-            actor.send(ActorHello(self._run_id, self.config.agreement, num_environments=1))
+            actor.send(ActorHello(self._run_id, self.config.compatibility_key, num_environments=1))
             actor.receive(ActorWelcome)
             actor.send(Goodbye(self._run_id))
-            learner.send(LearnerHello(self._run_id, self.config.agreement, 0, 1, 8))
+            learner.send(LearnerHello(self._run_id, self.config.compatibility_key, 0, 1, 8))
             learner.receive(LearnerWelcome)
             learner.send(Goodbye(self._run_id))
         finally:

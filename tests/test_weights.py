@@ -31,7 +31,16 @@ from apex_jax.transport.messages import (
 )
 from apex_jax.transport.params_codec import architecture_of
 from tests.links import wait_until
-from tests.weights_link import AGREEMENT, ARCHITECTURE, RUN_ID, Link, assert_equal_bits, large_params, newest, params_of
+from tests.weights_link import (
+    ARCHITECTURE,
+    COMPATIBILITY_KEY,
+    RUN_ID,
+    Link,
+    assert_equal_bits,
+    large_params,
+    newest,
+    params_of,
+)
 
 
 @pytest.fixture
@@ -267,7 +276,7 @@ def test_nobody_looks_for_a_learner_that_has_ended(
 
 def test_a_client_of_another_configuration_is_refused_for_good_with_both_values(link: Link) -> None:
     server = link.server()
-    client = link.client(agreement=AGREEMENT.replace("task=", "task=Other"))
+    client = link.client(compatibility_key=COMPATIBILITY_KEY.replace("task=", "task=Other"))
     with pytest.raises(RunError) as caught:
         wait_until(lambda: client.newest)
     differs = "environment.task: the learner Pong-v5, this process OtherPong-v5"
@@ -363,10 +372,10 @@ def test_a_client_of_large_weights_that_sends_without_reading_holds_no_more_than
 
 def test_hello_of_a_second_kind_is_refused_in_place(link: Link) -> None:
     server, peer = link.server(), link.joined_peer()
-    peer.send(WeightsHello(AGREEMENT, "another"))
+    peer.send(WeightsHello(COMPATIBILITY_KEY, "another"))
     assert peer.receive(Refusal).final
     assert len(server.clients) == 1
-    peer.send(WeightsHello(AGREEMENT, ARCHITECTURE))
+    peer.send(WeightsHello(COMPATIBILITY_KEY, ARCHITECTURE))
     peer.receive(WeightsOffer)
     assert len(server.clients) == 1
 
@@ -377,7 +386,7 @@ def test_hello_of_a_second_kind_is_refused_in_place(link: Link) -> None:
 def test_an_address_in_use_is_one_line_and_leaves_nothing_open(link: Link) -> None:
     link.server()
     context = zmq.Context()
-    make = partial(WeightsServer, context, link.address, 2, 0, AGREEMENT, ARCHITECTURE)
+    make = partial(WeightsServer, context, link.address, 2, 0, COMPATIBILITY_KEY, ARCHITECTURE)
     with pytest.raises(sockets.BindError, match=rf"addresses\.weights={link.address} cannot be served") as caught:
         make()
     assert str(caught.value).isprintable()

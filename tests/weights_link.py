@@ -19,7 +19,7 @@ from apex_jax.transport.messages import WEIGHTS_PIECE_BYTES, WeightsHello, Weigh
 from apex_jax.transport.params_codec import architecture_of, encode_weights
 from tests.links import CONFIG, Peer, free_address, wait_until
 
-AGREEMENT = CONFIG.agreement
+COMPATIBILITY_KEY = CONFIG.compatibility_key
 PARAMS = {
     "hidden": {"kernel": np.zeros((3, 4), np.float32), "bias": np.zeros(4, np.float32)},
     "q": np.zeros((4, 2), "f4"),
@@ -96,12 +96,12 @@ class Link:
         self, first_version: int = 0, run: RunIdentity | None = None, params: Any = PARAMS, run_id: int = RUN_ID
     ) -> WeightsServer:
         architecture = architecture_of(params)
-        server = WeightsServer(self._context, self.address, run_id, first_version, AGREEMENT, architecture, run)
+        server = WeightsServer(self._context, self.address, run_id, first_version, COMPATIBILITY_KEY, architecture, run)
         self._ends.append(server)
         return server
 
     def client(self, like_params: Any = PARAMS, run: RunIdentity | None = None, **options: Any) -> WeightsClient:
-        options = {"agreement": AGREEMENT, "run": run} | options
+        options = {"compatibility_key": COMPATIBILITY_KEY, "run": run} | options
         client = WeightsClient(self._context, self.address, like_params, **options)
         self._ends.append(client)
         return client
@@ -119,7 +119,7 @@ class Link:
 
     def joined_peer(self, architecture: str = ARCHITECTURE) -> Peer:
         peer = self.peer()
-        peer.send(WeightsHello(AGREEMENT, architecture))
+        peer.send(WeightsHello(COMPATIBILITY_KEY, architecture))
         peer.receive(WeightsOffer)
         return peer
 

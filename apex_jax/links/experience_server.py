@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import zmq
 
-from apex_jax.agreement import told
+from apex_jax.compatibility import told
 from apex_jax.config import Config
 from apex_jax.links.episode_means import EpisodeMeans
 from apex_jax.links.limited_log import LimitedLog
@@ -138,8 +138,8 @@ class ExperienceServer:
         return self._replay.ledger.totals(connected, self._membership.waiting_transitions())
 
     def _on_hello(self, identity: bytes, message: ActorHello, now_seconds: float) -> None:
-        if message.agreement != self._config.agreement:
-            what = told(self._config.agreement, message.agreement, "the replay server", "this actor")
+        if message.compatibility_key != self._config.compatibility_key:
+            what = told(self._config.compatibility_key, message.compatibility_key, "the replay server", "this actor")
             reason = f"{what}; make them equal"
             self.dropped["another_config"] += 1
             sockets.send(self._socket, Refusal(reason=reason, final=True), identity)

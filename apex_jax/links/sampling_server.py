@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import zmq
 
-from apex_jax.agreement import told
+from apex_jax.compatibility import told
 from apex_jax.config import Config
 from apex_jax.replay.replay import Replay
 from apex_jax.run_identity import RunIdentity
@@ -188,9 +188,9 @@ class SamplingServer:
         return self._run_identity.name
 
     def _refusal(self, message: LearnerHello) -> Refusal | None:
-        if message.agreement != self._config.agreement:
+        if message.compatibility_key != self._config.compatibility_key:
             self.dropped["another_config"] += 1
-            what = told(self._config.agreement, message.agreement, "the replay server", "this learner")
+            what = told(self._config.compatibility_key, message.compatibility_key, "the replay server", "this learner")
             return Refusal(reason=f"{what}; make them equal", final=True)
         if self._run_identity.differs(message.run_identity) and not message.is_new_run:
             self.dropped["another_run"] += 1

@@ -78,13 +78,14 @@ class WeightsClient:
         context: zmq.Context,
         address: str,
         like_params: Params,
-        agreement: str,
+        compatibility_key: str,
         away_limit_seconds: float = 0.0,
         run: RunIdentity | None = None,
         takes_every: bool = True,
     ):
-        """Connects and starts the thread. `like_params`: a tree of the network's leaves; `agreement`: see `Config`.
+        """Connects and starts the thread. `like_params`: a tree of the network's leaves.
 
+        `compatibility_key`: see `Config.weights_compatibility_key`.
         `away_limit_seconds`: after which a learner that is away is a RunError, 0 = never.
         `run`: that this process is part of, or becomes part of with the first offer; None = of any.
         `takes_every`: every version that it can; else the first, the final, and those asked for with `request`.
@@ -94,7 +95,7 @@ class WeightsClient:
         )
         self._takes_every = takes_every
         self._like_params = like_params
-        self._hello = WeightsHello(agreement, architecture_of(like_params))
+        self._hello = WeightsHello(compatibility_key, architecture_of(like_params))
         self._body_bytes = sum(FLOAT32.itemsize * leaf.size for leaf in jax.tree.leaves(like_params))
         self._newest: Weights | None = None
         self._error: RunError | None = None

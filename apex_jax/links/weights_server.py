@@ -15,7 +15,7 @@ import jax
 import zmq
 
 from apex_jax.agent.algorithm import Params
-from apex_jax.agreement import told
+from apex_jax.compatibility import told
 from apex_jax.run_identity import RunIdentity
 from apex_jax.transport import sockets
 from apex_jax.transport.messages import (
@@ -85,14 +85,14 @@ class WeightsServer:
         address: str,
         run_id: int,
         first_version: int,
-        agreement: str,
+        compatibility_key: str,
         architecture: str,
         run: RunIdentity | None = None,
     ):
         """Binds the address (BindError if that fails) and starts the thread.
 
-        `agreement`: see `Config.weights_agreement`; `architecture`: of the network, see `params_codec`; `run`: None =
-        of no run in particular, as in a benchmark.
+        `compatibility_key`: see `Config.weights_compatibility_key`; `architecture`: of the network, see `params_codec`;
+        `run`: None = of no run in particular, as in a benchmark.
         """
         self.dropped: Counter[str] = Counter()
         self.clients: dict[bytes, Client] = {}
@@ -100,7 +100,7 @@ class WeightsServer:
         self._socket = sockets.serve_weights(context, address, self._monitor)
         self._wake = sockets.WakeUp(context)
         self._run_id = run_id
-        self._expected = WeightsHello(agreement, architecture)  # of a client of this run
+        self._expected = WeightsHello(compatibility_key, architecture)  # of a client of this run
         self._run_identity = run or RunIdentity()
         self.version = first_version
         self._newest: Published | None = None
@@ -191,9 +191,9 @@ class WeightsServer:
         self._offer(identity)
 
     def _refusal(self, identity: bytes, message: WeightsHello) -> Refusal | None:
-        if message.agreement != self._expected.agreement:
+        if message.compatibility_key != self._expected.compatibility_key:
             self.dropped["another_config"] += 1
-            what = told(self._expected.agreement, message.agreement, "the learner", "this process")
+            what = told(self._expected.compatibility_key, message.compatibility_key, "the learner", "this process")
             return Refusal(reason=f"{what}; make them equal", final=True)
         if self._run_identity.differs(message.run_identity):
             self.dropped["another_run"] += 1

@@ -18,8 +18,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from apex_jax.agreement import differences, told
 from apex_jax.command_line import SETTINGS, load_as_written, to_yaml
+from apex_jax.compatibility import differences, told
 from apex_jax.config import AddressConfig, Config
 from apex_jax.disk import open_regular, read_regular, write_durably
 from apex_jax.errors import UsageError, shown
@@ -50,7 +50,9 @@ def check_resumable(config: Config, run_directory: str = "", fix: str = "") -> N
         return
     if (before := _written(directory)) is None:
         return
-    was, now = ((each.checkpoint_agreement if has_checkpoint else each.agreement) for each in (before, config))
+    was, now = (
+        (each.checkpoint_compatibility_key if has_checkpoint else each.compatibility_key) for each in (before, config)
+    )
     if differences(was, now):
         what = told(was, now)
         fix = fix or "choose a new run_directory, or the old values"

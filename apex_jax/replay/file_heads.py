@@ -14,7 +14,7 @@ import zlib
 from pathlib import Path
 from typing import Any
 
-from apex_jax.agreement import told
+from apex_jax.compatibility import told
 from apex_jax.errors import RunError
 from apex_jax.run_identity import is_identity, new_identity
 from apex_jax.types import SegmentSpec
@@ -35,12 +35,12 @@ class CorruptFile(ValueError):
 class Identity:
     """Of which configuration and run a journal is: files of another one are refused, never read."""
 
-    def __init__(self, agreement: str, spec: SegmentSpec, run: str = "") -> None:
-        """`agreement`: see `Config.agreement`; `run`: see `apex_jax.run_identity`, empty = as the files say."""
+    def __init__(self, compatibility_key: str, spec: SegmentSpec, run: str = "") -> None:
+        """`compatibility_key`: see `Config`; `run`: see `apex_jax.run_identity`, empty = as the files say."""
         self.run = run
         self.replay_id = new_identity()  # until a file says which replay this is
         fields = {name: list(value) if isinstance(value, tuple) else value for name, value in spec._asdict().items()}
-        self._configuration = {"agreement": agreement, "segments": json.dumps(fields)}
+        self._configuration = {"compatibility_key": compatibility_key, "segments": json.dumps(fields)}
 
     @property
     def facts(self) -> dict[str, str]:

@@ -49,7 +49,7 @@ class Journal:
     def __init__(self, config: Config, spec: SegmentSpec, capacity_segments: int, run: str = "") -> None:
         """Opens or begins the journal of the run `run`, empty = not known yet. JournalError."""
         self.directory = Path(config.directory, "replay")
-        self._identity = identity = Identity(config.agreement, spec, run)
+        self._identity = identity = Identity(config.compatibility_key, spec, run)
         self._config = config
         self._spec = spec
         self._log = SegmentLog(self.directory, identity, capacity_segments)

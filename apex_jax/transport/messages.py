@@ -72,7 +72,7 @@ class ActorHello(NamedTuple):
     """First message of an actor, and the answer to `Rejoin`: then with what a server before this one gave it."""
 
     run_id: RunId
-    agreement: Annotated[str, Text(1024)]  # what all roles must have in common, see `Config.agreement`
+    compatibility_key: Annotated[str, Text(1024)]  # what all roles must have in common, see `Config.compatibility_key`
     num_environments: Annotated[int, Integer(1, 4096)]
     acknowledged: Annotated[int, Integer(0, MAX_COUNT)] = 0  # it keeps each segment after this number, none before
     incarnation: Annotated[int, Integer(0, MAX_COUNT)] = 0  # 0 = has none yet
@@ -169,7 +169,7 @@ class LearnerHello(NamedTuple):
     """First message of a learner, and the answer to `Rejoin`. The live segments follow from the oldest on."""
 
     run_id: RunId
-    agreement: Annotated[str, Text(1024)]
+    compatibility_key: Annotated[str, Text(1024)]
     environment_steps: Annotated[int, Integer(0, MAX_ENVIRONMENT_STEPS)]  # of the whole run so far
     batches_at_once: Annotated[int, Integer(1, 256)]  # K of each `IndexBatches` it takes
     batch_size: Annotated[int, Integer(1, 65536)]  # B
@@ -241,7 +241,7 @@ WEIGHTS_PIECE_BYTES = 2**18  # 0.3 s of a line of 1 MB/s: heartbeats pass betwee
 class WeightsHello(NamedTuple):
     """First message of a client of weights, and the answer to `Rejoin`; answered with `WeightsOffer`."""
 
-    agreement: Annotated[str, Text(1024)]  # what it must have in common with the learner, see `Config`
+    compatibility_key: Annotated[str, Text(1024)]  # what it must have in common with the learner, see `Config`
     architecture: Annotated[str, Text(128)]  # digest of the names and shapes of its network's leaves
     run_identity: RunIdentity = ""
 

@@ -39,8 +39,8 @@ class Actor:
         like_params = self._algorithm.acting_params(jax.eval_shape(self._algorithm.init, jax.random.key(0)))
         sockets, run, limit = role.sockets, role.run_identity, config.away_limit_seconds
         address = config.addresses.weights
-        self._weights = WeightsClient(sockets, address, like_params, config.weights_agreement, limit, run)
-        hello = ActorHello(self._run_id, config.agreement, config.actor.environments)
+        self._weights = WeightsClient(sockets, address, like_params, config.weights_compatibility_key, limit, run)
+        hello = ActorHello(self._run_id, config.compatibility_key, config.actor.environments)
         queue_size = max(config.actor.environments, config.actor.max_outstanding_segments)
         overflow = config.actor.overflow
         address = config.addresses.experience

@@ -152,7 +152,7 @@ def follow(role: RoleContext, spec: SegmentSpec) -> None:
         role.sockets,
         config.addresses.weights,
         like_params,
-        config.weights_agreement,
+        config.weights_compatibility_key,
         config.away_limit_seconds,
         role.run_identity,
         takes_every=False,
@@ -229,7 +229,7 @@ def _saved_weights(config: Config, run_directory: str, algorithm: Algorithm) -> 
     state = jax.eval_shape(algorithm.init, jax.random.key(0))
     checkpointer = Checkpointer(run_directory, read_only=True)
     restored = checkpointer.restore_newest(
-        state, config.checkpoint_agreement, architecture_of(algorithm.acting_params(state))
+        state, config.checkpoint_compatibility_key, architecture_of(algorithm.acting_params(state))
     )
     if restored is None:
         raise RunError(f"{run_directory}: no checkpoint in {checkpointer.directory}; give the directory of a run")

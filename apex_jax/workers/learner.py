@@ -87,7 +87,7 @@ class Learner:
                 config.addresses.weights,
                 self._run_id,
                 restored.weights_version,
-                config.weights_agreement,
+                config.weights_compatibility_key,
                 architecture,
                 role.run_identity,
             )
@@ -99,10 +99,10 @@ class Learner:
             opened.pop_all()
 
     def _restore(self, architecture: str) -> Progress:
-        agreement = self._role.config.checkpoint_agreement
-        restored = self._saver.checkpointer.restore_newest(self._state, agreement, architecture)
+        compatibility_key = self._role.config.checkpoint_compatibility_key
+        restored = self._saver.checkpointer.restore_newest(self._state, compatibility_key, architecture)
         if restored is None:
-            return Progress(0, 0, 0.0, 0, agreement, architecture)
+            return Progress(0, 0, 0.0, 0, compatibility_key, architecture)
         state, progress = restored
         self._state = jax.device_put(type(self._state)(*state))
         _log.info("resuming from the checkpoint at %d updates", progress.updates)
@@ -113,7 +113,7 @@ class Learner:
         updates_per_call = config.learner.updates_of_a_call(jax.default_backend() == "cpu")
         hello = LearnerHello(
             run_id=self._run_id,
-            agreement=config.agreement,
+            compatibility_key=config.compatibility_key,
             environment_steps=self.counters.environment_steps,
             batches_at_once=updates_per_call,
             batch_size=config.learner.batch_size,

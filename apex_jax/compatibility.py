@@ -1,6 +1,7 @@
 """What the processes of a run, its checkpoints and its journal have in common, and how a difference is told.
 
-An agreement is the text of `Config.agreement` or `Config.checkpoint_agreement`: `name=value` with spaces in between.
+A compatibility key is the text of `Config.compatibility_key` or `Config.checkpoint_compatibility_key`: `name=value`
+words with spaces in between.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ KEYS = (
     "learner.optimizer",
 )
 """With other values of these no checkpoint can be resumed; all but the optimizer are compared between processes."""
-MOST_TOLD = 2_500  # characters: enough for two agreements, and in UTF-8 never more than a `Refusal` holds
+MOST_TOLD = 2_500  # characters: enough for two compatibility keys, and in UTF-8 never more than a `Refusal` holds
 
 
 def differences(before: str, now: str) -> dict[str, tuple[str, str]]:
-    """Returns both values of each key of KEYS that differs between two agreements.
+    """Returns both values of each key of KEYS that differs between two compatibility keys.
 
-    A key that only one of them has is no difference: agreements of earlier releases have fewer.
+    A key that only one of them has is no difference: compatibility keys of earlier releases have fewer.
     """
     ours, theirs = _values(now), _values(before)
     found = {}
