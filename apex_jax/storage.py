@@ -265,10 +265,12 @@ class Storage:
                         return False
                     end = min(start + BLOCK_BYTES, stored.size)
                     data = self._files.cat_file(self._place(section, stored.name), start=start, end=end)
+                    if not data:  # it is shorter
+                        break
                     digest.update(data)
                     file.write(data)
-            if digest.hexdigest() != stored.sha256:
-                raise StorageError(f"{self.url}: the copy of {shown(name)} is damaged; restore it, or remove it")
+                if (file.tell(), digest.hexdigest()) != (stored.size, stored.sha256):
+                    raise StorageError(f"{self.url}: the copy of {shown(name)} is damaged; restore it, or remove it")
         return True
 
     def _place(self, section: Section, name: str = "") -> str:

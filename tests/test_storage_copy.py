@@ -22,7 +22,7 @@ from apex_jax.errors import RunError, UsageError
 from apex_jax.operations import storage_command, storage_copy
 from apex_jax.operations.storage_copy import StorageCopy, fetch_missing
 from apex_jax.process import FETCHED, StopSignal
-from apex_jax.storage import SECTIONS, Storage, StorageError, progress_of
+from apex_jax.storage import SECTIONS, Storage, StorageError, local_progress, progress_of
 from tests.links import wait_until
 from tests.processes import Programs, catch, checkpoints, free_tcp_addresses
 from tests.test_storage import content, copied, failing, pull, push, run_in, write
@@ -94,6 +94,17 @@ def test_new_machine_fetches_the_run_and_says_so(tmp_path: Path, run: Path, capl
     assert caplog.text.count("fetched the") == 2
     fetch_missing(config_of(tmp_path / "back", tmp_path / "copy"), SECTIONS, StopSignal())
     assert caplog.text.count("fetched the") == 2, "what is there is not fetched"
+
+
+def test_fetch_that_takes_long_is_no_standstill_and_ends_with_the_process(tmp_path: Path, run: Path) -> None:
+    push(tmp_path / "copy", run)
+    stop = StopSignal()
+    stop._beat_seconds -= 1000.0
+    fetch_missing(config_of(tmp_path / "back", tmp_path / "copy"), ["learner"], stop)
+    assert stop.idle_seconds < 500.0
+    stop.set()
+    fetch_missing(config_of(tmp_path / "other", tmp_path / "copy"), ["learner"], stop)
+    assert local_progress("learner", tmp_path / "other") is None
 
 
 def test_start_behind_the_copy_or_without_an_answer_is_one_line(tmp_path: Path, run: Path) -> None:

@@ -98,28 +98,19 @@ def fetch_missing(config: Config, sections: Sequence[Section], stop: StopSignal)
         stop.beat()
         return stop.is_set()
 
-    storage = Storage(config.storage.url)
-    directory = Path(config.directory)
+    storage, directory = Storage(config.storage.url), Path(config.directory)
     for section in sections:
-        local = local_progress(section, directory)
-        if local is not None and (section == "replay" or not _is_ahead(storage, directory, local)):
-            continue
-        num_bytes = storage.pull(section, directory, is_cancelled)
-        if num_bytes is not None:
+        if (local := local_progress(section, directory)) is not None:
+            if section == "replay":
+                continue
+            copy = storage.manifest(section)
+            if (remote := progress_of(section, copy.files)) is None or remote <= local:
+                continue
+            if not copy.identity or copy.identity != RunIdentity(str(directory)).name:
+                what = f"a checkpoint at {remote} updates, {directory} only one at {local}"
+                fix = "fetch it into an empty run_directory, or choose another storage.url"
+                raise StorageError(f"storage.url={storage.url} holds {what}: {fix}")
+            _log.warning("%s is at %d updates, its copy at %d: the run goes on from the copy", directory, local, remote)
+        if (num_bytes := storage.pull(section, directory, is_cancelled)) is not None:
             _log.info("fetched the %s of the run from %s: %.1f MB", section, storage.url, num_bytes / 1e6)
     return storage
-
-
-def _is_ahead(storage: Storage, directory: Path, newest: int) -> bool:
-    """Tells whether the copy of this run has a newer checkpoint; StorageError if that of another run has."""
-    copy = storage.manifest("learner")
-    remote = progress_of("learner", copy.files)
-    if remote is None or remote <= newest:
-        return False
-    if not copy.identity or copy.identity != RunIdentity(str(directory)).name:
-        raise StorageError(
-            f"storage.url={storage.url} holds a checkpoint at {remote} updates, {directory} only one at {newest}:"
-            " fetch it into an empty run_directory, or choose another storage.url"
-        )
-    _log.warning("%s is at %d updates, its copy at %d: the run goes on from the copy", directory, newest, remote)
-    return True
