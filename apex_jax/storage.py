@@ -7,7 +7,7 @@ Learner and replay server each write a section of their own; two processes that 
 copy reads the manifest anew, checks run and progress, and replaces it only if nobody else has done so meanwhile (S3:
 If-Match; a folder: a lock and a rename); otherwise it starts again. It names only files that the manifest it has read
 named, or that it has uploaded since. It deletes only files that it had listed before it replaced the manifest: whoever
-uploaded them and has not named them yet can no longer do so.
+uploaded them and has not named them yet can no longer do so. For the sake of readers they are an hour old, too.
 
 A file that has changed is uploaded again, whole: to send only its new end would cost more code than it saves bytes.
 Checkpoints, snapshots and all but the newest log of the replay never change. That log is closed at 32 MiB; a learner's
@@ -181,11 +181,10 @@ class Storage:
         with open(open_regular(path, os.O_RDONLY), "rb") as file:
             status = os.fstat(file.fileno())
             state = (str(path), status.st_ino, status.st_size, status.st_mtime_ns)
-            if stored is not None and stored == self._seen.get(state):
-                return state, stored
-            if stored is not None and stored.sha256 == hashlib.file_digest(file, "sha256").hexdigest():
-                return state, stored
-            file.seek(0)
+            if stored is not None:
+                if self._seen.get(state) == stored or hashlib.file_digest(file, "sha256").hexdigest() == stored.sha256:
+                    return state, stored
+                file.seek(0)
             return state, self._write(section, file, status.st_size)
 
     def _write(self, section: Section, file: IO[bytes], size: int) -> Stored:
@@ -229,7 +228,8 @@ class Storage:
         for name, entry in listed.items():
             written = entry["LastModified"].timestamp() if self._is_s3 else entry["mtime"]
             if name not in named and time.time() - written >= KEPT_SECONDS:
-                self._files.rm_file(entry["name"])
+                with contextlib.suppress(FileNotFoundError):  # another process has deleted it
+                    self._files.rm_file(entry["name"])
 
     def pull(
         self, section: Section, run_directory: Path, is_cancelled: Callable[[], bool] = lambda: False
