@@ -273,6 +273,15 @@ def test_s3_is_served_like_a_folder(tmp_path: Path, run: Path, s3: str) -> None:
     assert newest_checkpoint(Storage(f"{s3}/empty")) is None
 
 
+def test_file_of_several_parts_reaches_s3_and_comes_back(
+    tmp_path: Path, run: Path, s3: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "BLOCK_BYTES", 5 * 2**20)  # S3 takes no smaller part
+    write(run, "checkpoints/300/x", os.urandom(11 * 2**20))
+    push(s3, run)
+    assert pull(s3, tmp_path / "back") == copied(run)
+
+
 def test_bucket_that_does_not_exist_is_an_error_and_no_empty_copy(s3: str) -> None:
     with pytest.raises(StorageError, match="no-such-bucket"):
         newest_checkpoint(Storage("s3://no-such-bucket-at-all/x"))

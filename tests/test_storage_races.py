@@ -13,7 +13,7 @@ import pytest
 
 from apex_jax import storage as module
 from apex_jax.storage import Storage, StorageError
-from tests.test_storage import IDENTITY, copied, pull, run_in, write
+from tests.test_storage import IDENTITY, content, copied, pull, run_in, write
 from tests.test_storage_copy import s3
 
 __all__ = ["s3"]
@@ -125,6 +125,26 @@ def test_push_that_deletes_leaves_alone_what_another_has_uploaded_since(
     has_deleted.set()
     other.join()
     assert pull(url, tmp_path / "back")["checkpoints/300/x"] == b"three"
+
+
+def test_fetch_beside_a_copy_that_deletes_what_it_fetches_brings_the_newer_one(url: str, tmp_path: Path) -> None:
+    run = run_in(tmp_path)
+    Storage(url).push("learner", run)
+    changes = [b"one", b"two"]
+
+    def change_everything() -> bool:  # called before each block that is fetched
+        if changes:
+            data = changes.pop()
+            for name in copied(run):
+                if name != "run_identity":
+                    write(run, name, data)
+            Storage(url).push("learner", run)
+        return False
+
+    Storage(url).pull("learner", tmp_path / "back", change_everything)
+    back = content(tmp_path / "back")
+    assert back == {name: data for name, data in copied(run).items() if not name.startswith("replay")}
+    assert back["config.yaml"] == b"one"
 
 
 @pytest.mark.timeout(120)
