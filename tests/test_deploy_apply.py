@@ -312,7 +312,7 @@ def test_fetch_takes_the_run_home(fleet: Fleet, tmp_path: Path) -> None:
     taken = content(home / "run-1")
     assert taken.pop("video.mp4") == b"a film"
     assert taken == {name: data for name, data in content(run).items() if name in taken}
-    assert {"checkpoints/200/state/d/x", "replay/snapshot-1.bin", "metrics/learner.jsonl"} <= {*taken}
+    assert {"checkpoints/200/state/d/x", "replay/snapshot-000000000001", "metrics/learner.jsonl"} <= {*taken}
 
 
 def test_wait_ends_when_no_host_is_left(fleet: Fleet) -> None:

@@ -12,9 +12,9 @@ import pytest
 from apex_jax.checkpoint import CHECKSUMS, Checkpointer, CheckpointError, Progress
 from apex_jax.command_line import load
 from apex_jax.config import Config
-from apex_jax.errors import UsageError
+from apex_jax.errors import RunError, UsageError
 from apex_jax.plotting.provenance import check_resumable, record_config, record_start
-from apex_jax.storage import IDENTITY, Storage, StorageError
+from apex_jax.storage import Storage
 
 
 @pytest.mark.parametrize("check", [record_start, check_resumable])
@@ -63,12 +63,12 @@ def test_checkpoint_that_is_no_folder_is_left_out_with_one_warning(
     assert sum("checkpoints/7 is left out" in record.message for record in caplog.records) == 1
 
 
-def test_fifo_in_place_of_the_identity_of_a_copy_fails_the_push(tmp_path: Path) -> None:
+def test_fifo_in_place_of_the_identity_of_a_run_fails_the_push(tmp_path: Path) -> None:
     run = tmp_path / "run"
     (run / "replay").mkdir(parents=True)
     (run / "replay" / "snapshot-000000000001").write_bytes(b"1")
-    os.mkfifo(run / IDENTITY.format("replay"))
-    with pytest.raises(StorageError, match="a FIFO or a device"):
+    os.mkfifo(run / "run_identity")
+    with pytest.raises(RunError, match="run_identity is no file; move it away"):
         Storage(str(tmp_path / "copy")).push("replay", run)
 
 

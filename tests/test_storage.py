@@ -1,24 +1,23 @@
-"""The copy of a run: whole or not at all, never more transferred than is new, and nothing trusted on the way back."""
+"""The copy of a run: whole or not at all, named files only, and nothing trusted on the way back."""
 
 from __future__ import annotations
 
 import errno
-import json
+import os
 import shutil
-import zlib
-from collections.abc import Callable
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from apex_jax import storage as module
-from apex_jax.config import Config, StorageConfig
-from apex_jax.config_rules import check
-from apex_jax.errors import UsageError
-from apex_jax.storage import Cancelled, Storage, StorageError, files_of, newest_local_checkpoint
+from apex_jax.errors import RunError
+from apex_jax.storage import SECTIONS, Section, Storage, StorageError, files_of, local_progress
 
 LOG = "replay/segments-00000000000000000000.log"
+SNAPSHOT = "replay/snapshot-000000000001"
+IDENTITY = "0123456789abcdef"
 
 
 def write(directory: Path, name: str, data: bytes) -> None:
@@ -40,40 +39,35 @@ def run_in(folder: Path) -> Path:
     write(directory, "checkpoints/200/empty", b"")
     write(directory, "metrics/learner.jsonl", b'{"a": 1}\n')
     write(directory, "config.yaml", b"seed: 1\n")
+    write(directory, "run_identity", IDENTITY.encode())
     write(directory, LOG, b"segments")
-    write(directory, "replay/snapshot-1.bin", b"snapshot")
+    write(directory, SNAPSHOT, b"snapshot")
     for name in ("lock", "checkpoints/.lock", "checkpoints/.saving-300/x", "checkpoints/damaged-150-1/x"):
         write(directory, name, b"nobody's")
-    write(directory, "replay/snapshot-2.tmp", b"half")
+    write(directory, "replay/snapshot-000000000002.tmp", b"half")
     return directory
-
-
-@pytest.fixture
-def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "PIECE_BYTES", 8)
-    monkeypatch.setattr(module, "MERGE_BYTES", 4)
 
 
 def content(directory: Path) -> dict[str, bytes]:
     """Returns every file by its path."""
-    files = (path for path in directory.rglob("*") if path.is_file() and not path.name.startswith(".copy-of-"))
+    files = (path for path in directory.rglob("*") if path.is_file())
     return {str(path.relative_to(directory)): path.read_bytes() for path in files}
 
 
 def copied(directory: Path) -> dict[str, bytes]:
     """Returns the files that a copy should hold."""
-    return {name: path.read_bytes() for section in module.SECTIONS for name, path in files_of(section, directory)}
+    return {name: path.read_bytes() for section in SECTIONS for name, path in files_of(section, directory)}
 
 
 def push(url: Path | str, directory: Path) -> int:
     """Copies all; returns the bytes transferred."""
     storage = Storage(str(url))
-    return sum(storage.push(section, directory).transferred_bytes for section in module.SECTIONS)
+    return sum(storage.push(section, directory) or 0 for section in SECTIONS)
 
 
 def pull(url: Path | str, directory: Path) -> dict[str, bytes]:
     storage = Storage(str(url))
-    for section in module.SECTIONS:
+    for section in SECTIONS:
         storage.pull(section, directory)
     return content(directory)
 
@@ -89,49 +83,86 @@ def test_what_comes_back_is_what_went_without_locks_and_halves(tmp_path: Path, r
     assert back == copied(run)
     assert back.keys() == {
         "checkpoints/100/state/d/x", "checkpoints/100/checksums.json", "checkpoints/200/state/d/x",
-        "checkpoints/200/empty", "metrics/learner.jsonl", "config.yaml", LOG, "replay/snapshot-1.bin",
+        "checkpoints/200/empty", "metrics/learner.jsonl", "config.yaml", "run_identity", LOG, SNAPSHOT,
     }  # fmt: skip
     assert not list((tmp_path / "back").glob(".fetching*"))
 
 
-def test_second_copy_transfers_only_what_is_new_and_deletes_what_has_gone(tmp_path: Path, run: Path) -> None:
+def test_keys_unknown_files_and_links_are_never_copied(tmp_path: Path, run: Path) -> None:
+    named = copied(run)
+    for name in ("keys/actor.secret", "notes.txt", ".env", "metrics/notes.txt", "replay/server.secret", "other/x.log"):
+        write(run, name, b"secret")
+    write(tmp_path, "outside/learner.secret", b"secret")
+    (run / "video.mp4").symlink_to(tmp_path / "outside" / "learner.secret")
+    (run / "tensorboard").mkdir()
+    (run / "tensorboard" / "learner").symlink_to(tmp_path / "outside")
+    push(tmp_path / "copy", run)
+    assert pull(tmp_path / "copy", tmp_path / "back") == named
+    assert not any(path.read_bytes() == b"secret" for path in (tmp_path / "copy").rglob("*") if path.is_file())
+
+
+@pytest.mark.parametrize("folder", ["checkpoints", "replay"])
+def test_folder_that_is_a_link_is_refused_and_not_left_out_in_silence(tmp_path: Path, run: Path, folder: str) -> None:
+    (run / folder).rename(tmp_path / "elsewhere")
+    (run / folder).symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(RunError, match=f"{folder} is a link, which no copy follows: link .* instead"):
+        push(tmp_path / "copy", run)
+    assert not (tmp_path / "copy").exists()
+
+
+def stored_files(copy: Path) -> set[str]:
+    return {path.name for path in (copy / "learner" / "files").iterdir()}
+
+
+def test_second_copy_transfers_only_what_is_new_and_deletes_what_has_gone_when_it_is_an_hour_old(
+    tmp_path: Path, run: Path
+) -> None:
     url, storage = tmp_path / "copy", Storage(str(tmp_path / "copy"))
     storage.push("learner", run)
-    assert storage.push("learner", run).transferred_bytes == 0
+    assert storage.push("learner", run) == 0
+    old, hour_ago = stored_files(url), time.time() - module.KEPT_SECONDS
     shutil.rmtree(run / "checkpoints" / "100")
     write(run, "checkpoints/300/state/d/x", b"new")
-    assert storage.push("learner", run).transferred_bytes == 3
-    assert push(url, run) == len(b"segmentssnapshot"), "another process knows what is there"
-    back = pull(url, tmp_path / "back")
-    assert back == copied(run)
-    pieces = {path.name for path in (url / "learner" / "pieces").iterdir()}
-    assert len(pieces) == len({data for name, data in back.items() if not name.startswith("replay/") and data})
+    assert storage.push("learner", run) == 3
+    assert stored_files(url) > old
+    for name in old:
+        os.utime(url / "learner" / "files" / name, (hour_ago, hour_ago))
+    write(run, "checkpoints/300/state/d/y", b"newer")
+    assert Storage(str(url)).push("learner", run) == 5, "another process knows what is there"
+    assert push(url, run) == len(b"segmentssnapshot")
+    assert pull(url, tmp_path / "back") == copied(run)
+    assert len(stored_files(url)) == len(files_of("learner", run))
 
 
-@pytest.mark.usefixtures("small_pieces")
-def test_of_a_file_that_grows_only_the_end_is_copied_again(tmp_path: Path, run: Path) -> None:
+def test_file_that_has_changed_is_stored_under_a_new_name(tmp_path: Path, run: Path) -> None:
     storage = Storage(str(tmp_path / "copy"))
-    write(run, LOG, b"1234567812345678abcdefgh")
     storage.push("replay", run)
+    before = storage.manifest("replay").files
     with open(run / LOG, "ab") as file:
-        file.write(b"ij")
-    assert storage.push("replay", run).transferred_bytes == 2
-    with open(run / LOG, "ab") as file:
-        file.write(b"klmnop")
-    assert storage.push("replay", run).transferred_bytes == 8, "the two last, too small to stay on their own"
-    pull(tmp_path / "copy", tmp_path / "back")
-    assert (tmp_path / "back" / LOG).read_bytes() == (run / LOG).read_bytes()
+        file.write(b" and more")
+    assert storage.push("replay", run) == len(b"segments and more")
+    after = storage.manifest("replay").files
+    assert after[LOG].name != before[LOG].name
+    assert after[SNAPSHOT] == before[SNAPSHOT]
+    assert (tmp_path / "copy" / "replay" / "files" / before[LOG].name).read_bytes() == b"segments", "for its readers"
+    write(run, LOG, b"a torn end of a log")
+    storage.push("replay", run)
+    assert pull(tmp_path / "copy", tmp_path / "back")[LOG] == b"a torn end of a log"
 
 
-@pytest.mark.usefixtures("small_pieces")
-def test_file_that_was_cut_and_written_on_is_copied_as_it_is(tmp_path: Path, run: Path) -> None:
+def test_files_larger_than_a_block_come_back(tmp_path: Path, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "BLOCK_BYTES", 7)
+    push(tmp_path / "copy", run)
+    assert pull(tmp_path / "copy", tmp_path / "back") == copied(run)
+
+
+def test_files_that_the_storage_has_lost_are_uploaded_again(tmp_path: Path, run: Path) -> None:
     storage = Storage(str(tmp_path / "copy"))
-    write(run, LOG, b"a torn tail of a log")
-    storage.push("replay", run)
-    write(run, LOG, b"a torn then went on with other words")
-    storage.push("replay", run)
+    storage.push("learner", run)
+    shutil.rmtree(tmp_path / "copy" / "learner" / "files")
+    assert (storage.push("learner", run) or 0) > 0
     pull(tmp_path / "copy", tmp_path / "back")
-    assert (tmp_path / "back" / LOG).read_bytes() == b"a torn then went on with other words"
+    assert content(tmp_path / "back") == {name: path.read_bytes() for name, path in files_of("learner", run)}
 
 
 def test_file_that_is_in_place_already_stays(tmp_path: Path, run: Path) -> None:
@@ -147,22 +178,27 @@ def test_file_that_is_in_place_already_stays(tmp_path: Path, run: Path) -> None:
 
 
 def failing(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
-    """Lets the storage take so many objects, and then no more."""
-    real, written = Storage._write, [0]
+    """Lets the storage take so many files and manifests, and then no more."""
+    written = [0]
 
-    def write_or_fail(storage: Storage, name: str, data: bytes) -> None:
-        written[0] += 1
-        if written[0] > count:
-            raise ConnectionResetError(104, "Connection reset by peer")
-        real(storage, name, data)
+    def counted(real: Any) -> Any:
+        def write_or_fail(*arguments: Any) -> Any:
+            written[0] += 1
+            if written[0] > count:
+                raise ConnectionResetError(104, "Connection reset by peer")
+            return real(*arguments)
 
-    monkeypatch.setattr(Storage, "_write", write_or_fail)
+        return write_or_fail
+
+    for name in ("_write", "_write_manifest"):
+        monkeypatch.setattr(Storage, name, counted(getattr(Storage, name)))
 
 
 @pytest.mark.parametrize("written", range(6))
 def test_copy_that_is_broken_off_leaves_the_one_before_and_the_next_is_whole(
     tmp_path: Path, run: Path, monkeypatch: pytest.MonkeyPatch, written: int
 ) -> None:
+    monkeypatch.setattr(module, "KEPT_SECONDS", 0.0)
     url = tmp_path / "copy"
     push(url, run)
     before = copied(run)
@@ -180,7 +216,7 @@ def test_copy_that_is_broken_off_leaves_the_one_before_and_the_next_is_whole(
             storage.push("learner", run)
     storage.push("learner", run)
     assert pull(url, tmp_path / "new") == copied(run)
-    assert len(list((url / "learner" / "pieces").iterdir())) == 7 - 1, "nothing is left of the one broken off"
+    assert len(stored_files(url)) == len(files_of("learner", run)), "nothing is left of the one broken off"
 
 
 def test_checkpoint_that_makes_room_while_it_is_copied_is_left_out(
@@ -188,7 +224,7 @@ def test_checkpoint_that_makes_room_while_it_is_copied_is_left_out(
 ) -> None:
     real = Storage._copy
 
-    def copy_while_the_learner_saves(storage: Storage, section: str, path: Path, *rest: Any) -> Any:
+    def copy_while_the_learner_saves(storage: Storage, section: Section, path: Path, *rest: Any) -> Any:
         if "checkpoints/100" in str(path) and path.exists():
             shutil.rmtree(run / "checkpoints" / "100")
             write(run, "checkpoints/300/x", b"newest")
@@ -207,9 +243,7 @@ def test_a_disk_without_room_is_told_as_that(tmp_path: Path, run: Path, monkeypa
     def full(*_: Any, **__: Any) -> Any:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("os.fsync", full)
-    monkeypatch.setattr("shutil.copyfileobj", full)
-    monkeypatch.setattr(module, "write_durably", full)
+    monkeypatch.setattr("os.rename", full)
     with pytest.raises(StorageError, match=r"No space left on device; make room, or choose another place$"):
         pull(tmp_path / "copy", tmp_path / "other")
 
@@ -217,153 +251,6 @@ def test_a_disk_without_room_is_told_as_that(tmp_path: Path, run: Path, monkeypa
 def test_fetch_that_is_cancelled_leaves_no_checkpoint(tmp_path: Path, run: Path) -> None:
     push(tmp_path / "copy", run)
     answers = iter([False, False, True])
-    with pytest.raises(Cancelled):
-        Storage(str(tmp_path / "copy")).pull("learner", tmp_path / "back", lambda: next(answers))
-    assert newest_local_checkpoint(tmp_path / "back") is None
+    assert Storage(str(tmp_path / "copy")).pull("learner", tmp_path / "back", lambda: next(answers)) is None
+    assert local_progress("learner", tmp_path / "back") is None
     assert pull(tmp_path / "copy", tmp_path / "back") == copied(run)
-
-
-# Nothing is trusted -----------------------------------------------------------------------------------------------
-
-
-def damaged_piece(copy: Path) -> None:
-    for path in (copy / "learner" / "pieces").iterdir():
-        path.write_bytes(path.read_bytes()[:-1] + b"?")
-
-
-def missing_pieces(copy: Path) -> None:
-    shutil.rmtree(copy / "learner" / "pieces")
-
-
-def torn_manifest(copy: Path) -> None:
-    path = copy / "learner" / "manifest.json"
-    path.write_bytes(path.read_bytes()[:-10])
-
-
-def no_object(copy: Path) -> None:
-    (copy / "learner" / "manifest.json").write_text("[" * 100_000)
-
-
-def manifest_of(files: Any) -> Callable[[Path], None]:
-    def forge(copy: Path) -> None:
-        text = json.dumps(files)
-        record = {"format": 1, "files": text, "crc": zlib.crc32(text.encode())}
-        (copy / "learner" / "manifest.json").write_text(json.dumps(record))
-
-    return forge
-
-
-@pytest.mark.parametrize("damage", [
-    damaged_piece, missing_pieces, torn_manifest, no_object,
-    manifest_of({"../../evil": []}), manifest_of({"/evil": []}), manifest_of({"a/../../evil": []}),
-    manifest_of({".bashrc": []}), manifest_of({"replay/x": []}), manifest_of({"a": [["../../x", 4]]}),
-    manifest_of({"a": [["0" * 64, 2**60]]}), manifest_of({"a": [["0" * 64, -1]]}), manifest_of({"a": [[1, 2, 3]]}),
-    manifest_of({"a": [["0" * 64, 2**24]] * 300_000}), manifest_of([1]), manifest_of({"": []}),
-])  # fmt: skip
-def test_copy_that_is_damaged_or_forged_is_one_line_and_writes_nothing_in_place(
-    tmp_path: Path, run: Path, damage: Callable[[Path], None]
-) -> None:
-    push(tmp_path / "copy", run)
-    damage(tmp_path / "copy")
-    with pytest.raises(StorageError) as caught:
-        Storage(str(tmp_path / "copy")).pull("learner", tmp_path / "back")
-    assert str(caught.value).isprintable()
-    assert newest_local_checkpoint(tmp_path / "back") is None
-    assert not [path for path in tmp_path.rglob("*evil*")]
-
-
-def test_copy_of_a_run_that_is_further_is_never_overwritten(tmp_path: Path, run: Path) -> None:
-    push(tmp_path / "copy", run)
-    shutil.rmtree(run / "checkpoints" / "200")
-    before = content(tmp_path / "copy")
-    with pytest.raises(StorageError, match=r"holds a checkpoint at 200 updates, .* one at 150: choose another URL"):
-        push(tmp_path / "copy", run)
-    shutil.rmtree(run / "checkpoints")
-    with pytest.raises(StorageError, match=r"holds a checkpoint at 200 updates, .* none: choose another URL"):
-        push(tmp_path / "copy", run)
-    assert content(tmp_path / "copy") == before
-
-
-def test_copy_of_another_run_is_never_overwritten_however_far_that_is(tmp_path: Path, run: Path) -> None:
-    push(tmp_path / "copy", run)
-    other = tmp_path / "other"
-    shutil.copytree(run, other, ignore=shutil.ignore_patterns(".copy-of-*"))
-    (other / "checkpoints" / "200").rename(other / "checkpoints" / "1000")
-    before = content(tmp_path / "copy")
-    for section in module.SECTIONS:
-        with pytest.raises(StorageError, match=rf"holds the {section} of another run than .*: choose another URL"):
-            Storage(str(tmp_path / "copy")).push(section, other)
-    assert content(tmp_path / "copy") == before
-    assert pull(tmp_path / "copy", tmp_path / "back").keys() == copied(run).keys()
-    push(tmp_path / "copy", tmp_path / "back")  # another machine, the same run
-
-
-def test_copy_of_before_copies_had_names_is_taken_over_and_named(tmp_path: Path, run: Path) -> None:
-    push(tmp_path / "copy", run)
-    for section in module.SECTIONS:
-        path = tmp_path / "copy" / section / "manifest.json"
-        record = json.loads(path.read_text())
-        del record["identity"]
-        path.write_text(json.dumps(record))
-        (run / f".copy-of-{section}").unlink()
-    assert pull(tmp_path / "copy", tmp_path / "back").keys() == copied(run).keys()
-    write(run, "metrics/learner.jsonl", b"more")
-    write(run, "replay/more", b"more")
-    push(tmp_path / "copy", run)
-    for section in module.SECTIONS:
-        named = json.loads((tmp_path / "copy" / section / "manifest.json").read_text())["identity"]
-        assert named == (run / f".copy-of-{section}").read_text()
-
-
-@pytest.mark.parametrize("data", [b"no name", b"\xff" * 40, b"A" * 32])
-def test_name_of_a_copy_that_is_damaged_is_one_line_and_spoils_no_copy(tmp_path: Path, run: Path, data: bytes) -> None:
-    write(run, ".copy-of-learner", data)
-    with pytest.raises(StorageError, match=r"\.copy-of-learner is damaged: write into it the identity"):
-        push(tmp_path / "copy", run)
-    write(run, ".copy-of-learner", b"")
-    push(tmp_path / "copy", run)
-    assert pull(tmp_path / "copy", tmp_path / "back").keys() == copied(run).keys()
-
-
-def test_copy_of_a_replay_that_is_further_is_never_overwritten(tmp_path: Path, run: Path) -> None:
-    older = run / "replay" / f"segments-{1:020}-000001.log"
-    newer = run / "replay" / f"segments-{99:020}-000002.log"
-    older.write_bytes(b"old")
-    newer.write_bytes(b"new")
-    push(tmp_path / "copy", run)
-    newer.unlink()
-    with pytest.raises(StorageError, match=r"holds a replay up to event 99, .* one at 1: choose another URL"):
-        Storage(str(tmp_path / "copy")).push("replay", run)
-
-
-def test_lock_of_a_replay_that_never_was_is_in_nobodys_way_and_stays_locked(tmp_path: Path, run: Path) -> None:
-    push(tmp_path / "copy", run)
-    write(tmp_path / "back", "replay/lock", b"")
-    lock = (tmp_path / "back" / "replay" / "lock").stat().st_ino
-    assert pull(tmp_path / "copy", tmp_path / "back")[LOG] == b"segments"
-    assert (tmp_path / "back" / "replay" / "lock").stat().st_ino == lock
-
-
-def test_replay_that_is_not_there_yet_does_not_empty_the_copy(tmp_path: Path, run: Path) -> None:
-    push(tmp_path / "copy", run)
-    shutil.rmtree(run / "replay")
-    assert Storage(str(tmp_path / "copy")).push("replay", run) == (0, 0)
-    assert pull(tmp_path / "copy", tmp_path / "back")[LOG] == b"segments"
-
-
-def test_copy_within_the_run_itself_is_refused(run: Path) -> None:
-    with pytest.raises(StorageError, match="which it would copy"):
-        push(run / "copy", run)
-
-
-@pytest.mark.parametrize("url", ["s4://x/y", "gs://bucket/x", "nonsense://x"])
-def test_url_that_no_installed_package_serves_is_one_line(url: str) -> None:
-    with pytest.raises(StorageError, match=rf"{url}: .*; check the URL") as caught:
-        Storage(url)
-    assert str(caught.value).isprintable()
-
-
-@pytest.mark.parametrize("url", ["s3://", "s3:///", "://x", "simplecache::s3://b/x", "C:x", ".", "/"])
-def test_url_that_cannot_be_one_is_wrong_usage(url: str) -> None:
-    with pytest.raises(UsageError, match=r"storage\.url=.*: must be SCHEME://PLACE"):
-        check(Config(storage=StorageConfig(url=url)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import secrets
 import shutil
 import signal
 import threading
@@ -21,7 +22,7 @@ from apex_jax.errors import RunError, UsageError
 from apex_jax.operations import storage_command, storage_copy
 from apex_jax.operations.storage_copy import StorageCopy, fetch_missing
 from apex_jax.process import FETCHED, StopSignal
-from apex_jax.storage import Storage, StorageError
+from apex_jax.storage import SECTIONS, Storage, StorageError, local_progress, progress_of
 from tests.links import wait_until
 from tests.processes import Programs, catch, checkpoints, free_tcp_addresses
 from tests.test_storage import content, copied, failing, pull, push, run_in, write
@@ -30,6 +31,11 @@ from tests.test_storage import content, copied, failing, pull, push, run_in, wri
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
     return run_in(tmp_path)
+
+
+def newest_checkpoint(storage: Storage) -> int | None:
+    """Returns the updates behind the newest checkpoint of the copy."""
+    return progress_of("learner", storage.manifest("learner").files)
 
 
 # While a run goes on ----------------------------------------------------------------------------------------------
@@ -83,21 +89,32 @@ def test_copy_that_hangs_at_the_end_is_not_waited_for(
 def test_new_machine_fetches_the_run_and_says_so(tmp_path: Path, run: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "apex_jax")
     push(tmp_path / "copy", run)
-    fetch_missing(config_of(tmp_path / "back", tmp_path / "copy"), module.SECTIONS, lambda: False)
+    fetch_missing(config_of(tmp_path / "back", tmp_path / "copy"), SECTIONS, StopSignal())
     assert content(tmp_path / "back") == copied(run)
     assert caplog.text.count("fetched the") == 2
-    fetch_missing(config_of(tmp_path / "back", tmp_path / "copy"), module.SECTIONS, lambda: False)
+    fetch_missing(config_of(tmp_path / "back", tmp_path / "copy"), SECTIONS, StopSignal())
     assert caplog.text.count("fetched the") == 2, "what is there is not fetched"
+
+
+def test_fetch_that_takes_long_is_no_standstill_and_ends_with_the_process(tmp_path: Path, run: Path) -> None:
+    push(tmp_path / "copy", run)
+    stop = StopSignal()
+    stop._beat_seconds -= 1000.0
+    fetch_missing(config_of(tmp_path / "back", tmp_path / "copy"), ["learner"], stop)
+    assert stop.idle_seconds < 500.0
+    stop.set()
+    fetch_missing(config_of(tmp_path / "other", tmp_path / "copy"), ["learner"], stop)
+    assert local_progress("learner", tmp_path / "other") is None
 
 
 def test_start_behind_the_copy_or_without_an_answer_is_one_line(tmp_path: Path, run: Path) -> None:
     push(tmp_path / "copy", run)
     write(tmp_path / "back", "checkpoints/199/x", b"")
     with pytest.raises(StorageError, match=r"holds a checkpoint at 200 updates, .* only one at 199: fetch it"):
-        fetch_missing(config_of(tmp_path / "back", tmp_path / "copy"), ["learner"], lambda: False)
+        fetch_missing(config_of(tmp_path / "back", tmp_path / "copy"), ["learner"], StopSignal())
     (tmp_path / "copy" / "learner" / "manifest.json").write_text("{}")
     with pytest.raises(StorageError, match=r"manifest\.json is damaged; restore it, or remove it"):
-        fetch_missing(config_of(tmp_path / "new", tmp_path / "copy"), ["learner"], lambda: False)
+        fetch_missing(config_of(tmp_path / "new", tmp_path / "copy"), ["learner"], StopSignal())
 
 
 def test_start_behind_the_copy_of_the_same_run_goes_on_from_the_copy(
@@ -105,17 +122,17 @@ def test_start_behind_the_copy_of_the_same_run_goes_on_from_the_copy(
 ) -> None:
     push(tmp_path / "copy", run)
     config = config_of(tmp_path / "replacement", tmp_path / "copy")
-    fetch_missing(config, module.SECTIONS, lambda: False)
+    fetch_missing(config, SECTIONS, StopSignal())
     write(tmp_path / "replacement", "checkpoints/210/x", b"of the replacement")
     write(run, "checkpoints/250/x", b"what the machine before saved last")
     push(tmp_path / "copy", run)
-    fetch_missing(config, module.SECTIONS, lambda: False)
+    fetch_missing(config, SECTIONS, StopSignal())
     assert caplog.text.count("is at 210 updates, its copy at 250: the run goes on from the copy") == 1
     there = content(tmp_path / "replacement")
     assert there["checkpoints/250/x"] == b"what the machine before saved last"
     assert there["checkpoints/210/x"] == b"of the replacement", "what is there is never overwritten"
     push(tmp_path / "copy", tmp_path / "replacement")
-    fetch_missing(config, module.SECTIONS, lambda: False)
+    fetch_missing(config, SECTIONS, StopSignal())
     assert caplog.text.count("goes on from the copy") == 1
 
 
@@ -148,10 +165,10 @@ def test_directory_that_was_fetched_is_known_for_it_even_if_that_was_cut_short(
     with monkeypatch.context() as patch:
         patch.setattr(module, "_install", install_and_die)
         with pytest.raises(StorageError):
-            fetch_missing(config_of(back, tmp_path / "copy"), ["learner"], lambda: False)
+            fetch_missing(config_of(back, tmp_path / "copy"), ["learner"], StopSignal())
     write(back, "checkpoints/250/x", b"of the replacement")
     Storage(str(tmp_path / "copy")).push("learner", back)
-    assert (back / ".copy-of-learner").read_text() == (run / ".copy-of-learner").read_text()
+    assert (back / "run_identity").read_text() == (run / "run_identity").read_text()
 
 
 def test_without_a_url_nothing_happens_and_nothing_is_imported(tmp_path: Path) -> None:
@@ -168,7 +185,7 @@ def test_commands_take_a_run_there_and_back(tmp_path: Path, run: Path, capsys: p
     assert storage_command.run(["push", str(run), url]) == 0
     assert storage_command.run(["pull", url, str(tmp_path / "back")]) == 0
     assert content(tmp_path / "back") == copied(run)
-    assert capsys.readouterr().out.count("files, ") == 4
+    assert capsys.readouterr().out.count("MB transferred") == 4
     with pytest.raises(UsageError, match="holds a run already"):
         storage_command.run(["pull", url, str(tmp_path / "back")])
     with pytest.raises(UsageError, match="holds no checkpoint"):
@@ -205,10 +222,10 @@ def test_replaced_learner_goes_on_from_the_copy(tmp_path: Path) -> None:
         start("actor", tmp_path / "actor")
         first = start("learner", tmp_path / "first", *stored)
         storage = Storage(str(tmp_path / "copy"))
-        first.wait_until(lambda: (storage.newest_checkpoint() or 0) > 0)
+        first.wait_until(lambda: (newest_checkpoint(storage) or 0) > 0)
         first.send(signal.SIGKILL)
         first.exit_code()
-        held = storage.newest_checkpoint()
+        held = newest_checkpoint(storage)
         assert held is not None
         second = start("learner", tmp_path / "second", *stored)
         second.wait_until(lambda: max(checkpoints(tmp_path / "second"), default=0) > held)
@@ -216,7 +233,7 @@ def test_replaced_learner_goes_on_from_the_copy(tmp_path: Path) -> None:
         assert f"resuming from the checkpoint at {held} updates" in second.stderr
         second.send(signal.SIGTERM)
         assert second.exit_code() == 143
-        assert storage.newest_checkpoint() == checkpoints(tmp_path / "second")[-1], "the last copy has the last one"
+        assert newest_checkpoint(storage) == checkpoints(tmp_path / "second")[-1], "the last copy has the last one"
     assert os.listdir(tmp_path / "copy") == ["learner"]
 
 
@@ -236,8 +253,10 @@ def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         monkeypatch.setenv(name, value)
     import fsspec
 
-    fsspec.filesystem("s3", skip_instance_cache=True).mkdirs("bucket-of-a-test", exist_ok=True)
-    yield "s3://bucket-of-a-test/runs/one"
+    bucket = f"bucket-{secrets.token_hex(8)}"  # moto's servers of one process share their buckets
+    fsspec.get_filesystem_class("s3").clear_instance_cache()  # those of the server of the test before
+    fsspec.filesystem("s3", skip_instance_cache=True).mkdirs(bucket)
+    yield f"s3://{bucket}/runs/one"
     server.stop()
 
 
@@ -250,10 +269,19 @@ def test_s3_is_served_like_a_folder(tmp_path: Path, run: Path, s3: str) -> None:
     write(run, "metrics/learner.jsonl", b"longer than before")
     push(s3, run)
     assert pull(s3, tmp_path / "again") == copied(run)
-    assert Storage(s3).newest_checkpoint() == 300
-    assert Storage(f"{s3}/empty").newest_checkpoint() is None
+    assert newest_checkpoint(Storage(s3)) == 300
+    assert newest_checkpoint(Storage(f"{s3}/empty")) is None
+
+
+def test_file_of_several_parts_reaches_s3_and_comes_back(
+    tmp_path: Path, run: Path, s3: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "BLOCK_BYTES", 5 * 2**20)  # S3 takes no smaller part
+    write(run, "checkpoints/300/x", os.urandom(11 * 2**20))
+    push(s3, run)
+    assert pull(s3, tmp_path / "back") == copied(run)
 
 
 def test_bucket_that_does_not_exist_is_an_error_and_no_empty_copy(s3: str) -> None:
     with pytest.raises(StorageError, match="no-such-bucket"):
-        Storage("s3://no-such-bucket-at-all/x").newest_checkpoint()
+        newest_checkpoint(Storage("s3://no-such-bucket-at-all/x"))

@@ -7,48 +7,30 @@ from pathlib import Path
 
 from apex_jax.config_rules import STORAGE_URL, is_storage_url
 from apex_jax.errors import Parser, RunError, UsageError, shown
-from apex_jax.storage import SECTIONS, Copied, Storage, files_of, newest_local_checkpoint
+from apex_jax.storage import SECTIONS, Storage, local_progress
 
 MEANINGS = {"run": "run directory, such as runs/Pong-v5-1", "url": "place of the copy: s3://bucket/prefix, or a folder"}
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Copies what `arguments` (after "storage") say; returns the exit code. UsageError, StorageError."""
+    """Copies what `arguments` (after "storage") say; returns the exit code. UsageError, RunError."""
     options = _parser().parse_args(arguments)
     if not is_storage_url(options.url):
         raise UsageError(f"storage: URL {shown(options.url) or repr('')}: {STORAGE_URL}")
-    if options.action == "push":
-        push(Path(options.run), Storage(options.url))
-    else:
-        pull(Storage(options.url), Path(options.run))
-    return 0
-
-
-def push(run_directory: Path, storage: Storage) -> None:
-    """Brings the copy of a run up to date."""
-    if newest_local_checkpoint(run_directory) is None:
-        raise UsageError(f"{shown(run_directory)}: holds no checkpoint; give the directory of a run")
-    for section in SECTIONS:
-        if files_of(section, run_directory):
-            _say(section, storage.push(section, run_directory))
-
-
-def pull(storage: Storage, run_directory: Path) -> None:
-    """Fetches a run into a directory that holds none."""
-    if newest_local_checkpoint(run_directory) is not None or files_of("replay", run_directory):
-        raise UsageError(f"{shown(run_directory)}: holds a run already; give another directory")
-    fetched = False
-    for section in SECTIONS:
-        copied = storage.pull(section, run_directory)
-        if copied is not None:
-            fetched = True
-            _say(section, copied)
-    if not fetched:
+    directory, storage = Path(options.run), Storage(options.url)
+    held = [section for section in SECTIONS if local_progress(section, directory) is not None]
+    if options.action == "push" and "learner" not in held:
+        raise UsageError(f"{shown(directory)}: holds no checkpoint; give the directory of a run")
+    if options.action == "pull" and held:
+        raise UsageError(f"{shown(directory)}: holds a run already; give another directory")
+    copy = storage.push if options.action == "push" else storage.pull
+    copied = {section: copy(section, directory) for section in SECTIONS}
+    for section, num_bytes in copied.items():
+        if num_bytes is not None:
+            print(f"{section}: {num_bytes / 1e6:,.1f} MB transferred")
+    if all(num_bytes is None for num_bytes in copied.values()):
         raise RunError(f"{storage.url}: there is no copy of a run; check the URL")
-
-
-def _say(section: str, copied: Copied) -> None:
-    print(f"{section}: {copied.files} files, {copied.transferred_bytes / 1e6:,.1f} MB transferred")
+    return 0
 
 
 def _parser() -> Parser:

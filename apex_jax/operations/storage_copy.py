@@ -6,12 +6,14 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from apex_jax.config import Config
+from apex_jax.errors import RunError
 from apex_jax.process import FETCHED, StopSignal
-from apex_jax.storage import Cancelled, Section, Storage, StorageError, files_of, newest_local_checkpoint
+from apex_jax.run_identity import RunIdentity
+from apex_jax.storage import Section, Storage, StorageError, local_progress, progress_of
 
 _log = logging.getLogger(__name__)
 
@@ -21,7 +23,7 @@ LAST_COPY_SECONDS = 20.0  # that the copy made at the end of the process may tak
 class StorageCopy:
     """Copies a section of the run at each interval while it is entered, and once more at the end.
 
-    A failure is said once, counted, and made good by the next copy; nobody waits for it. Does nothing where
+    A failure is logged once, counted, and made good by the next copy; nobody waits for it. Does nothing if
     `storage.url` is empty.
     """
 
@@ -37,11 +39,11 @@ class StorageCopy:
         self._thread = threading.Thread(target=self._run, name="storage", daemon=True)
 
     def __enter__(self) -> StorageCopy:
-        """Fetches what the run directory lacks. StorageError where it cannot be known whether there is anything."""
+        """Fetches what the run directory lacks. RunError if it cannot be known whether there is anything."""
         if self._config.storage.url:
             # What the supervisor has fetched is not asked for again: the storage may be away where a role starts again.
             sections = [] if os.environ.get(FETCHED) else [self._section]
-            self._storage = fetch_missing(self._config, sections, self._stop.is_set)
+            self._storage = fetch_missing(self._config, sections, self._stop)
             if not self._stop.is_set():
                 self._thread.start()
         return self
@@ -73,7 +75,7 @@ class StorageCopy:
         started = time.monotonic()
         try:
             self._storage.push(self._section, Path(self._config.directory))
-        except StorageError as error:
+        except RunError as error:
             self.failed += 1
             if not self._is_failing:
                 _log.error("cannot copy the run (logged once, retried at each interval): %s", error)
@@ -85,49 +87,30 @@ class StorageCopy:
         self._copied_seconds = started
 
 
-def fetch_missing(config: Config, sections: Sequence[Section], is_cancelled: Callable[[], bool]) -> Storage:
+def fetch_missing(config: Config, sections: Sequence[Section], stop: StopSignal) -> Storage:
     """Fetches what the storage has and the run directory lacks: a section, or the newer checkpoints of the same run.
 
     The newer ones are of a machine that this one replaced and that was still saving; the run goes on from there.
-    Returns the storage. StorageError where it cannot be read, or is ahead with another run: a start would overwrite it.
+    Returns the storage. RunError if it cannot be read, or is ahead with another run: a start would overwrite it.
     """
-    storage = Storage(config.storage.url)
-    directory = Path(config.directory)
+
+    def is_cancelled() -> bool:
+        stop.beat()
+        return stop.is_set()
+
+    storage, directory = Storage(config.storage.url), Path(config.directory)
     for section in sections:
-        if section == "learner" and (newest := newest_local_checkpoint(directory)) is not None:
-            if _is_ahead(storage, directory, newest):
-                _fetch(storage, section, directory, is_cancelled)
-        elif section == "learner" or not has_replay(directory):
-            _fetch(storage, section, directory, is_cancelled)
+        if (local := local_progress(section, directory)) is not None:
+            if section == "replay":
+                continue
+            copy = storage.manifest(section)
+            if (remote := progress_of(section, copy.files)) is None or remote <= local:
+                continue
+            if not copy.identity or copy.identity != RunIdentity(str(directory)).name:
+                what = f"a checkpoint at {remote} updates, {directory} only one at {local}"
+                fix = "fetch it into an empty run_directory, or choose another storage.url"
+                raise StorageError(f"storage.url={storage.url} holds {what}: {fix}")
+            _log.warning("%s is at %d updates, its copy at %d: the run goes on from the copy", directory, local, remote)
+        if (num_bytes := storage.pull(section, directory, is_cancelled)) is not None:
+            _log.info("fetched the %s of the run from %s: %.1f MB", section, storage.url, num_bytes / 1e6)
     return storage
-
-
-def has_replay(run_directory: Path) -> bool:
-    """Tells whether there is a replay on disk."""
-    return bool(files_of("replay", run_directory))
-
-
-def _fetch(storage: Storage, section: Section, directory: Path, is_cancelled: Callable[[], bool]) -> None:
-    try:
-        copied = storage.pull(section, directory, is_cancelled)
-    except Cancelled:
-        return
-    except OSError as error:
-        raise StorageError(f"{directory} cannot be written ({error.strerror}): choose another run_directory") from None
-    if copied is not None:
-        size = f"{copied.files} files, {copied.transferred_bytes / 1e6:,.1f} MB"
-        _log.info("fetched the %s of the run from %s: %s", section, storage.url, size)
-
-
-def _is_ahead(storage: Storage, directory: Path, newest: int) -> bool:
-    """Tells whether the copy of this run has a newer checkpoint; StorageError where that of another run has."""
-    remote = storage.newest_checkpoint()
-    if remote is None or remote <= newest:
-        return False
-    if not storage.is_copy_of("learner", directory):
-        raise StorageError(
-            f"storage.url={storage.url} holds a checkpoint at {remote} updates, {directory} only one at {newest}:"
-            " fetch it into an empty run_directory, or choose another storage.url"
-        )
-    _log.warning("%s is at %d updates, its copy at %d: the run goes on from the copy", directory, newest, remote)
-    return True

@@ -336,7 +336,7 @@ def run(config: Config, name: str, stop: StopSignal) -> int:
     try:
         with locked(Path(config.directory)), StatusPage(config, "local", name, stop) as page:
             if config.storage.url:  # before the roles do so: metrics that come later would look like new ones
-                fetch_missing(config, SECTIONS, stop.is_set)
+                fetch_missing(config, SECTIONS, stop)
                 check_resumable(config)  # what was fetched
             record_start(config)
             addresses = AddressConfig(links.experience, links.sampling, links.weights, links.status)
