@@ -24,11 +24,12 @@ def run(arguments: Sequence[str]) -> int:
     if options.action == "pull" and held:
         raise UsageError(f"{shown(directory)}: holds a run already; give another directory")
     copy = storage.push if options.action == "push" else storage.pull
-    copied = {section: copy(section, directory) for section in SECTIONS}
-    for section, num_bytes in copied.items():
-        if num_bytes is not None:
+    found = False
+    for section in SECTIONS:
+        if (num_bytes := copy(section, directory)) is not None:
             print(f"{section}: {num_bytes / 1e6:,.1f} MB transferred")
-    if all(num_bytes is None for num_bytes in copied.values()):
+            found = True
+    if not found:
         raise RunError(f"{storage.url}: there is no copy of a run; check the URL")
     return 0
 
