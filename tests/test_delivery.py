@@ -28,6 +28,8 @@ from apex_jax.transport.messages import (
 from tests.experience_link import CREDIT, Link, join, limiter_that_lets_in, message_of, put_all
 from tests.links import CONFIG, SPEC, TRANSITIONS, segment_of, waiting_in
 
+KEY = CONFIG.compatibility_key
+
 
 @pytest.fixture
 def link(monkeypatch: pytest.MonkeyPatch) -> Iterator[Link]:
@@ -144,9 +146,7 @@ def test_a_restarted_server_takes_the_places_and_the_incarnation_that_an_actor_h
 def test_incarnations_go_on_above_those_that_actors_bring_along(link: Link) -> None:
     server = link.server()
     peer = link.peer(server)
-    peer.send(
-        ActorHello(1, CONFIG.compatibility_key, 4, incarnation=41, ladder_indices=np.array([1, 3, 5, 7], np.int32))
-    )
+    peer.send(ActorHello(1, KEY, 4, incarnation=41, ladder_indices=np.array([1, 3, 5, 7], np.int32)))
     welcome = peer.receive(ActorWelcome)
     assert (welcome.incarnation, welcome.ladder_indices.tolist()) == (41, [1, 3, 5, 7])
     newcomer = join(link.peer(server), 2)
@@ -170,9 +170,7 @@ def test_an_actor_that_is_started_again_gets_the_places_of_the_one_that_died_bef
 @pytest.mark.parametrize("ladder_indices", [[0, 1, 2], [0, 1, 2, 8], [-1, 0, 1, 2], []])
 def test_places_that_do_not_fit_the_ladder_are_given_anew(link: Link, ladder_indices: list[int]) -> None:
     peer = link.peer(link.server())
-    peer.send(
-        ActorHello(1, CONFIG.compatibility_key, 4, incarnation=5, ladder_indices=np.array(ladder_indices, np.int32))
-    )
+    peer.send(ActorHello(1, KEY, 4, incarnation=5, ladder_indices=np.array(ladder_indices, np.int32)))
     welcome = peer.receive(ActorWelcome)
     assert (welcome.incarnation, welcome.ladder_indices.tolist()) == (5, [0, 2, 5, 7])
 
@@ -185,17 +183,13 @@ def test_places_that_do_not_fit_the_ladder_are_given_anew(link: Link, ladder_ind
 def test_the_largest_incarnation_that_an_actor_can_claim_harms_nobody(link: Link, claim: int, given: int) -> None:
     server = link.server()
     peer = link.peer(server)
-    peer.send(
-        ActorHello(1, CONFIG.compatibility_key, 4, incarnation=claim, ladder_indices=np.arange(4, dtype=np.int32))
-    )
+    peer.send(ActorHello(1, KEY, 4, incarnation=claim, ladder_indices=np.arange(4, dtype=np.int32)))
     assert peer.receive(ActorWelcome).incarnation == given
     second = join(link.peer(server), 2)
     assert second.incarnation == given + 1, "a number that the protocol can still say"
     server.close()
     peer = link.peer(again := link.server())  # which knows of nobody
-    peer.send(
-        ActorHello(2, CONFIG.compatibility_key, 4, incarnation=second.incarnation, ladder_indices=second.ladder_indices)
-    )
+    peer.send(ActorHello(2, KEY, 4, incarnation=second.incarnation, ladder_indices=second.ladder_indices))
     incarnations = [peer.receive(ActorWelcome).incarnation, join(link.peer(again), 3).incarnation]
     assert incarnations[1] == incarnations[0] + 1
 
@@ -275,7 +269,7 @@ def test_an_actor_of_which_a_segment_was_lost_on_the_way_is_asked_to_send_it_aga
     peer.send(message_of(3), ActorStatus(1, 0.0, 0))
     peer.receive(Rejoin)
     peer.receive(Rejoin)
-    peer.send(ActorHello(1, CONFIG.compatibility_key, 4, acknowledged=1))
+    peer.send(ActorHello(1, KEY, 4, acknowledged=1))
     peer.receive(ActorWelcome)
     peer.send(message_of(2), message_of(3))
     while peer.receive(SegmentAck).sequence < 3:
@@ -286,7 +280,7 @@ def test_an_actor_of_which_a_segment_was_lost_on_the_way_is_asked_to_send_it_aga
 
 def test_a_server_without_memory_takes_the_first_that_the_actor_still_has(link: Link) -> None:
     peer = link.peer(server := link.server())
-    peer.send(ActorHello(1, CONFIG.compatibility_key, 4, acknowledged=6))
+    peer.send(ActorHello(1, KEY, 4, acknowledged=6))
     peer.receive(ActorWelcome)
     peer.send(message_of(6), message_of(7), message_of(8))
     while peer.receive(SegmentAck).sequence < 8:
@@ -394,7 +388,7 @@ def test_an_actor_that_is_refused_for_its_version_ends_with_both_in_one_line(
 ) -> None:
     server = link.server()
     encode = wire.encode
-    hello = speaking(wire.PROTOCOL_VERSION + 1, ActorHello(1, CONFIG.compatibility_key, 4))
+    hello = speaking(wire.PROTOCOL_VERSION + 1, ActorHello(1, KEY, 4))
     monkeypatch.setattr(wire, "encode", lambda message: hello if is_hello(message) else encode(message))
     stream = link.stream()
     server.until(stream.finished.is_set)
