@@ -144,8 +144,7 @@ def test_a_restarted_server_takes_the_places_and_the_incarnation_that_an_actor_h
 
 
 def test_incarnations_go_on_above_those_that_actors_bring_along(link: Link) -> None:
-    server = link.server()
-    peer = link.peer(server)
+    peer = link.peer(server := link.server())
     peer.send(ActorHello(1, KEY, 4, incarnation=41, ladder_indices=np.array([1, 3, 5, 7], np.int32)))
     welcome = peer.receive(ActorWelcome)
     assert (welcome.incarnation, welcome.ladder_indices.tolist()) == (41, [1, 3, 5, 7])
