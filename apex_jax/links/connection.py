@@ -6,7 +6,7 @@ import contextlib
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import zmq
 
@@ -19,15 +19,24 @@ from apex_jax.transport.wire import WireError
 
 _log = logging.getLogger(__name__)
 
-HEARTBEAT_SECONDS = 1.0  # between two hellos, or two heartbeats
+HEARTBEAT_SECONDS = 1.0
 STOOD_STILL_SECONDS = 1.0  # between two turns: this process was stopped, or had no core
+
+
+class Patience(NamedTuple):
+    """Times of a client, in seconds."""
+
+    silent: float  # without a message, after which the server is lost
+    away_limit: float = 0.0  # after which a server that is away is a RunError, 0 = never
+    refused_limit: float = 0.0  # the same for a server that has no place for this client
+    heartbeat: float = 0.0  # between two hellos, or two heartbeats; 0 = HEARTBEAT_SECONDS
 
 
 class Connection:
     """Joins a server and stays joined: hellos until the server welcomes this client, and heartbeats from then on.
 
-    The server answers every hello and heartbeat. A server whose connection breaks, or which sends nothing for
-    `silent_seconds`, is lost, and is looked for until it is back. `state` is one of
+    The server answers every hello and heartbeat. A server whose connection breaks, or which sends nothing for too long,
+    is lost, and is looked for until it is back. `state` is one of
 
         connecting  no server has welcomed this client yet
         joined      a server has, and its connection lives
@@ -37,30 +46,14 @@ class Connection:
     A server of ours never breaks the protocol: what is no message, or does not belong on the link, is a RunError.
     """
 
-    def __init__(
-        self,
-        server: str,
-        address: str,
-        run: RunIdentity | None,
-        silent_seconds: float,
-        away_limit_seconds: float = 0.0,
-        refused_limit_seconds: float = 0.0,
-        heartbeat_seconds: float | None = None,
-    ):
-        """`server`: what people call it, such as "replay server"; `run`: that this client is part of, None = of any.
-
-        `away_limit_seconds`, `refused_limit_seconds`: after which a server that is away, or has no place for this
-        client, is a RunError; 0 = never. `heartbeat_seconds`: None = HEARTBEAT_SECONDS.
-        """
+    def __init__(self, server: str, address: str, run: RunIdentity | None, patience: Patience):
+        """`server`: what people call it, such as "replay server"; `run`: that this client is part of, None = of any."""
         self.state = "connecting"
         self.disconnects = 0  # of servers that had welcomed this client
         self.dropped: Counter[str] = Counter()
         self.name = f"the {server} at {address}"
         self.run = run or RunIdentity()
-        self._silent_seconds = silent_seconds
-        self._heartbeat_seconds = HEARTBEAT_SECONDS if heartbeat_seconds is None else heartbeat_seconds
-        self._away_limit_seconds = away_limit_seconds
-        self._refused_limit_seconds = refused_limit_seconds
+        self._patience = patience._replace(heartbeat=patience.heartbeat or HEARTBEAT_SECONDS)
         self._monitor = ClientMonitor()
         self._socket: zmq.Socket | None = None
         self._since_seconds: float | None = None  # when `state` became what it is; None before the first turn
@@ -108,14 +101,14 @@ class Connection:
         silent_seconds = now_seconds - self._received_seconds
         if self.state == "joined" and not self._monitor.is_connected:
             self._lose(now_seconds, f"{self.name} is lost: looking for it")
-        elif self.state == "joined" and silent_seconds > self._silent_seconds:
+        elif self.state == "joined" and silent_seconds > self._patience.silent:
             self._lose(now_seconds, f"{self.name} has been silent for {silent_seconds:.0f} s: looking for it")
-        if self._monitor.is_connected and silent_seconds > self._silent_seconds:
+        if self._monitor.is_connected and silent_seconds > self._patience.silent:
             self._monitor.reconnect()  # the connection may be dead in a way that tcp does not show
             self._received_seconds = now_seconds
         self._check_limits(now_seconds)
         if now_seconds >= self._next_heartbeat and self._send(heartbeat() if self.state == "joined" else hello()):
-            self._next_heartbeat = now_seconds + self._heartbeat_seconds
+            self._next_heartbeat = now_seconds + self._patience.heartbeat
 
     def receive(self, now_seconds: float, expected: tuple[type, ...]) -> Iterator[Any]:
         """Yields the messages that have arrived, `Refusal` and `Rejoin` left out, as far as the budget of a turn goes.
@@ -176,7 +169,7 @@ class Connection:
 
     def _check_limits(self, now_seconds: float) -> None:
         away_seconds = now_seconds - (self._since_seconds or 0.0)
-        if self.state in ("connecting", "lost") and 0 < self._away_limit_seconds < away_seconds:
+        if self.state in ("connecting", "lost") and 0 < self._patience.away_limit < away_seconds:
             what = f"{self.name} has been away for {away_seconds:.0f} s"
             raise RunError(f"{what}: start it, or raise away_limit_seconds (0 = wait for ever)")
 
@@ -187,7 +180,7 @@ class Connection:
     def _on_refusal(self, message: Refusal, now_seconds: float) -> None:
         reason = self.run.refused(message.reason)
         refused_seconds = now_seconds - (self._since_seconds or 0.0) if self.state == "refused" else 0.0
-        if message.final or 0 < self._refused_limit_seconds < refused_seconds:
+        if message.final or 0 < self._patience.refused_limit < refused_seconds:
             raise RunError(f"refused by {self.name}: {reason}")
         self.dropped["refused"] += 1
         if self.state != "refused":

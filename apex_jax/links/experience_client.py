@@ -6,7 +6,7 @@ import logging
 import queue
 import threading
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
@@ -15,7 +15,7 @@ import numpy as np
 import zmq
 
 from apex_jax.errors import RunError
-from apex_jax.links.connection import Connection
+from apex_jax.links.connection import Connection, Patience
 from apex_jax.links.outbox import Outbox, transitions_of
 from apex_jax.run_identity import RunIdentity
 from apex_jax.segment_codec import CorruptSegment
@@ -65,7 +65,7 @@ class ExperienceClient:
 
         `away_limit_seconds`: after which a server that is away is an `error`, 0 = never.
         """
-        self._connection = Connection("replay server", address, run, PEER_TIMEOUT_SECONDS, away_limit_seconds)
+        self._connection = Connection("replay server", address, run, Patience(PEER_TIMEOUT_SECONDS, away_limit_seconds))
         self.status = ActorStatus(run_id=hello.run_id, steps_per_second=0.0, weights_version=0)
         self.produced = 0  # transitions that its actor has made, as the actor says before it puts them
         self.finished = threading.Event()  # the run is over, or the server refused this actor: see `error`
@@ -75,7 +75,6 @@ class ExperienceClient:
         self._produced: queue.Queue[Produced] = queue.Queue(queue_size)
         self._account = Counter[str]()  # transitions, by the fields of `ActorStatus`; each has one thread that counts
         self._steps_dropped = 0  # environment steps of dropped segments, which the next one carries
-        self._episodes: deque[EpisodeStatistics] = deque(maxlen=1024)
         self._outbox = Outbox(hello.run_id, spec, spec.max_environment_steps(hello.num_environments))
         self._welcome: ActorWelcome | None = None
         self._is_welcome = threading.Event()
@@ -118,7 +117,7 @@ class ExperienceClient:
 
     def put_episodes(self, exploration: np.ndarray, episode_return: np.ndarray, steps: np.ndarray) -> None:
         """Takes the statistics of finished games, [N] each."""
-        self._episodes.append(EpisodeStatistics(self._hello.run_id, exploration, episode_return, steps))
+        self._outbox.episodes.append(EpisodeStatistics(self._hello.run_id, exploration, episode_return, steps))
 
     def close(self) -> None:
         """Takes leave and ends the thread; of what was produced, the rest is told as unsent."""
@@ -200,8 +199,8 @@ class ExperienceClient:
         credit = self._welcome.max_outstanding_segments
         while (message := self._outbox.next_to_send(credit)) is not None and self._connection.send(message):
             self._outbox.on_sent()
-        while self._episodes and self._connection.send(self._episodes[0]):
-            self._episodes.popleft()
+        while self._outbox.episodes and self._connection.send(self._outbox.episodes[0]):
+            self._outbox.episodes.popleft()
 
     def _receive(self, now_seconds: float) -> None:
         for message in self._connection.receive(now_seconds, (ActorWelcome, SegmentAck, Finish)):

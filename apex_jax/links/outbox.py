@@ -8,8 +8,10 @@ from collections import deque
 import numpy as np
 
 from apex_jax.segment_codec import encode_segment
-from apex_jax.transport.messages import SegmentMessage
+from apex_jax.transport.messages import EpisodeStatistics, SegmentMessage
 from apex_jax.types import Segment, SegmentSpec
+
+MAX_EPISODES = 1024  # messages of statistics that wait; the oldest make room
 
 
 class Outbox:
@@ -17,6 +19,7 @@ class Outbox:
 
     def __init__(self, run_id: int, spec: SegmentSpec, max_environment_steps: int) -> None:
         """`max_environment_steps`: that one segment may carry, so that the server believes it."""
+        self.episodes: deque[EpisodeStatistics] = deque(maxlen=MAX_EPISODES)  # sent once, in no order with segments
         self._run_id = run_id
         self._spec = spec
         self._max_environment_steps = max_environment_steps

@@ -16,7 +16,7 @@ import numpy as np
 import zmq
 
 from apex_jax.errors import RunError
-from apex_jax.links.connection import Connection
+from apex_jax.links.connection import Connection, Patience
 from apex_jax.run_identity import RunIdentity
 from apex_jax.segment_codec import CorruptSegment, decode_columns, decode_frames, max_streamed_bytes
 from apex_jax.transport import sockets
@@ -80,9 +80,8 @@ class SamplingClient:
         `run`: that the learner is part of, or becomes part of when it is welcomed; None = of any.
         `away_limit_seconds`: after which a server that is away is a RunError, 0 = never.
         """
-        self._connection = Connection(
-            "replay server", address, run, SILENT_SECONDS, away_limit_seconds, refused_limit_seconds=REFUSED_SECONDS
-        )
+        patience = Patience(SILENT_SECONDS, away_limit_seconds, REFUSED_SECONDS)
+        self._connection = Connection("replay server", address, run, patience)
         self._spec = spec
         self._hello = hello
         self.environment_steps = hello.environment_steps  # of the whole run; the learner keeps it up to date

@@ -17,7 +17,7 @@ import zmq
 
 from apex_jax.agent.algorithm import Params
 from apex_jax.errors import RunError
-from apex_jax.links.connection import Connection
+from apex_jax.links.connection import Connection, Patience
 from apex_jax.run_identity import RunIdentity
 from apex_jax.segment_codec import FLOAT32
 from apex_jax.transport import sockets
@@ -90,9 +90,8 @@ class WeightsClient:
         `run`: that this process is part of, or becomes part of with the first offer; None = of any.
         `takes_every`: every version that it can; else the first, the final, and those asked for with `request`.
         """
-        self._connection = Connection(
-            "learner", address, run, PEER_TIMEOUT_SECONDS, away_limit_seconds, heartbeat_seconds=HEARTBEAT_SECONDS
-        )
+        patience = Patience(PEER_TIMEOUT_SECONDS, away_limit_seconds, heartbeat=HEARTBEAT_SECONDS)
+        self._connection = Connection("learner", address, run, patience)
         self._takes_every = takes_every
         self._like_params = like_params
         self._hello = WeightsHello(compatibility_key, architecture_of(like_params))
