@@ -302,7 +302,8 @@ def joined(fleet: Fleet) -> CountingStream:
 def test_a_killed_actor_is_counted_up_to_its_last_segment(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     fleet = Fleet(config, 0)
     server, stream = fleet.start_server(), joined(fleet)
-    monkeypatch.setattr(stream._connection, "_heartbeat_seconds", 1_000.0)
+    patience = stream._connection._patience._replace(heartbeat=1_000.0)
+    monkeypatch.setattr(stream._connection, "_patience", patience)
     wait_until(
         lambda: stream._connection._next_heartbeat > time.monotonic() + 100.0, fleet.serve
     )  # no report till then
@@ -323,7 +324,8 @@ def test_an_actor_killed_together_with_the_server_is_counted_up_to_its_last_repo
     server, stream = fleet.start_server(), joined(fleet)
     assert stream.put(segment_of(0), 10, 0.0)
     wait_until(lambda: server.ledger()["stored"] == TRANSITIONS, fleet.serve)
-    monkeypatch.setattr(stream._connection, "_heartbeat_seconds", 1_000.0)
+    patience = stream._connection._patience._replace(heartbeat=1_000.0)
+    monkeypatch.setattr(stream._connection, "_patience", patience)
     wait_until(lambda: stream._connection._next_heartbeat > time.monotonic() + 100.0, fleet.serve)
     stream.produced += 7
     assert stream.put(segment_of(1), 10, 0.0)
