@@ -102,9 +102,7 @@ class SegmentMessage(NamedTuple):
     environment_steps: Annotated[int, Integer(0, 2**32)]  # of the actor since its previous segment
     crc: Annotated[int, Integer(0, 2**32 - 1)]  # zlib.crc32 of body
     body: Annotated[bytes, Buffer(MAX_SEGMENT_BYTES)]  # see segment_codec.encode_segment
-    transitions: Annotated[int, Integer(0, 4096)] = (
-        0  # that start in the segment; for the ledger, in case the body is corrupt
-    )
+    transitions: Annotated[int, Integer(0, 4096)] = 0  # that start in it; for the ledger, in case the body is corrupt
     produced: Annotated[int, Integer(0, MAX_COUNT)] = 0  # as in `ActorStatus`; may be the last count of a killed actor
 
 
