@@ -209,7 +209,7 @@ class SamplingClient:
                 self._on_batches(message)
             elif isinstance(message, LearnerWelcome):
                 self._on_welcome(message, now_seconds)
-            elif isinstance(message, Finish) and self._last_word is not None:  # else it answers no Finish of ours
+            elif isinstance(message, Finish) and self._last_word is not None:  # answers our Finish
                 self.is_finish_received.set()
                 self._connection.expect_end()
 
