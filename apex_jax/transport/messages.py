@@ -85,9 +85,7 @@ class ActorHello(NamedTuple):
 class ActorWelcome(NamedTuple):
     """The actor's ladder indices for exploration, and its credit."""
 
-    incarnation: Annotated[
-        int, Integer(1, MAX_COUNT)
-    ]  # actors welcomed so far, this one included; seeds its random numbers
+    incarnation: Annotated[int, Integer(1, MAX_COUNT)]  # number of this actor in the run; seeds its random numbers
     ladder_indices: Annotated[np.ndarray, Array("int32", "E", 4096)]  # in [0, ladder_size)
     ladder_size: Annotated[int, Integer(1, 2**20)]
     max_outstanding_segments: Annotated[int, Integer(1, 4096)]
@@ -142,7 +140,7 @@ class ActorStatus(NamedTuple):
 
 
 class Rejoin(NamedTuple):
-    """The server has no such peer (the server restarted, or evicted the peer): send a hello again."""
+    """The server has no record of the peer (it restarted, or evicted the peer); the peer must send a hello again."""
 
 
 class Goodbye(NamedTuple):
@@ -209,9 +207,7 @@ class IndexBatches(NamedTuple):
     """K batches of B indices drawn from one state of the replay buffer, and its statistics at that moment."""
 
     indices: Annotated[np.ndarray, Array("int32", "KB")]  # segment slot x L + frame slot
-    generations: Annotated[
-        np.ndarray, Array("uint32", "KB")
-    ]  # of the segment in that slot; returned in `PriorityUpdate`
+    generations: Annotated[np.ndarray, Array("uint32", "KB")]  # of the segment in that slot; returned with priorities
     weights: Annotated[np.ndarray, Array("float32", "KB")]  # importance weights; the largest of each batch is 1
     replay_id: Annotated[str, Text(16)]  # of the replay buffer; survives a restart that restores it
     environment_steps: Annotated[int, Integer(0, MAX_ENVIRONMENT_STEPS)]  # received by this replay buffer
@@ -226,7 +222,7 @@ class PriorityUpdate(NamedTuple):
     run_id: RunId
     indices: Annotated[np.ndarray, Array("int32", "N")]
     generations: Annotated[np.ndarray, Array("uint32", "N")]
-    priorities: Annotated[np.ndarray, Array("float32", "N")]  # before exponentiation
+    priorities: Annotated[np.ndarray, Array("float32", "N")]  # before the priority exponent is applied
 
 
 class CorruptSegments(NamedTuple):

@@ -64,7 +64,7 @@ class _Monitor:
         socket.monitor(name, self._events)
         self._pair = socket.context.socket(zmq.PAIR)
         self._pair.set(zmq.LINGER, 0)
-        self._pair.set(zmq.RCVHWM, 0)  # no limit: when it is full, ZMQ's I/O thread blocks
+        self._pair.set(zmq.RCVHWM, 0)  # unlimited: strangers could fill a limited queue, which blocks ZMQ's I/O thread
         self._pair.connect(name)
 
     def close(self) -> None:
@@ -136,7 +136,7 @@ class ClientMonitor(_Monitor):
 
     def __init__(self) -> None:
         super().__init__()
-        self.is_connected = False  # and the handshake succeeded
+        self.is_connected = False  # connected, with a successful handshake
         self._next_check = 0.0
         self._given_up_seconds: float | None = None  # when the connection was lost; None while ZMQ reconnects by itself
         self._was_connected = False  # whether the handshake of the lost connection had succeeded
@@ -144,7 +144,7 @@ class ClientMonitor(_Monitor):
         self._cut_offs_counted = 0  # cut-offs already reported by `count`
         self._is_cut_off_told = False
         self._is_shaking_hands = False
-        self._cause = ""  # of the current failures, once logged
+        self._cause = ""  # logged cause of the current failures
         self._first_failure = self._last_failure = self._last_probe = -GAP_SECONDS
         self._mechanism: str | None = None  # security mechanism in the server's greeting
 

@@ -79,8 +79,8 @@ class LinkContext(zmq.Context):
     def admit(self, link: str) -> None:
         """Authenticates the clients of a link, on a thread that `term` ends.
 
-        With keys, only the public keys of the link's client roles are accepted. Without keys, every client that uses
-        the current ZMTP is: the oldest ZMTP has no handshake, so any bytes at all would make a peer that can stay.
+        With keys, only the public keys of the link's client roles are accepted. Without keys, all clients that use the
+        current ZMTP are accepted; the oldest ZMTP has no handshake, so any bytes at all would make a permanent peer.
         """
         from zmq.auth.thread import ThreadAuthenticator  # imported here: loads asyncio, which clients do not need
 
@@ -178,9 +178,7 @@ def security_of(config: Config, role: str) -> Security:
             servers[link] = keys.read_publics(directory, LINKS[link].server)[0]
         else:
             for client in LINKS[link].clients:
-                if not keys.read_allowed(
-                    directory, client
-                ):  # legal, so only a warning; raises if the list is unreadable
+                if not keys.read_allowed(directory, client):  # legal: a warning; raises if unreadable
                     _log.warning("%s.public holds no key: no %s is let in until one is added", client, client)
     _log.info("links over tcp are encrypted with the keys of %s", directory or "the environment")
     return Security(role, directory, secret, servers)

@@ -31,7 +31,7 @@ from apex_jax.transport.monitor import ClientMonitor, Monitors, ServerMonitor
 from apex_jax.transport.security import secure
 from apex_jax.types import MAX_SEGMENT_BYTES
 
-MESSAGES_AT_ONCE = 256  # read before other links are read and replies are sent
+MESSAGES_AT_ONCE = 256  # maximum per turn, before other links are read and replies are sent
 READING_TURN_SECONDS = 0.02  # time limit of a reading turn; the costs of messages differ by a factor of thousands
 MALFORMED_AT_ONCE = 256  # skipped per call, so that a flood of garbage cannot starve the caller
 LOST_PEER_MILLISECONDS = 10_000  # after which the connection to a host that acknowledges no packet is closed
@@ -184,17 +184,17 @@ def _dealer(context: zmq.Context) -> zmq.Socket:
 
 def _tune(socket: zmq.Socket, linger_milliseconds: int, max_message_bytes: int) -> None:
     """Sets the options that must be set before bind or connect."""
-    socket.set(zmq.LINGER, linger_milliseconds)  # the default blocks the exit forever
+    socket.set(zmq.LINGER, linger_milliseconds)  # the default can block the exit forever
     # By default, a peer can announce a message of any size and so make us allocate it. The limit must admit any header.
     socket.set(zmq.MAXMSGSIZE, max(max_message_bytes, SMALL_MESSAGE_BYTES) + ENCRYPTION_BYTES)
     socket.set(zmq.HANDSHAKE_IVL, HANDSHAKE_MILLISECONDS)
     socket.set(zmq.IPV6, 1)
     socket.set(zmq.BACKLOG, 1024)  # a fleet of actors may connect at once
-    socket.set(zmq.TCP_KEEPALIVE, 1)  # detects the loss of an idle connection
+    socket.set(zmq.TCP_KEEPALIVE, 1)  # closes a dead connection that was idle
     socket.set(zmq.TCP_KEEPALIVE_IDLE, 4)
     socket.set(zmq.TCP_KEEPALIVE_INTVL, 2)
     socket.set(zmq.TCP_KEEPALIVE_CNT, 3)
-    socket.set(zmq.TCP_MAXRT, LOST_PEER_MILLISECONDS)  # detects the loss of a connection with unacknowledged data
+    socket.set(zmq.TCP_MAXRT, LOST_PEER_MILLISECONDS)  # closes a dead connection with unacknowledged data
     socket.set(zmq.CONNECT_TIMEOUT, 5_000)
     socket.set(zmq.RECONNECT_IVL, 100)
     socket.set(zmq.RECONNECT_IVL_MAX, LONGEST_RECONNECT_MILLISECONDS)
@@ -214,7 +214,7 @@ def _bind(
         if monitor is not None:
             monitor.attach(socket, link, address)
         if address.startswith("ipc://") and not address.startswith("ipc://@"):
-            check_path_is_free(address.removeprefix("ipc://"))  # ZMQ would take the path from its server
+            check_path_is_free(address.removeprefix("ipc://"))  # ZMQ would replace a live server's socket
         socket.bind(address)
     except (OSError, zmq.ZMQError, UsageError) as error:
         _close(socket, monitor)
