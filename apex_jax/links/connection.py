@@ -20,7 +20,7 @@ from apex_jax.transport.wire import WireError
 _log = logging.getLogger(__name__)
 
 HEARTBEAT_SECONDS = 1.0
-STOOD_STILL_SECONDS = 1.0  # between two turns; after that, this process was stopped or starved
+STOOD_STILL_SECONDS = 1.0  # between two turns; a longer pause means that this process was stopped or starved
 
 
 class Patience(NamedTuple):
@@ -41,7 +41,7 @@ class Connection:
         connecting  no server has welcomed this client yet
         joined      a server has welcomed this client and is connected
         lost        the server that had welcomed this client is unreachable or silent
-        refused     a server does not accept this client, for now or finally
+        refused     a server refuses this client, finally or for now
 
     apex_jax servers never violate the protocol: a malformed or unexpected message raises RunError.
     """
@@ -88,7 +88,7 @@ class Connection:
         """
         if self._since_seconds is None:
             self._since_seconds = self._received_seconds = self._turn_seconds = now_seconds
-        if now_seconds - self._turn_seconds > STOOD_STILL_SECONDS:  # messages that arrived meanwhile are unread
+        if now_seconds - self._turn_seconds > STOOD_STILL_SECONDS:  # this process stalled: pending messages are unread
             self._received_seconds = now_seconds
         self._turn_seconds = now_seconds
         was_connected = self._monitor.is_connected

@@ -67,7 +67,7 @@ class ExperienceClient:
         """
         self._connection = Connection("replay server", address, run, Patience(PEER_TIMEOUT_SECONDS, away_limit_seconds))
         self.status = ActorStatus(run_id=hello.run_id, steps_per_second=0.0, weights_version=0)
-        self.produced = 0  # transitions of the actor so far; it sets this before each `put`
+        self.produced = 0  # transitions of the actor so far; updated by the actor before each `put`
         self.finished = threading.Event()  # the run is over, or the link failed, see `error`
         self.error: RunError | None = None
         self._hello = hello

@@ -158,7 +158,7 @@ class ExperienceServer:
             sockets.send(self._socket, Refusal(reason=reason, final=False), identity)
             return
         if before is not None and message.acknowledged > (stored := self.actors[before].stored):
-            self.dropped["bad_acknowledgement"] += 1  # accepted, it would make that actor's segments duplicates
+            self.dropped["bad_acknowledgement"] += 1  # if accepted, that actor's segments would count as duplicates
             known = f"an actor whose segments were acknowledged up to {stored}"
             reason = f"acknowledged={message.acknowledged} of {known}: start this actor again"
             sockets.send(self._socket, Refusal(reason=reason, final=False), identity)

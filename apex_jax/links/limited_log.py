@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-LINES_AT_ONCE = 1024  # MAX_ACTORS: the start of a fleet logs one line per actor
+LINES_AT_ONCE = 1024  # = MAX_ACTORS, as the start of a fleet logs one line per actor
 INTERVAL_SECONDS = 60.0
 
 

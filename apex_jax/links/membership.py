@@ -13,7 +13,7 @@ from apex_jax.transport.messages import ActorHello, ActorStatus
 from apex_jax.types import Columns, SegmentRecord
 
 MAX_INCARNATION = 2**32  # largest accepted from an actor; its successors must fit the protocol, too
-QUIET_SECONDS = 3.0  # three missed heartbeats: its indices may be assigned again; better twice than not at all
+QUIET_SECONDS = 3.0  # without a heartbeat, after which indices may be reassigned: a duplicate is better than a gap
 
 
 class Waiting(NamedTuple):
@@ -75,7 +75,7 @@ class Membership:
         connection = self.connection_of(hello.run_id)
         if connection is not None:
             return self.actors[connection].incarnation, self.actors[connection].ladder_indices
-        # The new incarnation may exceed MAX_INCARNATION by one, if another actor claimed the maximum.
+        # An assigned incarnation may exceed MAX_INCARNATION, after another actor has claimed the maximum.
         is_believed = 1 <= hello.incarnation <= max(MAX_INCARNATION, incarnations)
         incarnation, ladder_indices = hello.incarnation if is_believed else incarnations + 1, hello.ladder_indices
         on_ladder = not ladder_indices.size or 0 <= ladder_indices.min() <= ladder_indices.max() < len(self._occupants)

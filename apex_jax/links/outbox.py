@@ -19,7 +19,7 @@ class Outbox:
 
     def __init__(self, run_id: int, spec: SegmentSpec, max_environment_steps: int) -> None:
         """`max_environment_steps`: the most that the server accepts in one segment."""
-        self.episodes: deque[EpisodeStatistics] = deque(maxlen=MAX_EPISODES)  # sent once, in no order with segments
+        self.episodes: deque[EpisodeStatistics] = deque(maxlen=MAX_EPISODES)  # sent once, not ordered with segments
         self._run_id = run_id
         self._spec = spec
         self._max_environment_steps = max_environment_steps

@@ -61,7 +61,7 @@ class SamplingClient:
 
     The learner calls `next` for an item, `consumed` when it has processed the item, and `update_priorities`. When the
     replay server is lost, the client reconnects until it is back; the stream then restarts with the live segments.
-    The credit of the server bounds the pending items.
+    The credit granted to the server bounds the pending items.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class SamplingClient:
     ):
         """Connects. `capacity_segments`: of the frame store; `groups`: `IndexBatches` pending or being processed.
 
-        `run`: the run of the learner, or of the server that welcomes it first; None = any.
+        `run`: the run of this learner, which adopts the server's if it has none yet; None = any.
         `away_limit_seconds`: how long the server may be unreachable before a RunError is raised; 0 = forever.
         """
         patience = Patience(SILENT_SECONDS, away_limit_seconds, REFUSED_SECONDS)
@@ -89,7 +89,7 @@ class SamplingClient:
         self._groups = groups
         # Each item uses at least one group or segment of credit; one more slot is for the final error.
         self._items: queue.Queue[Item | RunError] = queue.Queue(groups + SEGMENTS_WINDOW + 1)
-        self._outbox: deque[tuple[int, Any]] = deque()  # (epoch of the recipient, message)
+        self._outbox: deque[tuple[int, Any]] = deque()  # (epoch to which it belongs, message)
         self._epoch = 0
         self._has_reported = False  # whether corrupt segments were logged
         self._last_word: Finish | None = None
@@ -127,7 +127,7 @@ class SamplingClient:
                 return None
             if isinstance(item, Exception):
                 raise item
-            if item.epoch == self._epoch:  # else its segments may already be discarded
+            if item.epoch == self._epoch:  # else, segments before it may have been discarded
                 return item
 
     def consumed(self, item: Item) -> None:

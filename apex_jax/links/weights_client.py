@@ -87,7 +87,7 @@ class WeightsClient:
 
         `compatibility_key`: see `Config.weights_compatibility_key`.
         `away_limit_seconds`: how long the learner may be unreachable before a RunError is raised; 0 = forever.
-        `run`: the run of this process, or of the first offer if it has none yet; None = any.
+        `run`: the run of this process, which adopts that of the first offer if it has none yet; None = any.
         `takes_every`: fetch each new version; else only the first, the final, and those that `request` asks for.
         """
         patience = Patience(PEER_TIMEOUT_SECONDS, away_limit_seconds, heartbeat=HEARTBEAT_SECONDS)

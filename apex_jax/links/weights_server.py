@@ -152,7 +152,7 @@ class WeightsServer:
         for _ in sockets.reading_turn():
             received = sockets.receive_from(self._socket, tuple(self._handlers), self.dropped)
             if received is None:
-                self._evict_dead_clients(now_seconds)  # not before: their heartbeats may be unread
+                self._evict_dead_clients(now_seconds)  # only when all heartbeats have been read
                 break
             identity, message = received
             if (client := self.clients.get(identity)) is not None:
@@ -229,7 +229,7 @@ class WeightsServer:
             updates=published.updates,
             environment_steps=published.environment_steps,
             final=published.final,
-            age_seconds=max(0.0, now_seconds - published.seconds),  # published during this turn if negative
+            age_seconds=max(0.0, now_seconds - published.seconds),  # negative if published during this turn
             crc=encoded.crc,
             body_bytes=encoded.body_bytes,
             offset=message.offset,
