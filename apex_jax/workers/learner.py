@@ -317,7 +317,7 @@ def run(config: Config, name: str, stop: StopSignal) -> int:
     """Runs the role and returns the process's exit code."""
     with open_role(config, "learner", name, stop) as role:
         if stop.is_set():
-            return stop.exit_code  # the copy of the run is incomplete and must not be replaced
+            return stop.exit_code  # stopped while the run was fetched; starting would replace its remote copy
         check_resumable(config)
         try:
             learner = Learner(role, segment_spec(config))

@@ -41,7 +41,7 @@ MAX_RESTARTS = 5  # consecutive restarts of one role
 STEADY_SECONDS = 120.0  # without a fault, after which a role's restarts are counted from 0 again
 KILL_SECONDS = 4.0  # from SIGTERM to SIGKILL
 KILLED_SECONDS = 2.0  # timeout for killed processes to end; one blocked on the disk may never end
-SAVE_SECONDS = 35.0  # KILL_SECONDS for roles that save their state; the learner gives up after 30
+SAVE_SECONDS = 35.0  # from SIGTERM to SIGKILL, for roles that save their state; the learner gives up after 30
 LAST_EVALUATION_SECONDS = 1800.0  # after the end of the run; the watch detects a hung evaluator much sooner
 FILM_SECONDS = 120.0  # for completing the film, after the last evaluation
 LOG_TAIL_LINES = 8
@@ -137,7 +137,7 @@ class LocalRun:
         status = addresses.status
         self._watch = Watch({name: f"{status}-{name}" if status else "" for _, name in names})
         self._over_seconds: float | None = None  # when the learner ended the run
-        self._film_seconds = 0.0  # when only the film was first seen to be left, 0 = not yet
+        self._film_seconds = 0.0  # when the evaluator was first seen completing the film, 0 = not yet
         self._updates = 0  # of the learner, as last read
         self._view: LiveView | None = None
 
@@ -159,7 +159,7 @@ class LocalRun:
         finally:
             if self._stop.signal_number:
                 acknowledge(STOPPING if self._over_seconds is None else STOPPING_AFTER_THE_END)
-            self._end_processes()  # immediately, so that it matches a signal that they received themselves
+            self._end_processes()  # at once, so that roles which got the same signal treat this as a repetition
             self._watch.close()
         draw_curves(self._directory, self._config.environment.task)
         print(final_summary(reader.read(), str(self._directory), has_screen(self._config)), flush=True)
@@ -182,7 +182,7 @@ class LocalRun:
             with contextlib.suppress(ChildProcessError):
                 while os.waitpid(process.pid, os.WNOHANG) == (0, 0) and time.monotonic() < until:
                     time.sleep(0.01)
-        with contextlib.suppress(Exception):  # the terminal may hang, or a write may be interrupted
+        with contextlib.suppress(Exception):  # the terminal does not respond, or a write was interrupted
             if self._view is not None:
                 self._view.close()
         learned = lost_updates(str(self._directory), self._updates, is_saved)
@@ -198,7 +198,7 @@ class LocalRun:
         self._watch.started(role.name)
 
     def _as_seen_here(self, progress: Progress) -> Progress:
-        """Adds to the progress read from files the states known to the supervisor."""
+        """Adds the supervisor's state (phase and roles) to the progress read from files."""
         if self._over_seconds is not None:  # the stalled progress is then expected
             progress = replace(progress, phase="finishing", warnings=())
         return replace(progress, roles={role.name: role.state for role in self._roles})
