@@ -1,1 +1,1 @@
-"""Both ends of each link: services, which a server serves in turn, and streams, on a thread of their own."""
+"""Both ends of each link: servers and clients. Clients, and the weights server, run on threads of their own."""

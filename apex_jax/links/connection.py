@@ -1,4 +1,4 @@
-"""A client's connection to its server, and the one place that decides that the server is silent, gone or back."""
+"""A client's connection to its server: the only module that decides whether the server is joined, lost or back."""
 
 from __future__ import annotations
 
@@ -20,44 +20,44 @@ from apex_jax.transport.wire import WireError
 _log = logging.getLogger(__name__)
 
 HEARTBEAT_SECONDS = 1.0
-STOOD_STILL_SECONDS = 1.0  # between two turns: this process was stopped, or had no core
+STOOD_STILL_SECONDS = 1.0  # between two turns; a longer pause means that this process was stopped or starved
 
 
 class Patience(NamedTuple):
-    """Times of a client, in seconds."""
+    """Timeouts of a client, in seconds."""
 
-    silent: float  # without a message, after which the server is lost
-    away_limit: float = 0.0  # after which a server that is away is a RunError, 0 = never
-    refused_limit: float = 0.0  # the same for a server that has no place for this client
-    heartbeat: float = 0.0  # between two hellos, or two heartbeats; 0 = HEARTBEAT_SECONDS
+    silent: float  # without a message, after which the server counts as lost
+    away_limit: float = 0.0  # how long the server may be unreachable before a RunError; 0 = forever
+    refused_limit: float = 0.0  # the same for a server that refuses this client
+    heartbeat: float = 0.0  # between two hellos or heartbeats; 0 = HEARTBEAT_SECONDS
 
 
 class Connection:
-    """Joins a server and stays joined: hellos until the server welcomes this client, and heartbeats from then on.
+    """Joins a server and stays joined: sends hellos until the server welcomes this client, then heartbeats.
 
     The server answers every hello and heartbeat. A server whose connection breaks, or which sends nothing for too long,
-    is lost, and is looked for until it is back. `state` is one of
+    is lost; the client then reconnects until the server is back. `state` is one of
 
         connecting  no server has welcomed this client yet
-        joined      a server has, and its connection lives
-        lost        a server had, and has gone
-        refused     a server does not accept this client, now or ever
+        joined      a server has welcomed this client and is connected
+        lost        the server that had welcomed this client is unreachable or silent
+        refused     a server refuses this client, finally or for now
 
-    A server of ours never breaks the protocol: what is no message, or does not belong on the link, is a RunError.
+    apex_jax servers never violate the protocol: a malformed or unexpected message raises RunError.
     """
 
     def __init__(self, server: str, address: str, run: RunIdentity | None, patience: Patience):
-        """`server`: what people call it, such as "replay server"; `run`: that this client is part of, None = of any."""
+        """`server`: its name for users, such as "replay server"; `run`: the run of this client, None = any."""
         self.state = "connecting"
-        self.disconnects = 0  # of servers that had welcomed this client
+        self.disconnects = 0  # losses of servers that had welcomed this client
         self.dropped: Counter[str] = Counter()
         self.name = f"the {server} at {address}"
         self.run = run or RunIdentity()
         self._patience = patience._replace(heartbeat=patience.heartbeat or HEARTBEAT_SECONDS)
         self._monitor = ClientMonitor()
         self._socket: zmq.Socket | None = None
-        self._since_seconds: float | None = None  # when `state` became what it is; None before the first turn
-        self._received_seconds = 0.0  # when the server's last message came, or the connection was made
+        self._since_seconds: float | None = None  # when `state` last changed; None before the first turn
+        self._received_seconds = 0.0  # time of the last message, or of the connection
         self._turn_seconds = 0.0
         self._next_heartbeat = 0.0
         self._is_ending = False
@@ -68,7 +68,7 @@ class Connection:
     ) -> Iterator[zmq.Socket]:
         """Opens and closes the socket around the loop of a client's thread.
 
-        Whatever ends that loop is given to `on_error`, as whoever waits for this client would else wait for ever.
+        Passes every exception of the loop to `on_error`; threads that wait for this client would otherwise hang.
         """
         try:
             with connect(self._monitor) as self._socket, self._monitor:
@@ -82,13 +82,13 @@ class Connection:
             raise
 
     def turn(self, now_seconds: float, hello: Callable[[], Any], heartbeat: Callable[[], Any]) -> None:
-        """Sees what has become of the connection, and sends a hello or a heartbeat when one is due.
+        """Updates the state of the connection, and sends a hello or a heartbeat when one is due.
 
-        RunError if the server can never be joined, or a limit is reached.
+        Raises RunError if the server can never be joined, or a limit is reached.
         """
         if self._since_seconds is None:
             self._since_seconds = self._received_seconds = self._turn_seconds = now_seconds
-        if now_seconds - self._turn_seconds > STOOD_STILL_SECONDS:  # what has come meanwhile is still unread
+        if now_seconds - self._turn_seconds > STOOD_STILL_SECONDS:  # this process stalled: pending messages are unread
             self._received_seconds = now_seconds
         self._turn_seconds = now_seconds
         was_connected = self._monitor.is_connected
@@ -104,16 +104,16 @@ class Connection:
         elif self.state == "joined" and silent_seconds > self._patience.silent:
             self._lose(now_seconds, f"{self.name} has been silent for {silent_seconds:.0f} s: looking for it")
         if self._monitor.is_connected and silent_seconds > self._patience.silent:
-            self._monitor.reconnect()  # the connection may be dead in a way that tcp does not show
+            self._monitor.reconnect()  # the connection may be dead without a tcp error
             self._received_seconds = now_seconds
         self._check_limits(now_seconds)
         if now_seconds >= self._next_heartbeat and self._send(heartbeat() if self.state == "joined" else hello()):
             self._next_heartbeat = now_seconds + self._patience.heartbeat
 
     def receive(self, now_seconds: float, expected: tuple[type, ...]) -> Iterator[Any]:
-        """Yields the messages that have arrived, `Refusal` and `Rejoin` left out, as far as the budget of a turn goes.
+        """Yields pending messages, at most MESSAGES_AT_ONCE; handles `Refusal` and `Rejoin` itself.
 
-        RunError for a final refusal, and for what no server of ours sends.
+        Raises RunError for a final refusal, and for messages that no apex_jax server sends.
         """
         assert self._socket is not None
         try:
@@ -131,27 +131,27 @@ class Connection:
             raise self.broken(f"sent what is no message ({error})") from None
 
     def send(self, message: Any) -> bool:
-        """Sends a message to a server that is joined; returns False if it cannot take it now."""
+        """Sends a message; returns False if the server is not joined or cannot take it now."""
         return self.state == "joined" and self._send(message)
 
     def join(self, now_seconds: float, run_identity: str) -> None:
-        """Takes the server's welcome. RunError if it is of another run."""
-        self._monitor.check(at_once=True)  # the beginning of this connection, which would else look like its loss
+        """Enters the state "joined" after a welcome. Raises RunError if the server is part of another run."""
+        self._monitor.check(at_once=True)  # reads the connect event: without it, the new connection looks lost
         self.run.adopt(run_identity, self.name)
         if self.state == "lost":
             _log.info("%s is back after %.0f s", self.name.split(" at ")[0], now_seconds - (self._since_seconds or 0.0))
         self._enter("joined", now_seconds)
 
     def send_heartbeat(self) -> None:
-        """Makes the next heartbeat, or hello, due now."""
+        """Makes the next heartbeat or hello due now."""
         self._next_heartbeat = 0.0
 
     def expect_end(self) -> None:
-        """Ends the looking after the server: the run is over, and it may go."""
+        """Stops heartbeats and checks: the run is over, so the server may stop."""
         self._is_ending = True
 
     def broken(self, what: str) -> RunError:
-        """Returns the error of a server that breaks the protocol; `what` it did."""
+        """Returns the error for a server that violates the protocol. `what`: its violation."""
         return RunError(f"{self.name} {what}: it is not a server of this release; run the same release everywhere")
 
     def _send(self, message: Any) -> bool:

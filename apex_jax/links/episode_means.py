@@ -12,21 +12,21 @@ from apex_jax.transport.messages import EpisodeStatistics
 
 @dataclass
 class EpisodeMeans:
-    """Returns of training games since the last report."""
+    """Means over the training games since the last report."""
 
     episode_return: Mean = field(default_factory=Mean)
     length: Mean = field(default_factory=Mean)
     by_band: dict[str, Mean] = field(default_factory=dict)
 
     def add(self, message: EpisodeStatistics) -> bool:
-        """Adds the games of a message; returns False, and adds none, when a value of any of them is impossible.
+        """Adds the games of a message; adds none and returns False if any value is impossible.
 
-        The work in Python does not depend on the number of games: a message may hold thousands.
+        The Python work is independent of the number of games, as a message may hold thousands.
         """
         exploration, steps = message.exploration, message.episode_steps
         is_finite = np.isfinite(exploration).all() and np.isfinite(message.episode_return).all()
         if not (is_finite and ((exploration >= 0) & (exploration <= 1) & (steps >= 0)).all()):
-            return False  # one NaN would hide the games of all actors
+            return False  # one NaN would spoil the means of all actors
         self.episode_return.add(message.episode_return)
         self.length.add(steps)
         for band, returns in split_by_band(exploration, message.episode_return):

@@ -1,4 +1,4 @@
-"""The actor's side of the experience link: a thread that compresses and sends segments, and keeps them until stored."""
+"""The actor's side of the experience link: a thread that encodes and sends segments, and keeps them until stored."""
 
 from __future__ import annotations
 
@@ -36,18 +36,18 @@ _log = logging.getLogger(__name__)
 
 
 class Produced(NamedTuple):
-    """A segment and the environment steps made since the one before."""
+    """A segment and the environment steps since the previous one."""
 
     segment: Segment
     environment_steps: int
 
 
 class ExperienceClient:
-    """Sends what an actor produces, never faster than the replay server takes it.
+    """Sends the segments of an actor, with backpressure from the replay server.
 
-    At most `max_outstanding_segments` (the server's word) are sent and not acknowledged, and at most `queue_size` wait
-    to be sent; then `put` waits, or drops the oldest of them. Whatever is not acknowledged is sent again to a server
-    that has restarted, for as long as it takes until there is one.
+    At most `max_outstanding_segments` (set by the server) are unacknowledged, and at most `queue_size` more are queued;
+    beyond that, `put` blocks or drops the oldest queued segments. Unacknowledged segments are sent again after every
+    reconnection, so a restart of the server loses none.
     """
 
     def __init__(
@@ -61,20 +61,20 @@ class ExperienceClient:
         away_limit_seconds: float = 0.0,
         run: RunIdentity | None = None,
     ):
-        """Connects and says hello. `overflow`: see `actor.overflow`; `run`: that the actor is part of, None = of any.
+        """Connects. `overflow`: see `actor.overflow`; `run`: the run of the actor, None = any.
 
-        `away_limit_seconds`: after which a server that is away is an `error`, 0 = never.
+        `away_limit_seconds`: how long the server may be unreachable before `error` is set; 0 = forever.
         """
         self._connection = Connection("replay server", address, run, Patience(PEER_TIMEOUT_SECONDS, away_limit_seconds))
         self.status = ActorStatus(run_id=hello.run_id, steps_per_second=0.0, weights_version=0)
-        self.produced = 0  # transitions that its actor has made, as the actor says before it puts them
-        self.finished = threading.Event()  # the run is over, or the server refused this actor: see `error`
+        self.produced = 0  # transitions of the actor so far; updated by the actor before each `put`
+        self.finished = threading.Event()  # the run is over, or the link failed, see `error`
         self.error: RunError | None = None
         self._hello = hello
         self._drops = overflow == "drop"
         self._produced: queue.Queue[Produced] = queue.Queue(queue_size)
-        self._account = Counter[str]()  # transitions, by the fields of `ActorStatus`; each has one thread that counts
-        self._steps_dropped = 0  # environment steps of dropped segments, which the next one carries
+        self._account = Counter[str]()  # transitions by field of `ActorStatus`; one thread counts each
+        self._steps_dropped = 0  # environment steps of dropped segments, added to the next segment
         self._outbox = Outbox(hello.run_id, spec, spec.max_environment_steps(hello.num_environments))
         self._welcome: ActorWelcome | None = None
         self._is_welcome = threading.Event()
@@ -85,26 +85,29 @@ class ExperienceClient:
 
     @property
     def peer_state(self) -> str:
-        """What has become of the replay server: see `Connection`."""
+        """State of the replay server, see `Connection`."""
         return self._connection.state
 
     @property
     def disconnects(self) -> int:
-        """How often a replay server that had welcomed this actor was lost."""
+        """Losses of replay servers that had welcomed this actor."""
         return self._connection.disconnects
 
     @property
     def dropped(self) -> Counter[str]:
-        """What was not sent, and refusals, by reason."""
+        """Counts of unsent segments and refusals, by reason."""
         return self._connection.dropped
 
     def wait_for_welcome(self, timeout_seconds: float) -> ActorWelcome | None:
-        """Returns the server's welcome, None if it does not come in time."""
+        """Returns the server's welcome, or None after the timeout."""
         self._is_welcome.wait(timeout_seconds)
         return self._welcome
 
     def put(self, segment: Segment, environment_steps: int, timeout_seconds: float) -> bool:
-        """Takes a segment to send; returns False if there was no room for it in time, and none was made."""
+        """Queues a segment, or returns False if the queue is still full after the timeout.
+
+        If `overflow` is "drop", drops the oldest queued segments instead and never blocks.
+        """
         item = Produced(segment, environment_steps)
         if self._drops:
             item = self._make_room(item)
@@ -116,16 +119,16 @@ class ExperienceClient:
         return True
 
     def put_episodes(self, exploration: np.ndarray, episode_return: np.ndarray, steps: np.ndarray) -> None:
-        """Takes the statistics of finished games, [N] each."""
+        """Queues the statistics of finished games, [N] each."""
         self._outbox.episodes.append(EpisodeStatistics(self._hello.run_id, exploration, episode_return, steps))
 
     def close(self) -> None:
-        """Takes leave and ends the thread; of what was produced, the rest is told as unsent."""
+        """Sends the final counts and a goodbye, then ends the thread. Segments not yet sent are reported as unsent."""
         self._closing.set()
         self._thread.join()
 
     def turn(self, now_seconds: float) -> None:
-        """Encodes the next segment, sends what the server can take, and takes what it has sent."""
+        """Encodes the next segment, sends pending messages, and handles those received."""
         self._connection.turn(now_seconds, self._newest_hello, self._full_status)
         self._encode_next()
         self._flush()
@@ -135,7 +138,7 @@ class ExperienceClient:
         with self._connection.open(connect, self._fail) as socket:
             while not self._closing.is_set():
                 self.turn(time.monotonic())
-                # Between segments there is time; while they come in, none is lost waiting for messages.
+                # Waits for messages only when there is no segment to encode.
                 socket.poll(0 if self._has_room() and not self._produced.empty() else 20)
             self._leave(socket)
 
@@ -144,13 +147,13 @@ class ExperienceClient:
         self.finished.set()
 
     def _leave(self, socket: zmq.Socket) -> None:
-        """Sends the last counts, of what will not be sent too, and leaves."""
+        """Sends the final counts, with the number of unsent transitions, and a goodbye."""
         self._account["unsent"] = self.produced - self._account.total() - self._outbox.transitions_sent
         sockets.send(socket, self._full_status())
         sockets.send(socket, Goodbye(run_id=self._hello.run_id))
 
     def _make_room(self, item: Produced) -> Produced:
-        """Drops the oldest segments that wait to be sent where there is no room; returns `item` with their steps."""
+        """Drops the oldest queued segments while the queue is full; returns `item` with their steps added."""
         while self._produced.full():
             try:
                 segment, environment_steps = self._produced.get_nowait()
@@ -166,7 +169,7 @@ class ExperienceClient:
         return item
 
     def _full_status(self) -> ActorStatus:
-        # "produced" is read last: it may only be more than what has become of the rest.
+        # "produced" is read last, so that it is at least the sum of the others.
         fates = {name: self._account[name] for name in ("acknowledged", "overflow", "unencodable", "unsent")}
         return self.status._replace(**fates, produced=self.produced)
 
@@ -186,7 +189,7 @@ class ExperienceClient:
             return
         try:
             self._outbox.add(segment, environment_steps, self.produced)
-        except CorruptSegment as error:  # weights that have become NaN make such priorities, until better ones come
+        except CorruptSegment as error:  # NaN weights lead to NaN priorities, until newer weights arrive
             self._account["unencodable"] += transitions_of(segment)
             self.dropped[error.reason] += 1
             if self.dropped[error.reason] == 1:
@@ -195,7 +198,7 @@ class ExperienceClient:
     def _flush(self) -> None:
         if self._welcome is None:
             return
-        # A server that came back with another configuration may give less credit than there is to send again.
+        # A server that restarted with another config may grant less credit than there are segments to resend.
         credit = self._welcome.max_outstanding_segments
         while (message := self._outbox.next_to_send(credit)) is not None and self._connection.send(message):
             self._outbox.on_sent()
@@ -228,7 +231,7 @@ class ExperienceClient:
                 f"gave {self._hello.num_environments} environments the places {ladder_indices}"
             )
         self._connection.join(now_seconds, message.run_identity)
-        if self._welcome is None:  # which it acts with from now on, whatever servers come
+        if self._welcome is None:  # the first welcome is binding for all later servers
             self._hello = self._hello._replace(incarnation=message.incarnation, ladder_indices=message.ladder_indices)
         elif not np.array_equal(message.ladder_indices, self._welcome.ladder_indices):
             _log.warning("the replay server has another exploration ladder: this actor keeps the places it began with")

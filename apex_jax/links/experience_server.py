@@ -1,4 +1,4 @@
-"""The replay server's side of the actors: who they are, what they send, and how far each may run ahead."""
+"""The replay server's side of the experience link: membership, segments and flow control of the actors."""
 
 from __future__ import annotations
 
@@ -37,17 +37,17 @@ from apex_jax.types import PEER_TIMEOUT_SECONDS, SegmentRecord, SegmentSpec
 
 _log = logging.getLogger(__name__)
 
-ANSWER_SECONDS = 1.0  # a line that is slow may bring nothing but segments for long: also they are answered
-MAX_ACTORS = 1024  # connected at once: each may have its credit of segments wait here
-GONE_ACTORS = 64  # so many credits of segments may wait here of actors that are not connected
+ANSWER_SECONDS = 1.0  # an actor on a slow line may send only segments for long: answer them, too
+MAX_ACTORS = 1024  # connected at once; each may have a full credit of pending segments
+GONE_ACTORS = 64  # pending segments of disconnected actors, in units of an actor's credit
 
 
 class ExperienceServer:
-    """Takes segments from any number of actors that come and go.
+    """Receives and stores the segments of actors, which may connect and disconnect at any time.
 
-    Flow control is by credit: an actor has at most `max_outstanding_segments` segments that no `SegmentAck` covers, so
-    what waits here for the rate limiter is bounded, and an actor that is held back waits instead of growing. What is
-    acknowledged has been stored, in order and once, and written to the journal.
+    Flow control is by credit: an actor has at most `max_outstanding_segments` unacknowledged segments, which bounds the
+    segments pending here for the rate limiter and puts backpressure on the actor. A segment is acknowledged after it
+    has been stored, in order and exactly once, and written to the journal.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class ExperienceServer:
         replay: Replay,
         run: RunIdentity | None = None,
     ):
-        """`run`: that its actors must be of, None = of any."""
+        """`run`: the run that its actors must be part of, None = any."""
         self.dropped: Counter[str] = Counter()
         self.episodes = EpisodeMeans()
         self._socket = socket
@@ -68,7 +68,7 @@ class ExperienceServer:
         self._limits = value_limits(config)
         self._run_identity = run or RunIdentity()
         self._membership = Membership(config.ladder_size, GONE_ACTORS * config.actor.max_outstanding_segments)
-        self._unread_after = 0  # messages read since the socket was last found empty
+        self._unread_after = 0  # messages read since the socket was last empty
         self._log_lines = LimitedLog(_log)
         self._handlers: dict[type, Callable[[bytes, Any, float], None]] = {
             ActorHello: self._on_hello,
@@ -80,11 +80,11 @@ class ExperienceServer:
 
     @property
     def actors(self) -> dict[bytes, Actor]:
-        """Those that are connected, by connection."""
+        """Connected actors, by connection."""
         return self._membership.actors
 
     def read(self, now_seconds: float) -> None:
-        """Takes the messages that have arrived, as far as the budget of a turn goes."""
+        """Handles pending messages for at most one reading turn."""
         for _ in sockets.reading_turn():
             received = sockets.receive_from(self._socket, tuple(self._handlers), self.dropped)
             if received is None:
@@ -101,7 +101,7 @@ class ExperienceServer:
             self._handlers[type(message)](identity, message, now_seconds)
 
     def store(self, now_seconds: float) -> None:
-        """Stores waiting segments as far as the rate limiter allows, and acknowledges them once they are written."""
+        """Stores pending segments while the rate limiter allows, writes them to the journal, then acknowledges them."""
         while (waiting := self._membership.next_waiting()) is not None:
             segment, columns, refusal = waiting
             if columns is None:
@@ -118,22 +118,22 @@ class ExperienceServer:
                 self._acknowledge(identity, actor, now_seconds)
 
     def evict_dead_peers(self, now_seconds: float) -> None:
-        """Frees the places of actors that have been silent for too long."""
+        """Removes actors that have been silent for PEER_TIMEOUT_SECONDS."""
         self._log_lines.tick(now_seconds)
         if 0 < self._unread_after <= 2 * MAX_ACTORS:
-            return  # the heartbeat of an actor may still be unread
+            return  # an actor's heartbeat may be pending in the socket
         for identity in self._membership.silent_since(now_seconds - PEER_TIMEOUT_SECONDS):
             message = "actor %s has been silent for %.0f s: its places are free"
             self._log_lines.warning(message, identity.hex(), PEER_TIMEOUT_SECONDS)
             self._remove(identity)
 
     def finish(self, reason: str) -> None:
-        """Tells every actor that the run is over."""
+        """Sends every actor a `Finish`: the run is over."""
         for identity in self.actors:
             sockets.send(self._socket, Finish(reason=reason), identity)
 
     def totals(self) -> dict[str, int]:
-        """Returns the ledger: transitions by what became of them, and under "produced" their sum."""
+        """Returns the ledger: counts of transitions by fate, and their sum as "produced"."""
         connected = {actor.run_id for actor in self.actors.values()}
         return self._replay.ledger.totals(connected, self._membership.waiting_transitions())
 
@@ -150,7 +150,7 @@ class ExperienceServer:
             sockets.send(self._socket, Refusal(reason=reason, final=True), identity)
             return
         if identity in self.actors and self.actors[identity].run_id == message.run_id:
-            return  # said again before the welcome had arrived: a second one would have everything sent twice
+            return  # a repeated hello; a second welcome would cause all segments to be resent
         before = self._membership.connection_of(message.run_id)
         if before is None and len(self.actors) >= MAX_ACTORS:
             self.dropped["too_many_actors"] += 1
@@ -158,7 +158,7 @@ class ExperienceServer:
             sockets.send(self._socket, Refusal(reason=reason, final=False), identity)
             return
         if before is not None and message.acknowledged > (stored := self.actors[before].stored):
-            self.dropped["bad_acknowledgement"] += 1  # believed, it would have the segments of that actor refused
+            self.dropped["bad_acknowledgement"] += 1  # if accepted, that actor's segments would count as duplicates
             known = f"an actor whose segments were acknowledged up to {stored}"
             reason = f"acknowledged={message.acknowledged} of {known}: start this actor again"
             sockets.send(self._socket, Refusal(reason=reason, final=False), identity)
@@ -171,17 +171,17 @@ class ExperienceServer:
             max_outstanding_segments=self._config.actor.max_outstanding_segments,
             run_identity=self._run_identity.name,
         )
-        if before is None:  # or the next server might give its incarnation to another
+        if before is None:  # otherwise a restarted server might reuse the incarnation
             self._replay.welcome(message.run_id, incarnation)
             self._replay.flush(now_seconds)
         if not sockets.send(self._socket, welcome, identity):
-            return  # an actor has given this connection up, and may have been welcomed on the next: nothing changes
+            return  # this connection is dead, and the actor may have joined on another one
         self._join(identity, message, welcome, now_seconds)
 
     def _join(self, identity: bytes, message: ActorHello, welcome: ActorWelcome, now_seconds: float) -> None:
-        """Makes a connection that of an actor, which keeps what the server knows of it."""
+        """Assigns a connection to an actor, and keeps the server's record of that actor."""
         if identity in self.actors:
-            self._remove(identity)  # one connection is one actor, whatever it says
+            self._remove(identity)  # a connection has only one actor
         run_id, before = message.run_id, self._membership.connection_of(message.run_id)
         actor = self.actors[before] if before is not None else self._membership.gone.get(run_id)
         if actor is None:
@@ -193,9 +193,9 @@ class ExperienceServer:
         self._replay.incarnations = max(self._replay.incarnations, welcome.incarnation)
         self._membership.join(identity, actor)
         actor.seen_seconds = actor.answered_seconds = now_seconds
-        # An earlier claim that no segment has borne out does not count: another may have made it in this actor's name.
+        # Ignores claims of earlier hellos that no segment has confirmed: another process may have sent them.
         actor.received = max(actor.newest_waiting or self._replay.ledger.sequence(run_id), message.acknowledged)
-        actor.acknowledged = 0  # what it was sent before may not have arrived
+        actor.acknowledged = 0  # earlier acknowledgements may have been lost
         self._replay.ledger.connected.add(run_id)
         text = "actor %s joins with %d environments (%d actors)"
         self._log_lines.info(text, identity.hex(), len(actor.ladder_indices), len(self.actors))
@@ -206,9 +206,9 @@ class ExperienceServer:
         if message.sequence <= actor.received:
             self.dropped["duplicate_segment"] += 1
         elif len(actor.waiting) >= self._config.actor.max_outstanding_segments:
-            self.dropped["over_credit"] += 1  # not a sender of ours: they count
+            self.dropped["over_credit"] += 1  # apex_jax actors respect their credit
         elif message.sequence > actor.received + 1:
-            # Messages keep their order: one before it was damaged on its way, and must come again, as will this one.
+            # Messages arrive in order, so an earlier segment was corrupted; the actor must resend from there.
             self.dropped["early_segment"] += 1
             self._remove(identity)
             sockets.send(self._socket, Rejoin(), identity)
@@ -247,12 +247,12 @@ class ExperienceServer:
         if message.run_id == actor.run_id:
             actor.status = message
             self._replay.ledger.report(message.run_id, _counts(message))
-            if actor.stored > actor.written:  # an actor that is held back does not make the log grow
+            if actor.stored > actor.written:  # a throttled actor must not grow the journal
                 self._write_down(actor)
-        self._acknowledge(identity, actor, now_seconds)  # for the actor, a sign of life
+        self._acknowledge(identity, actor, now_seconds)  # serves as the heartbeat to the actor
 
     def _write_down(self, actor: Actor) -> None:
-        """Has the journal know what an actor produced, should it and this server die at once."""
+        """Writes the actor's counts to the journal, so that they survive a crash of both the actor and this server."""
         actor.written = actor.stored
         produced = max(actor.status.produced, self._replay.ledger.produced(actor.run_id))
         if produced:

@@ -1,15 +1,15 @@
-"""A log whose number of lines does not grow with what peers do."""
+"""A rate-limited log, so that peers cannot flood it."""
 
 from __future__ import annotations
 
 import logging
 
-LINES_AT_ONCE = 1024  # as many as there can be actors: a fleet that starts has a line for each of them
+LINES_AT_ONCE = 1024  # = MAX_ACTORS, as the start of a fleet logs one line per actor
 INTERVAL_SECONDS = 60.0
 
 
 class LimitedLog:
-    """Writes at most LINES_AT_ONCE lines in INTERVAL_SECONDS; then the number of those left out."""
+    """Writes at most LINES_AT_ONCE lines per INTERVAL_SECONDS, then the number of suppressed lines."""
 
     def __init__(self, log: logging.Logger) -> None:
         self._log = log
@@ -17,15 +17,15 @@ class LimitedLog:
         self._next_seconds = 0.0
 
     def info(self, message: str, *arguments: object) -> None:
-        """Logs a line, if there is room for it."""
+        """Logs an info line, if the limit allows."""
         self._write(logging.INFO, message, *arguments)
 
     def warning(self, message: str, *arguments: object) -> None:
-        """Logs a warning, if there is room for it."""
+        """Logs a warning, if the limit allows."""
         self._write(logging.WARNING, message, *arguments)
 
     def tick(self, now_seconds: float) -> None:
-        """Begins another interval when the one before is over."""
+        """Starts a new interval when the current one is over, and logs the number of suppressed lines."""
         if now_seconds < self._next_seconds:
             return
         if (left_out := self._lines - LINES_AT_ONCE) > 0:

@@ -1,4 +1,4 @@
-"""Which actors there are, where they stand on the exploration ladder, and whose segment is stored next: no socket."""
+"""The actors, their indices on the exploration ladder, and the order in which their segments are stored. No sockets."""
 
 from __future__ import annotations
 
@@ -12,70 +12,70 @@ from apex_jax.agent.exploration import choose_ladder_indices
 from apex_jax.transport.messages import ActorHello, ActorStatus
 from apex_jax.types import Columns, SegmentRecord
 
-MAX_INCARNATION = 2**32  # that an actor is believed: what comes after it must be a number of the protocol, too
-QUIET_SECONDS = 3.0  # an actor speaks every second: the place of one that does not is better given twice than lost
+MAX_INCARNATION = 2**32  # largest accepted from an actor; its successors must fit the protocol, too
+QUIET_SECONDS = 3.0  # without a heartbeat, after which indices may be reassigned: a duplicate is better than a gap
 
 
 class Waiting(NamedTuple):
-    """A segment that has arrived and waits until the rate limiter lets it in."""
+    """A received segment that is pending until the rate limiter admits it."""
 
     segment: SegmentRecord
     columns: Columns | None
-    refusal: str  # why it is not to be stored; empty if it is
+    refusal: str  # why it is not stored; empty if it is
 
 
 @dataclass(eq=False)
 class Actor:
-    """What the server knows of an actor."""
+    """The server's record of an actor."""
 
     run_id: int
-    incarnation: int  # how many actors had come before, and this one
-    ladder_indices: np.ndarray  # int32[E], on the ladder of exploration
+    incarnation: int  # number among all actors of the run, from 1
+    ladder_indices: np.ndarray  # int32[E], on the exploration ladder
     status: ActorStatus
-    received: int  # every segment up to this sequence number has arrived
+    received: int  # every segment up to this sequence number was received
     seen_seconds: float = 0.0
     waiting: deque[Waiting] = field(default_factory=deque)
-    acknowledged: int = 0  # newest sequence number it was sent, on this connection, ...
-    answered_seconds: float = 0.0  # ... and when
-    written: int = 0  # up to this sequence number were its segments stored when its counts were last written down
+    acknowledged: int = 0  # newest sequence number acknowledged on this connection
+    answered_seconds: float = 0.0  # time of the last acknowledgement
+    written: int = 0  # value of `stored` when its counts were last written to the journal
 
     @property
     def stored(self) -> int:
-        """The sequence number up to which every segment of the actor is stored, or refused."""
+        """Every segment up to this sequence number is stored or refused."""
         return self.waiting[0].segment.sequence - 1 if self.waiting else self.received
 
     @property
     def newest_waiting(self) -> int:
-        """The sequence number of the newest segment that waits, 0 if none does."""
+        """Sequence number of the newest pending segment, 0 if there is none."""
         return self.waiting[-1].segment.sequence if self.waiting else 0
 
 
 class Membership:
-    """The actors that are connected, and those that have left while segments of theirs wait."""
+    """The connected actors, and the disconnected actors that have pending segments."""
 
     def __init__(self, ladder_size: int, most_left_behind: int) -> None:
-        """`most_left_behind`: segments that may wait of actors that have left."""
+        """`most_left_behind`: maximum number of pending segments of disconnected actors."""
         self.actors: dict[bytes, Actor] = {}  # by connection
-        self.gone: dict[int, Actor] = {}  # by run id, the one that left first at the beginning
+        self.gone: dict[int, Actor] = {}  # disconnected actors with pending segments, by run id, oldest first
         self._most_left_behind = most_left_behind
         self._occupants = np.zeros(ladder_size, np.int64)
-        self._turns: deque[Actor | None] = deque()  # of connected actors with waiting segments; None = of those gone
+        self._turns: deque[Actor | None] = deque()  # connected actors with pending segments; None = all of `gone`
 
     # Joining and leaving
 
     def connection_of(self, run_id: int) -> bytes | None:
-        """Returns the connection of an actor, None if it has none."""
+        """Returns the connection of an actor, or None."""
         return next((identity for identity, actor in self.actors.items() if actor.run_id == run_id), None)
 
     def choose(self, hello: ActorHello, incarnations: int, now_seconds: float) -> tuple[int, np.ndarray]:
-        """Returns an actor's incarnation and places: those that it brings along, as far as they can be; or new ones.
+        """Returns an actor's incarnation and ladder indices: those of its hello if they are valid, else new ones.
 
-        `incarnations`: given so far, by this server and those before it.
+        `incarnations`: how many were assigned so far, by this server and those before it.
         """
         connection = self.connection_of(hello.run_id)
         if connection is not None:
             return self.actors[connection].incarnation, self.actors[connection].ladder_indices
-        # It may be one after the largest, which another has claimed.
+        # An assigned incarnation may exceed MAX_INCARNATION, after another actor has claimed the maximum.
         is_believed = 1 <= hello.incarnation <= max(MAX_INCARNATION, incarnations)
         incarnation, ladder_indices = hello.incarnation if is_believed else incarnations + 1, hello.ladder_indices
         on_ladder = not ladder_indices.size or 0 <= ladder_indices.min() <= ladder_indices.max() < len(self._occupants)
@@ -86,7 +86,7 @@ class Membership:
         return incarnation, ladder_indices
 
     def join(self, identity: bytes, actor: Actor) -> None:
-        """Adds an actor that is not connected, or moves one to this connection, which nobody has."""
+        """Adds an actor, or moves it to this connection, which must be unused."""
         if (connection := self.connection_of(actor.run_id)) is not None:
             del self.actors[connection]
         else:
@@ -97,9 +97,9 @@ class Membership:
         self.actors[identity] = actor
 
     def leave(self, identity: bytes) -> int:
-        """Removes an actor, whose places are free; returns how many waiting segments of gone actors are discarded.
+        """Removes an actor and frees its indices; returns how many pending segments of `gone` are discarded.
 
-        An actor that comes back has those still, and sends them again.
+        An actor that reconnects still has the discarded segments, and sends them again.
         """
         actor = self.actors.pop(identity)
         np.subtract.at(self._occupants, actor.ladder_indices, 1)
@@ -116,17 +116,17 @@ class Membership:
         return discarded
 
     def silent_since(self, seconds: float) -> list[bytes]:
-        """Returns the connections over which nothing has come since then."""
+        """Returns the connections that have received nothing since then."""
         return [identity for identity, actor in self.actors.items() if actor.seen_seconds < seconds]
 
     def _occupants_seen_since(self, seconds: float) -> np.ndarray:
-        """Returns the environments at each place without those of actors that may be dead, such as a killed one."""
+        """Returns the number of environments at each ladder index, without those of silent, probably dead actors."""
         occupants = self._occupants.copy()
         for identity in self.silent_since(seconds):
             np.subtract.at(occupants, self.actors[identity].ladder_indices, 1)
         return occupants
 
-    # Waiting segments
+    # Pending segments
 
     def enqueue(self, actor: Actor, waiting: Waiting) -> None:
         """Adds a segment of a connected actor."""
@@ -135,9 +135,9 @@ class Membership:
         actor.waiting.append(waiting)
 
     def next_waiting(self) -> Waiting | None:
-        """Returns the segment that is to be stored next, None if none waits.
+        """Returns the segment to be stored next, or None.
 
-        Actors take turns, and those that have left share one: no connection takes more than its share.
+        Actors take turns, and all disconnected actors share one turn, so that no connection exceeds its share.
         """
         if not self._turns:
             return None
@@ -145,7 +145,7 @@ class Membership:
         return actor.waiting[0]
 
     def dequeue(self) -> None:
-        """Removes that segment, and ends the turn."""
+        """Removes the segment that `next_waiting` returns, and ends the turn."""
         turn = self._turns.popleft()
         actor = turn or next(iter(self.gone.values()))
         actor.waiting.popleft()
@@ -159,6 +159,6 @@ class Membership:
             self._turns.remove(None)
 
     def waiting_transitions(self) -> dict[int, int]:
-        """Returns the transitions of waiting segments by run id."""
+        """Returns the transitions in pending segments, by run id."""
         actors = [*self.actors.values(), *self.gone.values()]
         return {actor.run_id: sum(each.segment.transitions for each in actor.waiting) for actor in actors}

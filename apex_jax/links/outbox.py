@@ -1,4 +1,4 @@
-"""An actor's segments on their way: encoded, numbered, and kept until the replay server has stored them. No socket."""
+"""An actor's outgoing segments: encoded, numbered, and kept until the replay server has stored them. No socket."""
 
 from __future__ import annotations
 
@@ -11,41 +11,42 @@ from apex_jax.segment_codec import encode_segment
 from apex_jax.transport.messages import EpisodeStatistics, SegmentMessage
 from apex_jax.types import Segment, SegmentSpec
 
-MAX_EPISODES = 1024  # messages of statistics that wait; the oldest make room
+MAX_EPISODES = 1024  # queued messages; the oldest are dropped
 
 
 class Outbox:
-    """Every segment in the order of its number; those that were sent are at the beginning."""
+    """The unacknowledged segments in order of their sequence numbers; the sent ones come first."""
 
     def __init__(self, run_id: int, spec: SegmentSpec, max_environment_steps: int) -> None:
-        """`max_environment_steps`: that one segment may carry, so that the server believes it."""
-        self.episodes: deque[EpisodeStatistics] = deque(maxlen=MAX_EPISODES)  # sent once, in no order with segments
+        """`max_environment_steps`: the most that the server accepts in one segment."""
+        self.episodes: deque[EpisodeStatistics] = deque(maxlen=MAX_EPISODES)  # sent once, not ordered with segments
         self._run_id = run_id
         self._spec = spec
         self._max_environment_steps = max_environment_steps
         self._unacknowledged: deque[SegmentMessage] = deque()
-        self._num_sent = 0  # of those, from the oldest, on this connection
-        self._sequence = 0  # of the newest segment
-        self._highest_sent = 0  # sequence number, on any connection
-        self._steps_uncarried = 0  # environment steps that no segment has carried yet
+        self._num_sent = 0  # segments sent on this connection, counted from the oldest
+        self._sequence = 0  # sequence number of the newest segment
+        self._highest_sent = 0  # highest sequence number sent on any connection
+        self._steps_uncarried = 0  # environment steps not yet assigned to a segment
 
     def __len__(self) -> int:
         return len(self._unacknowledged)
 
     @property
     def acknowledged_sequence(self) -> int:
-        """Every segment up to this number is stored, and no longer kept."""
+        """Every segment up to this sequence number is acknowledged and deleted."""
         return self._unacknowledged[0].sequence - 1 if self._unacknowledged else self._sequence
 
     @property
     def transitions_sent(self) -> int:
-        """Transitions of segments that were sent on this connection and are not acknowledged."""
+        """Transitions in segments that were sent on this connection and are not acknowledged."""
         return sum(message.transitions for message in list(self._unacknowledged)[: self._num_sent])
 
     def add(self, segment: Segment, environment_steps: int, produced: int) -> None:
-        """Encodes a segment and gives it the next number. CorruptSegment: the next segment then carries its steps.
+        """Encodes a segment and assigns the next sequence number.
 
-        `environment_steps`: made since the segment before; `produced`: transitions of the actor so far.
+        Raises CorruptSegment; the next segment then carries the steps of this one. `environment_steps`: since the
+        previous segment; `produced`: transitions of the actor so far.
         """
         self._steps_uncarried += environment_steps
         body = encode_segment(segment, self._spec)
@@ -58,20 +59,20 @@ class Outbox:
         )
 
     def next_to_send(self, credit: int) -> SegmentMessage | None:
-        """Returns the oldest segment not sent on this connection; None if `credit` segments are on their way."""
+        """Returns the oldest segment not sent on this connection; None if there is none, or `credit` are in flight."""
         return self._unacknowledged[self._num_sent] if self._num_sent < min(len(self), credit) else None
 
     def on_sent(self) -> None:
-        """Counts the segment that `next_to_send` returned as sent."""
+        """Marks the segment that `next_to_send` returned as sent."""
         self._highest_sent = max(self._highest_sent, self._unacknowledged[self._num_sent].sequence)
         self._num_sent += 1
 
     def on_new_connection(self) -> None:
-        """Makes every segment due again."""
+        """Marks every segment as unsent."""
         self._num_sent = 0
 
     def acknowledge(self, sequence: int) -> int | None:
-        """Forgets the segments up to this number; returns their transitions, None for a number never sent."""
+        """Deletes the segments up to this number; returns their transitions, or None if it was never sent."""
         if sequence > self._highest_sent:
             return None
         transitions = 0

@@ -1,4 +1,4 @@
-"""The learner's side of the sampling link: a thread that decodes what the replay server streams, in its order."""
+"""The learner's side of the sampling link: a thread that decodes the replay server's stream, in order."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ from apex_jax.types import Columns, SegmentSpec, zero_columns
 _log = logging.getLogger(__name__)
 
 SEGMENTS_WINDOW = 256  # segments sent to the learner and not yet in its frame store
-SILENT_SECONDS = 20.0  # until a server is given up: the next connection costs it all that is live once more
-REFUSED_SECONDS = 30.0  # that a learner waits for the place of another; that of a dead one is free after 10
+SILENT_SECONDS = 20.0  # until the server counts as lost; a reconnection resends all live segments
+REFUSED_SECONDS = 30.0  # retry limit while another learner is connected; a dead one is evicted after 10
 
 
 class Segments(NamedTuple):
-    """Decoded segments to be written to the frame store before anything that comes later is consumed."""
+    """Decoded segments, to be written to the frame store before later items are consumed."""
 
     slots: np.ndarray  # int32[N]
     frames: np.ndarray  # uint8|float32[N, L, *O]
@@ -50,18 +50,18 @@ class Segments(NamedTuple):
 
 
 class Item(NamedTuple):
-    """What the learner consumes next; credit and priorities for an older `epoch` (connection) are void."""
+    """Content for the learner to consume; credit and priorities for an older `epoch` (connection) are discarded."""
 
     content: Segments | IndexBatches
     epoch: int
 
 
 class SamplingClient:
-    """Keeps the learner supplied: decodes on its own thread, and carries credit and priorities back.
+    """Receives and decodes segments and batches on its own thread, and sends credit and priorities back.
 
-    The learner calls `next` for what comes, `consumed` when it is done with it, and `update_priorities`. A replay
-    server that goes away is looked for until it is back; then the stream begins anew with its live segments. What is
-    waiting here is bounded by the credit that the server was given.
+    The learner calls `next` for an item, `consumed` when it has processed the item, and `update_priorities`. When the
+    replay server is lost, the client reconnects until it is back; the stream then restarts with the live segments.
+    The credit granted to the server bounds the pending items.
     """
 
     def __init__(
@@ -75,25 +75,25 @@ class SamplingClient:
         away_limit_seconds: float = 0.0,
         run: RunIdentity | None = None,
     ):
-        """Connects. `capacity_segments`: of the frame store; `groups`: `IndexBatches` at hand or in work.
+        """Connects. `capacity_segments`: of the frame store; `groups`: `IndexBatches` pending or being processed.
 
-        `run`: that the learner is part of, or becomes part of when it is welcomed; None = of any.
-        `away_limit_seconds`: after which a server that is away is a RunError, 0 = never.
+        `run`: the run of this learner, which adopts the server's if it has none yet; None = any.
+        `away_limit_seconds`: how long the server may be unreachable before a RunError is raised; 0 = forever.
         """
         patience = Patience(SILENT_SECONDS, away_limit_seconds, REFUSED_SECONDS)
         self._connection = Connection("replay server", address, run, patience)
         self._spec = spec
         self._hello = hello
-        self.environment_steps = hello.environment_steps  # of the whole run; the learner keeps it up to date
+        self.environment_steps = hello.environment_steps  # of the whole run; updated by the learner
         self._capacity_segments = capacity_segments
         self._groups = groups
-        # An item takes a group or a segment of the credit at least; one place is for the error that ends it all.
+        # Each item uses at least one group or segment of credit; one more slot is for the final error.
         self._items: queue.Queue[Item | RunError] = queue.Queue(groups + SEGMENTS_WINDOW + 1)
-        self._outbox: deque[tuple[int, Any]] = deque()  # (epoch it is meant for, message)
+        self._outbox: deque[tuple[int, Any]] = deque()  # (epoch to which it belongs, message)
         self._epoch = 0
-        self._has_reported = False  # corrupt segments
+        self._has_reported = False  # whether corrupt segments were logged
         self._last_word: Finish | None = None
-        self.is_finish_received = threading.Event()  # by the replay server
+        self.is_finish_received = threading.Event()  # the replay server has acknowledged `finish`
         self._closing = threading.Event()
         self._wake = sockets.WakeUp(context)
         largest = max(max_streamed_bytes(spec), 4 * hello.batches_at_once * hello.batch_size)
@@ -103,21 +103,21 @@ class SamplingClient:
 
     @property
     def peer_state(self) -> str:
-        """What has become of the replay server: see `Connection`."""
+        """State of the replay server, see `Connection`."""
         return self._connection.state
 
     @property
     def disconnects(self) -> int:
-        """How often a replay server that had welcomed this learner was lost."""
+        """Losses of replay servers that had welcomed this learner."""
         return self._connection.disconnects
 
     @property
     def dropped(self) -> Counter[str]:
-        """What the server sent and was not used, by reason."""
+        """Counts of refusals and of unusable data from the server, by reason."""
         return self._connection.dropped
 
     def next(self, timeout_seconds: float) -> Item | None:
-        """Returns what is to be consumed next, None if nothing comes in time. RunError if the server refused us."""
+        """Returns the next item to consume, None after the timeout. Raises RunError once the link has failed."""
         until = time.monotonic() + timeout_seconds
         while True:
             left_seconds = until - time.monotonic()
@@ -127,17 +127,17 @@ class SamplingClient:
                 return None
             if isinstance(item, Exception):
                 raise item
-            if item.epoch == self._epoch:  # else the segments that came before it may have been left out already
+            if item.epoch == self._epoch:  # else, segments before it may have been discarded
                 return item
 
     def consumed(self, item: Item) -> None:
-        """Gives the server credit for as much again."""
+        """Returns the credit of a processed item to the server."""
         segments = len(item.content.slots) if isinstance(item.content, Segments) else 0
         groups = 0 if isinstance(item.content, Segments) else 1
         self._post(item.epoch, Credit(self._hello.run_id, groups, segments, self.environment_steps))
 
     def update_priorities(self, item: Item, priorities: np.ndarray) -> None:
-        """Sends the new priorities float32[K, B] of a consumed item of batches."""
+        """Sends the new priorities, float32[K, B], of an item of batches."""
         assert isinstance(item.content, IndexBatches)
         update = PriorityUpdate(
             run_id=self._hello.run_id,
@@ -148,20 +148,20 @@ class SamplingClient:
         self._post(item.epoch, update)
 
     def finish(self, reason: str) -> None:
-        """Sends the replay server that the run is over, again and again until `is_finish_received`."""
+        """Sends the replay server a `Finish`, repeatedly until `is_finish_received`."""
         self._last_word = Finish(reason=reason)
         self._connection.send_heartbeat()
         self._wake.wake_up()
 
     def close(self) -> None:
-        """Leaves the server and ends the thread."""
+        """Sends a goodbye and ends the thread."""
         self._post(self._epoch, Goodbye(run_id=self._hello.run_id))
         self._closing.set()
         self._thread.join()
         self._wake.close()
 
     def turn(self, now_seconds: float) -> None:
-        """Sends what is to be sent, and takes what has arrived."""
+        """Sends the outbox and handles the messages received."""
         self._connection.turn(now_seconds, self._current_hello, self._heartbeat)
         self._flush()
         self._receive(now_seconds)
@@ -190,10 +190,10 @@ class SamplingClient:
         return self._hello._replace(environment_steps=self.environment_steps)
 
     def _heartbeat(self) -> Finish | Credit:
-        return self._last_word or Credit(self._hello.run_id, 0, 0, self.environment_steps)  # both are answered
+        return self._last_word or Credit(self._hello.run_id, 0, 0, self.environment_steps)  # the server answers both
 
     def _flush(self) -> None:
-        """Sends the outbox, as far as the server can take it; what is meant for an older connection is void."""
+        """Sends the outbox until the server can take no more; discards messages for older connections."""
         while self._outbox:
             epoch, message = self._outbox[0]
             if epoch == self._epoch and not self._connection.send(message):
@@ -209,7 +209,7 @@ class SamplingClient:
                 self._on_batches(message)
             elif isinstance(message, LearnerWelcome):
                 self._on_welcome(message, now_seconds)
-            elif isinstance(message, Finish) and self._last_word is not None:  # else it answers none of ours
+            elif isinstance(message, Finish) and self._last_word is not None:  # answers our Finish
                 self.is_finish_received.set()
                 self._connection.expect_end()
 
@@ -222,13 +222,13 @@ class SamplingClient:
         self._hello = self._hello._replace(run_identity=self._connection.run.name, is_new_run=False)
         self._epoch += 1
         self._discard_items()
-        self._connection.send_heartbeat()  # a last word goes out at once
+        self._connection.send_heartbeat()  # a pending Finish is sent at once
         credit = Credit(self._hello.run_id, self._groups, SEGMENTS_WINDOW, self.environment_steps)
         self._outbox.append((self._epoch, credit))
         self._flush()
 
     def _discard_items(self) -> None:
-        """Leaves out what came over the connection before: all that is live comes again, and credit starts anew."""
+        """Discards the items of earlier connections: all live segments are resent, and credit starts anew."""
         with contextlib.suppress(queue.Empty):
             while True:
                 self._items.get_nowait()
@@ -256,7 +256,7 @@ class SamplingClient:
         self._put(Segments(message.slots, frames, stacked))
 
     def _decoded(self, body: memoryview, out: np.ndarray) -> Columns | None:
-        """Returns the columns of a segment, and writes its frames to `out`; None and zeros if it is corrupt."""
+        """Returns a segment's columns and writes its frames to `out`; None and zeros if it is corrupt."""
         try:
             columns = decode_columns(body, self._spec)
             decode_frames(body, self._spec, out=out)
@@ -267,9 +267,9 @@ class SamplingClient:
         return columns
 
     def _report(self, message: StreamedSegments, corrupt: list[int]) -> None:
-        """Has the server draw from segments no more whose bodies only their learner decodes.
+        """Reports corrupt segments to the server, which never decodes frames, so that it stops drawing from them.
 
-        Until it does, the few batches that are under way find blank frames in the place of these segments.
+        Until then, the few batches in flight read blank frames for these segments.
         """
         if not self._has_reported:
             self._has_reported = True
@@ -283,7 +283,7 @@ class SamplingClient:
             message.indices.shape == (self._hello.batches_at_once, self._hello.batch_size)
             and 0 <= message.indices.min() <= message.indices.max() < limit
             and message.weights.min() >= 0
-            and message.weights.max() <= 1  # no comparison with NaN is true
+            and message.weights.max() <= 1  # False for NaN
         )
         if not fits:
             raise self._connection.broken("sends batches that do not fit the replay")

@@ -1,4 +1,4 @@
-"""The replay server's side of the learner: one ordered stream of segments and index batches."""
+"""The replay server's side of the sampling link: one ordered stream of segments and index batches."""
 
 from __future__ import annotations
 
@@ -33,30 +33,30 @@ from apex_jax.types import MAX_ENVIRONMENT_STEPS, MAX_STREAMED_SEGMENTS, PEER_TI
 
 _log = logging.getLogger(__name__)
 
-SEGMENTS_AT_ONCE = MAX_STREAMED_SEGMENTS  # in one message, as far as they fit in
-BYTES_AT_ONCE = 4 * 2**20  # a slow line must bring a message before the learner takes the server for dead
-LARGEST_CREDIT = 2**13  # more than any learner of ours gives; what it never takes is not prepared for it without end
+SEGMENTS_AT_ONCE = MAX_STREAMED_SEGMENTS  # maximum in one message
+BYTES_AT_ONCE = 4 * 2**20  # on a slow line, a message must arrive within the learner's timeout
+LARGEST_CREDIT = 2**13  # above the credit of any real learner; bounds the work for a faulty one
 
 
 @dataclass
 class LearnerPeer:
-    """What the server knows of the connected learner."""
+    """The server's record of the connected learner."""
 
     identity: bytes
     run_id: int
     seen_seconds: float
     batches_at_once: int
     batch_size: int
-    cursor: int = 0  # insertion number of the newest segment it was sent
+    cursor: int = 0  # insertion id of the newest segment sent to it
     groups_credit: int = 0  # `IndexBatches` it can take
     segments_credit: int = 0
 
 
 class SamplingServer:
-    """Streams to one learner: every segment once, ahead of the first batch that was drawn with it in the replay.
+    """Streams to one learner: every segment once, before the first batch drawn after its insertion.
 
-    What the learner holds when it consumes a batch is thus exactly what the batch was drawn from. Nothing is queued:
-    the learner's credit says what it can take, and its cursor what it still lacks.
+    When the learner consumes a batch, its frame store therefore equals the replay buffer from which the batch was
+    drawn. The server queues nothing: it tracks the learner's credit, and its cursor in the sequence of segments.
     """
 
     def __init__(
@@ -67,11 +67,11 @@ class SamplingServer:
         run_id: int,
         run: RunIdentity | None = None,
     ):
-        """`run_id`: of this server's process; `run`: that its learner must be of, None = of any."""
+        """`run_id`: of this server's process; `run`: the run that its learner must be part of, None = any."""
         self.learner: LearnerPeer | None = None
         self.dropped: Counter[str] = Counter()
-        self.finished: str | None = None  # why, once the learner said that the run is over
-        self.run_steps = 0  # environment steps of the whole run, as the learner counts them
+        self.finished: str | None = None  # reason for the end of the run, once the learner has sent it
+        self.run_steps = 0  # environment steps of the whole run, as counted by the learner
         self._socket = socket
         self._config = config
         self._replay = replay
@@ -87,7 +87,7 @@ class SamplingServer:
         }
 
     def read(self, now_seconds: float) -> None:
-        """Takes the messages that have arrived, as far as the budget of a turn goes."""
+        """Handles pending messages for at most one reading turn."""
         for _ in sockets.reading_turn():
             received = sockets.receive_from(self._socket, tuple(self._handlers), self.dropped)
             if received is None:
@@ -101,7 +101,7 @@ class SamplingServer:
             self._handlers[type(message)](identity, message, now_seconds)
 
     def stream(self, now_seconds: float) -> None:
-        """Sends the segments that the learner lacks, then batches, as far as its credit and the rate limiter go."""
+        """Sends the segments that the learner lacks, then batches, while its credit and the rate limiter allow."""
         learner = self.learner
         if learner is None or not self._send_segments(learner):
             return
@@ -114,9 +114,9 @@ class SamplingServer:
 
     @property
     def is_in_arrears(self) -> bool:
-        """Tells whether the learner waits for batches that must wait for segments which it has yet to receive.
+        """Returns whether batches could be drawn, but the learner must receive segments first.
 
-        No others are stored until then: actors that are faster than the link to the learner would starve it.
+        No new segments are stored meanwhile: actors that are faster than the learner's link would starve the learner.
         """
         learner = self.learner
         if learner is None or not learner.groups_credit or learner.cursor == self._replay.buffer.inserted_segments:
@@ -125,13 +125,13 @@ class SamplingServer:
         return self._replay.can_draw(draw_size)
 
     def evict_dead_peers(self, now_seconds: float) -> None:
-        """Takes another learner only when the one before has been silent for long."""
+        """Evicts a learner that has been silent for PEER_TIMEOUT_SECONDS, so that another can connect."""
         if self.learner is not None and now_seconds - self.learner.seen_seconds > PEER_TIMEOUT_SECONDS:
             _log.warning("the learner has been silent for %.0f s: another may take its place", PEER_TIMEOUT_SECONDS)
             self.learner = None
 
     def _send_segments(self, learner: LearnerPeer) -> bool:
-        """Returns whether the learner now has, or will have before anything that is sent later, every live segment."""
+        """Sends the segments the learner lacks. Returns True once all are sent, so that batches may follow."""
         while learner.cursor < self._replay.buffer.inserted_segments:
             run = self._replay.segments_since(learner.cursor, min(SEGMENTS_AT_ONCE, learner.segments_credit))
             if not run.bodies:
@@ -168,7 +168,7 @@ class SamplingServer:
             sockets.send(self._socket, refusal, identity)
             return
         if self.learner is not None and self.learner.identity == identity:
-            return  # said again before the welcome had arrived: it is under way, and its credit must not count twice
+            return  # a repeated hello; the welcome is in flight, and a second one would double the credit
         welcome = LearnerWelcome(
             replay_run_id=self._run_id,
             capacity_segments=self._replay.buffer.capacity_segments,
@@ -181,7 +181,7 @@ class SamplingServer:
         _log.info("learner %s joins; %d segments are live", identity.hex(), self._replay.buffer.size_segments)
 
     def _join_run(self, message: LearnerHello) -> str:
-        """Returns the run that both are part of from now on: the server's, or else the learner's; empty = neither's."""
+        """Returns the run identity to share: the server's, or the learner's if the server has none; may be empty."""
         if not self._run_identity.name and message.run_identity:
             self._run_identity.adopt(message.run_identity, "the learner")
             self._replay.join_run(self._run_identity.name)
@@ -209,7 +209,7 @@ class SamplingServer:
         assert self.learner is not None
         self.run_steps = max(self.run_steps, message.environment_steps)
         if not message.groups and not message.segments:
-            sockets.send(self._socket, message, identity)  # for the learner, a sign of life
+            sockets.send(self._socket, message, identity)  # serves as the heartbeat to the learner
         self.learner.groups_credit = min(self.learner.groups_credit + message.groups, LARGEST_CREDIT)
         self.learner.segments_credit = min(self.learner.segments_credit + message.segments, LARGEST_CREDIT)
 
@@ -226,10 +226,10 @@ class SamplingServer:
 
     def _on_finish(self, identity: bytes, message: Finish, now_seconds: float) -> None:
         self.finished = message.reason
-        sockets.send(self._socket, message, identity)  # the learner says it until it knows that it was heard
+        sockets.send(self._socket, message, identity)  # the learner repeats its Finish until it receives this answer
 
     def _on_goodbye(self, identity: bytes, message: Goodbye, now_seconds: float) -> None:
         self.learner = None
-        # It has saved, too: should this server leave next, both go on from the same moment.
+        # The learner has saved a checkpoint; a snapshot now lets both resume from the same moment.
         self._replay.request_snapshot()
         _log.info("the learner leaves")

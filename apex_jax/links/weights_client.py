@@ -1,4 +1,4 @@
-"""The actors' and the evaluator's side of the weights link: a thread that asks the learner for newer parameters."""
+"""The actors' and the evaluator's side of the weights link: a thread that requests newer params from the learner."""
 
 from __future__ import annotations
 
@@ -36,30 +36,30 @@ from apex_jax.types import PEER_TIMEOUT_SECONDS
 
 _log = logging.getLogger(__name__)
 
-HEARTBEAT_SECONDS = 2.0  # a learner has several hundred clients
-STALLED_SECONDS = 10.0  # without a piece that was asked for, after which a transfer begins anew
+HEARTBEAT_SECONDS = 2.0  # twice the default: a learner has several hundred clients
+STALLED_SECONDS = 10.0  # without a requested piece, after which the transfer restarts
 
 
 class Weights(NamedTuple):
-    """Parameters and what the learner said of them."""
+    """Params and their metadata."""
 
-    params: Params  # leaves float32, on this process's device
+    params: Params  # float32 leaves, on this process's device
     version: int
     learner_run_id: int
-    updates: int  # that the learner had made
-    environment_steps: int  # of the whole run, at that moment
+    updates: int  # of the learner, when the params were published
+    environment_steps: int  # of the whole run, when the params were published
     final: bool
-    published_seconds: float  # time.monotonic() here
+    published_seconds: float  # on this process's time.monotonic()
 
 
 class _Transfer:
-    """The pieces of one version, as they arrive in their order."""
+    """The pieces of one version, received in order."""
 
     def __init__(self, first: WeightsPiece) -> None:
         self.first = first
         self.body = bytearray(first.body_bytes)
         self.received = 0  # bytes
-        self.requested = WEIGHTS_PIECE_BYTES  # up to this byte
+        self.requested = WEIGHTS_PIECE_BYTES  # bytes
 
     def is_of(self, piece: WeightsPiece) -> bool:
         first = self.first
@@ -67,10 +67,10 @@ class _Transfer:
 
 
 class WeightsClient:
-    """Keeps the newest parameters at hand, already on the device; acting never waits for them.
+    """Provides the newest params, already on the device; acting never blocks on a transfer.
 
-    At most WEIGHTS_PIECES_AT_ONCE pieces are asked for ahead, and the next version only when one is complete: on a slow
-    line parameters are as old as their transfer takes. A learner that restarts is followed, whatever its versions.
+    Requests at most WEIGHTS_PIECES_AT_ONCE pieces ahead, and a new version only when the previous one is complete, so
+    that on a slow line the params are as old as one transfer. Follows a restarted learner, whatever its versions.
     """
 
     def __init__(
@@ -86,9 +86,9 @@ class WeightsClient:
         """Connects and starts the thread. `like_params`: a tree of the network's leaves.
 
         `compatibility_key`: see `Config.weights_compatibility_key`.
-        `away_limit_seconds`: after which a learner that is away is a RunError, 0 = never.
-        `run`: that this process is part of, or becomes part of with the first offer; None = of any.
-        `takes_every`: every version that it can; else the first, the final, and those asked for with `request`.
+        `away_limit_seconds`: how long the learner may be unreachable before a RunError is raised; 0 = forever.
+        `run`: the run of this process, which adopts that of the first offer if it has none yet; None = any.
+        `takes_every`: fetch each new version; else only the first, the final, and those that `request` asks for.
         """
         patience = Patience(PEER_TIMEOUT_SECONDS, away_limit_seconds, heartbeat=HEARTBEAT_SECONDS)
         self._connection = Connection("learner", address, run, patience)
@@ -99,9 +99,9 @@ class WeightsClient:
         self._newest: Weights | None = None
         self._error: RunError | None = None
         self._offer = WeightsOffer(0, 0, False)
-        self._held = (0, 0)  # learner_run_id and version that arrived last, whether they could be used or not
+        self._held = (0, 0)  # learner_run_id and version received last, usable or not
         self._transfer: _Transfer | None = None
-        self._asked_seconds: float | None = None  # when pieces were last asked for, or arrived
+        self._asked_seconds: float | None = None  # when a piece was last requested or received; None = no request
         self._wanted = threading.Event()
         self._closing = threading.Event()
         self._arrived = threading.Event()
@@ -111,27 +111,27 @@ class WeightsClient:
 
     @property
     def newest(self) -> Weights | None:
-        """The newest parameters, None before the first. RunError if the learner can never be joined."""
+        """The newest params, None before the first. Raises RunError if the link has failed."""
         if self._error is not None:
             raise self._error
         return self._newest
 
     @property
     def peer_state(self) -> str:
-        """What has become of the learner: see `Connection`."""
+        """State of the learner, see `Connection`."""
         return self._connection.state
 
     @property
     def dropped(self) -> Counter[str]:
-        """What arrived and was not used, by reason."""
+        """Counts of refusals and of unusable versions, by reason."""
         return self._connection.dropped
 
     def request(self) -> None:
-        """Asks for the newest parameters; they are `newest` once they have arrived."""
+        """Requests the newest params; `newest` returns them once they have arrived."""
         self._wanted.set()
 
     def wait(self, seconds: float) -> Weights | None:
-        """Waits at most `seconds` for the first parameters; returns the newest."""
+        """Waits at most `seconds` for the first params; returns the newest, or None."""
         self._arrived.wait(seconds)
         return self.newest
 
@@ -141,7 +141,7 @@ class WeightsClient:
         self._thread.join()
 
     def turn(self, now_seconds: float) -> None:
-        """Takes what has arrived, and asks for what is missing."""
+        """Handles the messages received, and requests missing pieces."""
         self._connection.turn(now_seconds, self._newest_hello, self._heartbeat)
         for message in self._connection.receive(now_seconds, (WeightsOffer, WeightsPiece)):
             if isinstance(message, WeightsOffer):
@@ -168,7 +168,7 @@ class WeightsClient:
         return WeightsHeartbeat(*self._held)
 
     def _on_offer(self, offer: WeightsOffer, now_seconds: float) -> None:
-        if self._connection.state != "joined":  # what was asked for over the connection before does not come
+        if self._connection.state != "joined":  # requests on the previous connection will not be answered
             self._asked_seconds = None
             if self._transfer is not None and self._transfer.first.learner_run_id == offer.learner_run_id:
                 self._transfer.requested = self._transfer.received
@@ -178,7 +178,7 @@ class WeightsClient:
         self._offer = offer
 
     def _ask(self, now_seconds: float) -> None:
-        """Asks for the newest version if it is due, for what is missing of a version, or again if nothing comes."""
+        """Requests the newest version if due, or the missing pieces of a version; restarts a stalled transfer."""
         if self._asked_seconds is not None and now_seconds - self._asked_seconds > STALLED_SECONDS:
             self._transfer = self._asked_seconds = None  # the learner may no longer have that version
         transfer = self._transfer
@@ -202,7 +202,7 @@ class WeightsClient:
         if piece.body_bytes != self._body_bytes:
             raise self._connection.broken(f"sent weights of {piece.body_bytes} bytes, not {self._body_bytes}")
         if self._transfer is None and piece.offset == 0:
-            # The newest that there is, which may be newer than what was offered.
+            # The newest version, which may be newer than the one offered.
             self._offer = WeightsOffer(piece.learner_run_id, piece.version, piece.final)
             if (piece.learner_run_id, piece.version) == self._held:
                 self._asked_seconds = None
@@ -210,7 +210,7 @@ class WeightsClient:
             self._transfer = _Transfer(piece)
         transfer = self._transfer
         if transfer is None or not transfer.is_of(piece) or piece.offset != transfer.received:
-            return  # asked for before the connection broke, or behind one that was lost: it is asked for again
+            return  # requested on an earlier connection, or follows a lost piece; it is requested again
         end = piece.offset + len(piece.piece)
         if end > len(transfer.body) or (end < len(transfer.body) and len(piece.piece) != WEIGHTS_PIECE_BYTES):
             raise self._connection.broken(f"sent a piece of weights from {piece.offset} to {end}")
@@ -224,11 +224,11 @@ class WeightsClient:
     def _take(self, last: WeightsPiece, body: bytearray, now_seconds: float) -> None:
         if zlib.crc32(body) != last.crc:
             self._drop("bad_checksum")
-            return  # they are asked for again
+            return  # the version is requested again
         self._held = (last.learner_run_id, last.version)
         self._wanted.clear()
-        self._connection.send(self._heartbeat())  # answered with a newer version, if there is one by now
-        # 2 ms for 3.3 million parameters, on this thread and without Python's lock: acting goes on meanwhile.
+        self._connection.send(self._heartbeat())  # the answer offers a newer version, if there is one
+        # 2 ms for 3.3 million parameters, on this thread and without the GIL, so acting continues meanwhile.
         if not np.isfinite(np.frombuffer(body, FLOAT32)).all():
             self._drop("not_finite")
             return

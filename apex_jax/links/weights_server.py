@@ -1,4 +1,4 @@
-"""The learner's side of the weights link: a thread that answers whoever asks for the newest parameters."""
+"""The learner's side of the weights link: a thread that answers requests for the newest params."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ from apex_jax.types import PEER_TIMEOUT_SECONDS
 _log = logging.getLogger(__name__)
 
 MAX_CLIENTS = 4_096
-MAX_ENCODED = 8  # versions held as bytes at once: a client on a slow line takes seconds for one
-UNUSED_SECONDS = 30.0  # after which a version that nobody asks for is no longer held as bytes
-OLDEST_SECONDS = 60.0  # of the newest version that is held, after which the oldest gives way to a newer one
+MAX_ENCODED = 8  # versions kept as bytes, since a transfer on a slow line takes seconds
+UNUSED_SECONDS = 30.0  # without a request, after which a version's bytes are discarded
+OLDEST_SECONDS = 60.0  # age of the newest kept version at which the oldest one is discarded for a newer one
 
 
 class Published(NamedTuple):
-    """Parameters and what is said of them."""
+    """Params and their metadata."""
 
     version: int
     params: Params
@@ -54,7 +54,7 @@ class Published(NamedTuple):
 
 @dataclass
 class Encoded:
-    """A version as it travels; each piece is an object of its own, so that a queue which holds one holds no more."""
+    """A version as bytes; each piece is a separate object, so that a queued piece does not keep the others alive."""
 
     published: Published
     crc: int
@@ -64,19 +64,19 @@ class Encoded:
 
 @dataclass
 class Client:
-    """What the server knows of a client."""
+    """The server's record of a client."""
 
     seen_seconds: float
     has_newest: bool = False
-    version: int = 0  # of which it is being sent the pieces, 0 = none
-    asked_seconds: float = 0.0  # when it asked for the last of them
+    version: int = 0  # version being transferred, 0 = none
+    asked_seconds: float = 0.0  # time of its last request
 
 
 class WeightsServer:
-    """Answers requests for parameters: encoded when the first client asks, and shared by all who ask then.
+    """Answers requests for params, which are encoded at the first request and shared by all clients.
 
-    Nothing is sent that nobody asked for but the number of a new version. Each client asks at its own pace, so a slow
-    one slows nobody, and what it gets is as old as its own transfer takes.
+    Clients receive no unrequested messages except offers of new versions. Each client requests pieces at its own pace,
+    so a slow client does not slow others, and its params are as old as its own transfer.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class WeightsServer:
         """Binds the address (BindError if that fails) and starts the thread.
 
         `compatibility_key`: see `Config.weights_compatibility_key`; `architecture`: of the network, see `params_codec`;
-        `run`: None = of no run in particular, as in a benchmark.
+        `run`: None = no specific run, as in a benchmark.
         """
         self.dropped: Counter[str] = Counter()
         self.clients: dict[bytes, Client] = {}
@@ -100,12 +100,12 @@ class WeightsServer:
         self._socket = sockets.serve_weights(context, address, self._monitor)
         self._wake = sockets.WakeUp(context)
         self._run_id = run_id
-        self._expected = WeightsHello(compatibility_key, architecture)  # of a client of this run
+        self._expected = WeightsHello(compatibility_key, architecture)  # hello of a compatible client
         self._run_identity = run or RunIdentity()
         self.version = first_version
         self._newest: Published | None = None
-        self._offered: Published | None = None  # to the clients
-        self._encoded: dict[int, Encoded] = {}  # by version, the oldest first
+        self._offered: Published | None = None  # version last offered to the clients
+        self._encoded: dict[int, Encoded] = {}  # by version, oldest first
         self._handlers: dict[type, Callable[[bytes, Any, float], None]] = {
             WeightsHello: self._on_hello,
             WeightsHeartbeat: self._on_heartbeat,
@@ -118,25 +118,25 @@ class WeightsServer:
         self._thread.start()
 
     def publish(self, params: Params, updates: int, environment_steps: int, final: bool = False) -> None:
-        """Takes parameters to be given to whoever asks; returns at once.
+        """Makes params available to the clients; returns at once.
 
-        `params` are the caller's no more: a copy the learner's next update does not donate away.
+        The server takes ownership of `params`: pass a copy that the learner's next update does not donate.
         """
-        # Milliseconds since 1970 or one more: versions grow also over a restart from an older checkpoint.
+        # Based on the time in ms, so that versions also increase after a restart from an older checkpoint.
         self.version = max(self.version + 1, int(time.time() * 1000))
         self._newest = Published(self.version, params, updates, environment_steps, final, time.monotonic())
         self._wake.wake_up()
 
     @property
     def updates(self) -> int:
-        """Updates behind the newest parameters; -1 before the first are published."""
+        """Number of updates of the newest params; -1 before the first are published."""
         return -1 if self._newest is None else self._newest.updates
 
     @property
     def is_drained(self) -> bool:
-        """Tells whether every client that lives has the newest parameters, those that are about to connect included."""
+        """Returns whether every connected client, and each one about to reconnect, has received the newest params."""
         if time.monotonic() < self._start_seconds + 2e-3 * sockets.LONGEST_RECONNECT_MILLISECONDS:
-            return False  # a client that has waited for this learner for long tries no oftener
+            return False  # waiting clients may reconnect only this often
         return self._offered is self._newest and all(client.has_newest for client in list(self.clients.values()))
 
     def close(self) -> None:
@@ -147,12 +147,12 @@ class WeightsServer:
         self._wake.close()
 
     def turn(self, now_seconds: float) -> None:
-        """Answers the messages that have arrived, and offers what has been published."""
+        """Answers pending messages, and offers a newly published version."""
         self._monitor.count(self.dropped)
         for _ in sockets.reading_turn():
             received = sockets.receive_from(self._socket, tuple(self._handlers), self.dropped)
             if received is None:
-                self._evict_dead_clients(now_seconds)  # whose heartbeats may else be still unread
+                self._evict_dead_clients(now_seconds)  # only when all heartbeats have been read
                 break
             identity, message = received
             if (client := self.clients.get(identity)) is not None:
@@ -165,7 +165,7 @@ class WeightsServer:
             self._offered = self._newest
             for identity, client in self.clients.items():
                 client.has_newest = False
-                if not client.version:  # else it has asked for pieces, and needs the room in its queue for them
+                if not client.version:  # otherwise its queue is needed for requested pieces
                     self._offer(identity)
 
     def _run(self) -> None:
@@ -229,13 +229,13 @@ class WeightsServer:
             updates=published.updates,
             environment_steps=published.environment_steps,
             final=published.final,
-            age_seconds=max(0.0, now_seconds - published.seconds),  # it may have been published during this turn
+            age_seconds=max(0.0, now_seconds - published.seconds),  # negative if published during this turn
             crc=encoded.crc,
             body_bytes=encoded.body_bytes,
             offset=message.offset,
             piece=encoded.pieces[number],
         )
-        sockets.send(self._socket, piece, identity)  # a client whose queue is full asks again
+        sockets.send(self._socket, piece, identity)  # dropped if the queue is full; the client requests it again
 
     def _on_goodbye(self, identity: bytes, message: Goodbye, now_seconds: float) -> None:
         del self.clients[identity]
@@ -246,7 +246,7 @@ class WeightsServer:
         sockets.send(self._socket, WeightsOffer(self._run_id, version, final, run), identity)
 
     def _newest_encoded(self, now_seconds: float) -> Encoded | None:
-        """Returns the newest version as bytes; while as many as may be are being sent, the newest of these."""
+        """Returns the newest version as bytes, or the newest kept one if MAX_ENCODED are being transferred."""
         newest = self._newest
         if newest is None:
             return None
@@ -263,7 +263,7 @@ class WeightsServer:
         return self._encoded[newest.version]
 
     def _discard_unused(self, now_seconds: float) -> None:
-        """Discards the bytes of versions that no client is being sent."""
+        """Discards the bytes of versions that are not being transferred to any client."""
         since = now_seconds - UNUSED_SECONDS
         used = {client.version for client in self.clients.values() if client.asked_seconds >= since}
         self._encoded = {version: encoded for version, encoded in self._encoded.items() if version in used}

@@ -1,1 +1,1 @@
-"""How experience and weights travel: pixels as bytes (`codec`), messages as frames (`wire`), the links (`sockets`)."""
+"""How experience and weights travel: messages as frames (`wire`), params as bytes (`params_codec`), the links."""

@@ -1,4 +1,4 @@
-"""Addresses of links and status pages taken apart, and their hosts' names looked up within a deadline."""
+"""Parses the addresses of links and status pages, and resolves host names within a deadline."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from apex_jax.errors import RunError, UsageError, shown
 
 
 class Address(NamedTuple):
-    """`tcp://HOST:PORT`, or `ipc://PATH` where `path` is not empty."""
+    """`tcp://HOST:PORT`, or `ipc://PATH` if `path` is not empty."""
 
     host: str
     port: int
@@ -24,11 +24,11 @@ class Address(NamedTuple):
 
 
 class UnresolvedHost(RunError):
-    """Nobody knows a host of this name; the message says so."""
+    """The host name cannot be resolved; the message names it."""
 
 
 def split(address: str) -> Address:
-    """Returns the parts of an address. UsageError."""
+    """Returns the parts of an address. Raises UsageError if it is malformed."""
     scheme, _, place = address.partition("://")
     if scheme == "ipc" and place:
         return Address("", 0, place)
@@ -39,21 +39,21 @@ def split(address: str) -> Address:
 
 
 def is_loopback(address: str) -> bool:
-    """Tells whether an address can be reached from this machine only."""
+    """Returns whether an address can be reached from this machine only."""
     scheme, _, place = address.partition("://")
     host = place.rpartition(":")[0]
     if scheme == "ipc" or host == "localhost":
         return True
     try:
         ip = ipaddress.ip_address(host.removeprefix("[").removesuffix("]"))
-    except ValueError:  # a name, an interface, *
+    except ValueError:  # a host name, an interface name, or *
         return False
     mapped = ip.ipv4_mapped if isinstance(ip, ipaddress.IPv6Address) else None
     return (mapped or ip).is_loopback
 
 
 def check_path_is_free(path: str) -> None:
-    """Raises OSError where a process serves at a path, or a file is there; the socket of a dead process is free."""
+    """Raises OSError if a process serves at a path or the path is a file; the socket of a dead process is free."""
     with contextlib.suppress(FileNotFoundError, ConnectionRefusedError):
         if not stat.S_ISSOCK(os.stat(path).st_mode):
             raise OSError(0, "it is a file")
@@ -64,7 +64,7 @@ def check_path_is_free(path: str) -> None:
 
 
 def resolve(address: Address, seconds: float) -> list[tuple[Any, Any]]:
-    """Returns (family, socket address) of each place the address may mean. UnresolvedHost after `seconds` at most."""
+    """Returns (family, socket address) of each endpoint of an address. Raises UnresolvedHost, within `seconds`."""
     if address.path:
         return [(socket.AF_UNIX, address.path)]
     found: queue.Queue[list[tuple[Any, Any]] | OSError] = queue.Queue()
@@ -76,7 +76,7 @@ def resolve(address: Address, seconds: float) -> list[tuple[Any, Any]]:
         except (OSError, UnicodeError) as error:  # UnicodeError: a name with an empty or too long part
             found.put(error if isinstance(error, OSError) else OSError(0, "not a host name"))
 
-    threading.Thread(target=look_up, daemon=True).start()  # a name server that is silent holds it for half a minute
+    threading.Thread(target=look_up, daemon=True).start()  # an unresponsive name server blocks the lookup for 30 s
     try:
         result = found.get(timeout=seconds)
     except queue.Empty:

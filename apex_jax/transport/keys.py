@@ -1,11 +1,11 @@
-"""CURVE keys of the roles: made once, kept in files or environment variables, checked before anything is connected.
+"""CURVE keys of the roles: created once, kept in files or environment variables, checked before any connection.
 
-A directory of keys holds, for each role, Z85 text that `python main.py keys create` writes:
+`python main.py keys create` writes a directory of keys, with two files of Z85 text for each role:
 
-    <role>.secret   one key, readable by its owner alone; only the hosts of that role need it
-    <role>.public   one key a line: all are let in, the first is the one that clients expect of a server
+    <role>.secret   one key, readable by its owner only; only the hosts of that role need it
+    <role>.public   one key per line: servers accept all of them, clients expect the first one of a server
 
-APEX_JAX_<ROLE>_SECRET and APEX_JAX_<ROLE>_PUBLIC in the environment stand for the files.
+The environment variables APEX_JAX_<ROLE>_SECRET and APEX_JAX_<ROLE>_PUBLIC take precedence over the files.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ KEY_CHARACTERS = 40  # 32 bytes in Z85
 
 
 def create(directory: Path) -> None:
-    """Writes a key pair for each role, all or none, into a directory that is new or empty. UsageError, OSError."""
+    """Writes a key pair for each role, atomically, to a new or empty directory. Raises UsageError, OSError."""
     parent = directory.resolve().parent
     if not parent.is_dir():
         raise UsageError(f"{shown(directory)}: its folder {shown(parent)} does not exist; make it first")
@@ -45,16 +45,16 @@ def create(directory: Path) -> None:
 
 
 def read_secret(directory: str, role: str) -> bytes:
-    """Returns the role's secret key as Z85. UsageError."""
+    """Returns the role's secret key as Z85. Raises UsageError."""
     where, text = _read(directory, role, "secret")
     keys = text.split()
-    if len(keys) != 1 or not _is_key(keys[0]):  # the value is not shown: it may be nearly right
+    if len(keys) != 1 or not _is_key(keys[0]):  # the error must not contain a secret with a typo
         raise UsageError(f"{where}: holds no secret key; it must be one line of {KEY_CHARACTERS} Z85 characters")
     return keys[0]
 
 
 def read_publics(directory: str, role: str) -> tuple[bytes, ...]:
-    """Returns the role's public keys as Z85, at least one: the first is the one that clients expect. UsageError."""
+    """Returns the role's public keys as Z85, at least one; clients expect the first. Raises UsageError."""
     keys = read_allowed(directory, role)
     if not keys:
         where = _place(directory, role, "public")
@@ -63,7 +63,7 @@ def read_publics(directory: str, role: str) -> tuple[bytes, ...]:
 
 
 def read_allowed(directory: str, role: str) -> tuple[bytes, ...]:
-    """Returns the public keys of a role as Z85, none if its list is empty. UsageError if it cannot be read whole."""
+    """Returns the role's public keys as Z85, maybe none. Raises UsageError if the list is unreadable or malformed."""
     where, text = _read(directory, role, "public")
     keys = text.split()
     if wrong := [key for key in keys if not _is_key(key)]:
@@ -73,7 +73,7 @@ def read_allowed(directory: str, role: str) -> tuple[bytes, ...]:
 
 
 def check_pair(directory: str, role: str, secret: bytes) -> None:
-    """Raises UsageError where the role's public keys are at hand and none of them belongs to its secret."""
+    """Raises UsageError if the role's public keys are available and none of them belongs to its secret."""
     if not _has(directory, role, "public"):
         return
     if zmq.curve_public(secret) not in read_publics(directory, role):
@@ -82,7 +82,7 @@ def check_pair(directory: str, role: str, secret: bytes) -> None:
 
 
 def are_given(directory: str) -> bool:
-    """Tells whether there is a directory of keys, or any key in the environment."""
+    """Returns whether a directory of keys, or any key in the environment, is given."""
     return directory != "" or any(
         _variable(role, kind) in os.environ for role in ROLES for kind in ("secret", "public")
     )
@@ -97,21 +97,21 @@ def _has(directory: str, role: str, kind: str) -> bool:
 
 
 def _place(directory: str, role: str, kind: str) -> str:
-    """Returns where a key is, or should be, looked for."""
+    """Returns the variable or path at which a key is read."""
     variable = _variable(role, kind)
-    path = str(Path(directory, f"{role}.{kind}"))  # whole, however long: it stands in a command to be copied
+    path = str(Path(directory, f"{role}.{kind}"))  # not shortened: error messages contain it in a command to copy
     return variable if variable in os.environ or not directory else path if path.isprintable() else repr(path)
 
 
 def _read(directory: str, role: str, kind: str) -> tuple[str, bytes]:
-    """Returns the place of a key and what stands there, at most `MAX_FILE_BYTES`."""
+    """Returns the source of a key (variable or path) and its text; at most `MAX_FILE_BYTES` of a file are read."""
     where, variable = _place(directory, role, kind), _variable(role, kind)
     if variable in os.environ:
         return where, os.environ[variable].encode(errors="replace")
     if not directory:
         raise UsageError(f"{variable} is not set, but other keys are: set it, or give all keys with security.keys=DIR")
     try:
-        # O_NONBLOCK: opening a FIFO would otherwise wait for a writer.
+        # O_NONBLOCK: opening a FIFO would otherwise block until it has a writer.
         with open(os.open(Path(directory, f"{role}.{kind}"), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
             status = os.fstat(file.fileno()).st_mode
             mode = stat.S_IMODE(status)
@@ -132,7 +132,7 @@ def _is_key(text: bytes) -> bool:
         return False
     try:
         z85.decode(text)
-    except (KeyError, struct.error):  # no character of Z85, or five of them that say more than four bytes hold
+    except (KeyError, struct.error):  # not a Z85 character, or five characters that exceed 32 bits
         return False
     return True
 
@@ -140,14 +140,14 @@ def _is_key(text: bytes) -> bool:
 def _write(path: Path, key: bytes, mode: int) -> None:
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     with open(descriptor, "wb") as file:
-        os.fchmod(descriptor, mode)  # whatever the umask says
+        os.fchmod(descriptor, mode)  # independent of the umask
         file.write(key + b"\n")
         file.flush()
         os.fsync(descriptor)
 
 
 def _rename(unfinished: Path, directory: Path) -> None:
-    """Puts the finished set in its place, which nothing may be at but an empty folder."""
+    """Renames the finished set to `directory`, which must not exist or be an empty folder."""
     try:
         os.rename(unfinished, directory)
     except OSError as error:

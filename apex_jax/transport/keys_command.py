@@ -10,7 +10,7 @@ from apex_jax.transport.keys import ROLES, create
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Does what `arguments` (after "keys") ask for; returns the exit code. UsageError, RunError."""
+    """Runs the command `arguments` (those after "keys") and returns the exit code. Raises UsageError, RunError."""
     directory = Path(_parser().parse_args(arguments).directory)
     try:
         create(directory)

@@ -1,8 +1,8 @@
 """The messages of the three links.
 
-Each field is marked with `Integer`, `Real`, `Flag`, `Text`, `Array` or `Buffer`. `apex_jax.transport.wire` reads the
-marks, and refuses what does not fit them; an axis letter that stands in several fields of a message must have one size
-in all of them. `apex_jax.types` has the legend of the axes.
+Each field is annotated with a mark: `Integer`, `Real`, `Flag`, `Text`, `Array` or `Buffer`. `apex_jax.transport.wire`
+rejects values that do not fit their marks. An axis letter has the same size in all fields of a message; see
+`apex_jax.types` for the legend of the axes.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ MAX_ARRAY_SIZE = 2**22  # elements, of at most 4 bytes
 
 
 class Array(NamedTuple):
-    """A little-endian array; `axes` has one letter for each dimension; it has at most `max_size` elements."""
+    """A little-endian array of at most `max_size` elements; `axes` has one letter per dimension."""
 
     dtype: str
     axes: str
@@ -50,15 +50,15 @@ class Array(NamedTuple):
 
 
 class Buffer(NamedTuple):
-    """Opaque bytes, at most `max_bytes` of them."""
+    """At most `max_bytes` opaque bytes."""
 
     max_bytes: int
 
 
 RunId = Annotated[int, Integer()]
-"""Random number drawn by a process at its start: the same peer after a restart is another run."""
+"""Random number drawn by a process at its start; a restarted process has another one."""
 RunIdentity = Annotated[str, Text(16)]
-"""Which training run a process is part of, see `apex_jax.run_identity`; empty = it does not know yet."""
+"""Training run that a process is part of, see `apex_jax.run_identity`; empty = not known yet."""
 
 
 # Experience link: actor <-> replay server ------------------------------------------------------------------------
@@ -69,23 +69,23 @@ NO_LADDER_INDICES.flags.writeable = False
 
 
 class ActorHello(NamedTuple):
-    """First message of an actor, and the answer to `Rejoin`: then with what a server before this one gave it."""
+    """First message of an actor, and its answer to `Rejoin`: then with the incarnation and indices it already has."""
 
     run_id: RunId
-    compatibility_key: Annotated[str, Text(1024)]  # what all roles must have in common, see `Config.compatibility_key`
+    compatibility_key: Annotated[str, Text(1024)]  # see `Config.compatibility_key`
     num_environments: Annotated[int, Integer(1, 4096)]
-    acknowledged: Annotated[int, Integer(0, MAX_COUNT)] = 0  # it keeps each segment after this number, none before
-    incarnation: Annotated[int, Integer(0, MAX_COUNT)] = 0  # 0 = has none yet
+    acknowledged: Annotated[int, Integer(0, MAX_COUNT)] = 0  # sequence number; the actor still has all later segments
+    incarnation: Annotated[int, Integer(0, MAX_COUNT)] = 0  # 0 = none yet
     ladder_indices: Annotated[np.ndarray, Array("int32", "N", 4096)] = (
-        NO_LADDER_INDICES  # none, or one for each environment
+        NO_LADDER_INDICES  # empty, or one per environment
     )
     run_identity: RunIdentity = ""
 
 
 class ActorWelcome(NamedTuple):
-    """The actor's places on the ladder of exploration, and its credit."""
+    """The actor's ladder indices for exploration, and its credit."""
 
-    incarnation: Annotated[int, Integer(1, MAX_COUNT)]  # actors welcomed up to this one: seeds its random numbers
+    incarnation: Annotated[int, Integer(1, MAX_COUNT)]  # number of this actor in the run; seeds its random numbers
     ladder_indices: Annotated[np.ndarray, Array("int32", "E", 4096)]  # in [0, ladder_size)
     ladder_size: Annotated[int, Integer(1, 2**20)]
     max_outstanding_segments: Annotated[int, Integer(1, 4096)]
@@ -93,71 +93,71 @@ class ActorWelcome(NamedTuple):
 
 
 class SegmentMessage(NamedTuple):
-    """One segment; kept by its sender until a `SegmentAck` covers its sequence number."""
+    """One segment; the sender keeps it until a `SegmentAck` covers its sequence number."""
 
     run_id: RunId
-    sequence: Annotated[int, Integer(1, MAX_COUNT)]  # 1, 2, 3 ... within a run id
-    environment_steps: Annotated[int, Integer(0, 2**32)]  # real steps of the actor since its previous segment
+    sequence: Annotated[int, Integer(1, MAX_COUNT)]  # 1, 2, 3, ... within a run id
+    environment_steps: Annotated[int, Integer(0, 2**32)]  # of the actor since its previous segment
     crc: Annotated[int, Integer(0, 2**32 - 1)]  # zlib.crc32 of body
     body: Annotated[bytes, Buffer(MAX_SEGMENT_BYTES)]  # see segment_codec.encode_segment
-    transitions: Annotated[int, Integer(0, 4096)] = 0  # that start in it: for the ledger, should the body be corrupt
-    produced: Annotated[int, Integer(0, MAX_COUNT)] = 0  # as in `ActorStatus`: a killed actor's last word may be this
+    transitions: Annotated[int, Integer(0, 4096)] = 0  # that start in it; for the ledger, in case the body is corrupt
+    produced: Annotated[int, Integer(0, MAX_COUNT)] = 0  # as in `ActorStatus`; may be the last count of a killed actor
 
 
 class SegmentAck(NamedTuple):
-    """Every segment of the actor up to `sequence` is stored (or refused and counted): forget it.
+    """Every segment of the actor up to `sequence` is stored (or refused and counted); the actor may delete it.
 
-    Also the answer to each `ActorStatus`, so that an actor hears from a server that has nothing to store.
+    Also the answer to each `ActorStatus`, as a heartbeat when there is nothing to store.
     """
 
     sequence: Annotated[int, Integer(0, MAX_COUNT)]
 
 
 class EpisodeStatistics(NamedTuple):
-    """Full games that ended on an actor: raw rewards, whole episodes whatever happened to lives."""
+    """Full games that ended on an actor, with raw rewards; a lost life does not end a game."""
 
     run_id: RunId
-    exploration: Annotated[np.ndarray, Array("float32", "N", 4096)]  # of the environment, see `Algorithm.exploration`
+    exploration: Annotated[np.ndarray, Array("float32", "N", 4096)]  # per environment, see `Algorithm.exploration`
     episode_return: Annotated[np.ndarray, Array("float32", "N", 4096)]
     episode_steps: Annotated[np.ndarray, Array("int32", "N", 4096)]
 
 
 class ActorStatus(NamedTuple):
-    """Sign of life of an actor, about once a second, with its rates and its part of the ledger.
+    """Heartbeat of an actor, about once a second, with its rates and its part of the ledger.
 
-    The counts are of transitions since the actor began. What it has produced and neither had acknowledged nor dropped
-    is on its way, also where it waits in a segment that is not full yet.
+    The counts are transitions since the actor started. Transitions that were produced, but neither acknowledged nor
+    dropped, are in flight, including those in segments that are not full yet.
     """
 
     run_id: RunId
     steps_per_second: Annotated[float, Real(0, 1e9)]
     weights_version: Annotated[int, Integer(0)]
-    produced: Annotated[int, Integer(0, MAX_COUNT)] = 0  # one for each environment step that counts
+    produced: Annotated[int, Integer(0, MAX_COUNT)] = 0  # one for each environment step that is recorded
     acknowledged: Annotated[int, Integer(0, MAX_COUNT)] = 0
-    overflow: Annotated[int, Integer(0, MAX_COUNT)] = 0  # dropped: no room, and actor.overflow=drop
-    unencodable: Annotated[int, Integer(0, MAX_COUNT)] = 0  # dropped: not finite, say
-    unsent: Annotated[int, Integer(0, MAX_COUNT)] = 0  # dropped: the actor left before they could be sent
+    overflow: Annotated[int, Integer(0, MAX_COUNT)] = 0  # dropped: queue full, and actor.overflow=drop
+    unencodable: Annotated[int, Integer(0, MAX_COUNT)] = 0  # dropped: values that cannot be encoded, such as NaN
+    unsent: Annotated[int, Integer(0, MAX_COUNT)] = 0  # dropped: the actor stopped before they were sent
 
 
 class Rejoin(NamedTuple):
-    """The replay server does not know this run id (it restarted, or held the peer for dead): say hello again."""
+    """The server has no record of the peer (it restarted, or evicted the peer); the peer must send a hello again."""
 
 
 class Goodbye(NamedTuple):
-    """The sender leaves on purpose; its place is free at once."""
+    """The sender disconnects on purpose; the server removes it at once."""
 
     run_id: RunId
 
 
 class Refusal(NamedTuple):
-    """The peer is not taken, and why; `final` where trying again cannot help. The same in every protocol version."""
+    """The peer is refused; `final` if retrying cannot help. Encoded the same way in every protocol version."""
 
     reason: Annotated[str, Text(4096)]
     final: Annotated[bool, Flag()]
 
 
 class Finish(NamedTuple):
-    """The run reached its limit: learner -> replay server (which says it back) -> actors, which then leave."""
+    """The run reached its limit: learner -> replay server (which echoes it) -> actors, which then stop."""
 
     reason: Annotated[str, Text(256)]
 
@@ -166,19 +166,19 @@ class Finish(NamedTuple):
 
 
 class LearnerHello(NamedTuple):
-    """First message of a learner, and the answer to `Rejoin`. The live segments follow from the oldest on."""
+    """First message of a learner, and its answer to `Rejoin`. The live segments follow, oldest first."""
 
     run_id: RunId
     compatibility_key: Annotated[str, Text(1024)]
     environment_steps: Annotated[int, Integer(0, MAX_ENVIRONMENT_STEPS)]  # of the whole run so far
-    batches_at_once: Annotated[int, Integer(1, 256)]  # K of each `IndexBatches` it takes
+    batches_at_once: Annotated[int, Integer(1, 256)]  # K of each `IndexBatches`
     batch_size: Annotated[int, Integer(1, 65536)]  # B
     run_identity: RunIdentity = ""
-    is_new_run: Annotated[bool, Flag()] = False  # the identity is a proposal: it joins the server's run if that has one
+    is_new_run: Annotated[bool, Flag()] = False  # the identity is a proposal; the server's run identity, if any, wins
 
 
 class LearnerWelcome(NamedTuple):
-    """Answer to `LearnerHello`: which replay server this is, and how large the frame store must be."""
+    """Answer to `LearnerHello`: the run id of the replay server, and the size that the frame store must have."""
 
     replay_run_id: RunId
     capacity_segments: Annotated[int, Integer(1, 2**31 - 1)]
@@ -186,7 +186,7 @@ class LearnerWelcome(NamedTuple):
 
 
 class Credit(NamedTuple):
-    """What the learner has consumed and can take again; an empty one is its sign of life, and comes back as another."""
+    """Additional messages that the learner can take. With zero credit, a heartbeat, which the server echoes."""
 
     run_id: RunId
     groups: Annotated[int, Integer(0, 2**20)]  # `IndexBatches` messages
@@ -195,38 +195,38 @@ class Credit(NamedTuple):
 
 
 class StreamedSegments(NamedTuple):
-    """Segments new to the learner, in the order of their insertion; they hold from the next `IndexBatches` on."""
+    """Segments new to the learner, in insertion order, on which the next `IndexBatches` may depend."""
 
     slots: Annotated[np.ndarray, Array("int32", "N", MAX_STREAMED_SEGMENTS)]  # in the ring, [0, capacity_segments)
     generations: Annotated[np.ndarray, Array("uint32", "N", MAX_STREAMED_SEGMENTS)]
     body_bytes: Annotated[np.ndarray, Array("int32", "N", MAX_STREAMED_SEGMENTS)]  # length of each body
-    bodies: Annotated[bytes, Buffer(MAX_SEGMENT_BYTES)]  # all bodies, one behind the other
+    bodies: Annotated[bytes, Buffer(MAX_SEGMENT_BYTES)]  # all bodies, concatenated
 
 
 class IndexBatches(NamedTuple):
-    """K batches of B indices drawn from one state of the replay, and what the replay knows at that moment."""
+    """K batches of B indices drawn from one state of the replay buffer, and its statistics at that moment."""
 
     indices: Annotated[np.ndarray, Array("int32", "KB")]  # segment slot x L + frame slot
-    generations: Annotated[np.ndarray, Array("uint32", "KB")]  # of the segment in that slot, to be sent back
-    weights: Annotated[np.ndarray, Array("float32", "KB")]  # importance weights, largest of each batch = 1
-    replay_id: Annotated[str, Text(16)]  # of the replay, the same after a restart that restores it
-    environment_steps: Annotated[int, Integer(0, MAX_ENVIRONMENT_STEPS)]  # that came to this replay
+    generations: Annotated[np.ndarray, Array("uint32", "KB")]  # of the segment in that slot; returned with priorities
+    weights: Annotated[np.ndarray, Array("float32", "KB")]  # importance weights; the largest of each batch is 1
+    replay_id: Annotated[str, Text(16)]  # of the replay buffer; survives a restart that restores it
+    environment_steps: Annotated[int, Integer(0, MAX_ENVIRONMENT_STEPS)]  # received by this replay buffer
     size_transitions: Annotated[int, Integer(0)]
     samples_per_insert: Annotated[float, Real(0, 1e9)]
     age_seconds: Annotated[float, Real(0, 1e9)]  # mean age of the drawn transitions
 
 
 class PriorityUpdate(NamedTuple):
-    """New priorities of drawn transitions; where an index stands twice the last one holds."""
+    """New priorities of drawn transitions; if an index occurs twice, its last priority counts."""
 
     run_id: RunId
     indices: Annotated[np.ndarray, Array("int32", "N")]
     generations: Annotated[np.ndarray, Array("uint32", "N")]
-    priorities: Annotated[np.ndarray, Array("float32", "N")]  # not yet raised to the priority exponent
+    priorities: Annotated[np.ndarray, Array("float32", "N")]  # before the priority exponent is applied
 
 
 class CorruptSegments(NamedTuple):
-    """Streamed segments that the learner cannot decode: nothing is to be drawn from them any more."""
+    """Streamed segments that the learner cannot decode; the server must stop drawing from them."""
 
     run_id: RunId
     slots: Annotated[np.ndarray, Array("int32", "N", MAX_STREAMED_SEGMENTS)]
@@ -235,49 +235,49 @@ class CorruptSegments(NamedTuple):
 
 # Weights link: actors, evaluator <-> learner ---------------------------------------------------------------------
 
-WEIGHTS_PIECE_BYTES = 2**18  # 0.3 s of a line of 1 MB/s: heartbeats pass between two pieces
+WEIGHTS_PIECE_BYTES = 2**18  # 0.3 s at 1 MB/s; heartbeats pass between two pieces
 
 
 class WeightsHello(NamedTuple):
-    """First message of a client of weights, and the answer to `Rejoin`; answered with `WeightsOffer`."""
+    """First message of a weights client, and its answer to `Rejoin`; answered with `WeightsOffer`."""
 
-    compatibility_key: Annotated[str, Text(1024)]  # what it must have in common with the learner, see `Config`
-    architecture: Annotated[str, Text(128)]  # digest of the names and shapes of its network's leaves
+    compatibility_key: Annotated[str, Text(1024)]  # see `Config.weights_compatibility_key`
+    architecture: Annotated[str, Text(128)]  # digest of the names and shapes of the network's leaves
     run_identity: RunIdentity = ""
 
 
 class WeightsHeartbeat(NamedTuple):
-    """Sent about once a second, and once weights have arrived; answered with `WeightsOffer`."""
+    """Heartbeat, sent every 2 s and after weights have arrived; answered with `WeightsOffer`."""
 
-    learner_run_id: RunId  # of the weights that the client holds, and ...
-    version: Annotated[int, Integer(0)]  # ... their version; 0 = none
+    learner_run_id: RunId  # of the weights that the client has
+    version: Annotated[int, Integer(0)]  # of these weights; 0 = none
 
 
 class WeightsOffer(NamedTuple):
-    """The version that the learner has published last; also sent to every client when there is a newer one."""
+    """The newest version that the learner has published; also sent to every client when a newer one is published."""
 
     learner_run_id: RunId
-    version: Annotated[int, Integer(0)]  # grows over the whole run, across restarts of the learner; 0 = none yet
-    final: Annotated[bool, Flag()]  # the run is over: no newer weights will come
+    version: Annotated[int, Integer(0)]  # increases over the whole run, across restarts of the learner; 0 = none yet
+    final: Annotated[bool, Flag()]  # the run is over: there will be no newer weights
     run_identity: RunIdentity = ""
 
 
 class WeightsRequest(NamedTuple):
-    """Asks for the piece of some weights that begins at `offset`; answered with it, or else with `WeightsOffer`."""
+    """Requests the piece of a version at `offset`; answered with `WeightsPiece`, or `WeightsOffer` if there is none."""
 
     version: Annotated[int, Integer(0)]  # 0 = the newest
     offset: Annotated[int, Integer(0, MAX_WEIGHTS_BYTES)]  # a multiple of WEIGHTS_PIECE_BYTES
 
 
 class WeightsPiece(NamedTuple):
-    """Online network parameters, or a piece of them: WEIGHTS_PIECE_BYTES, or as many as are left."""
+    """A piece of the online network's params: WEIGHTS_PIECE_BYTES, or fewer if it is the last."""
 
     learner_run_id: RunId
     version: Annotated[int, Integer(1)]
     updates: Annotated[int, Integer(0)]
     environment_steps: Annotated[int, Integer(0, MAX_ENVIRONMENT_STEPS)]
     final: Annotated[bool, Flag()]
-    age_seconds: Annotated[float, Real(0, 1e9)]  # since they were published
+    age_seconds: Annotated[float, Real(0, 1e9)]  # since the version was published
     crc: Annotated[int, Integer(0, 2**32 - 1)]  # zlib.crc32 of the whole body
     body_bytes: Annotated[int, Integer(1, MAX_WEIGHTS_BYTES)]  # of the whole body: float32 leaves in tree order
     offset: Annotated[int, Integer(0, MAX_WEIGHTS_BYTES)]

@@ -1,7 +1,7 @@
-"""What becomes of connections before the first message: refused keys, failed handshakes, and what to do about them.
+"""Handles connections that fail before the first message: refused keys and failed handshakes.
 
-ZMQ says nothing of a peer that it cannot agree with: a client with a wrong key only waits, and after some errors does
-not even try again. Its monitor tells; here that becomes a line for the user, a count, and another attempt.
+A ZMQ socket does not report failed handshakes: a client with a wrong key waits silently, and after some errors does not
+even reconnect. Its monitor does report them; this module turns them into log lines, counts and new attempts.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from apex_jax.transport.security import LINKS, NO_KEYS, LinkContext, Security
 
 _log = logging.getLogger(__name__)
 
-CHECK_SECONDS = 0.2  # between two looks at what happened
-GIVE_UP_SECONDS = 10.0  # of handshakes that fail for a reason which only people can remove
-GAP_SECONDS = 5.0  # without a failure: what comes then is another trouble
-RECONNECT_SECONDS = 1.0  # after ZMQ has given a connection up
-PROBE_SECONDS = 1.0  # for a server to say what it speaks
-REPORT_SECONDS = 60.0  # between two lines of a server
-GREETING = b"\xff" + bytes(8) + b"\x7f\x03"  # of ZMTP 3, as far as a server must hear to say the whole of its own
+CHECK_SECONDS = 0.2  # between two polls of the events
+GIVE_UP_SECONDS = 10.0  # of failing handshakes for a reason that only a user can fix; then RunError
+GAP_SECONDS = 5.0  # without a failure, after which the next one counts as a new problem
+RECONNECT_SECONDS = 1.0  # after the loss of a connection that ZMQ does not restore
+PROBE_SECONDS = 1.0  # timeout for a server's greeting
+REPORT_SECONDS = 60.0  # between two log lines of a server
+GREETING = b"\xff" + bytes(8) + b"\x7f\x03"  # start of a ZMTP 3 greeting: enough for a server to send all of its own
 GREETING_BYTES = 64
 
 _FAILURES: dict[int, str] = {
@@ -42,13 +42,13 @@ _EVENTS_OF_A_SERVER = sum(_FAILURES)
 _EVENTS_OF_A_CLIENT = _EVENTS_OF_A_SERVER | (
     zmq.EVENT_CONNECTED | zmq.EVENT_CONNECT_RETRIED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
 )
-_NAMES = {"replay": "replay server"}  # of roles, for people
+_NAMES = {"replay": "replay server"}  # of roles, in messages to users
 
 _numbers = itertools.count()
 
 
 class _Monitor:
-    """A socket's events; used by the socket's thread only, and closed before the socket."""
+    """The events of a socket; used only by the socket's thread, and closed before the socket."""
 
     _events = 0
 
@@ -58,17 +58,17 @@ class _Monitor:
         self._link = self._address = ""
 
     def attach(self, socket: zmq.Socket, link: str, address: str) -> None:
-        """Listens to a socket, which is not yet bound or connected."""
+        """Starts monitoring a socket, which must not be bound or connected yet."""
         self._socket, self._link, self._address = socket, link, address
         name = f"inproc://monitor-{next(_numbers)}"
         socket.monitor(name, self._events)
         self._pair = socket.context.socket(zmq.PAIR)
         self._pair.set(zmq.LINGER, 0)
-        self._pair.set(zmq.RCVHWM, 0)  # ZMQ's own thread waits for room here: with a limit, strangers could stop it
+        self._pair.set(zmq.RCVHWM, 0)  # unlimited: strangers could fill a limited queue, which blocks ZMQ's I/O thread
         self._pair.connect(name)
 
     def close(self) -> None:
-        """Ends the listening."""
+        """Stops monitoring."""
         if self._socket is not None and self._pair is not None:
             if not self._socket.closed:
                 self._socket.disable_monitor()
@@ -82,7 +82,7 @@ class _Monitor:
         self.close()
 
     def _new_events(self) -> Iterator[tuple[int, int]]:
-        """Yields (event, value) of what has happened since the last time."""
+        """Yields (event, value) of each event since the last call."""
         while self._pair is not None:
             try:
                 frames = self._pair.recv_multipart(zmq.NOBLOCK)
@@ -98,7 +98,7 @@ class _Monitor:
 
 
 class ServerMonitor(_Monitor):
-    """Counts the connections that a server refuses, and says so once a minute at most."""
+    """Counts the connections that a server refuses, and logs them at most once a minute."""
 
     _events = _EVENTS_OF_A_SERVER
 
@@ -108,7 +108,7 @@ class ServerMonitor(_Monitor):
         self._next_report = 0.0
 
     def count(self, dropped: Counter[str]) -> None:
-        """Adds what was refused since the last time to `dropped`, as "refused_key" and "failed_handshake"."""
+        """Adds the connections refused since the last call to `dropped`, as "refused_key" and "failed_handshake"."""
         for event, _ in self._new_events():
             dropped[_FAILURES[event]] += 1
             self._unsaid[_FAILURES[event]] += 1
@@ -127,31 +127,31 @@ class ServerMonitor(_Monitor):
 
 
 class ClientMonitor(_Monitor):
-    """Tells why a server is not joined, and keeps trying; gives up where only people can help.
+    """Logs why a server cannot be joined, and reconnects; raises RunError for causes that only a user can fix.
 
-    A server that is away, frozen or behind a cut cable is none of that: it is waited for as long as it takes.
+    An unreachable server is not an error: the client retries indefinitely.
     """
 
     _events = _EVENTS_OF_A_CLIENT
 
     def __init__(self) -> None:
         super().__init__()
-        self.is_connected = False  # and agreed on how to speak
+        self.is_connected = False  # connected, with a successful handshake
         self._next_check = 0.0
-        self._given_up_seconds: float | None = None  # since when ZMQ does not try any more
-        self._was_connected = False  # when that began
-        self.cut_offs = 0  # connections over which came what is no message of this run, in all and ...
-        self._cut_offs_counted = 0  # ... told by `count`
+        self._given_up_seconds: float | None = None  # when the connection was lost; None while ZMQ reconnects by itself
+        self._was_connected = False  # whether the handshake of the lost connection had succeeded
+        self.cut_offs = 0  # connections that ZMQ closed over an oversized or malformed message
+        self._cut_offs_counted = 0  # cut-offs already reported by `count`
         self._is_cut_off_told = False
         self._is_shaking_hands = False
-        self._cause = ""  # that was told
+        self._cause = ""  # logged cause of the current failures
         self._first_failure = self._last_failure = self._last_probe = -GAP_SECONDS
-        self._mechanism: str | None = None  # that the server was found to speak
+        self._mechanism: str | None = None  # security mechanism in the server's greeting
 
     def check(self, at_once: bool = False) -> None:
-        """Looks at what has happened, `at_once` or now and then.
+        """Processes new events every CHECK_SECONDS, or `at_once`, and reconnects if ZMQ does not.
 
-        RunError after `GIVE_UP_SECONDS` of handshakes that can never succeed.
+        Raises RunError after `GIVE_UP_SECONDS` of handshakes that can never succeed.
         """
         now = time.monotonic()
         if now < self._next_check and not at_once:
@@ -165,13 +165,13 @@ class ClientMonitor(_Monitor):
             self.reconnect()
 
     def count(self, dropped: Counter[str]) -> None:
-        """Adds what was cut off since the last time to `dropped`, as "too_large"."""
+        """Adds the cut-offs since the last call to `dropped`, as "too_large"."""
         if self.cut_offs > self._cut_offs_counted:
             dropped["too_large"] += self.cut_offs - self._cut_offs_counted
             self._cut_offs_counted = self.cut_offs
 
     def _on_cut_off(self) -> None:
-        """ZMQ tries again after all that the network does, but not where a peer sends what it has no room for."""
+        """Counts a cut-off. ZMQ reconnects after every network error, but not after an oversized message."""
         self.cut_offs += 1
         if not self._is_cut_off_told:
             self._is_cut_off_told = True
@@ -187,30 +187,30 @@ class ClientMonitor(_Monitor):
         elif event in _FAILURES:
             self._on_failure(event, value, now)
         elif event == zmq.EVENT_DISCONNECTED:
-            if self._is_shaking_hands:  # by a peer that sent what is no greeting at all
+            if self._is_shaking_hands:  # by a peer that sent no ZMTP greeting
                 self._on_failure(zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL, 0, now)
             self._was_connected, self.is_connected, self._given_up_seconds = self.is_connected, False, now
-        else:  # connected, or about to be tried again
+        else:  # connected, or ZMQ reconnects by itself
             self._given_up_seconds = None
         self._is_shaking_hands = event == zmq.EVENT_CONNECTED
 
     def _on_failure(self, event: int, value: int, now: float) -> None:
         if event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL and value in (errno.EAGAIN, errno.ETIMEDOUT):
-            return  # a silent host, not an unwilling one
+            return  # the host is silent; it did not refuse
         cause = self._cause_of(event, now)
         if not cause:
             return
         if now - self._last_failure > GAP_SECONDS:
             self._first_failure = now
         self._last_failure = now
-        if cause != self._cause and now > self._first_failure:  # a server that is just being replaced fails once
+        if cause != self._cause and now > self._first_failure:  # a server that is being replaced fails once
             self._cause = cause
             _log.warning("%s", cause)
         if now - self._first_failure >= GIVE_UP_SECONDS:
             raise RunError(f"{cause} (tried for {now - self._first_failure:.0f} s)")
 
     def _cause_of(self, event: int, now: float) -> str:
-        """Returns why a handshake failed and what to do; empty where nobody is there who could be another."""
+        """Returns why a handshake failed and how to fix it; empty if the cause is unknown, or may pass by itself."""
         security, server, address = self._security, self._server, self._address
         me = security.role or "process"
         setting = f"set addresses.{self._link} as the {server} has it"
@@ -234,10 +234,10 @@ class ClientMonitor(_Monitor):
         return causes.get((self._mechanism or "", security.has_keys), "")
 
     def reconnect(self) -> None:
-        """Gives up the connection that there is, and makes another."""
+        """Replaces the connection by a new one."""
         assert self._socket is not None
         self._given_up_seconds, self.is_connected = None, False
-        with contextlib.suppress(zmq.ZMQError):  # that there is nothing left to disconnect
+        with contextlib.suppress(zmq.ZMQError):  # already disconnected
             self._socket.disconnect(self._address)
         self._socket.connect(self._address)
 
@@ -251,7 +251,7 @@ Monitors: TypeAlias = ClientMonitor | ServerMonitor
 
 
 def mechanism_at(address: str) -> str | None:
-    """Returns the security mechanism that a tcp server greets with, "CURVE" or "NULL"; None if it does not greet."""
+    """Returns the security mechanism in a tcp server's greeting, "CURVE" or "NULL"; None without a greeting."""
     host, _, port = address.removeprefix("tcp://").rpartition(":")
     greeting, until = b"", time.monotonic() + PROBE_SECONDS
     try:

@@ -1,4 +1,4 @@
-"""Parameters of a network as bytes: float32 leaves in tree order, checked before they are used."""
+"""Params of a network as bytes: float32 leaves in tree order, checked before use."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from apex_jax.segment_codec import FLOAT32, Bytes
 
 
 def architecture_of(params: Any) -> str:
-    """Returns the digest of a tree's key paths and shapes: equal where weights of one fit the other.
+    """Returns the digest of a tree's key paths and shapes; networks with equal digests can exchange params.
 
     Leaves are arrays or `jax.ShapeDtypeStruct`. Raises ValueError for a leaf that is not float32.
     """
@@ -27,7 +27,7 @@ def architecture_of(params: Any) -> str:
 
 
 def encode_weights(params: Any) -> bytes:
-    """Returns the float32 leaves, one behind the other in tree order."""
+    """Returns the float32 leaves, concatenated in tree order."""
     leaves = jax.tree_util.tree_leaves(params)
     return b"".join(np.ascontiguousarray(leaf).tobytes() for leaf in leaves)
 
@@ -35,7 +35,7 @@ def encode_weights(params: Any) -> bytes:
 def decode_weights(body: Bytes, like_params: Any) -> Any:
     """Returns a tree like `like_params` (arrays or `jax.ShapeDtypeStruct`) of read-only NumPy views of `body`.
 
-    Raises ValueError where `body` has not the length of these weights; that its digest is theirs, the caller checks.
+    Raises ValueError if the length of `body` does not match. The caller has checked that the architectures match.
     """
     likes, tree = jax.tree_util.tree_flatten(like_params)
     sizes = [math.prod(like.shape) for like in likes]

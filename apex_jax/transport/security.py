@@ -1,8 +1,8 @@
-"""Who may talk to whom: CURVE on every tcp link, and the keys that each server lets in.
+"""Authentication and encryption of the links: CURVE on every tcp link, and the keys that each server accepts.
 
-A `LinkContext` carries the security of its process: what `apex_jax.transport.sockets` opens in it is encrypted where
-there are keys, and refused where there are none and the address leaves this machine. ipc stays as it is: the file
-system says who can enter.
+A `LinkContext` holds the security of its process. tcp sockets that `apex_jax.transport.sockets` opens in it are
+encrypted if there are keys, and rejected if there are none and the address is reachable from other machines. ipc links
+are not encrypted: file permissions protect them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-READ_SECONDS = 1.0  # that the lists of keys may take to be read before nobody new is let in
+READ_SECONDS = 1.0  # timeout for reading the key lists, after which new clients are refused
 
 
 class Link(NamedTuple):
@@ -44,17 +44,17 @@ LINKS = {
 
 @dataclass(frozen=True)
 class Security:
-    """What a process knows of keys; without any, its tcp links stay on this machine unless `is_insecure`."""
+    """The keys of a process; without any, its tcp links stay on this machine unless `is_insecure`."""
 
     role: str = ""
     directory: str = ""
     secret: bytes = field(default=b"", repr=False)  # Z85, as are all keys here
-    servers: Mapping[str, bytes] = field(default_factory=dict)  # link -> the key of who serves it
+    servers: Mapping[str, bytes] = field(default_factory=dict)  # link -> key of its server
     is_insecure: bool = False
 
     @property
     def has_keys(self) -> bool:
-        """Tells whether tcp links are encrypted."""
+        """Returns whether tcp links are encrypted."""
         return self.secret != b""
 
 
@@ -62,11 +62,11 @@ NO_KEYS = Security()
 
 
 class LinkContext(zmq.Context):
-    """A ZMQ context whose links are as secure as `security` says; without a word of it they stay on this machine."""
+    """A ZMQ context whose links use `security`; by default, without keys, they stay on this machine."""
 
     security: Security = NO_KEYS
     _authenticator: ThreadAuthenticator | None = None
-    _allow_lists: dict[str, AllowList]  # link -> the clients it lets in
+    _allow_lists: dict[str, AllowList]  # link -> keys of its clients
 
     @classmethod
     def of(cls, security: Security) -> LinkContext:
@@ -77,12 +77,12 @@ class LinkContext(zmq.Context):
         return context
 
     def admit(self, link: str) -> None:
-        """Has those who connect to a link checked by a thread that ends in `term`.
+        """Authenticates the clients of a link, on a thread that `term` ends.
 
-        With keys, against the public keys of its clients' roles. Without any, everybody is let in who speaks ZMQ's
-        present protocol: its oldest has no handshake, any bytes at all would be a peer, for as long as it likes.
+        With keys, only the public keys of the link's client roles are accepted. Without keys, all clients that use the
+        current ZMTP are accepted; the oldest ZMTP has no handshake, so any bytes at all would make a permanent peer.
         """
-        from zmq.auth.thread import ThreadAuthenticator  # not at the top: brings asyncio, which clients do not need
+        from zmq.auth.thread import ThreadAuthenticator  # imported here: loads asyncio, which clients do not need
 
         if self._authenticator is None:
             self._authenticator = ThreadAuthenticator(self)
@@ -92,12 +92,12 @@ class LinkContext(zmq.Context):
             self._authenticator.configure_curve_callback(link, self._allow_lists[link])
 
     def report(self) -> dict[str, Any]:
-        """Returns the lists of keys that cannot be read, as {role: reason}, from any thread."""
+        """Returns the key lists that cannot be read, {"unreadable_keys": {role: reason}}. Callable from any thread."""
         lists = list(self._allow_lists.values())
         return {"unreadable_keys": {role: why for allowed in lists for role, why in allowed.defects.copy().items()}}
 
     def term(self) -> None:
-        """Ends the context once its sockets are closed."""
+        """Terminates the context, whose sockets must be closed."""
         if self._authenticator is not None:
             self._authenticator.stop()
             self._authenticator = None
@@ -105,25 +105,25 @@ class LinkContext(zmq.Context):
 
 
 class AllowList:
-    """Public keys of roles, read anew for each client: a key that is added or removed counts from then on.
+    """Public keys of roles, read again for each new client, so that added and removed keys take effect at once.
 
-    While a role's list cannot be read, no new client of that role is let in: a key might have been removed from it.
+    While a role's list cannot be read, no new client of that role is accepted: its key may have been removed.
     """
 
     def __init__(self, directory: str, roles: tuple[str, ...]):
-        """Reads the keys. UsageError."""
+        """Reads the keys. Raises UsageError."""
         self._directory = directory
         self._keys = {role: frozenset(keys.read_allowed(directory, role)) for role in roles}
         self.defects: dict[str, str] = {}  # role -> why its list cannot be read
         self._reader: threading.Thread | None = None
 
     def callback(self, domain: str, key: bytes) -> bool:
-        """Tells ZMQ's authenticator whether the owner of `key` is let in."""
+        """Returns, to ZMQ's authenticator, whether the owner of `key` is accepted."""
         self._read_in_time()
         return any(key in allowed for allowed in self._keys.values())
 
     def _read_in_time(self) -> None:
-        """Reads the lists in a thread of its own: a dead mount must not stop the authenticator, nor the exit."""
+        """Reads the lists on a separate thread: a dead mount must block neither the authenticator nor the exit."""
         if self._reader is None or not self._reader.is_alive():
             self._reader = threading.Thread(target=self._read, name="key lists", daemon=True)
             self._reader.start()
@@ -150,10 +150,10 @@ class AllowList:
 
 
 def security_of(config: Config, role: str) -> Security:
-    """Returns the security of the links that a role uses, every key read and checked.
+    """Returns the security of the links that a role uses, with all keys read and checked.
 
-    Raises UsageError for keys that are missing, malformed, readable by others or of another pair, and for an address
-    beyond this machine where there are none.
+    Raises UsageError for keys that are missing, malformed, readable by others or of different pairs, and for an address
+    reachable from other machines if there are no keys.
     """
     addresses = {link: getattr(config.addresses, link) for link in links_of(role)}
     tcp_links = [link for link, address in addresses.items() if address.startswith("tcp://")]
@@ -178,7 +178,7 @@ def security_of(config: Config, role: str) -> Security:
             servers[link] = keys.read_publics(directory, LINKS[link].server)[0]
         else:
             for client in LINKS[link].clients:
-                if not keys.read_allowed(directory, client):  # may be meant; raises if the list cannot be read
+                if not keys.read_allowed(directory, client):  # legal: a warning; raises if unreadable
                     _log.warning("%s.public holds no key: no %s is let in until one is added", client, client)
     _log.info("links over tcp are encrypted with the keys of %s", directory or "the environment")
     return Security(role, directory, secret, servers)
@@ -190,7 +190,7 @@ def links_of(role: str) -> list[str]:
 
 
 def check_exposure(address: str, is_insecure: bool, prefix: str = "") -> None:
-    """Raises UsageError for a tcp address beyond this machine, unless that is asked for."""
+    """Raises UsageError for a tcp address that is reachable from other machines, unless `is_insecure`."""
     if not is_loopback(address) and not is_insecure:
         raise UsageError(
             f"{prefix}{address} leaves this machine and there are no keys: run python main.py keys create DIR and set"
@@ -199,14 +199,14 @@ def check_exposure(address: str, is_insecure: bool, prefix: str = "") -> None:
 
 
 def secure(socket: zmq.Socket, link: str, address: str, is_server: bool) -> None:
-    """Sets what must be set before bind or connect, as the socket's context says. UsageError."""
+    """Sets the security options, before bind or connect, from the socket's context. Raises UsageError."""
     context = socket.context
     security = context.security if isinstance(context, LinkContext) else NO_KEYS
     if not address.startswith("tcp://"):
         return
     if is_server and isinstance(context, LinkContext):
         context.admit(link)
-        socket.set(zmq.ZAP_DOMAIN, link.encode())  # the exact name: with another nobody is let in
+        socket.set(zmq.ZAP_DOMAIN, link.encode())  # must equal the authenticator's domain, or all clients are refused
     if not security.has_keys:
         check_exposure(address, security.is_insecure)
         return
@@ -219,5 +219,5 @@ def secure(socket: zmq.Socket, link: str, address: str, is_server: bool) -> None
 
 
 def link_context(config: Config, role: str) -> LinkContext:
-    """Returns the context for the links of a role. UsageError, see `security_of`."""
+    """Returns the context for the links of a role. Raises UsageError, see `security_of`."""
     return LinkContext.of(security_of(config, role))

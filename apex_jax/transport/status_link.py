@@ -1,7 +1,7 @@
-"""The status link: HTTP/1.1 for people, supervisors, load balancers and Prometheus.
+"""The status link: HTTP/1.1 for users, supervisors, load balancers and Prometheus.
 
-Any number of clients may connect. A connection has a deadline and a small request, and when there are too many the
-oldest makes room: a client that sends slowly, nothing or garbage costs nobody else an answer.
+Any number of clients may connect. Each connection has a deadline and a limit on its request size, and the oldest is
+closed when there are too many, so that clients which send slowly, nothing or garbage do not block others.
 """
 
 from __future__ import annotations
@@ -29,28 +29,28 @@ _log = logging.getLogger(__name__)
 MAX_CONNECTIONS = 64
 MAX_REQUEST_BYTES = 8192
 MAX_REPLY_BYTES = 2**20
-CONNECTION_SECONDS = 5.0  # from accept to close
+CONNECTION_SECONDS = 5.0  # lifetime of a connection
 
-Report = Callable[[], tuple[bool, dict[str, Any]]]  # healthy, and the content of the status
+Report = Callable[[], tuple[bool, dict[str, Any]]]  # (healthy, content of the status)
 
 
 class StatusError(RunError):
-    """No status can be had, or none be served; the message names the address and says why."""
+    """A status cannot be fetched or served; the message has the address and the reason."""
 
 
 class StatusServer(ThreadingMixIn, TCPServer):
-    """Answers `GET /status` and `GET /` with a report as JSON, 200 healthy and 503 not; `GET /metrics` with gauges."""
+    """Answers `GET /status` and `/` with a report as JSON (200 if healthy, else 503), `GET /metrics` with gauges."""
 
     daemon_threads = True
     block_on_close = False
 
     def __init__(self, address: str, report: Report):
-        """Binds (StatusError if that fails) and starts the thread. `report`: called on a thread of its own, quick."""
+        """Binds (or raises StatusError) and starts the thread. `report` is called on other threads and must be fast."""
         BaseServer.__init__(self, address, _Handler)
         self.socket = _listen(address)
         self.report = report
         self._path = split(address).path
-        self._connections: dict[socket.socket, None] = {}  # the oldest first
+        self._connections: dict[socket.socket, None] = {}  # oldest first
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self.serve_forever, args=(0.1,), name="status", daemon=True)
         self._thread.start()
@@ -65,7 +65,7 @@ class StatusServer(ThreadingMixIn, TCPServer):
                 os.unlink(self._path)
 
     def get_request(self) -> tuple[socket.socket, Any]:
-        """Accepts a connection. OSError, then not at full speed: no file descriptor may be left."""
+        """Accepts a connection. Raises OSError, after a pause to avoid a busy loop when file descriptors run out."""
         try:
             return super().get_request()
         except OSError:
@@ -73,11 +73,11 @@ class StatusServer(ThreadingMixIn, TCPServer):
             raise
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Starts a thread for a connection, once there are few enough of them."""
+        """Starts a thread for a connection, after closing the oldest ones if there are too many."""
         with self._changed:
             while len(self._connections) >= MAX_CONNECTIONS:
                 with contextlib.suppress(OSError):
-                    next(iter(self._connections)).shutdown(socket.SHUT_RDWR)  # which ends its thread
+                    next(iter(self._connections)).shutdown(socket.SHUT_RDWR)  # ends its thread
                 self._changed.wait(0.1)
             self._connections[request] = None
         super().process_request(request, client_address)
@@ -90,13 +90,13 @@ class StatusServer(ThreadingMixIn, TCPServer):
             self._changed.notify()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Logs what is not just a client that has gone."""
+        """Logs exceptions other than OSError, which a disconnected client causes."""
         if not isinstance(sys.exception(), OSError):
             _log.exception("a request to the status page failed")
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """Serves one connection, which is one request."""
+    """Serves one connection, which has one request."""
 
     server: StatusServer
     protocol_version = default_request_version = request_version = "HTTP/1.1"
@@ -117,7 +117,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def finish(self) -> None:
         super().finish()
-        with contextlib.suppress(OSError):  # a close with something unread would take the answer back
+        with contextlib.suppress(OSError):  # closing with unread data would discard the answer
             self.connection.shutdown(socket.SHUT_WR)
             while self._receive():
                 pass
@@ -130,7 +130,7 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             healthy, content = self.server.report()
             body = gauges(content) if path == "/metrics" else json.dumps(content, indent=2).encode() + b"\n"
-        except Exception:  # whatever is wrong with the report, the process that it is of lives on
+        except Exception:  # a failing report must not end its process
             _log.exception("the status report failed")
             self.send_error(500, "the report failed; see the log of the process")
             return
@@ -140,8 +140,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(200 if healthy else 503, "application/json", body)
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """Answers with an error as JSON. The standard library's page would quote the request."""
-        if code == 501:  # a method that has no `do_...`
+        """Answers with an error as JSON, since the standard library's error page would quote the request."""
+        if code == 501:  # a method without a `do_...`
             code, message = 405, "only GET is answered"
         error = {"error": message or self.responses[code][0]}
         self._answer(code, "application/json", json.dumps(error).encode() + b"\n")
@@ -165,19 +165,19 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def _read_head(self) -> bytes:
-        """Returns the request up to the end of its headers, or more than a request may have; b"" if it is cut off."""
+        """Returns the request's head, over MAX_REQUEST_BYTES if it is too large; b"" if it is incomplete."""
         head = b""
         try:
             while len(head) <= MAX_REQUEST_BYTES and b"\r\n\r\n" not in head:
                 if not (data := self._receive()):
                     return b""
                 head += data
-        except OSError:  # the client has gone, or has taken too long
+        except OSError:  # disconnected, or deadline exceeded
             return b""
         return head
 
     def _receive(self) -> bytes:
-        """Returns what the client sends next, b"" at the end. OSError once the connection's time is over."""
+        """Returns the next bytes of the client, b"" at the end. Raises OSError after the connection's deadline."""
         if (left_seconds := self._until - time.monotonic()) <= 0:
             raise TimeoutError
         self.connection.settimeout(left_seconds)
@@ -187,9 +187,9 @@ class _Handler(BaseHTTPRequestHandler):
 def gauges(content: Mapping[str, Any]) -> bytes:
     """Returns the numbers of a report in Prometheus's text format, labelled with the role and name of the process.
 
-    `{"metrics": {"learner/updates": 5}}` becomes `apex_jax_learner_updates`; lists and texts are left out.
+    `{"metrics": {"learner/updates": 5}}` becomes `apex_jax_learner_updates`; lists and strings are omitted.
     """
-    from prometheus_client import CollectorRegistry, Gauge, generate_latest  # not at the top: takes 0.1 s to import
+    from prometheus_client import CollectorRegistry, Gauge, generate_latest  # imported here: takes 0.1 s
 
     registry = CollectorRegistry()
     labels = {"role": str(content.get("role")), "name": str(content.get("name"))}
@@ -200,7 +200,7 @@ def gauges(content: Mapping[str, Any]) -> bytes:
 
 
 def _numbers(name: str, value: Any) -> Iterator[tuple[str, float]]:
-    """Yields the numbers of a report by their names, joined by "_"."""
+    """Yields (name, number) of each number in a report; nested names are joined by "_"."""
     if isinstance(value, Mapping):
         for key, member in value.items():
             yield from _numbers(re.sub(r"\W", "_", f"{name}_{key}" if name else key), member)
@@ -209,9 +209,9 @@ def _numbers(name: str, value: Any) -> Iterator[tuple[str, float]]:
 
 
 def fetch(address: str, seconds: float) -> tuple[bool, dict[str, Any]]:
-    """Returns whether the process behind a status address is healthy, and its report.
+    """Returns whether the process at a status address is healthy, and its report, within `seconds`.
 
-    Takes at most `seconds`. UsageError for what is no address, StatusError where there is no answer or no sound one.
+    Raises UsageError for a malformed address, StatusError for a missing or invalid answer.
     """
     until = time.monotonic() + seconds
     try:
@@ -233,7 +233,7 @@ def fetch(address: str, seconds: float) -> tuple[bool, dict[str, Any]]:
 
 
 def _connected(address: str, seconds: float) -> socket.socket:
-    """Returns a connection to the first place behind the address that takes one. OSError."""
+    """Returns a connection to the first endpoint of the address that accepts one. Raises OSError."""
     until = time.monotonic() + seconds
     error = OSError(0, "it has no address")
     for family, place in resolve(split(address), seconds):
@@ -242,7 +242,7 @@ def _connected(address: str, seconds: float) -> socket.socket:
             client.settimeout(max(0.01, until - time.monotonic()))
             client.connect(place)
             return client
-        except OSError as refusal:  # localhost is ::1 and 127.0.0.1, and a server may be at the second alone
+        except OSError as refusal:  # localhost is ::1 and 127.0.0.1; a server may use only the second
             client.close()
             error = refusal
     raise error
@@ -277,7 +277,7 @@ def _listen(address: str) -> socket.socket:
 
 
 def _listen_at_path(path: str) -> socket.socket:
-    """Takes over the socket of a process that was killed, never that of one that lives, nor a file."""
+    """Returns a listener; replaces the socket of a dead process, but neither a live server's socket nor a file."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         check_path_is_free(path)

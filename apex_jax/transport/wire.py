@@ -1,12 +1,11 @@
-"""Messages as ZMQ frames, by the marks on the records of `apex_jax.transport.messages`.
+"""Messages as ZMQ frames, according to the marks on the fields in `apex_jax.transport.messages`.
 
-Frame 0 is a msgpack list: magic, protocol version, number of the kind, then one item a field: the value of a scalar,
-the shape of an array, the length of a buffer. One frame follows for each array and buffer: its bytes, as they are.
-The list's first three items and all of a `Refusal` stay as they are in every protocol version, so that releases which
-cannot work together can say so.
+Frame 0 is a msgpack list: magic, protocol version, kind, then one item per field: the value of a scalar, the shape of
+an array, the length of a buffer. One frame follows for each array and buffer: its raw bytes. The first three items and
+the whole of `Refusal` are the same in every protocol version, so that incompatible releases can report it.
 
-A peer is believed in nothing: `decode` checks every field before anybody uses it, and raises `WireError` whatever
-the bytes are. What it does not know is what the values mean: that an index exists, or that a priority is finite.
+Peers are not trusted: `decode` checks every field, and raises no exception but `WireError`, whatever the bytes are. It
+does not check what values mean, such as that an index exists or that a priority is finite.
 """
 
 from __future__ import annotations
@@ -53,26 +52,26 @@ Message: TypeAlias = (
     | messages.WeightsPiece
 )
 MESSAGES: tuple[type[Message], ...] = get_args(Message)
-"""Every kind of message; its place is its number in the protocol: another list is another PROTOCOL_VERSION."""
+"""Every kind of message; its index is its number in the protocol. A change requires a new PROTOCOL_VERSION."""
 
 Frame: TypeAlias = bytes | memoryview | zmq.Frame
 
 
 class WireError(ValueError):
-    """Frames that are no message; `reason` is one of REASONS, for counting, and `detail` is for people.
+    """The frames are not a valid message; `reason` is one of REASONS, for counting, and `detail` is for users.
 
-    `version`: the protocol version of a peer that speaks another one, else None.
+    `version`: the peer's protocol version if it differs from ours, else None.
     """
 
     REASONS = (
         "wrong_frames",  # too few or too many
-        "too_large",  # a header, array or buffer beyond its limit
-        "not_msgpack",  # the header cannot be read
-        "wrong_magic",  # another program speaks
-        "wrong_version",  # another version of this program speaks
-        "unknown_kind",  # no such message, or none that belongs on this socket
-        "bad_field",  # a scalar of another type or outside its range, or another number of fields
-        "bad_shape",  # an array or buffer that does not fit its frame, its axes, or the other arrays of the message
+        "too_large",  # a header, array or buffer exceeds its limit
+        "not_msgpack",  # the header is not msgpack
+        "wrong_magic",  # the peer is another program
+        "wrong_version",  # the peer is another version of this program
+        "unknown_kind",  # no such message, or not expected on this socket
+        "bad_field",  # wrong type or range of a scalar, or wrong number of fields
+        "bad_shape",  # an array or buffer does not match its frame, its axes, or the message's other arrays
     )
 
     def __init__(self, reason: str, detail: str, version: int | None = None) -> None:
@@ -84,7 +83,7 @@ class WireError(ValueError):
 
 
 def encode_refusal(error: WireError) -> list[bytes | memoryview] | None:
-    """Returns the answer to a peer of another protocol version, in that version; None where `error` is another one."""
+    """Returns the answer to a peer of another protocol version, in that version; None if `error` is another error."""
     if error.version is None:
         return None
     reason = (
@@ -97,8 +96,8 @@ def encode_refusal(error: WireError) -> list[bytes | memoryview] | None:
 def encode(message: Message) -> list[bytes | memoryview]:
     """Returns the frames of a message; arrays and buffers are not copied, so they must not change until they are sent.
 
-    An array of another layout or another width of number is converted. Raises ValueError naming message, field, value
-    and range: what does not fit its mark is a bug of the sender, found before it travels.
+    Arrays of another memory layout or integer or float width are converted. Raises ValueError, with message, field,
+    value and range, for a value that does not fit its mark: a bug of the sender, found before it is sent.
     """
     return _encode(message, PROTOCOL_VERSION)
 
@@ -131,10 +130,10 @@ def _encode(message: Message, version: int) -> list[bytes | memoryview]:
 
 
 def decode(frames: Sequence[Frame], expected: tuple[type[Message], ...] = MESSAGES) -> Message:
-    """Returns the message of some frames that came from a peer, if it is of an `expected` kind.
+    """Returns the message in frames received from a peer, if it is of an `expected` kind.
 
-    Arrays are read-only views that keep their frame alive. Buffers are bytes and keep nothing else alive: the frame
-    itself where that is bytes, else a copy. Raises WireError and nothing else.
+    Arrays are read-only views that keep their frame alive. Buffers are bytes that keep nothing else alive: the frame
+    itself if it is bytes, else a copy. Raises no exception but WireError.
     """
     if not frames:
         raise WireError("wrong_frames", "a message of no frames")
@@ -159,7 +158,7 @@ def decode(frames: Sequence[Frame], expected: tuple[type[Message], ...] = MESSAG
     return schema.message(*values)
 
 
-# What the marks of each message say, read once at import ---------------------------------------------------------
+# Schemas of the messages, read from their marks at import --------------------------------------------------------
 
 Mark: TypeAlias = Integer | Real | Flag | Text | Array | Buffer
 
@@ -188,7 +187,7 @@ _SCHEMA_OF: dict[type, _Schema] = {schema.message: schema for schema in _SCHEMAS
 _REFUSAL = _SCHEMA_OF[messages.Refusal].kind
 _PREAMBLE = 3  # items of the header before the first field: magic, version, kind
 _MAX_LIST = _PREAMBLE + max(len(schema.fields) for schema in _SCHEMAS)
-_UNENCODABLE = "backslashreplace"  # a reason may quote a file name that is no Unicode: it travels, legible
+_UNENCODABLE = "backslashreplace"  # a reason may contain a file name that is not valid Unicode
 
 
 # The header ------------------------------------------------------------------------------------------------------
@@ -228,7 +227,7 @@ def _schema_of(header: list[Any], expected: tuple[type[Message], ...]) -> _Schem
 
 
 def _check_scalar(label: str, mark: Mark, value: object) -> None:
-    fits = False  # exact types: True is an int to Python, and 1 would do for 1.0
+    fits = False  # exact types: in Python, True is an int and 1 equals 1.0
     if type(value) is int and isinstance(mark, Integer):
         fits = mark.low <= value <= mark.high
     elif type(value) is float and isinstance(mark, Real):
@@ -242,7 +241,7 @@ def _check_scalar(label: str, mark: Mark, value: object) -> None:
 
 
 def _check_shape(label: str, mark: Array, shape: object, sizes: dict[str, int]) -> None:
-    """Checks a shape; `sizes` holds that of each axis letter of the message so far."""
+    """Checks a shape; `sizes` holds the size of each axis letter of the message so far."""
     if type(shape) is not list or len(shape) != len(mark.axes):
         raise WireError("bad_shape", f"{label} has shape {reprlib.repr(shape)}, must have axes {mark.axes}")
     for letter, size in zip(mark.axes, shape, strict=True):
@@ -282,13 +281,13 @@ def _view(frame: Frame) -> memoryview:
 
 
 def _own_scalar(mark: Mark, value: object) -> object:
-    """Returns NumPy's scalars as Python's, and a whole number as a float where that is meant."""
+    """Converts NumPy scalars to Python scalars, and an int to a float if the mark is `Real`."""
     plain = value.item() if isinstance(value, np.generic) else value
     return float(plain) if isinstance(mark, Real) and type(plain) is int else plain
 
 
 def _own_array(label: str, mark: Array, value: object) -> np.ndarray:
-    """Returns an array as it travels: C-contiguous and of the dtype of its mark, which must hold its integers."""
+    """Returns a C-contiguous array of its mark's dtype. Raises ValueError if that cannot represent its integers."""
     dtype = _little_endian(mark.dtype)
     if not isinstance(value, np.ndarray) or not np.can_cast(value.dtype, dtype, "same_kind"):
         kind = value.dtype if isinstance(value, np.ndarray) else type(value).__name__
@@ -306,7 +305,7 @@ def _own_buffer(label: str, mark: Buffer, value: object) -> bytes | memoryview:
 
 
 def _raw(data: memoryview) -> bytes | memoryview:
-    """Returns the same memory as plain bytes; Python cannot cast what is empty or has gaps."""
+    """Returns memory as a view of bytes, or a copy if it is empty or not contiguous, which Python cannot cast."""
     return data.cast("B") if data.nbytes and data.c_contiguous else data.tobytes()
 
 

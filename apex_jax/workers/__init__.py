@@ -1,1 +1,1 @@
-"""The roles of a run: loops, sockets, threads and signals around the modules that do the work."""
+"""The roles of a run: the loops, sockets, threads and signals around the modules that do the work."""

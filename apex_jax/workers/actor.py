@@ -1,4 +1,4 @@
-"""The actor: steps a batch of environments with the newest weights and turns what happens into segments."""
+"""The actor: steps a batch of environments with the newest weights and records the transitions as segments."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from apex_jax.workers.role import RoleContext, open_role
 
 _log = logging.getLogger(__name__)
 
-PATIENCE_SECONDS = 10.0  # between two lines that say for whom the actor waits
+PATIENCE_SECONDS = 10.0  # between two log lines while the actor waits for its servers
 
 
 class Actor:
-    """Acts until told to stop. Only the acting is done on its thread: sending and receiving have their own."""
+    """Acts until stopped. Its thread only acts; sending and receiving run on other threads."""
 
     def __init__(self, role: RoleContext, spec: SegmentSpec):
-        """Connects to the replay server and the learner; nothing waits for them here."""
+        """Starts connecting to the replay server and the learner, without waiting for them."""
         self._role = role
         self._config = config = role.config
         self._spec = spec
@@ -46,14 +46,14 @@ class Actor:
         address = config.addresses.experience
         self._stream = ExperienceClient(sockets, address, spec, hello, queue_size, overflow, limit, run)
         self._step_rate, self._wait_rate = RateMeter(), RateMeter()
-        self._waited_seconds = 0.0  # in all, for the replay server to take segments
-        self._steps = 0  # real environment steps, made and ...
-        self._steps_sent = 0  # ... told to the replay server
+        self._waited_seconds = 0.0  # total time blocked on the replay server
+        self._steps = 0  # environment steps made, without resets
+        self._steps_sent = 0  # environment steps reported to the replay server
         self._next_metrics = 0.0
         self._in_use: Weights | None = None
 
     def run(self) -> None:
-        """Acts until the process is to stop or the run is over. RunError if the replay server refuses this actor."""
+        """Acts until the process is stopped or the run is over. Raises RunError if the replay server refuses it."""
         stop = self._role.stop
         welcome, weights = self._join(stop)
         if welcome is not None and weights is not None:
@@ -62,7 +62,7 @@ class Actor:
             raise self._stream.error
 
     def describe(self) -> dict[str, Any]:
-        """Returns what the status page shows beside the metrics, from any thread."""
+        """Returns the actor's status without its metrics. Callable from any thread."""
         weights = self._in_use
         return {
             "run_id": digest_of_run_id(self._run_id),
@@ -71,13 +71,13 @@ class Actor:
         }
 
     def close(self) -> None:
-        """Takes leave, ends the threads and writes the last metrics."""
+        """Disconnects, ends the threads and writes the last metrics."""
         self._stream.close()
         self._weights.close()
         self._write_metrics()
 
     def _join(self, stop: StopSignal) -> tuple[ActorWelcome | None, Weights | None]:
-        """Waits for a place on the ladder and the first weights; says from time to time what is missing."""
+        """Waits for the welcome and the first weights; logs every PATIENCE_SECONDS which one is missing."""
         welcome, weights, next_word = None, None, time.monotonic() + PATIENCE_SECONDS
         while (welcome is None or weights is None) and not self._leaving(stop):
             stop.beat()
@@ -120,11 +120,11 @@ class Actor:
             step = environment.receive()
             weights = self._newest_weights()
             output = self._algorithm.act(weights.params, step.observation, exploration[step.env_id], key, call)
-            environment.send(np.asarray(output.action), step.env_id)  # what follows is done while environments step
-            call = (call + 1) % 2**31  # an int32 of the jitted policy; the fleet acts for weeks
+            environment.send(np.asarray(output.action), step.env_id)  # environments step during the rest of the loop
+            call = (call + 1) % 2**31  # wraps around: an int32 in the jitted policy
             segments = builder.add(step, *map(np.asarray, output))
             self._steps += int(np.count_nonzero(~step.first))
-            self._stream.produced = self._steps  # each is a transition
+            self._stream.produced = self._steps  # each step is a transition
             self._send(segments, stop)
             self._report(tracker.add(step), exploration)
             self._write_metrics_when_due()
@@ -135,7 +135,7 @@ class Actor:
 
     def _newest_weights(self) -> Weights:
         weights = self._weights.newest
-        assert weights is not None  # `_join` waited for the first
+        assert weights is not None  # `_join` has waited for the first
         self._in_use = weights
         return weights
 
@@ -146,7 +146,7 @@ class Actor:
             self._steps_sent = self._steps
 
     def _put_in_time(self, segment: Segment, stop: StopSignal) -> bool:
-        """Waits until the stream takes a segment; returns False where the actor is to leave before."""
+        """Waits until the stream accepts a segment; returns False if the actor must stop first."""
         while not self._put(segment):
             if self._leaving(stop):
                 return False
@@ -171,12 +171,12 @@ class Actor:
     def _write_metrics_when_due(self) -> None:
         if time.monotonic() >= self._next_metrics:
             self._next_metrics = time.monotonic() + self._config.metrics_interval_seconds
-            self._newest_weights()  # with which it acts next: one that waits for the replay acts with none
+            self._newest_weights()  # otherwise, an actor blocked on the replay server would report old weights
             self._write_metrics()
 
     def _write_metrics(self) -> None:
         now, weights = time.monotonic(), self._in_use
-        if weights is None:  # has never acted
+        if weights is None:  # no step yet
             return
         steps_per_second = self._step_rate.update(self._steps)
         self._stream.status = ActorStatus(self._run_id, steps_per_second, weights.version)
@@ -192,7 +192,7 @@ class Actor:
 
 
 def run(config: Config, name: str, stop: StopSignal) -> int:
-    """Runs the role; returns the process's exit code."""
+    """Runs the role and returns the process's exit code."""
     with open_role(config, "actor", name, stop) as role:
         actor = Actor(role, segment_spec(config))
         role.describe = actor.describe

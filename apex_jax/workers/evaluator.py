@@ -1,4 +1,4 @@
-"""The evaluator: plays full games with the newest weights, or with a checkpoint's, and feeds nothing."""
+"""The evaluator: plays full games with the newest weights, or with a checkpoint's; sends no experience."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ FILE_NAME = "evaluations.jsonl"  # in the run directory
 
 
 class Evaluation(NamedTuple):
-    """Full games, raw rewards."""
+    """Result of full games, with raw rewards."""
 
     returns: np.ndarray  # float64[episodes]
-    updates: int  # behind the weights
-    environment_steps: int  # of the whole run, behind the weights
+    updates: int  # of the weights
+    environment_steps: int  # of the whole run, at those updates
 
     def values(self, task: str) -> dict[str, float]:
         """Returns the evaluation under the tags of `apex_jax.metrics.TAGS`."""
@@ -59,9 +59,9 @@ class Evaluation(NamedTuple):
 
 
 class Evaluator:
-    """Plays `evaluator.episodes` games side by side, each environment exactly one.
+    """Plays `evaluator.episodes` games in parallel, exactly one per environment.
 
-    A fixed game for each environment, not the first games to end: short, lost games would else count twice.
+    Counting the first games to end instead would bias the result towards short, lost games.
     """
 
     def __init__(
@@ -72,15 +72,15 @@ class Evaluator:
         filmed: bool = False,
         beat: Callable[[], None] = lambda: None,
     ):
-        """`filmed`: whether an evaluation may be asked for a film; `beat`: called at each step."""
+        """`filmed`: whether evaluations can be filmed; `beat`: called at each step."""
         self._beat = beat
-        self.steps_per_second = 0.0  # of all games of the evaluation that goes on, or went last
+        self.steps_per_second = 0.0  # over all games of the current or last evaluation
         self._settings = config.evaluator
         self._action = spec.action
         self._algorithm = algorithm
         self._rng = process_rng(config.seed, ROLE_NUMBERS["evaluator"])
         seeds = self._rng.integers(2**31, size=self._settings.episodes)
-        # One pool for all evaluations: EnvPool keeps about 2 MB of each that it has closed.
+        # One pool for all evaluations, since EnvPool leaks about 2 MB per closed pool.
         limit = self._settings.max_episode_frames
         self._environment = Environment(config, spec, seeds, limit, per_step=1, rendered=filmed)
         self._observation = np.zeros((len(seeds), spec.frame_stack, *spec.frame_shape), spec.frame_dtype)
@@ -90,9 +90,9 @@ class Evaluator:
     ) -> np.ndarray | None:
         """Returns the games' returns, float64[episodes]; None if `cancelled` before they all ended.
 
-        All games go step by step together, so that equal seeds make equal games. Games that have ended are neither
-        stepped nor computed any more: a policy that is stuck in one game for its 27,000 steps does not cost ten times
-        as many. `film`: receives each screen of the first game, see `Environment.screen`.
+        All games advance in lockstep, so that equal seeds give equal games. Games that have ended are excluded from
+        stepping and from the policy's batch, so that one game stuck for 27,000 steps does not cost ten times as many.
+        `film`: receives each screen of the first game, see `Environment.screen`.
         """
         rng = np.random.default_rng(self._rng.integers(2**63))
         tracker = EpisodeTracker(self._settings.episodes)
@@ -102,7 +102,7 @@ class Evaluator:
         while True:
             self._beat()
             for _ in playing:
-                step = self._environment.receive()  # one game's
+                step = self._environment.receive()  # of one game
                 self._observation[step.env_id] = step.observation
                 for episode in tracker.add(step):
                     returns[episode.env_id] = episode.episode_return
@@ -120,10 +120,10 @@ class Evaluator:
         return None if playing.size else returns
 
     def _actions(self, params: Params, playing: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """Returns int32[P], the actions of the games `playing`; a game's random ones do not depend on the others."""
+        """Returns the actions int32[P] of the games `playing`; random actions do not depend on which games are left."""
         explores = rng.random(self._settings.episodes) < self._settings.epsilon
         random_action = rng.integers(self._action.num_actions, size=self._settings.episodes)
-        rows = np.resize(playing, batch_size(playing.size, self._settings.episodes))  # some twice, to fill the batch
+        rows = np.resize(playing, batch_size(playing.size, self._settings.episodes))  # padded with repeated games
         greedy = np.zeros(rows.size, np.float32)
         output = self._algorithm.act(params, self._observation[rows], greedy, jax.random.key(0), 0)
         action = np.asarray(output.action)[: playing.size]
@@ -131,9 +131,9 @@ class Evaluator:
 
 
 def batch_size(playing: int, episodes: int) -> int:
-    """Returns on how many observations the policy is computed while `playing` of `episodes` games go on.
+    """Returns the policy's batch size while `playing` of `episodes` games are running.
 
-    All of them, or a half, a quarter, ... rounded up: each size is compiled once.
+    It is `episodes`, or a half, a quarter, ... of it, rounded up, so that few sizes are compiled.
     """
     size = episodes
     while (half := -(-size // 2)) >= playing and half < size:
@@ -142,7 +142,7 @@ def batch_size(playing: int, episodes: int) -> int:
 
 
 def follow(role: RoleContext, spec: SegmentSpec) -> None:
-    """Evaluates the newest weights again and again, and at the end the run's last ones, of which it records a game."""
+    """Evaluates the newest weights repeatedly; at the end, evaluates the final weights and records a game."""
     config, stop = role.config, role.stop
     algorithm = make_algorithm(config, spec)
     evaluator = Evaluator(config, spec, algorithm, filmed=True, beat=stop.beat)
@@ -170,7 +170,7 @@ def follow(role: RoleContext, spec: SegmentSpec) -> None:
     try:
         while not stop.is_set() and not (weights is not None and weights.final):
             weights = _next_weights(client, weights, config.evaluator.interval_seconds, stop)
-            if weights is None and stop.run_is_over:  # the learner left before this process had joined
+            if weights is None and stop.run_is_over:  # the learner stopped before this process joined
                 weights = _saved_weights(config, config.directory, algorithm)
             if weights is None:
                 continue
@@ -188,7 +188,7 @@ def follow(role: RoleContext, spec: SegmentSpec) -> None:
                     film.finish()
             if weights.final:
                 _log_film(config, film, returns[0])
-                if not is_supervised:  # the supervisor draws them after this process has ended
+                if not is_supervised:  # a supervisor draws them after this process has ended
                     draw_curves(Path(config.directory), config.environment.task)
     finally:
         client.close()
@@ -215,7 +215,7 @@ def evaluate_checkpoint(config: Config, spec: SegmentSpec, stop: StopSignal) -> 
 
 
 def _log_film(config: Config, film: Film, game_return: float) -> None:
-    if film.error is not None:  # the result stands
+    if film.error is not None:  # the evaluation is valid nevertheless
         _log.warning("no video: %s", film.error)
     elif not film.paths:
         _log.info("no video: %s has no screen", config.environment.task)
@@ -225,7 +225,7 @@ def _log_film(config: Config, film: Film, game_return: float) -> None:
 
 
 def _saved_weights(config: Config, run_directory: str, algorithm: Algorithm) -> Weights:
-    """Returns the newest checkpoint's parameters, on the device; RunError if there is none that fits."""
+    """Returns the newest checkpoint's params, on the device. Raises RunError if there is no compatible one."""
     state = jax.eval_shape(algorithm.init, jax.random.key(0))
     checkpointer = Checkpointer(run_directory, read_only=True)
     restored = checkpointer.restore_newest(
@@ -236,7 +236,7 @@ def _saved_weights(config: Config, run_directory: str, algorithm: Algorithm) -> 
     saved, progress = restored
     params = algorithm.acting_params(type(state)(*saved))
     return Weights(
-        params=jax.device_put(params),  # once: a jitted call copies NumPy arrays each time
+        params=jax.device_put(params),  # a jitted call would copy NumPy arrays each time
         version=progress.weights_version,
         learner_run_id=0,
         updates=progress.updates,
@@ -249,7 +249,7 @@ def _saved_weights(config: Config, run_directory: str, algorithm: Algorithm) -> 
 def _next_weights(
     client: WeightsClient, last: Weights | None, pause_seconds: float, stop: StopSignal
 ) -> Weights | None:
-    """Waits until the pause is over, or the run; returns the newest weights, None if none will come."""
+    """Returns the newest weights after a pause, or the final ones; None if the process stops or none will arrive."""
     until = time.monotonic() + (pause_seconds if last is not None else 0)
     is_requested = False
     while not stop.is_set():
@@ -269,7 +269,7 @@ def _next_weights(
 
 
 def _is_cancelled(stop: StopSignal, client: WeightsClient, weights: Weights) -> bool:
-    """Tells whether to stop, or whether the run ended meanwhile: what is being evaluated is then not its result."""
+    """Returns whether to stop, or the run has ended, so that these weights are not its final ones."""
     newest = client.newest
     is_over = stop.run_is_over or (newest is not None and newest.final)
     return stop.is_set() or (is_over and not weights.final)
@@ -283,7 +283,7 @@ def _write(role: RoleContext, evaluation: Evaluation, dropped: Counter[str]) -> 
 
 
 def _keep(config: Config, run_directory: str, evaluation: Evaluation) -> None:
-    """Appends the return of every single game to the run's evaluations."""
+    """Appends the returns of all games to the run's evaluations."""
     line = {
         "time": time.time(),  # unix seconds
         "updates": evaluation.updates,
@@ -294,7 +294,7 @@ def _keep(config: Config, run_directory: str, evaluation: Evaluation) -> None:
     }
     try:
         append_line(Path(run_directory, FILE_NAME), json.dumps(line).encode() + b"\n")
-    except OSError as error:  # the evaluation stands; somebody else's run may be read-only
+    except OSError as error:  # not fatal: the run directory of another user may be read-only
         _log.warning("the games' returns are not kept: %s", error)
 
 
@@ -313,9 +313,9 @@ def _describe(config: Config, evaluation: Evaluation) -> str:
 
 
 def run(config: Config, name: str, stop: StopSignal) -> int:
-    """Runs the role; returns the process's exit code."""
+    """Runs the role and returns the process's exit code."""
     spec = segment_spec(config)
-    check_video(config)  # before the games, not after
+    check_video(config)  # fails before the games are played
     if config.evaluator.video:
         video = video_of_run(config.evaluator.video, config.evaluator.checkpoint or config.directory)
         config = config.replace(evaluator=replace(config.evaluator, video=video))

@@ -1,4 +1,4 @@
-"""The learner: consumes the replay's stream, updates, and sends priorities to the replay and weights to the actors."""
+"""The learner: consumes the replay server's stream, updates the params, sends priorities back and publishes weights."""
 
 from __future__ import annotations
 
@@ -39,24 +39,24 @@ from apex_jax.workers.saver import Saver
 
 _log = logging.getLogger(__name__)
 
-CALLS_IN_FLIGHT = 2  # update calls handed to the device whose priorities have not been fetched
-MEMORY_SHARE = 0.9  # of the device's memory, that the frame store may take
-SOON_SECONDS = 1.0  # in which a replay server that is there answers that it knows that the run is over
-FINISH_SECONDS = 60.0  # that a learner whose run is over waits for a replay server that is away, to tell it
+CALLS_IN_FLIGHT = 2  # update calls dispatched to the device whose priorities have not been fetched
+MEMORY_SHARE = 0.9  # of the device's memory, for the frame store
+SOON_SECONDS = 1.0  # in which a connected replay server acknowledges the end of the run
+FINISH_SECONDS = 60.0  # timeout for delivering the end of the run to the others
 
 
 class InFlight(NamedTuple):
-    """An update call that the device may still be working on."""
+    """An update call that the device may still be executing."""
 
     item: Item
     output: UpdateOutput
 
 
 class Learner:
-    """Owns the parameters and the frame store; its loop waits for nothing but the oldest update call in flight."""
+    """Owns the params and the frame store; while calls are in flight, its loop blocks only on the oldest one."""
 
     def __init__(self, role: RoleContext, spec: SegmentSpec):
-        """Restores the newest checkpoint of the run, if any, binds the weights link and joins the replay server."""
+        """Restores the run's newest checkpoint, if any, binds the weights link and starts joining the replay server."""
         self._role = role
         self._run_id = new_run_id()
         config, now = role.config, time.monotonic()
@@ -71,10 +71,10 @@ class Learner:
             raise FatalError(f"{jax.devices()[0]}: {error}") from None
         self._metrics = LearnerMetrics()
         self._in_flight: deque[InFlight] = deque()
-        self.on_accepted: Callable[[], None] | None = None  # called once the replay server has taken this learner
+        self.on_accepted: Callable[[], None] | None = None  # called once the replay server has welcomed this learner
         self._is_accepted = False
         self._next_publish = self._next_metrics = now
-        with contextlib.ExitStack() as opened:  # if this fails, nothing stays that would keep the process alive
+        with contextlib.ExitStack() as opened:  # on failure, ends all threads, which would keep the process alive
             checkpointer = Checkpointer(config.directory, config.learner.checkpoints_kept)
             opened.callback(checkpointer.close)
             self._saver = Saver(config.learner, checkpointer, now)
@@ -92,8 +92,8 @@ class Learner:
                 role.run_identity,
             )
             opened.callback(self._weights.close)
-            if role.run_identity.name:  # else as soon as the replay server has said which run this is
-                self._publish()  # before anything is compiled: actors wait for it
+            if role.run_identity.name:  # otherwise after the replay server has sent the run identity
+                self._publish()  # before compilation, since actors wait for it
             _log.info("learning on %s in %s", jax.devices()[0], dtype.name)
             self._stream = self._join_replay(spec, capacity_segments)
             opened.pop_all()
@@ -127,14 +127,14 @@ class Learner:
     # The loop
 
     def run(self) -> None:
-        """Learns until the process is to stop or a limit of the run is reached, then saves a checkpoint.
+        """Learns until the process is stopped or a limit of the run is reached, then saves a checkpoint.
 
-        It also saves one when the replay server refuses it in mid-run (RunError), but none on a DivergenceError.
+        Also saves one if the replay server refuses it in mid-run (RunError), but none on a DivergenceError.
         """
         stop = self._role.stop
         try:
             reason = self._learn()
-            if stop.signal_number and not os.environ.get(SUPERVISED):  # else the supervisor has done so
+            if stop.signal_number and not os.environ.get(SUPERVISED):  # otherwise the supervisor does so
                 acknowledge(STOPPING)
             self._settle()
         except FatalError:
@@ -146,7 +146,7 @@ class Learner:
         if reason is not None and not self._is_accepted:
             self._accept()
         self._write_metrics()
-        # Before the others leave for good: a learner that cannot save will learn that part again.
+        # Before the run is ended: a learner that fails to save must be able to repeat its last updates.
         self._saver.save_last(self._save, stop)
         if reason is not None:
             _log.info("the run is over: %s", reason)
@@ -155,7 +155,7 @@ class Learner:
             self._wait_for_others()
 
     def _learn(self) -> str | None:
-        """Learns; returns the limit that was reached, None if the process is to stop before."""
+        """Learns; returns the limit that was reached, or None if the process was stopped first."""
         stop, reason = self._role.stop, None
         while not stop.is_set() and (reason := self.counters.limit_reached()) is None:
             stop.beat()
@@ -186,17 +186,17 @@ class Learner:
         self._stream.environment_steps = self.counters.environment_steps
 
     def _collect(self) -> None:
-        """Sends the priorities of the oldest call in flight; waits for it if need be."""
+        """Waits for the oldest call in flight and sends its priorities."""
         item, output = self._in_flight.popleft()
         output = jax.tree.map(np.asarray, output)
-        self._check_finite("loss", np.stack(list(output.metrics.values())))  # and what is computed beside it
+        self._check_finite("loss", np.stack(list(output.metrics.values())))  # and the other metrics
         self._stream.update_priorities(item, output.priorities)
-        self._stream.consumed(item)  # only now: both messages travel, and wake the server, together
+        self._stream.consumed(item)  # here, so that both messages are sent, and wake the server, together
         assert isinstance(item.content, IndexBatches)
         self._metrics.add(item.content, output)
 
     def _settle(self) -> None:
-        """Waits for every update call, and makes sure that learning has not come to nothing."""
+        """Waits for all calls in flight. Raises DivergenceError if the params are not finite."""
         while self._in_flight:
             self._collect()
         for leaf in jax.tree.leaves(self._algorithm.acting_params(self._state)):
@@ -211,9 +211,9 @@ class Learner:
             )
 
     def _wait_for_others(self) -> None:
-        """Waits until the others have what ends the run: the replay server, which may be restarting, and all clients.
+        """Waits until the replay server has the Finish and all clients have the final weights.
 
-        The replay server alone can end the actors; the evaluator needs the final weights.
+        Only the replay server, which may be restarting, can stop the actors; the evaluator needs the final weights.
         """
         stop, started, is_logged = self._role.stop, time.monotonic(), False
         while not stop.is_set() and not (self._stream.is_finish_received.is_set() and self._weights.is_drained):
@@ -232,7 +232,7 @@ class Learner:
                     _log.warning("%s: stop it and the actors by hand", what)
                 return
 
-    # What is due from time to time
+    # Periodic work
 
     def _housekeeping(self) -> None:
         now, updates = time.monotonic(), self.counters.updates
@@ -257,12 +257,12 @@ class Learner:
         self._weights.publish(params, self.counters.updates, self.counters.environment_steps, final)
 
     def _save(self) -> None:
-        self._settle()  # nothing is saved that could not be learned from again
+        self._settle()  # never saves a state that has diverged
         self._saver.save(self._state, self.counters.progress(self._weights.version, self._role.run_identity.name))
 
     def _write_metrics(self) -> None:
         if not self._is_accepted:
-            return  # its replay server may yet refuse it: nothing is written into a run that is not its own
+            return  # writes nothing to a run that may refuse this learner
         checkpointer = self._saver.checkpointer
         values = {
             "charts/learning_rate": self._role.config.learner.learning_rate * self.counters.learning_rate_share(),
@@ -278,11 +278,11 @@ class Learner:
 
     @property
     def is_saved(self) -> bool:
-        """Tells whether a checkpoint holds all that has been learned."""
+        """Returns whether a checkpoint holds all updates."""
         return self._saver.checkpointer.saved_updates == self.counters.updates
 
     def describe(self) -> dict[str, Any]:
-        """Returns what the status page shows beside the metrics, from any thread."""
+        """Returns the learner's status without its metrics. Callable from any thread."""
         checkpointer = self._saver.checkpointer
         return {
             "run_id": digest_of_run_id(self._run_id),
@@ -297,7 +297,7 @@ class Learner:
         }
 
     def close(self) -> None:
-        """Ends the threads; waits until the last checkpoint is saved, unless that was given up."""
+        """Ends the threads, after the last checkpoint is saved or has been given up."""
         self._stream.close()
         self._weights.close()
         self._saver.close()
@@ -306,18 +306,18 @@ class Learner:
 def compute_dtype(config: Config) -> np.dtype[Any]:
     """Returns the dtype of the network's activations.
 
-    "auto" is float32 on every device: bfloat16 is slower on CPUs, and its rounding is of the size of TD errors near
-    convergence, so also of priorities. On a GPU neither its speed nor its scores have been measured.
+    "auto" is float32 on every device: bfloat16 is slower on CPUs, and near convergence its rounding errors are as
+    large as TD errors and thus priorities. On GPUs, neither its speed nor its scores have been measured.
     """
     name = config.learner.compute_dtype
     return jnp.dtype("float32" if name == "auto" else name)
 
 
 def run(config: Config, name: str, stop: StopSignal) -> int:
-    """Runs the role; returns the process's exit code."""
+    """Runs the role and returns the process's exit code."""
     with open_role(config, "learner", name, stop) as role:
         if stop.is_set():
-            return stop.exit_code  # before the copy of the run had come, which is then not to be replaced
+            return stop.exit_code  # stopped while the run was fetched; starting would replace its remote copy
         check_resumable(config)
         try:
             learner = Learner(role, segment_spec(config))
@@ -329,7 +329,7 @@ def run(config: Config, name: str, stop: StopSignal) -> int:
             finally:
                 learner.close()
         except jax.errors.JaxRuntimeError as error:
-            # Nothing can be saved then: an update takes the memory of what it began with.
+            # The state cannot be saved: the failed update has donated its buffers.
             fix = "where its memory is full, lower replay.capacity_transitions or learner.batch_size"
             raise RunError(f"{jax.devices()[0]} failed: {str(error).splitlines()[0]}; {fix}") from None
     return stop.exit_code

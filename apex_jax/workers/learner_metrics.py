@@ -1,4 +1,4 @@
-"""What the learner tells of itself between two writes of its metrics."""
+"""The learner's metrics, accumulated between two writes."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from apex_jax.transport.messages import IndexBatches
 
 
 class LearnerMetrics:
-    """Adds up update calls and waiting time, for the tags of `apex_jax.metrics.TAGS`."""
+    """Accumulates update calls and waiting time, for the tags of `apex_jax.metrics.TAGS`."""
 
     def __init__(self) -> None:
-        self.waited_seconds = 0.0  # in all, for batches
+        self.waited_seconds = 0.0  # total time spent waiting for batches
         self._update_rate, self._wait_rate = RateMeter(), RateMeter()
         self._priority, self._age = Mean(), Mean()
-        self._means: defaultdict[str, Mean] = defaultdict(Mean)  # of the algorithm's own metrics, by tag
+        self._means: defaultdict[str, Mean] = defaultdict(Mean)  # the algorithm's own metrics, by tag
         self._priority_max = 0.0
         self._samples_per_insert = 0.0
 
     def add(self, batches: IndexBatches, output: UpdateOutput) -> None:
-        """Counts an update call whose output has come back from the device, as NumPy arrays."""
+        """Adds a finished update call, with its output as NumPy arrays."""
         for tag, metric in output.metrics.items():
             self._means[tag].add(metric)
         self._priority.add(output.priorities)
@@ -32,7 +32,7 @@ class LearnerMetrics:
         self._samples_per_insert = batches.samples_per_insert
 
     def take(self, updates: int) -> dict[str, float]:
-        """Returns the values of what was added since the last call. `updates`: of the run so far."""
+        """Returns the metrics since the previous call. `updates`: of the run so far."""
         values = {
             "charts/updates_per_second": self._update_rate.update(updates),
             "learner/updates": updates,

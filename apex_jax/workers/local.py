@@ -1,4 +1,4 @@
-"""A whole run on this machine: starts every role as a process, watches over them, shows progress, and cleans up."""
+"""A whole run on this machine: starts every role as a process, supervises them, shows progress and cleans up."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ _log = logging.getLogger(__name__)
 
 MAIN = Path(__file__).resolve().parents[2] / "main.py"
 TICK_SECONDS = 0.25
-FIRST_DELAY_SECONDS = 1.0  # before a role is started again; doubled each time
-MAX_RESTARTS = 5  # of one role in a row
-STEADY_SECONDS = 120.0  # a role that has been well for so long starts counting anew
-KILL_SECONDS = 4.0  # after SIGTERM
-KILLED_SECONDS = 2.0  # that killed processes may take to be gone; one that the disk holds takes for ever
-SAVE_SECONDS = 35.0  # instead, for the roles that save what they have: the learner itself gives up after 30
-LAST_EVALUATION_SECONDS = 1800.0  # once the run is over; the watch ends an evaluator that hangs much sooner
-FILM_SECONDS = 120.0  # to complete the film, after the last evaluation
+FIRST_DELAY_SECONDS = 1.0  # backoff before a role is restarted; doubled each time
+MAX_RESTARTS = 5  # consecutive restarts of one role
+STEADY_SECONDS = 120.0  # without a fault, after which a role's restarts are counted from 0 again
+KILL_SECONDS = 4.0  # from SIGTERM to SIGKILL
+KILLED_SECONDS = 2.0  # timeout for killed processes to end; one blocked on the disk may never end
+SAVE_SECONDS = 35.0  # from SIGTERM to SIGKILL, for roles that save their state; the learner gives up after 30
+LAST_EVALUATION_SECONDS = 1800.0  # after the end of the run; the watch detects a hung evaluator much sooner
+FILM_SECONDS = 120.0  # for completing the film, after the last evaluation
 LOG_TAIL_LINES = 8
 
 
@@ -56,21 +56,21 @@ class Role:
     log_path: Path
     process: subprocess.Popen[bytes] | None = None
     started_seconds: float = 0.0
-    restarts: int = 0  # in a row
+    restarts: int = 0  # consecutive
     restart_at: float = 0.0
-    last_error: str = ""  # that it ended with, the last time that it failed
-    fault: str = ""  # for which the supervisor killed it
-    fault_seconds: float = 0.0  # how long it had lasted by then
+    last_error: str = ""  # error line of its last failure
+    fault: str = ""  # reason why the supervisor killed it
+    fault_seconds: float = 0.0  # duration of the fault when it was killed
     state: str = "starting"
 
     def start(self, arguments: list[str]) -> None:
-        """Starts the process in a session of its own, so that Ctrl-C reaches the supervisor alone."""
+        """Starts the process in a new session, so that only the supervisor receives Ctrl-C."""
         self.close_pipe()
         command = [sys.executable, str(MAIN), "--role", self.role, "--name", self.name, *arguments]
         with open(open_regular(self.log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "ab") as log:
             self.process = subprocess.Popen(
                 command,
-                stdin=subprocess.PIPE,  # closes when the supervisor dies, however it dies: no orphan is left
+                stdin=subprocess.PIPE,  # closes when the supervisor dies, which ends the role
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
@@ -81,11 +81,11 @@ class Role:
         self.state = f"restarted {self.restarts}x" if self.restarts else "running"
 
     def exit_code(self) -> int | None:
-        """Returns the exit code of a process that has ended."""
+        """Returns the exit code of a process that has ended, else None."""
         return self.process.poll() if self.process is not None else None
 
     def said_error(self) -> str:
-        """Returns the error that the role itself ended with; empty where it was killed or crashed."""
+        """Returns the error line with which the role ended; empty if it was killed or crashed."""
         prefix = {error.exit_code: error.prefix for error in (RunError, FatalError)}.get(self.exit_code() or 0)
         return "".join(line for line in self._log()[-1:] if prefix and line.startswith(prefix))
 
@@ -96,11 +96,11 @@ class Role:
     def _log(self) -> list[str]:
         try:
             return read_regular(self.log_path).decode(errors="replace").splitlines()
-        except OSError:  # somebody has made room
+        except OSError:  # a user may delete logs
             return []
 
     def tell_run_is_over(self) -> None:
-        """Says so through the pipe; see `StopSignal.run_is_over`."""
+        """Writes a line to the role's stdin, see `StopSignal.run_is_over`."""
         assert self.process is not None
         assert self.process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
@@ -118,15 +118,15 @@ class LocalRun:
     """The processes of one run on this machine."""
 
     def __init__(self, config: Config, addresses: AddressConfig, stop: StopSignal):
-        """`config`: with a run directory that exists; `addresses`: of this run, which no later one shall meet.
+        """`config`: with an existing run directory; `addresses`: unique to this run.
 
-        To its status address each role's has its name added.
+        A role's status address is that of `addresses`, with the role's name appended.
         """
         self._config = config
         self._stop = stop
         self._directory = Path(config.directory)
         (self._directory / "logs").mkdir(exist_ok=True)
-        config_path = self._directory / "logs" / "config.yaml"  # the run's own is the learner's to write, if it starts
+        config_path = self._directory / "logs" / "config.yaml"  # the learner writes the run's own config.yaml
         write_durably(config_path, to_yaml(config))
         links = [f"addresses.{link}={address}" for link, address in asdict(addresses).items() if link != "status"]
         self._arguments = ["--config", str(config_path), *links]
@@ -137,12 +137,12 @@ class LocalRun:
         status = addresses.status
         self._watch = Watch({name: f"{status}-{name}" if status else "" for _, name in names})
         self._over_seconds: float | None = None  # when the learner ended the run
-        self._film_seconds = 0.0  # when the evaluator was first seen to have done all but the film, 0 = not yet
-        self._updates = 0  # as far as the learner is known to have come
+        self._film_seconds = 0.0  # when the evaluator was first seen completing the film, 0 = not yet
+        self._updates = 0  # of the learner, as last read
         self._view: LiveView | None = None
 
     def run(self) -> None:
-        """Runs until the run's limit, a signal, or a role that cannot be kept alive (RunError)."""
+        """Runs until the run's limit or a signal. Raises RunError if a role cannot be kept alive."""
         reader = ProgressReader(str(self._directory), self._config)
         self._watch.start()
         try:
@@ -159,19 +159,19 @@ class LocalRun:
         finally:
             if self._stop.signal_number:
                 acknowledge(STOPPING if self._over_seconds is None else STOPPING_AFTER_THE_END)
-            self._end_processes()  # at once: a signal that they had, too, is then the same to them
+            self._end_processes()  # at once, so that roles which got the same signal treat this as a repetition
             self._watch.close()
         draw_curves(self._directory, self._config.environment.task)
         print(final_summary(reader.read(), str(self._directory), has_screen(self._config)), flush=True)
         for role in (self._role("learner"), self._role("replay")):
-            if error := role.said_error():  # what it could not save at the end is lost
+            if error := role.said_error():  # the updates or transitions that it failed to save are lost
                 what = f"{role.name} ended with exit code {role.exit_code()}, see {role.log_path}"
                 raise RunError(f"{what}: {error.partition(': ')[2]}")
 
     def end_at_once(self) -> str:
-        """Kills every process that is left, for a user who does not wait; returns what is lost by that.
+        """Kills all processes, after a second signal; returns a description of the lost data.
 
-        A signal handler: it may have interrupted `run` anywhere, so it waits for no process by that object's own means.
+        Runs in a signal handler that may interrupt `run` anywhere, so it calls `os.waitpid`, not `Popen.wait`.
         """
         is_saved = self._role("learner").exit_code() in (0, 128 + signal.SIGTERM)
         processes = [role.process for role in self._roles if role.process is not None]
@@ -182,14 +182,14 @@ class LocalRun:
             with contextlib.suppress(ChildProcessError):
                 while os.waitpid(process.pid, os.WNOHANG) == (0, 0) and time.monotonic() < until:
                     time.sleep(0.01)
-        with contextlib.suppress(Exception):  # a terminal that does not answer, or was being written to
+        with contextlib.suppress(Exception):  # the terminal does not respond, or a write was interrupted
             if self._view is not None:
                 self._view.close()
         learned = lost_updates(str(self._directory), self._updates, is_saved)
         return f"{learned}; {lost_transitions(self._config.replay.journal)}"
 
     def report(self) -> dict[str, Any]:
-        """Returns the state of each role and what it last told of itself, from any thread."""
+        """Returns the state and the last status report of each role. Callable from any thread."""
         states = {role.name: role.state for role in self._roles}
         return {"roles": states, "reports": self._watch.reports.copy()}
 
@@ -198,17 +198,17 @@ class LocalRun:
         self._watch.started(role.name)
 
     def _as_seen_here(self, progress: Progress) -> Progress:
-        """Adds to what the files say what only the supervisor knows."""
-        if self._over_seconds is not None:  # that nobody acts or learns any more is then no fault
+        """Adds the supervisor's state (phase and roles) to the progress read from files."""
+        if self._over_seconds is not None:  # the stalled progress is then expected
             progress = replace(progress, phase="finishing", warnings=())
         return replace(progress, roles={role.name: role.state for role in self._roles})
 
     def _is_over(self) -> bool:
-        """Tells whether the learner ended the run and the evaluator has played its last games."""
+        """Returns whether the learner has ended the run and the evaluator has finished or timed out."""
         learner, evaluator = self._role("learner"), self._role("evaluator")
         if self._over_seconds is None and learner.exit_code() == 0:
             self._over_seconds = time.monotonic()
-            if evaluator.exit_code():  # it was to be started again later: its last evaluation is the run's result
+            if evaluator.exit_code():  # restarts now: its last evaluation is the run's result
                 self._restart(evaluator)
             evaluator.tell_run_is_over()
         if self._over_seconds is None:
@@ -236,7 +236,7 @@ class LocalRun:
                 if role.fault:
                     self._kill(role)
             if code == 0:
-                role.state = "done"  # it was told that the run is over
+                role.state = "done"  # it ended because the run is over
                 self._watch.ended(role.name)
             if not code or self._over_seconds is not None:
                 continue
@@ -247,13 +247,13 @@ class LocalRun:
                 self._restart(role)
 
     def _kill(self, role: Role) -> None:
-        """Ends a role that is stuck: it is started again as if it had crashed."""
+        """Kills a stuck role, which is then restarted as after a crash."""
         assert role.process is not None
         self._watch.ended(role.name)
         role.process.kill()
 
     def _restart(self, role: Role) -> None:
-        """Starts a role again; with a learner that failed while it ended the run, also those that have left by then."""
+        """Restarts a role. With a learner that failed while ending the run, also restarts the roles that have ended."""
         role.restart_at = 0.0
         self._start(role)
         for other in self._roles:
@@ -279,7 +279,7 @@ class LocalRun:
         _log.warning("%s %s: starting it again in %.0f s, see %s", role.name, what, delay, role.log_path)
 
     def _end_processes(self) -> None:
-        """Asks every process to end, waits, and kills what is left."""
+        """Sends SIGTERM to every process, waits, and kills the remaining ones."""
         running = [(role, role.process) for role in self._roles if role.process is not None]
         for _, process in running:
             with contextlib.suppress(ProcessLookupError):
@@ -296,7 +296,7 @@ class LocalRun:
             role.close_pipe()
 
     def _patience_seconds(self, role: Role) -> float:
-        """How long a role may take to end: those that save something until they have."""
+        """Returns how long a role may take to end; roles that save state may take longer."""
         if role.role not in ("learner", "replay"):
             return KILL_SECONDS
         return SAVE_SECONDS + (LAST_COPY_SECONDS if self._config.storage.url else 0.0)
@@ -307,7 +307,7 @@ class LocalRun:
 
 @contextlib.contextmanager
 def locked(directory: Path) -> Iterator[None]:
-    """Holds the run directory for this run; RunError if another run has it, or if it cannot be written."""
+    """Locks the run directory. Raises RunError if another run holds the lock, or if it cannot be written."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
         descriptor = open_regular(directory / "lock", os.O_RDWR | os.O_CREAT)
@@ -321,7 +321,7 @@ def locked(directory: Path) -> Iterator[None]:
 
 
 def _end_at_once(local: LocalRun, links: LocalLinks) -> str:
-    """Leaves neither a process nor a socket; returns what is lost by that."""
+    """Kills all processes and removes their sockets; returns a description of the lost data."""
     try:
         return local.end_at_once()
     finally:
@@ -329,15 +329,15 @@ def _end_at_once(local: LocalRun, links: LocalLinks) -> str:
 
 
 def run(config: Config, name: str, stop: StopSignal) -> int:
-    """Runs all roles; returns the process's exit code."""
-    make_limiter(config, segment_spec(config))  # what cannot work is said before anything starts
+    """Runs all roles and returns the process's exit code."""
+    make_limiter(config, segment_spec(config))  # rejects an impossible config before anything starts
     check_video(config)
     links = LocalLinks()
     try:
         with locked(Path(config.directory)), StatusPage(config, "local", name, stop) as page:
-            if config.storage.url:  # before the roles do so: metrics that come later would look like new ones
+            if config.storage.url:  # before the roles do: metrics fetched later would look like new ones
                 fetch_missing(config, SECTIONS, stop)
-                check_resumable(config)  # what was fetched
+                check_resumable(config)  # the fetched run
             record_start(config)
             addresses = AddressConfig(links.experience, links.sampling, links.weights, links.status)
             if not stop.is_set():

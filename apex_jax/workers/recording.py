@@ -1,4 +1,4 @@
-"""What a run leaves to look at: its curves, and a game as a person would see it."""
+"""The pictures of a run: its learning curves, and the video of a game."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ VIDEO_ERRORS = (OSError, UsageError, av.FFmpegError)
 
 
 def check_video(config: Config) -> None:
-    """Raises UsageError if the video that is asked for has a name that no video can have, or its game no screen."""
+    """Raises UsageError if a video is requested under an invalid name or for a game without a screen."""
     video = config.evaluator.video
     if not video:
         return
@@ -35,24 +35,24 @@ def check_video(config: Config) -> None:
 
 
 def draw_curves(run_directory: Path, task: str) -> None:
-    """Draws the run's metrics to `curves.png` in its directory. An error is logged: a picture is no reason to fail."""
+    """Draws the run's metrics to `curves.png` in its directory. Logs errors instead of raising them."""
     try:
-        from apex_jax.plotting import curves, plot  # not at the top: matplotlib takes a second
+        from apex_jax.plotting import curves, plot  # imported here: matplotlib takes 1 s
 
         run = dataclasses.replace(curves.read_run(run_directory), task=task)
         if not any(curve.returns.size for curve in (run.evaluation, *run.training.values())):
             _log.info("no curves.png: no game has ended yet")
             return
         plot.draw_run(run, run_directory / "curves.png")
-    except Exception as error:  # also errors of matplotlib about the disk or a file
+    except Exception as error:  # including matplotlib's errors about the disk or a file
         _log.warning("no curves.png: %s", error)
 
 
 class Film:
-    """The video of a game, written while the game is played. An error of the video ends the film and not the game."""
+    """The video of a game, written while the game is played. A video error ends the film, not the game."""
 
     def __init__(self, path: str, frame_skip: int):
-        """`path`: see `video_writer`. Nothing is written before the first screen is added."""
+        """`path`: see `video_writer`; it is created when the first screen is added."""
         self.error: Exception | None = None
         self.paths: list[Path] = []  # of the finished film
         self._path = path
@@ -64,12 +64,12 @@ class Film:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Leaves no file of a film that was not finished."""
+        """Deletes the files of an unfinished film."""
         if self._encode is not None:
             self._abandon()
 
     def add(self, screen: np.ndarray | None) -> None:
-        """Appends a screen, uint8[height, width, 3]; None, of a game without one, is ignored."""
+        """Appends a screen, uint8[height, width, 3]; ignores None, from a game without a screen."""
         if screen is None or self.error is not None:
             return
         try:
@@ -81,7 +81,7 @@ class Film:
             self._abandon()
 
     def finish(self) -> None:
-        """Completes the files; `paths` are those written, none if no screen was added."""
+        """Completes the files and sets `paths`, which stays empty if no screen was added."""
         if self._encode is None:
             return
         self._encode = None
@@ -92,7 +92,7 @@ class Film:
             self.error = error
 
     def _abandon(self) -> None:
-        """Ends the writer by an error, so that no fragment takes the place of a whole video."""
+        """Ends the writer with an error, so that a fragment does not replace a complete video."""
         self._encode = None
         with contextlib.suppress(_AbandonedError, *VIDEO_ERRORS), self._writer:
             raise _AbandonedError

@@ -1,4 +1,4 @@
-"""The replay server: one thread and one poller around the buffer; no lock, and no pixel is decompressed."""
+"""The replay server: one thread and one poller around the replay buffer, without locks or decompression of pixels."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from apex_jax.workers.role import RoleContext, open_role
 _log = logging.getLogger(__name__)
 
 POLL_MILLISECONDS = 200
-LEAVING_SECONDS = 5.0  # after the run's end, how long actors and learner have to say goodbye
+LEAVING_SECONDS = 5.0  # after the end of the run, for actors and learner to disconnect
 
 
 class ReplayServer:
-    """Holds the replay of a run and serves it on two links until stopped, or until the learner ends the run."""
+    """Owns the replay buffer of a run and serves it on two links until stopped, or until the learner ends the run."""
 
     def __init__(self, role: RoleContext, spec: SegmentSpec):
-        """Binds both links (BindError if that fails), and goes on from the run's journal (JournalError)."""
+        """Binds both links and restores the run's journal. Raises BindError, JournalError."""
         self._role = role
         config, run = role.config, role.run_identity
         self._frame_skip = config.environment.frame_skip
@@ -61,7 +61,7 @@ class ReplayServer:
         self._rates = {tag: RateMeter() for tag in ("frames", "inserts", "samples")}
 
     def run(self) -> None:
-        """Serves until the process is to stop or the run is over."""
+        """Serves until the process is stopped or the run is over."""
         stop = self._role.stop
         poller = zmq.Poller()
         poller.register(self._experience_socket, zmq.POLLIN)
@@ -85,7 +85,7 @@ class ReplayServer:
         self._finish(stop)
 
     def serve(self, now_seconds: float) -> None:
-        """Does what the messages that have arrived ask for; each link gets its turn."""
+        """Handles the pending messages of each link for one turn, stores segments and streams to the learner."""
         self.experience.read(now_seconds)
         self.sampling.read(now_seconds)
         if not self.sampling.is_in_arrears:
@@ -95,15 +95,15 @@ class ReplayServer:
         self.sampling.stream(now_seconds)
 
     def close(self) -> None:
-        """Closes the sockets and the journal; what the last snapshot does not know, the journal's log does."""
+        """Closes the sockets and the journal. Segments newer than the last snapshot are in the journal's log."""
         self._opened.close()
 
     def ledger(self) -> dict[str, int]:
-        """Returns what became of every transition of the run: counts by fate, and under "produced" their sum."""
+        """Returns the counts of all transitions of the run by fate, and their sum as "produced"."""
         return self.experience.totals()
 
     def describe(self) -> dict[str, Any]:
-        """Returns what the status page shows beside the metrics, from any thread."""
+        """Returns the server's status without its metrics. Callable from any thread."""
         learner = self.sampling.learner
         return {
             "environment_frames": self._run_steps * self._frame_skip,
@@ -121,7 +121,7 @@ class ReplayServer:
         }
 
     def _finish(self, stop: StopSignal) -> None:
-        """Writes the last metrics and snapshot; where the run is over, first tells the actors and sees them off."""
+        """Writes the last metrics and snapshot; if the run is over, drains the peers first."""
         self._write_metrics()
         if self.sampling.finished is not None:
             self._drain(self.sampling.finished, stop)
@@ -133,15 +133,15 @@ class ReplayServer:
         until = time.monotonic() + LEAVING_SECONDS
         while self._has_peers() and time.monotonic() < until and not stop.is_set():
             stop.beat()
-            self.experience.finish(reason)  # again to who could not take it, or has only just joined
+            self.experience.finish(reason)  # repeated for actors whose queue was full or that have just joined
             self._experience_socket.poll(POLL_MILLISECONDS)
             self.experience.read(time.monotonic())
-            self.sampling.read(time.monotonic())  # the learner says again that the run is over until it is answered
+            self.sampling.read(time.monotonic())  # the learner repeats its Finish until it is answered
         self.experience.store(time.monotonic())
 
     @property
     def _run_steps(self) -> int:
-        """Environment steps of the run: the learner's count, or this replay's own before a learner has joined."""
+        """Environment steps of the run: the learner's count, or this server's own if that is larger."""
         return max(self.sampling.run_steps, self.replay.environment_steps)
 
     def _has_peers(self) -> bool:
@@ -167,7 +167,7 @@ class ReplayServer:
 
 
 def run(config: Config, name: str, stop: StopSignal) -> int:
-    """Runs the role; returns the process's exit code."""
+    """Runs the role and returns the process's exit code."""
     with open_role(config, "replay", name, stop) as role:
         if stop.is_set():
             return stop.exit_code

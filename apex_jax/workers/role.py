@@ -1,4 +1,4 @@
-"""What every role's process has besides its work: metrics, a status page, sockets, its run's identity and copy."""
+"""The parts common to every role's process: metrics, status page, sockets, run identity and storage copy."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Role: TypeAlias = Literal["actor", "replay", "learner", "evaluator"]
 
 
 class RoleContext:
-    """Handed to a role as one argument. What the role writes as metrics is also what its status page shows."""
+    """The common parts of a role, as one argument. The status page shows the metrics that the role writes last."""
 
     def __init__(
         self,
@@ -31,7 +31,7 @@ class RoleContext:
         stop: StopSignal | None = None,
         storage: StorageCopy | None = None,
     ):
-        """`name`: of the process within its run; `sockets`: what the role opens its links in."""
+        """`name`: of the process within its run; `sockets`: ZMQ context for the role's links."""
         self.config = config
         self.sockets = sockets
         self.stop = stop or StopSignal()
@@ -44,9 +44,9 @@ class RoleContext:
     def write_metrics(
         self, environment_steps: int, values: Mapping[str, SupportsFloat], dropped: Counter[str] | None = None
     ) -> None:
-        """Writes values under tags of `apex_jax.metrics.TAGS`, with those that every process has.
+        """Writes values by tag of `apex_jax.metrics.TAGS`, and the values common to every process.
 
-        `environment_steps`: of the run, as far as the process knows; `dropped`: what it refused, by reason.
+        `environment_steps`: of the run, as known to the process; `dropped`: counts of rejected data, by reason.
         """
         self._written = {
             **values,
@@ -57,19 +57,19 @@ class RoleContext:
         self._writer.write(environment_steps * self.config.environment.frame_skip, self._written)
 
     def report(self) -> dict[str, Any]:
-        """Returns what the status page shows of the role, from any thread."""
+        """Returns the role's status, with its metrics. Callable from any thread."""
         security = self.sockets.report() if isinstance(self.sockets, LinkContext) else {}
         return {**self.describe(), **security, "metrics": self._written}
 
 
 @contextlib.contextmanager
 def open_role(config: Config, role: Role, name: str, stop: StopSignal) -> Iterator[RoleContext]:
-    """Serves the status of the process, fetches what its run directory lacks, and yields what the role needs.
+    """Serves the status of the process, fetches missing files of its run, and yields the role's context.
 
-    RunError if something in the way cannot be used, UsageError for missing or malformed keys.
+    Raises RunError if a resource is unavailable, UsageError for missing or malformed keys.
     """
     with contextlib.ExitStack() as opened:
-        if role == "actor" or role == "evaluator":  # the others hold a lock on what they write
+        if role == "actor" or role == "evaluator":  # the other roles lock their files
             opened.enter_context(name_of_its_own(config.directory, name))
         page = opened.enter_context(StatusPage(config, role, name, stop))
         storage = None

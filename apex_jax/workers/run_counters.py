@@ -1,4 +1,4 @@
-"""How far the run is, what ends it, and the share of the learning rate that belongs to that point."""
+"""The counters and limits of the run, and the learning rate's share at the current point."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from apex_jax.config import Config
 
 
 class Limit(NamedTuple):
-    """What ends the run: how far it is, where the end is, and how that is said."""
+    """A limit of the run: the current value, the limit, and a text for users."""
 
     at: float
     end: float
@@ -18,36 +18,36 @@ class Limit(NamedTuple):
 
 
 class RunCounters:
-    """Updates, environment steps and time of the whole run, over all starts of its learner."""
+    """Updates, environment steps and time of the whole run, across restarts of its learner."""
 
     def __init__(self, config: Config, progress: Progress, now_seconds: float) -> None:
-        """`progress`: of the checkpoint that the learner goes on from; `now_seconds`: of the monotonic clock."""
+        """`progress`: of the checkpoint from which the learner resumes; `now_seconds`: of the monotonic clock."""
         self.updates = progress.updates
         self.environment_steps = progress.environment_steps  # of all actors
         self._config = config
         self._saved = progress
         self._start_seconds = now_seconds - progress.elapsed_seconds
-        self._replay_steps = dict(progress.replay_steps)  # environment steps by id of their replay
+        self._replay_steps = dict(progress.replay_steps)  # environment steps by replay id
 
     @property
     def environment_frames(self) -> int:
-        """Emulator frames behind the environment steps."""
+        """Emulator frames of the environment steps."""
         return self.environment_steps * self._config.environment.frame_skip
 
     def elapsed_seconds(self) -> float:
-        """Returns the time of learning."""
+        """Returns the learning time of the whole run."""
         return time.monotonic() - self._start_seconds
 
     def count_steps(self, replay_id: str, steps: int) -> None:
-        """Adds what came to a replay since its last batch. One that lost some of its journal counts on from less.
+        """Adds the environment steps that a replay server received since its last batch.
 
-        `steps`: that it has counted in all.
+        `steps`: its total, which is lower than before if it lost part of its journal.
         """
         self.environment_steps += max(0, steps - self._replay_steps.get(replay_id, 0))
         self._replay_steps[replay_id] = steps
 
     def limits(self) -> list[Limit]:
-        """Returns the limits that the run has."""
+        """Returns the limits that are set."""
         config, minutes = self._config, self.elapsed_seconds() / 60
         limits = (
             Limit(self.updates, config.total_updates, f"{self.updates} updates"),
@@ -61,18 +61,18 @@ class RunCounters:
         return [limit for limit in limits if limit.end]
 
     def limit_reached(self) -> str | None:
-        """Returns the text of a limit that the run has reached."""
+        """Returns the text of a limit that the run has reached, or None."""
         return next((limit.text for limit in self.limits() if limit.at >= limit.end), None)
 
     def learning_rate_share(self) -> float:
-        """Returns 1 up to `learning_rate_decay_start`, `final_learning_rate_share` at the limit that is next."""
+        """Returns 1 up to `learning_rate_decay_start`, then falls to `final_learning_rate_share` at the next limit."""
         learner = self._config.learner
         done = max((limit.at / limit.end for limit in self.limits()), default=0.0)
         fallen = (done - learner.learning_rate_decay_start) / (1 - learner.learning_rate_decay_start)
         return 1 - (1 - learner.final_learning_rate_share) * min(1.0, max(0.0, fallen))
 
     def progress(self, weights_version: int, run_identity: str) -> Progress:
-        """Returns what a checkpoint holds of this."""
+        """Returns the counters for a checkpoint."""
         return self._saved._replace(
             updates=self.updates,
             environment_steps=self.environment_steps,
