@@ -354,9 +354,7 @@ def test_fault_29_evaluator_that_the_learner_does_not_know_gets_no_weights(
 ) -> None:
     sound, addresses = f"security.keys={folders.sound()}", free_tcp_addresses()
     path = folders.with_pair("evaluator", "foreign", "evaluator")
-    programs.start(
-        "--role", "replay", *catch(tmp_path / "replay", *addresses, sound)
-    )  # else the learner writes no metrics
+    programs.start("--role", "replay", *catch(tmp_path / "replay", *addresses, sound))  # or there are no metrics
     learner = programs.start("--role", "learner", *catch(tmp_path / "run", *addresses, sound))
     evaluator = programs.start("--role", "evaluator", *catch(tmp_path / "x", *addresses, f"security.keys={path}"))
     assert "the learner at tcp://" in error_of(evaluator)
