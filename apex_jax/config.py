@@ -220,6 +220,13 @@ class EvaluatorConfig:
     )
 
 
+RESULT_KEYS = (
+    *("seed", "environment.", "algorithm.", "network.", "actor.", "replay.", "learner."),
+    *("evaluator.epsilon", "evaluator.max_episode_frames"),
+)
+"""Keys that affect a run's results; a name that ends with a dot is a whole group."""
+
+
 @dataclass(frozen=True)
 class AddressConfig:
     """Where each link is served: ZMQ addresses (tcp://host:port, or ipc://path on one machine).

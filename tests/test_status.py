@@ -121,6 +121,16 @@ def test_client_that_takes_too_long_is_dropped(served: Served, monkeypatch: pyte
         assert client.recv(1) == b"", "closed by the server"
 
 
+def test_client_that_sends_without_end_is_disconnected_after_its_answer(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(status_link, "CONNECTION_SECONDS", 600.0)
+    with served.connect() as client, pytest.raises(ConnectionError):
+        client.sendall(GOOD)
+        for _ in range(2**10):  # 64 MiB, more than both sockets buffer
+            client.sendall(bytes(2**16))
+
+
 def test_clients_leave_no_file_descriptor_behind(served: Served) -> None:
     def descriptors() -> int:
         return len(os.listdir("/proc/self/fd"))

@@ -1,4 +1,4 @@
-"""Draws curves: one run with its training games by epsilon, or several runs over each other."""
+"""Draws curves: one run with its training games by exploration, or several runs over each other."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ BAND_COLORS = {"below_0.01": "#7A0177", "0.01_to_0.05": "#C51B8A", "0.05_to_0.2"
 
 
 def draw_run(run: Run, path: str | os.PathLike[str]) -> None:
-    """Draws one run to a file: evaluation, and training games by band of epsilon, over frames and over minutes."""
+    """Draws one run to a file: evaluation, and training games by band of exploration, over frames and over minutes."""
     figure, panels = _figure(f"{run.task} (training games: running mean)", run)
     for panel, axis in panels:
         for band, color in BAND_COLORS.items():
             if (curve := run.training.get(band)) is not None:
                 _line(panel, axis, curve, color=color, lw=0.4, alpha=0.3)
-                label = f"training, epsilon {band.replace('_', ' ')}"
+                label = f"training, exploration {band.replace('_', ' ')}"
                 _line(panel, axis, running_mean(curve), label=label, color=color, lw=1.2)
         _line(panel, axis, run.evaluation, label="evaluation", color=COLORS[0], lw=2, marker="o", ms=3)
     _finish(figure, panels[0][0], path)

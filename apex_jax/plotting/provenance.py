@@ -20,7 +20,7 @@ from typing import Any
 
 from apex_jax.command_line import SETTINGS, load_as_written, to_yaml
 from apex_jax.compatibility import differences, told
-from apex_jax.config import AddressConfig, Config
+from apex_jax.config import RESULT_KEYS, AddressConfig, Config
 from apex_jax.disk import open_regular, read_regular, write_durably
 from apex_jax.errors import UsageError, shown
 from apex_jax.machine import usable_cores
@@ -32,9 +32,6 @@ FILE_NAME = "starts.jsonl"
 CONFIG_NAME = "config.yaml"
 CHANGES_NAME = "changes.jsonl"
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy", "numba", "envpool", "pyzmq", "orbax-checkpoint")
-# Keys that shape a result, by themselves or with all of their group.
-LEARNED_WITH = ("seed", "environment.", "algorithm.", "network.", "actor.", "replay.", "learner.")
-MEASURED_WITH = ("evaluator.epsilon", "evaluator.max_episode_frames")
 _CHECKOUT = Path(__file__).resolve().parents[2]
 
 
@@ -111,8 +108,7 @@ def _changes(config: Config) -> list[str]:
     return [
         f"{name}={shown(now)} (was {shown(was)})"
         for name in SETTINGS
-        if name.startswith((*LEARNED_WITH, *MEASURED_WITH))
-        and (now := value_of(config, name)) != (was := value_of(before, name))
+        if name.startswith(RESULT_KEYS) and (now := value_of(config, name)) != (was := value_of(before, name))
     ]
 
 

@@ -29,6 +29,7 @@ _log = logging.getLogger(__name__)
 MAX_CONNECTIONS = 64
 MAX_REQUEST_BYTES = 8192
 MAX_REPLY_BYTES = 2**20
+MAX_DRAINED_BYTES = 2**16  # read and discarded after an answer
 CONNECTION_SECONDS = 5.0  # lifetime of a connection
 
 Report = Callable[[], tuple[bool, dict[str, Any]]]  # (healthy, content of the status)
@@ -117,10 +118,11 @@ class _Handler(BaseHTTPRequestHandler):
 
     def finish(self) -> None:
         super().finish()
+        drained_bytes = 0
         with contextlib.suppress(OSError):  # closing with unread data would discard the answer
             self.connection.shutdown(socket.SHUT_WR)
-            while self._receive():
-                pass
+            while drained_bytes < MAX_DRAINED_BYTES and (data := self._receive()):
+                drained_bytes += len(data)
 
     def do_GET(self) -> None:
         path = self.path.partition("?")[0]
