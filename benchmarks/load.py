@@ -255,7 +255,8 @@ class DrawingClient:
         self._context.term()
 
     def _receive(self) -> Any:
-        return sockets.receive(self._socket, (LearnerWelcome, StreamedSegments, IndexBatches))
+        """Returns the next message, None if there is none; the server echoes a `Credit` of nothing as a heartbeat."""
+        return sockets.receive(self._socket, (LearnerWelcome, StreamedSegments, IndexBatches, Credit))
 
     def _ask(self, groups: int, segments: int) -> None:
         self._asked_seconds.extend([time.monotonic()] * groups)
