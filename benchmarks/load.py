@@ -106,7 +106,7 @@ class ActorLoad:
             self._sent,
             self._stop,
         )
-        self._process = context.Process(target=_send_segments, args=arguments)
+        self._process = context.Process(target=_send_segments, args=arguments, daemon=True)
         self._process.start()
 
     @property

@@ -59,6 +59,7 @@ def server_bytes(settings: list[str], segments: list[Segment], num_stored: int) 
     """Returns how much a full server's resident memory has grown since its start, for each transition."""
     (experience,) = free_tcp_addresses(1)
     settings = [*settings, f"addresses.experience={experience}", "metrics_interval_seconds=0.5"]
+    settings.append("replay.samples_per_insert=0")  # no learner draws here: a limit would keep the replay empty
     config = load(ROOT / "configs" / "atari.yaml", settings)
     per_segment = num_transitions(segments) / len(segments)
     with role("replay", ROOT / "configs" / "atari.yaml", settings) as directory:

@@ -19,7 +19,7 @@ from apex_jax.command_line import load
 from apex_jax.config import Config
 from apex_jax.environment import segment_spec
 from apex_jax.transport.security import NO_KEYS, Security
-from benchmarks.load import ActorLoad, DrawFigures, DrawingClient, split_cores
+from benchmarks.load import PATIENCE_SECONDS, ActorLoad, DrawFigures, DrawingClient, split_cores
 from benchmarks.recorded import as_messages, num_transitions, record_segments
 from benchmarks.report import finish, say, target
 from benchmarks.roles import ROOT, role
@@ -82,13 +82,22 @@ def main() -> None:
 
 
 def fill(actors: ActorLoad, num_segments: float) -> float:
-    """Waits until the replay is full; returns segments/s."""
-    while actors.sent_segments == 0:
-        time.sleep(0.01)
+    """Waits until the replay is full; returns segments/s. Raises TimeoutError if the server accepts none for long."""
+    _wait_for_segments(actors, 1)
     start, first = time.monotonic(), actors.sent_segments
-    while actors.sent_segments < num_segments:
-        time.sleep(0.01)
+    _wait_for_segments(actors, num_segments)
     return (actors.sent_segments - first) / (time.monotonic() - start)
+
+
+def _wait_for_segments(actors: ActorLoad, num_segments: float) -> None:
+    last_sent, last_change = 0, time.monotonic()
+    while (sent := actors.sent_segments) < num_segments:
+        now = time.monotonic()
+        if sent > last_sent:
+            last_sent, last_change = sent, now
+        elif now > last_change + PATIENCE_SECONDS:
+            raise TimeoutError(f"the server accepted {sent} of {num_segments:.0f} segments, then none for a minute")
+        time.sleep(0.01)
 
 
 def draw(
