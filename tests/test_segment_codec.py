@@ -208,7 +208,7 @@ def test_segment_in_which_no_transition_starts_is_refused() -> None:
 
 def test_length_is_bounded_by_the_columns_and_by_what_zstd_makes_of_noise() -> None:
     body = segment_codec.encode_segment(random_segment(7, SMALL), SMALL)
-    column_bytes = segment_codec.layout_of(SMALL)[-1].end
+    column_bytes = segment_codec.layout_of(SMALL).columns_bytes
     frame_bytes = SMALL.frame_bytes * SMALL.slots
     bound = column_bytes + frame_bytes + frame_bytes // 256 + 18
     for length in (0, 1, column_bytes - 1, column_bytes, bound + 1, 2 * bound):
@@ -220,7 +220,7 @@ def test_length_is_bounded_by_the_columns_and_by_what_zstd_makes_of_noise() -> N
 @pytest.mark.parametrize("slots", [15, 17])
 def test_frames_of_another_number_of_slots_are_refused(slots: int) -> None:
     other = SMALL._replace(slots=slots)
-    end, foreign_end = (segment_codec.layout_of(spec)[-1].end for spec in (SMALL, other))
+    end, foreign_end = (segment_codec.layout_of(spec).columns_bytes for spec in (SMALL, other))
     foreign_pixels = segment_codec.encode_segment(random_segment(8, other), other)[foreign_end:]
     body = segment_codec.encode_segment(random_segment(8, SMALL), SMALL)[:end] + foreign_pixels
     assert reason_of(body, SMALL) == ("bad_frames" if slots < 16 else "bad_length")
@@ -229,17 +229,17 @@ def test_frames_of_another_number_of_slots_are_refused(slots: int) -> None:
 def test_small_block_that_would_expand_beyond_the_spec_is_refused() -> None:
     large = SMALL._replace(slots=2048)
     still = random_segment(9, large)._replace(frames=np.zeros((2048, 5, 7), np.uint8))
-    bomb = segment_codec.encode_segment(still, large)[segment_codec.layout_of(large)[-1].end :]
+    bomb = segment_codec.encode_segment(still, large)[segment_codec.layout_of(large).columns_bytes :]
     assert len(bomb) < SMALL.frame_bytes * SMALL.slots  # it passes for a segment of the smaller spec by its length
     columns = segment_codec.encode_segment(random_segment(9, SMALL), SMALL)
-    columns = columns[: segment_codec.layout_of(SMALL)[-1].end]
+    columns = columns[: segment_codec.layout_of(SMALL).columns_bytes]
     assert reason_of(columns + bomb, SMALL) == "bad_frames"
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -1e38, 1.01 * segment_codec.LARGEST_OBSERVATION])
 def test_vector_observation_that_is_not_finite_or_huge_is_refused_on_both_sides(value: float) -> None:
     segment = random_segment(10, VECTOR)
-    columns = segment_codec.encode_segment(segment, VECTOR)[: segment_codec.layout_of(VECTOR)[-1].end]
+    columns = segment_codec.encode_segment(segment, VECTOR)[: segment_codec.layout_of(VECTOR).columns_bytes]
     segment.frames[3, 1] = value
     with pytest.raises(segment_codec.CorruptSegment, match="bad_frames"):
         segment_codec.encode_segment(segment, VECTOR)
@@ -250,7 +250,7 @@ def test_vector_observation_that_is_not_finite_or_huge_is_refused_on_both_sides(
 def test_block_that_lies_about_its_size_or_has_more_behind_it_is_refused(size: int) -> None:
     body = segment_codec.encode_segment(random_segment(9, SMALL)._replace(frames=np.zeros((16, 5, 7), np.uint8)), SMALL)
     block = b"\x28\xb5\x2f\xfd\xe0" + size.to_bytes(8, "little") + bytes(64)
-    assert reason_of(body[: segment_codec.layout_of(SMALL)[-1].end] + block, SMALL) == "bad_frames"
+    assert reason_of(body[: segment_codec.layout_of(SMALL).columns_bytes] + block, SMALL) == "bad_frames"
     assert reason_of(body + b"\0", SMALL) == "bad_frames"
 
 
