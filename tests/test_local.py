@@ -108,6 +108,22 @@ def test_role_that_fails_is_started_again(stage: Stage, end: str, caplog: pytest
     assert "learner ended with exit code" in caplog.text
 
 
+def test_a_learner_that_ends_as_soon_as_it_is_restarted_is_not_started_once_more(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = local.Role.start
+
+    def start_and_wait(role: local.Role, arguments: list[str]) -> None:
+        start(role, arguments)
+        if role.restarts:
+            assert role.process is not None
+            role.process.wait()
+
+    monkeypatch.setattr(local.Role, "start", start_and_wait)
+    stage.run(learner="sys.exit(4 if life == 1 else 0)")
+    assert stage.lives == {**ONCE_EACH, "learner": 2}
+
+
 def test_role_that_cannot_be_kept_alive_ends_the_run_with_the_end_of_its_log(stage: Stage) -> None:
     with pytest.raises(RunError, match=r"^actor-0 failed 6 times in a row \(exit code 4\)[^\n]*\n(.*\n)*  life 6$"):
         stage.run(learner=WAIT, actor_0='print("life", life)\nsys.exit(4)')

@@ -257,7 +257,7 @@ class LocalRun:
         role.restart_at = 0.0
         self._start(role)
         for other in self._roles:
-            if role.role == "learner" and other.exit_code() == 0:
+            if role.role == "learner" and other is not role and other.exit_code() == 0:
                 self._start(other)
 
     def _schedule_restart(self, role: Role, code: int, now: float) -> None:
