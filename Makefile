@@ -2,24 +2,27 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help train test test-faults fleet-tools test-deploy test-deploy-quick test-fleet clean FORCE
+.PHONY: help train test test-long test-slow test-all test-faults fleet-tools test-deploy test-deploy-quick test-fleet clean FORCE
 
 VENV := .venv
 RUN := $(VENV)/bin/python
 PIP_INSTALL := $(RUN) -m pip install --quiet --disable-pip-version-check
+# Many tests wait for other processes: one more at a time than there are cores.
+PYTEST := JAX_PLATFORMS=cpu $(RUN) -m pytest -n $(shell expr 1 + $$(nproc)) --dist loadfile --no-loadscope-reorder
 TRAIN_REQUIREMENTS := $(if $(GPU),requirements-gpu,requirements)
 
 help:
 	@echo "make train             train on Pong with the CPU, about 30 minutes; first sets up .venv (about 2 minutes)"
 	@echo "make train GPU=1       the same with JAX for NVIDIA GPUs (driver 580 or newer)"
 	@echo "make train ARGS='...'  ARGS go to main.py, such as ARGS='--config configs/atari.yaml seed=3'; ARGS=--help lists all"
-	@echo "make test              style, types and tests; first sets up .venv"
+	@echo "make test              style, types and tests, 5 minutes on 2 cores; first sets up .venv"
+	@echo "make test-all          make test, then test-long (the tests of many seconds) and test-slow (those of minutes)"
 	@echo "make test-faults       every fault of docs/faults.md, slow ones included; one of them needs root"
 	@echo "make test-faults FAULT=31   those of one number, of two digits"
-	@echo "make fleet-tools       sets up .venv with the Python packages for the commands of docs/deploy.md"
+	@echo "make fleet-tools       sets up .venv with the Python packages for the commands of deploy/README.md"
 	@echo "make test-deploy       tests of deploy/: Terraform against moto, units, scripts, images; needs terraform"
 	@echo "make test-deploy-quick its part that takes minutes only: no moto, no checkov, no installation"
-	@echo "make test-deploy-quick NO_TERRAFORM=1   what of that needs no terraform: scripts, units, images, docs/deploy.md"
+	@echo "make test-deploy-quick NO_TERRAFORM=1   what of that needs no terraform: scripts, units, images, deploy/README.md"
 	@echo "make test-fleet        a whole fleet as its user data boots it, in network namespaces; needs terraform and root"
 	@echo "make test-fleet GAME=Pong   the same, which has to learn Pong; 20 minutes on 2 cores"
 	@echo "make clean             remove .venv and the tools' caches; runs/ stays"
@@ -33,11 +36,20 @@ test: $(VENV)/requirements-dev.installed
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
 	$(RUN) -m mypy
-	JAX_PLATFORMS=cpu $(RUN) -m pytest
+	$(PYTEST)
+
+test-long: $(VENV)/requirements-dev.installed
+	$(PYTEST) -m 'long and not slow and not deploy'
+
+# Two at a time: they hold real processes to real seconds.
+test-slow: $(VENV)/requirements-dev.installed
+	$(PYTEST) -n 2 -m 'slow and not deploy'
+
+test-all: test test-long test-slow
 
 # Every test that is named after a fault of docs/faults.md, in whatever file.
 test-faults: $(VENV)/requirements-dev.installed
-	JAX_PLATFORMS=cpu $(RUN) -m pytest -m "slow or not slow" -k test_fault_$(FAULT)
+	JAX_PLATFORMS=cpu $(RUN) -m pytest -m "not deploy" -k test_fault_$(FAULT)
 
 fleet-tools: $(VENV)/requirements.installed $(VENV)/requirements-host.installed
 

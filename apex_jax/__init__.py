@@ -14,8 +14,10 @@
     segment_codec    segments <-> bytes
     config           every key of a run, with its meaning, unit and range
     config_rules     keys that must fit each other
-    command_line     argv and YAML -> a checked Config
+    settings         YAML and key=value -> a checked Config
+    command_line     argv -> a checked Config, and what is to be done with it
     errors           what a user is told in one line, and the parser that does so
+    program          how this program was started: from a checkout, or installed
     compatibility    what processes, checkpoints and journal must have in common, and how a difference is told
     run_identity     which run a directory belongs to
     compiled         the decorator of loops that are compiled
@@ -65,6 +67,7 @@
     plotting/        what a run leaves to look at
       provenance     command, commit, versions, machine of each start
       curves         metrics of runs -> curves, and runs that are seeds of the same
+      packed_runs    many small runs in one file
       statistics     interquartile mean, bootstrap intervals
       plot           curves -> pictures and a table; plot_command is `python main.py plot`
       video          frames -> .mp4 and .gif
@@ -97,8 +100,12 @@
       evaluator      plays full games; recording films one, and draws the run's curves
       local          all roles on this machine, supervised
 
-Imports run one way: types, errors, compiled, disk, machine, output, config, segment_codec, compatibility,
+    main             the program: main.py, apex-jax and python -m apex_jax
+
+Imports run one way: types, program, errors, compiled, disk, machine, output, config, segment_codec, compatibility,
 run_identity -> agent, replay, transport, environment, checkpoint, device, storage, metrics, atari_scores (none of which
 imports another of these) -> plotting, links, process -> operations -> workers -> main. Beside that, config ->
-config_rules -> command_line -> plotting, workers.
+config_rules -> settings -> plotting, workers; and settings -> command_line -> main.
 """
+
+__version__ = "0.2.0"

@@ -1,6 +1,6 @@
-"""Scores of the 57 Atari games to compare with: random play, a human tester, and Ape-X as published.
+"""Reference scores of the 57 Atari games: random play, a human tester, and Ape-X as published.
 
-Mean returns of full games from no-op starts. Random and human: the table of dqn_zoo; Ape-X: Horgan et al. 2018.
+Mean returns of full games from no-op starts. Sources: dqn_zoo's table (random, human), Horgan et al. 2018 (Ape-X).
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ ATARI_SCORES: dict[str, Scores] = {
 def human_normalized_score(task: str, episode_return: float) -> float | None:
     """Returns (return - random) / (human - random): 0 plays like random, 1 like the human tester.
 
-    `task` is an EnvPool task with or without its version; None where it is not one of the 57 games.
+    `task`: an EnvPool task, with or without its version. Returns None if it is not one of the 57 games.
     """
     scores = ATARI_SCORES.get(re.sub(r"-v\d+$", "", task))
     if scores is None:

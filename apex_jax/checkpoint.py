@@ -1,8 +1,8 @@
-"""Checkpoints of the learner: saved in the background, committed whole or not at all, newest sound one restored.
+"""Checkpoints of the learner: saved in the background and committed atomically; the newest undamaged one is restored.
 
-orbax writes and reads the files. Its CheckpointManager is not used, since it lacks what is promised here: checksums of
-all files before the commit, saves that succeed after one that failed, a deletion that no kill cuts in half, damaged
-checkpoints that do not count among those to keep, and processes that read beside the one that writes.
+orbax writes and reads the files. Its CheckpointManager is not used because it lacks five guarantees of this module:
+checksums of all files before the commit, successful saves after a failed one, deletions that a kill cannot leave half
+done, damaged checkpoints that do not count as kept ones, and processes that read while another process writes.
 """
 
 from __future__ import annotations
@@ -32,45 +32,45 @@ from apex_jax.run_identity import is_identity
 _log = logging.getLogger(__name__)
 
 FORMAT = 2
-CHECKSUMS = "checksums.json"  # in each checkpoint: size and CRC of its other files, checked before any is parsed
+CHECKSUMS = "checksums.json"  # in each checkpoint: size and CRC of its other files, verified before any is parsed
 MAX_CHECKSUMS_BYTES = 2**24
-PIECE_BYTES = 2**20  # of a file, read at once
+PIECE_BYTES = 2**20  # read from a file at once
 
 
 class Progress(NamedTuple):
-    """Where the run stands, beside the arrays."""
+    """The counters and identities that a checkpoint holds besides the arrays."""
 
     updates: int
     environment_steps: int  # of all actors
-    elapsed_seconds: float  # of learning, over all starts of the run
-    weights_version: int  # newest sent
-    compatibility_key: str  # of the configuration, see `Config.checkpoint_compatibility_key`
+    elapsed_seconds: float  # learning time, summed over all starts of the run
+    weights_version: int  # of the weights published last
+    compatibility_key: str  # see `Config.checkpoint_compatibility_key`
     architecture: str  # digest of the network's leaves, see `transport.params_codec.architecture_of`
     run_identity: str = ""  # see `apex_jax.run_identity`
-    replay_steps: tuple[tuple[str, int], ...] = ()  # id of each replay, and the environment steps it had counted
+    replay_steps: tuple[tuple[str, int], ...] = ()  # id of each replay, and its count of environment steps
 
 
 class CheckpointError(RunError):
-    """A checkpoint cannot be used, or not be saved; the message says which and why."""
+    """A checkpoint cannot be restored or saved; the message names it and the reason."""
 
 
 class Checkpointer:
     """Saves and restores `(state, Progress)` under `<run directory>/checkpoints/<updates>`.
 
-    Whatever begins with a dot in there is half a checkpoint, or half deleted, and is nobody's to read.
+    Folders in there whose names begin with a dot are checkpoints being written or deleted, which no process may read.
     """
 
     def __init__(self, run_directory: str, kept: int = 3, read_only: bool = False):
-        """`kept`: newest checkpoints that are not deleted. `read_only`: another process may be saving here.
+        """`kept`: number of newest checkpoints to keep. `read_only`: only restores; another process may save here.
 
-        CheckpointError when the directory cannot be written, or another process holds it.
+        Raises CheckpointError, unless `read_only`, if the directory cannot be written or another process has locked it.
         """
         self.directory = Path(run_directory).absolute() / "checkpoints"
         self.failed_saves = 0
-        self.failed_in_a_row = 0  # of those, since the last that succeeded
-        self.error: CheckpointError | None = None  # of the last save, until one succeeds
-        self.saved_seconds = time.monotonic()  # when the newest checkpoint was committed; at first, that of the start
-        self.saved_updates = 0  # behind the newest checkpoint that was saved or restored
+        self.failed_in_a_row = 0  # failed saves since the last successful one
+        self.error: CheckpointError | None = None  # of the last save that ended; None if it succeeded
+        self.saved_seconds = time.monotonic()  # time of the last commit, initially of the start
+        self.saved_updates = 0  # updates of the last checkpoint saved or restored
         self._kept = kept
         self._damaged: set[int] = set()
         self._thread: threading.Thread | None = None
@@ -80,13 +80,13 @@ class Checkpointer:
 
     @property
     def steps(self) -> list[int]:
-        """Updates behind each checkpoint, ascending, the damaged ones included."""
+        """Number of updates of each checkpoint, ascending; damaged checkpoints are included."""
         return checkpoint_steps(self.directory)
 
     def save(self, state: Any, progress: Progress) -> None:
-        """Starts saving; returns once `state` has been copied to the host, so that the next update may donate it.
+        """Starts a save; returns once `state` has been copied to the host, so that the next update may donate it.
 
-        Waits for a save that is under way. A failure is logged, counted in `failed_saves` and kept in `error`.
+        Waits for an earlier save first. A failure is logged, counted in `failed_saves` and stored in `error`.
         """
         assert self._lock is not None, "opened to be read, or closed"
         self._join()
@@ -97,19 +97,20 @@ class Checkpointer:
 
     @property
     def is_saving(self) -> bool:
-        """Tells whether a save is under way."""
+        """Whether a save is in progress."""
         return self._thread is not None and self._thread.is_alive()
 
     def wait(self) -> None:
-        """Waits until everything is saved. Raises CheckpointError if it was not."""
+        """Waits for the save in progress. Raises CheckpointError if the last save failed."""
         self._join()
         if self.error is not None:
             raise self.error
 
     def close(self, patience_seconds: float | None = None) -> None:
-        """Waits until everything is saved, and lets go of the directory.
+        """Waits for the save in progress, then unlocks the directory.
 
-        `patience_seconds`: for a disk that may never answer; the save is then left behind. None = as long as it takes.
+        `patience_seconds`: longest wait, since a disk may never answer; if the save still runs then, the directory
+        stays locked. None = no limit.
         """
         self._join(patience_seconds)
         if self.is_saving:
@@ -120,10 +121,11 @@ class Checkpointer:
             self._lock = None
 
     def restore_newest(self, like_state: Any, compatibility_key: str, architecture: str) -> tuple[Any, Progress] | None:
-        """Returns the newest checkpoint that can be read, None when there is none at all.
+        """Returns the newest checkpoint that can be read; None if the directory has no checkpoint.
 
-        `like_state`: a state of the same structure; the leaves that come back are NumPy arrays. A damaged checkpoint is
-        said once and passed over; one of another configuration, or damage to all, is a CheckpointError.
+        `like_state`: a state of the same structure; the restored leaves are NumPy arrays. A damaged checkpoint is
+        logged and skipped. Raises CheckpointError if the newest readable one has another configuration, or all are
+        damaged.
         """
         for path in self.directory.glob("[0-9]*"):
             if path.name.isdecimal() and not path.is_dir():
@@ -139,7 +141,7 @@ class Checkpointer:
                 state = self._orbax.restore(path, args=items)["state"]
             except CheckpointError:
                 raise
-            except Exception as error:  # orbax raises whatever its readers raise
+            except Exception as error:  # orbax passes on any exception of its readers
                 self._damaged.add(step)
                 _log.warning("checkpoint %s is damaged, trying the one before: %s", path, first_line(error))
                 continue
@@ -152,7 +154,7 @@ class Checkpointer:
         return None
 
     def _take_directory(self) -> int:
-        """Keeps other learners away for as long as the returned descriptor is open; removes what a kill left behind."""
+        """Locks the directory while the returned descriptor is open; removes what a killed learner left incomplete."""
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
             descriptor = open_regular(self.directory / ".lock", os.O_RDWR | os.O_CREAT)
@@ -167,18 +169,18 @@ class Checkpointer:
         return descriptor
 
     def _remove_halves(self) -> None:
-        """Removes half-written checkpoints of killed or failed saves, and those that are to be deleted."""
+        """Removes incomplete checkpoints of killed or failed saves, and checkpoints renamed for deletion."""
         with contextlib.suppress(OSError):
             for path in self.directory.iterdir():
                 if path.is_dir() and (path.name.startswith(".") or ".orbax-checkpoint-tmp" in path.name):
                     shutil.rmtree(path, ignore_errors=True)
 
     def _save(self, state: Any, progress: Progress) -> None:
-        """Saves on a thread of its own: a slow disk holds up nobody, and a full one is no reason to stop learning."""
+        """Saves, on the checkpoint thread: learning continues while a disk is slow, and also if it is full."""
         try:
             if progress.updates in self._damaged or progress.updates not in self.steps:
                 self._write(state, progress)
-        except Exception as error:  # orbax raises whatever its writers raise
+        except Exception as error:  # orbax passes on any exception of its writers
             self.failed_saves += 1
             self.failed_in_a_row += 1
             self.error = CheckpointError(
@@ -204,14 +206,14 @@ class Checkpointer:
         self._orbax.save(half, args=items)
         _write_checksums(half)
         for step in sorted(self._damaged):
-            with contextlib.suppress(FileNotFoundError):  # somebody has removed it
+            with contextlib.suppress(FileNotFoundError):  # it has been removed meanwhile
                 os.replace(self.directory / str(step), self.directory / f"damaged-{step}-{time.time_ns()}")
             self._damaged.remove(step)
-        os.rename(half, whole)  # from here on it is a checkpoint
+        os.rename(half, whole)  # commits the checkpoint
         synchronize(self.directory)
 
     def _set_old_aside(self) -> None:
-        """Renames the checkpoints that are to be deleted: a kill during the deletion leaves no half of one."""
+        """Renames old checkpoints before their deletion, so that a kill during it leaves no checkpoint incomplete."""
         for step in self.steps[: -self._kept]:
             path = self.directory / str(step)
             try:
@@ -224,7 +226,7 @@ class Checkpointer:
             self._thread.join(patience_seconds)
 
     def _read_progress(self, path: Path, compatibility_key: str, architecture: str) -> Progress:
-        """Returns the progress of a checkpoint. CheckpointError when the checkpoint is of another configuration."""
+        """Returns a checkpoint's progress. Raises CheckpointError if its format, configuration or network differs."""
         record = self._orbax.restore(path, args=ocp.args.Composite(progress=ocp.args.JsonRestore()))["progress"]
         where, fix = f"checkpoint {path}", "use the configuration it was made with, or another run_directory"
         if (saved := record.get("format")) != FORMAT:
@@ -238,10 +240,10 @@ class Checkpointer:
 
 
 def _set_up_orbax() -> None:
-    """Keeps orbax from copying what nobody else changes, and from logging what comes back as an exception, too.
+    """Keeps orbax from copying arrays that nothing else modifies, and from logging errors that it also raises.
 
-    After a failed save or restore, TensorStore's threads still call into the event loop that orbax has closed by then;
-    Python prints a traceback for each, with nobody to catch it.
+    After a failed save or restore, TensorStore's threads still call into the event loop that orbax has closed by then.
+    No caller can catch these errors, and Python would print a traceback for each, so they are dropped here.
     """
     for orbax_log in ("absl", "asyncio"):
         logging.getLogger(orbax_log).setLevel(logging.CRITICAL)
@@ -249,7 +251,7 @@ def _set_up_orbax() -> None:
     ocp.type_handlers.register_type_handler(np.ndarray, without_copy, override=True)
     before = sys.unraisablehook
     if getattr(before, "__module__", "") == __name__:
-        return  # as of another Checkpointer
+        return  # an earlier Checkpointer has already installed the hook
 
     def tell_others(unraisable: sys.UnraisableHookArgs) -> None:
         error = unraisable.exc_value
@@ -260,7 +262,7 @@ def _set_up_orbax() -> None:
 
 
 def _write_checksums(step: Path) -> None:
-    """Writes size and CRC of each file, and has the disk keep all of them."""
+    """Writes the size and CRC of each file, and flushes all files to the disk."""
     paths = sorted(path for path in step.rglob("*") if path.is_file())
     files = {path.relative_to(step).as_posix(): _checksum(path) for path in paths}
     (step / CHECKSUMS).write_text(json.dumps({"files": files}))
@@ -269,7 +271,7 @@ def _write_checksums(step: Path) -> None:
 
 
 def _check_files(step: Path) -> None:
-    """Raises ValueError or OSError when a file is not as it was saved, so that no parser meets it."""
+    """Raises ValueError or OSError if a file differs from what was saved, before any parser reads it."""
     with open(open_regular(step / CHECKSUMS, os.O_RDONLY), "rb") as file:
         files = json.loads(file.read(MAX_CHECKSUMS_BYTES))["files"]
     for name, checksum in files.items():
@@ -278,7 +280,7 @@ def _check_files(step: Path) -> None:
 
 
 def _checksum(path: Path) -> list[int]:
-    """Returns size and CRC of a file; in pieces, since a file may be as large as the state. OSError."""
+    """Returns the size and CRC of a file, read in pieces as it may be as large as the state. Raises OSError."""
     size = crc = 0
     with open(open_regular(path, os.O_RDONLY), "rb") as file:
         while piece := file.read(PIECE_BYTES):
@@ -287,7 +289,7 @@ def _checksum(path: Path) -> list[int]:
 
 
 def _progress_of(record: dict[str, Any]) -> Progress:
-    """Returns the checked fields of a record. ValueError, KeyError or TypeError."""
+    """Returns a record as a Progress, after checking its values. Raises ValueError, KeyError or TypeError."""
     progress = Progress(**{name: record[name] for name in Progress._fields})
     replay_steps = tuple((str(replay_id), steps) for replay_id, steps in progress.replay_steps)
     progress = progress._replace(replay_steps=replay_steps)

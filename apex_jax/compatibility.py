@@ -1,7 +1,7 @@
-"""What the processes of a run, its checkpoints and its journal have in common, and how a difference is told.
+"""Compares the compatibility keys of processes, checkpoints and journals, and describes their differences.
 
-A compatibility key is the text of `Config.compatibility_key` or `Config.checkpoint_compatibility_key`: `name=value`
-words with spaces in between.
+A compatibility key is the text of `Config.compatibility_key`, `Config.weights_compatibility_key` or
+`Config.checkpoint_compatibility_key`: `name=value` words separated by spaces.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from apex_jax.errors import printable
 
 NETWORK_KEYS = tuple(
     f"network.{name}" for name in ("channels", "kernel_sizes", "strides", "hidden_units", "dueling")
-)  # of which only the last two matter to a game without pixels
+)  # a game without pixels uses only the last two
 KEYS = (
     "environment.task",
     "environment.frame_size",
@@ -25,13 +25,13 @@ KEYS = (
     "learner.optimizer",
 )
 """With other values of these no checkpoint can be resumed; all but the optimizer are compared between processes."""
-MOST_TOLD = 2_500  # characters: enough for two compatibility keys, and in UTF-8 never more than a `Refusal` holds
+MOST_TOLD = 2_500  # characters: enough for two compatibility keys; their UTF-8 always fits in a `Refusal`
 
 
 def differences(before: str, now: str) -> dict[str, tuple[str, str]]:
-    """Returns both values of each key of KEYS that differs between two compatibility keys.
+    """Returns the values (before, now) of each key of KEYS that differs between two compatibility keys.
 
-    A key that only one of them has is no difference: compatibility keys of earlier releases have fewer.
+    A key that only one of them has is ignored: the compatibility keys of earlier releases have fewer.
     """
     ours, theirs = _values(now), _values(before)
     found = {}
@@ -45,8 +45,8 @@ def differences(before: str, now: str) -> dict[str, tuple[str, str]]:
 def told(before: str, now: str, was: str = "was", is_now: str = "now") -> str:
     """Returns the keys that differ: `environment.task: was Pong-v5, now Boxing-v5; ...`.
 
-    Both texts if none of KEYS differs. One may be a peer's: both are made printable, which can make them four times as
-    long, so what is told ends after MOST_TOLD characters.
+    Returns both whole texts if none of KEYS differs. A text may come from a peer, so both are made printable, which
+    can make them four times as long; the result is therefore cut after MOST_TOLD characters.
     """
     found = differences(before, now).items()
     keys = (f"{key}: {was} {printable(old)}, {is_now} {printable(new)}" for key, (old, new) in found)

@@ -1,4 +1,4 @@
-"""Loops over numbers as machine code, where NumPy would take longer to begin than to compute."""
+"""Compiles numeric loops to machine code, for arrays so small that NumPy's overhead per call exceeds the work."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from typing import Any, TypeVar, cast
 
 import numba
 
-FLOATS_READ = numba.types.Array(numba.types.float64, 1, "C", readonly=True)  # takes arrays of either kind
+FLOATS_READ = numba.types.Array(numba.types.float64, 1, "C", readonly=True)  # accepts read-only and writable arrays
 INTEGERS_READ = numba.types.Array(numba.types.int64, 1, "C", readonly=True)
 
-# No folder for the cache can be written, the disk is full, or a file of the cache was cut short.
+# Errors of numba's cache: no folder for it can be written, the disk is full, or a cache file is truncated.
 NO_CACHE = (RuntimeError, OSError, EOFError)
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def compiled(*signature: Any) -> Callable[[Function], Function]:
-    """Returns a decorator that compiles: at once for the types of a `signature`, without one when first called.
+    """Returns a decorator that compiles: at once for the types of `signature`, or at the first call if there is none.
 
-    That takes about a second, the first time; later starts read it from a cache, where one can be written.
+    Compilation takes about a second; later starts read the machine code from a cache if a cache can be written.
     """
     njit: Any = partial(numba.njit, signature or None)
 

@@ -1,7 +1,8 @@
-"""Everything a run can be told: typed, documented once, and checked before anything starts.
+"""The configuration of a run: typed keys, each documented once and checked before any process starts.
 
-`Config` and its groups are frozen dataclasses. Each key carries its meaning, unit and range in the field itself;
-`apex_jax.command_line` builds `--help`, `--print-config`, the checks and the error messages from them.
+`Config` and its groups are frozen dataclasses. The field of each key holds its meaning, unit and range;
+`apex_jax.settings` and `apex_jax.command_line` build `--help`, `--print-config`, the checks and the error messages
+from them.
 """
 
 from __future__ import annotations
@@ -10,13 +11,13 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Any
 
-GPU_UPDATES_PER_CALL = 8  # learner.updates_per_call=0 means this on a GPU, which outruns Python, ...
-CPU_TRANSITIONS_PER_CALL = 256  # ... and on a CPU as many updates, up to the same, as come to this many transitions
+GPU_UPDATES_PER_CALL = 8  # meaning of learner.updates_per_call=0 on a GPU, which is faster than Python
+CPU_TRANSITIONS_PER_CALL = 256  # the same on a CPU: as many updates as make this many transitions, from 1 to 8
 
 
 @dataclass(frozen=True)
 class Key:
-    """What `--help` says of a key and what its values must satisfy."""
+    """The help text of a key, and the limits of its values."""
 
     text: str
     unit: str = ""
@@ -111,7 +112,7 @@ class ActorConfig:
 
     @property
     def batch_size(self) -> int:
-        """Environments acted on at once. Half: cores that wait for nothing make 5 to 15 % more steps than with all."""
+        """Environments acted on at once; half by default, so that no core waits: 5 to 15 % more steps than with all."""
         return self.environments_per_step or -(-self.environments // 2)
 
 
@@ -190,13 +191,14 @@ class LearnerConfig:
 
     @property
     def largest_draw(self) -> int:
-        """Transitions drawn at once, on the device that draws most."""
+        """Largest number of transitions drawn at once, on any device."""
         return (self.updates_per_call or GPU_UPDATES_PER_CALL) * self.batch_size
 
     def updates_of_a_call(self, on_cpu: bool) -> int:
-        """Returns how many updates one call of the device makes, also where `updates_per_call` leaves that open.
+        """Returns the number of updates in one device call; chooses it by the device if `updates_per_call` is 0.
 
-        A small batch takes a CPU less time than all that Python does around a call; a large one would make calls long.
+        On a CPU, an update of a small batch takes less time than Python needs around a call, so that several updates
+        share a call. Large batches get one update per call, to keep calls short.
         """
         few = max(1, min(CPU_TRANSITIONS_PER_CALL // self.batch_size, GPU_UPDATES_PER_CALL))
         return self.updates_per_call or (few if on_cpu else GPU_UPDATES_PER_CALL)
@@ -239,7 +241,7 @@ class AddressConfig:
     weights: str = key("tcp://127.0.0.1:5552", "the learner sends weights from here")
     status: str = key(
         "",
-        "each process serves its status here, over HTTP without a key: GET /status, python main.py status ADDRESS;"
+        "each process serves its status here, over HTTP without a key: GET /status, or the command `status ADDRESS`;"
         " whoever can reach the address can read it; empty = nowhere",
     )
 
@@ -259,7 +261,7 @@ class StorageConfig:
 
 @dataclass(frozen=True)
 class SecurityConfig:
-    """Keys of the links that go over tcp; `python main.py keys create DIR` makes them."""
+    """Keys of the links that go over tcp; the command `keys create DIR` makes them."""
 
     keys: str = key(
         "",
@@ -307,7 +309,7 @@ class Config:
 
     @property
     def directory(self) -> str:
-        """The run directory, also where none was given."""
+        """The run directory; runs/<task>-<seed> if none is configured."""
         return self.run_directory or f"runs/{self.environment.task}-{self.seed}"
 
     @property
@@ -317,7 +319,7 @@ class Config:
 
     @property
     def compatibility_key(self) -> str:
-        """What the roles of a run must have in common, as text: peers that differ are refused, and told both texts."""
+        """Text of the values that all roles of a run must share; a peer that differs is rejected with the reason."""
         environment, algorithm = self.environment, self.algorithm
         return (
             f"task={environment.task} frame_size={environment.frame_size} frame_stack={environment.frame_stack}"
@@ -328,7 +330,7 @@ class Config:
 
     @property
     def weights_compatibility_key(self) -> str:
-        """What whoever takes the learner's weights must have in common with it, as text."""
+        """Text of the values that the learner and a receiver of its weights must share."""
         network = self.network
         sizes = {"channels": network.channels, "kernel_sizes": network.kernel_sizes, "strides": network.strides}
         of_pixels = "".join(f" {name}={','.join(map(str, size))}" for name, size in sizes.items())
@@ -339,12 +341,12 @@ class Config:
 
     @property
     def checkpoint_compatibility_key(self) -> str:
-        """What a start must have in common with the checkpoint it resumes from, as text."""
+        """Text of the values that a run must share with the checkpoint from which it resumes."""
         return f"{self.weights_compatibility_key} optimizer={self.learner.optimizer}"
 
     @property
     def fix_of_divergence(self) -> str:
-        """What the user can do where learning diverges."""
+        """What the user can do if learning diverges."""
         if self.learner.optimizer_epsilon == 0:
             return "raise learner.optimizer_epsilon (now 0: a gradient of zero is divided by zero)"
         huber = "" if self.algorithm.loss == "huber" else " or set algorithm.loss=huber"
@@ -352,7 +354,7 @@ class Config:
 
     @property
     def fix_of_bad_replay(self) -> str:
-        """What the user can do when learning diverges again from every checkpoint: the replay may be at fault."""
+        """What the user can do if learning diverges again from every checkpoint: the replay may be at fault."""
         return f"if this happens at each start, stop the replay server and delete its {self.directory}/replay"
 
     def replace(self, **changes: Any) -> Config:

@@ -1,4 +1,4 @@
-"""Keys of a `Config` that are right on their own and must also fit each other."""
+"""Rules of a `Config` that go beyond the type and range of each key; most of them relate several keys."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from typing import TypeAlias
 from apex_jax.config import Config
 from apex_jax.errors import UsageError, shown
 
-MAX_IPC_PATH_BYTES = 107  # of a Unix socket's address
-MAX_PARAMETER_BYTES = 2**29  # `MAX_WEIGHTS_BYTES` of apex_jax.types, which imports numpy
-ATARI_ACTIONS = 18  # of a game that has all of them
+MAX_IPC_PATH_BYTES = 107  # longest path of a Unix socket
+MAX_PARAMETER_BYTES = 2**29  # a copy of apex_jax.types.MAX_WEIGHTS_BYTES: that module imports numpy
+ATARI_ACTIONS = 18  # of a game with the full action set
 
-Rule: TypeAlias = tuple[str, bool, str]  # the key, whether it is right, what it must be
+Rule: TypeAlias = tuple[str, bool, str]  # key, whether its value is valid, what the value must be
 
 
 def check(config: Config) -> None:
-    """Raises UsageError where keys that are right on their own do not fit each other."""
+    """Raises UsageError for the first rule that the configuration breaks."""
     for name, is_right, requirement in (
         *_size_rules(config),
         *_network_rules(config),
@@ -87,7 +87,7 @@ def _network_rules(config: Config) -> Iterator[Rule]:
     fix = "lower it or network.channels, or use larger network.strides"
     yield "network.hidden_units", num_bytes <= MAX_PARAMETER_BYTES, f"{large}; {fix}"
     if network.unseen_pixels or config.evaluator.checkpoint:
-        return  # whatever has been trained can be watched
+        return  # a checkpoint trained with unseen pixels can still be evaluated
     force = "to train all the same, set network.unseen_pixels=true"
     skips = f"no stride may be larger than its kernel: the pixels in between would be unseen; {force}"
     yield "network.strides", all(stride <= kernel for kernel, stride in layers), skips
@@ -98,9 +98,9 @@ def _network_rules(config: Config) -> Iterator[Rule]:
 
 
 def num_parameters(config: Config, outputs: int) -> int:
-    """Returns how many parameters the network has for a game with all actions, but for biases.
+    """Returns the number of the network's parameters, without biases, for a game with the full action set.
 
-    `outputs`: rows, and columns, of the last convolution.
+    `outputs`: rows of the last convolution's output, which has as many columns.
     """
     network = config.network
     planes = (config.environment.frame_stack, *network.channels)
@@ -112,7 +112,7 @@ def num_parameters(config: Config, outputs: int) -> int:
 
 
 def _pixels_seen(outputs: int, layers: list[tuple[int, int]]) -> int:
-    """Returns how many pixels of a row reach the last convolution's `outputs`; layers: kernel and stride of each."""
+    """Returns how many pixels of a row affect the last convolution's `outputs`; `layers`: (kernel, stride) of each."""
     for kernel, stride in reversed(layers):
         outputs = (outputs - 1) * stride + kernel
     return outputs
@@ -131,7 +131,7 @@ def _address_rules(config: Config) -> Iterator[Rule]:
         yield name, scheme == "ipc" or (host != "" and is_port), "must be tcp://HOST:PORT with a port from 1 to 65535"
         is_path = 1 <= len(place.encode()) <= MAX_IPC_PATH_BYTES
         yield name, scheme == "tcp" or is_path, f"must be ipc://PATH with 1 to {MAX_IPC_PATH_BYTES} bytes of path"
-        is_file = scheme == "tcp" or not place.startswith(("@", "*"))  # @ every user could enter, * nobody would find
+        is_file = scheme == "tcp" or not place.startswith(("@", "*"))  # @: any user can connect, *: no client finds it
         yield name, is_file, "must be the path of a file, so that its permissions say who can enter"
         is_own = list(addresses.values()).count(address) == 1
         yield name, is_own, "is used twice; give each link its own address"
@@ -152,7 +152,7 @@ STORAGE_URL = "must be SCHEME://PLACE such as s3://bucket/prefix, or the path of
 
 
 def is_storage_url(url: str) -> bool:
-    """Tells whether a run can be copied to a place of this name, see STORAGE_URL."""
+    """Returns whether `url` has the form that STORAGE_URL describes."""
     scheme, separator, place = url.partition("://")
     if not separator:
         return url.strip("/.") != "" and ":" not in url

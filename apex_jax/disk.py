@@ -1,4 +1,4 @@
-"""Files of a run: opened only if they are the run's own, kept when the power fails, locked against a second process."""
+"""Opens only regular files of a run directory, flushes them to the disk, and locks directories."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from pathlib import Path
 _log = logging.getLogger(__name__)
 
 NOT_REGULAR = "is a symbolic link, a FIFO or a device where a run keeps a regular file: remove it"
-NOT_SUPPORTED = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EBADF)  # as file systems have it that cannot
+NOT_SUPPORTED = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EBADF)  # errors of file systems without fsync
 
 
 def open_regular(path: Path, flags: int) -> int:
-    """Opens a file of a run directory and returns its descriptor. OSError for anything but a regular file.
+    """Opens a file of a run directory and returns its descriptor. Raises OSError if it is no regular file.
 
-    A symbolic link could lead out of the directory to a file that is not the run's, and a FIFO would wait for its other
-    end. Links among the folders above are followed: a run directory may be on another disk.
+    A symbolic link could lead to a file outside the directory, and opening a FIFO could block until its other end is
+    open. Links among the parent folders are followed, since a run directory may be on another disk.
     """
     try:
         descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
     except OSError as error:
-        if error.errno not in (errno.ELOOP, errno.ENXIO):  # a link; a FIFO or a socket, to be written to
+        if error.errno not in (errno.ELOOP, errno.ENXIO):  # ELOOP: a link; ENXIO: a FIFO or socket
             raise
         raise OSError(error.errno, NOT_REGULAR, str(path)) from None
     mode = os.fstat(descriptor).st_mode
@@ -37,13 +37,13 @@ def open_regular(path: Path, flags: int) -> int:
 
 
 def read_regular(path: Path) -> bytes:
-    """Returns the content of a file of a run directory. OSError, see `open_regular`."""
+    """Returns the content of a file of a run directory. Raises OSError, see `open_regular`."""
     with open(open_regular(path, os.O_RDONLY), "rb") as file:
         return file.read()
 
 
 def synchronize(path: Path) -> None:
-    """Has the disk keep a file, or the names in a directory, before this returns. OSError."""
+    """Flushes a file, or the names in a directory, to the disk if the file system can. Raises OSError."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -55,9 +55,9 @@ def synchronize(path: Path) -> None:
 
 
 def write_durably(path: Path, text: str) -> None:
-    """Writes a small file whole or not at all, and has the disk keep it. OSError."""
+    """Writes a small file atomically and flushes it to the disk. Raises OSError."""
     half = path.with_name(f"{path.name}.half")
-    half.unlink(missing_ok=True)  # of a process that was killed
+    half.unlink(missing_ok=True)  # left by a killed process
     with open(open_regular(half, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "w") as file:
         file.write(text)
     synchronize(half)
@@ -66,9 +66,9 @@ def write_durably(path: Path, text: str) -> None:
 
 
 def lock(directory: Path, descriptor: int) -> bool:
-    """Takes `directory` by an open file in it, for as long as that is open; returns False where another process has it.
+    """Locks `directory` through an open file in it, until that is closed; returns False if another process holds it.
 
-    A file system without locks is warned of: nothing there keeps a second process away.
+    On a file system without locks, logs a warning and returns True: nothing then keeps a second process out.
     """
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -80,7 +80,7 @@ def lock(directory: Path, descriptor: int) -> bool:
 
 
 def checkpoint_steps(checkpoints: Path) -> list[int]:
-    """Returns the updates behind each checkpoint in a directory of them, ascending, the damaged ones included."""
+    """Returns the number of updates of each checkpoint in a directory, ascending, including damaged checkpoints."""
     try:
         names = [path.name for path in checkpoints.iterdir() if path.is_dir()]
     except (FileNotFoundError, NotADirectoryError):

@@ -1,8 +1,8 @@
-"""EnvPool behind one record: what an environment returned, with every question about episodes already answered.
+"""Wraps EnvPool: each `Step` states where episodes begin and how they end.
 
 EnvPool resets on the step *after* an episode's end: that step ignores its action, has reward 0 and returns the first
-observation of the next episode. It is marked `first` here, and is no transition. EnvPool crashes the process on bad
-actions, so they are checked before it sees them.
+observation of the next episode. A `Step` marks it `first`; it is not a transition. Invalid actions would crash the
+process inside EnvPool, so `Environment.send` checks them first.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from apex_jax.types import ActionSpec, SegmentSpec, Step
 
 
 def segment_spec(config: Config) -> SegmentSpec:
-    """Returns the geometry of the run's segments; raises UsageError for a task that EnvPool or this agent has not."""
+    """Returns the geometry of the run's segments; raises UsageError for a task that EnvPool or this agent lacks."""
     task = config.environment.task
     known = envpool.list_all_envs()
     if task not in known:
@@ -35,7 +35,7 @@ def segment_spec(config: Config) -> SegmentSpec:
     with _no_precision_warning():
         try:
             spec = envpool.make_spec(task, **_options(config, config.environment.max_episode_frames))
-        except (ImportError, RuntimeError) as error:  # of games whose own parts are not installed
+        except (ImportError, RuntimeError) as error:  # the game needs packages that are not installed
             raise UsageError(
                 f"environment.task={task}: EnvPool cannot make it here ({first_line(error)}); choose an Atari game"
             ) from None
@@ -66,8 +66,8 @@ def segment_spec(config: Config) -> SegmentSpec:
 class Environment:
     """A pool of environments of one task, stepped by `send` then `receive`.
 
-    `receive` returns `per_step` environments (all of them if 0). What has been received, and only that, takes the next
-    `send`, apart from what is left out.
+    `receive` returns `per_step` environments (all of them if 0). The next `send` must cover exactly these,
+    except those given to `leave_out`.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class Environment:
         per_step: int = 0,
         rendered: bool = False,
     ):
-        """Starts the pool and its first episodes. `seeds`: int[E], one for each; `rendered`: for `screen`."""
+        """Starts the pool and its first episodes. `seeds`: int[E], one each; `rendered`: needed by `screen`."""
         self.num_environments = len(seeds)
         self._spec = spec
         with _no_precision_warning():
@@ -94,23 +94,23 @@ class Environment:
                 **_options(config, max_episode_frames),
                 **({"render_mode": "rgb_array"} if rendered else {}),
             )
-            _ = self._pool.observation_space  # made when first asked for, which would else be in `receive`
+            _ = self._pool.observation_space  # EnvPool builds it at first use: here rather than in `receive`
         self._first = np.ones(self.num_environments, bool)
         self._lives = np.zeros(self.num_environments, np.int32)
-        self._waits = np.zeros(self.num_environments, bool)  # which have stepped, and take an action
+        self._waits = np.zeros(self.num_environments, bool)  # received, and not yet sent an action
         self.reset()
 
     def reset(self) -> None:
-        """Starts new episodes everywhere, also in mid-game; `receive` then returns their first observations.
+        """Starts a new episode in every environment, even in mid-game; `receive` returns their first observations.
 
-        Not between `send` and `receive`: EnvPool would end the process.
+        Must not be called between `send` and `receive`: EnvPool would end the process.
         """
         self._first[:] = True
         self._waits[:] = False
         self._pool.async_reset()
 
     def receive(self) -> Step:
-        """Waits for the next environments that have stepped."""
+        """Waits until the next environments have stepped, and returns them."""
         observation, reward, terminated, truncated, info = self._pool.recv()
         env_id = info["env_id"]
         self._waits[env_id] = True
@@ -123,9 +123,9 @@ class Environment:
         return Step(env_id, stack, reward.astype(np.float32), first, terminated, truncated, life_lost)
 
     def send(self, action: np.ndarray, env_id: np.ndarray) -> None:
-        """Starts the next step of the environments `env_id`, as `receive` returned them; returns at once.
+        """Starts the next step of the environments `env_id`, as `receive` returned them; does not wait for it.
 
-        `action`: int32[A], checked. ValueError where EnvPool would take down the process.
+        `action`: int32[A]. Raises ValueError for arguments with which EnvPool would crash or wait forever.
         """
         actions, environments = range(self._spec.action.num_actions), range(self.num_environments)
         if action.shape != env_id.shape or not (_all_in(action, actions) and _all_in(env_id, environments)):
@@ -142,11 +142,11 @@ class Environment:
         self._pool.send(action.astype(np.int32), env_id)
 
     def leave_out(self, env_id: np.ndarray) -> None:
-        """Has environments that `receive` returned wait, without an action, until the next `reset`."""
+        """Excludes environments that `receive` returned from the next `send`; they do nothing until `reset`."""
         self._waits[env_id] = False
 
     def screen(self) -> np.ndarray | None:
-        """Returns what a person would see of environment 0: uint8[height, width, 3]; None if the game has no screen."""
+        """Returns the rendered screen of environment 0: uint8[height, width, 3]; None if the game has no screen."""
         try:
             return np.asarray(self._pool.render())[0]
         except RuntimeError as error:
@@ -160,7 +160,7 @@ class Environment:
 
 
 def has_screen(config: Config) -> bool:
-    """Tells whether a game of the run's task can be recorded, see `Environment.screen`."""
+    """Returns whether a game of the run's task can be recorded, see `Environment.screen`."""
     if _is_atari(config.environment.task):
         return True
     environment = Environment(config, segment_spec(config), np.zeros(1), 16, rendered=True)
@@ -172,7 +172,7 @@ def has_screen(config: Config) -> bool:
 
 
 class Episode(NamedTuple):
-    """A finished game: raw rewards, whole game whatever happened to lives."""
+    """A finished full game, over all its lives, with raw rewards."""
 
     env_id: int
     episode_return: float
@@ -198,7 +198,7 @@ class EpisodeTracker:
 
 
 def _all_in(values: np.ndarray, allowed: range) -> bool:
-    """Tells whether `values` are whole numbers, some, and all in `allowed`."""
+    """Returns whether `values` are integers, at least one, and all in `allowed`."""
     is_whole = values.dtype.kind in "iu" and values.size > 0
     return bool(is_whole and values.min() >= allowed.start and values.max() < allowed.stop)
 
@@ -231,7 +231,7 @@ def _options(config: Config, max_episode_frames: int) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _no_precision_warning() -> Iterator[None]:
-    """Silences gymnasium's word that the bounds of CartPole's space lose precision in float32: nobody reads them."""
+    """Silences gymnasium's warning that CartPole's bounds lose precision in float32: they are never used."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*precision lowered by casting")
         yield

@@ -5,22 +5,24 @@ from __future__ import annotations
 import argparse
 from typing import Any, NoReturn
 
+from apex_jax.program import NAME
+
 
 class UsageError(ValueError):
-    """What the user asked for cannot be done: the value, the range and the fix."""
+    """A mistake of the user; the message has the value, the range and the fix."""
 
     exit_code = 2
 
 
 class RunError(RuntimeError):
-    """What ended the run: what happened, where, and what to do."""
+    """An error that ends the run; the message says what happened, where, and what to do."""
 
     exit_code = 1
     prefix = "error: "  # of the line that the user sees
 
 
 class FatalError(RunError):
-    """A restart would fail in the same way: the local supervisor knows it by its exit code, and does not try."""
+    """An error that a restart would repeat; its exit code tells the local supervisor not to restart."""
 
     exit_code = 3
     prefix = "fatal: "
@@ -31,7 +33,7 @@ class DivergenceError(FatalError):
 
 
 class _GivenOnce(argparse.Action):
-    """Stores the value of an option, and refuses a second one: nobody knows which was meant."""
+    """Stores the value of an option; rejects a second value, because either may be meant."""
 
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None
@@ -44,36 +46,33 @@ class _GivenOnce(argparse.Action):
 
 
 class Parser(argparse.ArgumentParser):
-    """Raises UsageError where argparse would write and exit, and for an option that is given twice.
+    """Raises UsageError instead of exiting, and for an option that is given twice. `command`: such as "plot"."""
 
-    `prog`: what the user types, "python main.py plot".
-    """
-
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        self.register("action", None, _GivenOnce)  # in place of "store"
+    def __init__(self, command: str = "", **options: Any) -> None:
+        super().__init__(**{"prog": f"{NAME} {command}".strip(), **options})  # a subparser gets its own prog
+        self.register("action", None, _GivenOnce)  # replaces "store"
 
     def error(self, message: str) -> NoReturn:
-        """Refuses a command line."""
-        command = self.prog.removeprefix("python main.py").strip()
+        """Raises UsageError for an invalid command line."""
+        command = self.prog.removeprefix(NAME).strip()
         raise UsageError(f"{command}: {message}; see {self.prog} --help" if command else f"{message}; see --help")
 
 
 def first_line(error: Exception) -> str:
-    """Returns what an error of a library says, on one line; its name where it says nothing."""
+    """Returns the first line of an exception's message, or its class name if there is none."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def printable(text: str) -> str:
-    """Returns a text, such as a peer's, on one line and without anything that a terminal would obey."""
+    """Returns a text, such as a peer's, on one line and without control characters."""
     return text if text.isprintable() else repr(text)
 
 
 def shown(value: Any) -> str:
-    """Returns a value as the user may have written it, on one line and short."""
+    """Returns a value as the user writes it, on one line of at most 80 characters."""
     try:
         text = "" if value is None else str(value)
-    except ValueError:  # Python writes no integer of more than 4,300 digits
+    except ValueError:  # Python does not convert integers of more than 4,300 digits
         text = "(a number of thousands of digits)"
     text = printable(text.lower() if isinstance(value, bool) else text)
     return text if len(text) <= 80 else f"{text[:77]}..."

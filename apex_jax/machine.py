@@ -1,4 +1,4 @@
-"""What this process may use of the machine: cores and memory, with the limits of its control groups (containers)."""
+"""The cores and memory that this process may use, within the limits of its control groups (containers)."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ OWN_GROUP, GROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
 
 
 def usable_cores() -> int:
-    """Returns how many cores this process may keep busy: those it may run on, or its CPU quota if that is less.
+    """Returns how many cores this process may use: those of its CPU affinity, or its CPU quota if that is less.
 
-    A quota of 2.5 cores counts as 3: a thread too many waits, a thread too few leaves half a core idle.
+    A quota of 2.5 cores counts as 3: one thread too many just waits, one too few leaves half a core idle.
     """
     allowed = len(os.sched_getaffinity(0))
     return max(1, min([allowed, *(math.ceil(quota) for quota in _cpu_quotas())]))
@@ -41,8 +41,8 @@ def _cpu_quotas() -> Iterator[float]:
 def _read(controller: str, file: str, file_of_version_1: str = "") -> Iterator[str]:
     """Yields the content of a file in this process's control group and in each group above: every limit applies.
 
-    A container often mounts only its own group, at the root, while `/proc/self/cgroup` names the path on the host: the
-    root is read as well.
+    A container often mounts only its own group, at the root, while `/proc/self/cgroup` names the path on the host;
+    therefore the root is read too.
     """
     try:
         lines = OWN_GROUP.read_text().splitlines()

@@ -1,13 +1,13 @@
-"""Metrics of one process: written for TensorBoard and as JSON lines, and read back while they grow.
+"""Metrics of one process: written for TensorBoard and as JSON lines, which can be read while they grow.
 
-The x-axis of every chart is emulator frames of the whole run. Each process writes under a name of its own:
+The x-axis of every chart is emulator frames of the whole run. Each process writes under its own name:
 
     <directory>/metrics/<name>.jsonl     one JSON object a line; a restarted process appends
     <directory>/tensorboard/<name>/      one event file for each start of the process
 
 A line holds "time" (unix seconds), "seconds" (since the process started), "step" (frames), and a value for each tag.
-Within one start of a process, "time" grows exactly as "seconds" does: whoever sets the wall clock meanwhile moves no
-point of a chart.
+Within one start of a process, "time" grows exactly as "seconds" does, so that a change of the wall clock does not move
+the points of a chart.
 """
 
 from __future__ import annotations
@@ -97,15 +97,15 @@ TAGS: dict[str, str] = {
 """Every tag there is, with its unit and what is healthy; `<...>` stands for any ending."""
 
 _OPEN_TAGS = tuple(tag.partition("<")[0] for tag in TAGS if "<" in tag)
-TRAINING_TAG = "charts/episodic_return_epsilon_"  # and the name of a band
+TRAINING_TAG = "charts/episodic_return_epsilon_"  # followed by the name of a band
 _BAND_EDGES = np.array([0.01, 0.05, 0.2])
 _BANDS = ("below_0.01", "0.01_to_0.05", "0.05_to_0.2", "above_0.2")
 
 
 def split_by_band(exploration: np.ndarray, values: np.ndarray) -> list[tuple[str, np.ndarray]]:
-    """Returns the name of each band that holds one of `exploration` [N], with those of `values` [N] that belong to it.
+    """Splits `values` [N] by the band of `exploration` [N]; returns (name, values) of each band that is not empty.
 
-    A band holds its lower edge.
+    A band includes its lower edge.
     """
     bands = np.searchsorted(_BAND_EDGES, np.asarray(exploration, np.float64), side="right")
     return [(_BANDS[band], values[bands == band]) for band in np.unique(bands).tolist()]
@@ -114,8 +114,8 @@ def split_by_band(exploration: np.ndarray, values: np.ndarray) -> list[tuple[str
 class MetricsWriter:
     """Writes the metrics of one process; no two live processes share a name.
 
-    Disk errors kill nobody: a write that fails is lost and counted in `failed_writes`, the first is logged, and the
-    next write tries again. Each write opens, appends and closes, so there is nothing to close at the end.
+    Disk errors are not raised: a record that cannot be written is lost and counted in `failed_writes`, the first error
+    is logged, and the next write tries again. Each write opens and closes its files, so the writer needs no `close`.
     """
 
     def __init__(self, directory: str, name: str) -> None:
@@ -124,14 +124,14 @@ class MetricsWriter:
         self.failed_writes = 0
         self._started_at, self._started = time.time(), time.monotonic()
         self._lines_path = Path(directory, "metrics", f"{name}.jsonl")
-        # Nanoseconds and the process id: a restart within the same second must not land in the file before it.
+        # Nanoseconds and the process id: a restart within the same second needs a file of its own.
         events_name = f"events.out.tfevents.{time.time_ns()}.{os.getpid()}"
         self._events_path = Path(directory, "tensorboard", name, events_name)
 
     def write(self, step: int, values: Mapping[str, SupportsFloat]) -> None:
         """Writes `values` at `step` environment frames.
 
-        A value that is not finite is null in JSON and no point in TensorBoard. ValueError for a tag not in `TAGS`.
+        A value that is not finite is null in JSON and omitted in TensorBoard. Raises ValueError for a tag not in TAGS.
         """
         for tag in values:
             _check_tag(tag)
@@ -168,7 +168,7 @@ def _open_to_append(path: Path) -> IO[bytes]:
 
 
 def _write_whole(file: IO[bytes], data: bytes) -> None:
-    """Appends all of `data` or nothing: half a record would hide all that come after it."""
+    """Appends all of `data` or nothing: a partial record would make all later ones unreadable. Raises OSError."""
     size = file.tell()
     if file.write(data) != len(data):
         file.truncate(size)
@@ -176,17 +176,17 @@ def _write_whole(file: IO[bytes], data: bytes) -> None:
 
 
 def append_line(path: Path, line: bytes) -> None:
-    """Appends a line, whole or not at all, on a line of its own even behind a torn one. OSError."""
+    """Appends a line, whole or not at all; if the last line of the file is torn, starts a new one. Raises OSError."""
     with _open_to_append(path) as file:
         if file.tell():
             file.seek(-1, os.SEEK_END)
-            if file.read(1) != b"\n":  # the process before this one was killed in the middle of a line
+            if file.read(1) != b"\n":  # an earlier process was killed in the middle of a line
                 line = b"\n" + line
         _write_whole(file, line)
 
 
-# TensorBoard event files. tensorboardX's SummaryWriter is not used: its thread ends at the first disk error, nobody
-# empties its queue of ten any more, and the eleventh `add_scalar` waits for ever. Its message types are enough.
+# TensorBoard event files. tensorboardX's SummaryWriter is not used: its thread ends at the first disk error; then its
+# queue of ten is never emptied, and the eleventh `add_scalar` blocks forever. Only its message types are used.
 
 
 def _append_event(path: Path, record: bytes) -> None:
@@ -201,23 +201,23 @@ def _event_record(now: float, step: int, values: Mapping[str, float]) -> bytes:
 
 
 def _record(event: Any) -> bytes:
-    """Frames a message as TFRecord does: length, its checksum, message, its checksum."""
+    """Returns a message framed as a TFRecord: length, checksum of the length, message, checksum of the message."""
     body: bytes = event.SerializeToString()
     length = struct.pack("<Q", len(body))
     return length + struct.pack("<I", masked_crc32c(length)) + body + struct.pack("<I", masked_crc32c(body))
 
 
 class MetricsFollower:
-    """Reads the lines of a JSONL file as they come; the file need not exist yet."""
+    """Reads the new lines of a growing JSONL file, which need not exist yet."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._path = Path(path)
         self._offset = 0
 
     def read_new(self) -> list[dict[str, Any]]:
-        """Returns the lines completed since the last call; all of them where the file was cut or begun anew.
+        """Returns the lines completed since the last call; all lines if the file has become shorter.
 
-        What cannot be read now is nothing new.
+        Returns none if the file cannot be read.
         """
         try:
             with open(open_regular(self._path, os.O_RDONLY), "rb") as file:
@@ -233,7 +233,7 @@ class MetricsFollower:
 
 
 def read_metrics(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """Returns the lines a `MetricsWriter` wrote, without those torn by a kill. OSError where there is no file."""
+    """Returns the lines a `MetricsWriter` wrote, without torn ones. Raises OSError if the file cannot be read."""
     data = read_regular(Path(path))
     return _parse_lines(data[: data.rfind(b"\n") + 1])
 
@@ -243,17 +243,23 @@ def _parse_lines(data: bytes) -> list[dict[str, Any]]:
     for text in data.splitlines():
         try:
             line = json.loads(text)
-        except (ValueError, RecursionError):  # torn by a kill, the next start began on a fresh line; or not ours
+        except (ValueError, RecursionError):  # torn by a kill, or not written by a MetricsWriter
             continue
-        if isinstance(line, dict):
-            values = {tag: value for tag, value in line.items() if value is None or is_number(value)}
-            if all(values.get(name) is not None for name in ("time", "seconds", "step")):
-                lines.append(values)
+        if (values := checked_line(line)) is not None:
+            lines.append(values)
     return lines
 
 
+def checked_line(line: object) -> dict[str, Any] | None:
+    """Returns a line of metrics without the values that cannot be metrics; None if it is not a line of metrics."""
+    if not isinstance(line, dict):
+        return None
+    values = {tag: value for tag, value in line.items() if value is None or is_number(value)}
+    return values if all(values.get(name) is not None for name in ("time", "seconds", "step")) else None
+
+
 def is_number(value: object) -> bool:
-    """Tells whether what a file holds is a number that metrics can have: finite, and no more than a float32 holds."""
+    """Returns whether a value read from a file can be a metric: a finite number that fits in a float32."""
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= LARGEST
 
 
@@ -266,7 +272,7 @@ class RateMeter:
         self.rate = 0.0  # as of the last call
 
     def update(self, total: float) -> float:
-        """Returns the growth per second since the last call; 0 at the first, and where a restart lowered the total."""
+        """Returns the growth per second since the last call; 0 at the first, and if a restart lowered the total."""
         now = self._clock()
         if self._last is None:
             self._last = (now, total)
@@ -284,7 +290,7 @@ class Mean:
         self.reset()
 
     def reset(self) -> None:
-        """Forgets everything."""
+        """Discards all numbers."""
         self.count = 0
         self._sum = 0.0
 
@@ -295,7 +301,7 @@ class Mean:
         self._sum += float(array.sum())
 
     def result(self) -> float:
-        """Returns the mean; NaN, which a `MetricsWriter` takes as no value, when nothing was added."""
+        """Returns the mean; NaN, for which a `MetricsWriter` writes null, if nothing was added."""
         return self._sum / self.count if self.count else math.nan
 
 

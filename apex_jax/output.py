@@ -1,4 +1,4 @@
-"""Standard output and error that may go away, such as a pipe to `head` or a log on a full disk: no run ends by that."""
+"""Keeps a run alive if standard output or error fails, such as a pipe to `head` or a log on a full disk."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from typing import TextIO
 
 _log = logging.getLogger(__name__)
 
-PASSING = (errno.ENOSPC, errno.EDQUOT)  # a disk may have room again
+PASSING = (errno.ENOSPC, errno.EDQUOT)  # a full disk may have room again later
 
 
 class Output(io.TextIOBase):
-    """A standard stream that swallows text while it cannot be written."""
+    """A standard stream that drops text while writing fails."""
 
     def __init__(self, stream: TextIO):
-        """`stream`: with a file descriptor."""
+        """`stream`: must have a file descriptor."""
         self.error: OSError | None = None  # the first one
         self._stream = stream
 
     @property
     def encoding(self) -> str:  # type: ignore[override]
-        """That of the stream."""
+        """The encoding of the stream."""
         return self._stream.encoding
 
     def write(self, text: str) -> int:
-        """Returns the length of `text`, written or not."""
+        """Writes `text` if possible; returns its length in either case."""
         try:
             return self._stream.write(text)
         except OSError as error:
@@ -36,14 +36,14 @@ class Output(io.TextIOBase):
         return len(text)
 
     def flush(self) -> None:
-        """Hands everything to the system, if it takes it."""
+        """Flushes the stream if possible."""
         try:
             self._stream.flush()
         except OSError as error:
             self._lose(error)
 
     def isatty(self) -> bool:
-        """Tells whether a person may be looking."""
+        """Returns whether the stream is a terminal."""
         return self._stream.isatty()
 
     def fileno(self) -> int:
@@ -51,7 +51,7 @@ class Output(io.TextIOBase):
         return self._stream.fileno()
 
     def end(self) -> None:
-        """Flushes for the last time: text that is still pending is dropped, and not reported as Python exits."""
+        """Flushes for the last time; after an error, discards pending text, which Python would report at exit."""
         self.flush()
         if self.error is not None:
             self._discard()
@@ -65,7 +65,7 @@ class Output(io.TextIOBase):
                 _log.info("standard output cannot be written (%s): the run goes on without", error.strerror)
 
     def _discard(self) -> None:
-        """Points the stream at the null device, which takes what is pending and all that follows."""
+        """Redirects the stream to the null device, which accepts the pending text and all later text."""
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, self._stream.fileno())
         os.close(null)
@@ -73,28 +73,28 @@ class Output(io.TextIOBase):
 
 
 def outlast_lost_output() -> None:
-    """Makes standard output and error such that losing them ends nothing. Call it first, before files are opened.
+    """Wraps standard output and error so that their errors do not end the process. Call it before opening any file.
 
-    A stream that was closed before the start is the null device from here on: otherwise the next file to be opened
-    would take its number, and receive text that is meant for a person.
+    A stream that was closed before the start becomes the null device: otherwise the next file to be opened would get
+    the stream's descriptor number, and receive the text written to the stream.
     """
     for descriptor in (0, 1, 2):
         try:
             os.fstat(descriptor)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free: this one
-    for stream in (sys.stdout, sys.stderr):  # a name that a terminal's encoding lacks is no reason to fail
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number: this one
+    for stream in (sys.stdout, sys.stderr):  # characters that the encoding lacks are escaped, no error
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
-    sys.stdin = sys.stdin or open(0)  # noqa: SIM115 - all three as long as the process
+    sys.stdin = sys.stdin or open(0)  # noqa: SIM115 - all three stay open until the process ends
     sys.stdout = Output(sys.stdout or open(1, "w"))  # noqa: SIM115
     sys.stderr = Output(sys.stderr or open(2, "w"))  # noqa: SIM115
 
 
 def end_output(exit_code: int) -> int:
-    """Flushes standard output and error; returns the exit code of a command whose result is what it printed.
+    """Flushes standard output and error; returns the exit code of a command whose result is its output.
 
-    That is 1 if a disk was full. A reader that has left, such as `head`, had what it wanted.
+    A full disk turns 0 into 1. A closed pipe does not: a reader such as `head` needs no more output.
     """
     outputs = [stream for stream in (sys.stdout, sys.stderr) if isinstance(stream, Output)]
     for output in outputs:

@@ -1,4 +1,4 @@
-"""What every worker process needs: when to stop, hosts that exist, a seed and a name of its own, and a log."""
+"""What every worker process needs: a stop signal, a check of its hosts, random numbers, a unique name and a log."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from apex_jax.disk import lock
 from apex_jax.errors import RunError
 from apex_jax.transport.addresses import UnresolvedHost, resolve, split
 
-SUPERVISED = "APEX_JAX_SUPERVISED"  # set by the local supervisor: standard input is a pipe that closes when it dies
-FETCHED = "APEX_JAX_FETCHED"  # set by the local supervisor: the run directory has what storage.url had at the start
-ORPHAN_SECONDS = 90.0  # that a worker may take to end once its supervisor has died
-RESOLVE_SECONDS = 3.0  # that a name server may take
-SAME_REQUEST_SECONDS = 3.0  # within which a second signal is the first once more, sent by another
-SAME_PRESS_SECONDS = 0.5  # the same for Ctrl-C, which reaches the process that the user started and no role below it
+SUPERVISED = "APEX_JAX_SUPERVISED"  # set by the local supervisor: stdin is a pipe that closes when the supervisor dies
+FETCHED = "APEX_JAX_FETCHED"  # set by the local supervisor, which has already fetched the copy at storage.url
+ORPHAN_SECONDS = 90.0  # maximum time in which a worker ends after its supervisor has died
+RESOLVE_SECONDS = 3.0  # timeout of a name server
+SAME_REQUEST_SECONDS = 3.0  # a second signal within this time is a repetition of the first, by another sender
+SAME_PRESS_SECONDS = 0.5  # the same for Ctrl-C, which reaches only the process that the user started
 CONNECTS = {"actor": ("experience", "weights"), "learner": ("sampling",), "evaluator": ("weights",)}  # role -> links
 
 
@@ -37,20 +37,20 @@ class StopSignal:
     def __init__(self) -> None:
         self._event = threading.Event()
         self.signal_number = 0
-        self._signal_seconds = 0.0  # when it came
+        self._signal_seconds = 0.0  # time of the first signal
         self._thread_died = False
         self._beat_seconds = time.monotonic()
-        self.run_is_over = False  # the supervisor's word that the learner has ended the run
+        self.run_is_over = False  # set once the supervisor reports that the learner has ended the run
         self.on_second_signal: Callable[[], str] = lambda: ""  # see `install`
 
     def install(self) -> None:
-        """Takes over SIGINT and SIGTERM, and what a thread dies of.
+        """Installs the handlers of SIGINT, of SIGTERM and of uncaught exceptions in threads.
 
-        A second signal ends the process at once, unless it is the first once more: what shuts a machine down sends
-        SIGTERM to the local supervisor and to its roles, and the supervisor sends it on to these. Before that it calls
-        `on_second_signal`, in the main thread between any two instructions: it must take no lock that this thread may
-        hold, and write to no buffered stream. The line that it returns says what is lost, and is written to standard
-        error.
+        A second signal ends the process at once, unless it repeats the first: at the shutdown of a machine, the local
+        supervisor and its roles receive SIGTERM, and the supervisor sends it to the roles too. Before the process ends,
+        the handler calls `on_second_signal` and writes the line that it returns, on what is lost, to standard error.
+        The call happens in the main thread between any two instructions: it must not take a lock that the main thread
+        may hold, nor write to a buffered stream.
         """
         threading.excepthook = self._on_dead_thread
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -63,7 +63,7 @@ class StopSignal:
         self._event.set()
 
     def is_set(self) -> bool:
-        """Tells whether the worker should stop."""
+        """Returns whether the worker should stop."""
         return self.signal_number != 0 or self._event.is_set()
 
     def wait(self, seconds: float) -> bool:
@@ -71,7 +71,7 @@ class StopSignal:
         return self._event.wait(seconds) or self.is_set()
 
     def beat(self) -> None:
-        """Shows that the worker makes progress. Its loop calls this at each turn; the status page watches it."""
+        """Records that the worker makes progress. Its loop calls this in each iteration; the status page checks it."""
         self._beat_seconds = time.monotonic()
 
     @property
@@ -85,7 +85,7 @@ class StopSignal:
         return 128 + self.signal_number if self.signal_number else int(self._thread_died)
 
     def _on_dead_thread(self, args: threading.ExceptHookArgs) -> None:
-        """A worker without one of its threads only seems to live: it ends, and whoever watches starts it again."""
+        """Stops the worker: without one of its threads it would run and do nothing. Its supervisor restarts it."""
         name = args.thread.name if args.thread is not None else "?"
         logging.getLogger(__name__).error("the thread %r died", name, exc_info=args.exc_value)
         self._thread_died = True
@@ -98,7 +98,7 @@ class StopSignal:
             if now - self._signal_seconds > (SAME_PRESS_SECONDS if is_press else SAME_REQUEST_SECONDS):
                 self._end_at_once(number)
             return
-        self.signal_number = number  # not the event: the code that is interrupted here may hold its lock
+        self.signal_number = number  # not `_event.set()`: the interrupted code may hold its lock
         self._signal_seconds = now
 
     def _end_at_once(self, number: int) -> None:
@@ -112,14 +112,14 @@ class StopSignal:
         while os.read(sys.stdin.fileno(), 1):
             self.run_is_over = True
         self._event.set()
-        time.sleep(ORPHAN_SECONDS)  # this thread does not keep the process alive
-        os._exit(1)  # it hangs, and nobody is left to kill it
+        time.sleep(ORPHAN_SECONDS)  # a worker that ends in time does not wait for this daemon thread
+        os._exit(1)  # the worker hangs, and no supervisor is left to kill it
 
 
 def check_hosts(role: str, config: Config) -> None:
-    """Raises RunError where a link leads to a host whose name nobody knows; a host that is merely away is waited for.
+    """Raises RunError if the host name of a link cannot be resolved; an unreachable host is no error here.
 
-    ZMQ would look for it for ever without a word. Whoever starts this process again also waits for a name to appear.
+    ZMQ would retry such a name forever without an error. Each restart by a supervisor also retries the name.
     """
     if role == "evaluator" and config.evaluator.checkpoint:
         return
@@ -135,15 +135,15 @@ def check_hosts(role: str, config: Config) -> None:
 
 @contextlib.contextmanager
 def name_of_its_own(run_directory: str, name: str) -> Iterator[None]:
-    """Holds the name of this process in its run directory; RunError if another process there has it.
+    """Locks the name of this process in its run directory; raises RunError if another process there has locked it.
 
-    Two processes of one name would write into the same metrics. The lock ends with the process, however that ends.
+    Two processes with one name would write to the same metrics. The lock is released even if the process is killed.
     """
     path = Path(run_directory, "metrics", f".{name}.lock")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
-    except OSError:  # then it cannot write metrics either, which says so and is no reason to end
+    except OSError:  # metrics cannot be written either: MetricsWriter logs that, and the run goes on
         yield
         return
     try:
@@ -159,34 +159,34 @@ def name_of_its_own(run_directory: str, name: str) -> Iterator[None]:
 
 
 def process_rng(seed: int, *key: int) -> np.random.Generator:
-    """Returns the random numbers of one process of the run: its role's number, and more where a role has several."""
+    """Returns the random generator of a process; `key`: its number in ROLE_NUMBERS; for an actor, also its own."""
     return np.random.default_rng(np.random.SeedSequence([seed, *key]))
 
 
 def new_run_id() -> int:
-    """Returns a random number that tells this process from any other, also from itself before a restart."""
+    """Returns a random number that identifies this process; a restarted process gets another."""
     return random.SystemRandom().getrandbits(63)
 
 
 def digest_of_run_id(run_id: int) -> str:
-    """Returns what may be shown of a run id, which itself is a secret: with it another peer could act in its name."""
+    """Returns a digest of a run id, for display. The run id is secret: a peer with it could impersonate the process."""
     return hashlib.sha256(b"run id %d" % run_id).hexdigest()[:16]
 
 
 class _StandardError(logging.Handler):
-    """Writes to `sys.stderr` as it is at each record: the live view replaces it, to print log lines above its panel."""
+    """Writes to the current `sys.stderr`, which the live view replaces to print log lines above its panel."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Writes one record, as a whole."""
+        """Writes one record in one call."""
         try:
             sys.stderr.write(f"{self.format(record)}\n")
             sys.stderr.flush()
-        except Exception:  # as each handler of the standard library
+        except Exception:  # as in every handler of the standard library
             self.handleError(record)
 
 
 def start_log(name: str) -> logging.Logger:
-    """Returns the process's log, on standard error: a line a fact, with the time and the role."""
+    """Returns the process's log: one line per event on standard error, with the time and the process's name."""
     logging.basicConfig(
         format=f"%(asctime)s %(levelname)s {name}: %(message)s",
         datefmt="%H:%M:%S",

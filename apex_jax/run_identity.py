@@ -1,8 +1,8 @@
 """Which run a directory belongs to: a random name, made once, in the file `run_identity` of the run directory.
 
-The learner that begins a run makes it, and sends it with the weights and to the replay server; whatever process joins
-them from a directory without one writes it down. Checkpoints and the replay's journal hold it, too, so that a copied
-run is still that run. A process whose directory belongs to another run is refused: it would write its results into it.
+The learner that starts a run creates the name, and sends it with the weights and to the replay server; a process that
+joins from a directory without a name stores it there. Checkpoints and the replay's journal hold the name too, so that a
+copied run keeps it. A process whose directory belongs to another run is rejected: it would mix the results of two runs.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ MAX_FILE_BYTES = 64
 
 
 class RunIdentity:
-    """The identity of the run that a process is part of, as far as it knows it; for any thread."""
+    """The identity of the run that a process is part of, once the process knows it. Thread-safe."""
 
     def __init__(self, directory: str | None = None) -> None:
-        """Reads what the run directory says; None = it is kept nowhere. RunError if its file is damaged."""
+        """Reads the file of the run directory; None = nothing is stored. Raises RunError if the file cannot be used."""
         self._directory = directory
         self._lock = threading.Lock()
         self.name = self._read()  # 16 hexadecimal digits; empty = not known yet
 
     def differs(self, name: str) -> bool:
-        """Tells whether a peer is of another run; one that does not know its own, or speaks nonsense, is not."""
+        """Returns whether a peer's run is another one. False if either run is unknown, or `name` is not an identity."""
         return is_identity(name) and self.name not in ("", name)
 
     def adopt(self, name: str, source: str) -> None:
-        """Makes this process and its directory part of a run, unless the name is empty.
+        """Makes this process and its directory part of the run `name`; ignores a name that is not an identity.
 
-        RunError where they are of another one. `source`: where the name comes from, for that message.
+        Raises RunError if they belong to another run. `source`: origin of the name, for that message.
         """
         with self._lock:
             if not is_identity(name) or name == self.name:
@@ -53,14 +53,14 @@ class RunIdentity:
                 self._write()
 
     def refusal(self, name: str, source: str, this: str = "this process") -> str:
-        """Returns why a peer of the run `name` is not joined, and what to do."""
+        """Returns the message for a peer of another run, `name`: why it is rejected, and what to do."""
         return (
             f"{source} is of run {name}, {this} of run {self.name} (run_directory={self._directory}); give one of them"
             " the run_directory of the other's run or a new one, or the address of its own run"
         )
 
     def refused(self, reason: str) -> str:
-        """Returns a peer's refusal in printable text; one that names this run with the directory here."""
+        """Returns a peer's refusal as printable text; adds the run directory if the refusal names this run."""
         place = f"; here run_directory={self._directory}" if self.name and self.name in reason else ""
         return printable(reason) + place
 
@@ -70,7 +70,7 @@ class RunIdentity:
         path = Path(self._directory, FILE_NAME)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            with contextlib.suppress(FileNotFoundError, FileExistsError):  # another process is writing the same
+            with contextlib.suppress(FileNotFoundError, FileExistsError):  # another process is writing the same name
                 write_durably(path, self.name)
         except OSError as error:
             _log.warning("%s cannot be written (%s): the run goes on without it", path, error.strerror)
@@ -95,10 +95,10 @@ class RunIdentity:
 
 
 def new_identity() -> str:
-    """Returns the identity of a run that begins."""
+    """Returns the identity of a new run."""
     return secrets.token_hex(8)
 
 
 def is_identity(name: str) -> bool:
-    """Tells whether a text, such as a peer's, is the identity of a run."""
+    """Returns whether a text, such as a peer's, has the form of an identity."""
     return _NAME.fullmatch(name) is not None

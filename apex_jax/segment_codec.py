@@ -1,7 +1,7 @@
-"""Segments as bytes: pure functions, and nothing that is read is trusted.
+"""Encodes segments as bytes and decodes them: pure functions, which check everything they decode.
 
-The body of a segment has the columns of `apex_jax.types.COLUMNS`, one behind the other, little-endian, and then its
-frames as one zstd frame. The columns can be read without touching the pixels: a replay server never decompresses any.
+The body of a segment holds the columns of `apex_jax.types.COLUMNS`, one after another, little-endian, and then its
+frames as one zstd frame. Columns can be read without decompressing the frames; a replay server decompresses none.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from apex_jax.types import COLUMNS, MAX_SEGMENT_BYTES, MAX_STREAMED_SEGMENTS, Ac
 
 Bytes: TypeAlias = bytes | bytearray | memoryview
 
-LARGEST_REWARD = 1e9  # that is accepted when rewards are not clipped: no float32 of an update overflows with it
-LARGEST_OBSERVATION = 1e6  # of frames of floats, for the same reason: gradients are products with them, and squared
-OVERESTIMATION = 1e3  # times its largest possible value that a network may give an action while it learns
-LONGEST_HORIZON_STEPS = 1e5  # that values add up over, also with a discount of 1
+LARGEST_REWARD = 1e9  # maximum if rewards are not clipped: no float32 of an update overflows with it
+LARGEST_OBSERVATION = 1e6  # maximum in float frames, for the same reason: gradients are multiples of them, and squared
+OVERESTIMATION = 1e3  # a learning network may give an action up to this many times the largest possible value
+LONGEST_HORIZON_STEPS = 1e5  # a value sums rewards over at most this many steps, even if the discount is 1
 FLOAT32, INT32 = np.dtype("<f4"), np.dtype("<i4")
 
 
@@ -32,7 +32,7 @@ class _Field(NamedTuple):
     name: str
     dtype: np.dtype
     shape: tuple[int, ...]
-    start: int  # byte
+    start: int  # offset in bytes
 
 
 class _Layout(NamedTuple):
@@ -53,11 +53,11 @@ def _layout(spec: SegmentSpec, names: tuple[str, ...]) -> _Layout:
         fields.append(_Field(name, dtype, shape, end))
         end += dtype.itemsize * math.prod(shape)
     frame_bytes = spec.frame_bytes * spec.slots
-    return _Layout(tuple(fields), end, end + frame_bytes + frame_bytes // 256 + 18)  # noise stays raw: 18 of header
+    return _Layout(tuple(fields), end, end + frame_bytes + frame_bytes // 256 + 18)  # noise: stored raw, 18 B of header
 
 
 def layout_of(spec: SegmentSpec) -> _Layout:
-    """Returns the layout of a segment's body. Once per segment: to look it up takes 2 us."""
+    """Returns the layout of a segment's body. Call it once per segment: a lookup takes 2 us."""
     return _layout(spec, tuple(COLUMNS))
 
 
@@ -73,10 +73,10 @@ NO_LIMITS = ValueLimits(math.inf, math.inf, 1.0)
 
 
 def value_limits(config: Config) -> ValueLimits:
-    """Returns what rewards, n and discount allow, with some tolerance: one segment beyond it can end a learner.
+    """Returns the limits implied by rewards, n and discount, with some tolerance: larger values can end a learner.
 
     |return| <= r * sum_{j<n} gamma^j for rewards up to r. A priority is a |TD error|: a return and two values, each of
-    at most r / (1 - gamma), which networks overestimate. With rewards that are not clipped, r is LARGEST_REWARD.
+    at most r / (1 - gamma), which networks overestimate. If rewards are not clipped, r is LARGEST_REWARD.
     """
     gamma, reward = config.algorithm.discount, config.environment.reward_clip or LARGEST_REWARD
     largest_return = reward * sum(gamma**step for step in range(config.algorithm.n_step)) * (1 + 1e-3)
@@ -85,12 +85,13 @@ def value_limits(config: Config) -> ValueLimits:
 
 
 class _Zstd(threading.local):
-    """A thread's own compressor and decompressor: they hold working memory, and no two threads may use one at once."""
+    """The compressor and decompressor of a thread: they hold working memory, and are not thread-safe."""
 
     def __init__(self) -> None:
-        # 64 frames of 84 x 84 of Pong, Seaquest, MsPacman, random play: 46, 119, 145 B a transition in 110 to 160 us,
-        # and 50 us to decompress. It finds what repeats from frame to frame by itself: XORed with the frame before they
-        # take 52, 129, 153 B (LZ4: 104, 198, 218 B). Levels -1 and 3 make no less; level 5 makes 6 % less, in 600 us.
+        # Measured with 64 frames of 84 x 84 of random play in Pong, Seaquest, MsPacman: 46, 119, 145 B per transition;
+        # 110 to 160 us to compress, 50 us to decompress. zstd itself finds repetitions between frames: XORed with the
+        # previous frame they take 52, 129, 153 B (LZ4: 104, 198, 218 B). Levels -1 and 3 save nothing; level 5
+        # saves 6 %, in 600 us.
         self.compressor = zstandard.ZstdCompressor(level=1)
         self.decompressor = zstandard.ZstdDecompressor()
 
@@ -99,18 +100,18 @@ _zstd = _Zstd()
 
 
 class CorruptSegment(ValueError):
-    """Bytes that are no segment of the spec; `reason` is one of REASONS, for counting."""
+    """The bytes are not a segment of the spec; `reason` is one of REASONS, by which errors are counted."""
 
     REASONS = (
-        "bad_length",  # no room for the columns and a pixel, or more than zstd ever makes of the pixels
+        "bad_length",  # too short for the columns and a pixel, or longer than a body can be
         "bad_priority",  # not finite, negative, or beyond what rewards, n and discount allow
         "bad_return",  # not finite, or beyond what rewards, n and discount allow
-        "bad_discount",  # outside [0, 1], or beyond that of one step
+        "bad_discount",  # outside [0, 1], or above the discount of one step
         "bad_action",  # outside the bounds of the environment's actions
         "no_transition",  # no priority above 0
         "bad_start",  # a transition whose observation or bootstrap observation may lie outside the segment
-        "bad_bootstrap",  # a transition that bootstraps outside 1..n slots later
-        "bad_frames",  # not a zstd frame of the right size, or not numbers up to LARGEST_OBSERVATION
+        "bad_bootstrap",  # a bootstrap offset outside 1..n
+        "bad_frames",  # not a zstd frame of the right size, or floats that are NaN or beyond LARGEST_OBSERVATION
     )
 
     def __init__(self, reason: str) -> None:
@@ -120,10 +121,10 @@ class CorruptSegment(ValueError):
 
 
 def encode_segment(segment: Segment, spec: SegmentSpec) -> bytes:
-    """Returns the body of a segment, which `decode_segment` is sure to accept.
+    """Returns the body of a segment; `decode_segment` accepts every body returned.
 
-    Raises ValueError naming the array whose shape or dtype is not the spec's, and CorruptSegment (a ValueError too)
-    for values that the decoder would refuse: a segment in which no transition starts is one of them.
+    Raises ValueError with the name of an array whose shape or dtype is not the spec's, and CorruptSegment (a ValueError
+    too) for values that the decoder would reject, such as a segment in which no transition starts.
     """
     _check_layout("frames", segment.frames, (spec.slots, *spec.frame_shape), np.dtype(spec.frame_dtype))
     fields = layout_of(spec).fields
@@ -137,7 +138,7 @@ def encode_segment(segment: Segment, spec: SegmentSpec) -> bytes:
 
 
 def decode_segment(body: Bytes, spec: SegmentSpec) -> Segment:
-    """Returns what `encode_segment` was given, bit for bit; raises CorruptSegment."""
+    """Returns the segment that `encode_segment` encoded, bit for bit; raises CorruptSegment."""
     return Segment(frames=decode_frames(body, spec), columns=decode_columns(body, spec))
 
 
@@ -147,8 +148,8 @@ def decode_columns(body: Bytes, spec: SegmentSpec, limits: ValueLimits = NO_LIMI
     data = _check_length(body, layout)
     columns = {field.name: np.ndarray(field.shape, field.dtype, data, field.start) for field in layout.fields}
     floats = np.ndarray((3, slots), FLOAT32, data)  # priority, n_step_return, discount
-    # The server does this for each segment that comes in: few NumPy calls, 14 us in all. A NaN in a row makes both its
-    # minimum and its maximum NaN, and no comparison with NaN is true; an unsigned view makes a negative number large.
+    # The server runs this for each incoming segment, hence few NumPy calls: 14 us in all. A NaN in a row makes both its
+    # minimum and its maximum NaN, and every comparison with NaN is false.
     lowest, highest = floats.min(axis=1).tolist(), floats.max(axis=1).tolist()
     if not (lowest[0] >= 0 and highest[0] < math.inf and highest[0] <= limits.priority):
         raise CorruptSegment("bad_priority")
@@ -171,7 +172,7 @@ def decode_columns(body: Bytes, spec: SegmentSpec, limits: ValueLimits = NO_LIMI
 
 
 def decode_frames(body: Bytes, spec: SegmentSpec, out: np.ndarray | None = None) -> np.ndarray:
-    """Returns the frames `[L, *O]`, in `out` where that is given: C-contiguous, and untouched by a corrupt segment.
+    """Returns the frames `[L, *O]`, in `out` if given (C-contiguous); a corrupt segment leaves `out` unchanged.
 
     Raises CorruptSegment, and ValueError for an `out` of another shape, dtype or layout.
     """
@@ -183,7 +184,7 @@ def decode_frames(body: Bytes, spec: SegmentSpec, out: np.ndarray | None = None)
         raise ValueError("out must be C-contiguous and writeable: the frames are written straight into it")
     block = data[layout.columns_bytes :]
     try:
-        if zstandard.get_frame_parameters(block).content_size != out.nbytes:  # believed, it would be allocated
+        if zstandard.get_frame_parameters(block).content_size != out.nbytes:  # before zstd allocates this size
             raise CorruptSegment("bad_frames")
         pixels = _zstd.decompressor.decompress(block, allow_extra_data=False)
     except zstandard.ZstdError:
@@ -200,7 +201,7 @@ def max_body_bytes(spec: SegmentSpec) -> int:
 
 
 def max_streamed_bytes(spec: SegmentSpec) -> int:
-    """Returns the length of the longest message of segments to the learner."""
+    """Returns the length of the longest message that carries segments to the learner."""
     return min(MAX_STREAMED_SEGMENTS * max_body_bytes(spec), MAX_SEGMENT_BYTES)
 
 
@@ -212,7 +213,7 @@ def _check_length(body: Bytes, layout: _Layout) -> memoryview:
 
 
 def _are_allowed(action: np.ndarray, spec: ActionSpec) -> bool:
-    if action.dtype == INT32 and spec.low == 0:  # one reduction instead of two: a negative number becomes a large one
+    if action.dtype == INT32 and spec.low == 0:  # one reduction, not two: unsigned, a negative number is a large one
         return bool(action.view("<u4").max() <= spec.high)
     return bool(action.min() >= spec.low and action.max() <= spec.high)
 

@@ -1,17 +1,18 @@
-"""A copy of a run on S3 or in a folder, from which another machine goes on.
+"""A copy of a run on S3 or in a folder, from which another machine can continue the run.
 
-    <url>/<section>/files/<name>     one file of the run, whole; its name is random, and never used again
-    <url>/<section>/manifest.json    which of them is which file of the run; written last, so that a copy is whole
+    <url>/<section>/files/<name>     one file of the run, whole; its name is random, and never reused
+    <url>/<section>/manifest.json    the file of each path in the run directory; written last, so a copy is complete
 
-Learner and replay server each write a section of their own; two processes that write the same one break nothing. Each
-copy reads the manifest anew, checks run and progress, and replaces it only if nobody else has done so meanwhile (S3:
-If-Match; a folder: a lock and a rename); otherwise it starts again. It names only files that the manifest it has read
-named, or that it has uploaded since. It deletes only files that it had listed before it replaced the manifest: whoever
-uploaded them and has not named them yet can no longer do so. For the sake of readers they are an hour old, too.
+The learner and the replay server each write their own section; two processes may safely write the same one. Each push
+reads the manifest, checks run and progress, and replaces the manifest only if no other process has replaced it since
+(S3: If-Match; a folder: a lock and a rename); otherwise it starts again. The new manifest names only files that the
+old one named or that this push uploaded. The push deletes only files that it listed before it replaced the manifest: a
+process that uploaded one of them, but has not named it yet, will fail to replace the manifest. Deleted files are also
+at least an hour old, so that a process that is fetching them can finish.
 
-A file that has changed is uploaded again, whole: to send only its new end would cost more code than it saves bytes.
-Checkpoints, snapshots and all but the newest log of the replay never change. That log is closed at 32 MiB; a learner's
-metrics and TensorBoard files grow by about 25 MB a day, so it takes days until they outweigh the newest checkpoint.
+A changed file is uploaded whole: the code to send only its new end is not worth the bytes it would save. Checkpoints,
+snapshots and all replay logs except the newest never change. A log is closed at 32 MiB; a learner's metrics and
+TensorBoard files grow by about 25 MB a day, so it takes days until they are larger than the newest checkpoint.
 """
 
 from __future__ import annotations
@@ -35,32 +36,32 @@ from apex_jax.disk import open_regular, read_regular, write_durably
 from apex_jax.errors import RunError, first_line, shown
 from apex_jax.run_identity import RunIdentity, is_identity
 
-FORMAT = 2  # 1 stored parts of files
-KEPT_SECONDS = 3600.0  # nothing younger is deleted: somebody may be fetching it
-BLOCK_BYTES = 2**24  # of a file in memory at once
+FORMAT = 2  # format 1 stored parts of files
+KEPT_SECONDS = 3600.0  # no younger file is deleted: a process may be fetching it
+BLOCK_BYTES = 2**24  # read from a file at once
 MAX_MANIFEST_BYTES = 2**26  # about 400,000 files
 MAX_FILE_BYTES = 2**42
-ATTEMPTS = 3  # at what others change meanwhile
+ATTEMPTS = 3  # in all, if other processes change files or manifest meanwhile
 TIMEOUTS = {"connect_timeout": 5, "read_timeout": 20, "retries": {"max_attempts": 2}}  # of boto
 
 Section: TypeAlias = Literal["learner", "replay"]
 SECTIONS: tuple[Section, ...] = ("learner", "replay")
 FOLDERS = {"checkpoints", "metrics", "tensorboard", "logs", "replay"}
-COPIED = {  # a file of any other name, such as a key or a lock, stays behind
+COPIED = {  # files with other names, such as keys and locks, are not copied
     "learner": re.compile(
         r"run_identity|config[.]yaml|(changes|starts|evaluations)[.]jsonl|(curves|plot)[.]png|video[.](mp4|gif)"
         r"|checkpoints/[0-9]{1,18}/.+|metrics/\w[\w.-]*[.]jsonl|tensorboard/\w[\w.-]*/\w[\w.-]*|logs/\w[\w.-]*[.]log"
     ),
     "replay": re.compile(r"replay/(segments-[0-9-]+[.]log|snapshot-[0-9]+)"),
 }
-PROGRESS = {  # what the names of files tell: updates of a checkpoint, damaged ones included; the first event of a log
+PROGRESS = {  # progress in file names: updates of a checkpoint, even if damaged; first event of a replay log
     "learner": re.compile(r"checkpoints/(?:damaged-)?([0-9]{1,18})(?:-[0-9]+)?(?:/.+)?"),
     "replay": re.compile(r"replay/(?:segments-([0-9]{20})(?:-[0-9]{6})?[.]log|snapshot-[0-9]+)"),
 }
 
 
 class Stored(NamedTuple):
-    """A file of the run as the storage has it."""
+    """A file of the run, as stored."""
 
     name: str  # 32 hexadecimal digits
     size: int  # bytes
@@ -68,19 +69,19 @@ class Stored(NamedTuple):
 
 
 Files: TypeAlias = dict[str, Stored]  # by their path in the run directory
-State: TypeAlias = tuple[str, int, int, int]  # of a local file: path, inode, bytes, nanoseconds of its last change
+State: TypeAlias = tuple[str, int, int, int]  # of a local file: path, inode, bytes, time of change in nanoseconds
 
 
 class Manifest(NamedTuple):
-    """What the copy of a section holds."""
+    """The content of the copy of a section."""
 
-    identity: str  # of the run, see `apex_jax.run_identity`; empty = it was not known yet
+    identity: str  # of the run, see `apex_jax.run_identity`; empty = not known at the time
     files: Files
-    version: str | bytes  # of the manifest itself: its ETag, in a folder its bytes; empty = there is no copy
+    version: str | bytes  # of the manifest: its ETag on S3, its bytes in a folder; empty = no copy
 
 
 class StorageError(RunError):
-    """The copy of a run cannot be written or read; the message says where and why."""
+    """The copy of a run cannot be written or read; the message names the place and the reason."""
 
 
 class _Conflict(Exception):
@@ -88,13 +89,13 @@ class _Conflict(Exception):
 
 
 class Storage:
-    """Copies run directories to and from one URL; for one thread at a time."""
+    """Copies run directories to and from one URL. Not thread-safe."""
 
     def __init__(self, url: str):
-        """Raises StorageError unless `url` is of S3 or a folder."""
+        """Raises StorageError unless `url` is on S3 or a folder."""
         self.url = url
         with self._errors():
-            import fsspec  # not at the top: a run without a copy does not pay for it
+            import fsspec  # not at the top: a run without a copy need not load it
 
             self._is_s3 = url.startswith("s3://")
             options = {"config_kwargs": TIMEOUTS, "use_listings_cache": False} if self._is_s3 else {}
@@ -102,17 +103,17 @@ class Storage:
             if not self._is_s3 and "file" not in self._files.protocol:
                 raise ValueError("neither s3:// nor a folder: two copies at once could not be told apart")
         self._root = root.rstrip("/")
-        self._seen: dict[State, Stored] = {}  # of the last copy
+        self._seen: dict[State, Stored] = {}  # the files of the last push
 
     def manifest(self, section: Section) -> Manifest:
-        """Returns what the copy of a section holds, checked. StorageError."""
+        """Returns the checked manifest of a section, an empty one if there is none. Raises StorageError."""
         place = f"{self._root}/{section}/manifest.json"
         with self._errors():
             try:
-                version = self._files.info(place).get("ETag")  # before the content: it must not be of a newer one
+                version = self._files.info(place).get("ETag")  # read before the content: it must not be newer
                 data = self._files.cat_file(place, start=0, end=MAX_MANIFEST_BYTES + 1)
             except FileNotFoundError as error:
-                if _s3_code(error) == "NoSuchBucket":  # a run must not begin afresh for a misspelt name
+                if _s3_code(error) == "NoSuchBucket":  # a misspelt name must not start a new run
                     what = f"{self.url}: there is no such bucket"
                     raise StorageError(f"{what}; make it, or correct storage.url") from None
                 return Manifest("", {}, "")
@@ -126,9 +127,9 @@ class Storage:
             raise StorageError(f"{self.url}: {section}/manifest.json is damaged; restore it, or remove it") from None
 
     def push(self, section: Section, run_directory: Path) -> int | None:
-        """Brings the copy of a section up to date; returns the bytes that it lacked, None if there is nothing to copy.
+        """Updates the copy of a section; returns the bytes that were added, None if there is nothing to copy.
 
-        RunError; the copy before it then still stands.
+        Raises RunError; the previous copy then stays valid.
         """
         with self._errors():
             for _ in range(ATTEMPTS):
@@ -137,7 +138,7 @@ class Storage:
             raise StorageError(f"{self.url}: other processes keep writing its {section}; end all but one")
 
     def _push(self, section: Section, run_directory: Path) -> int | None:
-        if not files_of(section, run_directory):  # which does not empty the copy
+        if not files_of(section, run_directory):  # an existing copy is kept
             return None
         known = self.manifest(section)
         identity = RunIdentity(str(run_directory)).name
@@ -151,7 +152,7 @@ class Storage:
         return sum(file.size for name, file in files.items() if file != present.get(name))
 
     def _check(self, section: Section, known: Manifest, identity: str, run_directory: Path) -> None:
-        """Raises StorageError if the copy is of another run, or is ahead."""
+        """Raises StorageError if the copy belongs to another run, or is ahead of this one."""
         if known.identity not in ("", identity):
             what = f"the {section} of another run than {run_directory}"
             raise StorageError(f"{self.url} holds {what}: choose another URL")
@@ -162,14 +163,14 @@ class Storage:
             raise StorageError(f"{self.url} holds {what}, {run_directory} {here}: choose another URL")
 
     def _upload(self, section: Section, run_directory: Path, present: Files) -> Files:
-        """Uploads the files that `present` lacks, or has as they were; returns all."""
+        """Uploads the files that are not in `present` or have changed since; returns all files of the section."""
         for _ in range(ATTEMPTS):
             files, seen = {}, {}
             try:
                 for name, path in files_of(section, run_directory):
                     state, files[name] = self._copy(section, path, present.get(name))
                     seen[state] = present[name] = files[name]
-            except FileNotFoundError:  # a checkpoint that made room for a newer one
+            except FileNotFoundError:  # an old checkpoint was deleted meanwhile
                 continue
             if files.keys() <= {name for name, _ in files_of(section, run_directory)}:
                 self._seen = seen
@@ -177,7 +178,7 @@ class Storage:
         raise StorageError(f"{run_directory}: its {section} changes faster than it can be copied to {self.url}")
 
     def _copy(self, section: Section, path: Path, stored: Stored | None) -> tuple[State, Stored]:
-        """Uploads a file, unless it is as it was stored."""
+        """Uploads a file, unless it equals `stored`."""
         with open(open_regular(path, os.O_RDONLY), "rb") as file:
             status = os.fstat(file.fileno())
             state = (str(path), status.st_ino, status.st_size, status.st_mtime_ns)
@@ -188,7 +189,7 @@ class Storage:
             return state, self._write(section, file, status.st_size)
 
     def _write(self, section: Section, file: IO[bytes], size: int) -> Stored:
-        """Uploads `size` bytes of a file under a new name; what is appended meanwhile is for the next copy."""
+        """Uploads `size` bytes of a file under a new name; the next push uploads bytes that are appended meanwhile."""
         name, digest, left = secrets.token_hex(16), hashlib.sha256(), size
         if not self._is_s3:
             Path(self._place(section)).mkdir(parents=True, exist_ok=True)
@@ -200,10 +201,10 @@ class Storage:
         return Stored(name, size - left, digest.hexdigest())
 
     def _write_manifest(self, section: Section, manifest: Manifest) -> None:
-        """Replaces the manifest if that of `manifest.version` is still there. _Conflict."""
+        """Replaces the manifest. Raises _Conflict if its version is no longer `manifest.version`."""
         files = json.dumps(manifest.files)
         record = {"format": FORMAT, "identity": manifest.identity, "files": files, "crc": zlib.crc32(files.encode())}
-        text = json.dumps(record | {"nonce": secrets.token_hex(16)})  # no two manifests have the same ETag
+        text = json.dumps(record | {"nonce": secrets.token_hex(16)})  # gives every manifest its own ETag
         place = f"{self._root}/{section}/manifest.json"
         if not self._is_s3:
             _replace(Path(place), text, manifest.version)
@@ -217,7 +218,7 @@ class Storage:
             raise _Conflict from None
 
     def _listed(self, section: Section) -> dict[str, dict[str, Any]]:
-        """Returns what fsspec tells of each stored file, by its name, whether or not a manifest names it."""
+        """Returns fsspec's entry of each stored file by its name, even if no manifest names the file."""
         try:
             entries = self._files.ls(self._place(section), detail=True)
         except FileNotFoundError:
@@ -234,26 +235,27 @@ class Storage:
     def pull(
         self, section: Section, run_directory: Path, is_cancelled: Callable[[], bool] = lambda: False
     ) -> int | None:
-        """Fetches a section into a run directory that lacks it; returns its bytes, None if there is none or cancelled.
+        """Fetches a section into a run directory that lacks it; returns its size in bytes.
 
-        Nothing is in its place before all of it has come and was found to be what was copied. RunError.
+        Returns None if there is no copy, or if cancelled. Files are moved to their places only after all of them have
+        been fetched and verified. Raises RunError.
         """
         with self._errors():
             for _ in range(ATTEMPTS):
                 manifest = self.manifest(section)
                 arriving = run_directory / f".fetching-{section}"
-                with contextlib.suppress(FileNotFoundError):  # another copy was finished meanwhile
+                with contextlib.suppress(FileNotFoundError):  # a newer copy has replaced this one meanwhile
                     if not manifest.files or not self._fetch(section, manifest.files, arriving, is_cancelled):
                         return None
-                    # First, so that there is never anything that would be another run's without it.
+                    # Before the files: without the identity, they could be taken for those of another run.
                     RunIdentity(str(run_directory)).adopt(manifest.identity, f"the copy on {self.url}")
                     _install(arriving, run_directory)
                     return sum(file.size for file in manifest.files.values())
             raise StorageError(f"{self.url}: its {section} changes faster than it can be fetched, or is incomplete")
 
     def _fetch(self, section: Section, files: Files, arriving: Path, is_cancelled: Callable[[], bool]) -> bool:
-        """Fetches files into a folder of their own; returns False if it was cancelled."""
-        if arriving.is_symlink():  # which rmtree would leave
+        """Fetches files into the folder `arriving`; returns False if cancelled."""
+        if arriving.is_symlink():  # rmtree does not remove links
             arriving.unlink()
         shutil.rmtree(arriving, ignore_errors=True)
         for name, stored in files.items():
@@ -265,7 +267,7 @@ class Storage:
                         return False
                     end = min(start + BLOCK_BYTES, stored.size)
                     data = self._files.cat_file(self._place(section, stored.name), start=start, end=end)
-                    if not data:  # it is shorter
+                    if not data:  # it is shorter than `stored`
                         break
                     digest.update(data)
                     file.write(data)
@@ -278,7 +280,7 @@ class Storage:
 
     @contextlib.contextmanager
     def _errors(self) -> Iterator[None]:
-        """Makes one line of whatever the network, the disk and the packages in between raise."""
+        """Turns errors of the network, the disk and libraries into StorageErrors of one line."""
         try:
             yield
         except (RunError, _Conflict):
@@ -290,9 +292,9 @@ class Storage:
 
 
 def files_of(section: Section, run_directory: Path) -> list[tuple[str, Path]]:
-    """Returns the files of a section by their path in the run directory, logs behind what they complete. RunError."""
+    """Returns (relative path, path) of a section's files, logs after the files they complete. Raises StorageError."""
     found = []
-    for folder, folders, names in os.walk(run_directory):  # which follows no link in there
+    for folder, folders, names in os.walk(run_directory):  # it does not follow links
         if folder == str(run_directory):
             folders[:] = FOLDERS.intersection(folders)
             if links := [name for name in folders if Path(folder, name).is_symlink()]:
@@ -305,29 +307,29 @@ def files_of(section: Section, run_directory: Path) -> list[tuple[str, Path]]:
 
 
 def progress_of(section: Section, names: Iterable[str]) -> int | None:
-    """Returns how far files are: updates of the newest checkpoint, or the event at which the newest log begins."""
+    """Returns the progress that file names show: updates of the newest checkpoint, or first event of the newest log."""
     return max((int(match[1] or 0) for name in names if (match := PROGRESS[section].fullmatch(name))), default=None)
 
 
 def local_progress(section: Section, run_directory: Path) -> int | None:
-    """Returns how far a run directory is, damaged checkpoints included; None if it has nothing of the section."""
+    """Returns the progress of a run directory, including damaged checkpoints; None if it lacks the section."""
     return progress_of(section, (path.relative_to(run_directory).as_posix() for path in run_directory.glob("*/*")))
 
 
 def _replace(path: Path, text: str, version: str | bytes) -> None:
-    """Writes a manifest into a folder if the one there is still `version`. _Conflict."""
+    """Writes a manifest into a folder. Raises _Conflict if the current one is not `version`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(open_regular(path.with_name("lock"), os.O_WRONLY | os.O_CREAT), "wb") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # which nobody has for longer than this
+        fcntl.flock(lock, fcntl.LOCK_EX)  # held only for the lines below
         if (read_regular(path) if path.exists() else "") != version:
             raise _Conflict
         write_durably(path, text)
 
 
 def _install(arriving: Path, run_directory: Path) -> None:
-    """Moves what has come to its place, checkpoints and the replay whole and last; what is there already stays.
+    """Moves fetched files to their places, checkpoints and the replay last and as whole folders; existing files stay.
 
-    StorageError if that is a folder, unless it is a checkpoint's: the one that is there is as far.
+    Raises StorageError if an existing folder is in the way, unless it is a checkpoint: that has the same progress.
     """
     folders = {*arriving.glob("checkpoints/*"), *arriving.glob("replay")}
     files = [path for path in arriving.rglob("*") if path.is_file() and not folders.intersection(path.parents)]
@@ -335,7 +337,7 @@ def _install(arriving: Path, run_directory: Path) -> None:
         place = run_directory / unit.relative_to(arriving)
         place.parent.mkdir(parents=True, exist_ok=True)
         if unit in folders and place.is_dir() and {path.name for path in place.iterdir()} <= {"lock"}:
-            for path in place.iterdir():  # a lock, which somebody may hold
+            for path in place.iterdir():  # a lock, which another process may hold
                 os.replace(path, unit / path.name)
             place.rmdir()
         if not place.exists():
@@ -346,7 +348,7 @@ def _install(arriving: Path, run_directory: Path) -> None:
 
 
 def _checked(section: Section, record: dict[str, Any]) -> tuple[str, Files]:
-    """Returns the run and the files of a manifest; raises nearly anything unless it is one of ours."""
+    """Returns the identity and the files of a manifest. Raises various exceptions if it is invalid."""
     if record["crc"] != zlib.crc32(record["files"].encode()):
         raise ValueError("not what was written")
     if record["identity"] != "" and not is_identity(record["identity"]):
@@ -363,6 +365,6 @@ def _checked(section: Section, record: dict[str, Any]) -> tuple[str, Files]:
 
 
 def _s3_code(error: OSError) -> str:
-    """Returns the code of S3's answer behind an error; empty if there was none."""
+    """Returns the code of the S3 response that caused an error; empty if there is none."""
     response = getattr(error.__cause__, "response", None) or {}
     return str(response.get("Error", {}).get("Code", ""))

@@ -1,4 +1,4 @@
-"""Records that cross a border between modules, and the limits of what a run may hold.
+"""Records that modules exchange, and limits of the sizes and counts in a run.
 
 Axis legend, used in every shape of this project:
 
@@ -17,30 +17,30 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-MAX_COUNT = 2**48  # of transitions, segments, actors: enough for any run, no sum overflows, and the journal believes it
-MAX_ENVIRONMENT_STEPS = 10**15  # of a run; times a frame skip it still fits in 64 bits
+MAX_COUNT = 2**48  # of transitions, segments or actors: enough for any run; no sum overflows; the journal accepts it
+MAX_ENVIRONMENT_STEPS = 10**15  # of a run; multiplied by a frame skip, it still fits in 64 bits
 MAX_SEGMENT_BYTES = 2**25
-MAX_STREAMED_SEGMENTS = 64  # in one message to the learner, as far as they fit in a few megabytes
+MAX_STREAMED_SEGMENTS = 64  # in one message to the learner; fewer if they exceed a few megabytes
 MAX_WEIGHTS_BYTES = 2**29
-PEER_TIMEOUT_SECONDS = 10.0  # a peer that has said nothing for so long is dead, or as good as that
+PEER_TIMEOUT_SECONDS = 10.0  # a peer that has sent nothing for this long is considered dead
 
 
 class ActionSpec(NamedTuple):
-    """What an environment takes as an action; each element is in [low, high]."""
+    """The actions that an environment accepts; each element is in [low, high]."""
 
-    shape: tuple[int, ...]  # () of a discrete action
-    dtype: str  # "int32" of discrete actions, "float32" of continuous ones
+    shape: tuple[int, ...]  # () if discrete
+    dtype: str  # "int32" if discrete, "float32" if continuous
     low: float
     high: float
 
     @classmethod
     def discrete(cls, num_actions: int) -> ActionSpec:
-        """Returns that of the actions 0, 1 ... num_actions - 1."""
+        """Returns the spec of the discrete actions 0, 1 ... num_actions - 1."""
         return cls((), "int32", 0, num_actions - 1)
 
     @property
     def num_actions(self) -> int:
-        """How many discrete actions there are."""
+        """The number of discrete actions."""
         assert self.dtype == "int32", self
         return int(self.high) + 1
 
@@ -81,27 +81,27 @@ class SegmentSpec(NamedTuple):
         return math.prod(self.frame_shape) * np.dtype(self.frame_dtype).itemsize
 
     def max_environment_steps(self, num_environments: int) -> int:
-        """Environment steps that one segment may tell of: a few segments of every environment were left out before."""
+        """Maximum of `SegmentRecord.environment_steps`; it allows for missing segments of every environment."""
         return 16 * num_environments * self.slots
 
 
 class Step(NamedTuple):
-    """What the environments `env_id` of an actor returned: A of its E environments."""
+    """One step of the environments `env_id`: A of the E environments of an actor."""
 
     env_id: np.ndarray  # int32[A]
     observation: np.ndarray  # uint8|float32[A, F, *O]
-    reward: np.ndarray  # float32[A], raw; belongs to the action sent before
-    first: np.ndarray  # bool[A], a new episode starts with this observation; the action sent before was ignored
+    reward: np.ndarray  # float32[A], raw; result of the previous action
+    first: np.ndarray  # bool[A], a new episode starts with this observation; the previous action was ignored
     terminated: np.ndarray  # bool[A], game over: nothing follows this observation
     truncated: np.ndarray  # bool[A], time limit: the game would have gone on from this observation
-    life_lost: np.ndarray  # bool[A], fewer lives than one step before
+    life_lost: np.ndarray  # bool[A], fewer lives than at the previous step
 
 
 class Column(NamedTuple):
-    """What a segment holds of the transition that starts at each slot; zeros if none does."""
+    """One value per slot of a segment: that of the transition that starts there; 0 if none does."""
 
     dtype: str
-    shape: tuple[int, ...] = ()  # of what one slot holds
+    shape: tuple[int, ...] = ()  # of the value of one slot
 
 
 COLUMNS: dict[str, Callable[[SegmentSpec], Column]] = {
@@ -142,7 +142,7 @@ class SegmentRecord(NamedTuple):
 
     run_id: int  # of the actor's process
     sequence: int  # 1, 2, 3 ... within a run id
-    environment_steps: int  # that the actor has made since its previous segment
-    transitions: int  # that start in it; of one that cannot be decoded, as its actor says
+    environment_steps: int  # made by the actor since its previous segment
+    transitions: int  # that start in it; the actor's count if the body cannot be decoded
     body: bytes  # see `apex_jax.segment_codec.encode_segment`
     crc: int  # zlib.crc32 of the body

@@ -1,1 +1,1 @@
-"""Every claim of the README about speed and size, measured: `python -m benchmarks.NAME`, see benchmarks/README.md."""
+"""Measures the README's claims about speed and size: `python -m benchmarks.NAME`, see benchmarks/README.md."""

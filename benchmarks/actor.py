@@ -1,8 +1,9 @@
-"""The real actor process, sending to a sink, beside its limit: EnvPool and the policy alone, in series.
+"""Steps/s of a real actor process that sends to a sink, relative to its limit: EnvPool and the policy in series.
 
-The serial limit is what an actor would reach that did nothing but step a batch of environments, then act on it, in
-turn, each with all cores: 1 / (1 / steps per second of EnvPool + 1 / observations per second of the policy). EnvPool
-alone has as many environments as the actor, twice the batch, and also returns whichever half is ready first.
+The serial limit is the rate of an actor that only steps a batch of environments and then runs the policy on it, one
+after the other, each with all cores: 1 / (1 / EnvPool's steps per second + 1 / the policy's observations per second).
+EnvPool alone runs as many environments as the actor, twice the batch size, and also returns the half that is ready
+first.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ import numpy as np
 import zmq
 
 from apex_jax.agent.dqn import make_dqn
-from apex_jax.command_line import load
 from apex_jax.config import Config
 from apex_jax.environment import Environment, segment_spec
 from apex_jax.links.weights_server import WeightsServer
 from apex_jax.metrics import read_metrics
 from apex_jax.process import new_run_id
+from apex_jax.settings import load
 from apex_jax.transport.params_codec import architecture_of
 from benchmarks.load import Sink
 from benchmarks.replay_server import free_tcp_addresses
@@ -36,7 +37,7 @@ WARM_UP_SECONDS = 2.0
 
 
 def main() -> None:
-    """Measures every configuration with every batch size; of some rounds the median one counts."""
+    """Measures every configuration with every batch size; reports the round with the median share of the limit."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=8.0, help="of each measurement of the actor")
     parser.add_argument("--rounds", type=int, default=3)
@@ -55,7 +56,7 @@ def main() -> None:
 
 
 def measure(name: str, settings: list[str], seconds: float) -> dict[str, float]:
-    """Returns steps/s of the actor and of its parts, measured before and after it: speed drifts."""
+    """Returns the rates of the actor and of its parts, which are measured before and after it because speed drifts."""
     config = load(ROOT / "configs" / f"{name}.yaml", settings)
     before = parts_alone(config, seconds / 4)
     actor = actor_steps_per_second(name, settings, seconds)
@@ -133,7 +134,7 @@ def parts_alone(config: Config, seconds: float) -> tuple[float, float]:
 
 
 def calls_per_second(call: Callable[[], None], seconds: float) -> float:
-    """Returns how often something can be done in a second, after a first time that compiles."""
+    """Returns the calls per second, after a first call that compiles."""
     call()
     calls, start = 0, time.monotonic()
     while time.monotonic() < start + seconds:

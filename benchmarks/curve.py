@@ -1,4 +1,4 @@
-"""What encryption costs: the real replay server over loopback tcp with CURVE and without, taking turns on one core."""
+"""The cost of encryption: real replay servers over loopback tcp, with and without CURVE, in turns on one core."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from apex_jax.command_line import load
 from apex_jax.config import Config
+from apex_jax.settings import load
 from apex_jax.transport import keys
 from apex_jax.transport.messages import SegmentMessage
 from apex_jax.transport.security import LinkContext, Security, security_of
@@ -31,13 +31,13 @@ from benchmarks.report import finish, say, target
 from benchmarks.roles import ROOT, role
 from benchmarks.timing import ratio
 
-FLEET = 360  # actors that join at once
-PAUSED = 1e-9  # segments a second
+FLEET = 360  # actors that join at the same time
+PAUSED = 1e-9  # segments per second, practically none; a rate of 0 would mean as many as the server accepts
 PATH = ROOT / "configs" / "paper.yaml"
 
 
 class Link(NamedTuple):
-    """A replay server with keys or without, and its peers."""
+    """A replay server with or without keys, and its peers."""
 
     config: Config
     actor: Security
@@ -46,7 +46,7 @@ class Link(NamedTuple):
 
 
 def main() -> None:
-    """Measures segments in, batches out, and a fleet that joins, each with and without encryption in turn."""
+    """Measures ingest, draws and the joining of a fleet, with and without encryption in turn."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=4.0, help="of each measurement")
     parser.add_argument("--rounds", type=int, default=5, help="measurements of each kind")
@@ -84,7 +84,7 @@ def start(
     server_core: set[int],
     other_cores: set[int],
 ) -> Link:
-    """Starts a server and its actors, which do not send yet, until the end of `stack`."""
+    """Starts a server and its actors, which do not send segments yet; closing `stack` ends them."""
     experience, sampling = free_tcp_addresses(2)
     settings = [*server_settings(experience, sampling, capacity), f"security.keys={directory}"]
     config = load(PATH, settings)
@@ -96,7 +96,7 @@ def start(
 
 
 def measure(link: Link, seconds: float, per_segment: float) -> dict[str, float]:
-    """Returns the figures of one round; nothing else is under way meanwhile."""
+    """Returns the figures of one round, each measured on its own; the other server's actors are paused meanwhile."""
     link.load.set_rate(0.0)
     time.sleep(0.5)
     started, first = time.monotonic(), link.load.sent_segments
@@ -111,7 +111,7 @@ def measure(link: Link, seconds: float, per_segment: float) -> dict[str, float]:
 
 
 def seconds_to_join(link: Link) -> float:
-    """Returns how long it takes until a fleet that comes at once has been welcomed."""
+    """Returns the seconds until the server has welcomed a fleet whose actors all connect at the same time."""
     context = LinkContext.of(link.actor)
     started = time.monotonic()
     address, compatibility_key = link.config.addresses.experience, link.config.compatibility_key
@@ -130,7 +130,7 @@ def seconds_to_join(link: Link) -> float:
 
 
 def report(figures: dict[str, dict[str, list[float]]]) -> None:
-    """Prints the last line."""
+    """Prints the report: the medians of all rounds."""
     plain, curve = figures["plain"], figures["CURVE"]
     values = {
         f"{figure}, {name}": statistics.median(rounds)

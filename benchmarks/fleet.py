@@ -1,4 +1,4 @@
-"""The paper's fleet: 360 simulated actors and one learner client against one replay server on one core, over tcp."""
+"""The paper's fleet: 360 simulated actors and one learner client use one replay server on one core, over tcp."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from apex_jax.command_line import load
+from apex_jax.settings import load
 from apex_jax.transport import keys
 from apex_jax.transport.security import security_of
 from benchmarks.load import ActorLoad, DrawingClient, split_cores
@@ -28,16 +28,16 @@ from benchmarks.roles import ROOT, resident_bytes, role
 ACTORS, PROCESSES = 360, 2
 SEGMENTS = 360
 BATCHES_AT_ONCE = 8
-WINDOWS = 6  # of the measurement: memory is compared from the second to the last
+WINDOWS = 6  # parts of the measurement; the growth of memory is that from the second to the last
 
 
 class Windows(NamedTuple):
-    """What each window of the measurement showed."""
+    """The figures of each window of the measurement."""
 
-    frames_per_second: list[float]  # in
-    batches_per_second: list[float]  # out
-    server_bytes: list[float]  # resident
-    latency_milliseconds: Any  # of the last window: median, 99 %, largest
+    frames_per_second: list[float]  # sent by the actors
+    batches_per_second: list[float]  # sent by the server
+    server_bytes: list[float]  # resident memory
+    latency_milliseconds: Any  # of the last window: median, 99th percentile, maximum
 
 
 def main() -> None:
@@ -56,7 +56,7 @@ def main() -> None:
 
 
 def measure(seconds: float, capacity: int, keys_directory: str) -> Windows:
-    """Runs server, fleet and client; keys_directory "" = without encryption."""
+    """Runs server, fleet and client; `keys_directory`: "" = no encryption."""
     experience, sampling = free_tcp_addresses(2)
     settings = [*server_settings(experience, sampling, capacity), f"security.keys={keys_directory}"]
     path = ROOT / "configs" / "paper.yaml"
@@ -81,7 +81,7 @@ def measure(seconds: float, capacity: int, keys_directory: str) -> Windows:
         client = DrawingClient(
             sampling, config.compatibility_key, BATCHES_AT_ONCE, BATCH_SIZE, GROUPS[BATCHES_AT_ONCE], learner
         )
-        while not client.draw(1.0).batches_per_second:  # first it takes the live segments
+        while not client.draw(1.0).batches_per_second:  # until the client has received all live segments
             pass
         for _ in range(WINDOWS):
             before = sum(part.sent_segments for part in fleet)
@@ -99,7 +99,7 @@ def measure(seconds: float, capacity: int, keys_directory: str) -> Windows:
 
 
 def report(windows: Windows, is_encrypted: bool) -> None:
-    """Prints the last line."""
+    """Prints the report."""
     frames, batches, memory = windows.frames_per_second, windows.batches_per_second, windows.server_bytes
     frame_skip = load(ROOT / "configs" / "paper.yaml").environment.frame_skip
     targets = {

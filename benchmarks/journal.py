@@ -1,6 +1,6 @@
-"""The replay's journal: what it costs to write each segment down, and how long 2 M transitions take to load.
+"""The replay's journal: the cost of recording each segment, and the time to load 2 M transitions.
 
-A server's storing is timed with and without a journal, taking turns; then a full replay is snapshotted and loaded.
+Storing segments as a server does is timed with and without a journal, in turn; then a full replay is saved and loaded.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from apex_jax.command_line import load
 from apex_jax.config import Config
 from apex_jax.environment import segment_spec
 from apex_jax.replay.replay import Replay
 from apex_jax.segment_codec import decode_columns
+from apex_jax.settings import load
 from apex_jax.transport.messages import SegmentMessage
 from apex_jax.types import Columns, SegmentRecord, SegmentSpec
 from benchmarks.recorded import as_messages, num_transitions, record_segments
@@ -29,20 +29,20 @@ from benchmarks.report import finish, say, target
 from benchmarks.roles import ROOT
 from benchmarks.timing import medians, side_by_side
 
-SEGMENTS = 256  # distinct ones, stored again and again
-AT_ONCE = 16  # segments stored between two flushes: so many wait when actors send all they can
+SEGMENTS = 256  # distinct segments, stored repeatedly
+AT_ONCE = 16  # segments stored between two flushes: as many are pending when actors send at full speed
 PAPER_SEGMENTS_PER_SECOND = 250  # 12,500 transitions/s in segments of 50
 
 
 class Stored(NamedTuple):
-    """A segment as it has arrived and been checked."""
+    """A received segment, with its decoded and checked columns."""
 
     segment: SegmentRecord
     columns: Columns
 
 
 def replay_of(config: Config, spec: SegmentSpec, directory: str | None) -> Replay:
-    """Returns a replay; `directory`: of its run, None = no journal. It goes on from what is there."""
+    """Returns a replay, restored from the journal, if any, in the run directory `directory`; None = no journal."""
     if directory is None:
         config = config.replace(replay=dataclasses.replace(config.replay, journal=False))
     replay = Replay(config.replace(run_directory=directory or ""), spec, np.random.default_rng(0))
@@ -51,7 +51,7 @@ def replay_of(config: Config, spec: SegmentSpec, directory: str | None) -> Repla
 
 
 def store(replay: Replay, segments: list[Stored]) -> None:
-    """Stores segments and writes them down, as a server does."""
+    """Stores segments and then flushes the journal, as a server does."""
     for segment, columns in segments:
         number = replay.buffer.inserted_segments + 1
         replay.insert(segment._replace(sequence=number), columns, 0.0)
@@ -59,7 +59,7 @@ def store(replay: Replay, segments: list[Stored]) -> None:
 
 
 def main() -> None:
-    """Measures both."""
+    """Measures storing and loading."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--transitions", type=int, default=2_000_000, help="that the replay holds")
     parser.add_argument("--seconds", type=float, default=4.0, help="of storing, with and without a journal each")
@@ -88,7 +88,7 @@ def main() -> None:
 
 
 def stored(message: SegmentMessage, spec: SegmentSpec) -> Stored:
-    """Returns a segment with its columns."""
+    """Returns the segment of a message with its columns."""
     columns = decode_columns(message.body, spec)
     transitions = int(np.count_nonzero(columns["priority"]))
     record = SegmentRecord(1, 0, message.environment_steps, transitions, message.body, message.crc)
@@ -98,7 +98,7 @@ def stored(message: SegmentMessage, spec: SegmentSpec) -> Stored:
 def append_microseconds(
     config: Config, spec: SegmentSpec, segments: list[Stored], directory: str, seconds: float
 ) -> dict[str, float]:
-    """Returns what storing one segment takes, without and with a journal; snapshots are not counted."""
+    """Returns the microseconds to store a segment, without and with a journal; medians exclude the rare snapshots."""
     small = config.replace(replay=dataclasses.replace(config.replay, capacity_transitions=200_000))
     replays = {"none": replay_of(small, spec, None), "journal": replay_of(small, spec, directory)}
 
@@ -124,7 +124,7 @@ def append_microseconds(
 def full_replay(
     config: Config, spec: SegmentSpec, segments: list[Stored], directory: str, num_segments: float
 ) -> dict[str, Any]:
-    """Fills a replay, saves it, and loads it again; returns seconds, milliseconds, bytes."""
+    """Fills a replay, saves it, and loads it again; returns figures in seconds, milliseconds and bytes."""
     replay = replay_of(config, spec, directory)
     while replay.buffer.inserted_segments < num_segments:
         store(replay, segments[:AT_ONCE])
@@ -163,14 +163,14 @@ def full_replay(
 
 
 def wait_for_thread() -> None:
-    """Waits until the snapshot is written."""
+    """Waits until the thread that writes a snapshot has ended."""
     for thread in threading.enumerate():
         if thread.name == "replay snapshot":
             thread.join()
 
 
 def forget_pages(directory: Path) -> None:
-    """Asks the kernel to read these files from the disk next time."""
+    """Asks the kernel to drop the directory's files from its cache, so that they are next read from the disk."""
     for path in directory.iterdir():
         descriptor = os.open(path, os.O_RDONLY)
         os.fsync(descriptor)

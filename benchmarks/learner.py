@@ -1,8 +1,8 @@
-"""The real learner process, fed by a real replay server over ipc, beside its limit: the bare update.
+"""Updates/s of a real learner process, fed by a real replay server over ipc, relative to its limit: the bare update.
 
 The bare update is the same jitted function on random data that are already on the device; it is measured before and
-after the learner, because a machine's speed drifts. Simulated actors send real segments meanwhile, which the learner
-decodes and stores.
+after the learner, because a machine's speed drifts. While the learner runs, simulated actors send real segments, which
+it decodes and stores.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Any
 
 import jax
 
-from apex_jax.command_line import load
 from apex_jax.metrics import read_metrics
+from apex_jax.settings import load
 from apex_jax.transport.sockets import LocalLinks
 from apex_jax.workers.learner import compute_dtype
 from benchmarks.load import ActorLoad
@@ -23,7 +23,7 @@ from benchmarks.report import finish, say, target
 from benchmarks.roles import ROOT, role
 from benchmarks.update import BareUpdate
 
-CASES = {"pong_cpu": 1_000.0, "paper": 1_000.0}  # transitions/s that come in meanwhile
+CASES = {"pong_cpu": 1_000.0, "paper": 1_000.0}  # transitions/s that the actors send
 GPU_TRANSITIONS_PER_SECOND = 12_500.0  # the paper's
 CAPACITY = 100_000  # transitions
 METRICS_SECONDS = 1.0
@@ -31,7 +31,7 @@ SEGMENTS = 128
 
 
 def main() -> None:
-    """Measures every configuration."""
+    """Measures every configuration; reports the round with the median share of the bare update."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=20.0, help="of measuring the learner")
     parser.add_argument("--rounds", type=int, default=3)
@@ -79,7 +79,7 @@ def measure(name: str, transitions_per_second: float, seconds: float) -> dict[st
 
 
 def steady_rates(metrics: Any, seconds: float) -> float:
-    """Returns updates/s from when the learner has been updating for some seconds."""
+    """Returns the mean updates/s over `seconds`, after 5 lines of metrics that report a loss."""
 
     def rates() -> list[float]:
         lines = read_metrics(metrics) if metrics.exists() else []

@@ -1,6 +1,6 @@
-"""Peers of a process under test: actors that send recorded segments, a client that draws, a sink of segments.
+"""Peers of a process under test: actors that send recorded segments, a client that draws, a sink for segments.
 
-All speak the real protocol over real sockets; what they leave out is acting, learning and storing.
+All use the real protocol over real sockets, but do not act, learn or store.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ SEGMENTS_WINDOW = 256
 
 
 class SimulatedActor:
-    """One connection that sends segments as far as its credit goes."""
+    """One connection that sends segments while it has credit."""
 
     def __init__(self, context: zmq.Context, address: str, compatibility_key: str):
-        """Connects and says hello."""
+        """Connects; `read` sends the hello."""
         self.socket = sockets.connect_experience(context, address)
         self.run_id = new_run_id()
         self._hello = ActorHello(self.run_id, compatibility_key, num_environments=1)
@@ -53,7 +53,7 @@ class SimulatedActor:
         self._next_sign = 0.0
 
     def read(self, now_seconds: float) -> None:
-        """Takes what the server says, and gives a sign of life once a second."""
+        """Handles the server's messages, and sends a hello or, once welcomed, a heartbeat, once a second."""
         while (message := sockets.receive(self.socket, (ActorWelcome, SegmentAck))) is not None:
             if isinstance(message, ActorWelcome):
                 self._credit = message.max_outstanding_segments
@@ -65,11 +65,11 @@ class SimulatedActor:
 
     @property
     def is_welcome(self) -> bool:
-        """Tells whether the server has taken it."""
+        """Returns whether the server has welcomed this actor."""
         return self._credit > 0
 
     def send(self, message: SegmentMessage) -> bool:
-        """Sends a segment if the server has room for it."""
+        """Sends a segment if there is credit for it; returns whether it was sent."""
         if self._sequence - self._acknowledged >= self._credit:
             return False
         sent = sockets.send(self.socket, message._replace(run_id=self.run_id, sequence=self._sequence + 1))
@@ -78,7 +78,7 @@ class SimulatedActor:
 
 
 class ActorLoad:
-    """A process of simulated actors, which together send so many segments a second; 0 = as many as the server takes."""
+    """A process of simulated actors that together send segments at a given rate; 0 = as many as the server accepts."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class ActorLoad:
         cores: set[int] | None,
         security: Security = NO_KEYS,
     ):
-        """Starts the process. `cores`: that it may use, None = all; `security`: an actor's keys, if it has some."""
+        """Starts the process. `cores`: allowed cores, None = all; `security`: the actors' keys, if any."""
         context = multiprocessing.get_context("spawn")
         self._sent: Synchronized[int] = context.Value("q", 0)
         self._rate: Synchronized[float] = context.Value("d", segments_per_second)
@@ -115,7 +115,7 @@ class ActorLoad:
         return self._sent.value
 
     def set_rate(self, segments_per_second: float) -> None:
-        """Changes how many segments are sent a second."""
+        """Changes the rate at which the actors together send segments."""
         self._rate.value = segments_per_second
 
     def close(self) -> None:
@@ -153,7 +153,7 @@ def _send_segments(
                 allowance -= bool(rate.value)
                 progress += 1
                 if rate.value:
-                    break  # each in its turn
+                    break  # one segment per actor and turn
         sent.value += progress
         if not progress:
             time.sleep(0.02 if rate.value else 0.001)
@@ -163,10 +163,10 @@ def _send_segments(
 
 
 class Sink:
-    """Welcomes actors as a replay server does and acknowledges what they send, on a thread; keeps nothing."""
+    """Welcomes actors and acknowledges their segments as a replay server does, on a thread; stores nothing."""
 
     def __init__(self, context: zmq.Context, address: str):
-        """Binds and starts the thread."""
+        """Binds the socket and starts the thread."""
         self._socket = sockets.serve_experience(context, address)
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run)
@@ -192,14 +192,14 @@ class Sink:
 
 
 class DrawFigures(NamedTuple):
-    """What a client saw of the server."""
+    """The speed of the server, measured by a client."""
 
     batches_per_second: float
-    latency_milliseconds: list[float]  # from asking for a group of batches to having it: median, 99 %, largest
+    latency_milliseconds: list[float]  # from request to arrival of a group of batches: median, 99th percentile, maximum
 
 
 class DrawingClient:
-    """Draws groups of K batches of 512, and writes as many priorities back."""
+    """Draws groups of `batches_at_once` batches, and sends new priorities for all transitions drawn."""
 
     def __init__(
         self,
@@ -210,7 +210,7 @@ class DrawingClient:
         groups: int,
         security: Security = NO_KEYS,
     ):
-        """Joins the server and asks for `groups` groups to be under way at any time."""
+        """Joins the server and keeps `groups` groups of batches requested at any time."""
         self._context = LinkContext.of(security)
         self._socket = sockets.connect_sampling(self._context, address)
         self._run_id = new_run_id()
@@ -227,7 +227,7 @@ class DrawingClient:
         self._ask(groups, SEGMENTS_WINDOW)
 
     def draw(self, seconds: float) -> DrawFigures:
-        """Draws for so long."""
+        """Draws for `seconds`; returns the figures."""
         latencies: list[float] = []
         start = now = time.monotonic()
         next_sign = start + 1.0
@@ -249,13 +249,13 @@ class DrawingClient:
         )
 
     def close(self) -> None:
-        """Leaves; a server that had to find out would store nothing until then."""
+        """Sends a goodbye and disconnects; without it, the server would store nothing until it evicts this client."""
         self._send(Goodbye(self._run_id))
         self._socket.close()
         self._context.term()
 
     def _receive(self) -> Any:
-        """Returns the next message, None if there is none; the server echoes a `Credit` of nothing as a heartbeat."""
+        """Returns the next message or None; the server's heartbeat is its echo of an empty `Credit`."""
         return sockets.receive(self._socket, (LearnerWelcome, StreamedSegments, IndexBatches, Credit))
 
     def _ask(self, groups: int, segments: int) -> None:
@@ -273,6 +273,6 @@ class DrawingClient:
 
 
 def split_cores() -> tuple[set[int], set[int]]:
-    """Returns a core for the server alone, and the other cores of this machine for its peers."""
+    """Returns one core for the server, and the machine's other cores, if any, for its peers."""
     first, *others = sorted(os.sched_getaffinity(0))
     return {first}, set(others) or {first}

@@ -1,6 +1,6 @@
-"""Bytes a transition: in the real replay server, and in the learner's frame store, for real games.
+"""Bytes per transition in the real replay server and in the learner's frame store, for real games.
 
-Beside them what other buffers hold for the same transitions: cpprb with `next_of` and `stack_compress`, and raw stacks.
+For comparison, the bytes that other buffers need: cpprb with `next_of` and `stack_compress`, and raw stacks.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from apex_jax.agent.frame_store import store_bytes
-from apex_jax.command_line import load
 from apex_jax.config import Config
 from apex_jax.environment import segment_spec
 from apex_jax.metrics import resident_memory_bytes
+from apex_jax.settings import load
 from apex_jax.types import Segment
 from benchmarks.load import ActorLoad
 from benchmarks.recorded import as_messages, num_transitions, record_segments
@@ -24,7 +24,7 @@ from benchmarks.roles import ROOT, resident_bytes, role
 
 GAMES = ("Pong", "Seaquest", "Breakout", "MsPacman")
 POLICIES = {"trained-like, epsilon 0.01": 0.01, "random": 1.0}
-SEGMENTS = 1000  # distinct ones of each game and policy, sent again until the replay is full
+SEGMENTS = 1000  # distinct segments of each game and policy, sent repeatedly until the replay is full
 ACTORS = 8
 CPPRB_TRANSITIONS = 100_000
 
@@ -34,7 +34,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--transitions", type=int, default=1_000_000, help="that the server is filled with")
     num_stored = parser.parse_args().transitions
-    peer("cpprb")  # or else the end, before anything is measured
+    peer("cpprb")  # ends the benchmark before any measurement if it is not installed
     config = load(ROOT / "configs" / "atari.yaml", [f"replay.capacity_transitions={num_stored}"])
     spec = segment_spec(config)
     in_store = store_bytes(spec, num_stored // spec.max_transitions) / num_stored
@@ -56,10 +56,10 @@ def main() -> None:
 
 
 def server_bytes(settings: list[str], segments: list[Segment], num_stored: int) -> float:
-    """Returns how much a full server's resident memory has grown since its start, for each transition."""
+    """Returns the growth of the server's resident memory from empty to full, in bytes per transition."""
     (experience,) = free_tcp_addresses(1)
     settings = [*settings, f"addresses.experience={experience}", "metrics_interval_seconds=0.5"]
-    settings.append("replay.samples_per_insert=0")  # no learner draws here: a limit would keep the replay empty
+    settings.append("replay.samples_per_insert=0")  # no learner draws here: a rate limit would stop storing early
     config = load(ROOT / "configs" / "atari.yaml", settings)
     per_segment = num_transitions(segments) / len(segments)
     with role("replay", ROOT / "configs" / "atari.yaml", settings) as directory:
@@ -73,9 +73,9 @@ def server_bytes(settings: list[str], segments: list[Segment], num_stored: int) 
 
 
 def cpprb_bytes(config: Config, num_stored: int) -> float:
-    """Returns the bytes a transition that cpprb's own storage of the same observations takes.
+    """Returns the bytes per transition of cpprb's own storage of observations of the same shape.
 
-    Its buffers are allocated as a whole: what the process takes more than before, once they are filled.
+    cpprb allocates its buffers as a whole: the growth of this process's resident memory is measured while they fill.
     """
     spec = segment_spec(config)
     shape = (*spec.frame_shape, spec.frame_stack)  # consecutive stacks share frames along the last axis

@@ -1,4 +1,4 @@
-"""Real segments: games played with EnvPool by a policy, cut by the actor's own code."""
+"""Records real segments: a policy plays games in EnvPool, and the actor's own code cuts them into segments."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ENVIRONMENTS = 16
 
 
 def record_segments(config: Config, count: int, epsilon: float, seed: int = 1) -> list[Segment]:
-    """Plays until `count` segments are full: an untrained network's greedy action, or a random one with `epsilon`."""
+    """Plays until `count` segments are full; actions are epsilon-greedy with an untrained network."""
     spec = segment_spec(config)
     dqn = make_dqn(config, spec)
     params, key = dqn.init(jax.random.key(seed)).online_params, jax.random.key(seed + 1)
@@ -47,7 +47,7 @@ def record_segments(config: Config, count: int, epsilon: float, seed: int = 1) -
 
 
 def as_messages(config: Config, segments: list[Segment]) -> list[SegmentMessage]:
-    """Returns segments as an actor sends them; run id and sequence are the sender's to set."""
+    """Returns segments as an actor sends them; the sender sets run id and sequence."""
     spec = segment_spec(config)
     bodies = [encode_segment(segment, spec) for segment in segments]
     return [SegmentMessage(0, 1, spec.max_transitions, zlib.crc32(body), body) for body in bodies]

@@ -1,6 +1,6 @@
 """The real replay server over tcp, on one core: segments in, index batches out, priorities back.
 
-Beside it a server that ships the same batches as pixels, which is what index batches avoid.
+For comparison, a server that sends batches of the same size as pixels, which index batches make unnecessary.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import zmq
 
-from apex_jax.command_line import load
 from apex_jax.config import Config
 from apex_jax.environment import segment_spec
+from apex_jax.settings import load
 from apex_jax.transport.security import NO_KEYS, Security
 from benchmarks.load import PATIENCE_SECONDS, ActorLoad, DrawFigures, DrawingClient, split_cores
 from benchmarks.recorded import as_messages, num_transitions, record_segments
@@ -27,14 +27,14 @@ from benchmarks.roles import ROOT, role
 PAPER_TRANSITIONS_PER_SECOND = 12_500  # 360 actors of 139 frames/s, 4 frames a step
 PAPER_BATCHES_PER_SECOND = 19
 BATCH_SIZE = 512
-GROUPS = {8: 4, 1: 16}  # batches drawn at once: groups of them under way
-SEGMENTS = 256  # distinct ones, sent again and again
+GROUPS = {8: 4, 1: 16}  # batches per group: number of groups requested at any time
+SEGMENTS = 256  # distinct segments, sent repeatedly
 ACTORS = 8
 PIXEL_BATCHES = 30
 
 
 def main() -> None:
-    """Measures ingest, draws, both at once, and the server of pixels."""
+    """Measures ingest, draws, both at the same time, and the pixel server."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=10.0, help="of each measurement")
     parser.add_argument("--capacity", type=int, default=2_000_000, help="transitions that the server holds")
@@ -82,7 +82,7 @@ def main() -> None:
 
 
 def fill(actors: ActorLoad, num_segments: float) -> float:
-    """Waits until the replay is full; returns segments/s. Raises TimeoutError if the server accepts none for long."""
+    """Waits for `num_segments` to be sent; returns segments/s. Raises TimeoutError if none is sent for 60 s."""
     _wait_for_segments(actors, 1)
     start, first = time.monotonic(), actors.sent_segments
     _wait_for_segments(actors, num_segments)
@@ -109,7 +109,7 @@ def draw(
     per_segment: float,
     security: Security = NO_KEYS,
 ) -> tuple[DrawFigures, float]:
-    """Returns what a client saw, and transitions/s that came in meanwhile. It first takes the live segments."""
+    """Returns a client's figures, and the transitions/s sent meanwhile, after the client has all live segments."""
     client = DrawingClient(
         address, config.compatibility_key, batches_at_once, BATCH_SIZE, GROUPS[batches_at_once], security
     )
@@ -127,7 +127,7 @@ def draw(
 
 
 def pixel_batches_per_second(config: Config, cores: set[int]) -> float:
-    """Returns how many batches/s arrive as pixels, over tcp, from a server that only gathers and sends."""
+    """Returns the batches/s that a client receives as pixels, over tcp, from a server that only gathers and sends."""
     (address,) = free_tcp_addresses(1)
     frames = segment_spec(config).frame_shape
     context = multiprocessing.get_context("spawn")
@@ -159,7 +159,7 @@ def _serve_pixels(address: str, stack_shape: tuple[int, ...], cores: set[int]) -
 
 
 def server_settings(experience: str, sampling: str, capacity: int) -> list[str]:
-    """Returns the settings of a server on these addresses, which tells of itself once a second."""
+    """Returns the settings of a server on these addresses, which writes metrics once a second."""
     return [
         f"addresses.experience={experience}",
         f"addresses.sampling={sampling}",
@@ -169,7 +169,7 @@ def server_settings(experience: str, sampling: str, capacity: int) -> list[str]:
 
 
 def free_tcp_addresses(count: int) -> list[str]:
-    """Returns addresses of this machine that are free now."""
+    """Returns loopback addresses whose ports are free now."""
     found = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
     addresses = [f"tcp://127.0.0.1:{server.getsockname()[1]}" for server in found]
     for server in found:

@@ -1,4 +1,4 @@
-"""What every benchmark prints: progress while it works, and one JSON object as its last line."""
+"""The output of every benchmark: lines of progress, then one JSON object as the last line."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _start_seconds = time.monotonic()
 
 
 def peer(package: str) -> Any:
-    """Returns a package that a benchmark compares with; ends the benchmark in one line where it is not installed."""
+    """Imports a package that a benchmark compares with; exits with a message of one line if it is not installed."""
     try:
         return importlib.import_module(package)
     except ModuleNotFoundError:
@@ -32,7 +32,7 @@ def say(text: str) -> None:
 
 
 def target(measured: float, at_least: float | None = None, at_most: float | None = None) -> dict[str, Any]:
-    """Returns a figure beside what it should be, and whether it is."""
+    """Returns a measured figure, its bounds, and whether it is within them."""
     met = (at_least is None or measured >= at_least) and (at_most is None or measured <= at_most)
     bounds = {"at_least": at_least, "at_most": at_most}
     return {"measured": rounded(measured), **{k: v for k, v in bounds.items() if v is not None}, "met": met}
@@ -52,7 +52,7 @@ def finish(benchmark: str, figures: dict[str, Any], targets: dict[str, Any]) -> 
 
 
 def rounded(value: Any) -> Any:
-    """Rounds every float in a tree of dicts and lists to four digits: more of them are noise."""
+    """Rounds every float in a tree of dicts and lists to four significant digits: further ones are noise."""
     if isinstance(value, dict):
         return {key: rounded(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -61,7 +61,7 @@ def rounded(value: Any) -> Any:
 
 
 def machine() -> dict[str, Any]:
-    """Returns what the figures depend on."""
+    """Returns the properties of this machine on which the figures depend."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     model = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.machine())
     memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -70,7 +70,7 @@ def machine() -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """Returns the versions of Python and of the packages that matter, as far as they are installed."""
+    """Returns the versions of Python and of those PACKAGES that are installed."""
     found = {"python": platform.python_version()}
     for package in PACKAGES:
         try:

@@ -1,4 +1,4 @@
-"""Real worker processes for a benchmark: `main.py --role ...`, on addresses and in a directory of their own."""
+"""Real worker processes for a benchmark: `main.py --role ...`, each in a temporary run directory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 @contextlib.contextmanager
 def role(name: str, config: Path | str, settings: Sequence[str], cores: set[int] | None = None) -> Iterator[Path]:
-    """Runs a role until the end of the block; yields its run directory. `cores`: that it may use, None = all."""
+    """Runs a role until the end of the block; yields its run directory. `cores`: allowed cores, None = all."""
     with tempfile.TemporaryDirectory(prefix="apex-jax-benchmark-") as directory:
         command = [sys.executable, str(ROOT / "main.py"), "--role", name, "--config", str(config)]
         command += [f"run_directory={directory}", *settings]
@@ -38,5 +38,5 @@ def role(name: str, config: Path | str, settings: Sequence[str], cores: set[int]
 
 
 def resident_bytes(directory: Path, name: str) -> float:
-    """Returns the memory that a role last said it takes."""
+    """Returns the resident memory in the newest line of a role's metrics."""
     return float(read_metrics(directory / "metrics" / f"{name}.jsonl")[-1]["system/resident_memory_bytes"])

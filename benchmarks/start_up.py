@@ -1,4 +1,4 @@
-"""From `python main.py` to the first learner update: with nothing compiled before, and with what a first start kept."""
+"""From `python main.py` to the first learner update, with an empty compilation cache and then with a filled one."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def main() -> None:
 
 
 def seconds_to_first_update(cache: str) -> float:
-    """Starts a run, and ends it after its first updates; `cache`: where compiled programs are kept."""
+    """Runs until the first update; returns the seconds this took. `cache`: directory of compiled programs."""
     environment: dict[str, Any] = {**os.environ, "XDG_CACHE_HOME": cache}
     environment.pop("JAX_COMPILATION_CACHE_DIR", None)
     with tempfile.TemporaryDirectory(prefix="apex-jax-benchmark-") as directory:
@@ -49,7 +49,7 @@ def seconds_to_first_update(cache: str) -> float:
 
 
 def first_update_seconds(metrics: Path) -> float | None:
-    """Returns when the learner first told of an update, by the clock of the machine."""
+    """Returns the system time of the learner's first line of metrics with an update, None if there is none."""
     lines = read_metrics(metrics) if metrics.exists() else []
     return next((float(line["time"]) for line in lines if line["learner/updates"]), None)
 

@@ -1,7 +1,7 @@
 """Prioritized draws and updates: `apex_jax.replay.sum_tree` against cpprb's PrioritizedReplayBuffer, a tree in C++.
 
-Each side draws a batch in proportion to its priorities, stratified, computes importance weights, and writes as many new
-priorities back. cpprb carries one byte a transition, so that it is its tree that is timed.
+Each side draws a batch, stratified and in proportion to the priorities, computes importance weights, and gives the
+drawn transitions new priorities. In cpprb a transition has only one byte, so that little but the tree is timed.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ ALPHA, BETA = 0.6, 0.4
 SIZES = (2**16, 2**18, 2**20, 2**21)
 COMPARED_SIZES = (2**20, 2**21)
 BATCH_SIZES = (64, 512, 4096)
-FILL = 2**16  # leaves set at once
+FILL = 2**16  # leaves per call
 
 
 def ours(num_leaves: int, batch_size: int, rng: np.random.Generator) -> Callable[[], None]:
-    """Returns draw, weights and update of a batch on a full tree."""
+    """Returns a function that draws a batch from a full tree, computes its weights and updates its priorities."""
     tree = SumTree(num_leaves)
     for start in range(0, num_leaves, FILL):
         tree.set_range(start, rng.random(FILL) ** ALPHA)
@@ -42,7 +42,7 @@ def ours(num_leaves: int, batch_size: int, rng: np.random.Generator) -> Callable
 
 
 def theirs(num_leaves: int, batch_size: int, rng: np.random.Generator) -> Callable[[], None]:
-    """Returns the same of cpprb."""
+    """Returns the same function for cpprb."""
     buffer = peer("cpprb").PrioritizedReplayBuffer(num_leaves, {"x": {"dtype": np.uint8}}, alpha=ALPHA)
     for _ in range(0, num_leaves, FILL):
         buffer.add(x=np.zeros(FILL, np.uint8), priorities=rng.random(FILL))
@@ -60,7 +60,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=2.0, help="of measuring, for each figure")
     seconds = parser.parse_args().seconds
-    peer("cpprb")  # or else the end, before anything is measured
+    peer("cpprb")  # ends the benchmark before any measurement if it is not installed
     rng = np.random.default_rng(0)
     microseconds: dict[str, float] = {}
     speedups: dict[str, float] = {}

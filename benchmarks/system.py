@@ -1,7 +1,7 @@
-"""`python main.py` on this machine, beside what its parts reach alone when they share the cores.
+"""Updates/s of `python main.py` on this machine, relative to the limit if its parts share the cores.
 
-Alone, each with all cores, the actor makes a steps/s and the learner u updates/s. A run in which every update belongs
-to r steps can then make 1 / (1 / u + r / a) updates/s at best: r is what the run itself shows.
+Measured alone, with all cores, the actor makes a steps/s and the learner u updates/s. A run with r steps per update can
+then make at most 1 / (1 / u + r / a) updates/s; r is measured in the run itself.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from apex_jax.command_line import load
 from apex_jax.metrics import read_metrics
+from apex_jax.settings import load
 from apex_jax.workers.learner import compute_dtype
 from benchmarks.actor import actor_steps_per_second
 from benchmarks.report import finish, say, target
@@ -80,7 +80,7 @@ def whole(name: str, minutes: float) -> tuple[float, float]:
 
 
 def lines_of(metrics: Path) -> list[dict[str, float]]:
-    """Returns what a role has written so far."""
+    """Returns the lines of metrics that a role has written so far."""
     return read_metrics(metrics) if metrics.exists() else []
 
 

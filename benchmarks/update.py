@@ -1,8 +1,8 @@
-"""The jitted update alone: how long, how many operations and bytes, and what share of the device's measured peak.
+"""The jitted update alone: its time, its operations and bytes, and their share of the device's measured peaks.
 
 Operations and bytes are XLA's own count of the compiled program; the peaks are those of a large matrix product and of a
-large copy on the same device in the same run. XLA counts every byte that an operation reads or writes; what stays in
-caches never reaches the memory, so a small update may show more than the whole bandwidth.
+large copy on the same device in the same run. XLA counts every byte that an operation reads or writes, but some of them
+stay in caches and never reach the memory: a small update may therefore exceed the peak bandwidth.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ import numpy as np
 
 from apex_jax.agent.dqn import make_dqn
 from apex_jax.agent.frame_store import FrameStore, create_store
-from apex_jax.command_line import load
 from apex_jax.config import Config
 from apex_jax.environment import segment_spec
+from apex_jax.settings import load
 from apex_jax.types import SegmentSpec
 from benchmarks.report import finish, say
 from benchmarks.roles import ROOT
 
 CONFIGS = ("pong_cpu", "paper")
 DTYPES = ("float32", "bfloat16")
-SEGMENTS = 256  # of noise, in the frame store
+SEGMENTS = 256  # segments of noise in the frame store
 MATRIX = {"cpu": 3072, "gpu": 16384}
 COPY_BYTES = {"cpu": 2**28, "gpu": 2**32}
 
 
 class Peak(NamedTuple):
-    """What the device can do at best."""
+    """The highest measured speed of the device."""
 
     operations_per_second: float
     bytes_per_second: float
@@ -67,7 +67,7 @@ def main() -> None:
 
 
 def measure_update(config: Config, dtype: str, peak: Peak, seconds: float) -> dict[str, float]:
-    """Returns what one update takes."""
+    """Returns speed and cost of one update."""
     update = BareUpdate(config, jnp.dtype(dtype))
     seconds_each = 1 / update.per_second(seconds)
     compute = update.operations / peak.operations_per_second / seconds_each
@@ -82,10 +82,10 @@ def measure_update(config: Config, dtype: str, peak: Peak, seconds: float) -> di
 
 
 class BareUpdate:
-    """The learner's update on random data that are already on the device, with nothing around it."""
+    """The learner's jitted update on random data that are already on the device, without the rest of the learner."""
 
     def __init__(self, config: Config, dtype: Any):
-        """Compiles."""
+        """Compiles the update."""
         spec = segment_spec(config)
         self.updates_per_call = config.learner.updates_of_a_call(jax.default_backend() == "cpu")
         self._dqn = make_dqn(config, spec, dtype)
@@ -98,13 +98,13 @@ class BareUpdate:
         self._state = self._dqn.init(jax.random.key(0))
         compiled: Any = self._dqn.update
         indices, weights, share = self._batch
-        one = compiled.lower(self._state, self._store, indices[:1], weights[:1], share)  # of a loop XLA counts one turn
+        one = compiled.lower(self._state, self._store, indices[:1], weights[:1], share)  # XLA counts a loop's body once
         cost = one.compile().cost_analysis()
         self.operations, self.bytes = float(cost["flops"]), float(cost["bytes accessed"])
         self._run(1)
 
     def per_second(self, seconds: float) -> float:
-        """Returns updates/s: the median of up to 5 rounds of calls of which none waits for the one before."""
+        """Returns updates/s: the median of up to 5 rounds of calls; no call waits for the previous one's result."""
         calls = max(1, round(seconds / 5 / self._run(1)))
         rounds = [self._run(calls)]
         while len(rounds) < 5 and sum(rounds) < 2 * seconds:
@@ -134,7 +134,7 @@ def noise_store(spec: SegmentSpec, num_segments: int) -> FrameStore:
 
 
 def measure_peak(dtype: str) -> Peak:
-    """Returns the best of some matrix products and copies."""
+    """Returns the speed of the fastest of 5 matrix products and of the fastest of 5 copies."""
     device = jax.default_backend()
     size = MATRIX[device]
     matrix = jnp.ones((size, size), dtype)
@@ -145,7 +145,7 @@ def measure_peak(dtype: str) -> Peak:
 
 
 def fastest(call: Callable[[], jax.Array]) -> float:
-    """Returns the seconds of the fastest of some calls."""
+    """Returns the seconds of the fastest of 5 calls, after a first call that compiles."""
     times = []
     for _ in range(6):
         start = time.perf_counter()

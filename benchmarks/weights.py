@@ -1,7 +1,7 @@
-"""A learner's weights link to 360 clients on loopback tcp, beside its limit: the same bytes over bare ZMQ sockets.
+"""A learner's weights link to 360 clients on loopback tcp, relative to its limit: the same bytes over bare ZMQ sockets.
 
-Every client takes the paper's parameters, 13.2 MB, as an actor does: piece by piece, four asked for ahead. The limit is
-a ROUTER that sends each of as many DEALERs the same pieces in turn as long as it has room, without asking.
+Every client fetches the paper's parameters, 13.2 MB, as an actor does: piece by piece, with four requested ahead. The
+limit is a ROUTER that sends the same pieces to as many DEALERs in turn, without requests, while their queues have room.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import jax
 import zmq
 
 from apex_jax.agent.dqn import make_dqn
-from apex_jax.command_line import load
 from apex_jax.environment import segment_spec
 from apex_jax.links.weights_server import WeightsServer
+from apex_jax.settings import load
 from apex_jax.transport import sockets
 from apex_jax.transport.messages import (
     WEIGHTS_PIECE_BYTES,
@@ -42,7 +42,7 @@ PATIENCE_SECONDS = 120.0
 
 
 def main() -> None:
-    """Measures how long a version takes to all clients, what publishing costs, and what a quiet link costs."""
+    """Measures the time until all clients have a version, and the costs of publishing and of an idle link."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--clients", type=int, default=CLIENTS)
@@ -52,7 +52,7 @@ def main() -> None:
     params = jax.device_get(make_dqn(config, segment_spec(config)).init(jax.random.key(0)).online_params)
     body = encode_weights(params)
     context = multiprocessing.get_context("spawn")
-    received = context.Array("q", 2)  # versions, whole, by all clients; and bytes
+    received = context.Array("q", 3)  # complete versions of all clients, bytes of bare ZMQ, bytes of weights
     pair = free_tcp_addresses(2)
     hello = WeightsHello(config.weights_compatibility_key, architecture_of(params))
     clients = context.Process(target=_clients, args=(pair[0], hello, arguments.clients, other_cores, received))
@@ -79,9 +79,9 @@ def main() -> None:
         _wait(lambda before=before: received[1] >= before + arguments.clients * len(body))  # type: ignore[misc]
         seconds["bare ZMQ"].append(time.monotonic() - started)
         say(f"round {number + 1}: " + ", ".join(f"{name} {values[-1]:.2f} s" for name, values in seconds.items()))
-    cpu, bytes_before = time.process_time(), received[1]
+    cpu, bytes_before = time.process_time(), received[2]
     time.sleep(IDLE_SECONDS)
-    idle_share, idle_bytes = (time.process_time() - cpu) / IDLE_SECONDS, received[1] - bytes_before
+    idle_share, idle_bytes = (time.process_time() - cpu) / IDLE_SECONDS, received[2] - bytes_before
     for process in (clients, sinks):
         process.terminate()
         process.join()
@@ -111,18 +111,18 @@ class BareServer:
     """A ROUTER that sends pieces to every peer that has announced itself."""
 
     def __init__(self, context: zmq.Context, address: str, body: bytes):
-        """Binds."""
+        """Binds the socket and cuts `body` into pieces."""
         self.socket = sockets.serve_weights(context, address)
         self._peers: list[bytes] = []
         self._pieces = [body[start : start + WEIGHTS_PIECE_BYTES] for start in range(0, len(body), WEIGHTS_PIECE_BYTES)]
 
     def wait_for(self, number: int) -> None:
-        """Waits until so many peers have announced themselves."""
+        """Waits until `number` peers have announced themselves."""
         while len(self._peers) < number:
             self._peers.append(self.socket.recv_multipart()[0])
 
     def send_all(self) -> None:
-        """Sends each peer all pieces, in turn, as far as each has room."""
+        """Sends all pieces to every peer, in turn; a peer whose queue is full misses its turn."""
         left = dict.fromkeys(self._peers, 0)
         while left:
             progress = False
@@ -140,26 +140,26 @@ class BareServer:
 
 
 class SimulatedClient:
-    """One connection that takes every version, and keeps nothing of it."""
+    """One connection that fetches every version, and discards it."""
 
     def __init__(self, context: zmq.Context, address: str, hello: WeightsHello):
-        """Connects."""
+        """Connects; `beat` sends the hello."""
         self.socket = sockets.connect_weights(context, address)
         self._hello = hello
         self._held = self._offered = (0, 0)
-        self._version = self._requested = self._received = 0  # of the transfer; 0 = none
+        self._requested = self._received = 0  # of the current transfer; 0 = none
         self._is_joined = False
         self._next_sign = 0.0
 
     def beat(self, now_seconds: float) -> None:
-        """Says hello, or sends a heartbeat when one is due."""
+        """Sends a hello or, once joined, a heartbeat, if one is due."""
         if now_seconds >= self._next_sign:
             message = WeightsHeartbeat(*self._held) if self._is_joined else self._hello
             if sockets.send(self.socket, message):
                 self._next_sign = now_seconds + HEARTBEAT_SECONDS
 
     def read(self, received: Any) -> None:
-        """Takes what has arrived, and asks for what is missing."""
+        """Handles pending messages, and requests an offered version that it does not have."""
         while (message := sockets.receive(self.socket, (WeightsOffer, WeightsPiece))) is not None:
             if isinstance(message, WeightsOffer):
                 self._is_joined, self._offered = True, (message.learner_run_id, message.version)
@@ -171,6 +171,7 @@ class SimulatedClient:
 
     def _on_piece(self, message: WeightsPiece, received: Any) -> None:
         self._received += len(message.piece)
+        received[2] += len(message.piece)
         if self._received == message.body_bytes:
             self._held = (message.learner_run_id, message.version)
             self._requested = self._received = 0

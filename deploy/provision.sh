@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
-# Installs the project at one commit, with its units, on Debian 12 or 13 or Ubuntu 24.04: for images (deploy/packer)
-# and for plain machines. Run as root; a second run with the same arguments changes nothing.
+# Installs the project at one commit, with its systemd units, on Debian 12 or 13 or Ubuntu 24.04: on images
+# (deploy/packer) and on other machines. Run as root; a second run with the same arguments changes nothing.
 #
 #   deploy/provision.sh --source PATH_OR_URL --commit SHA [--gpu] [--log-agent]
 #
 #   --source     a git repository (folder or URL), or a .tar.gz of `git archive`
-#   --commit     the 40 digits of the commit; a source that is another is refused
-#   --gpu        JAX for NVIDIA GPUs instead of for CPUs, and a learner's unit that opens one; the driver is there
-#   --log-agent  the CloudWatch agent, too, its signature checked
+#   --commit     the 40 digits of the commit; a source of another commit is refused
+#   --gpu        installs JAX for NVIDIA GPUs, and lets the learner's unit open the GPU; the driver must be installed
+#   --log-agent  also installs the CloudWatch agent, after a check of its signature
 #
-# It makes: the user apex-jax; /opt/apex-jax/versions/SHA with the project and its .venv, and the link
+# It creates: the user apex-jax; /opt/apex-jax/versions/SHA with the project and its .venv, and the link
 # /opt/apex-jax/current; /etc/apex-jax (environment, keys); the units in /etc/systemd/system. It starts nothing.
 set -euo pipefail
 
@@ -37,11 +37,11 @@ parse() {
     [ -n "$source" ] || fail "--source is missing: a git repository or a .tar.gz of git archive" 2
     [[ $commit =~ ^[0-9a-f]{40}$ ]] || fail "--commit is '$commit': give all 40 digits of git rev-parse HEAD" 2
     [ "$(id -u)" = 0 ] || fail "this needs root: sudo $0 ..."
-    [ ! -e "$source" ] || source=$(realpath "$source") # git looks from elsewhere
+    [ ! -e "$source" ] || source=$(realpath "$source") # git runs in another directory
     version=$home/versions/$commit
 }
 
-# apt-get, which waits for another that has the lock: a fresh machine installs updates by itself, for minutes.
+# apt-get, but waits while another process holds the lock: a fresh machine installs updates for some minutes.
 apt_get() {
     local said tries=60
     said=$(mktemp)
@@ -53,7 +53,7 @@ apt_get() {
     rm "$said"
 }
 
-# Installs only what is missing, so that a machine that has all needs no network for it.
+# Installs only missing packages, so that a complete machine needs no network.
 install_packages() {
     local missing=()
     command -v git >/dev/null || missing+=(git)
@@ -81,10 +81,10 @@ make_user_and_folders() {
     install -d -m 0750 -o "$user" -g "$user" /var/lib/apex-jax /var/log/apex-jax
 }
 
-fetch_source() { # into the folder $1
+fetch_source() { # $1: the folder for the source
     if [[ -f $source && $source == *.tar.gz ]]; then
         local found
-        # git reads the head only, which gzip takes for an error
+        # git reads only the head of the archive, which gzip reports as an error
         found=$({ gzip -dc "$source" 2>/dev/null || true; } | git get-tar-commit-id) || fail "$source is not of git archive: it names no commit"
         [ "$found" = "$commit" ] || fail "$source is of commit $found, not of $commit"
         tar -xzf "$source" -C "$1" --no-same-owner
@@ -103,7 +103,7 @@ install_version() {
         echo "commit $commit is installed"
         return
     fi
-    rm -rf "$version" # half made, or with other requirements
+    rm -rf "$version" # an incomplete installation, or one with other requirements
     install -d -m 0755 "$version"
     fetch_source "$version"
     echo "$commit" >"$version/COMMIT"
@@ -117,7 +117,7 @@ install_version() {
 
 install_units() {
     local units=$version/deploy/systemd system=/etc/systemd/system
-    install -C -m 0644 "$units"/*.service "$units"/*.timer "$system/" # -C: what is the same stays
+    install -C -m 0644 "$units"/*.service "$units"/*.timer "$system/" # -C: unchanged files stay
     install -d -m 0755 "$system/apex-jax@learner.service.d" "$system/apex-jax@.service.d"
     if [ "$requirements" = requirements-gpu.txt ]; then
         install -C -m 0644 "$units/apex-jax@learner.service.d/gpu.conf" "$system/apex-jax@learner.service.d/"
@@ -128,7 +128,7 @@ install_units() {
         install -C -m 0644 "$units"/apex-jax@.service.d/backoff.conf "$system/apex-jax@.service.d/"
     fi
     install -C -D -m 0644 "$units/apex-jax.logrotate" /etc/logrotate.d/apex-jax
-    if [ -d /run/systemd/system ]; then # not in an unpacked root, where nothing runs
+    if [ -d /run/systemd/system ]; then # systemd runs: not in an unpacked root file system
         systemctl daemon-reload
     fi
 }
@@ -145,7 +145,7 @@ install_log_agent() {
     curl -fsS --proto '=https' -o "$folder/agent.gpg" "$agent_url/assets/amazon-cloudwatch-agent.gpg"
     install -d -m 0700 "$folder/gnupg"
     gpg --homedir "$folder/gnupg" --quiet --import "$folder/agent.gpg"
-    # The status line names the primary key that signed; nothing else of gpg's answer counts.
+    # gpg's status line names the primary key of the signature; the rest of gpg's output is ignored.
     gpg --homedir "$folder/gnupg" --status-fd 1 --verify "$folder/agent.deb.sig" "$folder/agent.deb" 2>/dev/null |
         grep -q "VALIDSIG.* $agent_fingerprint\$" || fail "the CloudWatch agent's signature is not of the known key"
     apt_get install -y "$folder/agent.deb"
@@ -162,7 +162,7 @@ main() {
         install_log_agent
     fi
     if [ "$(readlink "$home/current")" != "$version" ]; then
-        ln -sfn "$version" "$home/current.new" && mv -T "$home/current.new" "$home/current" # never without one
+        ln -sfn "$version" "$home/current.new" && mv -T "$home/current.new" "$home/current" # atomic
     fi
     echo "ready: $home/current is $commit"
 }

@@ -1,10 +1,10 @@
-"""Makes a fleet's CURVE keys and puts them into Parameter Store, where its hosts fetch them at boot.
+"""Creates a fleet's CURVE keys and writes them to Parameter Store, from which its hosts fetch them at boot.
 
-    python -m deploy.push_keys FLEET              makes them; refuses where there are some
-    python -m deploy.push_keys FLEET --rotate     makes new ones in their place (docs/deploy.md: Rotate the keys)
+    python -m deploy.push_keys FLEET              creates them; fails if some exist
+    python -m deploy.push_keys FLEET --rotate     replaces them by new ones (deploy/README.md: Rotate the keys)
     python -m deploy.push_keys FLEET --delete     removes them
 
-They pass through a temporary folder that only this user can read, and are never in Terraform's state.
+The keys pass through a temporary folder that only this user can read, and are never in Terraform's state.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 ROLES = ("actor", "replay", "learner", "evaluator")
 FILES = tuple(f"{role}.{kind}" for role in ROLES for kind in ("secret", "public"))
-MAX_BYTES = 4096  # of a standard parameter
+MAX_BYTES = 4096  # size limit of a standard parameter
 
 
 def main() -> int:
@@ -42,7 +42,7 @@ def main() -> int:
         return _push(store, path)
     except ImportError:
         return _fail("botocore is missing: make fleet-tools, then . .venv/bin/activate", 1)
-    except Exception as error:  # of the network or of AWS: no credentials, no permission
+    except Exception as error:  # a network or AWS error, such as missing credentials or permissions
         return _fail(str(error), 1)
 
 
@@ -64,14 +64,14 @@ def _names(store: Any, path: str) -> list[str]:
 
 
 def _delete(store: Any, path: str, names: list[str]) -> int:
-    for start in range(0, len(names), 10):  # as many as one call takes
+    for start in range(0, len(names), 10):  # the maximum per call
         store.delete_parameters(Names=names[start : start + 10])
     print(f"{path}: {len(names)} keys removed")
     return 0
 
 
 def _push(store: Any, path: str) -> int:
-    memory = "/dev/shm"  # not on a disk, where there is a choice
+    memory = "/dev/shm"  # keeps the keys off the disk, if it exists
     with tempfile.TemporaryDirectory(dir=memory if os.access(memory, os.W_OK) else None) as folder:
         keys = Path(folder, "keys")
         command = [sys.executable, str(ROOT / "main.py"), "keys", "create", str(keys)]

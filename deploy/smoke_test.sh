@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Tries what provision.sh has installed, as the user that the roles run as: imports, a run of about ten seconds with all
-# roles; where systemd runs, under the hardening of each unit what it is to let its process do; with --gpu the GPU, too.
-# Run as root, on an image before it is kept.
+# Tests what provision.sh has installed, as the user that runs the roles: imports, and a run of about ten seconds with
+# all roles; if systemd runs, also what the process of each unit must be able to do despite the unit's hardening; with
+# --gpu also the GPU. Run as root, before an image is saved.
 set -euo pipefail
 
 python=/opt/apex-jax/current/.venv/bin/python
-# What a unit says of its start and its end; the rest is what its process may do.
+# Properties of a unit's start and end, which the tests leave out; the others restrict the unit's process.
 not_hardening='Type|RemainAfterExit|EnvironmentFile|ExecStart|ExecStopPost|Standard[A-Za-z]+|[A-Za-z]+ExitStatus|Timeout[A-Za-z]+'
 not_hardening+='|Kill[A-Za-z]+|Restart|RestartSec|RestartSteps|RestartMaxDelaySec|WatchdogSec|NotifyAccess'
 gpu_check='import jax; assert jax.default_backend() == "gpu", jax.devices(); x = jax.numpy.ones((512, 512)); '
@@ -21,7 +21,7 @@ as_user() {
     (cd /opt/apex-jax/current && runuser -u apex-jax -- env HOME="$folder" XDG_CACHE_HOME="$folder" "$@")
 }
 
-as_unit() { # the unit, then a command
+as_unit() { # $1: the unit whose hardening applies; then options of systemd-run, if any, and a command
     local unit line properties=()
     unit=$(systemctl cat "$1")
     shift
@@ -43,14 +43,14 @@ under_hardening() {
     as_unit apex-jax-results.service "$python" -c 'from deploy.host.results import client; client("s3", "us-east-1")'
     as_unit apex-jax-health.service "$python" -c "$health_check"
     as_unit apex-jax-spot-watch.service "$python" -c 'import deploy.host.spot_watch'
-    as_unit apex-jax-spot-watch.service systemctl stop apex-jax@actor.service # which does not run
+    as_unit apex-jax-spot-watch.service systemctl stop apex-jax@actor.service # not running, but the call is allowed
     as_unit apex-jax-tensorboard.service timeout 20 "${python%python}tensorboard" --logdir "$data" --host 127.0.0.1 --port 6006 || alive=$?
     [ "$alive" = 124 ] || { echo "error: TensorBoard has not stayed up for 20 s: exit code $alive" >&2 && exit 1; }
 }
 
 as_user "$python" -c 'import botocore, envpool, flax, jax, zmq; import apex_jax; print("imports: JAX", jax.__version__)'
 if [ "${1:-}" = --gpu ]; then
-    if [ -d /run/systemd/system ]; then # first: what comes after it would make the GPU's devices for it
+    if [ -d /run/systemd/system ]; then # first: the later commands would create the GPU's devices for this unit
         as_unit apex-jax@learner.service --setenv=JAX_PLATFORMS=cuda "$python" -c "$gpu_check"
     fi
     nvidia-smi --query-gpu=name,driver_version --format=csv,noheader

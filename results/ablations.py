@@ -1,9 +1,9 @@
-"""Ape-X without one of its parts at a time, several seeds each, on one machine: which parts work, and how much.
+"""Trains Ape-X without one of its parts at a time, several seeds each, on one machine, and compares the results.
 
 Every variant is one configuration with a key or two changed, and has the same updates and, by
 replay.samples_per_insert, the same frames: what else the machine does meanwhile changes only the minutes. Runs that
-are already complete are not run again, so what was interrupted goes on; the end is one picture, one table and a small
-copy of all runs, in --publish.
+are already complete are not run again, so what was interrupted goes on; the end is one picture, one table and one file
+of runs for each variant, in --publish.
 """
 
 from __future__ import annotations
@@ -18,15 +18,17 @@ from pathlib import Path
 
 import numpy as np
 
-from apex_jax.command_line import load
 from apex_jax.metrics import read_metrics
 from apex_jax.plotting.curves import Group, common_grid, held
 from apex_jax.plotting.plot import draw_each_against_the_first
 from apex_jax.plotting.plot_command import groups_of
 from apex_jax.plotting.statistics import bootstrap_interval, interquartile_mean
-from results.publish import TEXTS, publish
+from apex_jax.settings import load
+from results.publish import pack
 
-MAIN = Path(os.path.relpath(Path(__file__).parents[1] / "main.py"))  # as the command is to be typed and recorded
+MAIN = Path(
+    os.path.relpath(Path(__file__).parents[1] / "main.py")
+)  # relative, because the recorded command contains it
 CONFIG = MAIN.parent / "configs" / "mountain_car.yaml"
 VARIANTS: dict[str, tuple[str, ...]] = {
     "Ape-X": (),
@@ -40,7 +42,7 @@ VARIANTS: dict[str, tuple[str, ...]] = {
 
 
 def main() -> None:
-    """Runs what is missing and prints the result."""
+    """Trains the missing runs and prints the result."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--config", type=Path, default=CONFIG, help="of Ape-X itself (configs/mountain_car.yaml)")
     parser.add_argument("--updates", type=int, default=40_000, help="of each run (40000)")
@@ -56,7 +58,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     half = load(arguments.config).actor.environments // 2
     runs: dict[str, list[Path]] = {name: [] for name in VARIANTS}
-    for seed in range(1, arguments.seeds + 1):  # so that half of the work is fewer seeds of every variant
+    for seed in range(1, arguments.seeds + 1):  # so that an interrupted series has the same seeds of every variant
         for name, changes in VARIANTS.items():
             directory = arguments.directory / f"{name.replace(' ', '_')}-{seed}"
             runs[name].append(directory)
@@ -66,16 +68,21 @@ def main() -> None:
                 limits += [f"seed={seed}", f"run_directory={directory}"]
                 changed = [change.format(half=half) for change in changes]
                 train(directory, ["--config", str(arguments.config), *arguments.overrides, *changed, *limits])
-    for directory in (directory for directories in runs.values() for directory in directories):
-        publish(directory, arguments.publish / directory.name, TEXTS)
+    for name, directories in runs.items():
+        pack(directories, arguments.publish / file_of(name))
     groups = groups_of([f"{name}={directory}" for name, directories in runs.items() for directory in directories])
     draw_each_against_the_first(groups, arguments.publish / "ablations.png")
     (arguments.publish / "table.md").write_text(table(groups) + "\n")
     print(table(groups))
 
 
+def file_of(variant: str) -> str:
+    """Returns the name of the file that holds the runs of a variant."""
+    return f"{variant.replace(' ', '_')}.jsonl"
+
+
 def table(groups: Sequence[Group]) -> str:
-    """Returns as Markdown how early the runs of each group learned, and how far, also against the first group.
+    """Returns a Markdown table of how early and how far each group learned, compared with the first group.
 
     Early: the mean of a run's curve over frames. Of each the interquartile mean and its bootstrap interval.
     """
@@ -114,15 +121,17 @@ def updates_of(directory: Path) -> float:
 
 
 def train(directory: Path, overrides: list[str]) -> None:
-    """Trains to the end of the run; exits where that fails or is interrupted."""
+    """Trains to the end of the run; exits if it fails or is interrupted."""
     directory.mkdir(parents=True, exist_ok=True)
     with open(directory / "output.log", "ab") as log:
         command = [sys.executable, str(MAIN), *overrides]
-        process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)  # hears of Ctrl-C from here
+        process = subprocess.Popen(
+            command, stdout=log, stderr=log, start_new_session=True
+        )  # Ctrl-C reaches it only through this process
     try:
         exit_code = process.wait()
     except KeyboardInterrupt:
-        process.send_signal(signal.SIGINT)  # it saves
+        process.send_signal(signal.SIGINT)  # it saves a checkpoint
         exit_code = process.wait()
     if exit_code:
         sys.exit(f"main.py ended with exit code {exit_code}; see {directory / 'output.log'}")

@@ -1,7 +1,8 @@
-"""Copies what is small of a run to results/: `python -m results.publish RUN results/pong/seed-1`.
+"""Copies the small files of a run to results/: `python -m results.publish RUN results/pong/seed-1`.
 
 The copy reads like a run: `python main.py plot results/pong/seed-*`. Metrics are thinned to about one line a minute,
-evaluations are all kept; checkpoints, logs and TensorBoard files stay behind.
+evaluations are all kept; checkpoints, logs and TensorBoard files stay behind. With a destination that ends in .jsonl,
+all runs go into that one file, without pictures: `python -m results.publish runs/x-* results/pong/x.jsonl`.
 """
 
 from __future__ import annotations
@@ -15,35 +16,66 @@ from pathlib import Path
 from typing import Any
 
 from apex_jax.metrics import read_metrics
+from apex_jax.plotting.packed_runs import ENDING, packed
+from apex_jax.plotting.provenance import CHANGES_NAME, CONFIG_NAME, FILE_NAME, read_records, value_of
+from apex_jax.settings import SETTINGS, load_as_written
 
-TEXTS = ("config.yaml", "starts.jsonl", "changes.jsonl", "evaluations.jsonl")
+TEXTS = (CONFIG_NAME, FILE_NAME, CHANGES_NAME, "evaluations.jsonl")
 PICTURES = ("curves.png", "video.gif")
 LINE_SECONDS = 60.0
 
 
 def main() -> None:
-    """Copies one run."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("run", type=Path)
-    parser.add_argument("destination", type=Path)
+    """Copies one run, or packs several."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", type=Path, nargs="+", metavar="RUN")
+    parser.add_argument("destination", type=Path, help=f"a new folder for one run, or a file that ends in {ENDING}")
     arguments = parser.parse_args()
-    publish(arguments.run, arguments.destination, (*TEXTS, *PICTURES))
+    if arguments.destination.suffix == ENDING:
+        pack(arguments.runs, arguments.destination)
+    elif len(arguments.runs) == 1:
+        publish(arguments.runs[0], arguments.destination)
+    else:
+        parser.error(f"{arguments.destination}: several runs go into a file that ends in {ENDING}")
 
 
-def publish(run: Path, destination: Path, whole: Sequence[str]) -> None:
-    """Copies the metrics of a run, thinned, and those of its files that are named in `whole`; exits if it is no run."""
+def publish(run: Path, destination: Path) -> None:
+    """Copies the texts and pictures of a run, and its metrics, thinned; exits if it is no run."""
+    of_processes = thinned_metrics(run)
+    metrics = destination / "metrics"
+    metrics.mkdir(parents=True, exist_ok=True)
+    for name in (*TEXTS, *PICTURES):
+        if (run / name).exists():
+            shutil.copy(run / name, destination / name)
+    for process, lines in of_processes.items():
+        (metrics / f"{process}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def pack(runs: Sequence[Path], destination: Path) -> None:
+    """Writes a file of packed runs, each under the name of its directory; exits if one is no run."""
+    destination.parent.mkdir(parents=True, exist_ok=True)
+    destination.write_text("".join(map(packed_line, runs)))
+
+
+def packed_line(run: Path) -> str:
+    """Returns the line of a run; exits if it is none."""
+    settings = {}
+    if (run / CONFIG_NAME).is_file():
+        config = load_as_written(run / CONFIG_NAME)
+        settings = {name: value_of(config, name) for name in SETTINGS}
+    starts, changes = (read_records(run / name) for name in (FILE_NAME, CHANGES_NAME))
+    return packed(run.name, settings, starts, changes, thinned_metrics(run))
+
+
+def thinned_metrics(run: Path) -> dict[str, list[dict[str, Any]]]:
+    """Returns the metrics of each process of a run, the evaluator's whole; exits if it is no run."""
     files = sorted((run / "metrics").glob("*.jsonl"))
     if not files:
         sys.exit(f"{run} holds no metrics/*.jsonl: give the directory of a run")
-    metrics = destination / "metrics"
-    metrics.mkdir(parents=True, exist_ok=True)
-    for name in whole:
-        if (run / name).exists():
-            shutil.copy(run / name, destination / name)
-    for path in files:
-        lines = read_metrics(path)
-        kept = lines if path.stem == "evaluator" else thinned(lines)
-        (metrics / path.name).write_text("".join(json.dumps(line) + "\n" for line in kept))
+    return {
+        path.stem: lines if path.stem == "evaluator" else thinned(lines)
+        for path, lines in ((path, read_metrics(path)) for path in files)
+    }
 
 
 def thinned(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:

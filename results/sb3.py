@@ -38,7 +38,7 @@ SETTINGS = {  # RL Zoo, hyperparams/dqn.yml, "atari"
     "optimize_memory_usage": False,
 }
 PACKAGES = ("stable-baselines3", "torch", "gymnasium", "ale-py", "numpy")
-PLANNED_STEPS = 10_000_000  # which the exploration schedule is a fraction of
+PLANNED_STEPS = 10_000_000  # the exploration schedule is a fraction of this
 
 
 class Evaluations(BaseCallback):
@@ -101,7 +101,7 @@ def main() -> None:
 
 
 def this_start(game: str, seed: int) -> dict[str, Any]:
-    """Returns what somebody needs to repeat the run, under the names of our own runs' starts.jsonl."""
+    """Returns the data to repeat the run, with the keys of starts.jsonl."""
     return {
         "time": time.time(),
         "task": f"{game}-v5",

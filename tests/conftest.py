@@ -1,28 +1,52 @@
-"""Runs every test on the CPU, also where there is a GPU, and without the user's cache: results depend on neither."""
+"""Runs every test on the CPU, even if there is a GPU, and without the user's cache."""
 
 import atexit
 import os
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 os.environ["JAX_PLATFORMS"] = "cpu"  # read when jax is imported, which is after this file
 
-_cache = tempfile.TemporaryDirectory(prefix="apex-jax-tests-")
-atexit.register(_cache.cleanup)
-os.environ["XDG_CACHE_HOME"] = _cache.name  # of the processes that tests start; they share what is compiled
+if "PYTEST_XDIST_WORKER" not in os.environ:  # a worker inherits the cache, so that all of them share it
+    _cache = tempfile.TemporaryDirectory(prefix="apex-jax-tests-")
+    atexit.register(_cache.cleanup)
+    os.environ["XDG_CACHE_HOME"] = _cache.name  # the processes that tests start share it too
 
-from apex_jax.device import keep_compiled_programs  # noqa: E402 - which reads that
+from apex_jax.device import keep_compiled_programs
 
-keep_compiled_programs()  # in this process too: many tests compile the same
+keep_compiled_programs()  # for this process too, because many tests compile the same programs
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mixes files that start processes with files that compute, so that neither kind has the cores for itself."""
+    if not getattr(config.option, "numprocesses", None):
+        return
+    files = Counter(item.path for item in items)
+    rank: dict[Path, float] = {}
+    for is_unit in (False, True):
+        group = sorted((path for path in files if ("unit" in path.parts) == is_unit), key=lambda path: -files[path])
+        rank |= {path: (place + 0.5) / len(group) for place, path in enumerate(group)}
+    items.sort(key=lambda item: rank[item.path])  # stable: the order within a file stays
+
+
+@pytest.fixture
+def programs(tmp_path: Path) -> Iterator[Any]:
+    """Real processes of this test, which end with it; see tests.rigs.processes."""
+    from tests.rigs.processes import Programs  # not before: it imports what few tests need
+
+    with Programs(tmp_path) as programs:
+        yield programs
 
 
 @pytest.fixture
 def experience() -> Iterator[Any]:
-    """Both ends of an experience link; see tests.experience_link."""
-    from tests import experience_link  # not before: it imports what most tests need not
+    """Both ends of an experience link; see tests.rigs.experience_link."""
+    from tests.rigs import experience_link  # not before: it imports what most tests need not
 
     link = experience_link.Link()
     yield link
@@ -31,9 +55,9 @@ def experience() -> Iterator[Any]:
 
 @pytest.fixture
 def sampling(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """Both ends of a sampling link, whose learners ask anew soon; see tests.sampling_link."""
+    """Both ends of a sampling link, whose learners ask anew soon; see tests.rigs.sampling_link."""
     from apex_jax.links import connection
-    from tests import sampling_link
+    from tests.rigs import sampling_link
 
     monkeypatch.setattr(connection, "HEARTBEAT_SECONDS", 0.05)
     link = sampling_link.Link()
@@ -43,7 +67,7 @@ def sampling(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 @pytest.fixture
 def false_server(sampling: Any) -> Iterator[Any]:
-    """A server of that link by hand, which sends what no sound one does."""
+    """A server of that link that the test controls and that breaks the protocol."""
     server = sampling.router()
     yield server
     server.close()

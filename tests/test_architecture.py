@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[1]
 PACKAGE = sorted((ROOT / "apex_jax").rglob("*.py"))
-TESTS = sorted((ROOT / "tests").rglob("*.py"))
+TESTS = sorted([*(ROOT / "tests").rglob("*.py"), *(ROOT / "deploy").rglob("*.py")])
+UNIT = ROOT / "tests" / "unit"
 SCRIPTS = sorted([*ROOT.glob("*.py"), *(ROOT / "benchmarks").rglob("*.py"), *(ROOT / "results").rglob("*.py")])
 
 FOUNDATION = {
@@ -17,6 +18,7 @@ FOUNDATION = {
     "segment_codec",
     "config",
     "errors",
+    "program",
     "compiled",
     "disk",
     "machine",
@@ -37,7 +39,8 @@ MIDDLE = {
 MAY_IMPORT = {  # part of the package -> other parts of it
     "__init__": set(),
     "types": set(),
-    "errors": set(),
+    "program": set(),
+    "errors": {"program"},
     "disk": set(),
     "machine": set(),
     "output": set(),
@@ -47,19 +50,24 @@ MAY_IMPORT = {  # part of the package -> other parts of it
     "run_identity": {"disk", "errors"},
     "config": {"types", "errors"},
     "config_rules": {"config", "errors"},
-    "command_line": {"config", "config_rules", "errors"},
+    "settings": {"config", "config_rules", "errors", "program"},
+    "command_line": {"config", "errors", "program", "settings", "__version__"},
     **{part: FOUNDATION for part in MIDDLE},
-    "plotting": FOUNDATION | {"metrics", "atari_scores", "command_line"},
+    "plotting": FOUNDATION | {"metrics", "atari_scores", "settings"},
     "links": FOUNDATION | MIDDLE,
     "process": FOUNDATION | {"transport"},
     "operations": FOUNDATION | MIDDLE | {"plotting", "process", "config_rules"},
-    "workers": FOUNDATION | MIDDLE | {"command_line", "plotting", "links", "process", "operations"},
+    "workers": FOUNDATION | MIDDLE | {"settings", "plotting", "links", "process", "operations"},
+    # A role's module and those of the commands are imported by name.
+    "main": {"command_line", "device", "errors", "output", "plotting", "process", "program", "settings"},
+    "__main__": {"main"},
 }
 MUST_NOT_IMPORT = {  # part of the package -> what its files can do without
     "types": {"jax", "envpool", "zmq"},
     "errors": {"jax", "envpool", "zmq"},
     "config": {"jax", "envpool", "zmq"},
     "command_line": {"jax", "envpool", "zmq"},
+    "settings": {"jax", "envpool", "zmq"},
     "plotting": {"jax", "envpool", "zmq"},
     "replay": {"jax", "zmq", "time"},
 }
@@ -130,6 +138,19 @@ def test_nothing_unpickles(path: Path) -> None:  # a test may, to show what it i
 def test_file_has_a_docstring_and_at_most_400_lines(path: Path) -> None:
     assert ast.get_docstring(tree_of(path))
     assert len(path.read_text(encoding="utf-8").splitlines()) <= 400
+
+
+@every_module
+def test_module_has_its_test_file(path: Path) -> None:
+    place = path.relative_to(ROOT / "apex_jax")
+    assert path.stem.startswith("__") or (UNIT / place.parent / f"test_{path.name}").exists()
+
+
+@pytest.mark.parametrize("path", sorted(UNIT.rglob("test_*.py")), ids=lambda path: str(path.relative_to(UNIT)))
+def test_test_file_is_of_a_module(path: Path) -> None:
+    modules = {module.stem for module in (ROOT / "apex_jax" / path.parent.relative_to(UNIT)).glob("*.py")}
+    words = path.stem.removeprefix("test_").split("_")
+    assert modules & {"_".join(words[:number]) for number in range(1, len(words) + 1)}
 
 
 @pytest.mark.parametrize(("source", "parts"), [

@@ -1,1 +1,1 @@
-"""The algorithm: arrays in, arrays out, and the only place that says jax.jit. No clock, socket, file or thread."""
+"""The algorithms: arrays in, arrays out; the only modules that use jax.jit. No clock, socket, file or thread."""

@@ -1,4 +1,4 @@
-"""All that workers know of learning: an algorithm is a few functions, pure but for what they are said to consume."""
+"""The interface between workers and learning: an algorithm is five functions, pure except for donated arguments."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ import numpy as np
 from apex_jax.agent.frame_store import Array, FrameStore
 
 Params: TypeAlias = Any  # nested dict of float32 arrays, as flax.linen returns it
-State: TypeAlias = Any  # a NamedTuple: all that learning changes, and all that a checkpoint must hold of it
+State: TypeAlias = Any  # a NamedTuple of everything that learning changes; checkpoints save all of it
 
 
 class Action(NamedTuple):
-    """The policy's answer to a batch of A observations."""
+    """The actions that the policy chooses for a batch of A observations, and their values."""
 
     action: jax.Array  # spec.action.dtype[A, *spec.action.shape]
     value: jax.Array  # float32[A], q(s, action)
-    bootstrap_value: jax.Array  # float32[A], max_a q(s, a), or q(s, pi(s)): what initial priorities are made of
+    bootstrap_value: jax.Array  # float32[A], max_a q(s, a), or q(s, pi(s)); used for initial priorities
 
 
 class UpdateOutput(NamedTuple):
-    """What K updates have to say."""
+    """The result of K updates."""
 
-    priorities: jax.Array  # float32[K, B], of the drawn transitions
-    metrics: dict[str, jax.Array]  # float32[K], by tag, see `apex_jax.metrics.TAGS`; not finite = learning has diverged
+    priorities: jax.Array  # float32[K, B], new priorities of the drawn transitions
+    metrics: dict[str, jax.Array]  # float32[K] by tag of `apex_jax.metrics.TAGS`; not finite if learning has diverged
 
 
 class Algorithm(NamedTuple):
@@ -36,19 +36,19 @@ class Algorithm(NamedTuple):
     init: Callable[[jax.Array], State]
     """Takes a key (consumed), returns a fresh state."""
     act: Callable[[Params, Array, Array, jax.Array, int], Action]
-    """(params, observation [A, F, *O], exploration float32[A], key, step): random in key and step alone."""
+    """(params, observation [A, F, *O], exploration float32[A], key, step): key and step determine the randomness."""
     update: Callable[[State, FrameStore, Array, Array, float], tuple[State, UpdateOutput]]
     """(state, store, indices int32[K, B], importance weights float32[K, B], learning_rate_share): K updates in turn.
 
-    `state` is donated. Each step is `learning_rate_share` times what the optimizer makes of `learner.learning_rate`.
+    `state` is donated. `learning_rate_share` scales each step that the optimizer makes with `learner.learning_rate`.
     """
     acting_params: Callable[[State], Params]
-    """Returns what `act` takes of a state: it is published, evaluated, and checked for being finite."""
+    """Returns the parameters for `act`: workers publish and evaluate them, and check that they are finite."""
     exploration: Callable[[int], np.ndarray]
-    """Takes the size N of the fleet's ladder, returns how much each environment on it explores: float32[N]."""
+    """Takes the size N of the fleet's ladder; returns the exploration rate or noise scale of each index: float32[N]."""
 
 
 @jax.jit
 def copy_params(params: Params) -> Params:
-    """Returns parameters in buffers of their own, which the next update does not donate away."""
+    """Returns a copy of the parameters in new buffers, which stay valid when the next update donates the state."""
     return jax.tree.map(jnp.copy, params)

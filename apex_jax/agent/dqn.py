@@ -19,16 +19,16 @@ from apex_jax.types import SegmentSpec
 
 
 class LearnerState(NamedTuple):
-    """All that learning changes; online and target parameters are equal at first, not shared."""
+    """Everything that learning changes. Online and target parameters start equal, in separate buffers."""
 
     online_params: Params
     target_params: Params
     opt_state: Any
-    updates: jax.Array  # int32[], made so far
+    updates: jax.Array  # int32[], number of updates so far
 
 
 def make_dqn(config: Config, spec: SegmentSpec, compute_dtype: Any = jnp.float32) -> Algorithm:
-    """Returns the algorithm for this configuration. `compute_dtype`: of the network's activations."""
+    """Returns the algorithm for this configuration. `compute_dtype`: dtype of the network's activations."""
     num_actions = spec.action.num_actions
     network = QNetwork(config.network, num_actions, compute_dtype)
     optimizer = make_optimizer(config.learner)
@@ -92,7 +92,7 @@ def make_dqn(config: Config, spec: SegmentSpec, compute_dtype: Any = jnp.float32
                 lambda state, batch: update_once(state, store, *batch, learning_rate_share), state, (indices, weights)
             )
         outputs = []
-        for batch in zip(indices, weights, strict=True):  # in a loop of its own, XLA runs convolutions on one CPU core
+        for batch in zip(indices, weights, strict=True):  # in a scan, XLA would run convolutions on one CPU core
             state, output = update_once(state, store, *batch, learning_rate_share)
             outputs.append(output)
         return state, jax.tree.map(lambda *leaves: jnp.stack(leaves), *outputs)
@@ -107,10 +107,10 @@ def make_dqn(config: Config, spec: SegmentSpec, compute_dtype: Any = jnp.float32
 
 
 def _copied_if(is_due: jax.Array, online_params: Params, target_params: Params) -> Params:
-    """Returns the target network's next parameters: the online ones if a copy is due, else those it has.
+    """Returns the next target parameters: the online ones if a copy is due, otherwise the current ones.
 
-    A GPU may wait for the host at each branch, so there both are read and one is selected. A CPU branches for nothing,
-    and selecting would cost it 5 to 10 % of an update.
+    On a GPU a branch may wait for the host, so both are read and one is selected. On a CPU a branch costs nothing, and
+    a selection would cost 5 to 10 % of an update.
     """
     if jax.default_backend() == "cpu":
         return jax.lax.cond(is_due, lambda: online_params, lambda: target_params)

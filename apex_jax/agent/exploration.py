@@ -1,4 +1,4 @@
-"""How much each environment of the fleet explores."""
+"""The exploration rates of the fleet's environments."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import numpy as np
 
 
 def epsilon_ladder(size: int, base: float, exponent: float) -> np.ndarray:
-    """Returns the exploration rate of each environment of the fleet, fixed for the run: float32[size], falling.
+    """Returns the exploration rate of each environment of the fleet, fixed for the run: float32[size], decreasing.
 
-    epsilon_i = base^(1 + exponent i / (N - 1)) for i = 0..N-1, with N = size; a fleet of one gets `base`.
+    epsilon_i = base^(1 + exponent i / (N - 1)) for i = 0..N-1, with N = size; a fleet of one environment gets `base`.
     (Horgan et al. 2018, section 4.1: base 0.4, exponent 7; there i counts actors of one environment each.)
     """
     position = np.arange(size) / max(1, size - 1)
@@ -16,11 +16,11 @@ def epsilon_ladder(size: int, base: float, exponent: float) -> np.ndarray:
 
 
 def choose_ladder_indices(occupants: np.ndarray, count: int) -> np.ndarray:
-    """Returns `count` places on the ladder for a new actor: int32[count], ascending.
+    """Returns `count` ladder indices for a new actor: int32[count], ascending.
 
-    `occupants`: int[N], living environments at each place. The least occupied places are taken, evenly spread over
-    the ladder, so that a fleet of which only one actor has started already covers all exploration rates; an actor
-    beyond the ladder's length shares places.
+    `occupants`: int[N], the number of live environments at each index. The least occupied indices are chosen, evenly
+    spread over the ladder, so that the first actor alone already covers all exploration rates. Once the ladder is full,
+    actors share indices.
     """
     occupants = occupants.copy()
     chosen: list[np.ndarray] = []
@@ -28,7 +28,7 @@ def choose_ladder_indices(occupants: np.ndarray, count: int) -> np.ndarray:
         lowest = occupants.min()
         free = np.flatnonzero(occupants == lowest)
         turns_until_level = occupants[occupants > lowest].min(initial=lowest + count) - lowest
-        if (turns := min(turns_until_level, count // len(free))) > 1:  # thousands of them in one
+        if (turns := min(turns_until_level, count // len(free))) > 1:  # all in one step, as there may be thousands
             occupants[free] += turns
             chosen.append(np.repeat(free, turns))
             count -= turns * len(free)

@@ -1,4 +1,4 @@
-"""The learner's copy of the replay on its device: pixels come once, batches are gathered by index."""
+"""The learner's copy of the replay on its device: pixels are transferred once, batches are gathered by index."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ import numpy as np
 
 from apex_jax.types import Columns, SegmentSpec, zero_columns
 
-Array: TypeAlias = jax.Array | np.ndarray  # JAX takes either
+Array: TypeAlias = jax.Array | np.ndarray  # JAX accepts either
 
 
 class FrameStore(NamedTuple):
-    """All segments of the replay ring, C of them; slot f of segment c is at replay index c x L + f."""
+    """The C segments of the replay ring; slot f of segment c has the replay index c x L + f."""
 
     frames: Array  # uint8|float32[C, L, *O]
-    columns: dict[str, Array]  # [C, L, ...] each, all but the priority, which is the replay server's
+    columns: dict[str, Array]  # [C, L, ...] each, without the priority, which only the replay server keeps
 
 
 class Transitions(NamedTuple):
-    """A batch as the loss reads it: `_t` at the start, `_tpk` k steps later."""
+    """A batch of transitions: `_t` is their start, `_tpk` is k steps later."""
 
     observation_t: jax.Array  # uint8|float32[B, F, *O]
     observation_tpk: jax.Array  # uint8|float32[B, F, *O]
@@ -30,7 +30,7 @@ class Transitions(NamedTuple):
 
 
 def store_bytes(spec: SegmentSpec, capacity_segments: int) -> int:
-    """Returns how much memory the store takes on the device."""
+    """Returns the bytes of the store on the device."""
     column_bytes = sum(array.nbytes for array in _stored(zero_columns(spec)).values())
     return capacity_segments * (spec.slots * spec.frame_bytes + column_bytes)
 
@@ -38,7 +38,7 @@ def store_bytes(spec: SegmentSpec, capacity_segments: int) -> int:
 def create_store(spec: SegmentSpec, capacity_segments: int, memory_bytes: int | None = None) -> FrameStore:
     """Returns an empty store for `capacity_segments` segments on JAX's default device.
 
-    ValueError if that takes more than `memory_bytes`: better said at the start than at the first allocation too many.
+    Raises ValueError if it needs more than `memory_bytes`, so that a run fails at its start, with a clear message.
     """
     if memory_bytes is not None and (needed := store_bytes(spec, capacity_segments)) > memory_bytes:
         most = capacity_segments * spec.max_transitions * memory_bytes // needed
@@ -59,13 +59,13 @@ def _stored(columns: Columns) -> Columns:
     return {name: column for name, column in columns.items() if name != "priority"}
 
 
-INSERT_SIZES = (8, 1)  # segments of one call: few shapes to compile; a scatter of 8 takes no longer than one of 1
+INSERT_SIZES = (8, 1)  # segments per call: only two shapes to compile; a scatter of 8 takes no longer than one of 1
 
 
 def insert_segments(store: FrameStore, slots: np.ndarray, frames: np.ndarray, columns: Columns) -> FrameStore:
     """Writes segments in place and returns the store; the one passed in is consumed (its buffers are donated).
 
-    `slots`: int32[N] in [0, C), no two alike. `frames`: [N, L, *O]; `columns`: [N, L, ...] each.
+    `slots`: int32[N] in [0, C), without duplicates. `frames`: [N, L, *O]; `columns`: [N, L, ...] each.
     """
     start, stored = 0, _stored(columns)
     while start < len(slots):
@@ -83,10 +83,10 @@ def _scatter(store: FrameStore, slots: Array, values: FrameStore) -> FrameStore:
 
 
 def gather(store: FrameStore, indices: Array, frame_stack: int) -> Transitions:
-    """Returns the transitions at replay indices int32[B], their frames stacked; to be traced inside a jit.
+    """Returns the transitions at replay indices int32[B] with stacked frames. Called inside a jitted function.
 
-    The observation of slot f is the window of frames f-F+1..f, the bootstrap observation the same window k later; both
-    lie within the segment of f, as no transition starts at a slot for which they would not.
+    The observation of slot f is the window of frames f-F+1..f; the bootstrap observation is the same window k slots
+    later. Both lie within the segment of f, because no transition starts at a slot where they would not.
     """
     flat = jax.tree.map(lambda array: array.reshape(-1, *array.shape[2:]), store)
     window = jnp.arange(1 - frame_stack, 1)

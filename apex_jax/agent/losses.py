@@ -1,6 +1,6 @@
-"""The equations of Ape-X DQN, one a function (Horgan et al. 2018, section 3.1).
+"""The equations of Ape-X DQN, one per function (Horgan et al. 2018, section 3.1).
 
-Two stand elsewhere: the sum of n rewards in `segments.py`, P(i) and importance weights in `apex_jax/replay/buffer.py`.
+Two are elsewhere: the sum of n rewards in `segments.py`, P(i) and importance weights in `apex_jax/replay/buffer.py`.
 
 Suffixes: `_t` at the start of a transition, `_tpk` at its bootstrap observation, k steps later.
 """
@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-MIN_PRIORITY = 1e-6  # a transition without error stays drawable: priority 0 means that no transition starts there
+MIN_PRIORITY = 1e-6  # keeps a transition without error drawable; priority 0 means that no transition starts there
 
 
 def n_step_target(
@@ -22,8 +22,8 @@ def n_step_target(
 
     G = sum_{j<k} gamma^j r_{t+j+1} + gamma^k q(S_{t+k}, argmax_a q(S_{t+k}, a; theta); theta-)
 
-    `n_step_return` is the sum, `discount` the gamma^k (0 after a termination). q-values are float32[B, A]; without
-    `double_q` the target network also chooses the action (and `q_online_tpk` is not read).
+    `n_step_return` is the sum over j, `discount` is gamma^k (0 after a termination). q-values are float32[B, A]. If
+    `double_q` is False, the target network also chooses the action, and `q_online_tpk` is not used.
     """
     assert n_step_return.shape == discount.shape == q_target_tpk.shape[:1], (n_step_return.shape, q_target_tpk.shape)
     chooser = q_online_tpk if double_q else q_target_tpk
@@ -32,7 +32,7 @@ def n_step_target(
 
 
 def select_action_value(q: jax.Array, action: jax.Array) -> jax.Array:
-    """Returns q(s, a) of one action a row: q is float32[B, A], action int32[B], the result float32[B]."""
+    """Returns q(s, a) of one action per row: q is float32[B, A], action int32[B], the result float32[B]."""
     assert action.shape == q.shape[:-1], (q.shape, action.shape)
     return jnp.take_along_axis(q, action[:, None], axis=-1)[:, 0]
 
@@ -52,10 +52,10 @@ def priority(td_error: jax.Array) -> jax.Array:
 def initial_priority(
     n_step_return: np.ndarray, discount: np.ndarray, value_t: np.ndarray, bootstrap_value_tpk: np.ndarray
 ) -> np.ndarray:
-    """Returns an actor's first estimate of the priority from values it computed while acting, float32[N].
+    """Returns an actor's initial priorities from the values that it computed while acting, float32[N].
 
-    |sum_{j<k} gamma^j r_{t+j+1} + gamma^k max_a q(S_{t+k}, a) - q(S_t, A_t)|, all with the actor's own weights:
-    no second forward pass (Horgan et al. 2018, section 3).
+    |sum_{j<k} gamma^j r_{t+j+1} + gamma^k max_a q(S_{t+k}, a) - q(S_t, A_t)|, all with the actor's parameters,
+    without a second forward pass (Horgan et al. 2018, section 3).
     """
     td_error = n_step_return + discount * bootstrap_value_tpk - value_t
     return np.maximum(np.abs(td_error), MIN_PRIORITY).astype(np.float32)

@@ -1,4 +1,4 @@
-"""Which algorithms there are. A new one is a file that makes an `Algorithm`, and a line of ALGORITHMS."""
+"""The algorithms by name. A new algorithm is a module that makes an `Algorithm`, and a line in ALGORITHMS."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from apex_jax.types import SegmentSpec
 
 
 class Entry(NamedTuple):
-    """An algorithm, and the actions that it can choose."""
+    """An algorithm and the dtype of the actions that it chooses."""
 
-    make: Callable[[Config, SegmentSpec, Any], Algorithm]  # the last argument: dtype of the network's activations
-    action_dtype: str  # of `ActionSpec`
+    make: Callable[[Config, SegmentSpec, Any], Algorithm]  # third argument: dtype of the activations
+    action_dtype: str  # as in `ActionSpec`
 
 
 ALGORITHMS: dict[str, Entry] = {
     "dqn": Entry(make_dqn, "int32"),
 }
-"""By `algorithm.name`; "auto" is the first whose actions are the environment's."""
+"""By `algorithm.name`; "auto" selects the first one whose `action_dtype` is that of the environment."""
 
 
 def make_algorithm(config: Config, spec: SegmentSpec, compute_dtype: Any = jnp.float32) -> Algorithm:
-    """Returns the algorithm of this configuration; UsageError if there is none, or not for this environment.
+    """Returns the algorithm of this configuration; `compute_dtype` is the dtype of the network's activations.
 
-    `compute_dtype`: of the network's activations.
+    Raises UsageError if no algorithm has this name, or if it cannot choose the actions of this environment.
     """
     name, fitting = config.algorithm.name, [n for n, e in ALGORITHMS.items() if e.action_dtype == spec.action.dtype]
     if name == "auto" and fitting:

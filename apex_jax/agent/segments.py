@@ -1,4 +1,4 @@
-"""Steps of a batch of environments -> segments: self-contained runs of frames with their n-step transitions."""
+"""Turns steps of a batch of environments into segments: self-contained runs of frames with n-step transitions."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from apex_jax.types import Columns, Segment, SegmentSpec, Step, zero_columns
 
 
 class Slots(NamedTuple):
-    """What is known of each frame slot beside its frame; [E, L], or [L] of one environment."""
+    """The data of each frame slot except its frame; [E, L], or [L] for one environment."""
 
-    action: np.ndarray  # as in the spec, chosen on the observation that ends here
+    action: np.ndarray  # dtype and shape as in the spec; chosen for the observation that ends at this slot
     value: np.ndarray  # float32, q(s, action)
-    bootstrap_value: np.ndarray  # float32, what a return that ends here is bootstrapped from
-    acted: np.ndarray  # bool, the action counts: the episode had not ended here
-    reward: np.ndarray  # float32, clipped, that the action brought
-    terminal: np.ndarray  # bool, the action ended the return and there is nothing to bootstrap from
+    bootstrap_value: np.ndarray  # float32, bootstraps a return that ends at this slot
+    acted: np.ndarray  # bool, False if no transition starts here: older frames of an initial stack, end of an episode
+    reward: np.ndarray  # float32, clipped reward of the action
+    terminal: np.ndarray  # bool, the action ended the return by termination: no bootstrap follows
     last: np.ndarray  # bool, the action ended the return, by termination or time limit
 
 
 class SegmentBuilder:
-    """Writes each environment's frames into slots and cuts a `Segment` whenever `spec.slots` of them are full.
+    """Writes each environment's frames into slots, and cuts a `Segment` when `spec.slots` of them are full.
 
-    What a slot holds: the newest frame of an observation, the action chosen on it with its values, and then, as the
-    next observation arrives, that action's outcome. An episode starts with its whole initial stack (F slots, of which
-    only the last starts a transition) and ends with its last observation (which starts none), so the window of F
-    frames that ends at any slot is exactly what the environment returned there, and is never patched.
+    A slot holds the newest frame of an observation, the action chosen for it with its values, and, once the next
+    observation arrives, the outcome of that action. An episode starts with its whole initial stack (F slots, of which
+    only the last starts a transition) and ends with its last observation (which starts none). So the window of F
+    frames of each transition's observations is exactly what the environment returned, and needs no patching.
     """
 
     def __init__(
@@ -41,9 +41,9 @@ class SegmentBuilder:
         life_loss_terminates: bool,
         first_slot: np.ndarray | None = None,
     ):
-        """`reward_clip`: rewards are clipped to [-reward_clip, reward_clip]; 0 = not at all.
+        """`reward_clip`: rewards are clipped to [-reward_clip, reward_clip]; 0 = no clipping.
 
-        `first_slot`: int[E] in [0, max_transitions), where each environment's first segment begins; None = at slot 0.
+        `first_slot`: int[E] in [0, max_transitions), the slot where each environment's first segment begins; None = 0.
         """
         self._spec = spec
         self._discount = discount
@@ -57,7 +57,7 @@ class SegmentBuilder:
         self._slots = Slots(action, *(np.zeros(shape, dtype) for dtype in dtypes))
 
     def add(self, step: Step, action: np.ndarray, value: np.ndarray, bootstrap_value: np.ndarray) -> list[Segment]:
-        """Takes what environments returned and the policy's `Action` on it; returns the segments that became full.
+        """Adds a step of some environments and the policy's `Action` for it; returns the segments that became full.
 
         `action` [A, ...], `value` and `bootstrap_value` float32[A]: see `apex_jax.agent.algorithm.Action`.
         """
@@ -85,27 +85,27 @@ class SegmentBuilder:
         return [segment for i in full if (segment := self._cut(i)) is not None]
 
     def _cut(self, env_id: int) -> Segment | None:
-        """Returns the full segment of an environment (None if no transition starts in it) and keeps the overlap."""
+        """Returns a full segment (None if no transition starts in it); the next one begins with the overlap."""
         columns = n_step_columns(Slots(*(array[env_id] for array in self._slots)), self._spec, self._discount)
         segment = Segment(self._frames[env_id].copy(), columns) if columns["priority"].any() else None
         overlap = self._spec.overlap
         for array in (self._frames, *self._slots):
-            array[env_id, :overlap] = array[env_id, -overlap:].copy()  # a copy, as the two may share slots
+            array[env_id, :overlap] = array[env_id, -overlap:].copy()  # copied first: the two slices may overlap
         self._position[env_id] = overlap
         return segment
 
 
 def spread_first_slots(spec: SegmentSpec, num_environments: int) -> np.ndarray:
-    """Returns int64[E], first slots with which the environments' segments become full one after the other.
+    """Returns int64[E], `first_slot` of each environment: their segments become full one after the other.
 
     If all became full at once, they would reach the replay in bursts, and their frames (100 MB for 256 environments)
-    would need fresh memory: 9 to 12 us a step instead of 3 to 4 at 84x84.
+    would need new memory: 9 to 12 us per step of 84x84 pixels, instead of 3 to 4.
     """
     return np.arange(num_environments) * spec.max_transitions // num_environments
 
 
 def n_step_columns(slots: Slots, spec: SegmentSpec, discount: float) -> Columns:
-    """Returns the transitions that start in a full segment, given its slots [L]."""
+    """Returns the columns of a full segment, the transitions that start in it, from its slots [L]."""
     columns = zero_columns(spec)
     starts, returns, discounts, steps = _n_step_returns(slots, spec.frame_stack, spec.n_step, discount)
     values = slots.value[starts], slots.bootstrap_value[starts + steps]
@@ -130,7 +130,7 @@ def _write_step(
     reward_clip: float,
     life_loss_terminates: bool,
 ) -> None:
-    """Records the outcome of each previous action (unless a reset ignored it), then the values of the new one."""
+    """Records the outcome of each previous action (unless a reset ignored it), then the values of the new action."""
     for row in range(step.env_id.size):
         env = step.env_id[row]
         slot = position[env]
@@ -150,11 +150,11 @@ def _n_step_returns(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Returns the slots at which transitions start, int[N], their returns and discounts, float64[N], and k, int[N].
 
-    A transition sums rewards over k <= n steps: n, or as many as are left until the return ends (`last`). Its discount
-    is gamma^k, or 0 if it ends by termination (`terminal`); a time limit keeps it, so the truncated episode bootstraps
+    A transition sums rewards over k steps: n, or fewer if the return ends before (`last`). Its discount is gamma^k, or
+    0 if it ends by termination (`terminal`). A time limit keeps the discount, so that a truncated episode bootstraps
     from its last observation.
     """
-    # Before slot F - 1 the window would begin before the segment: the segment before has these transitions.
+    # Before slot F - 1 the window would begin before this segment: these transitions are in the previous segment.
     last_start = slots.acted.size - n_step
     starts = np.flatnonzero(slots.acted[frame_stack - 1 : last_start]) + frame_stack - 1
     returns, discounts, steps = np.zeros(starts.size), np.ones(starts.size), np.zeros(starts.size, np.int64)

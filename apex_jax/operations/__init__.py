@@ -1,1 +1,1 @@
-"""What an operator sees and asks for: status, progress, warnings, a copy of the run elsewhere."""
+"""The operator's view of a run: status, progress, warnings, and the copy on object storage."""

@@ -1,4 +1,4 @@
-"""What may be wrong with a run that goes on, and the key to change."""
+"""Finds problems of a running run, and names the key to change."""
 
 from __future__ import annotations
 
@@ -7,45 +7,47 @@ from typing import NamedTuple
 
 from apex_jax.config import Config
 
-PATIENCE_SECONDS = 60.0  # what comes and goes within a minute is no symptom
-SILENCE_SECONDS = 30.0  # without a new frame, at least, and as many lines of metrics as follow
-SILENCE_LINES = 3
-OLD_WEIGHTS_SECONDS = 30.0  # at least, and as many intervals of their sending as follow
-OLD_WEIGHTS_INTERVALS = 10
+PATIENCE_SECONDS = 60.0  # a shorter problem is not reported
+SILENCE_SECONDS = 30.0  # minimum without a new frame
+SILENCE_LINES = 3  # and minimum in intervals of the metrics
+OLD_WEIGHTS_SECONDS = 30.0  # minimum age
+OLD_WEIGHTS_INTERVALS = 10  # and minimum in publishing intervals
 WAITING_SHARE = 0.6  # of a process's time
-BUSY_SHARE = 0.1  # a process that waits less than this share of its time is the slow side
-OUTRUN_RATIO = 0.5  # transitions drawn per transition stored, below which most are overwritten unseen; the paper: 0.78
-Q_VALUE_SLACK = 1.5  # how far beyond what rewards allow q-values may stray while they are learned
+BUSY_SHARE = 0.1  # a process that waits a smaller share of its time than this is the slow side
+OUTRUN_RATIO = (
+    0.5  # transitions drawn per stored one; below this most are overwritten before a draw; the paper has 0.78
+)
+Q_VALUE_SLACK = 1.5  # q-values may exceed the bound of the rewards by this factor while they are learned
 EXPECTED_DROPS = {
     "replay/dropped_stale_priority",  # the transition was overwritten while the learner learned from it
-    "replay/dropped_duplicate_segment",  # sent again, since its acknowledgement was lost with a connection or server
+    "replay/dropped_duplicate_segment",  # sent again after its acknowledgement was lost with a connection or server
 }
 
 
 class Symptom(NamedTuple):
-    """Something that is wrong now."""
+    """A problem at this moment."""
 
     name: str
-    text: str  # what is wrong, and what to do
-    patience_seconds: float = 0.0  # how long it must last to be told
+    text: str  # the problem and what to do
+    patience_seconds: float = 0.0  # how long it must last before it is reported
 
 
 class Diagnosis:
-    """Remembers since when each symptom lasts."""
+    """Tracks how long each symptom has lasted."""
 
     def __init__(self, config: Config):
         self._config = config
         self._since: dict[str, float] = {}
-        self._mark: tuple[float, float, float] | None = None  # when so many transitions had been drawn, and stored
+        self._mark: tuple[float, float, float] | None = None  # time, transitions drawn and stored at the last mark
         self._ratio: float | None = None  # drawn per stored between the last two marks
 
     def warnings(
         self, now: float, values: Mapping[str, float], learning: bool, silent_seconds: float
     ) -> tuple[str, ...]:
-        """Returns what is to be told at `now` (seconds).
+        """Returns the warnings at `now` (seconds).
 
-        `values`: the newest value of each tag of the metrics; `silent_seconds`: since the count of frames last grew,
-        with actors there to make them.
+        `values`: the newest value of each metrics tag; `silent_seconds`: time since the number of frames last grew, if
+        there are actors.
         """
         if learning and "learner/updates" in values and "ledger/stored" in values:
             self._measure_ratio(
@@ -61,7 +63,7 @@ class Diagnosis:
         return tuple(s.text for s in symptoms if now - self._since[s.name] >= s.patience_seconds)
 
     def _measure_ratio(self, now: float, drawn: float, stored: float) -> None:
-        """Sets a mark once a minute: a learner that is outrun draws in bursts, and actors may stand still between."""
+        """Sets a mark once a minute, because an outrun learner draws in bursts and actors may pause in between."""
         then, drawn_then, stored_then = self._mark or (now, drawn, stored)
         if self._mark is None or drawn < drawn_then or stored < stored_then:  # a process has been restarted
             self._mark = now, drawn, stored
@@ -89,7 +91,7 @@ def _flow(
     is_outrun = learning and not target and ratio is not None and ratio < OUTRUN_RATIO
     if is_outrun and ratio is not None:
         yield Symptom("outrun", _outrun(config, values, ratio))
-    if filled and not learning:  # actors wait for it, which is no silence
+    if filled and not learning:  # actors wait for the learner, so missing frames are no problem of their own
         what = "the replay has been full enough for a minute, but learning has not begun"
         slow = f"it compiles, or learner.batch_size (now {config.learner.batch_size}) is too large for this machine"
         yield Symptom("start", f"{what}: {slow}; see learner.log in {config.directory}/logs", PATIENCE_SECONDS)
@@ -100,7 +102,7 @@ def _flow(
         what = "no new experience comes" if learning else "the replay does not fill"
         text = f"{what}: no frame for {silent_seconds:.0f} s; see actor-0.log and replay.log in {config.directory}/logs"
         yield Symptom("silence", text)
-    if not learning or is_outrun:  # then it is clear who is slow
+    if not learning or is_outrun:  # the slow side is known
         return
     if waits["learner"] > WAITING_SHARE:
         fix = (
@@ -110,14 +112,14 @@ def _flow(
         )
         what = f"the learner waits for batches {waits['learner']:.0%} of the time"
         yield Symptom("learner", f"{what}: {fix}", PATIENCE_SECONDS)
-    if waits["actor"] > WAITING_SHARE and not target:  # with a target they wait for a learner that is slower: meant
+    if waits["actor"] > WAITING_SHARE and not target:  # with a target, actors wait for a slower learner by design
         fix = "give it a core of its own, or lower actor.processes"
         what = f"actors wait for the replay server {waits['actor']:.0%} of the time"
         yield Symptom("actor", f"{what}: {fix}", PATIENCE_SECONDS)
 
 
 def _outrun(config: Config, values: Mapping[str, float], ratio: float) -> str:
-    """Says that actors replace the replay before the learner has seen it, and what holds them back."""
+    """Returns the warning that actors overwrite the replay before the learner has drawn from it."""
     actor = config.actor
     fewer = f"actor.processes (now {actor.processes})" if actor.processes > 1 else ""
     lower = [fewer, f"actor.environments (now {actor.environments})", _smaller_batches(config)]
@@ -145,9 +147,9 @@ def _smaller_batches(config: Config) -> str:
 
 
 def _upkeep(config: Config, values: Mapping[str, float], learning: bool) -> Iterator[Symptom]:
-    """What is lost or late on the links."""
+    """Yields losses and delays on the links."""
     age, interval = values.get("actor/weights_age_seconds", 0.0), config.learner.publish_interval_seconds
-    updates = values.get("charts/updates_per_second", 1.0) > 0  # else there are no newer ones
+    updates = values.get("charts/updates_per_second", 1.0) > 0  # without updates there are no newer weights
     if learning and updates and age > max(OLD_WEIGHTS_INTERVALS * interval, OLD_WEIGHTS_SECONDS):
         what = f"actors act with weights {age:,.0f} s old, though the learner sends new ones every {interval:g} s"
         fix = f"see actor-0.log in {config.directory}/logs, and addresses.weights and learner.publish_interval_seconds"

@@ -1,4 +1,4 @@
-"""What a person sees of a local run: a panel in a terminal, a line now and then elsewhere, and a summary at the end."""
+"""The view of a local run: a panel in a terminal, plain lines elsewhere, and a summary at the end."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from rich.text import Text
 from apex_jax.config import Config
 from apex_jax.disk import checkpoint_steps
 from apex_jax.operations.progress import Evaluation, Progress
+from apex_jax.program import typed
 
 PLAIN_INTERVAL_SECONDS = 10.0
 PANEL_WIDTH = 100
@@ -38,7 +39,7 @@ class LiveView:
         self._stream = stream
         self._clock = clock
         self._next_line = clock()
-        self._told: set[str] = set()  # warnings that hold, and have been printed as lines
+        self._told: set[str] = set()  # current warnings that have been printed as lines
         self._live: Live | None = None
         print(introduction(config), file=stream, flush=True)
         if stream.isatty() and os.environ.get("TERM", "dumb") != "dumb":
@@ -46,7 +47,7 @@ class LiveView:
             # Log lines are printed above the panel, but stay in a file to which standard error was redirected.
             self._live = Live(console=console, auto_refresh=False, redirect_stderr=sys.stderr.isatty())
             self._live.start()
-            atexit.register(self.close)  # a cursor that stays hidden is a broken terminal
+            atexit.register(self.close)  # otherwise the cursor would stay hidden
 
     def __enter__(self) -> LiveView:
         return self
@@ -68,7 +69,7 @@ class LiveView:
             self._told = set(map(_kind, progress.warnings))
 
     def close(self) -> None:
-        """Leaves the last panel standing and gives the terminal back; a second call does nothing."""
+        """Keeps the last panel on the screen and restores the terminal; a second call does nothing."""
         if self._live:
             self._live.stop()
             self._live = None
@@ -76,7 +77,7 @@ class LiveView:
 
 
 def introduction(config: Config) -> str:
-    """Returns what is about to happen, how long it will take and where it goes."""
+    """Returns the first lines of a run: what it trains, when it ends, and where it saves."""
     limits = (
         (config.total_minutes, f"{config.total_minutes:g} minute{'s' * (config.total_minutes != 1)}"),
         (config.total_environment_frames, f"{config.total_environment_frames:,} frames"),
@@ -95,9 +96,9 @@ def introduction(config: Config) -> str:
 
 
 def final_summary(progress: Progress, run_directory: str, has_screen: bool) -> str:
-    """Returns what came out of the run, where it is, and how to look at it: nothing that is not there.
+    """Returns the results of the run, their files, and the commands to look at them; only files that exist.
 
-    `has_screen`: a game of this run's task can be recorded.
+    `has_screen`: whether a game of this task can be recorded.
     """
 
     def present(*names: str) -> list[str]:
@@ -124,7 +125,7 @@ def final_summary(progress: Progress, run_directory: str, has_screen: bool) -> s
     if not checkpoint_steps(Path(run_directory, "checkpoints")):
         lines.append("Checkpoint:  none was saved: the same command starts from the beginning")
         return "\n".join(lines)
-    play = f"{_python()} main.py --role evaluator checkpoint={directory}"
+    play = f"{typed(_python())} --role evaluator checkpoint={directory}"
     lines.append(f"Play again:  {play} episodes=100")
     if has_screen:
         video = shlex.quote(os.path.join(run_directory, "game"))
@@ -133,7 +134,7 @@ def final_summary(progress: Progress, run_directory: str, has_screen: bool) -> s
 
 
 def _python() -> str:
-    """Returns how the user calls this interpreter: by its path where that is below the working directory (.venv)."""
+    """Returns how the user calls this interpreter: by its path if that is below the working directory (.venv)."""
     path = os.path.relpath(sys.executable)
     return "python" if path.startswith(os.pardir) else shlex.quote(path)
 
@@ -229,7 +230,7 @@ def _evaluation(evaluation: Evaluation) -> str:
 
 
 def _roles(roles: Mapping[str, str]) -> str:
-    """Names the processes in each state; what is not simply running comes first, for a line may be cut at its end."""
+    """Returns the processes by state, those that are not running first, because a line may be cut at its end."""
     by_state: dict[str, list[str]] = {}
     for name, state in roles.items():
         by_state.setdefault(state, []).append(name)

@@ -1,4 +1,4 @@
-"""How far a local run is, read from the metrics of all its processes."""
+"""The progress of a local run, read from the metrics of all its processes."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from apex_jax.metrics import MetricsFollower
 from apex_jax.operations.diagnosis import Diagnosis
 
 MAX_READINGS = 60  # one a second
-SOUND_SECONDS = 5.0  # of learning, before the time that is left is estimated from rates
+SOUND_SECONDS = 5.0  # of learning before rates are used to estimate the time left
 
 
 class _Reading(NamedTuple):
-    """How far the run was."""
+    """The counts at one moment."""
 
     seconds: float  # of the reader's clock
     frames: int
@@ -52,27 +52,27 @@ class Progress:
     training_return: float | None  # mean of the actors' last games
     latest_evaluation: Evaluation | None
     best_evaluation: Evaluation | None
-    seconds_left: float | None  # to the first of the run's limits
+    seconds_left: float | None  # until the first limit of the run
     roles: Mapping[str, str]  # name of a process -> short state
     memory_bytes: int  # of all processes
-    warnings: tuple[str, ...] = ()  # what may be wrong, and the key to change
+    warnings: tuple[str, ...] = ()  # problems, with the key to change
     earlier_updates: int = 0  # by earlier starts of the run
     reached_limits: tuple[str, ...] = ()  # of the run, as KEY=VALUE
 
 
 @dataclass
 class _Role:
-    """What one process has written since the reader was made."""
+    """The metrics that one process has written since the reader was created."""
 
     follower: MetricsFollower
     last: dict[str, Any] | None = None
-    read_seconds: float = 0.0  # when that line was read
+    read_seconds: float = 0.0  # time at which `last` was read
     memory_bytes: float = 0.0
     restarts: int = 0
 
     @property
     def state(self) -> str:
-        """Short state, as far as the metrics show it."""
+        """Short state, derived from the metrics."""
         if self.last is None:
             return "starting"
         return f"restarted {self.restarts}x" if self.restarts else "running"
@@ -81,33 +81,33 @@ class _Role:
 class ProgressReader:
     """Follows the metrics of all processes of a local run.
 
-    Make it before the processes start: what the files hold by then is history of an earlier start, from which only
-    frames, updates, minutes and evaluations count on.
+    Create it before the processes start: lines that exist by then are of an earlier start, and only their frames,
+    updates, minutes and evaluations count.
     """
 
     def __init__(self, run_directory: str, config: Config, clock: Callable[[], float] = time.monotonic) -> None:
-        """`clock`: seconds that never go back, as the wall clock in the files may."""
+        """`clock`: monotonic seconds; the wall clock in the files may be set back."""
         names = ["learner", "replay", *(f"actor-{i}" for i in range(config.actor.processes)), "evaluator"]
         paths = {name: Path(run_directory, "metrics", f"{name}.jsonl") for name in names}
         self._roles = {name: _Role(MetricsFollower(path)) for name, path in paths.items()}
         self._config = config
         self._clock = clock
         self._started = clock()
-        self._values: dict[str, float] = {}  # tag -> the value that was read last, of any process
+        self._values: dict[str, float] = {}  # newest value of each tag, of any process
         self._learning = False
-        self._readings: deque[_Reading] = deque(maxlen=MAX_READINGS)  # while it learns, oldest first
+        self._readings: deque[_Reading] = deque(maxlen=MAX_READINGS)  # while learning, oldest first
         self._evaluations: list[Evaluation] = []
         self._past_frames = 0  # reached by earlier starts of the run
         self._past_updates = 0
         self._past_minutes = 0.0  # of the learner
         self._read_history()
         self._diagnosis = Diagnosis(config)
-        self._frames_grew = (self._started, self._past_frames)  # when, to how many
+        self._frames_grew = (self._started, self._past_frames)  # time and number of frames when they last grew
 
     def read(self) -> Progress:
         """Returns the progress as of now."""
         lines = [[(role, line) for line in role.follower.read_new()] for role in self._roles.values()]
-        # By time, and the lines of one process in the order of its file, also when the clock was set back between them.
+        # In order of time; the lines of one process stay in file order, even if the clock was set back between them.
         for role, line in heapq.merge(*lines, key=lambda each: each[1]["time"]):
             self._take(role, line)
         frames, updates = self._frames(), int(self._value("learner/updates", self._past_updates))
@@ -164,7 +164,10 @@ class ProgressReader:
         if frames != self._frames_grew[1] or not has_actor:
             self._frames_grew = (now, frames)
         values = self._values.copy()
-        for tag in ("storage/failed_copies", "storage/copy_age_seconds"):  # of learner and replay: the worse is told
+        for tag in (
+            "storage/failed_copies",
+            "storage/copy_age_seconds",
+        ):  # written by learner and replay server: the larger value counts
             values[tag] = max((role.last or {}).get(tag) or 0.0 for role in self._roles.values())
         ages = [(role.last or {}).get("actor/weights_age_seconds") or 0.0 for role in self._roles.values()]
         values["actor/weights_age_seconds"] = max(ages)
@@ -174,12 +177,13 @@ class ProgressReader:
         return self._values.get(tag, default)
 
     def _frames(self) -> int:
-        """The learner's count, and the replay server's while the learner, for want of batches, hears of no frames."""
+        """Returns the learner's count, or the replay server's if it is larger: a learner without batches gets no
+        counts."""
         lines = (self._roles[name].last for name in ("learner", "replay"))
         return max((line["step"] for line in lines if line), default=0) or self._past_frames
 
     def _learner_seconds(self) -> float:
-        """Time that counts towards `total_minutes`: the learner's own count, and what has passed since it was read."""
+        """Returns the time that counts towards `total_minutes`: the learner's count plus the time since it was read."""
         learner = self._roles["learner"]
         since_seconds = self._clock() - learner.read_seconds if learner.last else 0.0
         return self._value("charts/elapsed_minutes", self._past_minutes) * 60 + since_seconds
@@ -191,7 +195,7 @@ class ProgressReader:
         return tuple(f"{key}={end}" for key, end in ends.items() if 0 < end <= limits[key])
 
     def _phase(self) -> str:
-        """The phase of a run that has reached none of its limits."""
+        """Returns the phase of a run that has not reached a limit."""
         if self._learning:
             return "learning"
         if self._value("replay/size_transitions") >= self._config.replay.min_size_to_sample:
@@ -199,9 +203,9 @@ class ProgressReader:
         return "filling the replay" if self._roles["replay"].last else "starting"
 
     def _seconds_left(self, frames: int, updates: int) -> float | None:
-        """Time to the limit that comes first; a limit whose rate is not known yet is left out.
+        """Returns the time until the first limit; limits with an unknown rate are ignored.
 
-        Rates are those of the last minute of learning: the learner's own first rate counts the time that it compiled.
+        Rates are of the last minute of learning, because the learner's own first rate includes its compilation.
         """
         config, left = self._config, []
         if config.total_minutes:
@@ -216,7 +220,7 @@ class ProgressReader:
         return max(0.0, min(left)) if left else None
 
     def _note(self, frames: int, updates: int) -> None:
-        """Keeps a reading a second while it learns; before that, or with a process that began anew, none is sound."""
+        """Stores one reading per second while the run learns; a restarted process makes earlier readings invalid."""
         newest = self._readings[-1] if self._readings else None
         if newest is not None and (frames < newest.frames or updates < newest.updates):
             self._readings.clear()

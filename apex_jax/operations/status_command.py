@@ -1,4 +1,4 @@
-"""`python main.py status ADDRESS`: how a process is."""
+"""The command status: prints the status of a process."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ from datetime import timedelta
 from typing import Any
 
 from apex_jax.errors import Parser, shown
+from apex_jax.program import NAME
 from apex_jax.transport.status_link import fetch
 
-ANSWER_SECONDS = 4.0  # with the start of Python within five
+ANSWER_SECONDS = 4.0  # with the start of Python, an answer within five
 MAX_ROWS = 2000
-HEAD = ("role", "name", "pid", "healthy", "uptime_seconds", "progress_age_seconds")  # which the first line tells
+HEAD = ("role", "name", "pid", "healthy", "uptime_seconds", "progress_age_seconds")  # shown in the first line
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Prints what the process at an address tells of itself; returns 0 if it is healthy, else 1.
+    """Prints the status of the process at an address; returns 0 if it is healthy, otherwise 1.
 
-    `arguments`: after "status". UsageError; StatusError where nobody answers.
+    `arguments`: after "status". Raises UsageError, and StatusError if nobody answers.
     """
     options = _parser().parse_args(arguments)
     healthy, content = fetch(options.address, ANSWER_SECONDS)
@@ -32,7 +33,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def table(healthy: bool, content: dict[str, Any]) -> list[str]:
-    """Returns a report as lines; what a stranger may have put into it is made printable."""
+    """Returns a report as printable lines, whatever the peer has put into it."""
     who = f"{shown(content.get('name'))} ({shown(content.get('role'))}, pid {shown(content.get('pid'))})"
     age = content.get("progress_age_seconds")
     state = "healthy" if healthy else f"NOT HEALTHY: no progress for {_text('seconds', age)} s"
@@ -67,9 +68,9 @@ def _duration(seconds: Any) -> str:
 
 def _parser() -> Parser:
     parser = Parser(
-        prog="python main.py status",
+        "status",
         description="Queries a process's status. Exit code 0: healthy; 1: not, or no answer within 5 seconds.",
-        epilog="example: python main.py status tcp://127.0.0.1:8080",
+        epilog=f"example: {NAME} status tcp://127.0.0.1:8080",
         allow_abbrev=False,
     )
     parser.add_argument("address", metavar="ADDRESS", help="what addresses.status says of that process")

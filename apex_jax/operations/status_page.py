@@ -1,4 +1,4 @@
-"""What every process tells of itself at `addresses.status`: who it is, how it is, and what its role has to say."""
+"""The status that every process serves at `addresses.status`: its identity, its health, and its role's report."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from apex_jax.transport.wire import PROTOCOL_VERSION
 
 _log = logging.getLogger(__name__)
 
-STUCK_SECONDS = 60.0  # without a turn of its loop, a process is not healthy
-STARTING_SECONDS = 300.0  # of its first minutes it is allowed to spend as many on compiling
+STUCK_SECONDS = 60.0  # without an iteration of its loop, after which a process is not healthy
+STARTING_SECONDS = 300.0  # the same during its first minutes, in which it may compile
 
 
 class StatusPage:
-    """Serves the status of this process while it is entered; where `addresses.status` is empty, only systemd hears.
+    """A context that serves the status of this process; without `addresses.status`, only systemd is notified.
 
-    `report`, to be set once there is something to tell of: called on the page's thread, it only reads attributes.
+    `report`: set it when the role can report. It is called on the page's thread and must only read attributes.
     """
 
     def __init__(self, config: Config, role: str, name: str, stop: StopSignal):
-        """`stop`: which the worker's loop asks at each turn; that is the progress that makes it healthy."""
+        """`stop`: the worker's loop calls its `beat` in each iteration, which is what makes the process healthy."""
         self.report: Callable[[], Mapping[str, Any]] = dict
         self._address = config.addresses.status
         self._role, self._name = role, name
@@ -46,7 +46,7 @@ class StatusPage:
         self._watchdog = Watchdog(self.is_healthy)
 
     def __enter__(self) -> StatusPage:
-        """Binds the address; StatusError where that fails."""
+        """Binds the address. Raises StatusError if that fails."""
         if self._address:
             self._server = StatusServer(self._address, self._answer)
             if not is_loopback(self._address):
@@ -60,7 +60,7 @@ class StatusPage:
             self._server.close()
 
     def is_healthy(self) -> bool:
-        """Tells whether the worker's loop has turned lately."""
+        """Returns whether the worker's loop has iterated recently."""
         is_starting = time.monotonic() - self._started < STARTING_SECONDS
         return self._stop.idle_seconds < (STARTING_SECONDS if is_starting else STUCK_SECONDS)
 
@@ -96,7 +96,7 @@ def _count(folder: str) -> int:
 
 
 def _plain(value: Any) -> Any:
-    """Returns what JSON has: NumPy's numbers as Python's, and no NaN."""
+    """Returns the value for JSON: NumPy numbers become Python numbers, NaN and infinity become None."""
     if isinstance(value, Mapping):
         return {str(name): _plain(member) for name, member in value.items()}
     if isinstance(value, list | tuple):

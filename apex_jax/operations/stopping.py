@@ -1,4 +1,4 @@
-"""What a person who stops a run is told: that it was noticed, how to stop sooner, and what that loses."""
+"""The lines for a person who stops a run: the acknowledgement, how to stop sooner, and what is lost then."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ STOPPING_AFTER_THE_END = "stopping: the checkpoint is saved; the last evaluation
 
 
 def acknowledge(line: str) -> None:
-    """Prints a line about the end on standard error, which may be gone."""
+    """Prints a line on standard error, which may be closed."""
     with contextlib.suppress(OSError, ValueError):
         print(line, file=sys.stderr, flush=True)
 
 
 def lost_updates(run_directory: str, updates: int, is_saved: bool) -> str:
-    """Returns what of the learning is lost by an end without saving.
+    """Returns a text that says which updates an end without saving loses.
 
-    `updates`: as far as the learner is known to have come; `is_saved`: its last checkpoint holds all of them.
+    `updates`: the learner's last known number; `is_saved`: whether its last checkpoint has all of them.
     """
     saved = max(checkpoint_steps(Path(run_directory, "checkpoints")), default=0)
     if is_saved and saved:
@@ -37,7 +37,7 @@ def lost_updates(run_directory: str, updates: int, is_saved: bool) -> str:
 
 
 def lost_transitions(has_journal: bool) -> str:
-    """Returns what of the replay is lost by an end without saving, whether or not it writes a journal."""
+    """Returns a text that says which transitions an end without saving loses."""
     if has_journal:
         return "no transition that the replay server has stored is lost"
     return "the replay's transitions are lost, as at each stop with replay.journal=false"

@@ -1,4 +1,4 @@
-"""`python main.py storage push RUN URL` and `storage pull URL RUN`: a run to object storage and back."""
+"""The commands `storage push RUN URL` and `storage pull URL RUN`: copy a run to object storage and back."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from pathlib import Path
 
 from apex_jax.config_rules import STORAGE_URL, is_storage_url
 from apex_jax.errors import Parser, RunError, UsageError, shown
+from apex_jax.program import NAME
 from apex_jax.storage import SECTIONS, Storage, local_progress
 
 MEANINGS = {"run": "run directory, such as runs/Pong-v5-1", "url": "place of the copy: s3://bucket/prefix, or a folder"}
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Copies what `arguments` (after "storage") say; returns the exit code. UsageError, RunError."""
+    """Runs the command; `arguments`: after "storage". Returns the exit code. Raises UsageError, RunError."""
     options = _parser().parse_args(arguments)
     if not is_storage_url(options.url):
         raise UsageError(f"storage: URL {shown(options.url) or repr('')}: {STORAGE_URL}")
@@ -36,10 +37,10 @@ def run(arguments: Sequence[str]) -> int:
 
 def _parser() -> Parser:
     parser = Parser(
-        prog="python main.py storage",
+        "storage",
         description="Copies a run to object storage, or back. Only what is new is transferred. Credentials and"
         " endpoint come from boto's usual places (AWS_PROFILE, AWS_ENDPOINT_URL, the machine's role).",
-        epilog="example: python main.py storage push runs/Pong-v5-1 s3://bucket/pong",
+        epilog=f"example: {NAME} storage push runs/Pong-v5-1 s3://bucket/pong",
         allow_abbrev=False,
     )
     actions = parser.add_subparsers(dest="action", required=True, parser_class=Parser, metavar="push | pull")

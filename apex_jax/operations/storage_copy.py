@@ -1,4 +1,4 @@
-"""Keeps the copy of a run on object storage up to date, on a thread of its own, and begins a run from it."""
+"""Updates the copy of a run on object storage in a thread, and fetches a run from it at the start."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from apex_jax.storage import Section, Storage, StorageError, local_progress, pro
 
 _log = logging.getLogger(__name__)
 
-LAST_COPY_SECONDS = 20.0  # that the copy made at the end of the process may take
+LAST_COPY_SECONDS = 20.0  # time limit of the last copy, at the end of the process
 
 
 class StorageCopy:
-    """Copies a section of the run at each interval while it is entered, and once more at the end.
+    """A context that copies a section of the run at each interval, and once more at the end.
 
-    A failure is logged once, counted, and made good by the next copy; nobody waits for it. Does nothing if
+    A failure is logged once and counted, and the next copy tries again; training never waits. Does nothing if
     `storage.url` is empty.
     """
 
@@ -39,9 +39,9 @@ class StorageCopy:
         self._thread = threading.Thread(target=self._run, name="storage", daemon=True)
 
     def __enter__(self) -> StorageCopy:
-        """Fetches what the run directory lacks. RunError if it cannot be known whether there is anything."""
+        """Fetches what the run directory lacks. Raises RunError if the storage cannot be read."""
         if self._config.storage.url:
-            # What the supervisor has fetched is not asked for again: the storage may be away where a role starts again.
+            # The supervisor has fetched it already; a role that starts again must not depend on the storage.
             sections = [] if os.environ.get(FETCHED) else [self._section]
             self._storage = fetch_missing(self._config, sections, self._stop)
             if not self._stop.is_set():
@@ -49,7 +49,7 @@ class StorageCopy:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None and self._thread.is_alive():  # whatever failed says so at once; the copy before stands
+        if kind is None and self._thread.is_alive():  # after an error the process ends at once; the previous copy stays
             self._closing.set()
             until = time.monotonic() + LAST_COPY_SECONDS
             while self._thread.is_alive() and time.monotonic() < until:
@@ -88,10 +88,10 @@ class StorageCopy:
 
 
 def fetch_missing(config: Config, sections: Sequence[Section], stop: StopSignal) -> Storage:
-    """Fetches what the storage has and the run directory lacks: a section, or the newer checkpoints of the same run.
+    """Fetches the sections that the run directory lacks, or newer checkpoints of the same run. Returns the storage.
 
-    The newer ones are of a machine that this one replaced and that was still saving; the run goes on from there.
-    Returns the storage. RunError if it cannot be read, or is ahead with another run: a start would overwrite it.
+    Newer checkpoints come from a machine that this one replaced and that was still saving; the run continues from them.
+    Raises RunError if the storage cannot be read, or holds another run that is ahead, which a start would overwrite.
     """
 
     def is_cancelled() -> bool:

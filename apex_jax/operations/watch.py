@@ -1,4 +1,4 @@
-"""Finds roles that live and do nothing: stopped, swapped out, or waiting for what never comes."""
+"""Finds roles that are alive but make no progress: stopped, swapped out, or blocked."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from apex_jax.metrics import is_number
 from apex_jax.operations.status_page import STARTING_SECONDS, STUCK_SECONDS
 from apex_jax.transport.status_link import StatusError, fetch
 
@@ -15,20 +16,20 @@ ANSWER_SECONDS = 4.0
 
 
 class Watch:
-    """Asks each role again and again for its status, on a thread of its own.
+    """Requests the status of each role periodically, in a thread.
 
-    Silence is counted only as long as this process itself runs: neither a suspended machine nor a stopped supervisor
-    makes the roles look silent.
+    Time without an answer counts only while this process itself runs, so a suspended machine or a stopped supervisor
+    does not make the roles look silent.
     """
 
     def __init__(self, addresses: Mapping[str, str]):
-        """`addresses`: by name of the role; of a role without one nothing is ever wrong."""
-        self.reports: dict[str, dict[str, Any]] = {}  # newest of each role that has answered
+        """`addresses`: by name of the role; a role without an address is not watched."""
+        self.reports: dict[str, dict[str, Any]] = {}  # newest report of each role that has answered
         self._addresses = {name: address for name, address in addresses.items() if address}
-        self._started = dict.fromkeys(self._addresses, 0.0)  # when, 0 = not running
+        self._started = dict.fromkeys(self._addresses, 0.0)  # start time by role, 0 = not running
         self._silent_seconds = dict.fromkeys(self._addresses, 0.0)
-        self._unhealthy: dict[str, float] = {}  # seconds without progress, by the role's own word
-        self._answered: set[str] = set()  # since they were started
+        self._unhealthy: dict[str, float] = {}  # seconds without progress, as the role reports
+        self._answered: set[str] = set()  # roles that have answered since their start
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
 
@@ -37,11 +38,11 @@ class Watch:
         self._thread.start()
 
     def address_of(self, name: str) -> str:
-        """Returns where the role tells its status; empty for nowhere."""
+        """Returns the status address of a role; empty if it has none."""
         return self._addresses.get(name, "")
 
     def started(self, name: str) -> None:
-        """Begins to watch a role that has just been started, or started again."""
+        """Starts watching a role that has just been started or restarted."""
         if name in self._addresses:
             self._silent_seconds[name] = 0.0
             self._answered.discard(name)
@@ -49,18 +50,18 @@ class Watch:
             self._started[name] = time.monotonic()
 
     def ended(self, name: str) -> None:
-        """Leaves a role alone that is known not to run."""
+        """Stops watching a role that does not run."""
         if name in self._addresses:
             self._started[name] = 0.0
             self.reports.pop(name, None)
 
     def fault(self, name: str) -> tuple[str, float]:
-        """Returns what is wrong with a role that runs, and for how many seconds by now; ("", 0.0) if nothing is."""
+        """Returns the fault of a running role and its duration in seconds; ("", 0.0) if there is none."""
         if not self._started.get(name):
             return "", 0.0
         if idle := self._unhealthy.get(name):
             return f"has made no progress for {idle:.0f} s", idle
-        limit = STUCK_SECONDS if name in self._answered else STARTING_SECONDS  # which imports take on a busy machine
+        limit = STUCK_SECONDS if name in self._answered else STARTING_SECONDS  # imports take long on a busy machine
         silent = self._silent_seconds[name]
         return (f"has not answered for {silent:.0f} s", silent) if silent > limit else ("", 0.0)
 
@@ -83,7 +84,7 @@ class Watch:
         try:
             healthy, report = fetch(self._addresses[name], ANSWER_SECONDS)
         except StatusError:
-            if self._started[name] == since:  # else it is another process by now
+            if self._started[name] == since:  # otherwise the role has been restarted meanwhile
                 self._silent_seconds[name] += passed_seconds
             return
         if self._started[name] == since:
@@ -91,4 +92,5 @@ class Watch:
             self._answered.add(name)
             self.reports[name] = report
             if not healthy:
-                self._unhealthy[name] = float(report.get("progress_age_seconds") or STUCK_SECONDS)
+                age = report.get("progress_age_seconds")
+                self._unhealthy[name] = float(age) if is_number(age) and age else STUCK_SECONDS

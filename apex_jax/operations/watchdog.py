@@ -1,4 +1,4 @@
-"""Signs of life for systemd, which starts a role again that lives and does nothing: `WatchdogSec=` of its unit."""
+"""Heartbeats for systemd, which restarts a role that makes no progress (`WatchdogSec=` of its unit)."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ import threading
 from collections.abc import Callable
 
 INTERVAL_SECONDS = 10.0
-LIMIT_SECONDS = 3 * INTERVAL_SECONDS  # without a sign
+LIMIT_SECONDS = 3 * INTERVAL_SECONDS  # without a heartbeat
 
 
 class Watchdog:
-    """Tells systemd that this process is well for as long as it is; does nothing where systemd does not ask.
+    """Sends heartbeats to systemd while this process is healthy; does nothing if systemd does not watch it.
 
-    The unit's own `WatchdogSec=` has to last until here: for imports on a cold disk. From then on LIMIT_SECONDS holds.
+    The unit's own `WatchdogSec=` must cover the time until the first heartbeat, with imports from a cold disk. After
+    it, LIMIT_SECONDS applies.
     """
 
     def __init__(self, is_healthy: Callable[[], bool]) -> None:
-        """`is_healthy`: called on a thread of its own."""
+        """`is_healthy`: called on the watchdog's thread."""
         self._is_healthy = is_healthy
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
@@ -31,7 +32,7 @@ class Watchdog:
             self._thread.start()
 
     def close(self) -> None:
-        """Ends the thread; the process then has as long to end as it had to start."""
+        """Ends the thread and restores the unit's limit, so that the process has as long to end as it had to start."""
         self._closing.set()
         if self._thread.ident is not None:
             self._thread.join()
@@ -49,6 +50,6 @@ class Watchdog:
 
 def _notify(message: str) -> None:
     address = os.environ["NOTIFY_SOCKET"]
-    address = f"\0{address[1:]}" if address.startswith("@") else address  # Linux: a name that is no file
+    address = f"\0{address[1:]}" if address.startswith("@") else address  # an abstract socket name of Linux
     with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as end:
         end.sendto(message.encode(), address)

@@ -1,5 +1,5 @@
-"""What a run leaves for a person to look at: where it came from, its curves, its video."""
+"""The results of a run: its origin, its curves and its video."""
 
 import logging
 
-logging.getLogger("matplotlib").setLevel(logging.ERROR)  # else it tells of its first import, when it looks for fonts
+logging.getLogger("matplotlib").setLevel(logging.ERROR)  # otherwise it logs its search for fonts at the first import

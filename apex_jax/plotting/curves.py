@@ -1,4 +1,4 @@
-"""Reads runs back: how returns grew with frames and with minutes, and which runs are seeds of the same."""
+"""Reads runs: their returns over frames and minutes, and which runs differ only in the seed."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from apex_jax.atari_scores import human_normalized_score
-from apex_jax.command_line import SETTINGS, load_as_written
 from apex_jax.config import Config
 from apex_jax.errors import UsageError, shown
 from apex_jax.metrics import TRAINING_TAG, read_metrics
 from apex_jax.plotting.provenance import read_changes, read_starts, value_of
+from apex_jax.settings import SETTINGS, load_as_written
 
 NOT_OF_THE_METHOD = (
     "seed",
@@ -29,33 +29,33 @@ NOT_OF_THE_METHOD = (
     "security.",
     "storage.",
 )
-LABEL_KEYS = 3  # at most, of those in which groups differ
+LABEL_KEYS = 3  # most keys in a label
 EVALUATION = "eval/episodic_return"
 UPDATES = "learner/updates"
 
 
 class Curve(NamedTuple):
-    """Returns in the order in which they were measured; neither frames nor minutes fall."""
+    """Returns in the order of measurement; frames and minutes never decrease."""
 
-    frames: np.ndarray  # float64[points], emulator frames of the whole run behind each
+    frames: np.ndarray  # float64[points], emulator frames of the whole run
     minutes: np.ndarray  # float64[points], wall-clock time of the run, without the pauses between its starts
     returns: np.ndarray  # float64[points], mean of the games, raw rewards
 
 
 @dataclass(frozen=True)
 class Run:
-    """What one run directory holds."""
+    """The content of a run directory."""
 
     directory: str
     task: str
     evaluation: Curve
     training: Mapping[str, Curve]  # by band of exploration, as in `apex_jax.metrics.split_by_band`
-    settings: Mapping[str, Any]  # every key of its configuration by dotted name; empty where there is none
-    changed_settings: Sequence[str] = ()  # on the way: what it had before is not in `settings`
+    settings: Mapping[str, Any]  # every key of its configuration by dotted name; empty if there is none
+    changed_settings: Sequence[str] = ()  # changed during the run; `settings` has only the new values
 
     @property
     def method(self) -> tuple[tuple[str, str], ...]:
-        """What runs have in common that differ in nothing but their seed."""
+        """The settings that runs share if they differ only in their seed."""
         return tuple((n, repr(v)) for n, v in self.settings.items() if not n.startswith(NOT_OF_THE_METHOD))
 
     def normalized(self, returns: np.ndarray) -> np.ndarray | None:
@@ -65,39 +65,53 @@ class Run:
 
 
 class Group(NamedTuple):
-    """Runs that are drawn as one."""
+    """Runs that are drawn as one line."""
 
     label: str
     runs: Sequence[Run]
 
 
 def read_run(directory: str | os.PathLike[str]) -> Run:
-    """Returns the run of a directory. UsageError where it holds none."""
+    """Returns the run of a directory. Raises UsageError if there is none."""
     path = Path(directory)
     metrics = sorted(path.glob("metrics/*.jsonl"))
     if not metrics:
         what = "is a file" if path.is_file() else "no such directory"
         what = "holds no metrics/*.jsonl" if path.is_dir() else what
         raise UsageError(f"{shown(directory)}: {what}; give the directory of a run, such as runs/*")
-    lines = {file.stem: read_metrics(file) for file in metrics}
-    starts = read_starts(path)
-    settings = _settings(load_as_written(path / "config.yaml")) if (path / "config.yaml").is_file() else {}
-    all_lines = [line for of_process in lines.values() for line in of_process]
+    return run_of(
+        str(directory),
+        load_as_written(path / "config.yaml") if (path / "config.yaml").is_file() else None,
+        read_starts(path),
+        read_changes(path),
+        [line for file in metrics for line in read_metrics(file)],
+    )
+
+
+def run_of(
+    name: str,
+    config: Config | None,
+    starts: Sequence[Mapping[str, Any]],
+    changed_settings: Sequence[str],
+    all_lines: Sequence[Mapping[str, Any]],
+) -> Run:
+    """Returns the run of these records; `all_lines`: the metrics of all its processes."""
+    settings = _settings(config) if config is not None else {}
     updates = [(line["time"], line[UPDATES]) for line in all_lines if line.get(UPDATES) is not None]
     minutes = _Minutes([start["time"] for start in starts], [line["time"] for line in all_lines], updates)
     bands = sorted({tag for line in all_lines for tag in line if tag.startswith(TRAINING_TAG)})
     return Run(
-        directory=str(directory),
+        directory=name,
         task=str(settings.get("environment.task") or next((start.get("task") for start in starts), "?")),
         evaluation=_curve(all_lines, EVALUATION, minutes),
         training={tag.removeprefix(TRAINING_TAG): _curve(all_lines, tag, minutes) for tag in bands},
         settings=settings,
-        changed_settings=read_changes(path),
+        changed_settings=changed_settings,
     )
 
 
 def grouped(runs: Sequence[Run]) -> list[Group]:
-    """Returns the runs in groups that differ in nothing but the seed, each named by what sets it apart from others.
+    """Groups the runs that differ only in the seed; the label of a group names the keys in which it differs.
 
     A group that is the only one is "all runs", or the directory of its one run. Runs of several games are one group
     where the game is all that differs.
@@ -117,7 +131,7 @@ def grouped(runs: Sequence[Run]) -> list[Group]:
 
 
 def _labels(runs: Sequence[Run], apart: Sequence[str]) -> list[str]:
-    """Returns what sets each of these runs apart: the first keys, or, where that is not enough, what is unusual."""
+    """Returns a label for each run: its first distinguishing keys or, if these are not unique, its unusual values."""
     short = {name: name.rpartition(".")[2] for name in apart}
     names = {name: name if list(short.values()).count(short[name]) > 1 else short[name] for name in apart}
     more = [f"{len(apart) - LABEL_KEYS} more"] if len(apart) > LABEL_KEYS else []
@@ -135,14 +149,14 @@ def _labels(runs: Sequence[Run], apart: Sequence[str]) -> list[str]:
 class _Minutes:
     """Turns unix seconds into minutes of the run.
 
-    None pass from a start's last sign of life to the next start, nor in a later start without a learner's update, such
-    as that of a finished run.
+    The time from the last metrics of a start to the next start does not count, nor does a later start without an update
+    of the learner, such as that of a finished run.
     """
 
     def __init__(
         self, starts: Sequence[float], signs_of_life: Sequence[float], updates: Sequence[tuple[float, float]] = ()
     ):
-        """`updates`: (unix seconds, updates so far) of the learner; where there are none, every start counts."""
+        """`updates`: (unix seconds, updates so far) of the learner; if empty, every start counts."""
         signs = np.array(sorted(signs_of_life))
         first = signs[:1].tolist() or [0.0]
         if not starts or first[0] < min(starts):  # the first start was not recorded
@@ -163,7 +177,7 @@ class _Minutes:
 
 
 def _has_learned(updates: Sequence[tuple[float, float]], start: float, end: float) -> bool:
-    """Tells whether the learner made an update from `start` to `end`, or nobody knows what it had made before."""
+    """Returns whether the learner made an update from `start` to `end`, or its earlier updates are unknown."""
     before = [count for time, count in updates if time < start]
     now = [count for time, count in updates if start <= time < end]
     return not before or (bool(now) and (max(now) > min(now) or max(now) > max(before)))
@@ -172,7 +186,7 @@ def _has_learned(updates: Sequence[tuple[float, float]], start: float, end: floa
 def _curve(lines: Iterable[Mapping[str, Any]], tag: str, minutes: _Minutes) -> Curve:
     points = sorted((line["time"], line["step"], line[tag]) for line in lines if line.get(tag) is not None)
     times, frames, returns = np.array(points, np.float64).reshape(-1, 3).T
-    # A start resumes from a checkpoint: what the one before it did after that is lost, and no part of the run.
+    # A start resumes from a checkpoint; what the previous start did after that checkpoint is not part of the run.
     kept = frames <= np.minimum.accumulate(frames[::-1])[::-1]
     return Curve(frames[kept], minutes(times.tolist())[kept], returns[kept])
 
@@ -184,7 +198,7 @@ def _settings(config: Config) -> dict[str, Any]:
 def common_grid(curves: Sequence[Curve], axis: str, points: int = 200) -> np.ndarray:
     """Returns positions at which every curve has a value: float64[points]; `axis` is "frames" or "minutes".
 
-    None, float64[0], where one curve ends before another begins.
+    Empty, float64[0], if one curve ends before another begins.
     """
     positions = [getattr(curve, axis) for curve in curves]
     first, last = max(position[0] for position in positions), min(position[-1] for position in positions)

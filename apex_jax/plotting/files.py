@@ -1,4 +1,4 @@
-"""Files that are looked at while they are made anew."""
+"""Writes files atomically, because somebody may look at them meanwhile."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 @contextlib.contextmanager
 def written_whole(path: Path) -> Iterator[Path]:
-    """Gives a path to write to; the file becomes `path` when the context ends without an error, and else is none."""
+    """Yields a path to write to; it becomes `path` if the context ends without an error, otherwise it is deleted."""
     half = path.with_name(f".{path.stem}.half{path.suffix}")
     try:
         yield half

@@ -1,4 +1,4 @@
-"""Draws curves: one run with its training games by exploration, or several runs over each other."""
+"""Draws curves: one run with its training games by exploration rate, or several runs in one picture."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from apex_jax.plotting.files import written_whole
 from apex_jax.plotting.statistics import CONFIDENCE, bootstrap_interval, interquartile_mean
 
 AXES = {"frames": "million emulator frames", "minutes": "minutes"}
-STAIRCASE = "steps-post"  # a value holds until the next
-COLUMNS = 3  # of panels that share their axes
+STAIRCASE = "steps-post"  # a value is valid until the next one
+COLUMNS = 3  # of panels with shared axes
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")  # Okabe, Ito 2008
 BAND_COLORS = {"below_0.01": "#7A0177", "0.01_to_0.05": "#C51B8A", "0.05_to_0.2": "#F768A1", "above_0.2": "#FBB4B9"}
 
 
 def draw_run(run: Run, path: str | os.PathLike[str]) -> None:
-    """Draws one run to a file: evaluation, and training games by band of exploration, over frames and over minutes."""
+    """Draws one run: evaluations, and training games by band of exploration, over frames and over minutes."""
     figure, panels = _figure(f"{run.task} (training games: running mean)", run)
     for panel, axis in panels:
         for band, color in BAND_COLORS.items():
@@ -37,11 +37,11 @@ def draw_run(run: Run, path: str | os.PathLike[str]) -> None:
 
 
 def draw_groups(groups: Sequence[Group], path: str | os.PathLike[str]) -> None:
-    """Draws the evaluations of groups of runs over each other to a file. UsageError if they have no axis in common.
+    """Draws the evaluations of groups of runs in one picture. Raises UsageError if they have no common axis.
 
-    Runs, means and intervals are staircases: an evaluation holds until the next, so a mean lies between its runs.
-    Thin: the runs of a group; thick: their interquartile mean, or a run that is alone; dotted: median; shaded:
-    bootstrap interval. Of several games the human-normalised scores.
+    Runs, means and intervals are staircases: an evaluation is valid until the next one, so a mean lies between its
+    runs. Thin lines are the runs of a group, thick ones their interquartile mean (or the only run), dotted ones the
+    median; the shaded area is the bootstrap interval. Several games are human-normalised.
     """
     runs = [run for group in groups for run in group.runs]
     tasks = sorted({run.task for run in runs})
@@ -56,7 +56,7 @@ def draw_groups(groups: Sequence[Group], path: str | os.PathLike[str]) -> None:
 
 
 def draw_each_against_the_first(groups: Sequence[Group], path: str | os.PathLike[str]) -> None:
-    """Draws every group but the first, over frames, in a panel of its own with the first behind it in grey."""
+    """Draws each group except the first over frames, in its own panel with the first group in grey behind it."""
     first, *others = groups
     figure = Figure(figsize=(11, 3.1 * -(-len(others) // COLUMNS)), dpi=100, layout="constrained")
     panels = figure.subplots(-(-len(others) // COLUMNS), COLUMNS, sharex=True, sharey=True, squeeze=False)
@@ -100,7 +100,7 @@ def _draw_group(panel: Axes, axis: str, group: Group, color: str, normalized: bo
 
 
 def running_mean(curve: Curve) -> Curve:
-    """Returns the mean of each point and those before it, a twentieth of the curve in all."""
+    """Returns the mean of each point and the points before it; a window is a twentieth of the curve."""
     size = len(curve.returns)
     width = max(1, size // 20)
     sums = np.concatenate([np.zeros(width), np.cumsum(curve.returns)])
@@ -108,7 +108,7 @@ def running_mean(curve: Curve) -> Curve:
 
 
 def scores(run: Run, normalized: bool) -> Curve:
-    """Returns the run's evaluation curve, human-normalised if asked."""
+    """Returns the run's evaluation curve, human-normalised if `normalized`."""
     values = run.normalized(run.evaluation.returns) if normalized else None
     return run.evaluation if values is None else run.evaluation._replace(returns=values)
 
@@ -120,7 +120,7 @@ def by_game(group: Group, values: Sequence[np.ndarray]) -> list[np.ndarray]:
 
 
 def _figure(title: str, normalized_by: Run | None) -> tuple[Figure, list[tuple[Axes, str]]]:
-    """`normalized_by`: the run whose game gives the second axis, if any; else returns are human-normalised."""
+    """`normalized_by`: the run whose game defines the second axis; None if returns are human-normalised."""
     figure = Figure(figsize=(11, 4.2), dpi=100, layout="constrained")
     axes = figure.subplots(1, 2, sharey=True)
     figure.suptitle(_plain(title))
@@ -140,7 +140,7 @@ def _figure(title: str, normalized_by: Run | None) -> tuple[Figure, list[tuple[A
 
 
 def _plain(text: str) -> str:
-    """Returns the text so that matplotlib takes none of it for mathematics."""
+    """Escapes a text, so that matplotlib does not interpret it as mathematics."""
     return text.replace("$", r"\$")
 
 
@@ -159,7 +159,7 @@ def _scaled(axis: str, positions: np.ndarray) -> np.ndarray:
 def _finish(figure: Figure, first: Axes, path: str | os.PathLike[str], labels: Sequence[str] = ()) -> None:
     handles, own_labels = first.get_legend_handles_labels()
     labels = labels or own_labels
-    if labels:  # below the panels, where it hides no curve
+    if labels:  # below the panels, so that it hides no curve
         figure.legend(handles, labels, loc="outside lower center", ncols=min(4, len(labels)), fontsize="small")
     with written_whole(Path(path)) as half:
         figure.savefig(half)

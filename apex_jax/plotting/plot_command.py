@@ -1,4 +1,4 @@
-"""`python main.py plot`: several runs in one picture and one table."""
+"""The command plot: several runs in one picture and one table."""
 
 from __future__ import annotations
 
@@ -8,14 +8,16 @@ from pathlib import Path
 
 from apex_jax.errors import Parser, RunError, UsageError, shown
 from apex_jax.plotting.curves import Group, Run, grouped, read_run
+from apex_jax.plotting.packed_runs import is_packed, read_packed
 from apex_jax.plotting.plot import draw_groups, table
+from apex_jax.program import NAME
 
 FORMATS = (".png", ".svg", ".pdf")
-FILE_NAME = "plot.png"  # not curves.png: that is the picture of a run's end, which also shows its training games
+FILE_NAME = "plot.png"  # not curves.png, which a run draws at its end, with its training games
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Draws and prints what `arguments` (after "plot") ask for; returns the exit code. UsageError, RunError."""
+    """Runs the command; `arguments`: after "plot". Returns the exit code. Raises UsageError, RunError."""
     options = _parser().parse_args(arguments)
     if options.output is not None:
         _check_output(Path(options.output))
@@ -47,46 +49,50 @@ def _is_picture(argument: str) -> bool:
 
 
 def _default_output(directories: Sequence[str]) -> str:
-    """Returns the picture's path: in the directory of the run, of several runs beside the first."""
+    """Returns the picture's path: in the directory of the only run, otherwise beside the first."""
     first = directories[0]
-    folder = first if len(set(directories)) == 1 else os.path.normpath(os.path.join(first, os.pardir))
-    return os.path.join(folder, FILE_NAME)
+    is_one_run = len(set(directories)) == 1 and not is_packed(first)
+    return os.path.join(first if is_one_run else os.path.normpath(os.path.join(first, os.pardir)), FILE_NAME)
 
 
 def _labelled(argument: str) -> tuple[str, str]:
-    """Returns the label, "" without one, and the directory of an argument."""
+    """Returns the label, "" without one, and the directory or file of an argument."""
     label, separator, directory = argument.partition("=")
-    return (label, directory) if separator and not Path(argument).is_dir() else ("", argument)
+    return (label, directory) if separator and not Path(argument).exists() else ("", argument)
 
 
 def groups_of(arguments: Sequence[str]) -> list[Group]:
-    """Returns the runs of `DIRECTORY` and `LABEL=DIRECTORY` arguments in groups. UsageError."""
+    """Returns the runs of `PATH` and `LABEL=PATH` arguments in groups. Raises UsageError."""
     labelled: dict[str, list[Run]] = {}
     given: dict[tuple[str, str], str] = {}
     for text in arguments:
         label, directory = _labelled(text)
         before = given.setdefault((label, os.path.realpath(directory)), text)
-        if before is not text:  # it would count as two runs of the group
+        if before is not text:  # it would count twice in the group
             raise UsageError(f"{shown(directory)} is given twice, as {shown(before)} and {shown(text)}; keep one")
         if not label.isprintable():
             raise UsageError(f"{shown(label)}: cannot be drawn; use a label of printable characters")
-        run = read_run(directory)
-        if not run.evaluation.returns.size:
-            raise UsageError(f"{shown(directory)}: has no evaluation yet; plot it once its evaluator has played")
-        labelled.setdefault(label, []).append(run)
+        runs = read_packed(directory) if is_packed(directory) else [read_run(directory)]
+        for run in runs:
+            if not run.evaluation.returns.size:
+                raise UsageError(
+                    f"{shown(run.directory)}: has no evaluation yet; plot it once its evaluator has played"
+                )
+        labelled.setdefault(label, []).extend(runs)
     unlabelled = labelled.pop("", [])
     return (grouped(unlabelled) if unlabelled else []) + [Group(*item) for item in labelled.items()]
 
 
 def _parser() -> Parser:
     parser = Parser(
-        prog="python main.py plot",
+        "plot",
         description="Overlays the evaluation curves of runs, against frames and minutes. Runs that differ in"
         " nothing but the seed are one group: interquartile mean, median, bootstrap interval.",
-        epilog="example: python main.py plot runs/Pong-v5-* SB3=runs/sb3-1 SB3=runs/sb3-2 --output pong.png",
+        epilog=f"example: {NAME} plot runs/Pong-v5-* SB3=runs/sb3-1 SB3=runs/sb3-2 --output pong.png",
         allow_abbrev=False,
     )
-    parser.add_argument("runs", nargs="+", metavar="[LABEL=]DIRECTORY", help="run directories; LABEL names their group")
+    what = "run directories, and files of packed runs; LABEL names their group"
+    parser.add_argument("runs", nargs="+", metavar="[LABEL=]RUN", help=what)
     where = f"picture to write (default: {FILE_NAME} in the run directory; of several runs beside the first)"
     parser.add_argument("--output", metavar="FILE", help=where)
     return parser

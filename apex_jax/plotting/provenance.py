@@ -1,7 +1,7 @@
-"""Where a run came from: one line in `<run directory>/starts.jsonl` for each start of it, one in `changes.jsonl` for
-each with which it went on under other settings.
+"""The origin of a run: a line in `<run directory>/starts.jsonl` for each start, and a line in `changes.jsonl` for each
+start with changed settings.
 
-With `config.yaml` beside it, that is what somebody else needs to repeat the run, or to see why theirs is different.
+Together with `config.yaml`, this is what somebody needs to repeat the run, or to find out why theirs is different.
 """
 
 from __future__ import annotations
@@ -14,17 +14,19 @@ import shlex
 import subprocess
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from apex_jax.command_line import SETTINGS, load_as_written, to_yaml
 from apex_jax.compatibility import differences, told
 from apex_jax.config import RESULT_KEYS, AddressConfig, Config
 from apex_jax.disk import open_regular, read_regular, write_durably
 from apex_jax.errors import UsageError, shown
 from apex_jax.machine import usable_cores
 from apex_jax.metrics import append_line, is_number
+from apex_jax.program import CHECKOUT, NAME
+from apex_jax.settings import SETTINGS, load_as_written, to_yaml
 
 _log = logging.getLogger(__name__)
 
@@ -32,14 +34,13 @@ FILE_NAME = "starts.jsonl"
 CONFIG_NAME = "config.yaml"
 CHANGES_NAME = "changes.jsonl"
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy", "numba", "envpool", "pyzmq", "orbax-checkpoint")
-_CHECKOUT = Path(__file__).resolve().parents[2]
 
 
 def check_resumable(config: Config, run_directory: str = "", fix: str = "") -> None:
-    """Raises UsageError that names the settings with which the run of a directory cannot go on, and both values.
+    """Raises UsageError if the run in a directory cannot resume with these settings; names both values.
 
-    Compares with its `config.yaml` alone, so that this takes no time; the checkpoints are compared when they are read.
-    `run_directory`: where that is not the one of `config`; `fix`: what to do then.
+    Compares only with its `config.yaml`, which is fast; checkpoints are compared when they are read. `run_directory`:
+    if it is not the one of `config`; `fix`: what to do.
     """
     directory = run_directory or config.directory
     has_checkpoint = _has(directory, "checkpoints", "[!.]*")
@@ -64,9 +65,9 @@ def _has(run_directory: str, folder: str, pattern: str) -> bool:
 
 
 def record_start(config: Config) -> None:
-    """Appends this start of the run to its directory. OSError where that cannot be written.
+    """Appends this start to the run directory. Raises OSError if that cannot be written.
 
-    Says where the run that is about to go on was begun with other settings: somebody may have meant a new one.
+    Logs a warning if the run resumes with changed settings, because the user may have meant a new run.
     """
     if changes := _changes(config):
         message = "%s resumes with changed settings, %s: to start afresh, choose another run_directory"
@@ -75,9 +76,9 @@ def record_start(config: Config) -> None:
 
 
 def record_config(config: Config, is_start: bool = False) -> None:
-    """Writes the run's configuration, whole, without the addresses: these are of this start only. OSError.
+    """Writes the complete configuration of the run without the addresses, which differ at each start. Raises OSError.
 
-    What was another before is kept beside it. `is_start`: the start is not recorded yet.
+    Changed settings are recorded in `changes.jsonl`. `is_start`: the start is not recorded yet.
     """
     if is_start:
         record_start(config)
@@ -89,9 +90,9 @@ def record_config(config: Config, is_start: bool = False) -> None:
 
 
 def _written(directory: str) -> Config | None:
-    """Returns what `record_config` wrote into a run directory; None if there is nothing that can be read.
+    """Returns the configuration that `record_config` wrote into a run directory; None if none can be read.
 
-    OSError if something else has its name: opening a FIFO would wait for ever.
+    Raises OSError if the name belongs to something else than a file: opening a FIFO would block for ever.
     """
     path = Path(directory, CONFIG_NAME)
     try:
@@ -102,7 +103,7 @@ def _written(directory: str) -> Config | None:
 
 
 def _changes(config: Config) -> list[str]:
-    """Returns what is not as `record_config` found it; nothing where that cannot be read."""
+    """Returns the settings that differ from the recorded configuration; none if that cannot be read."""
     if (before := _written(config.directory)) is None:
         return []
     return [
@@ -119,18 +120,23 @@ def value_of(config: Config, name: str) -> Any:
 
 
 def read_starts(run_directory: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """Returns what `record_start` wrote, oldest first, without lines torn by a kill; empty where there is no file."""
-    return _read_lines(Path(run_directory, FILE_NAME))
+    """Returns the recorded starts, oldest first, without lines torn by a kill; empty if there is no file."""
+    return read_records(Path(run_directory, FILE_NAME))
 
 
 def read_changes(run_directory: str | os.PathLike[str]) -> list[str]:
-    """Returns the settings that changed on the way, as `record_config` found them, oldest first."""
-    settings = [line.get("settings") for line in _read_lines(Path(run_directory, CHANGES_NAME))]
+    """Returns the settings that changed during the run, oldest first."""
+    return changes_of(read_records(Path(run_directory, CHANGES_NAME)))
+
+
+def changes_of(records: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Returns the settings that the lines of `changes.jsonl` name."""
+    settings = [record.get("settings") for record in records]
     return [shown(change) for changes in settings if isinstance(changes, list) for change in changes]
 
 
-def _read_lines(path: Path) -> list[dict[str, Any]]:
-    """Returns the lines of a file that are whole and have their time."""
+def read_records(path: Path) -> list[dict[str, Any]]:
+    """Returns the complete lines of `starts.jsonl` or `changes.jsonl`; none if there is no file."""
     try:
         lines = read_regular(path).splitlines()
     except OSError:
@@ -141,18 +147,23 @@ def _read_lines(path: Path) -> list[dict[str, Any]]:
             record = json.loads(line)
         except (ValueError, RecursionError):
             continue
-        if isinstance(record, dict) and is_number(record.get("time")):
+        if is_record(record):
             records.append(record)
     return records
 
 
+def is_record(record: object) -> bool:
+    """Returns whether this is a line of `starts.jsonl` or `changes.jsonl`: it has a time."""
+    return isinstance(record, dict) and is_number(record.get("time"))
+
+
 def commit() -> str | None:
-    """Returns the commit of this checkout; None where it is none."""
+    """Returns the commit of this checkout; None if there is none."""
     return _git("rev-parse", "HEAD")
 
 
 def version(package: str) -> str | None:
-    """Returns the version of an installed package; None where it is not installed."""
+    """Returns the version of a package; None if it is not installed."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
@@ -176,14 +187,18 @@ def _this_start(config: Config) -> dict[str, Any]:
 
 
 def _command() -> str:
-    """Returns the command as it is typed in the checkout, wherever that is."""
+    """Returns the command as the user types it, without the folders of the programs."""
+    if NAME == "apex-jax":
+        return shlex.join([NAME, *sys.argv[1:]])
     return shlex.join([Path(sys.executable).name, Path(sys.argv[0]).name, *sys.argv[1:]])
 
 
 def _git(*arguments: str) -> str | None:
-    """Returns what git says of this checkout; None where it is none, or where there is no git."""
+    """Returns the output of git for this checkout; None if it is no checkout or there is no git."""
+    if CHECKOUT is None:
+        return None
     try:
-        command = ["git", "-C", str(_CHECKOUT), *arguments]
+        command = ["git", "-C", str(CHECKOUT), *arguments]
         done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
     except (OSError, subprocess.SubprocessError):
         return None

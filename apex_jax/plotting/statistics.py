@@ -1,4 +1,4 @@
-"""Statistics over few runs, as Agarwal et al. (2021) advise: interquartile mean, stratified bootstrap intervals."""
+"""Statistics for few runs (Agarwal et al. 2021): interquartile mean and stratified bootstrap intervals."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ CONFIDENCE = 0.95
 
 
 def interquartile_mean(scores: np.ndarray) -> np.ndarray:
-    """Returns the mean of the middle half along axis 0; a score that straddles a quartile counts for its inner part.
+    """Returns the mean of the middle half along axis 0; a score across a quartile counts with its inner part.
 
     So it is also one for numbers of runs that four does not divide: of three runs the middle one counts 2/3, the others
     1/6 each.

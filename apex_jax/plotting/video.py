@@ -1,4 +1,4 @@
-"""Writes frames as they come to a video (H.264 in .mp4), an animation (.gif), or both."""
+"""Writes frames to a video (H.264 in .mp4), an animation (.gif), or both."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from PIL import Image
 from apex_jax.errors import UsageError, shown
 from apex_jax.plotting.files import written_whole
 
-ENLARGED = 2  # an Atari screen of 160 x 210 pixels is small on a display of today
-GIF_SECONDS = 30.0  # of the game's end, where what was learned is seen: a whole game would be many megabytes
-GIF_EVERY = 2  # frames: one of so many is kept
+ENLARGED = 2  # an Atari screen of 160 x 210 pixels is small on a modern display
+GIF_SECONDS = 30.0  # of the end of the game; a whole game would be many megabytes
+GIF_EVERY = 2  # every second frame is kept
 
 
 @contextlib.contextmanager
 def video_writer(path: str | os.PathLike[str], frames_per_second: Fraction) -> Iterator[Callable[[np.ndarray], None]]:
-    """Gives a function that appends a frame, uint8[height, width, 3], of one size; the files are there at the end.
+    """Yields a function that appends a frame, uint8[height, width, 3], all of one size; the files exist at the end.
 
     `path` ends in .mp4 or .gif; without an ending both are written beside each other. UsageError as of `video_paths`.
     """
@@ -41,12 +41,13 @@ def video_writer(path: str | os.PathLike[str], frames_per_second: Fraction) -> I
 
 
 def video_of_run(name: str, run_directory: str | os.PathLike[str]) -> str:
-    """Returns the path of a video: a name without a folder is that of a file in the run's directory."""
+    """Returns the path of a video; a name without a folder is a file in the run directory."""
     return name if os.path.dirname(name) else os.path.join(run_directory, name)
 
 
 def video_paths(path: str | os.PathLike[str]) -> list[Path]:
-    """Returns the files that `video_writer` makes of this path. UsageError where it names another kind or no folder."""
+    """Returns the files that `video_writer` makes of this path. Raises UsageError for another ending or a missing
+    folder."""
     path = Path(path)
     if not path.name or path.is_dir():
         raise UsageError(f"{shown(path)}: is a folder; name a file in it, such as {shown(path / 'game.mp4')}")
@@ -65,7 +66,7 @@ def video_paths(path: str | os.PathLike[str]) -> list[Path]:
 def _mp4(path: Path, frames_per_second: Fraction) -> Iterator[Callable[[np.ndarray], None]]:
     with av.open(str(path), "w") as container:
         stream = container.add_stream("libx264", rate=frames_per_second, options={"crf": "20"})
-        stream.pix_fmt = "yuv420p"  # what browsers play
+        stream.pix_fmt = "yuv420p"  # the format that browsers play
 
         def encode(frame: np.ndarray) -> None:
             enlarged = frame.repeat(ENLARGED, axis=0).repeat(ENLARGED, axis=1)
@@ -86,4 +87,4 @@ def _gif(path: Path, frames_per_second: Fraction) -> Iterator[Callable[[np.ndarr
     pictures[0].save(path, save_all=True, append_images=pictures[1:], duration=milliseconds, loop=0)
 
 
-ENCODERS = {".mp4": _mp4, ".gif": _gif}  # by the ending of the file's name
+ENCODERS = {".mp4": _mp4, ".gif": _gif}  # by file name extension

@@ -1,1 +1,1 @@
-"""Prioritized replay: a sum-tree over a ring of segments, the rate limiter beside it, the journal below it."""
+"""Prioritized replay: a sum-tree over a ring of segments, a rate limiter, a ledger and a journal."""

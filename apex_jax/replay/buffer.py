@@ -13,7 +13,7 @@ from apex_jax.replay.sum_tree import SumTree
 from apex_jax.types import Columns, SegmentSpec
 
 MAX_EXPONENT = 10.0
-MIN_PRIORITY, MAX_PRIORITY = 1e-29, 1e29  # others count as these: raised to MAX_EXPONENT they are still float64 above 0
+MIN_PRIORITY, MAX_PRIORITY = 1e-29, 1e29  # clipping range: even raised to MAX_EXPONENT, these are float64 above 0
 
 
 class Draw(NamedTuple):
@@ -26,49 +26,49 @@ class Draw(NamedTuple):
 
 
 class PriorityResult(NamedTuple):
-    """What became of the elements of a priority update; each is counted once."""
+    """The outcome of a priority update; each element is counted once."""
 
     applied: int
     stale: int  # the segment has been overwritten since
-    invalid: int  # index out of range or where no transition starts, priority not positive or not finite
+    invalid: int  # index out of range or without a transition, or priority not positive or not finite
 
 
 class SegmentRun(NamedTuple):
     """Live segments in the order of their insertion."""
 
-    slots: np.ndarray  # int32[N], where in the ring
+    slots: np.ndarray  # int32[N], positions in the ring
     generations: np.ndarray  # uint32[N]
     bodies: tuple[bytes, ...]  # as they were inserted
-    cursor: int  # insertion number of the last one: where the next run goes on
+    cursor: int  # insertion id of the last one, from which the next run continues
 
 
 class BufferState(NamedTuple):
-    """All that a buffer holds beside the bodies; arrays are by slot of its ring, of which M have been used."""
+    """Everything in a buffer except the bodies; the arrays have one row per used slot of the ring, M in all."""
 
     inserted_segments: int
     priority_exponent: float
     max_priority: float
     random_state: dict[str, Any]  # of the generator of the draws
-    insertion_ids: np.ndarray  # int64[M], of the segment's insertion, the first time; 0 = none
+    insertion_ids: np.ndarray  # int64[M], insertion id that the segment first had; 0 = no segment
     leaves: np.ndarray  # float64[M, L], priorities raised to the exponent
     ages_seconds: np.ndarray  # float64[M], since the insertion
 
 
 class StoredSegments(NamedTuple):
-    """Segments that were once inserted, oldest first."""
+    """Segments that were inserted earlier, oldest first."""
 
-    insertion_ids: np.ndarray  # int64[N], of their insertions, ascending
+    insertion_ids: np.ndarray  # int64[N], ascending
     bodies: Sequence[bytes]
-    priorities: np.ndarray  # float32[N, L], which they were inserted with
+    priorities: np.ndarray  # float32[N, L], their initial priorities
 
 
 class ReplayBuffer:
     """FIFO ring of encoded segments whose transitions are drawn in proportion to priority^alpha.
 
-    Leaf slot x L + f of the tree belongs to the transition that starts at frame slot f of the segment in `slot`; it is
-    0 where none starts, which is never drawn. Insertion k = 1, 2, 3 ... goes to slot (k - 1) mod capacity_segments,
-    and its low 32 bits are the segment's generation. Knows no clock: the caller passes `now_seconds`, which must not
-    run backwards.
+    Leaf slot x L + f of the tree belongs to the transition that starts at frame slot f of the segment in `slot`. A leaf
+    without a transition is 0 and never drawn. Insertion k = 1, 2, 3 ... goes to slot (k - 1) mod capacity_segments, and
+    the low 32 bits of k are the segment's generation. The buffer has no clock: the caller passes `now_seconds`, which
+    must not decrease.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class ReplayBuffer:
         rng: np.random.Generator,
         from_actors: bool = True,
     ) -> None:
-        """`from_actors`: a new transition has the priority its actor computed; else the largest so far, 1 at first."""
+        """`from_actors`: a new transition gets the priority of its actor, otherwise the largest so far, at first 1."""
         if spec.max_transitions < 1:
             raise ValueError(
                 f"segments of {spec.slots} slots, {spec.overlap} of them overlap, hold no transition: raise slots"
@@ -100,7 +100,7 @@ class ReplayBuffer:
             )
         self.inserted_segments = 0
         self.size_transitions = 0
-        self.max_priority = 0.0  # largest ever stored, not yet raised to the priority exponent
+        self.max_priority = 0.0  # largest ever stored, before the priority exponent is applied
         self._slots = spec.slots
         self._from_actors = from_actors
         self._alpha = priority_exponent
@@ -109,25 +109,25 @@ class ReplayBuffer:
         self._tree = SumTree(num_leaves)
         self._bodies = [b""] * self.capacity_segments
         self._body_bytes = 0
-        self._missing = 0  # insertions before the oldest live segment of a restored buffer
-        self._insertion_ids = np.zeros(self.capacity_segments, np.int64)  # of the insertion, before older ones moved up
+        self._missing = 0  # in a restored buffer: insertions before its oldest live segment
+        self._insertion_ids = np.zeros(self.capacity_segments, np.int64)  # first id of each segment, kept by a restore
         self._generations = np.zeros(self.capacity_segments, np.uint32)
         self._insert_seconds = np.zeros(self.capacity_segments)
         self._num_transitions = np.zeros(self.capacity_segments, np.int32)
 
     @property
     def size_segments(self) -> int:
-        """Live segments."""
+        """Number of live segments."""
         return min(self.inserted_segments - self._missing, self.capacity_segments)
 
     @property
     def is_full(self) -> bool:
-        """Tells whether the next insertion takes the place of the oldest live segment."""
+        """True if the next insertion evicts the oldest live segment."""
         return self.size_segments == self.capacity_segments
 
     @property
     def oldest_insertion_id(self) -> int:
-        """The first number that the oldest live segment had; with none, that of the next insertion."""
+        """First insertion id of the oldest live segment; if there is none, the id of the next insertion."""
         oldest = self.inserted_segments - self.size_segments
         return int(self._insertion_ids[oldest % self.capacity_segments]) if self.size_segments else oldest + 1
 
@@ -138,9 +138,9 @@ class ReplayBuffer:
         return self._body_bytes + self._tree.nbytes + sum(array.nbytes for array in arrays)
 
     def insert(self, body: bytes, columns: Columns, now_seconds: float) -> int:
-        """Stores an encoded segment in place of the oldest one and returns its slot.
+        """Stores an encoded segment, evicts the oldest one if the ring is full, and returns the slot.
 
-        `body` is kept as it is. `ValueError`, and nothing is changed, unless the priorities are float[L], finite and
+        `body` is stored unchanged. Raises ValueError and changes nothing unless the priorities are float[L], finite and
         not negative.
         """
         priority = columns["priority"]
@@ -167,9 +167,9 @@ class ReplayBuffer:
         return slot
 
     def sample(self, num_batches: int, batch_size: int, now_seconds: float) -> Draw:
-        """Draws K batches of B transitions, P(i) = p_i^alpha / sum_j p_j^alpha, each stratified over its own B strata.
+        """Draws K batches of B transitions, P(i) = p_i^alpha / sum_j p_j^alpha, each batch stratified into B strata.
 
-        `ValueError` if no transition is stored.
+        Raises ValueError if no transition is stored.
         """
         if self.size_transitions == 0:
             raise ValueError("no transition is stored: there is nothing to draw, wait for min_size_to_sample")
@@ -186,10 +186,10 @@ class ReplayBuffer:
         )
 
     def update_priorities(self, indices: np.ndarray, generations: np.ndarray, priorities: np.ndarray) -> PriorityResult:
-        """Sets new priorities float[N] of drawn transitions int[N], as far as their segments are still stored.
+        """Sets new priorities float[N] of drawn transitions int[N] whose segments are still stored.
 
-        Each element is judged on its own; where an index stands twice the last one that can be applied holds.
-        `ValueError` if the arrays are not of integers and of one shape [N].
+        Each element is checked separately. If an index occurs twice, the last applicable element counts. Raises
+        ValueError if indices or generations are not integers, or if the arrays differ in their shape [N].
         """
         if not indices.shape == generations.shape == priorities.shape == (indices.size,):
             raise ValueError(
@@ -199,7 +199,7 @@ class ReplayBuffer:
             raise ValueError(f"indices are {indices.dtype} and generations {generations.dtype}: both must be integers")
         leaves = np.ascontiguousarray(indices, np.int64)
         generations = np.ascontiguousarray(generations, np.int64)
-        with np.errstate(invalid="ignore"):  # a signalling NaN from the network is refused below as any other
+        with np.errstate(invalid="ignore"):  # a signalling NaN is rejected below like any other
             priorities = np.ascontiguousarray(priorities, np.float64)
         applicable, stale = _applicable(
             leaves, generations, priorities, self._generations, self._tree.leaves, self._slots
@@ -212,7 +212,7 @@ class ReplayBuffer:
         return PriorityResult(applied, stale, indices.size - applied - stale)
 
     def discard(self, slots: np.ndarray, generations: np.ndarray) -> int:
-        """Sets the priorities of segments int[N] to 0, as far as they are still stored; returns how many those are."""
+        """Sets to 0 all priorities of those segments int[N] that are still stored; returns how many it changed."""
         discarded = 0
         for slot, generation in zip(slots.tolist(), generations.tolist(), strict=True):
             is_stored = 0 <= slot < self.capacity_segments and self._generations[slot] == generation
@@ -224,10 +224,10 @@ class ReplayBuffer:
         return discarded
 
     def segments_since(self, cursor: int, max_segments: int) -> SegmentRun:
-        """Returns the segments after insertion number `cursor`, oldest first, at most `max_segments` of them.
+        """Returns at most `max_segments` segments after insertion `cursor`, oldest first.
 
-        A cursor that fell off the ring (0, say) goes on at the oldest live segment. `ValueError` for one that no
-        insertion has reached.
+        If the segment after the cursor has been evicted, the run begins at the oldest live segment. Raises ValueError
+        for a negative cursor, and for one beyond the newest insertion.
         """
         if not 0 <= cursor <= self.inserted_segments:
             raise ValueError(f"cursor {cursor} is not in [0, {self.inserted_segments}]: it is of another replay buffer")
@@ -242,7 +242,7 @@ class ReplayBuffer:
         )
 
     def state(self, now_seconds: float) -> BufferState:
-        """Returns a copy of all that a restored buffer needs beside its segments."""
+        """Returns a copy of everything that a restored buffer needs in addition to its segments."""
         used = min(self.inserted_segments, self.capacity_segments)
         return BufferState(
             inserted_segments=self.inserted_segments,
@@ -255,11 +255,12 @@ class ReplayBuffer:
         )
 
     def restore(self, segments: StoredSegments, state: BufferState | None, now_seconds: float) -> int:
-        """Fills a buffer that is still empty; returns how many segments have their priorities from `state`.
+        """Fills an empty buffer; returns the number of segments that get their priorities from `state`.
 
-        The newest segments that fit are taken. Where numbers are missing the older ones move up: the ring has no gaps.
-        What `state` does not know of, or contradicts, has the priorities it was inserted with, as all have where its
-        exponent is another one. ValueError for a buffer that is not empty, or a random state that is none.
+        The newest segments that fit are inserted. If insertion ids are missing, older segments move up, so that the
+        ring has no gaps. A segment that `state` does not contain, or contradicts, gets its initial priorities, and so
+        do all segments if the priority exponent has changed. Raises ValueError if the buffer is not empty, or the
+        random state is invalid.
         """
         if self.inserted_segments:
             raise ValueError(
@@ -288,7 +289,7 @@ class ReplayBuffer:
         return int(np.count_nonzero(known))
 
     def check_valid(self) -> None:
-        """Asserts that tree, columns and counters tell the same story."""
+        """Asserts that tree, columns and counters are consistent."""
         self._tree.check_valid()
         leaves = self._tree.get(np.arange(self._tree.capacity)).reshape(-1, self._slots)
         assert ((leaves > 0).sum(axis=1) == self._num_transitions).all(), "leaves above zero are not the transitions"
@@ -301,14 +302,14 @@ class ReplayBuffer:
         )
 
     def _first_powers(self, priorities: np.ndarray) -> np.ndarray:
-        """Returns float64[N, L], what the leaves of segments with these priorities were at first."""
+        """Returns float64[N, L], the initial leaves of segments with these initial priorities."""
         if not self._from_actors:
             priorities = np.where(priorities > 0, self.max_priority or 1.0, 0.0)
         self.max_priority = max(self.max_priority, float(priorities.max(initial=0.0)))
         return self._exponentiate(priorities)
 
     def _fill(self, bodies: Sequence[bytes], leaves: np.ndarray, insert_seconds: np.ndarray) -> np.ndarray:
-        """Makes these segments the newest up to `inserted_segments`; returns their slots. leaves: float64[N, L]."""
+        """Stores segments as the newest ones, up to `inserted_segments`; returns their slots. leaves: float64[N, L]."""
         insertion_ids = np.arange(self.inserted_segments - len(bodies) + 1, self.inserted_segments + 1)
         slots = (insertion_ids - 1) % self.capacity_segments
         ring = np.zeros((self.capacity_segments, self._slots))
@@ -325,13 +326,13 @@ class ReplayBuffer:
         return slots
 
     def _exponentiate(self, priority: np.ndarray) -> np.ndarray:
-        """Returns float64[N], priority^alpha where a transition starts and 0 elsewhere (0^0 would be 1)."""
+        """Returns float64[N], priority^alpha for each priority above 0, and 0 for the others (0^0 would be 1)."""
         powers = np.minimum(np.maximum(priority, MIN_PRIORITY, dtype=np.float64), MAX_PRIORITY) ** self._alpha
         return np.where(priority > 0, powers, 0.0)
 
 
 def _places(values: np.ndarray, wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns where in int64[M] those of int64[N] are that are in it, and which these are: bool[N]."""
+    """Returns the positions in `values` int64[M] of the `wanted` int64[N] found there, and which these are: bool[N]."""
     order = np.argsort(values)
     at = np.minimum(np.searchsorted(values[order], wanted), max(0, len(values) - 1))
     found = values[order][at] == wanted if len(values) else np.zeros(len(wanted), bool)
@@ -341,8 +342,8 @@ def _places(values: np.ndarray, wanted: np.ndarray) -> tuple[np.ndarray, np.ndar
 def importance_weights(powers: np.ndarray, beta: float) -> np.ndarray:
     """Returns float32[K, B], w_i = (N P(i))^-beta / max_j w_j over each batch (Schaul et al. 2016, section 3.4).
 
-    P(i) = p_i^alpha / sum_k p_k^alpha, of which `powers` float64[K, B] holds the numerators. N and the sum are the same
-    for the whole batch and cancel: what is left is (min_j P(j) / P(i))^beta, which cannot overflow.
+    P(i) = p_i^alpha / sum_k p_k^alpha, and `powers` float64[K, B] are the numerators. N and the sum are the same for
+    the whole batch and cancel, so w_i = (min_j P(j) / P(i))^beta, which cannot overflow.
     """
     weights: np.ndarray = (powers.min(axis=1, keepdims=True) / powers) ** beta
     return weights.astype(np.float32)
@@ -357,7 +358,7 @@ def _applicable(
     values: np.ndarray,
     slots: int,
 ) -> tuple[np.ndarray, int]:
-    """Returns bool[N], which elements of a priority update can be applied, and how many others are stale."""
+    """Returns bool[N], the applicable elements of a priority update, and the number of stale ones."""
     applicable, stale = np.zeros(leaves.size, np.bool_), 0
     for i in range(leaves.size):
         if not (0 <= leaves[i] < values.size and 0 < priorities[i] < np.inf):
@@ -365,5 +366,5 @@ def _applicable(
         if live_generations[leaves[i] // slots] != generations[i]:
             stale += 1
         else:
-            applicable[i] = values[leaves[i]] > 0  # else no transition starts there
+            applicable[i] = values[leaves[i]] > 0  # a leaf of 0 has no transition
     return applicable, stale

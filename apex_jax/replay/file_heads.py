@@ -1,9 +1,9 @@
-"""How each file of the journal begins: what it is, of which format, and of which configuration.
+"""The head of each file of the journal: its kind, format and configuration.
 
     8 bytes of magic | format | length of the facts | CRC-32 of these three and of the facts | facts, a JSON object
 
-All numbers are uint32, little-endian. Nothing that is read is trusted: what is damaged is told from what is sound and
-of another configuration, and no length is believed beyond what is there.
+All numbers are uint32, little-endian. Every value is checked: a damaged file is distinguished from a sound one of
+another configuration, and a length is limited to the bytes that exist.
 """
 
 from __future__ import annotations
@@ -25,30 +25,30 @@ _CRC = struct.Struct("<I")
 
 
 class JournalError(RunError):
-    """The journal that is there cannot be used; the message says why, and what to do."""
+    """The existing journal cannot be used; the message says why and what to do."""
 
 
 class CorruptFile(ValueError):
-    """Bytes that are not what was written; the message says what is wrong with them."""
+    """Bytes that differ from what was written; the message says what is wrong."""
 
 
 class Identity:
-    """Of which configuration and run a journal is: files of another one are refused, never read."""
+    """The configuration and run of a journal; files of another one are rejected."""
 
     def __init__(self, compatibility_key: str, spec: SegmentSpec, run: str = "") -> None:
-        """`compatibility_key`: see `Config`; `run`: see `apex_jax.run_identity`, empty = as the files say."""
+        """`compatibility_key`: see `Config`; `run`: see `apex_jax.run_identity`, empty = taken from the files."""
         self.run = run
-        self.replay_id = new_identity()  # until a file says which replay this is
+        self.replay_id = new_identity()  # unless a file contains one
         fields = {name: list(value) if isinstance(value, tuple) else value for name, value in spec._asdict().items()}
         self._configuration = {"compatibility_key": compatibility_key, "segments": json.dumps(fields)}
 
     @property
     def facts(self) -> dict[str, str]:
-        """What the head of a file says; no run while none is known."""
+        """The facts for the head of a file, without the run if it is not known yet."""
         return self._configuration | {"replay": self.replay_id} | ({"run": self.run} if self.run else {})
 
     def check(self, path: Path, facts: dict[str, Any]) -> None:
-        """Raises JournalError where the facts of a file are those of another configuration, or of another run."""
+        """Adopts the replay id and the run of a file. Raises JournalError for another configuration or run."""
         for name, ours in self._configuration.items():
             if (theirs := facts.get(name)) != ours:
                 raise JournalError(
@@ -75,9 +75,9 @@ def pack(magic: bytes, facts: dict[str, Any]) -> bytes:
 
 
 def unpack(path: Path, data: memoryview, magic: bytes) -> tuple[dict[str, Any], int]:
-    """Returns the facts at the start of `data`, and where they end.
+    """Returns the facts at the start of `data`, and the offset of their end.
 
-    Raises Damaged, and JournalError for a sound head of another format; `path` is for its message.
+    Raises CorruptFile, and JournalError for a sound head of another format; `path` is for the message.
     """
     start = _PREFIX.size + _CRC.size
     if len(data) < start:

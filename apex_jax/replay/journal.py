@@ -1,9 +1,9 @@
-"""The replay server's journal: what it stores is written down as it happens, and read back when it starts again.
+"""The replay server's journal: it records every event, and restores the replay when the server starts again.
 
-Segments and welcomes go to the log before they are answered, refusals within a second; priorities, counters and random
-numbers go into a snapshot, which a thread writes. After a kill the newest snapshot and the log behind it make up
-everything but the priorities that the learner has sent since, and what was refused in the last second: those segments
-have the priorities that the snapshot knew, or that they came with.
+Segments and welcomes are in the log before they are answered, refusals within a second. Priorities, counters and the
+random state are in a snapshot, which a thread writes. After a kill, the newest snapshot and the log after it restore
+everything except the priority updates since the snapshot and the refusals of the last second: the segments have the
+priorities of the snapshot, or their initial ones.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ from apex_jax.types import MAX_COUNT, SegmentRecord, SegmentSpec
 
 _log = logging.getLogger(__name__)
 
-WELCOME, REPORT, FIRST_REFUSAL = 1, 2, 3  # kinds of records; each reason of a refusal is one more
-LOG_BYTES_AT_MOST = 2**28  # behind the newest snapshot: then another is due, so that old files can go
-RETRY_SECONDS = 5.0  # after a snapshot that failed, or snapshot_interval_seconds where that is less; doubled each time
-REFUSALS_SECONDS = 1.0  # between two writings of what was refused: in that time an actor may send thousands of those
-CLOSE_SECONDS = 20.0  # that the last snapshot may take: a spot machine has two minutes in all
+WELCOME, REPORT, FIRST_REFUSAL = 1, 2, 3  # kinds of records; each reason for a refusal is another kind
+LOG_BYTES_AT_MOST = 2**28  # since the newest snapshot; then another is due, so that old files can be deleted
+RETRY_SECONDS = 5.0  # after a failed snapshot, but at most snapshot_interval_seconds; doubled each time
+REFUSALS_SECONDS = 1.0  # between two writes of refusals: an actor may send thousands in this time
+CLOSE_SECONDS = 20.0  # limit for the last snapshot: a spot machine has two minutes for everything
 COUNTS = struct.Struct("<5q")  # `ActorCounts`, in a report
 
 
 class Journal:
-    """The journal of one replay server, which has the directory to itself until `close`."""
+    """The journal of one replay server, which locks the directory until `close`."""
 
     def __init__(self, config: Config, spec: SegmentSpec, capacity_segments: int, run: str = "") -> None:
-        """Opens or begins the journal of the run `run`, empty = not known yet. JournalError."""
+        """Opens or creates the journal of the run `run` (empty = not known yet). Raises JournalError."""
         self.directory = Path(config.directory, "replay")
         self._identity = identity = Identity(config.compatibility_key, spec, run)
         self._config = config
@@ -55,41 +55,40 @@ class Journal:
         self._log = SegmentLog(self.directory, identity, capacity_segments)
         self._snapshots = Snapshots(self.directory, identity)
         self._thread: threading.Thread | None = None
-        self._failed: list[Path] | None = None  # by the thread: what it could not sync, to be tried again
-        self._is_disk_full = False  # as the thread found it
-        self._obsolete_later: list[
-            LogFile
-        ] = []  # that the newest snapshot knows, the one before does not, and the ring left
-        self._obsolete_files: list[LogFile] = []  # the same of the snapshot that is being written
+        self._failed: list[Path] | None = None  # files that the thread could not sync, for the next attempt
+        self._is_disk_full = False  # at the thread's last attempt
+        # Files whose segments have left the ring, covered by the newest snapshot but not by the one before it.
+        self._obsolete_later: list[LogFile] = []
+        self._obsolete_files: list[LogFile] = []  # the same for the snapshot being written
         self._snapshot_errors = 0
         self._failures_in_a_row = 0
-        self._refused: dict[tuple[int, int], SegmentRecord] = {}  # by kind of record and run id: not yet written
+        self._refused: dict[tuple[int, int], SegmentRecord] = {}  # not yet written, by kind of record and run id
         self._next_refusals_seconds = 0.0
-        self._next_seconds = 0.0  # the next snapshot is due then, ...
-        self._next_bytes = 0  # ... or when the log has so many bytes
+        self._next_seconds = 0.0  # time at which the next snapshot is due
+        self._next_bytes = 0  # size of the log at which it is due
 
     @property
     def errors(self) -> int:
-        """Times the disk could not be written to, since this server started."""
+        """Number of failed writes since this server started."""
         return self._log.errors + self._snapshot_errors
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the log on the disk, with those of the files that only wait to be deleted."""
+        """Bytes of the log on disk, including the files that will be deleted."""
         return self._log.num_bytes + sum(file.num_bytes for file in self._obsolete_later + self._obsolete_files)
 
     def metrics(self) -> dict[str, float]:
         """Returns values under the tags of `apex_jax.metrics.TAGS`."""
         return {"replay/journal_bytes": self.num_bytes, "replay/journal_errors": self.errors}
 
-    # What happens
+    # Events
 
     def on_segment(self, insertion_id: int, segment: SegmentRecord) -> None:
-        """Takes a segment that was stored as insertion `insertion_id`."""
+        """Records a segment that was stored as insertion `insertion_id`."""
         self._log.append(SEGMENT, insertion_id, *segment)
 
     def on_refusal(self, segment: SegmentRecord, reason: str) -> None:
-        """Takes a segment that was not stored; those of an actor are written as one, within REFUSALS_SECONDS."""
+        """Records a refused segment; all of one actor and reason are written as one record, within REFUSALS_SECONDS."""
         key = FIRST_REFUSAL + REFUSALS.index(reason), segment.run_id
         steps, transitions = segment.environment_steps, segment.transitions
         if (before := self._refused.get(key)) is not None:
@@ -98,31 +97,31 @@ class Journal:
         self._refused[key] = refused
 
     def on_welcome(self, run_id: int, incarnation: int) -> None:
-        """Takes an actor that was given an incarnation."""
+        """Records the incarnation of an actor."""
         self._log.append(WELCOME, 0, run_id, incarnation)
 
     def on_report(self, run_id: int, counts: ActorCounts) -> None:
-        """Takes the newest counts of an actor, which may be the last."""
+        """Records the newest counts of an actor, which may be its last."""
         body = COUNTS.pack(*counts)
         self._log.append(REPORT, 0, run_id, 0, body=body, crc=zlib.crc32(body))
 
     @property
     def replay_id(self) -> str:
-        """Which replay this is the journal of."""
+        """Id of the replay."""
         return self._identity.replay_id
 
     @property
     def run(self) -> str:
-        """The run that the journal is of; empty = not known yet."""
+        """Identity of the run; empty = not known yet."""
         return self._identity.run
 
     def on_run(self, run: str) -> None:
-        """Takes the run that this server has joined; a snapshot that is due now says so."""
+        """Records the run that this server has joined: makes a snapshot due now, which contains it."""
         self._identity.run = run
         self.request_snapshot()
 
     def flush(self, now_seconds: float) -> None:
-        """Writes what was taken; returns also where the disk fails, which is counted, said once and tried again."""
+        """Writes pending records. A disk error is counted, logged once and retried; it does not raise."""
         if self._refused and now_seconds >= self._next_refusals_seconds:
             self._next_refusals_seconds = now_seconds + REFUSALS_SECONDS
             self._append_refusals()
@@ -138,7 +137,7 @@ class Journal:
     def snapshot_if_due(
         self, buffer: ReplayBuffer, limiter: RateLimiter, counters: Callable[[], Counters], now_seconds: float
     ) -> None:
-        """Has a snapshot written where one is due, and the one before is."""
+        """Starts writing a snapshot if one is due and the previous one is complete."""
         if self._thread is not None and not self._thread.is_alive():
             self._take_result(now_seconds)
         is_due = now_seconds >= self._next_seconds or self._log.num_bytes >= self._next_bytes
@@ -150,20 +149,20 @@ class Journal:
         self._next_seconds = 0.0
 
     def snapshot(self, buffer: ReplayBuffer, limiter: RateLimiter, counters: Counters, now_seconds: float) -> None:
-        """Copies what is to be saved, and has a thread write it; `finish` waits for that."""
-        self._append_refusals()  # the counters know of them: behind the snapshot they would count twice
+        """Copies the state and starts a thread that writes it; `finish` waits for the thread."""
+        self._append_refusals()  # the counters contain them: after the snapshot they would count twice
         self._log.flush(now_seconds)
         facts, arrays = pack_state(self._log.last_event, buffer.state(now_seconds), limiter, self._config, counters)
         unsynced, self._obsolete_files = self._log.take_unsynced(), self._log.take_obsolete(buffer.oldest_insertion_id)
         self._next_seconds = now_seconds + self._config.replay.snapshot_interval_seconds
         self._next_bytes = self._log.num_bytes + LOG_BYTES_AT_MOST
-        self._failed = unsynced  # until it has not
+        self._failed = unsynced  # until the thread has succeeded
         arguments = (facts, arrays, unsynced)
         self._thread = threading.Thread(target=self._write, args=arguments, name="replay snapshot", daemon=True)
         self._thread.start()
 
     def finish(self, buffer: ReplayBuffer, limiter: RateLimiter, counters: Counters, now_seconds: float) -> None:
-        """Writes the last snapshot; returns once it is on the disk, or that took too long."""
+        """Writes the last snapshot; returns when it is on disk or the time limit is over."""
         self.flush(np.inf)
         for is_last in (False, True):
             if is_last:
@@ -176,12 +175,12 @@ class Journal:
                 self._take_result(now_seconds)
 
     def close(self) -> None:
-        """Writes what was taken, and gives the directory free."""
+        """Writes pending records and unlocks the directory."""
         self.flush(np.inf)
         self._log.close()
 
     def _write(self, facts: dict[str, Any], arrays: dict[str, np.ndarray], unsynced: list[Path]) -> None:
-        """Runs on the thread: the log is on the disk before the snapshot that relies on it."""
+        """Runs on the thread. The log must be on disk before the snapshot that relies on it."""
         self._is_disk_full = False
         try:
             sync(unsynced)
@@ -208,10 +207,10 @@ class Journal:
         self._next_seconds = now_seconds + min(delay, self._config.replay.snapshot_interval_seconds)
 
     def _delete_obsolete(self, has_succeeded: bool) -> None:
-        """Deletes log files that both snapshots know of, the newest and the one to fall back to.
+        """Deletes the log files that both snapshots cover, the newest and the one before it.
 
-        While none is written they stay, but for the oldest where the disk would fill up with them. On one that is full
-        the ring's own segments need the room: those that left before the last attempt go.
+        While snapshots fail, the files stay, except the oldest ones once they exceed LOG_BYTES_AT_MOST. If the disk is
+        full, live segments need the space: the files that were obsolete before the last attempt are deleted.
         """
         if has_succeeded or self._is_disk_full:
             going, self._obsolete_later = self._obsolete_later, self._obsolete_files
@@ -224,18 +223,18 @@ class Journal:
             with contextlib.suppress(OSError):
                 file.path.unlink()
 
-    # Starting again
+    # Restoring
 
     def restore(self, buffer: ReplayBuffer, limiter: RateLimiter, now_seconds: float) -> Counters:
-        """Fills the empty buffer and the limiter with what was written down; returns the counters.
+        """Fills the empty buffer and the limiter from the journal; returns the counters.
 
-        JournalError where the journal is of another configuration; what is damaged is left out and said.
+        Raises JournalError if the journal is of another configuration. Damaged records are skipped and logged.
         """
         saved = self._snapshots.read_newest(self._parse)
         counters = saved.counters if saved is not None else Counters(Ledger(), 0, 0)
         snapshot_event = saved.event if saved is not None else 0
         bodies: deque[tuple[int, bytes]] = deque(maxlen=buffer.capacity_segments)
-        insertion_ids: deque[int] = deque(maxlen=buffer.capacity_segments)  # also of damaged ones
+        insertion_ids: deque[int] = deque(maxlen=buffer.capacity_segments)  # including damaged records
         inserted_since = 0
         for record in self._log.read():
             if record.event > snapshot_event:
@@ -257,7 +256,7 @@ class Journal:
         return counters
 
     def _count_missing(self, saved: Saved | None, insertion_ids: Collection[int], capacity_segments: int) -> None:
-        """Counts the segments that a snapshot knows, that still belong into the ring, and that no file holds."""
+        """Counts the live segments that the snapshot lists but no log file contains."""
         known = (
             {int(insertion_id) for insertion_id in saved.buffer.insertion_ids if insertion_id > 0}
             if saved is not None
@@ -268,10 +267,10 @@ class Journal:
             self._log.left_out["missing segments"] += missing
 
     def _segments(self, bodies: deque[tuple[int, bytes]]) -> StoredSegments:
-        """Returns the segments whose columns are sound."""
+        """Returns the segments whose columns are valid."""
         insertion_ids: list[int] = []
         kept: list[bytes] = []
-        limits = value_limits(self._config)  # a journal of an earlier release may hold what would now be refused
+        limits = value_limits(self._config)  # an earlier release may have accepted values that are refused now
         priorities = np.zeros((len(bodies), self._spec.slots), np.float32)
         for insertion_id, body in bodies:
             try:
@@ -280,9 +279,8 @@ class Journal:
                 is_impossible = error.reason in ("bad_return", "bad_priority", "bad_discount")
                 self._log.left_out["segments of impossible values" if is_impossible else "damaged records"] += 1
                 continue
-            while (
-                insertion_ids and insertion_id <= insertion_ids[-1]
-            ):  # of a file that was damaged when this one was stored
+            # Drops segments of a file that was unreadable when this segment was stored.
+            while insertion_ids and insertion_id <= insertion_ids[-1]:
                 self._log.left_out["repeated records"] += 1
                 del insertion_ids[-1], kept[-1]
             priorities[len(kept)] = priority
@@ -295,7 +293,7 @@ class Journal:
             limiter.restore(0, 0, inserted_since)
         elif saved.limiter["ratio"] == ratio_of(self._config):
             limiter.restore(saved.limiter["inserted"], saved.limiter["sampled"], inserted_since)
-        else:  # the surplus that another ratio would make of these counters might take hours to work off
+        else:  # with the new ratio, the surplus of these counters might take hours to disappear
             _log.info("replay.samples_per_insert or min_size_to_sample changed: the ratio is counted from here on")
             limiter.restore(0, 0, saved.limiter["inserted"] + inserted_since)
 
@@ -321,7 +319,7 @@ class Journal:
             )
 
     def _parse(self, snapshot: Snapshot) -> Saved:
-        """Looks at every value of a snapshot; raises Damaged."""
+        """Checks every value of a snapshot. Raises CorruptFile."""
         try:
             return unpack_state(snapshot.facts, snapshot.arrays, self._spec.slots)
         except (KeyError, TypeError, AttributeError, ValueError) as error:
@@ -329,7 +327,7 @@ class Journal:
 
 
 class NoJournal:
-    """The journal of a replay that lives in memory alone: it keeps nothing."""
+    """Replaces `Journal` if replay.journal is false: it records nothing, the replay is in memory only."""
 
     run = ""
 
@@ -337,48 +335,48 @@ class NoJournal:
         self.replay_id = new_identity()
 
     def on_segment(self, insertion_id: int, segment: SegmentRecord) -> None:
-        """Keeps nothing."""
+        """Does nothing."""
 
     def on_refusal(self, segment: SegmentRecord, reason: str) -> None:
-        """Keeps nothing."""
+        """Does nothing."""
 
     def on_welcome(self, run_id: int, incarnation: int) -> None:
-        """Keeps nothing."""
+        """Does nothing."""
 
     def on_report(self, run_id: int, counts: ActorCounts) -> None:
-        """Keeps nothing."""
+        """Does nothing."""
 
     def on_run(self, run: str) -> None:
-        """Keeps nothing."""
+        """Does nothing."""
 
     def flush(self, now_seconds: float) -> None:
-        """Writes nothing."""
+        """Does nothing."""
 
     def snapshot_if_due(
         self, buffer: ReplayBuffer, limiter: RateLimiter, counters: Callable[[], Counters], now_seconds: float
     ) -> None:
-        """Writes nothing."""
+        """Does nothing."""
 
     def request_snapshot(self) -> None:
-        """Writes nothing."""
+        """Does nothing."""
 
     def finish(self, buffer: ReplayBuffer, limiter: RateLimiter, counters: Counters, now_seconds: float) -> None:
-        """Writes nothing."""
+        """Does nothing."""
 
     def close(self) -> None:
-        """Has nothing to close."""
+        """Does nothing."""
 
     def restore(self, buffer: ReplayBuffer, limiter: RateLimiter, now_seconds: float) -> Counters:
-        """Returns the counters of a replay that begins."""
+        """Returns the counters of an empty replay."""
         return Counters(Ledger(), 0, 0)
 
     def metrics(self) -> dict[str, float]:
-        """Returns none."""
+        """Returns no metrics."""
         return {}
 
 
 def _after(counters: Counters, record: Record) -> Counters:
-    """Returns the counters after something happened."""
+    """Returns the counters after an event."""
     reason = record.kind - FIRST_REFUSAL
     if record.kind == WELCOME:
         return counters._replace(incarnations=max(counters.incarnations, record.sequence))

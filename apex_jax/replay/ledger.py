@@ -1,12 +1,13 @@
-"""The ledger: what became of every transition that any actor has produced, over all restarts of the replay server.
+"""The ledger: the outcome of every transition that any actor has produced, across restarts of the replay server.
 
     produced = stored + in_flight + lost_with_actor + lost_with_replay + dropped_<reason> + ...
 
-An actor tells how many it has produced, had acknowledged and dropped; the server knows what it has stored and refused.
-Counts are totals since the actor began, so a lost report costs nothing: the next one makes up for it. What an actor has
-produced and nobody has accounted for is in flight while the actor lives, and lost with it when it is gone. An actor
-reports every second; each segment says how much it has produced, and its goodbye what it drops. If it is killed, or
-leaves while cut off, what it produced after its last report that arrived is in no count.
+An actor reports how many transitions it has produced, dropped, and received acknowledgements for; the server counts the
+stored and the refused ones. Counts are totals since the actor started, so the next report makes up for a lost one.
+Produced transitions without any other outcome are in flight while their actor lives, and lost with it once it is gone.
+An actor reports every second. Each of its segments also contains the number of transitions produced so far, and its
+goodbye the number that it drops. If an actor is killed, or leaves while it is cut off, the transitions that it produced
+after its last received report are not counted.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ import numpy as np
 
 from apex_jax.segment_codec import CorruptSegment
 
-REMEMBERED_RUNS = 4096  # actors, of which each has its own account; what is forgotten is summed up
-REFUSALS = ("bad_checksum", *CorruptSegment.REASONS, "impossible_steps")  # why a segment that came is not stored
-DROPS = ("overflow", "unencodable", "unsent")  # what an actor drops itself
+REMEMBERED_RUNS = 4096  # most actors with an account of their own; evicted accounts are summed up
+REFUSALS = ("bad_checksum", *CorruptSegment.REASONS, "impossible_steps")  # reasons for not storing a received segment
+DROPS = ("overflow", "unencodable", "unsent")  # reasons for which an actor drops transitions
 
 
 class ActorCounts(NamedTuple):
-    """What an actor tells of the transitions that it has produced since it began."""
+    """An actor's own counts of the transitions that it has produced since it started."""
 
     produced: int
     acknowledged: int
@@ -43,7 +44,7 @@ class Account:
     sequence: int = 0  # of its newest segment stored or refused
     stored: int = 0
     refused: int = 0
-    produced: int = 0  # as the actor told last, and so on
+    produced: int = 0  # as last reported by the actor, like the following fields
     acknowledged: int = 0
     overflow: int = 0
     unencodable: int = 0
@@ -59,16 +60,16 @@ TOTALS = (
 
 
 class Ledger:
-    """Accounts of all actors there have been."""
+    """The accounts of all actors of the run."""
 
     def __init__(self) -> None:
-        self.refused: Counter[str] = Counter()  # transitions, by reason
-        self.forgotten: Counter[str] = Counter()  # sums of the accounts that are no longer kept
-        self.connected: set[int] = set()  # run ids of connected actors, fewer than REMEMBERED_RUNS: never forgotten
-        self._accounts: OrderedDict[int, Account] = OrderedDict()  # by run id, the one heard of last at the end
+        self.refused: Counter[str] = Counter()  # transitions by reason
+        self.forgotten: Counter[str] = Counter()  # sums of the evicted accounts
+        self.connected: set[int] = set()  # run ids of connected actors, fewer than REMEMBERED_RUNS; never evicted
+        self._accounts: OrderedDict[int, Account] = OrderedDict()  # by run id, the most recently used one last
 
     def account(self, run_id: int) -> Account:
-        """Returns the account of an actor, a new one for an actor not heard of."""
+        """Returns the account of an actor; creates one for a new actor."""
         account = self._accounts.get(run_id)
         if account is None:
             if len(self._accounts) >= REMEMBERED_RUNS:
@@ -79,9 +80,9 @@ class Ledger:
         return account
 
     def _forget_one(self) -> None:
-        """Sums up the account heard of longest ago; one in which nothing is counted goes before all others.
+        """Evicts the least recently used account and adds it to the sums; empty accounts are evicted first.
 
-        The account of a connected actor stays: its next report would be counted on top of the sum.
+        The account of a connected actor stays, because its next report, a total, would be counted on top of the sum.
         """
         away = [item for item in self._accounts.items() if item[0] not in self.connected] or self._accounts.items()
         empty = (run_id for run_id, account in away if not (account.produced or account.stored or account.refused))
@@ -90,17 +91,17 @@ class Ledger:
         del self._accounts[run_id]
 
     def sequence(self, run_id: int) -> int:
-        """Returns the sequence number of an actor's newest segment stored or refused, 0 of one not heard of."""
+        """Returns the sequence number of an actor's newest stored or refused segment; 0 for an unknown actor."""
         account = self._accounts.get(run_id)
         return 0 if account is None else account.sequence
 
     def produced(self, run_id: int) -> int:
-        """Returns how much an actor has produced as it told last, 0 of one not heard of."""
+        """Returns the transitions that an actor has produced, as last reported; 0 for an unknown actor."""
         account = self._accounts.get(run_id)
         return 0 if account is None else account.produced
 
     def report(self, run_id: int, counts: ActorCounts) -> None:
-        """Takes what an actor tells of itself; counts never fall, and whoever has counted nothing needs no account."""
+        """Records the counts that an actor reports. A count never decreases; all zeros create no account."""
         if run_id not in self._accounts and not any(counts):
             return
         account = self.account(run_id)
@@ -108,28 +109,28 @@ class Ledger:
             setattr(account, name, max(getattr(account, name), count))
 
     def hear(self, run_id: int, produced: int) -> None:
-        """Takes how much an actor had produced when it sent a segment."""
+        """Records how many transitions an actor had produced when it sent a segment."""
         account = self.account(run_id)
         account.produced = max(account.produced, produced)
 
     def store(self, run_id: int, sequence: int, transitions: int) -> None:
-        """Counts a segment that was stored."""
+        """Counts a stored segment."""
         account = self.account(run_id)
         account.sequence = max(account.sequence, sequence)
         account.stored += transitions
 
     def refuse(self, run_id: int, sequence: int, transitions: int, reason: str) -> None:
-        """Counts a segment that was refused, for one of REFUSALS."""
+        """Counts a refused segment; `reason`: one of REFUSALS."""
         account = self.account(run_id)
         account.sequence = max(account.sequence, sequence)
         account.refused += transitions
         self.refused[reason] += transitions
 
     def totals(self, connected: Collection[int], waiting: Mapping[int, int]) -> dict[str, int]:
-        """Returns transitions by what became of them, and under "produced" their sum.
+        """Returns the number of transitions by outcome, and their sum under "produced".
 
-        `connected`: run ids of the actors that are there; `waiting`: transitions by run id that the server holds and
-        has yet to store.
+        `connected`: run ids of the connected actors; `waiting`: by run id, transitions that the server has received and
+        not stored yet.
         """
         here = [2**62 if run_id in connected else waiting.get(run_id, 0) for run_id in self._accounts]
         totals = Counter(self.forgotten)
@@ -137,7 +138,7 @@ class Ledger:
         return {name: totals[name] for name in TOTALS} | {f"dropped_{why}": n for why, n in self.refused.items()}
 
     def to_array(self) -> np.ndarray:
-        """Returns int64[N, COLUMNS]: run id and account of each actor, the one heard of last at the end."""
+        """Returns int64[N, COLUMNS]: run id and account of each actor, the most recently used one last."""
         return self._rows(self._accounts)
 
     def _rows(self, run_ids: Iterable[int]) -> np.ndarray:
@@ -146,7 +147,7 @@ class Ledger:
 
     @classmethod
     def from_array(cls, rows: np.ndarray, refused: Mapping[str, int], forgotten: Mapping[str, int]) -> Ledger:
-        """Returns the ledger that `to_array` was asked of, with its sums."""
+        """Returns the ledger of these `to_array` rows and sums."""
         ledger = cls()
         ledger.refused.update(refused)
         ledger.forgotten.update(forgotten)
@@ -156,9 +157,10 @@ class Ledger:
 
 
 def _totals(rows: np.ndarray, here: np.ndarray) -> dict[str, int]:
-    """Returns the sums of some accounts; `here` int64[N]: up to how much of what nobody answers for is in flight.
+    """Returns the sums of some accounts.
 
-    The server may have answered for more than its actor has heard of, or, where it has lost its memory, for less.
+    `here`: int64[N], at most this many of the transitions without an outcome are in flight; the rest are lost with
+    their actor. The server may have stored more than its actor knows, or, if it lost its state, less.
     """
     _, _, stored, refused, produced, acknowledged, overflow, unencodable, unsent = rows.T
     answered = stored + refused

@@ -1,4 +1,4 @@
-"""Holds the ratio of transitions drawn to transitions stored, by making the faster side wait."""
+"""Keeps the ratio of drawn to stored transitions, by blocking the faster side."""
 
 from __future__ import annotations
 
@@ -6,25 +6,26 @@ import math
 
 
 def least_error_buffer(samples_per_insert: float, largest_insert: int, largest_draw: int) -> float:
-    """Returns the samples below which both sides of a `RateLimiter` could end up waiting for each other."""
+    """Returns the smallest error buffer, in samples, with which the two sides of a `RateLimiter` cannot deadlock."""
     return (largest_draw + samples_per_insert * largest_insert) / 2
 
 
 class RateLimiter:
-    """Says whether the replay may take more transitions in, and whether it may hand more out.
+    """Decides whether more transitions may be stored, and whether more may be drawn.
 
-    Law (Reverb's sample-to-insert ratio, Cassirer et al. 2021), counted in transitions since the start:
+    The rule (Reverb's sample-to-insert ratio, Cassirer et al. 2021), counted in transitions since the start:
 
         surplus = samples_per_insert * (inserted - min_size_to_sample) - sampled
         sample n:  filled  and  surplus - n >= -error_buffer
         insert n:  not filled  or  surplus + samples_per_insert * n <= error_buffer
 
-    `inserted` counts what was ever stored. Filled is a replay whose size, what is stored now, is min_size_to_sample or
-    more, or that is full: how many transitions fit depends on how many episodes end in them. Eviction may lower the
-    size again: where it is not filled, inserting is always free. With samples_per_insert = 0 only that holds.
+    `inserted` counts every transition ever stored. A replay is filled if its current size is at least
+    min_size_to_sample, or if its ring is full (how many transitions fit depends on how many episodes end in them).
+    Eviction may lower the size again; while a replay is not filled, inserting is always allowed. If
+    samples_per_insert is 0, inserting is always allowed, and drawing whenever the replay is filled.
 
     No deadlock: both sides wait only if error_buffer - samples_per_insert * n_insert < surplus < n_sample -
-    error_buffer, and the constructor refuses an error buffer under which such a surplus exists.
+    error_buffer, and the constructor rejects an error buffer for which such a surplus exists.
     """
 
     def __init__(
@@ -35,7 +36,7 @@ class RateLimiter:
         largest_insert: int,
         largest_draw: int,
     ) -> None:
-        """`error_buffer` is in samples; `largest_insert`, `largest_draw` are the most transitions asked for at once."""
+        """`error_buffer`: in samples; `largest_insert`, `largest_draw`: most transitions of one request."""
         if min_size_to_sample < 1:
             raise ValueError(
                 f"min_size_to_sample must be at least 1, got {min_size_to_sample}: nothing can be drawn from 0"
@@ -58,13 +59,13 @@ class RateLimiter:
         self._error_buffer = error_buffer
 
     def can_insert(self, num_transitions: int, size_transitions: int, is_full: bool = False) -> bool:
-        """Says whether `num_transitions` more may be stored where `size_transitions` are, or in the place of others."""
+        """Returns whether `num_transitions` may be stored, if the replay holds `size_transitions` now."""
         if self._samples_per_insert == 0 or not self._is_filled(size_transitions, is_full):
             return True
         return self._surplus + self._samples_per_insert * num_transitions <= self._error_buffer
 
     def can_sample(self, num_transitions: int, size_transitions: int, is_full: bool = False) -> bool:
-        """Says whether `num_transitions` may be drawn from the `size_transitions` that are stored."""
+        """Returns whether `num_transitions` may be drawn from the `size_transitions` that are stored."""
         if not self._is_filled(size_transitions, is_full):
             return False
         return self._samples_per_insert == 0 or self._surplus - num_transitions >= -self._error_buffer
@@ -78,9 +79,10 @@ class RateLimiter:
         self.sampled += _checked(num_transitions)
 
     def restore(self, inserted: int, sampled: int, inserted_since: int = 0) -> None:
-        """Goes on from saved counters. `inserted_since`: transitions stored after that, when nobody counted draws.
+        """Continues from saved counters. `inserted_since`: transitions stored after these were saved.
 
-        Those draws are taken to have held the ratio: else they would be made again, and inserting wait for that.
+        The draws since then were not saved. They are assumed to have kept the ratio; otherwise they would be repeated,
+        and inserting would wait for them.
         """
         self.inserted, self.sampled = _checked(inserted), _checked(sampled)
         most = max(0.0, self._surplus)
@@ -93,7 +95,7 @@ class RateLimiter:
 
     @property
     def _surplus(self) -> float:
-        """Samples that the stored transitions still allow, when none may be drawn ahead."""
+        """Samples that the stored transitions still allow, without drawing in advance."""
         return self._samples_per_insert * (self.inserted - self._min_size) - self.sampled
 
 

@@ -1,6 +1,6 @@
-"""The replay as one object: stored segments and their priorities, who made them, how fast either side may go.
+"""The replay as one object: segments and priorities, the ledger of their actors, the rate limiter and the journal.
 
-It has no socket and no clock. Whoever drives it, a server or a test, passes the time in.
+It has no socket and no clock: the caller, a server or a test, passes the time.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from apex_jax.types import Columns, SegmentRecord, SegmentSpec
 class Replay:
     """Ring of segments, rate limiter, ledger and journal.
 
-    What `insert`, `welcome` and `record_counts` take is in the journal when `flush` returns, and what `refuse` takes a
-    second later.
+    When `flush` returns, everything passed to `insert`, `welcome` and `record_counts` is in the journal; refusals
+    follow within a second.
     """
 
     def __init__(self, config: Config, spec: SegmentSpec, rng: np.random.Generator, run: str = "") -> None:
-        """Begins an empty replay; `restore` goes on from its journal.
+        """Creates an empty replay; `restore` continues from its journal.
 
-        `rng`: of the draws; `run`: the identity of the training run, empty if it is not known yet. UsageError if
-        actors and learner would wait for each other, JournalError if the journal is in use.
+        `rng`: for the draws; `run`: identity of the training run, empty if not known yet. Raises UsageError if actors
+        and learner would wait for each other, JournalError if the journal is in use.
         """
         settings = config.replay
         self.buffer = ReplayBuffer(
@@ -44,8 +44,8 @@ class Replay:
         )
         self.limiter = make_limiter(config, spec)
         self.ledger = Ledger()
-        self.environment_steps = 0  # behind the segments stored or refused, by all servers of this replay
-        self.incarnations = 0  # actors welcomed so far
+        self.environment_steps = 0  # of the segments stored or refused, by all servers of this replay
+        self.incarnations = 0  # number of actors welcomed so far
         self.journal: Journal | NoJournal = (
             Journal(config, spec, self.buffer.capacity_segments, run) if settings.journal else NoJournal()
         )
@@ -53,11 +53,11 @@ class Replay:
     # Storing
 
     def can_insert(self, transitions: int) -> bool:
-        """Tells whether the rate limiter lets in a segment of so many transitions."""
+        """Returns whether the rate limiter allows a segment of this many transitions."""
         return self.limiter.can_insert(transitions, self.buffer.size_transitions, self.buffer.is_full)
 
     def insert(self, segment: SegmentRecord, columns: Columns, now_seconds: float) -> None:
-        """Stores a segment in place of the oldest one."""
+        """Stores a segment; a full ring evicts its oldest one."""
         self.buffer.insert(segment.body, columns, now_seconds)
         self.limiter.insert(segment.transitions)
         self.ledger.store(segment.run_id, segment.sequence, segment.transitions)
@@ -65,31 +65,31 @@ class Replay:
         self.journal.on_segment(self.buffer.inserted_segments, segment)
 
     def refuse(self, segment: SegmentRecord, reason: str) -> None:
-        """Counts a segment that is not stored; `reason`: one of `apex_jax.replay.ledger.REFUSALS`."""
+        """Counts a segment that was rejected; `reason`: one of `apex_jax.replay.ledger.REFUSALS`."""
         self.ledger.refuse(segment.run_id, segment.sequence, segment.transitions, reason)
         self.environment_steps += segment.environment_steps
         self.journal.on_refusal(segment, reason)
 
     def welcome(self, run_id: int, incarnation: int) -> None:
-        """Records an actor that is about to be given an incarnation: the next server gives it to no other."""
+        """Records the incarnation of an actor, so that no later server assigns it again."""
         self.journal.on_welcome(run_id, incarnation)
 
     def record_counts(self, run_id: int, counts: ActorCounts) -> None:
-        """Records what an actor has produced, should it and this process die at once."""
+        """Records the counts of an actor, in case it and this process die at the same time."""
         self.journal.on_report(run_id, counts)
 
     # Drawing
 
     def can_draw(self, transitions: int) -> bool:
-        """Tells whether the rate limiter lets so many transitions be drawn."""
+        """Returns whether the rate limiter allows a draw of this many transitions."""
         return self.limiter.can_sample(transitions, self.buffer.size_transitions, self.buffer.is_full)
 
     def draw(self, num_batches: int, batch_size: int, now_seconds: float) -> Draw:
-        """Draws K batches of B transitions, see `ReplayBuffer.sample`. They count once they are `drawn`."""
+        """Draws K batches of B transitions, see `ReplayBuffer.sample`. They count when `drawn` is called."""
         return self.buffer.sample(num_batches, batch_size, now_seconds)
 
     def drawn(self, transitions: int) -> None:
-        """Counts transitions that the learner was sent."""
+        """Counts transitions that were sent to the learner."""
         self.limiter.sample(transitions)
 
     def segments_since(self, cursor: int, max_segments: int) -> SegmentRun:
@@ -101,7 +101,7 @@ class Replay:
         return self.buffer.update_priorities(indices, generations, priorities)
 
     def discard(self, slots: np.ndarray, generations: np.ndarray) -> int:
-        """Has nothing drawn from some segments any more, see `ReplayBuffer.discard`; the next snapshot says so, too."""
+        """Excludes segments from all draws, see `ReplayBuffer.discard`; the next snapshot contains this."""
         return self.buffer.discard(slots, generations)
 
     @property
@@ -113,28 +113,28 @@ class Replay:
 
     @property
     def id(self) -> str:
-        """Which replay this is, 16 hexadecimal digits: the journal keeps it, a replay that begins anew has another."""
+        """Id of this replay, 16 hexadecimal digits. The journal keeps it; an empty replay gets a new one."""
         return self.journal.replay_id
 
     def join_run(self, run: str) -> None:
-        """Takes the identity of the training run that this replay becomes part of."""
+        """Sets the identity of the training run that this replay joins."""
         self.journal.on_run(run)
 
     # The journal
 
     def restore(self, now_seconds: float) -> str:
-        """Goes on from the journal; returns the identity of its training run, empty if there is none. JournalError."""
+        """Continues from the journal. Returns the identity of its training run, or "". Raises JournalError."""
         counters = self.journal.restore(self.buffer, self.limiter, now_seconds)
         self.ledger, self.incarnations = counters.ledger, counters.incarnations
         self.environment_steps = counters.environment_steps
         return self.journal.run
 
     def flush(self, now_seconds: float) -> None:
-        """Writes down what was taken; a disk that fails is counted, logged once and tried again."""
+        """Writes pending records to the journal; a disk error is counted, logged once and retried."""
         self.journal.flush(now_seconds)
 
     def snapshot_if_due(self, now_seconds: float) -> None:
-        """Has a thread write a snapshot when one is due, and the one before is written."""
+        """Starts a thread that writes a snapshot, if one is due and the previous one is complete."""
         self.journal.snapshot_if_due(self.buffer, self.limiter, self._counters, now_seconds)
 
     def request_snapshot(self) -> None:
@@ -142,11 +142,11 @@ class Replay:
         self.journal.request_snapshot()
 
     def finish(self, now_seconds: float) -> None:
-        """Writes the last snapshot; returns once it is on the disk, or that took too long."""
+        """Writes the last snapshot; returns when it is on disk or the time limit is over."""
         self.journal.finish(self.buffer, self.limiter, self._counters(), now_seconds)
 
     def close(self) -> None:
-        """Closes the journal; what the last snapshot does not hold, its log does."""
+        """Closes the journal; its log has everything that the last snapshot lacks."""
         self.journal.close()
 
     def metrics(self) -> Mapping[str, float]:
@@ -165,7 +165,7 @@ class Replay:
 def make_limiter(config: Config, spec: SegmentSpec) -> RateLimiter:
     """Returns the run's rate limiter; raises UsageError if actors and learner would wait for each other."""
     replay, insert, draw = config.replay, spec.max_transitions, config.learner.largest_draw
-    share_samples = replay.min_size_to_sample * replay.samples_per_insert  # that an error_buffer of 1 stands for
+    share_samples = replay.min_size_to_sample * replay.samples_per_insert  # an error_buffer of 1, in samples
     least = least_error_buffer(replay.samples_per_insert, insert, draw)
     if share_samples and replay.error_buffer * share_samples < least:
         least_share = math.ceil(1e3 * least / share_samples) / 1e3

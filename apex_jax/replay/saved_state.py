@@ -1,4 +1,4 @@
-"""What a snapshot of the replay holds, as facts and arrays: priorities, counters, random numbers."""
+"""The content of a snapshot as facts and arrays: priorities, counters, random state."""
 
 from __future__ import annotations
 
@@ -14,35 +14,35 @@ from apex_jax.replay.file_heads import CorruptFile
 from apex_jax.replay.ledger import COLUMNS, REFUSALS, REMEMBERED_RUNS, TOTALS, Ledger
 from apex_jax.replay.rate_limiter import RateLimiter
 
-MAX_POWER = 1e295  # the largest priority there is, raised to the largest exponent, is below
+MAX_POWER = 1e295  # above MAX_PRIORITY ** MAX_EXPONENT
 
 
 class Counters(NamedTuple):
-    """What the services count that outlives a server."""
+    """The counters that survive a restart of the server."""
 
     ledger: Ledger
     environment_steps: int
-    incarnations: int  # actors welcomed so far
+    incarnations: int  # number of actors welcomed so far
 
 
 class Saved(NamedTuple):
-    """A snapshot whose values have been looked at."""
+    """A snapshot whose values have been checked."""
 
-    event: int  # the last one that it knows of
+    event: int  # number of the last event that it contains
     buffer: BufferState
     limiter: dict[str, Any]
     counters: Counters
 
 
 def ratio_of(config: Config) -> list[float]:
-    """Returns what counters of the rate limiter are good for."""
+    """Returns the settings for which saved counters of the rate limiter are valid."""
     return [config.replay.samples_per_insert, float(config.replay.min_size_to_sample)]
 
 
 def pack_state(
     event: int, state: BufferState, limiter: RateLimiter, config: Config, counters: Counters
 ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """Returns a snapshot's facts and arrays; what `unpack_state` gets."""
+    """Returns the facts and arrays of a snapshot, as `unpack_state` takes them."""
     facts = {
         "event": event,
         "inserted_segments": state.inserted_segments,
@@ -65,9 +65,9 @@ def pack_state(
 
 
 def unpack_state(facts: Mapping[str, Any], arrays: Mapping[str, np.ndarray], slots: int) -> Saved:
-    """Returns what a snapshot holds; raises Damaged or, for values of a wrong type, whatever these raise.
+    """Returns the checked content of a snapshot. `slots`: frame slots of a segment.
 
-    `slots`: of a segment.
+    Raises CorruptFile, or KeyError, TypeError, AttributeError or ValueError for values of a wrong type.
     """
     insertion_ids, leaves, ages, accounts = (
         arrays[name] for name in ("insertion_ids", "leaves", "ages_seconds", "accounts")
@@ -119,7 +119,7 @@ def _real(value: Any) -> float:
 
 
 def _random_state(state: Any) -> dict[str, Any]:
-    """Returns the state of a PCG64 generator, once it is sure to be one."""
+    """Returns the checked state of a PCG64 generator."""
     inner = state["state"]
     _check(state["bit_generator"] == "PCG64", "bit_generator")
     for number, bits in ((inner["state"], 128), (inner["inc"], 128), (state["has_uint32"], 1), (state["uinteger"], 32)):

@@ -1,9 +1,9 @@
-"""A log of what happened to the replay, in files that are only appended to.
+"""A log of the replay's events, in files that are only appended to.
 
-A file is a head, then records: a fixed header with a checksum of its own, and a body, for one a segment's. A
-record is in the kernel's hands when `flush` returns, so a killed process loses none; a loss of power costs what has
-been written since the last `sync`. No file is opened for writing twice, and no name is used again: what another thread
-has been given to delete is never one that is being written to. One that it was given to sync may be, and comes again.
+A file is a head and records. A record is a fixed header with its own checksum, and a body, such as a segment's. When
+`flush` returns, the records are in the kernel's buffers, so a killed process loses none; a loss of power loses the
+records since the last `sync`. No file is opened for writing twice and no name is reused, so a file that another thread
+deletes is never one that is being written. A file that it syncs may still be written; then it is synced again later.
 """
 
 from __future__ import annotations
@@ -27,34 +27,34 @@ from apex_jax.replay.file_heads import CorruptFile, Identity, JournalError, pack
 _log = logging.getLogger(__name__)
 
 MAGIC = b"APEXSEGM"
-FILE_BYTES = 2**25  # a file that has reached this is closed: what is deleted is always a whole file
-RECORDS_AT_ONCE = 256  # of one system call, ...
-BYTES_AT_ONCE = 2**23  # ... and about how many bytes
-FIRST_DELAY_SECONDS = 1.0  # from a disk error to the next attempt; doubled each time ...
-LONGEST_DELAY_SECONDS = 60.0  # ... up to this
-SPARE_EVENTS = 4096  # that wait for the disk beside the segments of a whole ring
+FILE_BYTES = 2**25  # a file of this size is closed; only whole files are deleted
+RECORDS_AT_ONCE = 256  # per system call
+BYTES_AT_ONCE = 2**23  # per system call, approximately
+FIRST_DELAY_SECONDS = 1.0  # from a disk error to the next attempt; doubled each time
+LONGEST_DELAY_SECONDS = 60.0  # limit of that delay
+SPARE_EVENTS = 4096  # pending events at most, in addition to the segments of a whole ring
 
-SEGMENT = 0  # the kind of a record whose body is a segment; the caller numbers the others
+SEGMENT = 0  # kind of a record whose body is a segment; the caller defines the other kinds
 
 _HEADER = struct.Struct("<4sIQQQQQIII")
 _CRC = struct.Struct("<I")
 HEADER_BYTES = _HEADER.size + _CRC.size
 _MARK = b"apxr"
-MOST = 2**62  # of any number: beyond is no number that was ever written
-_NAME = re.compile(r"segments-([0-9]{20})(?:-[0-9]{6})?\.log")  # event of its first record; attempt, none in old files
+MOST = 2**62  # upper limit of the events, insertion ids, sequences and steps in records
+_NAME = re.compile(r"segments-([0-9]{20})(?:-[0-9]{6})?\.log")  # event of its first record, attempt (none in old files)
 
 
 class Record(NamedTuple):
-    """Something that happened."""
+    """An event."""
 
     event: int  # 1, 2, 3 ... over the whole run
     kind: int
-    insertion_id: int  # of the newest insertion, this one included
+    insertion_id: int  # of the newest insertion, including this one
     run_id: int
     sequence: int
     environment_steps: int
     transitions: int
-    body: bytes | None  # None: it is damaged
+    body: bytes | None  # None if it is damaged
 
 
 class _Pending(NamedTuple):
@@ -70,26 +70,26 @@ class LogFile:
     path: Path
     num_bytes: int
     records: int = 0
-    last_insertion_id: int = 0  # largest insertion number of its records
+    last_insertion_id: int = 0  # largest insertion id of its records
     is_unreadable: bool = False
 
 
 class SegmentLog:
-    """The log of one replay server; whoever opens it holds the directory until `close`."""
+    """The log of one replay server, which locks the directory until `close`."""
 
     def __init__(self, directory: Path, identity: Identity, capacity_segments: int) -> None:
-        """`capacity_segments`: of the ring; what waits for a disk that fails is bounded by it. JournalError."""
+        """`capacity_segments`: of the ring; limits the pending records while the disk fails. Raises JournalError."""
         self.last_event = 0
-        self.errors = 0  # of the disk, since the start
-        self.left_out: Counter[str] = Counter()  # by what was wrong, of `read`
+        self.errors = 0  # disk errors since the start
+        self.left_out: Counter[str] = Counter()  # records and files that `read` skipped, by reason
         self._directory = directory
         self._identity = identity
         self._max_pending = capacity_segments + SPARE_EVENTS
         self._pending: deque[_Pending] = deque()
-        self._files: list[LogFile] = []  # the one that is written to is the last of them
+        self._files: list[LogFile] = []  # the last one is open for writing
         self._descriptor: int | None = None
-        self._skipped_event = 0  # up to which some may stand where nothing can be read
-        self._attempts = 0  # at files, so that each has another name
+        self._skipped_event = 0  # events up to this one may be in unreadable parts
+        self._attempts = 0  # number of files created, so that each has a new name
         self._unsynced: list[Path] = []
         self._delay_seconds = 0.0
         self._retry_seconds = 0.0
@@ -108,9 +108,10 @@ class SegmentLog:
         body: bytes = b"",
         crc: int = 0,
     ) -> None:
-        """Takes a record to be written by the next `flush`. `crc`: zlib.crc32 of body; other fields as in `Record`.
+        """Queues a record for the next `flush`. `crc`: zlib.crc32 of body; other fields as in `Record`.
 
-        A number that `read` does not believe would be damage to it, and it would search the body for records.
+        The numbers must be in the range that `read` accepts: it would treat others as damage, and search the body for
+        records.
         """
         numbers = (insertion_id, run_id, sequence, environment_steps)
         assert _is_believable(*numbers), numbers
@@ -120,9 +121,9 @@ class SegmentLog:
         self._pending.append(_Pending(header + _CRC.pack(zlib.crc32(header)), body, insertion_id))
 
     def flush(self, now_seconds: float) -> None:
-        """Writes all records taken; after a disk error they are kept, as far as the ring goes, and tried again later.
+        """Writes all pending records. After a disk error they stay pending, up to a limit, and are written later.
 
-        The error is counted, and the first in a row said.
+        Every error is counted; only the first of a series is logged.
         """
         if not self._pending or now_seconds < self._retry_seconds:
             self._bound_pending()
@@ -143,25 +144,25 @@ class SegmentLog:
         return sum(file.num_bytes for file in self._files)
 
     def take_unsynced(self) -> list[Path]:
-        """Returns the files read, or written to since the last call: for `sync`, which another thread may call."""
+        """Returns the files that were read or written since the last call, for `sync` on another thread."""
         taken, self._unsynced = self._unsynced, []
         if self._descriptor is not None:
             self._unsynced.append(self._files[-1].path)
         return taken
 
     def take_obsolete(self, oldest_insertion_id: int) -> list[LogFile]:
-        """Returns and forgets the closed files whose segments all came before this one; the caller deletes them."""
+        """Removes and returns closed files of older segments only, which the caller deletes from the disk."""
         closed = self._files if self._descriptor is None else self._files[:-1]
         left = [file for file in closed if file.last_insertion_id < oldest_insertion_id]
         self._files = [file for file in self._files if file not in left]
         return left
 
     def not_synced(self, paths: list[Path]) -> None:
-        """Takes back files that could not be synced."""
+        """Takes back files that could not be synced, for the next `take_unsynced`."""
         self._unsynced += paths
 
     def close(self) -> None:
-        """Closes the file, and gives the directory free."""
+        """Closes the file and unlocks the directory."""
         with contextlib.suppress(OSError):
             self._close_file()
         os.close(self._lock)
@@ -189,8 +190,7 @@ class SegmentLog:
             file.last_insertion_id = max(file.last_insertion_id, self._pending.popleft().insertion_id)
 
     def _open_file(self) -> None:
-        """Begins a file: each start of a server, and each disk error, begins one, as an old one may end in the middle
-        of a record."""
+        """Creates a file, after a server start or a disk error: the old one may end in the middle of a record."""
         head = pack(MAGIC, self._identity.facts)
         path, descriptor = self._make_file(self.last_event - len(self._pending) + 1)
         try:
@@ -206,20 +206,20 @@ class SegmentLog:
         self._unsynced.append(path)
 
     def _make_file(self, first_event: int) -> tuple[Path, int]:
-        """Returns a new file and its descriptor."""
+        """Creates a file; returns its path and descriptor."""
         while True:
             self._attempts += 1
             path = self._directory / f"segments-{first_event:020}-{self._attempts:06}.log"
-            with contextlib.suppress(FileExistsError):  # of another start
+            with contextlib.suppress(FileExistsError):  # made by an earlier start
                 return path, os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
 
     def _close_file(self) -> None:
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is not None:
-            os.close(descriptor)  # which frees it, also where it raises
+            os.close(descriptor)  # frees the descriptor even if it raises
 
     def _give_up_for_now(self, error: OSError, now_seconds: float) -> None:
-        """Cuts off what was written of a record, so that the file ends with a whole one."""
+        """Cuts off an incomplete record, so that the file ends with a complete one, and schedules the next attempt."""
         self.errors += 1
         if not self._delay_seconds:
             _log.warning(
@@ -246,9 +246,9 @@ class SegmentLog:
     # Reading, before anything is written
 
     def read(self) -> Iterator[Record]:
-        """Yields every sound record, oldest first; what is damaged is counted in `left_out`, and a torn end cut off.
+        """Yields every sound record, oldest first. Damaged ones are counted in `left_out`; a torn end is cut off.
 
-        Raises JournalError for a sound file of another configuration, before it yields anything.
+        Raises JournalError for a sound file of another configuration, before the first record.
         """
         paths = [path for path in self._directory.iterdir() if _NAME.fullmatch(path.name)]
         paths.sort(key=lambda path: (_first_event(path), len(path.name), path.name))
@@ -259,7 +259,7 @@ class SegmentLog:
         self.last_event = max(self.last_event, self._skipped_event)
 
     def keep_unreadable(self, insertion_id: int) -> None:
-        """Keeps files that cannot be read, should somebody repair them, until `insertion_id` too has left the ring."""
+        """Keeps unreadable files, which somebody may repair, until the segment `insertion_id` has left the ring."""
         for file in self._files:
             if file.is_unreadable:
                 file.last_insertion_id = insertion_id
@@ -268,12 +268,12 @@ class SegmentLog:
         try:
             with open(open_regular(path, os.O_RDONLY), "rb") as file:
                 facts, _ = unpack(path, memoryview(file.read(2**16)), MAGIC)
-        except (CorruptFile, OSError):  # said when it is read
+        except (CorruptFile, OSError):  # logged when it is read
             return
         self._identity.check(path, facts)
 
     def _read_file(self, path: Path) -> Iterator[Record]:
-        event = min(_first_event(path), MOST) - 1  # of the record before
+        event = min(_first_event(path), MOST) - 1  # of the previous record
         try:
             data = read_regular(path)
             _, offset = unpack(path, memoryview(data), MAGIC)
@@ -286,7 +286,7 @@ class SegmentLog:
             return
         file = LogFile(path, len(data))
         self._files.append(file)
-        self._unsynced.append(path)  # a server that was killed may have left it to the kernel
+        self._unsynced.append(path)  # a killed server may have left it unsynced
         while offset < len(data):
             found = self._next_record(path, data, offset, event)
             if found is None:
@@ -295,16 +295,17 @@ class SegmentLog:
             file.records += 1
             file.last_insertion_id = max(file.last_insertion_id, record.insertion_id)
             event = record.event
-            if event <= self.last_event:  # a copy of a file under another name
+            if event <= self.last_event:  # from a copy of a file
                 self.left_out["repeated records"] += 1
                 continue
             self.last_event = event
             yield record
 
     def _next_record(self, path: Path, data: bytes, offset: int, event: int) -> tuple[Record, int] | None:
-        """Returns the first sound record at or behind `offset`, and where it ends; None where there is none.
+        """Returns the first sound record at or after `offset` and the offset of its end, or None.
 
-        `event`: of the record before; no record is believed that says more than fits between.
+        `event`: of the previous record. A record is rejected if its event number is higher than the bytes between them
+        allow.
         """
         start = _find_header(data, offset, event)
         if (start is None and len(data) - offset >= HEADER_BYTES) or (start is not None and start > offset):
@@ -318,12 +319,12 @@ class SegmentLog:
             return self._record(data, start, length), start + length
         if start is not None or len(data) - offset < HEADER_BYTES:
             self.left_out["torn records"] += 1
-            with contextlib.suppress(OSError):  # else it is only said again at the next start
+            with contextlib.suppress(OSError):  # if it fails, the next start logs this again
                 os.truncate(path, offset if start is None else start)
         return None
 
     def _skip_events(self, event: int, num_bytes: int) -> None:
-        """Leaves out as many events as so many bytes may hold: should somebody repair them, they are no others'."""
+        """Reserves the event numbers that these bytes may contain, in case somebody repairs them."""
         self._skipped_event = max(self._skipped_event, event + num_bytes // HEADER_BYTES)
 
     def _record(self, data: bytes, start: int, length: int) -> Record:
@@ -336,7 +337,7 @@ class SegmentLog:
 
 
 def _find_header(data: bytes, offset: int, event: int) -> int | None:
-    """Returns where the first header at or behind `offset` is that was written there, as far as can be told."""
+    """Returns the offset of the first plausible header at or after `offset`, or None."""
     start = offset
     while (start := data.find(_MARK, start)) >= 0 and start + HEADER_BYTES <= len(data):
         _, _, found, insertion_id, run_id, sequence, steps, *_ = _HEADER.unpack_from(data, start)
@@ -350,7 +351,7 @@ def _find_header(data: bytes, offset: int, event: int) -> int | None:
 
 
 def _is_believable(insertion_id: int, run_id: int, sequence: int, environment_steps: int) -> bool:
-    """Tells whether a record may have these numbers: none has others, see MAX_COUNT."""
+    """Returns whether a record can have these numbers; writers never exceed them, see MAX_COUNT."""
     return max(insertion_id, sequence, environment_steps) <= MOST and run_id < 2**63
 
 
@@ -361,20 +362,20 @@ def _first_event(path: Path) -> int:
 
 
 def sync(paths: list[Path]) -> None:
-    """Makes the files survive a loss of power. OSError."""
+    """Makes the files survive a loss of power. Raises OSError."""
     for path in paths:
-        with contextlib.suppress(FileNotFoundError):  # deleted meanwhile: nobody wants it any more
+        with contextlib.suppress(FileNotFoundError):  # deleted meanwhile
             synchronize(path)
 
 
 def _locked(directory: Path) -> int:
-    """Makes the directory and takes it, for as long as the descriptor that comes back is open. JournalError."""
+    """Creates the directory, and locks it until the returned descriptor is closed. Raises JournalError."""
     path = directory / "lock"
     try:
         directory.mkdir(parents=True, exist_ok=True)
         try:
             descriptor = open_regular(path, os.O_RDWR | os.O_CREAT)
-        except OSError:  # a disk that has become read-only can still be locked, and read
+        except OSError:  # a read-only disk can still be locked and read
             descriptor = open_regular(path, os.O_RDONLY)
     except OSError as error:
         raise JournalError(

@@ -1,7 +1,7 @@
-"""Snapshots: facts and arrays in one file, written whole or not at all, the newest sound one read.
+"""Snapshots: facts and arrays in one file, written atomically; the newest sound one is read.
 
-    head, whose facts hold the caller's, the name, dtype and shape of each array, and the CRC-32 of all arrays
-    the arrays, one behind the other, little-endian
+    head: the caller's facts, the name, dtype and shape of each array, and the CRC-32 of all arrays
+    the arrays, concatenated, little-endian
 
 A file is named after its number; the newest two are kept.
 """
@@ -35,17 +35,17 @@ T = TypeVar("T")
 
 
 class Snapshot(NamedTuple):
-    """What a file holds; the checksums are right, but nobody has looked at what the values mean."""
+    """The content of a file whose checksums are right; its values are not checked yet."""
 
     facts: dict[str, Any]
     arrays: dict[str, np.ndarray]
 
 
 class Snapshots:
-    """The snapshots of a directory that nobody else writes to."""
+    """The snapshots of a directory; no other process writes to it."""
 
     def __init__(self, directory: Path, identity: Identity) -> None:
-        """Removes what an interrupted write has left."""
+        """Deletes the incomplete files of interrupted writes."""
         self._directory = directory
         self._identity = identity
         self._damaged: set[int] = set()
@@ -54,7 +54,7 @@ class Snapshots:
                 path.unlink()
 
     def write(self, facts: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
-        """Writes a snapshot that survives a loss of power once this returns, and deletes old ones. OSError."""
+        """Writes a snapshot, which survives a loss of power when this returns; deletes old ones. Raises OSError."""
         arrays = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
         assert all(array.dtype.newbyteorder("<").str in DTYPES for array in arrays.values())
         crc = 0
@@ -66,7 +66,7 @@ class Snapshots:
         path = self._path(max(numbers, default=0) + 1)
         temporary = path.with_suffix(".tmp")
         try:
-            temporary.unlink(missing_ok=True)  # of a process that was killed
+            temporary.unlink(missing_ok=True)  # left by a killed process
             with open(open_regular(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb", buffering=0) as file:
                 for data in (head, *map(_raw, arrays.values())):
                     _write_whole(file.fileno(), data)
@@ -84,10 +84,10 @@ class Snapshots:
                 self._path(number).unlink()
 
     def read_newest(self, parse: Callable[[Snapshot], T]) -> T | None:
-        """Returns what `parse` makes of the newest snapshot that can be read, None where there is none.
+        """Returns the parsed newest readable snapshot, or None if there is none.
 
-        `parse` raises Damaged for values that cannot be. A damaged snapshot is said and passed over; a sound one of
-        another configuration is a JournalError.
+        `parse` raises CorruptFile for impossible values. A damaged snapshot is logged and skipped; a sound one of
+        another configuration raises JournalError.
         """
         for number in reversed(self._numbers()):
             try:
@@ -124,7 +124,7 @@ class Snapshots:
 
 
 def _array(entry: Any, data: memoryview) -> tuple[str, np.ndarray]:
-    """Returns the name of an array and a view of it at the start of `data`."""
+    """Returns the name of an array, and the array as a view of the start of `data`."""
     match entry:
         case [str(name), str(dtype), [*shape]] if dtype in DTYPES and 1 <= len(shape) <= MAX_AXES:
             if all(type(size) is int and 0 <= size <= 2**40 for size in shape):

@@ -12,11 +12,11 @@ from numba import types
 
 from apex_jax.compiled import FLOATS_READ, INTEGERS_READ, compiled
 
-# Leaves drawn are far apart, so a descent is a row of cache misses. A level is walked for the whole batch before the
-# next one, and what the next one will read is fetched meanwhile: 512 of 2^21 leaves are found in 34 us; without the
-# prefetch in 77 us, leaf after leaf in 130 us. Fan-out 2 has more levels, fan-out 8 and 16 more to add up: 78 and
-# 131 us without prefetch. All this is compiled, as a NumPy call costs more than the arithmetic of a small batch: the
-# same in NumPy took 130 us, and for 64 leaves 80 us instead of 5.
+# The drawn leaves are far apart, so a descent is a series of cache misses. The whole batch descends one level at a
+# time, while the nodes of the next level are prefetched: 512 of 2^21 leaves are found in 34 us; without the prefetch in
+# 77 us, leaf after leaf in 130 us. A fan-out of 2 has more levels, fan-outs of 8 and 16 more children to add: 78 and
+# 131 us without prefetch. The loops are compiled, because a NumPy call costs more than the arithmetic of a small batch:
+# the same in NumPy took 130 us, and for 64 leaves 80 us instead of 5.
 FAN_OUT_BITS = 2
 FAN_OUT = 2**FAN_OUT_BITS
 CACHE_LINE_BYTES = 64
@@ -25,10 +25,10 @@ FLOATS = types.float64[::1]
 
 
 class SumTree:
-    """Holds one non-negative value a leaf, and the sum of each node's children.
+    """Holds a non-negative value per leaf, and in each node the sum of its children.
 
-    A node's sum is always computed anew from its children, never changed by a difference, and always in the same order
-    of additions: the tree is a function of its leaves alone, bit for bit, so nothing can drift.
+    A node's sum is always recomputed from its children in the same order, never changed by a difference. So the tree is
+    a function of its leaves, bit for bit, and cannot drift.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -36,10 +36,10 @@ class SumTree:
             raise ValueError(f"a sum-tree of {capacity} leaves cannot hold anything: capacity must be at least 1")
         self.capacity = capacity
         self.max_value = float(np.finfo(np.float64).max) / (2 * capacity)  # so that no sum of leaves overflows
-        sizes = [_padded(capacity)]  # leaves first, the children of the root last
+        sizes = [_padded(capacity)]  # the leaves first, the children of the root last
         while sizes[-1] > FAN_OUT:
             sizes.append(_padded(sizes[-1] // FAN_OUT))
-        self._starts = np.cumsum([0, *sizes[:-1]])  # of each level in `_nodes`
+        self._starts = np.cumsum([0, *sizes[:-1]])  # start of each level in `_nodes`
         self._nodes = _aligned_zeros(sum(sizes))
         self._levels = [self._nodes[start : start + size] for start, size in zip(self._starts, sizes, strict=True)]
         self.leaves = self._levels[0][:capacity]  # float64[capacity], a view for reading
@@ -56,15 +56,15 @@ class SumTree:
         return self._nodes.nbytes
 
     def get(self, indices: np.ndarray) -> np.ndarray:
-        """Returns float64[*N], the values of the leaves int[*N]; `ValueError` for an index out of range."""
+        """Returns float64[*N], the values of the leaves int[*N]; raises ValueError for an index out of range."""
         if indices.size and not (indices.min() >= 0 and indices.max() < self.capacity):
             raise self._bad_indices(indices)
         return self._nodes.take(indices)
 
     def set(self, indices: np.ndarray, values: np.ndarray) -> None:
-        """Sets leaves int[N] to float64[N]; where an index stands twice the last value holds.
+        """Sets leaves int[N] to float64[N]; if an index occurs twice, its last value counts.
 
-        `ValueError`, and nothing is changed, for an index out of range or a value that is NaN, negative or above
+        Raises ValueError and changes nothing for an index out of range, or a value that is NaN, negative or above
         `max_value`.
         """
         if indices.shape != values.shape:
@@ -87,10 +87,10 @@ class SumTree:
         _set_range(self._nodes, self._starts, start, values)
 
     def find(self, targets: np.ndarray) -> np.ndarray:
-        """Returns int64[N], the leaf in which the running sum of all leaves passes each target float64[N].
+        """Returns int64[N], for each target float64[N] the leaf in which the running sum of all leaves passes it.
 
-        A target at or above `total` finds the last leaf above zero. A leaf of value zero is never returned, whatever
-        is rounded on the way. `ValueError` for a negative or NaN target, or if all leaves are zero.
+        A target at or above `total` finds the last leaf above zero. A leaf of value zero is never returned, even with
+        rounding errors. Raises ValueError for a negative or NaN target, or if all leaves are zero.
         """
         if self.total <= 0:
             raise ValueError("every leaf is zero: there is nothing to find")
@@ -104,7 +104,7 @@ class SumTree:
         return nodes
 
     def check_valid(self) -> None:
-        """Asserts what always holds: leaves in range, none in the padding, every node the sum of its children."""
+        """Asserts the invariants: leaves in range, padding zero, every node the sum of its children."""
         leaves = self._levels[0]
         assert ((leaves >= 0) & (leaves <= self.max_value)).all(), "a leaf is out of range"
         for level, parents in zip(self._levels, self._levels[1:], strict=False):
@@ -138,13 +138,13 @@ def _aligned_zeros(size: int) -> np.ndarray:
     return array[first : first + size]
 
 
-# The compiled part: arguments are checked above. `nodes` float64[M] holds the levels one behind the other, the leaves
-# first; `starts` int64[levels] says where each begins.
+# The compiled part: the callers above check the arguments. `nodes` float64[M] holds the levels one after the other, the
+# leaves first; `starts` int64[levels] are the offsets of the levels.
 
 
 @compiled(INTEGERS_READ, types.int64)
 def _all_in(indices: np.ndarray, end: int) -> bool:
-    """Tells whether all of int64[N] are in [0, end)."""
+    """Returns whether all of int64[N] are in [0, end)."""
     good = True
     for index in indices:
         good &= 0 <= index < end
@@ -153,7 +153,7 @@ def _all_in(indices: np.ndarray, end: int) -> bool:
 
 @compiled(FLOATS_READ, types.float64)
 def _all_up_to(values: np.ndarray, largest: float) -> bool:
-    """Tells whether all of float64[N] are in [0, largest]; NaN is not."""
+    """Returns whether all of float64[N] are in [0, largest]; NaN is not."""
     good = True
     for value in values:
         good &= 0 <= value <= largest
@@ -173,7 +173,7 @@ def _set(nodes: np.ndarray, starts: np.ndarray, leaves: np.ndarray, values: np.n
     for i in range(leaves.size):
         nodes[leaves[i]] = values[i]
     for level in range(1, starts.size):
-        for leaf in leaves:  # a node that stands twice is computed twice: it is in the cache by then
+        for leaf in leaves:  # a node that occurs twice is computed twice, the second time from the cache
             node = leaf >> FAN_OUT_BITS * level  # the compiler cannot turn a division into this
             _sum_children(nodes, starts[level - 1] + node * FAN_OUT, starts[level] + node)
 
@@ -189,7 +189,7 @@ def _set_range(nodes: np.ndarray, starts: np.ndarray, start: int, values: np.nda
 
 
 def _prefetch_in_llvm(typing_context: Any, array: Any, index: Any) -> Any:
-    """Asks the processor to have array[index] at hand soon; numba has no such function of its own."""
+    """Prefetches array[index] into the cache; numba has no function for this."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         data = context.make_array(signature.args[0])(context, builder, arguments[0]).data
@@ -209,16 +209,16 @@ _prefetch: Any = numba.extending.intrinsic(_prefetch_in_llvm)
 
 @compiled(FLOATS, INTEGERS_READ, FLOATS, types.int64[::1])
 def _find(nodes: np.ndarray, starts: np.ndarray, remaining: np.ndarray, found: np.ndarray) -> None:
-    """Turns `found` from zeros into leaves, and `remaining` from targets into what is left of them in their leaf."""
+    """Replaces the zeros in `found` by leaves, and the targets in `remaining` by their offsets within their leaf."""
     for level in range(starts.size - 1, -1, -1):
         for i in range(found.size):
             children, target = found[i] * FAN_OUT, remaining[i]
             before, running, choice = 0.0, 0.0, 0
-            # The last child above zero before which the running sum is not beyond the target: where rounding has put
-            # the target at or beyond the node's sum, that is its last child above zero.
+            # Chooses the last child above zero whose preceding sum does not exceed the target. If rounding has put
+            # the target at or beyond the node's sum, this is the last child above zero.
             for child in range(FAN_OUT):
                 value = nodes[starts[level] + children + child]
-                enters = (value > 0) & (running <= target)  # no branch: it could not be predicted
+                enters = (value > 0) & (running <= target)  # branch-free, as a branch could not be predicted
                 before = running if enters else before
                 choice = child if enters else choice
                 running += value

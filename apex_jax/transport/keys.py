@@ -1,6 +1,6 @@
 """CURVE keys of the roles: created once, kept in files or environment variables, checked before any connection.
 
-`python main.py keys create` writes a directory of keys, with two files of Z85 text for each role:
+The command `keys create` writes a directory of keys, with two files of Z85 text for each role:
 
     <role>.secret   one key, readable by its owner only; only the hosts of that role need it
     <role>.public   one key per line: servers accept all of them, clients expect the first one of a server
@@ -21,6 +21,7 @@ import zmq
 from zmq.utils import z85
 
 from apex_jax.errors import UsageError, shown
+from apex_jax.program import NAME
 
 ROLES = ("replay", "learner", "actor", "evaluator")
 MAX_FILE_BYTES = 2**16
@@ -116,14 +117,12 @@ def _read(directory: str, role: str, kind: str) -> tuple[str, bytes]:
             status = os.fstat(file.fileno()).st_mode
             mode = stat.S_IMODE(status)
             if not stat.S_ISREG(status):
-                raise UsageError(
-                    f"{where}: is no regular file; put the file that python main.py keys create made there"
-                )
+                raise UsageError(f"{where}: is no regular file; put the file that {NAME} keys create made there")
             if kind == "secret" and mode & 0o077:
                 raise UsageError(f"{where}: mode {mode:04o} lets others read this secret; run: chmod 600 {where}")
             return where, file.read(MAX_FILE_BYTES)
     except OSError as error:
-        fix = f"python main.py keys create makes one, or set {variable}"
+        fix = f"{NAME} keys create makes one, or set {variable}"
         raise UsageError(f"security.keys={shown(directory)}: {role}.{kind}: {error.strerror}; {fix}") from None
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from apex_jax.errors import Parser, RunError, shown
+from apex_jax.program import NAME
 from apex_jax.transport.keys import ROLES, create
 
 
@@ -24,9 +25,9 @@ def run(arguments: Sequence[str]) -> int:
 
 def _parser() -> Parser:
     parser = Parser(
-        prog="python main.py keys",
+        "keys",
         description="Makes the CURVE keys with which a fleet's roles encrypt their links and authenticate each other.",
-        epilog="example: python main.py keys create keys",
+        epilog=f"example: {NAME} keys create keys",
         allow_abbrev=False,
     )
     parser.add_argument("action", choices=("create",), help="makes a key pair for each role; overwrites nothing")

@@ -17,6 +17,7 @@ import zmq
 
 from apex_jax.config import Config
 from apex_jax.errors import UsageError
+from apex_jax.program import NAME
 from apex_jax.transport import keys
 from apex_jax.transport.addresses import is_loopback
 
@@ -193,7 +194,7 @@ def check_exposure(address: str, is_insecure: bool, prefix: str = "") -> None:
     """Raises UsageError for a tcp address that is reachable from other machines, unless `is_insecure`."""
     if not is_loopback(address) and not is_insecure:
         raise UsageError(
-            f"{prefix}{address} leaves this machine and there are no keys: run python main.py keys create DIR and set"
+            f"{prefix}{address} leaves this machine and there are no keys: run {NAME} keys create DIR and set"
             " security.keys=DIR, or set security.insecure=true on a network where everybody may read and feed the run"
         )
 

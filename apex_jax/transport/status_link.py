@@ -29,6 +29,7 @@ _log = logging.getLogger(__name__)
 MAX_CONNECTIONS = 64
 MAX_REQUEST_BYTES = 8192
 MAX_REPLY_BYTES = 2**20
+MAX_DEPTH = 20  # of a report; deeper ones would exceed the recursion limit of whoever shows them
 MAX_DRAINED_BYTES = 2**16  # read and discarded after an answer
 CONNECTION_SECONDS = 5.0  # lifetime of a connection
 
@@ -257,7 +258,13 @@ def _parsed(address: str, reply: bytes) -> tuple[bool, dict[str, Any]]:
         content = json.loads(body) if status else None
     except (ValueError, RecursionError):
         content = None
-    if status is None or status[1] not in (b"200", b"503") or not isinstance(content, dict) or "role" not in content:
+    if (
+        status is None
+        or status[1] not in (b"200", b"503")
+        or not isinstance(content, dict)
+        or "role" not in content
+        or _is_deep(content)
+    ):
         raise StatusError(f"{address} answers, but not as an apex_jax process: is the address right?")
     return status[1] == b"200", content
 
@@ -293,3 +300,12 @@ def _listen_at_path(path: str) -> socket.socket:
         listener.close()
         raise
     return listener
+
+
+def _is_deep(content: Any) -> bool:
+    """Returns whether JSON content is nested more than MAX_DEPTH deep."""
+    level = [content]
+    for _ in range(MAX_DEPTH):
+        members = [list(value.values()) if isinstance(value, dict) else value for value in level]
+        level = [member for values in members if isinstance(values, list) for member in values]
+    return bool(level)

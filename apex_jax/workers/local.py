@@ -14,7 +14,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from apex_jax.command_line import to_yaml
 from apex_jax.config import AddressConfig, Config
 from apex_jax.disk import lock, open_regular, read_regular, write_durably
 from apex_jax.environment import has_screen, segment_spec
@@ -27,14 +26,16 @@ from apex_jax.operations.storage_copy import LAST_COPY_SECONDS, fetch_missing
 from apex_jax.operations.watch import Watch
 from apex_jax.plotting.provenance import check_resumable, record_start
 from apex_jax.process import FETCHED, SUPERVISED, StopSignal
+from apex_jax.program import NAME, command
 from apex_jax.replay.replay import make_limiter
+from apex_jax.settings import to_yaml
 from apex_jax.storage import SECTIONS
 from apex_jax.transport.sockets import LocalLinks
 from apex_jax.workers.recording import COMPLETING_THE_FILM, check_video, draw_curves
 
 _log = logging.getLogger(__name__)
 
-MAIN = Path(__file__).resolve().parents[2] / "main.py"
+COMMAND = command()
 TICK_SECONDS = 0.25
 FIRST_DELAY_SECONDS = 1.0  # backoff before a role is restarted; doubled each time
 MAX_RESTARTS = 5  # consecutive restarts of one role
@@ -66,7 +67,7 @@ class Role:
     def start(self, arguments: list[str]) -> None:
         """Starts the process in a new session, so that only the supervisor receives Ctrl-C."""
         self.close_pipe()
-        command = [sys.executable, str(MAIN), "--role", self.role, "--name", self.name, *arguments]
+        command = [*COMMAND, "--role", self.role, "--name", self.name, *arguments]
         with open(open_regular(self.log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "ab") as log:
             self.process = subprocess.Popen(
                 command,
@@ -225,7 +226,7 @@ class LocalRun:
             return False
         if code != 0:
             how = f"failed with exit code {code}" if code else f"took more than {limit_seconds:.0f} s and was ended"
-            _log.warning("the %s %s, see %s; to repeat it: main.py %s", what, how, evaluator.log_path, play)
+            _log.warning("the %s %s, see %s; to repeat it: %s %s", what, how, evaluator.log_path, NAME, play)
         return True
 
     def _keep_alive(self) -> None:

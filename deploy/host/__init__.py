@@ -1,12 +1,12 @@
-"""What runs on a host beside the role: `python -m deploy.host.NAME`, by the units in deploy/systemd.
+"""Programs that run on a host beside the role: `python -m deploy.host.NAME`, started by the units in deploy/systemd.
 
-    boot            at each boot: the host's CURVE keys from Parameter Store, its private name in Cloud Map
-    results         each minute: metrics and pictures to the bucket, and back to a host that has none
-    report_health   once a minute: healthy or not, memory, disk, for the alarms
-    spot_watch      stops the role when the instance is about to be taken away
-    aws             clients of AWS
-    metadata        what the instance knows of itself
+    boot            at each boot: fetches the host's CURVE keys from Parameter Store, registers its name in Cloud Map
+    results         each minute: copies metrics and pictures to the bucket; fetches them to a host that has none
+    report_health   once a minute: reports health, memory and disk, for the alarms
+    spot_watch      stops the role when EC2 is about to reclaim the instance
+    aws             AWS clients
+    metadata        the instance metadata service
 
-All are told by the environment file /etc/apex-jax/environment. On a machine outside of AWS, whose file leaves
-APEX_JAX_KEY_PATH, APEX_JAX_SERVICE_ID and APEX_JAX_STORAGE out, boot and results do nothing.
+All are configured by the environment file /etc/apex-jax/environment. On a machine outside AWS, whose file does not set
+APEX_JAX_KEY_PATH, APEX_JAX_SERVICE_ID and APEX_JAX_STORAGE, boot and results do nothing.
 """

@@ -1,4 +1,4 @@
-"""Clients of AWS by botocore, which the project's S3 package brings anyway; boto3 beside it would bind its version."""
+"""AWS clients by botocore, which the project's S3 package installs anyway; boto3 would further restrict its version."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 
 def client(service: str, region: str | None = None) -> Any:
-    """Returns a client; region, credentials and endpoint come from the usual places."""
-    import botocore.session  # not at the top: a machine outside of AWS does without
+    """Returns a client; botocore looks up credentials, endpoint and, if not given, the region as usual."""
+    import botocore.session  # not at the top: a machine outside AWS does not need it
 
     return botocore.session.get_session().create_client(service, region_name=region)

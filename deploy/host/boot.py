@@ -1,4 +1,4 @@
-"""Prepares a host at each boot: its CURVE keys from Parameter Store, its private name in Cloud Map."""
+"""Prepares a host at each boot: fetches its CURVE keys from Parameter Store and registers its name in Cloud Map."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from deploy.host.metadata import Metadata
 
 KEYS = "/etc/apex-jax/keys"
 RETRY_SECONDS = 10.0
-OPERATION_POLLS = 60  # a second apart
+OPERATION_POLLS = 60  # one per second
 
 
 def main() -> int:
-    """Does what the environment asks for, again and again until it is done; returns the exit code.
+    """Prepares the host, retrying until that succeeds; returns the exit code: 0 done, 2 incomplete environment file.
 
-    It does not leave trying again to systemd: units that require this one would be given up with its first failure.
+    It does not leave retrying to systemd, which would fail the units that require this one at its first failure.
     """
     said = ""
     while True:
@@ -31,7 +31,7 @@ def main() -> int:
         except KeyError as error:
             print(f"error: the environment file lacks {error}", file=sys.stderr)
             return 2
-        except Exception as error:  # of the network or of AWS
+        except Exception as error:  # a network or AWS error
             if str(error) != said:
                 print(f"error: {error}; trying again", file=sys.stderr, flush=True)
             said = str(error)
@@ -39,7 +39,7 @@ def main() -> int:
 
 
 def prepare() -> None:
-    """Fetches the keys and registers the name, as far as the environment asks for them."""
+    """Fetches the keys if APEX_JAX_KEY_PATH is set, and registers the name if APEX_JAX_SERVICE_ID is set."""
     if path := os.environ.get("APEX_JAX_KEY_PATH"):
         fetch_keys(path, os.environ["APEX_JAX_KEY_FILES"].split(), Path(os.environ.get("APEX_JAX_KEYS", KEYS)))
     if service := os.environ.get("APEX_JAX_SERVICE_ID"):
@@ -47,15 +47,15 @@ def prepare() -> None:
 
 
 def fetch_keys(path: str, files: Iterable[str], directory: Path) -> None:
-    """Writes the parameters `path`/<file> into `directory`, the secret ones readable by its owner alone.
+    """Writes the parameters `path`/<file> to `directory`; only the directory's owner can read the secret ones.
 
-    Raises LookupError where one does not exist yet: the keys may be pushed after the machines have started.
+    Raises LookupError if one does not exist yet: the keys may be pushed after the machines have started.
     """
     store = client("ssm")
     wanted = {file: _parameter(store, f"{path}/{file}") for file in files}
-    owner = directory.stat()  # made by provision.sh for the user that the roles run as
+    owner = directory.stat()  # created by provision.sh, for the user that runs the roles
     for file in directory.iterdir():
-        if file.name not in wanted:  # of a role that this host had before
+        if file.name not in wanted:  # a key of a role that this host had before
             file.unlink()
     for file_name, value in wanted.items():
         _write(directory / file_name, value, 0o600 if file_name.endswith(".secret") else 0o644, owner)
@@ -70,7 +70,7 @@ def _parameter(store: Any, name: str) -> str:
 
 
 def _write(path: Path, text: str, mode: int, owner: os.stat_result) -> None:
-    """Writes a file that is never seen half, nor with more rights than `mode`."""
+    """Writes a file atomically; at no time does it have more permissions than `mode`."""
     part = path.with_suffix(path.suffix + ".part")
     part.unlink(missing_ok=True)
     descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -84,7 +84,7 @@ def _write(path: Path, text: str, mode: int, owner: os.stat_result) -> None:
 def register_name(service_id: str, role: str) -> None:
     """Points the role's private name at this host.
 
-    The role is the identity, so that a replacement takes the record of its predecessor over.
+    The role serves as the instance id in Cloud Map, so that a replacement host overwrites its predecessor's record.
     """
     address = Metadata().get("local-ipv4")
     if address is None:
@@ -99,7 +99,7 @@ def register_name(service_id: str, role: str) -> None:
 
 
 def _wait_for(discovery: Any, operation_id: str) -> None:
-    """Waits until Cloud Map has written the record, which it does after it has answered."""
+    """Waits until Cloud Map has written the record, which it does some time after it has accepted the request."""
     for _ in range(OPERATION_POLLS):
         operation = discovery.get_operation(OperationId=operation_id)["Operation"]
         if operation["Status"] == "SUCCESS":

@@ -1,4 +1,4 @@
-"""What an EC2 instance knows of itself, by IMDSv2: a token first, then questions."""
+"""The metadata of an EC2 instance, by IMDSv2: every request needs a token, which is requested first."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ TOKEN_SECONDS = 300
 
 
 class Metadata:
-    """The instance metadata service; APEX_JAX_METADATA_URL stands for another address of it in tests."""
+    """The instance metadata service; tests replace its address by APEX_JAX_METADATA_URL."""
 
     def __init__(self) -> None:
         self._url = os.environ.get("APEX_JAX_METADATA_URL", "http://169.254.169.254").rstrip("/")
 
     def get(self, path: str) -> str | None:
-        """Returns what lies at `path` of /latest/meta-data/, None where nothing does.
+        """Returns the text at `path` of /latest/meta-data/, None if there is none.
 
-        Raises OSError where the service does not answer.
+        Raises OSError if the service does not answer.
         """
         token = self._ask("PUT", "api/token", {"X-aws-ec2-metadata-token-ttl-seconds": str(TOKEN_SECONDS)})
         try:

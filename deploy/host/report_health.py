@@ -1,4 +1,4 @@
-"""Reports once whether the role is healthy, and how full memory and disk are, to CloudWatch for the alarms."""
+"""Sends one report to CloudWatch, for the alarms: whether the role is healthy, and the use of memory and disk."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def main() -> int:
     }
     try:
         report(values, environment["APEX_JAX_NAMESPACE"], environment["APEX_JAX_FLEET"], environment["APEX_JAX_ROLE"])
-    except Exception as error:  # the timer tries again in a minute, and a missing report is an alarm of its own
+    except Exception as error:  # the timer retries in a minute, and missing reports raise an alarm
         print(f"error: {error}", file=sys.stderr)
         return 1
     return 0
 
 
 def is_healthy(url: str) -> bool:
-    """Tells whether a role's status page answers 200."""
+    """Returns whether a role's status page answers 200."""
     direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         with direct.open(url, timeout=TIMEOUT_SECONDS) as response:
@@ -49,13 +49,13 @@ def memory_used_percent(meminfo: str) -> float:
 
 
 def disk_used_percent(path: str) -> float:
-    """Returns how full the disk below `path` is, 0 to 100."""
+    """Returns the used share of the disk that holds `path`, 0 to 100."""
     usage = shutil.disk_usage(path)
     return 100.0 * usage.used / usage.total
 
 
 def report(values: dict[str, float], namespace: str, fleet: str, role: str) -> None:
-    """Sends the values, named for the fleet and the role, not for the host: the alarms outlive hosts."""
+    """Sends the values; their dimensions are fleet and role, not the host, because alarms outlive hosts."""
     dimensions = [{"Name": "Fleet", "Value": fleet}, {"Name": "Role", "Value": role}]
     client("cloudwatch").put_metric_data(
         Namespace=namespace,

@@ -1,11 +1,11 @@
-"""Keeps what a run shows (metrics, TensorBoard's files, pictures) in the bucket, as files, under the run's results/.
+"""Copies a run's results (metrics, TensorBoard files, pictures) between hosts and the folder results/ in the bucket.
 
-    python -m deploy.host.results fetch    before the role starts, on a host that has none of its own yet
-    python -m deploy.host.results copy     each minute, and when the role has ended
-    python -m deploy.host.results mirror   each minute, on the learner's host: everybody's, for TensorBoard
+    python -m deploy.host.results fetch    to a host without results of its own, before the role starts
+    python -m deploy.host.results copy     to the bucket, each minute and after the role has ended
+    python -m deploy.host.results mirror   those of all hosts to the learner's host, each minute, for TensorBoard
 
-All hosts write into one folder, which so looks like a run directory: process names keep their files apart. Checkpoints
-and the replay are not here: learner and replay server copy those themselves (`storage.url`).
+All hosts write to one folder, which thus looks like a run directory; their file names contain the names of processes,
+and therefore differ. Checkpoints and the replay are copied by learner and replay server themselves (`storage.url`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 from deploy.host.aws import client
 
 BY_EVERY_ROLE = ("metrics/{role}.jsonl", "tensorboard/{role}/*")
-BY_ROLE = {"learner": ("config.yaml", "starts.jsonl"), "evaluator": ("video.*",), "replay": ()}  # actors keep nothing
+BY_ROLE = {"learner": ("config.yaml", "starts.jsonl"), "evaluator": ("video.*",), "replay": ()}  # actors have none
 
 
 def main() -> int:
@@ -33,17 +33,17 @@ def main() -> int:
     if not url or not run or role not in BY_ROLE:
         return 0
     if sys.argv[1] == "fetch" and role == "learner":
-        return 0  # its copy of the run has them, as they were at its newest checkpoint
+        return 0  # its copy of the run contains them, in the state of its newest checkpoint
     try:
         actions[sys.argv[1]](url, Path(run), role)
-    except Exception as error:  # of the network or of AWS: whoever started this does so again
+    except Exception as error:  # a network or AWS error: systemd runs this again
         print(f"error: {url}: {error}", file=sys.stderr)
         return 1
     return 0
 
 
 def copy(url: str, run: Path, role: str) -> None:
-    """Sends the role's files that the bucket lacks or has shorter."""
+    """Uploads the role's files that the bucket lacks or has in another size."""
     store, bucket, prefix = _place(url)
     stored = _stored(store, bucket, prefix)
     for path in sorted(run.rglob("*")):
@@ -54,7 +54,7 @@ def copy(url: str, run: Path, role: str) -> None:
 
 
 def fetch(url: str, run: Path, role: str) -> None:
-    """Brings the role's files to a host that has none, so that they go on instead of beginning anew."""
+    """Downloads the role's files to a host that has none, so that the role appends to them instead of starting anew."""
     if any(is_of_role(path.relative_to(run).as_posix(), role) for path in run.rglob("*")):
         return
     store, bucket, prefix = _place(url)
@@ -64,7 +64,7 @@ def fetch(url: str, run: Path, role: str) -> None:
 
 
 def mirror(url: str, run: Path, role: str) -> None:
-    """On the learner's host, brings the metrics of all hosts into one folder, for TensorBoard."""
+    """Downloads the results of all hosts to one folder of the learner's host, for TensorBoard."""
     if role != "learner":
         return
     shown = run.with_name(f"{run.name}-of-all-hosts")
@@ -86,18 +86,18 @@ def _bring(store: Any, bucket: str, key: str, path: Path) -> None:
     with open(part, "wb") as file:
         for data in store.get_object(Bucket=bucket, Key=key)["Body"].iter_chunks(2**20):
             file.write(data)
-    part.replace(path)  # never half a file: the next copy would take it for the whole
+    part.replace(path)  # atomic: the next copy would upload half a file
 
 
 def _extend(store: Any, bucket: str, key: str, path: Path, here: int) -> None:
-    """Appends what a file lacks: TensorBoard holds its files open, and hears nothing of one that takes their place."""
+    """Appends the missing end of a file: TensorBoard keeps its files open, and would not notice a replacement."""
     with open(path, "ab") as file:
         for data in store.get_object(Bucket=bucket, Key=key, Range=f"bytes={here}-")["Body"].iter_chunks(2**20):
             file.write(data)
 
 
 def is_of_role(name: str, role: str) -> bool:
-    """Tells whether a file of the run directory, by its path in there, is one that this role's host keeps."""
+    """Returns whether a file, named by its path in the run directory, is a result of this role."""
     if ".." in name.split("/") or name.startswith("/"):
         return False
     patterns = (*(pattern.format(role=role) for pattern in BY_EVERY_ROLE), *BY_ROLE[role])
@@ -105,7 +105,7 @@ def is_of_role(name: str, role: str) -> bool:
 
 
 def _place(url: str) -> tuple[Any, str, str]:
-    """Returns a client, the bucket, and what the names of all results begin with."""
+    """Returns a client, the bucket, and the common prefix of the keys of all results."""
     parts = urlsplit(url)
     return client("s3"), parts.netloc, f"{parts.path.strip('/')}/results/"
 

@@ -1,4 +1,4 @@
-"""Stops the role when EC2 gives the two minutes' notice that a spot instance will be taken away."""
+"""Stops the role when EC2 gives notice, two minutes ahead, that it will reclaim a spot instance."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ POLL_SECONDS = 5.0
 
 
 def main() -> int:
-    """Waits for a notice, then stops the unit of APEX_JAX_ROLE; returns the exit code of that."""
+    """Waits for a notice, then stops the unit of APEX_JAX_ROLE; returns the exit code of `systemctl stop`."""
     unit = f"apex-jax@{os.environ['APEX_JAX_ROLE']}.service"
     notice = wait_for_notice(Metadata(), float(os.environ.get("APEX_JAX_POLL_SECONDS", POLL_SECONDS)))
     print(f"spot notice: {notice}; stopping {unit}", flush=True)
@@ -21,7 +21,7 @@ def main() -> int:
 
 
 def wait_for_notice(metadata: Metadata, poll_seconds: float) -> str:
-    """Asks until there is a notice, and returns it. A service that does not answer is asked again."""
+    """Polls the metadata until there is a notice, and returns it; goes on if the service does not answer."""
     failing = False
     while True:
         try:

@@ -1,5 +1,5 @@
 # Both images from one template: cpu (replay, actor, evaluator) on Ubuntu, gpu (learner) on AWS's Deep Learning base
-# image, which is Ubuntu with NVIDIA's driver. Builds run on an instance of the kind that will run the image.
+# image, which is Ubuntu with NVIDIA's driver. Each build runs on an instance of the kind that will run its image.
 
 locals {
   timestamp = formatdate("YYYYMMDD-hhmmss", timestamp())
@@ -16,14 +16,14 @@ source "amazon-ebs" "ubuntu" {
   subnet_id     = var.subnet_id
   ssh_username  = "ubuntu"
   ssh_interface = "session_manager" # no open port
-  ssh_timeout   = "40m"             # longer than an agent sleeps that has started before its role's policy
+  ssh_timeout   = "40m"             # longer than the agent sleeps if it starts before its role's policy is visible
   communicator  = "ssh"
 
-  ssh_clear_authorized_keys = true # the build's own key, which is made for it, does not stay in the image
+  ssh_clear_authorized_keys = true # removes the build's temporary key from the image
 
-  user_data_file = "${path.root}/wake_agent.sh" # which wakes it
+  user_data_file = "${path.root}/wake_agent.sh" # wakes the agent
 
-  temporary_iam_instance_profile_policy_document { # what Session Manager needs, and nothing else
+  temporary_iam_instance_profile_policy_document { # only what Session Manager needs
     Version = "2012-10-17"
 
     Statement {
@@ -41,9 +41,9 @@ source "amazon-ebs" "ubuntu" {
 
   encrypt_boot = true
   kms_key_id   = var.kms_key_id
-  imds_support = "v2.0" # instances of the image have IMDSv2 only
+  imds_support = "v2.0" # instances of the image allow only IMDSv2
 
-  metadata_options { # and so has the one that makes it
+  metadata_options { # so does the build's instance
     http_endpoint               = "enabled"
     http_tokens                 = "required"
     http_put_response_hop_limit = 1
@@ -67,7 +67,7 @@ build {
       most_recent = true
 
       filters = {
-        # 24.04, supported until 2029: its Python is 3.12; that of 26.04 (3.14, as far as is known here) is too new yet.
+        # 24.04, maintained until 2029, has Python 3.12; 26.04 (3.14, as far as known here) is too new for the project.
         name                = "ubuntu/images/hvm-ssd-gp3/ubuntu-noble-24.04-amd64-server-*"
         virtualization-type = "hvm"
         root-device-type    = "ebs"
@@ -104,7 +104,7 @@ build {
 
     launch_block_device_mappings {
       device_name           = "/dev/sda1"
-      volume_size           = 100 # the base image has 75, for several versions of CUDA; learners ask for at least as much
+      volume_size           = 100 # the base image has 75, for several versions of CUDA; learners have at least 100
       volume_type           = "gp3"
       throughput            = 125
       iops                  = 3000
@@ -113,7 +113,7 @@ build {
     }
   }
 
-  # Exactly the commit, whatever else lies in the checkout: git archive writes its id into the file.
+  # Only the files of the commit, whatever else is in the checkout; git archive writes the commit's id into the file.
   provisioner "shell-local" {
     inline = ["git -C ${path.root}/../.. archive --format=tar.gz -o /tmp/apex-jax-${source.name}.tar.gz ${var.commit}"]
   }
@@ -121,7 +121,7 @@ build {
   provisioner "file" {
     source      = "/tmp/apex-jax-${source.name}.tar.gz"
     destination = local.source
-    generated   = true # by the step before
+    generated   = true # by the previous step
   }
 
   provisioner "file" {
@@ -131,11 +131,11 @@ build {
 
   provisioner "shell" {
     inline = [
-      "cloud-init status --wait || true", # a fresh instance may still be holding apt
+      "cloud-init status --wait || true", # a fresh instance may still hold apt's lock
       "sudo bash /tmp/provision.sh --source ${local.source} --commit ${var.commit} --log-agent ${source.name == "gpu" ? "--gpu" : ""}",
       "sudo bash /opt/apex-jax/current/deploy/smoke_test.sh ${source.name == "gpu" ? "--gpu" : ""}",
       "sudo rm -rf ${local.source} /tmp/provision.sh /root/.cache /home/ubuntu/.cache",
-      "sudo cloud-init clean --logs --machine-id", # instances of the image are told apart
+      "sudo cloud-init clean --logs --machine-id", # so that instances of the image get ids of their own
     ]
   }
 

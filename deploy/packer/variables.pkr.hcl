@@ -17,7 +17,7 @@ variable "region" {
     condition     = var.region != "" && regex_replace(var.region, "^[a-z]{2}(-[a-z]+)+-[0-9]$", "") == ""
     error_message = "The region is a region's code, such as us-east-1."
   }
-  validation { # as region of Terraform's: the owners of the base images have other numbers there
+  validation { # as for Terraform's `region`: in these clouds the owners of the base images have other account numbers
     condition     = regex_replace(var.region, "^(cn|us-gov|us-iso[a-z]*|eusc)-.*$", "") != ""
     error_message = "The region is none of China, GovCloud and other clouds of their own."
   }
@@ -32,7 +32,7 @@ variable "cpu_instance_type" {
     condition     = var.cpu_instance_type != "" && regex_replace(var.cpu_instance_type, "^[a-z][a-z0-9-]*\\.[a-z0-9-]+$", "") == ""
     error_message = "The type of the CPU image's instance is such as c7i.large."
   }
-  validation { # as instance_types of Terraform's
+  validation { # as for Terraform's `instance_types`
     condition     = regex_replace(var.cpu_instance_type, "^(a1\\.|mac2|[a-z]+[0-9]+[a-z-]*g).*$", "") != ""
     error_message = "The images are for x86: the CPU image's instance is no ARM (c7g, m7gd, t4g, a1), but such as c7i.large."
   }
@@ -66,7 +66,7 @@ variable "kms_key_id" {
 
 variable "subnet_id" {
   type        = string
-  description = "Subnet with a way to the internet, to install packages; empty = the default VPC's, where the account has one."
+  description = "Subnet with a route to the internet, to install packages; empty = one of the default VPC, if the account has one."
   default     = ""
 
   validation {

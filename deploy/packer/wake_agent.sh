@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# User data of the instance that makes an image. An agent of Session Manager that starts before its role's policy can be
-# seen sleeps for half an hour: it is woken until Packer has come in through it.
+# User data of the instance that builds an image. If the agent of Session Manager starts before its role's policy is
+# visible, it sleeps for half an hour; this restarts it until Packer has connected through it.
 set -u
 
 for _ in $(seq 20); do
@@ -8,7 +8,7 @@ for _ in $(seq 20); do
     if pgrep -f ssm-session-worker >/dev/null; then
         exit 0
     fi
-    for unit in snap.amazon-ssm-agent.amazon-ssm-agent.service amazon-ssm-agent.service; do # Ubuntu's is a snap
+    for unit in snap.amazon-ssm-agent.amazon-ssm-agent.service amazon-ssm-agent.service; do # a snap on Ubuntu
         systemctl try-restart "$unit" 2>/dev/null
     done
 done

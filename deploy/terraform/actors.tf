@@ -1,5 +1,5 @@
-# Actors: any number of hosts, mostly spot, of whatever type is cheap and plentiful. They keep nothing: one that goes
-# costs the experience that it had not sent yet.
+# Actors: any number of hosts, mostly spot instances, of any type that is cheap and available. They store nothing: a
+# terminated actor loses only the experience that it has not sent yet.
 
 module "actor" {
   source = "./role"

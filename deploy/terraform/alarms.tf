@@ -1,8 +1,8 @@
-# What a person must know. Each host reports its health once a minute (deploy/host/report_health.py).
+# Alarms for the operator. Each host reports its health once a minute (deploy/host/report_health.py).
 
 locals {
-  # What hangs or fails again and again looks healthy for some minutes after each start: most of a quarter of an hour
-  # counts. Where no host reports at all, that counts, too.
+  # A role that hangs or fails repeatedly looks healthy for some minutes after each start: 8 unhealthy minutes of 15
+  # raise an alarm. A minute without a report of any host counts as unhealthy.
   health = {
     metric  = "Healthy", statistic = "Maximum", operator = "LessThanThreshold", threshold = 1
     minutes = 15, of_which = 8, missing = "breaching"
@@ -23,7 +23,7 @@ locals {
       description = "The evaluator is not healthy, or spot capacity is short: the curve of results has a gap. See its log."
       role        = "evaluator"
     })
-    actors-failing = merge(local.health, { # of many hosts, one that has just started is not worth a letter
+    actors-failing = merge(local.health, { # among many hosts, one that has just started must not raise an alarm
       description = "More than a tenth of the actor hosts is not healthy, though they are there: see the actors' logs."
       role        = "actor", statistic = "Average", threshold = 0.9
     })
@@ -104,7 +104,7 @@ resource "aws_budgets_budget" "month" {
   limit_unit   = "USD"
   time_unit    = "MONTHLY"
 
-  dynamic "notification" { # AWS forecasts nothing before it has seen weeks of costs: a new account hears only of actual ones
+  dynamic "notification" { # AWS forecasts only after weeks of costs: until then, only actual costs are reported
     for_each = toset(["FORECASTED 100", "ACTUAL 80", "ACTUAL 100"])
 
     content {

@@ -1,7 +1,7 @@
-# The AWS APIs that instances use, at addresses inside the VPC. Interface endpoints cost by the hour and zone.
+# The AWS APIs that instances use, at addresses inside the VPC. The price of interface endpoints is per hour and zone.
 
 locals {
-  # Service -> what may be asked through its endpoint.
+  # Service -> the actions allowed through its endpoint.
   api_actions = {
     logs             = ["logs:CreateLogStream", "logs:DescribeLogStreams", "logs:PutLogEvents"]
     monitoring       = ["cloudwatch:PutMetricData"]
@@ -14,7 +14,7 @@ locals {
       "ssmmessages:OpenDataChannel",
     ]
   }
-  # What an existing VPC has already, the fleet leaves to it.
+  # Services whose endpoints the fleet makes: not those that an existing VPC already has.
   services_made       = var.create_endpoints ? setsubtract(concat(keys(local.api_actions), ["s3"]), var.existing_endpoints) : toset([])
   makes_interfaces    = length(setsubtract(local.services_made, ["s3"])) > 0
   finds_interfaces    = length(setsubtract(keys(local.api_actions), local.services_made)) > 0
@@ -34,12 +34,12 @@ resource "aws_vpc_endpoint" "interface" {
   tags                = { Name = "${var.name}-${each.key}" }
 
   lifecycle {
-    create_before_destroy = true # which also means: running=false stops the groups first, and removes these then
+    create_before_destroy = true # so running=false stops the groups before it removes these
   }
 }
 
 resource "aws_vpc_endpoint" "s3" {
-  count = contains(local.services_made, "s3") ? 1 : 0 # by the hour it costs nothing
+  count = contains(local.services_made, "s3") ? 1 : 0 # it has no hourly price
 
   vpc_id            = local.vpc_id
   service_name      = "com.amazonaws.${var.region}.s3"
@@ -49,11 +49,11 @@ resource "aws_vpc_endpoint" "s3" {
   tags              = { Name = "${var.name}-s3" }
 }
 
-# Even stolen credentials of another account take nothing out through these endpoints.
+# With credentials of another account, even stolen ones, no data can leave through these endpoints.
 data "aws_iam_policy_document" "endpoint" {
-  #checkov:skip=CKV_AWS_111:The roles' own policies name the resources (iam.tf); this one bounds account and actions
+  #checkov:skip=CKV_AWS_111:The roles' own policies name the resources (iam.tf); this one limits account and actions
   #checkov:skip=CKV_AWS_356:As CKV_AWS_111
-  #checkov:skip=CKV_AWS_283:The principal is anyone of this account: the condition says so
+  #checkov:skip=CKV_AWS_283:The condition limits the principals to those of this account
   for_each = local.interface_endpoints
 
   statement {

@@ -1,4 +1,5 @@
-# The evaluator plays full games with the newest weights. Spot: a game that is interrupted is played again.
+# The evaluator plays full games with the newest weights. A spot instance is enough: an interrupted
+# game is played again.
 
 module "evaluator" {
   source = "./role"

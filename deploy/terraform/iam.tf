@@ -1,4 +1,4 @@
-# What each role may do in AWS, and nothing more. Instances have no other credentials.
+# The permissions of each role in AWS, and no others. Instances have no other credentials.
 
 data "aws_iam_policy_document" "assume" {
   for_each = toset(["ec2", "vpc-flow-logs"])
@@ -38,13 +38,13 @@ resource "aws_iam_role_policy" "role" {
 }
 
 data "aws_iam_policy_document" "role" {
-  #checkov:skip=CKV_AWS_111:The write actions on "*" know no resource: the agent's channels, metrics of one namespace
+  #checkov:skip=CKV_AWS_111:The write actions on "*" do not support resources: agent channels, metrics of one namespace
   #checkov:skip=CKV_AWS_356:As CKV_AWS_111
   for_each = local.roles
 
   statement {
     sid       = "SessionManager"
-    resources = ["*"] # these actions know no resource
+    resources = ["*"] # these actions do not support resources
     actions = [
       "ssm:UpdateInstanceInformation",
       "ssmmessages:CreateControlChannel",
@@ -54,7 +54,7 @@ data "aws_iam_policy_document" "role" {
     ]
   }
 
-  statement { # SecureStrings are under AWS's own key for them, which needs no permission of its own
+  statement { # SecureStrings are encrypted with AWS's own key, which needs no extra permission
     sid     = "Keys"
     actions = ["ssm:GetParameter"]
     resources = [
@@ -96,7 +96,7 @@ data "aws_iam_policy_document" "role" {
     }
   }
 
-  dynamic "statement" { # its copy of the run's state: what a newer one no longer names it deletes
+  dynamic "statement" { # its copy of the run's state; it deletes files that a newer copy no longer names
     for_each = contains(local.state_keepers, each.key) ? ["${local.bucket_arn}/${local.run_prefix}/${each.key}/*"] : []
 
     content {
@@ -106,7 +106,7 @@ data "aws_iam_policy_document" "role" {
     }
   }
 
-  dynamic "statement" { # its own results, which nobody deletes
+  dynamic "statement" { # its own results, without permission to delete
     for_each = each.key == "actor" ? [] : [[for name in local.result_files[each.key] : "${local.bucket_arn}/${local.run_prefix}/results/${name}"]]
 
     content {
@@ -142,7 +142,7 @@ data "aws_iam_policy_document" "role" {
     }
   }
 
-  dynamic "statement" { # its private name, and not the other's
+  dynamic "statement" { # its own private name only
     for_each = contains(keys(local.host), each.key) ? [aws_service_discovery_service.host[each.key].arn] : []
 
     content {
@@ -152,7 +152,7 @@ data "aws_iam_policy_document" "role" {
     }
   }
 
-  dynamic "statement" { # the record of that name, which Cloud Map writes with the instance's rights
+  dynamic "statement" { # the DNS record of that name, which Cloud Map writes with the instance's permissions
     for_each = contains(keys(local.host), each.key) ? [local.zone_arn] : []
 
     content {
@@ -160,7 +160,7 @@ data "aws_iam_policy_document" "role" {
       actions   = ["route53:ChangeResourceRecordSets"]
       resources = [statement.value]
 
-      # The key of the actions is left open: AWS does not say by which of them Cloud Map replaces a record.
+      # No condition on the kind of change: AWS does not document which kind Cloud Map uses to replace a record.
       condition {
         test     = "ForAllValues:StringEquals"
         variable = "route53:ChangeResourceRecordSetsNormalizedRecordNames"
@@ -174,7 +174,7 @@ data "aws_iam_policy_document" "role" {
     }
   }
 
-  dynamic "statement" { # this and the next Cloud Map asks, too
+  dynamic "statement" { # Cloud Map also needs this statement and the next one
     for_each = contains(keys(local.host), each.key) ? [local.zone_arn] : []
 
     content {
@@ -195,7 +195,7 @@ data "aws_iam_policy_document" "role" {
   }
 }
 
-# --- what writes the log of refused traffic ---
+# --- the role that writes the log of refused traffic ---
 
 resource "aws_iam_role" "flow" {
   count = local.own_vpc ? 1 : 0

@@ -1,7 +1,7 @@
 # The fleet's KMS key: it encrypts the bucket, the logs and the alarms' messages.
 #
-# The CURVE keys of the links are not here and so never in the state: deploy/push_keys.py makes them and puts them into
-# Parameter Store under local.key_path, the secret ones as SecureString; an instance reads its own at boot (iam.tf).
+# The CURVE keys of the links are not here, and so never in the state: deploy/push_keys.py creates them and writes them
+# to Parameter Store under local.key_path, secret ones as SecureString. An instance reads its own at boot (iam.tf).
 
 resource "aws_kms_key" "fleet" {
   description             = "Bucket, logs and alarms of the fleet ${var.name}"
@@ -16,10 +16,10 @@ resource "aws_kms_alias" "fleet" {
 }
 
 data "aws_iam_policy_document" "fleet_key" {
-  #checkov:skip=CKV_AWS_109:A key's policy speaks of that key alone, which it can only name as "*"
+  #checkov:skip=CKV_AWS_109:A key's policy applies only to that key, which it can only name as "*"
   #checkov:skip=CKV_AWS_111:As CKV_AWS_109
   #checkov:skip=CKV_AWS_356:As CKV_AWS_109
-  statement { # the account decides by its IAM policies who may use and manage it
+  statement { # the IAM policies of the account decide who may use and manage the key
     sid       = "Account"
     effect    = "Allow"
     actions   = ["kms:*"]

@@ -1,11 +1,11 @@
-# The learner: one GPU. A group of one, on demand: what dies is replaced, resumes from the newest checkpoint in the
-# bucket and takes its name over.
+# The learner: one GPU. A group of one host, on demand: a replacement resumes from the newest checkpoint in the bucket
+# and takes over the private name.
 
 module "learner" {
   source = "./role"
 
   settings        = local.group["learner"]
-  subnet_ids      = slice(local.subnet_ids, 0, min(1, length(local.subnet_ids))) # the first: beside the replay server
+  subnet_ids      = slice(local.subnet_ids, 0, min(1, length(local.subnet_ids))) # the replay server's subnet
   hosts           = var.running ? 1 : 0
   spot_percentage = 0
   only_one        = true

@@ -1,4 +1,4 @@
-# Names that several files share.
+# Values that several files use.
 
 data "aws_caller_identity" "current" {}
 
@@ -11,7 +11,7 @@ locals {
   roles = toset(["replay", "learner", "actor", "evaluator"])
   ports = { experience = 5550, sampling = 5551, weights = 5552, status = 5559, tensorboard = 6006 }
 
-  domain = "${var.name}.internal" # of the private names that replay and learner are found by
+  domain = "${var.name}.internal" # contains the private names of replay and learner
   host   = { for role in ["replay", "learner"] : role => "${role}.${local.domain}" }
 
   zone_arn = "arn:${local.partition}:route53:::hostedzone/${aws_service_discovery_private_dns_namespace.fleet.hosted_zone}"
@@ -22,9 +22,9 @@ locals {
   run_prefix     = "runs/${var.run}"
   run_url        = "s3://${local.bucket_name}/${local.run_prefix}"
 
-  # Whose copy of the run's state (storage.url) lies in the folder of its name. The evaluator has none, nor have actors.
+  # The roles with a copy of the run's state (storage.url), in the folder of their name; evaluator and actors have none.
   state_keepers = ["replay", "learner"]
-  # The results for people that each role writes, as deploy/host/results.py names them.
+  # The results that each role writes, with the names of deploy/host/results.py.
   result_files = {
     for role, more in { replay = [], learner = ["config.yaml", "starts.jsonl"], evaluator = ["video.*"] } : role => concat(
       ["metrics/${role}.jsonl", "tensorboard/${role}/*"], more
@@ -32,7 +32,7 @@ locals {
   }
 
   key_path = "/apex-jax/${var.name}/keys" # deploy/push_keys.py writes there
-  # The keys each role may read: its own secret one, and the public ones of its servers and of the clients it lets in.
+  # The keys that each role may read: its own secret key, and the public keys of its servers and its allowed clients.
   key_files = {
     replay    = ["replay.secret", "replay.public", "actor.public", "learner.public"]
     learner   = ["learner.secret", "learner.public", "replay.public", "actor.public", "evaluator.public"]
@@ -46,7 +46,7 @@ locals {
   }
 }
 
-# Images of exactly this commit: a new version is a new commit. Of several builds of one commit, the newest.
+# The images of exactly this commit; if it was built several times, the newest. A new version needs a new commit.
 data "aws_ami" "own" {
   for_each = toset([for kind, id in { cpu = var.cpu_image_id, gpu = var.gpu_image_id } : kind if id == ""])
 

@@ -1,8 +1,8 @@
-# A VPC without a way in or out: private subnets, no internet gateway, no NAT. What instances need of AWS they reach
-# through endpoints (endpoints.tf). With var.vpc_id, all of this is left to the existing VPC.
+# A VPC without a route in or out: private subnets, no internet gateway, no NAT. Instances reach the services of AWS
+# through endpoints (endpoints.tf). With var.vpc_id, none of this is made: the existing VPC has its own.
 
 data "aws_availability_zones" "available" {
-  #checkov:skip=CKV_AWS_394:Names come sorted, and only the first are taken, by their number: a zone that AWS adds comes behind them
+  #checkov:skip=CKV_AWS_394:Names are sorted, and only the first `zones` are used: a zone that AWS adds comes later
   state = "available"
 
   filter { # no local or wavelength zones
@@ -11,7 +11,7 @@ data "aws_availability_zones" "available" {
   }
 }
 
-# Of what replay and learner may be, what there is in the zone that they are in.
+# The instance types of replay and learner that their zone offers.
 data "aws_ec2_instance_type_offerings" "first_zone" {
   count = local.own_vpc ? 1 : 0
 
@@ -35,9 +35,9 @@ locals {
     for number, zone in data.aws_availability_zones.available.names : zone if number < var.zones
   ]
 
-  hosts_at_most = sum(values(local.hosts)) + ceil(local.hosts.actor / 10) # a tenth may have their successors beside them
+  hosts_at_most = sum(values(local.hosts)) + ceil(local.hosts.actor / 10) # a tenth may overlap with their successors
   cidr_prefix   = tonumber(split("/", var.vpc_cidr)[1])
-  hosts_fitting = { # by the prefix: of each zone's eighth AWS keeps 5 addresses, and each interface endpoint takes one
+  hosts_fitting = { # by prefix length: of each zone's eighth, AWS reserves 5 addresses, and each interface endpoint 1
     for prefix in range(16, 25) : prefix => length(local.zone_names) * (pow(2, 32 - prefix - 3) - 5 - length(local.api_actions))
   }
   prefix_needed = max(16, [for prefix in range(16, 25) : prefix if local.hosts_fitting[prefix] >= local.hosts_at_most]...)
@@ -54,11 +54,11 @@ resource "aws_vpc" "fleet" {
 
   cidr_block           = var.vpc_cidr
   enable_dns_support   = true
-  enable_dns_hostnames = true # the endpoints' private names need it
+  enable_dns_hostnames = true # needed for the endpoints' private names
   tags                 = { Name = var.name }
 }
 
-# A zone's letter says which eighth of the addresses it has: another choice of zones renumbers none that stays.
+# A zone's letter determines its eighth of the addresses, so another choice of zones does not renumber those that stay.
 resource "aws_subnet" "private" {
   for_each = toset(local.own_vpc ? local.zone_names : [])
 
@@ -69,14 +69,14 @@ resource "aws_subnet" "private" {
   tags                    = { Name = "${var.name}-private-${each.key}" }
 
   lifecycle {
-    create_before_destroy = true # groups leave a subnet before it goes
+    create_before_destroy = true # groups leave a subnet before it is destroyed
   }
 }
 
 resource "aws_route_table" "private" {
   count = local.own_vpc ? 1 : 0
 
-  vpc_id = aws_vpc.fleet[0].id # no route but the local one, and S3's, which its endpoint adds
+  vpc_id = aws_vpc.fleet[0].id # only the local route, and that of S3, which its endpoint adds
   tags   = { Name = "${var.name}-private" }
 }
 
@@ -87,14 +87,14 @@ resource "aws_route_table_association" "private" {
   route_table_id = aws_route_table.private[0].id
 }
 
-# Nothing uses the VPC's default group; without rules nothing can by mistake.
+# Nothing uses the VPC's default group; without rules nothing can use it by mistake.
 resource "aws_default_security_group" "unused" {
   count = local.own_vpc ? 1 : 0
 
   vpc_id = aws_vpc.fleet[0].id
 }
 
-# What security groups refuse is a fault or an attack: either is worth a line.
+# Traffic that security groups refuse is a fault or an attack, so it is logged.
 resource "aws_flow_log" "rejected" {
   count = local.own_vpc ? 1 : 0
 
@@ -105,7 +105,7 @@ resource "aws_flow_log" "rejected" {
 }
 
 resource "aws_cloudwatch_log_group" "flow" {
-  #checkov:skip=CKV_AWS_338:A run is over in days; var.log_retention_days says how long its logs matter
+  #checkov:skip=CKV_AWS_338:A run takes only days; var.log_retention_days sets how long its logs are kept
   count = local.own_vpc ? 1 : 0
 
   name              = "/apex-jax/${var.name}/rejected-traffic"
@@ -121,12 +121,12 @@ resource "aws_service_discovery_private_dns_namespace" "fleet" {
   vpc         = local.vpc_id
 }
 
-# The instance registers itself at boot, under the role's name as identity: a replacement takes the record over.
+# An instance registers itself at boot under the role's name, so that a replacement takes over the record.
 resource "aws_service_discovery_service" "host" {
   for_each = local.host
 
   name          = each.key
-  force_destroy = true # what instances have registered goes with it
+  force_destroy = true # also deletes the records that instances have registered
 
   dns_config {
     namespace_id   = aws_service_discovery_private_dns_namespace.fleet.id
@@ -134,7 +134,7 @@ resource "aws_service_discovery_service" "host" {
 
     dns_records {
       type = "A"
-      ttl  = 10 # seconds that peers look for an instance that has gone
+      ttl  = 10 # seconds for which peers may use the address of a replaced instance
     }
   }
 }

@@ -17,7 +17,7 @@ output "estimated_hourly_usd" {
 }
 
 output "commands" {
-  description = "The commands of the day, ready to paste in the repository's root."
+  description = "Commands for daily use, ready to paste in the repository's root."
   value = {
     watch       = "aws logs tail ${aws_cloudwatch_log_group.role["learner"].name} --follow --region ${var.region}"
     why         = "for group in ${join(" ", local.group_names)}; do echo $group; aws autoscaling describe-scaling-activities --region ${var.region} --auto-scaling-group-name $group --no-paginate --query 'Activities[:5].[StartTime,StatusCode,StatusMessage]' --output text; done  # why a role has no host"

@@ -1,9 +1,9 @@
-# What `size` stands for. Each entry can be overridden by the variable of its name; volume_gib and instance_types role by
-# role. A disk is at least as large as its image's (deploy/packer).
+# The presets of `size`. The variable of the same name overrides an entry; volume_gib and instance_types override it
+# for each role separately. A disk is at least as large as that of its image (deploy/packer).
 
 locals {
   presets = {
-    small = { # one game in an afternoon: 128 of the paper's 360 environments, all of its learning
+    small = { # one game in an afternoon: 128 of the paper's 360 environments, the paper's network and batch
       config_file             = "atari.yaml"
       ladder_environments     = 128
       actor_hosts             = 2

@@ -1,5 +1,6 @@
-# What an hour costs, roughly. Prices age: these are list prices of us-east-1 for Linux on demand, in US dollars, put
-# down by hand for 2026-11 (docs/fleet.md says how to check them). Another region costs up to 1.5 times as much.
+# The approximate price of an hour. Prices change: these are list prices of us-east-1 for Linux on demand, in US
+# dollars, entered by hand for 2026-11 (deploy/README.md says how to check them). Other regions cost up to 1.5 times as
+# much.
 
 locals {
   hourly_usd = {
@@ -12,11 +13,11 @@ locals {
     "m7i.xlarge"  = 0.2016, "m6i.xlarge" = 0.192, "m7i.2xlarge" = 0.4032, "m6i.2xlarge" = 0.384
   }
   price_region       = "us-east-1"
-  spot_share         = 0.4  # of the on-demand price: an assumption, spot prices move
-  endpoint_usd       = 0.01 # an interface endpoint, in one zone
+  spot_share         = 0.4  # of the on-demand price; an assumption, because spot prices change
+  endpoint_usd       = 0.01 # per interface endpoint and zone
   gibibyte_hour_usd  = 0.08 / 730
-  watching_usd       = 7 * 0.3 / 730 + 60 * 0.01 / 1000 # a host: EC2's detailed metrics, and a report each minute
-  role_metrics_usd   = 3 * 0.3 / 730                    # what the reports of a role's hosts make
+  watching_usd       = 7 * 0.3 / 730 + 60 * 0.01 / 1000 # per host: EC2's detailed metrics, and a report each minute
+  role_metrics_usd   = 3 * 0.3 / 730                    # per role: the metrics in the reports of its hosts
   monthly_fixed_usd  = 1 + 8 * 0.1 + 0.5                # KMS key, alarms, private zone
   hosts              = { replay = 1, learner = 1, actor = local.actor_hosts, evaluator = var.evaluator ? 1 : 0 }
   spot_percentage_of = { replay = 0, learner = 0, actor = var.actor_spot_percentage, evaluator = 100 }

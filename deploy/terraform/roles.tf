@@ -1,9 +1,9 @@
-# What the hosts of all roles are told: the settings of the run, in the environment file that cloud-init writes.
+# The settings of the run for the hosts of all roles, in the environment file that cloud-init writes.
 
 locals {
   metric_namespace = "ApexJax"
 
-  # The agreement of the fleet: the same for every role.
+  # Settings that must be equal for every role of the fleet.
   common_settings = merge(
     {
       "environment.task"         = var.task
@@ -26,7 +26,7 @@ locals {
     learner = merge(local.storage_settings, {
       "addresses.sampling" = "tcp://${local.host.replay}:${local.ports.sampling}"
       "addresses.weights"  = "tcp://*:${local.ports.weights}"
-      "learner.device"     = "gpu" # an image or driver without one fails and is heard of; "auto" would go on with the CPU
+      "learner.device"     = "gpu" # without GPU or driver the role fails and raises an alarm; "auto" would use the CPU
     })
     actor = {
       "addresses.experience" = "tcp://${local.host.replay}:${local.ports.experience}"
@@ -39,7 +39,7 @@ locals {
     }
   }
 
-  # KEY=value lines for systemd; see deploy/host and deploy/systemd for who reads them.
+  # KEY=value lines for systemd; deploy/host and deploy/systemd read them.
   environment = {
     for role in local.roles : role => {
       APEX_JAX_ROLE                  = role
@@ -57,7 +57,7 @@ locals {
       AWS_REGION                     = var.region
       XDG_CACHE_HOME                 = "/var/lib/apex-jax/cache"
       PYTHONUNBUFFERED               = "1"
-      XLA_PYTHON_CLIENT_MEM_FRACTION = "0.9" # the frame store is most of what a learner's device holds
+      XLA_PYTHON_CLIENT_MEM_FRACTION = "0.9" # the frame store takes most of the learner's device memory
     }
   }
 
@@ -78,8 +78,8 @@ locals {
         logs = {
           logs_collected = {
             files = {
-              # The role's log, and that of all other units (deploy/systemd). By name: of the files that a wildcard
-              # matches, the agent follows only the one written last.
+              # The log of the role, and that of all other units (deploy/systemd). They are named one by one: of the
+              # files that match a wildcard, the agent follows only the one written last.
               collect_list = [for file, stream in { (role) = "{instance_id}", host = "{instance_id}-host" } : {
                 file_path       = "/var/log/apex-jax/${file}.log"
                 log_group_name  = aws_cloudwatch_log_group.role[role].name
@@ -92,7 +92,7 @@ locals {
     })
   }
 
-  group = { # what every role's module is given alike
+  group = { # the inputs that every role's module has, by role
     for role in local.roles : role => {
       name                  = "${var.name}-${role}"
       role                  = role
@@ -108,7 +108,7 @@ locals {
 }
 
 resource "aws_cloudwatch_log_group" "role" {
-  #checkov:skip=CKV_AWS_338:A run is over in days; var.log_retention_days says how long its logs matter
+  #checkov:skip=CKV_AWS_338:A run takes only days; var.log_retention_days sets how long its logs are kept
   for_each = local.roles
 
   name              = "/apex-jax/${var.name}/${each.key}"

@@ -1,4 +1,4 @@
-# What one variable demands of another. (A variable's own validation may name others only from Terraform 1.9 on.)
+# Conditions that involve several variables. (A variable's own validation can refer to others only since Terraform 1.9.)
 
 resource "terraform_data" "rules" {
   lifecycle {
@@ -61,7 +61,7 @@ resource "terraform_data" "rules" {
   }
 }
 
-# What a host cannot do without: it boots after all of this is there, and this goes after the last host has gone.
+# Everything that a host needs: it is created before the first host and destroyed after the last one.
 resource "terraform_data" "host_needs" {
   depends_on = [
     aws_iam_role_policy.role,

@@ -1,7 +1,7 @@
-# Who may talk to whom: one group a role, every rule names another group or S3's prefix list, no rule an address.
+# Allowed connections: one group per role. Every rule names another group or S3's prefix list; no rule names an address.
 
 locals {
-  # The three links, and nothing else between hosts: client -> server.
+  # The three links, client -> server; no other connection between hosts is allowed.
   links = {
     actor-experience  = { client = "actor", server = "replay", port = local.ports.experience }
     learner-sampling  = { client = "learner", server = "replay", port = local.ports.sampling }
@@ -9,7 +9,7 @@ locals {
     evaluator-weights = { client = "evaluator", server = "learner", port = local.ports.weights }
   }
 
-  # Groups of the endpoints that the fleet makes, and of those that it finds; each role with each of them.
+  # Security groups of the endpoints, made by the fleet or found in the VPC; every role may connect to each of them.
   endpoints_group_ids = merge(
     { for group in aws_security_group.endpoints : "made" => group.id },
     { for id in toset([var.endpoints_security_group_id]) : "found" => id if local.finds_interfaces },

@@ -1,4 +1,4 @@
-# Checkpoints, the replay's copy and results: everything of a run that outlives an instance.
+# Checkpoints, the replay's copy and results: everything of a run that must outlive an instance.
 
 resource "aws_s3_bucket" "results" {
   #checkov:skip=CKV_AWS_18:Only the fleet's roles can read it, through their endpoint; access logs would cost a second bucket
@@ -8,7 +8,7 @@ resource "aws_s3_bucket" "results" {
 
   bucket_prefix = "${var.name}-"
   force_destroy = var.delete_results
-  depends_on    = [aws_kms_key.fleet] # a bucket that may not be deleted keeps the key that its objects need
+  depends_on    = [aws_kms_key.fleet] # a bucket that may not be deleted keeps the key of its objects
 }
 
 data "aws_s3_bucket" "given" {
@@ -33,7 +33,7 @@ resource "aws_s3_bucket_server_side_encryption_configuration" "results" {
   bucket = aws_s3_bucket.results[0].id
 
   rule {
-    bucket_key_enabled = true # one call of KMS for many objects
+    bucket_key_enabled = true # one KMS call for many objects
 
     apply_server_side_encryption_by_default {
       sse_algorithm     = "aws:kms"
@@ -76,7 +76,7 @@ resource "aws_s3_bucket_lifecycle_configuration" "results" {
     abort_incomplete_multipart_upload {
       days_after_initiation = 1
     }
-    noncurrent_version_expiration { # an overwritten checkpoint can be had back for a week
+    noncurrent_version_expiration { # an overwritten checkpoint can be restored for a week
       noncurrent_days = 7
     }
     expiration {
@@ -84,7 +84,7 @@ resource "aws_s3_bucket_lifecycle_configuration" "results" {
     }
   }
 
-  dynamic "rule" { # much of these is replaced each minute; where rules overlap, S3 takes the shorter time
+  dynamic "rule" { # many of these objects are replaced each minute; if rules overlap, S3 applies the shorter time
     for_each = toset(["replay", "results"])
 
     content {
@@ -114,13 +114,13 @@ resource "aws_s3_bucket_policy" "results" {
   depends_on = [aws_s3_bucket_public_access_block.results]
 }
 
-# Goes before anything of the bucket. So a destroy that may not delete results takes nothing from the bucket: not its
-# policy, its versions or its encryption, which Terraform would remove before it finds that S3 deletes no full bucket.
+# Terraform destroys this before the bucket and its settings. That fails if results may not be deleted, so that nothing
+# changes; else Terraform would remove policy, versioning and encryption before S3 refuses to delete a full bucket.
 resource "terraform_data" "results" {
   count = var.bucket == "" ? 1 : 0
 
   input            = { bucket = aws_s3_bucket.results[0].id, may_go = var.delete_results }
-  triggers_replace = aws_s3_bucket.results[0].id # nor does another bucket take its place
+  triggers_replace = aws_s3_bucket.results[0].id # replacing the bucket fails in the same way
 
   depends_on = [
     aws_s3_bucket_lifecycle_configuration.results,
@@ -133,7 +133,7 @@ resource "terraform_data" "results" {
 
   provisioner "local-exec" {
     when    = destroy
-    command = self.output.may_go ? "exit 0" : "echo The bucket ${self.output.bucket} and its key stay as they are: delete_results is false. See docs/deploy.md, Down. && exit 1"
+    command = self.output.may_go ? "exit 0" : "echo The bucket ${self.output.bucket} and its key stay as they are: delete_results is false. See deploy/README.md, Stop and destroy. && exit 1"
   }
 }
 

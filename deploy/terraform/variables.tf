@@ -1,4 +1,4 @@
-# What a fleet can be told. `null` means: as the preset of `size` says (presets.tf).
+# The variables of a fleet. `null` means the value of the preset that `size` names (presets.tf).
 
 variable "name" {
   type        = string
@@ -135,7 +135,7 @@ variable "settings" {
 
 variable "ladder_environments" {
   type        = number
-  description = "Length of the epsilon ladder, environments of the fleet as planned; stays when actor_hosts changes."
+  description = "Length of the epsilon ladder: environments planned for the fleet; stays when actor_hosts changes."
   default     = null
 
   validation {
@@ -212,13 +212,13 @@ variable "instance_types" {
     ]))
     error_message = "instance_types: a type is such as c7i.2xlarge."
   }
-  validation { # Graviton and Grace have a g behind the generation's digit; that of g4dn, g5 and gr6 is before it
+  validation { # Graviton and Grace have a g after the generation's digit; in g4dn, g5 and gr6 it is before the digit
     condition = alltrue(flatten([
       for types in values(var.instance_types) : [for type in types : !can(regex("^(a1\\.|mac2|[a-z]+[0-9]+[a-z-]*g)", type))]
     ]))
     error_message = "instance_types: the images are for x86, so no ARM (Graviton, Grace, Apple): not c7g, m7gd, t4g, a1 or g5g, but such as c7i, m7a, t3 or g5."
   }
-  validation { # CUDA 13 has left out the generations before these; the GPUs of g4ad are AMD's
+  validation { # CUDA 13 does not support earlier generations; g4ad has AMD GPUs
     condition = alltrue([
       for type in lookup(var.instance_types, "learner", []) : can(regex("^(gr?|p)([4-9]|[1-9][0-9])", type)) && !can(regex("^g4ad\\.", type))
     ])
@@ -302,7 +302,7 @@ variable "alarm_email" {
 
 variable "monthly_budget_usd" {
   type        = number
-  description = "Writes to alarm_email when the account's month has cost 80 % or all of this, or is forecast to, in US dollars; 0 = none."
+  description = "Budget of the account's month, in US dollars: alarm_email is notified at 80 % and 100 % of it, and if the forecast exceeds it; 0 = none."
   default     = 0
 
   validation {
@@ -313,7 +313,7 @@ variable "monthly_budget_usd" {
 
 variable "permissions_boundary_arn" {
   type        = string
-  description = "Policy that bounds every role the fleet makes, where the account demands one; empty = none."
+  description = "Policy that bounds every role the fleet makes, if the account demands one; empty = none."
   default     = ""
   nullable    = false
 

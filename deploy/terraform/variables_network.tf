@@ -1,4 +1,4 @@
-# Where a fleet is: its own VPC, or an existing one. See variables.tf.
+# The network of a fleet: its own VPC, or an existing one. See variables.tf.
 
 variable "vpc_id" {
   type        = string
@@ -26,7 +26,7 @@ variable "subnet_ids" {
 
 variable "create_endpoints" {
   type        = bool
-  description = "Whether to make VPC endpoints; false only where an existing VPC has all of them (endpoints.tf)."
+  description = "Whether to make VPC endpoints; false only if an existing VPC has all of them (endpoints.tf)."
   default     = true
   nullable    = false
 }
@@ -45,7 +45,7 @@ variable "existing_endpoints" {
 
 variable "route_table_ids" {
   type        = list(string)
-  description = "Route tables of the existing VPC's subnets; needed where the fleet makes the endpoint of S3, a route of theirs."
+  description = "Route tables of the existing VPC's subnets; needed if the fleet makes the endpoint of S3, which adds a route to them."
   default     = []
   nullable    = false
 

@@ -17,7 +17,7 @@ resource "aws_launch_template" "role" {
     security_groups             = [var.settings.security_group_id]
   }
 
-  metadata_options { # IMDSv2 only, and for nothing that is routed, such as a container
+  metadata_options { # only IMDSv2; routed requests, such as those of containers, get no answer
     http_endpoint               = "enabled"
     http_tokens                 = "required"
     http_put_response_hop_limit = 1
@@ -63,9 +63,9 @@ resource "aws_autoscaling_group" "role" {
   metrics_granularity       = "1Minute"
   force_delete              = false
 
-  # The next starts before a spot instance in danger goes.
+  # A replacement starts before a spot instance at risk of interruption ends.
   capacity_rebalance = var.spot_percentage > 0 && !var.only_one
-  # An apply does not fail for want of spot capacity: an alarm says it. Nor does it wait for hosts that are to go.
+  # An apply neither fails if spot capacity is short (an alarm reports that) nor waits until hosts have stopped.
   wait_for_capacity_timeout = "0"
 
   mixed_instances_policy {
@@ -92,8 +92,8 @@ resource "aws_autoscaling_group" "role" {
     }
   }
 
-  # AWS terminates the only one and starts the next at the same time: that boots while the last is still saving. Without
-  # this, it would start the next first where it moves a group to another zone: two learners with one name.
+  # AWS terminates the only host and starts the next one at the same time; the next one boots while the old one saves.
+  # Without this, AWS would start the next one first when it moves a group to another zone: two learners, one name.
   dynamic "instance_maintenance_policy" {
     for_each = var.only_one ? ["terminate and launch"] : []
 
@@ -103,8 +103,8 @@ resource "aws_autoscaling_group" "role" {
     }
   }
 
-  # A new image or new settings replace the hosts: of several, half stay meanwhile. Those that the same apply has just
-  # started are of the new template already, and stay.
+  # A new image or new settings replace the hosts; of several hosts, half stay in service meanwhile. Hosts that the same
+  # apply has just started already have the new template, and stay.
   instance_refresh {
     strategy = "Rolling"
 

@@ -1,5 +1,5 @@
 variable "settings" {
-  description = "What all roles have alike in kind (roles.tf of the fleet)."
+  description = "The inputs that every role has (local.group in roles.tf of the fleet)."
   type = object({
     name                  = string
     role                  = string
@@ -44,7 +44,7 @@ variable "spot_percentage" {
 }
 
 variable "only_one" {
-  description = "Whether there is never to be a second host in service beside the first: two would share one name."
+  description = "Whether a second host must never be in service beside the first: the two would share one name."
   type        = bool
   default     = false
 }

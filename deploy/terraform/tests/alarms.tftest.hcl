@@ -1,4 +1,4 @@
-# What raises an alarm, and what does not.
+# Which conditions raise an alarm, and which do not.
 
 mock_provider "aws" {
   source = "./tests/mocks"
@@ -6,7 +6,7 @@ mock_provider "aws" {
 
 variables {
   commit         = "0123456789abcdef0123456789abcdef01234567"
-  delete_results = true # what a test makes goes again
+  delete_results = true # so that the test can delete what it creates
 }
 
 run "every_role_is_watched" {

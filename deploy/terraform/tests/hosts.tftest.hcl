@@ -1,4 +1,4 @@
-# Hosts: presets, groups, disks, metadata service, what they are told.
+# Hosts: presets, groups, disks, metadata service, user data.
 
 mock_provider "aws" {
   source = "./tests/mocks"
@@ -6,7 +6,7 @@ mock_provider "aws" {
 
 variables {
   commit         = "0123456789abcdef0123456789abcdef01234567"
-  delete_results = true # what a test makes goes again
+  delete_results = true # so that the test can delete what it creates
 }
 
 run "every_host_is_hardened" {
@@ -69,7 +69,7 @@ run "small" {
   }
   assert {
     condition     = output.estimated_hourly_usd == "1.26"
-    error_message = "An hour of small costs ${output.estimated_hourly_usd}: docs/fleet.md says another number."
+    error_message = "An hour of small costs ${output.estimated_hourly_usd}: deploy/README.md says another number."
   }
 }
 
@@ -88,7 +88,7 @@ run "paper" {
   }
   assert {
     condition     = output.estimated_hourly_usd == "2.35"
-    error_message = "An hour of paper costs ${output.estimated_hourly_usd}: docs/fleet.md says another number."
+    error_message = "An hour of paper costs ${output.estimated_hourly_usd}: deploy/README.md says another number."
   }
 }
 
@@ -126,7 +126,7 @@ run "variables_override_the_preset" {
 
 run "disks_are_as_large_as_said_and_are_paid_for" {
   variables {
-    volume_gib = { replay = 1040, learner = 100 } # the replay server's 1000 more than the preset's
+    volume_gib = { replay = 1040, learner = 100 } # 1000 more than the preset's for the replay server
   }
 
   assert {

@@ -1,4 +1,4 @@
-# Who can talk to whom, and that nobody outside can.
+# Which hosts can connect to which; none from outside can connect.
 
 mock_provider "aws" {
   source = "./tests/mocks"
@@ -6,7 +6,7 @@ mock_provider "aws" {
 
 variables {
   commit         = "0123456789abcdef0123456789abcdef01234567"
-  delete_results = true # what a test makes goes again
+  delete_results = true # so that the test can delete what it creates
 }
 
 run "links" {
@@ -140,7 +140,7 @@ run "zones_by_number" {
 run "narrow_vpc_that_is_just_wide_enough" {
   variables {
     vpc_cidr    = "10.83.0.0/24"
-    actor_hosts = 37 # 2 zones of 32 addresses, less 5 of AWS and 5 of endpoints in each: 37 + 3, and 4 in place of others
+    actor_hosts = 37 # 2 zones of 32 addresses, minus 5 of AWS and 5 of endpoints each: 37 + 3 hosts, and 4 successors
   }
 
   assert {

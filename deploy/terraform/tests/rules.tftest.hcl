@@ -1,4 +1,4 @@
-# What one variable demands of another (rules.tf).
+# Conditions that involve several variables (rules.tf).
 
 mock_provider "aws" {
   source = "./tests/mocks"
@@ -80,7 +80,7 @@ run "vpc_cidr_has_addresses_for_all_hosts" {
 
   variables {
     vpc_cidr    = "10.83.0.0/24"
-    actor_hosts = 38 # 3 more, and 4 in place of others: one too many
+    actor_hosts = 38 # with 3 other hosts and 4 successors, one too many
   }
   expect_failures = [terraform_data.rules]
 }

@@ -1,4 +1,4 @@
-# What is encrypted, who may read it, how long it stays, who hears of it.
+# Encryption, permissions, lifetimes, notifications.
 
 mock_provider "aws" {
   source = "./tests/mocks"
@@ -92,7 +92,7 @@ run "actors_have_no_storage" {
 
 run "alarms" {
   variables {
-    delete_results = true # from here on: what a test makes goes again
+    delete_results = true # from here on, so that the test can delete what it creates
   }
 
   assert {

@@ -1,4 +1,4 @@
-# Each variable refuses what it cannot mean. tests/test_deploy_terraform.py holds that none is left out here.
+# Each variable refuses invalid values. deploy/tests/test_terraform.py checks that none is missing here.
 
 mock_provider "aws" {
   source = "./tests/mocks"

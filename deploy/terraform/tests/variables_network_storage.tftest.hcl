@@ -1,4 +1,4 @@
-# As variables.tftest.hcl, for the variables of network, storage, keys and watching.
+# Like variables.tftest.hcl, for the variables of network, storage, keys and watching.
 
 mock_provider "aws" {
   source = "./tests/mocks"

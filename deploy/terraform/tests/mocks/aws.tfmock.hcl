@@ -1,4 +1,4 @@
-# What the mocked provider answers where a made-up string would not do: names, ids and documents that others check.
+# Answers of the mocked provider for values that are checked: names, ids and documents.
 
 mock_data "aws_caller_identity" {
   defaults = { account_id = "123456789012" }

@@ -1,0 +1,81 @@
+"""The program: trains, or runs one role of a fleet; or one of the commands plot, status, keys and storage."""
+
+import errno
+import importlib
+import sys
+
+from apex_jax.errors import RunError, UsageError
+from apex_jax.output import end_output, outlast_lost_output
+from apex_jax.program import CHECKOUT
+
+COMMANDS = {  # they train nothing, and each has a command line of its own
+    "plot": "apex_jax.plotting.plot_command",
+    "keys": "apex_jax.transport.keys_command",
+    "status": "apex_jax.operations.status_command",
+    "storage": "apex_jax.operations.storage_command",
+}
+OF_THE_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EISDIR}
+MODULES = {"replay": "replay_server"}  # in apex_jax.workers; the other roles are named like their modules
+
+
+def main() -> int:
+    """Returns the exit code: 0 done, 1 failed, 2 wrong usage, 130 and 143 after SIGINT and SIGTERM."""
+    outlast_lost_output()
+    try:
+        exit_code, prints_its_result = _run()
+    except SystemExit as end:  # of --help
+        exit_code, prints_its_result = int(end.code or 0), True
+    ended = end_output(exit_code)
+    return ended if prints_its_result else exit_code
+
+
+def _run() -> tuple[int, bool]:
+    """Returns the exit code, and whether the printed text is the result of the command."""
+    try:
+        if module := COMMANDS.get("".join(sys.argv[1:2])):
+            return int(importlib.import_module(module).run(sys.argv[2:])), True
+        from apex_jax.command_line import parse  # not at the top, so that Ctrl-C during the import is caught
+        from apex_jax.settings import to_yaml
+
+        command = parse(sys.argv[1:])
+        if command.action == "print_config":
+            print(to_yaml(command.config), end="")
+            return 0, True
+        if command.role in ("local", "learner"):
+            from apex_jax.plotting.provenance import (
+                check_resumable,
+            )  # a check that needs no JAX, whose import takes a second
+
+            check_resumable(command.config)
+        from apex_jax import device, process  # after the command has been checked
+
+        process.start_log(command.name)
+        stop = process.StopSignal()
+        stop.install()
+        process.check_hosts(command.role, command.config)
+        device.choose_device(command.role, command.config)
+        device.keep_compiled_programs()
+        device.check_device(command.role, command.config)
+        worker = importlib.import_module(f"apex_jax.workers.{MODULES.get(command.role, command.role)}")
+        return int(worker.run(command.config, command.name, stop)), command.config.evaluator.checkpoint != ""
+    except KeyboardInterrupt:  # before the signal handler is installed
+        return 130, False
+    except ModuleNotFoundError as error:
+        package = str(error.name).partition(".")[0]
+        if package == "apex_jax":
+            raise
+        advice = "run `. .venv/bin/activate`, which `make train` makes, or `python -m pip install -r requirements.txt`"
+        if CHECKOUT is None:
+            advice = "run `python -m pip install apex-jax` again: it installs what this program needs"
+        print(f"error: {sys.executable} has no package {package}: {advice}", file=sys.stderr)
+        return 1, False
+    except UsageError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code, False
+    except RunError as error:
+        print(f"{error.prefix}{error}", file=sys.stderr)
+        return error.exit_code, False
+    except OSError as error:  # such as a full disk or missing permissions
+        advice = "; make room, or choose another run_directory" if error.errno in OF_THE_DISK else ""
+        print(f"error: {error}{advice}", file=sys.stderr)
+        return 1, False

@@ -1,0 +1,61 @@
+"""Several runs in one file, one JSON object per line: the data that `plot` needs, without checkpoints and logs.
+
+An object has `name`, `config` (key -> value, as in config.yaml; empty if unknown), `starts` and `changes` (the lines of
+starts.jsonl and changes.jsonl), and `metrics` (process -> lines of its metrics).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from apex_jax.disk import read_regular
+from apex_jax.errors import UsageError, shown
+from apex_jax.metrics import checked_line
+from apex_jax.plotting.curves import Run, run_of
+from apex_jax.plotting.provenance import changes_of, is_record
+from apex_jax.settings import load_as_written
+
+ENDING = ".jsonl"
+
+
+def is_packed(path: str | os.PathLike[str]) -> bool:
+    """Returns whether this is a file of packed runs, by its name."""
+    return Path(path).suffix == ENDING and Path(path).is_file()
+
+
+def packed(
+    name: str,
+    config: dict[str, Any],
+    starts: Sequence[dict[str, Any]],
+    changes: Sequence[dict[str, Any]],
+    metrics: dict[str, list[dict[str, Any]]],
+) -> str:
+    """Returns the line of one run."""
+    run = {"name": name, "config": config, "starts": starts, "changes": changes, "metrics": metrics}
+    return json.dumps(run, ensure_ascii=False) + "\n"
+
+
+def read_packed(path: str | os.PathLike[str]) -> list[Run]:
+    """Returns the runs of a file. Raises UsageError that names the invalid line or the empty file, and OSError."""
+    runs = []
+    for number, line in enumerate(read_regular(Path(path)).splitlines(), start=1):
+        try:
+            runs.append(_run(json.loads(line), f"{path}:{number}"))
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):  # UsageError is a ValueError
+            raise UsageError(f"{shown(path)}: line {number} is no packed run; restore the file") from None
+    if not runs:
+        raise UsageError(f"{shown(path)}: holds no run; give a file that was packed, or the directory of a run")
+    return runs
+
+
+def _run(values: dict[str, Any], place: str) -> Run:
+    """Returns the run of one line. Raises ValueError, TypeError, KeyError or AttributeError for wrong types."""
+    lines = [checked_line(line) for of_process in values["metrics"].values() for line in of_process]
+    starts = [start for start in values["starts"] if is_record(start)]
+    changes = changes_of([change for change in values["changes"] if is_record(change)])
+    config = load_as_written(values["config"]) if values["config"] else None
+    return run_of(str(values.get("name") or place), config, starts, changes, [line for line in lines if line])

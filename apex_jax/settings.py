@@ -1,0 +1,301 @@
+"""The keys of `Config` as named settings, and the way from YAML files and `key=value` texts to a checked `Config`.
+
+It runs before a device is chosen, so it does not import JAX, EnvPool or ZMQ. Every mistake of the user ends in a
+`UsageError`: one line that names the key, its value, what is allowed, and the fix.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import io
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, get_type_hints
+
+from omegaconf import OmegaConf
+
+from apex_jax.config import Config, Key
+from apex_jax.config_rules import check
+from apex_jax.errors import UsageError, shown
+from apex_jax.program import CONFIGS
+
+DEFAULT_CONFIG = CONFIGS / "pong_cpu.yaml"
+MAX_YAML_LENGTH = 16_384  # libyaml is recursive: some 30,000 open brackets overflow the stack and kill the process
+
+
+class Setting(NamedTuple):
+    """A key of `Config` with the data for help, checks and messages."""
+
+    name: str  # dotted: learner.learning_rate
+    kind: Any  # bool, int, float, str or tuple[int, ...]
+    default: Any
+    key: Key
+
+    @property
+    def allowed(self) -> str:
+        """The allowed values, such as `1 to 64 steps`."""
+        if self.kind is bool:
+            return "true or false"
+        if self.key.choices:
+            return ", ".join(self.key.choices[:-1]) + f" or {self.key.choices[-1]}"
+        if self.key.low is None or self.key.high is None:
+            return ""
+        return f"{_number_text(self.key.low)} to {_number_text(self.key.high)} {self.key.unit}".rstrip()
+
+    @property
+    def meaning(self) -> str:
+        """The meaning and the allowed values."""
+        return f"{self.key.text} [{self.allowed}]" if self.allowed else self.key.text
+
+
+def _number_text(number: float) -> str:
+    return f"{int(number):_}" if number == int(number) and number >= 10_000 else f"{number:g}"
+
+
+def settings_of(owner: type, group: str) -> Iterator[Setting]:
+    """Yields the settings of a dataclass of config.py, their names under `group`, such as learner."""
+    prefix, hints = f"{group}." if group else "", get_type_hints(owner)
+    for item in dataclasses.fields(owner):
+        if "key" in item.metadata:
+            yield Setting(prefix + item.name, hints[item.name], item.default, item.metadata["key"])
+
+
+GROUPS: dict[str, type] = {
+    item.name: type(item.default) for item in dataclasses.fields(Config) if "key" not in item.metadata
+}
+OWNERS: list[tuple[str, type]] = [("", Config), *GROUPS.items()]
+SETTINGS = {setting.name: setting for group, owner in OWNERS for setting in settings_of(owner, group)}
+
+
+def config_names() -> str:
+    """Returns the configurations that come with the program, for a message: "one of atari, catch, ...\"."""
+    return "one of " + ", ".join(sorted(file.stem for file in CONFIGS.glob("*.yaml")))
+
+
+def heading(group: str) -> str:
+    """Returns the line above the settings of a group, in --help and in written files."""
+    return f"{group}: {(GROUPS[group].__doc__ or '').splitlines()[0]}" if group else "The run as a whole."
+
+
+def closest(name: str) -> list[str]:
+    """Returns the up to 3 keys most like `name`: by dotted name, by name without group, or by initials (lr)."""
+    wanted = name.lower().replace("-", "_")
+    wanted_short = wanted.rpartition(".")[2]
+
+    def likeness(setting: Setting) -> tuple[float, float]:
+        short = setting.name.rpartition(".")[2]
+        initials = "".join(word[:1] for word in short.split("_"))
+        whole = difflib.SequenceMatcher(None, wanted, setting.name).ratio()
+        alike = wanted_short == short or (len(initials) > 1 and wanted_short == initials)
+        return 1.0 if alike else max(whole, difflib.SequenceMatcher(None, wanted_short, short).ratio()), whole
+
+    ranked = sorted(((likeness(setting), name) for name, setting in SETTINGS.items()), reverse=True)
+    best = ranked[0][0][0]
+    return [name for score, name in ranked[:3] if score[0] >= max(0.6, best - 0.1)]
+
+
+# Files and values -------------------------------------------------------------------------------------------------
+
+
+def load(path: Path | str | None, overrides: Sequence[str] = (), group: str = "") -> Config:
+    """Returns the checked Config of a YAML file (None: the defaults), overridden by `key=value` texts.
+
+    A file may contain a key once; of several overrides of a key the last one counts, and the prefix `group` may be
+    omitted. Nothing is evaluated. Raises UsageError.
+    """
+    config = load_as_written(path, overrides, group)
+    check(config)
+    return config
+
+
+def load_as_written(
+    source: Path | str | Mapping[str, Any] | None, overrides: Sequence[str] = (), group: str = ""
+) -> Config:
+    """Returns the same without checking whether the keys fit each other: an earlier run need not fit today's rules.
+
+    `source` may also be a mapping of keys to values, as a file has them.
+    """
+    values = _values(source) if isinstance(source, Mapping) else {} if source is None else _read(Path(source))
+    values |= parsed_overrides(overrides, group)
+    members: dict[str, dict[str, Any]] = {group: {} for group in ("", *GROUPS)}
+    for name, value in values.items():
+        group, _, short_name = name.rpartition(".")
+        members[group][short_name] = value
+    groups = {name: group(**members[name]) for name, group in GROUPS.items()}
+    return Config(**members[""], **groups)
+
+
+def to_yaml(config: Config) -> str:
+    """Returns every key with its value and its meaning as a comment; `load` restores an equal Config."""
+    lines = []
+    for group, owner in OWNERS:
+        members, indent = (getattr(config, group), "  ") if group else (config, "")
+        lines += ["", f"# {heading(group)}", f"{group}:"] if group else [f"# {heading(group)}"]
+        for setting in settings_of(owner, ""):
+            value = getattr(members, setting.name)
+            lines += [f"{indent}# {setting.meaning}", f"{indent}{setting.name}: {yaml_text(value)}"]
+    return "\n".join(lines) + "\n"
+
+
+def yaml_text(value: Any) -> str:
+    """Returns a value as YAML on one line."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))  # JSON on one line is YAML
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """Returns the checked values of a file by dotted name."""
+    where = f"--config {shown(path)}"
+    try:
+        with path.open(encoding="utf-8-sig") as file:
+            text = file.read(MAX_YAML_LENGTH + 1)
+    except OSError as error:
+        raise UsageError(f"{where}: {error.strerror}; give a YAML file, or {config_names()}") from None
+    except ValueError:  # bytes that are not UTF-8
+        raise UsageError(f"{where}: is not text; give a YAML file") from None
+    try:
+        tree = _plain(text, lambda text: OmegaConf.load(io.StringIO(text)))
+    except Exception as error:  # the parser raises almost any exception for odd input, such as KeyError for `!!bool x`
+        raise UsageError(f"{where}: is not YAML that holds keys and values: {_first_problem(error)}") from None
+    if not isinstance(tree, dict) or not tree:
+        raise UsageError(f"{where}: has no keys; write lines such as `seed: 3`, or restore the file if a run wrote it")
+    try:
+        return _values(tree)
+    except UsageError as error:
+        raise UsageError(f"{where}: {error}") from None
+
+
+def parsed_overrides(texts: Sequence[str], group: str) -> dict[str, Any]:
+    """Returns the checked values of several `key=value` texts by dotted name; of a key given twice, the last."""
+    values: dict[str, Any] = {}
+    for text in texts:
+        values |= parsed_override(text, group)
+    return values
+
+
+def parsed_override(text: str, group: str) -> dict[str, Any]:
+    """Returns the checked value, or the values of a group, of one `key=value`."""
+    name, separator, value = text.partition("=")
+    if name not in SETTINGS and f"{group}.{name}" in SETTINGS:
+        name = f"{group}.{name}"
+    if not separator:
+        raise UsageError(f"{shown(text)}: settings are given as KEY=VALUE, such as seed=3; see --help")
+    try:
+        tree = {name: _value(value)}
+    except Exception as error:  # as in _read
+        raise UsageError(f"{shown(text)}: the value is not YAML: {_first_problem(error)}; put it in quotes") from None
+    return _values(tree)
+
+
+def _value(text: str) -> Any:
+    """Returns the value of a YAML text, such as the part after `key=`."""
+    return _plain(text, lambda text: OmegaConf.from_dotlist([f"value={text}"]))["value"]
+
+
+def _plain(text: str, parser: Callable[[str], Any]) -> Any:
+    if len(text) > MAX_YAML_LENGTH:
+        raise ValueError(f"it is longer than {MAX_YAML_LENGTH} characters")
+    return OmegaConf.to_container(parser(text), resolve=False)  # `${...}` stays text, which `_parsed` rejects
+
+
+def _first_problem(error: Exception) -> str:
+    mark = getattr(error, "problem_mark", None)
+    problem = str(getattr(error, "problem", None) or error or type(error).__name__).splitlines()[0]
+    return f"{problem} in line {mark.line + 1}" if mark else problem
+
+
+def _values(tree: Mapping[Any, Any]) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for name, value in _flatten(tree):
+        if name in values:
+            raise UsageError(f"{name} is given twice, the second time as {shown(value)}; keep one")
+        try:
+            values[name] = _parsed(SETTINGS[name], SETTINGS[name].kind, value)
+        except ValueError as error:
+            fix = _fix(SETTINGS[name].kind, value)
+            raise UsageError(f"{name}={_written(value)}: {error}{fix}") from None
+    return values
+
+
+def _flatten(tree: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields every leaf by its dotted name."""
+    for key, value in tree.items():
+        name = f"{prefix}{key}"
+        if name in SETTINGS:
+            yield name, value
+        elif name not in GROUPS:
+            near = closest(name)
+            fix = f"did you mean {' or '.join(near)}?" if near else "--help lists all keys"
+            raise UsageError(f"unknown key {shown(name)} (value {shown(value)}); {fix}")
+        elif isinstance(value, Mapping):
+            yield from _flatten(value, f"{name}.")
+        else:
+            first = next(settings_of(GROUPS[name], name)).name
+            raise UsageError(f"{name}={shown(value)}: is a group of keys, not one; set its keys, such as {first}")
+
+
+def _written(value: Any) -> str:
+    """Returns a rejected value as YAML, so that null, an empty text and a quoted number look different."""
+    if value is None or value == "" or _is_quoted(value):
+        return shown(json.dumps(value, ensure_ascii=False))
+    return shown(json.dumps(value, ensure_ascii=False, default=str) if isinstance(value, list) else value)
+
+
+def _fix(kind: Any, value: Any) -> str:
+    if value is None:
+        return "; null is no value: give one, or leave the key out"
+    return "; it is text: leave out the quotes" if kind is not str and _is_quoted(value) else ""
+
+
+def _is_quoted(value: Any) -> bool:
+    """Returns whether a value is text only because of its quotes."""
+    try:
+        return isinstance(value, str) and not isinstance(_value(value), str | None)
+    except Exception:  # as in _read
+        return False
+
+
+def _parsed(setting: Setting, kind: Any, value: Any) -> Any:
+    """Returns the value as `kind`. Raises ValueError with the allowed values."""
+    if isinstance(value, str) and "${" in value:
+        raise ValueError("nothing is looked up or evaluated; write the value itself in place of ${...}")
+    if isinstance(value, str) and value.startswith(
+        "~"
+    ):  # otherwise a folder named ~ would be made, which invites rm -rf ~
+        raise ValueError("nothing is looked up or evaluated; write the path itself in place of ~")
+    if kind is bool:
+        if not isinstance(value, bool):
+            raise ValueError("must be true or false")
+        return value
+    if kind is str:
+        return _parsed_text(setting, value)
+    if kind in (int, float):
+        return _parsed_number(setting, kind, value)
+    if not isinstance(value, list):
+        raise ValueError(f"must be a list of whole numbers, {setting.allowed}, such as {yaml_text(setting.default)}")
+    return tuple(_parsed(setting, int, item) for item in value)
+
+
+def _parsed_text(setting: Setting, value: Any) -> str:
+    text = "" if value is None else value
+    if not isinstance(text, str):
+        hint = f"""in a file "{shown(value)}", on the command line {setting.name}='"{shown(value)}"'"""
+        raise ValueError(f"must be text; put it in quotes: {hint}")
+    if not text.isprintable():
+        raise ValueError("must be printable text on one line")
+    if setting.key.choices and text not in setting.key.choices:
+        raise ValueError(f"must be {setting.allowed}")
+    return text
+
+
+def _parsed_number(setting: Setting, kind: type, value: Any) -> int | float:
+    low, high = setting.key.low, setting.key.high
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    is_finite = is_number and (isinstance(value, int) or math.isfinite(value))
+    if not is_finite or (kind is int and value != int(value)):
+        raise ValueError(f"must be a {'whole ' if kind is int else ''}number, {setting.allowed}")
+    if (low is not None and value < low) or (high is not None and value > high):
+        raise ValueError(f"must be {setting.allowed}")
+    return kind(value)  # type: ignore[no-any-return]

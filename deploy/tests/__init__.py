@@ -1,0 +1,1 @@
+"""Tests of deploy/: make test-deploy."""

@@ -1,0 +1,366 @@
+"""The whole life of a fleet, on moto with the real provider: apply, more actors, no changes, stop, destroy."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from collections.abc import Iterator
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deploy.host.results import BY_EVERY_ROLE, BY_ROLE
+from deploy.tests.applied import NAME, Fleet
+from deploy.tests.policies import ENDPOINT_ACTIONS, KEY_POLICY, LOGS, OWN_ACCOUNT, naming
+from deploy.tests.tools import aws, moto_server
+from tests.rigs.processes import ROOT
+from tests.rigs.storages import content, run_in
+
+pytestmark = [pytest.mark.deploy, pytest.mark.timeout(1500)]
+
+ROLES = ("replay", "learner", "actor", "evaluator")
+FILM = "runs/run-1/results/video.mp4"
+GROUPS = r"module\.\w+(\[0\])?\.aws_autoscaling_group\.role"
+NEEDS = (  # of a host
+    r"aws_(iam_role_policy\.role|vpc_endpoint\.|route_table_association\.private|"
+    r"vpc_security_group_\w+_rule\.(endpoints|link|s3))"
+)
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    folder = tmp_path_factory.mktemp("fleet")
+    with moto_server(folder) as url:
+        fleet = Fleet(folder, url)
+        fleet.apply()
+        yield fleet
+
+
+def listed(value: Any) -> list[str]:
+    return [value] if isinstance(value, str) else list(value)
+
+
+def test_every_role_has_its_hosts(fleet: Fleet) -> None:
+    groups = fleet.groups()
+    hosts = {role: len(group["Instances"]) for role, group in groups.items()}
+    assert hosts == {"replay": 1, "learner": 1, "actor": 2, "evaluator": 1}
+    assert {role: (group["MinSize"], group["MaxSize"]) for role, group in groups.items()}["learner"] == (1, 1)
+
+
+def test_hosts_boot_when_what_they_need_is_there(fleet: Fleet) -> None:
+    """An agent that finds no endpoint, or no policy, sleeps for half an hour."""
+    needs, groups = fleet.times(NEEDS, "Creation complete"), fleet.times(GROUPS, "Creating")
+    assert len(groups) == len(ROLES)
+    assert len(needs) > 20
+    assert max(needs) < min(groups)
+
+
+def test_images_are_those_of_the_commit(fleet: Fleet) -> None:
+    assert {role: fleet.template(role)["ImageId"] for role in ROLES} == {
+        "replay": fleet.images["cpu"],
+        "learner": fleet.images["gpu"],
+        "actor": fleet.images["cpu"],
+        "evaluator": fleet.images["cpu"],
+    }
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_host_has_imdsv2_an_encrypted_disk_and_no_public_address(fleet: Fleet, role: str) -> None:
+    template = fleet.template(role)
+    assert template["MetadataOptions"]["HttpTokens"] == "required"
+    assert template["BlockDeviceMappings"][0]["Ebs"]["Encrypted"] is True
+    assert template["NetworkInterfaces"][0]["AssociatePublicIpAddress"] is False
+
+
+def test_user_data_fits_and_is_what_the_output_shows(fleet: Fleet) -> None:
+    shown = fleet.output("user_data")
+    for role in ROLES:
+        data = base64.b64decode(fleet.template(role)["UserData"]).decode()
+        assert data == shown[role]
+        assert len(data) < 16384
+        assert data.startswith("#cloud-config\n")
+
+
+def test_nobody_outside_gets_in_and_inside_only_whom_the_links_need(fleet: Fleet) -> None:
+    ec2 = aws(fleet.url, "ec2")
+    groups = {group["GroupId"]: group for group in ec2.describe_security_groups()["SecurityGroups"]}
+    names = {identity: group["GroupName"].removeprefix(f"{NAME}-") for identity, group in groups.items()}
+    ours = {identity for identity, group in groups.items() if group["GroupName"].startswith(NAME)}
+    links = set()
+    for identity in ours:
+        for rule in groups[identity]["IpPermissions"]:
+            assert not rule["IpRanges"]
+            assert not rule["Ipv6Ranges"]
+            assert rule["FromPort"] == rule["ToPort"]
+            links |= {(names[pair["GroupId"]], names[identity], rule["FromPort"]) for pair in rule["UserIdGroupPairs"]}
+        for rule in groups[identity]["IpPermissionsEgress"]:
+            assert not rule["IpRanges"], f"{names[identity]} may talk to {rule}"
+    assert links == {
+        ("actor", "replay", 5550),
+        ("learner", "replay", 5551),
+        ("actor", "learner", 5552),
+        ("evaluator", "learner", 5552),
+        *((role, "endpoints", 443) for role in ROLES),
+    }
+
+
+def test_there_is_no_way_to_the_internet(fleet: Fleet) -> None:
+    ec2 = aws(fleet.url, "ec2")
+    assert ec2.describe_internet_gateways()["InternetGateways"] == []
+    assert ec2.describe_nat_gateways()["NatGateways"] == []
+    services = {one["ServiceName"].split(".")[-1] for one in ec2.describe_vpc_endpoints()["VpcEndpoints"]}
+    assert services == {"logs", "monitoring", "servicediscovery", "ssm", "ssmmessages", "s3"}
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_role_reads_its_own_secret_key_and_no_other(fleet: Fleet, role: str) -> None:
+    keys = [
+        name
+        for one in fleet.policy(role)
+        if "ssm:GetParameter" in listed(one["Action"])
+        for name in listed(one["Resource"])
+    ]
+    secrets = [name for name in keys if name.endswith(".secret")]
+    assert [name.rsplit("/", 1)[1] for name in secrets] == [f"{role}.secret"]
+    assert all(f":parameter/apex-jax/{NAME}/keys/" in name for name in keys)
+    assert not any("*" in name for name in keys)
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_role_stores_its_own_state_and_results_and_deletes_of_its_state_alone(fleet: Fleet, role: str) -> None:
+    def places(action: str) -> set[str]:
+        found = [one for one in fleet.policy(role) if action in listed(one["Action"])]
+        return {name.split(f"{fleet.bucket()}/runs/run-1/")[1] for one in found for name in listed(one["Resource"])}
+
+    state = {f"{role}/*"} if role in ("replay", "learner") else set()
+    patterns = (*BY_EVERY_ROLE, *BY_ROLE[role]) if role in BY_ROLE else ()
+    written = state | {f"results/{pattern.format(role=role)}" for pattern in patterns}
+    assert places("s3:PutObject") == written
+    assert places("s3:GetObject") == written | ({"results/*"} if role == "learner" else set())  # for its mirror
+    for action in ("s3:DeleteObject", "s3:AbortMultipartUpload", "s3:ListMultipartUploadParts"):
+        assert places(action) == state
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_no_action_is_a_wildcard_and_few_know_no_resource(fleet: Fleet, role: str) -> None:
+    for one in fleet.policy(role):
+        assert not any("*" in action for action in listed(one["Action"]))
+        if "*" in listed(one["Resource"]):
+            assert one["Sid"] in ("SessionManager", "Health", "NameLookup")
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_only_replay_and_learner_can_take_their_names_and_each_only_its_own(fleet: Fleet, role: str) -> None:
+    """Moto does not apply policies, so this checks the documents."""
+    discovery = aws(fleet.url, "servicediscovery")
+    services = {one["Name"]: one["Arn"] for one in discovery.list_services()["Services"]}
+    (namespace,) = discovery.list_namespaces()["Namespaces"]
+    found = [
+        (action, listed(one["Resource"]), one.get("Condition"))
+        for one in fleet.policy(role)
+        for action in listed(one["Action"])
+        if action.startswith(("route53:", "servicediscovery:"))
+    ]
+    zone = f"arn:aws:route53:::hostedzone/{namespace['Properties']['DnsProperties']['HostedZoneId']}"
+    expected = naming(role, services[role], zone) if role in services else []
+    assert sorted(found, key=str) == sorted(expected, key=str)
+
+
+def test_bucket_is_private_encrypted_versioned_and_tls_only(fleet: Fleet) -> None:
+    assert_bucket_is_protected(fleet)
+
+
+def assert_bucket_is_protected(fleet: Fleet) -> None:
+    s3, bucket = aws(fleet.url, "s3"), fleet.bucket()
+    assert all(s3.get_public_access_block(Bucket=bucket)["PublicAccessBlockConfiguration"].values())
+    (ownership,) = s3.get_bucket_ownership_controls(Bucket=bucket)["OwnershipControls"]["Rules"]
+    assert ownership["ObjectOwnership"] == "BucketOwnerEnforced"
+    assert s3.get_bucket_versioning(Bucket=bucket)["Status"] == "Enabled"
+    (rule,) = s3.get_bucket_encryption(Bucket=bucket)["ServerSideEncryptionConfiguration"]["Rules"]
+    assert rule["ApplyServerSideEncryptionByDefault"] == {
+        "SSEAlgorithm": "aws:kms",
+        "KMSMasterKeyID": fleet.key()["Arn"],
+    }
+    (statement,) = json.loads(s3.get_bucket_policy(Bucket=bucket)["Policy"])["Statement"]
+    assert (statement["Effect"], statement["Condition"]) == ("Deny", {"Bool": {"aws:SecureTransport": "false"}})
+    rules = s3.get_bucket_lifecycle_configuration(Bucket=bucket)["Rules"]
+    assert {one["AbortIncompleteMultipartUpload"]["DaysAfterInitiation"] for one in rules} == {1}
+    days = {one["Filter"]["Prefix"]: one["NoncurrentVersionExpiration"]["NoncurrentDays"] for one in rules}
+    assert days == {"": 7, "runs/run-1/replay/": 1, "runs/run-1/results/": 1}
+
+
+def test_key_is_for_the_account_its_logs_and_its_alarms(fleet: Fleet) -> None:
+    policy = aws(fleet.url, "kms").get_key_policy(KeyId=fleet.key()["KeyId"], PolicyName="default")["Policy"]
+    found = json.loads(policy)["Statement"]
+    assert {(one["Effect"], one["Resource"]) for one in found} == {("Allow", "*")}
+    assert {
+        one["Sid"]: (one["Principal"], {*listed(one["Action"])}, one.get("Condition")) for one in found
+    } == KEY_POLICY
+    groups = aws(fleet.url, "logs").describe_log_groups()["logGroups"]
+    assert all(fnmatchcase(group["arn"].removesuffix(":*"), LOGS) for group in groups)
+
+
+def test_endpoints_let_this_account_do_what_the_roles_may_and_nothing_else(fleet: Fleet) -> None:
+    roles = {action for role in ROLES for one in fleet.policy(role) for action in listed(one["Action"])}
+    found = set()
+    for endpoint in aws(fleet.url, "ec2").describe_vpc_endpoints()["VpcEndpoints"]:
+        service = endpoint["ServiceName"].split(".")[-1]
+        (one,) = json.loads(endpoint["PolicyDocument"])["Statement"]
+        assert (one["Effect"], one["Principal"], one["Condition"]) == ("Allow", {"AWS": "*"}, OWN_ACCOUNT), service
+        assert {*listed(one["Action"])} == ENDPOINT_ACTIONS[service]
+        own_bucket = {f"arn:aws:s3:::{fleet.bucket()}", f"arn:aws:s3:::{fleet.bucket()}/*"}
+        assert {*listed(one["Resource"])} == (own_bucket if service == "s3" else {"*"})
+        prefix = {"monitoring": "cloudwatch"}.get(service, service)
+        assert {action for action in roles if action.startswith(f"{prefix}:")} == ENDPOINT_ACTIONS[service]
+        found.add(service)
+    assert found == {*ENDPOINT_ACTIONS}
+
+
+def test_logs_are_kept_as_long_as_said(fleet: Fleet) -> None:
+    groups = aws(fleet.url, "logs").describe_log_groups(logGroupNamePrefix=f"/apex-jax/{NAME}/")["logGroups"]
+    assert {group["logGroupName"].rsplit("/", 1)[1] for group in groups} == {*ROLES, "rejected-traffic"}
+    assert all(group["retentionInDays"] == 30 and group["kmsKeyId"] for group in groups)
+
+
+def test_alarms_reach_a_person(fleet: Fleet) -> None:
+    alarms = aws(fleet.url, "cloudwatch").describe_alarms()["MetricAlarms"]
+    names = {alarm["AlarmName"].removeprefix(f"{NAME}-") for alarm in alarms}
+    assert names == {
+        "learner-stopped",
+        "replay-stopped",
+        "evaluator-stopped",
+        "actors-failing",
+        "replay-memory",
+        "replay-disk",
+        "learner-disk",
+        "actors-missing",
+    }
+    subscriptions = aws(fleet.url, "sns").list_subscriptions()["Subscriptions"]
+    assert {topic for alarm in alarms for topic in alarm["AlarmActions"]} == {one["TopicArn"] for one in subscriptions}
+
+
+def test_shell_finds_the_host_of_the_learner(fleet: Fleet) -> None:
+    found = re.search(r"--target \$\((aws ec2 describe-instances .*)\)$", fleet.command("shell"))
+    assert found
+    (learner,) = fleet.groups()["learner"]["Instances"]
+    assert fleet.do(found[1]) == (0, f"{learner['InstanceId']}\n")
+
+
+def test_why_asks_of_each_group(fleet: Fleet) -> None:
+    code, said = fleet.do(fleet.command("why"))  # moto knows of no activities
+    assert code == 0
+    assert {*said.splitlines()} == {f"{NAME}-{role}" for role in ROLES}
+
+
+def test_state_holds_no_key(fleet: Fleet) -> None:
+    state = fleet.terraform.run("state", "pull")
+    assert "PRIVATE KEY" not in state
+    assert '"type": "aws_ssm_parameter"' not in state
+
+
+# From here on the fleet changes, in this order.
+
+
+def test_a_second_plan_has_nothing_to_change(fleet: Fleet) -> None:
+    assert fleet.plan() == ""
+
+
+def test_the_number_of_actors_changes_by_one_variable_and_nothing_else_does(fleet: Fleet) -> None:
+    before = {role: {one["InstanceId"] for one in group["Instances"]} for role, group in fleet.groups().items()}
+    fleet.apply("-var=actor_hosts=5")
+    after = {role: {one["InstanceId"] for one in group["Instances"]} for role, group in fleet.groups().items()}
+    assert len(after["actor"]) == 5
+    assert before["actor"] < after["actor"]  # those that were there have gone on
+    assert {role: after[role] for role in after if role != "actor"} == {
+        role: before[role] for role in before if role != "actor"
+    }
+    assert fleet.plan("-var=actor_hosts=5") == ""
+
+
+def test_stopping_leaves_the_bucket_and_no_instance(fleet: Fleet) -> None:
+    s3, bucket = aws(fleet.url, "s3"), fleet.bucket()
+    s3.delete_bucket_policy(Bucket=bucket)  # moto denies by it whatever its condition says
+    s3.put_object(Bucket=bucket, Key=FILM, Body=b"a film")
+    fleet.apply("-var=running=false")
+    groups, endpoints = fleet.times(GROUPS, "Modifications complete"), fleet.times("aws_vpc_endpoint", "Destroying")
+    assert len(groups) == len(ROLES)
+    assert len(endpoints) == 5
+    assert max(groups) < min(endpoints)  # but hosts end after that: their last lines of log may find no endpoint
+    assert all(group["Instances"] == [] for group in fleet.groups().values())
+    s3.delete_bucket_policy(Bucket=bucket)
+    assert s3.get_object(Bucket=bucket, Key=FILM)["Body"].read() == b"a film"
+    services = {
+        one["ServiceName"].split(".")[-1]
+        for one in aws(fleet.url, "ec2").describe_vpc_endpoints()["VpcEndpoints"]
+        if one["State"] != "deleted"
+    }
+    assert services == {"s3"}
+
+
+def test_fetch_takes_the_run_home(fleet: Fleet, tmp_path: Path) -> None:
+    run = run_in(tmp_path)
+    code, said = fleet.do(f"python main.py storage push {run} {fleet.output('run_url')}")
+    assert code == 0, said
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / "main.py").symlink_to(ROOT / "main.py")
+    code, said = fleet.do(fleet.command("fetch"), home)
+    assert code == 0, said
+    taken = content(home / "run-1")
+    assert taken.pop("video.mp4") == b"a film"
+    assert taken == {name: data for name, data in content(run).items() if name in taken}
+    assert {"checkpoints/200/state/d/x", "replay/snapshot-000000000001", "metrics/learner.jsonl"} <= {*taken}
+
+
+def test_wait_ends_when_no_host_is_left(fleet: Fleet) -> None:
+    assert fleet.do(fleet.command("wait")) == (0, "")
+    ec2 = aws(fleet.url, "ec2")
+    tags = [{"ResourceType": "instance", "Tags": [{"Key": "Fleet", "Value": NAME}]}]
+    (host,) = ec2.run_instances(ImageId=fleet.images["cpu"], MinCount=1, MaxCount=1, TagSpecifications=tags)[
+        "Instances"
+    ]
+    assert fleet.do(fleet.command("wait").replace("sleep 10", "exit 7"))[0] == 7
+    ec2.terminate_instances(InstanceIds=[host["InstanceId"]])
+
+
+def test_destroy_without_leave_to_delete_results_takes_nothing_from_the_bucket(fleet: Fleet) -> None:
+    fleet.apply("-var=running=false")  # gives the policy back
+    fleet.destroy(codes=(1,))
+    assert f"The bucket {fleet.bucket()} and its key stay as they are" in " ".join(fleet.said)
+    assert_bucket_is_protected(fleet)
+    assert fleet.key()["KeyState"] == "Enabled"
+    assert fleet.groups() == {}
+    assert [vpc for vpc in aws(fleet.url, "ec2").describe_vpcs()["Vpcs"] if not vpc["IsDefault"]] == []
+    s3 = aws(fleet.url, "s3")
+    s3.delete_bucket_policy(Bucket=fleet.bucket())
+    assert s3.get_object(Bucket=fleet.bucket(), Key=FILM)["Body"].read() == b"a film"
+
+
+def test_destroy_leaves_nothing(fleet: Fleet) -> None:
+    fleet.apply("-var=running=false", "-var=delete_results=true")
+    discovery = aws(fleet.url, "servicediscovery")
+    for service in discovery.list_services()["Services"]:  # as hosts do at boot
+        discovery.register_instance(
+            ServiceId=service["Id"], InstanceId=service["Name"], Attributes={"AWS_INSTANCE_IPV4": "10.83.0.9"}
+        )
+    fleet.destroy("-var=delete_results=true")
+    assert max(fleet.times(GROUPS, "Destruction complete")) < min(fleet.times(NEEDS, "Destroying"))
+    ec2 = aws(fleet.url, "ec2")
+    assert fleet.groups() == {}
+    assert aws(fleet.url, "s3").list_buckets()["Buckets"] == []
+    assert discovery.list_services()["Services"] == []
+    assert discovery.list_namespaces()["Namespaces"] == []
+    assert [one for one in aws(fleet.url, "iam").list_roles()["Roles"] if one["RoleName"].startswith(NAME)] == []
+    assert aws(fleet.url, "logs").describe_log_groups()["logGroups"] == []
+    assert aws(fleet.url, "cloudwatch").describe_alarms()["MetricAlarms"] == []
+    assert aws(fleet.url, "sns").list_topics()["Topics"] == []
+    assert [vpc for vpc in ec2.describe_vpcs()["Vpcs"] if not vpc["IsDefault"]] == []
+    assert ec2.describe_launch_templates()["LaunchTemplates"] == []
+    states = {
+        instance["State"]["Name"] for one in ec2.describe_instances()["Reservations"] for instance in one["Instances"]
+    }
+    assert states <= {"terminated"}
+    assert fleet.key()["KeyState"] == "PendingDeletion"

@@ -1,0 +1,138 @@
+"""A fleet in an existing VPC with an existing bucket, on moto with the real provider; both stay unchanged."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import pytest
+
+from deploy.tests.applied import VARIABLES, Fleet
+from deploy.tests.tools import REGION, aws, moto_server
+
+pytestmark = [pytest.mark.deploy, pytest.mark.timeout(900)]
+
+BUCKET, FOREIGN_BUCKET = "my-results", "far-results"
+CHECKPOINT = "runs/run-1/learner/checkpoints/200/state"
+ROLES = ("replay", "learner", "actor", "evaluator")
+
+
+class Given(NamedTuple):
+    """The existing network and buckets."""
+
+    vpc_id: str
+    subnet_ids: list[str]
+    route_table_id: str
+
+    @property
+    def variables(self) -> tuple[str, ...]:
+        subnets = ", ".join(f'"{one}"' for one in self.subnet_ids)
+        return (
+            f"-var=vpc_id={self.vpc_id}",
+            f"-var=subnet_ids=[{subnets}]",
+            f'-var=route_table_ids=["{self.route_table_id}"]',
+        )
+
+
+class Applied(NamedTuple):
+    """The fleet and its existing network."""
+
+    fleet: Fleet
+    given: Given
+
+    def ec2(self) -> Any:
+        return aws(self.fleet.url, "ec2")
+
+    def variables(self, bucket: str = BUCKET) -> tuple[str, ...]:
+        return (*self.given.variables, f"-var=bucket={bucket}")
+
+    def state_of_what_was_given(self) -> Any:
+        """Returns VPCs, subnets, their routes, and what is in the bucket, as AWS describes them."""
+        ec2, s3 = self.ec2(), aws(self.fleet.url, "s3")
+        tables = ec2.describe_route_tables(RouteTableIds=[self.given.route_table_id])["RouteTables"]
+        subnets = ec2.describe_subnets(SubnetIds=self.given.subnet_ids)["Subnets"]
+        for subnet in subnets:
+            del subnet["AvailableIpAddressCount"]  # hosts have some
+        return (
+            ec2.describe_vpcs(VpcIds=[self.given.vpc_id])["Vpcs"],
+            subnets,
+            [route for route in tables[0]["Routes"] if "DestinationCidrBlock" in route],
+            [one["Key"] for one in s3.list_objects_v2(Bucket=BUCKET)["Contents"]],
+        )
+
+
+def make(url: str) -> Given:
+    """Makes a VPC with two subnets, and two buckets, of which one is in another region."""
+    ec2 = aws(url, "ec2")
+    vpc_id = ec2.create_vpc(CidrBlock="10.90.0.0/16")["Vpc"]["VpcId"]
+    for option in ("EnableDnsSupport", "EnableDnsHostnames"):
+        ec2.modify_vpc_attribute(VpcId=vpc_id, **{option: {"Value": True}})
+    subnet_ids = [
+        ec2.create_subnet(VpcId=vpc_id, CidrBlock=f"10.90.{number}.0/24", AvailabilityZone=f"{REGION}{zone}")["Subnet"][
+            "SubnetId"
+        ]
+        for number, zone in enumerate("ab")
+    ]
+    route_table_id = ec2.create_route_table(VpcId=vpc_id)["RouteTable"]["RouteTableId"]
+    for subnet_id in subnet_ids:
+        ec2.associate_route_table(RouteTableId=route_table_id, SubnetId=subnet_id)
+    s3 = aws(url, "s3")
+    s3.create_bucket(Bucket=BUCKET)
+    s3.put_object(Bucket=BUCKET, Key=CHECKPOINT, Body=b"of a run before")
+    s3.create_bucket(Bucket=FOREIGN_BUCKET, CreateBucketConfiguration={"LocationConstraint": "eu-west-1"})
+    return Given(vpc_id, subnet_ids, route_table_id)
+
+
+@pytest.fixture(scope="module")
+def applied(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Applied]:
+    folder = tmp_path_factory.mktemp("existing")
+    with moto_server(folder) as url:
+        applied = Applied(Fleet(folder, url), make(url))
+        applied.fleet.apply(*applied.variables())
+        yield applied
+
+
+def test_hosts_are_in_the_given_subnets(applied: Applied) -> None:
+    zones = {role: {*group["VPCZoneIdentifier"].split(",")} for role, group in applied.fleet.groups().items()}
+    assert zones.keys() == {*ROLES}
+    assert zones["actor"] == {*applied.given.subnet_ids}
+    assert zones["replay"] == zones["learner"] == {applied.given.subnet_ids[0]}
+
+
+def test_endpoints_are_made_in_the_given_vpc_and_that_of_s3_in_its_route_table(applied: Applied) -> None:
+    found = {one["ServiceName"].split(".")[-1]: one for one in applied.ec2().describe_vpc_endpoints()["VpcEndpoints"]}
+    assert found.keys() == {"logs", "monitoring", "servicediscovery", "ssm", "ssmmessages", "s3"}
+    assert {one["VpcId"] for one in found.values()} == {applied.given.vpc_id}
+    assert found["s3"]["RouteTableIds"] == [applied.given.route_table_id]
+
+
+def test_run_goes_into_the_given_bucket_and_no_other_is_made(applied: Applied) -> None:
+    assert applied.fleet.output("run_url") == f"s3://{BUCKET}/runs/run-1"
+    buckets = {one["Name"] for one in aws(applied.fleet.url, "s3").list_buckets()["Buckets"]}
+    assert buckets == {BUCKET, FOREIGN_BUCKET}
+    for role in ("replay", "learner"):
+        assert f"arn:aws:s3:::{BUCKET}/" in str(applied.fleet.policy(role))
+
+
+def test_bucket_of_another_region_is_refused_before_anything_is_made(applied: Applied) -> None:
+    variables = (*VARIABLES, *applied.variables(FOREIGN_BUCKET))
+    said = applied.fleet.terraform.run("plan", "-input=false", "-no-color", *variables, codes=(1,))
+    assert f"bucket: {FOREIGN_BUCKET} is in eu-west-1" in " ".join(said.split())
+
+
+def test_a_second_plan_has_nothing_to_change(applied: Applied) -> None:
+    assert applied.fleet.plan(*applied.variables()) == ""
+
+
+def test_destroy_leaves_what_was_given_as_it_was(applied: Applied) -> None:
+    before = applied.state_of_what_was_given()
+    assert before[-1] == [CHECKPOINT]
+    applied.fleet.destroy(*applied.variables(), "-var=delete_results=true")
+    assert applied.state_of_what_was_given() == before
+    assert applied.fleet.groups() == {}
+    assert (
+        applied.ec2().describe_security_groups(Filters=[{"Name": "vpc-id", "Values": [applied.given.vpc_id]}])[
+            "SecurityGroups"
+        ][1:]
+        == []
+    )  # but for the VPC's own

@@ -1,0 +1,390 @@
+"""The programs beside the role on a host, as real processes, with moto and a stand-in for the metadata service."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deploy.tests.tools import CREDENTIALS, aws, moto_server
+from tests.rigs.processes import ROOT, wait_until
+
+pytestmark = [pytest.mark.deploy, pytest.mark.timeout(180)]
+
+FLEET = "apex-host-test"
+PATH = f"/apex-jax/{FLEET}/keys"
+TOKEN = "a-token"
+
+
+class Stub(ThreadingHTTPServer):
+    """The instance metadata service (IMDSv2), or a role's status page: answers GETs from `pages`."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Answer)
+        self.pages: dict[str, str] = {}
+        self.refused = 0  # questions without a token
+        self.asked: list[str] = []
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+
+class Answer(BaseHTTPRequestHandler):
+    """One request."""
+
+    server: Stub
+
+    def do_PUT(self) -> None:
+        self._say(200, TOKEN if self.path == "/latest/api/token" else "")
+
+    def do_GET(self) -> None:
+        self.server.asked.append(self.path)
+        if self.path.startswith("/latest/") and self.headers.get("X-aws-ec2-metadata-token") != TOKEN:
+            self.server.refused += 1
+            self._say(401, "")
+        elif (page := self.server.pages.get(self.path)) is None:
+            self._say(404, "")
+        else:
+            self._say(200, page)
+
+    def _say(self, code: int, text: str) -> None:
+        self.send_response(code)
+        self.end_headers()
+        self.wfile.write(text.encode())
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Sends nothing."""
+
+
+@pytest.fixture
+def stub() -> Iterator[Stub]:
+    with Stub() as stub:
+        threading.Thread(target=stub.serve_forever, daemon=True).start()
+        yield stub
+        stub.shutdown()
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with moto_server(tmp_path_factory.mktemp("moto")) as url:
+        yield url
+
+
+def command(module: str, *arguments: str, **environment: str) -> dict[str, Any]:
+    """Returns the command that starts a module like its unit."""
+    return {
+        "args": [sys.executable, "-m", module, *arguments],
+        "cwd": ROOT,
+        "env": {**{k: v for k, v in os.environ.items() if not k.startswith("AWS_")}, **CREDENTIALS, **environment},
+    }
+
+
+def run(module: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        **command(module, *arguments, **environment), capture_output=True, text=True, timeout=100, check=False
+    )
+
+
+def put_keys(url: str, *files: str) -> None:
+    for file in files:
+        kind = "SecureString" if file.endswith(".secret") else "String"
+        aws(url, "ssm").put_parameter(Name=f"{PATH}/{file}", Value=f"key of {file}", Type=kind, Overwrite=True)
+
+
+def keys_environment(url: str, folder: Path, *files: str) -> dict[str, str]:
+    folder.mkdir(exist_ok=True)
+    return {
+        "AWS_ENDPOINT_URL": url,
+        "APEX_JAX_ROLE": "replay",
+        "APEX_JAX_KEY_PATH": PATH,
+        "APEX_JAX_KEY_FILES": " ".join(files),
+        "APEX_JAX_KEYS": str(folder),
+        "APEX_JAX_RETRY_SECONDS": "0.2",
+    }
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_boot_writes_the_keys_with_the_secret_one_for_its_owner_alone(url: str, tmp_path: Path) -> None:
+    put_keys(url, "replay.secret", "actor.public")
+    (tmp_path / "keys").mkdir()
+    (tmp_path / "keys" / "learner.secret").write_text("of the role this host had before")
+    done = run("deploy.host.boot", **keys_environment(url, tmp_path / "keys", "replay.secret", "actor.public"))
+    assert done.returncode == 0, done.stderr
+    assert {path.name: (path.read_text(), mode(path)) for path in (tmp_path / "keys").iterdir()} == {
+        "replay.secret": ("key of replay.secret", 0o600),
+        "actor.public": ("key of actor.public", 0o644),
+    }
+    assert "key of replay.secret" not in done.stdout + done.stderr
+
+
+def test_boot_waits_for_keys_that_are_pushed_later(url: str, tmp_path: Path) -> None:
+    environment = keys_environment(url, tmp_path / "keys", "late.secret")
+    log = tmp_path / "log"
+    with open(log, "w") as out, subprocess.Popen(**command("deploy.host.boot", **environment), stderr=out) as boot:
+        try:
+            wait_until(lambda: "deploy.push_keys" in log.read_text())
+            assert boot.poll() is None
+            put_keys(url, "late.secret")
+            assert boot.wait(60) == 0
+        finally:
+            boot.kill()
+    assert log.read_text().count("late.secret") == 1  # said once, not at each try
+
+
+def test_boot_points_the_name_at_the_host_that_booted_last(url: str, stub: Stub) -> None:
+    discovery = aws(url, "servicediscovery")
+    namespace = discovery.create_private_dns_namespace(Name="test.internal", Vpc="vpc-12345678")
+    operation = discovery.get_operation(OperationId=namespace["OperationId"])["Operation"]
+    service = discovery.create_service(
+        Name="replay",
+        NamespaceId=operation["Targets"]["NAMESPACE"],
+        DnsConfig={"DnsRecords": [{"Type": "A", "TTL": 10}]},
+    )["Service"]["Id"]
+    for address in ("10.83.0.5", "10.83.0.9"):
+        stub.pages["/latest/meta-data/local-ipv4"] = address
+        environment = {"APEX_JAX_SERVICE_ID": service, "APEX_JAX_ROLE": "replay", "APEX_JAX_METADATA_URL": stub.url}
+        done = run("deploy.host.boot", AWS_ENDPOINT_URL=url, **environment)
+        assert done.returncode == 0, done.stderr
+    instances = discovery.list_instances(ServiceId=service)["Instances"]
+    assert {one["Id"] for one in instances} == {"replay"}  # one identity: AWS overwrites it, moto appends
+    assert instances[-1]["Attributes"]["AWS_INSTANCE_IPV4"] == "10.83.0.9"
+    assert stub.refused == 0
+
+
+def test_boot_does_nothing_on_a_machine_outside_of_aws() -> None:
+    done = run("deploy.host.boot", APEX_JAX_ROLE="replay")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_boot_says_what_the_environment_file_lacks() -> None:
+    done = run("deploy.host.boot", APEX_JAX_KEY_PATH=PATH)
+    assert (done.returncode, done.stderr) == (2, "error: the environment file lacks 'APEX_JAX_KEY_FILES'\n")
+
+
+def test_spot_notice_stops_the_role_and_nothing_before_it_does(stub: Stub, tmp_path: Path) -> None:
+    systemctl = tmp_path / "systemctl"
+    systemctl.write_text(f'#!/bin/sh\necho "$@" >>{tmp_path}/called\n')
+    systemctl.chmod(0o755)
+    environment = {
+        "APEX_JAX_ROLE": "actor",
+        "APEX_JAX_METADATA_URL": stub.url,
+        "APEX_JAX_POLL_SECONDS": "0.1",
+        "PATH": f"{tmp_path}:{os.environ['PATH']}",
+    }
+    with subprocess.Popen(**command("deploy.host.spot_watch", **environment)) as watch:
+        try:
+            wait_until(lambda: len(stub.asked) >= 3)
+            assert not (tmp_path / "called").exists()
+            stub.pages["/latest/meta-data/spot/instance-action"] = '{"action": "terminate"}'
+            assert watch.wait(60) == 0
+        finally:
+            watch.kill()
+    assert (tmp_path / "called").read_text() == "stop apex-jax@actor.service\n"
+    assert stub.refused == 0
+
+
+def test_spot_watch_outlives_a_metadata_service_that_is_away(stub: Stub, tmp_path: Path) -> None:
+    nobody = "http://127.0.0.1:9"
+    log = tmp_path / "log"
+    environment = {"APEX_JAX_ROLE": "actor", "APEX_JAX_METADATA_URL": nobody, "APEX_JAX_POLL_SECONDS": "0.1"}
+    with open(log, "w") as out, subprocess.Popen(**command("deploy.host.spot_watch", **environment), stderr=out) as one:
+        try:
+            wait_until(lambda: "asking again" in log.read_text())
+            assert one.poll() is None
+        finally:
+            one.kill()
+
+
+@pytest.mark.parametrize("healthy", [True, False])
+def test_health_report_holds_what_the_alarms_read(url: str, stub: Stub, tmp_path: Path, healthy: bool) -> None:
+    if healthy:
+        stub.pages["/status"] = json.dumps({"role": "replay"})
+    role = f"role-{healthy}"
+    environment = {
+        "APEX_JAX_STATUS": f"{stub.url}/status",
+        "APEX_JAX_NAMESPACE": "ApexJax",
+        "APEX_JAX_FLEET": FLEET,
+        "APEX_JAX_ROLE": role,
+        "APEX_JAX_DATA": str(tmp_path),
+    }
+    done = run("deploy.host.report_health", AWS_ENDPOINT_URL=url, **environment)
+    assert done.returncode == 0, done.stderr
+    metrics = aws(url, "cloudwatch").list_metrics(
+        Namespace="ApexJax", Dimensions=[{"Name": "Fleet", "Value": FLEET}, {"Name": "Role", "Value": role}]
+    )["Metrics"]
+    assert {metric["MetricName"] for metric in metrics} == {"Healthy", "MemoryUsedPercent", "DiskUsedPercent"}
+    assert value_of(url, role, "Healthy") == float(healthy)
+    assert 0 < value_of(url, role, "MemoryUsedPercent") < 100
+    assert 0 < value_of(url, role, "DiskUsedPercent") <= 100
+
+
+def value_of(url: str, role: str, metric: str) -> float:
+    """Returns the largest value of a metric that was ever reported."""
+    found = aws(url, "cloudwatch").get_metric_statistics(
+        Namespace="ApexJax",
+        MetricName=metric,
+        Dimensions=[{"Name": "Fleet", "Value": FLEET}, {"Name": "Role", "Value": role}],
+        StartTime=0,
+        EndTime=4_000_000_000,
+        Period=60,
+        Statistics=["Maximum"],
+    )
+    return max(float(point["Maximum"]) for point in found["Datapoints"])
+
+
+def results(url: str, action: str, run_directory: Path, role: str, bucket: str = "results") -> None:
+    environment = {
+        "APEX_JAX_STORAGE": f"s3://{bucket}/runs/a",
+        "APEX_JAX_RUN": str(run_directory),
+        "APEX_JAX_ROLE": role,
+    }
+    done = run("deploy.host.results", action, AWS_ENDPOINT_URL=url, **environment)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def written(folder: Path, files: dict[str, str]) -> dict[str, str]:
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    return files
+
+
+def files_in(folder: Path) -> dict[str, str]:
+    return {path.relative_to(folder).as_posix(): path.read_text() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_results_of_all_hosts_make_one_run_directory(url: str, tmp_path: Path) -> None:
+    s3 = aws(url, "s3")
+    s3.create_bucket(Bucket="results")
+    own: dict[str, str] = {}
+    for role in ("replay", "learner", "evaluator"):
+        shown = {f"metrics/{role}.jsonl": f"{role} 1", f"tensorboard/{role}/events.1": role}
+        shown |= {"learner": {"config.yaml": "seed: 1"}, "evaluator": {"video.mp4": "film"}}.get(role, {})
+        own |= written(tmp_path / role, shown)
+        written(
+            tmp_path / role,
+            {"checkpoints/7/state": "large", "logs/x.log": "long", "metrics/other.jsonl": "not its own"},
+        )
+        results(url, "copy", tmp_path / role, role)
+    stored = s3.list_objects_v2(Bucket="results")["Contents"]
+    assert {one["Key"].removeprefix("runs/a/results/") for one in stored} == set(own)
+
+    (tmp_path / "evaluator/metrics/evaluator.jsonl").write_text("evaluator 1, and more")  # grown: sent again
+    before = {one["Key"]: one["LastModified"] for one in stored}
+    results(url, "copy", tmp_path / "evaluator", "evaluator")
+    key = "runs/a/results/metrics/evaluator.jsonl"
+    assert s3.get_object(Bucket="results", Key=key)["Body"].read() == b"evaluator 1, and more"
+    after = {one["Key"]: one["LastModified"] for one in s3.list_objects_v2(Bucket="results")["Contents"]}
+    assert {name for name in after if after[name] != before[name]} <= {key}
+
+    results(url, "mirror", tmp_path / "learner", "learner")
+    everybody = files_in(tmp_path / "learner-of-all-hosts")
+    assert everybody == own | {"metrics/evaluator.jsonl": "evaluator 1, and more"}
+
+    results(url, "fetch", tmp_path / "replacement", "evaluator")
+    assert files_in(tmp_path / "replacement") == {
+        "metrics/evaluator.jsonl": "evaluator 1, and more",
+        "tensorboard/evaluator/events.1": "evaluator",
+        "video.mp4": "film",
+    }
+
+
+def test_mirror_extends_what_tensorboard_holds_open(url: str, tmp_path: Path) -> None:
+    aws(url, "s3").create_bucket(Bucket="growing")
+    name = "tensorboard/replay/events.1"
+
+    def show(text: str) -> None:
+        written(tmp_path / "replay", {name: text})
+        results(url, "copy", tmp_path / "replay", "replay", "growing")
+        results(url, "mirror", tmp_path / "learner", "learner", "growing")
+
+    show("one")
+    with open(tmp_path / "learner-of-all-hosts" / name) as shown:
+        assert shown.read() == "one"
+        show("one, two")
+        assert shown.read() == ", two"
+
+
+def test_fetched_results_never_replace_what_a_host_has(url: str, tmp_path: Path) -> None:
+    s3 = aws(url, "s3")
+    s3.create_bucket(Bucket="older")
+    s3.put_object(Bucket="older", Key="runs/a/results/metrics/replay.jsonl", Body=b"older")
+    newer = written(tmp_path / "run", {"metrics/replay.jsonl": "newer"})
+    results(url, "fetch", tmp_path / "run", "replay", "older")
+    assert files_in(tmp_path / "run") == newer
+
+
+def test_results_of_a_name_that_leaves_the_run_directory_are_not_fetched(url: str, tmp_path: Path) -> None:
+    s3 = aws(url, "s3")
+    s3.create_bucket(Bucket="strange")
+    s3.put_object(Bucket="strange", Key="runs/a/results/tensorboard/replay/../x", Body=b"out")
+    s3.put_object(Bucket="strange", Key="runs/a/results//etc/x", Body=b"out")
+    results(url, "fetch", tmp_path / "run", "replay", "strange")
+    assert not (tmp_path / "run").exists()
+
+
+def test_actors_and_machines_without_a_bucket_keep_their_results() -> None:
+    nowhere = {"AWS_ENDPOINT_URL": "http://127.0.0.1:9", "APEX_JAX_RUN": "/nowhere"}
+    for more in ({"APEX_JAX_ROLE": "actor", "APEX_JAX_STORAGE": "s3://b/runs/a"}, {"APEX_JAX_ROLE": "learner"}):
+        assert run("deploy.host.results", "copy", **nowhere, **more).returncode == 0
+
+
+def test_results_say_when_the_bucket_cannot_be_reached(url: str, tmp_path: Path) -> None:
+    environment = {
+        "APEX_JAX_STORAGE": "s3://no-such-bucket/runs/a",
+        "APEX_JAX_RUN": str(tmp_path),
+        "APEX_JAX_ROLE": "replay",
+    }
+    done = run("deploy.host.results", "fetch", AWS_ENDPOINT_URL=url, **environment)
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: s3://no-such-bucket/runs/a: ")
+
+
+@pytest.mark.parametrize(("arguments", "code", "line"), [
+    (("Bad Name",), 2, "error: FLEET is 'Bad Name': give the fleet's `name`, 2 to 20 of a-z, 0-9 and '-'\n"),
+    ((FLEET + "-x",), 1, None),
+])  # fmt: skip
+def test_push_keys_answers_what_it_cannot_do_with_one_line(arguments: tuple[str, ...], code: int, line: str) -> None:
+    done = run("deploy.push_keys", *arguments, AWS_ENDPOINT_URL="http://127.0.0.1:9", AWS_MAX_ATTEMPTS="1")
+    assert done.returncode == code
+    assert done.stderr == line if line else done.stderr.startswith("error: ")
+    assert done.stderr.count("\n") == 1
+
+
+def test_push_keys_makes_rotates_and_removes(url: str) -> None:
+    def stored() -> dict[str, tuple[str, str]]:
+        found = aws(url, "ssm").get_parameters_by_path(Path="/apex-jax/pushed/keys", WithDecryption=True)["Parameters"]
+        return {one["Name"].rsplit("/", 1)[1]: (one["Type"], one["Value"]) for one in found}
+
+    def push(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return run("deploy.push_keys", "pushed", *arguments, AWS_ENDPOINT_URL=url)
+
+    made = push()
+    assert made.returncode == 0, made.stderr
+    first = stored()
+    assert len(first) == 8
+    assert all((kind == "SecureString") == name.endswith(".secret") for name, (kind, _) in first.items())
+    assert not any(value in made.stdout + made.stderr for _, value in first.values())
+    refused = push()
+    assert refused.returncode == 1
+    assert "--rotate" in refused.stderr
+    assert stored() == first
+    assert push("--rotate").returncode == 0
+    assert all(stored()[name] != first[name] for name in first)
+    assert push("--delete").returncode == 0
+    assert stored() == {}

@@ -1,0 +1,366 @@
+"""Scripts, units, images and user data: checked by their own tools, and run if this machine can."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deploy.tests.tools import COMMIT, DEPLOY, TERRAFORM, rendered_user_data
+from tests.rigs.processes import ROOT
+
+pytestmark = [pytest.mark.deploy, pytest.mark.quick, pytest.mark.timeout(900)]
+
+PROVISION, SMOKE_TEST = DEPLOY / "provision.sh", DEPLOY / "smoke_test.sh"
+SCRIPTS = [PROVISION, SMOKE_TEST, DEPLOY / "host/start_log_agent", DEPLOY / "packer/wake_agent.sh"]
+UNITS = sorted([*(DEPLOY / "systemd").glob("*.service"), *(DEPLOY / "systemd").glob("*.timer")])
+PACKER = DEPLOY / "packer"
+NEWER_THAN_1_6 = r"^  imds_support.*\n|^  metadata_options \{[^}]*\}\n"  # arguments that an old Packer does not know
+ROLES = ("replay", "learner", "actor", "evaluator")
+
+
+def say(*command: str, seconds: float = 60, cwd: Path = ROOT) -> tuple[int, str]:
+    """Runs a command; returns its exit code and output."""
+    done = subprocess.run(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=seconds, cwd=cwd, check=False
+    )
+    return done.returncode, done.stdout
+
+
+def tool(name: str) -> str:
+    beside = Path(sys.executable).with_name(name)
+    found = str(beside) if beside.exists() else shutil.which(name)
+    if not found:
+        pytest.skip(f"{name} is not installed here")
+    return found
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
+def test_script_is_clean(script: Path) -> None:
+    taste = "--exclude=SC2154,SC2250,SC2292,SC2310,SC2312"  # optional checks that are not followed here
+    assert say(tool("shellcheck"), "--enable=all", taste, str(script)) == (0, "")
+    assert script.stat().st_mode & 0o100
+
+
+@pytest.mark.parametrize(("arguments", "line"), [
+    ((), "error: --source is missing"),
+    (("--source", "."), "error: --commit is ''"),
+    (("--source", ".", "--commit", "main"), "error: --commit is 'main'"),
+    (("--source",), "error: --source is missing"),
+    (("--verbose",), "error: unknown argument --verbose"),
+])  # fmt: skip
+def test_provision_refuses_what_it_cannot_mean(arguments: tuple[str, ...], line: str) -> None:
+    code, said = say("bash", str(PROVISION), *arguments)
+    assert code == 2
+    assert said.startswith(line)
+    assert said.count("\n") == 1
+
+
+@pytest.fixture(scope="module")
+def unit_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A root directory with the units and their programs, for systemd-analyze."""
+    root = tmp_path_factory.mktemp("root")
+    units = root / "etc/systemd/system"
+    units.mkdir(parents=True)
+    for path in (DEPLOY / "systemd").iterdir():
+        if path.name == "apex-jax@.service.d" and systemd_version() < 254:
+            continue  # as provision.sh does
+        if path.is_dir():
+            shutil.copytree(path, units / path.name)
+        elif path.suffix in (".service", ".timer"):
+            shutil.copy(path, units)
+    programs = root / "opt/apex-jax/current/.venv/bin"
+    for path in (programs / "python", programs / "tensorboard", root / "usr/bin/nvidia-modprobe"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("#!/bin/sh\n")
+        path.chmod(0o755)
+    return root
+
+
+def systemd_version() -> int:
+    found = re.search(r"systemd (\d+)", say(tool("systemctl"), "--version")[1])
+    assert found
+    return int(found[1])
+
+
+def unit_name(path: Path, role: str) -> str:
+    return path.name.replace("@.", f"@{role}.")
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_units_are_sound(unit_root: Path, role: str) -> None:
+    analyze = tool("systemd-analyze")
+    system = Path("/lib/systemd/system")
+    target = unit_root / "lib/systemd/system"
+    if not target.exists():
+        target.mkdir(parents=True)
+        for name in ("network-online.target", "multi-user.target", "timers.target", "sysinit.target", "basic.target"):
+            shutil.copy(system / name, target)
+    names = [unit_name(path, role) for path in UNITS]
+    code, said = say(analyze, "verify", "--man=no", "--recursive-errors=no", f"--root={unit_root}", *names)
+    assert (code, [line for line in said.splitlines() if "apex-jax" in line]) == (0, []), said
+
+
+SERVICES = {unit_name(path, role) for path in UNITS if path.suffix == ".service" for role in ("actor", "learner")}
+
+
+@pytest.mark.parametrize("name", sorted(SERVICES))
+def test_unit_exposes_little(name: str, unit_root: Path) -> None:
+    """Systemd's own measure of exposure, 0 (none) to 10; a service without any hardening has 9.6."""
+    limit = "50" if "boot" in name else "40"
+    code, said = say(
+        tool("systemd-analyze"), "security", "--offline=true", f"--root={unit_root}", f"--threshold={limit}",
+        "--no-pager", name,
+    )  # fmt: skip
+    assert code == 0, said.splitlines()[-1:] + said.splitlines()[:40]
+
+
+def setting(unit: str, key: str) -> list[str]:
+    return re.findall(rf"^{key}=(.*)$", (DEPLOY / "systemd" / unit).read_text(), re.MULTILINE)
+
+
+def test_role_has_time_to_checkpoint_and_comes_back() -> None:
+    unit = "apex-jax@.service"
+    assert setting(unit, "KillSignal") == ["SIGTERM"]
+    assert setting(unit, "TimeoutStopSec") == ["110"]  # of the two minutes between a spot notice and the end
+    assert setting(unit, "Restart") == ["on-failure"]
+    assert setting(unit, "User") == ["apex-jax"]
+    assert setting(unit, "LimitNOFILE") == ["65536"]
+    assert setting(unit, "EnvironmentFile") == ["/etc/apex-jax/environment"]
+    assert "--role %i" in setting(unit, "ExecStart")[0]
+
+
+def test_what_fails_again_and_again_is_started_later_each_time_and_never_given_up() -> None:
+    drop_in = "apex-jax@.service.d/backoff.conf"
+    assert setting(drop_in, "RestartSteps") == ["10"]
+    assert setting(drop_in, "RestartMaxDelaySec") == ["60"]
+    assert setting("apex-jax@.service", "RestartSec") == ["5"]
+    for unit in ("apex-jax@.service", "apex-jax-boot.service", "apex-jax-spot-watch.service"):
+        assert setting(unit, "StartLimitIntervalSec") == ["0"], unit
+
+
+def test_gpu_is_opened_for_the_learner_with_all_rights_and_before_it_starts() -> None:
+    drop_in = "apex-jax@learner.service.d/gpu.conf"
+    opening = "+/usr/bin/nvidia-modprobe -c 0"  # + is without the hardening
+    assert setting(drop_in, "ExecStartPre") == [f"{opening} -c 255", f"{opening} -u"]
+    assert setting(drop_in, "PrivateDevices") == ["no"]
+    assert setting("apex-jax@.service", "NoNewPrivileges") == ["yes"]
+
+
+def test_every_program_that_a_unit_starts_is_there() -> None:
+    for path in UNITS:
+        for module in re.findall(r"-m (deploy\.\S+)", path.read_text()):
+            assert (ROOT / f"{module.replace('.', '/')}.py").exists(), f"{path.name}: {module}"
+
+
+# --- images ---
+
+
+def test_packer_template_is_sound(tmp_path: Path) -> None:
+    packer = tool("packer")
+    if "build image" not in say(packer, "--help")[1]:  # a password checker of this name is on some systems
+        pytest.skip(f"{packer} is not HashiCorp's")
+    folder = tmp_path / "packer"
+    shutil.copytree(PACKER, folder)
+    shutil.copy(DEPLOY / "provision.sh", tmp_path)  # which the template uploads
+    version = re.search(r"v(\d+)\.(\d+)", say(packer, "version")[1])
+    assert version
+    is_old = (int(version[1]), int(version[2])) < (1, 7)
+    if is_old:
+        (folder / "plugins.pkr.hcl").unlink()  # which this Packer has inside, older than what was added since:
+        template = (folder / "apex-jax.pkr.hcl").read_text()
+        (folder / "apex-jax.pkr.hcl").write_text(re.sub(NEWER_THAN_1_6, "", template, flags=re.MULTILINE))
+    code, said = say(packer, "fmt", "-check", "-diff", str(folder))
+    assert code == 0, said
+    if not is_old:
+        code, said = say(packer, "init", str(folder), seconds=300)
+        if code:
+            pytest.skip(f"Packer's plugin cannot be had here: {said.splitlines()[0]}")
+    code, said = say(packer, "validate", f"-var=commit={COMMIT}", str(folder))
+    assert code == 0, said
+    code, said = say(packer, "validate", "-var=commit=main", str(folder))
+    assert code != 0
+    assert "40 hexadecimal digits" in said
+    code, said = say(packer, "validate", f"-var=commit={COMMIT}", "-var=gpu_instance_type=g5g.xlarge", str(folder))
+    assert code != 0
+    assert "no ARM" in said
+
+
+def template(name: str) -> Any:
+    import hcl2
+
+    return hcl2.loads((PACKER / name).read_text())
+
+
+def test_both_images_are_encrypted_and_have_imdsv2() -> None:
+    (source,) = template("apex-jax.pkr.hcl")["source"]
+    body = next(iter(next(iter(source.values())).values()))
+    assert body["encrypt_boot"] is True
+    assert str(body["imds_support"]).strip('"') == "v2.0"
+    assert str(body["metadata_options"][0]["http_tokens"]).strip('"') == "required"
+    text = (PACKER / "apex-jax.pkr.hcl").read_text()
+    assert re.findall(r"^\s+encrypted\s+= (\w+)", text, re.MULTILINE) == ["true", "true"]
+    assert text.count("smoke_test.sh") == 1
+
+
+def test_disks_hold_their_images() -> None:
+    cpu, gpu = (int(size) for size in re.findall(r"volume_size += (\d+)", (PACKER / "apex-jax.pkr.hcl").read_text()))
+    assert gpu >= 100  # the base image has 75
+    presets = re.findall(r"volume_gib += \{ (.*) \}", (TERRAFORM / "presets.tf").read_text())
+    assert len(presets) == 2
+    for preset in presets:
+        disks = {role: int(size) for role, size in re.findall(r"(\w+) = (\d+)", preset)}
+        assert set(disks) == set(ROLES)
+        assert disks.pop("learner") >= gpu
+        assert min(disks.values()) >= cpu
+    refused = re.search(r'role == "learner" \? (\d+) : (\d+)', (TERRAFORM / "variables.tf").read_text())
+    assert refused
+    assert [int(size) for size in refused.groups()] == [gpu, cpu]  # below which volume_gib may not go
+
+
+PACKER_VARIABLES = re.findall(
+    r'^variable "(\w+)" \{\n(.*?)^\}', (PACKER / "variables.pkr.hcl").read_text(), re.DOTALL | re.MULTILINE
+)
+ARM = ["a1.large", "t4g.micro", "c7g.large", "c6gn.large", "m7gd.large", "r8g.large", "x2gd.large", "im4gn.large"]
+ARM += ["is4gen.large", "i8ge.large", "hpc7g.4xlarge", "g5g.xlarge", "mac2-m2.metal", "p6e-gb200.36xlarge"]
+X86 = ["c7i.large", "c7i-flex.large", "m6a.large", "r7i.large", "t3a.large", "u7i-12tb.224xlarge", "u-6tb1.56xlarge"]
+X86 += ["x2iedn.xlarge", "i7ie.large", "z1d.large", "hpc7a.12xlarge", "g4ad.xlarge", "trn1.2xlarge", "p3.2xlarge"]
+NVIDIA = ["g4dn.xlarge", "g5.xlarge", "g6.xlarge", "g6e.xlarge", "gr6.4xlarge", "g7e.2xlarge", "p4d.24xlarge"]
+NVIDIA += ["p5en.48xlarge", "p6-b200.48xlarge", "g10.xlarge"]
+KEY = "12345678-1234-1234-1234-123456789012"
+KEYS = [KEY, "mrk-12345678123412341234123456789012", f"arn:aws:kms:us-east-1:123456789012:key/{KEY}", "alias/mine"]
+SHAPELESS = ["", "large", "c7i", "C7I.large", "c7i large", "c7i.large; reboot"]
+
+
+@pytest.mark.parametrize(("name", "taken", "refused"), [
+    ("commit", [COMMIT], ["", "main", COMMIT[:12], COMMIT.replace("0", "g"), f"{COMMIT}0"]),
+    ("region", ["us-east-1", "ap-southeast-2"], ["", "virginia", "us-east-1a", "us-gov-west-1", "cn-north-1"]),
+    ("cpu_instance_type", [*X86, *NVIDIA], [*ARM, *SHAPELESS]),
+    ("gpu_instance_type", NVIDIA, [*ARM, *X86, *SHAPELESS]),
+    ("kms_key_id", ["", *KEYS], ["mine", "key/mine", f"arn:aws:s3:::{KEY}", f"{KEY} {KEY}"]),
+    ("subnet_id", ["", "subnet-0123456789abcdef0"], ["default", "subnet-", "vpc-0123456789abcdef0", "10.0.0.0/24"]),
+])  # fmt: skip
+def test_packer_variable_refuses_what_it_cannot_mean(name: str, taken: list[str], refused: list[str]) -> None:
+    """Evaluates Packer's conditions in Python, because Packer itself is rarely installed."""
+    conditions = re.findall(r"^ +condition += (.*)$", dict(PACKER_VARIABLES)[name], re.MULTILINE)
+
+    def takes(value: str) -> bool:
+        given = {"value": value, "regex_replace": lambda text, pattern, new: re.sub(pattern, new, text)}
+        return all(eval(re.sub(r"\bvar\.\w+", "value", one).replace("&&", "and"), given) for one in conditions)
+
+    assert [value for value in taken if not takes(value)] == []
+    assert [value for value in refused if takes(value)] == []
+
+
+def test_every_packer_variable_is_typed_and_described_and_refuses_something() -> None:
+    assert len(PACKER_VARIABLES) == len(template("variables.pkr.hcl")["variable"])
+    for name, body in PACKER_VARIABLES:
+        for word in ("type", "description", "validation"):
+            assert re.search(rf"^  {word}\b", body, re.MULTILINE), f"{name} has no {word}"
+
+
+def test_fleet_and_images_take_the_same_types() -> None:
+    variables = (TERRAFORM / "variables.tf").read_text()
+    arm, nvidia, amd = re.findall(r'can\(regex\("(\^[^"]*)", type\)\)', variables)[-3:]
+    arm, nvidia, amd = (pattern.replace(r"\\", "\\") for pattern in (arm, nvidia, amd))
+    assert [one for one in ARM if not re.search(arm, one)] == []
+    assert [one for one in (*X86, *NVIDIA) if re.search(arm, one)] == []
+    learner = [one for one in (*X86, *NVIDIA) if re.search(nvidia, one) and not re.search(amd, one)]
+    assert learner == NVIDIA
+
+
+# --- user data, as Terraform renders it ---
+
+
+@pytest.fixture(scope="module")
+def user_data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    return rendered_user_data(tmp_path_factory.mktemp("render"), 'bucket = "my-results"', 'settings = { seed = "3" }')
+
+
+@pytest.mark.terraform
+@pytest.mark.parametrize("role", ROLES)
+def test_user_data_says_what_the_unit_needs(user_data: dict[str, str], role: str) -> None:
+    import yaml
+
+    assert user_data[role].startswith("#cloud-config\n")
+    data = yaml.safe_load(user_data[role])
+    files = {file["path"]: file for file in data["write_files"]}
+    assert set(files) == {"/etc/apex-jax/environment", "/opt/aws/amazon-cloudwatch-agent/etc/apex-jax.json"}
+    assert files["/etc/apex-jax/environment"]["permissions"] == "0640"
+    environment = environment_of(files["/etc/apex-jax/environment"]["content"])
+    assert environment["APEX_JAX_ROLE"] == role
+    assert f"{role}.secret" in environment["APEX_JAX_KEY_FILES"].split()
+    assert yaml.safe_load(files["/opt/aws/amazon-cloudwatch-agent/etc/apex-jax.json"]["content"])["logs"]
+    assert ["systemctl", "enable", "--now", "--no-block", f"apex-jax@{role}.service"] in data["runcmd"]
+    *starts, last = data["runcmd"]
+    assert last == [
+        "/opt/apex-jax/current/deploy/host/start_log_agent"
+    ]  # an agent that hangs keeps no role from starting
+    started = {name.replace(f"@{role}", "@") for _, _, _, _, name in starts}
+    assert started <= {path.name for path in UNITS}
+
+
+@pytest.mark.terraform
+@pytest.mark.parametrize("role", ROLES)
+def test_what_any_unit_of_a_host_says_is_collected(user_data: dict[str, str], role: str) -> None:
+    """A host that Session Manager cannot reach can only be diagnosed by this."""
+    import yaml
+
+    files = {file["path"]: file["content"] for file in yaml.safe_load(user_data[role])["write_files"]}
+    agent = json.loads(files["/opt/aws/amazon-cloudwatch-agent/etc/apex-jax.json"])
+    collected = agent["logs"]["logs_collected"]["files"]["collect_list"]
+    assert {one["log_group_name"] for one in collected} == {f"/apex-jax/apex-jax/{role}"}
+    assert len({one["log_stream_name"] for one in collected}) == len(
+        collected
+    )  # two files in one would mix their order
+    paths = {one["file_path"] for one in collected}
+    services = [path.name for path in UNITS if path.suffix == ".service"]
+    assert len(services) == 6
+    for service in services:
+        for key in ("StandardOutput", "StandardError"):
+            (output,) = setting(service, key)
+            kind, _, path = output.replace("%i", role).partition(":")
+            assert kind == "append", service  # what was said before a restart stays
+            assert path in paths, service
+
+
+def test_role_stops_before_the_agent_that_sends_its_last_words() -> None:
+    after = {name for line in setting("apex-jax@.service", "After") for name in line.split()}
+    assert {"amazon-cloudwatch-agent.service", "apex-jax-boot.service"} <= after
+
+
+@pytest.mark.terraform
+@pytest.mark.parametrize("role", ROLES)
+def test_settings_of_the_user_data_are_keys_of_the_program(user_data: dict[str, str], role: str) -> None:
+    """The command line that the unit makes of the environment file is one that main.py takes."""
+    import yaml
+
+    data = yaml.safe_load(user_data[role])
+    environment = environment_of(data["write_files"][0]["content"])
+    settings = environment["APEX_JAX_SETTINGS"].split()
+    code, said = say(
+        sys.executable, "main.py", "--role", role, "--config", environment["APEX_JAX_CONFIG"], *settings,
+        "--print-config",
+    )  # fmt: skip
+    assert code == 0, said
+    assert "seed: 3" in said
+
+
+@pytest.mark.terraform
+@pytest.mark.parametrize("role", ROLES)
+def test_cloud_init_takes_the_user_data(user_data: dict[str, str], role: str, tmp_path: Path) -> None:
+    (tmp_path / "user-data").write_text(user_data[role])
+    code, said = say(tool("cloud-init"), "schema", "--config-file", str(tmp_path / "user-data"))
+    assert code == 0, said
+    assert "valid cloud-config" in said.lower()
+
+
+def environment_of(text: str) -> dict[str, str]:
+    """Reads an environment file as systemd does: KEY="value" lines."""
+    return dict(re.findall(r'^(\w+)="(.*)"$', text, re.MULTILINE))

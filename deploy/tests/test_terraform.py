@@ -1,0 +1,149 @@
+"""Static checks of the Terraform configuration: style, variables, rules of security."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deploy.tests.tools import TERRAFORM, Terraform, copy_of_terraform
+from tests.rigs.processes import ROOT
+
+pytestmark = [pytest.mark.deploy, pytest.mark.quick, pytest.mark.timeout(600)]
+
+TESTS = sorted(path.name for path in (TERRAFORM / "tests").glob("*.tftest.hcl"))
+
+
+@pytest.fixture(scope="module")
+def terraform(tmp_path_factory: pytest.TempPathFactory) -> Terraform:
+    terraform = Terraform(copy_of_terraform(tmp_path_factory.mktemp("static")))
+    terraform.init()
+    return terraform
+
+
+def blocks(kind: str) -> dict[str, Any]:
+    """Returns all blocks of a kind, by name, of the root configuration."""
+    import hcl2
+
+    found: dict[str, Any] = {}
+    for path in sorted(TERRAFORM.glob("*.tf")):
+        for block in hcl2.loads(path.read_text()).get(kind, []):
+            found |= {name.strip('"'): body for name, body in block.items() if not name.startswith("__")}
+    return found
+
+
+@pytest.mark.terraform
+def test_format_is_terraform_fmt(terraform: Terraform) -> None:
+    assert terraform.run("fmt", "-check", "-recursive", "-diff") == ""
+
+
+@pytest.mark.terraform
+def test_configuration_is_valid(terraform: Terraform) -> None:
+    assert json.loads(terraform.run("validate", "-json"))["diagnostics"] == []
+
+
+@pytest.mark.terraform
+@pytest.mark.parametrize("file", TESTS)
+def test_terraform_test(terraform: Terraform, file: str) -> None:
+    said = terraform.run("test", "-no-color", f"-filter=tests/{file}", seconds=600)
+    assert re.search(r"^Success! [1-9]\d* passed, 0 failed\.", said, re.MULTILINE), said
+
+
+def test_every_variable_is_typed_and_described_and_refuses_what_it_cannot_mean() -> None:
+    tests = "".join(path.read_text() for path in (TERRAFORM / "tests").glob("variables*.tftest.hcl"))
+    refusals = re.findall(r"expect_failures = \[var\.(\w+)\]", tests)
+    for name, body in blocks("variable").items():
+        assert body.get("type"), name
+        assert body.get("description"), name
+        if "bool" not in str(body["type"]):  # Terraform itself refuses what is neither true nor false
+            assert body.get("validation"), name
+            assert name in refusals, f"{name} has no test that makes its validation fire"
+
+
+def test_every_entry_of_a_preset_has_a_variable_of_its_name() -> None:
+    entries = re.findall(r"^ {6}(\w+) += ", (TERRAFORM / "presets.tf").read_text(), re.MULTILINE)
+    assert len(entries) == 2 * len({*entries})
+    assert {"volume_gib", "instance_types", "actor_hosts"} <= {*entries} <= {*blocks("variable")}
+
+
+GUIDE = (ROOT / "deploy/README.md").read_text()
+BLOCKS = "".join(re.findall(r"```bash\n(.*?)```", GUIDE, re.DOTALL))
+COMMANDS = [*re.findall(r"`([^`\n]+)`", GUIDE), *BLOCKS.splitlines()]
+
+
+def test_every_command_works_from_the_root_of_the_repository() -> None:
+    printed = re.findall(r'^ +\w+ += "(.*)"', (TERRAFORM / "outputs.tf").read_text(), re.MULTILINE)
+    used = [one for one in (*COMMANDS, *printed) if re.search(r"(?<!/)\bterraform [-a-z]+\S* \S", one)]
+    assert len(used) > 10
+    elsewhere = [one for one in used if re.search(r"(?<!/)\bterraform (?!-chdir=deploy/terraform )[-a-z]", one)]
+    assert elsewhere == []
+    assert not any(re.match(r"cd\b", command) for command in COMMANDS)
+
+
+def test_way_up_is_under_ten_commands_and_none_is_for_the_python_of_the_system() -> None:
+    """On Debian and Ubuntu, pip cannot install there, and there is no `python`."""
+    up = GUIDE.partition("```bash\n")[2].partition("```")[0].splitlines()
+    assert len(up) < 10
+    assert re.match(r"git clone \S+ (\S+) && cd \1\b", up[0]), "from nothing: the checkout counts, too"
+    assert up[1:3] == [next(line for line in up if line.startswith("make fleet-tools ")), ". .venv/bin/activate"]
+    assert not any("pip install" in line for line in BLOCKS.splitlines())
+
+
+def test_guide_names_variables_and_outputs_that_there_are() -> None:
+    packer = (TERRAFORM.parent / "packer/variables.pkr.hcl").read_text()
+    known = {*blocks("variable"), *re.findall(r'variable "(\w+)"', packer)}
+    named = {name for one in COMMANDS for name in re.findall(r"-var (\w+)=", one)}
+    for example in re.findall(r"```hcl\n(.*?)```", GUIDE, re.DOTALL):
+        named |= set(re.findall(r"^(\w+) +=", example, re.MULTILINE))
+    assert len(named) > 5
+    assert named <= known
+    outputs = {name for one in COMMANDS for name in re.findall(r"terraform .*\boutput (?:-raw )?(\w+)", one)}
+    assert {"commands", "run_url"} <= outputs <= set(blocks("output"))
+
+
+def test_every_output_is_described() -> None:
+    assert all(body.get("description") for body in blocks("output").values())
+
+
+def test_no_secret_can_get_into_the_state() -> None:
+    """The state contains every value of resources and data sources; none of them is a key."""
+    for path in TERRAFORM.rglob("*.tf"):
+        assert not re.search(r'"(aws_ssm_parameter|aws_secretsmanager_\w+|tls_\w+|random_\w+)"', path.read_text()), path
+
+
+def test_no_address_of_the_world_is_named() -> None:
+    for path in TERRAFORM.rglob("*.tf"):
+        assert "0.0.0.0" not in path.read_text(), path
+        assert "::/0" not in path.read_text(), path
+
+
+def test_checkov_has_no_finding_but_the_explained() -> None:
+    checkov = os.environ.get("CHECKOV") or shutil.which("checkov")
+    if not checkov or not Path(checkov).exists():
+        pytest.skip("checkov is not installed: make test-deploy installs it")
+    # Not --quiet, which leaves out the skipped ones.
+    command = [checkov, "-d", str(TERRAFORM), "--framework", "terraform", "--compact", "-o", "json"]
+    done = subprocess.run(
+        [*command, "--skip-download"],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        timeout=500,
+        env={**os.environ, "CKV_IGNORE_HIDDEN_DIRECTORIES": "true"},
+    )
+    report = json.loads(done.stdout)
+    results = report["results"]
+    failed = [
+        f"{one['check_id']} {one['resource']} {one['file_path']}: {one['check_name']}"
+        for one in results["failed_checks"]
+    ]
+    assert not failed, "\n".join(failed)
+    assert report["summary"]["passed"] > 100
+    assert report["summary"]["skipped"] == len(results["skipped_checks"])
+    assert all(one["check_result"].get("suppress_comment") for one in results["skipped_checks"])

@@ -1,0 +1,1 @@
+"""A fleet in which something breaks again and again: python -m tests.chaos."""

@@ -1,0 +1,84 @@
+"""Checks of the ledger: it adds up, nothing stays in flight, and independent counts agree."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+from apex_jax.environment import segment_spec
+from apex_jax.metrics import read_metrics
+from apex_jax.process import digest_of_run_id
+from apex_jax.replay.file_heads import Identity
+from apex_jax.replay.ledger import DROPS, Account
+from apex_jax.replay.saved_state import unpack_state
+from apex_jax.replay.snapshots import Snapshots
+from apex_jax.settings import load
+from tests.chaos.watch import Life
+from tests.rigs.fleet import role_of
+from tests.rigs.processes import ROOT
+
+PROCESS = re.compile(r"acting in .* \(process ([0-9a-f]{16})\)")  # the digest of an actor's run id, in its log
+
+
+class Books(NamedTuple):
+    """Transitions as counted independently by actors, servers and learner."""
+
+    ledger: dict[str, float]  # as the replay server wrote it last, by fate
+    accounts: dict[int, Account]  # of which that is the sum, by the digest of the actor's run id
+    inserted: int  # into the replay, as its rate limiter counts
+    steps: dict[int, int]  # of the environments, as the actors count that left in peace, by the same
+
+
+def read_books(directory: Path, lives: Iterable[Life]) -> Books:
+    """Reads the results of an ended fleet; `lives`: the processes that ended regularly."""
+    config = load(ROOT / "configs" / "catch.yaml")
+    spec = segment_spec(config)
+    snapshots = Snapshots(directory / "replay", Identity(config.compatibility_key, spec))
+    saved = snapshots.read_newest(lambda snapshot: unpack_state(snapshot.facts, snapshot.arrays, spec.slots))
+    assert saved is not None, "the replay server has left no snapshot"
+    rows = saved.counters.ledger.to_array().tolist()
+    accounts = {int(digest_of_run_id(run_id), 16): Account(*numbers) for run_id, *numbers in rows}
+    return Books(newest_ledger(directory), accounts, saved.limiter["inserted"], steps_of(lives))
+
+
+def newest_ledger(directory: Path) -> dict[str, float]:
+    """Returns the ledger as the replay server wrote it last; empty where it has none."""
+    line = read_metrics(directory / "metrics" / "replay.jsonl")[-1]
+    return {tag.removeprefix("ledger/"): value for tag, value in line.items() if tag.startswith("ledger/")}
+
+
+def steps_of(lives: Iterable[Life]) -> dict[int, int]:
+    """Returns the environment steps that each actor among these has made, by the digest of its run id."""
+    steps = {}
+    for life in lives:
+        if role_of(life.name) == "actor" and (found := PROCESS.search(life.program.stderr)):
+            steps[int(found[1], 16)] = int(read_metrics(life.metrics)[-1]["actor/environment_steps"])
+    return steps
+
+
+def ledger_violations(books: Books) -> list[str]:
+    """Returns the violated invariants after the actors, and then all others, have ended."""
+    ledger, lines = books.ledger, []
+    fates = sum(value for name, value in ledger.items() if name != "produced")
+    if ledger["produced"] != fates:
+        lines.append(f"the ledger does not add up: {ledger}")
+    for name in ("in_flight", "lost_with_replay"):  # no actor is left, and no disk has failed
+        if ledger[name]:
+            lines.append(f"the ledger ends with {ledger[name]:g} transitions {name}")
+    if ledger["stored"] != books.inserted:
+        lines.append(f"the ledger has {ledger['stored']:g} transitions stored, the replay {books.inserted}")
+    for run_id, steps in books.steps.items():
+        lines += account_violations(f"{run_id:016x}", steps, books.accounts.get(run_id, Account()))
+    return lines
+
+
+def account_violations(run: str, steps: int, account: Account) -> list[str]:
+    """Returns the accounts that differ from the steps of their actors; each step is one transition."""
+    fates = account.stored + account.refused + sum(getattr(account, reason) for reason in DROPS)
+    return [
+        f"actor {run} made {steps} transitions, its account has {number} {what}"
+        for what, number in (("produced", account.produced), ("stored or dropped", fates))
+        if number != steps
+    ]

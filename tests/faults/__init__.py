@@ -1,0 +1,1 @@
+"""The faults of docs/faults.md, injected."""

@@ -1,0 +1,328 @@
+"""Faults of checkpoints and their disk: nothing wrong is ever restored."""
+
+from __future__ import annotations
+
+import math
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import pytest
+import zmq
+
+from apex_jax.checkpoint import CHECKSUMS, Checkpointer, CheckpointError, Progress
+from apex_jax.config import Config
+from apex_jax.environment import segment_spec
+from apex_jax.errors import FatalError
+from apex_jax.process import StopSignal
+from apex_jax.transport.sockets import LocalLinks
+from apex_jax.workers import saver
+from apex_jax.workers.learner import Learner
+from apex_jax.workers.role import RoleContext
+from tests.rigs.learner_runs import Fleet, bits, config_of, error_lines, files, restored, save_checkpoint
+from tests.rigs.processes import ROOT, Programs, catch, checkpoints, free_tcp_addresses, values
+
+pytestmark = pytest.mark.timeout(180)
+
+
+# Damaged files ----------------------------------------------------------------------------------------------------
+
+LIKE = {"a": np.zeros(5, np.float32), "b": np.zeros((), np.int32)}
+SAVED = {"a": np.arange(5, dtype=np.float32) + 1, "b": np.array(7, np.int32)}
+PROGRESS = Progress(7, 8, 9.5, 10, "compatibility_key", "architecture")
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    """One small checkpoint."""
+    checkpointer = Checkpointer(str(tmp_path))
+    checkpointer.save(SAVED, PROGRESS)
+    checkpointer.wait()
+    checkpointer.close()
+    return tmp_path
+
+
+def assert_right_or_refused(directory: Path) -> bool:
+    """Returns whether the checkpoint was restored, and checks the result."""
+    try:
+        found = Checkpointer(str(directory), read_only=True).restore_newest(LIKE, "compatibility_key", "architecture")
+    except CheckpointError as error:
+        assert str(error).isprintable()
+        return False
+    assert found is not None
+    assert bits(found[0]) == bits(SAVED)
+    assert found[1] == PROGRESS
+    return True
+
+
+@pytest.mark.parametrize("stride", [61, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.timeout(1800)
+def test_fault_10_no_flipped_or_missing_byte_causes_a_wrong_restore(small: Path, stride: int) -> None:
+    refused = tried = 0
+    for path in sorted(path for path in (small / "checkpoints").rglob("*") if path.is_file()):
+        sound = path.read_bytes()
+        for place in range(0, len(sound), stride):
+            flipped = sound[:place] + bytes([sound[place] ^ (1 << place % 8)]) + sound[place + 1 :]
+            for damaged in (flipped, sound[:place]):
+                path.write_bytes(damaged)
+                refused += not assert_right_or_refused(small)
+                tried += 1
+        path.write_bytes(sound)
+    assert assert_right_or_refused(small)
+    assert refused > 0.99 * tried, "all but flips within the checksums' own file that change none of them"
+
+
+def test_fault_10_without_its_checksums_a_checkpoint_is_not_restored(small: Path) -> None:
+    (small / "checkpoints" / "7" / CHECKSUMS).unlink()
+    assert not assert_right_or_refused(small)
+
+
+def test_fault_10_when_all_are_damaged_the_learner_ends_with_one_line(programs: Programs, tmp_path: Path) -> None:
+    save_checkpoint(tmp_path)
+    for path in (tmp_path / "checkpoints" / "1").rglob("*"):
+        if path.is_file():
+            path.write_bytes(b"")
+    learner = programs.start("--role", "learner", *catch(tmp_path, *free_tcp_addresses()))
+    assert learner.exit_code() == 1
+    [error] = error_lines(learner)
+    assert "can be read; move it away to start afresh" in error
+    assert "Traceback" not in learner.stderr
+    assert "Event loop" not in learner.stderr
+
+
+@pytest.mark.parametrize("other", [
+    "environment.task=CartPole-v1",
+    *(pytest.param(other, marks=pytest.mark.long) for other in (
+        "network.hidden_units=32", "algorithm.n_step=2", "learner.optimizer=rmsprop",
+    )),
+])  # fmt: skip
+def test_fault_11_checkpoint_of_another_configuration_is_refused_and_unchanged(
+    programs: Programs, tmp_path: Path, other: str
+) -> None:
+    save_checkpoint(tmp_path)
+    before = files(tmp_path / "checkpoints")
+    learner = programs.start("--role", "learner", *catch(tmp_path, *free_tcp_addresses(), other))
+    assert learner.exit_code() == 1
+    [error] = error_lines(learner)
+    assert "checkpoints/1 has a different" in error
+    assert "Traceback" not in learner.stderr
+    assert files(tmp_path / "checkpoints") == before
+    assert not (tmp_path / "config.yaml").exists(), "that of the run is not replaced by one that was refused"
+
+
+# Disks ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A run directory whose checkpoints are on a small disk."""
+    place = tmp_path / "run" / "checkpoints"
+    place.mkdir(parents=True)
+    command = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(place)]
+    with suppress(OSError):
+        if subprocess.run(command, capture_output=True, check=False).returncode == 0:
+            yield place
+            while os.path.ismount(place):
+                subprocess.run(["umount", "-l", str(place)], check=True)
+            return
+    pytest.skip("needs the right to mount")
+
+
+@pytest.mark.slow
+def test_fault_12_learner_on_a_full_disk_goes_on_and_saves_once_there_is_room(
+    programs: Programs, tmp_path: Path
+) -> None:
+    def goes_on_without_a_save() -> bool:
+        assert checkpoints(fleet.directory) == held, "what is half written is no checkpoint"
+        return failed(fleet) >= 3 and fleet.updates()[-1] > known
+
+    wide = "network.hidden_units=8192"  # of which a checkpoint has more bytes than a file may then have
+    fleet = Fleet(programs, tmp_path / "run", wide)
+    learner = fleet.start("learner")
+    learner.wait_until(lambda: len(checkpoints(fleet.directory)) > 1 and failed(fleet) == 0)
+    pid = learner.process.pid
+    _, hard = resource.prlimit(pid, resource.RLIMIT_FSIZE)
+    resource.prlimit(pid, resource.RLIMIT_FSIZE, (2**20, hard))
+    learner.wait_until(lambda: failed(fleet) > 0)  # one that was under way may have come to its end
+    held, known = checkpoints(fleet.directory), fleet.updates()[-1]
+    learner.wait_until(goes_on_without_a_save)
+    found = restored(fleet.directory, wide)
+    assert found is not None
+    assert int(found[0].updates) == found[1].updates == held[-1]
+    resource.prlimit(pid, resource.RLIMIT_FSIZE, (hard, hard))
+    learner.wait_until(lambda: checkpoints(fleet.directory)[-1] > held[-1])
+    learner.wait_until(lambda: "checkpoints are saved again" in learner.stderr)
+    learner.send(signal.SIGTERM)
+    assert learner.exit_code(30) == 143
+    assert "Traceback" not in learner.stderr
+    assert not list((fleet.directory / "checkpoints").glob(".saving*"))
+
+
+def failed(fleet: Fleet) -> float:
+    return max(values(fleet.directory, "learner", "learner/failed_checkpoints"), default=0)
+
+
+@pytest.mark.slow
+def test_fault_12_training_goes_on_with_a_full_or_a_read_only_disk_until_there_is_room(
+    programs: Programs, tmp_path: Path, small_disk: Path
+) -> None:
+    fleet = Fleet(programs, tmp_path / "run", "network.hidden_units=1024")
+    learner = fleet.start("learner")
+    learner.wait_until(lambda: failed(fleet) >= 2)
+    assert checkpoints(fleet.directory) == []
+    known = fleet.updates()[-1]
+    learner.wait_until(lambda: fleet.updates()[-1] > known)
+    subprocess.run(["mount", "-o", "remount,size=64m", str(small_disk)], check=True)
+    learner.wait_until(lambda: checkpoints(fleet.directory))
+    assert "checkpoints are saved again" in learner.stderr
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "ro", "tmpfs", str(small_disk)], check=True)  # before the other
+    before, known = failed(fleet), fleet.updates()[-1]
+    learner.wait_until(lambda: failed(fleet) > before and fleet.updates()[-1] > known)
+    subprocess.run(["umount", str(small_disk)], check=True)
+    held = checkpoints(fleet.directory)
+    learner.wait_until(lambda: checkpoints(fleet.directory)[-1] > held[-1])
+    learner.send(signal.SIGTERM)
+    assert learner.exit_code(30) == 143
+    assert "Traceback" not in learner.stderr
+    assert not list(small_disk.glob(".saving*"))
+
+
+LIMITED = """
+import resource, sys
+sys.path.insert(0, sys.argv[1])
+import numpy as np
+from apex_jax.checkpoint import Checkpointer, Progress
+checkpointer = Checkpointer(sys.argv[2])
+state = {"a": np.random.default_rng(0).random(100_000)}
+for updates, limit in ((1, resource.RLIM_INFINITY), (2, 50_000), (3, 0), (4, resource.RLIM_INFINITY)):
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+    checkpointer.save(state, Progress(updates, 0, 0.0, 0, "x", "y"))
+    checkpointer._join()
+    print(checkpointer.steps, checkpointer.failed_saves, len(list(checkpointer.directory.glob(".*-*"))), flush=True)
+checkpointer.close()
+"""
+
+
+def test_fault_12_a_file_that_may_not_grow_leaves_no_half_checkpoint(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", LIMITED, str(ROOT), str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["[1] 0 0", "[1] 1 0", "[1] 2 0", "[1, 4] 2 0"]
+
+
+def test_fault_13_failed_background_save_is_reported_before_the_next_save(tmp_path: Path) -> None:
+    checkpointer = Checkpointer(str(tmp_path))
+    shutil.rmtree(tmp_path / "checkpoints")
+    (tmp_path / "checkpoints").touch()
+    checkpointer.save(SAVED, PROGRESS)
+    with pytest.raises(CheckpointError, match=r"checkpoints/7 was not saved: "):
+        checkpointer.wait()
+    assert checkpointer.failed_saves == 1
+    (tmp_path / "checkpoints").unlink()
+    checkpointer.save(SAVED, PROGRESS)
+    checkpointer.wait()
+    assert checkpointer.steps == [7]
+    checkpointer.close()
+
+
+@pytest.fixture
+def learner(tmp_path: Path) -> Iterator[Learner]:
+    """A learner whose checkpoints cannot be saved."""
+    links, context = LocalLinks(), zmq.Context()
+    addresses = Config().addresses.__class__(links.experience, links.sampling, links.weights)
+    config = config_of(tmp_path, "learner.failed_checkpoints_limit=2").replace(addresses=addresses)
+    learner = Learner(RoleContext(config, context, "learner"), segment_spec(config))
+    shutil.rmtree(tmp_path / "checkpoints")
+    (tmp_path / "checkpoints").touch()
+    yield learner
+    learner.close()
+    context.term()
+    links.close()
+
+
+def test_fault_13_last_save_is_retried_before_the_run_fails(
+    tmp_path: Path, learner: Learner, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(saver, "LAST_PAUSE_SECONDS", 0.01)
+    with pytest.raises(FatalError, match=r"the last updates are lost: .*; make .* writable, free some space, restart"):
+        learner._saver.save_last(learner._save, StopSignal())
+    assert caplog.text.count("was not saved") == saver.LAST_SAVES
+    (tmp_path / "checkpoints").unlink()
+    learner._saver.save_last(learner._save, StopSignal())
+    assert checkpoints(tmp_path) == [0]
+
+
+def test_fault_13_strict_run_fails_after_its_limit_of_consecutive_failures(tmp_path: Path, learner: Learner) -> None:
+    def save() -> None:
+        learner._saver._begun_seconds = -math.inf  # the next one is due
+        learner._housekeeping()
+        learner._saver.checkpointer._join()
+
+    save()  # a failure, ...
+    (tmp_path / "checkpoints").unlink()
+    save()  # ... which this one makes up for
+    assert checkpoints(tmp_path) == [0]
+    shutil.rmtree(tmp_path / "checkpoints")
+    (tmp_path / "checkpoints").touch()
+    save()
+    save()
+    with pytest.raises(
+        FatalError, match=r"^2 checkpoints in a row could not be saved: .*checkpoints/0 was not saved: "
+    ):
+        save()
+    assert learner._saver.checkpointer.failed_saves == 3
+
+
+def test_fault_13_strict_run_fails_if_the_disk_does_not_answer(
+    tmp_path: Path, learner: Learner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "checkpoints").unlink()
+    answers = threading.Event()
+    monkeypatch.setattr(learner._saver.checkpointer, "_write", lambda *_: answers.wait())
+    interval = learner._role.config.learner.checkpoint_interval_seconds
+    learner._save()
+    learner._saver._begun_seconds = time.monotonic() - 1.5 * interval
+    learner._housekeeping()  # one that was due could not be begun
+    learner._saver._begun_seconds -= interval
+    with pytest.raises(FatalError, match=r"^2 checkpoints in a row could not be saved: the disk does not answer; "):
+        learner._housekeeping()
+    answers.set()
+
+
+@pytest.mark.slow
+def test_fault_13_strict_run_fails_during_learning(programs: Programs, tmp_path: Path) -> None:
+    directory = tmp_path / "run"
+    strict = ("learner.failed_checkpoints_limit=2", "learner.checkpoint_interval_seconds=1")
+    local = programs.start(*catch(directory, "total_updates=100000000", *strict))
+    local.wait_until(lambda: any(checkpoints(directory)))
+    shutil.rmtree(directory / "checkpoints")
+    (directory / "checkpoints").touch()
+    assert local.exit_code() == 1
+    assert "fatal: 2 checkpoints in a row could not be saved: " in local.stderr
+    assert "starting it again" not in local.stderr
+    assert programs.living() == {}
+
+
+@pytest.mark.slow
+def test_fault_13_a_run_whose_last_save_fails_ends_with_1_and_is_not_started_again(
+    programs: Programs, tmp_path: Path
+) -> None:
+    directory = tmp_path / "run"
+    local = programs.start(*catch(directory, "total_minutes=0.3"))
+    local.wait_until(lambda: any(values(directory, "learner", "learner/updates")))
+    shutil.rmtree(directory / "checkpoints")
+    (directory / "checkpoints").touch()
+    assert local.exit_code() == 1
+    assert "error: learner cannot go on (exit code 3)" in local.stderr
+    assert "fatal: the last updates are lost" in local.stderr
+    assert "starting it again" not in local.stderr
+    assert programs.living() == {}

@@ -1,0 +1,132 @@
+"""Servers that break the protocol, or send endlessly."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import zmq
+
+from apex_jax.errors import RunError
+from apex_jax.links.experience_client import ExperienceClient
+from apex_jax.links.sampling_client import SamplingClient
+from apex_jax.links.weights_client import WeightsClient
+from apex_jax.transport import sockets, wire
+from apex_jax.transport.messages import (
+    ActorHello,
+    ActorStatus,
+    ActorWelcome,
+    Credit,
+    LearnerWelcome,
+    SegmentAck,
+    WeightsOffer,
+)
+from tests.rigs import experience_link, sampling_link
+from tests.rigs.links import CONFIG, SPEC, free_address, wait_until
+from tests.rigs.weights_link import COMPATIBILITY_KEY, PARAMS
+
+WELCOME = ActorWelcome(1, np.arange(4, dtype=np.int32), ladder_size=8, max_outstanding_segments=4)
+
+
+def with_places(ladder_indices: list[int]) -> ActorWelcome:
+    return WELCOME._replace(ladder_indices=np.array(ladder_indices, np.int32))
+
+
+@pytest.mark.parametrize(
+    ("answers", "said"),
+    [
+        ([with_places([])], r"gave 4 environments the places \[\]"),
+        ([with_places([0])], r"gave 4 environments the places \[0\]"),
+        ([with_places([0, 1, 2, 3, 4])], r"gave 4 environments the places \[0 1 2 3 4\]"),
+        ([with_places([0, 1, 2, 8])], r"gave 4 environments the places \[0 1 2 8\]"),
+        ([with_places([0, 1, 2, -1])], r"gave 4 environments the places \[ 0  1  2 -1\]"),
+        ([WELCOME, SegmentAck(2)], "acknowledged segment 2, which it was never sent"),
+        ([LearnerWelcome(9, 6)], r"sent what is no message \(unknown_kind: LearnerWelcome does not belong"),
+        ([[b"garbage"]], r"sent what is no message \(not_msgpack: "),
+    ],
+    ids=str,
+)
+def test_a_replay_server_that_breaks_the_protocol_ends_the_actor_in_one_line(
+    experience: experience_link.Link, answers: list[Any], said: str
+) -> None:
+    context = zmq.Context()
+    with context, sockets.serve_experience(context, experience.address) as false_server:
+        stream = experience.stream()  # of 4 environments
+        for message in answers:
+            answer(false_server, message)
+        assert stream.finished.wait(20)
+        assert isinstance(stream.error, RunError)
+        assert str(stream.error).startswith(f"the replay server at {experience.address} ")
+        assert str(stream.error).isprintable()
+        with pytest.raises(RunError, match=said):
+            raise stream.error
+        assert stream.peer_state == "refused"
+
+
+def answer(false_server: zmq.Socket, message: Any) -> None:
+    """Sends a message, or frames, to the actor that next sends its hello or its status."""
+    frames = message if isinstance(message, list) else wire.encode(message)
+    while True:
+        while (received := sockets.receive_from(false_server, wire.MESSAGES, Counter())) is None:
+            assert false_server.poll(10_000), "the actor says nothing"
+        if isinstance(received[1], ActorHello | ActorStatus):
+            false_server.send_multipart([received[0], *frames])
+            return
+
+
+class Endless:
+    """Replaces the receive function: there is always another message, until `quiet` is set."""
+
+    def __init__(self, message: Any) -> None:
+        self.is_quiet = threading.Event()
+        self.given = 0
+        self._message = message
+
+    def __call__(self, *_: Any) -> Any:
+        if self.is_quiet.is_set():
+            return None
+        self.given += 1
+        return self._message
+
+
+CLIENTS: dict[str, tuple[Any, Callable[[zmq.Context, str], Any]]] = {
+    "learner": (
+        Credit(1, 0, 0),
+        lambda context, address: SamplingClient(context, address, SPEC, sampling_link.hello_of(), 6, groups=2),
+    ),
+    "actor": (
+        SegmentAck(0),
+        lambda context, address: ExperienceClient(
+            context, address, SPEC, ActorHello(1, CONFIG.compatibility_key, 4), 2
+        ),
+    ),
+    "client of weights": (
+        WeightsOffer(1, 0, False),
+        lambda context, address: WeightsClient(context, address, PARAMS, COMPATIBILITY_KEY),
+    ),
+}
+
+
+@pytest.mark.parametrize("role", CLIENTS)
+def test_fault_26_endless_messages_of_a_server_do_not_keep_a_client_from_leaving(
+    role: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    message, make = CLIENTS[role]
+    endless, context = Endless(message), zmq.Context()
+    monkeypatch.setattr(sockets, "receive", endless)
+    with context:
+        client = make(context, free_address())
+        leaving = threading.Thread(target=client.close)
+        try:
+            enough = 4 * sockets.MESSAGES_AT_ONCE
+            wait_until(lambda: endless.given > enough)
+            leaving.start()
+            wait_until(lambda: not leaving.is_alive())
+            assert len(getattr(client, "_outbox", ())) < 10
+        finally:
+            endless.is_quiet.set()
+            leaving.join() if leaving.ident else client.close()

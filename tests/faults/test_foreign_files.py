@@ -1,0 +1,133 @@
+"""A run uses only regular files: no link leads it out of its directory, and no FIFO blocks it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from apex_jax import disk
+from apex_jax.checkpoint import Checkpointer, CheckpointError
+from apex_jax.config import Config
+from apex_jax.errors import RunError
+from apex_jax.metrics import MetricsFollower, append_line, read_metrics
+from apex_jax.plotting.provenance import read_starts, record_config
+from apex_jax.replay.file_heads import Identity, JournalError
+from apex_jax.replay.segment_log import SegmentLog
+from apex_jax.replay.snapshots import Snapshots
+from apex_jax.types import ActionSpec, SegmentSpec
+from apex_jax.workers.local import locked
+
+SPEC = SegmentSpec(
+    frame_shape=(5,), frame_dtype="float32", frame_stack=2, slots=16, n_step=3, action=ActionSpec.discrete(3)
+)
+VALUABLE = b"somebody's thesis\n"
+pytestmark = pytest.mark.timeout(20)
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Path:
+    """A file outside the run directory, which no run may change."""
+    path = tmp_path / "thesis.tex"
+    path.write_bytes(VALUABLE)
+    return path
+
+
+def identity() -> Identity:
+    return Identity(Config().compatibility_key, SPEC)
+
+
+def lock_run(directory: Path) -> None:
+    with locked(directory):
+        pass
+
+
+WRITERS: dict[str, tuple[str, Callable[[Path], object]]] = {  # file in the run directory, and who opens it
+    "supervisor's lock": ("lock", lock_run),
+    "learner's lock": ("checkpoints/.lock", lambda directory: Checkpointer(str(directory), 3).close()),
+    "replay's lock": ("replay/lock", lambda directory: SegmentLog(directory / "replay", identity(), 10).close()),
+    "starts": ("starts.jsonl", lambda directory: append_line(directory / "starts.jsonl", b"{}\n")),
+    "metrics": ("metrics/a.jsonl", lambda directory: append_line(directory / "metrics" / "a.jsonl", b"{}\n")),
+}
+every_writer = pytest.mark.parametrize(("name", "write"), WRITERS.values(), ids=WRITERS)
+
+
+@every_writer
+@pytest.mark.parametrize("kind", ["link", "dangling link", "fifo"])
+def test_foreign_file_is_refused_at_once_and_unchanged(
+    tmp_path: Path, target: Path, name: str, write: Callable[[Path], object], kind: str
+) -> None:
+    path = tmp_path / "run" / name
+    path.parent.mkdir(parents=True)
+    if kind == "fifo":
+        os.mkfifo(path)
+    else:
+        path.symlink_to(target if kind == "link" else tmp_path / "missing")
+    with pytest.raises((OSError, RunError, CheckpointError, JournalError), match="remove it"):
+        write(tmp_path / "run")
+    assert target.read_bytes() == VALUABLE
+    assert not (tmp_path / "missing").exists()
+
+
+@every_writer
+def test_run_directory_may_itself_be_a_link(tmp_path: Path, name: str, write: Callable[[Path], object]) -> None:
+    (tmp_path / "disk" / name).parent.mkdir(parents=True)
+    (tmp_path / "run").symlink_to(tmp_path / "disk")
+    write(tmp_path / "run")
+    assert (tmp_path / "disk" / name).is_file()
+
+
+def test_half_written_configuration_that_is_a_link_is_replaced_and_not_followed(tmp_path: Path, target: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.yaml.half").symlink_to(target)
+    record_config(Config(run_directory=str(tmp_path / "run")))
+    assert "frame_stack" in (tmp_path / "run" / "config.yaml").read_text()
+    assert target.read_bytes() == VALUABLE
+
+
+def test_half_written_snapshot_that_is_a_link_is_replaced_and_not_followed(tmp_path: Path, target: Path) -> None:
+    (tmp_path / "snapshot-000000000001.tmp").symlink_to(target)
+    snapshots = Snapshots(tmp_path, identity())
+    snapshots.write({}, {"priorities": np.ones(3)})
+    snapshot = Snapshots(tmp_path, identity()).read_newest(lambda found: found)
+    assert snapshot is not None
+    assert snapshot.arrays["priorities"].tolist() == [1, 1, 1]
+    assert target.read_bytes() == VALUABLE
+
+
+@pytest.mark.parametrize("kind", ["dangling link", "fifo", "folder"])
+def test_invalid_segment_file_is_skipped_at_the_start(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / f"segments-{1:020}-{1:06}.log"
+    if kind == "fifo":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    else:
+        path.symlink_to(tmp_path / "missing")
+    log = SegmentLog(tmp_path, identity(), 10)
+    assert list(log.read()) == []
+    assert log.left_out["unreadable files"] == 1
+    log.close()
+
+
+def test_readers_of_lines_do_not_block_on_a_fifo(tmp_path: Path) -> None:
+    for name in ("starts.jsonl", "metrics.jsonl"):
+        os.mkfifo(tmp_path / name)
+    assert read_starts(tmp_path) == []
+    assert MetricsFollower(tmp_path / "metrics.jsonl").read_new() == []
+    with pytest.raises(OSError, match="remove it"):
+        read_metrics(tmp_path / "metrics.jsonl")
+
+
+def test_lock_file_keeps_its_content(tmp_path: Path) -> None:
+    (tmp_path / "lock").write_bytes(VALUABLE)
+    lock_run(tmp_path)
+    assert (tmp_path / "lock").read_bytes() == VALUABLE
+
+
+def test_folder_in_place_of_a_file_is_reported_as_a_folder(tmp_path: Path) -> None:
+    with pytest.raises(IsADirectoryError, match=str(tmp_path)):
+        disk.read_regular(tmp_path)

@@ -1,0 +1,156 @@
+"""The links of experience with failing connections: nothing is lost or counted twice."""
+
+from __future__ import annotations
+
+import socket
+from typing import Any
+
+import numpy as np
+import pytest
+
+from apex_jax.links import connection, experience_client, sampling_client
+from apex_jax.transport import wire
+from apex_jax.transport.messages import ActorHello, IndexBatches, SegmentAck
+from tests.fuzz.tcp import GREETING, frame, ready
+from tests.rigs import experience_link, sampling_link
+from tests.rigs.links import CONFIG, segment_of, wait_until
+from tests.rigs.proxy import Proxy
+
+FAULTS = ("reset", "lose", "stop", "stop_up", "stop_down")
+
+
+@pytest.fixture(autouse=True)
+def impatience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A dead peer is noticed after 0.9 s, not 10 or 20."""
+    monkeypatch.setattr(experience_client, "PEER_TIMEOUT_SECONDS", 0.9)
+    monkeypatch.setattr(sampling_client, "SILENT_SECONDS", 0.9)
+    monkeypatch.setattr(connection, "HEARTBEAT_SECONDS", 0.3)
+
+
+class Break:
+    """A connection that fails in one of several ways, is noticed by at least one end, and heals."""
+
+    def __init__(self, proxy: Proxy, fault: str) -> None:
+        self._proxy = proxy
+        self._connections = proxy.traffic.connections
+        {
+            "reset": proxy.reset,
+            "lose": proxy.lose,
+            "stop": proxy.stop,
+            "stop_up": lambda: proxy.stop("up"),
+            "stop_down": lambda: proxy.stop("down"),
+        }[fault]()
+
+    def is_noticed(self) -> bool:
+        return self._proxy.traffic.connections > self._connections  # a client that has given up the old one
+
+
+class HalfAnActor:
+    """An actor at the level of tcp: its bytes can end in the middle of a frame."""
+
+    def __init__(self, address: str) -> None:
+        self._connection = socket.create_connection(("127.0.0.1", int(address.rpartition(":")[2])), timeout=20)
+        self._connection.sendall(GREETING + ready(b"DEALER"))
+        received = b""
+        while b"READY" not in received:  # what comes before that is no message
+            received += self._connection.recv(4096)
+
+    def send(self, message: Any, cut: int | None = None) -> None:
+        """Sends a message without its last `cut` bytes."""
+        frames = [bytes(part) for part in wire.encode(message)]
+        data = b"".join(frame(part, more=number < len(frames)) for number, part in enumerate(frames, start=1))
+        self._connection.sendall(data[: -cut if cut else None])
+
+    def leave(self) -> None:
+        """Disconnects, and waits until the other end has noticed it."""
+        self._connection.shutdown(socket.SHUT_WR)
+        while self._connection.recv(4096):
+            pass
+        self._connection.close()
+
+
+@pytest.mark.parametrize("left", ["all_but_a_byte", "half", "its_header"])
+def test_fault_01_incomplete_segment_of_a_dead_actor_is_not_stored(experience: experience_link.Link, left: str) -> None:
+    server, segment = experience.server(), experience_link.message_of(2)
+    body = len(segment.body)
+    actor = HalfAnActor(experience.address)
+    actor.send(ActorHello(1, CONFIG.compatibility_key, num_environments=4))
+    actor.send(experience_link.message_of(1))
+    server.until(lambda: server.stored() == [1])
+    actor.send(segment, cut={"all_but_a_byte": 1, "half": body // 2, "its_header": body}[left])
+    actor.leave()
+    back = experience.peer(server, run_id=1)
+    assert server.stored() == [1]
+    assert +server.dropped == {}
+    back.send(segment)
+    while back.receive(SegmentAck).sequence < 2:
+        pass
+    assert server.stored() == [1, 2]
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_fault_31_each_segment_is_stored_exactly_once_despite_connection_failures(
+    experience: experience_link.Link, fault: str
+) -> None:
+    server = experience.server()
+    with Proxy(experience.address) as proxy:
+        experience.address = proxy.address
+        stream = experience.stream(queue_size=100)
+        server.until(lambda: stream.wait_for_welcome(0))
+        for number in range(1, 21):
+            assert stream.put(segment_of(number), 10, timeout_seconds=1.0)
+        server.until(lambda: len(server.stored()) >= 5)
+        broken = Break(proxy, fault)
+        for number in range(21, 41):
+            assert stream.put(segment_of(number), 10, timeout_seconds=1.0)
+        server.until(broken.is_noticed)
+        proxy.heal()
+        server.until(lambda: len(server.stored()) == 40 and not stream._outbox)
+        assert server.stored() == list(range(1, 41))
+        assert server.replay.environment_steps == 400
+        assert server.dropped.keys() <= {"duplicate_segment"}
+        stream.close()
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_fault_32_no_priority_is_applied_twice_and_no_batch_uses_other_segments(
+    sampling: sampling_link.Link, fault: str
+) -> None:
+    server = sampling.server()
+    server.insert(3)
+    applied: list[float] = []
+    update = server.buffer.update_priorities
+
+    def recorded(indices: np.ndarray, generations: np.ndarray, priorities: np.ndarray) -> Any:
+        applied.extend(set(priorities.tolist()))
+        return update(indices, generations, priorities)
+
+    server.buffer.update_priorities = recorded  # type: ignore[method-assign]
+    with Proxy(sampling.address) as proxy:
+        sampling.address = proxy.address
+        learner = sampling_link.Learner(sampling.stream())
+        updates = 0
+
+        def learn() -> None:
+            nonlocal updates
+            item = learner.consume()  # asserts that every batch fits the segments that have come
+            if item is not None and isinstance(item.content, IndexBatches):
+                updates += 1
+                learner.stream.update_priorities(item, np.full(item.content.indices.shape, updates, np.float32))
+
+        def serve() -> None:
+            server.serve()
+            learn()
+
+        wait_until(lambda: updates >= 20, serve)
+        broken = Break(proxy, fault)
+        server.insert(2)
+        wait_until(broken.is_noticed, serve)
+        proxy.heal()
+        held_at = updates
+        wait_until(lambda: updates >= held_at + 20, serve)
+        assert len(applied) == len(set(applied)), "an update was applied twice"
+        assert applied[-1] > held_at
+        assert learner.ring[:5].tolist() == [1, 2, 3, 4, 5]
+        server.buffer.check_valid()
+        learner.stream.close()

@@ -1,0 +1,193 @@
+"""Processes that end during a run: what the others do, what returns, and what is counted."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import pytest
+import zmq
+
+from apex_jax.environment import segment_spec
+from apex_jax.links.sampling_client import SamplingClient
+from apex_jax.metrics import read_metrics
+from apex_jax.process import new_run_id
+from apex_jax.settings import load
+from apex_jax.transport.messages import IndexBatches, LearnerHello
+from apex_jax.types import PEER_TIMEOUT_SECONDS
+from tests.rigs.fleet import Fleet
+from tests.rigs.processes import Program, Programs, values, wait_until
+from tests.rigs.producer import QUEUE
+from tests.rigs.replay_processes import CATCH, Site, end
+
+CONFIG = load(CATCH)
+SPEC = segment_spec(CONFIG)
+MINIMUM = CONFIG.replay.min_size_to_sample
+LOST = re.compile(r"the replay server at \S+ is lost: looking for it")
+
+pytestmark = pytest.mark.timeout(240)
+
+
+@pytest.fixture
+def site(tmp_path: Path, programs: Programs) -> Iterator[Site]:
+    site = Site(tmp_path, programs)
+    yield site
+    site.close()
+
+
+# A replay that starts empty ---------------------------------------------------------------------------------------
+
+
+def updates_at_rest(fleet: Fleet) -> float:
+    """Waits until the learner has nothing left to learn from; returns its updates."""
+
+    def last_two_seconds() -> list[float]:
+        return values(fleet.directory, "learner", "learner/updates")[-8:]
+
+    fleet.running["learner"].wait_until(lambda: len(set(last_two_seconds())) == 1)
+    return last_two_seconds()[-1]
+
+
+def updates_below_the_minimum(fleet: Fleet, replay_lines: int) -> set[float]:
+    """Returns the learner's counts while the replay, after this many lines of metrics, was below its minimum."""
+    replay, learner = (read_metrics(fleet.directory / "metrics" / f"{name}.jsonl") for name in ("replay", "learner"))
+    small = [line["time"] for line in replay[replay_lines:] if line["replay/size_transitions"] < MINIMUM]
+    return {line["learner/updates"] for line in learner if small[0] <= line["time"] <= small[-1]}
+
+
+@pytest.mark.slow
+def test_fault_04_learner_and_actor_of_a_fleet_wait_for_an_empty_replay_and_go_on_without_a_restart(
+    programs: Programs, tmp_path: Path
+) -> None:
+    with Fleet(programs, tmp_path / "run", "replay.journal=false") as fleet:
+        fleet.start("replay", "learner", "actor-0")
+        learner, actor = fleet.running["learner"], fleet.running["actor-0"]
+        learner.wait_until(lambda: fleet.updates() > 0)
+        before = programs.living()
+        fleet.end("replay")
+        learner.wait_until(lambda: "is lost: looking for it" in learner.stderr)
+        actor.wait_until(lambda: LOST.search(actor.stderr))
+        held, replay_lines = updates_at_rest(fleet), fleet.lines("replay")
+        actor.send(signal.SIGSTOP)  # so that nothing comes before the empty replay has been looked at
+        fleet.start("replay")
+        replay = fleet.running["replay"]
+        replay.wait_until(lambda: "joins; 0 segments are live" in replay.stderr)
+        lines = fleet.lines("learner")
+        learner.wait_until(lambda: fleet.lines("learner") >= lines + 8)
+        assert fleet.updates() == held
+        assert fleet.newest("replay", "replay/size_transitions", -1.0) == 0
+        actor.send(signal.SIGCONT)
+        learner.wait_until(lambda: fleet.updates() > held)
+        assert updates_below_the_minimum(fleet, replay_lines) == {held}
+        after = programs.living()
+        assert {name: pid for name, pid in after.items() if name != "replay"} == {
+            name: pid for name, pid in before.items() if name != "replay"
+        }
+        assert len(LOST.findall(actor.stderr)) == learner.stderr.count("is lost: looking for it") == 1
+        assert learner.stderr.count("the replay server is back after") == 1
+        actor.wait_until(lambda: actor.stderr.count("the replay server is back after") == 1)
+        assert fleet.with_traceback() == []
+
+
+# A replay that goes on from its journal ---------------------------------------------------------------------------
+
+
+class Draws:
+    """A learner that receives the batches of a server, one at a time."""
+
+    def __init__(self, site: Site) -> None:
+        self._context = zmq.Context()
+        hello = LearnerHello(new_run_id(), CONFIG.compatibility_key, 0, batches_at_once=1, batch_size=32)
+        segments = SPEC.ring_segments(CONFIG.replay.capacity_transitions)
+        self._stream = SamplingClient(self._context, site.address(1), SPEC, hello, segments, groups=1)
+
+    def take(self, count: int, priority: float | None = None) -> list[IndexBatches]:
+        """Returns so many; `priority`: what all that was drawn is given back."""
+        taken: list[IndexBatches] = []
+        while len(taken) < count:
+            item = self._stream.next(60.0)
+            assert item is not None
+            if isinstance(item.content, IndexBatches):
+                taken.append(item.content)
+                if priority is not None:
+                    self._stream.update_priorities(item, np.full((1, 32), priority * len(taken), np.float32))
+            self._stream.consumed(item)
+        return taken
+
+    def close(self) -> None:
+        self._stream.close()
+        self._context.term()
+
+
+@pytest.mark.slow
+def test_fault_05_restarted_replay_draws_the_same_batches_as_before(site: Site, programs: Programs) -> None:
+    server, producer = site.server("replay.snapshot_interval_seconds=1"), site.producer(rate=100)
+    with closing(Draws(site)) as draws:
+        first = draws.take(20, priority=0.5)
+        assert producer.stop() == 0
+    server.wait_until(lambda: site.value("replay/actors") == 0)
+    server.wait_until(lambda: "the learner leaves" in server.stderr)
+    for _ in range(2):  # the next may have been begun before
+        wait_for_a_snapshot(site, server)
+    copy = copy_of(site, server.process.pid, programs)
+    with closing(Draws(site)) as draws:
+        expected = draws.take(5)
+    end(server, signal.SIGKILL)
+    other = copy.server()
+    with closing(Draws(copy)) as draws:
+        drawn = draws.take(5)
+    for one, same in zip(expected, drawn, strict=True):
+        for name in ("indices", "generations", "weights"):
+            np.testing.assert_array_equal(getattr(same, name), getattr(one, name), err_msg=name)
+    end(other, signal.SIGTERM)
+    assert len({batches.indices.tobytes() for batches in first + expected}) == 25, "no two draws are alike"
+    assert any((batches.weights < 1).any() for batches in expected), "priorities were learned"
+
+
+def wait_for_a_snapshot(site: Site, server: Program) -> None:
+    known = site.newest_snapshot
+    server.wait_until(lambda: site.newest_snapshot > known)
+
+
+def copy_of(site: Site, pid: int, programs: Programs) -> Site:
+    """Copies the directory of a running server, which is stopped meanwhile."""
+    folder = site.folder / "copy"
+    os.kill(pid, signal.SIGSTOP)
+    wait_until(lambda: "T (stopped)" in Path(f"/proc/{pid}/status").read_text())
+    shutil.copytree(site.directory, folder / "run")
+    os.kill(pid, signal.SIGCONT)
+    return Site(folder, programs)
+
+
+# An actor that does not come back ---------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_fault_38_killed_actor_loses_only_its_unsent_transitions(site: Site) -> None:
+    held_back = "replay.samples_per_insert=8"  # and no learner draws: the rate limiter soon lets no more in
+    sent, waiting = (SPEC.max_transitions * segments for segments in (CONFIG.actor.max_outstanding_segments, QUEUE))
+    server, producer = site.server(held_back), site.producer(rate=2_000)
+    server.wait_until(lambda: site.value("replay/size_transitions") >= MINIMUM)
+    producer.settle()
+    server.wait_until(lambda: site.ledger()["in_flight"] == sent + waiting)
+    produced = producer.get("produced")
+    producer.process.kill()
+    server.wait_until(lambda: site.value("replay/actors") == 0, 3 * PEER_TIMEOUT_SECONDS)
+    ledger = site.ledger()
+    assert ledger["produced"] == produced
+    assert (ledger["in_flight"], ledger["lost_with_actor"]) == (sent, waiting), "the server may yet store what it has"
+    end(server, signal.SIGTERM)
+    assert SPEC.max_transitions * len(site.journal()[producer.run_id]) == produced - sent - waiting
+    lines = len(read_metrics(site.directory / "metrics" / "replay.jsonl"))
+    server = site.server(held_back)
+    server.wait_until(lambda: len(read_metrics(site.directory / "metrics" / "replay.jsonl")) > lines)
+    ledger = site.ledger()
+    assert ledger["produced"] == produced, "as the journal knows"
+    assert ledger["stored"] == produced - sent - waiting
+    assert (ledger["in_flight"], ledger["lost_with_actor"]) == (0, sent + waiting)

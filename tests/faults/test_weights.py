@@ -1,0 +1,259 @@
+"""Faults of the weights link: slow, late, damaged, foreign and unreachable peers."""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from apex_jax.errors import RunError
+from apex_jax.links import connection, weights_client
+from apex_jax.transport import wire
+from apex_jax.transport.messages import (
+    WEIGHTS_PIECE_BYTES,
+    Finish,
+    WeightsHello,
+    WeightsOffer,
+    WeightsRequest,
+)
+from apex_jax.transport.params_codec import architecture_of, encode_weights
+from tests.rigs.links import wait_until
+from tests.rigs.proxy import Proxy
+from tests.rigs.weights_link import (
+    RUN_ID,
+    FalseLearner,
+    Link,
+    assert_equal_bits,
+    large_params,
+    newest,
+    params_of,
+    piece_of,
+)
+
+
+@pytest.fixture
+def link() -> Iterator[Link]:
+    link = Link()
+    yield link
+    link.close()
+
+
+@pytest.fixture
+def learner(link: Link) -> FalseLearner:
+    return link.false_learner()
+
+
+def test_fault_16_client_that_does_not_read_slows_nobody_and_continues_with_the_newest_weights(link: Link) -> None:
+    server, well = link.server(params=large_params(0)), link.client(large_params(0))
+    slow = link.joined_peer(architecture_of(large_params(0)))
+    for updates in range(1, 40):
+        server.publish(large_params(updates), updates, 0)
+        slow.send(WeightsRequest(0, 0), WeightsRequest(0, WEIGHTS_PIECE_BYTES))
+        newest(well, updates)
+    slow.socket.close(linger=0)
+    assert_equal_bits(newest(link.client(large_params(0)), 39).params, large_params(39))
+
+
+def test_fault_17_late_client_has_the_last_weights_within_2_s(link: Link) -> None:
+    server, early = link.server(), link.client()
+    server.publish(params_of(3), 3, 0)
+    newest(early, 3)
+    for _ in range(3):
+        late = link.client().wait(2.0)
+        assert late is not None
+        assert_equal_bits(late.params, params_of(3))
+
+
+def test_fault_18_weights_with_a_flipped_bit_are_counted_and_requested_again(link: Link, learner: FalseLearner) -> None:
+    client = link.client()
+    learner.receive(WeightsHello)
+    learner.gives(version=1, seed=1)
+    kept = newest(client, 1)
+    body = encode_weights(params_of(2))
+    learner.send(WeightsOffer(RUN_ID, 2, False))
+    for place in range(0, len(body), 7):
+        flipped = bytearray(body)
+        flipped[place] ^= 1 << place % 8
+        learner.receive(WeightsRequest)
+        learner.send(piece_of(2, 2, piece=bytes(flipped)))
+        assert client.newest is kept
+    learner.receive(WeightsRequest)
+    learner.send(piece_of(2, 2))
+    assert_equal_bits(newest(client, 2).params, params_of(2))
+    assert client.dropped == {"bad_checksum": len(range(0, len(body), 7))}
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_fault_18_weights_that_are_not_finite_are_counted_and_the_old_ones_kept(
+    link: Link, learner: FalseLearner, value: float
+) -> None:
+    client = link.client()
+    learner.receive(WeightsHello)
+    learner.gives(version=1, seed=1)
+    kept = newest(client, 1)
+    learner.gives(version=2, seed=2, body=encode_weights(params_of(2))[:-4] + np.float32(value).tobytes())
+    wait_until(lambda: client.dropped["not_finite"] == 1)
+    assert client.newest is kept
+    learner.gives(version=3, seed=3)
+    assert_equal_bits(newest(client, 3).params, params_of(3))
+
+
+def test_fault_19_unrequested_piece_is_ignored(link: Link, learner: FalseLearner) -> None:
+    client = link.client()
+    learner.receive(WeightsHello)
+    learner.gives(version=5, seed=5)
+    kept = newest(client, 5)
+    learner.send(piece_of(5, 6), WeightsOffer(RUN_ID, 5, False))
+    learner.gives(version=6, seed=7)
+    assert newest(client, 7).version == 6
+    assert_equal_bits(kept.params, params_of(5))
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        ([b"garbage"], r"sent what is no message \(not_msgpack: .*\): it is not a server of this release"),
+        (Finish("over"), r"sent what is no message \(unknown_kind: Finish does not belong on this socket"),
+        (piece_of(1, body=b"abcd"), r"sent weights of 4 bytes, not 96"),
+        (piece_of(1, piece=b"abcd"), r"sent a piece of weights from 0 to 4"),
+    ],
+    ids=["garbage", "another link's", "another length", "half a piece"],
+)
+def test_a_learner_that_breaks_the_protocol_ends_its_clients_in_one_line(
+    link: Link, learner: FalseLearner, answer: Any, said: str
+) -> None:
+    client = link.client()
+    learner.receive(WeightsHello)
+    learner.send(WeightsOffer(RUN_ID, 1, False))
+    learner.receive(WeightsRequest)
+    learner.send(answer)
+    with pytest.raises(RunError, match=f"^the learner at {link.address} {said}") as caught:
+        wait_until(lambda: client.newest)
+    assert str(caught.value).isprintable()
+    assert client.peer_state == "refused"
+
+
+def test_fault_30_a_learner_of_another_release_ends_its_clients_in_one_line_with_both_versions(
+    link: Link, learner: FalseLearner
+) -> None:
+    client = link.client()
+    learner.receive(WeightsHello)
+    learner.send([*wire._encode(piece_of(1), wire.PROTOCOL_VERSION + 1)])
+    versions = f"version {wire.PROTOCOL_VERSION + 1}, this process version {wire.PROTOCOL_VERSION}"
+    said = f"^the learner at {link.address} cannot be understood: .* {versions}: run the same release everywhere$"
+    with pytest.raises(RunError, match=said):
+        wait_until(lambda: client.newest)
+
+
+def test_weights_newer_than_their_offer_are_accepted(
+    link: Link, learner: FalseLearner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(weights_client, "STALLED_SECONDS", 1_000.0)
+    client = link.client()
+    learner.receive(WeightsHello)
+    learner.send(WeightsOffer(RUN_ID, 1, False))
+    learner.receive(WeightsRequest)
+    learner.send(piece_of(2, 2))  # published meanwhile
+    newest(client, 2)
+    learner.send(WeightsOffer(RUN_ID, 3, False))
+    learner.receive(WeightsRequest)
+    learner.send(piece_of(2, 2))  # as when as many versions are held as may be
+    learner.gives(version=4, seed=4)
+    newest(client, 4)
+
+
+def test_fault_06_a_new_learner_whose_clock_is_behind_is_followed_at_once(link: Link, learner: FalseLearner) -> None:
+    client = link.client()
+    learner.receive(WeightsHello)
+    learner.gives(version=2**40, seed=5)
+    newest(client, 5)
+    learner.gives(version=7, seed=6, run_id=RUN_ID + 1)
+    assert newest(client, 6).version == 7
+
+
+@pytest.mark.parametrize("fault", ["stop", "lose"])
+def test_fault_33_unreachable_learner_is_logged_once_and_found_again(
+    link: Link, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, fault: str
+) -> None:
+    monkeypatch.setattr(weights_client, "HEARTBEAT_SECONDS", 0.1)
+    monkeypatch.setattr(weights_client, "PEER_TIMEOUT_SECONDS", 2.0)
+    caplog.set_level(logging.INFO)
+    server = link.server()
+    with Proxy(link.address) as proxy:
+        link.address = proxy.address
+        client = link.client()
+        server.publish(params_of(1), 1, 0)
+        newest(client, 1)
+        connections = proxy.traffic.connections
+        getattr(proxy, fault)()
+        server.publish(params_of(2), 2, 0)
+        wait_until(lambda: proxy.traffic.connections > connections)
+        if fault == "stop":  # behind the other the next connection is a good one
+            assert client.peer_state == "lost"
+        proxy.heal()
+        newest(client, 2)
+        assert client.peer_state == "joined"
+        said = [record.getMessage() for record in caplog.records if record.name == connection.__name__]
+        assert [re.sub(r"\d+ s\b", "N s", text) for text in said] == [
+            f"the learner at {proxy.address} has been silent for N s: looking for it",
+            "the learner is back after N s",
+        ]
+        client.close()
+
+
+def test_fault_33_transfer_interrupted_by_a_reset_continues(link: Link, monkeypatch: pytest.MonkeyPatch) -> None:
+    num_bytes = 16 * WEIGHTS_PIECE_BYTES
+    params = large_params(1.5, num_bytes)
+    server = link.server(params=params)
+    with Proxy(link.address) as proxy:
+        proxy.conditions.bytes_per_second = 4e6
+        link.address = proxy.address
+        client = link.client(params)
+        server.publish(params, 1, 0)
+        wait_until(lambda: proxy.traffic.down_bytes > num_bytes / 2)
+        proxy.reset()
+        assert_equal_bits(newest(client, 1).params, params)
+        assert proxy.traffic.down_bytes < 1.5 * num_bytes
+        client.close()
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "bytes_per_second", "seconds"),
+    [(2**20, 0.5e6, 8.0), pytest.param(13_200_000, 1e6, 60.0, marks=pytest.mark.slow)],
+    ids=["a small network", "the paper's network"],
+)
+def test_fault_33_on_slow_lines_weights_are_never_older_than_two_transfers(
+    link: Link, num_bytes: int, bytes_per_second: float, seconds: float
+) -> None:
+    server, transfer_seconds = link.server(params=large_params(0, num_bytes)), num_bytes / bytes_per_second
+    proxies, clients = [Proxy(link.address) for _ in range(4)], []
+    for proxy in proxies:
+        proxy.conditions.bytes_per_second = bytes_per_second
+        link.address = proxy.address
+        clients.append(link.client(large_params(0, num_bytes)))
+    server.publish(large_params(0, num_bytes), 0, 0)
+    for client in clients:
+        wait_until(lambda client=client: client.newest is not None)  # type: ignore[misc]
+    oldest, arrived = 0.0, [set[int]() for _ in clients]
+    start = time.monotonic()
+    updates = 0
+    while (now := time.monotonic()) < start + seconds:
+        if now > start + updates * transfer_seconds / 8:  # many versions during each transfer
+            updates += 1
+            server.publish(large_params(updates, num_bytes), updates, 0)
+        for client, versions in zip(clients, arrived, strict=True):
+            assert client.newest is not None
+            versions.add(client.newest.version)
+            oldest = max(oldest, now - client.newest.published_seconds)
+        time.sleep(0.02)
+    assert min(map(len, arrived)) >= seconds / (2 * transfer_seconds)
+    assert oldest < 2 * transfer_seconds + 2.0, "of which the proxy's own buffers hold some"
+    for client in clients:
+        client.close()
+    for proxy in proxies:
+        proxy.close()

@@ -1,0 +1,1 @@
+"""Hostile messages: python -m tests.fuzz."""

@@ -1,0 +1,248 @@
+"""Strangers at the ports of a real fleet: noise, HTTP, TLS, broken and half-open handshakes, false sizes."""
+
+from __future__ import annotations
+
+import random
+import socket
+import struct
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from apex_jax.transport import keys
+from tests.rigs.processes import Program, Programs, catch, free_tcp_addresses, values, wait_until
+
+SIGNATURE = b"\xff" + bytes(8) + b"\x7f"
+GREETING = SIGNATURE + b"\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)  # ZMTP 3.0, no security, a client
+RESET = struct.pack("ii", 1, 0)  # SO_LINGER: closing drops everything and sends RST
+HALF_OPEN = 200  # connections at once of each kind, held until the others are done
+GROWTH_BYTES = 64 * 2**20
+START_SECONDS = 150.0
+RECOVERY_SECONDS = 60.0  # ZMQ gives up a handshake after 30 s
+ENDLESS = "total_updates=100000000"
+
+
+def ready(socket_type: bytes) -> bytes:
+    """Returns the command that ends a handshake."""
+    name = b"Socket-Type"
+    properties = bytes([len(name)]) + name + struct.pack(">I", len(socket_type)) + socket_type
+    body = b"\x05READY" + properties
+    return b"\x04" + bytes([len(body)]) + body
+
+
+def frame(body: bytes, more: bool = False, announced_bytes: int | None = None) -> bytes:
+    """Returns a long ZMTP frame, which may lie about its size."""
+    return bytes([2 | int(more)]) + struct.pack(">Q", len(body) if announced_bytes is None else announced_bytes) + body
+
+
+def command(name: bytes, body: bytes) -> bytes:
+    """Returns a ZMTP command, as handshakes are made of."""
+    body = bytes([len(name)]) + name + body
+    return (b"\x04" + bytes([len(body)]) if len(body) < 256 else b"\x06" + struct.pack(">Q", len(body))) + body
+
+
+Attack = Callable[[random.Random], bytes]
+
+ATTACKS: dict[str, Attack] = {
+    "noise": lambda rng: rng.randbytes(rng.choice((1, 9, 10, 64, 1000, 100_000))),
+    "http": lambda rng: b"GET / HTTP/1.1\r\nHost: replay\r\n\r\n",
+    "http_post": lambda rng: b"POST / HTTP/1.1\r\nContent-Length: 99999999999\r\n\r\n" + rng.randbytes(1000),
+    "tls": lambda rng: b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + rng.randbytes(512),
+    "old_zmtp": lambda rng: b"\x01\x00" + frame(b"hello"),
+    "wrong_mechanism": lambda rng: GREETING[:12] + b"CURVE".ljust(20, b"\0") + bytes(32) + rng.randbytes(64),
+    "greeting_then_noise": lambda rng: GREETING + rng.randbytes(300),
+    "wrong_socket_type": lambda rng: GREETING + ready(b"PUSH"),
+    "no_such_socket_type": lambda rng: GREETING + ready(rng.randbytes(200)),
+    "speaks_before_it_is_answered": lambda rng: GREETING + ready(b"DEALER") + frame(rng.randbytes(100)) * 20,
+}
+ALLOWED_BYTES = 60_000  # of a message, on each port
+# Of a stranger who was let in: what comes before the server has answered ends the handshake, whatever it is.
+BEHIND_THE_HANDSHAKE: dict[str, Attack] = {
+    "announces_16_MiB": lambda rng: frame(b"x", announced_bytes=2**24),
+    "announces_2_GiB": lambda rng: frame(b"x", announced_bytes=2**31),
+    "announces_2_to_63": lambda rng: frame(b"x", announced_bytes=2**63),
+    "half_a_message": lambda rng: frame(rng.randbytes(ALLOWED_BYTES // 2), announced_bytes=ALLOWED_BYTES),
+    "half_of_its_frames": lambda rng: frame(rng.randbytes(100), more=True) * 2 + frame(b"x", announced_bytes=100),
+    "noise_behind_the_handshake": lambda rng: rng.randbytes(1000),
+    "messages_of_noise": lambda rng: frame(rng.randbytes(100)) * 20,
+    "many_frames": lambda rng: frame(b"", more=True) * 1000 + frame(b""),
+    "commands": lambda rng: b"\x04\x05\x04PING" * 100,
+}
+HELD_OPEN: dict[str, bytes] = {
+    "says_nothing": b"",
+    "one_byte": b"\xff",
+    "half_a_greeting": GREETING[:30],
+    "greeting_and_no_more": GREETING,
+    "half_a_ready": (GREETING + ready(b"DEALER"))[:70],
+}
+# Of a server that has keys; without them these are but noise. A HELLO has 200 bytes, of which 80 are a box.
+CURVE_GREETING = SIGNATURE + b"\x03\x00" + b"CURVE".ljust(20, b"\0") + bytes(32)
+ATTACKS_ON_KEYS: dict[str, Attack] = {
+    "hello_of_noise": lambda rng: CURVE_GREETING + command(b"HELLO", b"\x01\x00" + bytes(72) + rng.randbytes(120)),
+    "hello_of_another_version": lambda rng: CURVE_GREETING + command(b"HELLO", rng.randbytes(194)),
+    "hello_too_short": lambda rng: CURVE_GREETING + command(b"HELLO", rng.randbytes(rng.randrange(194))),
+    "hello_too_long": lambda rng: CURVE_GREETING + command(b"HELLO", bytes(100_000)),
+    "half_a_hello": lambda rng: CURVE_GREETING + command(b"HELLO", bytes(194))[: rng.randrange(200)],
+    "initiate_without_hello": lambda rng: CURVE_GREETING + command(b"INITIATE", rng.randbytes(rng.randrange(1000))),
+    "ready_without_hello": lambda rng: CURVE_GREETING + ready(b"DEALER") + frame(rng.randbytes(100)),
+    "noise_as_a_message": lambda rng: CURVE_GREETING + frame(b"\x07MESSAGE" + rng.randbytes(100)),
+    "announces_2_to_63_unencrypted": lambda rng: CURVE_GREETING + frame(b"x", announced_bytes=2**63),
+}
+HELD_OPEN_AT_KEYS: dict[str, bytes] = {
+    "curve_greeting_and_no_more": CURVE_GREETING,
+    "half_of_a_hello": CURVE_GREETING + b"\x04\xc8\x05HELLO" + bytes(90),
+}
+CLIENTS = {"addresses.experience": b"DEALER", "addresses.sampling": b"DEALER", "addresses.weights": b"DEALER"}
+
+
+class Victims:
+    """A replay server, a learner and an actor, all of them real; the first two are attacked."""
+
+    def __init__(self, programs: Programs, directory: Path, *arguments: str) -> None:
+        self.directory = directory
+        settings = free_tcp_addresses()
+        self.ports = {setting.split("=")[0]: int(setting.rpartition(":")[2]) for setting in settings}
+
+        def start(role: str) -> Program:
+            return programs.start("--role", role, "--name", role, *catch(directory, *settings, ENDLESS, *arguments))
+
+        self.programs = {role: start(role) for role in ("replay", "learner", "actor")}
+
+    def updates(self) -> float:
+        return max(values(self.directory, "learner", "learner/updates") or [0.0])
+
+    def inserts(self) -> float:
+        return sum(values(self.directory, "replay", "replay/inserts_per_second"))
+
+    def go_on(self) -> bool:
+        """Waits until more was learned and stored; returns whether this happened."""
+        updates, inserts = self.updates(), self.inserts()
+        try:
+            return wait_until(lambda: self.updates() > updates and self.inserts() > inserts)
+        except AssertionError:
+            return False
+
+    def alive(self) -> bool:
+        return all(program.process.poll() is None for program in self.programs.values())
+
+    def fds(self) -> dict[str, int]:
+        return {role: len(list(Path(f"/proc/{p.process.pid}/fd").iterdir())) for role, p in self.programs.items()}
+
+    def threads(self) -> dict[str, int]:
+        return {role: len(list(Path(f"/proc/{p.process.pid}/task").iterdir())) for role, p in self.programs.items()}
+
+    def memory_bytes(self) -> dict[str, int]:
+        return {role: resident_bytes(program.process.pid) for role, program in self.programs.items()}
+
+
+def resident_bytes(pid: int) -> int:
+    """Returns the resident memory of a process; 0 if it has ended."""
+    try:
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * 4096
+    except OSError:
+        return 0
+
+
+def fuzz_tcp(
+    directory: Path, connections: int, seed: int, half_open: int = HALF_OPEN, has_keys: bool = False
+) -> dict[str, Any]:
+    """Attacks each port with this many connections; returns the figures. `has_keys`: whether the fleet has keys."""
+    rng, failures, started = random.Random(seed), list[str](), time.monotonic()
+    done: Counter[str] = Counter()
+    settings = []
+    if has_keys:
+        keys.create(directory / "keys")
+        settings.append(f"security.keys={directory / 'keys'}")
+    greetings = {**HELD_OPEN, **(HELD_OPEN_AT_KEYS if has_keys else {})}
+    attacks = [*ATTACKS, *(ATTACKS_ON_KEYS if has_keys else BEHIND_THE_HANDSHAKE)]  # where nobody is let in, or all are
+    with Programs(directory) as programs:
+        victims = Victims(programs, directory / "run", *settings)
+        victims.programs["learner"].wait_until(lambda: victims.updates() > 500, START_SECONDS)  # all is compiled
+        before = victims.fds(), victims.threads(), victims.memory_bytes()
+        for name, port in victims.ports.items():
+            held = [_open(port, data) for data in greetings.values() for _ in range(half_open)]
+            if not has_keys:
+                half = frame(b"x", announced_bytes=ALLOWED_BYTES)
+                held += [_open_behind_the_handshake(port, CLIENTS[name], half) for _ in range(half_open)]
+            done["held_open"] += len(held)
+            for attack in _each_as_often(attacks, rng, connections // len(victims.ports)):
+                done[attack] += 1
+                with _attacker(port, CLIENTS[name], attack, rng) as stranger:
+                    _read_a_little(stranger)
+            if not victims.go_on():
+                failures.append(f"nothing goes on while {len(held)} connections are held open at {name}")
+            for stranger in held:
+                stranger.close()
+        failures += _what_is_left(victims, *before)
+        growth = {role: now - before[2][role] for role, now in victims.memory_bytes().items()}
+    return {
+        "socket": "curve" if has_keys else "tcp",
+        "connections": sum(done.values()),
+        "seed": seed,
+        "seconds": round(time.monotonic() - started, 1),
+        "growth_bytes": growth,
+        "attacks": dict(sorted(done.items())),
+        "failures": failures,
+    }
+
+
+def _what_is_left(
+    victims: Victims, fds: dict[str, int], threads: dict[str, int], memory_bytes: dict[str, int]
+) -> list[str]:
+    """Returns a line for everything that is more than before, and for every process that has come to harm."""
+    failures = []
+    try:
+        wait_until(lambda: _within(victims.fds(), fds, 8), RECOVERY_SECONDS)
+    except AssertionError:
+        failures.append(f"file descriptors were {fds}, are {victims.fds()}")
+    if not _within(victims.threads(), threads, 2):
+        failures.append(f"threads were {threads}, are {victims.threads()}")
+    if not _within(victims.memory_bytes(), memory_bytes, GROWTH_BYTES):
+        failures.append(f"resident memory was {memory_bytes}, is {victims.memory_bytes()}")
+    for role, program in victims.programs.items():
+        if program.process.poll() is not None or "Traceback" in program.stderr:
+            failures.append(f"{role}: exit code {program.process.poll()}\n{program.stderr[-2000:]}")
+    return failures
+
+
+def _open(port: int, data: bytes) -> socket.socket:
+    stranger = socket.create_connection(("127.0.0.1", port), timeout=10)
+    with suppress(OSError):  # thrown out in the middle of a sentence
+        stranger.sendall(data)
+    return stranger
+
+
+def _open_behind_the_handshake(port: int, client: bytes, data: bytes) -> socket.socket:
+    """Returns a connection that was let in, and has sent this; OSError where it was not."""
+    stranger, received = _open(port, GREETING + ready(client)), b""
+    while b"READY" not in received:
+        if not (more := stranger.recv(4096)):
+            raise ConnectionError(f"a stranger is not let in at port {port}")
+        received += more
+    with suppress(OSError):
+        stranger.sendall(data)
+    return stranger
+
+
+def _each_as_often(names: list[str], rng: random.Random, count: int) -> list[str]:
+    """Returns so many names of attacks, all of them before the first comes again."""
+    return [name for _ in range(count // len(names) + 1) for name in rng.sample(names, len(names))][:count]
+
+
+def _attacker(port: int, client: bytes, attack: str, rng: random.Random) -> socket.socket:
+    if (says := ATTACKS.get(attack) or ATTACKS_ON_KEYS.get(attack)) is not None:
+        return _open(port, says(rng))
+    return _open_behind_the_handshake(port, client, BEHIND_THE_HANDSHAKE[attack](rng))
+
+
+def _read_a_little(stranger: socket.socket) -> None:
+    stranger.settimeout(0.02)
+    with suppress(OSError):
+        stranger.recv(4096)
+
+
+def _within(now: dict[str, int], before: dict[str, int], margin: int) -> bool:
+    return all(now[role] <= before[role] + margin for role in before)

@@ -1,0 +1,1 @@
+"""Helpers of tests: processes, links, a proxy, fleets."""

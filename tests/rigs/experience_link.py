@@ -1,0 +1,142 @@
+"""Both ends of the experience link for its tests."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+import zmq
+
+from apex_jax.config import Config
+from apex_jax.links import connection
+from apex_jax.links.experience_server import ExperienceServer
+from apex_jax.replay.rate_limiter import RateLimiter
+from apex_jax.segment_codec import decode_frames, encode_segment
+from apex_jax.transport import sockets
+from apex_jax.transport.messages import ActorHello, ActorWelcome, SegmentMessage
+from tests.rigs.links import (
+    CONFIG,
+    SPEC,
+    TRANSITIONS,
+    CountingStream,
+    Peer,
+    free_address,
+    free_limiter,
+    replay_of,
+    segment_of,
+    wait_until,
+)
+
+CREDIT = CONFIG.actor.max_outstanding_segments
+KEY = CONFIG.compatibility_key
+
+
+def limiter_that_lets_in(num_segments: int) -> RateLimiter:
+    """A limiter that `sample` opens: one segment for as many samples as it has transitions."""
+    return RateLimiter(1, 1.0, num_segments * TRANSITIONS - 1, TRANSITIONS, 1)
+
+
+class Server:
+    """The replay server's side, which serves only while a test waits, with the test's clock."""
+
+    def __init__(self, address: str, limiter: RateLimiter, config: Config = CONFIG) -> None:
+        self.now_seconds = 0.0
+        self.replay = replay_of(limiter=limiter)
+        self.buffer, self.limiter = self.replay.buffer, limiter
+        self._context = zmq.Context()
+        self._socket = sockets.serve_experience(self._context, address)
+        self.service = ExperienceServer(self._socket, config, SPEC, self.replay)
+        self.dropped = self.service.dropped
+
+    def serve(self) -> None:
+        self.service.read(self.now_seconds)
+        self.service.store(self.now_seconds)
+
+    def until(self, condition: Callable[[], Any]) -> None:
+        wait_until(condition, self.serve)
+
+    def stored(self) -> list[int]:
+        """Numbers of the segments, in the order in which they were stored."""
+        bodies = self.buffer.segments_since(0, 10**6).bodies
+        return [int(decode_frames(body, SPEC)[0, 0]) for body in bodies]
+
+    def store_at_least(self, count: int, or_until: Callable[[], bool]) -> list[int]:
+        """Serves until this many segments are stored, then closes; returns their numbers."""
+        self.until(lambda: len(self.stored()) >= count or or_until())
+        assert +self.dropped == {}
+        self.close()
+        return self.stored()
+
+    def close(self) -> None:
+        self._socket.close()
+        self._context.term()  # the address is free when this returns
+
+
+class Link:
+    """Makes both ends, and closes them after the test."""
+
+    def __init__(self) -> None:
+        self.address = free_address()
+        self._servers: list[Server] = []
+        self._context = zmq.Context()
+        self._streams: list[CountingStream] = []
+        self._peers: list[Peer] = []
+
+    def server(self, limiter: RateLimiter | None = None, config: Config = CONFIG) -> Server:
+        self._servers.append(Server(self.address, limiter or free_limiter(), config))
+        return self._servers[-1]
+
+    def stream(
+        self,
+        run_id: int = 1,
+        compatibility_key: str = CONFIG.compatibility_key,
+        queue_size: int = 2,
+        overflow: str = "wait",
+    ) -> CountingStream:
+        hello = ActorHello(run_id, compatibility_key, num_environments=4)
+        self._streams.append(CountingStream(self._context, self.address, SPEC, hello, queue_size, overflow))
+        return self._streams[-1]
+
+    def peer(self, server: Server, run_id: int | None = None) -> Peer:
+        """A peer that the test controls; it joins if it is given a run id."""
+        peer = Peer(sockets.connect_experience(self._context, self.address), server.serve)
+        self._peers.append(peer)
+        if run_id is not None:
+            join(peer, run_id)
+        return peer
+
+    def close(self) -> None:
+        for stream in self._streams:
+            stream.close()
+        for peer in self._peers:
+            peer.socket.close()
+        self._context.term()
+        for server in self._servers:
+            server.close()
+
+
+def join(peer: Peer, run_id: int, num_environments: int = 4) -> ActorWelcome:
+    peer.send(ActorHello(run_id, CONFIG.compatibility_key, num_environments))
+    return peer.receive(ActorWelcome)
+
+
+def message_of(number: int, run_id: int = 1) -> SegmentMessage:
+    body = encode_segment(segment_of(number), SPEC)
+    return SegmentMessage(run_id, number, environment_steps=10, crc=zlib.crc32(body), body=body)
+
+
+def put_all(stream: CountingStream, numbers: range, server: Server) -> None:
+    for number in numbers:
+        wait_until(partial(stream.put, segment_of(number), 10, timeout_seconds=0.01), server.serve)
+
+
+@pytest.fixture
+def link(monkeypatch: pytest.MonkeyPatch) -> Iterator[Link]:
+    """Both ends of a link whose heartbeats come soon."""
+    monkeypatch.setattr(connection, "HEARTBEAT_SECONDS", 0.05)
+    link = Link()
+    yield link
+    link.close()

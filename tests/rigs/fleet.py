@@ -1,0 +1,157 @@
+"""A fleet of real processes over loopback tcp; each connection can go through its own proxy."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from pathlib import Path
+
+from apex_jax.links.sampling_client import SILENT_SECONDS
+from apex_jax.metrics import read_metrics
+from apex_jax.types import PEER_TIMEOUT_SECONDS
+from tests.rigs.processes import (
+    PATIENCE_SECONDS,
+    Program,
+    Programs,
+    catch,
+    free_tcp_addresses,
+    leave,
+    values,
+    wait_until,
+)
+from tests.rigs.proxy import Proxy
+
+ENDLESS = "total_updates=100000000"
+START_SECONDS = 150.0  # until something is learned, on such a machine and with nothing compiled
+BUSY_SECONDS = 5.0  # that everything may take longer than it should, on such a machine
+FORGOTTEN_SECONDS = PEER_TIMEOUT_SECONDS + BUSY_SECONDS  # until a peer that is silent is no longer counted
+# Until a client gives up a server that is silent, which it asks once a second; a learner is more patient.
+GIVEN_UP_SECONDS = PEER_TIMEOUT_SECONDS + 1 + BUSY_SECONDS
+GIVEN_UP_BY_LEARNER_SECONDS = SILENT_SECONDS + 1 + BUSY_SECONDS
+CONNECTS_TO = {
+    "replay": (),
+    "learner": ("sampling",),
+    "actor": ("experience", "weights"),
+    "evaluator": ("weights",),
+}
+
+
+def role_of(name: str) -> str:
+    """Returns the role of a process: `actor-1` is an actor."""
+    return name.partition("-")[0]
+
+
+class Fleet:
+    """Starts roles by name, and reads their progress from their metrics."""
+
+    def __init__(self, programs: Programs, directory: Path, *arguments: str) -> None:
+        self.directory = directory
+        self.running: dict[str, Program] = {}  # the last of each name, which may have ended
+        self.proxies: dict[tuple[str, str], Proxy] = {}  # by the name of the client and the link
+        self._programs = programs
+        self._arguments = arguments
+        self._addresses = dict(setting.removeprefix("addresses.").split("=") for setting in free_tcp_addresses())
+
+    def __enter__(self) -> Fleet:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            if kind is None:
+                leave(self.running.values())
+        finally:
+            for proxy in self.proxies.values():
+                proxy.close()
+
+    def start(self, *names: str) -> None:
+        """Starts and restarts processes."""
+        for name in names:
+            addresses = [f"addresses.{link}={self._address(name, link)}" for link in self._addresses]
+            arguments = catch(self.directory, ENDLESS, *addresses, *self._arguments)
+            self.running[name] = self._programs.start("--role", role_of(name), "--name", name, *arguments)
+
+    def proxy(self, name: str, link: str) -> Proxy:
+        """Returns the proxy through which a process uses a link; ask for it before the start."""
+        assert link in CONNECTS_TO[role_of(name)], f"{name} does not connect to {link}"
+        if (name, link) not in self.proxies:
+            self.proxies[name, link] = Proxy(self._addresses[link])
+        return self.proxies[name, link]
+
+    def end(self, name: str, by: signal.Signals = signal.SIGKILL) -> int:
+        """Ends a process, waits until it has gone, and returns its exit code."""
+        self.running[name].send(by)
+        return self.running[name].exit_code()
+
+    def updates(self) -> float:
+        """Returns the learner's newest count, which falls where it restarts."""
+        return self.newest("learner", "learner/updates", 0.0)
+
+    def actors(self) -> float:
+        """Returns how many actors the replay server counted last."""
+        return self.newest("replay", "replay/actors", 0.0)
+
+    def newest(self, name: str, tag: str, otherwise: float) -> float:
+        """Returns the last value that a process has written under a tag."""
+        return ([otherwise, *values(self.directory, name, tag)])[-1]
+
+    def lines(self, name: str) -> int:
+        """Returns how many lines of metrics a process has written: of a server four a second, whatever happens."""
+        return len(values(self.directory, name, "system/resident_memory_bytes"))
+
+    def dropped(self, name: str = "replay") -> dict[str, float]:
+        """Returns the refusals of a process by reason."""
+        start = "replay/dropped_"
+        line = read_metrics(self.directory / "metrics" / f"{name}.jsonl")[-1]
+        return {tag.removeprefix(start): value for tag, value in line.items() if tag.startswith(start) and value}
+
+    def with_traceback(self) -> list[str]:
+        """Returns the names of the processes that have written a traceback since their last start."""
+        return [name for name, program in self.running.items() if "Traceback" in program.stderr]
+
+    def _address(self, name: str, link: str) -> str:
+        proxy = self.proxies.get((name, link))
+        return proxy.address if proxy is not None else self._addresses[link]
+
+
+def begins(fleet: Fleet, actors: int) -> None:
+    """Waits until the actors are there and something was learned."""
+    fleet.running["learner"].wait_until(lambda: fleet.actors() == actors and fleet.updates() > 0, START_SECONDS)
+
+
+def goes_on(fleet: Fleet, seconds: float = PATIENCE_SECONDS) -> None:
+    """Waits until the learner has made some more updates."""
+    updates = fleet.updates()
+    try:
+        wait_until(lambda: fleet.updates() > updates + 100, seconds)
+    except AssertionError as error:
+        said = "\n".join(f"{name}:\n{program.stderr[-2000:]}" for name, program in fleet.running.items())
+        raise AssertionError(f"{fleet.updates()} updates, of which {updates} are old: {error}\n{said}") from None
+
+
+def acts(fleet: Fleet, name: str, seconds: float = PATIENCE_SECONDS) -> None:
+    """Waits until an actor has acted for some more time."""
+    lines = fleet.lines(name)
+    wait_until(
+        lambda: fleet.lines(name) >= lines + 3 and fleet.newest(name, "actor/steps_per_second", 0.0) > 0, seconds
+    )
+
+
+def next_values(fleet: Fleet, name: str, tag: str, count: int) -> list[float]:
+    """Waits for this many more lines of a process; returns their values of a tag."""
+    before = len(values(fleet.directory, name, tag))
+    wait_until(lambda: len(values(fleet.directory, name, tag)) >= before + count)
+    return values(fleet.directory, name, tag)[before : before + count]
+
+
+def lasts(seconds: float) -> None:
+    """Lets a fault last."""
+    threading.Event().wait(seconds)
+
+
+def losses_said(fleet: Fleet) -> int:
+    """Returns how often the learner has logged that it lost the replay server, which it does in one of three ways.
+
+    A learner that connects again before it sees what became of its connection receives that from the server.
+    """
+    said = fleet.running["learner"].stderr
+    return said.count(": looking for it") + said.count("no longer knows this process")

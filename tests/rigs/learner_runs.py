@@ -1,0 +1,91 @@
+"""Helpers for faults of the learner: a fleet of three processes, and checkpoints."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from apex_jax.agent.dqn import LearnerState, make_dqn
+from apex_jax.checkpoint import Checkpointer, Progress
+from apex_jax.config import Config
+from apex_jax.environment import segment_spec
+from apex_jax.settings import load
+from apex_jax.transport.params_codec import architecture_of
+from tests.rigs.processes import ROOT, Program, Programs, catch, free_tcp_addresses, values
+
+ENDLESS = "total_updates=100000000"
+OFTEN = "learner.checkpoint_interval_seconds=1"
+
+
+class Fleet:
+    """Replay server, actor and learner over tcp, each a process of its own."""
+
+    def __init__(self, programs: Programs, directory: Path, *arguments: str) -> None:
+        self.addresses = free_tcp_addresses()
+        self.directory = directory
+        self._programs = programs
+        self._arguments = arguments
+        self.replay = self.start("replay")
+        self.start("actor")
+
+    def start(self, role: str, *arguments: str, **more: Any) -> Program:
+        settings = catch(self.directory, *self.addresses, ENDLESS, OFTEN, *self._arguments, *arguments)
+        return self._programs.start("--role", role, *settings, **more)
+
+    @property
+    def weights_address(self) -> str:
+        return self.addresses[2].partition("=")[2]
+
+    def updates(self) -> list[float]:
+        return values(self.directory, "learner", "learner/updates")
+
+
+def config_of(directory: Path, *settings: str) -> Config:
+    return load(ROOT / "configs" / "catch.yaml", settings).replace(run_directory=str(directory))
+
+
+def fresh_state(config: Config) -> LearnerState:
+    return make_dqn(config, segment_spec(config)).init(jax.random.key(0))
+
+
+def save_checkpoint(directory: Path, updates: int = 1, seed: int = 3) -> tuple[LearnerState, Progress]:
+    """Saves a state of the real algorithm in which no leaf is zero, and no two alike."""
+    config, rng = config_of(directory), np.random.default_rng(seed)
+    state = jax.tree.map(
+        lambda leaf: np.asarray(9 * rng.random(leaf.shape) + 1, leaf.dtype), jax.eval_shape(lambda: fresh_state(config))
+    )
+    architecture = architecture_of(state.online_params)
+    progress = Progress(updates, 17, 3.5, 11, config.checkpoint_compatibility_key, architecture)
+    checkpointer = Checkpointer(str(directory))
+    checkpointer.save(state, progress)
+    checkpointer.wait()
+    checkpointer.close()
+    return state, progress
+
+
+def restored(directory: Path, *settings: str) -> tuple[LearnerState, Progress] | None:
+    config = config_of(directory, *settings)
+    state = fresh_state(config)
+    checkpointer = Checkpointer(str(directory), read_only=True)
+    found = checkpointer.restore_newest(
+        state, config.checkpoint_compatibility_key, architecture_of(state.online_params)
+    )
+    return None if found is None else (LearnerState(*found[0]), found[1])
+
+
+def bits(tree: Any) -> list[bytes]:
+    return [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(tree)]
+
+
+def files(directory: Path) -> dict[str, str]:
+    """Returns a digest of every file but the lock."""
+    paths = [path for path in directory.rglob("*") if path.is_file() and path.name != ".lock"]
+    return {str(path.relative_to(directory)): hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
+
+
+def error_lines(program: Program) -> list[str]:
+    return [line for line in program.stderr.splitlines() if line.startswith(("error: ", "fatal: "))]

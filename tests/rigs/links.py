@@ -1,0 +1,142 @@
+"""Helpers for tests of the links: small segments, a deadline, and a peer that the test controls."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any, TypeVar, get_type_hints
+
+import numpy as np
+import zmq
+
+from apex_jax.config import ActorConfig, Config, LearnerConfig
+from apex_jax.links.experience_client import ExperienceClient
+from apex_jax.links.experience_server import ExperienceServer
+from apex_jax.links.outbox import transitions_of
+from apex_jax.replay.buffer import ReplayBuffer
+from apex_jax.replay.rate_limiter import RateLimiter
+from apex_jax.replay.replay import Replay
+from apex_jax.transport import sockets, wire
+from apex_jax.transport.messages import Integer
+from apex_jax.types import ActionSpec, Columns, Segment, SegmentSpec
+
+SPEC = SegmentSpec(
+    frame_shape=(3,), frame_dtype="float32", frame_stack=2, slots=8, n_step=1, action=ActionSpec.discrete(2)
+)
+TRANSITIONS = SPEC.max_transitions  # of every segment of `segment_of`
+CONFIG = Config(
+    actor=replace(ActorConfig(), environments=4, ladder_size=8, max_outstanding_segments=4),
+    learner=replace(LearnerConfig(), batch_size=16, updates_per_call=2),
+)
+DEADLINE_SECONDS = 60.0
+Kind = TypeVar("Kind")
+
+
+def segment_of(number: int) -> Segment:
+    """A full segment whose pixels all have the value `number`."""
+    starts = np.zeros(SPEC.slots, bool)
+    starts[SPEC.frame_stack - 1 : -SPEC.n_step] = True
+    columns: Columns = dict(
+        priority=np.where(starts, number + 1, 0).astype(np.float32),
+        n_step_return=np.zeros(SPEC.slots, np.float32),
+        discount=starts * np.float32(0.9),
+        action=np.zeros(SPEC.slots, np.int32),
+        bootstrap_offset=starts.astype(np.uint8),
+    )
+    return Segment(np.full((SPEC.slots, *SPEC.frame_shape), number, np.float32), columns)
+
+
+class CountingStream(ExperienceClient):
+    """Counts segments as produced when they are put; usually the actor counts them."""
+
+    def put(self, segment: Segment, environment_steps: int, timeout_seconds: float) -> bool:
+        self.produced += transitions_of(segment)  # before it can be on its way
+        is_taken = super().put(segment, environment_steps, timeout_seconds)
+        self.produced -= 0 if is_taken else transitions_of(segment)
+        return is_taken
+
+
+def highest(kind: type, field: str) -> int:
+    """Returns the largest number that this field can have."""
+    mark = get_type_hints(kind, include_extras=True)[field].__metadata__[0]
+    assert isinstance(mark, Integer)
+    return mark.high
+
+
+def buffer_of(num_segments: int = 64) -> ReplayBuffer:
+    return ReplayBuffer(SPEC, num_segments * TRANSITIONS, 0.6, 0.4, np.random.default_rng(0))
+
+
+def replay_of(num_segments: int = 64, limiter: RateLimiter | None = None) -> Replay:
+    """A replay without a journal, with a rate limiter that the test chooses."""
+    in_memory = replace(CONFIG.replay, journal=False, capacity_transitions=num_segments * TRANSITIONS)
+    replay = Replay(CONFIG.replace(replay=in_memory), SPEC, np.random.default_rng(0))
+    replay.limiter = limiter or free_limiter()
+    return replay
+
+
+def free_limiter(min_size: int = 1) -> RateLimiter:
+    return RateLimiter(min_size, 0.0, 0.0, 1, 1)
+
+
+def free_address() -> str:
+    """A tcp address that nobody serves."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"tcp://127.0.0.1:{probe.getsockname()[1]}"
+
+
+def wait_until(condition: Callable[[], Any], meanwhile: Callable[[], Any] = lambda: None) -> None:
+    """Calls `meanwhile` until `condition` is true; fails after the deadline."""
+    deadline, pause = time.monotonic() + DEADLINE_SECONDS, threading.Event()
+    while not condition():
+        assert time.monotonic() < deadline, "what was waited for did not happen"
+        meanwhile()
+        pause.wait(0.005)
+
+
+def waiting_in(server: ExperienceServer) -> int:
+    """Number of received segments that are not stored yet."""
+    membership = server._membership
+    return sum(len(actor.waiting) for actor in (*membership.actors.values(), *membership.gone.values()))
+
+
+class Peer:
+    """One end of a link that the test controls, while `meanwhile` runs the other end."""
+
+    def __init__(self, end: zmq.Socket, meanwhile: Callable[[], Any]) -> None:
+        self.socket = end
+        self._meanwhile = meanwhile
+
+    def send(self, *messages: Any) -> None:
+        for message in messages:
+            wait_until(partial(sockets.send, self.socket, message), self._meanwhile)
+
+    def send_frames(self, *frames: bytes) -> None:
+        wait_until(lambda: self.socket.poll(0, zmq.POLLOUT), self._meanwhile)
+        self.socket.send_multipart(frames)
+
+    def receive(self, kind: type[Kind]) -> Kind:
+        """Returns the next message, which must be of this kind."""
+        received: list[Any] = []
+
+        def arrived() -> bool:
+            message = sockets.receive(self.socket, wire.MESSAGES)
+            received.extend([message] if message is not None else [])
+            return bool(received)
+
+        wait_until(arrived, self._meanwhile)
+        assert isinstance(received[0], kind), received[0]
+        return received[0]
+
+    def hears_nothing(self) -> bool:
+        """Returns whether no message arrives after everything in flight has been served."""
+        for _ in range(5):
+            self._meanwhile()
+            if self.socket.poll(10):
+                return False
+        return True

@@ -1,0 +1,224 @@
+"""A tcp proxy that imitates network faults, which a test switches while connections are in use.
+
+One thread, an event loop of its own. `up` is from the client to the server behind the proxy, `down` the way back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Literal
+
+CHUNK_BYTES = 16_384
+CHUNKS_UNDER_WAY = 256  # held back by latency; more wait in the sockets, as in a network
+RETRY_SECONDS = 0.1  # until the server behind the proxy is there
+RESET = struct.pack("ii", 1, 0)  # SO_LINGER: closing drops everything and sends RST
+
+Direction = Literal["up", "down"]
+BOTH: tuple[Direction, Direction] = ("up", "down")
+
+
+@dataclass(eq=False)
+class Connection:
+    """A client's connection and the proxy's connection to the server, if there is one."""
+
+    client: asyncio.StreamWriter
+    server: asyncio.StreamWriter | None = None
+    is_lost: bool = False  # open for ever, and nothing passes any more
+
+    def writers(self) -> list[asyncio.StreamWriter]:
+        return [writer for writer in (self.client, self.server) if writer is not None]
+
+
+@dataclass
+class Traffic:
+    """Bytes that have passed the proxy."""
+
+    connections: int = 0
+    up_bytes: int = 0
+    down_bytes: int = 0
+
+    def add(self, direction: Direction, num_bytes: int) -> None:
+        if direction == "up":
+            self.up_bytes += num_bytes
+        else:
+            self.down_bytes += num_bytes
+
+
+@dataclass
+class Conditions:
+    """The current state of the network."""
+
+    latency_seconds: float = 0.0  # one way
+    bytes_per_second: float = float("inf")  # each way of each connection
+    slow_close_seconds: float = 0.0  # from the end of one side to the end of the other
+    stopped: set[Direction] = field(default_factory=set)  # nothing passes this way
+
+
+class Proxy:
+    """Forwards from clients to `target`, a tcp:// address that need not be served yet."""
+
+    def __init__(self, target: str) -> None:
+        self.conditions = Conditions()  # its numbers may be set from any thread
+        self.traffic = Traffic()
+        host, _, port = target.removeprefix("tcp://").rpartition(":")
+        self._target = (host, int(port))
+        self._connections: set[Connection] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = f"tcp://127.0.0.1:{self._listener.getsockname()[1]}"
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name="proxy", daemon=True)
+        self._thread.start()
+
+    def __enter__(self) -> Proxy:
+        return self
+
+    def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
+        self.close()
+
+    @property
+    def open_connections(self) -> int:
+        """Returns how many clients are connected, lost ones included."""
+        return len(self._connections)
+
+    def stop(self, *directions: Direction) -> None:
+        """Lets nothing pass, like a partition: connections stay open, and new ones are accepted."""
+        self._in_loop(lambda: self.conditions.stopped.update(directions or BOTH))
+
+    def heal(self) -> None:
+        """Lets everything pass again, including held bytes, which TCP would send again."""
+        self._in_loop(self.conditions.stopped.clear)
+
+    def lose(self) -> None:
+        """Drops the state of all current connections, like a restarted NAT: they stay open, but nothing passes."""
+
+        def lose() -> None:
+            for connection in self._connections:
+                connection.is_lost = True
+
+        self._in_loop(lose)
+
+    def reset(self) -> None:
+        """Resets all current connections on both sides."""
+
+        def reset() -> None:
+            for connection in list(self._connections):
+                self._abort(connection)
+
+        self._in_loop(reset)
+
+    def close(self) -> None:
+        """Closes everything and ends the thread."""
+        self._in_loop(self._loop.stop)
+        self._thread.join()
+
+    def _in_loop(self, action: Callable[[], Any]) -> None:
+        """Calls a function on the proxy's thread and waits for it."""
+        done = threading.Event()
+
+        def act() -> None:
+            action()
+            done.set()
+
+        self._loop.call_soon_threadsafe(act)
+        assert done.wait(10), "the proxy's thread does not answer"
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        server = self._loop.run_until_complete(asyncio.start_server(self._serve, sock=self._listener))
+        self._loop.run_forever()
+        server.close()
+        for task in [*self._tasks]:
+            task.cancel()
+        self._loop.run_until_complete(asyncio.gather(*self._tasks, return_exceptions=True))
+        for connection in list(self._connections):
+            self._abort(connection)
+        self._loop.run_until_complete(asyncio.sleep(0))  # the transports close
+        self._loop.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, client: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        connection = Connection(client)
+        self._connections.add(connection)
+        self.traffic.connections += 1
+        try:
+            await self._passes(connection, *BOTH)  # into a black hole nobody is connected any further
+            server_reader, connection.server = await self._connect()
+            up = self._pump(connection, "up", reader, connection.server)
+            down = self._pump(connection, "down", server_reader, client)
+            await self._first_of(up, down)
+            if self.conditions.slow_close_seconds:
+                await asyncio.sleep(self.conditions.slow_close_seconds)
+        except OSError:  # reset by one side: the other is told in the same way
+            pass
+        except asyncio.CancelledError:  # the proxy is closed
+            pass
+        finally:
+            self._abort(connection)
+            self._tasks.discard(task)
+
+    async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        while True:
+            with contextlib.suppress(OSError):
+                return await asyncio.open_connection(*self._target)
+            await asyncio.sleep(RETRY_SECONDS)
+
+    async def _first_of(self, *coroutines: Coroutine[Any, Any, None]) -> None:
+        tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _pump(
+        self, connection: Connection, direction: Direction, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        """Forwards bytes in one direction; None in the queue is the end of the stream."""
+        under_way: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(CHUNKS_UNDER_WAY)
+
+        async def read() -> None:
+            data = b"more"
+            while data:
+                data = await reader.read(CHUNK_BYTES)
+                await under_way.put((time.monotonic() + self.conditions.latency_seconds, data))
+            await asyncio.Event().wait()
+
+        async def write() -> None:
+            while True:
+                due_seconds, data = await under_way.get()
+                await asyncio.sleep(max(0.0, due_seconds - time.monotonic()))
+                await self._passes(connection, direction)
+                if not data:
+                    return
+                writer.write(data)
+                await writer.drain()
+                self.traffic.add(direction, len(data))
+                await asyncio.sleep(len(data) / self.conditions.bytes_per_second)
+
+        await self._first_of(read(), write())
+
+    async def _passes(self, connection: Connection, *directions: Direction) -> None:
+        """Returns once these ways are open to the connection; of a lost one that is never."""
+        while connection.is_lost or self.conditions.stopped.intersection(directions):
+            await asyncio.sleep(0.01)
+
+    def _abort(self, connection: Connection) -> None:
+        self._connections.discard(connection)
+        for writer in connection.writers():
+            with contextlib.suppress(OSError):
+                writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+            writer.transport.abort()

@@ -1,0 +1,64 @@
+"""Directories of runs, as training leaves them, and runs without one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from apex_jax.plotting.curves import Curve, Run
+from apex_jax.settings import load, to_yaml
+
+START = 1_000_000.0  # unix seconds
+RETURN = "eval/episodic_return"
+
+
+def make_run(
+    directory: Path, returns: Sequence[float], overrides: tuple[str, ...] = (), starts: tuple[float, ...] = (START,)
+) -> Path:
+    """Writes a run with an evaluation after each minute and each million frames."""
+    (directory / "metrics").mkdir(parents=True)
+    (directory / "config.yaml").write_text(to_yaml(load(None, [*overrides, f"run_directory={directory}"])))
+    (directory / "starts.jsonl").write_text("".join(json.dumps({"time": t, "task": "Pong-v5"}) + "\n" for t in starts))
+    write_lines(
+        directory / "metrics" / "evaluator.jsonl", [(60.0 * i, i, {RETURN: r}) for i, r in enumerate(returns, 1)]
+    )
+    return directory
+
+
+def write_lines(path: Path, lines: Sequence[tuple[float, float, Mapping[str, float | None]]]) -> None:
+    """Writes lines of metrics: (seconds after START, million frames, values)."""
+    texts = [json.dumps({"time": START + s, "seconds": s, "step": int(m * 1e6), **values}) for s, m, values in lines]
+    path.write_text("\n".join([*texts, ""]))
+
+
+def plain_run(returns: list[float], task: str = "Pong-v5") -> Run:
+    positions = np.arange(1.0, len(returns) + 1)
+    return Run("", task, Curve(positions * 1e6, positions, np.array(returns)), {}, {})
+
+
+def write_run(
+    folder: Path,
+    starts: Sequence[float],
+    evaluations: Sequence[tuple[float, float]],
+    updates: Sequence[tuple[float, int]],
+) -> Path:
+    """Writes a run; all times in seconds after its first start, evaluations as (time, million frames)."""
+    (folder / "metrics").mkdir(parents=True)
+    lines: dict[str, list[tuple[float, float, dict[str, float]]]] = {
+        "evaluator": [(seconds, millions, {RETURN: 1.0}) for seconds, millions in evaluations],
+        "learner": [(seconds, 0.0, {UPDATES: count}) for seconds, count in updates],
+        "replay": [(start + seconds, 0.0, {}) for start in starts for seconds in (5.0, 30.0)],
+    }
+    for name, of_process in lines.items():
+        records = [{"time": START + s, "seconds": s, "step": int(m * 1e6), **v} for s, m, v in of_process]
+        (folder / "metrics" / f"{name}.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    (folder / "starts.jsonl").write_text("".join(json.dumps({"time": START + start}) + "\n" for start in starts))
+    return folder
+
+
+UPDATES = "learner/updates"
+
+ROOT = Path(__file__).parents[2]

@@ -1,0 +1,198 @@
+"""Both ends of the sampling link for its tests, sound and false ones."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import zmq
+
+from apex_jax.links.sampling_client import Item, SamplingClient, Segments
+from apex_jax.links.sampling_server import SamplingServer
+from apex_jax.replay.rate_limiter import RateLimiter
+from apex_jax.segment_codec import encode_segment
+from apex_jax.transport import sockets, wire
+from apex_jax.transport.messages import (
+    Credit,
+    IndexBatches,
+    LearnerHello,
+    LearnerWelcome,
+    StreamedSegments,
+)
+from tests.rigs.links import (
+    CONFIG,
+    SPEC,
+    TRANSITIONS,
+    Peer,
+    free_address,
+    free_limiter,
+    replay_of,
+    segment_of,
+    wait_until,
+)
+
+K, B = 2, 16
+CAPACITY = 6  # segments
+L = SPEC.slots
+
+
+def hello_of(
+    run_id: int = 1, environment_steps: int = 0, batches: int = K, compatibility_key: str = CONFIG.compatibility_key
+) -> Any:
+    return LearnerHello(run_id, compatibility_key, environment_steps, batches_at_once=batches, batch_size=B)
+
+
+def streamed(*numbers: int, slots: list[int] | None = None, bodies: list[bytes] | None = None) -> StreamedSegments:
+    bodies = bodies or [encode_segment(segment_of(number), SPEC) for number in numbers]
+    return StreamedSegments(
+        slots=np.array(slots or [number - 1 for number in numbers], np.int32),
+        generations=np.array(numbers, np.uint32),
+        body_bytes=np.array([len(body) for body in bodies], np.int32),
+        bodies=b"".join(bodies),
+    )
+
+
+def batches_of(index: int, shape: tuple[int, int] = (K, B), environment_steps: int = 0) -> IndexBatches:
+    return IndexBatches(
+        indices=np.full(shape, index, np.int32),
+        generations=np.ones(shape, np.uint32),
+        weights=np.ones(shape, np.float32),
+        replay_id="0123456789abcdef",
+        environment_steps=environment_steps,
+        size_transitions=6,
+        samples_per_insert=1.0,
+        age_seconds=0.0,
+    )
+
+
+class Server:
+    """The replay server's side, which serves only while a test waits."""
+
+    def __init__(self, address: str, limiter: RateLimiter, capacity: int = CAPACITY) -> None:
+        self.inserted = 0
+        self.replay = replay_of(capacity, limiter)
+        self.buffer, self.limiter = self.replay.buffer, limiter
+        self._context = zmq.Context()
+        self._socket = sockets.serve_sampling(self._context, address)
+        self.service = SamplingServer(self._socket, CONFIG, self.replay, run_id=9)
+        self.dropped = self.service.dropped
+
+    def insert(self, count: int = 1) -> None:
+        for _ in range(count):
+            segment = segment_of(self.inserted + 1)  # its number is that of its insertion
+            self.buffer.insert(encode_segment(segment, SPEC), segment.columns, now_seconds=0.0)
+            self.limiter.insert(TRANSITIONS)
+            self.inserted += 1
+
+    def serve(self) -> None:
+        self.service.read(now_seconds=0.0)
+        self.service.stream(now_seconds=1.0)
+
+    def until(self, condition: Callable[[], Any]) -> None:
+        wait_until(condition, self.serve)
+
+    def close(self) -> None:
+        self._socket.close()
+        self._context.term()  # the address is free when this returns
+
+
+class Learner:
+    """Consumes a stream like the learner, and records the segment in each slot of its frame store."""
+
+    def __init__(self, stream: SamplingClient) -> None:
+        self.stream = stream
+        self.ring = np.zeros(CAPACITY, np.int64)
+        self.history: list[int] = []  # numbers of the segments, in the order of their arrival
+        self.batches: list[Item] = []
+
+    def consume(self) -> Item | None:
+        item = self.stream.next(0.0)
+        if item is None:
+            return None
+        if isinstance(item.content, Segments):
+            numbers = item.content.frames[:, 0, 0].astype(int)
+            self.ring[item.content.slots] = numbers
+            self.history += numbers.tolist()
+        else:
+            slots = item.content.indices // L
+            np.testing.assert_array_equal(self.ring[slots], item.content.generations, "drawn from another segment")
+            self.batches.append(item)
+        self.stream.consumed(item)
+        return item
+
+
+class Link:
+    """Makes both ends, and closes them after the test."""
+
+    def __init__(self) -> None:
+        self.address = free_address()
+        self._servers: list[Server] = []
+        self._streams: list[SamplingClient] = []
+        self._peers: list[Peer] = []
+        self._context = zmq.Context()
+
+    def server(self, limiter: RateLimiter | None = None, capacity: int = CAPACITY) -> Server:
+        self._servers.append(Server(self.address, limiter or free_limiter(), capacity))
+        return self._servers[-1]
+
+    def stream(self, hello: LearnerHello | None = None, groups: int = 2) -> SamplingClient:
+        self._streams.append(SamplingClient(self._context, self.address, SPEC, hello or hello_of(), CAPACITY, groups))
+        return self._streams[-1]
+
+    def peer(self, server: Server, hello: LearnerHello | None = None) -> Peer:
+        """A peer that the test controls; it joins if it is given a hello."""
+        peer = Peer(sockets.connect_sampling(self._context, self.address), server.serve)
+        self._peers.append(peer)
+        if hello is not None:
+            peer.send(hello)
+            assert peer.receive(LearnerWelcome) == LearnerWelcome(9, server.buffer.capacity_segments)
+        return peer
+
+    def router(self) -> FalseServer:
+        return FalseServer(zmq.Context(), self.address)
+
+    def close(self) -> None:
+        for stream in self._streams:
+            stream.close()
+        for peer in self._peers:
+            peer.socket.close()
+        self._context.term()
+        for server in self._servers:
+            server.close()
+
+
+class FalseServer:
+    """A server that the test controls and that breaks the protocol."""
+
+    def __init__(self, context: zmq.Context, address: str) -> None:
+        self._context = context
+        self._socket = sockets.serve_sampling(context, address)
+        self._identity = b""
+        self.received: list[Any] = []
+
+    def read(self) -> None:
+        received = sockets.receive_from(self._socket, wire.MESSAGES, Counter())
+        if received is not None:
+            self._identity, message = received
+            self.received.append(message)
+
+    def until_received(self, predicate: Callable[[Any], bool]) -> None:
+        wait_until(lambda: any(map(predicate, self.received)), self.read)
+
+    def send(self, message: Any) -> None:
+        wait_until(lambda: sockets.send(self._socket, message, self._identity))  # the peer may be slow to make room
+
+    def send_frame(self, frame: bytes) -> None:
+        self._socket.send_multipart([self._identity, frame])
+
+    def welcome(self) -> None:
+        self.until_received(lambda message: isinstance(message, LearnerHello))
+        self.send(LearnerWelcome(9, CAPACITY))
+        self.until_received(lambda message: isinstance(message, Credit) and message.groups > 0)
+        self.received.clear()
+
+    def close(self) -> None:
+        self._socket.close()
+        self._context.term()

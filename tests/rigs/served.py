@@ -1,0 +1,87 @@
+"""A replay server for tests, and peers that the test controls and that break the protocol."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+import zmq
+
+from apex_jax.config import Config
+from apex_jax.segment_codec import encode_segment
+from apex_jax.transport import sockets
+from apex_jax.transport.messages import (
+    ActorHello,
+    ActorWelcome,
+    LearnerHello,
+    LearnerWelcome,
+    SegmentAck,
+    SegmentMessage,
+)
+from apex_jax.workers.replay_server import ReplayServer
+from apex_jax.workers.role import RoleContext
+from tests.rigs.links import SPEC, Peer, segment_of, wait_until
+
+BODY = encode_segment(segment_of(1), SPEC)
+
+
+class Served:
+    """A replay server that serves while a test waits, and peers that the test controls."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self._context, self._server_context = zmq.Context(), zmq.Context()
+        self.server = ReplayServer(RoleContext(config, self._server_context, "replay"), SPEC)
+        self.now_seconds = 0.0
+        self.peers: list[Peer] = []
+
+    def serve(self) -> None:
+        self.now_seconds += 1e-3
+        self.server.serve(self.now_seconds)
+
+    def peer(self, link: str) -> Peer:
+        connect = sockets.connect_experience if link == "experience" else sockets.connect_sampling
+        self.peers.append(Peer(connect(self._context, getattr(self.config.addresses, link)), self.serve))
+        return self.peers[-1]
+
+    def actor(self, run_id: int, num_environments: int = 4, acknowledged: int = 0) -> Peer:
+        peer = self.peer("experience")
+        peer.send(ActorHello(run_id, self.config.compatibility_key, num_environments, acknowledged))
+        peer.receive(ActorWelcome)
+        return peer
+
+    def learner(self, run_id: int = 5, environment_steps: int = 0, batches: int = 1) -> Peer:
+        peer = self.peer("sampling")
+        peer.send(LearnerHello(run_id, self.config.compatibility_key, environment_steps, batches, batch_size=4))
+        peer.receive(LearnerWelcome)
+        return peer
+
+    def until(self, condition: Callable[[], Any]) -> None:
+        wait_until(condition, self.serve)
+
+    def restart(self) -> None:
+        """Kills the server and restarts it from its journal."""
+        self._end_server()
+        self._server_context = zmq.Context()
+        self.server = ReplayServer(RoleContext(self.config, self._server_context, "replay"), SPEC)
+
+    def close(self) -> None:
+        for peer in self.peers:
+            peer.socket.close(linger=0)
+        self._context.term()
+        self._end_server()
+
+    def _end_server(self) -> None:
+        self.server.close()
+        self._server_context.term()  # the addresses are free when this returns
+
+
+def segment(run_id: int, sequence: int, environment_steps: int = 1, produced: int = 0) -> SegmentMessage:
+    return SegmentMessage(run_id, sequence, environment_steps, zlib.crc32(BODY), BODY, produced=produced)
+
+
+def stores_for(served: Served, actor: Peer, run_id: int, sequence: int) -> None:
+    actor.send(segment(run_id, sequence))
+    while actor.receive(SegmentAck).sequence < sequence:
+        pass

@@ -1,0 +1,170 @@
+"""Both ends of the weights link for its tests, sound and false ones."""
+
+from __future__ import annotations
+
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+import zmq
+
+from apex_jax.links.weights_client import Weights, WeightsClient
+from apex_jax.links.weights_server import WeightsServer
+from apex_jax.run_identity import RunIdentity
+from apex_jax.transport import sockets, wire
+from apex_jax.transport.messages import WEIGHTS_PIECE_BYTES, WeightsHello, WeightsOffer, WeightsPiece, WeightsRequest
+from apex_jax.transport.params_codec import architecture_of, encode_weights
+from tests.rigs.links import CONFIG, Peer, free_address, wait_until
+
+COMPATIBILITY_KEY = CONFIG.compatibility_key
+PARAMS = {
+    "hidden": {"kernel": np.zeros((3, 4), np.float32), "bias": np.zeros(4, np.float32)},
+    "q": np.zeros((4, 2), "f4"),
+}
+ARCHITECTURE = architecture_of(PARAMS)
+RUN_ID = 1  # of the learner
+
+
+def params_of(seed: int) -> Any:
+    rng = np.random.default_rng(seed)
+    return jax.tree.map(lambda leaf: rng.normal(size=leaf.shape).astype(np.float32), PARAMS)
+
+
+def large_params(value: float, num_bytes: int = 5 * WEIGHTS_PIECE_BYTES // 2) -> Any:
+    """Parameters that travel in several pieces."""
+    return {"kernel": np.full(num_bytes // 4, value, np.float32)}
+
+
+def assert_equal_leaves(leaf: Any, expected: np.ndarray) -> None:
+    assert isinstance(leaf, jax.Array), "already on the device"
+    assert leaf.dtype == np.float32
+    assert np.asarray(leaf).tobytes() == expected.tobytes()
+
+
+def assert_equal_bits(params: Any, expected: Any) -> None:
+    jax.tree.map(assert_equal_leaves, params, expected)  # which raises where their structures differ
+
+
+class FalseLearner:
+    """The learner's end of the link, controlled by the test: it offers and sends to its one client."""
+
+    def __init__(self, socket: zmq.Socket) -> None:
+        self._socket = socket
+        self._identity = b""
+
+    def close(self) -> None:
+        self._socket.close(linger=0)
+
+    def receive(self, *kinds: type) -> Any:
+        """Returns the next message that is of one of these kinds."""
+        found: list[Any] = []
+
+        def arrived() -> bool:
+            received = sockets.receive_from(self._socket, wire.MESSAGES, Counter())
+            if received is not None and isinstance(received[1], kinds):
+                self._identity = received[0]
+                found.append(received[1])
+            return bool(found)
+
+        wait_until(arrived)
+        return found[0]
+
+    def send(self, *messages: Any) -> None:
+        for message in messages:
+            frames = message if isinstance(message, list) else wire.encode(message)
+            self._socket.send_multipart([self._identity, *frames])
+
+    def gives(self, version: int, seed: int, run_id: int = RUN_ID, **changes: Any) -> None:
+        """Offers a version, waits for the request, and sends it."""
+        self.send(WeightsOffer(run_id, version, False))
+        self.receive(WeightsRequest)
+        self.send(piece_of(version, seed, learner_run_id=run_id, **changes))
+
+
+class Link:
+    """Makes both ends, and closes them after the test."""
+
+    def __init__(self) -> None:
+        self.address = free_address()
+        self._context = zmq.Context()
+        self._ends: list[Any] = []
+
+    def server(
+        self, first_version: int = 0, run: RunIdentity | None = None, params: Any = PARAMS, run_id: int = RUN_ID
+    ) -> WeightsServer:
+        architecture = architecture_of(params)
+        server = WeightsServer(self._context, self.address, run_id, first_version, COMPATIBILITY_KEY, architecture, run)
+        self._ends.append(server)
+        return server
+
+    def client(self, like_params: Any = PARAMS, run: RunIdentity | None = None, **options: Any) -> WeightsClient:
+        options = {"compatibility_key": COMPATIBILITY_KEY, "run": run} | options
+        client = WeightsClient(self._context, self.address, like_params, **options)
+        self._ends.append(client)
+        return client
+
+    def false_learner(self) -> FalseLearner:
+        learner = FalseLearner(sockets.serve_weights(self._context, self.address))
+        self._ends.append(learner)
+        return learner
+
+    def peer(self) -> Peer:
+        """A client that the test controls."""
+        peer = Peer(sockets.connect_weights(self._context, self.address), lambda: None)
+        self._ends.append(peer.socket)
+        return peer
+
+    def joined_peer(self, architecture: str = ARCHITECTURE) -> Peer:
+        peer = self.peer()
+        peer.send(WeightsHello(COMPATIBILITY_KEY, architecture))
+        peer.receive(WeightsOffer)
+        return peer
+
+    def restarted_server(self, server: WeightsServer, first_version: int = 0) -> WeightsServer:
+        server.close()
+        self._ends.remove(server)
+        return self.when_free(lambda: self.server(first_version, run_id=RUN_ID + 1))
+
+    def when_free(self, make: Callable[[], WeightsServer]) -> WeightsServer:
+        made: list[WeightsServer] = []
+
+        def is_made() -> bool:  # ZMQ frees the address a moment after the close
+            try:
+                made.append(make())
+            except sockets.BindError:
+                return False
+            return True
+
+        wait_until(is_made)
+        return made[0]
+
+    def close(self) -> None:
+        for end in self._ends:
+            end.close()
+        self._context.term()  # which waits for ever if an end is still open
+
+
+def newest(client: WeightsClient, updates: int) -> Weights:
+    """Waits for the weights of this many updates."""
+    wait_until(lambda: client.newest is not None and client.newest.updates == updates)
+    assert client.newest is not None
+    return client.newest
+
+
+def piece_of(version: int, seed: int = 0, body: bytes | None = None, **changes: Any) -> WeightsPiece:
+    """The one piece of small parameters."""
+    body = encode_weights(params_of(seed)) if body is None else body
+    piece = WeightsPiece(RUN_ID, version, seed, 0, False, 0.0, zlib.crc32(body), len(body), 0, body)
+    return piece._replace(**changes)
+
+
+@pytest.fixture
+def link() -> Iterator[Link]:
+    """Both ends of a weights link."""
+    link = Link()
+    yield link
+    link.close()

@@ -1,0 +1,53 @@
+"""The benchmarks are documented, and their report ends in one JSON object."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+
+from benchmarks import report
+from tests.rigs.processes import ROOT
+
+FOLDER = ROOT / "benchmarks"
+NAMES = sorted(path.stem for path in FOLDER.glob("*.py") if "def main()" in path.read_text())
+
+
+def test_every_benchmark_has_a_row_and_every_row_a_benchmark() -> None:
+    rows = re.findall(r"^\| .* \| `python -m benchmarks\.(\w+)[^`]*` \|$", (FOLDER / "README.md").read_text(), re.M)
+    assert sorted(set(rows)) == NAMES
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_benchmark_can_be_imported_and_is_documented(name: str) -> None:
+    assert len(importlib.import_module(f"benchmarks.{name}").__doc__ or "") > 80
+
+
+@pytest.mark.long
+def test_last_line_is_a_json_object_or_names_the_missing_package() -> None:
+    command = [sys.executable, "-m", "benchmarks.sum_tree", "--seconds", "0.001"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100)
+    if importlib.util.find_spec("cpprb") is None:
+        assert done.returncode == 1
+        assert done.stderr.startswith("cpprb is not installed: ")
+        return
+    last = json.loads(done.stdout.splitlines()[-1])
+    assert last["benchmark"] == "sum_tree"
+    assert {"figures", "targets", "date", "machine", "versions"} <= last.keys()
+    assert last["targets"]["speedup, 512 of 2^20"].keys() == {"measured", "at_least", "met"}
+    assert last["versions"]["numpy"]
+
+
+@pytest.mark.parametrize(("measured", "met"), [(1.0, False), (2.0, True), (3.0, True), (4.0, False)])
+def test_target_says_whether_it_is_met(measured: float, met: bool) -> None:
+    assert report.target(measured, at_least=2.0, at_most=3.0) == {
+        "measured": measured,
+        "at_least": 2.0,
+        "at_most": 3.0,
+        "met": met,
+    }

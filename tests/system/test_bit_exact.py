@@ -1,0 +1,301 @@
+"""The way of a transition from EnvPool to the learner's batch: no bit changes.
+
+EnvPool -> SegmentBuilder -> codec -> wire -> ReplayBuffer -> wire -> codec -> frame store -> gather. What comes out is
+compared with the slow twin, which reads it off the list of everything that EnvPool returned. Numbers are equal bit for
+bit too: both sides sum from the earliest step to the latest in float64 and round to float32 once, at the end.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import itertools
+import zlib
+from collections import Counter
+from typing import Any, NamedTuple
+
+import envpool
+import jax
+import numpy as np
+import pytest
+
+from apex_jax.agent.frame_store import create_store, gather, insert_segments
+from apex_jax.agent.segments import SegmentBuilder
+from apex_jax.config import ActorConfig, AlgorithmConfig, Config, EnvironmentConfig
+from apex_jax.environment import Environment, segment_spec
+from apex_jax.replay.buffer import ReplayBuffer
+from apex_jax.segment_codec import decode_columns, decode_segment, encode_segment
+from apex_jax.transport import wire
+from apex_jax.transport.messages import SegmentMessage, StreamedSegments
+from apex_jax.types import Columns, Segment, SegmentSpec
+from tests.rigs import reference
+
+GATHER_BATCH = 256
+
+
+class Transition(NamedTuple):
+    """One n-step transition; stacks are known by their digests."""
+
+    observation: bytes
+    action: int
+    n_step_return: np.float32
+    discount: np.float32
+    k: int
+    bootstrap: bytes
+    priority: np.float32
+
+
+def digest(stack: np.ndarray) -> bytes:
+    return hashlib.blake2b(stack.tobytes(), digest_size=16).digest()
+
+
+class Replay:
+    """The replay server's buffer and the learner's frame store, joined by messages only."""
+
+    def __init__(self, spec: SegmentSpec, capacity_segments: int) -> None:
+        self.spec = spec
+        capacity = capacity_segments * spec.max_transitions
+        self.buffer = ReplayBuffer(spec, capacity, 0.6, 0.4, np.random.default_rng(0))
+        self.store = create_store(spec, self.buffer.capacity_segments)
+        self.live: dict[int, Columns] = {}  # what the learner was last sent for each slot
+        self.cursor = 0
+        self.generation = 0  # of the newest segment that the learner has
+
+    def insert(self, segment: Segment) -> None:
+        """Actor -> replay server."""
+        body = encode_segment(segment, self.spec)
+        message = SegmentMessage(run_id=1, sequence=1, environment_steps=0, crc=zlib.crc32(body), body=body)
+        received = wire.decode([bytes(frame) for frame in wire.encode(message)])
+        assert isinstance(received, SegmentMessage)
+        self.buffer.insert(received.body, decode_columns(received.body, self.spec), now_seconds=0.0)
+
+    def stream(self, max_segments: int = 11) -> None:
+        """Sends the segments that the learner lacks, a few per message."""
+        while self.cursor < self.buffer.inserted_segments:
+            run = self.buffer.segments_since(self.cursor, max_segments)
+            self.cursor = run.cursor
+            lengths = np.array([len(body) for body in run.bodies], np.int32)
+            message = StreamedSegments(run.slots, run.generations, lengths, b"".join(run.bodies))
+            received = wire.decode([bytes(frame) for frame in wire.encode(message)])
+            assert isinstance(received, StreamedSegments)
+            assert (
+                np.diff(received.generations, prepend=np.uint32(self.generation)).view(np.int32) > 0
+            ).all()  # once each
+            self.generation = int(received.generations[-1])
+            ends = np.cumsum(received.body_bytes)
+            bodies = [received.bodies[end - size : end] for end, size in zip(ends, received.body_bytes, strict=True)]
+            segments = [decode_segment(body, self.spec) for body in bodies]
+            columns = {name: np.stack([s.columns[name] for s in segments]) for name in segments[0].columns}
+            self.store = insert_segments(self.store, received.slots, np.stack([s.frames for s in segments]), columns)
+            self.live |= {int(slot): s.columns for slot, s in zip(received.slots, segments, strict=True)}
+
+    def transitions(self) -> Counter[Transition]:
+        """Returns all that can be drawn, as the update would gather it."""
+        found: Counter[Transition] = Counter()
+        slots = self.spec.slots
+        columns = {
+            slot * slots + f: (c, f) for slot, c in self.live.items() for f in c["priority"].nonzero()[0].tolist()
+        }
+        indices = np.array(list(columns), np.int32)
+        assert len(indices) == self.buffer.size_transitions
+        for start in range(0, len(indices), GATHER_BATCH):
+            part = indices[start : start + GATHER_BATCH]
+            padded = np.resize(part, GATHER_BATCH)  # one shape for all
+            batch = jitted_gather(self.store, padded, self.spec.frame_stack)
+            names = ("action", "n_step_return", "discount")
+            arrays = [batch.observation_t, batch.observation_tpk, *(batch.columns[name] for name in names)]
+            for index, s_t, s_tpk, action, n_step_return, discount in zip(part, *map(np.asarray, arrays), strict=False):
+                column, f = columns[int(index)]
+                k, priority = int(column["bootstrap_offset"][f]), column["priority"][f]
+                numbers = (int(action), n_step_return, discount, k)
+                found[Transition(digest(s_t), *numbers, digest(s_tpk), priority)] += 1
+        return found
+
+
+jitted_gather = jax.jit(gather, static_argnums=2)
+
+
+class Recorder:
+    """An EnvPool that records its last raw result."""
+
+    def __init__(self, pool: Any) -> None:
+        self._pool = pool
+        self.returned: list[tuple[int, bytes, float, bool, bool, int]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._pool, name)
+
+    def recv(self) -> Any:
+        observation, reward, terminated, truncated, info = returned = self._pool.recv()
+        lives = info.get("lives", np.zeros(len(reward), int))
+        columns = (info["env_id"].tolist(), map(digest, observation), reward.tolist(), terminated.tolist())
+        self.returned = list(zip(*columns, truncated.tolist(), lives.tolist(), strict=True))
+        return returned
+
+
+@pytest.fixture
+def recorders(monkeypatch: pytest.MonkeyPatch) -> list[Recorder]:
+    """One recorder for each pool that the test makes, the newest last."""
+    made: list[Recorder] = []
+    make = envpool.make
+
+    def make_recorded(*args: Any, **options: Any) -> Recorder:
+        made.append(Recorder(make(*args, **options)))
+        return made[-1]
+
+    monkeypatch.setattr(envpool, "make", make_recorded)
+    return made
+
+
+def play(
+    config: Config, spec: SegmentSpec, replay: Replay, recorders: list[Recorder], real_steps: int
+) -> list[list[reference.Step]]:
+    """Fills the replay with random actions, and returns each environment's history."""
+    rng = np.random.default_rng(config.seed)
+    count, environment = config.actor.environments, config.environment
+    per_step = config.actor.environments_per_step
+    pool = Environment(config, spec, config.seed + np.arange(count), environment.max_episode_frames, per_step=per_step)
+    rules = (config.algorithm.discount, environment.reward_clip, environment.life_loss_terminates)
+    builder = SegmentBuilder(spec, count, *rules)
+    histories: list[list[reference.Step]] = [[] for _ in range(count)]
+    while real_steps > 0:
+        step = pool.receive()
+        action = rng.integers(0, spec.action.num_actions, len(step.env_id), dtype=np.int32)
+        q_taken, q_max = rng.normal(size=(2, len(action))).astype(np.float32)
+        answers = zip(action.tolist(), q_taken.tolist(), q_max.tolist(), strict=True)
+        for returned, answer in zip(recorders[-1].returned, answers, strict=True):
+            env_id, *outcome = returned
+            histories[env_id].append(reference.Step._make([*outcome, *answer]))
+        for segment in builder.add(step, action, q_taken, q_max):
+            replay.insert(segment)
+        if rng.random() < 0.03:
+            replay.stream()  # the learner follows in bursts
+        real_steps -= int(np.count_nonzero(~step.first))
+        pool.send(action, step.env_id)
+    replay.stream()
+    pool.close()
+    return histories
+
+
+def expected_transitions(
+    config: Config, spec: SegmentSpec, histories: list[list[reference.Step]]
+) -> Counter[Transition]:
+    """Returns all transitions that the twin knows, except those whose segment is not full at the end of the run."""
+    environment, n = config.environment, spec.n_step
+    rules = (n, config.algorithm.discount, environment.reward_clip, environment.life_loss_terminates)
+    expected: Counter[Transition] = Counter()
+    for history in histories:
+        records = reference.slow_transitions(history, *rules)
+        stored = reference.records_in_full_segments(history, records, spec.frame_stack, n, spec.slots)
+        assert len(records) - len(stored) < spec.slots
+        for record in stored:
+            numbers = (record.action, np.float32(record.n_step_return), np.float32(record.discount), record.k)
+            priority = np.float32(max(record.priority, 1e-6))  # 0 would say that no transition starts there
+            expected[Transition(record.observation, *numbers, record.bootstrap, priority)] += 1
+    return expected
+
+
+def count_ends(histories: list[list[reference.Step]]) -> Counter[str]:
+    """Returns how many episodes ended how; a life is lost where the game goes on with fewer."""
+    ends: Counter[str] = Counter()
+    for history in histories:
+        for before, now in itertools.pairwise(history):
+            ends["game over"] += now.terminated
+            ends["time limit"] += now.truncated
+            running = not (before.terminated or before.truncated or now.terminated)
+            ends["lost life"] += running and now.lives < before.lives
+    return ends
+
+
+def make_config(task: str, slots: int = 64, n: int = 3, **environment: Any) -> Config:
+    return Config(
+        environment=EnvironmentConfig(task=task, **environment),
+        algorithm=AlgorithmConfig(n_step=n),
+        actor=ActorConfig(environments=8, segment_slots=slots),
+    )
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("task", "lives"), [
+    ("Pong-v5", False), ("Breakout-v5", True), pytest.param("Seaquest-v5", True, marks=pytest.mark.slow),
+    pytest.param("MsPacman-v5", True, marks=pytest.mark.slow),
+])  # fmt: skip
+def test_ten_thousand_steps_of_a_game_are_stored_bit_for_bit_and_once(
+    task: str, lives: bool, recorders: list[Recorder]
+) -> None:
+    ends: Counter[str] = Counter()
+    for real_steps, max_episode_frames in ((8_500, 50_000), (1_500, 500)):  # full games, then games cut short
+        config = make_config(task, max_episode_frames=max_episode_frames)
+        spec = segment_spec(config)
+        replay = Replay(spec, capacity_segments=240)
+        histories = play(config, spec, replay, recorders, real_steps)
+        found = replay.transitions()
+        assert found == expected_transitions(config, spec, histories)
+        assert found.total() > 0.9 * real_steps - 8 * spec.slots
+        ends += count_ends(histories)
+    assert ends["game over"] >= 3
+    assert ends["time limit"] >= 3
+    assert (ends["lost life"] >= 3) == lives
+
+
+@pytest.mark.parametrize(("n", "slots"), [
+    (3, 16),
+    (5, 64),
+    *(pytest.param(n, slots, marks=pytest.mark.long) for n, slots in ((1, 16), (1, 64), (3, 64), (5, 16))),
+])  # fmt: skip
+def test_environments_in_any_order_and_any_n_are_stored_bit_for_bit(
+    slots: int, n: int, recorders: list[Recorder]
+) -> None:
+    config = make_config("Breakout-v5", slots, n, frame_size=42, max_episode_frames=400)
+    actor = dataclasses.replace(config.actor, environments_per_step=3)
+    config = config.replace(actor=actor, seed=10 * n)
+    spec = segment_spec(config)
+    replay = Replay(spec, capacity_segments=300)
+    histories = play(config, spec, replay, recorders, real_steps=1_200)
+    assert replay.transitions() == expected_transitions(config, spec, histories)
+    assert len({len(history) for history in histories}) > 1  # they did not run in step
+    ends = count_ends(histories)
+    assert ends["time limit"] >= 3
+    assert ends["lost life"] >= 3
+
+
+@pytest.mark.parametrize("life_loss_terminates", [pytest.param(True, marks=pytest.mark.long), False])
+def test_overwritten_ring_has_the_newest_segments_bit_for_bit(
+    life_loss_terminates: bool, recorders: list[Recorder]
+) -> None:
+    config = make_config(
+        "Breakout-v5", slots=16, frame_size=42, life_loss_terminates=life_loss_terminates, reward_clip=0.0
+    )
+    spec = segment_spec(config)
+    replay = Replay(spec, capacity_segments=13)
+    histories = play(config, spec, replay, recorders, real_steps=2_000)
+    assert replay.buffer.inserted_segments > 10 * 13
+    found, expected = replay.transitions(), expected_transitions(config, spec, histories)
+    assert found <= expected  # and as many as the 13 segments hold, which `transitions` checks
+    assert found.total() > 13
+    newest = Counter(transition.observation for transition in found)
+    recent = {step.observation for history in histories for step in history[-13 * 16 :]}
+    assert set(newest) <= recent
+
+
+def test_vector_observations_are_stored_bit_for_bit(recorders: list[Recorder]) -> None:
+    config = make_config("CartPole-v1", slots=16, frame_stack=1, frame_skip=1, max_episode_frames=25)
+    spec = segment_spec(config)
+    replay = Replay(spec, capacity_segments=300)
+    histories = play(config, spec, replay, recorders, real_steps=2_000)
+    assert replay.transitions() == expected_transitions(config, spec, histories)
+    ends = count_ends(histories)
+    assert ends["game over"] >= 3
+    assert ends["time limit"] >= 3
+
+
+def test_only_stored_transitions_are_drawn(recorders: list[Recorder]) -> None:
+    config = make_config("CartPole-v1", slots=16, frame_stack=1, frame_skip=1)
+    spec = segment_spec(config)
+    replay = Replay(spec, capacity_segments=20)
+    play(config, spec, replay, recorders, real_steps=600)
+    draw = replay.buffer.sample(20, 128, now_seconds=0.0)
+    starts = {slot * 16 + int(f) for slot, columns in replay.live.items() for f in np.flatnonzero(columns["priority"])}
+    drawn = set(draw.indices.ravel().tolist())
+    assert drawn <= starts
+    assert len(drawn) > 0.9 * len(starts)

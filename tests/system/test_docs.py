@@ -1,0 +1,282 @@
+"""The pages agree with the repository: links, paths, commands, numbers and recipes."""
+
+from __future__ import annotations
+
+import contextlib
+import fnmatch
+import importlib
+import importlib.util
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from operator import attrgetter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from apex_jax.command_line import parse
+from apex_jax.config import Config
+from apex_jax.main import COMMANDS
+from apex_jax.settings import SETTINGS
+from tests.rigs.pages import Page, Recipe, commands_of
+from tests.rigs.processes import ROOT
+
+SINGLE = ("README.md", "CONTRIBUTING.md", "deploy/README.md", "benchmarks/README.md", "results/README.md")
+PATHS = [*(ROOT / name for name in SINGLE), *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [Page(path) for path in PATHS if path.is_file()]
+EXTENDING, ARCHITECTURE = (Page(ROOT / "docs" / name) for name in ("extending.md", "architecture.md"))
+RECIPES = EXTENDING.recipes
+SHOWN = {  # recipe -> what its commands print, beside the end of a run
+    "an-environment-that-envpool-lacks": " passed",
+    "a-metric": '"losses/step_norm": 0.',
+    "a-field-of-a-message": "actors.0.memory_bytes",
+}
+FOLDERS = {path.name for path in ROOT.iterdir() if path.is_dir()} - {"runs", "replay", "logs", "keys", "metrics"}
+SUFFIXES = {".py", ".md", ".toml", ".txt", ".sh", ".tf", ".hcl", ".service", ".timer"}
+MADE_BY_USERS = {"deploy/terraform/.terraform.lock.hcl", "deploy/terraform/fleet.auto.tfvars"}
+MAKE_TARGETS = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+
+
+def each(of: Callable[[Page], list[Any]], shown: Callable[[Any], str] = str) -> pytest.MarkDecorator:
+    """Returns a test's parameters: what `of` finds on each page."""
+    found = [pytest.param(page, item, id=f"{page.name}: {shown(item)}") for page in PAGES for item in of(page)]
+    return pytest.mark.parametrize(("page", "item"), found)
+
+
+def each_command(programs: Callable[[tuple[str, ...]], bool]) -> pytest.MarkDecorator:
+    return each(lambda page: [words for words in page.commands if programs(words)], " ".join)
+
+
+# Links, paths and names ------------------------------------------------------------------------------------------
+
+
+@each(lambda page: page.links)
+def test_link_leads_to_a_file_and_a_heading_that_exist(page: Page, item: str) -> None:
+    path, _, anchor = item.partition("#")
+    target = (page.path.parent / path).resolve() if path else page.path
+    assert target.exists()
+    assert not anchor or anchor in Page(target).anchors
+
+
+def paths_of(page: Page) -> list[str]:
+    """Returns the inline code that looks like a file or folder of the repository."""
+    spans = [span for span in page.spans if re.fullmatch(r"[\w.*@/-]+", span) and not span.startswith(("/", ".", "*"))]
+    return [span for span in spans if ("/" in span and span.split("/")[0] in FOLDERS) or Path(span).suffix in SUFFIXES]
+
+
+@each(paths_of)
+def test_path_in_backticks_exists(page: Page, item: str) -> None:
+    if item in MADE_BY_USERS:
+        return
+    if "/" in item:
+        assert any(next(iter(folder.glob(item)), None) for folder in (ROOT, page.path.parent))
+    else:
+        folders = [ROOT, *(ROOT / name for name in FOLDERS if not name.startswith("."))]
+        names = {Path(name).name for folder in folders for _, _, files in os.walk(folder) for name in files}
+        assert fnmatch.filter(names, item)
+
+
+@each(lambda page: [span for span in page.spans if re.fullmatch(r"(apex_jax|tests|benchmarks|deploy)(\.\w+)+", span)])
+def test_dotted_name_in_backticks_exists(page: Page, item: str) -> None:
+    assert named(item) is not None
+
+
+def named(name: str) -> Any:
+    """Returns the module, or what a module has under a dotted name."""
+    module, _, attribute = name.rpartition(".")
+    with contextlib.suppress(ModuleNotFoundError):
+        return importlib.import_module(name)
+    return getattr(named(module), attribute)
+
+
+def numbers() -> list[Any]:
+    rows = re.findall(r"^\| `([\w.]+)` \| ([\d,.^]+) \|", ARCHITECTURE.text, re.MULTILINE)
+    return [pytest.param(name, number, id=name) for name, number in rows]
+
+
+@pytest.mark.parametrize(("name", "number"), numbers())
+def test_number_of_the_architecture_is_that_of_the_code(name: str, number: str) -> None:
+    base, _, exponent = number.replace(",", "").partition("^")
+    assert float(base) ** int(exponent or 1) == (attrgetter(name)(Config()) if name in SETTINGS else named(name))
+
+
+def test_architecture_has_the_numbers_and_stays_short() -> None:
+    assert len(numbers()) >= 20
+    assert len(ARCHITECTURE.text.splitlines()) <= 250
+
+
+# Commands --------------------------------------------------------------------------------------------------------
+
+
+def arguments_of(words: tuple[str, ...]) -> list[str] | None:
+    """Returns the arguments of this program; None for another program."""
+    if words[0].endswith("python") and words[1:2] and words[1].endswith("main.py"):
+        return list(words[2:])
+    if words[:2] == ("make", "train"):
+        given = [word.removeprefix("ARGS=") for word in words[2:] if word.startswith("ARGS=") and word != "ARGS="]
+        return given[0].split() if given else None
+    return list(words[1:]) if words[0] == "apex-jax" else None
+
+
+def is_of_today(page: Page) -> Callable[[tuple[str, ...]], bool]:
+    """Returns whether a command of a page needs no diff of that page."""
+    of_recipes = {words for recipe in page.recipes for words in commands_of(recipe.commands)}
+    return lambda words: words not in of_recipes
+
+
+@each(
+    lambda page: [words for words in page.commands if arguments_of(words) is not None and is_of_today(page)(words)],
+    " ".join,
+)
+def test_command_line_of_this_program_parses(
+    page: Page, item: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments = arguments_of(item)
+    assert arguments is not None
+    monkeypatch.chdir(tmp_path)
+    Path("configs").symlink_to(ROOT / "configs")
+    for word in arguments:
+        key, _, directory = word.partition("=")
+        if key.endswith("checkpoint"):
+            Path(directory).mkdir(parents=True)
+            shutil.copy(ROOT / "configs" / "catch.yaml", Path(directory, "config.yaml"))
+    if not arguments or arguments[0] not in COMMANDS:
+        parser: Callable[[list[str]], object] = parse
+    elif len(arguments) == 1:
+        return  # only names the command
+    else:
+        parser = importlib.import_module(COMMANDS[arguments.pop(0)])._parser().parse_args
+    try:
+        parser(arguments)
+    except SystemExit as end:  # of --help
+        assert end.code == 0
+
+
+@each_command(lambda words: words[0] == "make" and len(words) > 1)
+def test_make_has_the_target(page: Page, item: tuple[str, ...]) -> None:
+    targets = [word for word in item[1:] if "=" not in word]
+    assert set(targets) <= set(MAKE_TARGETS)
+
+
+@each_command(lambda words: words[1:2] == ("-m",) and words[0].endswith("python"))
+def test_module_that_is_run_exists_with_the_files_it_is_given(page: Page, item: tuple[str, ...]) -> None:
+    assert importlib.util.find_spec(item[2]) is not None
+    paths = [word.partition("::")[0] for word in item[3:] if item[2] == "pytest" and word.endswith((".py", "/"))]
+    assert all((ROOT / path).exists() for path in paths)
+
+
+@each_command(lambda words: words[0].endswith("python") and words[1:2] != ("-m",) and len(words) > 1)
+def test_script_that_is_run_exists(page: Page, item: tuple[str, ...]) -> None:
+    assert (ROOT / item[1].removeprefix("/opt/apex-jax/current/")).is_file()
+
+
+@pytest.mark.parametrize(("code", "commands"), [
+    ("python main.py a=1 ... # b", ["python main.py a=1"]),
+    ("cd x && X=1 exec python \\\n  main.py 'a=[1, 2]' &", ["cd x", "python main.py a=[1, 2]"]),
+    ("until python main.py plot A | grep b; do sleep 1; done", ["python main.py plot A", "grep b", "sleep 1", "done"]),
+    ('f() { python main.py --config c "$@"; }\nf --role actor', ["python main.py --config c --role actor"]),
+    ("make train ARGS='seed=3 \n  x=1'", ["make train ARGS=seed=3 \n  x=1"]),
+])  # fmt: skip
+def test_commands_are_found_in_a_shell_block(code: str, commands: list[str]) -> None:
+    assert [" ".join(words) for words in commands_of(code)] == commands
+
+
+def test_page_is_read_without_its_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    page = Page(ROOT / "nowhere.md")
+    text = '# A `b` and [c](d.md#e)\n`[x](y)`\n## A b, and c!\n```bash\n# D\n[f](g)\n```\n<img src="h.png">\n`i\n  j`\n'
+    monkeypatch.setattr(Path, "read_text", lambda *_, **__: text)
+    assert page.anchors == {"a-b-and-c", "a-b-and-c-1"}
+    assert page.links == ["d.md#e", "h.png"]
+    assert page.spans == ["b", "[x](y)", "i j"]
+
+
+# The recipes of docs/extending.md --------------------------------------------------------------------------------
+
+
+def copy_to(folder: Path) -> Path:
+    """Returns a copy of what a recipe can change, and of what its commands need."""
+    copy = folder / "apex_jax"
+    for name in ("apex_jax", "configs", "docs", "tests"):
+        shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("main.py", "pyproject.toml"):
+        shutil.copy(ROOT / name, copy / name)
+    return copy
+
+
+def run(copy: Path, *command: str, text: str = "") -> str:
+    """Runs a command in the copy; its output. Whatever fails is shown."""
+    environment = {**os.environ, "PYTHONPATH": str(copy), "GIT_CEILING_DIRECTORIES": str(copy.parent)}
+    done = subprocess.run(command, cwd=copy, env=environment, input=text, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def apply(copy: Path, recipe: Recipe) -> None:
+    """Applies a diff. If its context has changed: make the change by hand, and paste `git diff -U2` into the page."""
+    run(copy, "git", "apply", "--verbose", "-", text=recipe.diff)
+
+
+def check_effect(copy: Path, recipes: list[Recipe]) -> None:
+    """Checks style, and what each recipe promises, without starting a run; its commands parse."""
+    changed = [name for recipe in recipes for name in re.findall(r"^\+\+\+ b/(.+\.py)$", recipe.diff, re.MULTILINE)]
+    for command in (["check"], ["format", "--check"]):
+        run(copy, sys.executable, "-m", "ruff", *command, "apex_jax", *changed)
+    commands = [words for recipe in recipes for words in commands_of(recipe.commands)]
+    lines = [words for words in map(arguments_of, commands) if words is not None and words[0] not in COMMANDS]
+    effects = str(copy / "tests" / "rigs" / "extended.py")
+    run(copy, sys.executable, effects, *(recipe.name for recipe in recipes), text=json.dumps(lines))
+
+
+def test_each_diff_applies(tmp_path: Path) -> None:
+    copy = copy_to(tmp_path)
+    for recipe in RECIPES:
+        run(copy, "git", "apply", "--check", "-", text=recipe.diff)
+
+
+@pytest.mark.long
+def test_all_diffs_apply_and_have_their_effects(tmp_path: Path) -> None:
+    copy = copy_to(tmp_path)
+    for recipe in RECIPES:
+        run(copy, "git", "apply", "--check", "-", text=recipe.diff)  # without the others
+    for recipe in RECIPES:
+        apply(copy, recipe)
+    check_effect(copy, RECIPES)
+
+
+def test_table_of_recipes_has_each_with_the_number_of_lines_that_it_adds() -> None:
+    rows = dict(re.findall(r"^\| \[[^]]+\]\(#([\w-]+)\) \|.*\| (\d+) \|$", EXTENDING.text, re.MULTILINE))
+    assert rows == {recipe.name: str(len(re.findall(r"^\+(?!\+\+ )", recipe.diff, re.MULTILINE))) for recipe in RECIPES}
+    assert len(rows) == 9
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.name)
+def test_recipe_alone_has_its_effect_and_its_commands_run(tmp_path: Path, recipe: Recipe) -> None:
+    copy = copy_to(tmp_path)
+    apply(copy, recipe)
+    check_effect(copy, [recipe])
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    with subprocess.Popen(
+        ["bash", "-e", "-c", recipe.commands],
+        cwd=copy,
+        env={**os.environ, "PATH": path},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,  # so that nothing outlives this test
+    ) as shell:
+        try:
+            output, _ = shell.communicate(timeout=300)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(shell.pid, signal.SIGKILL)
+    assert shell.returncode == 0, output
+    assert SHOWN.get(recipe.name, "updates in all") in output, output
+    assert "Traceback" not in output

@@ -1,0 +1,30 @@
+"""Learning reaches its score: `python -m pytest -m slow tests/system/test_learning.py`, on an idle machine."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from apex_jax.plotting.curves import read_run
+from tests.rigs.processes import ROOT
+
+MINUTES = 30  # the default's
+SCORE = 18.0  # of 21, the mean of 10 games; each published seed of the default has it, see results/
+
+
+@pytest.mark.slow
+@pytest.mark.timeout((MINUTES + 10) * 60)
+def test_pong_is_won_within_30_minutes_on_2_cores(tmp_path: Path) -> None:
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
+    subprocess.run([sys.executable, str(ROOT / "main.py"), "seed=3"], check=True, cwd=tmp_path, env=environment)
+    directory = tmp_path / "runs" / "Pong-v5-3"
+    _, minutes, returns = read_run(directory).evaluation
+    assert returns[0] < -19, "the first evaluation is of an untrained network"
+    assert returns[minutes <= MINUTES].max() >= SCORE
+    assert returns[-1] >= SCORE, "what was learned is kept"
+    assert (directory / "curves.png").exists()
+    assert (directory / "video.mp4").stat().st_size > 10_000

@@ -1,0 +1,45 @@
+"""The files under results/ can be plotted, and agree with its README."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from apex_jax.plotting.curves import read_run
+from apex_jax.plotting.packed_runs import read_packed
+from apex_jax.plotting.plot import draw_each_against_the_first
+from apex_jax.plotting.plot_command import groups_of
+from results import ablations
+from tests.rigs.runs import ROOT
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "results").glob("**/starts.jsonl")), ids=lambda path: str(path.parent))
+def test_published_run_is_one_that_plot_reads(path: Path) -> None:
+    published = read_run(path.parent)
+    assert published.evaluation.returns.size > 5
+    assert published.task.endswith(("-v5", "-v0"))
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "results").glob("*/*.jsonl")), ids=lambda path: path.stem)
+def test_published_file_holds_runs_that_plot_reads(path: Path) -> None:
+    for published in read_packed(path):
+        assert published.evaluation.returns.size > 5
+        assert published.task.endswith(("-v5", "-v0"))
+
+
+@pytest.mark.long
+def test_published_ablations_are_those_of_the_published_runs(tmp_path: Path) -> None:
+    folder, variants = ROOT / "results" / "ablations", ablations.VARIANTS
+    groups = groups_of([f"{name}={folder / ablations.file_of(name)}" for name in variants])
+    printed = ablations.table(groups)
+    assert (folder / "table.md").read_text() == printed + "\n"
+    assert printed in (ROOT / "results" / "README.md").read_text()
+    assert [line.count("|") for line in printed.splitlines()] == [7] * (2 + len(variants))
+    draw_each_against_the_first(groups, tmp_path / "ablations.png")
+    with (
+        Image.open(tmp_path / "ablations.png") as drawn,
+        Image.open(folder / "ablations.png") as published,
+    ):
+        assert drawn.size == published.size == (1100, 620), "two rows of three panels"

@@ -1,0 +1,331 @@
+"""The whole system: real processes that learn Catch, are interrupted, killed and restarted."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import statistics
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from apex_jax.metrics import read_metrics
+from apex_jax.plotting.provenance import read_starts
+from apex_jax.process import SUPERVISED
+from apex_jax.settings import load
+from tests.rigs.processes import ROOT, Program, Programs, catch, checkpoints, free_tcp_addresses, values, wait_until
+
+ROLES = ("replay", "learner", "actor-0", "evaluator")
+UPDATES = 8000  # of configs/catch.yaml
+ENDLESS = "total_updates=100000000"
+LEAVING_SECONDS = 30  # 5 on a machine that is not busy; shorter than the 35 s after which roles are killed
+
+pytestmark = pytest.mark.timeout(180)
+
+
+class FinishedRun(NamedTuple):
+    """The results of a run of configs/catch.yaml."""
+
+    directory: Path
+    exit_code: int
+    stdout: str
+    stderr: str
+    left: dict[str, int]  # processes
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
+    folder = tmp_path_factory.mktemp("finished")
+    directory = folder / "run"
+    with Programs(folder) as programs:
+        program = programs.start(*catch(directory))
+        exit_code = program.exit_code()
+        return FinishedRun(directory, exit_code, program.stdout, program.stderr, programs.living())
+
+
+@pytest.fixture
+def copy(finished: FinishedRun, tmp_path: Path) -> Path:
+    """A run directory to resume in."""
+    return Path(shutil.copytree(finished.directory, tmp_path / "run"))
+
+
+def log(directory: Path, name: str) -> str:
+    path = directory / "logs" / f"{name}.log"
+    return path.read_text() if path.exists() else ""
+
+
+def is_learning(directory: Path, name: str = "learner") -> bool:
+    return any(updates > 0 for updates in values(directory, name, "charts/updates_per_second"))
+
+
+# A run that nothing disturbs -------------------------------------------------------------------------------------
+
+
+def test_run_ends_with_exit_code_0_and_leaves_no_process(finished: FinishedRun) -> None:
+    assert (finished.exit_code, finished.left) == (0, {})
+
+
+def test_catch_is_solved(finished: FinishedRun) -> None:
+    assert values(finished.directory, "evaluator", "eval/episodic_return")[-1] >= 0.9
+    assert values(finished.directory, "evaluator", "eval/updates")[-1] == UPDATES
+
+
+def test_run_ends_at_its_limit_with_a_checkpoint(finished: FinishedRun) -> None:
+    assert values(finished.directory, "learner", "learner/updates")[-1] == UPDATES
+    assert checkpoints(finished.directory)[-1] == UPDATES
+
+
+@pytest.mark.parametrize(("name", "tags"), [
+    ("replay", {"replay/size_transitions", "replay/actors", "charts/episodic_return", "replay/samples_per_insert"}),
+    ("learner", {"losses/td_loss", "losses/q_values", "charts/updates_per_second", "replay/sample_age_seconds"}),
+    ("actor-0", {"actor/steps_per_second", "actor/wait_seconds_share", "actor/weights_age_seconds"}),
+    ("evaluator", {"eval/episodic_return", "eval/episodes", "eval/frames"}),
+])  # fmt: skip
+def test_each_process_writes_its_metrics(finished: FinishedRun, name: str, tags: set[str]) -> None:
+    lines = read_metrics(finished.directory / "metrics" / f"{name}.jsonl")
+    assert {tag for line in lines for tag in line} >= tags | {"system/resident_memory_bytes"}
+
+
+def test_nothing_was_dropped(finished: FinishedRun) -> None:
+    last = read_metrics(finished.directory / "metrics" / "replay.jsonl")[-1]
+    dropped = {tag: value for tag, value in last.items() if tag.startswith("replay/dropped_") and value}
+    assert dropped.keys() <= {"replay/dropped_stale_priority"}
+
+
+def test_each_process_has_a_tensorboard_directory_of_its_own(finished: FinishedRun) -> None:
+    events = sorted(path.parent.name for path in (finished.directory / "tensorboard").glob("*/events.*"))
+    assert events == sorted(ROLES)
+
+
+def test_run_directory_has_the_configuration(finished: FinishedRun) -> None:
+    kept = load(finished.directory / "config.yaml")
+    given = load(ROOT / "configs" / "catch.yaml")
+    changed = {"run_directory": str(finished.directory), "metrics_interval_seconds": 0.25}
+    assert kept == given.replace(**changed)
+
+
+def test_logs_hold_facts_and_no_warning(finished: FinishedRun) -> None:
+    assert finished.stderr == ""
+    for name in ROLES:
+        lines = log(finished.directory, name).splitlines()
+        assert lines
+        assert [line for line in lines if not re.match(rf"\d\d:\d\d:\d\d INFO {name}: ", line)] == []
+
+
+def test_summary_lists_results_and_their_files(finished: FinishedRun) -> None:
+    summary = finished.stdout.partition("Ran for")[2]
+    assert f"{UPDATES:,} updates" in summary
+    assert f"--logdir {finished.directory}/tensorboard" in summary
+    assert f"Look at:     {finished.directory}/curves.png\n" in summary
+    assert f"main.py --role evaluator checkpoint={finished.directory} episodes=100\n" in summary
+
+
+def test_run_records_its_origin_and_can_be_plotted(finished: FinishedRun, programs: Programs, tmp_path: Path) -> None:
+    (start,) = read_starts(finished.directory)
+    assert (start["task"], start["seed"]) == ("Catch-v0", 1)
+    program = programs.start("plot", str(finished.directory), "--output", str(tmp_path / "plot.png"))
+    assert program.exit_code() == 0
+    assert re.search(r"\| \S+ \| 1 \| .* \| (1.0|0.9) \|", program.stdout)
+    assert {(tmp_path / "plot.png").read_bytes()[:4], (finished.directory / "curves.png").read_bytes()[:4]} == {
+        b"\x89PNG"
+    }
+
+
+def evaluations(directory: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (directory / "evaluations.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.long
+def test_finished_run_can_be_evaluated_again_and_records_each_game(copy: Path, programs: Programs) -> None:
+    means = [statistics.fmean(evaluation["returns"]) for evaluation in evaluations(copy)]
+    assert means == values(copy, "evaluator", "eval/episodic_return")
+    program = programs.start("--role", "evaluator", f"checkpoint={copy}", "episodes=3")  # as the summary says
+    assert program.exit_code() == 0
+    result = re.fullmatch(
+        rf"Catch-v0: mean return ([\d.-]+), .* over 3 games, after {UPDATES:,} updates and [\d,]+ frames\n",
+        program.stdout,
+    )
+    assert result is not None
+    assert float(result[1]) >= 0.9
+    *before, again = evaluations(copy)
+    assert len(before) == len(means)
+    assert (again["updates"], len(again["returns"])) == (UPDATES, 3)
+    assert statistics.fmean(again["returns"]) == pytest.approx(float(result[1]), abs=0.01)
+
+
+@pytest.mark.long
+def test_read_only_run_can_be_evaluated(copy: Path, programs: Programs) -> None:
+    (copy / "evaluations.jsonl").unlink()
+    (copy / "evaluations.jsonl").mkdir()  # in the way
+    program = programs.start("--role", "evaluator", f"checkpoint={copy}")
+    assert program.exit_code() == 0
+    assert "Catch-v0: mean return " in program.stdout
+    assert "the games' returns are not kept: " in program.stderr
+
+
+# Started again ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.long
+def test_start_of_a_run_that_has_reached_its_limit_evaluates_and_ends(copy: Path, programs: Programs) -> None:
+    before = len(values(copy, "evaluator", "eval/updates"))
+    assert programs.start(*catch(copy)).exit_code() == 0
+    assert values(copy, "evaluator", "eval/updates")[before:] == [UPDATES]
+
+
+@pytest.mark.long
+def test_diverged_run_ends_with_the_key_to_change_and_resumes_from_its_last_sound_checkpoint(
+    copy: Path, programs: Programs
+) -> None:
+    diverging = programs.start(*catch(copy, "total_updates=100000", "learner.optimizer_epsilon=0"))
+    assert diverging.exit_code() == 1
+    assert f"fatal: the loss is not finite after about {UPDATES // 100}" in diverging.stderr
+    assert "raise learner.optimizer_epsilon (now 0" in diverging.stderr
+    assert programs.living() == {}
+    assert checkpoints(copy)[-1] == UPDATES
+
+    before = len(values(copy, "learner", "learner/updates"))
+    assert programs.start(*catch(copy, f"total_updates={UPDATES + 400}")).exit_code() == 0
+    updates = values(copy, "learner", "learner/updates")
+    assert min(updates[before:]) >= UPDATES
+    assert updates[-1] == checkpoints(copy)[-1] == values(copy, "evaluator", "eval/updates")[-1] == UPDATES + 400
+
+
+# Interrupted -----------------------------------------------------------------------------------------------------
+
+
+def test_interrupted_run_saves_and_the_next_start_goes_on(programs: Programs, tmp_path: Path) -> None:
+    directory = tmp_path / "run"
+    first = programs.start(*catch(directory, ENDLESS))
+    first.wait_until(lambda: is_learning(directory))
+    assert programs.living().keys() == {"local", *ROLES}
+    first.send(signal.SIGINT)
+    assert first.exit_code(LEAVING_SECONDS) == 130
+    assert programs.living() == {}
+    [saved] = checkpoints(directory)
+    assert saved > 0
+    second = programs.start(*catch(directory, ENDLESS))
+    second.wait_until(lambda: values(directory, "learner", "learner/updates")[-1] > saved)
+    assert f"resuming from the checkpoint at {saved} updates" in log(directory, "learner")
+    second.send(signal.SIGTERM)
+    assert second.exit_code(LEAVING_SECONDS) == 143
+    assert programs.living() == {}
+    assert checkpoints(directory)[-1] > saved
+
+
+@pytest.mark.long
+def test_shutdown_with_sigterm_to_every_process_loses_nothing(programs: Programs, tmp_path: Path) -> None:
+    directory = tmp_path / "run"
+    program = programs.start(*catch(directory, ENDLESS))
+    program.wait_until(lambda: is_learning(directory))
+    for process in programs.living().values():  # the supervisor as well, which then tells each role once more
+        os.kill(process, signal.SIGTERM)
+    assert program.exit_code(LEAVING_SECONDS) == 143
+    assert programs.living() == {}
+    assert checkpoints(directory) == [values(directory, "learner", "learner/updates")[-1]]
+
+
+@pytest.mark.long
+def test_roles_end_by_themselves_when_the_supervisor_is_killed(programs: Programs, tmp_path: Path) -> None:
+    directory = tmp_path / "run"
+    program = programs.start(*catch(directory, ENDLESS))
+    program.wait_until(lambda: is_learning(directory))
+    program.send(signal.SIGKILL)
+    assert program.exit_code() == -signal.SIGKILL
+    wait_until(lambda: not programs.living(), LEAVING_SECONDS)
+    assert len(checkpoints(directory)) == 1
+
+
+@pytest.mark.slow
+def test_killed_roles_are_started_again_and_the_run_completes(programs: Programs, tmp_path: Path) -> None:
+    directory = tmp_path / "run"
+    limits = ("total_updates=0", "total_minutes=0.3", "learner.checkpoint_interval_seconds=1")
+    program = programs.start(*catch(directory, *limits))
+    program.wait_until(lambda: is_learning(directory) and checkpoints(directory))
+    for name in ("actor-0", "evaluator", "replay", "learner"):
+        _kill_and_wait_for_the_next(programs, name)
+    assert program.exit_code() == 0
+    assert programs.living() == {}
+    assert values(directory, "evaluator", "eval/episodic_return")[-1] >= 0.9
+    assert program.stderr.count("ended with exit code -9: starting it again") == 4
+    assert "resuming from the checkpoint" in log(directory, "learner")
+    for name in ROLES:
+        assert "Traceback" not in log(directory, name)
+
+
+def _kill_and_wait_for_the_next(programs: Programs, name: str) -> None:
+    killed = programs.living()[name]
+    os.kill(killed, signal.SIGKILL)
+    wait_until(lambda: programs.living().get(name, killed) != killed)
+
+
+# A fleet over tcp ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_actors_join_late_and_leave_and_the_fleet_ends_when_the_learner_does(
+    programs: Programs, tmp_path: Path
+) -> None:
+    directory, addresses = tmp_path / "run", free_tcp_addresses()
+
+    def start(role: str, name: str, *arguments: str) -> Program:
+        return programs.start("--role", role, "--name", name, *catch(directory, *addresses, ENDLESS, *arguments))
+
+    def actors() -> float:
+        return values(directory, "replay", "replay/actors")[-1]
+
+    early = start("actor", "early")  # before there is anybody to talk to
+    replay = start("replay", "replay")
+    first_learner = start("learner", "learner")
+    replay.wait_until(lambda: is_learning(directory))
+    assert actors() == 1
+
+    late = start("actor", "late")
+    replay.wait_until(lambda: actors() == 2)
+    late.send(signal.SIGTERM)
+    assert late.exit_code(LEAVING_SECONDS) == 143
+    replay.wait_until(lambda: actors() == 1)
+    updates = values(directory, "learner", "learner/updates")[-1]
+    first_learner.wait_until(lambda: values(directory, "learner", "learner/updates")[-1] > updates)
+
+    first_learner.send(signal.SIGTERM)
+    assert first_learner.exit_code(LEAVING_SECONDS) == 143
+    [saved] = checkpoints(directory)
+    last_learner = start("learner", "learner", f"total_updates={saved + 800}")
+    assert [program.exit_code() for program in (last_learner, replay, early)] == [0, 0, 0]
+    assert checkpoints(directory)[-1] == saved + 800
+
+
+@pytest.mark.long
+def test_peers_of_another_configuration_are_refused_with_the_differences(programs: Programs, tmp_path: Path) -> None:
+    arguments = catch(tmp_path / "run", *free_tcp_addresses())
+    replay = programs.start("--role", "replay", *arguments)
+    others = [programs.start("--role", role, *arguments, "algorithm.n_step=2") for role in ("learner", "actor")]
+    for other in others:
+        assert other.exit_code() == 1
+        [error] = [line for line in other.stderr.splitlines() if line.startswith("error: ")]
+        assert re.search(r"/127.0.0.1:\d+: algorithm.n_step: the replay server 3, this (learner|actor) 2; make", error)
+        assert "Traceback" not in other.stderr
+    replay.send(signal.SIGTERM)
+    assert replay.exit_code(LEAVING_SECONDS) == 143
+
+
+@pytest.mark.long
+def test_fleet_without_a_supervisor_draws_curves_and_its_waiting_evaluator_names_the_alternative(
+    programs: Programs, tmp_path: Path
+) -> None:
+    directory = tmp_path / "run"
+    arguments = catch(directory, *free_tcp_addresses(), "total_updates=200")
+
+    def start(role: str) -> Program:
+        return programs.start("--role", role, *arguments, environment={SUPERVISED: ""})
+
+    evaluator = start("evaluator")
+    evaluator.wait_until(lambda: "give checkpoint=RUN_DIRECTORY" in evaluator.stderr)
+    fleet = [evaluator, *(start(role) for role in ("replay", "learner", "actor"))]
+    assert [program.exit_code(120.0) for program in fleet] == [0, 0, 0, 0]
+    assert (directory / "curves.png").stat().st_size > 1000

@@ -1,0 +1,112 @@
+"""The frame store against a NumPy twin: inserts of any number of segments in place, gathers of stacked windows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from apex_jax.agent.frame_store import FrameStore, create_store, gather, insert_segments, store_bytes
+from apex_jax.types import ActionSpec, Columns, SegmentSpec
+
+PIXELS = SegmentSpec(
+    frame_shape=(6, 5), frame_dtype="uint8", frame_stack=4, slots=12, n_step=3, action=ActionSpec.discrete(6)
+)
+VECTORS = SegmentSpec(
+    frame_shape=(7,), frame_dtype="float32", frame_stack=1, slots=9, n_step=2, action=ActionSpec.discrete(2)
+)
+CAPACITY = 24
+
+specs = pytest.mark.parametrize("spec", [PIXELS, VECTORS], ids=["pixels", "vectors"])
+
+
+def random_segments(rng: np.random.Generator, spec: SegmentSpec, count: int) -> tuple[np.ndarray, Columns]:
+    shape = (count, spec.slots)
+    frames = rng.integers(0, 256, (*shape, *spec.frame_shape)).astype(spec.frame_dtype)
+    return frames, dict(
+        priority=np.ones(shape, np.float32),
+        n_step_return=rng.normal(size=shape).astype(np.float32),
+        discount=rng.random(shape, np.float32),
+        action=rng.integers(0, spec.action.num_actions, shape, dtype=np.int32),
+        bootstrap_offset=rng.integers(1, spec.n_step + 1, shape, dtype=np.uint8),
+    )
+
+
+def empty_twin(spec: SegmentSpec) -> dict[str, np.ndarray]:
+    """A store as a dict of NumPy arrays."""
+    frames, columns = random_segments(np.random.default_rng(0), spec, CAPACITY)
+    return {"frames": np.zeros_like(frames)} | {name: np.zeros_like(x) for name, x in columns.items()}
+
+
+def arrays_of(store: FrameStore) -> dict[str, Any]:
+    return {"frames": store.frames, **store.columns}
+
+
+def assert_equal_to_twin(store: FrameStore, twin: dict[str, np.ndarray]) -> None:
+    assert twin.keys() - arrays_of(store).keys() == {"priority"}
+    for name, array in arrays_of(store).items():
+        assert array.dtype == twin[name].dtype
+        np.testing.assert_array_equal(array, twin[name], err_msg=name)
+
+
+def pointers(store: FrameStore) -> dict[str, Any]:
+    return {name: array.unsafe_buffer_pointer() for name, array in arrays_of(store).items()}
+
+
+@specs
+@pytest.mark.parametrize("count", [0, 1, 3, 8, 11, 20])
+def test_inserted_segments_equal_a_numpy_copy(spec: SegmentSpec, count: int) -> None:
+    rng = np.random.default_rng(count)
+    store, twin = create_store(spec, CAPACITY), empty_twin(spec)
+    for _ in range(3):  # later rounds overwrite segments of earlier ones
+        slots = rng.permutation(CAPACITY)[:count].astype(np.int32)
+        frames, columns = random_segments(rng, spec, count)
+        store = insert_segments(store, slots, frames, columns)
+        twin["frames"][slots] = frames
+        for name, column in columns.items():
+            twin[name][slots] = column
+        assert_equal_to_twin(store, twin)
+
+
+@specs
+def test_segments_are_written_in_place(spec: SegmentSpec) -> None:
+    rng = np.random.default_rng(1)
+    before = create_store(spec, CAPACITY)
+    where = pointers(before)
+    after = insert_segments(before, np.arange(11, dtype=np.int32), *random_segments(rng, spec, 11))
+    assert pointers(after) == where
+    assert all(array.is_deleted() for array in jax.tree.leaves(before))
+
+
+@specs
+def test_gathered_transitions_are_the_windows_of_the_segment(spec: SegmentSpec) -> None:
+    rng = np.random.default_rng(2)
+    frames, columns = random_segments(rng, spec, CAPACITY)
+    store = insert_segments(create_store(spec, CAPACITY), np.arange(CAPACITY, dtype=np.int32), frames, columns)
+    segment = rng.integers(0, CAPACITY, 50)
+    slot = rng.integers(spec.frame_stack - 1, spec.slots - spec.n_step, 50)
+    indices = jnp.asarray(segment * spec.slots + slot, jnp.int32)
+    batch = jax.jit(gather, static_argnums=2)(store, indices, spec.frame_stack)
+    for i, (c, f) in enumerate(zip(segment, slot, strict=True)):
+        end = f + columns["bootstrap_offset"][c, f]
+        np.testing.assert_array_equal(batch.observation_t[i], frames[c, f - spec.frame_stack + 1 : f + 1])
+        np.testing.assert_array_equal(batch.observation_tpk[i], frames[c, end - spec.frame_stack + 1 : end + 1])
+        assert batch.columns["action"][i] == columns["action"][c, f]
+        assert batch.columns["n_step_return"][i] == columns["n_step_return"][c, f]
+        assert batch.columns["discount"][i] == columns["discount"][c, f]
+    assert batch.observation_t.dtype == spec.frame_dtype
+
+
+@specs
+def test_store_bytes_equals_the_bytes_of_its_arrays(spec: SegmentSpec) -> None:
+    assert store_bytes(spec, CAPACITY) == sum(
+        array.nbytes for array in arrays_of(create_store(spec, CAPACITY)).values()
+    )
+
+
+def test_two_million_atari_transitions_take_about_15_gigabytes() -> None:
+    spec = SegmentSpec((84, 84), "uint8", frame_stack=4, slots=64, n_step=3, action=ActionSpec.discrete(6))
+    assert store_bytes(spec, 2_000_000 // spec.max_transitions) == 34_482 * 64 * (7_056 + 13)

@@ -1,0 +1,113 @@
+"""The networks see every pixel, scaled and in order, and have the size that the paper gives."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from apex_jax import config_rules
+from apex_jax.agent.dqn import make_dqn
+from apex_jax.config import Config, EnvironmentConfig, EvaluatorConfig, NetworkConfig
+from apex_jax.config_rules import check
+from apex_jax.environment import segment_spec
+from apex_jax.errors import UsageError
+from apex_jax.program import CONFIGS
+from apex_jax.settings import load
+from apex_jax.types import MAX_WEIGHTS_BYTES
+from tests.rigs import reference
+from tests.rigs.agents import PIXELS, twin_params
+
+
+@pytest.mark.parametrize("dueling", [True, False])
+def test_config_rules_compute_the_number_of_parameters_and_of_sent_bytes(dueling: bool) -> None:
+    overrides = ["environment.task=Boxing-v5", f"network.dueling={str(dueling).lower()}"]  # a game with all actions
+    config = load(CONFIGS / "paper.yaml", overrides)
+    params = jax.eval_shape(make_dqn(config, segment_spec(config)).init, jax.random.key(0)).online_params
+    but_biases = sum(leaf.size for leaf in jax.tree.leaves(params) if leaf.ndim > 1)
+    assert config_rules.num_parameters(config, outputs=7) == but_biases
+    assert config_rules.MAX_PARAMETER_BYTES == MAX_WEIGHTS_BYTES
+
+
+def test_network_of_the_paper_has_its_3_3_million_parameters() -> None:
+    convolutions = (8 * 8 * 4 * 32 + 32) + (4 * 4 * 32 * 64 + 64) + (3 * 3 * 64 * 64 + 64)
+    streams = 2 * (7 * 7 * 64 * 512 + 512) + (512 + 1) + (512 * 6 + 6)  # 84 -> 20 -> 9 -> 7 pixels
+    params = jax.eval_shape(make_dqn(Config(), PIXELS).init, jax.random.key(0)).online_params
+    assert sum(leaf.size for leaf in jax.tree.leaves(params)) == convolutions + streams == 3_293_863
+
+
+def test_pixels_are_scaled_to_0_1_and_frames_are_the_channels() -> None:
+    network = NetworkConfig(channels=(2,), kernel_sizes=(3,), strides=(2,), hidden_units=8)
+    spec = PIXELS._replace(frame_shape=(7, 7))
+    dqn = make_dqn(Config(network=network), spec)
+    params = dqn.init(jax.random.key(0)).online_params
+    pixels = np.random.default_rng(8).integers(0, 256, (1, 4, 7, 7), dtype=np.uint8)
+    kernel = np.asarray(params["params"]["Conv_0"]["kernel"], np.float64)  # [3, 3, F, 2]
+    features = np.zeros((1, 3, 3, 2))
+    for y in range(3):
+        for x in range(3):
+            window = pixels[0, :, 2 * y : 2 * y + 3, 2 * x : 2 * x + 3] / 255
+            features[0, y, x] = np.maximum(np.einsum("fij,ijfc->c", window, kernel), 0)
+    layers = {"params": {name: layer for name, layer in params["params"].items() if name != "Conv_0"}}
+    q, _ = reference.DuelingNetwork().forward(twin_params(layers), features.reshape(1, -1))
+    output = dqn.act(params, pixels, jnp.zeros(1), jax.random.key(0), 0)
+    np.testing.assert_allclose(output.bootstrap_value, q.max(axis=1), rtol=1e-4)
+    assert output.action[0] == q.argmax()
+
+
+def unseen(config: Config) -> tuple[list[int], list[int]]:
+    """Returns which of the outermost 8 rows, and columns, can be inverted in all frames and the q-value stays."""
+    size, rng = config.environment.frame_size, np.random.default_rng(10)
+    frames = rng.integers(0, 256, (4, size, size), dtype=np.uint8)
+    outermost = [*range(8), *range(size - 8, size)]
+    inverted = np.repeat(frames[None], 1 + 2 * len(outermost), axis=0)
+    for k, i in enumerate(outermost, 1):
+        inverted[k, :, i] ^= 255
+        inverted[k + len(outermost), :, :, i] ^= 255
+    dqn = make_dqn(config, PIXELS._replace(frame_shape=(size, size)))
+    params = dqn.init(jax.random.key(0)).online_params
+    q = np.asarray(dqn.act(params, inverted, jnp.zeros(len(inverted)), jax.random.key(0), 0).bootstrap_value)
+    stays = np.isclose(q[1:], q[0], rtol=1e-6, atol=0).reshape(2, -1)
+    rows, columns = ([i for i, same in zip(outermost, line, strict=True) if same] for line in stays)
+    return rows, columns
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["pong_cpu", "atari", "paper"])
+def test_network_sees_every_pixel(name: str) -> None:
+    assert unseen(load(CONFIGS / f"{name}.yaml")) == ([], [])
+
+
+@pytest.mark.long
+def test_geometry_is_refused_with_the_number_of_unseen_rows_and_columns() -> None:
+    network = NetworkConfig(channels=(8, 8, 8), kernel_sizes=(4, 4, 3), strides=(3, 2, 1), hidden_units=8)
+    config = Config(environment=EnvironmentConfig(frame_size=42), network=network)
+    assert unseen(config) == ([*range(37, 42)], [*range(37, 42)])
+    with pytest.raises(UsageError, match=r"the last 5 rows and columns of 42 pixels unseen.*frame_size=37 or 43"):
+        check(config)
+    check(dataclasses.replace(config, evaluator=EvaluatorConfig(checkpoint="runs/trained-before-it-was-refused")))
+    check(dataclasses.replace(config, network=dataclasses.replace(network, unseen_pixels=True)))
+    for size in (37, 43):
+        fits = dataclasses.replace(config, environment=EnvironmentConfig(frame_size=size))
+        check(fits)
+        assert unseen(fits) == ([], [])
+
+
+@pytest.mark.long
+def test_bfloat16_activations_give_float32_q_values_near_those_of_float32() -> None:
+    rng = np.random.default_rng(9)
+    network = NetworkConfig(channels=(8,), kernel_sizes=(8,), strides=(4,), hidden_units=16)
+    single, half = (make_dqn(Config(network=network), PIXELS, dtype) for dtype in (jnp.float32, jnp.bfloat16))
+    params = single.init(jax.random.key(0)).online_params
+    observation = rng.integers(0, 256, (8, 4, 84, 84), dtype=np.uint8)
+    q, q_half = (
+        dqn.act(params, observation, jnp.zeros(8), jax.random.key(0), 0).bootstrap_value for dqn in (single, half)
+    )
+    assert q_half.dtype == jnp.float32
+    np.testing.assert_allclose(q_half, q, rtol=0.05, atol=0.01)
+    assert not np.array_equal(q_half, q)
+    state = jax.eval_shape(half.init, jax.random.key(0))
+    assert {leaf.dtype for leaf in jax.tree.leaves(state.online_params)} == {jnp.dtype(jnp.float32)}

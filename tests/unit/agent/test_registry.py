@@ -1,0 +1,36 @@
+"""An algorithm is chosen by its name, or by the actions of the environment."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from apex_jax.agent.registry import ALGORITHMS, Entry, make_algorithm
+from apex_jax.config import Config
+from apex_jax.errors import UsageError
+from apex_jax.types import ActionSpec
+from tests.rigs.agents import CONTINUOUS
+from tests.rigs.links import SPEC
+
+
+@pytest.mark.parametrize("action", [ActionSpec.discrete(2), CONTINUOUS], ids=["discrete", "continuous"])
+@pytest.mark.parametrize("name", ["ppo", "dpg"])
+def test_unknown_algorithm_is_refused_with_the_known_ones(name: str, action: ActionSpec) -> None:
+    allowed = ", ".join(["auto", *(known for known, entry in ALGORITHMS.items() if entry.action_dtype == action.dtype)])
+    config = Config()
+    config = config.replace(algorithm=replace(config.algorithm, name=name))
+    with pytest.raises(UsageError, match=rf"^algorithm\.name={name}: for the actions of Pong-v5 .* one of {allowed}$"):
+        make_algorithm(config, SPEC._replace(action=action))
+
+
+def test_auto_is_the_algorithm_for_the_actions_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    def named(name: str) -> Callable[..., Any]:
+        return lambda *_: name
+
+    monkeypatch.setitem(ALGORITHMS, "dqn", Entry(named("dqn"), "int32"))
+    monkeypatch.setitem(ALGORITHMS, "toy", Entry(named("toy"), "float32"))
+    chosen: list[Any] = [make_algorithm(Config(), SPEC._replace(action=action)) for action in (SPEC.action, CONTINUOUS)]
+    assert chosen == ["dqn", "toy"]

@@ -1,0 +1,269 @@
+"""Segments against the slow twin, on made-up episodes in which every kind of end comes at every place."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+
+from apex_jax.agent.segments import SegmentBuilder, spread_first_slots
+from apex_jax.types import ActionSpec, Segment, SegmentSpec, Step
+from tests.rigs import reference
+
+GAMMA = 0.9
+
+
+def make_spec(frame_stack: int = 3, slots: int = 12, n: int = 3) -> SegmentSpec:
+    return SegmentSpec((2,), "float32", frame_stack=frame_stack, slots=slots, n_step=n, action=ActionSpec.discrete(7))
+
+
+class History:
+    """One made-up environment, told step by step; every frame is unlike all others."""
+
+    def __init__(self, frame_stack: int, rng: np.random.Generator) -> None:
+        self.steps: list[reference.Step] = []
+        self._frame_stack, self._rng = frame_stack, rng
+        self._frame = itertools.count(1 + 10_000 * int(rng.integers(1000)))
+        self._lives = 3
+
+    def add(self, reward: float = 0.0, end: str = "", q: tuple[float, float] | None = None) -> reference.Step:
+        """`end`: terminated, truncated, life_lost, any of them, in one text."""
+        if not self.steps or self.steps[-1].terminated or self.steps[-1].truncated:
+            self._lives, kept = 3, [self._next() for _ in range(self._frame_stack - 1)]  # a whole new stack
+        else:
+            self._lives -= "life_lost" in end
+            kept = list(self.steps[-1].observation[1:])
+        stack = np.array([*kept, self._next()], np.float32)
+        q = q or (float(np.float32(self._rng.normal())), float(np.float32(self._rng.normal())))
+        outcome = (reward, "terminated" in end, "truncated" in end, self._lives)
+        self.steps.append(reference.Step(stack, *outcome, int(self._rng.integers(0, 7)), *q))
+        return self.steps[-1]
+
+    def _next(self) -> list[int]:
+        return [next(self._frame), 0]
+
+
+def build(builder: SegmentBuilder, histories: dict[int, list[reference.Step]]) -> list[Segment]:
+    """Returns the segments of step i of all these environments, for all i in turn."""
+    segments = []
+    for i in range(max(map(len, histories.values()))):
+        rows = [
+            (env_id, history[i], history[i - 1] if i else None)
+            for env_id, history in histories.items()
+            if i < len(history)
+        ]
+        now = [row[1] for row in rows]
+        step = Step(
+            env_id=np.array([row[0] for row in rows], np.int32),
+            observation=np.stack([step.observation for step in now]),
+            reward=np.array([step.reward for step in now], np.float32),
+            first=np.array([before is None or before.terminated or before.truncated for _, _, before in rows]),
+            terminated=np.array([step.terminated for step in now]),
+            truncated=np.array([step.truncated for step in now]),
+            life_lost=np.array([before is not None and step.lives < before.lives for _, step, before in rows]),
+        )
+        action = np.array([step.action for step in now], np.int32)
+        q_taken, q_max = np.array([(step.q_taken, step.q_max) for step in now], np.float32).T
+        segments += builder.add(step, action, q_taken, q_max)
+    return segments
+
+
+def read(segments: list[Segment], spec: SegmentSpec) -> list[tuple[Any, ...]]:
+    """Returns every transition that starts in the segments."""
+    found = []
+    for frames, columns in segments:
+        for f in np.flatnonzero(columns["priority"]):
+            k = int(columns["bootstrap_offset"][f])
+            windows = [frames[end - spec.frame_stack + 1 : end + 1].tobytes() for end in (f, f + k)]
+            numbers = (columns["n_step_return"][f], columns["discount"][f], columns["priority"][f])
+            found.append((windows[0], int(columns["action"][f]), k, windows[1], *map(float, numbers)))
+    return found
+
+
+def expect(
+    history: list[reference.Step], spec: SegmentSpec, reward_clip: float, life_loss: bool, first_slot: int
+) -> list[tuple[Any, ...]]:
+    records = reference.slow_transitions(history, spec.n_step, GAMMA, reward_clip, life_loss)
+    sizes = spec.frame_stack, spec.n_step, spec.slots
+    stored = reference.records_in_full_segments(history, records, *sizes, first_slot)
+    return [
+        (
+            record.observation.tobytes(),
+            record.action,
+            record.k,
+            record.bootstrap.tobytes(),
+            float(np.float32(record.n_step_return)),
+            float(np.float32(record.discount)),
+            float(np.float32(max(record.priority, 1e-6))),
+        )
+        for record in stored
+    ]
+
+
+@pytest.mark.parametrize("is_spread", [False, True])
+@pytest.mark.parametrize("seed", range(30))
+def test_random_episodes_equal_the_slow_twin(seed: int, is_spread: bool) -> None:
+    rng = np.random.default_rng(seed)
+    frame_stack, n = int(rng.integers(1, 5)), int(rng.integers(1, 6))
+    spec = make_spec(frame_stack, slots=frame_stack - 1 + n + int(rng.integers(1, 20)), n=n)
+    reward_clip, life_loss = float(rng.choice([0.0, 1.0, 2.5])), bool(rng.integers(2))
+    ends = ["terminated", "truncated", "life_lost", "life_lost terminated", "life_lost truncated"]
+    likelihood = rng.choice([0.02, 0.1, 0.5])  # from long episodes to many of two steps
+    histories: dict[int, list[reference.Step]] = {}
+    for env_id in (3, 0, 2):
+        history = History(frame_stack, rng)
+        for _ in range(rng.integers(100, 150)):
+            fresh = not history.steps or history.steps[-1].terminated or history.steps[-1].truncated
+            end = "" if fresh or rng.random() > likelihood else str(rng.choice(ends))
+            history.add(0.0 if fresh else float(np.float32(rng.normal() * 3)), end)
+        histories[env_id] = history.steps
+    first_slot = spread_first_slots(spec, 4) if is_spread else np.zeros(4, int)
+    builder = SegmentBuilder(spec, 4, GAMMA, reward_clip, life_loss, first_slot if is_spread else None)
+    found = read(build(builder, histories), spec)
+    expected = [
+        transition
+        for env_id, history in histories.items()
+        for transition in expect(history, spec, reward_clip, life_loss, first_slot[env_id])
+    ]
+    assert sorted(found) == sorted(expected)
+    assert len(expected) > 20
+    resets = sum(1 + sum(step.terminated or step.truncated for step in steps[:-1]) for steps in histories.values())
+    assert len(found) + unfinished(builder, spec) == sum(map(len, histories.values())) - resets, "one of each step"
+
+
+def unfinished(builder: SegmentBuilder, spec: SegmentSpec) -> int:
+    """Returns how many transitions wait in the slots: the newest slot's action has no outcome yet."""
+    of_each = zip(builder._slots.acted, builder._position, strict=True)
+    return sum(int(acted[spec.frame_stack - 1 : max(0, newest - 1)].sum()) for acted, newest in of_each)
+
+
+def test_spread_environments_fill_their_segments_one_after_the_other() -> None:
+    spec, num_environments = make_spec(frame_stack=1, slots=24, n=4), 10
+    histories = {}
+    for env_id in range(num_environments):
+        histories[env_id] = History(1, np.random.default_rng(env_id))
+        for _ in range(100):
+            histories[env_id].add()
+    builder = SegmentBuilder(spec, num_environments, GAMMA, 0.0, True, spread_first_slots(spec, num_environments))
+    full = [
+        len(build(builder, {env_id: history.steps[i : i + 1] for env_id, history in histories.items()}))
+        for i in range(100)
+    ]
+    assert max(full) == 1
+    assert sum(full) == 2 * 4 + 8 * 5, "two begin too early for a fifth"
+
+
+def columns_of(
+    rewards_and_ends: list[tuple[float, str]], n: int = 3, reward_clip: float = 0.0, life_loss: bool = True
+) -> Any:
+    """Returns the columns of the one segment that these steps of one episode fill; its observations are one frame."""
+    history = History(1, np.random.default_rng(0))
+    for reward, end in [(0.0, ""), *rewards_and_ends]:
+        history.add(reward, end, q=(10.0, 100.0))
+    spec = make_spec(frame_stack=1, slots=1 + len(rewards_and_ends), n=n)
+    (segment,) = build(SegmentBuilder(spec, 1, GAMMA, reward_clip, life_loss), {0: history.steps})
+    return segment.columns
+
+
+def test_exactly_n_rewards_are_summed_before_the_bootstrap() -> None:
+    columns = columns_of([(1, ""), (10, ""), (100, ""), (1000, "")])
+    np.testing.assert_allclose(columns["n_step_return"][:2], [1 + 9 + 81, 10 + 90 + 810], rtol=1e-6)
+    np.testing.assert_allclose(columns["discount"][:2], GAMMA**3, rtol=1e-6)
+    np.testing.assert_array_equal(columns["bootstrap_offset"][:2], 3)
+    np.testing.assert_allclose(columns["priority"][0], 91 + GAMMA**3 * 100 - 10, rtol=1e-6)
+    for column in columns.values():
+        assert not column[2:].any()  # zeros where no transition starts
+
+
+@pytest.mark.parametrize(("end", "life_loss", "discounts"), [
+    ("terminated", True, [0, 0, 0]),
+    ("terminated life_lost", False, [0, 0, 0]),
+    ("truncated", True, [GAMMA**3, GAMMA**2, GAMMA]),  # bootstraps from the true last observation
+    ("truncated life_lost", True, [0, 0, 0]),
+    ("truncated life_lost", False, [GAMMA**3, GAMMA**2, GAMMA]),
+    ("truncated terminated", True, [0, 0, 0]),
+])  # fmt: skip
+def test_last_n_transitions_of_an_episode_end_with_it(end: str, life_loss: bool, discounts: list[float]) -> None:
+    columns = columns_of([(1, ""), (10, ""), (100, end), *[(0.0, "")] * 3], life_loss=life_loss)
+    np.testing.assert_allclose(columns["n_step_return"][:3], [91, 100, 100], rtol=1e-6)
+    np.testing.assert_allclose(columns["discount"][:3], discounts, rtol=1e-6)
+    assert columns["bootstrap_offset"][:4].tolist() == [3, 2, 1, 0]
+    assert columns["priority"][3] == 0  # the step after the end is a reset, and no transition
+
+
+@pytest.mark.parametrize(("life_loss", "returns", "offsets"), [
+    (True, [1 + 9, 10, 100 + 900 + 8100], [2, 1, 3]),
+    (False, [1 + 9 + 81, 10 + 90 + 810, 100 + 900 + 8100], [3, 3, 3]),
+])  # fmt: skip
+def test_lost_life_ends_the_return_but_not_the_episode(
+    life_loss: bool, returns: list[float], offsets: list[int]
+) -> None:
+    columns = columns_of([(1, ""), (10, "life_lost"), (100, ""), (1000, ""), (10_000, "")], life_loss=life_loss)
+    np.testing.assert_allclose(columns["n_step_return"][:3], returns, rtol=1e-6)
+    assert columns["bootstrap_offset"][:3].tolist() == offsets
+    assert (columns["discount"][:3] == 0).tolist() == [life_loss, life_loss, False]
+
+
+def test_episode_shorter_than_n_is_stored_whole() -> None:
+    columns = columns_of([(1, "terminated"), (0, ""), (5, "truncated"), *[(0.0, "")] * 5], n=5)
+    np.testing.assert_allclose(columns["n_step_return"][:3], [1, 0, 5])
+    assert columns["bootstrap_offset"][:4].tolist() == [1, 0, 1, 0]
+
+
+@pytest.mark.parametrize(("reward_clip", "returns"), [(0.0, [20, -7]), (1.0, [1, -1]), (10.0, [10, -7])])
+def test_rewards_are_clipped_unless_the_limit_is_0(reward_clip: float, returns: list[float]) -> None:
+    columns = columns_of([(20, ""), (-7, "")], n=1, reward_clip=reward_clip)
+    np.testing.assert_array_equal(columns["n_step_return"][:2], returns)
+
+
+def test_transition_without_error_stays_drawable() -> None:
+    history = History(1, np.random.default_rng(0))
+    for _ in range(3):
+        history.add(reward=0.0, q=(GAMMA, 1.0))
+    spec = make_spec(frame_stack=1, slots=3, n=1)
+    (segment,) = build(SegmentBuilder(spec, 1, GAMMA, 0.0, True), {0: history.steps})
+    np.testing.assert_allclose(segment.columns["priority"], [1e-6, 1e-6, 0], rtol=0.1)
+
+
+def test_consecutive_segments_overlap_and_each_transition_starts_in_one() -> None:
+    spec, history = make_spec(frame_stack=3, slots=12, n=3), History(3, np.random.default_rng(0))
+    for _ in range(40):
+        history.add()
+    segments = build(SegmentBuilder(spec, 1, GAMMA, 0.0, True), {0: history.steps})
+    assert len(segments) == 5  # 42 frames: 12, then 7 more each
+    for before, after in itertools.pairwise(segments):
+        np.testing.assert_array_equal(before.frames[-spec.overlap :], after.frames[: spec.overlap])
+    for segment in segments:
+        starts = np.flatnonzero(segment.columns["priority"])
+        assert starts.tolist() == list(range(spec.frame_stack - 1, spec.slots - spec.n_step))
+        assert len(starts) == spec.max_transitions
+
+
+def test_segment_in_which_no_transition_starts_is_not_sent() -> None:
+    spec, history = make_spec(frame_stack=4, slots=7, n=3), History(4, np.random.default_rng(0))
+    for _ in range(40):  # each episode takes 4 + 1 slots, and of each segment only slot 3 may start a transition
+        history.add()
+        history.add(1.0, "terminated")
+    segments = build(SegmentBuilder(spec, 1, GAMMA, 0.0, True), {0: history.steps})
+    assert 0 < len(segments) < 40 * 5 - 7
+    assert all(segment.columns["priority"].any() for segment in segments)
+
+
+def test_segments_are_copies_that_later_steps_do_not_change() -> None:
+    spec, history = make_spec(), History(3, np.random.default_rng(0))
+    for _ in range(60):
+        history.add(1.0)
+    builder = SegmentBuilder(spec, 1, GAMMA, 0.0, True)
+    early = build(builder, {0: history.steps[:12]})
+    before = [early[0].frames.copy(), *(column.copy() for column in early[0].columns.values())]
+    history.steps[:12] = []
+    build(builder, {0: [history.steps[0]._replace(terminated=True), *history.steps[1:]]})
+    for now, then in zip([early[0].frames, *early[0].columns.values()], before, strict=True):
+        np.testing.assert_array_equal(now, then)
+
+
+def test_dtypes_are_those_of_the_records() -> None:
+    columns = columns_of([(1, ""), (2, "")], n=1)
+    assert [column.dtype for column in columns.values()] == [np.float32, np.float32, np.float32, np.int32, np.uint8]

@@ -1,0 +1,234 @@
+"""The replay server welcomes, refuses and evicts actors, and gives each of them ladder indices and an incarnation."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+import zmq
+
+from apex_jax.links import connection, experience_client, experience_server, membership
+from apex_jax.links.membership import MAX_INCARNATION
+from apex_jax.transport import sockets
+from apex_jax.transport.messages import ActorHello, ActorStatus, ActorWelcome, Goodbye, Refusal, Rejoin, SegmentAck
+from apex_jax.types import PEER_TIMEOUT_SECONDS
+from tests.rigs.experience_link import CREDIT, KEY, Link, join, link, message_of
+from tests.rigs.links import CONFIG
+
+__all__ = ["link"]
+
+
+def test_each_actor_is_welcomed_with_places_of_its_own(link: Link) -> None:
+    server = link.server()
+    first, second = join(link.peer(server), 1), join(link.peer(server), 2)
+    assert (first.incarnation, second.incarnation) == (1, 2)
+    assert sorted([*first.ladder_indices, *second.ladder_indices]) == list(range(8))
+    assert (first.ladder_size, first.max_outstanding_segments) == (8, CREDIT)
+
+
+def test_a_refusal_of_an_actor_is_final(link: Link) -> None:
+    peer = link.peer(link.server())
+    peer.send(ActorHello(1, "task=Other-v5", 4))
+    assert peer.receive(Refusal).final
+
+
+@pytest.mark.parametrize("message", [message_of(1), ActorStatus(1, 0.0, 0), Goodbye(1)])
+def test_peer_without_a_hello_is_asked_for_one(link: Link, message: Any) -> None:
+    server = link.server()
+    peer = link.peer(server)
+    peer.send(message)
+    peer.receive(Rejoin)
+    assert server.stored() == []
+
+
+def test_a_silent_actor_is_forgotten_and_its_places_go_to_the_next(link: Link) -> None:
+    server = link.server()
+    silent, alive = link.peer(server), link.peer(server)
+    ladder_indices = join(silent, 1).ladder_indices
+    join(alive, 2)
+    server.now_seconds = PEER_TIMEOUT_SECONDS
+    alive.send(ActorStatus(2, 5.0, 7))
+    server.until(lambda: any(actor.status.weights_version == 7 for actor in server.service.actors.values()))
+    server.service.evict_dead_peers(PEER_TIMEOUT_SECONDS)
+    assert len(server.service.actors) == 2
+    server.service.evict_dead_peers(PEER_TIMEOUT_SECONDS + 0.1)
+    assert [actor.run_id for actor in server.service.actors.values()] == [2]
+    assert join(link.peer(server), 3).ladder_indices.tolist() == ladder_indices.tolist()
+
+
+def test_goodbye_frees_the_places_at_once(link: Link) -> None:
+    server = link.server()
+    stream = link.stream()
+    server.until(lambda: stream.wait_for_welcome(0))
+    welcome = stream.wait_for_welcome(0)
+    assert welcome is not None
+    stream.close()
+    server.until(lambda: not server.service.actors)
+    assert join(link.peer(server), 2).ladder_indices.tolist() == welcome.ladder_indices.tolist()
+
+
+def test_an_actor_that_reconnects_keeps_its_places(link: Link) -> None:
+    server = link.server()
+    before = join(link.peer(server), 1)
+    join(link.peer(server), 2)
+    after = join(link.peer(server), 1)
+    assert (after.incarnation, after.ladder_indices.tolist()) == (before.incarnation, before.ladder_indices.tolist())
+    assert len(server.service.actors) == 2
+
+
+def test_an_actor_that_reconnects_is_told_again_what_is_stored(link: Link) -> None:
+    server = link.server()
+    for _ in range(2):
+        peer = link.peer(server, run_id=1)
+        peer.send(message_of(1))
+        assert peer.receive(SegmentAck).sequence == 1
+    assert server.stored() == [1]
+
+
+def test_a_hello_said_twice_is_welcomed_once(link: Link) -> None:
+    server = link.server()
+    peer = link.peer(server, run_id=1)
+    peer.send(ActorHello(1, CONFIG.compatibility_key, 4))
+    assert peer.hears_nothing()
+    assert len(server.service.actors) == 1
+
+
+def test_a_connection_that_names_itself_anew_holds_no_places_twice(link: Link) -> None:
+    server = link.server()
+    peer = link.peer(server, run_id=1)
+    for run_id in range(2, 10):
+        join(peer, run_id)
+    assert len(server.service.actors) == 1
+    peer.send(Goodbye(9))
+    server.until(lambda: not server.service.actors)
+    assert not server.service._membership._occupants.any()
+
+
+def test_actors_that_give_up_a_server_which_is_not_ready_are_each_welcomed_once(
+    link: Link, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What they said on connections that are gone is read as well, in any order with the rest."""
+    monkeypatch.setattr(experience_client, "PEER_TIMEOUT_SECONDS", 0.5)
+    monkeypatch.setattr(connection, "HEARTBEAT_SECONDS", 0.1)
+    server = link.server()
+    streams = [link.stream(run_id) for run_id in (1, 2)]
+    streams[0].finished.wait(3)  # nobody serves
+    server.until(lambda: all(stream.peer_state == "joined" for stream in streams))
+    until = time.monotonic() + 1
+    server.until(lambda: time.monotonic() > until)
+    assert server.replay.incarnations == 2
+    for actor in server.service.actors.values():
+        welcome: Any = streams[actor.run_id - 1].wait_for_welcome(0)
+        assert (actor.incarnation, [*actor.ladder_indices]) == (welcome.incarnation, [*welcome.ladder_indices])
+
+
+def test_a_restarted_server_takes_the_places_and_the_incarnation_that_an_actor_has(link: Link) -> None:
+    first = link.server()
+    streams = [link.stream(run_id) for run_id in (1, 2)]
+    first.until(lambda: all(stream.wait_for_welcome(0) for stream in streams))
+    welcomes: list[Any] = [stream.wait_for_welcome(0) for stream in streams]
+    first.close()
+    second = link.server()
+    newcomer = join(link.peer(second), 3)
+    second.until(lambda: len(second.service.actors) == 3)
+    for actor in second.service.actors.values():
+        if actor.run_id != 3:
+            welcome = welcomes[actor.run_id - 1]
+            assert (actor.incarnation, [*actor.ladder_indices]) == (welcome.incarnation, [*welcome.ladder_indices])
+    assert sorted(actor.incarnation for actor in second.service.actors.values() if actor.run_id != 3) == [1, 2]
+    assert newcomer.ladder_size == 8
+    assert join(link.peer(second), 4).incarnation == 3
+
+
+def test_incarnations_go_on_above_those_that_actors_bring_along(link: Link) -> None:
+    peer = link.peer(server := link.server())
+    peer.send(ActorHello(1, KEY, 4, incarnation=41, ladder_indices=np.array([1, 3, 5, 7], np.int32)))
+    welcome = peer.receive(ActorWelcome)
+    assert (welcome.incarnation, welcome.ladder_indices.tolist()) == (41, [1, 3, 5, 7])
+    newcomer = join(link.peer(server), 2)
+    assert (newcomer.incarnation, newcomer.ladder_indices.tolist()) == (42, [0, 2, 4, 6])
+
+
+def test_an_actor_that_is_started_again_gets_the_places_of_the_one_that_died_before_that_one_is_forgotten(
+    link: Link,
+) -> None:
+    server = link.server()
+    living, dead = link.peer(server, run_id=1), join(link.peer(server), 2)
+    server.now_seconds = membership.QUIET_SECONDS + 1.0
+    living.send(ActorStatus(1, 0.0, 0))
+    assert living.receive(SegmentAck).sequence == 0
+    again = join(link.peer(server), 3)
+    assert len(server.service.actors) == 3, "the dead one is not forgotten yet"
+    assert again.ladder_indices.tolist() == dead.ladder_indices.tolist()
+    assert again.incarnation == 3
+
+
+@pytest.mark.parametrize("ladder_indices", [[0, 1, 2], [0, 1, 2, 8], [-1, 0, 1, 2], []])
+def test_places_that_do_not_fit_the_ladder_are_given_anew(link: Link, ladder_indices: list[int]) -> None:
+    peer = link.peer(link.server())
+    peer.send(ActorHello(1, KEY, 4, incarnation=5, ladder_indices=np.array(ladder_indices, np.int32)))
+    welcome = peer.receive(ActorWelcome)
+    assert (welcome.incarnation, welcome.ladder_indices.tolist()) == (5, [0, 2, 5, 7])
+
+
+@pytest.mark.parametrize(("claim", "given"), [
+    (MAX_INCARNATION, MAX_INCARNATION),
+    (MAX_INCARNATION + 1, 1),  # not believed
+    (2**48, 1),  # the largest that a message can say
+])  # fmt: skip
+def test_the_largest_incarnation_that_an_actor_can_claim_harms_nobody(link: Link, claim: int, given: int) -> None:
+    server = link.server()
+    peer = link.peer(server)
+    peer.send(ActorHello(1, KEY, 4, incarnation=claim, ladder_indices=np.arange(4, dtype=np.int32)))
+    assert peer.receive(ActorWelcome).incarnation == given
+    second = join(link.peer(server), 2)
+    assert second.incarnation == given + 1, "a number that the protocol can still say"
+    server.close()
+    peer = link.peer(again := link.server())  # which knows of nobody
+    peer.send(ActorHello(2, KEY, 4, incarnation=second.incarnation, ladder_indices=second.ladder_indices))
+    incarnations = [peer.receive(ActorWelcome).incarnation, join(link.peer(again), 3).incarnation]
+    assert incarnations[1] == incarnations[0] + 1
+
+
+def test_an_actor_too_many_is_told_so_and_tries_again(
+    link: Link, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(experience_server, "MAX_ACTORS", 1)
+    server = link.server()
+    peer = link.peer(server, run_id=1)
+    stream = link.stream(run_id=2)
+    server.until(lambda: stream.dropped["refused"] >= 3)
+    assert not stream.finished.is_set()
+    assert [record.getMessage() for record in caplog.records] == [
+        "the replay server has the 1 actors it can have; use fewer, of more environments each;"
+        " retrying until it has a place"
+    ]
+    join(link.peer(server), 1)  # reconnects: it is no other
+    server.service._remove(next(iter(server.service.actors)))
+    server.until(lambda: stream.wait_for_welcome(0))
+    peer.send(message_of(1))
+    peer.receive(Rejoin)
+
+
+def test_actors_whose_messages_are_still_unread_are_not_held_for_dead(
+    link: Link, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = link.server()
+    peers = [link.peer(server, run_id=number) for number in range(1, 6)]
+    monkeypatch.setattr(sockets, "MESSAGES_AT_ONCE", 3)
+    for _ in range(4):
+        for number, peer in enumerate(peers, 1):
+            peer.send(ActorStatus(number, 0.0, 0))
+    for peer in peers:
+        assert peer.socket.poll(0, zmq.POLLOUT)
+    server.until(lambda: server.service._unread_after > 0)
+    server.now_seconds += 60.0  # in which the server stood still
+    server.service.read(server.now_seconds)
+    server.service.evict_dead_peers(server.now_seconds)
+    assert len(server.service.actors) == 5
+    for _ in range(10):
+        server.serve()
+    server.service.evict_dead_peers(server.now_seconds + 60.0)
+    assert len(server.service.actors) == 0

@@ -1,0 +1,316 @@
+"""The learner's client notices a lost replay server, rejects what it cannot use, and releases its thread and socket."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+import zmq
+
+from apex_jax.errors import RunError
+from apex_jax.links import connection, sampling_client
+from apex_jax.links.sampling_client import SamplingClient, Segments
+from apex_jax.segment_codec import encode_segment
+from apex_jax.transport import monitor, sockets
+from apex_jax.transport.messages import (
+    ActorHello,
+    CorruptSegments,
+    Credit,
+    IndexBatches,
+    LearnerHello,
+    LearnerWelcome,
+    Refusal,
+    Rejoin,
+)
+from tests.rigs.links import SPEC, segment_of, wait_until
+from tests.rigs.proxy import Proxy
+from tests.rigs.sampling_link import CAPACITY, B, FalseServer, K, L, Learner, Link, batches_of, hello_of, streamed
+
+
+def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """What the stream has said, without times."""
+    records = [record for record in caplog.records if record.name in (connection.__name__, sampling_client.__name__)]
+    return [record.getMessage().split(" after ")[0] for record in records]
+
+
+# What is known of the server --------------------------------------------------------------------------------------
+
+
+def test_a_server_that_dies_is_lost_once_and_joined_again_once(
+    sampling: Link, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    stream = sampling.stream()
+    assert stream.peer_state == "connecting"
+    server = sampling.server()
+    server.until(lambda: stream.peer_state == "joined")
+    assert stream.disconnects == 0
+    server.close()
+    wait_until(lambda: stream.peer_state == "lost")
+    server = sampling.server()
+    server.until(lambda: stream.peer_state == "joined")
+    assert stream.disconnects == 1
+    assert lines(caplog) == [
+        f"joining the replay server at {sampling.address}",
+        f"the replay server at {sampling.address} is lost: looking for it",
+        "the replay server is back",
+    ]
+
+
+def test_silent_server_is_lost_and_joined_again(sampling: Link, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sampling_client, "SILENT_SECONDS", 2.0)
+    server = sampling.server()
+    server.insert(2)
+    with Proxy(sampling.address) as proxy:
+        sampling.address = proxy.address
+        learner = Learner(sampling.stream())
+        server.until(lambda: learner.consume() and learner.batches)
+        proxy.stop()
+        server.until(lambda: learner.stream.peer_state == "lost")
+        proxy.heal()
+        server.until(lambda: learner.stream.peer_state == "joined")
+        assert learner.stream.disconnects == 1
+        learner.stream.close()
+
+
+def test_idle_server_is_not_lost(sampling: Link, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sampling_client, "SILENT_SECONDS", 3.0)
+    monkeypatch.setattr(connection, "HEARTBEAT_SECONDS", 0.05)
+    server = sampling.server()
+    stream = sampling.stream()
+    server.until(lambda: stream.peer_state == "joined")
+    until = time.monotonic() + 5
+    server.until(lambda: time.monotonic() > until)
+    assert stream.disconnects == 0
+    wait_until(lambda: stream.disconnects == 1)  # nobody serves
+    assert stream.peer_state == "lost"
+    server.until(lambda: stream.peer_state == "joined")
+
+
+def test_a_server_that_has_forgotten_the_learner_counts_as_lost(
+    sampling: Link, false_server: FalseServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    stream = sampling.stream()
+    false_server.welcome()
+    false_server.send(Rejoin())
+    false_server.until_received(lambda message: isinstance(message, LearnerHello))
+    false_server.send(LearnerWelcome(9, CAPACITY))
+    wait_until(lambda: stream.peer_state == "joined", false_server.read)
+    assert stream.disconnects == 1
+    assert lines(caplog)[1:] == [
+        f"the replay server at {sampling.address} no longer knows this process: joining it again",
+        "the replay server is back",
+    ]
+
+
+def test_a_server_that_is_away_for_longer_than_the_limit_ends_the_learner_in_one_line(sampling: Link) -> None:
+    stream = SamplingClient(
+        sampling._context, sampling.address, SPEC, hello_of(), CAPACITY, groups=2, away_limit_seconds=0.5
+    )
+    server = sampling.server()
+    server.until(lambda: stream.peer_state == "joined")
+    assert stream.next(0.7) is None, "it is here: no time runs"
+    server.close()
+    with pytest.raises(
+        RunError, match=rf"at {sampling.address} has been away for \d s: start it, or raise away_limit_sec"
+    ):
+        stream.next(20.0)
+    stream.close()
+
+
+# What is taken from it --------------------------------------------------------------------------------------------
+
+
+def test_repeated_welcomes_do_not_grow_memory(sampling: Link, false_server: FalseServer) -> None:
+    stream = sampling.stream()
+    false_server.welcome()
+    for _ in range(50):
+        false_server.send(batches_of(1))
+        false_server.send(batches_of(1))
+        false_server.send(LearnerWelcome(9, CAPACITY))
+        false_server.until_received(lambda message: isinstance(message, Credit) and message.groups > 0)
+        false_server.received.clear()
+    false_server.send(batches_of(2))
+    item = stream.next(5.0)
+    assert item is not None
+    assert isinstance(item.content, IndexBatches)
+    assert item.content.indices.max() == 2, "what came before the newest welcome is void"
+    assert stream.next(0.2) is None
+
+
+def test_batch_from_before_a_new_welcome_is_discarded(
+    sampling: Link, false_server: FalseServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = sampling.stream()
+    false_server.welcome()
+    false_server.send(streamed(1))
+    false_server.send(batches_of(1))
+    wait_until(lambda: stream._items.qsize() == 2)
+    is_half_void, may_go_on = threading.Event(), threading.Event()
+    get_nowait = stream._items.get_nowait
+
+    def slowly() -> Any:
+        item = get_nowait()
+        is_half_void.set()
+        may_go_on.wait(10)
+        return item
+
+    monkeypatch.setattr(stream._items, "get_nowait", slowly)
+    false_server.send(LearnerWelcome(9, CAPACITY))
+    assert is_half_void.wait(10), "the segments are"
+    assert stream.next(0.2) is None
+    may_go_on.set()
+
+
+def test_undecodable_segments_are_reported_and_blank_until_they_are_excluded(
+    sampling: Link, false_server: FalseServer
+) -> None:
+    stream = sampling.stream()
+    false_server.welcome()
+    bodies = [encode_segment(segment_of(number), SPEC) for number in (1, 2, 3)]
+    bodies[1] = bodies[1][: SPEC.slots * 17] + b"\xff\xff"  # sound columns, and then no pixels
+    false_server.send(streamed(1, 2, 3, bodies=bodies))
+    item = stream.next(5.0)
+    assert item is not None
+    assert isinstance(item.content, Segments)
+    assert item.content.slots.tolist() == [0, 1, 2]
+    assert item.content.frames[:, 0, 0].tolist() == [1, 0, 3]
+    assert item.content.columns["discount"].max(axis=1).tolist() == [np.float32(0.9), 0, np.float32(0.9)]
+    assert stream.dropped == {"bad_frames": 1}
+    false_server.until_received(
+        lambda message: (
+            isinstance(message, CorruptSegments)
+            and (message.slots.tolist(), message.generations.tolist()) == ([1], [2])
+        )
+    )
+    stream.consumed(item)
+    false_server.until_received(lambda message: isinstance(message, Credit) and message.segments == 3)
+
+
+@pytest.mark.parametrize(
+    ("messages", "said"),
+    [
+        ([streamed(1, 2, slots=[0, CAPACITY])], "streams segments that do not fit the replay"),
+        ([streamed(1, 2, slots=[-1, 0])], "streams segments that do not fit the replay"),
+        ([streamed(1, 2)._replace(body_bytes=np.array([5, 5], np.int32))], "streams segments that do not fit"),
+        ([streamed(1, 2)._replace(body_bytes=np.array([-5, 5], np.int32))], "streams segments that do not fit"),
+        ([batches_of(-1)], "sends batches that do not fit the replay"),
+        ([batches_of(CAPACITY * L)], "sends batches that do not fit the replay"),
+        ([batches_of(0, shape=(K, B + 1))], "sends batches that do not fit the replay"),
+        ([batches_of(0)._replace(weights=np.full((K, B), np.nan, np.float32))], "sends batches that do not fit"),
+        ([batches_of(0)._replace(weights=np.full((K, B), -1, np.float32))], "sends batches that do not fit"),
+        ([batches_of(0)] * 6, "sends more than it was given credit for"),
+        ([ActorHello(1, "", 4)], "sent what is no message .unknown_kind: ActorHello does not belong on this socket"),
+    ],
+    ids=str,
+)
+def test_a_server_that_breaks_the_protocol_ends_the_learner_in_one_line(
+    sampling: Link, false_server: FalseServer, monkeypatch: pytest.MonkeyPatch, messages: list[Any], said: str
+) -> None:
+    monkeypatch.setattr(sampling_client, "SEGMENTS_WINDOW", 2)
+    stream = sampling.stream(groups=2)
+    false_server.welcome()
+    for message in messages:
+        false_server.send(message)
+    wait_until(lambda: stream.peer_state == "refused", false_server.read)
+    with pytest.raises(RunError, match=f"^the replay server at {sampling.address} {said}") as caught:
+        stream.next(5.0)
+    assert str(caught.value).isprintable()
+
+
+def test_server_that_sends_too_much_is_disconnected_unread_and_logged_once(
+    sampling: Link, false_server: FalseServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(monitor, "RECONNECT_SECONDS", 0.1)
+    stream = sampling.stream()
+    for number in (1, 2):
+        false_server.welcome()
+        false_server.send_frame(bytes(sockets.SMALL_MESSAGE_BYTES + sockets.ENCRYPTION_BYTES + 1))
+        wait_until(lambda number=number: stream.dropped["too_large"] == number)  # type: ignore[misc]
+    false_server.welcome()
+    assert stream.disconnects == 2
+    assert caplog.text.count("sent something too long for this run") == 1
+
+
+@pytest.mark.parametrize(
+    ("slots", "batches", "limit"),
+    [
+        (8, 256, 4 * 256 * 256),  # a draw is larger than 64 segments of some 250 bytes
+        (4096, 1, 64 * 118_994),  # 17 bytes of columns a slot, 12 of its frame, and what zstd may add
+    ],
+)
+def test_learner_limits_the_size_of_received_messages(
+    sampling: Link, monkeypatch: pytest.MonkeyPatch, slots: int, batches: int, limit: int
+) -> None:
+    given: list[int] = []
+    connect = sockets.connect_sampling
+
+    def watched(context: Any, address: str, monitor: Any, max_message_bytes: int) -> Any:
+        given.append(max_message_bytes)
+        return connect(context, address, monitor, max_message_bytes)
+
+    monkeypatch.setattr(sockets, "connect_sampling", watched)
+    hello = hello_of(batches=batches)._replace(batch_size=256)
+    stream = SamplingClient(sampling._context, sampling.address, SPEC._replace(slots=slots), hello, CAPACITY, groups=2)
+    wait_until(lambda: given)
+    stream.close()
+    assert given == [limit]
+
+
+def test_text_of_a_server_is_logged_on_one_line_without_control_characters(
+    sampling: Link, false_server: FalseServer
+) -> None:
+    stream = sampling.stream()
+    false_server.until_received(lambda message: isinstance(message, LearnerHello))
+    false_server.send(Refusal("no\n\x1b[31m\x07", final=True))
+    with pytest.raises(RunError, match=rf"^refused by the replay server at {sampling.address}: 'no\\n") as caught:
+        wait_until(lambda: stream.next(0.0))
+    assert str(caught.value).isprintable()
+
+
+def test_close_does_not_wait_for_room(sampling: Link, false_server: FalseServer) -> None:
+    stream: SamplingClient = sampling.stream(groups=1)
+    false_server.welcome()
+    false_server.send(batches_of(0))
+    wait_until(lambda: stream._items.qsize() == 1)
+    stream.close()
+    assert not stream._thread.is_alive()
+
+
+def test_a_replay_of_another_capacity_ends_the_learner(sampling: Link) -> None:
+    server = sampling.server(capacity=CAPACITY + 1)
+    stream = sampling.stream()
+    with pytest.raises(RunError, match=r"holds 7 segments, this learner 6: replay\.capacity_transitions"):
+        server.until(lambda: stream.next(0.0))
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_learner_with_a_broken_stream_gets_an_error(
+    sampling: Link, false_server: FalseServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = sampling.stream()
+    monkeypatch.setattr(sampling_client, "decode_frames", None)
+    false_server.welcome()
+    false_server.send(streamed(1))
+    with pytest.raises(RunError, match="link to the replay server"):
+        stream.next(5.0)
+    stream.close()
+
+
+@pytest.mark.parametrize("is_served", [True, False])
+def test_close_ends_the_thread_and_releases_the_context(sampling: Link, is_served: bool) -> None:
+    context = zmq.Context()
+    stream = SamplingClient(context, sampling.address, SPEC, hello_of(), CAPACITY, groups=2)
+    if is_served:
+        server = sampling.server()
+        server.insert(1)
+        server.until(lambda: stream.next(0.0))
+    stream.close()
+    assert not stream._thread.is_alive()
+    context.term()
+    assert context.closed

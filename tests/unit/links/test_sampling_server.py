@@ -1,0 +1,320 @@
+"""The replay server streams live segments and batches to one learner, within its credit, and takes its priorities."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from apex_jax.errors import RunError
+from apex_jax.links import sampling_client, sampling_server
+from apex_jax.links.sampling_client import Item
+from apex_jax.segment_codec import encode_segment
+from apex_jax.transport.messages import (
+    Credit,
+    Finish,
+    Goodbye,
+    IndexBatches,
+    LearnerWelcome,
+    Refusal,
+    Rejoin,
+    StreamedSegments,
+)
+from apex_jax.types import PEER_TIMEOUT_SECONDS
+from tests.rigs.links import CONFIG, SPEC, TRANSITIONS, free_limiter, segment_of, wait_until
+from tests.rigs.sampling_link import CAPACITY, B, K, Learner, Link, Server, hello_of
+
+# The stream -------------------------------------------------------------------------------------------------------
+
+
+def test_a_learner_gets_all_live_segments_oldest_first_and_then_batches(sampling: Link) -> None:
+    server = sampling.server()
+    server.insert(CAPACITY + 3)
+    server.replay.environment_steps = 77
+    learner = Learner(sampling.stream())
+    server.until(lambda: learner.consume() and learner.batches)
+    assert learner.history == list(range(4, CAPACITY + 4))
+    content = learner.batches[0].content
+    assert isinstance(content, IndexBatches)
+    assert content.indices.shape == (K, B)
+    assert (content.environment_steps, content.size_transitions) == (77, CAPACITY * TRANSITIONS)
+    assert (content.age_seconds, content.samples_per_insert) == (1.0, 0.0)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_each_segment_is_sent_once_and_before_the_first_batch_with_it(
+    sampling: Link, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The learner's model of its frame store is compared with the generations of every draw, see `Learner.consume`."""
+    monkeypatch.setattr(sampling_server, "SEGMENTS_AT_ONCE", 2)
+    monkeypatch.setattr(sampling_client, "SEGMENTS_WINDOW", 3)
+    rng = np.random.default_rng(seed)
+    server = sampling.server()
+    stream = sampling.stream()
+    learner = Learner(stream)
+    for _ in range(300):
+        operation = rng.integers(5)
+        if operation == 0:
+            server.insert(int(rng.integers(1, CAPACITY)))
+        elif operation < 3:
+            server.serve()
+        elif learner.consume() is None and learner.batches:
+            stream.update_priorities(learner.batches[-1], rng.random((K, B), np.float32))
+    seen = len(learner.batches)
+    server.insert()
+    server.until(lambda: learner.consume() and learner.history[-1] == server.inserted)
+    server.until(lambda: learner.consume() and len(learner.batches) > seen + 2)
+    assert learner.history == sorted(set(learner.history))
+    assert set(learner.ring) == set(range(server.inserted - CAPACITY + 1, server.inserted + 1))
+    server.buffer.check_valid()
+    assert not stream.dropped
+
+
+def test_server_sends_no_more_than_the_credit_allows(sampling: Link) -> None:
+    server = sampling.server()
+    server.insert(5)
+    peer = sampling.peer(server, hello_of())
+    assert peer.hears_nothing()
+    peer.send(Credit(1, groups=1, segments=3))
+    assert len(peer.receive(StreamedSegments).slots) == 3
+    assert peer.hears_nothing(), "no batch before every live segment"
+    peer.send(Credit(1, groups=1, segments=4))
+    assert peer.receive(StreamedSegments).slots.tolist() == [3, 4]
+    peer.receive(IndexBatches)
+    peer.receive(IndexBatches)
+    assert peer.hears_nothing()
+    server.insert(3)
+    assert peer.receive(StreamedSegments).slots.tolist() == [5, 0]
+    assert peer.hears_nothing()
+
+
+def test_large_segments_travel_in_several_messages(sampling: Link, monkeypatch: pytest.MonkeyPatch) -> None:
+    body_bytes = len(encode_segment(segment_of(1), SPEC))
+    monkeypatch.setattr(sampling_server, "BYTES_AT_ONCE", 2 * body_bytes)
+    server = sampling.server()
+    server.insert(5)
+    peer = sampling.peer(server, hello_of())
+    peer.send(Credit(1, groups=0, segments=99))
+    assert [peer.receive(StreamedSegments).slots.tolist() for _ in range(3)] == [[0, 1], [2, 3], [4]]
+    monkeypatch.setattr(sampling_server, "BYTES_AT_ONCE", 1)
+    server.insert(2)
+    assert [peer.receive(StreamedSegments).slots.tolist() for _ in range(2)] == [[5], [0]]
+
+
+def test_heartbeat_is_always_answered(sampling: Link) -> None:
+    peer = sampling.peer(sampling.server(), hello_of())
+    for _ in range(3):
+        peer.send(Credit(1, groups=0, segments=0))
+        assert peer.receive(Credit) == Credit(1, groups=0, segments=0)
+    peer.send(Credit(1, groups=1, segments=1))
+    assert peer.hears_nothing()
+
+
+def test_nothing_is_drawn_below_the_minimum_size(sampling: Link) -> None:
+    server = sampling.server(free_limiter(min_size=2 * TRANSITIONS))
+    server.insert(1)
+    peer = sampling.peer(server, hello_of())
+    peer.send(Credit(1, groups=1, segments=9))
+    peer.receive(StreamedSegments)
+    assert peer.hears_nothing()
+    server.insert(1)
+    peer.receive(StreamedSegments)
+    peer.receive(IndexBatches)
+    assert server.limiter.sampled == K * B
+
+
+# Who may draw -----------------------------------------------------------------------------------------------------
+
+
+def test_a_second_learner_waits_until_the_first_is_silent(sampling: Link) -> None:
+    server = sampling.server()
+    sampling.peer(server, hello_of(1))
+    second = sampling.peer(server)
+    second.send(hello_of(2))
+    assert not second.receive(Refusal).final
+    server.service.evict_dead_peers(PEER_TIMEOUT_SECONDS)
+    second.send(hello_of(2))
+    assert not second.receive(Refusal).final
+    server.service.evict_dead_peers(PEER_TIMEOUT_SECONDS + 0.1)
+    second.send(hello_of(2))
+    second.receive(LearnerWelcome)
+
+
+def test_a_second_learner_takes_over_when_the_first_leaves(sampling: Link) -> None:
+    server = sampling.server()
+    server.insert(2)
+    first = sampling.stream(hello_of(1))
+    server.until(lambda: first.next(0.0))
+    second = Learner(sampling.stream(hello_of(2)))
+    first.close()
+    server.until(lambda: second.consume() and second.batches)
+    assert second.history == [1, 2]
+
+
+@pytest.mark.parametrize("batches", [CONFIG.learner.largest_draw // B + 1, 256])
+def test_a_draw_larger_than_configured_is_refused_for_good(sampling: Link, batches: int) -> None:
+    server = sampling.server()
+    stream = sampling.stream(hello_of(batches=batches))
+    with pytest.raises(RunError, match=rf"{batches} batches of {B} at once exceed the 32 transitions"):
+        server.until(lambda: stream.next(0.0))
+    assert server.service.learner is None
+
+
+def test_learner_of_another_configuration_is_refused_with_the_differences(sampling: Link) -> None:
+    server = sampling.server()
+    stream = sampling.stream(hello_of(compatibility_key=CONFIG.compatibility_key.replace("n_step=3", "n_step=5")))
+    differs = "algorithm.n_step: the replay server 3, this learner 5; make them equal"
+    with pytest.raises(RunError, match=f": {differs}$"):
+        server.until(lambda: stream.next(0.0))
+    assert server.dropped["another_config"] >= 1
+
+
+@pytest.mark.parametrize("message", [Credit(1, 1, 1), Finish("enough"), Goodbye(1)])
+def test_unknown_peer_is_asked_for_a_hello(sampling: Link, message: Any) -> None:
+    server = sampling.server()
+    sampling.peer(server, hello_of(1))
+    peer = sampling.peer(server)
+    peer.send(message)
+    peer.receive(Rejoin)
+    assert server.service.learner is not None
+    assert server.service.finished is None
+
+
+def test_reconnected_learner_starts_again(sampling: Link) -> None:
+    server = sampling.server()
+    server.insert(2)
+    before = sampling.peer(server, hello_of(1))
+    before.send(Credit(1, groups=5, segments=5))
+    before.receive(StreamedSegments)
+    after = sampling.peer(server, hello_of(1))
+    assert after.hears_nothing(), "the credit of the connection before is void"
+    after.send(Credit(1, groups=0, segments=5))
+    assert after.receive(StreamedSegments).slots.tolist() == [0, 1]
+
+
+def test_repeated_hello_is_welcomed_once_and_gives_credit_once(sampling: Link) -> None:
+    server = sampling.server()
+    peer = sampling.peer(server, hello_of(1))
+    peer.send(Credit(1, groups=2, segments=3), hello_of(1))
+    assert peer.hears_nothing()
+    assert server.service.learner is not None
+    assert (server.service.learner.groups_credit, server.service.learner.segments_credit) == (2, 3)
+
+
+def test_server_gets_the_steps_of_the_run_from_its_learner(sampling: Link) -> None:
+    server = sampling.server()
+    peer = sampling.peer(server, hello_of(1, environment_steps=500))
+    assert server.service.run_steps == 500
+    peer.send(Credit(1, groups=0, segments=0, environment_steps=900), Goodbye(1))
+    server.until(lambda: server.service.learner is None)
+    assert server.service.run_steps == 900
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_end_of_the_run_reaches_the_server_or_its_successor(sampling: Link, is_killed: bool) -> None:
+    server = sampling.server()
+    stream = sampling.stream()
+    server.until(lambda: server.service.learner and stream.peer_state == "joined")
+    stream.finish("1000 updates")
+    if is_killed:
+        wait_until(lambda: server._socket.poll(0))  # it has arrived, and is never read
+        server.close()
+        server = sampling.server()
+    server.until(stream.is_finish_received.is_set)
+    stream.close()
+    server.until(lambda: server.service.learner is None)
+    assert server.service.finished == "1000 updates"
+
+
+def test_a_run_that_is_over_before_the_learner_is_welcomed_ends_the_server_too(sampling: Link) -> None:
+    stream = sampling.stream()
+    stream.finish("500 updates")  # the checkpoint had reached the limit
+    server = sampling.server()
+    server.until(stream.is_finish_received.is_set)
+    assert server.service.finished == "500 updates"
+
+
+# Priorities -------------------------------------------------------------------------------------------------------
+
+
+def drawn(learner: Learner, server: Server) -> Item:
+    """The next item of batches."""
+    known = len(learner.batches)
+    server.until(lambda: learner.consume() and len(learner.batches) > known)
+    return learner.batches[-1]
+
+
+def test_new_priorities_reach_the_replay(sampling: Link) -> None:
+    server = sampling.server()
+    server.insert(2)
+    learner = Learner(sampling.stream())
+    learner.stream.update_priorities(drawn(learner, server), np.full((K, B), 1e6, np.float32))
+    server.until(lambda: server.buffer.max_priority == 1e6)
+    assert +server.dropped == {}
+
+
+def test_late_priorities_of_overwritten_segments_are_counted_as_stale(sampling: Link) -> None:
+    server = sampling.server()
+    server.insert(1)
+    learner = Learner(sampling.stream())
+    item = drawn(learner, server)
+    server.insert(CAPACITY)
+    learner.stream.update_priorities(item, np.full((K, B), 1e6, np.float32))
+    server.until(lambda: server.dropped["stale_priority"] == K * B)
+    assert server.buffer.max_priority < 1e6
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, 0.0, -1.0])
+def test_invalid_priorities_are_counted_and_change_nothing(sampling: Link, value: float) -> None:
+    server = sampling.server()
+    server.insert(1)
+    learner = Learner(sampling.stream())
+    learner.stream.update_priorities(drawn(learner, server), np.full((K, B), value, np.float32))
+    server.until(lambda: server.dropped["invalid_priority"] == K * B)
+    server.buffer.check_valid()
+
+
+def test_restart_of_the_server_restarts_the_stream_and_voids_old_priorities(sampling: Link) -> None:
+    server = sampling.server()
+    server.insert(4)
+    learner = Learner(sampling.stream(hello_of(environment_steps=1000)))
+    old = drawn(learner, server)
+    learner.stream.environment_steps = 1234
+    server.close()
+    server = sampling.server()
+    server.insert(2)
+    server.until(lambda: learner.consume() and learner.history[-2:] == [1, 2])
+    new = drawn(learner, server)
+    assert new.epoch == old.epoch + 1
+    learner.stream.update_priorities(old, np.full((K, B), 1e9, np.float32))
+    learner.stream.update_priorities(new, np.full((K, B), 1e6, np.float32))
+    server.until(lambda: server.buffer.max_priority == 1e6)
+    assert +server.dropped == {}
+    assert server.service.run_steps == 1234, "as the learner says to each server"
+
+
+# Segments that the learner cannot decode -------------------------------------------------------------------------
+
+
+def test_segment_reported_as_undecodable_is_not_drawn_again(sampling: Link) -> None:
+    server = sampling.server()
+    server.insert(3)
+    body = server.buffer._bodies[1]
+    server.buffer._bodies[1] = body[: SPEC.slots * 17].ljust(len(body), b"\xff")
+    stream, drawn_slots = sampling.stream(), []
+
+    def consumed_until(condition: Callable[[], bool]) -> bool:
+        if (item := stream.next(0.0)) is not None:
+            stream.consumed(item)
+            if isinstance(item.content, IndexBatches):
+                drawn_slots.append(set((item.content.indices // SPEC.slots).ravel().tolist()))
+        return condition()
+
+    server.until(lambda: consumed_until(lambda: server.dropped["corrupt_segment"] == 1))
+    server.buffer.check_valid()
+    assert server.buffer.size_transitions == 2 * TRANSITIONS
+    under_way = len(drawn_slots) + 3
+    server.until(lambda: consumed_until(lambda: len(drawn_slots) > under_way + 3))
+    assert all(slots == {0, 2} for slots in drawn_slots[under_way:])

@@ -1,0 +1,127 @@
+"""A client gets the learner's newest weights across restarts of the learner, and ends if the learner refuses it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from apex_jax.errors import RunError
+from apex_jax.run_identity import RunIdentity
+from apex_jax.transport.messages import WEIGHTS_PIECE_BYTES, WeightsHello, WeightsOffer, WeightsPiece, WeightsRequest
+from tests.rigs.links import wait_until
+from tests.rigs.weights_link import COMPATIBILITY_KEY, Link, assert_equal_bits, large_params, link, newest, params_of
+
+__all__ = ["link"]
+
+
+def test_wait_ends_with_the_first_weights_or_at_its_timeout(link: Link) -> None:
+    client = link.client()
+    assert client.wait(0.0) is None
+    link.server().publish(params_of(1), 1, 0)
+    first = client.wait(20.0)
+    assert first is not None
+    assert first.updates == 1
+
+
+@pytest.mark.parametrize("first_version", [0, 2**60], ids=["older", "newer"])
+def test_client_follows_a_restarted_learner_with_any_versions(link: Link, first_version: int) -> None:
+    server, client = link.server(first_version=2**50), link.client()
+    server.publish(params_of(1), 900, 0)
+    newest(client, 900)
+    again = link.restarted_server(server, first_version)  # from an older checkpoint
+    again.publish(params_of(2), 100, 0)
+    after = newest(client, 100)
+    assert_equal_bits(after.params, params_of(2))
+    assert client.peer_state == "joined"
+
+
+def test_transfer_interrupted_by_a_restart_of_the_learner_starts_again(link: Link) -> None:
+    learner = link.false_learner()
+    client = link.client(large_params(0))
+    learner.receive(WeightsHello)
+    learner.send(WeightsOffer(9, 1, False))
+    learner.receive(WeightsRequest)
+    body = large_params(1)["kernel"].tobytes()
+    learner.send(WeightsPiece(9, 1, 1, 0, False, 0.0, 0, len(body), 0, body[:WEIGHTS_PIECE_BYTES]))
+    learner.receive(WeightsRequest)
+    learner.close()
+    server = link.when_free(lambda: link.server(params=large_params(0)))
+    server.publish(large_params(2), 2, 0)
+    assert_equal_bits(newest(client, 2).params, large_params(2))
+
+
+def test_client_does_not_reconnect_to_an_ended_learner(
+    link: Link, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    client = link.client()
+    server = link.server()
+    server.publish(params_of(1), 1, 0, final=True)
+    newest(client, 1)
+    server.close()
+    assert not client._closing.wait(1.0)
+    assert client.peer_state == "joined"
+    assert caplog.records == []
+
+
+def test_a_client_of_another_configuration_is_refused_for_good_with_both_values(link: Link) -> None:
+    server = link.server()
+    client = link.client(compatibility_key=COMPATIBILITY_KEY.replace("task=", "task=Other"))
+    with pytest.raises(RunError) as caught:
+        wait_until(lambda: client.newest)
+    differs = "environment.task: the learner Pong-v5, this process OtherPong-v5"
+    assert str(caught.value) == f"refused by the learner at {link.address}: {differs}; make them equal"
+    assert client.peer_state == "refused"
+    assert server.dropped == {"another_config": 1}
+
+
+def test_a_client_of_another_run_is_refused_for_good_with_both_names(link: Link, tmp_path: Any) -> None:
+    for name in ("learner", "client"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "learner" / "run_identity").write_text("a" * 16)
+    (tmp_path / "client" / "run_identity").write_text("b" * 16)
+    link.server(run=RunIdentity(str(tmp_path / "learner")))
+    client = link.client(run=RunIdentity(str(tmp_path / "client")))
+    with pytest.raises(RunError, match=f"this process is of run {'b' * 16}, the learner of run {'a' * 16}"):
+        wait_until(lambda: client.newest)
+
+
+def test_a_client_becomes_part_of_the_learners_run(link: Link, tmp_path: Any) -> None:
+    run, learners = RunIdentity(str(tmp_path)), RunIdentity()
+    learners.name = "c" * 16
+    link.server(run=learners)
+    client = link.client(run=run)
+    wait_until(lambda: client.peer_state == "joined")
+    assert run.name == "c" * 16
+    assert (tmp_path / "run_identity").read_text() == "c" * 16
+
+
+def test_a_client_of_another_network_is_refused_for_good(link: Link) -> None:
+    link.server()
+    client = link.client({"q": np.zeros((4, 3), np.float32)})
+    with pytest.raises(RunError, match="the network here is another one than the learner's"):
+        wait_until(lambda: client.newest)
+
+
+def test_a_client_without_a_learner_can_be_closed(link: Link) -> None:
+    client = link.client()
+    client.close()
+    assert not client._thread.is_alive()
+
+
+def test_client_on_request_gets_the_first_the_requested_and_the_final_version(link: Link) -> None:
+    server, eager, client = link.server(), link.client(), link.client(takes_every=False)
+    server.publish(params_of(1), 1, 0)
+    newest(client, 1)
+    for updates in (2, 3):
+        server.publish(params_of(updates), updates, 0)
+        newest(eager, updates)
+    assert newest(client, 1).updates == 1
+    client.request()
+    newest(client, 3)
+    server.publish(params_of(4), 4, 0)
+    newest(eager, 4)
+    assert newest(client, 3).updates == 3
+    server.publish(params_of(5), 5, 0, final=True)
+    assert newest(client, 5).final

@@ -1,0 +1,282 @@
+"""The learner's server sends each client the newest weights in pieces, and knows which clients have the final ones."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from functools import partial
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+import zmq
+
+from apex_jax.links import weights_client, weights_server
+from apex_jax.links.weights_server import WeightsServer
+from apex_jax.transport import params_codec, sockets
+from apex_jax.transport.messages import (
+    WEIGHTS_PIECE_BYTES,
+    Goodbye,
+    Refusal,
+    Rejoin,
+    WeightsHeartbeat,
+    WeightsHello,
+    WeightsOffer,
+    WeightsPiece,
+    WeightsRequest,
+)
+from apex_jax.transport.params_codec import architecture_of
+from tests.rigs.links import wait_until
+from tests.rigs.weights_link import (
+    ARCHITECTURE,
+    COMPATIBILITY_KEY,
+    RUN_ID,
+    Link,
+    assert_equal_bits,
+    large_params,
+    link,
+    newest,
+    params_of,
+)
+
+__all__ = ["link"]
+
+
+@pytest.fixture
+def sent(monkeypatch: pytest.MonkeyPatch) -> Counter[type]:
+    """How many messages of each kind both ends have sent."""
+    send, sent = sockets.send, Counter[type]()
+
+    def counted(socket: zmq.Socket, message: Any, identity: bytes | None = None) -> bool:
+        sent[type(message)] += 1
+        return send(socket, message, identity)
+
+    monkeypatch.setattr(sockets, "send", counted)
+    return sent
+
+
+# What arrives ----------------------------------------------------------------------------------------------------
+
+
+def test_weights_arrive_bit_for_bit_with_their_counts(link: Link) -> None:
+    server, client = link.server(first_version=5), link.client()
+    before = time.monotonic()
+    server.publish(jax.device_put(params_of(1)), updates=7, environment_steps=70)
+    got = newest(client, 7)
+    assert_equal_bits(got.params, params_of(1))
+    assert (got.environment_steps, got.final, got.version) == (70, False, server.version)
+    assert got.version > 5
+    assert before <= got.published_seconds <= time.monotonic()
+    assert not client.dropped
+
+
+@pytest.mark.parametrize("num_bytes", [4, WEIGHTS_PIECE_BYTES, WEIGHTS_PIECE_BYTES + 4, 11 * WEIGHTS_PIECE_BYTES])
+def test_weights_of_any_length_arrive_in_pieces(link: Link, sent: Counter[type], num_bytes: int) -> None:
+    params = {"kernel": np.random.default_rng(0).normal(size=num_bytes // 4).astype(np.float32)}
+    server, client = link.server(params=params), link.client(params)
+    server.publish(params, 1, 0)
+    assert_equal_bits(newest(client, 1).params, params)
+    assert sent[WeightsPiece] == -(-num_bytes // WEIGHTS_PIECE_BYTES)
+
+
+def test_client_gets_the_newest_version_and_versions_grow(link: Link) -> None:
+    server, client = link.server(), link.client()
+    server.publish(params_of(0), 0, 0)
+    before = newest(client, 0)
+    for updates in range(1, 50):
+        server.publish(params_of(updates), updates, 0)
+    after = newest(client, 49)
+    assert_equal_bits(after.params, params_of(49))
+    assert after.version > before.version
+
+
+def test_age_counts_from_publishing_even_for_late_clients(link: Link) -> None:
+    server = link.server()
+    before = time.monotonic()
+    server.publish(params_of(3), 3, 0)
+    after = time.monotonic()
+    wait_until(lambda: time.monotonic() > after + 0.5)
+    late = newest(link.client(), 3)
+    assert_equal_bits(late.params, params_of(3))
+    assert before <= late.published_seconds < after + 0.5
+
+
+def test_versions_grow_even_if_the_clock_was_set_back(link: Link) -> None:
+    server = link.server(first_version=2**60)
+    server.publish(params_of(1), 1, 0)
+    assert newest(link.client(), 1).version == 2**60 + 1
+
+
+# What is sent, and what is not -----------------------------------------------------------------------------------
+
+
+def test_nothing_but_heartbeats_is_sent_while_nothing_changes(
+    link: Link, sent: Counter[type], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(weights_client, "HEARTBEAT_SECONDS", 0.05)
+    server, clients = link.server(), [link.client() for _ in range(3)]
+    server.publish(params_of(1), 1, 0)
+    for client in clients:
+        newest(client, 1)
+    heartbeats = sent[WeightsHeartbeat]
+    wait_until(lambda: sent[WeightsHeartbeat] > heartbeats + 30)
+    assert sent[WeightsPiece] == sent[WeightsRequest] == 3
+
+
+def test_version_is_encoded_once_on_the_first_request(link: Link, monkeypatch: pytest.MonkeyPatch) -> None:
+    encode, encoded = params_codec.encode_weights, Counter[float]()
+
+    def counted(params: Any) -> bytes:
+        encoded[float(params["kernel"][0])] += 1
+        return encode(params)
+
+    monkeypatch.setattr(weights_server, "encode_weights", counted)
+    server = link.server(params=large_params(0))
+    for updates in (1, 2):
+        server.publish(large_params(updates), updates, 0)
+    clients = [link.client(large_params(0)) for _ in range(5)]
+    for client in clients:
+        newest(client, 2)
+    assert encoded == {2.0: 1}
+
+
+def test_encoded_versions_without_receivers_are_released(link: Link) -> None:
+    server, client = link.server(params=large_params(0)), link.client(large_params(0))
+    begun = link.joined_peer(architecture_of(large_params(0)))
+    for updates in range(1, 20):
+        server.publish(large_params(updates), updates, 0)
+        newest(client, updates)
+        if updates == 3:
+            begun.send(WeightsRequest(0, 0))
+            wait_until(lambda: isinstance(sockets.receive(begun.socket, (WeightsOffer, WeightsPiece)), WeightsPiece))
+    assert [encoded.published.updates for encoded in server._encoded.values()] == [3, 19]
+
+
+def test_number_of_encoded_versions_is_limited(link: Link) -> None:
+    server = link.server(params=large_params(0))
+    most = weights_server.MAX_ENCODED
+    peers = [link.joined_peer(architecture_of(large_params(0))) for _ in range(most + 2)]
+
+    def request(updates: int, final: bool = False) -> int:
+        server.publish(large_params(updates), updates, 0, final)
+        peer = peers[updates - 1]
+        wait_until(lambda: peer.receive(WeightsOffer).version == server.version)
+        peer.send(WeightsRequest(0, 0))
+        return peer.receive(WeightsPiece).updates
+
+    for updates in range(1, most + 1):
+        assert request(updates) == updates
+    assert request(most + 1) == most, "the newest of those that are held"
+    assert request(most + 2, final=True) == most + 2
+    assert len(server._encoded) == most
+
+
+# The end of a run ------------------------------------------------------------------------------------------------
+
+
+def test_server_knows_when_every_client_has_the_final_weights(link: Link) -> None:
+    server, client = link.server(), link.client()
+    server.publish(params_of(1), 1, 0)
+    newest(client, 1)
+    by_hand = link.joined_peer()
+    server.publish(params_of(2), 2, 0, final=True)
+    assert newest(client, 2).final
+    assert not server.is_drained
+    assert by_hand.receive(WeightsOffer).final
+    by_hand.send(WeightsHeartbeat(RUN_ID, server.version))
+    wait_until(lambda: server.is_drained)
+
+
+@pytest.mark.parametrize("leaves", [True, False], ids=["that leaves", "that dies"])
+def test_learner_does_not_wait_for_a_client(link: Link, monkeypatch: pytest.MonkeyPatch, leaves: bool) -> None:
+    monkeypatch.setattr(weights_server, "PEER_TIMEOUT_SECONDS", 30.0 if leaves else 0.5)
+    server, by_hand = link.server(), link.joined_peer()
+    server.publish(params_of(2), 2, 0, final=True)
+    if leaves:
+        by_hand.send(Goodbye(0))
+    wait_until(lambda: server.is_drained and not server.clients)
+
+
+# Who is served ---------------------------------------------------------------------------------------------------
+
+
+def test_peer_without_a_hello_is_asked_for_one(link: Link) -> None:
+    link.server()
+    peer = link.peer()
+    for message in (WeightsHeartbeat(0, 0), WeightsRequest(0, 0), Goodbye(1)):
+        peer.send(message)
+        peer.receive(Rejoin)
+
+
+@pytest.mark.parametrize("request_", [(0, 0), (7, 0), (0, 1), (0, WEIGHTS_PIECE_BYTES), (0, 2**29)], ids=str)
+def test_request_of_an_unknown_version_is_answered_with_the_newest(link: Link, request_: tuple[int, int]) -> None:
+    server, peer = link.server(), link.joined_peer()
+    if request_ != (0, 0):
+        server.publish(params_of(1), 1, 0)
+        peer.receive(WeightsOffer)
+    peer.send(WeightsRequest(*request_))
+    assert peer.receive(WeightsOffer).version == server.version
+
+
+def test_a_server_knows_its_clients_until_they_leave_or_are_silent(link: Link, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(weights_client, "HEARTBEAT_SECONDS", 0.1)
+    monkeypatch.setattr(weights_server, "PEER_TIMEOUT_SECONDS", 2.0)
+    server, clients = link.server(), [link.client() for _ in range(3)]
+    link.joined_peer()  # which says no more
+    wait_until(lambda: len(server.clients) == 4)
+    clients[0].close()
+    wait_until(lambda: len(server.clients) == 2)
+    assert [client.peer_state for client in clients[1:]] == ["joined"] * 2
+
+
+def test_client_beyond_the_limit_is_refused_and_retries(link: Link, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(weights_server, "MAX_CLIENTS", 1)
+    monkeypatch.setattr(weights_client, "HEARTBEAT_SECONDS", 0.05)
+    server, first = link.server(), link.joined_peer()
+    server.publish(params_of(1), 1, 0)
+    second = link.client()
+    wait_until(lambda: second.dropped["refused"] >= 2)
+    assert second.peer_state == "refused"
+    first.send(Goodbye(0))
+    newest(second, 1)
+
+
+def test_client_that_does_not_read_occupies_only_its_queue(link: Link) -> None:
+    server = link.server(params=large_params(0))
+    greedy = link.joined_peer(architecture_of(large_params(0)))
+    greedy.socket.set(zmq.SNDHWM, 0)
+    server.publish(large_params(1), 1, 0)
+    greedy.send(*[WeightsRequest(0, 0)] * 2_000)
+    client = link.client(large_params(0))
+    newest(client, 1)
+    wait_until(lambda: not server._socket.poll(0))
+    count = 0
+    while greedy.socket.poll(500):
+        message = sockets.receive(greedy.socket, (WeightsPiece, WeightsOffer))
+        count += isinstance(message, WeightsPiece)
+    assert count < 1_000
+
+
+def test_hello_of_a_second_kind_is_refused_in_place(link: Link) -> None:
+    server, peer = link.server(), link.joined_peer()
+    peer.send(WeightsHello(COMPATIBILITY_KEY, "another"))
+    assert peer.receive(Refusal).final
+    assert len(server.clients) == 1
+    peer.send(WeightsHello(COMPATIBILITY_KEY, ARCHITECTURE))
+    peer.receive(WeightsOffer)
+    assert len(server.clients) == 1
+
+
+# Addresses and threads -------------------------------------------------------------------------------------------
+
+
+def test_an_address_in_use_is_one_line_and_leaves_nothing_open(link: Link) -> None:
+    link.server()
+    context = zmq.Context()
+    make = partial(WeightsServer, context, link.address, 2, 0, COMPATIBILITY_KEY, ARCHITECTURE)
+    with pytest.raises(sockets.BindError, match=rf"addresses\.weights={link.address} cannot be served") as caught:
+        make()
+    assert str(caught.value).isprintable()
+    context.term()
+    assert context.closed

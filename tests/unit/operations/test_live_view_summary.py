@@ -1,0 +1,85 @@
+"""What a run says at its end: what came out, where it is, and advice that works."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from apex_jax.environment import has_screen
+from apex_jax.operations.live_view import final_summary
+from apex_jax.operations.progress import ProgressReader
+from apex_jax.settings import load
+from tests.rigs.live_views import START, Clock, config, progress, write
+from tests.rigs.processes import ROOT
+
+CHECKPOINT = "checkpoints/4000"
+
+
+def run_with(directory: Path, *names: str) -> str:
+    """Returns a run directory in which there are directories of these names."""
+    for name in names:
+        (directory / name).mkdir(parents=True)
+    return str(directory)
+
+
+def test_summary_lists_results_and_commands_to_look_at_them(tmp_path: Path) -> None:
+    run = run_with(tmp_path / "my runs", CHECKPOINT, "tensorboard", "metrics")
+    text = final_summary(progress(), run, has_screen=True)
+    assert "Ran for 1:02:03: 12,345,678 frames and 98,765 updates in all" in text
+    assert "best 9.5 (86% of human)" in text
+    assert f"Files:       '{run}' (checkpoints, metrics)" in text
+    assert f"-m tensorboard.main --logdir '{run}/tensorboard'" in text
+    assert f"python main.py --role evaluator checkpoint='{run}' episodes=100" in text
+    assert f"checkpoint='{run}' episodes=1 video='{run}/game'" in text
+    assert "curves.png" not in text
+
+
+@pytest.mark.parametrize("new_updates", [0, 50])
+def test_summary_of_an_already_finished_run_says_how_to_extend_it(tmp_path: Path, new_updates: int) -> None:
+    write(tmp_path, "learner", 9, 4000, learner__updates=100)
+    reader = ProgressReader(str(tmp_path), config(total_updates=100 + new_updates), Clock())
+    write(tmp_path, "learner", 1, 4000, started=START + 60, learner__updates=100 + new_updates)
+    text = final_summary(reader.read(), str(tmp_path), has_screen=False)
+    words = "an earlier start had reached total_updates=100; with a higher limit, or 0 for none, the run goes on"
+    assert (words in text) == (new_updates == 0)
+    assert ("Nothing new" in text) == (new_updates == 0)
+
+
+def test_summary_of_a_run_without_a_checkpoint_offers_no_game_of_it(tmp_path: Path) -> None:
+    text = final_summary(progress(), run_with(tmp_path, "checkpoints/.saving-8"), has_screen=True)
+    assert "--role evaluator" not in text
+    assert "Checkpoint:  none was saved: the same command starts from the beginning" in text
+
+
+def test_summary_of_a_game_without_a_screen_offers_no_film(tmp_path: Path) -> None:
+    text = final_summary(progress(), run_with(tmp_path, CHECKPOINT), has_screen=False)
+    assert "episodes=100" in text
+    assert "video=" not in text
+
+
+@pytest.mark.parametrize(("config", "expected"), [("catch", False), ("mountain_car", True), ("pong_cpu", True)])
+def test_a_game_has_a_screen_if_it_can_be_filmed(config: str, expected: bool) -> None:
+    assert has_screen(load(ROOT / "configs" / f"{config}.yaml", [])) == expected
+
+
+def test_summary_of_a_short_run_names_only_existing_files(tmp_path: Path) -> None:
+    text = final_summary(progress(), run_with(tmp_path, "logs"), has_screen=True)
+    assert f"Files:       {tmp_path} (logs)" in text
+    assert "tensorboard" not in text
+
+
+def test_summary_names_the_existing_pictures(tmp_path: Path) -> None:
+    for name in ("curves.png", "video.mp4"):
+        (tmp_path / name).touch()
+    text = final_summary(progress(), str(tmp_path), has_screen=True)
+    assert f"Look at:     {tmp_path}/curves.png\nLook at:     {tmp_path}/video.mp4\n" in text
+    assert "video.gif" not in text
+
+
+def test_summary_names_the_interpreter_of_the_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", os.path.abspath(".venv/bin/python"))
+    text = final_summary(progress(), run_with(tmp_path, CHECKPOINT), has_screen=True)
+    assert ".venv/bin/python main.py --role evaluator" in text

@@ -1,0 +1,196 @@
+"""The progress of a run is read from the metrics of all its processes, and does not depend on the wall clock."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from apex_jax.metrics import MetricsWriter
+from apex_jax.operations.progress import Evaluation, ProgressReader
+from tests.rigs.live_views import START, Clock, config, write
+
+
+@pytest.mark.parametrize("jump_seconds", [-3600, 3600])
+def test_wall_clock_that_is_set_changes_neither_times_nor_numbers(tmp_path: Path, jump_seconds: float) -> None:
+    clock = Clock()
+    reader = ProgressReader(str(tmp_path), config(total_minutes=30.0), clock)
+    for second in range(40):
+        clock.now = START + second  # never goes back
+        wall = START + (0 if second < 20 else jump_seconds)
+        values = {"learner__updates": second, "charts__updates_per_second": 1.0, "charts__elapsed_minutes": second / 60}
+        write(tmp_path, "learner", second, 100 * second, wall, **values)
+        now = reader.read()
+        assert (now.elapsed_seconds, now.updates, now.frames) == (second, second, 100 * second)
+        assert now.seconds_left == pytest.approx(1800 - second)
+        assert now.warnings == ()
+
+
+def test_progress_is_measured_by_a_monotonic_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reader = ProgressReader(str(tmp_path), config())
+    monkeypatch.setattr("time.time", lambda: 0.0)
+    assert 0 <= reader.read().elapsed_seconds < 60
+
+
+def test_two_lines_around_a_clock_that_is_set_back_are_no_restart(tmp_path: Path) -> None:
+    reader = ProgressReader(str(tmp_path), config(), Clock())
+    write(tmp_path, "learner", 5, 200, learner__updates=2)
+    write(tmp_path, "learner", 10, 300, START - 3600, learner__updates=3)
+    now = reader.read()
+    assert (now.roles["learner"], now.frames, now.updates) == ("running", 300, 3)
+
+
+def test_minutes_of_earlier_starts_reduce_the_time_left(tmp_path: Path) -> None:
+    write(tmp_path, "learner", 90, 200, learner__updates=2, charts__elapsed_minutes=1.5)
+    clock = Clock()
+    reader = ProgressReader(str(tmp_path), config(total_minutes=5.0), clock)
+    assert reader.read().seconds_left == 210.0
+    clock.now += 20  # in which the learner compiles, and writes nothing
+    assert reader.read().seconds_left == 210.0
+    clock.now += 1
+    write(tmp_path, "learner", 1, 200, started=START + 120, charts__elapsed_minutes=1.2)  # of its checkpoint
+    assert reader.read().seconds_left == 228.0
+
+
+def test_run_passes_from_starting_over_filling_and_learning_to_finishing(tmp_path: Path) -> None:
+    reader = ProgressReader(str(tmp_path), config(total_updates=100), Clock())
+    assert reader.read().phase == "starting"
+    write(tmp_path, "learner", 1, 0, learner__updates=0, charts__updates_per_second=0.0)
+    assert reader.read().phase == "starting"
+    write(tmp_path, "replay", 1, 40, replay__size_transitions=10)
+    assert reader.read().phase == "filling the replay"
+    write(tmp_path, "replay", 2, 5000, replay__size_transitions=5000)
+    assert reader.read().phase == "compiling the learner"
+    write(tmp_path, "learner", 9, 4000, learner__updates=40, charts__updates_per_second=8.0)
+    assert reader.read().phase == "learning"
+    write(tmp_path, "learner", 14, 8000, learner__updates=40, charts__updates_per_second=0.0)
+    assert reader.read().phase == "learning"  # it waits for batches; it does not go back
+    write(tmp_path, "learner", 19, 9000, learner__updates=100, charts__updates_per_second=8.0)
+    assert reader.read().phase == "finishing"
+
+
+def test_each_limit_ends_the_run(tmp_path: Path) -> None:
+    clock = Clock()
+    for limit, reached in (("total_environment_frames", 4000), ("total_updates", 100), ("total_minutes", 1.0)):
+        for value, phase in ((reached, "finishing"), (reached * 2, "starting")):
+            directory = tmp_path / f"{limit}-{value}"
+            directory.mkdir()
+            reader = ProgressReader(str(directory), config(**{limit: value}), clock)
+            write(directory, "learner", 0, 4000, learner__updates=100)
+            reader.read()
+            clock.now += 60
+            assert reader.read().phase == phase, (limit, value)
+
+
+def test_numbers_come_from_the_files_of_all_processes(tmp_path: Path) -> None:
+    clock = Clock()
+    reader = ProgressReader(str(tmp_path), config(total_environment_frames=100_000), clock)
+    memory = "system__resident_memory_bytes"
+    write(tmp_path, "learner", 5, 8000, learner__updates=50, charts__updates_per_second=10.0, **{memory: 300})
+    write(tmp_path, "replay", 5, 8400, replay__size_transitions=2100, replay__samples_per_insert=1.9, **{memory: 40})
+    write(tmp_path, "replay", 9, 8400, charts__episodic_return=-20.5, charts__environment_frames_per_second=1600.0)
+    write(tmp_path, "actor-1", 5, 8000, actor__steps_per_second=200.0, **{memory: 2})
+    clock.now = START + 12
+    now = reader.read()
+    assert (now.frames, now.frames_per_second, now.total_frames) == (8400, 1600.0, 100_000)
+    assert (now.updates, now.updates_per_second) == (50, 10.0)
+    assert (now.replay_size, now.replay_capacity, now.min_size_to_sample) == (2100, 10_000, 1_000)
+    assert (now.samples_per_insert, now.target_samples_per_insert) == (1.9, 2.0)
+    assert (now.training_return, now.elapsed_seconds, now.memory_bytes) == (-20.5, 12.0, 342)
+    assert now.roles == {
+        "learner": "running",
+        "replay": "running",
+        "actor-0": "starting",
+        "actor-1": "running",
+        "evaluator": "starting",
+    }
+
+
+def test_newest_value_of_a_tag_holds_whichever_process_wrote_it(tmp_path: Path) -> None:
+    reader = ProgressReader(str(tmp_path), config(), Clock())
+    write(tmp_path, "learner", 9, 4, charts__episodic_return=2.0)
+    write(tmp_path, "replay", 5, 4, charts__episodic_return=1.0)
+    assert reader.read().training_return == 2.0
+    write(tmp_path, "replay", 10, 4, charts__episodic_return=3.0)
+    write(tmp_path, "learner", 11, 4, charts__episodic_return=None)
+    assert reader.read().training_return == 3.0
+
+
+def test_frames_of_the_replay_count_while_the_learner_hears_of_none(tmp_path: Path) -> None:
+    reader = ProgressReader(str(tmp_path), config(), Clock())
+    assert reader.read().frames == 0
+    write(tmp_path, "replay", 1, 4000)
+    write(tmp_path, "learner", 2, 0)
+    assert reader.read().frames == 4000
+
+
+def test_process_whose_time_begins_anew_was_restarted(tmp_path: Path) -> None:
+    reader = ProgressReader(str(tmp_path), config(), Clock())
+    for started, seconds in ((0, 5), (0, 10), (20, 1), (20, 6), (40, 2)):
+        write(tmp_path, "actor-0", seconds, 4, started=START + started)
+    assert reader.read().roles["actor-0"] == "restarted 2x"
+
+
+def test_best_evaluation_stays_when_a_worse_one_follows(tmp_path: Path) -> None:
+    reader = ProgressReader(str(tmp_path), config(), Clock())
+    assert (reader.read().latest_evaluation, reader.read().best_evaluation) == (None, None)
+    write(tmp_path, "evaluator", 1, 4, eval__episodic_return=14.6, eval__human_normalized_score=1.0)
+    write(tmp_path, "evaluator", 2, 4, eval__episodic_return=-20.7, eval__human_normalized_score=0.0)
+    write(tmp_path, "evaluator", 3, 4, system__resident_memory_bytes=1)
+    now = reader.read()
+    assert now.latest_evaluation == Evaluation(-20.7, 0.0)
+    assert now.best_evaluation == Evaluation(14.6, 1.0)
+
+
+def test_resumed_run_goes_on_from_the_history_but_not_with_its_rates(tmp_path: Path) -> None:
+    write(tmp_path, "learner", 90, 4000, learner__updates=70, charts__updates_per_second=9.0)
+    write(tmp_path, "replay", 90, 4000, replay__size_transitions=500, charts__environment_frames_per_second=100.0)
+    write(tmp_path, "evaluator", 90, 4000, eval__episodic_return=3.0)
+    reader = ProgressReader(str(tmp_path), config(total_updates=140), Clock(START + 500))
+    now = reader.read()
+    assert (now.phase, now.frames, now.updates) == ("starting", 4000, 70)
+    assert (now.updates_per_second, now.frames_per_second, now.replay_size, now.seconds_left) == (0, 0, 0, None)
+    assert now.best_evaluation == Evaluation(3.0, None)
+    assert set(now.roles.values()) == {"starting"}
+    write(tmp_path, "learner", 1, 4004, started=START + 500, learner__updates=70)
+    assert reader.read().roles["learner"] == "running"  # the start of a resumed run is no restart
+
+
+@pytest.mark.parametrize(
+    ("limits", "seconds_left"),
+    [
+        ({}, None),
+        ({"total_minutes": 2.0}, 120 - 20),
+        ({"total_environment_frames": 50_000}, (50_000 - 20_000) / 1000),
+        ({"total_updates": 500}, (500 - 400) / 20),
+        ({"total_minutes": 2.0, "total_environment_frames": 50_000, "total_updates": 5000}, 30),
+        ({"total_minutes": 0.4, "total_environment_frames": 50_000, "total_updates": 1000}, 4),
+        ({"total_environment_frames": 5_000}, 0),
+    ],
+)
+def test_time_left_is_that_of_the_limit_that_comes_first(
+    tmp_path: Path, limits: dict[str, float], seconds_left: float | None
+) -> None:
+    clock = Clock()
+    reader = ProgressReader(str(tmp_path), config(**limits), clock)
+    for second in range(0, 21, 2):  # the first rate that the learner writes counts the time that it compiled
+        rate, minutes = (20.0 if second else 0.01), {"charts__elapsed_minutes": second / 60}
+        frames, updates = 1000 * second, 20 * second
+        write(tmp_path, "learner", second, frames, learner__updates=updates, charts__updates_per_second=rate, **minutes)
+        clock.now = START + second
+        left = reader.read().seconds_left
+        if second < 5 and "total_minutes" not in limits:
+            assert left is None  # no guess before it is sound
+    assert left == (None if seconds_left is None else pytest.approx(seconds_left))
+
+
+def test_time_left_is_known_before_any_process_writes_where_minutes_limit_the_run(tmp_path: Path) -> None:
+    limits = {"total_minutes": 30.0, "total_environment_frames": 10**9, "total_updates": 10**9}
+    assert ProgressReader(str(tmp_path), config(**limits), Clock()).read().seconds_left == 1800
+
+
+def test_reader_understands_what_the_writer_writes(tmp_path: Path) -> None:
+    reader = ProgressReader(str(tmp_path), config())
+    MetricsWriter(str(tmp_path), "learner").write(4000, {"learner/updates": 7, "charts/updates_per_second": 2.5})
+    now = reader.read()
+    assert (now.phase, now.frames, now.updates, now.updates_per_second) == ("learning", 4000, 7, 2.5)

@@ -1,0 +1,125 @@
+"""A process's status page shows who it is and how it does, and is healthy as long as its loop turns."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from apex_jax.config import AddressConfig, Config
+from apex_jax.operations import status_page
+from apex_jax.operations.status_page import StatusPage
+from apex_jax.process import StopSignal
+from apex_jax.transport.status_link import StatusError, fetch
+from tests.rigs.links import free_address, wait_until
+from tests.rigs.processes import Programs, catch, free_tcp_addresses
+
+# The page of a process --------------------------------------------------------------------------------------------
+
+
+def page_at(address: str, stop: StopSignal) -> StatusPage:
+    config = Config(addresses=AddressConfig(status=address), run_directory="runs/x")
+    return StatusPage(config, "learner", "learner", stop)
+
+
+def test_page_tells_who_and_how_the_process_is() -> None:
+    stop = StopSignal()
+    with page_at(free_address(), stop) as page:
+        page.report = lambda: {"counters": {"bad": np.int64(3)}, "rates": {"x": float("nan"), "y": np.float32(0.5)}}
+        healthy, content = fetch(page._address, 5.0)
+    assert healthy
+    assert (content["role"], content["name"], content["run"], content["pid"]) == (
+        "learner", "learner", "runs/x", os.getpid(),
+    )  # fmt: skip
+    assert content["versions"].keys() == {"apex_jax", "protocol", "jax", "pyzmq", "envpool"}
+    assert content["counters"] == {"bad": 3}
+    assert content["rates"] == {"x": None, "y": 0.5}
+    for name in ("memory_bytes", "file_descriptors", "threads"):
+        assert content[name] > 0
+
+
+def test_process_whose_loop_does_not_turn_is_not_healthy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(status_page, "STARTING_SECONDS", 0.0)
+    stop = StopSignal()
+    with page_at(free_address(), stop) as page:
+        assert fetch(page._address, 5.0)[0]
+        monkeypatch.setattr(status_page, "STUCK_SECONDS", 0.05)
+        wait_until(lambda: not fetch(page._address, 5.0)[0])
+        monkeypatch.setattr(status_page, "STUCK_SECONDS", 60.0)
+        before = fetch(page._address, 5.0)[1]["progress_age_seconds"]
+        stop.beat()
+        assert fetch(page._address, 5.0)[1]["progress_age_seconds"] < before
+
+
+def test_process_that_compiles_in_its_first_minutes_is_healthy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(status_page, "STUCK_SECONDS", 0.0)
+    with page_at(free_address(), StopSignal()) as page:
+        assert fetch(page._address, 5.0)[0]
+
+
+def test_without_an_address_there_is_no_page() -> None:
+    with page_at("", StopSignal()) as page:
+        assert page._server is None
+
+
+@pytest.mark.parametrize(
+    ("address", "is_told"), [("tcp://127.0.0.1", False), ("tcp://*", True), ("tcp://0.0.0.0", True)]
+)
+def test_page_that_others_can_reach_is_told(caplog: pytest.LogCaptureFixture, address: str, is_told: bool) -> None:
+    port = free_address().rpartition(":")[2]
+    with page_at(f"{address}:{port}", StopSignal()):
+        assert fetch(f"tcp://127.0.0.1:{port}", 5.0)[0]
+    assert ("is shown to whoever reaches that address" in caplog.text) == is_told
+
+
+# Real processes ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_whole_run_and_each_role_tell_their_status(tmp_path: Path) -> None:
+    address, directory = free_address(), tmp_path / "run"
+    with Programs(tmp_path) as programs:
+        local = programs.start(*catch(directory, "total_updates=100000000", f"addresses.status={address}"))
+
+        def reports() -> dict[str, Any]:
+            try:
+                return dict(fetch(address, 5.0)[1].get("reports", {}))
+            except StatusError:
+                return {}
+
+        peers = {
+            "replay": lambda told: len(told["actors"]) == 1 and told["learner"] is not None,
+            "learner": lambda told: told == {"replay": "joined", "weights_clients": 2},
+            "actor-0": lambda told: told == {"replay": "joined", "learner": "joined"},
+            "evaluator": lambda told: told == {"learner": "joined"},
+        }
+
+        def is_complete(found: dict[str, Any]) -> bool:
+            told = [found.get(name, {}) for name in peers]
+            return all(map(lambda one: "peers" in one and any(one["metrics"].values()), told)) and all(
+                has_all(found[name]["peers"]) for name, has_all in peers.items()
+            )
+
+        local.wait_until(lambda: is_complete(reports()))
+        found = reports()
+        assert found["learner"]["updates"] > 0
+        assert all(report["healthy"] and report["memory_bytes"] > 2**20 for report in found.values())
+        assert {report["role"] for report in found.values()} == {"replay", "learner", "actor", "evaluator"}
+        asked = programs.start("status", address)
+        assert asked.exit_code() == 0
+        assert "local (local, pid " in asked.stdout
+        assert "reports.learner.updates" in asked.stdout
+
+
+@pytest.mark.long
+def test_status_port_in_use_ends_the_role_in_one_line(tmp_path: Path) -> None:
+    with Programs(tmp_path) as programs, socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"addresses.status=tcp://127.0.0.1:{taken.getsockname()[1]}"
+        program = programs.start("--role", "actor", *catch(tmp_path / "run", *free_tcp_addresses(), address))
+        assert program.exit_code() == 1
+        assert address in program.stderr
+        assert "Traceback" not in program.stderr

@@ -1,0 +1,74 @@
+"""The supervisor's watch finds roles that live and do nothing."""
+
+from __future__ import annotations
+
+import pytest
+
+from apex_jax.operations.watch import Watch
+from tests.rigs.links import free_address, wait_until
+from tests.rigs.statuses import Served, served
+
+__all__ = ["served"]
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, seconds in (
+        ("POLL_SECONDS", 0.02),
+        ("ANSWER_SECONDS", 0.2),
+        ("STARTING_SECONDS", 0.0),
+        ("STUCK_SECONDS", 0.1),
+    ):
+        monkeypatch.setattr(f"apex_jax.operations.watch.{name}", seconds)
+
+
+@pytest.mark.usefixtures("quick")
+def test_watch_finds_a_silent_role_and_one_without_progress(served: Served) -> None:
+    watch = Watch({"learner": served.address, "replay": free_address(), "actor-0": "", "evaluator": free_address()})
+    watch.start()
+    for name in ("learner", "replay", "actor-0"):
+        watch.started(name)
+    wait_until(lambda: watch.fault("replay")[0])
+    assert "has not answered for" in watch.fault("replay")[0]
+    assert watch.fault("replay")[1] > 0
+    wait_until(lambda: "learner" in watch.reports)
+    assert [watch.fault(name) for name in ("learner", "actor-0", "evaluator")] == 3 * [("", 0.0)]
+    served.healthy, served.content = False, {"role": "learner", "progress_age_seconds": 77.0}
+    wait_until(lambda: watch.fault("learner") == ("has made no progress for 77 s", 77.0))
+    watch.ended("learner")
+    assert watch.fault("learner") == ("", 0.0)
+    served.healthy = True
+    watch.started("learner")
+    wait_until(lambda: "learner" in watch.reports)
+    assert watch.fault("learner") == ("", 0.0)
+    watch.close()
+
+
+@pytest.mark.usefixtures("quick")
+def test_time_while_the_supervisor_is_stopped_does_not_count_as_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("apex_jax.operations.watch.STARTING_SECONDS", 1000.0)
+    watch = Watch({"replay": free_address()})
+    watch.started("replay")
+    watch._ask("replay", 2.0, watch._started["replay"])
+    assert watch._silent_seconds["replay"] == 2.0
+    started = watch._started["replay"] = watch._started["replay"] - 5000.0  # as after a suspension
+    watch.start()
+    wait_until(lambda: watch._silent_seconds["replay"] > 2.0)
+    assert watch._started["replay"] == started
+    assert watch._silent_seconds["replay"] < 100.0
+    assert watch.fault("replay") == ("", 0.0)
+    watch.close()
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("age", ["long", None, [], {}, True])
+def test_age_that_is_no_number_counts_as_the_limit(age: object, served: Served) -> None:
+    served.healthy, served.content = False, {"role": "learner", "progress_age_seconds": age}
+    watch = Watch({"learner": served.address})
+    watch.started("learner")
+    watch.start()
+    wait_until(lambda: watch.fault("learner") != ("", 0.0))
+    assert watch.fault("learner")[1] == 0.1, "STUCK_SECONDS of this test"
+    served.content["progress_age_seconds"] = 99.0
+    wait_until(lambda: watch.fault("learner")[1] == 99.0)
+    watch.close()

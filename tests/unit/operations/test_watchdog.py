@@ -1,0 +1,94 @@
+"""systemd hears from a process as long as its loop turns, and no longer."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from apex_jax.command_line import parse
+from apex_jax.operations import status_page, watchdog
+from apex_jax.operations.status_page import StatusPage
+from apex_jax.operations.watchdog import Watchdog
+from apex_jax.process import StopSignal
+from tests.rigs.processes import wait_until
+
+FIRST = b"WATCHDOG_USEC=30000000\nWATCHDOG=1"
+
+
+@pytest.fixture(params=["file", "abstract"])
+def manager(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
+    """The end of systemd, which asks this process for signs of life."""
+    name = str(tmp_path / "notify") if request.param == "file" else f"@apex-jax-{os.getpid()}"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as end:
+        end.bind(name.replace("@", "\0"))
+        end.settimeout(10)
+        monkeypatch.setenv("NOTIFY_SOCKET", name)
+        monkeypatch.setenv("WATCHDOG_USEC", "300000000")
+        monkeypatch.setenv("WATCHDOG_PID", str(os.getpid()))
+        monkeypatch.setattr(watchdog, "INTERVAL_SECONDS", 0.02)
+        yield end
+
+
+def hears_nothing(end: socket.socket) -> bool:
+    end.settimeout(0.3)
+    try:
+        end.recv(100)
+    except TimeoutError:
+        return True
+    return False
+
+
+def test_a_healthy_process_shortens_the_limit_once_and_goes_on_saying_so(manager: socket.socket) -> None:
+    page = Watchdog(lambda: True)
+    page.start()
+    assert [manager.recv(100) for _ in range(4)] == [FIRST, b"WATCHDOG=1", b"WATCHDOG=1", b"WATCHDOG=1"]
+    page.close()
+    while (said := manager.recv(100)) == b"WATCHDOG=1":
+        pass
+    assert said == b"WATCHDOG_USEC=300000000\nWATCHDOG=1", "the limit that the unit has"
+
+
+def test_a_process_whose_loop_stands_still_says_nothing(
+    manager: socket.socket, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(status_page, "STARTING_SECONDS", 0.0)
+    monkeypatch.setattr(status_page, "STUCK_SECONDS", 0.2)
+    stop = StopSignal()
+    stop._beat_seconds -= 1.0
+    with StatusPage(parse([f"run_directory={tmp_path}"]).config, "replay", "replay", stop):
+        assert hears_nothing(manager)
+        stop.beat()  # as the loop does at each turn
+        manager.settimeout(10)
+        assert manager.recv(100) == FIRST
+        while not hears_nothing(manager):
+            manager.settimeout(10)
+
+
+@pytest.mark.parametrize(("name", "value"), [("NOTIFY_SOCKET", ""), ("WATCHDOG_USEC", ""), ("WATCHDOG_PID", "1")])
+def test_nothing_is_said_where_nobody_asked_this_process(
+    manager: socket.socket, monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    monkeypatch.setenv(name, value)
+    page = Watchdog(lambda: True)
+    page.start()
+    assert hears_nothing(manager)
+    page.close()
+
+
+def test_a_manager_that_has_gone_harms_nobody(manager: socket.socket) -> None:
+    manager.close()
+    asked: list[bool] = []
+
+    def is_healthy() -> bool:
+        asked.append(True)
+        return True
+
+    page = Watchdog(is_healthy)
+    page.start()
+    wait_until(lambda: len(asked) >= 3)
+    page.close()
+    assert not page._thread.is_alive()

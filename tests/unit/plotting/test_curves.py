@@ -1,0 +1,203 @@
+"""What a run leaves to look at: where it came from, curves, groups of seeds, statistics, pictures, the plot command."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from apex_jax.errors import UsageError
+from apex_jax.metrics import MetricsWriter
+from apex_jax.plotting.curves import common_grid, grouped, held, read_run
+from apex_jax.plotting.packed_runs import read_packed
+from apex_jax.settings import load
+from tests.rigs.runs import RETURN, ROOT, START, make_run, plain_run, write_lines, write_run
+
+# Where a run came from --------------------------------------------------------------------------------------------
+
+
+# Curves -----------------------------------------------------------------------------------------------------------
+
+
+def test_evaluation_has_the_frames_of_its_weights_and_the_minutes_of_its_end(tmp_path: Path) -> None:
+    make_run(tmp_path, [])
+    write_lines(tmp_path / "metrics" / "evaluator.jsonl", [(90.0, 0.9, {RETURN: -20.0}), (120.0, 1.5, {RETURN: None})])
+    read = read_run(tmp_path)
+    assert read.task == "Pong-v5"
+    assert [list(values) for values in read.evaluation] == [[900_000.0], [1.5], [-20.0]]
+
+
+def test_training_games_are_one_curve_for_each_band_of_epsilon(tmp_path: Path) -> None:
+    make_run(tmp_path, [1.0])
+    tag = "charts/episodic_return_epsilon_"
+    lines = [(6.0, 0.1, {f"{tag}below_0.01": -21.0, f"{tag}above_0.2": -20.0}), (12.0, 0.2, {f"{tag}above_0.2": -19.0})]
+    write_lines(tmp_path / "metrics" / "replay.jsonl", lines)
+    training = read_run(tmp_path).training
+    assert {band: list(curve.returns) for band, curve in training.items()} == {
+        "below_0.01": [-21.0],
+        "above_0.2": [-20.0, -19.0],
+    }
+    assert list(training["above_0.2"].minutes) == pytest.approx([0.1, 0.2])
+
+
+def test_pause_between_two_starts_takes_no_minutes(tmp_path: Path) -> None:
+    make_run(tmp_path, [], starts=(START, START + 1000))
+    lines = [(60.0, 1.0, {RETURN: 1.0}), (120.0, 1.0, {}), (1060.0, 2.0, {RETURN: 2.0})]
+    write_lines(tmp_path / "metrics" / "evaluator.jsonl", lines)
+    assert list(read_run(tmp_path).evaluation.minutes) == pytest.approx([1.0, 3.0])
+
+
+def test_updates_lost_with_a_killed_start_are_not_in_the_curve(tmp_path: Path) -> None:
+    make_run(tmp_path, [])
+    points = zip((1.0, 2.0, 3.0, 2.2, 2.5), (-20.0, -10.0, 0.0, -9.0, -5.0), strict=True)
+    lines = [(60.0 * i, frames, {RETURN: value}) for i, (frames, value) in enumerate(points, 1)]
+    write_lines(tmp_path / "metrics" / "evaluator.jsonl", lines)
+    curve = read_run(tmp_path).evaluation
+    assert list(curve.returns) == [-20.0, -10.0, -9.0, -5.0]
+    assert list(curve.minutes) == [1.0, 2.0, 4.0, 5.0]
+
+
+def test_unrecorded_first_start_begins_with_the_first_line(tmp_path: Path) -> None:
+    make_run(tmp_path, [], starts=(START + 1000,))
+    lines = [(60.0, 1.0, {}), (120.0, 2.0, {RETURN: 1.0}), (1060.0, 3.0, {RETURN: 2.0})]
+    write_lines(tmp_path / "metrics" / "evaluator.jsonl", lines)
+    assert list(read_run(tmp_path).evaluation.minutes) == pytest.approx([1.0, 2.0])
+
+
+def test_foreign_files_cause_no_traceback(tmp_path: Path) -> None:
+    make_run(tmp_path, [1.0])
+    odd = [
+        '{"time": "x"}',
+        '{"time": null, "seconds": 1, "step": 2}',
+        "[" * 100_000,
+        "7",
+        "",
+        '{"time": 1' + "0" * 400 + "}",
+    ]
+    whole = json.dumps({"time": START + 120, "seconds": 120, "step": 2_000_000, RETURN: 2.0, "eval/updates": [1]})
+    strange = json.dumps({"time": START, "seconds": 1, "step": [1], RETURN: "x"})
+    (tmp_path / "metrics" / "learner.jsonl").write_text("\n".join([*odd, strange, whole, ""]))
+    (tmp_path / "starts.jsonl").write_text("\n".join([*odd, json.dumps({"time": START}), '{"time": NaN}', ""]))
+    assert list(read_run(tmp_path).evaluation.returns) == [1.0, 2.0]
+    assert list(read_run(tmp_path).evaluation.minutes) == [1.0, 2.0]
+
+
+def test_run_without_starts_or_config_is_read_from_its_first_line_on(tmp_path: Path) -> None:
+    make_run(tmp_path, [1.0, 2.0])
+    for name in ("starts.jsonl", "config.yaml"):
+        (tmp_path / name).unlink()
+    read = read_run(tmp_path)
+    assert (read.task, dict(read.settings), list(read.evaluation.minutes)) == ("?", {}, [0.0, 1.0])
+
+
+def test_directory_without_metrics_is_no_run(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"holds no metrics/\*\.jsonl; give the directory of a run"):
+        read_run(tmp_path)
+
+
+def test_runs_that_differ_in_their_seed_are_one_group_and_others_are_named_by_what_differs(tmp_path: Path) -> None:
+    runs = [
+        read_run(make_run(tmp_path / name, [1.0], overrides))
+        for name, overrides in {
+            "a1": ("seed=1",),
+            "a2": ("seed=2",),
+            "b1": ("seed=1", "replay.priority_exponent=0", "evaluator.checkpoint=x"),
+            "b2": ("seed=2", "replay.priority_exponent=0", "addresses.weights=ipc://y"),
+        }.items()
+    ]
+    groups = grouped(runs)
+    assert [group.label for group in groups] == ["priority_exponent=0.6", "priority_exponent=0.0"]
+    assert [list(group.runs) for group in groups] == [runs[:2], runs[2:]]
+    assert [group.label for group in grouped(runs[:2])] == ["all runs"]
+    assert [group.label for group in grouped(runs[:1])] == [str(tmp_path / "a1")], "one run is not all runs"
+
+
+def test_labels_are_short_and_distinguish_keys_of_the_same_name(tmp_path: Path) -> None:
+    overrides = ("actor.device=gpu", "learner.device=gpu", "learner.batch_size=64", "algorithm.n_step=1")
+    runs = [read_run(make_run(tmp_path / "a", [1.0])), read_run(make_run(tmp_path / "b", [1.0], overrides))]
+    assert [group.label for group in grouped(runs)] == [
+        "n_step=3, actor.device=cpu, batch_size=512, 1 more",
+        "n_step=1, actor.device=gpu, batch_size=64, 1 more",
+    ]
+    (tmp_path / "b" / "config.yaml").unlink()
+    runs[1] = read_run(tmp_path / "b")
+    assert [group.label for group in grouped(runs)] == [str(tmp_path / "a"), str(tmp_path / "b")]
+
+
+def test_no_two_groups_have_one_label() -> None:
+    runs = [read_packed(path)[0] for path in sorted((ROOT / "results" / "ablations").glob("*.jsonl"))]
+    labels = [group.label for group in grouped(runs)]
+    assert len(set(labels)) == len(runs) > 4
+    assert {"baseline", "priority_exponent=0.0", "initial_priority=maximum", "n_step=1"} <= set(labels)
+
+
+def test_games_of_one_method_are_one_group(tmp_path: Path) -> None:
+    runs = [read_run(make_run(tmp_path / task, [1.0], (f"environment.task={task}-v5",))) for task in ("Pong", "Boxing")]
+    assert [list(group.runs) for group in grouped(runs)] == [runs]
+
+
+def test_value_of_a_curve_is_valid_until_the_next_one(tmp_path: Path) -> None:
+    curve, late = plain_run([1.0, 2.0, 3.0]).evaluation, plain_run([5.0, 6.0]).evaluation
+    late = late._replace(minutes=np.array([1.5, 2.5]))
+    grid = common_grid([curve, late], "minutes", points=3)
+    assert list(grid) == [1.5, 2.0, 2.5]
+    assert list(held(curve, "minutes", grid)) == [1.0, 2.0, 2.0]
+    assert list(held(late, "minutes", grid)) == [5.0, 5.0, 6.0]
+
+
+def test_runs_that_have_no_time_in_common_have_no_grid() -> None:
+    early, late = plain_run([1.0]).evaluation, plain_run([1.0]).evaluation._replace(minutes=np.array([9.0]))
+    assert common_grid([early, late], "minutes").size == 0
+
+
+def test_run_with_settings_that_are_now_refused_is_drawn(tmp_path: Path) -> None:
+    directory = make_run(tmp_path / "run", [1.0, 2.0])
+    config = directory / "config.yaml"
+    config.write_text(config.read_text().replace("frame_size: 84", "frame_size: 85"))
+    with pytest.raises(UsageError, match="frame_size=84 or 92"):
+        load(config)
+    assert read_run(directory).settings["environment.frame_size"] == 85
+
+
+# Pictures and table -----------------------------------------------------------------------------------------------
+
+
+def test_second_start_of_a_finished_run_adds_no_minutes(tmp_path: Path) -> None:
+    learned = [(60.0, 500), (600.0, 1_000)]
+    once = [(300.0, 1.0), (620.0, 2.0)]
+    run = write_run(tmp_path / "a", [0.0, 5_000.0], [*once, (5_040.0, 2.0)], [*learned, (5_010.0, 1_000)])
+    assert list(read_run(run).evaluation.minutes) == pytest.approx([5.0, 620 / 60, 620 / 60])
+    refused = write_run(tmp_path / "b", [0.0, 5_000.0], [*once, (5_040.0, 2.0)], learned)
+    assert list(read_run(refused).evaluation.minutes) == pytest.approx([5.0, 620 / 60, 620 / 60])
+
+
+def test_second_start_that_learns_adds_its_minutes(tmp_path: Path) -> None:
+    evaluations = [(300.0, 1.0), (600.0, 2.0), (5_060.0, 3.0)]
+    learned = [(60.0, 500), (600.0, 1_000), (5_005.0, 800), (5_060.0, 900)]
+    run = write_run(tmp_path / "from an older checkpoint", [0.0, 5_000.0], evaluations, learned)
+    assert list(read_run(run).evaluation.minutes) == pytest.approx([5.0, 10.0, 11.0])
+    run = write_run(tmp_path / "one line", [0.0, 5_000.0], evaluations, [*learned[:2], (5_060.0, 1_100)])
+    assert list(read_run(run).evaluation.minutes) == pytest.approx([5.0, 10.0, 11.0])
+
+
+@pytest.mark.parametrize("jumps", [{5: -3600.0}, {5: 3600.0}, {3: -3600.0, 5: 3600.0}], ids=["back", "forward", "both"])
+def test_clock_that_is_set_during_a_run_moves_no_point_of_its_curve(
+    jumps: dict[int, float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = []
+    for name, jumps_of_run in (("steady", {}), ("set", jumps)):
+        clock = SimpleNamespace(wall=START, passed=0.0)
+        monkeypatch.setattr("time.time", lambda clock=clock: clock.wall)
+        monkeypatch.setattr("time.monotonic", lambda clock=clock: clock.passed)
+        writer = MetricsWriter(str(tmp_path / name), "evaluator")
+        for minute in range(1, 10):
+            clock.passed += 60
+            clock.wall += 60 + jumps_of_run.get(minute, 0.0)
+            writer.write(1000 * minute, {RETURN: float(minute)})
+        monkeypatch.undo()
+        runs.append(read_run(tmp_path / name).evaluation)
+    for steady, moved in zip(*runs, strict=True):
+        np.testing.assert_allclose(moved, steady)

@@ -1,0 +1,137 @@
+"""What a plot of runs shows: lines that agree with each other, axes that can be read, minutes of learning only."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from PIL import Image
+
+from apex_jax.errors import UsageError
+from apex_jax.plotting.curves import Curve, Group, Run, grouped, read_run
+from apex_jax.plotting.plot import draw_groups, draw_run, running_mean, table
+from tests.rigs.runs import make_run, plain_run
+
+
+@st.composite
+def run_with_few_evaluations(draw: st.DrawFn) -> Run:
+    """A run of 2 to 12 evaluations from -21 to 21, at any frames."""
+    frames = sorted(draw(st.sets(st.integers(1, 100), min_size=2, max_size=12)))
+    returns = draw(st.lists(st.integers(-21, 21), min_size=len(frames), max_size=len(frames)))
+    return run_of([frame * 1e5 for frame in frames], [float(value) for value in returns])
+
+
+def run_of(frames: Sequence[float], returns: Sequence[float], task: str = "Pong-v5") -> Run:
+    """A run whose minutes are its tenths of a million frames."""
+    return Run("runs/x", task, Curve(np.array(frames), np.array(frames) / 1e5, np.array(returns)), {}, {})
+
+
+def drawn(groups: Sequence[Group], folder: Path) -> Figure:
+    """Returns the figure behind the picture."""
+    figures: list[Figure] = []
+    save = Figure.savefig
+
+    def keep(figure: Figure, *arguments: Any, **options: Any) -> None:
+        figures.append(figure)
+        save(figure, *arguments, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Figure, "savefig", keep)
+        draw_groups(groups, folder / "x.svg")
+    [figure] = figures
+    return figure
+
+
+def heights(line: Line2D, positions: np.ndarray) -> np.ndarray:
+    """Returns what a drawn line shows at these positions; NaN outside of it."""
+    x, y = (np.asarray(values, np.float64) for values in line.get_data())
+    if line.get_drawstyle() == "default":
+        return np.interp(positions, x, y, left=np.nan, right=np.nan)
+    assert line.get_drawstyle() == "steps-post"
+    shown = y[np.searchsorted(x, positions, side="right") - 1]
+    return np.where((positions < x[0]) | (positions > x[-1]), np.nan, shown)
+
+
+@settings(max_examples=6, deadline=None)
+@given(runs=st.lists(run_with_few_evaluations(), min_size=2, max_size=5))
+def test_mean_and_median_are_drawn_between_the_lowest_and_the_highest_run_at_every_position(
+    tmp_path_factory: pytest.TempPathFactory, runs: list[Run]
+) -> None:
+    figure = drawn([Group("x", runs)], tmp_path_factory.getbasetemp())
+    for panel in figure.axes:
+        *of_runs, median, mean = panel.get_lines()
+        assert len(of_runs) in (len(runs), len(runs) - 1), "runs without a common time have no mean"
+        for line in (median, mean) if len(of_runs) == len(runs) else ():
+            first, last = np.asarray(line.get_xdata())[[0, -1]]
+            ends = np.concatenate([np.asarray(run.get_xdata(), np.float64) for run in of_runs])
+            positions = np.concatenate([np.linspace(first, last, 1_000), ends, np.nextafter(ends, 0)])
+            positions = positions[(positions >= first) & (positions <= last)]
+            values = np.stack([heights(run, positions) for run in of_runs])
+            shown = heights(line, positions)
+            assert (values.min(0) - 1e-9 <= shown).all()
+            assert (shown <= values.max(0) + 1e-9).all()
+
+
+def test_ticks_are_whole_numbers_without_an_offset_beside_the_axis(tmp_path: Path) -> None:
+    runs = [run_of([9e9, 9e9 + 4e4], [-29_981.2, -29_980.9 + i], "Skiing-v5") for i in range(2)]
+    figure = drawn([Group("x", runs)], tmp_path)
+    figure.canvas.draw()
+    axes = figure.findobj(lambda part: hasattr(part, "yaxis"))
+    assert len(axes) == 3, "two panels, and the human-normalised scores beside them"
+    scales = [scale for part in axes for scale in (part.xaxis, part.yaxis)]  # type: ignore[attr-defined]
+    offsets = [scale.get_major_formatter().get_offset() for scale in scales]
+    assert [offset for offset in offsets if offset] == []
+    assert any("29981" in label.get_text().replace(",", "") for label in figure.axes[0].get_yticklabels())
+
+
+def test_picture_of_a_run_and_of_groups_is_written_whole(tmp_path: Path) -> None:
+    make_run(tmp_path / "a", [-20.0, 3.0])
+    make_run(tmp_path / "b", [-20.0, 5.0], ("seed=2",))
+    runs = [read_run(tmp_path / name) for name in "ab"]
+    draw_run(runs[0], tmp_path / "curves.png")
+    draw_groups(grouped(runs), tmp_path / "both.png")
+    draw_groups([Group("x", [plain_run([1.0, 2.0]), plain_run([300.0], "Seaquest-v5")])], tmp_path / "games.png")
+    for name in ("curves.png", "both.png", "games.png"):
+        with Image.open(tmp_path / name) as image:
+            assert image.size == (1100, 420)
+            assert len(image.convert("RGB").getcolors(2**20) or ()) > 50, "something is drawn"
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_running_mean_looks_back_only() -> None:
+    returns = np.arange(60.0)
+    smooth = running_mean(plain_run(list(returns)).evaluation).returns
+    np.testing.assert_allclose(smooth, [0.0, 0.5, *(returns[2:] - 1)])
+    np.testing.assert_array_equal(running_mean(plain_run([3.0, 1.0]).evaluation).returns, [3.0, 1.0])
+    assert running_mean(plain_run([]).evaluation).returns.size == 0
+
+
+def test_run_without_evaluations_or_with_an_unknown_game_is_drawn(tmp_path: Path) -> None:
+    draw_run(plain_run([], "Catch-v0"), tmp_path / "curves.png")
+    assert (tmp_path / "curves.png").stat().st_size > 1000
+
+
+def test_table_has_a_row_for_each_group_with_raw_and_normalised_scores() -> None:
+    text = table([Group("a", [plain_run([0.0, r]) for r in (14.6, 14.6, 14.6)]), Group("b", [plain_run([-20.7])])])
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines()]
+    assert rows[0][:5] == ["runs", "n", "frames", "minutes", "last return: each"]
+    assert rows[2] == ["a", "3", "2.00 M", "2.0", "14.6, 14.6, 14.6", "14.6", "14.6 [14.6, 14.6]", "100%"]
+    assert rows[3] == ["b", "1", "1.00 M", "1.0", "-20.7", "-20.7", "-20.7 [-20.7, -20.7]", "0%"]
+
+
+def test_table_of_several_games_has_only_normalised_statistics() -> None:
+    text = table([Group("both", [plain_run([14.6]), plain_run([42054.7], "Seaquest-v5")])])
+    assert [cell.strip() for cell in text.splitlines()[2].split("|")][5:9] == ["14.6, 42054.7", "", "", "100%"]
+
+
+def test_games_without_a_human_score_share_no_axis_with_others(tmp_path: Path) -> None:
+    runs = [plain_run([1.0]), plain_run([400.0], "CartPole-v1")]
+    with pytest.raises(UsageError, match="has no human score to share an axis with other games; plot it alone"):
+        draw_groups([Group("x", runs)], tmp_path / "x.png")

@@ -1,0 +1,137 @@
+"""The journal: what was acknowledged is there after a kill, once, whatever the disk does meanwhile."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from apex_jax.replay import snapshots
+from apex_jax.replay.file_heads import JournalError
+from apex_jax.replay.journal import FIRST_REFUSAL
+from apex_jax.replay.ledger import REFUSALS, ActorCounts
+from apex_jax.replay.saved_state import pack_state
+from tests.rigs.journals import RUN, World, config_of, files, first_leaves
+from tests.rigs.links import TRANSITIONS
+
+# Starting again ---------------------------------------------------------------------------------------------------
+
+
+def test_new_run_starts_empty_without_a_log_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    world = World(tmp_path)
+    assert (world.numbers(), world.counters.environment_steps, world.counters.incarnations) == ([], 0, 0)
+    assert caplog.messages == []
+    world.kill()
+
+
+def test_restart_after_a_stop_restores_everything(tmp_path: Path) -> None:
+    before = World(tmp_path, capacity=3)
+    before.store(1, 2, 3, 4, 5, now_seconds=2.0)
+    before.learn(4, 9.0)
+    before.buffer.sample(2, 3, 2.0)
+    before.limiter.sample(6)
+    before.counters.ledger.report(RUN, ActorCounts(99, 0, 7, 0, 0))
+    before.counters.ledger.refuse(RUN, 6, 3, "bad_checksum")
+    before.counters = before.counters._replace(incarnations=5)
+    before.stop()
+    after = World(tmp_path, capacity=3)
+    state = after.buffer.state(0.0)
+    for name, value in before.buffer.state(0.0)._asdict().items():
+        if name != "ages_seconds":
+            np.testing.assert_array_equal(getattr(state, name), value, err_msg=name)
+    assert (after.limiter.inserted, after.limiter.sampled) == (5 * TRANSITIONS, 6)
+    assert after.counters[1:] == before.counters[1:] == (50, 5)
+    assert after.counters.ledger.totals((), {}) == before.counters.ledger.totals((), {})
+    for one, other in zip(before.buffer.sample(2, 4, 0.0), after.buffer.sample(2, 4, 0.0), strict=True):
+        np.testing.assert_array_equal(one, other)
+    after.buffer.check_valid()
+    after.kill()
+
+
+def test_restart_after_a_kill_restores_every_segment_and_count(tmp_path: Path) -> None:
+    before = World(tmp_path)
+    before.store(1, 2)
+    before.learn(2, 9.0)
+    before.save()
+    before.store(3)
+    before.learn(3, 9.0)
+    for record in ((4, 20, "bad_checksum"), (5, 0, "bad_return")):
+        sequence, transitions, reason = record
+        before.counters.ledger.refuse(RUN, sequence, transitions, reason)
+        number = before.buffer.inserted_segments
+        before.journal._log.append(FIRST_REFUSAL + REFUSALS.index(reason), number, RUN, sequence, 10, transitions)
+    before.journal.on_welcome(78, 9)
+    before.counters.ledger.report(78, left := ActorCounts(90, 40, 0, 0, unsent=20))
+    before.journal.on_report(78, left)
+    before.journal.flush(0.0)
+    before.kill()
+    after = World(tmp_path)
+    assert after.numbers() == [1, 2, 3]
+    assert after.leaves()[1] == first_leaves(1)
+    assert max(after.leaves()[2]) == 9.0**0.6, "as the snapshot knows"
+    assert after.leaves()[3] == first_leaves(3), "no snapshot knows of it"
+    assert after.counters[1:] == (50, 9)
+    assert after.counters.ledger.totals((), {}) == before.counters.ledger.totals((), {})
+    assert after.counters.ledger.account(RUN).sequence == 5
+    assert after.limiter.inserted == 3 * TRANSITIONS
+    after.kill()
+
+
+def test_counts_add_up_over_several_restarts(tmp_path: Path) -> None:
+    for start in range(6):
+        world = World(tmp_path, capacity=5)
+        assert world.numbers() == list(range(1, 2 * start + 1))[-5:]
+        assert world.counters.environment_steps == 20 * start
+        world.store(2 * start + 1, 2 * start + 2)
+        (world.stop if start % 2 else world.kill)()
+    assert World(tmp_path, capacity=3).numbers() == [10, 11, 12], "the newest that fit"
+
+
+def test_changed_exponent_restores_initial_priorities_and_is_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    before = World(tmp_path)
+    before.store(1)
+    before.learn(1, 9.0)
+    before.stop()
+    path = files(tmp_path, "snapshot")[-1]
+    saved = before.buffer.state(0.0)._replace(priority_exponent=0.7)
+    facts, arrays = pack_state(9, saved, before.limiter, before.config, before.counters)
+    path.unlink()
+    snapshots.Snapshots(path.parent, before.journal._snapshots._identity).write(facts, arrays)
+    after = World(tmp_path)
+    assert after.leaves()[1] == first_leaves(1)
+    assert any("priority_exponent was 0.7, is now 0.6" in message for message in caplog.messages)
+    after.kill()
+
+
+def test_changed_ratio_resets_the_limiter(tmp_path: Path) -> None:
+    before = World(tmp_path)
+    before.store(1, 2)
+    before.limiter.sample(1_000)
+    before.stop()
+    after = World(tmp_path, config=config_of(tmp_path, samples_per_insert=2.0))
+    assert (after.limiter.inserted, after.limiter.sampled) == (2 * TRANSITIONS, 0)
+    after.kill()
+
+
+# Whose it is ------------------------------------------------------------------------------------------------------
+
+
+def test_a_directory_is_for_one_server_at_a_time(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    with pytest.raises(JournalError, match="another replay server is using"):
+        World(tmp_path)
+    world.kill()
+    World(tmp_path).kill()
+
+
+def test_impossible_directory_is_a_one_line_error(tmp_path: Path) -> None:
+    (tmp_path / "replay").write_text("")
+    with pytest.raises(JournalError, match=r"cannot hold the replay: .*set run_directory") as caught:
+        World(tmp_path)
+    assert str(caught.value).isprintable()

@@ -1,0 +1,285 @@
+"""The journal on the disk: what it takes, what it gives back, and what becomes of it where the disk fails."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import stat
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from apex_jax.replay import journal, segment_log
+from tests.rigs.journals import World, files, warnings
+from tests.rigs.links import TRANSITIONS
+
+
+def test_files_are_deleted_once_both_snapshots_cover_them_and_their_segments_are_evicted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(segment_log, "FILE_BYTES", 1_000)
+    world = World(tmp_path, capacity=4)
+    for number in range(1, 60):
+        world.store(number)
+    assert len(files(tmp_path, "segments")) > 10, "no snapshot knows of them"
+    world.save()
+    assert len(files(tmp_path, "segments")) > 10, "the snapshot before this one does not"
+    assert world.journal.num_bytes == sum(path.stat().st_size for path in files(tmp_path, "segments"))
+    world.save()
+    assert len(files(tmp_path, "segments")) <= 4
+    assert world.journal.num_bytes == sum(path.stat().st_size for path in files(tmp_path, "segments"))
+    world.save()
+    assert len(files(tmp_path, "snapshot")) == 2
+    world.kill()
+    world = World(tmp_path, capacity=4)
+    assert world.numbers() == [56, 57, 58, 59]
+    assert world.counters.environment_steps == 590
+    world.kill()
+
+
+def test_restore_from_the_previous_snapshot_is_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(segment_log, "FILE_BYTES", 1_000)
+    world = World(tmp_path, capacity=4)
+    for number in range(1, 60):
+        world.store(number)
+        if number in (20, 40):
+            world.save()
+    world.save()
+    world.kill()
+    files(tmp_path, "snapshot")[-1].unlink()
+    world = World(tmp_path, capacity=4)
+    assert world.numbers() == [56, 57, 58, 59]
+    assert world.counters.environment_steps == 590
+    assert world.counters.ledger.totals((), {})["stored"] == 59 * TRANSITIONS
+    world.kill()
+
+
+def test_restore_from_the_previous_snapshot_is_complete_with_a_fast_growing_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(segment_log, "FILE_BYTES", 1_000)
+    monkeypatch.setattr(journal, "LOG_BYTES_AT_MOST", 5_000)
+    world = World(tmp_path, capacity=4)
+    world.store(1)
+    world.save()
+    for number in range(2, 60):
+        world.store(number)
+    world.save()
+    world.kill()
+    files(tmp_path, "snapshot")[-1].unlink()
+    world = World(tmp_path, capacity=4)
+    assert world.counters.environment_steps == 590
+    assert world.counters.ledger.totals((), {})["stored"] == 59 * TRANSITIONS
+    world.kill()
+
+
+def test_snapshot_syncs_the_files_of_a_killed_server_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kill loses nothing that the kernel has, a loss of power soon after it does."""
+    world = World(tmp_path)
+    world.store(1, 2)
+    world.kill()
+    log = files(tmp_path, "segments")[0].stat().st_ino
+    world = World(tmp_path)
+    synced: list[int] = []
+    fsync = os.fsync
+
+    def watched(descriptor: int) -> None:
+        synced.append(os.fstat(descriptor).st_ino)
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", watched)
+    world.save()
+    snapshot = files(tmp_path, "snapshot")[0].stat().st_ino
+    assert synced.index(log) < synced.index(snapshot)
+    synced.clear()
+    world.save()
+    assert log not in synced, "once is enough"
+    world.kill()
+
+
+def test_without_snapshots_the_log_keeps_its_files_within_a_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(segment_log, "FILE_BYTES", 1_000)
+    world = World(tmp_path, capacity=4)
+    monkeypatch.setattr(os, "fsync", fail)
+    for number in range(1, 60):
+        world.store(number)
+        world.save()
+    world.kill()
+    world = World(tmp_path, capacity=4)
+    assert world.counters.environment_steps == 590
+    monkeypatch.setattr(journal, "LOG_BYTES_AT_MOST", 5_000)
+    for number in range(60, 120):
+        world.store(number)
+        world.save()
+    assert sum(path.stat().st_size for path in files(tmp_path, "segments")) < 5_000 + 6 * 2_000
+    world.kill()
+
+
+def test_on_a_full_disk_files_of_evicted_segments_are_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(segment_log, "FILE_BYTES", 1_000)
+    world = World(tmp_path, capacity=4)
+    for number in range(1, 60):
+        world.store(number)
+    monkeypatch.setattr(os, "fsync", fail)
+    world.save()
+    assert len(files(tmp_path, "segments")) > 10, "these may be all that knows of them"
+    world.save()
+    assert len(files(tmp_path, "segments")) <= 4
+    monkeypatch.undo()
+    world.save()
+    world.kill()
+    world = World(tmp_path, capacity=4)
+    assert world.numbers() == [56, 57, 58, 59]
+    assert world.counters.environment_steps == 590
+    world.kill()
+
+
+def test_files_of_earlier_releases_without_an_attempt_number_are_read(tmp_path: Path) -> None:
+    world = World(tmp_path, capacity=50)
+    world.store(1, 2, 3)
+    world.kill()
+    [path] = files(tmp_path, "segments")
+    path.rename(path.with_name(f"{path.stem[:-7]}.log"))
+    world = World(tmp_path, capacity=50)
+    world.store(4)
+    world.kill()
+    world = World(tmp_path, capacity=50)
+    assert world.numbers() == [1, 2, 3, 4]
+    world.kill()
+
+
+def test_snapshot_never_deletes_the_file_being_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(tmp_path, capacity=2_000)
+    FullDisk(monkeypatch, failures=1)
+    world.store(1, now_seconds=10.0)
+    writing, sync = threading.Event(), segment_log.sync
+
+    def slow_sync(paths: list[Path]) -> None:
+        assert writing.wait(20)
+        sync(paths)
+
+    monkeypatch.setattr(journal, "sync", slow_sync)
+    world.journal.snapshot(world.buffer, world.limiter, world.counters, 10.5)
+    world.store(*range(2, 100), now_seconds=12.0)
+    writing.set()
+    assert world.journal._thread is not None
+    world.journal._thread.join()
+    world.journal._take_result(12.5)
+    world.save()
+    world.store(*range(100, 300), now_seconds=13.0)
+    world.kill()
+    world = World(tmp_path, capacity=2_000)
+    assert world.numbers() == [*range(1, 300)]
+    world.kill()
+
+
+def test_disk_error_at_close_does_not_end_the_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    close = os.close
+    world = World(tmp_path, capacity=50)
+    monkeypatch.setattr(segment_log, "FILE_BYTES", 1_000)
+
+    def fail(descriptor: int) -> None:
+        close(descriptor)
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "close", fail)
+    for number in range(1, 30):
+        world.store(number, now_seconds=100.0 * number)
+    assert world.journal.errors > 1
+    monkeypatch.undo()
+    world.journal.flush(np.inf)
+    world.kill()
+    world = World(tmp_path, capacity=50)
+    assert world.numbers() == [*range(1, 30)]
+    world.kill()
+
+
+class FullDisk:
+    """Takes half of what is written, as often as it is told to, then all."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, failures: int) -> None:
+        self.failures = failures
+        self._writev = os.writev
+        monkeypatch.setattr(os, "writev", self)
+
+    def __call__(self, descriptor: int, buffers: list[bytes]) -> int:
+        if self.failures:
+            self.failures -= 1
+            data = b"".join(buffers)
+            return os.write(descriptor, data[: len(data) // 2])
+        return self._writev(descriptor, buffers)
+
+
+def test_full_disk_is_counted_logged_once_retried_and_leaves_no_half_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    world = World(tmp_path, capacity=8)
+    world.store(1)
+    whole = files(tmp_path, "segments")[0].stat().st_size
+    disk = FullDisk(monkeypatch, failures=3)
+    world.store(2, now_seconds=10.0)
+    world.store(3, now_seconds=10.5)
+    assert (world.journal.errors, disk.failures) == (1, 2), "not before a second has passed"
+    assert [path.stat().st_size for path in files(tmp_path, "segments")] == [whole]
+    world.store(4, now_seconds=11.0)
+    world.store(5, now_seconds=12.9)
+    assert world.journal.errors == 2, "then not before two have"
+    world.journal.flush(13.0)
+    assert world.journal.errors == 3
+    world.journal.flush(17.0)
+    assert len(warnings(caplog)) == 1
+    world.kill()
+    world = World(tmp_path, capacity=8)
+    assert world.numbers() == [1, 2, 3, 4, 5]
+    assert warnings(caplog) == []
+    world.kill()
+
+
+def test_pending_records_are_limited_by_the_ring(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(segment_log, "SPARE_EVENTS", 0)
+    world = World(tmp_path, capacity=4)
+    disk = FullDisk(monkeypatch, failures=100)
+    for number in range(1, 40):
+        world.store(number, now_seconds=1e3 * number)
+    assert len(world.journal._log._pending) <= 5
+    for number in range(40, 80):
+        world.store(number, now_seconds=39_000.5)  # between two attempts
+    assert len(world.journal._log._pending) <= 5
+    disk.failures = 0
+    world.journal.flush(np.inf)
+    world.kill()
+    world = World(tmp_path, capacity=4)
+    assert world.numbers() == [76, 77, 78, 79]
+    world.kill()
+
+
+def test_file_system_without_directory_sync_is_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    fsync = os.fsync
+
+    def sync(descriptor: int) -> None:
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", sync)
+    world = World(tmp_path)
+    for number in range(1, 6):
+        world.store(number)
+        world.save()
+    assert len(files(tmp_path, "snapshot")) == 2
+    assert warnings(caplog) == []
+    world.kill()

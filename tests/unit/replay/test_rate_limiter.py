@@ -1,0 +1,166 @@
+"""Specification of the rate limiter."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from apex_jax.replay.rate_limiter import RateLimiter
+
+
+def limiter_of(
+    min_size: int = 100,
+    ratio: float = 2.0,
+    error_buffer: float = 50.0,
+    largest_insert: int = 10,
+    largest_draw: int = 20,
+) -> RateLimiter:
+    return RateLimiter(min_size, ratio, error_buffer, largest_insert, largest_draw)
+
+
+def test_nothing_is_drawn_below_the_minimum_size() -> None:
+    limiter = limiter_of()
+    limiter.insert(99)
+    assert not limiter.can_sample(1, 99)
+    limiter.insert(1)
+    assert limiter.can_sample(1, 100)
+
+
+def test_full_replay_allows_drawing_below_the_minimum_size() -> None:
+    limiter = limiter_of()
+    limiter.insert(1000)
+    assert limiter.can_sample(1, 99, is_full=True)
+    assert not limiter.can_insert(1, 99, is_full=True), "or the ratio would not hold"
+    assert not limiter.can_sample(1, 0, is_full=True), "of segments in which no transition starts"
+
+
+def test_inserting_is_always_allowed_below_the_minimum_size() -> None:
+    limiter = limiter_of()
+    limiter.insert(1000)
+    assert not limiter.can_insert(1, 100)
+    assert limiter.can_insert(1, 99)
+
+
+def test_without_a_ratio_only_the_minimum_size_holds() -> None:
+    limiter = limiter_of(ratio=0.0, error_buffer=0.0)
+    limiter.insert(10**12)
+    assert limiter.can_insert(10**9, 100)
+    assert limiter.can_sample(10**9, 100)
+    limiter.sample(10**15)
+    assert limiter.can_insert(10**9, 100)
+    assert limiter.can_sample(10**9, 100)
+    assert not limiter.can_sample(1, 99)
+
+
+def test_drawing_stops_when_the_error_buffer_is_used_up() -> None:
+    limiter = limiter_of()
+    limiter.insert(100)
+    assert limiter.can_sample(50, 100)
+    assert not limiter.can_sample(51, 100)
+    limiter.sample(50)
+    assert not limiter.can_sample(1, 100)
+    limiter.insert(3)
+    assert limiter.can_sample(6, 100)
+    assert not limiter.can_sample(7, 100)
+
+
+def test_inserting_stops_when_the_error_buffer_is_used_up() -> None:
+    limiter = limiter_of()
+    limiter.insert(100)
+    assert limiter.can_insert(25, 100)
+    assert not limiter.can_insert(26, 100)
+    limiter.insert(25)
+    assert not limiter.can_insert(1, 100)
+    limiter.sample(6)
+    assert limiter.can_insert(3, 100)
+    assert not limiter.can_insert(4, 100)
+
+
+def test_counters_hold_everything_that_was_stored_and_drawn() -> None:
+    limiter = limiter_of()
+    for amount in (3, 0, 4):
+        limiter.insert(amount)
+        limiter.sample(2 * amount)
+    assert (limiter.inserted, limiter.sampled) == (7, 14)
+
+
+@pytest.mark.parametrize("faster", ["actors", "learner"])
+def test_ratio_is_kept_whichever_side_is_faster(faster: str) -> None:
+    limiter = limiter_of(ratio=4.0)
+    for _ in range(2000):
+        for _ in range(10 if faster == "actors" else 1):
+            if limiter.can_insert(10, limiter.inserted):
+                limiter.insert(10)
+        for _ in range(10 if faster == "learner" else 1):
+            if limiter.can_sample(20, limiter.inserted):
+                limiter.sample(20)
+    assert limiter.inserted > 1000
+    assert abs(4.0 * (limiter.inserted - 100) - limiter.sampled) <= 50.0
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    min_size=st.integers(1, 300),
+    ratio=st.floats(0.01, 64.0),
+    spare_buffer=st.sampled_from([0.0, 0.5, 100.0]),
+    largest_insert=st.integers(1, 60),
+    largest_draw=st.integers(1, 600),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_at_least_one_side_is_always_allowed(
+    min_size: int, ratio: float, spare_buffer: float, largest_insert: int, largest_draw: int, seed: int
+) -> None:
+    error_buffer = (largest_draw + ratio * largest_insert) / 2 + spare_buffer
+    limiter = RateLimiter(min_size, ratio, error_buffer, largest_insert, largest_draw)
+    rng = np.random.default_rng(seed)
+    capacity = min_size + int(rng.integers(0, 200))
+    size = 0
+    for _ in range(200):
+        assert limiter.can_insert(largest_insert, size) or limiter.can_sample(largest_draw, size)
+        num_inserted, num_drawn = int(rng.integers(1, largest_insert + 1)), int(rng.integers(1, largest_draw + 1))
+        if rng.random() < 0.5 and limiter.can_insert(num_inserted, size):
+            limiter.insert(num_inserted)
+            evicted = int(rng.integers(0, 2 * largest_insert)) if size + num_inserted > capacity else 0
+            size = max(0, min(size + num_inserted, capacity) - evicted)
+        elif limiter.can_sample(num_drawn, size):
+            limiter.sample(num_drawn)
+
+
+def test_refused_error_buffer_would_deadlock_both_sides() -> None:
+    with pytest.raises(ValueError, match="waiting for each other for ever"):
+        limiter_of(min_size=10, ratio=1.0, error_buffer=1.0, largest_insert=4, largest_draw=4)
+    limiter = limiter_of(min_size=10, ratio=1.0, error_buffer=4.0, largest_insert=4, largest_draw=4)
+    limiter._error_buffer = 1.0
+    limiter.insert(12)
+    assert not limiter.can_insert(4, 12)
+    assert not limiter.can_sample(4, 12)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"error_buffer": 19.9}, r"at least 20 samples, got 19\.9"),
+        ({"error_buffer": math.inf}, "must be finite"),
+        ({"error_buffer": math.nan}, "must be finite"),
+        ({"ratio": -1.0}, "samples_per_insert"),
+        ({"ratio": math.nan}, "samples_per_insert"),
+        ({"ratio": math.inf}, "samples_per_insert"),
+        ({"min_size": 0}, "min_size_to_sample"),
+        ({"largest_insert": 0}, "largest_insert"),
+        ({"largest_draw": 0}, "largest_draw"),
+    ],
+)
+def test_impossible_parameters_are_refused(arguments: dict[str, float], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        limiter_of(**arguments)  # type: ignore[arg-type]
+
+
+def test_a_negative_count_is_refused() -> None:
+    with pytest.raises(ValueError, match="-1 transitions"):
+        limiter_of().insert(-1)
+    with pytest.raises(ValueError, match="-1 transitions"):
+        limiter_of().sample(-1)

@@ -1,0 +1,77 @@
+"""The replay as one object, driven without a socket: it stores, draws, learns, dies and goes on."""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from apex_jax.replay.replay import Replay
+from apex_jax.segment_codec import encode_segment
+from apex_jax.types import SegmentRecord
+from tests.rigs.links import CONFIG, SPEC, TRANSITIONS, segment_of
+
+
+def replay_in(directory: Path, journal: bool = True) -> Replay:
+    """A replay of four segments that goes on from what its directory holds."""
+    settings = replace(CONFIG.replay, capacity_transitions=4 * TRANSITIONS, min_size_to_sample=1, journal=journal)
+    config = CONFIG.replace(run_directory=str(directory), replay=settings)
+    replay = Replay(config, SPEC, np.random.default_rng(0))
+    replay.restore(now_seconds=0.0)
+    return replay
+
+
+def store(replay: Replay, number: int) -> None:
+    segment = segment_of(number)
+    body = encode_segment(segment, SPEC)
+    record = SegmentRecord(7, number, 10, TRANSITIONS, body, zlib.crc32(body))
+    replay.insert(record, segment.columns, now_seconds=0.0)
+    replay.flush(now_seconds=0.0)
+
+
+def test_segments_and_priorities_survive_a_kill(tmp_path: Path) -> None:
+    before = replay_in(tmp_path)
+    store(before, 1)
+    draw = before.draw(num_batches=1, batch_size=8, now_seconds=0.0)
+    before.drawn(8)
+    indices, generations = draw.indices.ravel(), draw.generations.ravel()
+    assert before.update_priorities(indices, generations, np.full(8, 5.0)).applied == 8
+    before.finish(now_seconds=0.0)  # the newest snapshot
+    store(before, 2)
+    before.close()  # and no other: killed
+    after = replay_in(tmp_path)
+    assert [len(after.segments_since(0, 9).bodies), after.environment_steps, after.limiter.sampled] == [2, 20, 8]
+    assert after.buffer._tree.leaves[indices] == pytest.approx(np.full(8, 5.0**0.6))
+    assert after.ledger.totals((), {})["stored"] == 2 * TRANSITIONS
+    assert after.id == before.id
+    after.close()
+
+
+def test_endless_refusals_take_one_record_per_second_and_are_counted_exactly_once(tmp_path: Path) -> None:
+    before = replay_in(tmp_path)
+    store(before, 1)
+    size = before.metrics()["replay/journal_bytes"]
+    for sequence in range(2, 1_002):
+        before.refuse(SegmentRecord(7, sequence, 10, 3, b"x", 0), "bad_checksum")
+        before.flush(now_seconds=sequence * 1e-2)
+        if sequence == 500:
+            before.finish(now_seconds=5.0)  # a snapshot
+    assert before.metrics()["replay/journal_bytes"] - size < 100 * 20
+    before.close()
+    after = replay_in(tmp_path)
+    assert after.ledger.totals((), {}) == before.ledger.totals((), {})
+    assert after.ledger.refused == {"bad_checksum": 3_000}
+    assert (after.ledger.sequence(7), after.environment_steps) == (1_001, 10_010)
+    after.close()
+
+
+def test_replay_without_a_journal_starts_empty(tmp_path: Path) -> None:
+    before = replay_in(tmp_path, journal=False)
+    store(before, 1)
+    before.finish(now_seconds=0.0)
+    before.close()
+    assert replay_in(tmp_path, journal=False).buffer.size_segments == 0
+    assert not list(tmp_path.iterdir())

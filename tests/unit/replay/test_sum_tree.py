@@ -1,0 +1,217 @@
+"""Specification of the sum-tree."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from apex_jax.replay.sum_tree import SumTree
+
+
+class NaiveSumTree:
+    """The slow twin: a list of leaves, walked from the left."""
+
+    def __init__(self, capacity: int) -> None:
+        self.leaves = [0.0] * capacity
+
+    def set(self, indices: np.ndarray, values: np.ndarray) -> None:
+        for index, value in zip(indices, values, strict=True):
+            self.leaves[index] = float(value)
+
+    def find(self, target: float) -> int:
+        running = 0.0
+        for index, value in enumerate(self.leaves):
+            running += value
+            if running > target:
+                return index
+        raise AssertionError("target is beyond the total")
+
+
+def tree_of(*values: float) -> SumTree:
+    tree = SumTree(len(values))
+    tree.set_range(0, np.array(values))
+    return tree
+
+
+def assert_every_target_finds_a_leaf_above_zero(tree: SumTree, rng: np.random.Generator) -> None:
+    total = tree.total
+    targets = np.concatenate([rng.random(200) * total, [0.0, total, np.nextafter(total, 0), total * 2, np.inf]])
+    edges = tree.get(np.arange(tree.capacity)).cumsum()
+    found = tree.find(np.concatenate([targets, edges, np.nextafter(edges, 0), np.nextafter(edges, np.inf)]))
+    assert (found >= 0).all()
+    assert (found < tree.capacity).all()
+    assert (tree.get(found) > 0).all()
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_agrees_with_a_naive_sum_tree_under_random_operations(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    capacity = int(rng.choice([1, 2, 7, 8, 9, 64, 65, 300, 513, 700]))
+    tree, naive = SumTree(capacity), NaiveSumTree(capacity)
+    for _ in range(60):
+        size = int(rng.integers(0, 40))
+        values = rng.integers(0, 4, size).astype(np.float64)  # whole numbers: every sum is exact in any order
+        if rng.random() < 0.5 or size > capacity:
+            indices = rng.integers(0, capacity, size)
+            tree.set(indices, values)
+        else:
+            start = int(rng.integers(0, capacity - size + 1))
+            indices = np.arange(start, start + size)
+            tree.set_range(start, values)
+        naive.set(indices, values)
+        tree.check_valid()
+        assert tree.total == sum(naive.leaves)
+        np.testing.assert_array_equal(tree.get(np.arange(capacity)), naive.leaves)
+        if tree.total > 0:
+            targets = np.concatenate([rng.random(8) * tree.total, np.floor(rng.random(8) * tree.total)])
+            assert tree.find(targets).tolist() == [naive.find(target) for target in targets]
+
+
+def test_last_value_of_duplicate_indices_counts() -> None:
+    tree = SumTree(100)
+    tree.set(np.array([5, 70, 5, 70, 5]), np.array([1.0, 2.0, 3.0, 4.0, 5.0]))
+    assert tree.get(np.array([5, 70])).tolist() == [5.0, 4.0]
+    assert tree.total == 9.0
+
+
+def test_find_returns_the_leaf_that_holds_the_target() -> None:
+    tree = tree_of(0.0, 2.0, 0.0, 3.0, 0.0)
+    assert tree.find(np.array([0.0, 1.9, 2.0, 4.9, 5.0])).tolist() == [1, 1, 3, 3, 3]
+
+
+def test_leaves_are_found_in_proportion_to_their_values() -> None:
+    rng = np.random.default_rng(3)
+    values = rng.random(200) ** 3
+    values[rng.random(200) < 0.3] = 0
+    tree = tree_of(*values)
+    draws = 200_000
+    counts = np.bincount(tree.find(rng.random(draws) * tree.total), minlength=200)
+    expected = draws * values / values.sum()
+    chi_square = ((counts - expected)[values > 0] ** 2 / expected[values > 0]).sum()
+    freedom = (values > 0).sum() - 1
+    assert chi_square < freedom + 5 * np.sqrt(2 * freedom)
+    assert not counts[values == 0].any()
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        (1e-300, 1e300, 0.0, 1e-300),
+        (1e300, 1e-300, 0.0),
+        (0.0, 5e-324, 0.0),
+        (5e-324, 0.0, 5e-324, 1e-310, 0.0),
+        (0.1, 0.2, 0.3, 0.0) * 30,
+        (0.0, 1.0, 1e-17, 0.0) * 40,
+        (0.0,) * 511 + (1e-12,),
+        (1e300,) + (0.0,) * 510 + (1.0, 0.0),
+        (1.0,) + (2.0**-53,) * 5 + (0.0,) * 94,  # the node's sum is above the running sum of its children
+    ],
+)
+def test_leaf_of_zero_is_never_found_despite_rounding(values: tuple[float, ...]) -> None:
+    assert_every_target_finds_a_leaf_above_zero(tree_of(*values), np.random.default_rng(0))
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_leaf_of_zero_is_never_found_among_values_of_all_magnitudes(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    values = np.where(rng.random(600) < 0.7, 0.0, 10.0 ** rng.uniform(-320, 300, 600))
+    values[rng.integers(600)] = 1.0
+    assert_every_target_finds_a_leaf_above_zero(tree_of(*values), rng)
+
+
+def test_tree_after_200_000_random_updates_equals_a_new_tree_of_its_leaves() -> None:
+    rng = np.random.default_rng(4)
+    tree = SumTree(5000)
+    for _ in range(200):
+        tree.set(rng.integers(0, 5000, 1000), 10.0 ** rng.uniform(-12, 12, 1000))
+    tree.set_range(100, np.zeros(4000))
+    fresh = SumTree(5000)
+    fresh.set_range(0, tree.get(np.arange(5000)))
+    tree.check_valid()
+    assert tree.total == fresh.total
+    tree.set_range(0, np.zeros(5000))
+    assert tree.total == 0.0
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, -1e-300, 1.7e308])
+def test_invalid_value_is_refused_and_changes_nothing(bad: float) -> None:
+    tree = tree_of(1.0, 2.0, 3.0)
+    with pytest.raises(ValueError, match="not all in"):
+        tree.set(np.array([0, 1]), np.array([9.0, bad]))
+    with pytest.raises(ValueError, match="not all in"):
+        tree.set_range(0, np.array([9.0, bad]))
+    assert tree.get(np.arange(3)).tolist() == [1.0, 2.0, 3.0]
+    tree.check_valid()
+
+
+def test_the_largest_values_do_not_overflow_the_total() -> None:
+    tree = SumTree(1000)
+    tree.set_range(0, np.full(1000, tree.max_value))
+    assert np.isfinite(tree.total)
+
+
+@pytest.mark.parametrize("bad", [-1, 3, 2**40, -(2**40)])
+def test_index_out_of_range_is_refused_and_changes_nothing(bad: int) -> None:
+    tree = tree_of(1.0, 2.0, 3.0)
+    with pytest.raises(ValueError, match="not all in"):
+        tree.set(np.array([0, bad]), np.array([9.0, 9.0]))
+    with pytest.raises(ValueError, match="not all in"):
+        tree.set_range(bad, np.array([9.0]))
+    with pytest.raises(ValueError, match="not all in"):
+        tree.get(np.array([bad]))
+    assert tree.total == 6.0
+
+
+def test_range_beyond_the_last_leaf_is_refused() -> None:
+    with pytest.raises(ValueError, match="not all in"):
+        tree_of(1.0, 2.0, 3.0).set_range(2, np.array([1.0, 1.0]))
+
+
+def test_fewer_values_than_indices_are_refused() -> None:
+    with pytest.raises(ValueError, match="its own value"):
+        SumTree(4).set(np.array([0, 1]), np.array([1.0]))
+
+
+@pytest.mark.parametrize("bad", [-1e-9, np.nan])
+def test_negative_or_nan_target_is_refused(bad: float) -> None:
+    with pytest.raises(ValueError, match="no leaf is there"):
+        tree_of(1.0, 1.0).find(np.array([0.5, bad]))
+
+
+def test_finding_in_a_tree_of_zeros_is_refused() -> None:
+    with pytest.raises(ValueError, match="nothing to find"):
+        SumTree(10).find(np.array([0.0]))
+
+
+def test_a_tree_without_leaves_is_refused() -> None:
+    with pytest.raises(ValueError, match="at least 1"):
+        SumTree(0)
+
+
+def test_operations_on_empty_arrays_do_nothing() -> None:
+    tree = tree_of(*([1.0] * 100))
+    nothing = np.array([], np.int64)
+    tree.set(nothing, np.array([]))
+    tree.set_range(100, np.array([]))
+    assert tree.find(np.array([])).size == tree.get(nothing).size == 0
+    assert tree.total == 100.0
+
+
+@pytest.mark.parametrize(
+    ("level", "position", "value", "message"),
+    [
+        (0, 3, -1.0, "a leaf is out of range"),
+        (0, 103, 1.0, "padding of the leaves"),
+        (0, 3, 7.0, "not the sum of its children"),
+        (1, 27, 1.0, "padding of a level"),
+    ],
+)
+def test_check_valid_detects_a_broken_tree(level: int, position: int, value: float, message: str) -> None:
+    tree = tree_of(*([1.0] * 101))  # levels of 101, 26, 7 and 2 nodes, rounded up to whole fours
+    tree._levels[level][position] = value
+    if message == "padding of the leaves":  # a sum that is right in itself
+        for above in tree._levels[1:]:
+            position //= 4
+            above[position] += value
+    with pytest.raises(AssertionError, match=message):
+        tree.check_valid()

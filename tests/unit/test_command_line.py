@@ -1,0 +1,261 @@
+"""The command line, the configuration files, and every message a user can get from them."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from apex_jax.command_line import ROLES, parse
+from apex_jax.config import EvaluatorConfig
+from apex_jax.errors import UsageError
+from apex_jax.program import CONFIGS
+from apex_jax.settings import DEFAULT_CONFIG, SETTINGS, load
+from tests.rigs.usage import message, write
+
+# What is right ----------------------------------------------------------------------------------------------------
+
+
+def test_without_arguments_the_default_file_runs_locally() -> None:
+    command = parse([])
+    assert (command.role, command.name, command.action) == ("local", "local", "run")
+    assert command.config == load(DEFAULT_CONFIG)
+
+
+def test_default_file_is_found_from_any_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert parse([]).config == load(CONFIGS / "pong_cpu.yaml")
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_role_is_the_name_unless_a_name_is_given(role: str) -> None:
+    assert parse(["--role", role]).name == role
+    assert parse(["--role", role, "--name", "actor-1"])[:2] == (role, "actor-1")
+
+
+def test_overrides_may_precede_and_follow_options() -> None:
+    command = parse(["seed=3", "--role", "actor", "environment.task=Breakout-v5", "--print-config", "actor.device=gpu"])
+    assert (command.role, command.action) == ("actor", "print_config")
+    config = command.config
+    assert (config.seed, config.environment.task, config.actor.device) == (3, "Breakout-v5", "gpu")
+
+
+def test_prefix_of_the_roles_own_group_may_be_omitted() -> None:
+    config = parse(["--role", "actor", "environments=8", "device=gpu", "seed=3"]).config
+    assert (config.actor.environments, config.actor.device, config.seed) == (8, "gpu", 3)
+    assert parse(["--role", "replay", "capacity_transitions=300000"]).config.replay.capacity_transitions == 300_000
+    assert "unknown key environments" in message("environments=8")
+    assert "unknown key checkpoint" in message("--role", "actor", "checkpoint=x")
+
+
+def test_checkpoint_is_evaluated_with_the_configuration_of_its_run(tmp_path: Path) -> None:
+    write(tmp_path, "seed: 77\nenvironment: {task: Boxing-v5}")
+    arguments = ["--role", "evaluator", f"checkpoint={tmp_path}", "episodes=3", "video=x.gif"]
+    config = parse(arguments).config
+    assert (config.seed, config.environment.task) == (77, "Boxing-v5")
+    assert config.evaluator == EvaluatorConfig(checkpoint=str(tmp_path), episodes=3, video="x.gif")
+    atari = ["--config", str(CONFIGS / "atari.yaml")]
+    assert parse([*arguments, *atari]).config.seed == 1
+    assert parse(["--role", "evaluator", "checkpoint=nowhere", *atari]).config.evaluator.checkpoint == "nowhere"
+    assert "checkpoint=nowhere: no such directory; give" in message("--role", "evaluator", "checkpoint=nowhere")
+    (tmp_path / "empty").mkdir()
+    assert "holds no config.yaml; give" in message("--role", "evaluator", f"checkpoint={tmp_path / 'empty'}")
+
+
+def test_empty_argument_of_an_unset_variable_is_not_ignored() -> None:
+    assert "Is a directory" in message("--config", "")
+    assert "--name '-x': names a log file" in message("--name=-x")
+    assert "no such directory" in message("--role", "evaluator", f"checkpoint={'x' * 300}")
+
+
+def test_help_names_every_key_with_its_default_and_exits_with_0(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        parse(["--help", "--role", "actor"])
+    text = capsys.readouterr().out
+    assert caught.value.code == 0
+    assert all(f"  {name}=" in text for name in SETTINGS)
+    assert "learner.learning_rate=6.25e-05" in text
+    assert "[0 to 10]" in text
+    assert "--name" in text
+
+
+def test_device_libraries_are_not_imported_before_the_device_is_chosen() -> None:
+    code = (
+        "import sys; from apex_jax.command_line import parse; parse([]);"
+        "assert not {'jax', 'envpool', 'zmq', 'numpy'} & set(sys.modules), sorted(sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], cwd=CONFIGS.parent, check=False).returncode == 0
+
+
+# What is wrong ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("argv", "parts"),
+    [
+        # a value of a wrong type, or out of its range
+        ("learner.batch_size=0", ["learner.batch_size=0", "1 to 65_536 transitions"]),
+        ("learner.batch_size=1.5", ["whole number", "1 to 65_536"]),
+        ("learner.batch_size=true", ["learner.batch_size=true", "whole number"]),
+        ("learner.batch_size=many", ["learner.batch_size=many", "whole number"]),
+        ("learner.batch_size=", ["learner.batch_size=null:", "whole number", "leave the key out"]),
+        ("learner.batch_size='32'", ['learner.batch_size="32":', "whole number, 1 to 65_536", "leave out the quotes"]),
+        ("algorithm.double_q='true'", ['double_q="true": must be true or false', "leave out the quotes"]),
+        ("learner.device=", ["learner.device=null: must be auto, cpu or gpu", "leave the key out"]),
+        (["network.channels=[16, '32', null]"], ['network.channels=[16, "32", null]: must be a whole number']),
+        ("environment.task=", ["environment.task=: must be a game, such as Pong-v5"]),
+        # given twice
+        ("seed=1 seed=2", ["seed is given twice, seed=1 and seed=2; keep one"]),
+        ("--role evaluator episodes=3 evaluator.episodes=4", ["episodes=3 and evaluator.episodes=4; keep one"]),
+        (["learner={batch_size: 3}", "learner.batch_size=4"], ["{batch_size: 3} and learner.batch_size=4; keep one"]),
+        ("--config a.yaml seed=1 --config b.yaml", ["--config is given twice, as a.yaml and b.yaml; keep one"]),
+        ("--role learner --role local", ["--role is given twice, as learner and local; keep one"]),
+        ("learner.batch_size=[1]", ["whole number"]),
+        (["learner.batch_size={a: 1}"], ["whole number"]),
+        ("seed=1e400", ["seed=inf", "whole number"]),
+        ("seed=0x" + "f" * 9000, ["seed=", "0 to 2_147_483_647"]),
+        ("seed=" + "9" * 5000, ["digit"]),
+        ("seed=" + "[" * 100_000, ["longer than 16384 characters"]),
+        ("learner.learning_rate=.nan", ["learning_rate=nan", "number, 0 to 10"]),
+        ("learner.learning_rate=.inf", ["learning_rate=inf", "number, 0 to 10"]),
+        ("learner.learning_rate=-1e-9", ["learning_rate=-1e-09", "0 to 10"]),
+        ("algorithm.double_q=1", ["double_q=1", "true or false"]),
+        ("algorithm.loss=mse", ["algorithm.loss=mse", "squared", "huber"]),
+        ("network.channels=16", ["network.channels=16", "list", "[32,64,64]"]),
+        ("network.channels=[16,0,4]", ["network.channels=[16, 0, 4]", "1 to 4096"]),
+        ("run_directory=7", ["run_directory=7", "quotes"]),
+        ('run_directory="a\\nb"', ["run_directory=", "one line"]),
+        ("environment.task=${oc.env:HOME}", ["${oc.env:HOME}", "evaluated"]),
+        ("environment.task=${", ["environment.task=${"]),
+        (["environment.task=!!python/object/apply:os.getcwd []"], ["environment.task", "not YAML"]),
+        (["environment.task=!!timestamp x"], ["environment.task", "not YAML"]),
+        ("learner.batch_size=[1", ["learner.batch_size=[1", "not YAML"]),
+        # a key that is not there, or is a group
+        ("lr=1", ["lr", "1", "learner.learning_rate"]),
+        ("learning_rate=1", ["learner.learning_rate"]),
+        ("learner.learning_rat=1", ["learner.learning_rate"]),
+        ("Environment.Task=x", ["environment.task"]),
+        ("xyzzy=1", ["xyzzy", "--help"]),
+        (["a\nb=1"], ["a\\nb"]),
+        ("=1", ["unknown key", "--help"]),
+        ("learner=3", ["learner=3", "group", "learner.batch_size"]),
+        ("learner=", ["learner=", "group"]),
+        (["learner={batch_size: 1, bach_size: 2}"], ["learner.bach_size", "learner.batch_size"]),
+        (["learner={batch_size: 1, batch_size: 2}"], ["duplicate key batch_size"]),
+        ("seed", ["seed", "KEY=VALUE"]),
+        # options
+        ("--role boss", ["--role", "boss", "learner"]),
+        ("--role", ["--role", "expected one argument"]),
+        ("--seed 3", ["--seed", "without dashes", "seed=..."]),
+        ("--learning-rate=1e-3", ["--learning-rate", "learner.learning_rate=1e-3"]),
+        ("--conf x", ["--conf", "--config"]),
+        ("--name ../x", ["--name", "../x", "letters"]),
+        ("--name .x", ["--name", ".x"]),
+        ("evaluator.checkpoint=runs/x", ["evaluator.checkpoint=runs/x", "--role evaluator"]),
+        # keys that do not fit each other
+        ("actor.segment_slots=8 algorithm.n_step=5", ["actor.segment_slots=8", "at least 9"]),
+        ("replay.capacity_transitions=64 actor.segment_slots=65", ["capacity_transitions=64", "segment_slots=65"]),
+        ("algorithm.n_step=3 replay.min_size_to_sample=200001", ["min_size_to_sample=200001", "at most 199984"]),
+        ("replay.capacity_transitions=1073741824 actor.segment_slots=9", ["capacity_transitions=", "31 bits"]),
+        ("actor.environments_per_step=33", ["environments_per_step=33", "actor.environments=32"]),
+        ("actor.ladder_size=31", ["ladder_size=31", "actor.environments=32"]),
+        ("learner.updates_per_call=17", ["updates_per_call=17", "learner.prefetch_batches=16"]),
+        ("learner.batch_size=65536 learner.updates_per_call=128 learner.prefetch_batches=128", ["65536", "8388608"]),
+        ("network.strides=[1]", ["network.channels", "network.strides"]),
+        ("environment.frame_size=20 network.kernel_sizes=[4,7,3]", ["kernel_sizes=[4, 7, 3]", "7", "5 pixels"]),
+        (
+            f"--config {CONFIGS / 'paper.yaml'} network.hidden_units=65536",
+            ["hidden_units=65536", "1,573 MiB of parameters", "512 can be sent", "lower it"],
+        ),
+        (
+            "environment.frame_size=42 network.strides=[3,2,1]",
+            ["network.strides=[3, 2, 1]", "last 2 rows", "frame_size=40 or 46", "network.unseen_pixels=true"],
+        ),
+        (
+            "environment.frame_size=41 network.kernel_sizes=[2,3,3] network.strides=[3,2,1]",
+            ["network.strides=[3, 2, 1]", "larger than its kernel", "network.unseen_pixels=true"],
+        ),
+        (
+            "environment.frame_size=39 network.kernel_sizes=[4,4,3] network.strides=[3,2,1]",
+            ["last 2 rows", "frame_size=37 or 43"],
+        ),
+        ("addresses.weights=127.0.0.1:1", ["addresses.weights=127.0.0.1:1", "tcp://"]),
+        ("addresses.weights=udp://127.0.0.1:1", ["udp", "tcp://"]),
+        ("addresses.weights=tcp://127.0.0.1", ["1 to 65535"]),
+        ("addresses.weights=tcp://:5", ["tcp://HOST:PORT"]),
+        ("addresses.weights=tcp://h:0", ["1 to 65535"]),
+        ("addresses.weights=tcp://h:65536", ["1 to 65535"]),
+        ("addresses.weights=tcp://h:x", ["1 to 65535"]),
+        ("addresses.weights=ipc://", ["107 bytes"]),
+        ("addresses.weights=ipc://@x", ["the path of a file"]),
+        ("addresses.weights=ipc://*", ["the path of a file"]),
+        ("storage.url=memory://x", ["s3://bucket/prefix"]),
+        ("addresses.weights=ipc://" + "x" * 108, ["107 bytes"]),
+        ("addresses.weights=tcp://127.0.0.1:5550", ["used twice"]),
+        (
+            "total_environment_frames=1000 environment.frame_skip=4 replay.min_size_to_sample=500",
+            ["total_environment_frames=1000: must be 0, or at least 2000", "replay.min_size_to_sample"],
+        ),
+    ],
+)
+def test_mistake_is_one_line_with_key_value_range_and_fix(argv: str | list[str], parts: list[str]) -> None:
+    text = message(*(argv.split() if isinstance(argv, str) else argv))
+    assert all(part in text for part in parts), text
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("", "no keys"),
+        ("# nothing\n", "no keys"),
+        ("- seed\n", "no keys"),
+        ("42", "not YAML"),
+        ("seed", "seed=null: must be a whole number, 0 to 2_147_483_647; null is no value"),
+        (
+            "learner:\n  batch_size: '32'\n",
+            'batch_size="32": must be a whole number, 1 to 65_536 transitions; it is text',
+        ),
+        ("seed: 1\nrun: [", "in line 3"),
+        ("seed: 1\nseed: 2\n", "duplicate key seed in line 2"),
+        ("learner:\n  batch_size: 1\nlearner.batch_size: 2\n", "given twice"),
+        ("learner: 3\n", "group"),
+        ("learner:\n", "group"),
+        ("1: 2\n", "unknown key 1"),
+        ("run_directory: 2024\n", "quotes"),
+        ("run_directory: !!python/object/apply:pathlib.Path [x]\n", "quotes"),
+        ("seed: !!python/object/apply:os.getcwd []\n", "constructor"),
+        ("seed: !!bool x\n", "not YAML"),
+        ("seed: ${learner.batch_size}\n", "evaluated"),
+        ("seed: &a [*a]\n", "recursive"),
+        ("seed: 1\n---\nseed: 2\n", "another document"),
+        (b"\x00\x01\x02", "not YAML"),
+        (b"\xff\xfe\x00", "not text"),
+        ("[" * 100_000, "longer than 16384 characters"),
+        ("[" * 16_384, "not YAML"),
+    ],
+)
+def test_unusable_file_is_named_with_its_problem(text: str | bytes, part: str, tmp_path: Path) -> None:
+    path = write(tmp_path, text)
+    line = message("--config", str(path))
+    assert str(path)[:40] in line
+    assert part in line
+
+
+@pytest.mark.parametrize("name", ["catch", "catch.yaml"])
+def test_configuration_is_found_by_its_name_from_any_folder(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert parse(["--config", name]).config == load(CONFIGS / "catch.yaml")
+    (tmp_path / name).write_text("seed: 7\n")
+    assert parse(["--config", name]).config == load(None, ["seed=7"])  # a file of the user's comes first
+    with pytest.raises(UsageError, match="No such file"):
+        parse(["--config", f"elsewhere/{name}"])
+
+
+def test_missing_file_is_named_with_the_existing_configurations(tmp_path: Path) -> None:
+    assert re.search("one of .*atari, catch, ", message("--config", "nowhere.yaml"))
+    assert "directory" in message("--config", str(tmp_path)).lower()

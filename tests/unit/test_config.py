@@ -1,0 +1,72 @@
+"""What `Config` derives from its keys, and that every key is documented with a default within its range."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from apex_jax.config import ActorConfig, AlgorithmConfig, Config, EnvironmentConfig, LearnerConfig
+from apex_jax.settings import SETTINGS, Setting
+
+
+@pytest.mark.parametrize("setting", SETTINGS.values(), ids=SETTINGS)
+def test_every_key_is_documented_and_has_an_allowed_default(setting: Setting) -> None:
+    key, default = setting.key, setting.default
+    assert len(key.text) > 5
+    assert (key.low is None) == (key.high is None)
+    if key.choices:
+        assert default in key.choices
+    for number in default if isinstance(default, tuple) else [default] if key.low is not None else []:
+        assert key.low is not None
+        assert key.high is not None
+        assert key.low <= number <= key.high
+
+
+def test_config_cannot_be_changed_but_copied_with_changes() -> None:
+    config = Config()
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        config.seed = 2  # type: ignore[misc]
+    assert config.replace(seed=2) == dataclasses.replace(config, seed=2)
+    assert config == Config()
+
+
+def test_directory_is_named_after_game_and_seed_unless_it_is_given() -> None:
+    config = Config(seed=3, environment=EnvironmentConfig(task="Boxing-v5"))
+    assert config.directory == "runs/Boxing-v5-3"
+    assert config.replace(run_directory="elsewhere").directory == "elsewhere"
+
+
+def test_ladder_is_as_long_as_all_environments_of_this_machine_unless_the_fleet_has_more() -> None:
+    config = Config(actor=ActorConfig(processes=3, environments=8))
+    assert config.ladder_size == 24
+    assert config.replace(actor=ActorConfig(processes=3, environments=8, ladder_size=360)).ladder_size == 360
+
+
+def test_geometry_of_convolutions_binds_only_tasks_with_pixels() -> None:
+    pixels = Config(environment=EnvironmentConfig(task="Pong-v5"))
+    vector = Config(environment=EnvironmentConfig(task="CartPole-v1"))
+    assert "channels=" in pixels.weights_compatibility_key
+    assert "channels=" not in vector.weights_compatibility_key
+
+
+@pytest.mark.parametrize(("learner", "loss", "key"), [
+    (LearnerConfig(optimizer_epsilon=0.0), "squared", "learner.optimizer_epsilon"),
+    (LearnerConfig(optimizer_epsilon=1e-5), "squared", "algorithm.loss=huber"),
+    (LearnerConfig(optimizer_epsilon=1e-5), "huber", "learner.learning_rate"),
+])  # fmt: skip
+def test_fix_of_a_divergence_names_a_key_that_helps(learner: LearnerConfig, loss: str, key: str) -> None:
+    fix = Config(learner=learner, algorithm=AlgorithmConfig(loss=loss)).fix_of_divergence
+    assert key in fix
+    assert ("huber" in fix) == (loss == "squared" and learner.optimizer_epsilon > 0)
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "asked", "on_cpu", "updates"),
+    [(32, 0, True, 8), (1, 0, True, 8), (64, 0, True, 4), (512, 0, True, 1), (512, 0, False, 8), (512, 3, True, 3)],
+)
+def test_number_of_updates_per_call_is_configured_or_chosen_for_the_device(
+    batch_size: int, asked: int, on_cpu: bool, updates: int
+) -> None:
+    config = LearnerConfig(batch_size=batch_size, updates_per_call=asked)
+    assert config.updates_of_a_call(on_cpu) == updates

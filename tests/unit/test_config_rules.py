@@ -1,0 +1,40 @@
+"""Keys that must fit each other: what does not is refused with the values as they are typed."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from apex_jax.config import AddressConfig, Config
+from apex_jax.config_rules import check
+from apex_jax.errors import UsageError
+from apex_jax.program import CONFIGS
+from apex_jax.settings import load
+
+
+@pytest.mark.parametrize(
+    ("file", "setting", "error"),
+    [
+        (
+            "catch.yaml",
+            "run_directory=~/runs/x",
+            "run_directory=~/runs/x: nothing is looked up or evaluated; write the path itself in place of ~",
+        ),
+        (
+            "paper.yaml",
+            "network.channels=[32,64]",
+            "network.channels=[32, 64]: must have as many entries as network.kernel_sizes=[8, 4, 3] and"
+            " network.strides=[4, 2, 1]",
+        ),
+    ],
+)
+def test_setting_that_does_not_fit_the_others_is_refused(file: str, setting: str, error: str) -> None:
+    with pytest.raises(UsageError, match=f"^{re.escape(error)}$"):
+        load(CONFIGS / file, [setting])
+
+
+@pytest.mark.parametrize("address", ["http://127.0.0.1:80", "tcp://127.0.0.1:99999", "tcp://127.0.0.1:5550"])
+def test_status_address_is_checked_like_the_others(address: str) -> None:
+    with pytest.raises(UsageError, match=r"addresses\.\w+=.*must|is used twice"):
+        check(Config(addresses=AddressConfig(status=address)))

@@ -1,0 +1,190 @@
+"""What `main.py` says when it cannot do what it is asked: one line, an exit code, never a traceback."""
+
+from __future__ import annotations
+
+import fcntl
+import re
+import signal
+import socket
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+
+import jax
+import pytest
+
+from apex_jax.agent.dqn import make_dqn
+from apex_jax.checkpoint import Checkpointer, Progress
+from apex_jax.environment import segment_spec
+from apex_jax.settings import load
+from apex_jax.transport.params_codec import architecture_of
+from tests.rigs.processes import ROOT, Program, Programs, catch, free_tcp_addresses
+
+LOG_LINE = r"\d\d:\d\d:\d\d [A-Z]+ [\w-]+: .*"
+
+
+def error_of(program: Program, exit_code: int) -> str:
+    """Returns the one line that says why; beside it there is only the log."""
+    assert program.exit_code() == exit_code
+    rest = [line for line in program.stderr.splitlines() if not re.fullmatch(LOG_LINE, line)]
+    assert len(rest) == 1, program.stderr
+    assert rest[0].startswith("error: ")
+    return rest[0]
+
+
+@pytest.mark.parametrize(("arguments", "words"), [
+    (["lerner.batch_size=64"], ["lerner.batch_size", "did you mean learner.batch_size?"]),
+    (["learner.batch_size=0"], ["learner.batch_size=0", "1 to 65_536"]),
+    (["--config", "no/such.yaml"], ["no/such.yaml", "one of atari, catch"]),
+    (["environment.task=Catsh-v0"], ["Catsh-v0", "did you mean Catch-v0"]),
+    pytest.param(["environment.task=Pendulum-v1"], ["Pendulum-v1", "not discrete"], marks=pytest.mark.long),
+    pytest.param(
+        ["environment.task=CartPole-v1", "environment.frame_stack=4"],
+        ["CartPole-v1", "environment.frame_stack=1"],
+        marks=pytest.mark.long,
+    ),
+    pytest.param(["replay.error_buffer=0.001"], ["replay.error_buffer=0.001"], marks=pytest.mark.long),
+    (["--role", "learner", "evaluator.checkpoint=runs/x"], ["evaluator.checkpoint", "--role evaluator"]),
+], ids=lambda value: value[-1] if isinstance(value, list) else None)  # fmt: skip
+def test_wrong_usage_is_one_line_and_exit_code_2(
+    programs: Programs, tmp_path: Path, arguments: list[str], words: list[str]
+) -> None:
+    given = arguments if "--config" in arguments else [*catch(tmp_path / "run"), *arguments]
+    error = error_of(programs.start(*given), 2)
+    assert [word for word in words if word not in error] == []
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("command", [["--help"], ["plot", "runs/x"], ["--role", "replay"]], ids=lambda words: words[0])
+def test_python_without_the_packages_is_named_with_the_fix(command: list[str]) -> None:
+    without_packages = [sys.executable, "-S", str(ROOT / "main.py")]
+    done = subprocess.run([*without_packages, *command], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert re.fullmatch(rf"error: {re.escape(sys.executable)} has no package \w+: .*\n", done.stderr)
+    assert ". .venv/bin/activate" in done.stderr
+
+
+def test_config_is_printed_and_nothing_started(programs: Programs, tmp_path: Path) -> None:
+    program = programs.start(*catch(tmp_path / "run"), "--print-config", "seed=7")
+    assert (program.exit_code(), program.stderr) == (0, "")
+    assert "\nseed: 7\n" in program.stdout
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(("role", "link"), [
+    ("replay", "experience"),
+    pytest.param("replay", "sampling", marks=pytest.mark.long),
+    pytest.param("learner", "weights", marks=pytest.mark.long),
+])  # fmt: skip
+def test_port_in_use_ends_the_role_that_serves_there(programs: Programs, tmp_path: Path, role: str, link: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"addresses.{link}=tcp://127.0.0.1:{taken.getsockname()[1]}"
+        program = programs.start("--role", role, *catch(tmp_path / "run", *free_tcp_addresses(), address))
+        assert address in error_of(program, 1)
+
+
+@pytest.mark.slow
+def test_roles_wait_for_absent_peers_and_log_their_addresses(programs: Programs, tmp_path: Path) -> None:
+    addresses = free_tcp_addresses()
+    actor, evaluator = (
+        programs.start("--role", role, *catch(tmp_path / "run", *addresses)) for role in ("actor", "evaluator")
+    )
+    for program, address in ((actor, addresses[0]), (evaluator, addresses[2])):
+        program.wait_until(partial(_says, program, f" at {address.partition('=')[2]}"))
+        program.send(signal.SIGTERM)
+        assert program.exit_code() == 143
+
+
+@pytest.mark.long
+def test_learner_at_the_end_of_its_run_logs_the_absent_replay_server(programs: Programs, tmp_path: Path) -> None:
+    over = catch(tmp_path / "run", *free_tcp_addresses(), "total_updates=0", "total_minutes=0.00001")
+    learner = programs.start("--role", "learner", *over)
+    learner.wait_until(partial(_says, learner, "INFO learner: waiting up to 60 s for the replay server"))
+    learner.send(signal.SIGTERM)
+    assert learner.exit_code() == 143
+
+
+def _says(program: Program, words: str) -> bool:
+    return words in program.stderr
+
+
+@pytest.mark.long
+def test_checkpoint_of_an_empty_directory_cannot_be_evaluated(programs: Programs, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    checkpoint = f"evaluator.checkpoint={tmp_path / 'empty'}"
+    error = error_of(programs.start("--role", "evaluator", *catch(tmp_path / "run", checkpoint)), 1)
+    assert f"no checkpoint in {tmp_path / 'empty'}" in error
+
+
+@pytest.mark.long
+def test_folder_named_like_the_default_video_is_no_error(
+    programs: Programs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "video").mkdir()
+    monkeypatch.chdir(tmp_path)
+    error = error_of(programs.start("--role", "evaluator", *catch(tmp_path / "run", f"checkpoint={tmp_path}")), 1)
+    assert f"no checkpoint in {tmp_path}" in error
+
+
+@pytest.mark.slow
+def test_checkpoint_of_another_network_is_refused_by_evaluator_learner_and_whole_run(
+    programs: Programs, tmp_path: Path
+) -> None:
+    directory, other = tmp_path / "run", "network.hidden_units=32"
+    differs = f"network.hidden_units: was {load(ROOT / 'configs' / 'catch.yaml').network.hidden_units}, now 32"
+    _save_checkpoint(directory)
+    evaluator = programs.start("--role", "evaluator", *catch(directory, f"evaluator.checkpoint={directory}", other))
+    learner = programs.start("--role", "learner", *catch(directory, *free_tcp_addresses(), other))
+    for program in (evaluator, learner):
+        assert f"checkpoints/1 has a different configuration: {differs}; use" in error_of(program, 1)
+    local = programs.start(*catch(directory, other))
+    assert local.exit_code() == 1
+    [error, *log] = [line for line in local.stderr.splitlines() if not re.fullmatch(LOG_LINE, line)]
+    assert error.startswith("error: learner failed 2 times in a row")
+    assert "  error: checkpoint" in log[-1]
+    assert differs in log[-1]
+    assert programs.living() == {}
+
+
+def _save_checkpoint(directory: Path) -> None:
+    config = load(ROOT / "configs" / "catch.yaml")
+    state = make_dqn(config, segment_spec(config)).init(jax.random.key(0))
+    progress = Progress(1, 1, 0.0, 1, config.checkpoint_compatibility_key, architecture_of(state.online_params))
+    checkpointer = Checkpointer(str(directory))
+    checkpointer.save(state, progress)
+    checkpointer.close()
+
+
+def test_directory_of_a_running_run_is_refused(programs: Programs, tmp_path: Path) -> None:
+    directory = tmp_path / "run"
+    directory.mkdir()
+    with open(directory / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert f"another run is using {directory}" in error_of(programs.start(*catch(directory)), 1)
+
+
+@pytest.mark.long
+def test_run_directory_that_cannot_be_made_is_refused(programs: Programs, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    error = error_of(programs.start(*catch(tmp_path / "file" / "run")), 1)
+    assert f"{tmp_path / 'file' / 'run'} cannot be written" in error
+
+
+@pytest.mark.long
+def test_unwritable_file_is_a_one_line_error(programs: Programs, tmp_path: Path) -> None:
+    (tmp_path / "run" / "logs" / "config.yaml").mkdir(parents=True)
+    error = error_of(programs.start(*catch(tmp_path / "run")), 1)
+    assert "run/logs/config.yaml" in error
+    assert "choose another run_directory" in error
+
+
+@pytest.mark.parametrize(("lines", "exit_code"), [
+    ("os.kill(os.getpid(), signal.SIGTERM); assert stop.wait(1); sys.exit(stop.exit_code)", 143),
+    ("stop._event._cond.acquire(); os.kill(os.getpid(), signal.SIGINT); sys.exit(stop.exit_code)", 130),
+    ("stop.set(); assert stop.wait(1); sys.exit(stop.exit_code)", 0),
+], ids=["one signal", "amid a wait", "no signal"])  # fmt: skip
+def test_signal_asks_a_worker_to_stop(lines: str, exit_code: int) -> None:
+    imports = "import os, signal, sys\nfrom apex_jax.process import StopSignal\n"
+    program = f"{imports}stop = StopSignal()\nstop.install()\n{lines}"
+    assert subprocess.run([sys.executable, "-c", program], cwd=ROOT, timeout=60, check=False).returncode == exit_code

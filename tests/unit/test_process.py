@@ -1,0 +1,128 @@
+"""What every worker process starts with: its random numbers, hosts that exist, and an end when a thread of it dies."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from apex_jax import process
+from apex_jax.errors import RunError
+from apex_jax.process import ROLE_NUMBERS, SUPERVISED, new_run_id, process_rng
+from apex_jax.settings import load
+from tests.rigs.processes import ROOT
+
+
+def test_processes_of_one_seed_draw_different_numbers_and_the_same_again() -> None:
+    keys = [(number,) for number in ROLE_NUMBERS.values()] + [(ROLE_NUMBERS["actor"], i) for i in range(1, 4)]
+    draws = [process_rng(seed, *key).integers(2**31) for seed in (1, 2) for key in keys]
+    assert len(set(draws)) == len(draws)
+    assert process_rng(1, *keys[0]).integers(2**31) == draws[0]
+    assert new_run_id() != new_run_id()
+
+
+def test_process_exits_with_1_if_one_of_its_threads_dies() -> None:
+    code = """
+import sys, threading
+from apex_jax.process import StopSignal
+stop = StopSignal()
+stop.install()
+threading.Thread(target=lambda: 1 / 0, name="the one").start()
+assert stop.wait(60)
+sys.exit(stop.exit_code)
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert "the thread 'the one' died" in done.stderr
+    assert "ZeroDivisionError" in done.stderr
+
+
+SAVES = """
+import time
+from apex_jax import process
+process.SAME_REQUEST_SECONDS = {seconds}
+stop = process.StopSignal()
+stop.install()
+print("ready", flush=True)
+while not stop.wait(0.05):
+    pass
+print("saving", flush=True)
+time.sleep(1)
+print("saved", flush=True)
+raise SystemExit(stop.exit_code)
+"""
+
+
+@pytest.mark.parametrize(("seconds", "said"), [
+    pytest.param(60, "saved", id="the_first_once_more"),
+    pytest.param(0, "", id="one_of_its_own"),
+])  # fmt: skip
+def test_separate_second_signal_ends_a_process_at_once(seconds: float, said: str) -> None:
+    program = subprocess.Popen(
+        [sys.executable, "-c", SAVES.format(seconds=seconds)], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    )
+    with program:
+        assert program.stdout is not None
+        assert program.stdout.readline() == "ready\n"
+        program.send_signal(signal.SIGTERM)
+        assert program.stdout.readline() == "saving\n"
+        program.send_signal(signal.SIGTERM)
+        assert program.stdout.readline().strip() == said
+        assert program.wait(60) == 143
+
+
+PRESSED = """
+import time
+from apex_jax import process
+process.SAME_PRESS_SECONDS = {seconds}
+stop = process.StopSignal()
+stop.on_second_signal = lambda: "updates are lost"
+stop.install()
+print("ready", flush=True)
+while not stop.wait(0.05):
+    pass
+print("saving", flush=True)
+time.sleep(2)
+print("saved", flush=True)
+raise SystemExit(stop.exit_code)
+"""
+
+
+@pytest.mark.parametrize(("seconds", "supervised", "second", "said", "lost"), [
+    pytest.param(0, "", signal.SIGINT, "", "updates are lost\n", id="pressed_twice"),
+    pytest.param(60, "", signal.SIGINT, "saved", "", id="pressed_twice_by_one_hand"),
+    pytest.param(0, "1", signal.SIGINT, "saved", "", id="role_of_a_supervisor"),
+    pytest.param(0, "", signal.SIGTERM, "saved", "", id="sigterm"),
+])  # fmt: skip
+def test_second_ctrl_c_ends_the_users_process_at_once_and_prints_the_losses(
+    seconds: float, supervised: str, second: signal.Signals, said: str, lost: str
+) -> None:
+    program = subprocess.Popen(
+        [sys.executable, "-c", PRESSED.format(seconds=seconds)],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, SUPERVISED: supervised},
+    )
+    with program:
+        assert program.stdout is not None
+        assert program.stderr is not None
+        assert program.stdout.readline() == "ready\n"
+        program.send_signal(signal.SIGINT)
+        assert program.stdout.readline() == "saving\n"
+        program.send_signal(second)
+        assert program.stdout.readline().strip() == said
+        assert program.wait(60) == 130
+        assert program.stderr.read() == lost
+
+
+def test_wildcard_is_no_address_to_connect_to() -> None:
+    config = load(None, ["addresses.weights=tcp://*:5552"])
+    process.check_hosts("learner", config)
+    with pytest.raises(RunError, match=r"addresses\.weights=tcp://\*:5552: \* is for the server of that link"):
+        process.check_hosts("actor", config)

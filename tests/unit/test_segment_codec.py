@@ -1,0 +1,344 @@
+"""Specification of `apex_jax.segment_codec`."""
+
+import collections
+import functools
+from typing import Any
+
+import envpool
+import numpy as np
+import pytest
+import zstandard
+
+from apex_jax import segment_codec
+from apex_jax.types import ActionSpec, Columns, Segment, SegmentSpec
+
+SMALL = SegmentSpec(
+    frame_shape=(5, 7), frame_dtype="uint8", frame_stack=4, slots=16, n_step=3, action=ActionSpec.discrete(6)
+)
+VECTOR = SMALL._replace(frame_shape=(3,), frame_dtype="float32")
+
+
+def random_columns(rng: np.random.Generator, spec: SegmentSpec) -> Columns:
+    """Columns in which most slots that can start a transition do, at least one of them."""
+    can_start = np.zeros(spec.slots, bool)
+    can_start[spec.frame_stack - 1 : spec.slots - spec.n_step] = True
+    starts = can_start & (rng.random(spec.slots) < 0.8)
+    starts[rng.choice(np.flatnonzero(can_start))] = True
+    columns = dict(
+        priority=rng.random(spec.slots, np.float32) + np.float32(1e-6),
+        n_step_return=rng.normal(size=spec.slots).astype(np.float32),
+        discount=rng.choice(np.array([0, 0.5, 1], np.float32), spec.slots),
+        action=rng.integers(spec.action.num_actions, size=spec.slots, dtype=np.int32),
+        bootstrap_offset=rng.integers(1, spec.n_step + 1, spec.slots, dtype=np.uint8),
+    )
+    return {name: np.where(starts, column, np.zeros_like(column)) for name, column in columns.items()}
+
+
+def random_segment(seed: int, spec: SegmentSpec) -> Segment:
+    """A segment of noise, which zstd cannot compress."""
+    rng = np.random.default_rng(seed)
+    shape = (spec.slots, *spec.frame_shape)
+    pixels = rng.integers(256, size=shape, dtype=np.uint8)
+    frames = pixels if spec.frame_dtype == "uint8" else rng.normal(size=shape).astype(np.float32)
+    return Segment(frames, random_columns(rng, spec))
+
+
+@functools.cache
+def pong_frames(size: int) -> np.ndarray:
+    """64 consecutive newest frames of one game of Pong, in play."""
+    environment = envpool.make_gymnasium("Pong-v5", num_envs=1, seed=7, img_height=size, img_width=size)
+    environment.reset()
+    rng = np.random.default_rng(7)
+    observations = [environment.step(rng.integers(6, size=1, dtype=np.int32))[0] for _ in range(124)]
+    environment.close()
+    return np.concatenate(observations)[-64:, -1]
+
+
+def naive_body(segment: Segment) -> tuple[bytes, bytes]:
+    """Columns and pixels before compression, written down byte by byte from the module's description."""
+    columns = b"".join(column.astype(column.dtype.newbyteorder("<")).tobytes() for column in segment.columns.values())
+    return columns, segment.frames.tobytes()
+
+
+def assert_same(actual: Segment, expected: Segment) -> None:
+    assert list(actual.columns) == list(expected.columns)
+    ours, theirs = (expected.frames, *expected.columns.values()), (actual.frames, *actual.columns.values())
+    for a, b in zip(ours, theirs, strict=True):
+        assert a.dtype == b.dtype
+        assert a.shape == b.shape
+        assert a.tobytes() == b.tobytes()
+
+
+def reason_of(body: bytes, spec: SegmentSpec) -> str:
+    """The reason for which a body is refused."""
+    with pytest.raises(segment_codec.CorruptSegment) as caught:
+        segment_codec.decode_segment(body, spec)
+    assert caught.value.reason in segment_codec.CorruptSegment.REASONS
+    return caught.value.reason
+
+
+def body_with(spec: SegmentSpec = SMALL, **changes: Any) -> bytes:
+    """A body in which single values of columns, (slot, value), were changed after encoding, as only a stranger can."""
+    segment = random_segment(0, spec)
+    data = bytearray(segment_codec.encode_segment(segment, spec))
+    offset = 0
+    for name, column in segment.columns.items():
+        if name in changes:
+            slot, value = changes[name]
+            start = offset + slot * column.itemsize
+            data[start : start + column.itemsize] = column.dtype.type(value).tobytes()
+        offset += column.nbytes
+    return bytes(data)
+
+
+# Round trips -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("size", "limit"), [(84, 80), (42, 60)])
+def test_pong_frames_come_back_bit_for_bit_from_few_bytes(size: int, limit: int) -> None:
+    spec = SegmentSpec((size, size), "uint8", frame_stack=4, slots=64, n_step=3, action=ActionSpec.discrete(6))
+    segment = Segment(pong_frames(size), random_columns(np.random.default_rng(0), spec))
+    assert len(np.unique(segment.frames, axis=0)) > 32  # a game in play, not a still picture
+    body = segment_codec.encode_segment(segment, spec)
+    assert_same(segment_codec.decode_segment(body, spec), segment)
+    assert len(body) / 64 < limit
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("frame_shape", [(84, 84), (42, 42), (5, 7), (2, 5), (3,), (1,)])
+@pytest.mark.parametrize("frame_dtype", ["uint8", "float32"])
+def test_noise_of_any_frame_shape_comes_back_bit_for_bit(seed: int, frame_shape: Any, frame_dtype: str) -> None:
+    spec = SMALL._replace(frame_shape=frame_shape, frame_dtype=frame_dtype)
+    segment = random_segment(seed, spec)
+    assert_same(segment_codec.decode_segment(segment_codec.encode_segment(segment, spec), spec), segment)
+
+
+@pytest.mark.parametrize("spec", [SMALL, VECTOR])
+def test_body_is_what_the_module_describes(spec: SegmentSpec) -> None:
+    segment = random_segment(1, spec)
+    body = segment_codec.encode_segment(segment, spec)
+    columns, pixels = naive_body(segment)
+    assert body[: len(columns)] == columns
+    assert zstandard.decompress(body[len(columns) :]) == pixels
+
+
+def test_frames_that_are_a_strided_view_are_encoded_and_left_unchanged() -> None:
+    segment = random_segment(2, SMALL)
+    wide = np.repeat(segment.frames, 2, axis=2)
+    before = wide.copy()
+    body = segment_codec.encode_segment(segment._replace(frames=wide[:, :, ::2]), SMALL)
+    assert body == segment_codec.encode_segment(segment, SMALL)
+    np.testing.assert_array_equal(wide, before)
+
+
+def test_segment_inside_a_larger_message_is_read_at_any_alignment() -> None:
+    segment = random_segment(3, VECTOR)
+    body = segment_codec.encode_segment(segment, VECTOR)
+    for padding in range(1, 5):
+        message = bytes(padding) + body + b"behind"
+        view = memoryview(message)[padding : padding + len(body)]
+        assert_same(segment_codec.decode_segment(view, VECTOR), segment)
+
+
+def test_columns_are_read_only_views_of_the_body_even_if_that_is_writeable() -> None:
+    body = bytearray(segment_codec.encode_segment(random_segment(4, SMALL), SMALL))
+    for column in segment_codec.decode_columns(body, SMALL).values():
+        assert not column.flags.writeable
+        assert np.shares_memory(column, np.frombuffer(body, np.uint8))
+
+
+@pytest.mark.parametrize("spec", [SMALL, VECTOR])
+def test_frames_are_written_into_out(spec: SegmentSpec) -> None:
+    segment = random_segment(5, spec)
+    store = np.ones((3, spec.slots, *spec.frame_shape), spec.frame_dtype)
+    assert segment_codec.decode_frames(segment_codec.encode_segment(segment, spec), spec, store[1]).base is store
+    np.testing.assert_array_equal(store[1], segment.frames)
+    assert (store[[0, 2]] == 1).all()
+
+
+# Guards ----------------------------------------------------------------------------------------------------------
+
+SIGNALLING_NAN = np.uint32(0x7FA00000).view(np.float32)
+
+
+@pytest.mark.parametrize(
+    ("reason", "changes"),
+    [
+        *(("bad_priority", {"priority": (5, value)}) for value in (-1e-9, np.nan, SIGNALLING_NAN, np.inf, -np.inf)),
+        *(("bad_return", {"n_step_return": (0, value)}) for value in (np.nan, SIGNALLING_NAN, np.inf, -np.inf)),
+        *(("bad_discount", {"discount": (15, value)}) for value in (-1e-9, 1.0001, np.nan, np.inf)),
+        *(("bad_action", {"action": (9, value)}) for value in (-1, 6, 2**31 - 1, -(2**31))),
+        *(("bad_start", {"priority": (slot, 1)}) for slot in (0, 2, 13, 15)),
+        *(("bad_bootstrap", {"priority": (8, 1), "bootstrap_offset": (8, value)}) for value in (0, 4, 255)),
+    ],
+)
+def test_value_outside_its_range_is_refused(reason: str, changes: Any) -> None:
+    assert reason_of(body_with(**changes), SMALL) == reason
+
+
+@pytest.mark.parametrize("changes", [
+    {"priority": (5, 3e38), "bootstrap_offset": (5, 1)}, {"priority": (3, 1e-45), "bootstrap_offset": (3, 3)},
+    {"priority": (12, 1), "bootstrap_offset": (12, 3)}, {"priority": (8, 0), "bootstrap_offset": (8, 255)},
+    {"priority": (0, -0.0)}, {"n_step_return": (0, -3e38)}, {"discount": (15, 1)}, {"action": (15, 5)},
+])  # fmt: skip
+def test_value_at_the_edge_of_its_range_is_read(changes: Any) -> None:
+    columns = segment_codec.decode_columns(body_with(**changes), SMALL)
+    for name, (slot, value) in changes.items():
+        column = columns[name]
+        assert column[slot] == column.dtype.type(value)
+
+
+def test_without_a_stack_all_but_the_last_n_slots_can_start_a_transition() -> None:
+    spec = SMALL._replace(frame_stack=1, n_step=1)
+    bodies = {slot: body_with(spec, priority=(slot, 1), bootstrap_offset=(slot, 1)) for slot in (0, 14, 15)}
+    for slot in (0, 14):
+        assert segment_codec.decode_columns(bodies[slot], spec)["priority"][slot] == 1
+    assert reason_of(bodies[15], spec) == "bad_start"
+
+
+def test_segment_in_which_no_transition_starts_is_refused() -> None:
+    segment = random_segment(6, SMALL)
+    body = bytearray(segment_codec.encode_segment(segment, SMALL))
+    body[: 4 * SMALL.slots] = bytes(4 * SMALL.slots)
+    assert reason_of(bytes(body), SMALL) == "no_transition"
+    columns = segment.columns | {"priority": np.zeros(SMALL.slots, np.float32)}
+    with pytest.raises(segment_codec.CorruptSegment, match="no_transition"):
+        segment_codec.encode_segment(segment._replace(columns=columns), SMALL)
+
+
+def test_length_is_limited_by_the_columns_and_compressed_noise() -> None:
+    body = segment_codec.encode_segment(random_segment(7, SMALL), SMALL)
+    column_bytes = segment_codec.layout_of(SMALL).columns_bytes
+    frame_bytes = SMALL.frame_bytes * SMALL.slots
+    bound = column_bytes + frame_bytes + frame_bytes // 256 + 18
+    for length in (0, 1, column_bytes - 1, column_bytes, bound + 1, 2 * bound):
+        assert reason_of(body.ljust(length, b"\0")[:length], SMALL) == "bad_length"
+    assert len(body) <= bound
+    assert reason_of(body.ljust(bound, b"\0"), SMALL) == "bad_frames"
+
+
+@pytest.mark.parametrize("slots", [15, 17])
+def test_frames_of_another_number_of_slots_are_refused(slots: int) -> None:
+    other = SMALL._replace(slots=slots)
+    end, foreign_end = (segment_codec.layout_of(spec).columns_bytes for spec in (SMALL, other))
+    foreign_pixels = segment_codec.encode_segment(random_segment(8, other), other)[foreign_end:]
+    body = segment_codec.encode_segment(random_segment(8, SMALL), SMALL)[:end] + foreign_pixels
+    assert reason_of(body, SMALL) == ("bad_frames" if slots < 16 else "bad_length")
+
+
+def test_small_block_that_would_expand_beyond_the_spec_is_refused() -> None:
+    large = SMALL._replace(slots=2048)
+    still = random_segment(9, large)._replace(frames=np.zeros((2048, 5, 7), np.uint8))
+    bomb = segment_codec.encode_segment(still, large)[segment_codec.layout_of(large).columns_bytes :]
+    assert len(bomb) < SMALL.frame_bytes * SMALL.slots  # it passes for a segment of the smaller spec by its length
+    columns = segment_codec.encode_segment(random_segment(9, SMALL), SMALL)
+    columns = columns[: segment_codec.layout_of(SMALL).columns_bytes]
+    assert reason_of(columns + bomb, SMALL) == "bad_frames"
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -1e38, 1.01 * segment_codec.LARGEST_OBSERVATION])
+def test_vector_observation_that_is_not_finite_or_huge_is_refused_on_both_sides(value: float) -> None:
+    segment = random_segment(10, VECTOR)
+    columns = segment_codec.encode_segment(segment, VECTOR)[: segment_codec.layout_of(VECTOR).columns_bytes]
+    segment.frames[3, 1] = value
+    with pytest.raises(segment_codec.CorruptSegment, match="bad_frames"):
+        segment_codec.encode_segment(segment, VECTOR)
+    assert reason_of(columns + zstandard.compress(segment.frames.tobytes()), VECTOR) == "bad_frames"
+
+
+@pytest.mark.parametrize("size", [2**62, 2**31, 0])
+def test_block_with_a_wrong_size_or_trailing_bytes_is_refused(size: int) -> None:
+    body = segment_codec.encode_segment(random_segment(9, SMALL)._replace(frames=np.zeros((16, 5, 7), np.uint8)), SMALL)
+    block = b"\x28\xb5\x2f\xfd\xe0" + size.to_bytes(8, "little") + bytes(64)
+    assert reason_of(body[: segment_codec.layout_of(SMALL).columns_bytes] + block, SMALL) == "bad_frames"
+    assert reason_of(body + b"\0", SMALL) == "bad_frames"
+
+
+def test_corrupt_frames_leave_out_untouched() -> None:
+    body = segment_codec.encode_segment(random_segment(11, SMALL), SMALL)
+    out = np.full((SMALL.slots, *SMALL.frame_shape), 9, np.uint8)
+    with pytest.raises(segment_codec.CorruptSegment, match="bad_frames"):
+        segment_codec.decode_frames(body[:-1], SMALL, out)
+    assert (out == 9).all()
+
+
+@pytest.mark.parametrize(
+    "out",
+    [
+        np.zeros((15, 5, 7), np.uint8),
+        np.zeros((16, 5, 7), np.int8),
+        np.zeros((16, 7, 5), np.uint8).transpose(0, 2, 1),
+        np.frombuffer(bytes(16 * 35), np.uint8).reshape(16, 5, 7),
+    ],
+    ids=["shape", "dtype", "layout", "read-only"],
+)
+def test_out_of_another_shape_or_dtype_is_refused(out: np.ndarray) -> None:
+    body = segment_codec.encode_segment(random_segment(12, SMALL), SMALL)
+    with pytest.raises(ValueError, match=r"^out (is|must be)"):
+        segment_codec.decode_frames(body, SMALL, out)
+
+
+def test_own_array_of_another_shape_or_dtype_is_an_error_that_names_it() -> None:
+    segment = random_segment(13, SMALL)
+    with pytest.raises(ValueError, match=r"frames is uint8\[15, 5, 7\], but the segment spec says uint8\[16, 5, 7\]"):
+        segment_codec.encode_segment(segment._replace(frames=segment.frames[1:]), SMALL)
+    columns = segment.columns | {"action": segment.columns["action"].astype(np.int64)}
+    with pytest.raises(ValueError, match=r"action is int64\[16\], but the segment spec says int32\[16\]"):
+        segment_codec.encode_segment(segment._replace(columns=columns), SMALL)
+
+
+# Fuzz ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("spec", [SMALL, VECTOR, SMALL._replace(frame_shape=(42, 42), slots=64)])
+def test_damaged_body_is_refused_or_satisfies_every_rule(spec: SegmentSpec) -> None:
+    rng = np.random.default_rng(14)
+    segment = random_segment(14, spec)
+    if spec.frame_shape == (42, 42):
+        segment = segment._replace(frames=pong_frames(42))  # compresses well: most of it are instructions to zstd
+    body = segment_codec.encode_segment(segment, spec)
+    out = np.empty((spec.slots, *spec.frame_shape), spec.frame_dtype)
+    reasons = collections.Counter[str]()
+    for _ in range(2000):
+        damaged = damage(rng, body)
+        try:
+            segment_codec.decode_frames(damaged, spec, out)
+            columns = segment_codec.decode_columns(damaged, spec)
+        except segment_codec.CorruptSegment as error:
+            reasons[error.reason] += 1
+        else:
+            assert_lawful(columns, spec)
+            assert np.isfinite(out).all()
+    assert reasons.total() > 200
+
+
+def damage(rng: np.random.Generator, body: bytes) -> bytes:
+    """Flips bits, cuts, lengthens, or replaces a run by noise."""
+    data, at = bytearray(body), int(rng.integers(len(body)))
+    match rng.integers(4):
+        case 0:
+            for position in rng.integers(len(data), size=rng.integers(1, 9)):
+                data[position] ^= 1 << int(rng.integers(8))
+        case 1:
+            del data[at : at + int(rng.integers(1, 100))]
+        case 2:
+            data[at:at] = rng.bytes(int(rng.integers(1, 100)))
+        case _:
+            data[at : at + 20] = rng.bytes(min(20, len(data) - at))
+    return bytes(data)
+
+
+def assert_lawful(columns: Columns, spec: SegmentSpec) -> None:
+    """The laws of `Columns`, slot by slot."""
+    started = 0
+    for slot in range(spec.slots):
+        priority, n_step_return, discount, action, offset = (column[slot].item() for column in columns.values())
+        assert 0 <= priority < float("inf")
+        assert abs(n_step_return) < float("inf")
+        assert 0 <= discount <= 1
+        assert 0 <= action < spec.action.num_actions
+        if priority > 0:
+            started += 1
+            assert spec.frame_stack - 1 <= slot < spec.slots - spec.n_step
+            assert 1 <= offset <= spec.n_step
+    assert started > 0

@@ -1,0 +1,152 @@
+"""From a YAML file and key=value texts to a checked Config, and back."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from apex_jax.config import Config
+from apex_jax.config_rules import check
+from apex_jax.environment import segment_spec
+from apex_jax.errors import UsageError
+from apex_jax.program import CONFIGS
+from apex_jax.replay.replay import make_limiter
+from apex_jax.settings import SETTINGS, Setting, load, to_yaml
+from tests.rigs.usage import message, write
+
+
+def values_of(setting: Setting) -> st.SearchStrategy[Any]:
+    low, high = setting.key.low, setting.key.high
+    if setting.kind is bool:
+        return st.booleans()
+    if setting.key.choices:
+        return st.sampled_from(setting.key.choices)
+    if setting.kind is str:
+        return st.text().filter(lambda text: text.isprintable() and "${" not in text and text[:1] != "~")
+    assert low is not None
+    assert high is not None
+    if setting.kind is float:
+        return st.floats(low, high)
+    integers = st.integers(int(low), int(high))
+    return integers if setting.kind is int else st.lists(integers, max_size=4).map(tuple)
+
+
+def replaced(config: Config, name: str, value: Any) -> Config:
+    group, _, key = name.rpartition(".")
+    if not group:
+        return dataclasses.replace(config, **{key: value})
+    return dataclasses.replace(config, **{group: dataclasses.replace(getattr(config, group), **{key: value})})
+
+
+def test_override_replaces_the_file_and_the_file_replaces_the_default(tmp_path: Path) -> None:
+    path = write(tmp_path, "seed: 5\nlearner:\n  batch_size: 64\n")
+    config = load(path, ["seed=6"])
+    assert (config.seed, config.learner.batch_size, config.learner.prefetch_batches) == (6, 64, 16)
+
+
+@pytest.mark.parametrize(
+    ("override", "value"),
+    [
+        ("learner.learning_rate=1e-4", 1e-4),
+        ("learner.learning_rate=1", 1.0),
+        ("total_updates=1e6", 1_000_000),
+        ("total_updates=2.0", 2),
+        ("total_updates=1_000", 1_000),
+        ("network={hidden_units: 64}", 64),
+        ("algorithm.double_q=false", False),
+        ("network.channels=[16, 32.0, 64]", (16, 32, 64)),
+        ("run_directory=runs/a=b", "runs/a=b"),
+        ("run_directory=", ""),
+        ("run_directory='7'", "7"),
+        ("run_directory=???", "???"),
+        ("addresses.weights=ipc:///run/apex/weights", "ipc:///run/apex/weights"),
+    ],
+)
+def test_value_is_read_as_the_type_of_its_key(override: str, value: object) -> None:
+    name = "network.hidden_units" if override.startswith("network={") else override.partition("=")[0]
+    config = load(None, [override])
+    for part in name.split("."):
+        config = getattr(config, part)
+    assert config == value
+    assert type(config) is type(value)
+
+
+def test_group_given_as_a_mapping_leaves_its_other_keys() -> None:
+    assert load(None, ["learner={batch_size: 64, optimizer: adam}"]).learner == dataclasses.replace(
+        Config().learner, batch_size=64, optimizer="adam"
+    )
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.name)
+def test_every_file_of_the_project_is_valid_and_comes_back_from_its_print(path: Path, tmp_path: Path) -> None:
+    config = load(path)
+    assert load(write(tmp_path, to_yaml(config))) == config
+
+
+def test_paper_file_sends_every_50_transitions_and_has_360_epsilons() -> None:
+    config = load(CONFIGS / "paper.yaml")
+    assert config.actor.segment_slots - (config.environment.frame_stack - 1 + config.algorithm.n_step) == 50
+    assert config.ladder_size == 360
+    assert config.learner == dataclasses.replace(
+        Config().learner, publish_interval_seconds=2.9, compute_dtype="float32"
+    )
+    assert (config.replay, config.network) == (Config().replay, Config().network)
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)
+def test_only_the_papers_own_file_lets_the_learner_draw_without_limit(path: Path) -> None:
+    config = load(path)
+    assert (config.replay.samples_per_insert == 0) == (path.stem == "paper")
+    make_limiter(config, segment_spec(config))  # neither side waits for the other for ever
+
+
+def test_print_of_the_defaults_states_every_key_and_comes_back(tmp_path: Path) -> None:
+    text = to_yaml(Config())
+    assert all(f"{name.rpartition('.')[2]}: " in text for name in SETTINGS)
+    assert all(setting.meaning in text for setting in SETTINGS.values())
+    assert load(write(tmp_path, text)) == Config()
+
+
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_print_of_a_random_valid_config_comes_back(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    config = Config()
+    for name in data.draw(st.sets(st.sampled_from(sorted(SETTINGS)), max_size=8)):
+        changed = replaced(config, name, data.draw(values_of(SETTINGS[name]), label=name))
+        try:
+            check(changed)
+        except UsageError:
+            continue
+        config = changed
+    assert load(write(tmp_path_factory.getbasetemp(), to_yaml(config))) == config
+
+
+@pytest.mark.parametrize("group", ["environment", "evaluator"])
+def test_time_limit_shorter_than_a_step_is_refused(group: str) -> None:
+    config = replaced(replaced(Config(), "environment.frame_skip", 16), f"{group}.max_episode_frames", 15)
+    with pytest.raises(UsageError, match=f"{group}.max_episode_frames=15: must be at least environment.frame_skip=16"):
+        check(config)
+
+
+def test_vector_task_needs_no_room_for_convolutions() -> None:
+    small = "environment.frame_size=20"
+    assert "does not fit" in message("--config", str(CONFIGS / "paper.yaml"), small)
+    assert load(CONFIGS / "paper.yaml", [small, "environment.task=CartPole-v1"]).environment.frame_size == 20
+
+
+@settings(max_examples=100, deadline=None)
+@given(name=st.sampled_from(sorted(SETTINGS)) | st.text(max_size=20), value=st.text(max_size=30))
+def test_any_override_at_all_is_a_config_or_one_line(name: str, value: str) -> None:
+    text = ""
+    try:
+        load(None, [f"{name}={value}"])
+    except UsageError as error:
+        text = str(error)
+    assert text.isprintable()

@@ -1,0 +1,99 @@
+"""Every kind of message keeps its number, and every field has a mark whose largest value can be sent."""
+
+import math
+from typing import Any, get_type_hints
+
+import msgpack
+import numpy as np
+import pytest
+
+from apex_jax.transport import messages, wire
+from apex_jax.transport.messages import Array, Buffer, Flag, Integer, Real, Text
+from tests.rigs.messages import KIND_NUMBERS
+
+
+def test_kinds_keep_their_numbers() -> None:
+    assert {message.__name__: number for number, message in enumerate(wire.MESSAGES)} == KIND_NUMBERS
+    assert wire.PROTOCOL_VERSION == 8
+
+
+def test_every_marked_record_is_a_message() -> None:
+    records = [value for value in vars(messages).values() if isinstance(value, type) and hasattr(value, "_fields")]
+    marked = {record.__name__ for record in records if "Annotated[" in str(get_type_hints(record, include_extras=True))}
+    assert marked | {"Rejoin"} == set(KIND_NUMBERS)  # Rejoin has no field to mark
+
+
+every_kind = pytest.mark.parametrize("kind", wire.MESSAGES, ids=KIND_NUMBERS)
+
+
+def marks_of(kind: type) -> dict[str, Any]:
+    """Returns the mark of each field, by name."""
+    return {name: hint.__metadata__[0] for name, hint in get_type_hints(kind, include_extras=True).items()}
+
+
+def largest(mark: Any) -> Any:
+    """Returns the value that takes the most room in the header; arrays and buffers stay small."""
+    match mark:
+        case Integer(_, high) | Real(_, high):
+            return high
+        case Flag():
+            return True
+        case Text(max_bytes):
+            return "x" * max_bytes
+        case Array(dtype, axes, _):
+            return np.zeros((1,) * len(axes), dtype)
+        case Buffer():
+            return b"x"
+    raise AssertionError(mark)
+
+
+@every_kind
+def test_every_field_has_a_mark_with_a_possible_range(kind: type) -> None:
+    for name, mark in marks_of(kind).items():
+        match mark:
+            case Integer(low, high):
+                assert 0 <= low < high < 2**63, name
+            case Real(low, high):
+                assert low < high, name
+                assert math.isfinite(low), name
+                assert math.isfinite(high), name
+            case Text(limit) | Buffer(limit):
+                assert limit > 0, name
+            case Array(dtype, axes, max_size):
+                assert 1 <= len(axes) <= 2, name
+                assert np.dtype(dtype).itemsize <= 4, name
+                assert 0 < max_size <= messages.MAX_ARRAY_SIZE, name
+            case _:
+                assert isinstance(mark, Flag), name
+
+
+@every_kind
+def test_message_of_the_largest_values_fits_the_header(kind: Any) -> None:
+    message = kind(*(largest(mark) for mark in marks_of(kind).values()))
+    header = wire.encode(message)[0]
+    assert len(header) <= wire.MAX_HEADER_BYTES
+    assert type(wire.decode(wire.encode(message))) is kind
+    shapes = sum(isinstance(item, list) for item in msgpack.unpackb(header))
+    assert len(header) + 20 * shapes <= wire.MAX_HEADER_BYTES, "with the largest shapes"
+
+
+@every_kind
+def test_default_of_each_field_can_be_sent(kind: Any) -> None:
+    required = {name: mark for name, mark in marks_of(kind).items() if name not in kind._field_defaults}
+    message = kind(**{name: largest(mark) for name, mark in required.items()})
+    sent = wire.decode(wire.encode(message))
+    for name, default in kind._field_defaults.items():
+        np.testing.assert_array_equal(getattr(sent, name), default)
+
+
+def test_shared_default_array_cannot_be_written() -> None:
+    hello = messages.ActorHello(1, "key", 4)
+    with pytest.raises(ValueError, match="read-only"):
+        hello.ladder_indices[:] = 1
+
+
+def test_largest_weights_fit_the_offsets_of_their_pieces() -> None:
+    fields = marks_of(messages.WeightsPiece)
+    assert fields["piece"] == Buffer(messages.WEIGHTS_PIECE_BYTES)
+    for kind in (messages.WeightsRequest, messages.WeightsPiece):
+        assert marks_of(kind)["offset"].high >= fields["body_bytes"].high - messages.WEIGHTS_PIECE_BYTES

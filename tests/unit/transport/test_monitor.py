@@ -1,0 +1,260 @@
+"""Specification of what is said, counted and tried again when two ends of a link do not agree, and of what it costs."""
+
+from __future__ import annotations
+
+import os
+import socket as tcp
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import zmq
+
+from apex_jax.errors import RunError, UsageError
+from apex_jax.metrics import resident_memory_bytes
+from apex_jax.transport import keys, monitor, sockets
+from apex_jax.transport.messages import Goodbye
+from apex_jax.transport.monitor import ClientMonitor, ServerMonitor, mechanism_at
+from apex_jax.transport.security import LINKS, LinkContext, Security
+from tests.rigs.links import free_address, wait_until
+
+CLIENTS = {"experience": "actor", "sampling": "learner", "weights": "actor"}
+SERVE = {"experience": sockets.serve_experience, "sampling": sockets.serve_sampling, "weights": sockets.serve_weights}
+CONNECT = {
+    "experience": sockets.connect_experience,
+    "sampling": sockets.connect_sampling,
+    "weights": sockets.connect_weights,
+}
+
+
+class Links:
+    """Ends of links with keys of a directory, or without; closes them after the test."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.dropped: Counter[str] = Counter()
+        self.client_monitor = ClientMonitor()
+        self.server_monitor = ServerMonitor()
+        self._contexts: list[LinkContext] = []
+        self._opened: list[tuple[zmq.Socket, ClientMonitor | ServerMonitor]] = []
+        keys.create(directory)
+
+    def security(self, role: str, server: str = "replay") -> Security:
+        secret = keys.read_secret(str(self.directory), role)
+        public = keys.read_publics(str(self.directory), server)[0]
+        return Security(role, str(self.directory), secret, dict.fromkeys(CLIENTS, public))
+
+    def serve(self, link: str, address: str, security: Security | None = None) -> zmq.Socket:
+        self._contexts.append(LinkContext.of(self.security(LINKS[link].server) if security is None else security))
+        socket = SERVE[link](self._contexts[-1], address, self.server_monitor)
+        self._opened.append((socket, self.server_monitor))
+        return socket
+
+    def connect(self, link: str, address: str, security: Security | None = None) -> zmq.Socket:
+        own = self.security(CLIENTS[link], LINKS[link].server) if security is None else security
+        self._contexts.append(LinkContext.of(own))
+        socket = CONNECT[link](self._contexts[-1], address, self.client_monitor)
+        self._opened.append((socket, self.client_monitor))
+        return socket
+
+    def watch(self) -> None:
+        self.client_monitor.check()
+        self.server_monitor.count(self.dropped)
+
+    def close(self) -> None:
+        for socket, its_monitor in self._opened:
+            its_monitor.close()
+            socket.close(linger=0)
+        for context in self._contexts:
+            context.term()
+        self._opened, self._contexts = [], []
+
+
+@pytest.fixture
+def links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Links]:
+    monkeypatch.setattr(monitor, "CHECK_SECONDS", 0.02)
+    monkeypatch.setattr(monitor, "RECONNECT_SECONDS", 0.1)
+    monkeypatch.setattr(monitor, "GIVE_UP_SECONDS", 0.8)
+    links = Links(tmp_path / "keys")
+    yield links
+    links.close()
+
+
+def until_joined(client: zmq.Socket, meanwhile: Callable[[], None]) -> None:
+    wait_until(lambda: client.poll(0, zmq.POLLOUT), meanwhile)
+
+
+def open_files() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+# What a client is told --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("server", "client", "words", "reason"), [
+    ("keys", "no keys", "takes encrypted connections only: set security.keys=DIR here", "failed_handshake"),
+    ("no keys", "keys", "has no keys, this actor has: set security.keys=DIR there too", "failed_handshake"),
+    ("keys", "stale server key", "does not have the key in replay.public here", "failed_handshake"),
+    ("keys", "unknown key", "refused the key of this actor: put its public key into actor.public", "refused_key"),
+    ("keys", "learner's key", "refused the key of this actor", "refused_key"),
+    ("keys", "evaluator's key", "refused the key of this actor", "refused_key"),
+])  # fmt: skip
+def test_client_that_can_never_join_logs_the_reason_once_and_gives_up(
+    links: Links, caplog: pytest.LogCaptureFixture, server: str, client: str, words: str, reason: str
+) -> None:
+    caplog.set_level("WARNING", logger="apex_jax")
+    sound, stranger = links.security("actor"), zmq.curve_keypair()
+    securities = {
+        "keys": sound,
+        "no keys": Security("actor"),
+        "stale server key": replace(sound, servers={"experience": stranger[0]}),
+        "unknown key": replace(sound, secret=stranger[1]),
+        "learner's key": replace(sound, secret=links.security("learner").secret),
+        "evaluator's key": replace(sound, secret=links.security("evaluator").secret),
+    }
+    address = free_address()
+    links.serve("experience", address, None if server == "keys" else Security("replay"))
+    links.connect("experience", address, securities[client])
+    with pytest.raises(RunError, match=words) as caught:
+        wait_until(lambda: False, links.watch)
+    assert address in str(caught.value)
+    assert links.dropped.keys() == {reason}
+    assert caplog.text.count(words) == 1
+    assert caplog.text.count("connections refused on the experience link") == 1
+
+
+@pytest.mark.parametrize("served", ["sampling", "weights"])
+def test_client_at_the_address_of_another_link_names_the_address_to_correct(links: Links, served: str) -> None:
+    """The replay server's other port refuses the actor's key; the learner's has another key."""
+    address = free_address()
+    links.serve(served, address)
+    links.connect("experience", address)
+    words = f"if {address} serves another link, set addresses.experience as the replay server has it"
+    with pytest.raises(RunError, match=words):
+        wait_until(lambda: False, links.watch)
+
+
+@pytest.mark.parametrize("link", CLIENTS)
+@pytest.mark.parametrize("role", keys.ROLES)
+def test_each_link_accepts_only_its_roles(links: Links, link: str, role: str) -> None:
+    address = free_address()
+    links.serve(link, address)
+    links.connect(link, address, links.security(role, LINKS[link].server))
+    may_enter = {"experience": {"actor"}, "sampling": {"learner"}, "weights": {"actor", "evaluator"}}[link]
+    wait_until(lambda: links.dropped or links.client_monitor.is_connected, links.watch)
+    assert links.client_monitor.is_connected == (role in may_enter)
+    assert links.dropped == ({} if role in may_enter else {"refused_key": 1})
+
+
+def test_added_key_is_accepted_without_a_restart(links: Links) -> None:
+    address, (public, secret) = free_address(), zmq.curve_keypair()
+    links.serve("experience", address)
+    client = links.connect("experience", address, replace(links.security("actor"), secret=secret))
+    wait_until(lambda: links.dropped["refused_key"] > 0, links.watch)
+    with open(links.directory / "actor.public", "ab") as file:
+        file.write(public + b"\n")
+    until_joined(client, links.watch)
+    assert client.poll(0, zmq.POLLOUT)
+
+
+def test_messages_travel_both_ways_and_none_in_plain_text(links: Links) -> None:
+    address, secret_text = free_address(), b"nobody on the way shall read this"
+    server, client = links.serve("experience", address), links.connect("experience", address)
+    until_joined(client, links.watch)
+    client.send(secret_text)
+    assert server.poll(10_000)
+    identity, text = server.recv_multipart()
+    server.send_multipart([identity, text])
+    assert client.poll(10_000)
+    assert client.recv() == secret_text
+    assert server.get(zmq.MECHANISM) == client.get(zmq.MECHANISM) == zmq.CURVE
+    assert mechanism_at(address) == "CURVE"
+
+
+def test_a_link_beyond_this_machine_is_not_opened_without_keys(links: Links) -> None:
+    with pytest.raises(UsageError, match=r"leaves this machine"):
+        links.serve("experience", "tcp://0.0.0.0:5550", Security())
+    with pytest.raises(UsageError, match=r"leaves this machine"), zmq.Context() as context:
+        sockets.connect_experience(context, "tcp://10.0.0.7:5550")
+
+
+# What is waited for -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("answer", [None, b"", b"HTTP/1.1 400 Bad Request\r\n\r\n"], ids=["silence", "end", "HTTP"])
+@pytest.mark.parametrize("has_keys", [False, True], ids=["plain", "keys"])
+def test_absent_server_behind_a_proxy_is_joined_when_it_is_back(
+    links: Links, monkeypatch: pytest.MonkeyPatch, answer: bytes | None, has_keys: bool
+) -> None:
+    monkeypatch.setattr(sockets, "HANDSHAKE_MILLISECONDS", 300)
+    monkeypatch.setattr(monitor, "PROBE_SECONDS", 0.2)
+    address = free_address()
+    client = links.connect("experience", address, None if has_keys else Security("actor"))
+    host, port = address.removeprefix("tcp://").split(":")
+    kept, answered = [], threading.Event()
+    with tcp.create_server((host, int(port))) as listener:
+
+        def serve() -> None:
+            while not answered.is_set():
+                connection, _ = listener.accept()
+                kept.append(connection)
+                if answer is not None:
+                    connection.sendall(answer)
+                    connection.close()
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        wait_until(lambda: len(kept) >= 6, links.watch)
+        answered.set()
+        tcp.create_connection((host, int(port))).close()
+        thread.join()
+    for connection in kept:
+        connection.close()
+    links.serve("experience", address, None if has_keys else Security("replay"))
+    until_joined(client, links.watch)
+    assert client.poll(0, zmq.POLLOUT)
+
+
+# What strangers cost ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("has_keys", [False, True], ids=["plain", "keys"])
+def test_server_with_an_unread_monitor_is_not_blocked_by_strangers(links: Links, has_keys: bool) -> None:
+    address = free_address()
+    server = links.serve("experience", address, None if has_keys else Security("replay"))
+    host, port = address.removeprefix("tcp://").split(":")
+    for _ in range(3_000):  # with ZMQ's limit of a thousand events, its own thread stood still at about 1,000
+        with tcp.create_connection((host, int(port)), timeout=10) as stranger:
+            stranger.sendall(b"\xff" * 100)
+    client = links.connect("experience", address, None if has_keys else Security("actor"))
+    until_joined(client, links.client_monitor.check)
+    sockets.send(client, Goodbye(1))
+    assert server.poll(10_000)
+    links.server_monitor.count(links.dropped)
+    assert links.dropped == {"failed_handshake": 3_000}
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/fd"), reason="counts open files with /proc")
+def test_a_thousand_connections_leave_no_file_thread_or_memory_behind(links: Links) -> None:
+    address = free_address()
+    server = links.serve("experience", address)
+    context = LinkContext.of(links.security("actor"))
+    files, memory = 0, 0
+    for round_number in range(20):
+        clients = [sockets.connect_experience(context, address) for _ in range(50)]
+        for client in clients:
+            until_joined(client, links.watch)
+            client.close()
+        wait_until(lambda: mechanism_at(address) == "CURVE")
+        if round_number == 3:
+            files, memory = open_files(), resident_memory_bytes()
+    wait_until(lambda: open_files() <= files)
+    assert resident_memory_bytes() - memory < 2**24
+    assert not server.closed
+    before = threading.active_count()
+    context.term()
+    links.close()
+    assert threading.active_count() < before, "the thread that checks keys ends with its context"

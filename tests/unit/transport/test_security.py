@@ -1,0 +1,180 @@
+"""Which links a role's keys protect, and whose keys a server accepts while its lists change."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+from pathlib import Path
+
+import pytest
+import zmq
+
+from apex_jax.config import AddressConfig, Config, SecurityConfig
+from apex_jax.errors import UsageError
+from apex_jax.transport import keys, security
+from apex_jax.transport.security import AllowList, security_of
+from tests.rigs.keys import directory
+
+__all__ = ["directory"]
+
+REMOTE = AddressConfig("tcp://10.0.0.7:5550", "tcp://10.0.0.7:5551", "tcp://10.0.0.8:5552")
+
+
+def config_of(directory: Path | str = "", addresses: AddressConfig = REMOTE, insecure: bool = False) -> Config:
+    return Config(security=SecurityConfig(str(directory), insecure), addresses=addresses)
+
+
+@pytest.mark.parametrize(("role", "files"), [
+    ("actor", {"actor.secret", "replay.public", "learner.public"}),
+    ("evaluator", {"evaluator.secret", "learner.public"}),
+    ("learner", {"learner.secret", "replay.public", "actor.public", "evaluator.public"}),
+    ("replay", {"replay.secret", "actor.public", "learner.public"}),
+])  # fmt: skip
+def test_a_host_needs_only_the_secret_of_its_role_and_the_publics_of_its_peers(
+    directory: Path, role: str, files: set[str]
+) -> None:
+    for path in directory.iterdir():
+        if path.name not in files:
+            path.unlink()
+    security_of(config_of(directory), role)
+    for name in files:
+        (directory / name).rename(directory / "away")
+        with pytest.raises(UsageError, match=f"{name}: No such file or directory"):
+            security_of(config_of(directory), role)
+        (directory / "away").rename(directory / name)
+
+
+def test_a_public_key_of_another_secret_is_refused(directory: Path, tmp_path: Path) -> None:
+    keys.create(tmp_path / "other")
+    shutil.copy(tmp_path / "other" / "actor.public", directory)
+    with pytest.raises(UsageError, match=r"actor\.public: no key in it belongs to actor\.secret"):
+        security_of(config_of(directory), "actor")
+
+
+def test_all_of_several_public_keys_are_accepted_and_the_first_is_expected_of_servers(directory: Path) -> None:
+    old, new = (zmq.curve_keypair()[0] for _ in range(2))
+    own = keys.read_publics(str(directory), "replay")[0]
+    (directory / "replay.public").write_bytes(new + b"\n" + old + b"\n" + own + b"\n")
+    assert keys.read_publics(str(directory), "replay") == (new, old, own)
+    assert security_of(config_of(directory), "actor").servers["experience"] == new
+    security_of(config_of(directory), "replay")
+
+
+def test_environment_variables_replace_files(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    secret = keys.read_secret(str(directory), "actor")
+    monkeypatch.setenv("APEX_JAX_ACTOR_SECRET", secret.decode())
+    with pytest.raises(UsageError, match="APEX_JAX_REPLAY_PUBLIC is not set"):
+        security_of(config_of(), "actor")
+    for role in ("replay", "learner"):
+        monkeypatch.setenv(f"APEX_JAX_{role.upper()}_PUBLIC", keys.read_publics(str(directory), role)[0].decode())
+    security = security_of(config_of(), "actor")
+    assert security.secret == secret
+    assert set(security.servers) == {"experience", "weights"}
+    assert secret.decode() not in repr(security)
+    monkeypatch.setenv("APEX_JAX_ACTOR_SECRET", "nonsense")
+    with pytest.raises(UsageError, match="APEX_JAX_ACTOR_SECRET: holds no secret key"):
+        security_of(config_of(), "actor")
+
+
+def test_list_of_keys_is_read_again_for_each_client(directory: Path) -> None:
+    allowed, newcomer = AllowList(str(directory), ("actor", "evaluator")), zmq.curve_keypair()[0]
+    public = directory / "actor.public"
+    before = public.read_bytes()
+    assert not allowed.callback("experience", newcomer)
+    public.write_bytes(before + newcomer + b"\n")
+    assert allowed.callback("experience", newcomer)
+    public.write_bytes(before)
+    assert not allowed.callback("experience", newcomer)
+    assert allowed.callback("experience", before.strip())
+
+
+def test_revoked_last_key_of_a_role_locks_out_only_that_role(directory: Path) -> None:
+    allowed = AllowList(str(directory), ("actor", "evaluator"))
+    actor, evaluator = (keys.read_publics(str(directory), role)[0] for role in ("actor", "evaluator"))
+    assert allowed.callback("weights", actor)
+    (directory / "actor.public").write_bytes(b"")
+    assert not allowed.callback("weights", actor)
+    assert allowed.callback("weights", evaluator)
+    assert allowed.defects == {}  # an empty list is a list
+
+
+def test_server_starts_with_an_empty_list_of_clients_and_warns(
+    directory: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (directory / "actor.public").write_bytes(b"")
+    assert security_of(config_of(directory), "replay").has_keys
+    assert "actor.public holds no key: no actor is let in until one is added" in caplog.text
+
+
+@pytest.mark.parametrize("damage", ["deleted", "half an edit", "unreadable", "fifo", "folder"])
+def test_unreadable_list_locks_out_new_clients_of_its_role_and_is_logged_once(
+    directory: Path, damage: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    allowed = AllowList(str(directory), ("actor", "evaluator"))
+    actor, evaluator = (keys.read_publics(str(directory), role)[0] for role in ("actor", "evaluator"))
+    public = directory / "actor.public"
+    public.unlink()
+    if damage == "half an edit":
+        public.write_bytes(actor + b"\n" + actor[:7])
+    elif damage == "unreadable":
+        public.symlink_to(public)
+    elif damage == "fifo":  # nobody ever writes to it
+        os.mkfifo(public)
+    elif damage == "folder":
+        public.mkdir()
+    for _ in range(3):
+        assert not allowed.callback("weights", actor)
+        assert allowed.callback("weights", evaluator)
+    assert list(allowed.defects) == ["actor"]
+    assert caplog.text.count("until the list can be read, no new actor is let in") == 1
+    public.rmdir() if damage == "folder" else public.unlink(missing_ok=True)
+    public.write_bytes(actor)
+    assert allowed.callback("weights", actor)
+    assert allowed.defects == {}
+
+
+def test_list_on_a_dead_mount_locks_out_new_clients_and_blocks_only_its_reader(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    allowed, actor = AllowList(str(directory), ("actor",)), keys.read_publics(str(directory), "actor")[0]
+    mount, read = threading.Event(), keys.read_allowed
+    monkeypatch.setattr(security, "READ_SECONDS", 0.05)
+    monkeypatch.setattr(keys, "read_allowed", lambda *where: mount.wait() and read(*where))
+    for _ in range(100):  # each returns; only the first of them waits
+        assert not allowed.callback("experience", actor)
+    [reader] = [thread for thread in threading.enumerate() if thread.name == "key lists"]
+    assert reader.daemon  # keeps no process alive
+    assert list(allowed.defects) == ["actor"]
+    mount.set()
+    reader.join(10)
+    assert allowed.callback("experience", actor)
+    assert allowed.defects == {}
+
+
+@pytest.mark.parametrize("role", keys.ROLES)
+def test_address_beyond_this_machine_without_keys_is_refused_unless_insecure(
+    role: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("WARNING", logger="apex_jax")
+    with pytest.raises(UsageError, match=r"addresses\.\w+=tcp://10\..*keys create DIR.*security\.insecure=true"):
+        security_of(config_of(), role)
+    assert caplog.text == ""
+    assert not security_of(config_of(insecure=True), role).has_keys
+    assert "INSECURE: tcp://10." in caplog.text
+
+
+def test_addresses_that_a_role_does_not_use_are_not_checked(directory: Path) -> None:
+    evaluator = AddressConfig("tcp://*:5550", "tcp://*:5551", "ipc:///run/weights")
+    assert not security_of(config_of(addresses=evaluator), "evaluator").has_keys
+    replay = AddressConfig("ipc:///run/experience", "tcp://127.0.0.1:5551", "tcp://10.0.0.8:5552")
+    assert not security_of(config_of(addresses=replay), "replay").has_keys
+
+
+def test_local_links_need_no_keys_even_if_some_are_configured() -> None:
+    links = AddressConfig("ipc:///run/a", "ipc:///run/b", "ipc:///run/c")
+    assert not security_of(config_of("/no/such/folder", links), "replay").has_keys
+
+
+def test_loopback_is_encrypted_if_keys_are_configured(directory: Path) -> None:
+    assert security_of(config_of(directory, AddressConfig()), "actor").has_keys

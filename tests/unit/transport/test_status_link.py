@@ -1,0 +1,182 @@
+"""The status page: what it says, to whom, and that nobody can harm it."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import threading
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from apex_jax.transport import status_link
+from apex_jax.transport.status_link import MAX_CONNECTIONS, StatusError, fetch
+from tests.rigs.links import wait_until
+from tests.rigs.statuses import Served, served, speak
+
+__all__ = ["served"]
+
+GOOD = b"GET /status HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+# The link ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", ["/status", "/", "/status?pretty"])
+def test_report_is_json_with_200_when_healthy_and_503_when_not(served: Served, path: str) -> None:
+    for served.healthy, status in ((True, b"200 OK"), (False, b"503 Service Unavailable")):
+        head, _, body = served.answer(f"GET {path} HTTP/1.1\r\n\r\n".encode()).partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 " + status + b"\r\n")
+        assert b"Content-Type: application/json" in head
+        assert f"Content-Length: {len(body)}".encode() in head
+        assert json.loads(body) == served.content
+        assert fetch(served.address, 5.0) == (served.healthy, served.content)
+
+
+@pytest.mark.parametrize(("request_bytes", "status"), [
+    (b"GET /other HTTP/1.1\r\n\r\n", b"404"),
+    (b"GET /../../etc/passwd HTTP/1.1\r\n\r\n", b"404"),
+    (b"POST /status HTTP/1.1\r\nContent-Length: 3\r\n\r\nabc", b"405"),
+    (b"DELETE / HTTP/1.0\r\n\r\n", b"405"),
+    (b"\x00\xff garbage\r\n\r\n", b"400"),
+    (b"GET http://elsewhere/ HTTP/1.1\r\n\r\n", b"404"),
+    (b"GET /status HTTP/2\r\n\r\n", b"400"),
+    (b"GET / HTTP/1.1\r\nX: " + b"y" * 20_000, b"431"),
+], ids=lambda value: value[:24].decode("latin1"))  # fmt: skip
+def test_other_requests_are_refused_with_the_reason(served: Served, request_bytes: bytes, status: bytes) -> None:
+    reply = served.answer(request_bytes)
+    assert reply.startswith(b"HTTP/1.1 " + status)
+    assert fetch(served.address, 5.0)[0]
+
+
+def test_prometheus_reads_every_number_of_the_report(served: Served) -> None:
+    served.content |= {
+        "metrics": {"learner/updates": 5, "charts/learning_rate": 6.25e-5, "losses/td_loss": None},
+        "peers": {"replay": "joined", "weights_clients": 2},
+        "actors": [{"steps_per_second": 1.0}],
+        "healthy": True,
+    }
+    head, _, body = served.answer(b"GET /metrics HTTP/1.1\r\n\r\n").decode().partition("\r\n\r\n")
+    assert head.startswith("HTTP/1.1 200 OK\r\n")
+    assert "Content-Type: text/plain; version=0.0.4" in head
+    samples = [sample for family in text_string_to_metric_families(body) for sample in family.samples]
+    assert {sample.name: sample.value for sample in samples} == {
+        "apex_jax_learner_updates": 5.0,
+        "apex_jax_charts_learning_rate": 6.25e-5,
+        "apex_jax_peers_weights_clients": 2.0,
+        "apex_jax_healthy": 1.0,
+    }
+    assert all(sample.labels == {"role": "learner", "name": "learner"} for sample in samples)
+
+
+def test_slow_and_silent_clients_do_not_block_others(served: Served) -> None:
+    clients = [served.connect() for _ in range(3 * MAX_CONNECTIONS)]
+    for number, client in enumerate(clients):
+        if number % 2:
+            client.sendall(b"GET /sta")  # and no more, ever
+    assert fetch(served.address, 5.0)[0]
+    assert len(served.server._connections) <= MAX_CONNECTIONS
+    for client in clients:
+        client.close()
+    wait_until(lambda: not served.server._connections)
+
+
+def test_client_that_takes_too_long_is_dropped(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(status_link, "CONNECTION_SECONDS", 0.1)
+    with served.connect() as client:
+        client.sendall(b"GET /status HTTP/1.1\r\n")
+        assert client.recv(1) == b"", "closed by the server"
+
+
+def test_client_that_sends_without_end_is_disconnected_after_its_answer(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(status_link, "CONNECTION_SECONDS", 600.0)
+    with served.connect() as client, pytest.raises(ConnectionError):
+        client.sendall(GOOD + bytes(2**26))  # more than both sockets buffer
+
+
+def test_clients_leave_no_file_descriptor_behind(served: Served) -> None:
+    def descriptors() -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    served.answer(GOOD)
+    wait_until(lambda: not served.server._connections)
+    before = descriptors()
+    for _ in range(200):
+        served.answer(GOOD)
+        served.connect().close()
+    wait_until(lambda: not served.server._connections and descriptors() <= before)
+    assert descriptors() <= before
+
+
+def test_report_that_fails_is_500_and_the_next_one_is_served(served: Served) -> None:
+    served.content = {"role": object()}
+    assert served.answer(GOOD).startswith(b"HTTP/1.1 500")
+    served.content = {"role": "actor"}
+    assert fetch(served.address, 5.0) == (True, {"role": "actor"})
+
+
+def test_socket_of_a_killed_process_is_taken_over_and_that_of_a_living_one_or_a_file_is_not(tmp_path: Path) -> None:
+    path = tmp_path / "status"
+    address = f"ipc://{path}"
+    with socket.socket(socket.AF_UNIX) as killed:
+        killed.bind(str(path))
+    assert path.exists()
+    living = Served(address)
+    assert fetch(address, 5.0)[0]
+    with pytest.raises(StatusError, match=r"addresses\.status=ipc://.* cannot be served: another process serves there"):
+        Served(address)
+    assert fetch(address, 5.0)[0]
+    living.server.close()
+    assert not path.exists()
+    path.write_text("mine")
+    with pytest.raises(StatusError, match="it is a file; choose a free address"):
+        Served(address)
+    assert path.read_text() == "mine"
+
+
+def test_port_in_use_is_one_line(served: Served) -> None:
+    with pytest.raises(StatusError, match=rf"addresses\.status={served.address} cannot be served: .*; choose a free"):
+        Served(served.address)
+
+
+# The client -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("reply", [
+    b"SSH-2.0-OpenSSH_9.6\r\n",
+    b"HTTP/1.1 200 OK\r\n\r\n[1, 2]",
+    b"HTTP/1.1 200 OK\r\n\r\n{}",
+    b"HTTP/1.1 200 OK\r\n\r\n" + b"[" * 100_000,
+    b'HTTP/1.1 200 OK\r\n\r\n{"role": "x", "metrics": ' + b"[" * 900 + b"]" * 900 + b"}",
+    b"HTTP/1.1 404 Not Found\r\n\r\n{\"role\": \"x\"}",
+    b"HTTP/1.1 200 OK\r\n\r\n" + b" " * (2**20 + 70_000),
+], ids=["ssh", "a list", "no role", "deep", "as deep as JSON is read", "404", "long"])  # fmt: skip
+def test_reply_that_is_no_status_is_a_one_line_error(reply: bytes) -> None:
+    def send(client: socket.socket) -> None:
+        try:
+            client.sendall(reply)
+        except OSError:
+            return
+
+    with pytest.raises(StatusError, match="answers, but not as an apex_jax process") as caught:
+        fetch(speak(send), 5.0)
+    assert str(caught.value).isprintable()
+
+
+def test_endless_reply_is_a_one_line_error() -> None:
+    ended = threading.Event()
+
+    def trickle(client: socket.socket) -> None:
+        while not ended.wait(0.05):
+            try:
+                client.sendall(b"H")
+            except OSError:
+                return
+
+    with pytest.raises(StatusError, match=r"has not answered within 0\.5 s|not as a process"):
+        fetch(speak(trickle), 0.5)
+    ended.set()

@@ -1,0 +1,162 @@
+"""The acting loop on real environments: who explores how much, what is told of its steps, and what seeds differ in."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+import zmq
+
+from apex_jax.agent.exploration import epsilon_ladder
+from apex_jax.config import AddressConfig, Config
+from apex_jax.environment import Environment, segment_spec
+from apex_jax.errors import RunError
+from apex_jax.links.weights_client import Weights
+from apex_jax.process import StopSignal
+from apex_jax.settings import load
+from apex_jax.transport.messages import ActorWelcome
+from apex_jax.transport.sockets import LocalLinks
+from apex_jax.types import Segment, Step
+from apex_jax.workers.actor import Actor
+from apex_jax.workers.role import RoleContext
+from tests.rigs.links import CONFIG, segment_of
+from tests.rigs.processes import ROOT
+
+LADDER_INDICES = np.array([0, 2, 3, 5], np.int32)
+LADDER = 6
+
+
+class Replay:
+    """A replay server that takes everything, and remembers it."""
+
+    def __init__(self) -> None:
+        self.finished = threading.Event()
+        self.dropped: Counter[str] = Counter()
+        self.disconnects = 0
+        self.status: Any = None
+        self.segments: list[Segment] = []
+        self.steps_told = 0
+
+    def put(self, segment: Segment, environment_steps: int, timeout_seconds: float) -> bool:
+        self.segments.append(segment)
+        self.steps_told += environment_steps
+        return True
+
+    def put_episodes(self, *arrays: np.ndarray) -> None:
+        """Takes returns, too."""
+
+
+class Acting:
+    """What an actor did in some calls of its policy."""
+
+    def __init__(self) -> None:
+        self.steps: list[Step] = []
+        self.epsilons: list[np.ndarray] = []
+        self.replay = Replay()
+
+
+@pytest.fixture
+def context() -> Iterator[zmq.Context]:
+    context = zmq.Context()
+    yield context
+    context.term()
+
+
+@pytest.fixture
+def act(tmp_path: Path, context: zmq.Context, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Acting]]:
+    """Has an actor of the given incarnation act for some calls."""
+    links = LocalLinks()
+    overrides = ["actor.environments=4", "actor.environments_per_step=3", f"actor.ladder_size={LADDER}"]
+    config: Config = load(ROOT / "configs" / "catch.yaml", overrides)
+    addresses = AddressConfig(links.experience, links.sampling, links.weights)
+    config = config.replace(addresses=addresses, run_directory=str(tmp_path))
+
+    def act(incarnation: int, calls: int) -> Acting:
+        acting, role = Acting(), RoleContext(config, context, "actor")
+        actor, stop = Actor(role, segment_spec(config)), role.stop
+        actor.close()
+        dqn = actor._algorithm
+        params = dqn.init(jax.random.key(1)).online_params
+
+        def policy(params: Any, observation: Any, epsilon: np.ndarray, *rest: Any) -> Any:
+            acting.epsilons.append(np.asarray(epsilon))
+            if len(acting.epsilons) == calls:
+                stop.set()
+            return dqn.act(params, observation, epsilon, *rest)
+
+        actor._algorithm = dqn._replace(act=policy)  # type: ignore[arg-type]
+        actor._stream = acting.replay  # type: ignore[assignment]
+        actor._weights = SimpleNamespace(newest=Weights(params, 1, 1, 0, 0, False, 0.0), dropped=Counter())  # type: ignore[assignment]
+        receive = Environment.receive
+
+        def remember(environment: Environment) -> Step:
+            acting.steps.append(receive(environment))
+            return acting.steps[-1]
+
+        monkeypatch.setattr(Environment, "receive", remember)
+        actor._act(ActorWelcome(incarnation, LADDER_INDICES, LADDER, 64), stop)
+        monkeypatch.setattr(Environment, "receive", receive)
+        return acting
+
+    yield act
+    links.close()
+
+
+def test_each_environment_keeps_the_epsilon_of_its_ladder_index(act: Callable[..., Acting]) -> None:
+    acting, ladder = act(incarnation=1, calls=60), epsilon_ladder(LADDER, 0.4, 7.0)
+    groups = set()
+    for step, epsilon in zip(acting.steps, acting.epsilons, strict=True):
+        assert epsilon.tolist() == ladder[LADDER_INDICES[step.env_id]].tolist()
+        groups.add(tuple(step.env_id))
+    assert len(groups) > 1, "three of the four environments a step, and not always the same"
+
+
+def test_reported_steps_are_those_before_the_last_segment(act: Callable[..., Acting]) -> None:
+    acting = act(incarnation=1, calls=300)
+    made = sum(int(np.count_nonzero(~step.first)) for step in acting.steps)
+    slots = len(LADDER_INDICES) * len(acting.replay.segments[0].frames)
+    assert acting.replay.steps_told > made / 2
+    assert made - slots <= acting.replay.steps_told <= made
+
+
+def test_actors_of_different_incarnations_play_different_games(act: Callable[..., Acting]) -> None:
+    first, again, other = (act(incarnation, calls=1).steps[0] for incarnation in (1, 1, 2))
+    by_environment = [step.observation[np.argsort(step.env_id)] for step in (first, again, other)]
+    common = set(first.env_id) & set(again.env_id) & set(other.env_id)
+    pick = [
+        np.stack([o[list(np.sort(step.env_id)).index(e)] for e in sorted(common)])
+        for o, step in zip(by_environment, (first, again, other), strict=True)
+    ]
+    assert np.array_equal(pick[0], pick[1])
+    assert not np.array_equal(pick[0], pick[2])
+
+
+class FullReplay(Replay):
+    """A replay server that takes one segment, and then has no room."""
+
+    def put(self, segment: Segment, environment_steps: int, timeout_seconds: float) -> bool:
+        return not self.segments and super().put(segment, environment_steps, timeout_seconds)
+
+
+class GivenUp:
+    """Weights of a learner that has been away for too long."""
+
+    @property
+    def newest(self) -> Weights:
+        raise RunError("the learner has been away")
+
+
+def test_actor_that_waits_for_room_ends_if_its_learner_is_away_for_too_long() -> None:
+    actor, replay = Actor.__new__(Actor), FullReplay()  # without threads
+    actor._config, actor._stream, actor._weights = CONFIG, replay, GivenUp()  # type: ignore[assignment]
+    actor._steps, actor._steps_sent, actor._waited_seconds, actor._next_metrics = 10, 0, 0.0, 0.0
+    with pytest.raises(RunError):
+        actor._send([segment_of(number) for number in (1, 2, 3)], StopSignal())
+    assert len(replay.segments) == 1

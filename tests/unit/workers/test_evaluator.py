@@ -1,0 +1,203 @@
+"""Specification of an evaluation: whole games, the same for equal seeds, and no step beyond their ends."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+from unittest import mock
+
+import jax
+import numpy as np
+import pytest
+
+from apex_jax.agent.algorithm import Action, Algorithm, Params
+from apex_jax.agent.dqn import make_dqn
+from apex_jax.checkpoint import Checkpointer, Progress
+from apex_jax.config import Config
+from apex_jax.environment import Environment, EpisodeTracker, segment_spec
+from apex_jax.links.weights_client import Weights, WeightsClient
+from apex_jax.process import ROLE_NUMBERS, StopSignal, process_rng
+from apex_jax.settings import load
+from apex_jax.transport.params_codec import architecture_of
+from apex_jax.types import SegmentSpec
+from apex_jax.workers import evaluator
+from apex_jax.workers.evaluator import Evaluator, _next_weights, batch_size
+from tests.rigs.processes import ROOT
+
+GAMES = 5
+
+
+class Player(NamedTuple):
+    """A policy, and all that it takes to have it play."""
+
+    config: Config
+    spec: SegmentSpec
+    dqn: Algorithm
+    params: Params
+
+
+@pytest.fixture(scope="module", params=["CartPole-v1", "Catch-v0"])
+def player(request: pytest.FixtureRequest) -> Player:
+    overrides = [f"environment.task={request.param}", f"evaluator.episodes={GAMES}", "evaluator.epsilon=0.3", "seed=7"]
+    config = load(ROOT / "configs" / "catch.yaml", overrides)
+    spec = segment_spec(config)
+    dqn = make_dqn(config, spec)
+    return Player(config, spec, dqn, dqn.init(jax.random.key(1)).online_params)
+
+
+def lockstep_returns(player: Player, steps_broken_off: int = 0) -> list[float]:
+    """Naive twin: an evaluation in which every environment is stepped and computed until the last game has ended.
+
+    `steps_broken_off`: of an evaluation before it.
+    """
+    config, spec, dqn, params = player
+    rng = process_rng(config.seed, ROLE_NUMBERS["evaluator"])
+    pool = Environment(config, spec, rng.integers(2**31, size=GAMES), config.evaluator.max_episode_frames)
+
+    def act(observation: np.ndarray, env_id: np.ndarray, random: np.random.Generator) -> np.ndarray:
+        explores = random.random(GAMES) < config.evaluator.epsilon
+        action = random.integers(spec.action.num_actions, size=GAMES)
+        greedy = dqn.act(params, observation, np.zeros(GAMES, np.float32), jax.random.key(0), 0).action
+        return np.where(explores[env_id], action[env_id], greedy).astype(np.int32)
+
+    if steps_broken_off:
+        random = np.random.default_rng(rng.integers(2**63))
+        for _ in range(steps_broken_off):
+            step = pool.receive()
+            pool.send(act(step.observation, step.env_id, random), step.env_id)
+        pool.receive()
+        pool.reset()
+    random = np.random.default_rng(rng.integers(2**63))
+    returns: dict[int, float] = {}
+    tracker = EpisodeTracker(GAMES)
+    while len(returns) < GAMES:
+        step = pool.receive()
+        for episode in tracker.add(step):
+            returns.setdefault(episode.env_id, episode.episode_return)
+        pool.send(act(step.observation, step.env_id, random), step.env_id)
+    pool.receive()
+    pool.close()
+    return [returns[game] for game in range(GAMES)]
+
+
+def test_evaluation_equals_that_of_a_naive_twin(player: Player) -> None:
+    returns = Evaluator(player.config, player.spec, player.dqn).evaluate(player.params, lambda: False)
+    assert returns is not None
+    assert returns.tolist() == lockstep_returns(player)
+
+
+def test_equal_seeds_make_equal_evaluations_and_each_evaluation_has_new_games(player: Player) -> None:
+    one, other = (Evaluator(player.config, player.spec, player.dqn) for _ in range(2))
+    rounds = []
+    for _ in range(6):
+        returns = one.evaluate(player.params, lambda: False)
+        np.testing.assert_array_equal(returns, other.evaluate(player.params, lambda: False))
+        rounds.append(np.asarray(returns).tolist())
+    assert any(returns != rounds[0] for returns in rounds)
+
+
+def test_no_game_is_stepped_beyond_its_end(player: Player, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[int] = []
+    send = Environment.send
+
+    def count(pool: Environment, action: np.ndarray, env_id: np.ndarray) -> None:
+        sent.extend(env_id.tolist())
+        send(pool, action, env_id)
+
+    ended: list[Any] = []
+    add = EpisodeTracker.add
+
+    def remember(tracker: EpisodeTracker, step: Any) -> Any:
+        ended.extend(episodes := add(tracker, step))
+        return episodes
+
+    monkeypatch.setattr(Environment, "send", count)
+    monkeypatch.setattr(EpisodeTracker, "add", remember)
+    Evaluator(player.config, player.spec, player.dqn).evaluate(player.params, lambda: False)
+    assert sorted(episode.env_id for episode in ended) == list(range(GAMES))
+    assert np.bincount(sent).tolist() == [episode.steps for episode in sorted(ended, key=lambda e: e.env_id)]
+
+
+def test_interrupted_evaluation_reports_nothing_and_the_next_one_starts_again(player: Player) -> None:
+    evaluator = Evaluator(player.config, player.spec, player.dqn)
+    turns = iter([False, False, True])
+    assert evaluator.evaluate(player.params, lambda: next(turns)) is None
+    returns = evaluator.evaluate(player.params, lambda: False)
+    assert returns is not None
+    assert returns.tolist() == lockstep_returns(player, steps_broken_off=2)
+
+
+def test_parameters_of_a_checkpoint_are_put_on_the_device_once_and_not_at_each_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    overrides = ["environment.task=Catch-v0", "evaluator.episodes=2", f"evaluator.checkpoint={tmp_path}"]
+    config = load(ROOT / "configs" / "catch.yaml", overrides)
+    dqn = make_dqn(config, segment_spec(config))
+    state = dqn.init(jax.random.key(1))
+    checkpointer = Checkpointer(str(tmp_path))
+    architecture = architecture_of(state.online_params)
+    checkpointer.save(state, Progress(1, 1, 0.0, 1, config.checkpoint_compatibility_key, architecture))
+    checkpointer.close()
+    leaves: list[list[Any]] = []
+
+    def act(params: Params, *arguments: Any) -> Any:
+        leaves.append(jax.tree.leaves(params))
+        return dqn.act(params, *arguments)
+
+    monkeypatch.setattr(evaluator, "make_algorithm", lambda *_: dqn._replace(act=act))
+    assert evaluator.run(config, "evaluator", StopSignal()) == 0
+    assert len(leaves) > 1
+    for step in leaves:
+        assert all(isinstance(leaf, jax.Array) for leaf in step)
+        assert all(leaf is first for leaf, first in zip(step, leaves[0], strict=True))
+
+
+@pytest.mark.parametrize("updates", [0, 499, 501])
+def test_new_weights_are_evaluated_even_with_fewer_updates_after_a_restart(updates: int) -> None:
+    def weights_of(updates: int) -> Weights:
+        return Weights({}, 1, 1, updates, environment_steps=0, final=False, published_seconds=0.0)
+
+    client = mock.Mock(spec=WeightsClient)
+    client.wait.side_effect = [weights_of(500), weights_of(500), weights_of(updates)]
+    newest = _next_weights(client, weights_of(500), 0.0, StopSignal())
+    assert newest is not None
+    assert newest.updates == updates
+
+
+@pytest.mark.parametrize(
+    ("episodes", "sizes"), [(1, [1]), (5, [5, 3, 2, 1]), (10, [10, 5, 3, 2, 1]), (8, [8, 4, 2, 1])]
+)
+def test_policy_is_computed_for_running_games_in_few_batch_sizes(episodes: int, sizes: list[int]) -> None:
+    chosen = [batch_size(playing, episodes) for playing in range(episodes, 0, -1)]
+    assert list(dict.fromkeys(chosen)) == sizes
+    assert all(size >= playing for size, playing in zip(chosen, range(episodes, 0, -1), strict=True))
+    assert all(size == min(each for each in sizes if each >= playing)
+               for size, playing in zip(chosen, range(episodes, 0, -1), strict=True))  # fmt: skip
+
+
+def test_finished_games_are_not_computed(player: Player) -> None:
+    sizes: list[int] = []
+
+    def act(params: Params, observation: Any, epsilon: Any, key: jax.Array, step: int) -> Action:
+        sizes.append(len(observation))
+        return player.dqn.act(params, observation, epsilon, key, step)
+
+    games = Evaluator(player.config, player.spec, player.dqn._replace(act=act))
+    assert games.evaluate(player.params, lambda: False) is not None
+    assert sizes == sorted(sizes, reverse=True)
+    assert set(sizes) <= {5, 3, 2, 1}
+    if player.config.environment.task == "CartPole-v1":  # its games are of unequal length
+        assert sizes[-1] < GAMES
+
+
+def test_film_shows_the_first_reported_game() -> None:
+    config = load(ROOT / "configs" / "catch.yaml", ["environment.task=CartPole-v1", "evaluator.epsilon=0.3"])
+    spec = segment_spec(config)
+    dqn = make_dqn(config, spec)
+    params = dqn.init(jax.random.key(1)).online_params
+    screens: list[np.ndarray | None] = []
+    returns = Evaluator(config, spec, dqn, filmed=True).evaluate(params, lambda: False, screens.append)
+    assert returns is not None
+    assert len(screens) == returns[0]  # CartPole pays 1 for each step, and a screen is shown before each
+    assert len({screen.tobytes() for screen in screens if screen is not None}) > 1
+    np.testing.assert_array_equal(Evaluator(config, spec, dqn).evaluate(params, lambda: False), returns)

@@ -1,0 +1,161 @@
+"""The learner on its own: what it refuses to save, and to start with."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import os
+import threading
+import time
+from unittest import mock
+
+import jax
+import numpy as np
+import pytest
+import zmq
+
+from apex_jax.checkpoint import Checkpointer
+from apex_jax.config import Config
+from apex_jax.environment import segment_spec
+from apex_jax.errors import FatalError, RunError
+from apex_jax.process import StopSignal
+from apex_jax.settings import load
+from apex_jax.transport.params_codec import architecture_of
+from apex_jax.workers import learner as module
+from apex_jax.workers import saver
+from apex_jax.workers.learner import Learner, compute_dtype
+from apex_jax.workers.role import RoleContext
+
+
+def test_network_that_is_not_finite_is_not_saved(config: Config, context: zmq.Context) -> None:
+    learner = Learner(RoleContext(config, context, "learner"), segment_spec(config))
+    learner._save()
+    state = learner._state
+    learner.counters.updates = 7
+    learner._state = state._replace(online_params=jax.tree.map(lambda leaf: leaf * np.nan, state.online_params))
+    with pytest.raises(
+        RunError,
+        match=r"network is not finite after about 7 updates: lower learner\.learning_rate.*delete its .*/replay$",
+    ):
+        learner._save()
+    learner.close()
+    checkpointer = Checkpointer(config.directory, read_only=True)
+    architecture = architecture_of(learner._algorithm.acting_params(learner._state))
+    restored = checkpointer.restore_newest(state, config.checkpoint_compatibility_key, architecture)
+    assert restored is not None
+    assert restored[1].updates == 0
+    checkpointer.close()
+
+
+def test_learner_saves_before_a_refusal_ends_the_run(
+    config: Config, context: zmq.Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learner = Learner(RoleContext(config, context, "learner"), segment_spec(config))
+
+    def refuse(timeout_seconds: float) -> None:
+        raise RunError("refused by the replay server")
+
+    monkeypatch.setattr(learner._stream, "next", refuse)
+    with pytest.raises(RunError, match="refused by the replay server"):
+        learner.run()
+    assert learner._saver.checkpointer.steps == [], "nothing to save"
+    learner.counters.updates = 11
+    with pytest.raises(RunError, match="refused by the replay server"):
+        learner.run()
+    learner.close()
+    checkpointer = Checkpointer(config.directory, read_only=True)
+    architecture = architecture_of(learner._algorithm.acting_params(learner._state))
+    restored = checkpointer.restore_newest(learner._state, config.checkpoint_compatibility_key, architecture)
+    assert restored is not None
+    assert restored[1].updates == 11
+    checkpointer.close()
+
+
+def test_waiting_time_counts_even_if_a_batch_arrives(
+    config: Config, context: zmq.Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    role = RoleContext(config, context, "learner")
+    learner, stop = Learner(role, segment_spec(config)), role.stop
+    comes = iter(range(5))
+
+    def next_item(timeout_seconds: float) -> object:
+        if next(comes, None) is None:
+            stop.set()
+            return None
+        time.sleep(0.02)
+        return object()
+
+    monkeypatch.setattr(learner._stream, "next", next_item)
+    monkeypatch.setattr(learner, "_consume", lambda item: None)  # leaves nothing in flight
+    learner._learn()
+    assert learner._metrics.waited_seconds >= 5 * 0.02
+    learner.close()
+
+
+def test_unreachable_replay_server_at_the_end_is_logged_and_not_waited_for_for_ever(
+    config: Config, context: zmq.Context, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(module, "FINISH_SECONDS", 0.1)
+    learner = Learner(RoleContext(config.replace(total_updates=8), context, "learner"), segment_spec(config))
+    learner.counters.updates = 8
+    learner.run()  # nobody serves the sampling link
+    learner.close()
+    assert "the replay server did not receive that the run is over" in caplog.text
+    assert learner._saver.checkpointer.saved_updates == 8
+
+
+def test_end_of_the_run_is_announced_after_the_last_save(
+    config: Config, context: zmq.Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Checkpointer, "_write", fail)
+    monkeypatch.setattr(saver, "LAST_PAUSE_SECONDS", 0.0)
+    told: list[object] = []
+    learner = Learner(RoleContext(config.replace(total_updates=8), context, "learner"), segment_spec(config))
+    monkeypatch.setattr(learner._stream, "finish", told.append)
+    monkeypatch.setattr(learner, "_publish", lambda final=False: told.append(final))
+    learner.counters.updates = 8
+    with pytest.raises(FatalError, match="the last updates are lost"):
+        learner.run()
+    learner.close()
+    assert told == []
+
+
+def test_replay_that_does_not_fit_the_device_is_refused_at_the_start(
+    config: Config, context: zmq.Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "device_memory_bytes", lambda: 1_000_000)
+    with pytest.raises(FatalError, match=r"takes 0\.\d+ GB of frames.*lower replay\.capacity_transitions to at most"):
+        Learner(RoleContext(config, context, "learner"), segment_spec(config))
+    small = dataclasses.replace(config.replay, capacity_transitions=2_000)
+    Learner(RoleContext(config.replace(replay=small), context, "learner"), segment_spec(config)).close()
+
+
+@pytest.mark.parametrize("where", ["_restore", "_learn"])
+def test_device_error_is_one_line_and_leaves_no_thread(
+    config: Config, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    failure = jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes\nand much more")
+    monkeypatch.setattr(Learner, where, mock.Mock(side_effect=failure))
+    before = threading.active_count()
+    with pytest.raises(RunError, match=r"cpu:0 failed: RESOURCE_EXHAUSTED: .* 9 bytes; .*, lower replay\.capacity"):
+        module.run(config, "learner", StopSignal())
+    assert threading.active_count() == before
+
+
+def test_a_learner_whose_start_fails_leaves_no_thread(
+    config: Config, context: zmq.Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "LearnerMetrics", mock.Mock(side_effect=OSError(errno.EROFS, os.strerror(errno.EROFS))))
+    before = threading.active_count()
+    with pytest.raises(OSError, match="Read-only file system"):
+        Learner(RoleContext(config, context, "learner"), segment_spec(config))
+    assert threading.active_count() == before
+
+
+@pytest.mark.parametrize("name", ["auto", "float32", "bfloat16"])
+def test_activations_are_float32_on_every_device_unless_the_user_asks_for_bfloat16(name: str) -> None:
+    config = load(None, [f"learner.compute_dtype={name}"])
+    assert compute_dtype(config) == ("bfloat16" if name == "bfloat16" else "float32")

@@ -1,0 +1,301 @@
+"""The supervisor with stand-ins for the roles, which do as they are told: who is started again, given up, or killed."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from apex_jax.command_line import parse
+from apex_jax.config import ActorConfig, AddressConfig, Config
+from apex_jax.errors import RunError
+from apex_jax.operations.watch import Watch
+from apex_jax.plotting.provenance import read_starts
+from apex_jax.process import StopSignal
+from apex_jax.settings import load
+from apex_jax.workers import local
+from apex_jax.workers.local import LocalRun, locked
+from apex_jax.workers.recording import COMPLETING_THE_FILM
+from tests.rigs.processes import wait_until
+
+WAIT = "sys.stdin.buffer.read()"  # until the supervisor is gone
+WAIT_FOR_WORD = "sys.stdin.buffer.read(1)"  # that the run is over
+STAND_IN = """
+import os, pathlib, signal, sys, threading
+folder = pathlib.Path(__file__).parent
+
+def lives(name):  # process ids of all that have begun
+    path = folder / f"{name}.lives"
+    return path.read_text().splitlines() if path.exists() else []
+
+def is_gone(name):  # and the supervisor knows it
+    return not pathlib.Path("/proc", lives(name)[-1]).exists()
+
+def wait_until(condition):
+    while not condition():
+        threading.Event().wait(0.01)
+
+name = sys.argv[sys.argv.index("--name") + 1]
+with open(folder / f"{name}.lives", "a") as file:
+    file.write(f"{os.getpid()}\\n")
+life = len(lives(name))
+wait_until(lambda: all(map(lives, ("replay", "learner", "actor-0", "evaluator"))))
+exec((folder / f"{name}.py").read_text())
+"""
+
+
+class Stage:
+    """A run whose roles are lines of Python, run once all roles are there; `life` in them counts the role's starts."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.stop = StopSignal()
+        self.config = Config(run_directory=str(folder / "run"), actor=ActorConfig(processes=1))
+        (folder / "main.py").write_text(STAND_IN)
+        (folder / "run").mkdir()
+
+    def run(self, **lines: str) -> None:
+        """Plays a run; roles without lines do what they do in a run that ends well at once."""
+        well = {"replay": WAIT, "learner": "", "actor-0": WAIT, "evaluator": WAIT_FOR_WORD}
+        for name, line in (well | {name.replace("_", "-"): line for name, line in lines.items()}).items():
+            (self.folder / f"{name}.py").write_text(line)
+        LocalRun(self.config, AddressConfig(weights="ipc://w"), self.stop).run()
+
+    @property
+    def lives(self) -> dict[str, int]:
+        """How often each role was started."""
+        return {path.stem: len(path.read_text().splitlines()) for path in self.folder.glob("*.lives")}
+
+
+@pytest.fixture
+def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stage:
+    monkeypatch.setattr(local, "COMMAND", [sys.executable, str(tmp_path / "main.py")])
+    monkeypatch.setattr(local, "TICK_SECONDS", 0.01)
+    monkeypatch.setattr(local, "FIRST_DELAY_SECONDS", 0.01)
+    return Stage(tmp_path)
+
+
+ONCE_EACH = {"replay": 1, "learner": 1, "actor-0": 1, "evaluator": 1}
+
+
+def test_run_is_over_when_the_learner_and_then_the_evaluator_have_ended(
+    stage: Stage, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stage.run()
+    assert stage.lives == ONCE_EACH
+    assert f"Files:       {stage.config.run_directory} " in capsys.readouterr().out
+
+
+def test_roles_are_given_the_config_and_the_addresses_of_the_run(stage: Stage) -> None:
+    told = 'pathlib.Path(folder / "told").write_text("\\n".join(sys.argv[1:]))'
+    stage.run(actor_0=f'{told}\nassert os.environ["APEX_JAX_SUPERVISED"]\n{WAIT}')
+    assert stage.lives == ONCE_EACH
+    command = parse((stage.folder / "told").read_text().splitlines())
+    assert (command.role, command.name) == ("actor", "actor-0")
+    assert command.config == stage.config.replace(addresses=AddressConfig(weights="ipc://w"))
+    kept = load(Path(stage.config.run_directory, "logs", "config.yaml"))
+    assert kept == stage.config, "the run's own is the learner's to write"
+
+
+@pytest.mark.parametrize("end", ["os.kill(os.getpid(), signal.SIGKILL)", "1 / 0", "os._exit(143)"])
+def test_role_that_fails_is_started_again(stage: Stage, end: str, caplog: pytest.LogCaptureFixture) -> None:
+    stage.run(learner=f"if life <= 2: {end}")
+    assert stage.lives == {**ONCE_EACH, "learner": 3}
+    assert {record.levelno for record in caplog.records} == {logging.WARNING}
+    assert "learner ended with exit code" in caplog.text
+
+
+def test_a_learner_that_ends_as_soon_as_it_is_restarted_is_not_started_once_more(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = local.Role.start
+
+    def start_and_wait(role: local.Role, arguments: list[str]) -> None:
+        start(role, arguments)
+        if role.restarts:
+            assert role.process is not None
+            role.process.wait()
+
+    monkeypatch.setattr(local.Role, "start", start_and_wait)
+    stage.run(learner="sys.exit(4 if life == 1 else 0)")
+    assert stage.lives == {**ONCE_EACH, "learner": 2}
+
+
+def test_role_that_keeps_failing_ends_the_run_with_its_last_log_lines(stage: Stage) -> None:
+    with pytest.raises(RunError, match=r"^actor-0 failed 6 times in a row \(exit code 4\)[^\n]*\n(.*\n)*  life 6$"):
+        stage.run(learner=WAIT, actor_0='print("life", life)\nsys.exit(4)')
+    assert stage.lives == {**ONCE_EACH, "actor-0": 1 + local.MAX_RESTARTS}
+
+
+def test_restarts_are_forgotten_after_a_steady_time(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local, "STEADY_SECONDS", 0.0)
+    stage.run(learner="sys.exit(4 if life <= 8 else 0)")
+    assert stage.lives["learner"] == 9
+
+
+def test_role_that_hangs_at_each_start_is_given_up(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local, "STEADY_SECONDS", 0.0)  # each life is longer, but for the time that it hung
+
+    def fault(_: Watch, name: str) -> tuple[str, float]:
+        return ("has not answered for 300 s", 300.0) if name == "actor-0" else ("", 0.0)
+
+    monkeypatch.setattr(Watch, "fault", fault)
+    with pytest.raises(RunError, match=r"^actor-0 failed 6 times in a row \(exit code -9\)"):
+        stage.run(learner=WAIT)
+
+
+def test_role_with_the_same_error_twice_is_given_up(stage: Stage) -> None:
+    with pytest.raises(RunError, match=r"^learner failed 2 times in a row \(exit code 1\)(.*\n)*  error: no disk$"):
+        stage.run(learner='sys.exit("error: no disk")')
+    assert stage.lives["learner"] == 2
+
+
+def test_role_with_different_errors_is_restarted(stage: Stage) -> None:
+    stage.run(learner='sys.exit(f"error: at {life} updates" if life <= 3 else 0)')
+    assert stage.lives["learner"] == 4
+
+
+def test_diverged_learner_is_not_restarted(stage: Stage) -> None:
+    with pytest.raises(RunError, match=r"^learner cannot go on \(exit code 3\)(.*\n)*  fatal: the loss is not finite$"):
+        stage.run(learner='print("fatal: the loss is not finite"); sys.exit(3)')
+    assert stage.lives == ONCE_EACH
+
+
+def test_run_records_each_of_its_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LocalRun, "run", lambda run: None)
+    config = Config(run_directory=str(tmp_path / "run"))
+    for starts in (1, 2):
+        assert local.run(config, "local", StopSignal()) == 0
+        assert len(read_starts(config.directory)) == starts
+
+
+def test_role_that_rejects_its_configuration_is_not_restarted(stage: Stage) -> None:
+    with pytest.raises(RunError, match=r"^evaluator refused its configuration \(exit code 2\)"):
+        stage.run(learner=WAIT, evaluator="sys.exit(2)")
+    assert stage.lives == ONCE_EACH
+
+
+def test_learner_that_fails_at_the_end_is_restarted_with_its_peers(stage: Stage) -> None:
+    dies_when_alone = "if life == 1: wait_until(lambda: is_gone('replay') and is_gone('actor-0')); sys.exit(1)\n"
+    finds_them_again = "wait_until(lambda: len(lives('replay')) == len(lives('actor-0')) == 2)"
+    leaves_early = f"if life == 2: {WAIT}"
+    stage.run(learner=dies_when_alone + finds_them_again, replay=leaves_early, actor_0=leaves_early)
+    assert stage.lives == {"replay": 2, "learner": 2, "actor-0": 2, "evaluator": 1}
+
+
+def test_evaluator_that_takes_too_long_at_the_end_is_killed(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(local, "LAST_EVALUATION_SECONDS", 0.1)
+    stage.run(evaluator=WAIT)
+    assert stage.lives == ONCE_EACH
+    assert "the last evaluation took more than 0 s and was ended, see" in caplog.text
+    assert f"main.py --role evaluator checkpoint={stage.config.run_directory}" in caplog.text
+
+
+def test_film_has_its_own_time_limit_after_the_last_evaluation(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(local, "FILM_SECONDS", 0.1)
+    monkeypatch.setattr(Watch, "started", lambda watch, name: watch.reports.update({name: {"phase": "playing"}}))
+
+    def play_then_film(run: LocalRun) -> bool:
+        assert not is_over(run)  # plays for as long as it takes
+        run._watch.reports["evaluator"] = {"phase": COMPLETING_THE_FILM}
+        monkeypatch.setattr(LocalRun, "_is_over", is_over)
+        return False
+
+    is_over = LocalRun._is_over
+    monkeypatch.setattr(LocalRun, "_is_over", play_then_film)
+    stage.run(evaluator=WAIT)
+    assert "the film of the last evaluation took more than 0 s and was ended, see" in caplog.text
+    assert "episodes=1 video=FILE" in caplog.text
+
+
+def test_failed_last_evaluation_is_logged(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
+    stage.run(evaluator=f"{WAIT_FOR_WORD}; sys.exit(4)")
+    assert stage.lives == ONCE_EACH
+    assert "the last evaluation failed with exit code 4, see" in caplog.text
+
+
+def test_evaluator_that_ended_early_is_not_waited_for(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
+    stage.run(evaluator="", learner="wait_until(lambda: is_gone('evaluator'))")
+    assert stage.lives == ONCE_EACH
+    assert "the last evaluation" not in caplog.text
+
+
+def test_evaluator_that_is_down_when_the_run_ends_comes_back_for_the_last_evaluation(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local, "FIRST_DELAY_SECONDS", 600.0)  # it would be down much longer
+    stage.run(
+        learner="wait_until(lambda: is_gone('evaluator'))", evaluator=f"life == 1 and sys.exit(1); {WAIT_FOR_WORD}"
+    )
+    assert stage.lives["evaluator"] == 2
+
+
+def test_role_that_ignores_sigterm_is_killed(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local, "SAVE_SECONDS", 0.1)
+    deaf = f"signal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint(os.getpid(), flush=True)\n{WAIT}"
+    said = "(folder / 'run' / 'logs' / 'replay.log').read_text()"
+    stage.run(replay=deaf, learner=f"wait_until(lambda: {said})")
+    pid = int(Path(stage.config.run_directory, "logs", "replay.log").read_text())
+    assert not Path("/proc", str(pid)).exists()
+
+
+@contextlib.contextmanager
+def stopped_once_everyone_is_there(stage: Stage) -> Iterator[None]:
+    """Stops the run once each role has begun and one of them is `READY`."""
+    paths = [stage.folder / f"{name}.lives" for name in ONCE_EACH]
+
+    def stop() -> None:
+        wait_until(lambda: all(map(Path.exists, paths)) and (stage.folder / "ready").exists())
+        stage.stop.set()
+
+    director = threading.Thread(target=stop)
+    director.start()
+    yield
+    director.join()
+    assert not [path for path in paths if Path("/proc", path.read_text().strip()).exists()]
+
+
+READY = "(folder / 'ready').touch()"
+
+
+def test_stop_ends_all_roles(stage: Stage) -> None:
+    with stopped_once_everyone_is_there(stage):
+        stage.run(learner=f"{READY}; {WAIT}")
+    assert stage.lives == ONCE_EACH
+
+
+def test_failed_save_at_a_stop_is_printed(stage: Stage) -> None:
+    said = "print('fatal: the last updates are lost: no room', flush=True)"
+    lost = f"signal.signal(signal.SIGTERM, lambda *_: ({said}, os._exit(3)))"
+    with (
+        stopped_once_everyone_is_there(stage),
+        pytest.raises(RunError, match=r"^learner ended with exit code 3, see .*learner\.log: the last updates are l"),
+    ):
+        stage.run(learner=f"{lost}; {READY}; {WAIT}")
+
+
+def test_removed_log_file_does_not_end_a_run(stage: Stage) -> None:
+    gone = "(folder / 'run' / 'logs' / 'actor-0.log').unlink(); sys.exit(1)"
+    stage.run(actor_0=f"if life == 1: {gone}\n{WAIT}", learner="wait_until(lambda: len(lives('actor-0')) == 2)")
+    assert stage.lives == {**ONCE_EACH, "actor-0": 2}
+
+
+def test_run_directory_is_for_one_run_at_a_time(tmp_path: Path) -> None:
+    with locked(tmp_path / "run"), pytest.raises(RunError, match="another run is using"), locked(tmp_path / "run"):
+        raise AssertionError("locked twice")
+    with locked(tmp_path / "run"):
+        assert (tmp_path / "run" / "lock").exists()
+
+
+def test_error_within_a_run_is_not_reported_as_a_directory_error(tmp_path: Path) -> None:
+    with pytest.raises(PermissionError, match="other"), locked(tmp_path):
+        raise PermissionError("other")

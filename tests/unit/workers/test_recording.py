@@ -1,0 +1,143 @@
+"""Videos: every frame of a game, in colour, in files that players and browsers open."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import ModuleType
+
+import av
+import jax
+import numpy as np
+import pytest
+from PIL import Image, ImageSequence
+
+from apex_jax.agent.dqn import make_dqn
+from apex_jax.checkpoint import Checkpointer, Progress
+from apex_jax.config import Config
+from apex_jax.environment import segment_spec
+from apex_jax.errors import UsageError
+from apex_jax.metrics import MetricsWriter
+from apex_jax.process import StopSignal
+from apex_jax.program import CONFIGS
+from apex_jax.settings import load
+from apex_jax.transport.params_codec import architecture_of
+from apex_jax.workers import evaluator, local
+from apex_jax.workers.evaluator import Evaluator
+from apex_jax.workers.recording import Film, check_video, draw_curves
+from tests.rigs.recordings import PONG
+
+CATCH = ("environment.task=Catch-v0", "environment.frame_stack=1", "environment.frame_skip=1")
+
+
+def record(config: Config, path: Path, cancelled: bool = False) -> Film:
+    spec = segment_spec(config)
+    dqn = make_dqn(config, spec)
+    params = dqn.init(jax.random.key(0)).online_params
+    with Film(str(path), config.environment.frame_skip) as film:
+        if Evaluator(config, spec, dqn, filmed=True).evaluate(params, lambda: cancelled, film.add) is not None:
+            film.finish()
+    return film
+
+
+def frames_of(path: Path) -> tuple[np.ndarray, float]:
+    """Returns the frames of a video, uint8[N, height, width, 3], and how many are shown a second."""
+    with av.open(str(path)) as container:
+        stream = container.streams.video[0]
+        frames = [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]
+        return np.stack(frames), float(stream.average_rate or 0)
+
+
+@pytest.mark.long
+def test_game_is_recorded_in_raw_colours_at_the_speed_of_the_console(tmp_path: Path) -> None:
+    film = record(load(None, PONG), tmp_path / "game")
+    assert film.paths == [tmp_path / "game.mp4", tmp_path / "game.gif"]
+    assert film.error is None
+    frames, rate = frames_of(tmp_path / "game.mp4")
+    assert frames.shape == (40, 420, 320, 3)  # 160 emulator frames, 4 to a step; the screen twice as large
+    assert rate == 15
+    assert abs(frames[-1, 200, 100].astype(int) - (144, 72, 17)).max() < 12  # Pong's brown, as far as H.264 keeps it
+    with Image.open(tmp_path / "game.gif") as image:
+        assert image.size == (160, 210)
+        milliseconds = [frame.info["duration"] for frame in ImageSequence.Iterator(image)]
+        assert sum(milliseconds) == pytest.approx(40 * 1000 / 15, rel=0.05)  # pictures that are equal stand as one
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["game.gif", "game.mp4"]
+
+
+def test_game_without_a_screen_is_not_recorded(tmp_path: Path) -> None:
+    film = record(load(None, CATCH), tmp_path / "game")
+    assert film.paths == []
+    assert film.error is None
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.long
+def test_interrupted_game_leaves_the_old_video(tmp_path: Path) -> None:
+    (tmp_path / "game.mp4").write_bytes(b"of before")
+    assert record(load(None, PONG), tmp_path / "game", cancelled=True).paths == []
+    assert [path.read_bytes() for path in tmp_path.iterdir()] == [b"of before"]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("video", "film"), [("game.gif", "run/game.gif"), ("films/game.gif", "films/game.gif")])
+def test_film_of_a_checkpoint_is_in_the_run_directory_unless_its_name_has_a_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, video: str, film: str
+) -> None:
+    config = load(None, PONG)
+    state = make_dqn(config, segment_spec(config)).init(jax.random.key(0))
+    checkpointer = Checkpointer(str(tmp_path / "run"))
+    architecture = architecture_of(state.online_params)
+    checkpointer.save(state, Progress(1, 1, 0.0, 1, config.checkpoint_compatibility_key, architecture))
+    checkpointer.close()
+    (tmp_path / "films").mkdir()
+    monkeypatch.chdir(tmp_path)
+    of_checkpoint = load(None, [*PONG, "evaluator.checkpoint=run", f"evaluator.video={video}", "evaluator.episodes=1"])
+    assert evaluator.run(of_checkpoint, "evaluator", StopSignal()) == 0
+    assert [str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.gif")] == [film]
+
+
+@pytest.mark.parametrize("role", [evaluator, local])
+def test_video_of_a_game_without_a_screen_is_refused(tmp_path: Path, role: ModuleType) -> None:
+    config = load(CONFIGS / "catch.yaml", [f"run_directory={tmp_path / 'run'}", "evaluator.video=x.mp4"])
+    with pytest.raises(UsageError, match=r"^evaluator\.video=x\.mp4: Catch-v0 has no screen; leave it out$"):
+        role.run(config, "name", StopSignal())
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("task", ["MountainCar-v0", "CartPole-v1", "Pong-v5"])
+def test_video_of_a_game_that_a_run_films_may_be_asked_for(task: str) -> None:
+    file = "pong_cpu.yaml" if task == "Pong-v5" else "mountain_car.yaml"
+    check_video(load(CONFIGS / file, [f"environment.task={task}", "evaluator.video=x.mp4"]))
+
+
+def test_curves_of_a_run_are_drawn_into_its_directory(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    draw_curves(tmp_path, "Pong-v5")
+    assert "no curves.png: " in caplog.text  # there are no metrics
+    MetricsWriter(str(tmp_path), "evaluator").write(4000, {"eval/episodic_return": -20.0})
+    draw_curves(tmp_path, "Pong-v5")
+    assert (tmp_path / "curves.png").stat().st_size > 1000
+
+
+def test_run_without_a_finished_game_has_no_curves(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    MetricsWriter(str(tmp_path), "learner").write(4000, {"learner/updates": 8.0})
+    draw_curves(tmp_path, "Pong-v5")
+    assert "no curves.png: no game has ended yet" in caplog.text
+    assert not (tmp_path / "curves.png").exists()
+
+
+def test_video_error_ends_the_film_and_not_the_game(tmp_path: Path) -> None:
+    with Film(str(tmp_path / "nowhere" / "game"), 4) as film:
+        for _ in range(3):
+            film.add(np.zeros((20, 20, 3), np.uint8))
+        film.finish()
+    assert isinstance(film.error, UsageError)
+    assert film.paths == []
+
+
+@pytest.mark.parametrize("screens", [1, 3])
+def test_unfinished_film_leaves_the_old_video(tmp_path: Path, screens: int) -> None:
+    (tmp_path / "game.gif").write_bytes(b"of before")
+    with Film(str(tmp_path / "game"), 4) as film:
+        for _ in range(screens):
+            film.add(np.zeros((20, 20, 3), np.uint8))
+    assert [path.read_bytes() for path in tmp_path.iterdir()] == [b"of before"]

@@ -1,0 +1,341 @@
+"""Specification of the replay server as a whole: both links, the run's end, its metrics and its errors."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+import zlib
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zmq
+
+from apex_jax.config import AddressConfig, Config, ReplayConfig
+from apex_jax.errors import RunError, UsageError
+from apex_jax.metrics import read_metrics
+from apex_jax.replay.replay import make_limiter
+from apex_jax.segment_codec import encode_segment
+from apex_jax.transport import sockets
+from apex_jax.transport.messages import (
+    ActorHello,
+    ActorWelcome,
+    Credit,
+    EpisodeStatistics,
+    Finish,
+    Goodbye,
+    IndexBatches,
+    LearnerHello,
+    LearnerWelcome,
+    SegmentAck,
+    SegmentMessage,
+    StreamedSegments,
+)
+from apex_jax.workers import replay_server
+from apex_jax.workers.replay_server import ReplayServer
+from apex_jax.workers.role import RoleContext
+from tests.rigs import journals
+from tests.rigs.links import CONFIG, SPEC, TRANSITIONS, Peer, free_address, segment_of, wait_until
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    return CONFIG.replace(
+        run_directory=str(tmp_path),
+        metrics_interval_seconds=0.1,
+        replay=replace(ReplayConfig(), capacity_transitions=8 * TRANSITIONS, min_size_to_sample=2 * TRANSITIONS),
+        addresses=AddressConfig(free_address(), free_address(), free_address()),
+    )
+
+
+class Running:
+    """A replay server on its thread, and peers by hand."""
+
+    def __init__(self, config: Config) -> None:
+        self.context = zmq.Context()
+        role = RoleContext(config, self.context, "replay")
+        self.server, self.stop = ReplayServer(role, SPEC), role.stop
+        self.config = config
+        self.thread = threading.Thread(target=self.server.run)
+        self.thread.start()
+        self._peers: list[Peer] = []
+
+    def actor(self, run_id: int = 1) -> Peer:
+        peer = Peer(sockets.connect_experience(self.context, self.config.addresses.experience), lambda: None)
+        self._peers.append(peer)
+        peer.send(ActorHello(run_id, self.config.compatibility_key, num_environments=4))
+        peer.receive(ActorWelcome)
+        return peer
+
+    def learner(self, environment_steps: int = 0) -> Peer:
+        peer = Peer(sockets.connect_sampling(self.context, self.config.addresses.sampling), lambda: None)
+        self._peers.append(peer)
+        peer.send(LearnerHello(5, self.config.compatibility_key, environment_steps, batches_at_once=1, batch_size=4))
+        peer.receive(LearnerWelcome)
+        return peer
+
+    def close(self) -> None:
+        self.stop.set()
+        self.thread.join()
+        for peer in self._peers:
+            peer.socket.close()
+        self.server.close()
+        self.context.term()
+
+
+@pytest.fixture
+def running(config: Config) -> Iterator[Running]:
+    running = Running(config)
+    yield running
+    running.close()
+
+
+def message_of(number: int, environment_steps: int = 100) -> SegmentMessage:
+    body = encode_segment(segment_of(number), SPEC)
+    return SegmentMessage(1, number, environment_steps, zlib.crc32(body), body)
+
+
+def send_segments(actor: Peer, *numbers: int, environment_steps: int = 100) -> None:
+    for number in numbers:
+        actor.send(message_of(number, environment_steps))
+    while actor.receive(SegmentAck).sequence < numbers[-1]:
+        pass
+
+
+def test_segments_of_actors_become_batches_of_the_learner(running: Running) -> None:
+    learner, actor = running.learner(environment_steps=1_000), running.actor()
+    learner.send(Credit(5, groups=1, segments=10))
+    send_segments(actor, 1, 2)
+    received = [len(learner.receive(StreamedSegments).slots)]
+    while sum(received) < 2:
+        received.append(len(learner.receive(StreamedSegments).slots))
+    batches = learner.receive(IndexBatches)
+    assert (batches.replay_id, batches.environment_steps) == (running.server.replay.id, 200), "of this replay alone"
+    assert batches.size_transitions == 2 * TRANSITIONS
+
+
+def test_segments_wait_while_the_learner_waits_for_batches(running: Running) -> None:
+    learner, actor = running.learner(), running.actor()
+    learner.send(Credit(5, groups=0, segments=2))
+    send_segments(actor, 1, 2, 3)  # a learner that wants no batches now holds nothing back
+    learner.send(Credit(5, groups=1, segments=0))
+    wait_until(lambda: running.server.sampling.is_in_arrears)
+    actor.send(message_of(4))
+    assert actor.hears_nothing()
+    assert running.server.replay.buffer.inserted_segments == 3
+    learner.send(Credit(5, groups=0, segments=9))
+    received: list[int] = []
+    while 2 not in received:
+        received += learner.receive(StreamedSegments).slots.tolist()
+    assert received == [0, 1, 2]
+    assert learner.receive(IndexBatches).size_transitions == 3 * TRANSITIONS
+    assert learner.receive(StreamedSegments).slots.tolist() == [3]
+    assert actor.receive(SegmentAck).sequence == 4
+
+
+def test_metrics_of_the_replay_are_at_the_steps_of_the_run_that_its_learner_has_counted(running: Running) -> None:
+    learner, actor, skip = running.learner(), running.actor(), running.config.environment.frame_skip
+    send_segments(actor, 1, 2)
+    wait_until(lambda: running.server.describe()["environment_frames"] == 200 * skip)
+    learner.send(Credit(5, groups=0, segments=0, environment_steps=1_200))
+    wait_until(lambda: running.server.describe()["environment_frames"] == 1_200 * skip)
+    wait_until(lambda: steps_written(running.config)[-1] == 1_200 * skip)
+
+
+def test_the_end_of_the_run_ends_the_server_once_all_have_left(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replay_server, "LEAVING_SECONDS", 60.0)
+    learner, actor = running.learner(), running.actor()
+    for _ in range(2):  # the answer to the first may have been lost
+        learner.send(Finish("enough"))
+        assert learner.receive(Finish).reason == "enough"
+    assert actor.receive(Finish).reason == "enough"
+    actor.send(Goodbye(1))
+    wait_until(lambda: not running.server.experience.actors)
+    assert running.thread.is_alive()
+    learner.send(Goodbye(5))
+    running.thread.join(20)
+    assert not running.thread.is_alive()
+
+
+def test_a_signal_ends_the_server_at_once(running: Running) -> None:
+    running.actor()
+    running.stop.set()
+    running.thread.join(20)
+    assert not running.thread.is_alive()
+
+
+def test_metrics_count_stored_drawn_dropped_and_played(running: Running) -> None:
+    actor, learner = running.actor(), running.learner()
+    learner.send(Credit(5, groups=1, segments=10))
+    send_segments(actor, 1, 2)
+    learner.receive(StreamedSegments)
+    actor.send_frames(b"\xc1")
+    games = np.array([0.001, 0.4], np.float32), np.array([20, 10], np.float32), np.array([7, 9], np.int32)
+    actor.send(EpisodeStatistics(1, *games))
+    wait_until(lambda: running.server.experience.dropped and running.server.replay.limiter.sampled)
+    wait_until(
+        lambda: values_written(running.config).keys() >= {"replay/dropped_not_msgpack", "charts/episodic_return"}
+    )
+    running.close()
+    values = values_written(running.config)
+    assert values["replay/size_transitions"] == 2 * TRANSITIONS
+    assert values["replay/samples_per_insert"] == pytest.approx(4 / (2 * TRANSITIONS))
+    assert values["replay/actors"] == 1
+    assert values["replay/bytes"] > 0
+    assert values["replay/dropped_not_msgpack"] == 1
+    assert values["charts/episodic_return"] == 15
+    assert values["charts/episodic_length"] == 8
+    assert values["charts/episodic_return_epsilon_below_0.01"] == 20
+    assert values["charts/episodic_return_epsilon_above_0.2"] == 10
+    assert values["step"] == 200 * running.config.environment.frame_skip
+
+
+def values_written(config: Config) -> dict[str, Any]:
+    """Every tag with its newest value that is one."""
+    values: dict[str, Any] = {}
+    path = Path(config.directory, "metrics", "replay.jsonl")
+    for line in read_metrics(path) if path.exists() else []:
+        values |= {tag: value for tag, value in line.items() if value is not None}
+    return values
+
+
+def test_restarted_server_continues_from_the_journal(config: Config) -> None:
+    first = Running(config)
+    learner, actor, replay_id = first.learner(), first.actor(), first.server.replay.id
+    send_segments(actor, 1, 2, 3)
+    learner.send(Credit(5, groups=1, segments=10))
+    wait_until(lambda: first.server.replay.limiter.sampled == 4)
+    first.close()
+    second = Running(config)
+    server = second.server
+    assert (server.replay.buffer.size_segments, server.replay.limiter.inserted, server.replay.limiter.sampled) == (
+        3,
+        3 * TRANSITIONS,
+        4,
+    )
+    assert (server.replay.id, server.replay.environment_steps) == (replay_id, 300)
+    assert server.ledger()["stored"] == 3 * TRANSITIONS
+    second.close()
+    third = Running(config)
+    third.actor(run_id=2)
+    assert third.server.replay.incarnations == 2
+    third.close()
+    values = values_written(config)
+    assert values["ledger/stored"] == values["ledger/produced"] == 3 * TRANSITIONS
+    assert values["replay/journal_errors"] == 0
+    assert values["replay/journal_bytes"] > 0
+
+
+def steps_written(config: Config) -> list[float]:
+    path = Path(config.directory, "metrics", "replay.jsonl")
+    return [line["step"] for line in read_metrics(path)] if path.exists() else [0.0]
+
+
+def as_killed_now(config: Config) -> Config:
+    """Returns the configuration of a server that finds what another one would leave if it were killed now."""
+    copy = config.replace(run_directory=str(Path(config.directory, "copy")))
+    shutil.copytree(Path(config.directory, "replay"), Path(copy.directory, "replay"))
+    return copy.replace(addresses=AddressConfig(free_address(), free_address(), free_address()))
+
+
+def test_server_killed_before_a_welcome_does_not_reuse_the_incarnation(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copies, send = [], sockets.send
+
+    def killed_before(socket: zmq.Socket, message: Any, *identity: bytes) -> bool:
+        if isinstance(message, ActorWelcome):
+            copies.append(as_killed_now(config))
+        return send(socket, message, *identity)
+
+    first = Running(config)
+    monkeypatch.setattr(sockets, "send", killed_before)
+    first.actor()
+    second = ReplayServer(RoleContext(copies[0], first.context, "replay"), SPEC)
+    assert second.replay.incarnations == 1, "or it would give this incarnation to another actor, too"
+    second.close()
+    first.close()
+
+
+def test_killed_server_keeps_every_acknowledged_segment(config: Config) -> None:
+    context = zmq.Context()
+    first = Running(config)
+    send_segments(first.actor(), 1, 2)
+    second = ReplayServer(RoleContext(as_killed_now(config), context, "replay"), SPEC)
+    assert (second.replay.buffer.size_segments, second.replay.environment_steps) == (2, 200)
+    assert second.replay.id == first.server.replay.id, "or the learner would count the steps twice"
+    assert second.replay.incarnations == 1
+    second.close()
+    context.term()
+    first.close()
+
+
+def test_a_learner_that_leaves_has_a_snapshot_written(config: Config) -> None:
+    first = Running(config)
+    learner, actor = first.learner(), first.actor()
+    send_segments(actor, 1, 2)
+    learner.send(Credit(5, groups=1, segments=10))
+    wait_until(lambda: first.server.replay.limiter.sampled == 4)
+    learner.send(Goodbye(5))
+    wait_until(lambda: journals.files(Path(config.directory), "snapshot") != [])  # else due in a minute
+    second = Running(as_killed_now(config))
+    assert second.server.replay.limiter.sampled == 4
+    second.close()
+    first.close()
+
+
+def test_without_a_journal_nothing_is_written_and_a_start_is_empty(config: Config) -> None:
+    without = config.replace(replay=replace(config.replay, journal=False))
+    for _ in range(2):
+        running = Running(without)
+        assert running.server.replay.buffer.size_segments == 0
+        send_segments(running.actor(), 1)
+        running.close()
+    assert not Path(config.directory, "replay").exists()
+
+
+def test_a_directory_in_use_is_one_line_and_leaves_nothing_open(running: Running) -> None:
+    context = zmq.Context()
+    other = running.config.replace(addresses=AddressConfig(free_address(), free_address(), free_address()))
+    with pytest.raises(RunError, match="another replay server is using"):
+        ReplayServer(RoleContext(other, context, "replay"), SPEC)
+    context.term()
+    assert context.closed
+
+
+@pytest.mark.parametrize("link", ["experience", "sampling"])
+def test_an_address_in_use_is_one_line_and_leaves_nothing_open(config: Config, link: str) -> None:
+    context, other = zmq.Context(), zmq.Context()
+    address = getattr(config.addresses, link)
+    with sockets.serve_weights(other, address):
+        with pytest.raises(sockets.BindError, match=rf"addresses\.{link}={address} cannot be served") as caught:
+            ReplayServer(RoleContext(config, context, "replay"), SPEC)
+        assert str(caught.value).isprintable()
+        context.term()  # waits for ever for a socket that was left open
+    other.term()
+    assert context.closed
+
+
+def test_rate_limiter_that_would_deadlock_is_a_usage_error(config: Config) -> None:
+    tight = config.replace(replay=replace(config.replay, samples_per_insert=8.0, error_buffer=0.001))
+    with pytest.raises(
+        UsageError, match=r"^replay\.error_buffer=0\.001: must be at least [\d.]+, .* raise it"
+    ) as caught:
+        make_limiter(tight, SPEC)
+    assert str(caught.value).isprintable()
+    least = float(str(caught.value).partition("at least ")[2].partition(",")[0])
+    make_limiter(config.replace(replay=replace(tight.replay, error_buffer=least)), SPEC)
+
+
+def test_the_error_buffer_is_a_share_of_the_minimum_size(config: Config) -> None:
+    loose = config.replace(replay=replace(config.replay, samples_per_insert=8.0, error_buffer=2.0))
+    limiter = make_limiter(loose, SPEC)
+    limiter.insert(2 * TRANSITIONS)
+    allowed = 2.0 * 2 * TRANSITIONS * 8
+    assert limiter.can_sample(int(allowed), 2 * TRANSITIONS)
+    assert not limiter.can_sample(int(allowed) + 1, 2 * TRANSITIONS)

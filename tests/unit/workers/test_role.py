@@ -1,0 +1,97 @@
+"""The status of a role shows the metrics that it wrote last, and two processes of a run cannot have one name."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import zmq
+
+from apex_jax.errors import RunError, UsageError
+from apex_jax.metrics import read_metrics
+from apex_jax.process import StopSignal
+from apex_jax.program import CONFIGS
+from apex_jax.settings import load
+from apex_jax.transport.security import LINKS
+from apex_jax.transport.status_link import StatusError, fetch
+from apex_jax.workers.role import Role, RoleContext, open_role
+from tests.rigs.links import free_address
+
+
+def config_in(folder: Path, *settings: str):  # type: ignore[no-untyped-def]
+    return load(CONFIGS / "catch.yaml", [f"run_directory={folder}", *settings])
+
+
+def test_status_shows_what_was_written_last_and_frames_count_emulator_frames(tmp_path: Path) -> None:
+    config = config_in(tmp_path / "run")
+    config = config.replace(environment=config.environment.__class__(task="Pong-v5", frame_skip=4))
+    with zmq.Context() as sockets:
+        context = RoleContext(config, sockets, "actor")
+        context.describe = lambda: {"weights_version": 3}
+        context.write_metrics(10, {"charts/episodic_return": 1.0})
+        context.write_metrics(25, {"charts/episodic_return": 2.0}, Counter(stale=4))
+        report = context.report()
+    line = read_metrics(tmp_path / "run" / "metrics" / "actor.jsonl")[-1]
+    assert line["step"] == 100
+    assert (line["charts/episodic_return"], line["replay/dropped_stale"]) == (2.0, 4.0)
+    assert line["system/resident_memory_bytes"] > 1e6
+    assert report["weights_version"] == 3
+    assert report["metrics"]["replay/dropped_stale"] == 4
+
+
+def test_two_actors_of_one_name_are_refused_in_one_run(tmp_path: Path) -> None:
+    config = config_in(tmp_path / "run")
+    with open_role(config, "actor", "actor", StopSignal()) as context:
+        context.write_metrics(0, {})
+        with (
+            pytest.raises(RunError, match="is named actor"),
+            open_role(config, "actor", "actor", StopSignal()),
+        ):
+            pass
+        with open_role(config, "actor", "actor-2", StopSignal()):
+            pass
+    with open_role(config, "actor", "actor", StopSignal()):
+        pass
+
+
+@pytest.mark.parametrize("role", ["actor", "evaluator", "learner", "replay"])
+def test_start_that_fails_frees_the_name_and_the_address(tmp_path: Path, role: Role) -> None:
+    address = free_address()
+    config = config_in(tmp_path / "run", f"addresses.status={address}")
+    without_keys = config.replace(addresses=replace(config.addresses, **dict.fromkeys(LINKS, "tcp://10.0.0.7:5550")))
+    stop = StopSignal()
+    with pytest.raises(UsageError, match="there are no keys"), open_role(without_keys, role, role, stop):
+        pass
+    with open_role(config, role, role, stop) as context:
+        context.write_metrics(0, {})
+        assert fetch(address, 5.0)[1]["role"] == role
+
+
+def test_status_shows_the_metrics_and_what_the_role_says_of_itself(tmp_path: Path) -> None:
+    address = free_address()
+    config = config_in(tmp_path / "run", f"addresses.status={address}")
+    with open_role(config, "learner", "learner", StopSignal()) as context:
+        assert fetch(address, 5.0)[1]["metrics"] == {}
+        context.describe = lambda: {"updates": 7, "metrics": "hidden by the role's own"}
+        context.write_metrics(0, {"learner/updates": 7.0})
+        report = fetch(address, 5.0)[1]
+        assert (report["updates"], report["metrics"]["learner/updates"]) == (7, 7.0)
+
+
+def test_error_of_a_role_ends_its_status_and_its_sockets(tmp_path: Path) -> None:
+    address = free_address()
+    config = config_in(tmp_path / "run", f"addresses.status={address}")
+    contexts: list[RoleContext] = []
+
+    def role() -> None:
+        with open_role(config, "actor", "actor", StopSignal()) as context:
+            contexts.append(context)
+            raise KeyError("a bug")
+
+    with pytest.raises(KeyError, match="a bug"):
+        role()
+    assert contexts[0].sockets.closed
+    with pytest.raises(StatusError, match="does not answer"):
+        fetch(address, 5.0)

@@ -1,0 +1,144 @@
+"""A run's counters go on across restarts of its learner, its limits are reached, and the learning rate falls."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+import zmq
+from hypothesis import given
+from hypothesis import strategies as st
+
+from apex_jax.checkpoint import Progress
+from apex_jax.config import Config, EnvironmentConfig, LearnerConfig
+from apex_jax.environment import segment_spec
+from apex_jax.workers.learner import Learner
+from apex_jax.workers.role import RoleContext
+from apex_jax.workers.run_counters import RunCounters
+
+
+def test_environment_steps_add_up_over_replays_and_never_fall(config: Config, context: zmq.Context) -> None:
+    learner = Learner(RoleContext(config, context, "learner"), segment_spec(config))
+    told = [("a", 100), ("a", 150), ("b", 20), ("a", 130), ("a", 160), ("b", 30)]  # "a" lost 20 steps of its journal
+    totals = []
+    for replay_id, steps in told:
+        learner.counters.count_steps(replay_id, steps)
+        totals.append(learner.counters.environment_steps)
+    assert totals == [100, 150, 170, 170, 200, 210]
+    learner._save()
+    learner.close()
+    resumed = Learner(RoleContext(config, context, "learner"), segment_spec(config))
+    resumed.counters.count_steps("a", 165)
+    assert resumed.counters.environment_steps == 215
+    resumed.close()
+
+
+def test_the_step_size_falls_with_the_limit_that_is_nearest(config: Config, context: zmq.Context) -> None:
+    falling = dataclasses.replace(config.learner, final_learning_rate_share=0.2, learning_rate_decay_start=0.0)
+    config = config.replace(learner=falling, total_updates=1_000, total_environment_frames=8_000, total_minutes=1e6)
+    learner = Learner(RoleContext(config, context, "learner"), segment_spec(config))
+    shares = []
+    for updates, frames in ((0, 0), (500, 0), (500, 6_000), (1_000, 6_000), (1_008, 6_000)):
+        learner.counters.updates, learner.counters.environment_steps = updates, frames
+        shares.append(learner.counters.learning_rate_share())
+    learner.close()
+    np.testing.assert_allclose(shares, [1.0, 0.6, 0.4, 0.2, 0.2], atol=1e-6)
+
+
+def test_the_step_size_is_constant_until_its_decay_starts(config: Config, context: zmq.Context) -> None:
+    held = dataclasses.replace(config.learner, final_learning_rate_share=0.2, learning_rate_decay_start=0.6)
+    learner = Learner(
+        RoleContext(config.replace(learner=held, total_updates=1_000), context, "learner"), segment_spec(config)
+    )
+    shares = []
+    for learner.counters.updates in (0, 600, 700, 800, 1_000, 1_008):
+        shares.append(learner.counters.learning_rate_share())
+    learner.close()
+    np.testing.assert_allclose(shares, [1.0, 1.0, 0.8, 0.6, 0.2, 0.2], atol=1e-6)
+
+
+def test_the_step_size_is_constant_if_the_run_has_no_limit(config: Config, context: zmq.Context) -> None:
+    falling = dataclasses.replace(config.learner, final_learning_rate_share=0.2)
+    config = config.replace(learner=falling, total_updates=0)
+    learner = Learner(RoleContext(config, context, "learner"), segment_spec(config))
+    learner.counters.updates = 1_000_000
+    assert learner.counters.learning_rate_share() == 1.0
+    learner.close()
+
+
+NOTHING = Progress(0, 0, 0.0, 0, "key", "architecture")
+
+
+def counters_of(progress: Progress = NOTHING, started_ago: float = 0.0, **settings: Any) -> RunCounters:
+    environment = EnvironmentConfig(frame_skip=4)
+    return RunCounters(Config(environment=environment).replace(**settings), progress, time.monotonic() - started_ago)
+
+
+@given(
+    counts=st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 1000)), max_size=40), restart=st.integers(0, 40)
+)
+def test_steps_are_the_growth_of_each_replays_count_also_across_a_restart(
+    counts: list[tuple[str, int]], restart: int
+) -> None:
+    counters, last, total = counters_of(), dict.fromkeys("abc", 0), 0
+    for number, (replay_id, steps) in enumerate(counts):
+        if number == restart:
+            counters = counters_of(counters.progress(1, "run"))
+        counters.count_steps(replay_id, steps)
+        total += max(0, steps - last[replay_id])
+        last[replay_id] = steps
+        assert counters.environment_steps == total
+        assert counters.environment_frames == 4 * total
+
+
+def test_restart_goes_on_from_the_saved_progress_and_keeps_what_it_does_not_count() -> None:
+    saved = Progress(70, 5000, 600.0, 9, "key", "architecture", "", (("a", 3000), ("b", 2000)))
+    counters = counters_of(saved, started_ago=30.0)
+    assert (counters.updates, counters.environment_steps) == (70, 5000)
+    assert 630.0 <= counters.elapsed_seconds() < 690.0
+    counters.updates += 1
+    counters.count_steps("b", 2500)
+    progress = counters.progress(10, "0" * 16)
+    assert progress._replace(elapsed_seconds=0.0) == Progress(
+        71, 5500, 0.0, 10, "key", "architecture", "0" * 16, (("a", 3000), ("b", 2500))
+    )
+    assert progress.elapsed_seconds >= 630.0
+
+
+@pytest.mark.parametrize(("settings", "text"), [
+    ({}, None),
+    ({"total_updates": 71}, None),
+    ({"total_updates": 70}, "70 updates"),
+    ({"total_environment_frames": 20_001}, None),
+    ({"total_environment_frames": 20_000}, "20000 environment frames"),
+    ({"total_minutes": 12.0}, None),
+    ({"total_minutes": 10.0}, "10.0 minutes"),
+    ({"total_updates": 71, "total_environment_frames": 20_000, "total_minutes": 10.0}, "20000 environment frames"),
+])  # fmt: skip
+def test_limit_is_reached_at_its_value_and_unset_limits_never(settings: dict[str, Any], text: str | None) -> None:
+    saved = Progress(70, 5000, 600.0, 9, "key", "architecture")
+    assert counters_of(saved, **{"total_updates": 0, "total_environment_frames": 0, **settings}).limit_reached() == text
+
+
+@given(
+    start=st.floats(0.0, 0.99),
+    final=st.floats(0.0, 1.0),
+    updates=st.lists(st.integers(0, 2000), min_size=2, max_size=9),
+)
+def test_share_of_the_learning_rate_never_rises_and_ends_at_its_final_value(
+    start: float, final: float, updates: list[int]
+) -> None:
+    learner = LearnerConfig(learning_rate_decay_start=start, final_learning_rate_share=final)
+    counters = counters_of(learner=learner, total_updates=1000)
+    shares = []
+    for counters.updates in sorted(updates):
+        shares.append(counters.learning_rate_share())
+        if counters.updates <= 1000 * start:
+            assert shares[-1] == 1.0
+        if counters.updates >= 1000:
+            assert shares[-1] == pytest.approx(final)
+    assert shares == sorted(shares, reverse=True)
+    assert all(final - 1e-9 <= share <= 1.0 for share in shares)

@@ -1,0 +1,278 @@
+"""A saver starts checkpoints when they are due, retries the last one, and ends a run that cannot save."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import cast
+from unittest import mock
+
+import pytest
+import zmq
+
+from apex_jax.checkpoint import Checkpointer, Progress
+from apex_jax.config import Config, LearnerConfig
+from apex_jax.environment import segment_spec
+from apex_jax.errors import FatalError
+from apex_jax.process import StopSignal
+from apex_jax.workers import saver
+from apex_jax.workers.learner import Learner
+from apex_jax.workers.role import RoleContext
+from apex_jax.workers.saver import Saver
+from tests.rigs.learner_runs import Fleet
+from tests.rigs.processes import Programs, checkpoints, wait_until
+
+pytestmark = pytest.mark.timeout(180)
+
+STATE, PROGRESS = object(), Progress(1, 1, 0.0, 1, "key", "architecture")
+INTERVAL = 600.0
+
+
+class Clock:
+    """Time that passes only while somebody sleeps, or the test says so."""
+
+    def __init__(self) -> None:
+        self.seconds = 1000.0
+
+    def monotonic(self) -> float:
+        return self.seconds
+
+    def sleep(self, seconds: float) -> None:
+        self.seconds += seconds
+
+
+class FalseCheckpointer:
+    """A checkpointer whose saves last and end as the test says."""
+
+    directory = "run/checkpoints"
+
+    def __init__(self, clock: Clock, lasts_seconds: float = 0.0) -> None:
+        self.error: str | None = None
+        self.saved_updates = self.failed_in_a_row = 0
+        self.saves: list[float] = []  # when each began
+        self.closed_with: list[float] = []
+        self.fails = False
+        self.lasts_seconds = lasts_seconds
+        self._clock = clock
+
+    @property
+    def is_saving(self) -> bool:
+        return bool(self.saves) and self._clock.seconds < self.saves[-1] + self.lasts_seconds
+
+    def save(self, state: object, progress: Progress) -> None:
+        self.saves.append(self._clock.seconds)
+        self.error = "No space left on device" if self.fails else None
+        self.failed_in_a_row = self.failed_in_a_row + 1 if self.fails else 0
+        self.saved_updates = self.saved_updates if self.fails else progress.updates
+
+    def close(self, seconds: float) -> None:
+        self.closed_with.append(seconds)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(saver, "time", clock)
+    return clock
+
+
+def saver_of(checkpointer: FalseCheckpointer, clock: Clock, limit: int = 0) -> Saver:
+    settings = LearnerConfig(checkpoint_interval_seconds=INTERVAL, failed_checkpoints_limit=limit)
+    return Saver(settings, cast(Checkpointer, checkpointer), clock.seconds)
+
+
+def saves_in(
+    seconds: int, of: Saver, clock: Clock, checkpointer: FalseCheckpointer, first_update: int = 0
+) -> list[float]:
+    """Returns when saves begin if a learner asks each second; updates are made from `first_update` seconds on."""
+    begun, before = clock.seconds, len(checkpointer.saves)
+    for second in range(seconds):
+        clock.seconds = begun + second
+        if of.is_due(max(0, second - first_update), clock.seconds):
+            of.save(STATE, PROGRESS)
+    return [at - begun for at in checkpointer.saves[before:]]
+
+
+def test_first_checkpoint_is_early_from_the_first_update_on_and_the_next_follow_at_the_interval(clock: Clock) -> None:
+    checkpointer = FalseCheckpointer(clock)
+    times = saves_in(2000, saver_of(checkpointer, clock), clock, checkpointer, first_update=100)
+    assert times == [100 + saver.FIRST_CHECKPOINT_SECONDS + INTERVAL * number for number in range(4)]
+
+
+def test_resumed_learner_saves_at_the_interval_only(clock: Clock) -> None:
+    checkpointer = FalseCheckpointer(clock)
+    checkpointer.saved_updates = 500
+    assert saves_in(1300, saver_of(checkpointer, clock), clock, checkpointer) == [INTERVAL, 2 * INTERVAL]
+
+
+def test_failed_save_is_retried_sooner_and_the_interval_holds_after_a_success(clock: Clock) -> None:
+    checkpointer = FalseCheckpointer(clock)
+    checkpointer.saved_updates, checkpointer.fails = 500, True
+    subject = saver_of(checkpointer, clock)
+    assert saves_in(660, subject, clock, checkpointer) == [600, 630]
+    checkpointer.fails = False
+    clock.seconds += 1
+    assert saves_in(660, subject, clock, checkpointer) == [0, 600]
+
+
+def test_no_save_starts_while_one_is_in_progress(clock: Clock) -> None:
+    checkpointer = FalseCheckpointer(clock, lasts_seconds=700.0)
+    checkpointer.saved_updates = 500
+    assert saves_in(1400, saver_of(checkpointer, clock), clock, checkpointer) == [600, 1300]
+
+
+@pytest.mark.parametrize("limit", [0, 3])
+def test_consecutive_failures_end_the_run_at_the_limit_if_there_is_one(clock: Clock, limit: int) -> None:
+    checkpointer = FalseCheckpointer(clock)
+    checkpointer.fails = True
+    subject = saver_of(checkpointer, clock, limit)
+    if not limit:
+        assert len(saves_in(900, subject, clock, checkpointer)) > 20
+        return
+    with pytest.raises(FatalError, match=r"^3 checkpoints in a row could not be saved: No space left on device; make"):
+        saves_in(900, subject, clock, checkpointer)
+    assert len(checkpointer.saves) == limit
+    subject.close()
+    assert checkpointer.closed_with == [0.0], "nobody waits for a save that was given up"
+
+
+def test_save_that_does_not_end_counts_a_failure_for_each_interval(clock: Clock) -> None:
+    checkpointer = FalseCheckpointer(clock, lasts_seconds=1e9)
+    subject = saver_of(checkpointer, clock, limit=2)
+    begun = saver.FIRST_CHECKPOINT_SECONDS
+    assert saves_in(int(begun + 2 * INTERVAL), subject, clock, checkpointer) == [begun]
+    with pytest.raises(FatalError, match="2 checkpoints in a row could not be saved: the disk does not answer"):
+        subject.is_due(1, clock.seconds + 1)
+
+
+def test_last_save_is_tried_again_after_a_pause_and_succeeds_once(clock: Clock) -> None:
+    checkpointer, stop = FalseCheckpointer(clock, lasts_seconds=1.0), StopSignal()
+    subject = saver_of(checkpointer, clock)
+
+    def save() -> None:
+        checkpointer.fails = len(checkpointer.saves) == 0
+        subject.save(STATE, PROGRESS)
+
+    subject.save_last(save, stop)
+    first, second = checkpointer.saves
+    assert second - first == pytest.approx(1.0 + saver.LAST_PAUSE_SECONDS, abs=0.1)
+    subject.close()
+    assert checkpointer.closed_with == [saver.LAST_SAVE_SECONDS]
+
+
+def test_last_save_that_fails_each_time_is_an_error_with_the_reason_and_the_place(clock: Clock) -> None:
+    checkpointer = FalseCheckpointer(clock)
+    checkpointer.fails = True
+    subject = saver_of(checkpointer, clock)
+    with pytest.raises(FatalError, match=r"updates are lost: No space left on device; make run/checkpoints writable"):
+        subject.save_last(lambda: subject.save(STATE, PROGRESS), StopSignal())
+    assert len(checkpointer.saves) == saver.LAST_SAVES
+    subject.close()
+    assert checkpointer.closed_with == [0.0]
+
+
+def test_last_save_waits_for_a_save_in_progress_within_its_time_and_the_loop_still_beats(clock: Clock) -> None:
+    checkpointer, stop = FalseCheckpointer(clock, lasts_seconds=10.0), mock.Mock(spec=StopSignal)
+    subject = saver_of(checkpointer, clock)
+    subject.save(STATE, PROGRESS)
+    subject.save_last(lambda: subject.save(STATE, PROGRESS), stop)
+    first, last = checkpointer.saves
+    assert 10.0 <= last - first < 11.0
+    assert stop.beat.call_count > 100
+    checkpointer.lasts_seconds = 1e9
+    with pytest.raises(FatalError, match="the last updates are lost: the disk has not answered for 30 s"):
+        subject.save_last(lambda: subject.save(STATE, PROGRESS), stop)
+    assert checkpointer.saves == [first, last], "none starts behind one that does not end"
+
+
+def test_first_checkpoint_comes_soon_after_the_first_update_and_the_next_after_the_usual_interval(
+    config: Config, context: zmq.Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert saver.FIRST_CHECKPOINT_SECONDS <= 60
+    monkeypatch.setattr(saver, "FIRST_CHECKPOINT_SECONDS", 0.1)
+    role = RoleContext(config, context, "learner")
+    learner, stop = Learner(role, segment_spec(config)), role.stop
+    until = time.monotonic() + 5  # in vain
+    seen: list[list[int]] = []
+
+    def next_item(timeout_seconds: float) -> object | None:
+        time.sleep(0.01)
+        seen.append(learner._saver.checkpointer.steps)
+        if len(seen) == 20:
+            assert not seen[-1], "nothing had been learned that could be lost"
+        if time.monotonic() > until or sum(map(bool, seen)) > 20:
+            stop.set()
+        return object() if len(seen) > 20 else None
+
+    def learn(_: object) -> None:
+        learner.counters.updates += 1
+
+    monkeypatch.setattr(learner._stream, "next", next_item)
+    monkeypatch.setattr(learner, "_consume", learn)  # leaves nothing in flight
+    learner._learn()
+    learner.close()
+    assert [step > 0 for step in seen[-1]] == [True]
+
+
+def test_disk_that_does_not_answer_is_one_line_and_not_a_hang(
+    config: Config, context: zmq.Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = threading.Event()
+    monkeypatch.setattr(Checkpointer, "_write", lambda *_: answers.wait(60))
+    monkeypatch.setattr(saver, "LAST_SAVE_SECONDS", 0.3)
+    learner = Learner(RoleContext(config, context, "learner"), segment_spec(config))
+    learner._save()  # at an interval: it is still under way when the run ends
+    with pytest.raises(FatalError, match="the last updates are lost: the disk has not answered"):
+        learner._saver.save_last(learner._save, StopSignal())
+    learner.close()
+    assert learner.describe()["checkpoint"]["updates"] == 0
+    answers.set()
+    learner._saver.checkpointer.close()
+
+
+def test_failed_save_does_not_count_as_saved(
+    config: Config, context: zmq.Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    learner = Learner(RoleContext(config, context, "learner"), segment_spec(config))
+    learner.counters.updates = 5
+    with monkeypatch.context() as patch:
+        patch.setattr(Checkpointer, "_write", fail)
+        learner._save()
+        wait_until(lambda: not learner._saver.checkpointer.is_saving)
+    assert learner.describe()["checkpoint"]["updates"] == 0
+    learner._save()
+    wait_until(lambda: not learner._saver.checkpointer.is_saving)
+    assert learner.describe()["checkpoint"]["updates"] == 5
+    learner.close()
+
+
+@pytest.mark.slow
+def test_first_checkpoint_comes_early_so_that_a_kill_of_everything_does_not_lose_everything(
+    programs: Programs, tmp_path: Path
+) -> None:
+    assert saver.FIRST_CHECKPOINT_SECONDS <= 60
+    early = "from apex_jax.workers import saver\nsaver.FIRST_CHECKPOINT_SECONDS = 0.5"
+    rarely = "learner.checkpoint_interval_seconds=300"
+    fleet = Fleet(programs, tmp_path / "run", rarely)
+    first = fleet.start("learner", lines=early)
+    saved = first.wait_until(lambda: checkpoints(fleet.directory))
+    assert saved[0] > 0
+    first.wait_until(lambda: fleet.updates()[-1] > saved[0] + 1000)
+    assert checkpoints(fleet.directory) == saved, "then the usual interval"
+    for pid in programs.living().values():
+        os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: not programs.living())
+    lines = len(fleet.updates())
+    replay, second = fleet.start("replay"), fleet.start("learner")
+    second.wait_until(lambda: f"resuming from the checkpoint at {saved[0]} updates" in second.stderr)
+    [live] = replay.wait_until(lambda: re.findall(r"(\d+) segments are live", replay.stderr))
+    assert int(live) > 0
+    second.wait_until(lambda: fleet.updates()[lines:] and fleet.updates()[-1] > saved[0])
