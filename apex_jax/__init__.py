@@ -5,14 +5,14 @@
       v                                               |
     actor x N --- segments ---> replay server --- segments, once each ---> learner
     EnvPool,      with initial  sum-tree over     --- index batches ------> frame store on its device,
-    epsilon       priorities    compressed                                  one jitted update
+    exploration   priorities    compressed                                  one jitted update
     ladder                      segments          <--- priorities --------
       |                                               |
       +--- statistics ---> metrics <--- evaluator <---+ weights
 
     types            the records that cross a border between modules, and the axis legend
     segment_codec    segments <-> bytes
-    config           every key of a run, with its meaning, unit and range
+    config           every key of a run, with its meaning, unit and range; config_key holds these
     config_rules     keys that must fit each other
     settings         YAML and key=value -> a checked Config
     command_line     argv -> a checked Config, and what is to be done with it
@@ -29,10 +29,13 @@
     agent/           the algorithms: arrays in, arrays out
       algorithm      what workers know of one: init, act, update, acting_params, exploration
       registry       which there are
-      networks       observations -> q-values
+      networks       observations -> q-values; observations -> actions and their values
       losses         the paper's equations
-      dqn            Ape-X DQN
-      exploration    the epsilon ladder
+      dqn            Ape-X DQN, for discrete actions
+      dpg            Ape-X DPG, for continuous actions
+      training       what their updates share: optimizer, target copies, several updates in one call
+      moments        running mean and variance of observations
+      exploration    the ladders of epsilon and of noise
       segments       steps of environments -> segments with n-step transitions
       frame_store    segments on the learner's device -> batches by index
 
@@ -59,6 +62,7 @@
       status_link    a process's status, over HTTP
 
     environment      EnvPool, with every question about episodes answered
+    observations     observations of several parts -> vectors
     checkpoint       the learner's state on disk
     storage          a copy of the run on object storage
     metrics          TensorBoard and JSON lines
@@ -102,10 +106,11 @@
 
     main             the program: main.py, apex-jax and python -m apex_jax
 
-Imports run one way: types, program, errors, compiled, disk, machine, output, config, segment_codec, compatibility,
-run_identity -> agent, replay, transport, environment, checkpoint, device, storage, metrics, atari_scores (none of which
-imports another of these) -> plotting, links, process -> operations -> workers -> main. Beside that, config ->
-config_rules -> settings -> plotting, workers; and settings -> command_line -> main.
+Imports run one way: types, program, errors, compiled, disk, machine, output, config_key, config, segment_codec,
+compatibility, run_identity -> agent, replay, transport, observations, environment, checkpoint, device, storage,
+metrics, atari_scores (of which none imports another, except environment observations) -> plotting, links, process ->
+operations -> workers -> main. Beside that, config -> config_rules -> settings -> plotting, workers; and settings ->
+command_line -> main.
 """
 
 __version__ = "0.2.0"

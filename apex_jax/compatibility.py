@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from apex_jax.errors import printable
 
-NETWORK_KEYS = tuple(
-    f"network.{name}" for name in ("channels", "kernel_sizes", "strides", "hidden_units", "dueling")
-)  # a game without pixels uses only the last two
+_OF_PIXELS = ("channels", "kernel_sizes", "strides")  # absent for a task without pixels
+_OF_VECTORS = ("policy_units", "critic_units", "layer_norm", "normalize_observations")  # absent for one with pixels
+NETWORK_KEYS = (
+    *(f"network.{name}" for name in (*_OF_PIXELS, "hidden_units", "dueling", *_OF_VECTORS)),
+    "algorithm.twin_critics",
+)
 KEYS = (
     "environment.task",
     "environment.frame_size",

@@ -8,41 +8,28 @@ from them.
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
+
+from apex_jax.config_key import key
 
 GPU_UPDATES_PER_CALL = 8  # meaning of learner.updates_per_call=0 on a GPU, which is faster than Python
 CPU_TRANSITIONS_PER_CALL = 256  # the same on a CPU: as many updates as make this many transitions, from 1 to 8
-
-
-@dataclass(frozen=True)
-class Key:
-    """The help text of a key, and the limits of its values."""
-
-    text: str
-    unit: str = ""
-    low: float | None = None
-    high: float | None = None
-    choices: tuple[str, ...] = ()
-
-
-def key(
-    default: Any,
-    text: str,
-    unit: str = "",
-    low: float | None = None,
-    high: float | None = None,
-    choices: tuple[str, ...] = (),
-) -> Any:
-    """Returns a dataclass field whose metadata holds its `Key`."""
-    return field(default=default, metadata={"key": Key(text, unit, low, high, choices)})
+GYM_MUJOCO = (
+    *("Ant", "HalfCheetah", "Hopper", "Humanoid", "HumanoidStandup", "InvertedDoublePendulum", "InvertedPendulum"),
+    *("Pusher", "Reacher", "Swimmer", "Walker2d"),
+)  # EnvPool's other tasks whose names end in -v5, beside the Atari games
 
 
 @dataclass(frozen=True)
 class EnvironmentConfig:
     """The game, and what is done to its frames and rewards."""
 
-    task: str = key("Pong-v5", "EnvPool task: any Atari game (Breakout-v5, ...), CartPole-v1, MountainCar-v0, Catch-v0")
+    task: str = key(
+        "Pong-v5",
+        "EnvPool task: any Atari game (Breakout-v5, ...), CartPole-v1, MountainCar-v0, Catch-v0, and with continuous"
+        " actions DM control (WalkerWalk-v1, ...), Gym MuJoCo (HalfCheetah-v4, ...), Pendulum-v1",
+    )
     frame_size: int = key(84, "height and width of an Atari frame", "pixels", 20, 210)
     frame_stack: int = key(4, "newest frames that make an observation", "frames", 1, 16)
     frame_skip: int = key(4, "emulator frames an action is repeated for", "frames", 1, 16)
@@ -55,21 +42,38 @@ class EnvironmentConfig:
     reward_clip: float = key(1.0, "training rewards are clipped to [-this, this]; 0 = never", "", 0, 1e9)
     max_episode_frames: int = key(50_000, "time limit of a training episode", "frames", 16, 10**9)
 
+    @property
+    def is_atari(self) -> bool:
+        """Whether the name of the task is one of an Atari game."""
+        name, _, version = self.task.rpartition("-")
+        return version == "v5" and name not in GYM_MUJOCO
+
 
 @dataclass(frozen=True)
 class AlgorithmConfig:
-    """Double-DQN with n-step returns (Horgan et al. 2018)."""
+    """Ape-X DQN or Ape-X DPG, with n-step returns (Horgan et al. 2018)."""
 
-    name: str = key("auto", "auto = the one for the task's actions: dqn for discrete ones")
+    name: str = key("auto", "auto = the one for the task's actions: dqn for discrete ones, dpg for continuous ones")
     n_step: int = key(3, "rewards summed before the bootstrap", "steps", 1, 64)
     discount: float = key(0.99, "gamma, per step", "", 0, 1)
-    double_q: bool = key(True, "the online network chooses the bootstrap action, the target network values it")
+    double_q: bool = key(True, "DQN: the online network chooses the bootstrap action, the target network values it")
     loss: str = key("squared", "form of the loss on the TD error", choices=("squared", "huber"))
+    action_gradient_clip: float = key(
+        1.0,
+        "DPG: each element of the critic's gradient by the action is clipped to [-this, this]; 0 = never",
+        "",
+        0,
+        1e9,
+    )
+    twin_critics: bool = key(
+        False,
+        "DPG: two critics, of which the smaller value is the target (Fujimoto et al. 2018); for tasks that terminate",
+    )
 
 
 @dataclass(frozen=True)
 class NetworkConfig:
-    """Convolutions (pixels only), then one hidden layer a stream, then q-values."""
+    """DQN: convolutions (pixels only), then one hidden layer a stream, then q-values. DPG: a policy and a critic."""
 
     channels: tuple[int, ...] = key((32, 64, 64), "output channels of each convolution", "", 1, 4096)
     kernel_sizes: tuple[int, ...] = key((8, 4, 3), "kernel height and width of each convolution", "pixels", 1, 64)
@@ -77,6 +81,14 @@ class NetworkConfig:
     hidden_units: int = key(512, "units of the hidden layer of each stream", "", 1, 65536)
     dueling: bool = key(True, "separate value and advantage streams (Wang et al. 2016)")
     unseen_pixels: bool = key(False, "kernels and strides may leave pixels unseen, in between or at two edges")
+    policy_units: tuple[int, ...] = key((300, 200), "DPG: units of each hidden layer of the policy", "", 1, 65536)
+    critic_units: tuple[int, ...] = key(
+        (400, 300), "DPG: units of each hidden layer of the critic; the action joins at the second", "", 1, 65536
+    )
+    layer_norm: bool = key(
+        False, "DPG: hidden layers after the first are residual blocks with layer normalization (Lee et al. 2024)"
+    )
+    normalize_observations: bool = key(False, "DPG: observations are normalized by their running mean and variance")
 
 
 @dataclass(frozen=True)
@@ -90,10 +102,19 @@ class ActorConfig:
     )
     environment_threads: int = key(0, "EnvPool threads; 0 = one a core, at most one an environment", "", 0, 1024)
     ladder_size: int = key(
-        0, "environments of the fleet, the epsilon ladder's length; 0 = processes x environments", "", 0, 2**20
+        0, "environments of the fleet, the exploration ladder's length; 0 = processes x environments", "", 0, 2**20
     )
-    base_epsilon: float = key(0.4, "epsilon of environment i of N is base^(1 + exponent i / (N - 1))", "", 0, 1)
+    base_epsilon: float = key(0.4, "DQN: epsilon of environment i of N is base^(1 + exponent i / (N - 1))", "", 0, 1)
     epsilon_exponent: float = key(7.0, "spread of the ladder, see base_epsilon", "", 0, 100)
+    largest_noise: float = key(
+        0.3,
+        "DPG: Gaussian noise on the actions, of which [-1, 1] is the range, has in environment i of N the standard"
+        " deviation largest_noise (smallest_noise / largest_noise)^(i / (N - 1))",
+        "",
+        1e-6,
+        10,
+    )
+    smallest_noise: float = key(0.3, "DPG: the other end of the ladder, see largest_noise", "", 1e-6, 10)
     segment_slots: int = key(64, "frame slots of a segment, the unit an actor sends", "frames", 8, 4096)
     max_outstanding_segments: int = key(
         64,
@@ -209,7 +230,7 @@ class EvaluatorConfig:
     """Full games with the newest weights, or with those of a checkpoint."""
 
     episodes: int = key(10, "full games of an evaluation, played side by side", "episodes", 1, 1000)
-    epsilon: float = key(0.00164, "probability of a random action", "", 0, 1)
+    epsilon: float = key(0.00164, "DQN: probability of a random action", "", 0, 1)
     interval_seconds: float = key(
         60.0, "pause from the end of an evaluation to the start of the next", "seconds", 0, 10**6
     )
@@ -220,13 +241,6 @@ class EvaluatorConfig:
         "a game is recorded to this file after the last evaluation: .mp4, .gif, or without ending both; without a"
         " folder, in the run directory; empty = video when a run ends, none of a checkpoint",
     )
-
-
-RESULT_KEYS = (
-    *("seed", "environment.", "algorithm.", "network.", "actor.", "replay.", "learner."),
-    *("evaluator.epsilon", "evaluator.max_episode_frames"),
-)
-"""Keys that affect a run's results; a name that ends with a dot is a whole group."""
 
 
 @dataclass(frozen=True)
@@ -314,7 +328,7 @@ class Config:
 
     @property
     def ladder_size(self) -> int:
-        """Length N of the epsilon ladder: environments of the whole fleet."""
+        """Length N of the exploration ladder: environments of the whole fleet."""
         return self.actor.ladder_size or self.actor.processes * self.actor.environments
 
     @property
@@ -332,12 +346,13 @@ class Config:
     def weights_compatibility_key(self) -> str:
         """Text of the values that the learner and a receiver of its weights must share."""
         network = self.network
-        sizes = {"channels": network.channels, "kernel_sizes": network.kernel_sizes, "strides": network.strides}
-        of_pixels = "".join(f" {name}={','.join(map(str, size))}" for name, size in sizes.items())
-        return (
-            f"{self.compatibility_key}{of_pixels if self.environment.task.endswith('-v5') else ''}"
-            f" hidden_units={network.hidden_units} dueling={str(network.dueling).lower()}"
-        )
+        names = ["hidden_units", "dueling"]
+        if self.environment.is_atari:
+            names = ["channels", "kernel_sizes", "strides", *names]
+        else:
+            names += ["policy_units", "critic_units", "layer_norm", "normalize_observations"]
+        words = [f"{name}={_word(getattr(network, name))}" for name in names]
+        return " ".join([self.compatibility_key, *words, f"twin_critics={_word(self.algorithm.twin_critics)}"])
 
     @property
     def checkpoint_compatibility_key(self) -> str:
@@ -360,3 +375,8 @@ class Config:
     def replace(self, **changes: Any) -> Config:
         """Returns a copy with these top-level fields replaced."""
         return dataclasses.replace(self, **changes)
+
+
+def _word(value: tuple[int, ...] | bool | int) -> str:
+    """Returns a value as it stands in a compatibility key."""
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value).lower()

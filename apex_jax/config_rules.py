@@ -50,7 +50,9 @@ def _size_rules(config: Config) -> Iterator[Rule]:
     yield capacity, segments * slots < 2**31, most
     most = f"must be 0 to actor.environments={actor.environments}"
     yield "actor.environments_per_step", actor.environments_per_step <= actor.environments, most
-    least = f"must be 0, or at least actor.environments={actor.environments}: each environment has its own epsilon"
+    least = f"must be 0, or at least actor.environments={actor.environments}: each environment explores in its own way"
+    most = f"must be at most actor.largest_noise={actor.largest_noise:g}"
+    yield "actor.smallest_noise", actor.smallest_noise <= actor.largest_noise, most
     yield "actor.ladder_size", actor.ladder_size == 0 or actor.ladder_size >= actor.environments, least
     most = f"must be 0 to learner.prefetch_batches={learner.prefetch_batches}; lower it, or raise that one"
     yield "learner.updates_per_call", learner.updates_per_call <= learner.prefetch_batches, most
@@ -70,12 +72,14 @@ def _size_rules(config: Config) -> Iterator[Rule]:
 
 def _network_rules(config: Config) -> Iterator[Rule]:
     network, size = config.network, config.environment.frame_size
+    for name in ("policy_units", "critic_units"):
+        yield f"network.{name}", len(getattr(network, name)) > 0, "must have at least one entry, such as [256, 256]"
     kernel_sizes, strides = list(network.kernel_sizes), list(network.strides)
     same_length = len(network.channels) == len(kernel_sizes) == len(strides)
     equal = f"must have as many entries as network.kernel_sizes={kernel_sizes} and network.strides={strides}"
     yield "network.channels", same_length, equal
-    if not config.environment.task.endswith("-v5"):
-        return  # CartPole-v1, Catch-v0: no pixels, no convolutions
+    if not config.environment.is_atari:
+        return  # CartPole-v1, WalkerWalk-v1: no pixels, no convolutions
     layers = list(zip(network.kernel_sizes, network.strides, strict=False))
     left = size
     for kernel, stride in layers:

@@ -1,7 +1,8 @@
 """Wraps EnvPool: each `Step` states where episodes begin and how they end.
 
-EnvPool resets on the step *after* an episode's end: that step ignores its action, has reward 0 and returns the first
-observation of the next episode. A `Step` marks it `first`; it is not a transition. Invalid actions would crash the
+EnvPool resets on the step *after* an episode's end: that step ignores its action and returns the first observation of
+the next episode. A `Step` marks it `first`; it is not a transition, and its reward is 0 (EnvPool's tasks with
+continuous actions repeat the last reward there, or return uninitialised memory). Invalid actions would crash the
 process inside EnvPool, so `Environment.send` checks them first.
 """
 
@@ -19,7 +20,10 @@ import numpy as np
 from apex_jax.config import Config
 from apex_jax.errors import UsageError, first_line
 from apex_jax.machine import usable_cores
+from apex_jax.observations import flattened, parts_of, size_of
 from apex_jax.types import ActionSpec, SegmentSpec, Step
+
+UNBOUNDED = 1e6  # of an element of an action, see `action_bounds`
 
 
 def segment_spec(config: Config) -> SegmentSpec:
@@ -40,27 +44,32 @@ def segment_spec(config: Config) -> SegmentSpec:
                 f"environment.task={task}: EnvPool cannot make it here ({first_line(error)}); choose an Atari game"
             ) from None
         observation, action = spec.gymnasium_observation_space, spec.gymnasium_action_space
-    if observation.shape is None:
-        raise UsageError(f"environment.task={task}: its observations have several parts; choose an Atari game")
-    if not hasattr(action, "n"):
-        raise UsageError(
-            f"environment.task={task}: no algorithm here has its actions, which are not discrete; choose an Atari game"
-        )
-    if not _is_atari(task) and (config.environment.frame_stack, config.environment.frame_skip) != (1, 1):
+    is_atari, is_pixels = _is_atari(task), observation.dtype == np.uint8
+    if not is_atari and (config.environment.frame_stack, config.environment.frame_skip) != (1, 1):
         raise UsageError(
             f"{task} has no frames to stack or skip: set environment.frame_stack=1 environment.frame_skip=1"
         )
-    is_pixels = observation.dtype == np.uint8
-    if is_pixels and not _is_atari(task):
+    if is_pixels and not is_atari:
         raise UsageError(f"environment.task={task}: this agent plays no pixel games but Atari's; choose one of those")
     return SegmentSpec(
-        frame_shape=observation.shape[1:] if is_pixels else (int(np.prod(observation.shape)),),
+        frame_shape=observation.shape[1:] if is_pixels else (size_of(observation, parts_of(task, spec)),),
         frame_dtype="uint8" if is_pixels else "float32",
         frame_stack=config.environment.frame_stack,
         slots=config.actor.segment_slots,
         n_step=config.algorithm.n_step,
-        action=ActionSpec.discrete(int(action.n)),
+        action=_action_spec(task, action),
     )
+
+
+def _action_spec(task: str, space: Any) -> ActionSpec:
+    if hasattr(space, "n"):
+        return ActionSpec.discrete(int(space.n))
+    if space.dtype is None or space.dtype.kind != "f" or len(space.shape) != 1:
+        raise UsageError(
+            f"environment.task={task}: no algorithm here has its actions, {space}; choose a task with discrete actions,"
+            " such as Pong-v5, or with a vector of numbers, such as WalkerWalk-v1"
+        )
+    return ActionSpec.continuous(space.shape[0])
 
 
 class Environment:
@@ -95,6 +104,9 @@ class Environment:
                 **({"render_mode": "rgb_array"} if rendered else {}),
             )
             _ = self._pool.observation_space  # EnvPool builds it at first use: here rather than in `receive`
+            made = envpool.make_spec(config.environment.task)
+            self._parts = parts_of(config.environment.task, made)
+            self._bounds = None if spec.action.dtype == "int32" else action_bounds(made.gymnasium_action_space)
         self._first = np.ones(self.num_environments, bool)
         self._lives = np.zeros(self.num_environments, np.int32)
         self._waits = np.zeros(self.num_environments, bool)  # received, and not yet sent an action
@@ -119,18 +131,22 @@ class Environment:
         life_lost = ~first & (lives < self._lives[env_id])
         self._lives[env_id] = lives
         self._first[env_id] = terminated | truncated
-        stack = observation.reshape(len(env_id), self._spec.frame_stack, *self._spec.frame_shape)
-        return Step(env_id, stack, reward.astype(np.float32), first, terminated, truncated, life_lost)
+        shape = len(env_id), self._spec.frame_stack, *self._spec.frame_shape
+        stack = flattened(observation, self._parts).reshape(shape).astype(self._spec.frame_dtype, copy=False)
+        reward = np.where(first, 0, reward).astype(np.float32)
+        return Step(env_id, stack, reward, first, terminated, truncated, life_lost)
 
     def send(self, action: np.ndarray, env_id: np.ndarray) -> None:
         """Starts the next step of the environments `env_id`, as `receive` returned them; does not wait for it.
 
-        `action`: int32[A]. Raises ValueError for arguments with which EnvPool would crash or wait forever.
+        `action`: as in the spec, [A, ...]. Raises ValueError for arguments with which EnvPool would crash or wait for
+        ever.
         """
-        actions, environments = range(self._spec.action.num_actions), range(self.num_environments)
-        if action.shape != env_id.shape or not (_all_in(action, actions) and _all_in(env_id, environments)):
+        environments = range(self.num_environments)
+        if not (_are_actions(action, self._spec.action, env_id.size) and _all_in(env_id, environments)):
+            spec = self._spec.action
             raise ValueError(
-                f"actions {action} of environments {env_id}: one action in [0, {len(actions)}) is needed for each"
+                f"actions {action} of environments {env_id}: one action in [{spec.low}, {spec.high}] is needed for each"
                 f" environment in [0, {len(environments)}); EnvPool would crash on others"
             )
         if not self._waits[env_id].all() or np.count_nonzero(self._waits) != len(env_id) or _has_twins(env_id):
@@ -139,7 +155,10 @@ class Environment:
                 " EnvPool would crash, or wait for ever"
             )
         self._waits[env_id] = False
-        self._pool.send(action.astype(np.int32), env_id)
+        if self._bounds is not None:
+            low, high = self._bounds
+            action = low + (action.astype(np.float64) + 1) / 2 * (high - low)
+        self._pool.send(action if self._bounds is not None else action.astype(np.int32), env_id)
 
     def leave_out(self, env_id: np.ndarray) -> None:
         """Excludes environments that `receive` returned from the next `send`; they do nothing until `reset`."""
@@ -160,9 +179,13 @@ class Environment:
 
 
 def has_screen(config: Config) -> bool:
-    """Returns whether a game of the run's task can be recorded, see `Environment.screen`."""
-    if _is_atari(config.environment.task):
-        return True
+    """Returns whether a game of the run's task can be recorded, see `Environment.screen`.
+
+    False for MuJoCo's tasks: without a screen and its libraries, EnvPool would end the process in `render`.
+    """
+    settings = envpool.make_spec(config.environment.task).config
+    if hasattr(settings, "frame_skip"):  # Atari and MuJoCo, not the tasks of classic control
+        return _is_atari(config.environment.task)
     environment = Environment(config, segment_spec(config), np.zeros(1), 16, rendered=True)
     try:
         environment.receive()
@@ -201,6 +224,26 @@ def _all_in(values: np.ndarray, allowed: range) -> bool:
     """Returns whether `values` are integers, at least one, and all in `allowed`."""
     is_whole = values.dtype.kind in "iu" and values.size > 0
     return bool(is_whole and values.min() >= allowed.start and values.max() < allowed.stop)
+
+
+def _are_actions(action: np.ndarray, spec: ActionSpec, count: int) -> bool:
+    """Returns whether `action` has `count` actions of the spec, whatever its integer type."""
+    if action.shape != (count, *spec.shape):
+        return False
+    if spec.dtype == "int32":
+        return _all_in(action, range(spec.num_actions))
+    return bool((np.abs(action) <= spec.high).all())  # False for NaN
+
+
+def action_bounds(space: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the lower and upper bound of each element of an action: float64[A].
+
+    Bounds so wide that they bound nothing (LQR's are 1e10) count as -1 and 1.
+    """
+    is_bound = (space.low > -UNBOUNDED) & (space.high < UNBOUNDED)
+    return np.where(is_bound, space.low, -1.0).astype(np.float64), np.where(is_bound, space.high, 1.0).astype(
+        np.float64
+    )
 
 
 def _has_twins(env_id: np.ndarray) -> bool:

@@ -24,8 +24,9 @@ import struct
 import sys
 import time
 from collections.abc import Callable, Mapping
+from itertools import pairwise
 from pathlib import Path
-from typing import IO, Any, SupportsFloat
+from typing import IO, Any, NamedTuple, SupportsFloat
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -44,12 +45,18 @@ TAGS: dict[str, str] = {
     "charts/updates_per_second": "learner updates a second; steady, less during evaluations",
     "charts/learning_rate": "step size of the optimizer; constant, or falls to learner.final_learning_rate_share of it",
     "charts/elapsed_minutes": "minutes of learning since the run began, without the pauses between its starts; grows",
-    "charts/episodic_return": "mean return of training games, raw rewards, all epsilons mixed; rises, below eval/",
-    "charts/episodic_return_epsilon_<band>": "the same of the actors of one band of epsilon; low bands rise first",
+    "charts/episodic_return": "mean return of training games, raw rewards, all exploration mixed; rises, below eval/",
+    "charts/episodic_return_epsilon_<band>": "DQN: the same, of one band of epsilon; low bands rise first",
+    "charts/episodic_return_noise_<band>": "DPG: the same, of one band of noise on the actions; rises",
     "charts/episodic_length": "mean length of training games, in agent steps; how it should move depends on the game",
-    "losses/td_loss": "importance-weighted loss, mean of a batch; bounded, need not fall",
+    "losses/td_loss": "importance-weighted loss, mean of a batch, of all critics together; bounded, need not fall",
     "losses/q_values": "mean q-value of the actions replayed; settles, growth without end is divergence",
-    "losses/gradient_norm": "global norm before clipping; mostly below learner.max_gradient_norm",
+    "losses/gradient_norm": "global norm before clipping, of the q-network or critics; mostly below"
+    " learner.max_gradient_norm",
+    "losses/policy_loss": "DPG: minus the mean of q(s, pi(s)) of a batch; falls as the policy improves",
+    "losses/policy_gradient_norm": "DPG: global norm of the policy's gradient before clipping; small, never 0",
+    "losses/action_saturation": "DPG: share of the elements of pi(s) beyond 0.95 of their range, 0 to 1; near 1,"
+    " the policy hardly learns any more",
     "losses/priority_mean": "mean new priority (absolute TD error) of a batch; shrinks relative to q_values",
     "losses/priority_max": "largest new priority of a batch; within a few times the largest n-step return",
     "learner/weights_version": "version of the weights last published; grows about every publish_interval_seconds",
@@ -97,18 +104,30 @@ TAGS: dict[str, str] = {
 """Every tag there is, with its unit and what is healthy; `<...>` stands for any ending."""
 
 _OPEN_TAGS = tuple(tag.partition("<")[0] for tag in TAGS if "<" in tag)
-TRAINING_TAG = "charts/episodic_return_epsilon_"  # followed by the name of a band
-_BAND_EDGES = np.array([0.01, 0.05, 0.2])
-_BANDS = ("below_0.01", "0.01_to_0.05", "0.05_to_0.2", "above_0.2")
+TRAINING_TAG = "charts/episodic_return_"  # followed by the names of a measure of exploration and of a band of it
 
 
-def split_by_band(exploration: np.ndarray, values: np.ndarray) -> list[tuple[str, np.ndarray]]:
-    """Splits `values` [N] by the band of `exploration` [N]; returns (name, values) of each band that is not empty.
+class Bands(NamedTuple):
+    """Ranges of a measure of exploration, for which the returns of training games are reported apart."""
 
-    A band includes its lower edge.
-    """
-    bands = np.searchsorted(_BAND_EDGES, np.asarray(exploration, np.float64), side="right")
-    return [(_BANDS[band], values[bands == band]) for band in np.unique(bands).tolist()]
+    measure: str
+    edges: tuple[float, ...]  # a band includes its lower edge
+
+    @property
+    def names(self) -> list[str]:
+        """The names of all bands, such as "epsilon_0.01_to_0.05"."""
+        between = (f"{low:g}_to_{high:g}" for low, high in pairwise(self.edges))
+        names = [f"below_{self.edges[0]:g}", *between, f"above_{self.edges[-1]:g}"]
+        return [f"{self.measure}_{name}" for name in names]
+
+    def split(self, exploration: np.ndarray, values: np.ndarray) -> list[tuple[str, np.ndarray]]:
+        """Splits `values` [N] by the band of `exploration` [N]: (name, values) of each band that is not empty."""
+        bands = np.searchsorted(np.array(self.edges), np.asarray(exploration, np.float64), side="right")
+        return [(self.names[band], values[bands == band]) for band in np.unique(bands).tolist()]
+
+
+EPSILON_BANDS = Bands("epsilon", (0.01, 0.05, 0.2))
+NOISE_BANDS = Bands("noise", (0.1, 0.2, 0.4))  # of the standard deviation, where the range of an action is [-1, 1]
 
 
 class MetricsWriter:

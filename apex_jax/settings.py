@@ -17,7 +17,8 @@ from typing import Any, NamedTuple, get_type_hints
 
 from omegaconf import OmegaConf
 
-from apex_jax.config import Config, Key
+from apex_jax.config import Config
+from apex_jax.config_key import Key
 from apex_jax.config_rules import check
 from apex_jax.errors import UsageError, shown
 from apex_jax.program import CONFIGS

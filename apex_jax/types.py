@@ -38,6 +38,11 @@ class ActionSpec(NamedTuple):
         """Returns the spec of the discrete actions 0, 1 ... num_actions - 1."""
         return cls((), "int32", 0, num_actions - 1)
 
+    @classmethod
+    def continuous(cls, size: int) -> ActionSpec:
+        """Returns the spec of `size` numbers in [-1, 1], which the environment scales to its own bounds."""
+        return cls((size,), "float32", -1, 1)
+
     @property
     def num_actions(self) -> int:
         """The number of discrete actions."""

@@ -1,4 +1,5 @@
-"""The interface between workers and learning: an algorithm is five functions, pure except for donated arguments."""
+"""The interface between workers and learning: an algorithm is five functions, pure except for donated arguments, and
+how it explores in evaluations."""
 
 from __future__ import annotations
 
@@ -46,6 +47,8 @@ class Algorithm(NamedTuple):
     """Returns the parameters for `act`: workers publish and evaluate them, and check that they are finite."""
     exploration: Callable[[int], np.ndarray]
     """Takes the size N of the fleet's ladder; returns the exploration rate or noise scale of each index: float32[N]."""
+    evaluation_exploration: float = 0.0
+    """The exploration rate or noise scale with which the evaluator acts."""
 
 
 @jax.jit

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any, NamedTuple, cast
 
 import jax
@@ -14,7 +13,8 @@ from apex_jax.agent.algorithm import Action, Algorithm, Params, UpdateOutput
 from apex_jax.agent.exploration import epsilon_ladder
 from apex_jax.agent.frame_store import FrameStore, Transitions, gather
 from apex_jax.agent.networks import QNetwork
-from apex_jax.config import Config, LearnerConfig
+from apex_jax.agent.training import copied_if, in_turn, make_optimizer
+from apex_jax.config import Config
 from apex_jax.types import SegmentSpec
 
 
@@ -76,7 +76,7 @@ def make_dqn(config: Config, spec: SegmentSpec, compute_dtype: Any = jnp.float32
         online_params = optax.apply_updates(state.online_params, deltas)
         updates = state.updates + 1
         interval = config.learner.target_update_interval
-        target_params = _copied_if(updates % interval == 0, online_params, state.target_params)
+        target_params = copied_if(updates % interval == 0, online_params, state.target_params)
         metrics = {
             "losses/td_loss": value,  # weighted, mean over the batch
             "losses/q_values": q_value,  # mean of q(s_t, a_t)
@@ -87,15 +87,11 @@ def make_dqn(config: Config, spec: SegmentSpec, compute_dtype: Any = jnp.float32
     def update(
         state: LearnerState, store: FrameStore, indices: jax.Array, weights: jax.Array, learning_rate_share: jax.Array
     ) -> tuple[LearnerState, UpdateOutput]:
-        if jax.default_backend() != "cpu":
-            return jax.lax.scan(
-                lambda state, batch: update_once(state, store, *batch, learning_rate_share), state, (indices, weights)
-            )
-        outputs = []
-        for batch in zip(indices, weights, strict=True):  # in a scan, XLA would run convolutions on one CPU core
-            state, output = update_once(state, store, *batch, learning_rate_share)
-            outputs.append(output)
-        return state, jax.tree.map(lambda *leaves: jnp.stack(leaves), *outputs)
+        def once(state: LearnerState, indices: jax.Array, weights: jax.Array) -> tuple[LearnerState, UpdateOutput]:
+            return update_once(state, store, indices, weights, learning_rate_share)
+
+        # In a loop, XLA would run convolutions on one core of a CPU.
+        return in_turn(once, state, indices, weights, unrolled=jax.default_backend() == "cpu")
 
     return Algorithm(
         init=jax.jit(init),
@@ -103,28 +99,5 @@ def make_dqn(config: Config, spec: SegmentSpec, compute_dtype: Any = jnp.float32
         update=jax.jit(update, donate_argnums=0),
         acting_params=lambda state: state.online_params,
         exploration=lambda size: epsilon_ladder(size, config.actor.base_epsilon, config.actor.epsilon_exponent),
+        evaluation_exploration=config.evaluator.epsilon,
     )
-
-
-def _copied_if(is_due: jax.Array, online_params: Params, target_params: Params) -> Params:
-    """Returns the next target parameters: the online ones if a copy is due, otherwise the current ones.
-
-    On a GPU a branch may wait for the host, so both are read and one is selected. On a CPU a branch costs nothing, and
-    a selection would cost 5 to 10 % of an update.
-    """
-    if jax.default_backend() == "cpu":
-        return jax.lax.cond(is_due, lambda: online_params, lambda: target_params)
-    return jax.tree.map(partial(jnp.where, is_due), online_params, target_params)
-
-
-def make_optimizer(config: LearnerConfig) -> optax.GradientTransformation:
-    """Returns global-norm clipping, then centered RMSProp (the paper's) or Adam.
-
-    RMSProp: g_bar and s decay towards g and g^2; theta -= lr g / sqrt(s - g_bar^2 + epsilon), no momentum.
-    """
-    steps = {
-        "rmsprop": partial(optax.rmsprop, decay=config.rmsprop_decay, eps=config.optimizer_epsilon, centered=True),
-        "adam": partial(optax.adam, eps=config.optimizer_epsilon),
-    }
-    clip = optax.clip_by_global_norm(config.max_gradient_norm) if config.max_gradient_norm else optax.identity()
-    return optax.chain(clip, steps[config.optimizer](config.learning_rate))

@@ -1,4 +1,4 @@
-"""The exploration rates of the fleet's environments."""
+"""How much each of the fleet's environments explores."""
 
 from __future__ import annotations
 
@@ -13,6 +13,16 @@ def epsilon_ladder(size: int, base: float, exponent: float) -> np.ndarray:
     """
     position = np.arange(size) / max(1, size - 1)
     return (base ** (1 + exponent * position)).astype(np.float32)
+
+
+def noise_ladder(size: int, largest: float, smallest: float) -> np.ndarray:
+    """Returns the noise scale of each environment of the fleet, fixed for the run: float32[size], decreasing.
+
+    sigma_i = largest (smallest / largest)^(i / (N - 1)) for i = 0..N-1, with N = size; one environment gets `largest`.
+    The counterpart of `epsilon_ladder` for continuous actions. With both 0.3 it is the constant of Ape-X DPG.
+    """
+    position = np.arange(size) / max(1, size - 1)
+    return (largest * (smallest / largest) ** position).astype(np.float32)
 
 
 def choose_ladder_indices(occupants: np.ndarray, count: int) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""The equations of Ape-X DQN, one per function (Horgan et al. 2018, section 3.1).
+"""The equations of Ape-X DQN and Ape-X DPG, one per function (Horgan et al. 2018, section 3 and appendix).
 
 Two are elsewhere: the sum of n rewards in `segments.py`, P(i) and importance weights in `apex_jax/replay/buffer.py`.
 
@@ -31,6 +31,27 @@ def n_step_target(
     return jax.lax.stop_gradient(n_step_return + discount * bootstrap)
 
 
+def policy_target(n_step_return: jax.Array, discount: jax.Array, q_target_tpk: jax.Array) -> jax.Array:
+    """Returns the bootstrapped n-step return of Ape-X DPG, float32[B], through which no gradient flows.
+
+    G = sum_{j<k} gamma^j r_{t+j+1} + gamma^k q(S_{t+k}, pi(S_{t+k}; phi-); psi-)
+
+    `q_target_tpk`: float32[C, B], of each of the C target critics; the smallest counts (Fujimoto et al. 2018).
+    """
+    assert n_step_return.shape == discount.shape == q_target_tpk.shape[1:], (n_step_return.shape, q_target_tpk.shape)
+    return jax.lax.stop_gradient(n_step_return + discount * q_target_tpk.min(axis=0))
+
+
+def policy_descent(dq_da: jax.Array, clip: float) -> jax.Array:
+    """Returns the gradient of the policy's loss by its actions, float32[B, A]: -clip(dq/da, -c, c) / B.
+
+    The chain rule through pi makes it the deterministic policy gradient, which ascends mean_i q(S_i, pi(S_i; phi))
+    (Silver et al. 2014), with each element of dq/da clipped to [-clip, clip]; 0 = never.
+    """
+    clipped = jnp.clip(dq_da, -clip, clip) if clip else dq_da
+    return -clipped / len(dq_da)
+
+
 def select_action_value(q: jax.Array, action: jax.Array) -> jax.Array:
     """Returns q(s, a) of one action per row: q is float32[B, A], action int32[B], the result float32[B]."""
     assert action.shape == q.shape[:-1], (q.shape, action.shape)
@@ -55,7 +76,8 @@ def initial_priority(
     """Returns an actor's initial priorities from the values that it computed while acting, float32[N].
 
     |sum_{j<k} gamma^j r_{t+j+1} + gamma^k max_a q(S_{t+k}, a) - q(S_t, A_t)|, all with the actor's parameters,
-    without a second forward pass (Horgan et al. 2018, section 3).
+    without a second forward pass (Horgan et al. 2018, section 3). In Ape-X DPG, q(S_{t+k}, pi(S_{t+k})) replaces the
+    maximum.
     """
     td_error = n_step_return + discount * bootstrap_value_tpk - value_t
     return np.maximum(np.abs(td_error), MIN_PRIORITY).astype(np.float32)

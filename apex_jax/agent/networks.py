@@ -1,4 +1,5 @@
-"""The q-network of Ape-X DQN: dueling (Wang et al. 2016) on the convolutions of Mnih et al. 2015."""
+"""The networks: q-values of Ape-X DQN, dueling (Wang et al. 2016) on the convolutions of Mnih et al. 2015; policy and
+critic of Ape-X DPG."""
 
 from __future__ import annotations
 
@@ -43,3 +44,59 @@ class QNetwork(nn.Module):
         value = nn.Dense(1, dtype=jnp.float32, name="value")(for_value)
         advantage = nn.Dense(self.num_actions, dtype=jnp.float32, name="advantage")(for_advantage)
         return value + advantage - advantage.mean(axis=-1, keepdims=True)
+
+
+class Torso(nn.Module):
+    """The hidden layers of a policy or critic: float32[B, D] -> dtype[B, units[-1]], or [B, units[0]] in blocks.
+
+    Plain: dense layers with ReLU. With `layer_norm`: a dense layer of units[0], then for each further entry a residual
+    block x + W relu(V LayerNorm(x)) with that many hidden units, then a last LayerNorm (the blocks of Lee et al. 2024,
+    "SimBa"). `action` float32[B, A] joins before the second layer (Lillicrap et al. 2016), or before the first one if
+    there are blocks.
+    """
+
+    units: tuple[int, ...]
+    layer_norm: bool
+    dtype: Any
+
+    @nn.compact
+    def __call__(self, x: jax.Array, action: jax.Array | None = None) -> jax.Array:
+        """Returns the last hidden layer."""
+        joins_at = 0 if self.layer_norm else min(1, len(self.units) - 1)
+        for layer, units in enumerate(self.units):
+            if action is not None and layer == joins_at:
+                x = jnp.concatenate([x, action], axis=-1)
+            if self.layer_norm and layer > 0:
+                hidden = nn.relu(nn.Dense(units, dtype=self.dtype)(nn.LayerNorm(dtype=self.dtype)(x)))
+                x = x + nn.Dense(self.units[0], dtype=self.dtype)(hidden)
+            else:
+                x = nn.Dense(units, dtype=self.dtype)(x)
+                x = x if self.layer_norm else nn.relu(x)
+        return nn.LayerNorm(dtype=self.dtype)(x) if self.layer_norm else x
+
+
+class Policy(nn.Module):
+    """The deterministic policy of Ape-X DPG: pi(s) in (-1, 1)."""
+
+    config: NetworkConfig
+    action_size: int
+    dtype: Any = jnp.float32
+
+    @nn.compact
+    def __call__(self, observation: jax.Array) -> jax.Array:
+        """Maps float32[B, D] to actions, float32[B, action_size]."""
+        x = Torso(self.config.policy_units, self.config.layer_norm, self.dtype, name="torso")(observation)
+        return jnp.tanh(nn.Dense(self.action_size, dtype=jnp.float32, name="action")(x))
+
+
+class Critic(nn.Module):
+    """The critic of Ape-X DPG: q(s, a)."""
+
+    config: NetworkConfig
+    dtype: Any = jnp.float32
+
+    @nn.compact
+    def __call__(self, observation: jax.Array, action: jax.Array) -> jax.Array:
+        """Maps float32[B, D] and actions float32[B, A] to float32[B]."""
+        x = Torso(self.config.critic_units, self.config.layer_norm, self.dtype, name="torso")(observation, action)
+        return nn.Dense(1, dtype=jnp.float32, name="value")(x)[:, 0]

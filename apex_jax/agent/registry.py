@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 
 from apex_jax.agent.algorithm import Algorithm
+from apex_jax.agent.dpg import make_dpg
 from apex_jax.agent.dqn import make_dqn
 from apex_jax.config import Config
 from apex_jax.errors import UsageError
@@ -23,6 +24,7 @@ class Entry(NamedTuple):
 
 ALGORITHMS: dict[str, Entry] = {
     "dqn": Entry(make_dqn, "int32"),
+    "dpg": Entry(make_dpg, "float32"),
 }
 """By `algorithm.name`; "auto" selects the first one whose `action_dtype` is that of the environment."""
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from apex_jax.metrics import Mean, split_by_band
+from apex_jax.metrics import Bands, Mean
 from apex_jax.transport.messages import EpisodeStatistics
 
 
@@ -14,6 +14,7 @@ from apex_jax.transport.messages import EpisodeStatistics
 class EpisodeMeans:
     """Means over the training games since the last report."""
 
+    bands: Bands
     episode_return: Mean = field(default_factory=Mean)
     length: Mean = field(default_factory=Mean)
     by_band: dict[str, Mean] = field(default_factory=dict)
@@ -25,10 +26,10 @@ class EpisodeMeans:
         """
         exploration, steps = message.exploration, message.episode_steps
         is_finite = np.isfinite(exploration).all() and np.isfinite(message.episode_return).all()
-        if not (is_finite and ((exploration >= 0) & (exploration <= 1) & (steps >= 0)).all()):
+        if not (is_finite and ((exploration >= 0) & (steps >= 0)).all()):
             return False  # one NaN would spoil the means of all actors
         self.episode_return.add(message.episode_return)
         self.length.add(steps)
-        for band, returns in split_by_band(exploration, message.episode_return):
+        for band, returns in self.bands.split(exploration, message.episode_return):
             self.by_band.setdefault(band, Mean()).add(returns)
         return True

@@ -16,6 +16,7 @@ from apex_jax.config import Config
 from apex_jax.links.episode_means import EpisodeMeans
 from apex_jax.links.limited_log import LimitedLog
 from apex_jax.links.membership import Actor, Membership, Waiting
+from apex_jax.metrics import EPSILON_BANDS, NOISE_BANDS
 from apex_jax.replay.ledger import ActorCounts
 from apex_jax.replay.replay import Replay
 from apex_jax.run_identity import RunIdentity
@@ -60,7 +61,7 @@ class ExperienceServer:
     ):
         """`run`: the run that its actors must be part of, None = any."""
         self.dropped: Counter[str] = Counter()
-        self.episodes = EpisodeMeans()
+        self.episodes = EpisodeMeans(EPSILON_BANDS if spec.action.dtype == "int32" else NOISE_BANDS)
         self._socket = socket
         self._config = config
         self._spec = spec

@@ -49,7 +49,7 @@ class Run:
     directory: str
     task: str
     evaluation: Curve
-    training: Mapping[str, Curve]  # by band of exploration, as in `apex_jax.metrics.split_by_band`
+    training: Mapping[str, Curve]  # by band of exploration, a name of `apex_jax.metrics.Bands`
     settings: Mapping[str, Any]  # every key of its configuration by dotted name; empty if there is none
     changed_settings: Sequence[str] = ()  # changed during the run; `settings` has only the new values
 

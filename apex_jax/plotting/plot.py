@@ -12,6 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from apex_jax.errors import UsageError, shown
+from apex_jax.metrics import EPSILON_BANDS, NOISE_BANDS
 from apex_jax.plotting.curves import Curve, Group, Run, held, steps
 from apex_jax.plotting.files import written_whole
 from apex_jax.plotting.statistics import CONFIDENCE, bootstrap_interval, interquartile_mean
@@ -20,17 +21,18 @@ AXES = {"frames": "million emulator frames", "minutes": "minutes"}
 STAIRCASE = "steps-post"  # a value is valid until the next one
 COLUMNS = 3  # of panels with shared axes
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")  # Okabe, Ito 2008
-BAND_COLORS = {"below_0.01": "#7A0177", "0.01_to_0.05": "#C51B8A", "0.05_to_0.2": "#F768A1", "above_0.2": "#FBB4B9"}
+BAND_COLORS = ("#7A0177", "#C51B8A", "#F768A1", "#FBB4B9")  # from little exploration to much
 
 
 def draw_run(run: Run, path: str | os.PathLike[str]) -> None:
     """Draws one run: evaluations, and training games by band of exploration, over frames and over minutes."""
     figure, panels = _figure(f"{run.task} (training games: running mean)", run)
     for panel, axis in panels:
-        for band, color in BAND_COLORS.items():
+        bands = [*zip(EPSILON_BANDS.names, BAND_COLORS, strict=True), *zip(NOISE_BANDS.names, BAND_COLORS, strict=True)]
+        for band, color in bands:
             if (curve := run.training.get(band)) is not None:
                 _line(panel, axis, curve, color=color, lw=0.4, alpha=0.3)
-                label = f"training, exploration {band.replace('_', ' ')}"
+                label = f"training, {band.replace('_', ' ')}"
                 _line(panel, axis, running_mean(curve), label=label, color=color, lw=1.2)
         _line(panel, axis, run.evaluation, label="evaluation", color=COLORS[0], lw=2, marker="o", ms=3)
     _finish(figure, panels[0][0], path)

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from apex_jax.compatibility import differences, told
-from apex_jax.config import RESULT_KEYS, AddressConfig, Config
+from apex_jax.config import AddressConfig, Config
 from apex_jax.disk import open_regular, read_regular, write_durably
 from apex_jax.errors import UsageError, shown
 from apex_jax.machine import usable_cores
@@ -34,6 +34,11 @@ FILE_NAME = "starts.jsonl"
 CONFIG_NAME = "config.yaml"
 CHANGES_NAME = "changes.jsonl"
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy", "numba", "envpool", "pyzmq", "orbax-checkpoint")
+RESULT_KEYS = (
+    *("seed", "environment.", "algorithm.", "network.", "actor.", "replay.", "learner."),
+    *("evaluator.epsilon", "evaluator.max_episode_frames"),
+)
+"""Keys that affect a run's results; a name that ends with a dot is a whole group."""
 
 
 def check_resumable(config: Config, run_directory: str = "", fix: str = "") -> None:

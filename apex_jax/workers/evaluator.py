@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import os
@@ -21,7 +22,7 @@ from apex_jax.agent.registry import make_algorithm
 from apex_jax.atari_scores import human_normalized_score
 from apex_jax.checkpoint import Checkpointer
 from apex_jax.config import Config
-from apex_jax.environment import Environment, EpisodeTracker, segment_spec
+from apex_jax.environment import Environment, EpisodeTracker, has_screen, segment_spec
 from apex_jax.errors import RunError, shown
 from apex_jax.links.weights_client import Weights, WeightsClient
 from apex_jax.metrics import append_line
@@ -76,7 +77,6 @@ class Evaluator:
         self._beat = beat
         self.steps_per_second = 0.0  # over all games of the current or last evaluation
         self._settings = config.evaluator
-        self._action = spec.action
         self._algorithm = algorithm
         self._rng = process_rng(config.seed, ROLE_NUMBERS["evaluator"])
         seeds = self._rng.integers(2**31, size=self._settings.episodes)
@@ -94,12 +94,12 @@ class Evaluator:
         stepping and from the policy's batch, so that one game stuck for 27,000 steps does not cost ten times as many.
         `film`: receives each screen of the first game, see `Environment.screen`.
         """
-        rng = np.random.default_rng(self._rng.integers(2**63))
+        key = jax.random.key(int(self._rng.integers(2**31)))
         tracker = EpisodeTracker(self._settings.episodes)
         returns = np.full(self._settings.episodes, np.nan)
         playing = np.arange(self._settings.episodes)
         steps, started = 0, time.monotonic()
-        while True:
+        for call in itertools.count():
             self._beat()
             for _ in playing:
                 step = self._environment.receive()  # of one game
@@ -115,19 +115,16 @@ class Evaluator:
                 break
             if film is not None and playing[0] == 0:
                 film(self._environment.screen())
-            self._environment.send(self._actions(params, playing, rng), playing)
+            self._environment.send(self._actions(params, playing, key, call), playing)
         self._environment.reset()  # for the next evaluation
         return None if playing.size else returns
 
-    def _actions(self, params: Params, playing: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """Returns the actions int32[P] of the games `playing`; random actions do not depend on which games are left."""
-        explores = rng.random(self._settings.episodes) < self._settings.epsilon
-        random_action = rng.integers(self._action.num_actions, size=self._settings.episodes)
+    def _actions(self, params: Params, playing: np.ndarray, key: jax.Array, call: int) -> np.ndarray:
+        """Returns the actions [P, ...] of the games `playing`."""
         rows = np.resize(playing, batch_size(playing.size, self._settings.episodes))  # padded with repeated games
-        greedy = np.zeros(rows.size, np.float32)
-        output = self._algorithm.act(params, self._observation[rows], greedy, jax.random.key(0), 0)
-        action = np.asarray(output.action)[: playing.size]
-        return np.where(explores[playing], random_action[playing], action).astype(np.int32)
+        exploration = np.full(rows.size, self._algorithm.evaluation_exploration, np.float32)
+        output = self._algorithm.act(params, self._observation[rows], exploration, key, call)
+        return np.asarray(output.action)[: playing.size]
 
 
 def batch_size(playing: int, episodes: int) -> int:
@@ -145,7 +142,7 @@ def follow(role: RoleContext, spec: SegmentSpec) -> None:
     """Evaluates the newest weights repeatedly; at the end, evaluates the final weights and records a game."""
     config, stop = role.config, role.stop
     algorithm = make_algorithm(config, spec)
-    evaluator = Evaluator(config, spec, algorithm, filmed=True, beat=stop.beat)
+    evaluator = Evaluator(config, spec, algorithm, filmed=has_screen(config), beat=stop.beat)
     is_supervised = bool(os.environ.get(SUPERVISED))
     like_params = algorithm.acting_params(jax.eval_shape(algorithm.init, jax.random.key(0)))
     client = WeightsClient(

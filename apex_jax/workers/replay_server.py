@@ -158,7 +158,7 @@ class ReplayServer:
             "replay/actors": len(experience.actors),
             **{f"ledger/{fate}": transitions for fate, transitions in self.ledger().items()},
         }
-        means, experience.episodes = experience.episodes, EpisodeMeans()
+        means, experience.episodes = experience.episodes, EpisodeMeans(experience.episodes.bands)
         if means.length.count:
             values["charts/episodic_return"] = means.episode_return.result()
             values["charts/episodic_length"] = means.length.result()

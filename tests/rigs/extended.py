@@ -15,10 +15,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from apex_jax.agent.algorithm import Algorithm
-from apex_jax.agent.dqn import make_optimizer
 from apex_jax.agent.frame_store import create_store
 from apex_jax.agent.losses import weighted_loss
 from apex_jax.agent.registry import make_algorithm
+from apex_jax.agent.training import make_optimizer
 from apex_jax.command_line import parse
 from apex_jax.config import Config
 from apex_jax.environment import Environment, has_screen, segment_spec

@@ -18,6 +18,8 @@ from tensorboardX.record_writer import masked_crc32c
 
 from apex_jax import metrics
 from apex_jax.metrics import (
+    EPSILON_BANDS,
+    NOISE_BANDS,
     TAGS,
     Mean,
     MetricsFollower,
@@ -25,7 +27,6 @@ from apex_jax.metrics import (
     RateMeter,
     read_metrics,
     resident_memory_bytes,
-    split_by_band,
 )
 
 LINE = {"time": 1.0, "seconds": 0.5, "step": 4}
@@ -261,14 +262,16 @@ def test_mean_is_over_all_elements_until_it_is_reset() -> None:
     [(0.0, "below_0.01"), (0.01, "0.01_to_0.05"), (0.05, "0.05_to_0.2"), (0.2, "above_0.2"), (1.0, "above_0.2")],
 )
 def test_epsilon_band_holds_its_lower_edge(epsilon: float, band: str) -> None:
-    [(name, values)] = split_by_band(np.array([epsilon]), np.array([7.0]))
-    assert (name, values.tolist()) == (band, [7.0])
+    [(name, values)] = EPSILON_BANDS.split(np.array([epsilon]), np.array([7.0]))
+    assert (name, values.tolist()) == (f"epsilon_{band}", [7.0])
 
 
-def test_values_are_split_by_the_band_of_their_epsilon() -> None:
-    epsilon = np.array([0.3, 0.0, 0.1, 0.9], np.float32)
-    split = {name: values.tolist() for name, values in split_by_band(epsilon, np.arange(4))}
-    assert split == {"below_0.01": [1], "0.05_to_0.2": [2], "above_0.2": [0, 3]}
+def test_values_are_split_by_the_band_of_their_exploration() -> None:
+    exploration = np.array([0.3, 0.0, 0.1, 0.9], np.float32)
+    split = {name: values.tolist() for name, values in EPSILON_BANDS.split(exploration, np.arange(4))}
+    assert split == {"epsilon_below_0.01": [1], "epsilon_0.05_to_0.2": [2], "epsilon_above_0.2": [0, 3]}
+    split = {name: values.tolist() for name, values in NOISE_BANDS.split(exploration, np.arange(4))}
+    assert split == {"noise_below_0.1": [1], "noise_0.1_to_0.2": [2], "noise_0.2_to_0.4": [0], "noise_above_0.4": [3]}
 
 
 def test_resident_memory_is_known_with_and_without_proc(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

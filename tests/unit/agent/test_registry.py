@@ -16,9 +16,13 @@ from tests.rigs.agents import CONTINUOUS
 from tests.rigs.links import SPEC
 
 
-@pytest.mark.parametrize("action", [ActionSpec.discrete(2), CONTINUOUS], ids=["discrete", "continuous"])
-@pytest.mark.parametrize("name", ["ppo", "dpg"])
-def test_unknown_algorithm_is_refused_with_the_known_ones(name: str, action: ActionSpec) -> None:
+@pytest.mark.parametrize(
+    ("name", "action"),
+    [("ppo", ActionSpec.discrete(2)), ("ppo", CONTINUOUS), ("dpg", ActionSpec.discrete(2)), ("dqn", CONTINUOUS)],
+)
+def test_algorithm_without_the_actions_of_the_task_is_refused_with_the_right_ones(
+    name: str, action: ActionSpec
+) -> None:
     allowed = ", ".join(["auto", *(known for known, entry in ALGORITHMS.items() if entry.action_dtype == action.dtype)])
     config = Config()
     config = config.replace(algorithm=replace(config.algorithm, name=name))
@@ -31,6 +35,6 @@ def test_auto_is_the_algorithm_for_the_actions_of_the_environment(monkeypatch: p
         return lambda *_: name
 
     monkeypatch.setitem(ALGORITHMS, "dqn", Entry(named("dqn"), "int32"))
-    monkeypatch.setitem(ALGORITHMS, "toy", Entry(named("toy"), "float32"))
+    monkeypatch.setitem(ALGORITHMS, "dpg", Entry(named("dpg"), "float32"))
     chosen: list[Any] = [make_algorithm(Config(), SPEC._replace(action=action)) for action in (SPEC.action, CONTINUOUS)]
-    assert chosen == ["dqn", "toy"]
+    assert chosen == ["dqn", "dpg"]

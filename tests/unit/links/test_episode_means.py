@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from apex_jax.links.episode_means import EpisodeMeans
+from apex_jax.metrics import EPSILON_BANDS
 from apex_jax.transport.messages import EpisodeStatistics
 from tests.rigs.experience_link import Link, link
 
@@ -24,7 +25,10 @@ def test_returns_are_averaged_over_all_games_and_by_band_of_epsilon(link: Link) 
     server.until(lambda: server.service.episodes.length.count == 3)
     episodes = server.service.episodes
     assert (episodes.episode_return.result(), episodes.length.result()) == (8.0, 30.0)
-    assert {band: mean.result() for band, mean in episodes.by_band.items()} == {"above_0.2": 2.0, "below_0.01": 20.0}
+    assert {band: mean.result() for band, mean in episodes.by_band.items()} == {
+        "epsilon_above_0.2": 2.0,
+        "epsilon_below_0.01": 20.0,
+    }
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
@@ -51,15 +55,15 @@ def message_of(games: list[tuple[float, int, int]]) -> EpisodeStatistics:
 def band_of(epsilon: float) -> str:
     """The slow twin: the name of the band of an epsilon that is no edge of a band."""
     if epsilon < 0.01:
-        return "below_0.01"
+        return "epsilon_below_0.01"
     if epsilon < 0.05:
-        return "0.01_to_0.05"
-    return "0.05_to_0.2" if epsilon < 0.2 else "above_0.2"
+        return "epsilon_0.01_to_0.05"
+    return "epsilon_0.05_to_0.2" if epsilon < 0.2 else "epsilon_above_0.2"
 
 
 @given(messages=st.lists(st.lists(GAME, max_size=5), max_size=5))
 def test_means_are_of_all_games_however_they_are_spread_over_messages(messages: list[list[Any]]) -> None:
-    means, games = EpisodeMeans(), [game for message in messages for game in message]
+    means, games = EpisodeMeans(EPSILON_BANDS), [game for message in messages for game in message]
     assert all(means.add(message_of(message)) for message in messages)
     assert means.episode_return.count == means.length.count == len(games)
     if games:
@@ -74,11 +78,11 @@ def test_means_are_of_all_games_however_they_are_spread_over_messages(messages: 
 
 
 @pytest.mark.parametrize(("field", "value"), [
-    ("exploration", -0.1), ("exploration", 1.1), ("exploration", np.nan),
+    ("exploration", -0.1), ("exploration", np.inf), ("exploration", np.nan),
     ("episode_return", -np.inf), ("episode_return", np.nan), ("episode_steps", -1),
 ])  # fmt: skip
 def test_message_with_one_impossible_value_adds_none_of_its_games(field: str, value: float) -> None:
-    means, message = EpisodeMeans(), message_of([(0.5, 7, 10), (0.5, 9, 20)])
+    means, message = EpisodeMeans(EPSILON_BANDS), message_of([(0.5, 7, 10), (0.5, 9, 20)])
     getattr(message, field)[1] = value
     assert not means.add(message)
     assert (means.episode_return.count, means.length.count, means.by_band) == (0, 0, {})

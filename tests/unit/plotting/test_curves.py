@@ -37,10 +37,10 @@ def test_training_games_are_one_curve_for_each_band_of_epsilon(tmp_path: Path) -
     write_lines(tmp_path / "metrics" / "replay.jsonl", lines)
     training = read_run(tmp_path).training
     assert {band: list(curve.returns) for band, curve in training.items()} == {
-        "below_0.01": [-21.0],
-        "above_0.2": [-20.0, -19.0],
+        "epsilon_below_0.01": [-21.0],
+        "epsilon_above_0.2": [-20.0, -19.0],
     }
-    assert list(training["above_0.2"].minutes) == pytest.approx([0.1, 0.2])
+    assert list(training["epsilon_above_0.2"].minutes) == pytest.approx([0.1, 0.2])
 
 
 def test_pause_between_two_starts_takes_no_minutes(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from apex_jax.links.weights_client import Weights, WeightsClient
 from apex_jax.process import ROLE_NUMBERS, StopSignal, process_rng
 from apex_jax.settings import load
 from apex_jax.transport.params_codec import architecture_of
-from apex_jax.types import SegmentSpec
+from apex_jax.types import SegmentSpec, Step
 from apex_jax.workers import evaluator
 from apex_jax.workers.evaluator import Evaluator, _next_weights, batch_size
 from tests.rigs.processes import ROOT
@@ -54,28 +54,34 @@ def lockstep_returns(player: Player, steps_broken_off: int = 0) -> list[float]:
     rng = process_rng(config.seed, ROLE_NUMBERS["evaluator"])
     pool = Environment(config, spec, rng.integers(2**31, size=GAMES), config.evaluator.max_episode_frames)
 
-    def act(observation: np.ndarray, env_id: np.ndarray, random: np.random.Generator) -> np.ndarray:
-        explores = random.random(GAMES) < config.evaluator.epsilon
-        action = random.integers(spec.action.num_actions, size=GAMES)
-        greedy = dqn.act(params, observation, np.zeros(GAMES, np.float32), jax.random.key(0), 0).action
-        return np.where(explores[env_id], action[env_id], greedy).astype(np.int32)
+    def act(step: Step, playing: np.ndarray, key: jax.Array, call: int) -> np.ndarray:
+        """The games that have ended get any action."""
+        rows = np.resize(playing, batch_size(playing.size, GAMES))
+        observation = step.observation[np.argsort(step.env_id)]
+        epsilon = np.full(rows.size, config.evaluator.epsilon, np.float32)
+        action = np.zeros(GAMES, np.int32)
+        action[rows] = dqn.act(params, observation[rows], epsilon, key, call).action
+        return action[step.env_id]
 
     if steps_broken_off:
-        random = np.random.default_rng(rng.integers(2**63))
-        for _ in range(steps_broken_off):
+        key = jax.random.key(int(rng.integers(2**31)))
+        for call in range(steps_broken_off):
             step = pool.receive()
-            pool.send(act(step.observation, step.env_id, random), step.env_id)
+            pool.send(act(step, np.arange(GAMES), key, call), step.env_id)
         pool.receive()
         pool.reset()
-    random = np.random.default_rng(rng.integers(2**63))
+    key, call = jax.random.key(int(rng.integers(2**31))), 0
     returns: dict[int, float] = {}
     tracker = EpisodeTracker(GAMES)
-    while len(returns) < GAMES:
+    while True:
         step = pool.receive()
         for episode in tracker.add(step):
             returns.setdefault(episode.env_id, episode.episode_return)
-        pool.send(act(step.observation, step.env_id, random), step.env_id)
-    pool.receive()
+        if len(returns) == GAMES:
+            break
+        playing = np.array([game for game in range(GAMES) if game not in returns])
+        pool.send(act(step, playing, key, call), step.env_id)
+        call += 1
     pool.close()
     return [returns[game] for game in range(GAMES)]
 

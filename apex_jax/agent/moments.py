@@ -1,0 +1,42 @@
+"""Running moments of observations, with which Ape-X DPG normalises the inputs of its networks."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+LARGEST_TOTAL = 1e9  # beyond it, old observations are slowly forgotten; a float32 could not count for ever
+EPSILON = 1e-5  # added to the variance; an element that never changes is divided by its root
+
+
+class Moments(NamedTuple):
+    """Mean and variance of each element of the observations so far."""
+
+    total: jax.Array  # float32[], number of observations
+    mean: jax.Array  # float32[D]
+    variance: jax.Array  # float32[D], of the population
+
+
+def initial_moments(size: int) -> Moments:
+    """Returns the moments of no observations, with which `normalized` changes nothing."""
+    return Moments(jnp.zeros(()), jnp.zeros(size), jnp.ones(size))
+
+
+def add_observations(moments: Moments, observations: jax.Array) -> Moments:
+    """Returns the moments of the earlier observations and a batch of new ones, float32[B, D], together.
+
+    m = n_1 + n_2,  mu = mu_1 + d n_2 / m,  var = (n_1 var_1 + n_2 var_2 + d^2 n_1 n_2 / m) / m,  d = mu_2 - mu_1
+    (Chan et al. 1979)
+    """
+    n_1, n_2 = moments.total, float(len(observations))
+    m = n_1 + n_2
+    d = observations.mean(axis=0) - moments.mean
+    variance = (n_1 * moments.variance + n_2 * observations.var(axis=0) + d**2 * (n_1 * n_2 / m)) / m
+    return Moments(jnp.minimum(m, LARGEST_TOTAL), moments.mean + d * (n_2 / m), variance)
+
+
+def normalized(observations: jax.Array, mean: jax.Array, variance: jax.Array) -> jax.Array:
+    """Returns (observation - mean) / sqrt(variance + EPSILON), float32[B, D]."""
+    return (observations - mean) * jax.lax.rsqrt(variance + EPSILON)

@@ -1,0 +1,29 @@
+"""What the configuration knows of each key beside its type and default."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Key:
+    """The help text of a key, and the limits of its values."""
+
+    text: str
+    unit: str = ""
+    low: float | None = None
+    high: float | None = None
+    choices: tuple[str, ...] = ()
+
+
+def key(
+    default: Any,
+    text: str,
+    unit: str = "",
+    low: float | None = None,
+    high: float | None = None,
+    choices: tuple[str, ...] = (),
+) -> Any:
+    """Returns a dataclass field whose metadata holds its `Key`."""
+    return field(default=default, metadata={"key": Key(text, unit, low, high, choices)})
