@@ -104,9 +104,9 @@ class Environment:
                 **({"render_mode": "rgb_array"} if rendered else {}),
             )
             _ = self._pool.observation_space  # EnvPool builds it at first use: here rather than in `receive`
-            made = envpool.make_spec(config.environment.task)
-            self._parts = parts_of(config.environment.task, made)
-            self._bounds = None if spec.action.dtype == "int32" else action_bounds(made.gymnasium_action_space)
+            task, is_discrete = config.environment.task, spec.action.dtype == "int32"
+            self._parts = parts_of(task, envpool.make_spec(task))
+            self._bounds = None if is_discrete else action_bounds(envpool.make_spec(task).gymnasium_action_space)
         self._first = np.ones(self.num_environments, bool)
         self._lives = np.zeros(self.num_environments, np.int32)
         self._waits = np.zeros(self.num_environments, bool)  # received, and not yet sent an action
@@ -183,8 +183,7 @@ def has_screen(config: Config) -> bool:
 
     False for MuJoCo's tasks: without a screen and its libraries, EnvPool would end the process in `render`.
     """
-    settings = envpool.make_spec(config.environment.task).config
-    if hasattr(settings, "frame_skip"):  # Atari and MuJoCo, not the tasks of classic control
+    if _is_atari(config.environment.task) or _is_mujoco(config.environment.task):
         return _is_atari(config.environment.task)
     environment = Environment(config, segment_spec(config), np.zeros(1), 16, rendered=True)
     try:
@@ -252,6 +251,10 @@ def _has_twins(env_id: np.ndarray) -> bool:
 
 def _is_atari(task: str) -> bool:
     return hasattr(envpool.make_spec(task).config, "noop_max")
+
+
+def _is_mujoco(task: str) -> bool:
+    return not _is_atari(task) and hasattr(envpool.make_spec(task).config, "frame_skip")
 
 
 def _options(config: Config, max_episode_frames: int) -> dict[str, Any]:

@@ -17,7 +17,7 @@ import jax
 import numpy as np
 import zmq
 
-from apex_jax.agent.dqn import make_dqn
+from apex_jax.agent.registry import make_algorithm
 from apex_jax.config import Config
 from apex_jax.environment import Environment, segment_spec
 from apex_jax.links.weights_server import WeightsServer
@@ -25,13 +25,14 @@ from apex_jax.metrics import read_metrics
 from apex_jax.process import new_run_id
 from apex_jax.settings import load
 from apex_jax.transport.params_codec import architecture_of
+from apex_jax.types import ActionSpec
 from benchmarks.load import Sink
 from benchmarks.replay_server import free_tcp_addresses
 from benchmarks.report import finish, say, target
 from benchmarks.roles import ROOT, role
 
 BATCH_SIZES = (16, 64, 256)
-CONFIGS = ("pong_cpu", "paper")
+CONFIGS = ("pong_cpu", "paper", "walker")
 METRICS_SECONDS = 1.0
 WARM_UP_SECONDS = 2.0
 
@@ -83,7 +84,8 @@ def actor_steps_per_second(name: str, settings: list[str], seconds: float) -> fl
     path = ROOT / "configs" / f"{name}.yaml"
     config = load(path, settings)
     context = zmq.Context()
-    params = make_dqn(config, segment_spec(config)).init(jax.random.key(0)).online_params
+    algorithm = make_algorithm(config, segment_spec(config))
+    params = algorithm.acting_params(algorithm.init(jax.random.key(0)))
     server = WeightsServer(context, weights, new_run_id(), 0, config.weights_compatibility_key, architecture_of(params))
     server.publish(params, 0, 0)
     sink = Sink(context, experience)
@@ -117,20 +119,27 @@ def parts_alone(config: Config, seconds: float) -> tuple[float, float]:
 
     def step_batch() -> None:
         nonlocal step
-        environment.send(rng.integers(spec.action.num_actions, size=batch_size, dtype=np.int32), step.env_id)
+        environment.send(random_actions(rng, spec.action, batch_size), step.env_id)
         step = environment.receive()
 
-    dqn = make_dqn(config, spec)
-    params, key = dqn.init(jax.random.key(0)).online_params, jax.random.key(1)
-    epsilon = np.full(batch_size, 0.1, np.float32)
+    algorithm = make_algorithm(config, spec)
+    params, key = algorithm.acting_params(algorithm.init(jax.random.key(0))), jax.random.key(1)
+    exploration = np.full(batch_size, 0.1, np.float32)
 
     def act() -> None:
-        for output in dqn.act(params, step.observation, epsilon, key, 0):
+        for output in algorithm.act(params, step.observation, exploration, key, 0):
             np.asarray(output)
 
     rates = (calls_per_second(step_batch, seconds) * batch_size, calls_per_second(act, seconds) * batch_size)
     environment.close()
     return rates
+
+
+def random_actions(rng: np.random.Generator, action: ActionSpec, count: int) -> np.ndarray:
+    """Returns `count` uniformly drawn actions."""
+    if action.dtype == "int32":
+        return rng.integers(action.num_actions, size=count, dtype=np.int32)
+    return rng.uniform(action.low, action.high, (count, *action.shape)).astype(np.float32)
 
 
 def calls_per_second(call: Callable[[], None], seconds: float) -> float:

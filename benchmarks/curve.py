@@ -54,7 +54,7 @@ def main() -> None:
     arguments = parser.parse_args()
     server_core, other_cores = split_cores()
     say(f"recording {SEGMENTS} segments")
-    segments = record_segments(load(PATH), SEGMENTS, epsilon=0.1)
+    segments = record_segments(load(PATH), SEGMENTS, exploration=0.1)
     per_segment = num_transitions(segments) / SEGMENTS
     figures: dict[str, dict[str, list[float]]] = {"plain": {}, "CURVE": {}}
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:

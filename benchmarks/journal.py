@@ -67,7 +67,7 @@ def main() -> None:
     config = load(ROOT / "configs" / "paper.yaml", [f"replay.capacity_transitions={arguments.transitions}"])
     spec = segment_spec(config)
     say(f"recording {SEGMENTS} segments of {config.environment.task}")
-    recorded = record_segments(config, SEGMENTS, epsilon=0.1)
+    recorded = record_segments(config, SEGMENTS, exploration=0.1)
     messages = as_messages(config, recorded)
     segments = [stored(message, spec) for message in messages]
     per_segment = num_transitions(recorded) / SEGMENTS

@@ -23,7 +23,7 @@ from benchmarks.report import finish, say, target
 from benchmarks.roles import ROOT, role
 from benchmarks.update import BareUpdate
 
-CASES = {"pong_cpu": 1_000.0, "paper": 1_000.0}  # transitions/s that the actors send
+CASES = {"pong_cpu": 1_000.0, "paper": 1_000.0, "walker": 1_500.0}  # transitions/s that the actors send
 GPU_TRANSITIONS_PER_SECOND = 12_500.0  # the paper's
 CAPACITY = 100_000  # transitions
 METRICS_SECONDS = 1.0
@@ -63,7 +63,7 @@ def measure(name: str, transitions_per_second: float, seconds: float) -> dict[st
     ]
     path = ROOT / "configs" / f"{name}.yaml"
     config = load(path, settings)
-    segments = record_segments(config, SEGMENTS, epsilon=0.1)
+    segments = record_segments(config, SEGMENTS, exploration=0.1)
     per_segment = num_transitions(segments) / SEGMENTS
     bare = BareUpdate(config, compute_dtype(config))
     before = bare.per_second(seconds / 4)

@@ -7,7 +7,7 @@ import zlib
 import jax
 import numpy as np
 
-from apex_jax.agent.dqn import make_dqn
+from apex_jax.agent.registry import make_algorithm
 from apex_jax.agent.segments import SegmentBuilder
 from apex_jax.config import Config
 from apex_jax.environment import Environment, segment_spec
@@ -18,11 +18,12 @@ from apex_jax.types import Segment
 ENVIRONMENTS = 16
 
 
-def record_segments(config: Config, count: int, epsilon: float, seed: int = 1) -> list[Segment]:
-    """Plays until `count` segments are full; actions are epsilon-greedy with an untrained network."""
+def record_segments(config: Config, count: int, exploration: float, seed: int = 1) -> list[Segment]:
+    """Plays until `count` segments are full; actions are those of an untrained network, with this epsilon or noise."""
     spec = segment_spec(config)
-    dqn = make_dqn(config, spec)
-    params, key = dqn.init(jax.random.key(seed)).online_params, jax.random.key(seed + 1)
+    algorithm = make_algorithm(config, spec)
+    params = algorithm.acting_params(algorithm.init(jax.random.key(seed)))
+    key = jax.random.key(seed + 1)
     environment = Environment(
         config, spec, seed + np.arange(ENVIRONMENTS), config.environment.max_episode_frames, threads=0
     )
@@ -33,12 +34,12 @@ def record_segments(config: Config, count: int, epsilon: float, seed: int = 1) -
         config.environment.reward_clip,
         config.environment.life_loss_terminates,
     )
-    epsilons = np.full(ENVIRONMENTS, epsilon, np.float32)
+    explorations = np.full(ENVIRONMENTS, exploration, np.float32)
     segments: list[Segment] = []
     calls = 0
     while len(segments) < count:
         step = environment.receive()
-        output = jax.device_get(dqn.act(params, step.observation, epsilons, key, calls))
+        output = jax.device_get(algorithm.act(params, step.observation, explorations, key, calls))
         environment.send(output.action, step.env_id)
         segments += builder.add(step, *output)
         calls += 1

@@ -45,7 +45,7 @@ def main() -> None:
     config = load(path, settings)
     server_core, other_cores = split_cores()
     say(f"recording {SEGMENTS} segments of {config.environment.task}")
-    segments = record_segments(config, SEGMENTS, epsilon=0.1)
+    segments = record_segments(config, SEGMENTS, exploration=0.1)
     per_segment = num_transitions(segments) / SEGMENTS
     messages = as_messages(config, segments)
     with role("replay", path, settings, server_core):

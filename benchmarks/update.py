@@ -17,8 +17,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from apex_jax.agent.dqn import make_dqn
 from apex_jax.agent.frame_store import FrameStore, create_store
+from apex_jax.agent.registry import make_algorithm
 from apex_jax.config import Config
 from apex_jax.environment import segment_spec
 from apex_jax.settings import load
@@ -26,7 +26,7 @@ from apex_jax.types import SegmentSpec
 from benchmarks.report import finish, say
 from benchmarks.roles import ROOT
 
-CONFIGS = ("pong_cpu", "paper")
+CONFIGS = ("pong_cpu", "paper", "walker")
 DTYPES = ("float32", "bfloat16")
 SEGMENTS = 256  # segments of noise in the frame store
 MATRIX = {"cpu": 3072, "gpu": 16384}
@@ -88,15 +88,15 @@ class BareUpdate:
         """Compiles the update."""
         spec = segment_spec(config)
         self.updates_per_call = config.learner.updates_of_a_call(jax.default_backend() == "cpu")
-        self._dqn = make_dqn(config, spec, dtype)
+        self._algorithm = make_algorithm(config, spec, dtype)
         self._store = noise_store(spec, SEGMENTS)
         rng = np.random.default_rng(0)
         shape = (self.updates_per_call, config.learner.batch_size)
         first, last = spec.frame_stack - 1, spec.slots - spec.n_step
         indices = rng.integers(SEGMENTS, size=shape) * spec.slots + rng.integers(first, last, size=shape)
         self._batch = jax.device_put((indices.astype(np.int32), np.ones(shape, np.float32), np.float32(1)))
-        self._state = self._dqn.init(jax.random.key(0))
-        compiled: Any = self._dqn.update
+        self._state = self._algorithm.init(jax.random.key(0))
+        compiled: Any = self._algorithm.update
         indices, weights, share = self._batch
         one = compiled.lower(self._state, self._store, indices[:1], weights[:1], share)  # XLA counts a loop's body once
         cost = one.compile().cost_analysis()
@@ -114,7 +114,7 @@ class BareUpdate:
     def _run(self, calls: int) -> float:
         start = time.perf_counter()
         for _ in range(calls):
-            self._state, output = self._dqn.update(self._state, self._store, *self._batch)
+            self._state, output = self._algorithm.update(self._state, self._store, *self._batch)
         jax.block_until_ready(output)
         return time.perf_counter() - start
 
@@ -123,8 +123,10 @@ def noise_store(spec: SegmentSpec, num_segments: int) -> FrameStore:
     """Returns a frame store full of noise."""
     store = create_store(spec, num_segments)
     rng = np.random.default_rng(0)
+    is_pixels = store.frames.dtype == np.uint8
+    noise = rng.integers(256, size=store.frames.shape) if is_pixels else rng.normal(size=store.frames.shape)
     return store._replace(
-        frames=jnp.asarray(rng.integers(256, size=store.frames.shape, dtype=np.uint8)),
+        frames=jnp.asarray(noise, store.frames.dtype),
         columns=store.columns
         | {
             "discount": jnp.full_like(store.columns["discount"], 0.97),

@@ -16,7 +16,7 @@ from typing import Any
 import jax
 import zmq
 
-from apex_jax.agent.dqn import make_dqn
+from apex_jax.agent.registry import make_algorithm
 from apex_jax.environment import segment_spec
 from apex_jax.links.weights_server import WeightsServer
 from apex_jax.settings import load
@@ -49,7 +49,8 @@ def main() -> None:
     arguments = parser.parse_args()
     server_core, other_cores = split_cores()
     config = load(ROOT / "configs" / "paper.yaml")
-    params = jax.device_get(make_dqn(config, segment_spec(config)).init(jax.random.key(0)).online_params)
+    algorithm = make_algorithm(config, segment_spec(config))
+    params = jax.device_get(algorithm.acting_params(algorithm.init(jax.random.key(0))))
     body = encode_weights(params)
     context = multiprocessing.get_context("spawn")
     received = context.Array("q", 3)  # complete versions of all clients, bytes of bare ZMQ, bytes of weights

@@ -60,7 +60,7 @@ def the_loss() -> None:
 
 
 def the_network() -> None:
-    settings: tuple[list[str], ...] = ([], ["network.layer_norm=true"])
+    settings: tuple[list[str], ...] = ([], ["network.input_norm=true"])
     plain, normalized = (jax.eval_shape(algorithm_of(*given).init, jax.random.key(0)) for given in settings)
     assert set(normalized.online_params["params"]) - set(plain.online_params["params"]) == {"norm"}
 

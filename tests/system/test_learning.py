@@ -12,6 +12,7 @@ import pytest
 from apex_jax.plotting.curves import read_run
 from tests.rigs.processes import ROOT
 
+CPU_ONLY = {**os.environ, "JAX_PLATFORMS": "cpu"}
 MINUTES = 30  # the default's
 SCORE = 18.0  # of 21, the mean of 10 games; each published seed of the default has it, see results/
 
@@ -19,8 +20,7 @@ SCORE = 18.0  # of 21, the mean of 10 games; each published seed of the default 
 @pytest.mark.slow
 @pytest.mark.timeout((MINUTES + 10) * 60)
 def test_pong_is_won_within_30_minutes_on_2_cores(tmp_path: Path) -> None:
-    environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
-    subprocess.run([sys.executable, str(ROOT / "main.py"), "seed=3"], check=True, cwd=tmp_path, env=environment)
+    subprocess.run([sys.executable, str(ROOT / "main.py"), "seed=3"], check=True, cwd=tmp_path, env=CPU_ONLY)
     directory = tmp_path / "runs" / "Pong-v5-3"
     _, minutes, returns = read_run(directory).evaluation
     assert returns[0] < -19, "the first evaluation is of an untrained network"
@@ -28,3 +28,22 @@ def test_pong_is_won_within_30_minutes_on_2_cores(tmp_path: Path) -> None:
     assert returns[-1] >= SCORE, "what was learned is kept"
     assert (directory / "curves.png").exists()
     assert (directory / "video.mp4").stat().st_size > 10_000
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    ("arguments", "minutes", "score"),
+    [
+        (["--config", "pendulum"], 2, -200.0),
+        (["--config", "walker", "environment.task=CartpoleSwingup-v1"], 5, 800.0),
+    ],
+)
+def test_continuous_control_is_learned_in_minutes_on_2_cores(
+    tmp_path: Path, arguments: list[str], minutes: float, score: float
+) -> None:
+    command = [sys.executable, str(ROOT / "main.py"), *arguments, f"total_minutes={minutes}"]
+    subprocess.run([*command, "run_directory=run"], check=True, cwd=tmp_path, env=CPU_ONLY)
+    _, elapsed, returns = read_run(tmp_path / "run").evaluation
+    assert returns[elapsed <= minutes].max() >= score
+    assert (tmp_path / "run" / "curves.png").exists()
