@@ -200,7 +200,7 @@ class ProgressReader:
             return "learning"
         if self._value("replay/size_transitions") >= self._config.replay.min_size_to_sample:
             return "compiling the learner"
-        return "filling the replay" if self._roles["replay"].last else "starting"
+        return "filling the replay" if self._value("replay/size_transitions") else "starting"
 
     def _seconds_left(self, frames: int, updates: int) -> float | None:
         """Returns the time until the first limit; limits with an unknown rate are ignored.

@@ -79,7 +79,7 @@ class Role:
             )
         self.started_seconds = time.monotonic()
         self.fault, self.fault_seconds = "", 0.0
-        self.state = f"restarted {self.restarts}x" if self.restarts else "running"
+        self.state = f"restarted {self.restarts}x" if self.restarts else "starting"
 
     def exit_code(self) -> int | None:
         """Returns the exit code of a process that has ended, else None."""
@@ -232,6 +232,8 @@ class LocalRun:
     def _keep_alive(self) -> None:
         for role in self._roles:
             code = role.exit_code()
+            if role.state == "starting" and role.name in self._watch.reports:
+                role.state = "running"
             if code is None and not role.fault:
                 role.fault, role.fault_seconds = self._watch.fault(role.name)
                 if role.fault:

@@ -57,6 +57,8 @@ def test_run_passes_from_starting_over_filling_and_learning_to_finishing(tmp_pat
     assert reader.read().phase == "starting"
     write(tmp_path, "learner", 1, 0, learner__updates=0, charts__updates_per_second=0.0)
     assert reader.read().phase == "starting"
+    write(tmp_path, "replay", 1, 0, replay__size_transitions=0)
+    assert reader.read().phase == "starting", "no actor has sent anything"
     write(tmp_path, "replay", 1, 40, replay__size_transitions=10)
     assert reader.read().phase == "filling the replay"
     write(tmp_path, "replay", 2, 5000, replay__size_transitions=5000)

@@ -6,7 +6,7 @@ import contextlib
 import logging
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -14,6 +14,8 @@ import pytest
 from apex_jax.command_line import parse
 from apex_jax.config import ActorConfig, AddressConfig, Config
 from apex_jax.errors import RunError
+from apex_jax.operations.live_view import LiveView
+from apex_jax.operations.progress import Progress
 from apex_jax.operations.watch import Watch
 from apex_jax.plotting.provenance import read_starts
 from apex_jax.process import StopSignal
@@ -100,6 +102,21 @@ def test_roles_are_given_the_config_and_the_addresses_of_the_run(stage: Stage) -
     assert command.config == stage.config.replace(addresses=AddressConfig(weights="ipc://w"))
     kept = load(Path(stage.config.run_directory, "logs", "config.yaml"))
     assert kept == stage.config, "the run's own is the learner's to write"
+
+
+def test_role_is_starting_until_it_reports_its_status(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    def started(watch: Watch, name: str) -> None:
+        watch.reports |= {name: {}} if name == "replay" else {}
+
+    def update(_: LiveView, progress: Progress) -> None:
+        shown.append(progress.roles)
+        (stage.folder / "shown").touch()
+
+    shown: list[Mapping[str, str]] = []
+    monkeypatch.setattr(Watch, "started", started)
+    monkeypatch.setattr(LiveView, "update", update)
+    stage.run(learner="wait_until((folder / 'shown').exists)")
+    assert shown[0] == {**dict.fromkeys(ONCE_EACH, "starting"), "replay": "running"}
 
 
 @pytest.mark.parametrize("end", ["os.kill(os.getpid(), signal.SIGKILL)", "1 / 0", "os._exit(143)"])
