@@ -31,6 +31,7 @@ class Evaluation(NamedTuple):
 
     episode_return: float
     human_normalized: float | None  # as a fraction; None for games without a human score
+    updates: int | None  # of the weights; None if the line does not say
 
 
 @dataclass(frozen=True)
@@ -230,4 +231,8 @@ class ProgressReader:
 
 def _evaluation_of(line: dict[str, Any]) -> list[Evaluation]:
     episode_return = line.get("eval/episodic_return")
-    return [] if episode_return is None else [Evaluation(episode_return, line.get("eval/human_normalized_score"))]
+    if episode_return is None:
+        return []
+    updates = line.get("eval/updates")
+    human = line.get("eval/human_normalized_score")
+    return [Evaluation(episode_return, human, None if updates is None else int(updates))]
