@@ -134,6 +134,17 @@ def final_summary(progress: Progress, run_directory: str, has_screen: bool) -> s
     return "\n".join(lines)
 
 
+def finished_summary(progress: Progress, run_directory: str) -> str:
+    """Returns one line about a finished run that was started once more."""
+    limits = progress.reached_limits
+    keys = " and ".join(limit.partition("=")[0] for limit in limits)
+    return (
+        f"Finished:    {shlex.quote(run_directory)} has reached {' and '.join(limits)},"
+        f" with {progress.updates:,} updates and {progress.frames:,} frames; evaluation {_evaluations(progress)}."
+        f" Nothing was started: raise {keys} to go on"
+    )
+
+
 def is_film_of_newest(film: Path, run_directory: str) -> bool:
     """Returns whether a film exists and shows the newest checkpoint of the run: it was made later."""
     checkpoints = Path(run_directory, "checkpoints")
