@@ -109,13 +109,14 @@ def final_summary(progress: Progress, run_directory: str, has_screen: bool) -> s
     lines = [
         f"Ran for {_duration(progress.elapsed_seconds)}:"
         f" {progress.frames:,} frames and {progress.updates:,} updates in all",
-        f"Evaluation:  {_evaluations(progress)}",
+        f"Evaluation:  {_evaluations(progress, with_updates=True)}",
     ]
     if progress.reached_limits and progress.updates == progress.earlier_updates > 0:
         reached = " and ".join(progress.reached_limits)
         goes_on = "with a higher limit, or 0 for none, the run goes on"
         lines.append(f"Nothing new: an earlier start had reached {reached}; {goes_on}")
-    pictures = present("curves.png", "video.mp4", "video.gif")
+    films = [name for name in ("video.mp4", "video.gif") if is_film_of_newest(Path(run_directory, name), run_directory)]
+    pictures = [*present("curves.png"), *films]
     lines += [f"Look at:     {shlex.quote(os.path.join(run_directory, name))}" for name in pictures]
     lines.append(f"Files:       {directory} ({files})")
     for name in present("tensorboard"):
@@ -131,6 +132,24 @@ def final_summary(progress: Progress, run_directory: str, has_screen: bool) -> s
         video = shlex.quote(os.path.join(run_directory, "game"))
         lines.append(f"Record:      {play} episodes=1 video={video}")
     return "\n".join(lines)
+
+
+def finished_summary(progress: Progress, run_directory: str) -> str:
+    """Returns one line about a finished run that was started once more."""
+    limits = progress.reached_limits
+    keys = " and ".join(limit.partition("=")[0] for limit in limits)
+    return (
+        f"Finished:    {shlex.quote(run_directory)} has reached {' and '.join(limits)},"
+        f" with {progress.updates:,} updates and {progress.frames:,} frames; evaluation {_evaluations(progress)}."
+        f" Nothing was started: raise {keys} to go on"
+    )
+
+
+def is_film_of_newest(film: Path, run_directory: str) -> bool:
+    """Returns whether a film exists and shows the newest checkpoint of the run: it was made later."""
+    checkpoints = Path(run_directory, "checkpoints")
+    newest = [checkpoints / str(updates) for updates in checkpoint_steps(checkpoints)[-1:]]
+    return film.exists() and all(film.stat().st_mtime >= checkpoint.stat().st_mtime for checkpoint in newest)
 
 
 def _python() -> str:
@@ -218,15 +237,17 @@ def _samples_per_insert(progress: Progress) -> str:
     return f"{progress.samples_per_insert:.2f} (target: {target})"
 
 
-def _evaluations(progress: Progress) -> str:
+def _evaluations(progress: Progress, with_updates: bool = False) -> str:
     if progress.latest_evaluation is None or progress.best_evaluation is None:
         return "none yet"
-    return f"{_evaluation(progress.latest_evaluation)}, best {_evaluation(progress.best_evaluation)}"
+    latest, best = (_evaluation(each, with_updates) for each in (progress.latest_evaluation, progress.best_evaluation))
+    return f"{latest}, best {best}"
 
 
-def _evaluation(evaluation: Evaluation) -> str:
-    human = evaluation.human_normalized
-    return f"{evaluation.episode_return:z,.1f}" + ("" if human is None else f" ({human:z.0%} of human)")
+def _evaluation(evaluation: Evaluation, with_updates: bool) -> str:
+    human, updates = evaluation.human_normalized, evaluation.updates
+    text = f"{evaluation.episode_return:z,.1f}" + ("" if human is None else f" ({human:z.0%} of human)")
+    return f"{text} after {updates:,} updates" if with_updates and updates is not None else text
 
 
 def _roles(roles: Mapping[str, str]) -> str:

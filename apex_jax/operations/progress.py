@@ -31,6 +31,7 @@ class Evaluation(NamedTuple):
 
     episode_return: float
     human_normalized: float | None  # as a fraction; None for games without a human score
+    updates: int | None  # of the weights; None if the line does not say
 
 
 @dataclass(frozen=True)
@@ -200,7 +201,7 @@ class ProgressReader:
             return "learning"
         if self._value("replay/size_transitions") >= self._config.replay.min_size_to_sample:
             return "compiling the learner"
-        return "filling the replay" if self._roles["replay"].last else "starting"
+        return "filling the replay" if self._value("replay/size_transitions") else "starting"
 
     def _seconds_left(self, frames: int, updates: int) -> float | None:
         """Returns the time until the first limit; limits with an unknown rate are ignored.
@@ -230,4 +231,8 @@ class ProgressReader:
 
 def _evaluation_of(line: dict[str, Any]) -> list[Evaluation]:
     episode_return = line.get("eval/episodic_return")
-    return [] if episode_return is None else [Evaluation(episode_return, line.get("eval/human_normalized_score"))]
+    if episode_return is None:
+        return []
+    updates = line.get("eval/updates")
+    human = line.get("eval/human_normalized_score")
+    return [Evaluation(episode_return, human, None if updates is None else int(updates))]

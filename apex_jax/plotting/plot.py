@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -15,7 +16,7 @@ from apex_jax.errors import UsageError, shown
 from apex_jax.metrics import EPSILON_BANDS, NOISE_BANDS
 from apex_jax.plotting.curves import Curve, Group, Run, held, steps
 from apex_jax.plotting.files import written_whole
-from apex_jax.plotting.statistics import CONFIDENCE, bootstrap_interval, interquartile_mean
+from apex_jax.plotting.statistics import CONFIDENCE, FEWEST_RUNS, bootstrap_interval, interquartile_mean
 
 AXES = {"frames": "million emulator frames", "minutes": "minutes"}
 STAIRCASE = "steps-post"  # a value is valid until the next one
@@ -43,7 +44,7 @@ def draw_groups(groups: Sequence[Group], path: str | os.PathLike[str]) -> None:
 
     Runs, means and intervals are staircases: an evaluation is valid until the next one, so a mean lies between its
     runs. Thin lines are the runs of a group, thick ones their interquartile mean (or the only run), dotted ones the
-    median; the shaded area is the bootstrap interval. Several games are human-normalised.
+    median; the shaded area is the bootstrap interval, from three runs of each game. Several games are human-normalised.
     """
     runs = [run for group in groups for run in group.runs]
     tasks = sorted({run.task for run in runs})
@@ -76,7 +77,7 @@ def draw_each_against_the_first(groups: Sequence[Group], path: str | os.PathLike
         figure,
         panels[0, 0],
         path,
-        labels=[f"{first.label}: interquartile mean, {CONFIDENCE:.0%} interval", "the same, changed as the title says"],
+        labels=[f"{first.label}: {_drawn_statistics(first)}", "the same, changed as the title says"],
     )
 
 
@@ -88,17 +89,26 @@ def _draw_group(panel: Axes, axis: str, group: Group, color: str, normalized: bo
     for curve in curves:
         _line(panel, axis, curve, drawstyle=STAIRCASE, color=color, lw=0.6, alpha=0.5)
     grid = steps(curves, axis)
-    label = _plain(f"{group.label} ({len(curves)} runs: interquartile mean, {CONFIDENCE:.0%})")
+    label = _plain(f"{group.label} ({len(curves)} runs: {_drawn_statistics(group)})")
     if not grid.size:
         panel.plot([], [], color=color, lw=2, label=label)
         return
     strata = by_game(group, [held(curve, axis, grid) for curve in curves])
     values = np.concatenate(strata)
-    low, high = bootstrap_interval(strata, interquartile_mean, np.random.default_rng(0))
     x = _scaled(axis, grid)
-    panel.fill_between(x, low, high, step="post", color=color, alpha=0.15, lw=0)
+    if _has_interval(group):
+        low, high = bootstrap_interval(strata, interquartile_mean, np.random.default_rng(0))
+        panel.fill_between(x, low, high, step="post", color=color, alpha=0.15, lw=0)
     panel.plot(x, np.median(values, axis=0), drawstyle=STAIRCASE, color=color, lw=1, ls=":")
     panel.plot(x, interquartile_mean(values), drawstyle=STAIRCASE, color=color, lw=2, label=label)
+
+
+def _has_interval(group: Group) -> bool:
+    return min(Counter(run.task for run in group.runs).values()) >= FEWEST_RUNS
+
+
+def _drawn_statistics(group: Group) -> str:
+    return "interquartile mean" + (f", {CONFIDENCE:.0%} interval" if _has_interval(group) else "")
 
 
 def running_mean(curve: Curve) -> Curve:
@@ -172,8 +182,8 @@ def table(groups: Sequence[Group]) -> str:
     header = (
         "runs",
         "n",
-        "frames",
-        "minutes",
+        "frames (median)",
+        "minutes (median)",
         "last return: each",
         "median",
         f"IQM [{CONFIDENCE:.0%}]",
@@ -186,7 +196,10 @@ def table(groups: Sequence[Group]) -> str:
 def _table_row(group: Group) -> tuple[str, ...]:
     ends = [run.evaluation for run in group.runs]
     last = np.array([curve.returns[-1] for curve in ends])
-    low, high = bootstrap_interval(by_game(group, list(last)), interquartile_mean, np.random.default_rng(0))
+    interval = ""
+    if _has_interval(group):
+        low, high = bootstrap_interval(by_game(group, list(last)), interquartile_mean, np.random.default_rng(0))
+        interval = f" [{low:.1f}, {high:.1f}]"
     several_games = len({run.task for run in group.runs}) > 1
     human = [run.normalized(run.evaluation.returns[-1:]) for run in group.runs]
     iqm = None if any(h is None for h in human) else float(interquartile_mean(np.array(human))[0])
@@ -197,6 +210,6 @@ def _table_row(group: Group) -> tuple[str, ...]:
         f"{np.median([curve.minutes[-1] for curve in ends]):.1f}",
         ", ".join(f"{value:.1f}" for value in last),
         "" if several_games else f"{np.median(last):.1f}",
-        "" if several_games else f"{interquartile_mean(last):.1f} [{low:.1f}, {high:.1f}]",
+        "" if several_games else f"{interquartile_mean(last):.1f}{interval}",
         "" if iqm is None else f"{iqm:z.0%}",
     )

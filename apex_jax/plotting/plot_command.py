@@ -87,7 +87,7 @@ def _parser() -> Parser:
     parser = Parser(
         "plot",
         description="Overlays the evaluation curves of runs, against frames and minutes. Runs that differ in"
-        " nothing but the seed are one group: interquartile mean, median, bootstrap interval.",
+        " nothing but the seed are one group: interquartile mean, median and, from three runs, bootstrap interval.",
         epilog=f"example: {NAME} plot runs/Pong-v5-* SB3=runs/sb3-1 SB3=runs/sb3-2 --output pong.png",
         allow_abbrev=False,
     )

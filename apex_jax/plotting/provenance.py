@@ -1,5 +1,5 @@
 """The origin of a run: a line in `<run directory>/starts.jsonl` for each start, and a line in `changes.jsonl` for each
-start with changed settings.
+start that made updates with changed settings.
 
 Together with `config.yaml`, this is what somebody needs to repeat the run, or to find out why theirs is different.
 """
@@ -80,18 +80,31 @@ def record_start(config: Config) -> None:
     append_line(Path(config.directory, FILE_NAME), json.dumps(_this_start(config)).encode() + b"\n")
 
 
-def record_config(config: Config, is_start: bool = False) -> None:
-    """Writes the complete configuration of the run without the addresses, which differ at each start. Raises OSError.
+def record_acceptance(config: Config, is_start: bool, is_new: bool) -> None:
+    """Records the start if `is_start`, and the configuration if `is_new`: no update was made with another one.
 
-    Changed settings are recorded in `changes.jsonl`. `is_start`: the start is not recorded yet.
+    Raises OSError.
     """
     if is_start:
         record_start(config)
+    if is_new:
+        _write_config(config)
+
+
+def record_config(config: Config) -> None:
+    """Writes the configuration of the run, once an update was made with it. Raises OSError.
+
+    Changed settings are recorded in `changes.jsonl`.
+    """
     if changes := _changes(config):
         line = {"time": time.time(), "settings": changes}
         append_line(Path(config.directory, CHANGES_NAME), json.dumps(line).encode() + b"\n")
-    path = Path(config.directory, CONFIG_NAME)
-    write_durably(path, to_yaml(config.replace(addresses=AddressConfig())))
+    _write_config(config)
+
+
+def _write_config(config: Config) -> None:
+    """Writes the complete configuration of the run without the addresses, which differ at each start."""
+    write_durably(Path(config.directory, CONFIG_NAME), to_yaml(config.replace(addresses=AddressConfig())))
 
 
 def _written(directory: str) -> Config | None:

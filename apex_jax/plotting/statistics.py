@@ -8,6 +8,7 @@ import numpy as np
 
 RESAMPLES = 2_000
 CONFIDENCE = 0.95
+FEWEST_RUNS = 3  # of each game; a bootstrap interval of two is their range
 
 
 def interquartile_mean(scores: np.ndarray) -> np.ndarray:

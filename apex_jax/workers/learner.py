@@ -26,7 +26,7 @@ from apex_jax.errors import DivergenceError, FatalError, RunError
 from apex_jax.links.sampling_client import Item, SamplingClient, Segments
 from apex_jax.links.weights_server import WeightsServer
 from apex_jax.operations.stopping import STOPPING, acknowledge, lost_updates
-from apex_jax.plotting.provenance import check_resumable, record_config
+from apex_jax.plotting.provenance import check_resumable, record_acceptance, record_config
 from apex_jax.process import ROLE_NUMBERS, SUPERVISED, StopSignal, digest_of_run_id, new_run_id, process_rng
 from apex_jax.run_identity import new_identity
 from apex_jax.transport.messages import IndexBatches, LearnerHello
@@ -72,6 +72,7 @@ class Learner:
         self._metrics = LearnerMetrics()
         self._in_flight: deque[InFlight] = deque()
         self.on_accepted: Callable[[], None] | None = None  # called once the replay server has welcomed this learner
+        self.on_first_update: Callable[[], None] | None = None  # called once this start has made an update
         self._is_accepted = False
         self._next_publish = self._next_metrics = now
         with contextlib.ExitStack() as opened:  # on failure, ends all threads, which would keep the process alive
@@ -190,6 +191,9 @@ class Learner:
         item, output = self._in_flight.popleft()
         output = jax.tree.map(np.asarray, output)
         self._check_finite("loss", np.stack(list(output.metrics.values())))  # and the other metrics
+        if self.on_first_update is not None:
+            self.on_first_update()
+            self.on_first_update = None
         self._stream.update_priorities(item, output.priorities)
         self._stream.consumed(item)  # here, so that both messages are sent, and wake the server, together
         assert isinstance(item.content, IndexBatches)
@@ -324,7 +328,9 @@ def run(config: Config, name: str, stop: StopSignal) -> int:
             role.describe = learner.describe
             stop.on_second_signal = lambda: lost_updates(config.directory, learner.counters.updates, learner.is_saved)
             try:
-                learner.on_accepted = partial(record_config, config, is_start=SUPERVISED not in os.environ)
+                is_start, is_new = SUPERVISED not in os.environ, not learner.counters.updates
+                learner.on_accepted = partial(record_acceptance, config, is_start, is_new)
+                learner.on_first_update = partial(record_config, config)
                 learner.run()
             finally:
                 learner.close()

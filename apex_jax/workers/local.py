@@ -15,16 +15,17 @@ from pathlib import Path
 from typing import Any
 
 from apex_jax.config import AddressConfig, Config
-from apex_jax.disk import lock, open_regular, read_regular, write_durably
+from apex_jax.disk import checkpoint_steps, lock, open_regular, read_regular, write_durably
 from apex_jax.environment import has_screen, segment_spec
 from apex_jax.errors import FatalError, RunError, UsageError
-from apex_jax.operations.live_view import LiveView, final_summary
+from apex_jax.operations.live_view import LiveView, final_summary, finished_summary, is_film_of_newest
 from apex_jax.operations.progress import Progress, ProgressReader
 from apex_jax.operations.status_page import StatusPage
 from apex_jax.operations.stopping import STOPPING, STOPPING_AFTER_THE_END, acknowledge, lost_transitions, lost_updates
 from apex_jax.operations.storage_copy import LAST_COPY_SECONDS, fetch_missing
 from apex_jax.operations.watch import Watch
 from apex_jax.plotting.provenance import check_resumable, record_start
+from apex_jax.plotting.video import video_of_run, video_paths
 from apex_jax.process import FETCHED, SUPERVISED, StopSignal
 from apex_jax.program import NAME, command
 from apex_jax.replay.replay import make_limiter
@@ -79,7 +80,7 @@ class Role:
             )
         self.started_seconds = time.monotonic()
         self.fault, self.fault_seconds = "", 0.0
-        self.state = f"restarted {self.restarts}x" if self.restarts else "running"
+        self.state = f"restarted {self.restarts}x" if self.restarts else "starting"
 
     def exit_code(self) -> int | None:
         """Returns the exit code of a process that has ended, else None."""
@@ -232,6 +233,8 @@ class LocalRun:
     def _keep_alive(self) -> None:
         for role in self._roles:
             code = role.exit_code()
+            if role.state == "starting" and role.name in self._watch.reports:
+                role.state = "running"
             if code is None and not role.fault:
                 role.fault, role.fault_seconds = self._watch.fault(role.name)
                 if role.fault:
@@ -329,6 +332,16 @@ def _end_at_once(local: LocalRun, links: LocalLinks) -> str:
         links.close()
 
 
+def _is_finished(config: Config, progress: Progress) -> bool:
+    """Returns whether the run's newest checkpoint reaches a limit, and has been evaluated and filmed."""
+    newest = checkpoint_steps(Path(config.directory, "checkpoints"))[-1:]
+    evaluation = progress.latest_evaluation
+    if not progress.reached_limits or evaluation is None or not newest == [progress.updates] == [evaluation.updates]:
+        return False
+    films = video_paths(video_of_run(config.evaluator.video or "video", config.directory)) if has_screen(config) else []
+    return all(is_film_of_newest(film, config.directory) for film in films)
+
+
 def run(config: Config, name: str, stop: StopSignal) -> int:
     """Runs all roles and returns the process's exit code."""
     make_limiter(config, segment_spec(config))  # rejects an impossible config before anything starts
@@ -339,6 +352,10 @@ def run(config: Config, name: str, stop: StopSignal) -> int:
             if config.storage.url:  # before the roles do: metrics fetched later would look like new ones
                 fetch_missing(config, SECTIONS, stop)
                 check_resumable(config)  # the fetched run
+            progress = ProgressReader(config.directory, config).read()
+            if _is_finished(config, progress):
+                print(finished_summary(progress, config.directory), flush=True)
+                return stop.exit_code
             record_start(config)
             addresses = AddressConfig(links.experience, links.sampling, links.weights, links.status)
             if not stop.is_set():

@@ -171,10 +171,15 @@ def test_read_only_run_can_be_evaluated(copy: Path, programs: Programs) -> None:
 
 
 @pytest.mark.long
-def test_start_of_a_run_that_has_reached_its_limit_evaluates_and_ends(copy: Path, programs: Programs) -> None:
-    before = len(values(copy, "evaluator", "eval/updates"))
-    assert programs.start(*catch(copy)).exit_code() == 0
-    assert values(copy, "evaluator", "eval/updates")[before:] == [UPDATES]
+def test_start_of_a_finished_run_makes_up_for_a_missing_last_evaluation_and_no_more(
+    copy: Path, programs: Programs
+) -> None:
+    (copy / "metrics" / "evaluator.jsonl").unlink()
+    for _ in range(2):
+        program = programs.start(*catch(copy))
+        assert program.exit_code() == 0
+        assert values(copy, "evaluator", "eval/updates") == [UPDATES]
+    assert program.stdout.startswith(f"Finished:    {copy} has reached total_updates={UPDATES}")
 
 
 @pytest.mark.long

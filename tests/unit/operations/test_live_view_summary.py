@@ -29,7 +29,7 @@ def test_summary_lists_results_and_commands_to_look_at_them(tmp_path: Path) -> N
     run = run_with(tmp_path / "my runs", CHECKPOINT, "tensorboard", "metrics")
     text = final_summary(progress(), run, has_screen=True)
     assert "Ran for 1:02:03: 12,345,678 frames and 98,765 updates in all" in text
-    assert "best 9.5 (86% of human)" in text
+    assert "Evaluation:  7.2 (79% of human) after 98,000 updates, best 9.5 (86% of human) after 5,000 updates\n" in text
     assert f"Files:       '{run}' (checkpoints, metrics)" in text
     assert f"-m tensorboard.main --logdir '{run}/tensorboard'" in text
     assert f"python main.py --role evaluator checkpoint='{run}' episodes=100" in text
@@ -40,12 +40,14 @@ def test_summary_lists_results_and_commands_to_look_at_them(tmp_path: Path) -> N
 @pytest.mark.parametrize("new_updates", [0, 50])
 def test_summary_of_an_already_finished_run_says_how_to_extend_it(tmp_path: Path, new_updates: int) -> None:
     write(tmp_path, "learner", 9, 4000, learner__updates=100)
+    write(tmp_path, "evaluator", 9, 4000, eval__episodic_return=1.0, eval__updates=100.0)
     reader = ProgressReader(str(tmp_path), config(total_updates=100 + new_updates), Clock())
     write(tmp_path, "learner", 1, 4000, started=START + 60, learner__updates=100 + new_updates)
     text = final_summary(reader.read(), str(tmp_path), has_screen=False)
     words = "an earlier start had reached total_updates=100; with a higher limit, or 0 for none, the run goes on"
     assert (words in text) == (new_updates == 0)
     assert ("Nothing new" in text) == (new_updates == 0)
+    assert "Evaluation:  1.0 after 100 updates, best 1.0 after 100 updates\n" in text
 
 
 def test_summary_of_a_run_without_a_checkpoint_offers_no_game_of_it(tmp_path: Path) -> None:
@@ -77,6 +79,17 @@ def test_summary_names_the_existing_pictures(tmp_path: Path) -> None:
     text = final_summary(progress(), str(tmp_path), has_screen=True)
     assert f"Look at:     {tmp_path}/curves.png\nLook at:     {tmp_path}/video.mp4\n" in text
     assert "video.gif" not in text
+
+
+@pytest.mark.parametrize("age_seconds", [-5, 5])
+def test_summary_leaves_out_a_film_that_is_older_than_the_newest_checkpoint(tmp_path: Path, age_seconds: int) -> None:
+    run_with(tmp_path, "checkpoints/1000", CHECKPOINT)
+    for path, seconds in (("checkpoints/1000", -9), (CHECKPOINT, 0), ("video.mp4", -age_seconds), ("curves.png", -9)):
+        (tmp_path / path).touch()
+        os.utime(tmp_path / path, (START + seconds, START + seconds))
+    text = final_summary(progress(), str(tmp_path), has_screen=True)
+    assert ("video.mp4" in text) == (age_seconds < 0)
+    assert "curves.png" in text
 
 
 def test_summary_names_the_interpreter_of_the_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

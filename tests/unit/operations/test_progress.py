@@ -57,6 +57,8 @@ def test_run_passes_from_starting_over_filling_and_learning_to_finishing(tmp_pat
     assert reader.read().phase == "starting"
     write(tmp_path, "learner", 1, 0, learner__updates=0, charts__updates_per_second=0.0)
     assert reader.read().phase == "starting"
+    write(tmp_path, "replay", 1, 0, replay__size_transitions=0)
+    assert reader.read().phase == "starting", "no actor has sent anything"
     write(tmp_path, "replay", 1, 40, replay__size_transitions=10)
     assert reader.read().phase == "filling the replay"
     write(tmp_path, "replay", 2, 5000, replay__size_transitions=5000)
@@ -134,12 +136,12 @@ def test_process_whose_time_begins_anew_was_restarted(tmp_path: Path) -> None:
 def test_best_evaluation_stays_when_a_worse_one_follows(tmp_path: Path) -> None:
     reader = ProgressReader(str(tmp_path), config(), Clock())
     assert (reader.read().latest_evaluation, reader.read().best_evaluation) == (None, None)
-    write(tmp_path, "evaluator", 1, 4, eval__episodic_return=14.6, eval__human_normalized_score=1.0)
+    write(tmp_path, "evaluator", 1, 4, eval__episodic_return=14.6, eval__human_normalized_score=1.0, eval__updates=7)
     write(tmp_path, "evaluator", 2, 4, eval__episodic_return=-20.7, eval__human_normalized_score=0.0)
     write(tmp_path, "evaluator", 3, 4, system__resident_memory_bytes=1)
     now = reader.read()
-    assert now.latest_evaluation == Evaluation(-20.7, 0.0)
-    assert now.best_evaluation == Evaluation(14.6, 1.0)
+    assert now.latest_evaluation == Evaluation(-20.7, 0.0, None)
+    assert now.best_evaluation == Evaluation(14.6, 1.0, 7)
 
 
 def test_resumed_run_goes_on_from_the_history_but_not_with_its_rates(tmp_path: Path) -> None:
@@ -150,7 +152,7 @@ def test_resumed_run_goes_on_from_the_history_but_not_with_its_rates(tmp_path: P
     now = reader.read()
     assert (now.phase, now.frames, now.updates) == ("starting", 4000, 70)
     assert (now.updates_per_second, now.frames_per_second, now.replay_size, now.seconds_left) == (0, 0, 0, None)
-    assert now.best_evaluation == Evaluation(3.0, None)
+    assert now.best_evaluation == Evaluation(3.0, None, None)
     assert set(now.roles.values()) == {"starting"}
     write(tmp_path, "learner", 1, 4004, started=START + 500, learner__updates=70)
     assert reader.read().roles["learner"] == "running"  # the start of a resumed run is no restart

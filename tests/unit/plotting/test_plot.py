@@ -121,9 +121,20 @@ def test_run_without_evaluations_or_with_an_unknown_game_is_drawn(tmp_path: Path
 def test_table_has_a_row_for_each_group_with_raw_and_normalised_scores() -> None:
     text = table([Group("a", [plain_run([0.0, r]) for r in (14.6, 14.6, 14.6)]), Group("b", [plain_run([-20.7])])])
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines()]
-    assert rows[0][:5] == ["runs", "n", "frames", "minutes", "last return: each"]
+    assert rows[0][:5] == ["runs", "n", "frames (median)", "minutes (median)", "last return: each"]
     assert rows[2] == ["a", "3", "2.00 M", "2.0", "14.6, 14.6, 14.6", "14.6", "14.6 [14.6, 14.6]", "100%"]
-    assert rows[3] == ["b", "1", "1.00 M", "1.0", "-20.7", "-20.7", "-20.7 [-20.7, -20.7]", "0%"]
+    assert rows[3] == ["b", "1", "1.00 M", "1.0", "-20.7", "-20.7", "-20.7", "0%"]
+
+
+@pytest.mark.parametrize("runs", [2, 3])
+def test_interval_is_given_from_three_runs_of_each_game(tmp_path: Path, runs: int) -> None:
+    several = [plain_run([0.0, float(i)]) for i in range(runs)]
+    other_game = [plain_run([0.0, 300.0], "Seaquest-v5") for _ in range(runs)]
+    assert ("[" in table([Group("a", several)]).splitlines()[2]) == (runs >= 3)
+    for group in (Group("a", several), Group("b", several + other_game)):
+        figure = drawn([group], tmp_path)
+        assert ("95%" in figure.legends[0].get_texts()[0].get_text()) == (runs >= 3)
+        assert [bool(panel.collections) for panel in figure.axes[:2]] == [runs >= 3] * 2, "the shaded area"
 
 
 def test_table_of_several_games_has_only_normalised_statistics() -> None:

@@ -7,24 +7,32 @@ import errno
 import os
 import threading
 import time
+from pathlib import Path
 from unittest import mock
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import zmq
 
+from apex_jax.agent.algorithm import UpdateOutput
 from apex_jax.checkpoint import Checkpointer
 from apex_jax.config import Config
 from apex_jax.environment import segment_spec
 from apex_jax.errors import FatalError, RunError
+from apex_jax.links.sampling_client import SamplingClient
+from apex_jax.plotting.provenance import read_changes
 from apex_jax.process import StopSignal
-from apex_jax.settings import load
+from apex_jax.settings import load, load_as_written
+from apex_jax.transport.messages import IndexBatches
 from apex_jax.transport.params_codec import architecture_of
 from apex_jax.workers import learner as module
 from apex_jax.workers import saver
-from apex_jax.workers.learner import Learner, compute_dtype
+from apex_jax.workers.learner import InFlight, Learner, compute_dtype
+from apex_jax.workers.learner_metrics import LearnerMetrics
 from apex_jax.workers.role import RoleContext
+from tests.rigs.learner_runs import save_checkpoint
 
 
 def test_network_that_is_not_finite_is_not_saved(config: Config, context: zmq.Context) -> None:
@@ -90,6 +98,39 @@ def test_waiting_time_counts_even_if_a_batch_arrives(
     learner._learn()
     assert learner._metrics.waited_seconds >= 5 * 0.02
     learner.close()
+
+
+def test_settings_are_recorded_at_the_first_start_and_later_once_an_update_was_made_with_them(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "FINISH_SECONDS", 0.1)  # nobody serves the sampling link
+    monkeypatch.setattr(Learner, "_learn", lambda learner: "0 updates")
+    for seed in (3, 1):
+        module.run(config.replace(seed=seed), "learner", StopSignal())
+        assert recorded(config) == (seed, []), "no update was made with other settings"
+    save_checkpoint(Path(config.directory), updates=8)
+    module.run(config.replace(seed=2), "learner", StopSignal())
+    assert recorded(config) == (1, [])
+
+    def learn(learner: Learner) -> str:
+        for _ in range(2):
+            learner._in_flight.append(InFlight(mock.MagicMock(content=batches), output))
+            learner._collect()
+        return "9 updates"
+
+    batches = mock.MagicMock(spec=IndexBatches)
+    output = UpdateOutput(priorities=jnp.ones((1, 1)), metrics={"losses/td_loss": jnp.zeros(1)})
+    monkeypatch.setattr(Learner, "_learn", learn)
+    monkeypatch.setattr(LearnerMetrics, "add", mock.Mock())
+    monkeypatch.setattr(SamplingClient, "update_priorities", mock.Mock())
+    monkeypatch.setattr(SamplingClient, "consumed", mock.Mock())
+    module.run(config.replace(seed=2), "learner", StopSignal())
+    assert recorded(config) == (2, ["seed=2 (was 1)"])
+
+
+def recorded(config: Config) -> tuple[int, list[str]]:
+    """Returns the recorded seed, and the recorded changes of settings."""
+    return load_as_written(config.directory + "/config.yaml").seed, read_changes(config.directory)
 
 
 def test_unreachable_replay_server_at_the_end_is_logged_and_not_waited_for_for_ever(

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,8 @@ import pytest
 from apex_jax.command_line import parse
 from apex_jax.config import ActorConfig, AddressConfig, Config
 from apex_jax.errors import RunError
+from apex_jax.operations.live_view import LiveView
+from apex_jax.operations.progress import Progress
 from apex_jax.operations.watch import Watch
 from apex_jax.plotting.provenance import read_starts
 from apex_jax.process import StopSignal
@@ -21,6 +24,7 @@ from apex_jax.settings import load
 from apex_jax.workers import local
 from apex_jax.workers.local import LocalRun, locked
 from apex_jax.workers.recording import COMPLETING_THE_FILM
+from tests.rigs.live_views import START, write
 from tests.rigs.processes import wait_until
 
 WAIT = "sys.stdin.buffer.read()"  # until the supervisor is gone
@@ -102,6 +106,21 @@ def test_roles_are_given_the_config_and_the_addresses_of_the_run(stage: Stage) -
     assert kept == stage.config, "the run's own is the learner's to write"
 
 
+def test_role_is_starting_until_it_reports_its_status(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    def started(watch: Watch, name: str) -> None:
+        watch.reports |= {name: {}} if name == "replay" else {}
+
+    def update(_: LiveView, progress: Progress) -> None:
+        shown.append(progress.roles)
+        (stage.folder / "shown").touch()
+
+    shown: list[Mapping[str, str]] = []
+    monkeypatch.setattr(Watch, "started", started)
+    monkeypatch.setattr(LiveView, "update", update)
+    stage.run(learner="wait_until((folder / 'shown').exists)")
+    assert shown[0] == {**dict.fromkeys(ONCE_EACH, "starting"), "replay": "running"}
+
+
 @pytest.mark.parametrize("end", ["os.kill(os.getpid(), signal.SIGKILL)", "1 / 0", "os._exit(143)"])
 def test_role_that_fails_is_started_again(stage: Stage, end: str, caplog: pytest.LogCaptureFixture) -> None:
     stage.run(learner=f"if life <= 2: {end}")
@@ -172,6 +191,29 @@ def test_run_records_each_of_its_starts(tmp_path: Path, monkeypatch: pytest.Monk
     for starts in (1, 2):
         assert local.run(config, "local", StopSignal()) == 0
         assert len(read_starts(config.directory)) == starts
+
+
+@pytest.mark.parametrize("lacks", ["", "updates", "checkpoint", "last evaluation", "film", "film of these weights"])
+def test_finished_run_is_not_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], lacks: str
+) -> None:
+    started: list[LocalRun] = []
+    monkeypatch.setattr(LocalRun, "run", lambda run: started.append(run))
+    config = Config(run_directory=str(tmp_path), total_updates=120 if lacks == "updates" else 100)
+    write(tmp_path, "learner", 9, 4000, learner__updates=100.0)
+    evaluated = 90.0 if lacks == "last evaluation" else 100.0
+    write(tmp_path, "evaluator", 9, 4000, eval__episodic_return=14.6, eval__updates=evaluated)
+    (tmp_path / "checkpoints" / ("90" if lacks == "checkpoint" else "100")).mkdir(parents=True)
+    for name in ("video.mp4", "video.gif")[lacks == "film" :]:
+        (tmp_path / name).touch()
+        os.utime(tmp_path / name, (START, START) if lacks == "film of these weights" else None)
+    assert local.run(config, "local", StopSignal()) == 0
+    assert bool(started) == (lacks != "") == bool(read_starts(tmp_path))
+    said = (
+        f"Finished:    {tmp_path} has reached total_updates=100, with 100 updates and 4,000 frames;"
+        " evaluation 14.6, best 14.6. Nothing was started: raise total_updates to go on\n"
+    )
+    assert capsys.readouterr().out == ("" if lacks else said)
 
 
 def test_role_that_rejects_its_configuration_is_not_restarted(stage: Stage) -> None:
