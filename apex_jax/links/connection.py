@@ -40,7 +40,7 @@ class Connection:
 
         connecting  no server has welcomed this client yet
         joined      a server has welcomed this client and is connected
-        lost        the server that had welcomed this client is unreachable or silent
+        lost        the server that had welcomed or refused this client is unreachable or silent
         refused     a server refuses this client, finally or for now
 
     apex_jax servers never violate the protocol: a malformed or unexpected message raises RunError.
@@ -99,9 +99,10 @@ class Connection:
         if self._monitor.is_connected and not was_connected:
             self._received_seconds = now_seconds
         silent_seconds = now_seconds - self._received_seconds
-        if self.state == "joined" and not self._monitor.is_connected:
+        has_answered = self.state in ("joined", "refused")
+        if has_answered and not self._monitor.is_connected:
             self._lose(now_seconds, f"{self.name} is lost: looking for it")
-        elif self.state == "joined" and silent_seconds > self._patience.silent:
+        elif has_answered and silent_seconds > self._patience.silent:
             self._lose(now_seconds, f"{self.name} has been silent for {silent_seconds:.0f} s: looking for it")
         if self._monitor.is_connected and silent_seconds > self._patience.silent:
             self._monitor.reconnect()  # the connection may be dead without a tcp error
@@ -162,7 +163,7 @@ class Connection:
         self.state, self._since_seconds = state, now_seconds
 
     def _lose(self, now_seconds: float, text: str) -> None:
-        self.disconnects += 1
+        self.disconnects += self.state == "joined"
         self._enter("lost", now_seconds)
         self.send_heartbeat()
         _log.warning("%s", text)
@@ -184,5 +185,6 @@ class Connection:
             raise RunError(f"refused by {self.name}: {reason}")
         self.dropped["refused"] += 1
         if self.state != "refused":
+            self._monitor.check(at_once=True)  # see `join`
             _log.warning("%s; retrying until it has a place", reason)
             self._enter("refused", now_seconds)
