@@ -212,7 +212,7 @@ class ExperienceClient:
             elif isinstance(message, ActorWelcome):
                 self._on_welcome(message, now_seconds)
             else:
-                self._connection.expect_end()
+                self._connection.server_may_end = True
                 self.finished.set()
 
     def _on_acknowledged(self, message: SegmentAck) -> None:

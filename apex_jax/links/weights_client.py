@@ -142,6 +142,7 @@ class WeightsClient:
 
     def turn(self, now_seconds: float) -> None:
         """Handles the messages received, and requests missing pieces."""
+        self._connection.server_may_end = self._offer.final and self._holds_offered
         self._connection.turn(now_seconds, self._newest_hello, self._heartbeat)
         for message in self._connection.receive(now_seconds, (WeightsOffer, WeightsPiece)):
             if isinstance(message, WeightsOffer):
@@ -194,9 +195,13 @@ class WeightsClient:
             self._asked_seconds = now_seconds
 
     def _is_due(self) -> bool:
-        is_newer = self._offer.version > 0 and (self._offer.learner_run_id, self._offer.version) != self._held
+        is_newer = self._offer.version > 0 and not self._holds_offered
         is_wanted = self._takes_every or self._newest is None or self._offer.final or self._wanted.is_set()
         return is_newer and is_wanted
+
+    @property
+    def _holds_offered(self) -> bool:
+        return (self._offer.learner_run_id, self._offer.version) == self._held
 
     def _on_piece(self, piece: WeightsPiece, now_seconds: float) -> None:
         if piece.body_bytes != self._body_bytes:
@@ -243,8 +248,6 @@ class WeightsClient:
             now_seconds - last.age_seconds,
         )
         self._arrived.set()
-        if last.final:
-            self._connection.expect_end()
 
     def _drop(self, reason: str) -> None:
         self.dropped[reason] += 1

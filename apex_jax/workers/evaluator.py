@@ -270,9 +270,10 @@ def _next_weights(
 
 def _is_cancelled(stop: StopSignal, client: WeightsClient, weights: Weights) -> bool:
     """Returns whether to stop, or the run has ended, so that these weights are not its final ones."""
+    if stop.is_set() or weights.final:  # with the final weights, it no longer matters what becomes of the link
+        return stop.is_set()
     newest = client.newest
-    is_over = stop.run_is_over or (newest is not None and newest.final)
-    return stop.is_set() or (is_over and not weights.final)
+    return stop.run_is_over or (newest is not None and newest.final)
 
 
 def _write(role: RoleContext, evaluation: Evaluation, dropped: Counter[str]) -> None:

@@ -254,12 +254,16 @@ def test_message_of_another_version_or_none_ends_the_client_in_one_line() -> Non
         Client().turn(1.0, WireError("bad_field", "sequence is -1"))
 
 
-def test_nothing_is_sent_or_lost_once_the_end_is_expected() -> None:
+def test_loss_of_a_server_that_may_end_is_not_logged_counted_or_limited(caplog: pytest.LogCaptureFixture) -> None:
     client = Client(PATIENCE._replace(away_limit=1.0)).joined()
-    client.connection.expect_end()
+    client.connection.server_may_end = True
     client.link.is_connected = False
-    client.turns(10 * PATIENCE.silent)
-    assert (client.connection.state, client.connection.disconnects, client.messages_sent()) == ("joined", 0, [])
+    client.turns(4.0)
+    assert (client.connection.state, client.connection.disconnects, caplog.messages) == ("lost", 0, [])
+    assert client.messages_sent() == ["hello"] * 4, "its successor may welcome this client"
+    client.connection.server_may_end = False
+    with pytest.raises(RunError, match="has been away"):
+        client.turn()
 
 
 @pytest.mark.parametrize(("error", "said"), [

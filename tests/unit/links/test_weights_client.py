@@ -52,17 +52,31 @@ def test_transfer_interrupted_by_a_restart_of_the_learner_starts_again(link: Lin
     assert_equal_bits(newest(client, 2).params, large_params(2))
 
 
-def test_client_does_not_reconnect_to_an_ended_learner(
-    link: Link, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_loss_of_a_learner_that_has_sent_its_final_weights_is_not_logged(
+    link: Link, caplog: pytest.LogCaptureFixture
 ) -> None:
-    client = link.client()
+    client = link.client(away_limit_seconds=0.1)
     server = link.server()
     server.publish(params_of(1), 1, 0, final=True)
     newest(client, 1)
     server.close()
+    wait_until(lambda: client.peer_state == "lost")
     assert not client._closing.wait(1.0)
-    assert client.peer_state == "joined"
+    assert newest(client, 1).final, "and the client has not failed"
     assert caplog.records == []
+
+
+def test_client_with_final_weights_takes_those_of_a_learner_that_continues_the_run(link: Link) -> None:
+    server, client = link.server(), link.client()
+    server.publish(params_of(1), 1, 0, final=True)
+    newest(client, 1)
+    again = link.restarted_server(server)  # with a higher limit
+    wait_until(lambda: len(again.clients) == 1)
+    again.publish(params_of(2), 2, 0)
+    assert not newest(client, 2).final
+    again.close()
+    wait_until(lambda: client.peer_state == "lost")
+    assert client._connection.disconnects == 1, "this learner was not expected to end"
 
 
 def test_a_client_of_another_configuration_is_refused_for_good_with_both_values(link: Link) -> None:

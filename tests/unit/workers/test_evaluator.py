@@ -15,13 +15,14 @@ from apex_jax.agent.dqn import make_dqn
 from apex_jax.checkpoint import Checkpointer, Progress
 from apex_jax.config import Config
 from apex_jax.environment import Environment, EpisodeTracker, segment_spec
+from apex_jax.errors import RunError
 from apex_jax.links.weights_client import Weights, WeightsClient
 from apex_jax.process import ROLE_NUMBERS, StopSignal, process_rng
 from apex_jax.settings import load
 from apex_jax.transport.params_codec import architecture_of
 from apex_jax.types import SegmentSpec
 from apex_jax.workers import evaluator
-from apex_jax.workers.evaluator import Evaluator, _next_weights, batch_size
+from apex_jax.workers.evaluator import Evaluator, _is_cancelled, _next_weights, batch_size
 from tests.rigs.processes import ROOT
 
 GAMES = 5
@@ -96,6 +97,10 @@ def test_equal_seeds_make_equal_evaluations_and_each_evaluation_has_new_games(pl
     assert any(returns != rounds[0] for returns in rounds)
 
 
+def weights_of(updates: int, final: bool = False) -> Weights:
+    return Weights({}, 1, 1, updates, environment_steps=0, final=final, published_seconds=0.0)
+
+
 def test_no_game_is_stepped_beyond_its_end(player: Player, monkeypatch: pytest.MonkeyPatch) -> None:
     sent: list[int] = []
     send = Environment.send
@@ -154,14 +159,19 @@ def test_parameters_of_a_checkpoint_are_put_on_the_device_once_and_not_at_each_s
 
 @pytest.mark.parametrize("updates", [0, 499, 501])
 def test_new_weights_are_evaluated_even_with_fewer_updates_after_a_restart(updates: int) -> None:
-    def weights_of(updates: int) -> Weights:
-        return Weights({}, 1, 1, updates, environment_steps=0, final=False, published_seconds=0.0)
-
     client = mock.Mock(spec=WeightsClient)
     client.wait.side_effect = [weights_of(500), weights_of(500), weights_of(updates)]
     newest = _next_weights(client, weights_of(500), 0.0, StopSignal())
     assert newest is not None
     assert newest.updates == updates
+
+
+def test_evaluation_of_the_final_weights_outlives_the_link() -> None:
+    client = mock.Mock(spec=WeightsClient)
+    type(client).newest = mock.PropertyMock(side_effect=RunError("refused by the learner of the next run"))
+    assert not _is_cancelled(StopSignal(), client, weights_of(500, final=True))
+    with pytest.raises(RunError):
+        _is_cancelled(StopSignal(), client, weights_of(500))
 
 
 @pytest.mark.parametrize(
