@@ -69,7 +69,13 @@ def test_fault_06_a_killed_learner_resumes_and_neither_updates_nor_weights_go_ba
     )
     try:
         first = fleet.start("learner")
-        first.wait_until(lambda: checkpoints(fleet.directory) and checkpoints(fleet.directory)[-1] > 0)
+        first.wait_until(
+            lambda: (
+                (client.fetch_after(client.newest) or client.newest)
+                and checkpoints(fleet.directory)
+                and checkpoints(fleet.directory)[-1] > 0
+            )
+        )
         first.send(signal.SIGKILL)
         assert first.exit_code() == -signal.SIGKILL
         before = client.newest
@@ -96,6 +102,7 @@ def test_fault_06_a_killed_learner_resumes_and_neither_updates_nor_weights_go_ba
 
 
 def weights_of(client: WeightsClient) -> Weights:
+    client.fetch_after(client.newest)
     assert client.newest is not None
     return client.newest
 
