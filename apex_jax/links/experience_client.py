@@ -123,7 +123,7 @@ class ExperienceClient:
         self._outbox.episodes.append(EpisodeStatistics(self._hello.run_id, exploration, episode_return, steps))
 
     def close(self) -> None:
-        """Sends the final counts and a goodbye, then ends the thread. Segments not yet sent are reported as unsent."""
+        """Sends the final counts and a goodbye, then ends the thread. Segments never sent are reported as unsent."""
         self._closing.set()
         self._thread.join()
 
