@@ -202,7 +202,8 @@ class SamplingServer:
             return Refusal(reason=reason, final=True)
         if self.learner is not None and self.learner.run_id != message.run_id:
             fix = "stop it, or give this one a replay server of its own (addresses.sampling)"
-            return Refusal(reason=f"another learner draws from this replay server; {fix}", final=False)
+            killed = f"one did that was killed in the last {PEER_TIMEOUT_SECONDS:.0f} s"
+            return Refusal(reason=f"another learner draws from this replay server, or {killed}; {fix}", final=False)
         return None
 
     def _on_credit(self, identity: bytes, message: Credit, now_seconds: float) -> None:
