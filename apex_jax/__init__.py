@@ -104,7 +104,7 @@
 
 Imports run one way: types, program, errors, compiled, disk, machine, output, config, segment_codec, compatibility,
 run_identity -> agent, replay, transport, environment, checkpoint, device, storage, metrics, atari_scores (none of which
-imports another of these) -> plotting, links, process -> operations -> workers -> main. Beside that, config ->
+imports another of these) -> plotting, process -> links, operations -> workers -> main. Beside that, config ->
 config_rules -> settings -> plotting, workers; and settings -> command_line -> main.
 """
 

@@ -13,6 +13,7 @@ import zmq
 
 from apex_jax.compatibility import told
 from apex_jax.config import Config
+from apex_jax.process import digest_of_run_id
 from apex_jax.replay.replay import Replay
 from apex_jax.run_identity import RunIdentity
 from apex_jax.transport import sockets
@@ -178,7 +179,8 @@ class SamplingServer:
             return
         self.learner = LearnerPeer(identity, message.run_id, now_seconds, message.batches_at_once, message.batch_size)
         self.run_steps = message.environment_steps
-        _log.info("learner %s joins; %d segments are live", identity.hex(), self._replay.buffer.size_segments)
+        learner, live = digest_of_run_id(message.run_id), self._replay.buffer.size_segments
+        _log.info("learner %s joins; %d segments are live", learner, live)
 
     def _join_run(self, message: LearnerHello) -> str:
         """Returns the run identity to share: the server's, or the learner's if the server has none; may be empty."""
