@@ -176,6 +176,7 @@ class SimulatedClient:
         if self._received == message.body_bytes:
             self._held = (message.learner_run_id, message.version)
             self._requested = self._received = 0
+            self._next_sign = 0.0  # the server offers no newer version until it receives a heartbeat with this one
             received[0] += 1
             return
         ahead = min(message.body_bytes, self._received + sockets.WEIGHTS_PIECES_AT_ONCE * WEIGHTS_PIECE_BYTES)

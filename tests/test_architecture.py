@@ -58,7 +58,7 @@ MAY_IMPORT = {  # part of the package -> other parts of it
     **{part: FOUNDATION for part in MIDDLE},
     "environment": FOUNDATION | {"observations"},
     "plotting": FOUNDATION | {"metrics", "atari_scores", "settings"},
-    "links": FOUNDATION | MIDDLE,
+    "links": FOUNDATION | MIDDLE | {"process"},
     "process": FOUNDATION | {"transport"},
     "operations": FOUNDATION | MIDDLE | {"plotting", "process", "config_rules"},
     "workers": FOUNDATION | MIDDLE | {"settings", "plotting", "links", "process", "operations"},

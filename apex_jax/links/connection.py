@@ -40,7 +40,7 @@ class Connection:
 
         connecting  no server has welcomed this client yet
         joined      a server has welcomed this client and is connected
-        lost        the server that had welcomed this client is unreachable or silent
+        lost        the server that had welcomed or refused this client is unreachable or silent
         refused     a server refuses this client, finally or for now
 
     apex_jax servers never violate the protocol: a malformed or unexpected message raises RunError.
@@ -51,6 +51,7 @@ class Connection:
         self.state = "connecting"
         self.disconnects = 0  # losses of servers that had welcomed this client
         self.dropped: Counter[str] = Counter()
+        self.server_may_end = False  # the run is over, so a loss of the server is not logged, counted or limited
         self.name = f"the {server} at {address}"
         self.run = run or RunIdentity()
         self._patience = patience._replace(heartbeat=patience.heartbeat or HEARTBEAT_SECONDS)
@@ -60,7 +61,6 @@ class Connection:
         self._received_seconds = 0.0  # time of the last message, or of the connection
         self._turn_seconds = 0.0
         self._next_heartbeat = 0.0
-        self._is_ending = False
 
     @contextlib.contextmanager
     def open(
@@ -94,19 +94,19 @@ class Connection:
         was_connected = self._monitor.is_connected
         self._monitor.check()
         self._monitor.count(self.dropped)
-        if self._is_ending:
-            return
         if self._monitor.is_connected and not was_connected:
             self._received_seconds = now_seconds
         silent_seconds = now_seconds - self._received_seconds
-        if self.state == "joined" and not self._monitor.is_connected:
+        has_answered = self.state in ("joined", "refused")
+        if has_answered and not self._monitor.is_connected:
             self._lose(now_seconds, f"{self.name} is lost: looking for it")
-        elif self.state == "joined" and silent_seconds > self._patience.silent:
+        elif has_answered and silent_seconds > self._patience.silent:
             self._lose(now_seconds, f"{self.name} has been silent for {silent_seconds:.0f} s: looking for it")
         if self._monitor.is_connected and silent_seconds > self._patience.silent:
             self._monitor.reconnect()  # the connection may be dead without a tcp error
             self._received_seconds = now_seconds
-        self._check_limits(now_seconds)
+        if not self.server_may_end:
+            self._check_limits(now_seconds)
         if now_seconds >= self._next_heartbeat and self._send(heartbeat() if self.state == "joined" else hello()):
             self._next_heartbeat = now_seconds + self._patience.heartbeat
 
@@ -146,10 +146,6 @@ class Connection:
         """Makes the next heartbeat or hello due now."""
         self._next_heartbeat = 0.0
 
-    def expect_end(self) -> None:
-        """Stops heartbeats and checks: the run is over, so the server may stop."""
-        self._is_ending = True
-
     def broken(self, what: str) -> RunError:
         """Returns the error for a server that violates the protocol. `what`: its violation."""
         return RunError(f"{self.name} {what}: it is not a server of this release; run the same release everywhere")
@@ -162,10 +158,11 @@ class Connection:
         self.state, self._since_seconds = state, now_seconds
 
     def _lose(self, now_seconds: float, text: str) -> None:
-        self.disconnects += 1
+        if not self.server_may_end:
+            self.disconnects += self.state == "joined"
+            _log.warning("%s", text)
         self._enter("lost", now_seconds)
         self.send_heartbeat()
-        _log.warning("%s", text)
 
     def _check_limits(self, now_seconds: float) -> None:
         away_seconds = now_seconds - (self._since_seconds or 0.0)
@@ -184,5 +181,6 @@ class Connection:
             raise RunError(f"refused by {self.name}: {reason}")
         self.dropped["refused"] += 1
         if self.state != "refused":
+            self._monitor.check(at_once=True)  # see `join`
             _log.warning("%s; retrying until it has a place", reason)
             self._enter("refused", now_seconds)

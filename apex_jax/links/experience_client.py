@@ -123,7 +123,7 @@ class ExperienceClient:
         self._outbox.episodes.append(EpisodeStatistics(self._hello.run_id, exploration, episode_return, steps))
 
     def close(self) -> None:
-        """Sends the final counts and a goodbye, then ends the thread. Segments not yet sent are reported as unsent."""
+        """Sends the final counts and a goodbye, then ends the thread. Segments never sent are reported as unsent."""
         self._closing.set()
         self._thread.join()
 
@@ -212,7 +212,7 @@ class ExperienceClient:
             elif isinstance(message, ActorWelcome):
                 self._on_welcome(message, now_seconds)
             else:
-                self._connection.expect_end()
+                self._connection.server_may_end = True
                 self.finished.set()
 
     def _on_acknowledged(self, message: SegmentAck) -> None:

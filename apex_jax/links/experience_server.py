@@ -17,6 +17,7 @@ from apex_jax.links.episode_means import EpisodeMeans
 from apex_jax.links.limited_log import LimitedLog
 from apex_jax.links.membership import Actor, Membership, Waiting
 from apex_jax.metrics import EPSILON_BANDS, NOISE_BANDS
+from apex_jax.process import digest_of_run_id
 from apex_jax.replay.ledger import ActorCounts
 from apex_jax.replay.replay import Replay
 from apex_jax.run_identity import RunIdentity
@@ -125,7 +126,7 @@ class ExperienceServer:
             return  # an actor's heartbeat may be pending in the socket
         for identity in self._membership.silent_since(now_seconds - PEER_TIMEOUT_SECONDS):
             message = "actor %s has been silent for %.0f s: its places are free"
-            self._log_lines.warning(message, identity.hex(), PEER_TIMEOUT_SECONDS)
+            self._log_lines.warning(message, digest_of_run_id(self.actors[identity].run_id), PEER_TIMEOUT_SECONDS)
             self._remove(identity)
 
     def finish(self, reason: str) -> None:
@@ -199,7 +200,7 @@ class ExperienceServer:
         actor.acknowledged = 0  # earlier acknowledgements may have been lost
         self._replay.ledger.connected.add(run_id)
         text = "actor %s joins with %d environments (%d actors)"
-        self._log_lines.info(text, identity.hex(), len(actor.ladder_indices), len(self.actors))
+        self._log_lines.info(text, digest_of_run_id(run_id), len(actor.ladder_indices), len(self.actors))
 
     def _on_segment(self, identity: bytes, message: SegmentMessage, now_seconds: float) -> None:
         actor = self.actors[identity]
@@ -261,8 +262,9 @@ class ExperienceServer:
             self._replay.record_counts(actor.run_id, counts._replace(produced=produced))
 
     def _on_goodbye(self, identity: bytes, message: Goodbye, now_seconds: float) -> None:
+        actor = digest_of_run_id(self.actors[identity].run_id)
         self._remove(identity)
-        self._log_lines.info("actor %s leaves (%d actors)", identity.hex(), len(self.actors))
+        self._log_lines.info("actor %s leaves (%d actors)", actor, len(self.actors))
 
     def _remove(self, identity: bytes) -> None:
         actor = self.actors[identity]

@@ -39,8 +39,8 @@ class Outbox:
 
     @property
     def transitions_sent(self) -> int:
-        """Transitions in segments that were sent on this connection and are not acknowledged."""
-        return sum(message.transitions for message in list(self._unacknowledged)[: self._num_sent])
+        """Transitions in unacknowledged segments that were sent on any connection, so that a server may hold them."""
+        return sum(each.transitions for each in self._unacknowledged if each.sequence <= self._highest_sent)
 
     def add(self, segment: Segment, environment_steps: int, produced: int) -> None:
         """Encodes a segment and assigns the next sequence number.

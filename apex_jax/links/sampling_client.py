@@ -211,7 +211,7 @@ class SamplingClient:
                 self._on_welcome(message, now_seconds)
             elif isinstance(message, Finish) and self._last_word is not None:  # answers our Finish
                 self.is_finish_received.set()
-                self._connection.expect_end()
+                self._connection.server_may_end = True
 
     def _on_welcome(self, message: LearnerWelcome, now_seconds: float) -> None:
         if message.capacity_segments != self._capacity_segments:

@@ -13,6 +13,7 @@ import zmq
 
 from apex_jax.compatibility import told
 from apex_jax.config import Config
+from apex_jax.process import digest_of_run_id
 from apex_jax.replay.replay import Replay
 from apex_jax.run_identity import RunIdentity
 from apex_jax.transport import sockets
@@ -178,7 +179,8 @@ class SamplingServer:
             return
         self.learner = LearnerPeer(identity, message.run_id, now_seconds, message.batches_at_once, message.batch_size)
         self.run_steps = message.environment_steps
-        _log.info("learner %s joins; %d segments are live", identity.hex(), self._replay.buffer.size_segments)
+        learner, live = digest_of_run_id(message.run_id), self._replay.buffer.size_segments
+        _log.info("learner %s joins; %d segments are live", learner, live)
 
     def _join_run(self, message: LearnerHello) -> str:
         """Returns the run identity to share: the server's, or the learner's if the server has none; may be empty."""
@@ -202,7 +204,8 @@ class SamplingServer:
             return Refusal(reason=reason, final=True)
         if self.learner is not None and self.learner.run_id != message.run_id:
             fix = "stop it, or give this one a replay server of its own (addresses.sampling)"
-            return Refusal(reason=f"another learner draws from this replay server; {fix}", final=False)
+            killed = f"one did that was killed in the last {PEER_TIMEOUT_SECONDS:.0f} s"
+            return Refusal(reason=f"another learner draws from this replay server, or {killed}; {fix}", final=False)
         return None
 
     def _on_credit(self, identity: bytes, message: Credit, now_seconds: float) -> None:

@@ -67,7 +67,7 @@ class _Transfer:
 
 
 class WeightsClient:
-    """Provides the newest params, already on the device; acting never blocks on a transfer.
+    """Provides the newest params on demand, already on the device; acting never blocks on a transfer.
 
     Requests at most WEIGHTS_PIECES_AT_ONCE pieces ahead, and a new version only when the previous one is complete, so
     that on a slow line the params are as old as one transfer. Follows a restarted learner, whatever its versions.
@@ -81,30 +81,27 @@ class WeightsClient:
         compatibility_key: str,
         away_limit_seconds: float = 0.0,
         run: RunIdentity | None = None,
-        takes_every: bool = True,
     ):
         """Connects and starts the thread. `like_params`: a tree of the network's leaves.
 
         `compatibility_key`: see `Config.weights_compatibility_key`.
         `away_limit_seconds`: how long the learner may be unreachable before a RunError is raised; 0 = forever.
         `run`: the run of this process, which adopts that of the first offer if it has none yet; None = any.
-        `takes_every`: fetch each new version; else only the first, the final, and those that `request` asks for.
         """
         patience = Patience(PEER_TIMEOUT_SECONDS, away_limit_seconds, heartbeat=HEARTBEAT_SECONDS)
         self._connection = Connection("learner", address, run, patience)
-        self._takes_every = takes_every
         self._like_params = like_params
         self._hello = WeightsHello(compatibility_key, architecture_of(like_params))
         self._body_bytes = sum(FLOAT32.itemsize * leaf.size for leaf in jax.tree.leaves(like_params))
         self._newest: Weights | None = None
+        self._last: Weights | None = None  # others than these are requested
         self._error: RunError | None = None
         self._offer = WeightsOffer(0, 0, False)
         self._held = (0, 0)  # learner_run_id and version received last, usable or not
         self._transfer: _Transfer | None = None
         self._asked_seconds: float | None = None  # when a piece was last requested or received; None = no request
-        self._wanted = threading.Event()
         self._closing = threading.Event()
-        self._arrived = threading.Event()
+        self._changed = threading.Condition()  # of `_newest` and `_error`
         connect = partial(sockets.connect_weights, context, address)
         self._thread = threading.Thread(target=self._run, args=(connect,), name="weights client")
         self._thread.start()
@@ -126,14 +123,17 @@ class WeightsClient:
         """Counts of refusals and of unusable versions, by reason."""
         return self._connection.dropped
 
-    def request(self) -> None:
-        """Requests the newest params; `newest` returns them once they have arrived."""
-        self._wanted.set()
+    def fetch_after(self, last: Weights | None, timeout_seconds: float = 0.0) -> Weights | None:
+        """Returns the newest params if they are not `last`, else requests newer ones.
 
-    def wait(self, seconds: float) -> Weights | None:
-        """Waits at most `seconds` for the first params; returns the newest, or None."""
-        self._arrived.wait(seconds)
-        return self.newest
+        Waits for these at most `timeout_seconds`, and returns None if they have not arrived. The request remains until
+        usable ones have. The first params and the final ones are fetched in any case.
+        """
+        self._last = last
+        with self._changed:
+            self._changed.wait_for(lambda: self._error is not None or self._newest is not last, timeout_seconds)
+        newest = self.newest
+        return None if newest is last else newest
 
     def close(self) -> None:
         """Ends the thread."""
@@ -142,6 +142,7 @@ class WeightsClient:
 
     def turn(self, now_seconds: float) -> None:
         """Handles the messages received, and requests missing pieces."""
+        self._connection.server_may_end = self._offer.final and self._holds_offered
         self._connection.turn(now_seconds, self._newest_hello, self._heartbeat)
         for message in self._connection.receive(now_seconds, (WeightsOffer, WeightsPiece)):
             if isinstance(message, WeightsOffer):
@@ -158,8 +159,9 @@ class WeightsClient:
             self._connection.send(Goodbye(0))
 
     def _fail(self, error: RunError) -> None:
-        self._error = error
-        self._arrived.set()
+        with self._changed:
+            self._error = error
+            self._changed.notify_all()
 
     def _newest_hello(self) -> WeightsHello:
         return self._hello._replace(run_identity=self._connection.run.name)
@@ -194,9 +196,12 @@ class WeightsClient:
             self._asked_seconds = now_seconds
 
     def _is_due(self) -> bool:
-        is_newer = self._offer.version > 0 and (self._offer.learner_run_id, self._offer.version) != self._held
-        is_wanted = self._takes_every or self._newest is None or self._offer.final or self._wanted.is_set()
-        return is_newer and is_wanted
+        is_newer = self._offer.version > 0 and not self._holds_offered
+        return is_newer and (self._offer.final or self._newest is None or self._newest is self._last)
+
+    @property
+    def _holds_offered(self) -> bool:
+        return (self._offer.learner_run_id, self._offer.version) == self._held
 
     def _on_piece(self, piece: WeightsPiece, now_seconds: float) -> None:
         if piece.body_bytes != self._body_bytes:
@@ -226,14 +231,13 @@ class WeightsClient:
             self._drop("bad_checksum")
             return  # the version is requested again
         self._held = (last.learner_run_id, last.version)
-        self._wanted.clear()
         self._connection.send(self._heartbeat())  # the answer offers a newer version, if there is one
         # 2 ms for 3.3 million parameters, on this thread and without the GIL, so acting continues meanwhile.
         if not np.isfinite(np.frombuffer(body, FLOAT32)).all():
             self._drop("not_finite")
             return
         params: Any = jax.device_put(decode_weights(body, self._like_params))
-        self._newest = Weights(
+        newest = Weights(
             params,
             last.version,
             last.learner_run_id,
@@ -242,9 +246,9 @@ class WeightsClient:
             last.final,
             now_seconds - last.age_seconds,
         )
-        self._arrived.set()
-        if last.final:
-            self._connection.expect_end()
+        with self._changed:
+            self._newest = newest
+            self._changed.notify_all()
 
     def _drop(self, reason: str) -> None:
         self.dropped[reason] += 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import threading
 import time
@@ -36,16 +37,15 @@ from apex_jax.types import PEER_TIMEOUT_SECONDS
 _log = logging.getLogger(__name__)
 
 MAX_CLIENTS = 4_096
-MAX_ENCODED = 8  # versions kept as bytes, since a transfer on a slow line takes seconds
-UNUSED_SECONDS = 30.0  # without a request, after which a version's bytes are discarded
-OLDEST_SECONDS = 60.0  # age of the newest kept version at which the oldest one is discarded for a newer one
+MAX_ENCODED = 8  # versions that clients may be fetching, since a transfer on a slow line takes seconds
+OLDEST_SECONDS = 60.0  # age of the newest of these at which the transfers of the oldest one end for a newer one
 
 
 class Published(NamedTuple):
     """Params and their metadata."""
 
     version: int
-    params: Params
+    params: Params | None  # None in an `Encoded`, which needs no memory on the device
     updates: int
     environment_steps: int
     final: bool
@@ -68,8 +68,7 @@ class Client:
 
     seen_seconds: float
     has_newest: bool = False
-    version: int = 0  # version being transferred, 0 = none
-    asked_seconds: float = 0.0  # time of its last request
+    encoded: Encoded | None = None  # the version that it fetches, until it reports that it has it
 
 
 class WeightsServer:
@@ -105,7 +104,7 @@ class WeightsServer:
         self.version = first_version
         self._newest: Published | None = None
         self._offered: Published | None = None  # version last offered to the clients
-        self._encoded: dict[int, Encoded] = {}  # by version, oldest first
+        self._encoded: Encoded | None = None  # the newest version that was requested
         self._handlers: dict[type, Callable[[bytes, Any, float], None]] = {
             WeightsHello: self._on_hello,
             WeightsHeartbeat: self._on_heartbeat,
@@ -165,7 +164,7 @@ class WeightsServer:
             self._offered = self._newest
             for identity, client in self.clients.items():
                 client.has_newest = False
-                if not client.version:  # otherwise its queue is needed for requested pieces
+                if client.encoded is None:  # otherwise its queue is needed for requested pieces
                     self._offer(identity)
 
     def _run(self) -> None:
@@ -210,19 +209,20 @@ class WeightsServer:
 
     def _on_heartbeat(self, identity: bytes, message: WeightsHeartbeat, now_seconds: float) -> None:
         held = (message.learner_run_id, message.version)
-        newest = self._offered
-        self.clients[identity].has_newest = newest is not None and held == (self._run_id, newest.version)
+        newest, client = self._offered, self.clients[identity]
+        client.has_newest = newest is not None and held == (self._run_id, newest.version)
+        if client.encoded is not None and held == (self._run_id, client.encoded.published.version):
+            client.encoded = None
         self._offer(identity)
 
     def _on_request(self, identity: bytes, message: WeightsRequest, now_seconds: float) -> None:
-        encoded = self._encoded.get(message.version) if message.version else self._newest_encoded(now_seconds)
+        client = self.clients[identity]
+        encoded = self._fetched(client, message.version) if message.version else self._newest_encoded(now_seconds)
         number, rest = divmod(message.offset, WEIGHTS_PIECE_BYTES)
         if encoded is None or rest or number >= len(encoded.pieces):
             self._offer(identity)
             return
-        published, client = encoded.published, self.clients[identity]
-        client.version = published.version if number + 1 < len(encoded.pieces) else 0
-        client.asked_seconds = now_seconds
+        client.encoded, published = encoded, encoded.published
         piece = WeightsPiece(
             learner_run_id=self._run_id,
             version=published.version,
@@ -245,25 +245,24 @@ class WeightsServer:
         version, final = (newest.version, newest.final) if newest is not None else (0, False)
         sockets.send(self._socket, WeightsOffer(self._run_id, version, final, run), identity)
 
-    def _newest_encoded(self, now_seconds: float) -> Encoded | None:
-        """Returns the newest version as bytes, or the newest kept one if MAX_ENCODED are being transferred."""
-        newest = self._newest
-        if newest is None:
-            return None
-        if newest.version not in self._encoded:
-            self._discard_unused(now_seconds)
-            if len(self._encoded) >= MAX_ENCODED:
-                latest = next(reversed(self._encoded.values()))
-                if not newest.final and now_seconds - latest.published.seconds < OLDEST_SECONDS:
-                    return latest
-                del self._encoded[next(iter(self._encoded))]
-            body = encode_weights(jax.device_get(newest.params))
-            pieces = [body[start : start + WEIGHTS_PIECE_BYTES] for start in range(0, len(body), WEIGHTS_PIECE_BYTES)]
-            self._encoded[newest.version] = Encoded(newest, zlib.crc32(body), len(body), pieces)
-        return self._encoded[newest.version]
+    def _fetched(self, client: Client, version: int) -> Encoded | None:
+        """Returns a version that this client, or an earlier connection of it, has begun to fetch."""
+        held = itertools.chain((client.encoded, self._encoded), (each.encoded for each in self.clients.values()))
+        return next((encoded for encoded in held if encoded and encoded.published.version == version), None)
 
-    def _discard_unused(self, now_seconds: float) -> None:
-        """Discards the bytes of versions that are not being transferred to any client."""
-        since = now_seconds - UNUSED_SECONDS
-        used = {client.version for client in self.clients.values() if client.asked_seconds >= since}
-        self._encoded = {version: encoded for version, encoded in self._encoded.items() if version in used}
+    def _newest_encoded(self, now_seconds: float) -> Encoded | None:
+        """Returns the newest version as bytes, or an older one while MAX_ENCODED are being fetched."""
+        newest, latest = self._newest, self._encoded
+        if newest is None or (latest is not None and latest.published.version == newest.version):
+            return latest
+        fetched = {client.encoded.published.version for client in self.clients.values() if client.encoded is not None}
+        if latest is not None and len(fetched) >= MAX_ENCODED:
+            if not newest.final and now_seconds - latest.published.seconds < OLDEST_SECONDS:
+                return latest
+            for client in self.clients.values():
+                if client.encoded is not None and client.encoded.published.version == min(fetched):
+                    client.encoded = None
+        body = encode_weights(jax.device_get(newest.params))
+        pieces = [body[start : start + WEIGHTS_PIECE_BYTES] for start in range(0, len(body), WEIGHTS_PIECE_BYTES)]
+        self._encoded = Encoded(newest._replace(params=None), zlib.crc32(body), len(body), pieces)
+        return self._encoded

@@ -34,7 +34,7 @@ class ActorCounts(NamedTuple):
     acknowledged: int
     overflow: int  # dropped: no room, and actor.overflow=drop
     unencodable: int  # dropped: not finite, for example
-    unsent: int  # dropped: the actor left before they could be sent
+    unsent: int  # dropped: the actor left before they were sent even once
 
 
 @dataclass

@@ -82,7 +82,7 @@ class Actor:
         while (welcome is None or weights is None) and not self._leaving(stop):
             stop.beat()
             welcome = self._stream.wait_for_welcome(0.1)
-            weights = self._weights.wait(0.1)
+            weights = self._weights.fetch_after(weights, timeout_seconds=0.1) or weights
             if time.monotonic() >= next_word:
                 missing = self._config.addresses.experience if welcome is None else self._config.addresses.weights
                 _log.info("still waiting for the %s at %s", "replay server" if welcome is None else "learner", missing)
@@ -134,10 +134,9 @@ class Actor:
         return stop.is_set() or self._stream.finished.is_set()
 
     def _newest_weights(self) -> Weights:
-        weights = self._weights.newest
-        assert weights is not None  # `_join` has waited for the first
-        self._in_use = weights
-        return weights
+        self._in_use = self._weights.fetch_after(self._in_use) or self._in_use
+        assert self._in_use is not None  # `_join` has waited for the first
+        return self._in_use
 
     def _send(self, segments: list[Segment], stop: StopSignal) -> None:
         for segment in segments:
@@ -151,6 +150,7 @@ class Actor:
             if self._leaving(stop):
                 return False
             stop.beat()
+            self._newest_weights()  # otherwise, the actor would continue with those that it had when it was blocked
             self._write_metrics_when_due()
         return True
 
@@ -171,7 +171,6 @@ class Actor:
     def _write_metrics_when_due(self) -> None:
         if time.monotonic() >= self._next_metrics:
             self._next_metrics = time.monotonic() + self._config.metrics_interval_seconds
-            self._newest_weights()  # otherwise, an actor blocked on the replay server would report old weights
             self._write_metrics()
 
     def _write_metrics(self) -> None:

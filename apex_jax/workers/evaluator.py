@@ -152,7 +152,6 @@ def follow(role: RoleContext, spec: SegmentSpec) -> None:
         config.weights_compatibility_key,
         config.away_limit_seconds,
         role.run_identity,
-        takes_every=False,
     )
     weights: Weights | None = None
     phase = "playing"
@@ -246,30 +245,31 @@ def _saved_weights(config: Config, run_directory: str, algorithm: Algorithm) -> 
 def _next_weights(
     client: WeightsClient, last: Weights | None, pause_seconds: float, stop: StopSignal
 ) -> Weights | None:
-    """Returns the newest weights after a pause, or the final ones; None if the process stops or none will arrive."""
+    """Returns new weights after a pause, or the final ones; None if the process stops or none will arrive."""
     until = time.monotonic() + (pause_seconds if last is not None else 0)
-    is_requested = False
+    seen = last
     while not stop.is_set():
         stop.beat()
-        if not is_requested and time.monotonic() >= until:
-            client.request()
-            is_requested = True
-        newest = client.wait(0.1)
+        is_due = time.monotonic() >= until
+        newest = client.fetch_after(seen, timeout_seconds=0.1) if is_due else client.newest
         if newest is not None and newest.final:
             return newest
         if stop.run_is_over:
             return None
-        if newest is not None and is_requested and (last is None or newest.updates != last.updates):
-            return newest
+        if newest is not None and is_due:
+            if last is None or newest.updates != last.updates:
+                return newest
+            seen = newest  # of a restarted learner, which publishes what it has restored
         stop.wait(0.1)
     return None
 
 
 def _is_cancelled(stop: StopSignal, client: WeightsClient, weights: Weights) -> bool:
     """Returns whether to stop, or the run has ended, so that these weights are not its final ones."""
+    if stop.is_set() or weights.final:  # with the final weights, it no longer matters what becomes of the link
+        return stop.is_set()
     newest = client.newest
-    is_over = stop.run_is_over or (newest is not None and newest.final)
-    return stop.is_set() or (is_over and not weights.final)
+    return stop.run_is_over or (newest is not None and newest.final)
 
 
 def _write(role: RoleContext, evaluation: Evaluation, dropped: Counter[str]) -> None:

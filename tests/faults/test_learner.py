@@ -69,7 +69,13 @@ def test_fault_06_a_killed_learner_resumes_and_neither_updates_nor_weights_go_ba
     )
     try:
         first = fleet.start("learner")
-        first.wait_until(lambda: checkpoints(fleet.directory) and checkpoints(fleet.directory)[-1] > 0)
+        first.wait_until(
+            lambda: (
+                (client.fetch_after(client.newest) or client.newest)
+                and checkpoints(fleet.directory)
+                and checkpoints(fleet.directory)[-1] > 0
+            )
+        )
         first.send(signal.SIGKILL)
         assert first.exit_code() == -signal.SIGKILL
         before = client.newest
@@ -96,6 +102,7 @@ def test_fault_06_a_killed_learner_resumes_and_neither_updates_nor_weights_go_ba
 
 
 def weights_of(client: WeightsClient) -> Weights:
+    client.fetch_after(client.newest)
     assert client.newest is not None
     return client.newest
 
@@ -243,7 +250,9 @@ def test_fault_37_a_second_learner_on_the_same_replay_server_gives_up(programs: 
     second = programs.start("--role", "learner", "--name", "second", *catch(tmp_path / "other", *addresses))
     assert second.exit_code() == 1
     [error] = error_lines(second)
-    assert "another learner draws from this replay server; stop it, or give this one" in error
+    assert (
+        "another learner draws from this replay server, or one did that was killed in the last 10 s; stop it" in error
+    )
     assert second.stderr.count("another learner draws") == 2, "said once when it waits, and once at the end"
     known = fleet.updates()[-1]
     first.wait_until(lambda: fleet.updates()[-1] > known)
@@ -264,7 +273,9 @@ def test_fault_37_learner_frozen_for_long_gives_up_once_it_was_replaced(programs
     frozen.send(signal.SIGCONT)
     assert frozen.exit_code(90) == 1
     [error] = error_lines(frozen)
-    assert "another learner draws from this replay server; stop it, or give this one" in error
+    assert (
+        "another learner draws from this replay server, or one did that was killed in the last 10 s; stop it" in error
+    )
     assert "Traceback" not in frozen.stderr
     known = learned()[-1]
     second.wait_until(lambda: learned()[-1] > known)
@@ -303,7 +314,9 @@ def test_fault_37_refused_learner_logs_it_once_and_gives_up(
         return bool(raised)
 
     server.until(is_given_up)
-    assert "another learner draws from this replay server; stop it, or give this one" in str(raised[0])
+    assert "another learner draws from this replay server, or one did that was killed in the last 10 s; stop it" in str(
+        raised[0]
+    )
     assert caplog.text.count("retrying until it has a place") == 1
     assert stream.peer_state == "refused"
     link.close()

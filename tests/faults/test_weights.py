@@ -64,7 +64,7 @@ def test_fault_17_late_client_has_the_last_weights_within_2_s(link: Link) -> Non
     server.publish(params_of(3), 3, 0)
     newest(early, 3)
     for _ in range(3):
-        late = link.client().wait(2.0)
+        late = link.client().fetch_after(None, 2.0)
         assert late is not None
         assert_equal_bits(late.params, params_of(3))
 
@@ -73,7 +73,7 @@ def test_fault_18_weights_with_a_flipped_bit_are_counted_and_requested_again(lin
     client = link.client()
     learner.receive(WeightsHello)
     learner.gives(version=1, seed=1)
-    kept = newest(client, 1)
+    client.fetch_after(kept := newest(client, 1))
     body = encode_weights(params_of(2))
     learner.send(WeightsOffer(RUN_ID, 2, False))
     for place in range(0, len(body), 7):
@@ -95,7 +95,7 @@ def test_fault_18_weights_that_are_not_finite_are_counted_and_the_old_ones_kept(
     client = link.client()
     learner.receive(WeightsHello)
     learner.gives(version=1, seed=1)
-    kept = newest(client, 1)
+    client.fetch_after(kept := newest(client, 1))
     learner.gives(version=2, seed=2, body=encode_weights(params_of(2))[:-4] + np.float32(value).tobytes())
     wait_until(lambda: client.dropped["not_finite"] == 1)
     assert client.newest is kept
@@ -107,7 +107,7 @@ def test_fault_19_unrequested_piece_is_ignored(link: Link, learner: FalseLearner
     client = link.client()
     learner.receive(WeightsHello)
     learner.gives(version=5, seed=5)
-    kept = newest(client, 5)
+    client.fetch_after(kept := newest(client, 5))
     learner.send(piece_of(5, 6), WeightsOffer(RUN_ID, 5, False))
     learner.gives(version=6, seed=7)
     assert newest(client, 7).version == 6
@@ -159,7 +159,7 @@ def test_weights_newer_than_their_offer_are_accepted(
     learner.send(WeightsOffer(RUN_ID, 1, False))
     learner.receive(WeightsRequest)
     learner.send(piece_of(2, 2))  # published meanwhile
-    newest(client, 2)
+    client.fetch_after(newest(client, 2))
     learner.send(WeightsOffer(RUN_ID, 3, False))
     learner.receive(WeightsRequest)
     learner.send(piece_of(2, 2))  # as when as many versions are held as may be
@@ -171,7 +171,7 @@ def test_fault_06_a_new_learner_whose_clock_is_behind_is_followed_at_once(link: 
     client = link.client()
     learner.receive(WeightsHello)
     learner.gives(version=2**40, seed=5)
-    newest(client, 5)
+    client.fetch_after(newest(client, 5))
     learner.gives(version=7, seed=6, run_id=RUN_ID + 1)
     assert newest(client, 6).version == 7
 
@@ -247,6 +247,7 @@ def test_fault_33_on_slow_lines_weights_are_never_older_than_two_transfers(
             updates += 1
             server.publish(large_params(updates, num_bytes), updates, 0)
         for client, versions in zip(clients, arrived, strict=True):
+            client.fetch_after(client.newest)
             assert client.newest is not None
             versions.add(client.newest.version)
             oldest = max(oldest, now - client.newest.published_seconds)

@@ -261,7 +261,7 @@ class WeightsTarget:
     def serve_good(self) -> None:
         client = WeightsClient(self._context, self._address, self._params, CONFIG.compatibility_key)
         self._server.publish(self._params, updates=1, environment_steps=1)
-        weights = client.wait(GOOD_SECONDS)
+        weights = client.fetch_after(None, GOOD_SECONDS)
         client.close()
         assert self._server._thread.is_alive(), "the server's thread died"
         assert weights is not None, "no weights for a good client"

@@ -149,8 +149,16 @@ class Link:
 
 
 def newest(client: WeightsClient, updates: int) -> Weights:
-    """Waits for the weights of this many updates."""
-    wait_until(lambda: client.newest is not None and client.newest.updates == updates)
+    """Fetches weights until they are those of this many updates."""
+
+    def arrived() -> bool:
+        weights = client.newest
+        if weights is not None and weights.updates == updates:
+            return True
+        client.fetch_after(weights)
+        return False
+
+    wait_until(arrived)
     assert client.newest is not None
     return client.newest
 

@@ -197,6 +197,18 @@ def test_unreachable_server_ends_the_client_after_the_limit(was_joined: bool) ->
         client.turns(2 * TICK_SECONDS)
 
 
+def test_server_that_refuses_for_now_and_goes_away_ends_the_client_after_the_limit() -> None:
+    client = Client(PATIENCE._replace(away_limit=60.0))
+    for _ in range(100):
+        client.turn(1.0, Refusal("no place is free", final=False))
+    assert client.connection.state == "refused"
+    client.link.is_connected = False
+    client.turns(60.0)
+    with pytest.raises(RunError, match=r"the replay server at tcp://fleet:5550 has been away for 60 s: start it, or"):
+        client.turns(2 * TICK_SECONDS)
+    assert client.connection.disconnects == 0
+
+
 def test_refusal_is_logged_once_and_retried_until_there_is_a_place(caplog: pytest.LogCaptureFixture) -> None:
     client = Client()
     for _ in range(10):
@@ -242,12 +254,16 @@ def test_message_of_another_version_or_none_ends_the_client_in_one_line() -> Non
         Client().turn(1.0, WireError("bad_field", "sequence is -1"))
 
 
-def test_nothing_is_sent_or_lost_once_the_end_is_expected() -> None:
+def test_loss_of_a_server_that_may_end_is_not_logged_counted_or_limited(caplog: pytest.LogCaptureFixture) -> None:
     client = Client(PATIENCE._replace(away_limit=1.0)).joined()
-    client.connection.expect_end()
+    client.connection.server_may_end = True
     client.link.is_connected = False
-    client.turns(10 * PATIENCE.silent)
-    assert (client.connection.state, client.connection.disconnects, client.messages_sent()) == ("joined", 0, [])
+    client.turns(4.0)
+    assert (client.connection.state, client.connection.disconnects, caplog.messages) == ("lost", 0, [])
+    assert client.messages_sent() == ["hello"] * 4, "its successor may welcome this client"
+    client.connection.server_may_end = False
+    with pytest.raises(RunError, match="has been away"):
+        client.turn()
 
 
 @pytest.mark.parametrize(("error", "said"), [
@@ -296,10 +312,11 @@ def test_whatever_happens_losses_are_counted_and_only_a_joined_server_gets_more_
         state, sent = client.connection.state, client.messages_sent()
         is_gone = not client.link.is_connected or client.link.now_seconds - last_message > PATIENCE.silent
         losses += before == "joined" and (is_gone or message == Rejoin())
+        is_refused = before == "refused" and not is_gone and message != WELCOME
         assert client.connection.disconnects == losses
         assert len(sent) <= 1
         assert sent in ([], ["heartbeat"] if before == "joined" and not is_gone else ["hello"])
-        assert (state == "refused") == (isinstance(message, Refusal) or (before == "refused" and message != WELCOME))
+        assert (state == "refused") == (isinstance(message, Refusal) or is_refused)
         assert (state == "joined") >= (message == WELCOME)
         assert (state == "connecting") <= (before == "connecting")
         last_message = client.link.now_seconds if message is not None else last_message

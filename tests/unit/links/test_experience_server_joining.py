@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from typing import Any
 
@@ -11,6 +12,7 @@ import zmq
 
 from apex_jax.links import connection, experience_client, experience_server, membership
 from apex_jax.links.membership import MAX_INCARNATION
+from apex_jax.process import digest_of_run_id
 from apex_jax.transport import sockets
 from apex_jax.transport.messages import ActorHello, ActorStatus, ActorWelcome, Goodbye, Refusal, Rejoin, SegmentAck
 from apex_jax.types import PEER_TIMEOUT_SECONDS
@@ -32,6 +34,21 @@ def test_a_refusal_of_an_actor_is_final(link: Link) -> None:
     peer = link.peer(link.server())
     peer.send(ActorHello(1, "task=Other-v5", 4))
     assert peer.receive(Refusal).final
+
+
+def test_an_actor_is_logged_under_the_digest_that_it_logs_itself(link: Link, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    server = link.server()
+    leaving = link.peer(server)
+    join(leaving, 1)
+    leaving.send(Goodbye(1))
+    server.until(lambda: not server.service.actors)
+    join(link.peer(server), 2)
+    server.service.evict_dead_peers(PEER_TIMEOUT_SECONDS + 0.1)
+    first, second = digest_of_run_id(1), digest_of_run_id(2)
+    assert [" ".join(message.split()[:3]) for message in caplog.messages] == [
+        f"actor {first} joins", f"actor {first} leaves", f"actor {second} joins", f"actor {second} has"
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("message", [message_of(1), ActorStatus(1, 0.0, 0), Goodbye(1)])

@@ -142,6 +142,17 @@ def test_a_second_learner_waits_until_the_first_is_silent(sampling: Link) -> Non
     second.receive(LearnerWelcome)
 
 
+def test_learner_restarted_after_a_kill_is_told_that_the_one_before_it_may_still_have_its_place(sampling: Link) -> None:
+    server = sampling.server()
+    sampling.peer(server, hello_of(1))  # killed: it sends no more, and no goodbye
+    restarted = sampling.peer(server)
+    restarted.send(hello_of(2))
+    refusal = restarted.receive(Refusal)
+    assert not refusal.final
+    said = "another learner draws from this replay server, or one did that was killed in the last 10 s; stop it, or"
+    assert refusal.reason.startswith(said)
+
+
 def test_a_second_learner_takes_over_when_the_first_leaves(sampling: Link) -> None:
     server = sampling.server()
     server.insert(2)

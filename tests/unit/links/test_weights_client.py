@@ -10,19 +10,20 @@ import pytest
 from apex_jax.errors import RunError
 from apex_jax.run_identity import RunIdentity
 from apex_jax.transport.messages import WEIGHTS_PIECE_BYTES, WeightsHello, WeightsOffer, WeightsPiece, WeightsRequest
-from tests.rigs.links import wait_until
+from tests.rigs.links import DEADLINE_SECONDS, wait_until
 from tests.rigs.weights_link import COMPATIBILITY_KEY, Link, assert_equal_bits, large_params, link, newest, params_of
 
 __all__ = ["link"]
 
 
-def test_wait_ends_with_the_first_weights_or_at_its_timeout(link: Link) -> None:
+def test_fetch_ends_with_the_first_weights_or_at_its_timeout(link: Link) -> None:
     client = link.client()
-    assert client.wait(0.0) is None
+    assert client.fetch_after(None) is None
     link.server().publish(params_of(1), 1, 0)
-    first = client.wait(20.0)
+    first = client.fetch_after(None, DEADLINE_SECONDS)
     assert first is not None
     assert first.updates == 1
+    assert client.fetch_after(first, 0.01) is None
 
 
 @pytest.mark.parametrize("first_version", [0, 2**60], ids=["older", "newer"])
@@ -52,17 +53,31 @@ def test_transfer_interrupted_by_a_restart_of_the_learner_starts_again(link: Lin
     assert_equal_bits(newest(client, 2).params, large_params(2))
 
 
-def test_client_does_not_reconnect_to_an_ended_learner(
-    link: Link, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_loss_of_a_learner_that_has_sent_its_final_weights_is_not_logged(
+    link: Link, caplog: pytest.LogCaptureFixture
 ) -> None:
-    client = link.client()
+    client = link.client(away_limit_seconds=0.1)
     server = link.server()
     server.publish(params_of(1), 1, 0, final=True)
     newest(client, 1)
     server.close()
+    wait_until(lambda: client.peer_state == "lost")
     assert not client._closing.wait(1.0)
-    assert client.peer_state == "joined"
+    assert newest(client, 1).final, "and the client has not failed"
     assert caplog.records == []
+
+
+def test_client_with_final_weights_takes_those_of_a_learner_that_continues_the_run(link: Link) -> None:
+    server, client = link.server(), link.client()
+    server.publish(params_of(1), 1, 0, final=True)
+    newest(client, 1)
+    again = link.restarted_server(server)  # with a higher limit
+    wait_until(lambda: len(again.clients) == 1)
+    again.publish(params_of(2), 2, 0)
+    assert not newest(client, 2).final
+    again.close()
+    wait_until(lambda: client.peer_state == "lost")
+    assert client._connection.disconnects == 1, "this learner was not expected to end"
 
 
 def test_a_client_of_another_configuration_is_refused_for_good_with_both_values(link: Link) -> None:
@@ -110,18 +125,19 @@ def test_a_client_without_a_learner_can_be_closed(link: Link) -> None:
     assert not client._thread.is_alive()
 
 
-def test_client_on_request_gets_the_first_the_requested_and_the_final_version(link: Link) -> None:
-    server, eager, client = link.server(), link.client(), link.client(takes_every=False)
+def test_only_the_first_the_requested_and_the_final_version_are_fetched(link: Link) -> None:
+    server, eager, client = link.server(), link.client(), link.client()
     server.publish(params_of(1), 1, 0)
     newest(client, 1)
     for updates in (2, 3):
         server.publish(params_of(updates), updates, 0)
         newest(eager, updates)
     assert newest(client, 1).updates == 1
-    client.request()
-    newest(client, 3)
+    third = client.fetch_after(client.newest, DEADLINE_SECONDS)
+    assert third is not None
+    assert third.updates == 3, "the newest"
     server.publish(params_of(4), 4, 0)
     newest(eager, 4)
     assert newest(client, 3).updates == 3
     server.publish(params_of(5), 5, 0, final=True)
-    assert newest(client, 5).final
+    wait_until(lambda: client.newest is not None and client.newest.final)

@@ -351,7 +351,8 @@ def test_an_actor_killed_together_with_the_server_is_counted_up_to_its_last_repo
     fleet.close()
 
 
-def test_unsent_transitions_of_a_leaving_actor_are_counted_as_dropped(config: Config) -> None:
+@pytest.mark.parametrize("has_just_rejoined", [False, True])
+def test_unsent_transitions_of_a_leaving_actor_are_counted_as_dropped(config: Config, has_just_rejoined: bool) -> None:
     tight = config.replace(replay=replace(config.replay, samples_per_insert=1.0, error_buffer=8.0))
     fleet = Fleet(tight, 0)
     server = fleet.start_server()
@@ -367,6 +368,14 @@ def test_unsent_transitions_of_a_leaving_actor_are_counted_as_dropped(config: Co
 
     wait_until(is_stuck, fleet.serve)
     stream.produced += TRANSITIONS
+    leave = stream._leave
+
+    def leave_before_sending_again(socket: zmq.Socket) -> None:
+        stream._outbox.on_new_connection()
+        leave(socket)
+
+    if has_just_rejoined:
+        stream._leave = leave_before_sending_again  # type: ignore[method-assign]
     fleet.remove_actor(dies=False)
     wait_until(lambda: not server.experience.actors, fleet.serve)
     totals = server.ledger()

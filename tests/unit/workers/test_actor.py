@@ -93,7 +93,8 @@ def act(tmp_path: Path, context: zmq.Context, monkeypatch: pytest.MonkeyPatch) -
 
         actor._algorithm = dqn._replace(act=policy)  # type: ignore[arg-type]
         actor._stream = acting.replay  # type: ignore[assignment]
-        actor._weights = SimpleNamespace(newest=Weights(params, 1, 1, 0, 0, False, 0.0), dropped=Counter())  # type: ignore[assignment]
+        weights = Weights(params, 1, 1, 0, 0, False, 0.0)
+        actor._weights = SimpleNamespace(fetch_after=lambda last: weights, dropped=Counter())  # type: ignore[assignment]
         receive = Environment.receive
 
         def remember(environment: Environment) -> Step:
@@ -148,15 +149,14 @@ class FullReplay(Replay):
 class GivenUp:
     """Weights of a learner that has been away for too long."""
 
-    @property
-    def newest(self) -> Weights:
+    def fetch_after(self, last: Weights | None) -> Weights:
         raise RunError("the learner has been away")
 
 
 def test_actor_that_waits_for_room_ends_if_its_learner_is_away_for_too_long() -> None:
     actor, replay = Actor.__new__(Actor), FullReplay()  # without threads
     actor._config, actor._stream, actor._weights = CONFIG, replay, GivenUp()  # type: ignore[assignment]
-    actor._steps, actor._steps_sent, actor._waited_seconds, actor._next_metrics = 10, 0, 0.0, 0.0
+    actor._steps, actor._steps_sent, actor._waited_seconds, actor._in_use = 10, 0, 0.0, None
     with pytest.raises(RunError):
         actor._send([segment_of(number) for number in (1, 2, 3)], StopSignal())
     assert len(replay.segments) == 1

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
@@ -15,14 +17,19 @@ from apex_jax.agent.dqn import make_dqn
 from apex_jax.checkpoint import Checkpointer, Progress
 from apex_jax.config import Config
 from apex_jax.environment import Environment, EpisodeTracker, segment_spec
+from apex_jax.errors import RunError
 from apex_jax.links.weights_client import Weights, WeightsClient
 from apex_jax.process import ROLE_NUMBERS, StopSignal, process_rng
 from apex_jax.settings import load
 from apex_jax.transport.params_codec import architecture_of
 from apex_jax.types import SegmentSpec, Step
 from apex_jax.workers import evaluator
-from apex_jax.workers.evaluator import Evaluator, _next_weights, batch_size
+from apex_jax.workers.evaluator import Evaluator, _is_cancelled, _next_weights, batch_size
+from tests.rigs.links import wait_until
 from tests.rigs.processes import ROOT
+from tests.rigs.weights_link import Link, link, newest, params_of
+
+__all__ = ["link"]
 
 GAMES = 5
 
@@ -102,6 +109,10 @@ def test_equal_seeds_make_equal_evaluations_and_each_evaluation_has_new_games(pl
     assert any(returns != rounds[0] for returns in rounds)
 
 
+def weights_of(updates: int, final: bool = False) -> Weights:
+    return Weights({}, 1, 1, updates, environment_steps=0, final=final, published_seconds=0.0)
+
+
 def test_no_game_is_stepped_beyond_its_end(player: Player, monkeypatch: pytest.MonkeyPatch) -> None:
     sent: list[int] = []
     send = Environment.send
@@ -158,16 +169,39 @@ def test_parameters_of_a_checkpoint_are_put_on_the_device_once_and_not_at_each_s
         assert all(leaf is first for leaf, first in zip(step, leaves[0], strict=True))
 
 
+def test_evaluator_waits_for_weights_that_it_can_use_and_has_not_evaluated(link: Link) -> None:
+    server, client, found = link.server(), link.client(), list[Weights | None]()
+    server.publish(params_of(1), 500, 0)
+    last = newest(client, 500)
+    again = link.restarted_server(server)
+    follow = partial(_next_weights, client, last, 0.0, StopSignal())
+    thread = threading.Thread(target=lambda: found.append(follow()), daemon=True)
+    thread.start()
+    again.publish(params_of(1), 500, 0)  # as in warm-up, or while the actors are away
+    wait_until(lambda: client.newest is not last)
+    again.publish(jax.tree.map(lambda leaf: leaf * np.float32("nan"), params_of(1)), 501, 0)
+    wait_until(lambda: client.dropped["not_finite"] == 1)
+    again.publish(params_of(2), 502, 0)
+    wait_until(lambda: not thread.is_alive())
+    assert found[0] is not None
+    assert found[0].updates == 502
+
+
 @pytest.mark.parametrize("updates", [0, 499, 501])
 def test_new_weights_are_evaluated_even_with_fewer_updates_after_a_restart(updates: int) -> None:
-    def weights_of(updates: int) -> Weights:
-        return Weights({}, 1, 1, updates, environment_steps=0, final=False, published_seconds=0.0)
-
     client = mock.Mock(spec=WeightsClient)
-    client.wait.side_effect = [weights_of(500), weights_of(500), weights_of(updates)]
+    client.fetch_after.side_effect = [None, weights_of(500), weights_of(updates)]
     newest = _next_weights(client, weights_of(500), 0.0, StopSignal())
     assert newest is not None
     assert newest.updates == updates
+
+
+def test_evaluation_of_the_final_weights_outlives_the_link() -> None:
+    client = mock.Mock(spec=WeightsClient)
+    type(client).newest = mock.PropertyMock(side_effect=RunError("refused by the learner of the next run"))
+    assert not _is_cancelled(StopSignal(), client, weights_of(500, final=True))
+    with pytest.raises(RunError):
+        _is_cancelled(StopSignal(), client, weights_of(500))
 
 
 @pytest.mark.parametrize(
