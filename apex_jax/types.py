@@ -19,6 +19,7 @@ import numpy as np
 
 MAX_COUNT = 2**48  # of transitions, segments or actors: enough for any run; no sum overflows; the journal accepts it
 MAX_ENVIRONMENT_STEPS = 10**15  # of a run; multiplied by a frame skip, it still fits in 64 bits
+MAX_SAMPLES_PER_INSERT = 1e9  # in a message; the ratio itself has no limit while no actor sends anything
 MAX_SEGMENT_BYTES = 2**25
 MAX_STREAMED_SEGMENTS = 64  # in one message to the learner; fewer if they exceed a few megabytes
 MAX_WEIGHTS_BYTES = 2**29

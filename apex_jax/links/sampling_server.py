@@ -30,7 +30,12 @@ from apex_jax.transport.messages import (
     Rejoin,
     StreamedSegments,
 )
-from apex_jax.types import MAX_ENVIRONMENT_STEPS, MAX_STREAMED_SEGMENTS, PEER_TIMEOUT_SECONDS
+from apex_jax.types import (
+    MAX_ENVIRONMENT_STEPS,
+    MAX_SAMPLES_PER_INSERT,
+    MAX_STREAMED_SEGMENTS,
+    PEER_TIMEOUT_SECONDS,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -160,7 +165,7 @@ class SamplingServer:
             replay_id=self._replay.id,
             environment_steps=min(self._replay.environment_steps, MAX_ENVIRONMENT_STEPS),
             size_transitions=self._replay.buffer.size_transitions,
-            samples_per_insert=self._replay.samples_per_insert,
+            samples_per_insert=min(self._replay.samples_per_insert, MAX_SAMPLES_PER_INSERT),
             age_seconds=draw.age_seconds,
         )
 

@@ -11,7 +11,14 @@ from typing import Annotated, NamedTuple
 
 import numpy as np
 
-from apex_jax.types import MAX_COUNT, MAX_ENVIRONMENT_STEPS, MAX_SEGMENT_BYTES, MAX_STREAMED_SEGMENTS, MAX_WEIGHTS_BYTES
+from apex_jax.types import (
+    MAX_COUNT,
+    MAX_ENVIRONMENT_STEPS,
+    MAX_SAMPLES_PER_INSERT,
+    MAX_SEGMENT_BYTES,
+    MAX_STREAMED_SEGMENTS,
+    MAX_WEIGHTS_BYTES,
+)
 
 
 class Integer(NamedTuple):
@@ -212,7 +219,7 @@ class IndexBatches(NamedTuple):
     replay_id: Annotated[str, Text(16)]  # of the replay buffer; survives a restart that restores it
     environment_steps: Annotated[int, Integer(0, MAX_ENVIRONMENT_STEPS)]  # received by this replay buffer
     size_transitions: Annotated[int, Integer(0)]
-    samples_per_insert: Annotated[float, Real(0, 1e9)]
+    samples_per_insert: Annotated[float, Real(0, MAX_SAMPLES_PER_INSERT)]
     age_seconds: Annotated[float, Real(0, 1e9)]  # mean age of the drawn transitions
 
 

@@ -22,7 +22,7 @@ from apex_jax.transport.messages import (
     Rejoin,
     StreamedSegments,
 )
-from apex_jax.types import PEER_TIMEOUT_SECONDS
+from apex_jax.types import MAX_SAMPLES_PER_INSERT, PEER_TIMEOUT_SECONDS
 from tests.rigs.links import CONFIG, SPEC, TRANSITIONS, free_limiter, segment_of, wait_until
 from tests.rigs.sampling_link import CAPACITY, B, K, Learner, Link, Server, hello_of
 
@@ -123,6 +123,16 @@ def test_nothing_is_drawn_below_the_minimum_size(sampling: Link) -> None:
     peer.receive(StreamedSegments)
     peer.receive(IndexBatches)
     assert server.limiter.sampled == K * B
+
+
+def test_ratio_too_large_for_a_message_is_sent_as_the_largest_one(sampling: Link) -> None:
+    server = sampling.server()
+    server.insert(1)
+    server.limiter.sample(10**15)  # as after months in which no actor sent anything
+    peer = sampling.peer(server, hello_of())
+    peer.send(Credit(1, groups=1, segments=9))
+    peer.receive(StreamedSegments)
+    assert peer.receive(IndexBatches).samples_per_insert == MAX_SAMPLES_PER_INSERT
 
 
 # Who may draw -----------------------------------------------------------------------------------------------------
