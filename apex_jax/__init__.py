@@ -110,8 +110,8 @@
 Imports run one way: types, program, errors, compiled, disk, machine, output, config_key, config, segment_codec,
 compatibility, run_identity -> agent, replay, transport, observations, environment, checkpoint, device, storage,
 metrics, atari_scores (of which none imports another, except environment observations) -> plotting, process ->
-links, operations -> workers -> main. Beside that, config -> config_rules -> settings -> plotting, workers; and settings ->
-command_line -> main.
+links, operations -> workers -> main. Beside that, config -> config_rules -> settings -> plotting, workers; and
+settings -> command_line -> main.
 """
 
 __version__ = "0.2.0"

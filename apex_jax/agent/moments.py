@@ -7,6 +7,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from apex_jax.agent.frame_store import Array
+
 LARGEST_TOTAL = 1e9  # beyond it, old observations are slowly forgotten; a float32 could not count for ever
 EPSILON = 1e-5  # added to the variance; an element that never changes is divided by its root
 
@@ -37,6 +39,6 @@ def add_observations(moments: Moments, observations: jax.Array) -> Moments:
     return Moments(jnp.minimum(m, LARGEST_TOTAL), moments.mean + d * (n_2 / m), variance)
 
 
-def normalized(observations: jax.Array, mean: jax.Array, variance: jax.Array) -> jax.Array:
+def normalized(observations: Array, mean: jax.Array, variance: jax.Array) -> jax.Array:
     """Returns (observation - mean) / sqrt(variance + EPSILON), float32[B, D]."""
     return (observations - mean) * jax.lax.rsqrt(variance + EPSILON)

@@ -56,13 +56,13 @@ def test_transfer_interrupted_by_a_restart_of_the_learner_starts_again(link: Lin
 def test_loss_of_a_learner_that_has_sent_its_final_weights_is_not_logged(
     link: Link, caplog: pytest.LogCaptureFixture
 ) -> None:
-    client = link.client(away_limit_seconds=0.1)
     server = link.server()
     server.publish(params_of(1), 1, 0, final=True)
+    client = link.client(away_limit_seconds=2.0)
     newest(client, 1)
     server.close()
     wait_until(lambda: client.peer_state == "lost")
-    assert not client._closing.wait(1.0)
+    assert not client._closing.wait(3.0)
     assert newest(client, 1).final, "and the client has not failed"
     assert caplog.records == []
 
