@@ -13,6 +13,9 @@ from apex_jax.errors import UsageError, shown
 
 MAX_IPC_PATH_BYTES = 107  # longest path of a Unix socket
 MAX_PARAMETER_BYTES = 2**29  # a copy of apex_jax.types.MAX_WEIGHTS_BYTES: that module imports numpy
+MAX_SEGMENT_BYTES = 2**25  # the same of apex_jax.types.MAX_SEGMENT_BYTES
+COLUMN_BYTES = 17  # of a slot with a discrete action, see apex_jax.types.COLUMNS
+HEADER_BYTES = 18  # a copy of apex_jax.segment_codec.HEADER_BYTES
 ATARI_ACTIONS = 18  # of a game with the full action set
 
 Rule: TypeAlias = tuple[str, bool, str]  # key, whether its value is valid, what the value must be
@@ -40,6 +43,11 @@ def _size_rules(config: Config) -> Iterator[Rule]:
         f"must be at least {overlap + 1}, environment.frame_stack + algorithm.n_step, for a transition to start in it"
     )
     yield "actor.segment_slots", slots > overlap, least
+    if environment.task.endswith("-v5"):  # otherwise apex_jax.environment.segment_spec checks the size
+        largest = _max_slots(environment.frame_size)
+        why = f"because a segment is sent in one message of at most {MAX_SEGMENT_BYTES >> 20} MiB; lower either"
+        most = f"must be at most {largest}, with environment.frame_size={environment.frame_size}, {why}"
+        yield "actor.segment_slots", slots <= largest, most
     capacity = "replay.capacity_transitions"
     yield capacity, replay.capacity_transitions >= slots, f"must be at least actor.segment_slots={slots}"
     per_segment = max(1, slots - overlap)
@@ -66,6 +74,11 @@ def _size_rules(config: Config) -> Iterator[Rule]:
     least = f"must be at least environment.frame_skip={skip}, the frames of one step"
     yield "environment.max_episode_frames", environment.max_episode_frames >= skip, least
     yield "evaluator.max_episode_frames", config.evaluator.max_episode_frames >= skip, least
+
+
+def _max_slots(frame_size: int) -> int:
+    """Returns the most slots whose pixels fit in a message even if they are noise, which zstd makes 1/256 larger."""
+    return (MAX_SEGMENT_BYTES - HEADER_BYTES) * 256 // (257 * frame_size**2 + 256 * COLUMN_BYTES)
 
 
 def _network_rules(config: Config) -> Iterator[Rule]:

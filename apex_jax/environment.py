@@ -19,7 +19,8 @@ import numpy as np
 from apex_jax.config import Config
 from apex_jax.errors import UsageError, first_line
 from apex_jax.machine import usable_cores
-from apex_jax.types import ActionSpec, SegmentSpec, Step
+from apex_jax.segment_codec import max_slots
+from apex_jax.types import MAX_SEGMENT_BYTES, ActionSpec, SegmentSpec, Step
 
 
 def segment_spec(config: Config) -> SegmentSpec:
@@ -53,7 +54,7 @@ def segment_spec(config: Config) -> SegmentSpec:
     is_pixels = observation.dtype == np.uint8
     if is_pixels and not _is_atari(task):
         raise UsageError(f"environment.task={task}: this agent plays no pixel games but Atari's; choose one of those")
-    return SegmentSpec(
+    segments = SegmentSpec(
         frame_shape=observation.shape[1:] if is_pixels else (int(np.prod(observation.shape)),),
         frame_dtype="uint8" if is_pixels else "float32",
         frame_stack=config.environment.frame_stack,
@@ -61,6 +62,12 @@ def segment_spec(config: Config) -> SegmentSpec:
         n_step=config.algorithm.n_step,
         action=ActionSpec.discrete(int(action.n)),
     )
+    if segments.slots > (most := max_slots(segments)):  # of pixels, config_rules refuses them
+        raise UsageError(
+            f"actor.segment_slots={segments.slots}: must be at most {most}, with environment.task={task}, because a"
+            f" segment is sent in one message of at most {MAX_SEGMENT_BYTES >> 20} MiB; lower it"
+        )
+    return segments
 
 
 class Environment:

@@ -23,6 +23,7 @@ LARGEST_REWARD = 1e9  # maximum if rewards are not clipped: no float32 of an upd
 LARGEST_OBSERVATION = 1e6  # maximum in float frames, for the same reason: gradients are multiples of them, and squared
 OVERESTIMATION = 1e3  # a learning network may give an action up to this many times the largest possible value
 LONGEST_HORIZON_STEPS = 1e5  # a value sums rewards over at most this many steps, even if the discount is 1
+HEADER_BYTES = 18  # of a zstd frame
 FLOAT32, INT32 = np.dtype("<f4"), np.dtype("<i4")
 
 
@@ -53,7 +54,8 @@ def _layout(spec: SegmentSpec, names: tuple[str, ...]) -> _Layout:
         fields.append(_Field(name, dtype, shape, end))
         end += dtype.itemsize * math.prod(shape)
     frame_bytes = spec.frame_bytes * spec.slots
-    return _Layout(tuple(fields), end, end + frame_bytes + frame_bytes // 256 + 18)  # noise: stored raw, 18 B of header
+    noise_bytes = frame_bytes + frame_bytes // 256 + HEADER_BYTES  # stored raw
+    return _Layout(tuple(fields), end, end + noise_bytes)
 
 
 def layout_of(spec: SegmentSpec) -> _Layout:
@@ -198,6 +200,12 @@ def decode_frames(body: Bytes, spec: SegmentSpec, out: np.ndarray | None = None)
 def max_body_bytes(spec: SegmentSpec) -> int:
     """Returns the length of the longest body of a segment."""
     return layout_of(spec).max_bytes
+
+
+def max_slots(spec: SegmentSpec) -> int:
+    """Returns the most slots of a segment whose longest body fits in a message."""
+    block = 256  # slots; for as many, `max_body_bytes` rounds nothing
+    return (MAX_SEGMENT_BYTES - HEADER_BYTES) * block // (max_body_bytes(spec._replace(slots=block)) - HEADER_BYTES)
 
 
 def max_streamed_bytes(spec: SegmentSpec) -> int:

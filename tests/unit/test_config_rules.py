@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 
 import pytest
 
-from apex_jax.config import AddressConfig, Config
+from apex_jax.config import ActorConfig, AddressConfig, Config, EnvironmentConfig, NetworkConfig
 from apex_jax.config_rules import check
+from apex_jax.environment import segment_spec
 from apex_jax.errors import UsageError
 from apex_jax.program import CONFIGS
+from apex_jax.segment_codec import max_slots
 from apex_jax.settings import load
 
 
@@ -27,11 +30,27 @@ from apex_jax.settings import load
             "network.channels=[32, 64]: must have as many entries as network.kernel_sizes=[8, 4, 3] and"
             " network.strides=[4, 2, 1]",
         ),
+        (
+            "atari.yaml",
+            "actor.segment_slots=4096 environment.frame_size=210",
+            "actor.segment_slots=4096: must be at most 757, with environment.frame_size=210, because a segment is sent"
+            " in one message of at most 32 MiB; lower either",
+        ),
     ],
 )
 def test_setting_that_does_not_fit_the_others_is_refused(file: str, setting: str, error: str) -> None:
     with pytest.raises(UsageError, match=f"^{re.escape(error)}$"):
-        load(CONFIGS / file, [setting])
+        load(CONFIGS / file, setting.split(" "))
+
+
+@pytest.mark.parametrize("frame_size", [91, 128, 210])
+def test_largest_segment_of_a_frame_size_can_just_be_sent(frame_size: int) -> None:
+    config = Config(environment=EnvironmentConfig(frame_size=frame_size), network=NetworkConfig(unseen_pixels=True))
+    most = max_slots(segment_spec(config))
+    for slots, is_right in ((most, True), (most + 1, False)):
+        candidate = config.replace(actor=ActorConfig(segment_slots=slots))
+        with contextlib.nullcontext() if is_right else pytest.raises(UsageError, match=f"must be at most {most}, with"):
+            check(candidate)
 
 
 @pytest.mark.parametrize("address", ["http://127.0.0.1:80", "tcp://127.0.0.1:99999", "tcp://127.0.0.1:5550"])

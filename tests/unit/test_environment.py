@@ -5,15 +5,17 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import envpool
 import numpy as np
 import pytest
 
-from apex_jax.config import Config, EnvironmentConfig
+from apex_jax.config import ActorConfig, Config, EnvironmentConfig
 from apex_jax.environment import Environment, Episode, EpisodeTracker, segment_spec
 from apex_jax.errors import UsageError
+from apex_jax.segment_codec import max_slots
 from apex_jax.settings import load
 from apex_jax.types import Step
 from tests.rigs.recordings import PONG
@@ -263,6 +265,14 @@ def test_pixels_of_another_kind_than_ataris_are_refused() -> None:
 def test_frames_of_a_task_without_frames_cannot_be_stacked_or_skipped(frames: dict[str, int]) -> None:
     with pytest.raises(UsageError, match=r"frame_stack=1 environment\.frame_skip=1"):
         segment_spec(config("CartPole-v1", **frames))
+
+
+def test_segment_of_vectors_that_no_message_can_hold_is_refused() -> None:
+    chess, settings = config("Chess-v1"), ActorConfig(segment_slots=4096)
+    most = max_slots(segment_spec(chess))
+    with pytest.raises(UsageError, match=rf"actor\.segment_slots=4096: must be at most {most}, with .*task=Chess-v1"):
+        segment_spec(chess.replace(actor=settings))
+    assert segment_spec(chess.replace(actor=replace(settings, segment_slots=most))).slots == most
 
 
 def test_equal_seeds_agree_and_different_seeds_differ() -> None:
