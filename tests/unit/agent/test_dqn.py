@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from apex_jax.agent.algorithm import Algorithm
-from apex_jax.agent.dqn import LearnerState, make_dqn
+from apex_jax.agent.dqn import LearnerState, make_dqn, make_optimizer
 from apex_jax.agent.frame_store import FrameStore
 from apex_jax.config import AlgorithmConfig, Config, EnvironmentConfig, LearnerConfig, NetworkConfig
 from apex_jax.segment_codec import LARGEST_OBSERVATION, value_limits
@@ -139,6 +139,17 @@ def test_updates_equal_their_numpy_twin(config: Config) -> None:
         np.testing.assert_allclose(output.metrics["losses/gradient_norm"][0], norm, rtol=1e-4)
         assert_params_equal(state.online_params, twin.online)
         assert_params_equal(state.target_params, twin.target)
+
+
+def test_step_for_a_constant_gradient_is_finite_though_rounding_makes_its_variance_negative() -> None:
+    settings = LearnerConfig(max_gradient_norm=0.0)
+    optimizer = make_optimizer(settings)
+    gradient = {"x": np.random.default_rng(5).normal(scale=30.0, size=500).astype(np.float32)}
+    state, update = optimizer.init(gradient), jax.jit(optimizer.update)
+    largest = settings.learning_rate * np.abs(gradient["x"]) / np.sqrt(settings.optimizer_epsilon)
+    for _ in range(600):
+        step, state = update(gradient, state)
+        assert (np.abs(step["x"]) <= largest * (1 + 1e-5)).all()  # false for NaN
 
 
 def test_updates_on_a_gpu_have_no_conditional_branch(
