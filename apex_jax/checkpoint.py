@@ -69,7 +69,7 @@ class Checkpointer:
         self.failed_saves = 0
         self.failed_in_a_row = 0  # failed saves since the last successful one
         self.error: CheckpointError | None = None  # of the last save that ended; None if it succeeded
-        self.saved_seconds = time.monotonic()  # time of the last commit, initially of the start
+        self.saved_seconds = -math.inf  # time of the last commit by this process
         self.saved_updates = 0  # updates of the last checkpoint saved or restored
         self._kept = kept
         self._damaged: set[int] = set()

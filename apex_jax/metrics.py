@@ -55,8 +55,8 @@ TAGS: dict[str, str] = {
     "learner/weights_version": "version of the weights last published; grows about every publish_interval_seconds",
     "learner/updates": "updates since the run began; grows",
     "learner/failed_checkpoints": "checkpoints that could not be saved since the process started; 0",
-    "learner/checkpoint_age_seconds": "seconds since the newest checkpoint was complete, at first since the start;"
-    " below twice checkpoint_interval_seconds",
+    "learner/checkpoint_age_seconds": "seconds since the newest checkpoint was complete, at first since the first"
+    " update; below twice checkpoint_interval_seconds",
     "storage/failed_copies": "copies to storage.url that failed since the process started; 0",
     "storage/copy_age_seconds": "seconds since what is copied was up to date; below twice storage.interval_seconds",
     "learner/wait_seconds_share": "share of its time the learner waits for batches, 0 to 1; near 0 on a slow learner",

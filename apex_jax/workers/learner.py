@@ -77,7 +77,7 @@ class Learner:
         with contextlib.ExitStack() as opened:  # on failure, ends all threads, which would keep the process alive
             checkpointer = Checkpointer(config.directory, config.learner.checkpoints_kept)
             opened.callback(checkpointer.close)
-            self._saver = Saver(config.learner, checkpointer, now)
+            self._saver = Saver(config.learner, checkpointer)
             architecture = architecture_of(self._algorithm.acting_params(self._state))
             restored = self._restore(architecture)
             role.run_identity.adopt(restored.run_identity, f"the checkpoint in {checkpointer.directory}")
@@ -194,6 +194,7 @@ class Learner:
         self._stream.consumed(item)  # here, so that both messages are sent, and wake the server, together
         assert isinstance(item.content, IndexBatches)
         self._metrics.add(item.content, output)
+        self._saver.on_update(time.monotonic())
 
     def _settle(self) -> None:
         """Waits for all calls in flight. Raises DivergenceError if the params are not finite."""
@@ -244,7 +245,7 @@ class Learner:
         if now >= self._next_metrics:
             self._write_metrics()
             self._next_metrics = now + self._role.config.metrics_interval_seconds
-        if self._saver.is_due(updates, now):
+        if self._saver.is_due(now):
             self._save()
 
     def _accept(self) -> None:
@@ -270,7 +271,7 @@ class Learner:
             "learner/weights_version": self._weights.version,
             "learner/replay_disconnects": self._stream.disconnects,
             "learner/failed_checkpoints": checkpointer.failed_saves,
-            "learner/checkpoint_age_seconds": time.monotonic() - checkpointer.saved_seconds,
+            "learner/checkpoint_age_seconds": self._saver.age_seconds(time.monotonic()),
             **self._metrics.take(self.counters.updates),
         }
         dropped = self._stream.dropped.copy() + self._weights.dropped.copy()
@@ -291,7 +292,7 @@ class Learner:
             "weights_version": self._weights.version,
             "checkpoint": {
                 "updates": checkpointer.saved_updates,
-                "age_seconds": time.monotonic() - checkpointer.saved_seconds,
+                "age_seconds": self._saver.age_seconds(time.monotonic()),
             },
             "peers": {"replay": self._stream.peer_state, "weights_clients": len(self._weights.clients)},
         }

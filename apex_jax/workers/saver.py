@@ -12,7 +12,7 @@ from apex_jax.config import LearnerConfig
 from apex_jax.errors import FatalError
 from apex_jax.process import StopSignal
 
-FIRST_CHECKPOINT_SECONDS = 45.0  # of learning before the first checkpoint, if the interval is longer
+FIRST_CHECKPOINT_SECONDS = 45.0  # from the first update to a run's first checkpoint, if the interval is longer
 RETRY_SECONDS = 30.0  # backoff after a failed checkpoint, if the interval is longer
 LAST_SAVES = 3  # attempts at the last checkpoint, without which its updates would be lost
 LAST_PAUSE_SECONDS = 2.0  # between two of these attempts
@@ -22,22 +22,30 @@ LAST_SAVE_SECONDS = 30.0  # timeout for these attempts, including a save already
 class Saver:
     """Schedules a run's checkpoints; a thread of the checkpointer writes them."""
 
-    def __init__(self, settings: LearnerConfig, checkpointer: Checkpointer, now_seconds: float) -> None:
-        """`now_seconds`: the start of the learner, from which the interval counts."""
+    def __init__(self, settings: LearnerConfig, checkpointer: Checkpointer) -> None:
         self.checkpointer = checkpointer
         self._settings = settings
-        self._begun_seconds = now_seconds  # start of the last save
-        self._first_update_seconds = now_seconds  # time of the first update, see `is_due`
+        self._first_update_seconds = math.inf  # end of this process's first update call
+        self._begun_seconds = -math.inf  # start of the last save
         self._gave_up = False  # saving the last checkpoint
 
-    def is_due(self, updates: int, now_seconds: float) -> bool:
+    def on_update(self, now_seconds: float) -> None:
+        """Starts the clock at the end of the first update call, because waiting and compiling produce nothing to save.
+
+        Later calls have no effect.
+        """
+        self._first_update_seconds = min(self._first_update_seconds, now_seconds)
+
+    def age_seconds(self, now_seconds: float) -> float:
+        """Returns the time since this process last saved a checkpoint, at first since its first update, 0 before."""
+        return max(0.0, now_seconds - max(self.checkpointer.saved_seconds, self._first_update_seconds))
+
+    def is_due(self, now_seconds: float) -> bool:
         """Returns whether a checkpoint is due.
 
         Raises FatalError after `failed_checkpoints_limit` consecutive failures, so that no more updates are lost.
         """
         self._check_failures(now_seconds)
-        if not updates:
-            self._first_update_seconds = now_seconds  # the first update is not earlier
         return now_seconds >= self._due_seconds() and not self.checkpointer.is_saving
 
     def save(self, state: Any, progress: Progress) -> None:
@@ -71,8 +79,9 @@ class Saver:
         interval = self._settings.checkpoint_interval_seconds
         if self.checkpointer.error:
             return self._begun_seconds + min(RETRY_SECONDS, interval)
-        first = math.inf if self.checkpointer.saved_updates else self._first_update_seconds + FIRST_CHECKPOINT_SECONDS
-        return min(self._begun_seconds + interval, first)
+        if not self.checkpointer.saved_updates:
+            interval = min(FIRST_CHECKPOINT_SECONDS, interval)
+        return max(self._begun_seconds, self._first_update_seconds) + interval
 
     def _check_failures(self, now_seconds: float) -> None:
         failed, limit = self.checkpointer.failed_in_a_row, self._settings.failed_checkpoints_limit

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import re
@@ -9,17 +10,23 @@ import signal
 import threading
 import time
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 from unittest import mock
 
+import jax.numpy as jnp
+import numpy as np
 import pytest
 import zmq
 
+from apex_jax.agent.algorithm import UpdateOutput
 from apex_jax.checkpoint import Checkpointer, Progress
 from apex_jax.config import Config, LearnerConfig
 from apex_jax.environment import segment_spec
 from apex_jax.errors import FatalError
+from apex_jax.links.sampling_client import Item
 from apex_jax.process import StopSignal
+from apex_jax.transport.messages import IndexBatches
+from apex_jax.workers import learner as module
 from apex_jax.workers import saver
 from apex_jax.workers.learner import Learner
 from apex_jax.workers.role import RoleContext
@@ -83,7 +90,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 def saver_of(checkpointer: FalseCheckpointer, clock: Clock, limit: int = 0) -> Saver:
     settings = LearnerConfig(checkpoint_interval_seconds=INTERVAL, failed_checkpoints_limit=limit)
-    return Saver(settings, cast(Checkpointer, checkpointer), clock.seconds)
+    return Saver(settings, cast(Checkpointer, checkpointer))
 
 
 def saves_in(
@@ -93,7 +100,9 @@ def saves_in(
     begun, before = clock.seconds, len(checkpointer.saves)
     for second in range(seconds):
         clock.seconds = begun + second
-        if of.is_due(max(0, second - first_update), clock.seconds):
+        if second >= first_update:
+            of.on_update(clock.seconds)
+        if of.is_due(clock.seconds):
             of.save(STATE, PROGRESS)
     return [at - begun for at in checkpointer.saves[before:]]
 
@@ -147,7 +156,7 @@ def test_save_that_does_not_end_counts_a_failure_for_each_interval(clock: Clock)
     begun = saver.FIRST_CHECKPOINT_SECONDS
     assert saves_in(int(begun + 2 * INTERVAL), subject, clock, checkpointer) == [begun]
     with pytest.raises(FatalError, match="2 checkpoints in a row could not be saved: the disk does not answer"):
-        subject.is_due(1, clock.seconds + 1)
+        subject.is_due(clock.seconds + 1)
 
 
 def test_last_save_is_tried_again_after_a_pause_and_succeeds_once(clock: Clock) -> None:
@@ -211,12 +220,45 @@ def test_first_checkpoint_comes_soon_after_the_first_update_and_the_next_after_t
 
     def learn(_: object) -> None:
         learner.counters.updates += 1
+        learner._saver.on_update(time.monotonic())
 
     monkeypatch.setattr(learner._stream, "next", next_item)
     monkeypatch.setattr(learner, "_consume", learn)  # leaves nothing in flight
     learner._learn()
     learner.close()
     assert [step > 0 for step in seen[-1]] == [True]
+
+
+def test_waiting_and_compiling_do_not_count_towards_the_first_checkpoint(
+    config: Config, context: zmq.Context, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "time", clock)
+    learner = Learner(RoleContext(config, context, "learner"), segment_spec(config))
+    saves = mock.Mock()
+    monkeypatch.setattr(learner, "_save", saves)
+
+    def compile_and_update(state: Any, *_: object) -> tuple[Any, UpdateOutput]:
+        clock.seconds += 2 * INTERVAL
+        return state, UpdateOutput(jnp.ones((1, 1)), {"losses/td_loss": jnp.ones(1)})
+
+    monkeypatch.setattr(learner, "_algorithm", learner._algorithm._replace(update=compile_and_update))
+    one = np.zeros((1, 1), np.int32)
+    item = Item(IndexBatches(one, one, one, "0123456789abcdef", 0, 1, 1.0, 0.0), epoch=1)
+    with contextlib.closing(learner):
+        clock.seconds += 2 * INTERVAL  # the replay fills
+        learner._housekeeping()
+        for _ in range(2):
+            learner._consume(item)
+            learner._housekeeping()
+        assert not saves.called, "no update call had finished"
+        assert learner._saver.age_seconds(clock.seconds) == 0, "or the run would be told that its disk is full"
+        learner._collect()
+        clock.seconds += saver.FIRST_CHECKPOINT_SECONDS - 1
+        learner._housekeeping()
+        assert not saves.called
+        clock.seconds += 1
+        learner._housekeeping()
+        assert saves.call_count == 1
 
 
 def test_disk_that_does_not_answer_is_one_line_and_not_a_hang(
