@@ -24,14 +24,15 @@ from apex_jax.config import Config
 from apex_jax.environment import Environment, EpisodeTracker, segment_spec
 from apex_jax.errors import RunError, shown
 from apex_jax.links.weights_client import Weights, WeightsClient
-from apex_jax.metrics import append_line
-from apex_jax.plotting.provenance import check_resumable
+from apex_jax.metrics import append_line, read_metrics
+from apex_jax.plotting.provenance import CONFIG_NAME, check_resumable
 from apex_jax.plotting.video import video_of_run
 from apex_jax.process import ROLE_NUMBERS, SUPERVISED, StopSignal, process_rng
 from apex_jax.transport.params_codec import architecture_of
 from apex_jax.types import SegmentSpec
 from apex_jax.workers.recording import COMPLETING_THE_FILM, Film, check_video, draw_curves
 from apex_jax.workers.role import RoleContext, open_role
+from apex_jax.workers.saver import FIRST_CHECKPOINT_SECONDS
 
 _log = logging.getLogger(__name__)
 
@@ -205,7 +206,7 @@ def evaluate_checkpoint(config: Config, spec: SegmentSpec, stop: StopSignal) -> 
         if returns is None:
             return
         evaluation = Evaluation(returns, weights.updates, weights.environment_steps)
-        print(_describe(config, evaluation))
+        print(_describe(config, evaluation) + _age(config.evaluator.checkpoint, evaluation.updates))
         _keep(config, config.evaluator.checkpoint, evaluation)
         film.finish()
     if film.error is not None:
@@ -232,7 +233,11 @@ def _saved_weights(config: Config, run_directory: str, algorithm: Algorithm) -> 
         state, config.checkpoint_compatibility_key, architecture_of(algorithm.acting_params(state))
     )
     if restored is None:
-        raise RunError(f"{run_directory}: no checkpoint in {checkpointer.directory}; give the directory of a run")
+        if not Path(run_directory, CONFIG_NAME).is_file():
+            raise RunError(f"{run_directory}: no checkpoint in {checkpointer.directory}; give the directory of a run")
+        seconds = min(FIRST_CHECKPOINT_SECONDS, config.learner.checkpoint_interval_seconds)
+        when = f"the learner saves the first checkpoint {seconds:g} s after its first update; try again then"
+        raise RunError(f"{run_directory}: nothing is saved yet, {when}")
     saved, progress = restored
     params = algorithm.acting_params(type(state)(*saved))
     return Weights(
@@ -310,6 +315,18 @@ def _describe(config: Config, evaluation: Evaluation) -> str:
     if (score := values.get("eval/human_normalized_score")) is not None:
         text += f", human-normalised {score:.0%}"
     return f"{text}, after {evaluation.updates:,} updates and {frames:,} frames"
+
+
+def _age(run_directory: str, updates: int) -> str:
+    """Returns how far a run is ahead of its checkpoint at `updates`, as far as the learner's metrics tell."""
+    try:
+        lines = read_metrics(Path(run_directory, "metrics", "learner.jsonl"))
+    except OSError:
+        return ""
+    newest = next((int(n) for line in reversed(lines) if (n := line.get("learner/updates")) is not None), 0)
+    if newest <= updates:
+        return ""
+    return f"; the run has made {newest:,} updates, {newest - updates:,} more than this checkpoint"
 
 
 def run(config: Config, name: str, stop: StopSignal) -> int:

@@ -15,13 +15,17 @@ from apex_jax.agent.dqn import make_dqn
 from apex_jax.checkpoint import Checkpointer, Progress
 from apex_jax.config import Config
 from apex_jax.environment import Environment, EpisodeTracker, segment_spec
+from apex_jax.errors import RunError
 from apex_jax.links.weights_client import Weights, WeightsClient
+from apex_jax.metrics import MetricsWriter
+from apex_jax.plotting.provenance import record_config
 from apex_jax.process import ROLE_NUMBERS, StopSignal, process_rng
 from apex_jax.settings import load
 from apex_jax.transport.params_codec import architecture_of
 from apex_jax.types import SegmentSpec
 from apex_jax.workers import evaluator
 from apex_jax.workers.evaluator import Evaluator, _next_weights, batch_size
+from tests.rigs.learner_runs import config_of, save_checkpoint
 from tests.rigs.processes import ROOT
 
 GAMES = 5
@@ -150,6 +154,35 @@ def test_parameters_of_a_checkpoint_are_put_on_the_device_once_and_not_at_each_s
     for step in leaves:
         assert all(isinstance(leaf, jax.Array) for leaf in step)
         assert all(leaf is first for leaf, first in zip(step, leaves[0], strict=True))
+
+
+@pytest.mark.parametrize(("newest", "age"), [
+    (None, ""), (7, ""), (1_007, "; the run has made 1,007 updates, 1,000 more than this checkpoint"),
+])  # fmt: skip
+def test_evaluation_of_a_checkpoint_says_how_far_the_run_is_ahead_of_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], newest: int | None, age: str
+) -> None:
+    save_checkpoint(tmp_path, updates=7)
+    if newest is not None:
+        writer = MetricsWriter(str(tmp_path), "learner")
+        for updates in (5_000, newest):  # before a kill and after it
+            writer.write(1, {"learner/updates": updates})
+        writer.write(1, {})
+    config = config_of(tmp_path, "evaluator.episodes=1", f"evaluator.checkpoint={tmp_path}")
+    assert evaluator.run(config, "evaluator", StopSignal()) == 0
+    assert capsys.readouterr().out.endswith(f", after 7 updates and 17 frames{age}\n")
+
+
+@pytest.mark.parametrize(("interval", "seconds"), [(300, 45), (20, 20)])
+def test_run_that_has_saved_nothing_yet_is_told_with_when_it_will(tmp_path: Path, interval: int, seconds: int) -> None:
+    settings = (f"evaluator.checkpoint={tmp_path}", f"learner.checkpoint_interval_seconds={interval}")
+    config = config_of(tmp_path, *settings)
+    with pytest.raises(RunError, match=f"no checkpoint in {tmp_path}/checkpoints; give the directory of a run$"):
+        evaluator.run(config, "evaluator", StopSignal())
+    record_config(config)
+    when = f"saves the first checkpoint {seconds} s after its first update; try again then$"
+    with pytest.raises(RunError, match=f"^{tmp_path}: nothing is saved yet, the learner {when}"):
+        evaluator.run(config, "evaluator", StopSignal())
 
 
 @pytest.mark.parametrize("updates", [0, 499, 501])
