@@ -88,7 +88,8 @@
     operations/      what an operator sees and asks for
       progress       how far a run is; diagnosis what is wrong with it, live_view shows both
       stopping       what a person is told who stops a run, and what a stop without saving loses
-      status_page    what a process tells of itself; status_command is `python main.py status`
+      status_page    what a process tells of itself; status_command is `python main.py status`, status_summary its
+                     first lines
       watch          finds roles that live and do nothing; watchdog is the same for systemd
       storage_copy   keeps the copy on object storage up to date; storage_command is `python main.py storage`
 

@@ -1,14 +1,14 @@
-"""The command status: prints the status of a process."""
+"""The command status: prints the status of a process, its summary first."""
 
 from __future__ import annotations
 
 import json
 import sys
 from collections.abc import Iterator, Sequence
-from datetime import timedelta
 from typing import Any
 
 from apex_jax.errors import Parser, shown
+from apex_jax.operations.status_summary import as_text, duration, summary
 from apex_jax.program import NAME
 from apex_jax.transport.status_link import fetch
 
@@ -33,37 +33,28 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def table(healthy: bool, content: dict[str, Any]) -> list[str]:
-    """Returns a report as printable lines, whatever the peer has put into it."""
+    """Returns a report as printable lines, whatever the peer has put into it: a summary, then every value."""
     who = f"{shown(content.get('name'))} ({shown(content.get('role'))}, pid {shown(content.get('pid'))})"
     age = content.get("progress_age_seconds")
-    state = "healthy" if healthy else f"NOT HEALTHY: no progress for {_text('seconds', age)} s"
-    lines = [f"{who}: {state}, up {_duration(content.get('uptime_seconds'))}"]
+    state = "healthy" if healthy else f"NOT HEALTHY: no progress for {as_text('', age)} s"
+    head = f"{who}: {state}, up {duration(content.get('uptime_seconds'))}"
     rows = [row for row in _rows("", content) if row[0] not in HEAD][:MAX_ROWS]
+    return [head, *_columns(list(summary(content))), "", *_columns(rows)]
+
+
+def _columns(rows: list[tuple[str, str]]) -> list[str]:
     width = max((len(name) for name, _ in rows), default=0)
-    return lines + [f"  {name.ljust(width)}  {text}" for name, text in rows]
+    return [f"  {name.ljust(width)}  {text}" for name, text in rows]
 
 
 def _rows(name: str, value: Any) -> Iterator[tuple[str, str]]:
     """Yields the leaves of a report by their dotted names."""
     members = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else None
     if members is None:
-        yield shown(name), _text(name, value)
+        yield shown(name), as_text(name, value)
         return
     for key, member in members:
         yield from _rows(f"{name}.{key}" if name else str(key), member)
-
-
-def _text(name: str, value: Any) -> str:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not -1e18 < value < 1e18:
-        return shown(value)
-    if name.endswith("_bytes"):
-        return f"{value / 2**20:,.1f} MiB"
-    return f"{value:,.2f}" if isinstance(value, float) else f"{value:,}"
-
-
-def _duration(seconds: Any) -> str:
-    is_sane = isinstance(seconds, int | float) and 0 <= seconds < 1e10
-    return str(timedelta(seconds=int(seconds))) if is_sane else shown(seconds)
 
 
 def _parser() -> Parser:

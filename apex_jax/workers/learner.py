@@ -284,16 +284,15 @@ class Learner:
 
     def describe(self) -> dict[str, Any]:
         """Returns the learner's status without its metrics. Callable from any thread."""
-        checkpointer = self._saver.checkpointer
+        updates = self._saver.checkpointer.saved_updates
         return {
             "run_id": digest_of_run_id(self._run_id),
             "updates": self.counters.updates,
             "environment_frames": self.counters.environment_frames,
             "weights_version": self._weights.version,
-            "checkpoint": {
-                "updates": checkpointer.saved_updates,
-                "age_seconds": self._saver.age_seconds(time.monotonic()),
-            },
+            "checkpoint": {"updates": updates, "age_seconds": self._saver.age_seconds(time.monotonic())}
+            if updates
+            else None,
             "peers": {"replay": self._stream.peer_state, "weights_clients": len(self._weights.clients)},
         }
 

@@ -272,7 +272,7 @@ def test_disk_that_does_not_answer_is_one_line_and_not_a_hang(
     with pytest.raises(FatalError, match="the last updates are lost: the disk has not answered"):
         learner._saver.save_last(learner._save, StopSignal())
     learner.close()
-    assert learner.describe()["checkpoint"]["updates"] == 0
+    assert learner.describe()["checkpoint"] is None
     answers.set()
     learner._saver.checkpointer.close()
 
@@ -289,7 +289,7 @@ def test_failed_save_does_not_count_as_saved(
         patch.setattr(Checkpointer, "_write", fail)
         learner._save()
         wait_until(lambda: not learner._saver.checkpointer.is_saving)
-    assert learner.describe()["checkpoint"]["updates"] == 0
+    assert learner.describe()["checkpoint"] is None
     learner._save()
     wait_until(lambda: not learner._saver.checkpointer.is_saving)
     assert learner.describe()["checkpoint"]["updates"] == 5
