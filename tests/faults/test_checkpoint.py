@@ -262,6 +262,8 @@ def test_fault_13_last_save_is_retried_before_the_run_fails(
 
 
 def test_fault_13_strict_run_fails_after_its_limit_of_consecutive_failures(tmp_path: Path, learner: Learner) -> None:
+    learner._saver.on_update(-math.inf)
+
     def save() -> None:
         learner._saver._begun_seconds = -math.inf  # the next one is due
         learner._housekeeping()
