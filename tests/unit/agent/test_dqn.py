@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from apex_jax.agent.algorithm import Algorithm
-from apex_jax.agent.dqn import LearnerState, make_dqn, make_optimizer
+from apex_jax.agent.dqn import LearnerState, make_dqn
 from apex_jax.agent.frame_store import FrameStore
 from apex_jax.agent.training import make_optimizer
 from apex_jax.config import AlgorithmConfig, Config, EnvironmentConfig, LearnerConfig, NetworkConfig
