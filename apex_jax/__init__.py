@@ -59,6 +59,8 @@
       status_link    a process's status, over HTTP
 
     environment      EnvPool, with every question about episodes answered
+    stage            an episode of a continuous task in its original simulator, with its screens
+    stage_process    the process of that simulator
     checkpoint       the learner's state on disk
     storage          a copy of the run on object storage
     metrics          TensorBoard and JSON lines
@@ -103,9 +105,9 @@
     main             the program: main.py, apex-jax and python -m apex_jax
 
 Imports run one way: types, program, errors, compiled, disk, machine, output, config, segment_codec, compatibility,
-run_identity -> agent, replay, transport, environment, checkpoint, device, storage, metrics, atari_scores (none of which
-imports another of these) -> plotting, links, process -> operations -> workers -> main. Beside that, config ->
-config_rules -> settings -> plotting, workers; and settings -> command_line -> main.
+run_identity -> agent, replay, transport, environment, stage, checkpoint, device, storage, metrics, atari_scores (none
+of which imports another of these) -> plotting, links, process -> operations -> workers -> main. Beside that, config ->
+config_rules -> settings -> plotting, workers; settings -> command_line -> main; and stage -> stage_process.
 """
 
 __version__ = "0.2.0"
