@@ -16,6 +16,7 @@ setup(
     install_requires=requirements("requirements.txt"),
     extras_require={
         "gpu": requirements("requirements-gpu.txt"),
+        "film": requirements("requirements-film.txt"),
         "dev": requirements("requirements-dev.txt"),
         "deploy": requirements("deploy/requirements-host.txt"),
     },

@@ -63,6 +63,8 @@
 
     environment      EnvPool, with every question about episodes answered
     observations     observations of several parts -> vectors
+    stage            an episode of a continuous task in its original simulator, with its screens
+    stage_process    the process of that simulator
     checkpoint       the learner's state on disk
     storage          a copy of the run on object storage
     metrics          TensorBoard and JSON lines
@@ -108,10 +110,10 @@
     main             the program: main.py, apex-jax and python -m apex_jax
 
 Imports run one way: types, program, errors, compiled, disk, machine, output, config_key, config, segment_codec,
-compatibility, run_identity -> agent, replay, transport, observations, environment, checkpoint, device, storage,
-metrics, atari_scores (of which none imports another, except environment observations) -> plotting, process ->
-links, operations -> workers -> main. Beside that, config -> config_rules -> settings -> plotting, workers; and
-settings -> command_line -> main.
+compatibility, run_identity -> agent, replay, transport, observations, environment, stage, checkpoint, device, storage,
+metrics, atari_scores (of which none imports another, except environment observations) -> plotting, process -> links,
+operations -> workers -> main. Beside that, config -> config_rules -> settings -> plotting, workers; settings ->
+command_line -> main; and stage -> stage_process.
 """
 
 __version__ = "0.2.0"

@@ -36,6 +36,7 @@ MIDDLE = {
     "storage",
     "metrics",
     "atari_scores",
+    "stage",
 }
 MAY_IMPORT = {  # part of the package -> other parts of it
     "__init__": set(),
@@ -62,6 +63,7 @@ MAY_IMPORT = {  # part of the package -> other parts of it
     "process": FOUNDATION | {"transport"},
     "operations": FOUNDATION | MIDDLE | {"plotting", "process", "config_rules"},
     "workers": FOUNDATION | MIDDLE | {"settings", "plotting", "links", "process", "operations"},
+    "stage_process": {"errors", "program", "stage"},
     # A role's module and those of the commands are imported by name.
     "main": {"command_line", "device", "errors", "output", "plotting", "process", "program", "settings"},
     "__main__": {"main"},
@@ -74,6 +76,8 @@ MUST_NOT_IMPORT = {  # part of the package -> what its files can do without
     "settings": {"jax", "envpool", "zmq"},
     "plotting": {"jax", "envpool", "zmq"},
     "replay": {"jax", "zmq", "time"},
+    "stage": {"jax", "envpool", "zmq", "dm_control", "gymnasium", "mujoco"},
+    "stage_process": {"jax", "envpool", "zmq"},
 }
 UNPICKLING = {"pickle", "_pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve", "joblib"}
 
