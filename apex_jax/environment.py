@@ -185,6 +185,11 @@ class Environment:
         self._pool.close()
 
 
+def has_stage(config: Config) -> bool:
+    """Returns whether the task is one of MuJoCo's, whose episodes `apex_jax.stage` can play and show."""
+    return _is_mujoco(config.environment.task)
+
+
 def has_screen(config: Config) -> bool:
     """Returns whether a game of the run's task can be recorded, see `Environment.screen`.
 

@@ -72,6 +72,8 @@ TAGS: dict[str, str] = {
     "eval/episodic_return_median": "median return of the same games; far from the mean = a few games decide",
     "eval/episodes": "games of the evaluation; evaluator.episodes",
     "eval/human_normalized_score": "episodic_return with random play as 0 and a human tester as 1; rises above 1",
+    "eval/film_return": "return of the filmed episode, in the task's own simulator and not in EnvPool; near"
+    " eval/episodic_return",
     "eval/updates": "learner updates behind the evaluated weights; grows from one evaluation to the next",
     "eval/frames": "emulator frames behind the evaluated weights; grows from one evaluation to the next",
     "replay/size_transitions": "transitions in the replay; grows to its capacity and stays",

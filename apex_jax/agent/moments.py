@@ -41,4 +41,4 @@ def add_observations(moments: Moments, observations: jax.Array) -> Moments:
 
 def normalized(observations: Array, mean: jax.Array, variance: jax.Array) -> jax.Array:
     """Returns (observation - mean) / sqrt(variance + EPSILON), float32[B, D]."""
-    return (observations - mean) * jax.lax.rsqrt(variance + EPSILON)
+    return (jnp.asarray(observations) - mean) * jax.lax.rsqrt(variance + EPSILON)

@@ -95,10 +95,10 @@ def introduction(config: Config) -> str:
     )
 
 
-def final_summary(progress: Progress, run_directory: str, has_screen: bool) -> str:
+def final_summary(progress: Progress, run_directory: str, has_screen: bool, film_needs: str = "") -> str:
     """Returns the results of the run, their files, and the commands to look at them; only files that exist.
 
-    `has_screen`: whether a game of this task can be recorded.
+    `has_screen`: whether a game of this task can be recorded; `film_needs`: what it may lack for that.
     """
 
     def present(*names: str) -> list[str]:
@@ -116,6 +116,12 @@ def final_summary(progress: Progress, run_directory: str, has_screen: bool) -> s
         goes_on = "with a higher limit, or 0 for none, the run goes on"
         lines.append(f"Nothing new: an earlier start had reached {reached}; {goes_on}")
     films = [name for name in ("video.mp4", "video.gif") if is_film_of_newest(Path(run_directory, name), run_directory)]
+    if progress.film_return is not None:
+        lines.append(
+            f"Film:        {progress.film_return:,.1f}, in the task's own simulator, which no training has seen"
+        )
+    elif film_needs and not films:
+        lines.append(f"Film:        none; it needs {film_needs}")
     pictures = [*present("curves.png"), *films]
     lines += [f"Look at:     {shlex.quote(os.path.join(run_directory, name))}" for name in pictures]
     lines.append(f"Files:       {directory} ({files})")

@@ -59,6 +59,7 @@ class Progress:
     warnings: tuple[str, ...] = ()  # problems, with the key to change
     earlier_updates: int = 0  # by earlier starts of the run
     reached_limits: tuple[str, ...] = ()  # of the run, as KEY=VALUE
+    film_return: float | None = None  # of the episode in the task's own simulator, if this start made one
 
 
 @dataclass
@@ -137,6 +138,7 @@ class ProgressReader:
             warnings=self._warnings(frames),
             earlier_updates=self._past_updates,
             reached_limits=reached,
+            film_return=self._values.get("eval/film_return"),
         )
 
     def _read_history(self) -> None:

@@ -17,6 +17,7 @@ from apex_jax.errors import UsageError, shown
 from apex_jax.plotting.files import written_whole
 
 ENLARGED = 2  # an Atari screen of 160 x 210 pixels is small on a modern display
+LARGE_PIXELS = 300  # height from which a screen is not enlarged in a video, and halved in an animation
 GIF_SECONDS = 30.0  # of the end of the game; a whole game would be many megabytes
 GIF_EVERY = 2  # every second frame is kept
 
@@ -69,7 +70,8 @@ def _mp4(path: Path, frames_per_second: Fraction) -> Iterator[Callable[[np.ndarr
         stream.pix_fmt = "yuv420p"  # the format that browsers play
 
         def encode(frame: np.ndarray) -> None:
-            enlarged = frame.repeat(ENLARGED, axis=0).repeat(ENLARGED, axis=1)
+            factor = ENLARGED if len(frame) < LARGE_PIXELS else 1
+            enlarged = frame.repeat(factor, axis=0).repeat(factor, axis=1)
             if not stream.codec_context.is_open:
                 stream.height, stream.width = enlarged.shape[:2]
             container.mux(stream.encode(av.VideoFrame.from_ndarray(enlarged, "rgb24")))
@@ -81,7 +83,7 @@ def _mp4(path: Path, frames_per_second: Fraction) -> Iterator[Callable[[np.ndarr
 @contextlib.contextmanager
 def _gif(path: Path, frames_per_second: Fraction) -> Iterator[Callable[[np.ndarray], None]]:
     kept: deque[np.ndarray] = deque(maxlen=int(GIF_SECONDS * frames_per_second))
-    yield kept.append
+    yield lambda frame: kept.append(frame if len(frame) < LARGE_PIXELS else frame[::2, ::2].copy())
     pictures = [Image.fromarray(frame).quantize(64) for frame in list(kept)[::-GIF_EVERY]][::-1]
     milliseconds = round(1000 * GIF_EVERY / frames_per_second)
     pictures[0].save(path, save_all=True, append_images=pictures[1:], duration=milliseconds, loop=0)

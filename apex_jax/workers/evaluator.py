@@ -22,7 +22,7 @@ from apex_jax.agent.registry import make_algorithm
 from apex_jax.atari_scores import human_normalized_score
 from apex_jax.checkpoint import Checkpointer
 from apex_jax.config import Config
-from apex_jax.environment import Environment, EpisodeTracker, has_screen, segment_spec
+from apex_jax.environment import Environment, EpisodeTracker, has_screen, has_stage, segment_spec
 from apex_jax.errors import RunError, shown
 from apex_jax.links.weights_client import Weights, WeightsClient
 from apex_jax.metrics import append_line, read_metrics
@@ -31,7 +31,14 @@ from apex_jax.plotting.video import video_of_run
 from apex_jax.process import ROLE_NUMBERS, SUPERVISED, StopSignal, process_rng
 from apex_jax.transport.params_codec import architecture_of
 from apex_jax.types import SegmentSpec
-from apex_jax.workers.recording import COMPLETING_THE_FILM, Film, check_video, draw_curves
+from apex_jax.workers.recording import (
+    COMPLETING_THE_FILM,
+    Film,
+    check_video,
+    draw_curves,
+    film_on_stage,
+    frames_per_second,
+)
 from apex_jax.workers.role import RoleContext, open_role
 from apex_jax.workers.saver import FIRST_CHECKPOINT_SECONDS
 
@@ -173,18 +180,21 @@ def follow(role: RoleContext, spec: SegmentSpec) -> None:
                 continue
             cancelled = partial(_is_cancelled, stop, client, weights)
             video = config.evaluator.video or str(Path(config.directory, "video"))
-            with Film(video, config.environment.frame_skip) as film:
+            with Film(video, frames_per_second(config)) as film:
                 returns = evaluator.evaluate(weights.params, cancelled, film.add if weights.final else None)
                 if returns is None:
                     continue
                 evaluation = Evaluation(returns, weights.updates, weights.environment_steps)
                 _write(role, evaluation, client.dropped)
-                _keep(config, config.directory, evaluation)
+                _keep(config, config.directory, evaluation, algorithm.evaluation_exploration)
                 if weights.final:
                     phase = COMPLETING_THE_FILM
                     film.finish()
             if weights.final:
-                _log_film(config, film, returns[0])
+                if has_stage(config):
+                    _film_on_stage(role, algorithm, weights, video)
+                else:
+                    _log_film(config, film, returns[0])
                 if not is_supervised:  # a supervisor draws them after this process has ended
                     draw_curves(Path(config.directory), config.environment.task)
     finally:
@@ -196,19 +206,36 @@ def evaluate_checkpoint(config: Config, spec: SegmentSpec, stop: StopSignal) -> 
     algorithm = make_algorithm(config, spec)
     weights = _saved_weights(config, config.evaluator.checkpoint, algorithm)
     video = config.evaluator.video
-    with Film(video, config.environment.frame_skip) as film:
-        evaluator = Evaluator(config, spec, algorithm, filmed=video != "")
+    with Film(video, frames_per_second(config)) as film:
+        evaluator = Evaluator(config, spec, algorithm, filmed=video != "" and has_screen(config))
         returns = evaluator.evaluate(weights.params, stop.is_set, film.add if video else None)
         if returns is None:
             return
         evaluation = Evaluation(returns, weights.updates, weights.environment_steps)
         print(_describe(config, evaluation) + _age(config.evaluator.checkpoint, evaluation.updates))
-        _keep(config, config.evaluator.checkpoint, evaluation)
+        _keep(config, config.evaluator.checkpoint, evaluation, algorithm.evaluation_exploration)
         film.finish()
     if film.error is not None:
         raise RunError(f"evaluator.video={shown(video)}: {film.error}")
-    if video:
+    if video and has_stage(config):
+        _log_staged(*film_on_stage(config, algorithm, weights.params, video))
+    elif video:
         _log_film(config, film, returns[0])
+
+
+def _film_on_stage(role: RoleContext, algorithm: Algorithm, weights: Weights, video: str) -> None:
+    try:
+        episode_return, paths = film_on_stage(role.config, algorithm, weights.params, video, role.stop.beat)
+    except RunError as error:  # the evaluation is valid nevertheless
+        _log.info("no video: %s", error)
+    else:
+        role.write_metrics(weights.environment_steps, {"eval/film_return": episode_return}, Counter())
+        _log_staged(episode_return, paths)
+
+
+def _log_staged(episode_return: float, paths: list[Path]) -> None:
+    files = " and ".join(map(str, paths))
+    _log.info("recorded an episode in the task's own simulator, with a return of %.2f: %s", episode_return, files)
 
 
 def _log_film(config: Config, film: Film, game_return: float) -> None:
@@ -284,13 +311,13 @@ def _write(role: RoleContext, evaluation: Evaluation, dropped: Counter[str]) -> 
     _log.info("%s", _describe(role.config, evaluation))
 
 
-def _keep(config: Config, run_directory: str, evaluation: Evaluation) -> None:
+def _keep(config: Config, run_directory: str, evaluation: Evaluation, exploration: float) -> None:
     """Appends the returns of all games to the run's evaluations."""
     line = {
         "time": time.time(),  # unix seconds
         "updates": evaluation.updates,
         "frames": evaluation.environment_steps * config.environment.frame_skip,
-        "epsilon": config.evaluator.epsilon,
+        "exploration": exploration,
         "seed": config.seed,
         "returns": evaluation.returns.tolist(),
     }

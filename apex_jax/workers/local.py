@@ -16,7 +16,7 @@ from typing import Any
 
 from apex_jax.config import AddressConfig, Config
 from apex_jax.disk import checkpoint_steps, lock, open_regular, read_regular, write_durably
-from apex_jax.environment import has_screen, segment_spec
+from apex_jax.environment import has_screen, has_stage, segment_spec
 from apex_jax.errors import FatalError, RunError, UsageError
 from apex_jax.operations.live_view import LiveView, final_summary, finished_summary, is_film_of_newest
 from apex_jax.operations.progress import Progress, ProgressReader
@@ -32,7 +32,7 @@ from apex_jax.replay.replay import make_limiter
 from apex_jax.settings import to_yaml
 from apex_jax.storage import SECTIONS
 from apex_jax.transport.sockets import LocalLinks
-from apex_jax.workers.recording import COMPLETING_THE_FILM, check_video, draw_curves
+from apex_jax.workers.recording import COMPLETING_THE_FILM, FILM_EXTRA, check_video, draw_curves
 
 _log = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ KILL_SECONDS = 4.0  # from SIGTERM to SIGKILL
 KILLED_SECONDS = 2.0  # timeout for killed processes to end; one blocked on the disk may never end
 SAVE_SECONDS = 35.0  # from SIGTERM to SIGKILL, for roles that save their state; the learner gives up after 30
 LAST_EVALUATION_SECONDS = 1800.0  # after the end of the run; the watch detects a hung evaluator much sooner
-FILM_SECONDS = 120.0  # for completing the film, after the last evaluation
+FILM_SECONDS = 300.0  # for completing the film, after the last evaluation; a simulator takes 20 to 130
 LOG_TAIL_LINES = 8
 
 
@@ -164,7 +164,9 @@ class LocalRun:
             self._end_processes()  # at once, so that roles which got the same signal treat this as a repetition
             self._watch.close()
         draw_curves(self._directory, self._config.environment.task)
-        print(final_summary(reader.read(), str(self._directory), has_screen(self._config)), flush=True)
+        is_staged = has_stage(self._config)
+        can_film, needs = has_screen(self._config) or is_staged, FILM_EXTRA if is_staged else ""
+        print(final_summary(reader.read(), str(self._directory), can_film, needs), flush=True)
         for role in (self._role("learner"), self._role("replay")):
             if error := role.said_error():  # the updates or transitions that it failed to save are lost
                 what = f"{role.name} ended with exit code {role.exit_code()}, see {role.log_path}"

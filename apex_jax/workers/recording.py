@@ -10,16 +10,22 @@ from fractions import Fraction
 from pathlib import Path
 
 import av
+import jax
 import numpy as np
 
+from apex_jax.agent.algorithm import Algorithm, Params
 from apex_jax.config import Config
-from apex_jax.environment import has_screen
-from apex_jax.errors import UsageError, shown
+from apex_jax.environment import has_screen, has_stage
+from apex_jax.errors import RunError, UsageError, shown
 from apex_jax.plotting.video import video_paths, video_writer
+from apex_jax.stage import Stage
 
 _log = logging.getLogger(__name__)
 
 EMULATOR_FRAMES_PER_SECOND = 60
+CLASSIC_FRAMES_PER_SECOND = 30  # of Gymnasium's classic control tasks, at which they are commonly shown
+LONGEST_STAGED_STEPS = 1000  # that of DM control's and Gym's tasks, but for LQR, which has no limit
+FILM_EXTRA = "pip install 'apex-jax[film]' (in a checkout: -r requirements-film.txt), apt install libegl1 libgl1"
 COMPLETING_THE_FILM = "completing the film"  # phase in an evaluator's report, after its last evaluation
 VIDEO_ERRORS = (OSError, UsageError, av.FFmpegError)
 
@@ -30,7 +36,7 @@ def check_video(config: Config) -> None:
     if not video:
         return
     video_paths(video)
-    if not has_screen(config):
+    if not (has_screen(config) or has_stage(config)):
         raise UsageError(f"evaluator.video={shown(video)}: {config.environment.task} has no screen; leave it out")
 
 
@@ -48,15 +54,45 @@ def draw_curves(run_directory: Path, task: str) -> None:
         _log.warning("no curves.png: %s", error)
 
 
+def frames_per_second(config: Config) -> Fraction:
+    """Returns how many screens of `Environment.screen` show one second."""
+    if config.environment.is_atari:
+        return Fraction(EMULATOR_FRAMES_PER_SECOND, config.environment.frame_skip)
+    return Fraction(CLASSIC_FRAMES_PER_SECOND)
+
+
+def film_on_stage(
+    config: Config, algorithm: Algorithm, params: Params, path: str, beat: Callable[[], None] = lambda: None
+) -> tuple[float, list[Path]]:
+    """Films an episode in the task's own simulator, which no training has seen; returns its return and the files.
+
+    The policy acts as in evaluations. Raises RunError if the episode cannot be played, shown or written.
+    """
+    exploration = np.full(1, algorithm.evaluation_exploration, np.float32)
+    key, steps, ended, episode_return = jax.random.key(config.seed), 0, False, 0.0
+    with Stage(config.environment.task, config.seed) as stage, Film(path, stage.frames_per_second) as film:
+        film.add(stage.screen)
+        while not ended and steps < LONGEST_STAGED_STEPS:
+            beat()
+            output = algorithm.act(params, stage.observation[None, None], exploration, key, steps)
+            _, reward, ended = stage.step(np.asarray(output.action)[0])
+            film.add(stage.screen)
+            episode_return, steps = episode_return + reward, steps + 1
+        film.finish()
+    if film.error is not None:
+        raise RunError(f"evaluator.video={shown(path)}: {film.error}")
+    return episode_return, film.paths
+
+
 class Film:
     """The video of a game, written while the game is played. A video error ends the film, not the game."""
 
-    def __init__(self, path: str, frame_skip: int):
+    def __init__(self, path: str, frames_per_second: Fraction):
         """`path`: see `video_writer`; it is created when the first screen is added."""
         self.error: Exception | None = None
         self.paths: list[Path] = []  # of the finished film
         self._path = path
-        self._frames_per_second = Fraction(EMULATOR_FRAMES_PER_SECOND, frame_skip)
+        self._frames_per_second = frames_per_second
         self._writer = contextlib.ExitStack()
         self._encode: Callable[[np.ndarray], None] | None = None
 

@@ -62,7 +62,19 @@ def test_summary_of_a_game_without_a_screen_offers_no_film(tmp_path: Path) -> No
     assert "video=" not in text
 
 
-@pytest.mark.parametrize(("config", "expected"), [("catch", False), ("mountain_car", True), ("pong_cpu", True)])
+def test_summary_reports_the_film_of_a_simulator_or_what_it_needs(tmp_path: Path) -> None:
+    run = run_with(tmp_path, CHECKPOINT)
+    text = final_summary(progress(film_return=951.23), run, has_screen=True, film_needs="pip install x")
+    assert "\nFilm:        951.2, in the task's own simulator, which no training has seen\n" in text
+    text = final_summary(progress(), run, has_screen=True, film_needs="pip install x")
+    assert "\nFilm:        none; it needs pip install x\n" in text
+    assert "Film: " not in final_summary(progress(), run, has_screen=True)
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [("catch", False), ("walker", False), ("pendulum", True), ("mountain_car", True), ("pong_cpu", True)],
+)
 def test_a_game_has_a_screen_if_it_can_be_filmed(config: str, expected: bool) -> None:
     assert has_screen(load(ROOT / "configs" / f"{config}.yaml", [])) == expected
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from pathlib import Path
 from types import ModuleType
 
@@ -12,6 +13,7 @@ import pytest
 from PIL import Image, ImageSequence
 
 from apex_jax.agent.dqn import make_dqn
+from apex_jax.agent.registry import make_algorithm
 from apex_jax.checkpoint import Checkpointer, Progress
 from apex_jax.config import Config
 from apex_jax.environment import segment_spec
@@ -21,9 +23,9 @@ from apex_jax.process import StopSignal
 from apex_jax.program import CONFIGS
 from apex_jax.settings import load
 from apex_jax.transport.params_codec import architecture_of
-from apex_jax.workers import evaluator, local
+from apex_jax.workers import evaluator, local, recording
 from apex_jax.workers.evaluator import Evaluator
-from apex_jax.workers.recording import Film, check_video, draw_curves
+from apex_jax.workers.recording import Film, check_video, draw_curves, frames_per_second
 from tests.rigs.recordings import PONG
 
 CATCH = ("environment.task=Catch-v0", "environment.frame_stack=1", "environment.frame_skip=1")
@@ -33,7 +35,7 @@ def record(config: Config, path: Path, cancelled: bool = False) -> Film:
     spec = segment_spec(config)
     dqn = make_dqn(config, spec)
     params = dqn.init(jax.random.key(0)).online_params
-    with Film(str(path), config.environment.frame_skip) as film:
+    with Film(str(path), frames_per_second(config)) as film:
         if Evaluator(config, spec, dqn, filmed=True).evaluate(params, lambda: cancelled, film.add) is not None:
             film.finish()
     return film
@@ -109,6 +111,47 @@ def test_video_of_a_game_that_a_run_films_may_be_asked_for(task: str) -> None:
     check_video(load(CONFIGS / file, [f"environment.task={task}", "evaluator.video=x.mp4"]))
 
 
+class StageOfThreeSteps:
+    """Stands for `apex_jax.stage.Stage`: an episode of three steps."""
+
+    frames_per_second = Fraction(20)
+
+    def __init__(self, task: str, seed: int):
+        self.actions: list[np.ndarray] = []
+        self.observation, self.screen = np.zeros(3, np.float32), np.zeros((480, 480, 3), np.uint8)
+
+    def __enter__(self) -> StageOfThreeSteps:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool]:
+        assert action.shape == (1,)
+        self.actions.append(action)
+        return self.observation, 1.5, len(self.actions) == 3
+
+
+def test_episode_in_a_simulator_is_filmed_and_its_return_is_the_sum_of_its_rewards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = load(CONFIGS / "pendulum.yaml")
+    dpg = make_algorithm(config, segment_spec(config))
+    params = dpg.acting_params(dpg.init(jax.random.key(0)))
+    monkeypatch.setattr(recording, "Stage", StageOfThreeSteps)
+    episode_return, paths = recording.film_on_stage(config, dpg, params, str(tmp_path / "game"))
+    assert episode_return == 4.5
+    assert paths == [tmp_path / "game.mp4", tmp_path / "game.gif"]
+    frames, rate = frames_of(tmp_path / "game.mp4")
+    assert (frames.shape, rate) == ((4, 480, 480, 3), 20)
+    with Image.open(tmp_path / "game.gif") as image:
+        assert image.size == (240, 240)
+
+
+def test_video_of_a_task_with_a_simulator_may_be_asked_for() -> None:
+    check_video(load(CONFIGS / "walker.yaml", ["evaluator.video=x.mp4"]))
+
+
 def test_curves_of_a_run_are_drawn_into_its_directory(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     draw_curves(tmp_path, "Pong-v5")
     assert "no curves.png: " in caplog.text  # there are no metrics
@@ -126,7 +169,7 @@ def test_run_without_a_finished_game_has_no_curves(tmp_path: Path, caplog: pytes
 
 
 def test_video_error_ends_the_film_and_not_the_game(tmp_path: Path) -> None:
-    with Film(str(tmp_path / "nowhere" / "game"), 4) as film:
+    with Film(str(tmp_path / "nowhere" / "game"), Fraction(15)) as film:
         for _ in range(3):
             film.add(np.zeros((20, 20, 3), np.uint8))
         film.finish()
@@ -137,7 +180,7 @@ def test_video_error_ends_the_film_and_not_the_game(tmp_path: Path) -> None:
 @pytest.mark.parametrize("screens", [1, 3])
 def test_unfinished_film_leaves_the_old_video(tmp_path: Path, screens: int) -> None:
     (tmp_path / "game.gif").write_bytes(b"of before")
-    with Film(str(tmp_path / "game"), 4) as film:
+    with Film(str(tmp_path / "game"), Fraction(15)) as film:
         for _ in range(screens):
             film.add(np.zeros((20, 20, 3), np.uint8))
     assert [path.read_bytes() for path in tmp_path.iterdir()] == [b"of before"]
