@@ -34,6 +34,7 @@ _log = logging.getLogger(__name__)
 FORMAT = 2
 CHECKSUMS = "checksums.json"  # in each checkpoint: size and CRC of its other files, verified before any is parsed
 MAX_CHECKSUMS_BYTES = 2**24
+FIX_OF_DIFFERENCE = "use the configuration it was made with, or another run_directory"
 PIECE_BYTES = 2**20  # read from a file at once
 
 
@@ -75,7 +76,8 @@ class Checkpointer:
         self._damaged: set[int] = set()
         self._thread: threading.Thread | None = None
         _set_up_orbax()
-        self._orbax = ocp.Checkpointer(ocp.CompositeCheckpointHandler())
+        handlers = {"state": ocp.StandardCheckpointHandler(), "progress": ocp.JsonCheckpointHandler()}
+        self._orbax = ocp.Checkpointer(ocp.CompositeCheckpointHandler(**handlers))
         self._lock = None if read_only else self._take_directory()
 
     @property
@@ -124,8 +126,8 @@ class Checkpointer:
         """Returns the newest checkpoint that can be read; None if the directory has no checkpoint.
 
         `like_state`: a state of the same structure; the restored leaves are NumPy arrays. A damaged checkpoint is
-        logged and skipped. Raises CheckpointError if the newest readable one has another configuration, or all are
-        damaged.
+        logged and skipped. Raises CheckpointError if the newest readable one has another configuration or a state of
+        other leaves, or if all are damaged.
         """
         for path in self.directory.glob("[0-9]*"):
             if path.name.isdecimal() and not path.is_dir():
@@ -137,6 +139,7 @@ class Checkpointer:
             try:
                 _check_files(path)
                 progress = self._read_progress(path, compatibility_key, architecture)
+                self._check_leaves(path, like)
                 items = ocp.args.Composite(state=ocp.args.StandardRestore(like))
                 state = self._orbax.restore(path, args=items)["state"]
             except CheckpointError:
@@ -228,7 +231,7 @@ class Checkpointer:
     def _read_progress(self, path: Path, compatibility_key: str, architecture: str) -> Progress:
         """Returns a checkpoint's progress. Raises CheckpointError if its format, configuration or network differs."""
         record = self._orbax.restore(path, args=ocp.args.Composite(progress=ocp.args.JsonRestore()))["progress"]
-        where, fix = f"checkpoint {path}", "use the configuration it was made with, or another run_directory"
+        where, fix = f"checkpoint {path}", FIX_OF_DIFFERENCE
         if (saved := record.get("format")) != FORMAT:
             raise CheckpointError(f"{where} has a different format: {saved}, not {FORMAT}; {fix}")
         made_with = str(record.get("compatibility_key"))
@@ -237,6 +240,18 @@ class Checkpointer:
         if (saved := record.get("architecture")) != architecture:
             raise CheckpointError(f"{where} has a different network: {saved}, not {architecture}; {fix}")
         return _progress_of(record)
+
+    def _check_leaves(self, path: Path, like: Any) -> None:
+        """Raises CheckpointError if a leaf's shape or dtype differs; orbax ignores shapes and casts to the dtype."""
+        tree = self._orbax.metadata(path).item_metadata["state"].tree
+        saved, expected = (
+            {name: f"{leaf.dtype}{list(leaf.shape)}" for name, leaf in ocp.tree.to_flat_dict(each, sep=".").items()}
+            for each in (tree, like)
+        )
+        for name in expected | saved:
+            if (was := saved.get(name, "absent")) != (now := expected.get(name, "absent")):
+                what = f"has a different state: {name}: was {was}, now {now}"
+                raise CheckpointError(f"checkpoint {path} {what}; {FIX_OF_DIFFERENCE}")
 
 
 def _set_up_orbax() -> None:

@@ -300,6 +300,14 @@ def test_a_checkpoint_of_another_format_is_refused_naming_both(tmp_path: Path, m
         restore(tmp_path)
 
 
+@pytest.mark.parametrize(("leaf", "now"), [
+    (np.zeros(2, np.int32), r"int32\[2\]"), (np.zeros((), np.int16), r"int16\[\]"), ((), "absent"),
+])  # fmt: skip
+def test_a_checkpoint_of_another_state_is_refused_naming_the_leaf(damageable: Path, leaf: Any, now: str) -> None:
+    with pytest.raises(CheckpointError, match=rf"200 has a different state: updates: was int32\[\], now {now}; use"):
+        restore(damageable, STATES[100]._replace(updates=leaf))
+
+
 @pytest.mark.parametrize("place", ["run", "run/checkpoints"])
 def test_file_in_place_of_the_directory_is_a_one_line_error(tmp_path: Path, place: str) -> None:
     (tmp_path / place).parent.mkdir(exist_ok=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
@@ -12,7 +13,8 @@ import pytest
 
 from apex_jax.agent.algorithm import Action, Algorithm, Params
 from apex_jax.agent.dqn import make_dqn
-from apex_jax.checkpoint import Checkpointer, Progress
+from apex_jax.agent.registry import ALGORITHMS, Entry
+from apex_jax.checkpoint import Checkpointer, CheckpointError, Progress
 from apex_jax.config import Config
 from apex_jax.environment import Environment, EpisodeTracker, segment_spec
 from apex_jax.links.weights_client import Weights, WeightsClient
@@ -150,6 +152,18 @@ def test_parameters_of_a_checkpoint_are_put_on_the_device_once_and_not_at_each_s
     for step in leaves:
         assert all(isinstance(leaf, jax.Array) for leaf in step)
         assert all(leaf is first for leaf, first in zip(step, leaves[0], strict=True))
+
+
+def test_checkpoint_of_another_algorithm_is_not_evaluated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(ALGORITHMS, "toy", Entry(make_dqn, "int32"))
+    config = load(ROOT / "configs" / "catch.yaml", [f"evaluator.checkpoint={tmp_path}"])
+    toy = config.replace(algorithm=replace(config.algorithm, name="toy"))
+    state = make_dqn(config, segment_spec(config)).init(jax.random.key(1))
+    checkpointer, architecture = Checkpointer(str(tmp_path)), architecture_of(state.online_params)
+    checkpointer.save(state, Progress(1, 1, 0.0, 1, toy.checkpoint_compatibility_key, architecture))
+    checkpointer.close()
+    with pytest.raises(CheckpointError, match=r"algorithm\.name: was toy, now dqn"):
+        evaluator.run(config, "evaluator", StopSignal())
 
 
 @pytest.mark.parametrize("updates", [0, 499, 501])
