@@ -8,7 +8,6 @@ done, damaged checkpoints that do not count as kept ones, and processes that rea
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import math
 import os
@@ -16,7 +15,6 @@ import shutil
 import sys
 import threading
 import time
-import zlib
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,17 +23,22 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from apex_jax.compatibility import differences, told
-from apex_jax.disk import checkpoint_steps, lock, open_regular, synchronize
+from apex_jax.disk import (
+    check_files,
+    checkpoint_steps,
+    lock,
+    open_regular,
+    set_damaged_aside,
+    synchronize,
+    write_checksums,
+)
 from apex_jax.errors import RunError, first_line
 from apex_jax.run_identity import is_identity
 
 _log = logging.getLogger(__name__)
 
 FORMAT = 2
-CHECKSUMS = "checksums.json"  # in each checkpoint: size and CRC of its other files, verified before any is parsed
-MAX_CHECKSUMS_BYTES = 2**24
 FIX_OF_DIFFERENCE = "use the configuration it was made with, or another run_directory"
-PIECE_BYTES = 2**20  # read from a file at once
 
 
 class Progress(NamedTuple):
@@ -137,7 +140,7 @@ class Checkpointer:
         for step in reversed(steps):
             path = self.directory / str(step)
             try:
-                _check_files(path)
+                check_files(path)
                 progress = self._read_progress(path, compatibility_key, architecture)
                 self._check_leaves(path, like)
                 items = ocp.args.Composite(state=ocp.args.StandardRestore(like))
@@ -207,10 +210,10 @@ class Checkpointer:
         self._remove_halves()
         half, whole = self.directory / f".saving-{progress.updates}", self.directory / str(progress.updates)
         self._orbax.save(half, args=items)
-        _write_checksums(half)
+        write_checksums(half)
         for step in sorted(self._damaged):
             with contextlib.suppress(FileNotFoundError):  # it has been removed meanwhile
-                os.replace(self.directory / str(step), self.directory / f"damaged-{step}-{time.time_ns()}")
+                set_damaged_aside(self.directory / str(step))
             self._damaged.remove(step)
         os.rename(half, whole)  # commits the checkpoint
         synchronize(self.directory)
@@ -274,33 +277,6 @@ def _set_up_orbax() -> None:
             before(unraisable)
 
     sys.unraisablehook = tell_others
-
-
-def _write_checksums(step: Path) -> None:
-    """Writes the size and CRC of each file, and flushes all files to the disk."""
-    paths = sorted(path for path in step.rglob("*") if path.is_file())
-    files = {path.relative_to(step).as_posix(): _checksum(path) for path in paths}
-    (step / CHECKSUMS).write_text(json.dumps({"files": files}))
-    for path in (*step.rglob("*"), step):
-        synchronize(path)
-
-
-def _check_files(step: Path) -> None:
-    """Raises ValueError or OSError if a file differs from what was saved, before any parser reads it."""
-    with open(open_regular(step / CHECKSUMS, os.O_RDONLY), "rb") as file:
-        files = json.loads(file.read(MAX_CHECKSUMS_BYTES))["files"]
-    for name, checksum in files.items():
-        if _checksum(step / name) != checksum:
-            raise ValueError(f"{name} is not as it was saved")
-
-
-def _checksum(path: Path) -> list[int]:
-    """Returns the size and CRC of a file, read in pieces as it may be as large as the state. Raises OSError."""
-    size = crc = 0
-    with open(open_regular(path, os.O_RDONLY), "rb") as file:
-        while piece := file.read(PIECE_BYTES):
-            size, crc = size + len(piece), zlib.crc32(piece, crc)
-    return [size, crc]
 
 
 def _progress_of(record: dict[str, Any]) -> Progress:

@@ -32,7 +32,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any, Literal, NamedTuple, TypeAlias
 
-from apex_jax.disk import open_regular, read_regular, write_durably
+from apex_jax.disk import is_sound, open_regular, read_regular, set_damaged_aside, sound_steps, write_durably
 from apex_jax.errors import RunError, first_line, shown
 from apex_jax.run_identity import RunIdentity, is_identity
 
@@ -54,8 +54,8 @@ COPIED = {  # files with other names, such as keys and locks, are not copied
     ),
     "replay": re.compile(r"replay/(segments-[0-9-]+[.]log|snapshot-[0-9]+)"),
 }
-PROGRESS = {  # progress in file names: updates of a checkpoint, even if damaged; first event of a replay log
-    "learner": re.compile(r"checkpoints/(?:damaged-)?([0-9]{1,18})(?:-[0-9]+)?(?:/.+)?"),
+PROGRESS = {  # progress in file names: updates of a checkpoint; first event of a replay log
+    "learner": re.compile(r"checkpoints/([0-9]{1,18})/.+"),
     "replay": re.compile(r"replay/(?:segments-([0-9]{20})(?:-[0-9]{6})?[.]log|snapshot-[0-9]+)"),
 }
 
@@ -292,13 +292,18 @@ class Storage:
 
 
 def files_of(section: Section, run_directory: Path) -> list[tuple[str, Path]]:
-    """Returns (relative path, path) of a section's files, logs after the files they complete. Raises StorageError."""
+    """Returns (relative path, path) of a section's files, logs after the files they complete. Raises StorageError.
+
+    Damaged checkpoints after the newest sound one are left out: they must not replace a sound copy.
+    """
     found = []
     for folder, folders, names in os.walk(run_directory):  # it does not follow links
         if folder == str(run_directory):
             folders[:] = FOLDERS.intersection(folders)
             if links := [name for name in folders if Path(folder, name).is_symlink()]:
                 raise StorageError(f"{folder}/{links[0]} is a link, which no copy follows: link {folder} instead")
+        elif section == "learner" and folder == str(run_directory / "checkpoints"):
+            folders[:] = map(str, sound_steps(Path(folder)))
         for path in (Path(folder, name) for name in names):
             relative = path.relative_to(run_directory).as_posix()
             if COPIED[section].fullmatch(relative) and path.is_file() and not path.is_symlink():
@@ -312,7 +317,9 @@ def progress_of(section: Section, names: Iterable[str]) -> int | None:
 
 
 def local_progress(section: Section, run_directory: Path) -> int | None:
-    """Returns the progress of a run directory, including damaged checkpoints; None if it lacks the section."""
+    """Returns the progress of a run directory, up to its newest sound checkpoint; None if it lacks the section."""
+    if section == "learner":
+        return max(sound_steps(run_directory / "checkpoints"), default=None)
     return progress_of(section, (path.relative_to(run_directory).as_posix() for path in run_directory.glob("*/*")))
 
 
@@ -329,7 +336,8 @@ def _replace(path: Path, text: str, version: str | bytes) -> None:
 def _install(arriving: Path, run_directory: Path) -> None:
     """Moves fetched files to their places, checkpoints and the replay last and as whole folders; existing files stay.
 
-    Raises StorageError if an existing folder is in the way, unless it is a checkpoint: that has the same progress.
+    A damaged checkpoint is set aside. Raises StorageError if another folder is in the way, except a sound checkpoint:
+    that has the same progress.
     """
     folders = {*arriving.glob("checkpoints/*"), *arriving.glob("replay")}
     files = [path for path in arriving.rglob("*") if path.is_file() and not folders.intersection(path.parents)]
@@ -340,6 +348,8 @@ def _install(arriving: Path, run_directory: Path) -> None:
             for path in place.iterdir():  # a lock, which another process may hold
                 os.replace(path, unit / path.name)
             place.rmdir()
+        elif place.parent.name == "checkpoints" and place.is_dir() and not is_sound(place):
+            set_damaged_aside(place)
         if not place.exists():
             os.rename(unit, place)
         elif place.is_dir() and place.parent.name != "checkpoints":

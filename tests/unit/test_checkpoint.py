@@ -18,8 +18,9 @@ import orbax.checkpoint as ocp
 import pytest
 
 from apex_jax.agent.dqn import LearnerState, make_dqn
-from apex_jax.checkpoint import CHECKSUMS, Checkpointer, CheckpointError, Progress
+from apex_jax.checkpoint import Checkpointer, CheckpointError, Progress
 from apex_jax.config import Config, LearnerConfig, NetworkConfig
+from apex_jax.disk import CHECKSUMS
 from apex_jax.types import ActionSpec, SegmentSpec
 
 SPEC = SegmentSpec((3,), "float32", 1, 8, 1, ActionSpec.discrete(2))

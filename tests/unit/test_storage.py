@@ -30,7 +30,8 @@ def test_restored_copy_equals_the_run_without_locks_and_half_files(tmp_path: Pat
     assert back == copied(run)
     assert back.keys() == {
         "checkpoints/100/state/d/x", "checkpoints/100/checksums.json", "checkpoints/200/state/d/x",
-        "checkpoints/200/empty", "metrics/learner.jsonl", "config.yaml", "run_identity", LOG, SNAPSHOT,
+        "checkpoints/200/checksums.json", "checkpoints/200/empty", "metrics/learner.jsonl",
+        "config.yaml", "run_identity", LOG, SNAPSHOT,
     }  # fmt: skip
     assert not list((tmp_path / "back").glob(".fetching*"))
 
@@ -67,12 +68,12 @@ def test_second_copy_transfers_new_files_and_deletes_old_ones_after_an_hour(tmp_
     assert storage.push("learner", run) == 0
     old, hour_ago = stored_files(url), time.time() - module.KEPT_SECONDS
     shutil.rmtree(run / "checkpoints" / "100")
-    write(run, "checkpoints/300/state/d/x", b"new")
+    write(run, "logs/learner.log", b"new")
     assert storage.push("learner", run) == 3
     assert stored_files(url) > old
     for name in old:
         os.utime(url / "learner" / "files" / name, (hour_ago, hour_ago))
-    write(run, "checkpoints/300/state/d/y", b"newer")
+    write(run, "logs/actor.log", b"newer")
     assert Storage(str(url)).push("learner", run) == 5, "another process knows what is there"
     assert push(url, run) == len(b"segmentssnapshot")
     assert pull(url, tmp_path / "back") == copied(run)
@@ -122,7 +123,7 @@ def test_file_that_is_in_place_already_stays(tmp_path: Path, run: Path) -> None:
 # Broken off -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("written", range(6))
+@pytest.mark.parametrize("written", range(7))
 def test_interrupted_copy_leaves_the_previous_one_and_the_next_is_complete(
     tmp_path: Path, run: Path, monkeypatch: pytest.MonkeyPatch, written: int
 ) -> None:
@@ -136,7 +137,7 @@ def test_interrupted_copy_leaves_the_previous_one_and_the_next_is_complete(
     storage = Storage(str(url))
     with monkeypatch.context() as patch:
         failing(patch, written)
-        if written < 4:  # three files and the manifest
+        if written < 5:  # four files and the manifest
             with pytest.raises(StorageError, match="Connection reset by peer"):
                 storage.push("learner", run)
             assert pull(url, tmp_path / "old") == before

@@ -111,12 +111,23 @@ def test_copy_that_is_ahead_is_never_overwritten(tmp_path: Path, run: Path) -> N
     push(tmp_path / "copy", run)
     shutil.rmtree(run / "checkpoints" / "200")
     before = content(tmp_path / "copy")
-    with pytest.raises(StorageError, match=r"holds a checkpoint at 200 updates, .* one at 150: choose another URL"):
+    with pytest.raises(StorageError, match=r"holds a checkpoint at 200 updates, .* one at 100: choose another URL"):
         push(tmp_path / "copy", run)
     shutil.rmtree(run / "checkpoints")
     with pytest.raises(StorageError, match=r"holds a checkpoint at 200 updates, .* none: choose another URL"):
         push(tmp_path / "copy", run)
     assert content(tmp_path / "copy") == before
+
+
+def test_damaged_checkpoint_does_not_replace_its_sound_copy(tmp_path: Path, run: Path) -> None:
+    push(tmp_path / "copy", run)
+    before = content(tmp_path / "copy")
+    (run / "checkpoints" / "200" / "state" / "d" / "x").write_bytes(b"torn")
+    with pytest.raises(StorageError, match=r"holds a checkpoint at 200 updates, .* one at 100: choose another URL"):
+        push(tmp_path / "copy", run)
+    assert content(tmp_path / "copy") == before
+    push(tmp_path / "new", run)
+    assert not any("checkpoints/200" in name for name in pull(tmp_path / "new", tmp_path / "back"))
 
 
 def test_copy_of_another_run_is_never_overwritten(tmp_path: Path, run: Path) -> None:
