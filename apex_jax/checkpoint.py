@@ -175,11 +175,16 @@ class Checkpointer:
         return descriptor
 
     def _remove_halves(self) -> None:
-        """Removes incomplete checkpoints of killed or failed saves, and checkpoints renamed for deletion."""
+        """Removes incomplete checkpoints of killed or failed saves, checkpoints renamed for deletion, and all damaged
+        checkpoints that were set aside except the last.
+        """
         with contextlib.suppress(OSError):
             for path in self.directory.iterdir():
                 if path.is_dir() and (path.name.startswith(".") or ".orbax-checkpoint-tmp" in path.name):
                     shutil.rmtree(path, ignore_errors=True)
+            aside = sorted(self.directory.glob("damaged-*"), key=lambda path: path.name.rpartition("-")[2])  # by time
+            for path in aside[:-1]:
+                shutil.rmtree(path, ignore_errors=True)
 
     def _save(self, state: Any, progress: Progress) -> None:
         """Saves, on the checkpoint thread: learning continues while a disk is slow, and also if it is full."""

@@ -369,8 +369,9 @@ def test_directory_is_for_one_learner_and_any_number_of_readers(damageable: Path
     Checkpointer(str(damageable)).close()
 
 
-def test_a_damaged_checkpoint_is_set_aside_by_the_next_that_is_saved(damageable: Path) -> None:
+def test_newest_damaged_checkpoint_is_set_aside_by_the_next_that_is_saved(damageable: Path) -> None:
     (damageable / "checkpoints" / "200" / "progress" / "metadata").write_bytes(b"{")
+    (damageable / "checkpoints" / "damaged-900-1").mkdir()
     checkpointer = Checkpointer(str(damageable), kept=1)
     like = jax.tree.map(np.zeros_like, STATES[100])
     assert checkpointer.restore_newest(like, COMPATIBILITY_KEY, ARCHITECTURE) is not None
@@ -378,7 +379,8 @@ def test_a_damaged_checkpoint_is_set_aside_by_the_next_that_is_saved(damageable:
     checkpointer.wait()
     assert checkpointer.steps == [150]
     checkpointer.close()
-    [aside] = (damageable / "checkpoints").glob("damaged-200-*")
+    [aside] = (damageable / "checkpoints").glob("damaged-*")  # the newest alone
+    assert aside.name.startswith("damaged-200-")
     assert (aside / "progress" / "metadata").read_bytes() == b"{"
 
 
