@@ -62,17 +62,20 @@ def stored_files(copy: Path) -> set[str]:
     return {path.name for path in (copy / "learner" / "files").iterdir()}
 
 
-def test_second_copy_transfers_new_files_and_deletes_old_ones_after_an_hour(tmp_path: Path, run: Path) -> None:
-    url, storage = tmp_path / "copy", Storage(str(tmp_path / "copy"))
+def test_second_copy_transfers_new_files_and_deletes_old_ones_an_hour_after_it(
+    tmp_path: Path, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, storage, now = tmp_path / "copy", Storage(str(tmp_path / "copy")), time.time()
     storage.push("learner", run)
     assert storage.push("learner", run) == 0
-    old, hour_ago = stored_files(url), time.time() - module.KEPT_SECONDS
+    old = stored_files(url)
+    for name in old:
+        os.utime(url / "learner" / "files" / name, (0, 0))
     shutil.rmtree(run / "checkpoints" / "100")
     write(run, "logs/learner.log", b"new")
     assert storage.push("learner", run) == 3
-    assert stored_files(url) > old
-    for name in old:
-        os.utime(url / "learner" / "files" / name, (hour_ago, hour_ago))
+    assert stored_files(url) > old, "even if they were written long ago, for readers of the manifest before"
+    monkeypatch.setattr("time.time", lambda: now + module.KEPT_SECONDS + 1)
     write(run, "logs/actor.log", b"newer")
     assert Storage(str(url)).push("learner", run) == 5, "another process knows what is there"
     assert push(url, run) == len(b"segmentssnapshot")
