@@ -32,7 +32,15 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any, Literal, NamedTuple, TypeAlias
 
-from apex_jax.disk import is_sound, open_regular, read_regular, set_damaged_aside, sound_steps, write_durably
+from apex_jax.disk import (
+    is_sound,
+    open_regular,
+    read_regular,
+    set_damaged_aside,
+    sound_steps,
+    synchronize,
+    write_durably,
+)
 from apex_jax.errors import RunError, first_line, shown
 from apex_jax.run_identity import RunIdentity, is_identity
 
@@ -204,6 +212,8 @@ class Storage:
                 copy.write(data)
                 digest.update(data)
                 left -= len(data)
+        if not self._is_s3:
+            synchronize(Path(self._place(section, name)))
         return Stored(name, size - left, digest.hexdigest())
 
     def _write_manifest(self, section: Section, manifest: Manifest) -> None:
@@ -325,7 +335,7 @@ def local_progress(section: Section, run_directory: Path) -> int | None:
 
 def _replace(path: Path, text: str, version: str | bytes) -> None:
     """Writes a manifest into a folder. Raises _Conflict if the current one is not `version`."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    synchronize(path.with_name("files"))  # the names of its files
     with open(open_regular(path.with_name("lock"), os.O_WRONLY | os.O_CREAT), "wb") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # held only for the lines below
         if (read_regular(path) if path.exists() else "") != version:

@@ -83,6 +83,25 @@ def test_second_copy_transfers_new_files_and_deletes_old_ones_an_hour_after_it(
     assert len(stored_files(url)) == len(files_of("learner", run))
 
 
+def test_files_in_a_folder_are_on_the_disk_before_the_manifest_that_names_them(
+    tmp_path: Path, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = os.fsync
+    synchronized: set[Path] = set()
+
+    def fsync(descriptor: int) -> None:
+        path = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+        if path.name == "manifest.json.half":
+            files = path.with_name("files")
+            assert {files, *files.iterdir()} <= synchronized
+        synchronized.add(path)
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    Storage(str(tmp_path / "copy")).push("learner", run)
+    assert tmp_path / "copy" / "learner" / "manifest.json.half" in synchronized
+
+
 def test_file_that_has_changed_is_stored_under_a_new_name(tmp_path: Path, run: Path) -> None:
     storage = Storage(str(tmp_path / "copy"))
     storage.push("replay", run)
