@@ -8,7 +8,6 @@ done, damaged checkpoints that do not count as kept ones, and processes that rea
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import math
 import os
@@ -16,7 +15,6 @@ import shutil
 import sys
 import threading
 import time
-import zlib
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,16 +23,22 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from apex_jax.compatibility import differences, told
-from apex_jax.disk import checkpoint_steps, lock, open_regular, synchronize
+from apex_jax.disk import (
+    check_files,
+    checkpoint_steps,
+    lock,
+    open_regular,
+    set_damaged_aside,
+    synchronize,
+    write_checksums,
+)
 from apex_jax.errors import RunError, first_line
 from apex_jax.run_identity import is_identity
 
 _log = logging.getLogger(__name__)
 
 FORMAT = 2
-CHECKSUMS = "checksums.json"  # in each checkpoint: size and CRC of its other files, verified before any is parsed
-MAX_CHECKSUMS_BYTES = 2**24
-PIECE_BYTES = 2**20  # read from a file at once
+FIX_OF_DIFFERENCE = "use the configuration it was made with, or another run_directory"
 
 
 class Progress(NamedTuple):
@@ -75,7 +79,8 @@ class Checkpointer:
         self._damaged: set[int] = set()
         self._thread: threading.Thread | None = None
         _set_up_orbax()
-        self._orbax = ocp.Checkpointer(ocp.CompositeCheckpointHandler())
+        handlers = {"state": ocp.StandardCheckpointHandler(), "progress": ocp.JsonCheckpointHandler()}
+        self._orbax = ocp.Checkpointer(ocp.CompositeCheckpointHandler(**handlers))
         self._lock = None if read_only else self._take_directory()
 
     @property
@@ -124,8 +129,8 @@ class Checkpointer:
         """Returns the newest checkpoint that can be read; None if the directory has no checkpoint.
 
         `like_state`: a state of the same structure; the restored leaves are NumPy arrays. A damaged checkpoint is
-        logged and skipped. Raises CheckpointError if the newest readable one has another configuration, or all are
-        damaged.
+        logged and skipped. Raises CheckpointError if the newest readable one has another configuration or a state of
+        other leaves, or if all are damaged.
         """
         for path in self.directory.glob("[0-9]*"):
             if path.name.isdecimal() and not path.is_dir():
@@ -135,8 +140,9 @@ class Checkpointer:
         for step in reversed(steps):
             path = self.directory / str(step)
             try:
-                _check_files(path)
+                check_files(path)
                 progress = self._read_progress(path, compatibility_key, architecture)
+                self._check_leaves(path, like)
                 items = ocp.args.Composite(state=ocp.args.StandardRestore(like))
                 state = self._orbax.restore(path, args=items)["state"]
             except CheckpointError:
@@ -169,11 +175,16 @@ class Checkpointer:
         return descriptor
 
     def _remove_halves(self) -> None:
-        """Removes incomplete checkpoints of killed or failed saves, and checkpoints renamed for deletion."""
+        """Removes incomplete checkpoints of killed or failed saves, checkpoints renamed for deletion, and all damaged
+        checkpoints that were set aside except the last.
+        """
         with contextlib.suppress(OSError):
             for path in self.directory.iterdir():
                 if path.is_dir() and (path.name.startswith(".") or ".orbax-checkpoint-tmp" in path.name):
                     shutil.rmtree(path, ignore_errors=True)
+            aside = sorted(self.directory.glob("damaged-*"), key=lambda path: path.name.rpartition("-")[2])  # by time
+            for path in aside[:-1]:
+                shutil.rmtree(path, ignore_errors=True)
 
     def _save(self, state: Any, progress: Progress) -> None:
         """Saves, on the checkpoint thread: learning continues while a disk is slow, and also if it is full."""
@@ -204,10 +215,10 @@ class Checkpointer:
         self._remove_halves()
         half, whole = self.directory / f".saving-{progress.updates}", self.directory / str(progress.updates)
         self._orbax.save(half, args=items)
-        _write_checksums(half)
+        write_checksums(half)
         for step in sorted(self._damaged):
             with contextlib.suppress(FileNotFoundError):  # it has been removed meanwhile
-                os.replace(self.directory / str(step), self.directory / f"damaged-{step}-{time.time_ns()}")
+                set_damaged_aside(self.directory / str(step))
             self._damaged.remove(step)
         os.rename(half, whole)  # commits the checkpoint
         synchronize(self.directory)
@@ -228,7 +239,7 @@ class Checkpointer:
     def _read_progress(self, path: Path, compatibility_key: str, architecture: str) -> Progress:
         """Returns a checkpoint's progress. Raises CheckpointError if its format, configuration or network differs."""
         record = self._orbax.restore(path, args=ocp.args.Composite(progress=ocp.args.JsonRestore()))["progress"]
-        where, fix = f"checkpoint {path}", "use the configuration it was made with, or another run_directory"
+        where, fix = f"checkpoint {path}", FIX_OF_DIFFERENCE
         if (saved := record.get("format")) != FORMAT:
             raise CheckpointError(f"{where} has a different format: {saved}, not {FORMAT}; {fix}")
         made_with = str(record.get("compatibility_key"))
@@ -237,6 +248,18 @@ class Checkpointer:
         if (saved := record.get("architecture")) != architecture:
             raise CheckpointError(f"{where} has a different network: {saved}, not {architecture}; {fix}")
         return _progress_of(record)
+
+    def _check_leaves(self, path: Path, like: Any) -> None:
+        """Raises CheckpointError if a leaf's shape or dtype differs; orbax ignores shapes and casts to the dtype."""
+        tree = self._orbax.metadata(path).item_metadata["state"].tree
+        saved, expected = (
+            {name: f"{leaf.dtype}{list(leaf.shape)}" for name, leaf in ocp.tree.to_flat_dict(each, sep=".").items()}
+            for each in (tree, like)
+        )
+        for name in expected | saved:
+            if (was := saved.get(name, "absent")) != (now := expected.get(name, "absent")):
+                what = f"has a different state: {name}: was {was}, now {now}"
+                raise CheckpointError(f"checkpoint {path} {what}; {FIX_OF_DIFFERENCE}")
 
 
 def _set_up_orbax() -> None:
@@ -259,33 +282,6 @@ def _set_up_orbax() -> None:
             before(unraisable)
 
     sys.unraisablehook = tell_others
-
-
-def _write_checksums(step: Path) -> None:
-    """Writes the size and CRC of each file, and flushes all files to the disk."""
-    paths = sorted(path for path in step.rglob("*") if path.is_file())
-    files = {path.relative_to(step).as_posix(): _checksum(path) for path in paths}
-    (step / CHECKSUMS).write_text(json.dumps({"files": files}))
-    for path in (*step.rglob("*"), step):
-        synchronize(path)
-
-
-def _check_files(step: Path) -> None:
-    """Raises ValueError or OSError if a file differs from what was saved, before any parser reads it."""
-    with open(open_regular(step / CHECKSUMS, os.O_RDONLY), "rb") as file:
-        files = json.loads(file.read(MAX_CHECKSUMS_BYTES))["files"]
-    for name, checksum in files.items():
-        if _checksum(step / name) != checksum:
-            raise ValueError(f"{name} is not as it was saved")
-
-
-def _checksum(path: Path) -> list[int]:
-    """Returns the size and CRC of a file, read in pieces as it may be as large as the state. Raises OSError."""
-    size = crc = 0
-    with open(open_regular(path, os.O_RDONLY), "rb") as file:
-        while piece := file.read(PIECE_BYTES):
-            size, crc = size + len(piece), zlib.crc32(piece, crc)
-    return [size, crc]
 
 
 def _progress_of(record: dict[str, Any]) -> Progress:

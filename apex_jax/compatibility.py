@@ -26,8 +26,9 @@ KEYS = (
     "environment.life_loss_terminates",
     *NETWORK_KEYS,
     "learner.optimizer",
+    "algorithm.name",
 )
-"""With other values of these no checkpoint can be resumed; all but the optimizer are compared between processes."""
+"""With other values of these no checkpoint can be resumed; all but the last two are compared between processes."""
 MOST_TOLD = 2_500  # characters: enough for two compatibility keys; their UTF-8 always fits in a `Refusal`
 
 

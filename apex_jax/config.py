@@ -356,8 +356,13 @@ class Config:
 
     @property
     def checkpoint_compatibility_key(self) -> str:
-        """Text of the values that a run must share with the checkpoint from which it resumes."""
-        return f"{self.weights_compatibility_key} optimizer={self.learner.optimizer}"
+        """Text of the values that a run must share with the checkpoint from which it resumes.
+
+        It lacks an algorithm named "auto", which depends on the environment: see `agent.registry.resolved`.
+        """
+        name = self.algorithm.name
+        algorithm = "" if name == "auto" else f" name={name}"
+        return f"{self.weights_compatibility_key} optimizer={self.learner.optimizer}{algorithm}"
 
     @property
     def fix_of_divergence(self) -> str:

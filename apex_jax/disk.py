@@ -1,17 +1,23 @@
-"""Opens only regular files of a run directory, flushes them to the disk, and locks directories."""
+"""Opens only regular files of a run directory, flushes and verifies them, and locks directories."""
 
 from __future__ import annotations
 
 import errno
 import fcntl
+import json
 import logging
 import os
 import stat
+import time
+import zlib
 from pathlib import Path
 
 _log = logging.getLogger(__name__)
 
 NOT_REGULAR = "is a symbolic link, a FIFO or a device where a run keeps a regular file: remove it"
+CHECKSUMS = "checksums.json"  # in each checkpoint: size and CRC of its other files, verified before any is parsed
+MAX_CHECKSUMS_BYTES = 2**24
+PIECE_BYTES = 2**20  # read from a file at once
 NOT_SUPPORTED = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EBADF)  # errors of file systems without fsync
 
 
@@ -86,3 +92,52 @@ def checkpoint_steps(checkpoints: Path) -> list[int]:
     except (FileNotFoundError, NotADirectoryError):
         return []
     return sorted(int(name) for name in names if name.isdecimal() and name.isascii())
+
+
+def sound_steps(checkpoints: Path) -> list[int]:
+    """Returns `checkpoint_steps` without the damaged checkpoints after the newest sound one."""
+    steps = checkpoint_steps(checkpoints)
+    while steps and not is_sound(checkpoints / str(steps[-1])):
+        steps.pop()
+    return steps
+
+
+def is_sound(step: Path) -> bool:
+    """Returns whether the files of a checkpoint are as they were saved."""
+    try:
+        check_files(step)
+    except Exception:  # of any type: the damage may have left any JSON
+        return False
+    return True
+
+
+def set_damaged_aside(step: Path) -> None:
+    """Renames a damaged checkpoint, so that another one can take its place. Raises OSError."""
+    os.replace(step, step.with_name(f"damaged-{step.name}-{time.time_ns()}"))
+
+
+def write_checksums(step: Path) -> None:
+    """Writes the size and CRC of each file of a checkpoint, and flushes all files to the disk."""
+    paths = sorted(path for path in step.rglob("*") if path.is_file())
+    files = {path.relative_to(step).as_posix(): _checksum(path) for path in paths}
+    (step / CHECKSUMS).write_text(json.dumps({"files": files}))
+    for path in (*step.rglob("*"), step):
+        synchronize(path)
+
+
+def check_files(step: Path) -> None:
+    """Raises various exceptions if a file differs from what was saved, before any parser reads it."""
+    with open(open_regular(step / CHECKSUMS, os.O_RDONLY), "rb") as file:
+        files = json.loads(file.read(MAX_CHECKSUMS_BYTES))["files"]
+    for name, checksum in files.items():
+        if _checksum(step / name) != checksum:
+            raise ValueError(f"{name} is not as it was saved")
+
+
+def _checksum(path: Path) -> list[int]:
+    """Returns the size and CRC of a file, read in pieces as it may be as large as the state. Raises OSError."""
+    size = crc = 0
+    with open(open_regular(path, os.O_RDONLY), "rb") as file:
+        while piece := file.read(PIECE_BYTES):
+            size, crc = size + len(piece), zlib.crc32(piece, crc)
+    return [size, crc]

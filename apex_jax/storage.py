@@ -7,8 +7,8 @@ The learner and the replay server each write their own section; two processes ma
 reads the manifest, checks run and progress, and replaces the manifest only if no other process has replaced it since
 (S3: If-Match; a folder: a lock and a rename); otherwise it starts again. The new manifest names only files that the
 old one named or that this push uploaded. The push deletes only files that it listed before it replaced the manifest: a
-process that uploaded one of them, but has not named it yet, will fail to replace the manifest. Deleted files are also
-at least an hour old, so that a process that is fetching them can finish.
+process that uploaded one of them, but has not named it yet, will fail to replace the manifest. No manifest has named
+these files for an hour, so a process that was fetching them has finished; the manifest holds the times.
 
 A changed file is uploaded whole: the code to send only its new end is not worth the bytes it would save. Checkpoints,
 snapshots and all replay logs except the newest never change. A log is closed at 32 MiB; a learner's metrics and
@@ -32,12 +32,20 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any, Literal, NamedTuple, TypeAlias
 
-from apex_jax.disk import open_regular, read_regular, write_durably
+from apex_jax.disk import (
+    is_sound,
+    open_regular,
+    read_regular,
+    set_damaged_aside,
+    sound_steps,
+    synchronize,
+    write_durably,
+)
 from apex_jax.errors import RunError, first_line, shown
 from apex_jax.run_identity import RunIdentity, is_identity
 
 FORMAT = 2  # format 1 stored parts of files
-KEPT_SECONDS = 3600.0  # no younger file is deleted: a process may be fetching it
+KEPT_SECONDS = 3600  # in which a file that is no longer named is not deleted: a process may be fetching it
 BLOCK_BYTES = 2**24  # read from a file at once
 MAX_MANIFEST_BYTES = 2**26  # about 400,000 files
 MAX_FILE_BYTES = 2**42
@@ -54,8 +62,8 @@ COPIED = {  # files with other names, such as keys and locks, are not copied
     ),
     "replay": re.compile(r"replay/(segments-[0-9-]+[.]log|snapshot-[0-9]+)"),
 }
-PROGRESS = {  # progress in file names: updates of a checkpoint, even if damaged; first event of a replay log
-    "learner": re.compile(r"checkpoints/(?:damaged-)?([0-9]{1,18})(?:-[0-9]+)?(?:/.+)?"),
+PROGRESS = {  # progress in file names: updates of a checkpoint; first event of a replay log
+    "learner": re.compile(r"checkpoints/([0-9]{1,18})/.+"),
     "replay": re.compile(r"replay/(?:segments-([0-9]{20})(?:-[0-9]{6})?[.]log|snapshot-[0-9]+)"),
 }
 
@@ -77,6 +85,7 @@ class Manifest(NamedTuple):
 
     identity: str  # of the run, see `apex_jax.run_identity`; empty = not known at the time
     files: Files
+    unnamed: dict[str, int]  # stored files that `files` does not name: unix seconds since when
     version: str | bytes  # of the manifest: its ETag on S3, its bytes in a folder; empty = no copy
 
 
@@ -116,7 +125,7 @@ class Storage:
                 if _s3_code(error) == "NoSuchBucket":  # a misspelt name must not start a new run
                     what = f"{self.url}: there is no such bucket"
                     raise StorageError(f"{what}; make it, or correct storage.url") from None
-                return Manifest("", {}, "")
+                return Manifest("", {}, {}, "")
         try:
             record = json.loads(data)
             if record["format"] != FORMAT:
@@ -147,8 +156,13 @@ class Storage:
         present = {path: file for path, file in known.files.items() if file.name in listed}
         files = self._upload(section, run_directory, dict(present))
         if (identity, files) != (known.identity, known.files):
-            self._write_manifest(section, Manifest(identity, files, known.version))
-            self._delete_old(listed, {file.name for file in files.values()})
+            now, named = int(time.time()), {file.name for file in files.values()}
+            unnamed = {name: known.unnamed.get(name, now) for name in listed if name not in named}
+            self._write_manifest(section, Manifest(identity, files, unnamed, known.version))
+            for name, since in unnamed.items():
+                if now - since >= KEPT_SECONDS:
+                    with contextlib.suppress(FileNotFoundError):  # another process has deleted it
+                        self._files.rm_file(listed[name])
         return sum(file.size for name, file in files.items() if file != present.get(name))
 
     def _check(self, section: Section, known: Manifest, identity: str, run_directory: Path) -> None:
@@ -198,13 +212,16 @@ class Storage:
                 copy.write(data)
                 digest.update(data)
                 left -= len(data)
+        if not self._is_s3:
+            synchronize(Path(self._place(section, name)))
         return Stored(name, size - left, digest.hexdigest())
 
     def _write_manifest(self, section: Section, manifest: Manifest) -> None:
         """Replaces the manifest. Raises _Conflict if its version is no longer `manifest.version`."""
         files = json.dumps(manifest.files)
         record = {"format": FORMAT, "identity": manifest.identity, "files": files, "crc": zlib.crc32(files.encode())}
-        text = json.dumps(record | {"nonce": secrets.token_hex(16)})  # gives every manifest its own ETag
+        nonce = secrets.token_hex(16)  # gives every manifest its own ETag
+        text = json.dumps(record | {"unnamed": manifest.unnamed, "nonce": nonce})
         place = f"{self._root}/{section}/manifest.json"
         if not self._is_s3:
             _replace(Path(place), text, manifest.version)
@@ -217,20 +234,13 @@ class Storage:
                 raise
             raise _Conflict from None
 
-    def _listed(self, section: Section) -> dict[str, dict[str, Any]]:
-        """Returns fsspec's entry of each stored file by its name, even if no manifest names the file."""
+    def _listed(self, section: Section) -> dict[str, str]:
+        """Returns the place of each stored file by its name, even if no manifest names the file."""
         try:
-            entries = self._files.ls(self._place(section), detail=True)
+            places = self._files.ls(self._place(section), detail=False)
         except FileNotFoundError:
             return {}
-        return {entry["name"].rpartition("/")[2]: entry for entry in entries}
-
-    def _delete_old(self, listed: dict[str, dict[str, Any]], named: set[str]) -> None:
-        for name, entry in listed.items():
-            written = entry["LastModified"].timestamp() if self._is_s3 else entry["mtime"]
-            if name not in named and time.time() - written >= KEPT_SECONDS:
-                with contextlib.suppress(FileNotFoundError):  # another process has deleted it
-                    self._files.rm_file(entry["name"])
+        return {place.rpartition("/")[2]: place for place in places}
 
     def pull(
         self, section: Section, run_directory: Path, is_cancelled: Callable[[], bool] = lambda: False
@@ -292,13 +302,18 @@ class Storage:
 
 
 def files_of(section: Section, run_directory: Path) -> list[tuple[str, Path]]:
-    """Returns (relative path, path) of a section's files, logs after the files they complete. Raises StorageError."""
+    """Returns (relative path, path) of a section's files, logs after the files they complete. Raises StorageError.
+
+    Damaged checkpoints after the newest sound one are left out: they must not replace a sound copy.
+    """
     found = []
     for folder, folders, names in os.walk(run_directory):  # it does not follow links
         if folder == str(run_directory):
             folders[:] = FOLDERS.intersection(folders)
             if links := [name for name in folders if Path(folder, name).is_symlink()]:
                 raise StorageError(f"{folder}/{links[0]} is a link, which no copy follows: link {folder} instead")
+        elif section == "learner" and folder == str(run_directory / "checkpoints"):
+            folders[:] = map(str, sound_steps(Path(folder)))
         for path in (Path(folder, name) for name in names):
             relative = path.relative_to(run_directory).as_posix()
             if COPIED[section].fullmatch(relative) and path.is_file() and not path.is_symlink():
@@ -312,13 +327,15 @@ def progress_of(section: Section, names: Iterable[str]) -> int | None:
 
 
 def local_progress(section: Section, run_directory: Path) -> int | None:
-    """Returns the progress of a run directory, including damaged checkpoints; None if it lacks the section."""
+    """Returns the progress of a run directory, up to its newest sound checkpoint; None if it lacks the section."""
+    if section == "learner":
+        return max(sound_steps(run_directory / "checkpoints"), default=None)
     return progress_of(section, (path.relative_to(run_directory).as_posix() for path in run_directory.glob("*/*")))
 
 
 def _replace(path: Path, text: str, version: str | bytes) -> None:
     """Writes a manifest into a folder. Raises _Conflict if the current one is not `version`."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    synchronize(path.with_name("files"))  # the names of its files
     with open(open_regular(path.with_name("lock"), os.O_WRONLY | os.O_CREAT), "wb") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # held only for the lines below
         if (read_regular(path) if path.exists() else "") != version:
@@ -329,7 +346,8 @@ def _replace(path: Path, text: str, version: str | bytes) -> None:
 def _install(arriving: Path, run_directory: Path) -> None:
     """Moves fetched files to their places, checkpoints and the replay last and as whole folders; existing files stay.
 
-    Raises StorageError if an existing folder is in the way, unless it is a checkpoint: that has the same progress.
+    A damaged checkpoint is set aside. Raises StorageError if another folder is in the way, except a sound checkpoint:
+    that has the same progress.
     """
     folders = {*arriving.glob("checkpoints/*"), *arriving.glob("replay")}
     files = [path for path in arriving.rglob("*") if path.is_file() and not folders.intersection(path.parents)]
@@ -340,6 +358,8 @@ def _install(arriving: Path, run_directory: Path) -> None:
             for path in place.iterdir():  # a lock, which another process may hold
                 os.replace(path, unit / path.name)
             place.rmdir()
+        elif place.parent.name == "checkpoints" and place.is_dir() and not is_sound(place):
+            set_damaged_aside(place)
         if not place.exists():
             os.rename(unit, place)
         elif place.is_dir() and place.parent.name != "checkpoints":
@@ -347,8 +367,8 @@ def _install(arriving: Path, run_directory: Path) -> None:
     shutil.rmtree(arriving, ignore_errors=True)
 
 
-def _checked(section: Section, record: dict[str, Any]) -> tuple[str, Files]:
-    """Returns the identity and the files of a manifest. Raises various exceptions if it is invalid."""
+def _checked(section: Section, record: dict[str, Any]) -> tuple[str, Files, dict[str, int]]:
+    """Returns identity, files and unnamed files of a manifest. Raises various exceptions if it is invalid."""
     if record["crc"] != zlib.crc32(record["files"].encode()):
         raise ValueError("not what was written")
     if record["identity"] != "" and not is_identity(record["identity"]):
@@ -361,7 +381,10 @@ def _checked(section: Section, record: dict[str, Any]) -> tuple[str, Files]:
             raise ValueError("a name or a checksum that was never given")
         if type(size) is not int or not 0 <= size <= MAX_FILE_BYTES:
             raise ValueError("a file that no disk holds")
-    return record["identity"], files
+    unnamed = record.get("unnamed", {})  # absent in the manifests of earlier releases
+    if any(type(since) is not int for since in unnamed.values()):
+        raise ValueError("no time")
+    return record["identity"], files, unnamed
 
 
 def _s3_code(error: OSError) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -32,6 +33,14 @@ ALGORITHMS: dict[str, Entry] = {
 def make_algorithm(config: Config, spec: SegmentSpec, compute_dtype: Any = jnp.float32) -> Algorithm:
     """Returns the algorithm of this configuration; `compute_dtype` is the dtype of the network's activations.
 
+    Raises UsageError, see `resolved`.
+    """
+    return ALGORITHMS[resolved(config, spec).algorithm.name].make(config, spec, compute_dtype)
+
+
+def resolved(config: Config, spec: SegmentSpec) -> Config:
+    """Returns the configuration with the name of an algorithm in place of "auto".
+
     Raises UsageError if no algorithm has this name, or if it cannot choose the actions of this environment.
     """
     name, fitting = config.algorithm.name, [n for n, e in ALGORITHMS.items() if e.action_dtype == spec.action.dtype]
@@ -42,4 +51,4 @@ def make_algorithm(config: Config, spec: SegmentSpec, compute_dtype: Any = jnp.f
         raise UsageError(
             f"algorithm.name={name}: for the actions of {config.environment.task} it must be one of {choice}"
         )
-    return ALGORITHMS[name].make(config, spec, compute_dtype)
+    return config.replace(algorithm=replace(config.algorithm, name=name))

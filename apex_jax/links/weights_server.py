@@ -161,9 +161,10 @@ class WeightsServer:
                 continue
             self._handlers[type(message)](identity, message, now_seconds)
         if self._offered is not self._newest:
+            for client in self.clients.values():  # first, as `is_drained` is read meanwhile
+                client.has_newest = False
             self._offered = self._newest
             for identity, client in self.clients.items():
-                client.has_newest = False
                 if client.encoded is None:  # otherwise its queue is needed for requested pieces
                     self._offer(identity)
 

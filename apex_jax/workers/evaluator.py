@@ -18,7 +18,7 @@ import jax
 import numpy as np
 
 from apex_jax.agent.algorithm import Algorithm, Params
-from apex_jax.agent.registry import make_algorithm
+from apex_jax.agent.registry import make_algorithm, resolved
 from apex_jax.atari_scores import human_normalized_score
 from apex_jax.checkpoint import Checkpointer
 from apex_jax.config import Config
@@ -175,7 +175,7 @@ def follow(role: RoleContext, spec: SegmentSpec) -> None:
         while not stop.is_set() and not (weights is not None and weights.final):
             weights = _next_weights(client, weights, config.evaluator.interval_seconds, stop)
             if weights is None and stop.run_is_over:  # the learner stopped before this process joined
-                weights = _saved_weights(config, config.directory, algorithm)
+                weights = _saved_weights(resolved(config, spec), config.directory, algorithm)
             if weights is None:
                 continue
             cancelled = partial(_is_cancelled, stop, client, weights)
@@ -204,7 +204,7 @@ def follow(role: RoleContext, spec: SegmentSpec) -> None:
 def evaluate_checkpoint(config: Config, spec: SegmentSpec, stop: StopSignal) -> None:
     """Evaluates the newest checkpoint of the run directory `evaluator.checkpoint` and prints the result."""
     algorithm = make_algorithm(config, spec)
-    weights = _saved_weights(config, config.evaluator.checkpoint, algorithm)
+    weights = _saved_weights(resolved(config, spec), config.evaluator.checkpoint, algorithm)
     video = config.evaluator.video
     with Film(video, frames_per_second(config)) as film:
         evaluator = Evaluator(config, spec, algorithm, filmed=video != "" and has_screen(config))

@@ -17,7 +17,7 @@ import numpy as np
 
 from apex_jax.agent.algorithm import UpdateOutput, copy_params
 from apex_jax.agent.frame_store import create_store, insert_segments
-from apex_jax.agent.registry import make_algorithm
+from apex_jax.agent.registry import make_algorithm, resolved
 from apex_jax.checkpoint import Checkpointer, Progress
 from apex_jax.config import Config
 from apex_jax.device import device_memory_bytes
@@ -80,7 +80,7 @@ class Learner:
             opened.callback(checkpointer.close)
             self._saver = Saver(config.learner, checkpointer)
             architecture = architecture_of(self._algorithm.acting_params(self._state))
-            restored = self._restore(architecture)
+            restored = self._restore(architecture, resolved(config, spec).checkpoint_compatibility_key)
             role.run_identity.adopt(restored.run_identity, f"the checkpoint in {checkpointer.directory}")
             self.counters = RunCounters(config, restored, now)
             self._weights = WeightsServer(
@@ -99,15 +99,14 @@ class Learner:
             self._stream = self._join_replay(spec, capacity_segments)
             opened.pop_all()
 
-    def _restore(self, architecture: str) -> Progress:
-        compatibility_key = self._role.config.checkpoint_compatibility_key
+    def _restore(self, architecture: str, compatibility_key: str) -> Progress:
         restored = self._saver.checkpointer.restore_newest(self._state, compatibility_key, architecture)
         if restored is None:
             return Progress(0, 0, 0.0, 0, compatibility_key, architecture)
         state, progress = restored
         self._state = jax.device_put(type(self._state)(*state))
         _log.info("resuming from the checkpoint at %d updates", progress.updates)
-        return progress
+        return progress._replace(compatibility_key=compatibility_key)  # earlier releases saved fewer keys
 
     def _join_replay(self, spec: SegmentSpec, capacity_segments: int) -> SamplingClient:
         config, run = self._role.config, self._role.run_identity

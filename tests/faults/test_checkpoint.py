@@ -19,8 +19,9 @@ import numpy as np
 import pytest
 import zmq
 
-from apex_jax.checkpoint import CHECKSUMS, Checkpointer, CheckpointError, Progress
+from apex_jax.checkpoint import Checkpointer, CheckpointError, Progress
 from apex_jax.config import Config
+from apex_jax.disk import CHECKSUMS
 from apex_jax.environment import segment_spec
 from apex_jax.errors import FatalError
 from apex_jax.process import StopSignal

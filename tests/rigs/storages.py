@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from apex_jax.disk import CHECKSUMS, write_checksums
 from apex_jax.storage import SECTIONS, Storage, files_of, progress_of
 
 LOG = "replay/segments-00000000000000000000.log"
@@ -18,15 +20,19 @@ IDENTITY = "0123456789abcdef"
 
 
 def write(directory: Path, name: str, data: bytes) -> None:
+    """Writes a file; the checkpoint that it belongs to, if any, is sound."""
     path = directory / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(data)
+    if checkpoint := re.match("checkpoints/[0-9]+/", name):
+        (directory / checkpoint[0] / CHECKSUMS).unlink(missing_ok=True)
+        write_checksums(directory / checkpoint[0])
 
 
 def run_in(folder: Path) -> Path:
     """Returns a run directory with something of everything."""
     directory = folder / "run"
-    for name in ("checkpoints/100/state/d/x", "checkpoints/100/checksums.json", "checkpoints/200/state/d/x"):
+    for name in ("checkpoints/100/state/d/x", "checkpoints/200/state/d/x"):
         write(directory, name, name.encode())
     write(directory, "checkpoints/200/empty", b"")
     write(directory, "metrics/learner.jsonl", b'{"a": 1}\n')

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from apex_jax.checkpoint import CHECKSUMS, Checkpointer, CheckpointError, Progress
+from apex_jax.checkpoint import Checkpointer, CheckpointError, Progress
 from apex_jax.config import Config
+from apex_jax.disk import CHECKSUMS
 from apex_jax.errors import RunError, UsageError
 from apex_jax.plotting.provenance import check_resumable, record_config, record_start
 from apex_jax.settings import load

@@ -18,8 +18,9 @@ import orbax.checkpoint as ocp
 import pytest
 
 from apex_jax.agent.dqn import LearnerState, make_dqn
-from apex_jax.checkpoint import CHECKSUMS, Checkpointer, CheckpointError, Progress
+from apex_jax.checkpoint import Checkpointer, CheckpointError, Progress
 from apex_jax.config import Config, LearnerConfig, NetworkConfig
+from apex_jax.disk import CHECKSUMS
 from apex_jax.types import ActionSpec, SegmentSpec
 
 SPEC = SegmentSpec((3,), "float32", 1, 8, 1, ActionSpec.discrete(2))
@@ -300,6 +301,14 @@ def test_a_checkpoint_of_another_format_is_refused_naming_both(tmp_path: Path, m
         restore(tmp_path)
 
 
+@pytest.mark.parametrize(("leaf", "now"), [
+    (np.zeros(2, np.int32), r"int32\[2\]"), (np.zeros((), np.int16), r"int16\[\]"), ((), "absent"),
+])  # fmt: skip
+def test_a_checkpoint_of_another_state_is_refused_naming_the_leaf(damageable: Path, leaf: Any, now: str) -> None:
+    with pytest.raises(CheckpointError, match=rf"200 has a different state: updates: was int32\[\], now {now}; use"):
+        restore(damageable, STATES[100]._replace(updates=leaf))
+
+
 @pytest.mark.parametrize("place", ["run", "run/checkpoints"])
 def test_file_in_place_of_the_directory_is_a_one_line_error(tmp_path: Path, place: str) -> None:
     (tmp_path / place).parent.mkdir(exist_ok=True)
@@ -360,8 +369,9 @@ def test_directory_is_for_one_learner_and_any_number_of_readers(damageable: Path
     Checkpointer(str(damageable)).close()
 
 
-def test_a_damaged_checkpoint_is_set_aside_by_the_next_that_is_saved(damageable: Path) -> None:
+def test_newest_damaged_checkpoint_is_set_aside_by_the_next_that_is_saved(damageable: Path) -> None:
     (damageable / "checkpoints" / "200" / "progress" / "metadata").write_bytes(b"{")
+    (damageable / "checkpoints" / "damaged-900-1").mkdir()
     checkpointer = Checkpointer(str(damageable), kept=1)
     like = jax.tree.map(np.zeros_like, STATES[100])
     assert checkpointer.restore_newest(like, COMPATIBILITY_KEY, ARCHITECTURE) is not None
@@ -369,7 +379,8 @@ def test_a_damaged_checkpoint_is_set_aside_by_the_next_that_is_saved(damageable:
     checkpointer.wait()
     assert checkpointer.steps == [150]
     checkpointer.close()
-    [aside] = (damageable / "checkpoints").glob("damaged-200-*")
+    [aside] = (damageable / "checkpoints").glob("damaged-*")  # the newest alone
+    assert aside.name.startswith("damaged-200-")
     assert (aside / "progress" / "metadata").read_bytes() == b"{"
 
 

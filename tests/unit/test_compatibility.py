@@ -53,6 +53,14 @@ def test_optimizer_counts_for_checkpoints_alone() -> None:
     ]
 
 
+def test_named_algorithm_counts_for_checkpoints_alone() -> None:
+    one, other = (parse([f"algorithm.name={name}"]).config for name in ("dqn", "toy"))
+    assert one.weights_compatibility_key == other.weights_compatibility_key
+    found = differences(one.checkpoint_compatibility_key, other.checkpoint_compatibility_key)
+    assert found == {"algorithm.name": ("dqn", "toy")}
+    assert differences(DEFAULT.checkpoint_compatibility_key, one.checkpoint_compatibility_key) == {}, "auto may be dqn"
+
+
 def test_key_that_an_earlier_release_did_not_have_is_no_difference() -> None:
     assert differences("task=Pong-v5", "task=Pong-v5 n_step=3") == {}
 

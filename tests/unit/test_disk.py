@@ -61,3 +61,16 @@ def test_missing_sync_support_is_no_error_but_a_disk_error_is(
             disk.synchronize(tmp_path)
     else:
         disk.synchronize(tmp_path)
+
+
+@pytest.mark.parametrize("checksums", [None, b"", b"[1]", b"{}", b'{"files": 1}', b'{"files": {"x": [1, 2]}}'])
+def test_newest_damaged_checkpoints_are_not_sound(tmp_path: Path, checksums: bytes | None) -> None:
+    for updates in (100, 200, 300):
+        (tmp_path / str(updates)).mkdir()
+        (tmp_path / str(updates) / "x").write_bytes(b"x")
+        disk.write_checksums(tmp_path / str(updates))
+    assert disk.sound_steps(tmp_path) == [100, 200, 300]
+    for updates in (100, 300):
+        path = tmp_path / str(updates) / disk.CHECKSUMS
+        path.unlink() if checksums is None else path.write_bytes(checksums)
+    assert disk.sound_steps(tmp_path) == [100, 200], "only up to the newest sound one are they read"

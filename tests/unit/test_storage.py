@@ -30,7 +30,8 @@ def test_restored_copy_equals_the_run_without_locks_and_half_files(tmp_path: Pat
     assert back == copied(run)
     assert back.keys() == {
         "checkpoints/100/state/d/x", "checkpoints/100/checksums.json", "checkpoints/200/state/d/x",
-        "checkpoints/200/empty", "metrics/learner.jsonl", "config.yaml", "run_identity", LOG, SNAPSHOT,
+        "checkpoints/200/checksums.json", "checkpoints/200/empty", "metrics/learner.jsonl",
+        "config.yaml", "run_identity", LOG, SNAPSHOT,
     }  # fmt: skip
     assert not list((tmp_path / "back").glob(".fetching*"))
 
@@ -61,22 +62,44 @@ def stored_files(copy: Path) -> set[str]:
     return {path.name for path in (copy / "learner" / "files").iterdir()}
 
 
-def test_second_copy_transfers_new_files_and_deletes_old_ones_after_an_hour(tmp_path: Path, run: Path) -> None:
-    url, storage = tmp_path / "copy", Storage(str(tmp_path / "copy"))
+def test_second_copy_transfers_new_files_and_deletes_old_ones_an_hour_after_it(
+    tmp_path: Path, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, storage, now = tmp_path / "copy", Storage(str(tmp_path / "copy")), time.time()
     storage.push("learner", run)
     assert storage.push("learner", run) == 0
-    old, hour_ago = stored_files(url), time.time() - module.KEPT_SECONDS
-    shutil.rmtree(run / "checkpoints" / "100")
-    write(run, "checkpoints/300/state/d/x", b"new")
-    assert storage.push("learner", run) == 3
-    assert stored_files(url) > old
+    old = stored_files(url)
     for name in old:
-        os.utime(url / "learner" / "files" / name, (hour_ago, hour_ago))
-    write(run, "checkpoints/300/state/d/y", b"newer")
+        os.utime(url / "learner" / "files" / name, (0, 0))
+    shutil.rmtree(run / "checkpoints" / "100")
+    write(run, "logs/learner.log", b"new")
+    assert storage.push("learner", run) == 3
+    assert stored_files(url) > old, "even if they were written long ago, for readers of the manifest before"
+    monkeypatch.setattr("time.time", lambda: now + module.KEPT_SECONDS + 1)
+    write(run, "logs/actor.log", b"newer")
     assert Storage(str(url)).push("learner", run) == 5, "another process knows what is there"
     assert push(url, run) == len(b"segmentssnapshot")
     assert pull(url, tmp_path / "back") == copied(run)
     assert len(stored_files(url)) == len(files_of("learner", run))
+
+
+def test_files_in_a_folder_are_on_the_disk_before_the_manifest_that_names_them(
+    tmp_path: Path, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = os.fsync
+    synchronized: set[Path] = set()
+
+    def fsync(descriptor: int) -> None:
+        path = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+        if path.name == "manifest.json.half":
+            files = path.with_name("files")
+            assert {files, *files.iterdir()} <= synchronized
+        synchronized.add(path)
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    Storage(str(tmp_path / "copy")).push("learner", run)
+    assert tmp_path / "copy" / "learner" / "manifest.json.half" in synchronized
 
 
 def test_file_that_has_changed_is_stored_under_a_new_name(tmp_path: Path, run: Path) -> None:
@@ -122,7 +145,7 @@ def test_file_that_is_in_place_already_stays(tmp_path: Path, run: Path) -> None:
 # Broken off -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("written", range(6))
+@pytest.mark.parametrize("written", range(7))
 def test_interrupted_copy_leaves_the_previous_one_and_the_next_is_complete(
     tmp_path: Path, run: Path, monkeypatch: pytest.MonkeyPatch, written: int
 ) -> None:
@@ -136,7 +159,7 @@ def test_interrupted_copy_leaves_the_previous_one_and_the_next_is_complete(
     storage = Storage(str(url))
     with monkeypatch.context() as patch:
         failing(patch, written)
-        if written < 4:  # three files and the manifest
+        if written < 5:  # four files and the manifest
             with pytest.raises(StorageError, match="Connection reset by peer"):
                 storage.push("learner", run)
             assert pull(url, tmp_path / "old") == before

@@ -49,11 +49,11 @@ def no_object(copy: Path) -> None:
     (copy / "learner" / "manifest.json").write_text("[" * 100_000)
 
 
-def manifest_of(files: Any, identity: Any = IDENTITY) -> Callable[[Path], None]:
+def manifest_of(files: Any, identity: Any = IDENTITY, **more: Any) -> Callable[[Path], None]:
     def forge(copy: Path) -> None:
         text = json.dumps(files)
         record = {"format": module.FORMAT, "identity": identity, "files": text, "crc": zlib.crc32(text.encode())}
-        (copy / "learner" / "manifest.json").write_text(json.dumps(record))
+        (copy / "learner" / "manifest.json").write_text(json.dumps(record | more))
 
     return forge
 
@@ -68,6 +68,7 @@ EVIL = ("../../evil", "/evil", "checkpoints/1/../../../evil", "checkpoints/1/\0"
     manifest_of({"config.yaml": [NAME, -1, SHA256]}), manifest_of({"config.yaml": [NAME, 0.5, SHA256]}),
     manifest_of({"config.yaml": [NAME, 1, "0"]}), manifest_of({"config.yaml": [1, 2, 3]}),
     manifest_of({"config.yaml": [NAME, 1]}), manifest_of([1]), manifest_of({}, "no name"), manifest_of({}, [1]),
+    manifest_of({}, unnamed=[1]), manifest_of({}, unnamed={NAME: 0.5}),
 ])  # fmt: skip
 def test_damaged_or_forged_copy_is_a_one_line_error_and_installs_nothing(
     tmp_path: Path, run: Path, damage: Callable[[Path], None]
@@ -111,12 +112,23 @@ def test_copy_that_is_ahead_is_never_overwritten(tmp_path: Path, run: Path) -> N
     push(tmp_path / "copy", run)
     shutil.rmtree(run / "checkpoints" / "200")
     before = content(tmp_path / "copy")
-    with pytest.raises(StorageError, match=r"holds a checkpoint at 200 updates, .* one at 150: choose another URL"):
+    with pytest.raises(StorageError, match=r"holds a checkpoint at 200 updates, .* one at 100: choose another URL"):
         push(tmp_path / "copy", run)
     shutil.rmtree(run / "checkpoints")
     with pytest.raises(StorageError, match=r"holds a checkpoint at 200 updates, .* none: choose another URL"):
         push(tmp_path / "copy", run)
     assert content(tmp_path / "copy") == before
+
+
+def test_damaged_checkpoint_does_not_replace_its_sound_copy(tmp_path: Path, run: Path) -> None:
+    push(tmp_path / "copy", run)
+    before = content(tmp_path / "copy")
+    (run / "checkpoints" / "200" / "state" / "d" / "x").write_bytes(b"torn")
+    with pytest.raises(StorageError, match=r"holds a checkpoint at 200 updates, .* one at 100: choose another URL"):
+        push(tmp_path / "copy", run)
+    assert content(tmp_path / "copy") == before
+    push(tmp_path / "new", run)
+    assert not any("checkpoints/200" in name for name in pull(tmp_path / "new", tmp_path / "back"))
 
 
 def test_copy_of_another_run_is_never_overwritten(tmp_path: Path, run: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from apex_jax.agent.registry import ALGORITHMS, Entry, make_algorithm
+from apex_jax.agent.registry import ALGORITHMS, Entry, make_algorithm, resolved
 from apex_jax.config import Config
 from apex_jax.errors import UsageError
 from apex_jax.types import ActionSpec
@@ -38,3 +38,4 @@ def test_auto_is_the_algorithm_for_the_actions_of_the_environment(monkeypatch: p
     monkeypatch.setitem(ALGORITHMS, "dpg", Entry(named("dpg"), "float32"))
     chosen: list[Any] = [make_algorithm(Config(), SPEC._replace(action=action)) for action in (SPEC.action, CONTINUOUS)]
     assert chosen == ["dqn", "dpg"]
+    assert resolved(Config(), SPEC).algorithm.name == "dqn"

@@ -13,7 +13,7 @@ import pytest
 import zmq
 
 from apex_jax.links import weights_client, weights_server
-from apex_jax.links.weights_server import WeightsServer
+from apex_jax.links.weights_server import Client, WeightsServer
 from apex_jax.transport import params_codec, sockets
 from apex_jax.transport.messages import (
     WEIGHTS_PIECE_BYTES,
@@ -191,6 +191,26 @@ def test_server_knows_when_every_client_has_the_final_weights(link: Link) -> Non
     assert by_hand.receive(WeightsOffer).final
     by_hand.send(WeightsHeartbeat(RUN_ID, server.version))
     wait_until(lambda: server.is_drained)
+
+
+def test_server_is_not_drained_at_any_moment_before_a_client_has_the_final_weights(link: Link) -> None:
+    server, by_hand = link.server(), link.joined_peer()
+    server.publish(params_of(1), 1, 0)
+    by_hand.send(WeightsHeartbeat(RUN_ID, server.version))
+    wait_until(lambda: server.is_drained)
+    seen: list[bool] = []
+
+    class Clients(dict[bytes, Client]):
+        def items(self) -> Any:  # called when the server offers the final weights
+            if server.updates == 2:
+                seen.append(server.is_drained)
+            return super().items()
+
+    server.clients = Clients(server.clients)
+    server.publish(params_of(2), 2, 0, final=True)
+    while not by_hand.receive(WeightsOffer).final:
+        pass
+    assert set(seen) == {False}
 
 
 @pytest.mark.parametrize("leaves", [True, False], ids=["that leaves", "that dies"])

@@ -79,7 +79,7 @@ def test_single_learner_acknowledges_ctrl_c_too(programs: Programs, tmp_path: Pa
     hangs = (
         "import time\nfrom apex_jax import checkpoint, process\nfrom apex_jax.workers.run_counters import RunCounters\n"
         "process.SAME_PRESS_SECONDS = 0.0\n"
-        "checkpoint._write_checksums = lambda step: (print('saving', flush=True), time.sleep(600))\n"
+        "checkpoint.write_checksums = lambda step: (print('saving', flush=True), time.sleep(600))\n"
         "def learn(counters):\n    counters.updates = 2\n    print('learning', flush=True)\n"
         "RunCounters.limit_reached = learn\n"
     )

@@ -124,6 +124,23 @@ def test_start_behind_the_copy_of_the_same_run_continues_from_the_copy(
     assert caplog.text.count("goes on from the copy") == 1
 
 
+@pytest.mark.parametrize("damaged", [("200",), ("100", "200")])
+def test_start_with_a_damaged_newest_checkpoint_continues_from_its_sound_copy(
+    tmp_path: Path, run: Path, damaged: tuple[str, ...]
+) -> None:
+    sound = copied(run)
+    push(tmp_path / "copy", run)
+    for updates in damaged:
+        (run / "checkpoints" / updates / "state" / "d" / "x").write_bytes(b"torn")
+    fetch_missing(config_of(run, tmp_path / "copy"), SECTIONS, StopSignal())
+    assert copied(run) == sound
+    for updates in damaged:
+        [aside] = (run / "checkpoints").glob(f"damaged-{updates}-*")
+        assert (aside / "state" / "d" / "x").read_bytes() == b"torn"
+    push(tmp_path / "copy", run)
+    assert pull(tmp_path / "copy", tmp_path / "back") == sound
+
+
 def test_role_restarted_by_its_supervisor_does_not_need_the_storage(
     tmp_path: Path, run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,7 +15,8 @@ import pytest
 
 from apex_jax.agent.algorithm import Action, Algorithm, Params
 from apex_jax.agent.dqn import make_dqn
-from apex_jax.checkpoint import Checkpointer, Progress
+from apex_jax.agent.registry import ALGORITHMS, Entry
+from apex_jax.checkpoint import Checkpointer, CheckpointError, Progress
 from apex_jax.config import Config
 from apex_jax.environment import Environment, EpisodeTracker, segment_spec
 from apex_jax.errors import RunError
@@ -216,6 +218,18 @@ def test_run_that_has_saved_nothing_yet_is_told_with_when_it_will(tmp_path: Path
     record_config(config)
     when = f"saves the first checkpoint {seconds} s after its first update; try again then$"
     with pytest.raises(RunError, match=f"^{tmp_path}: nothing is saved yet, the learner {when}"):
+        evaluator.run(config, "evaluator", StopSignal())
+
+
+def test_checkpoint_of_another_algorithm_is_not_evaluated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(ALGORITHMS, "toy", Entry(make_dqn, "int32"))
+    config = load(ROOT / "configs" / "catch.yaml", [f"evaluator.checkpoint={tmp_path}"])
+    toy = config.replace(algorithm=replace(config.algorithm, name="toy"))
+    state = make_dqn(config, segment_spec(config)).init(jax.random.key(1))
+    checkpointer, architecture = Checkpointer(str(tmp_path)), architecture_of(state.online_params)
+    checkpointer.save(state, Progress(1, 1, 0.0, 1, toy.checkpoint_compatibility_key, architecture))
+    checkpointer.close()
+    with pytest.raises(CheckpointError, match=r"algorithm\.name: was toy, now dqn"):
         evaluator.run(config, "evaluator", StopSignal())
 
 

@@ -17,7 +17,9 @@ import pytest
 import zmq
 
 from apex_jax.agent.algorithm import UpdateOutput
-from apex_jax.checkpoint import Checkpointer
+from apex_jax.agent.dqn import make_dqn
+from apex_jax.agent.registry import ALGORITHMS, Entry
+from apex_jax.checkpoint import Checkpointer, CheckpointError
 from apex_jax.config import Config
 from apex_jax.environment import segment_spec
 from apex_jax.errors import FatalError, RunError
@@ -77,6 +79,27 @@ def test_learner_saves_before_a_refusal_ends_the_run(
     assert restored is not None
     assert restored[1].updates == 11
     checkpointer.close()
+
+
+def test_checkpoint_of_another_algorithm_is_refused_even_if_its_name_was_auto(
+    config: Config, context: zmq.Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learner = Learner(RoleContext(config, context, "learner"), segment_spec(config))
+    learner._save()
+    learner.close()
+    monkeypatch.setitem(ALGORITHMS, "toy", Entry(make_dqn, "int32"))
+    toy = config.replace(algorithm=dataclasses.replace(config.algorithm, name="toy"))
+    with pytest.raises(CheckpointError, match=r"a different configuration: algorithm\.name: was dqn, now toy; use"):
+        Learner(RoleContext(toy, context, "learner"), segment_spec(config)).close()
+
+
+def test_learner_adds_the_algorithm_to_the_checkpoints_of_an_earlier_release(
+    config: Config, context: zmq.Context
+) -> None:
+    save_checkpoint(Path(config.directory))  # its compatibility key has no algorithm
+    learner = Learner(RoleContext(config, context, "learner"), segment_spec(config))
+    learner.close()
+    assert " name=dqn" in learner.counters.progress(1, "").compatibility_key
 
 
 def test_waiting_time_counts_even_if_a_batch_arrives(
