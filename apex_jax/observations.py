@@ -19,6 +19,7 @@ NOT_OBSERVED: dict[str, tuple[str, ...]] = {
     r"Humanoid(Run|Stand|Walk)": ("position",),
     r"HumanoidRunPureState": ("joint_angles", "head_height", "extremities", "torso_vertical", "com_velocity"),
     r"Quadruped(Run|Walk)": ("rangefinder", "ball_state", "target_position", "origin"),
+    r"QuadrupedEscape": ("ball_state", "target_position"),
     r"QuadrupedFetch": ("origin", "rangefinder"),
 }
 """Parts that EnvPool returns and DM control does not have in that task: most are constant, some would give it away."""

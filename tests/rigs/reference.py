@@ -22,7 +22,7 @@ class Step(NamedTuple):
     terminated: bool
     truncated: bool
     lives: int
-    action: int  # chosen at this observation; the environment ignores it where the episode has just ended
+    action: int | bytes  # chosen at this observation; ignored where the episode has just ended; bytes if continuous
     q_taken: float
     q_max: float
 
@@ -32,7 +32,7 @@ class Record(NamedTuple):
 
     t: int  # number of its first step in the history
     observation: Any
-    action: int
+    action: int | bytes
     n_step_return: float
     discount: float
     k: int

@@ -12,6 +12,7 @@ import hashlib
 import itertools
 import zlib
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import envpool
@@ -27,7 +28,7 @@ from apex_jax.replay.buffer import ReplayBuffer
 from apex_jax.segment_codec import decode_columns, decode_segment, encode_segment
 from apex_jax.transport import wire
 from apex_jax.transport.messages import SegmentMessage, StreamedSegments
-from apex_jax.types import Columns, Segment, SegmentSpec
+from apex_jax.types import ActionSpec, Columns, Segment, SegmentSpec
 from tests.rigs import reference
 
 GATHER_BATCH = 256
@@ -37,7 +38,7 @@ class Transition(NamedTuple):
     """One n-step transition; stacks are known by their digests."""
 
     observation: bytes
-    action: int
+    action: int | bytes  # bytes: of an array of floats
     n_step_return: np.float32
     discount: np.float32
     k: int
@@ -47,6 +48,26 @@ class Transition(NamedTuple):
 
 def digest(stack: np.ndarray) -> bytes:
     return hashlib.blake2b(stack.tobytes(), digest_size=16).digest()
+
+
+def comparable(action: np.ndarray) -> int | bytes:
+    """Returns an action so that two are equal only if all their bits are."""
+    return action.tobytes() if action.dtype == np.float32 else int(action)
+
+
+PARTS = {  # of DM control's observations, in its order
+    "WalkerWalk-v1": ("orientations", "height", "velocity"),
+    "HumanoidRun-v1": ("joint_angles", "head_height", "extremities", "torso_vertical", "com_velocity", "velocity"),
+}
+
+
+def raw_stacks(task: str, observation: Any) -> Iterator[np.ndarray]:
+    """Yields each environment's observation, as it is to be stored, from what EnvPool returned."""
+    if isinstance(observation, np.ndarray):
+        yield from observation if observation.dtype == np.uint8 else observation.astype(np.float32)
+        return
+    for row in range(len(observation["velocity"])):
+        yield np.array([number for part in PARTS[task] for number in observation[part][row].flat], np.float32)
 
 
 class Replay:
@@ -107,7 +128,7 @@ class Replay:
             for index, s_t, s_tpk, action, n_step_return, discount in zip(part, *map(np.asarray, arrays), strict=False):
                 column, f = columns[int(index)]
                 k, priority = int(column["bootstrap_offset"][f]), column["priority"][f]
-                numbers = (int(action), n_step_return, discount, k)
+                numbers = (comparable(action), n_step_return, discount, k)
                 found[Transition(digest(s_t), *numbers, digest(s_tpk), priority)] += 1
         return found
 
@@ -118,8 +139,8 @@ jitted_gather = jax.jit(gather, static_argnums=2)
 class Recorder:
     """An EnvPool that records its last raw result."""
 
-    def __init__(self, pool: Any) -> None:
-        self._pool = pool
+    def __init__(self, pool: Any, task: str) -> None:
+        self._pool, self._task = pool, task
         self.returned: list[tuple[int, bytes, float, bool, bool, int]] = []
 
     def __getattr__(self, name: str) -> Any:
@@ -128,7 +149,8 @@ class Recorder:
     def recv(self) -> Any:
         observation, reward, terminated, truncated, info = returned = self._pool.recv()
         lives = info.get("lives", np.zeros(len(reward), int))
-        columns = (info["env_id"].tolist(), map(digest, observation), reward.tolist(), terminated.tolist())
+        stacks = raw_stacks(self._task, observation)
+        columns = (info["env_id"].tolist(), map(digest, stacks), reward.tolist(), terminated.tolist())
         self.returned = list(zip(*columns, truncated.tolist(), lives.tolist(), strict=True))
         return returned
 
@@ -139,12 +161,19 @@ def recorders(monkeypatch: pytest.MonkeyPatch) -> list[Recorder]:
     made: list[Recorder] = []
     make = envpool.make
 
-    def make_recorded(*args: Any, **options: Any) -> Recorder:
-        made.append(Recorder(make(*args, **options)))
+    def make_recorded(task: str, **options: Any) -> Recorder:
+        made.append(Recorder(make(task, **options), task))
         return made[-1]
 
     monkeypatch.setattr(envpool, "make", make_recorded)
     return made
+
+
+def random_actions(spec: ActionSpec, rng: np.random.Generator, count: int) -> np.ndarray:
+    """Returns discrete actions, or vectors many elements of which are at a bound."""
+    if spec.dtype == "int32":
+        return rng.integers(0, spec.num_actions, count, dtype=np.int32)
+    return np.clip(rng.normal(size=(count, *spec.shape)), -1, 1).astype(np.float32)
 
 
 def play(
@@ -160,9 +189,9 @@ def play(
     histories: list[list[reference.Step]] = [[] for _ in range(count)]
     while real_steps > 0:
         step = pool.receive()
-        action = rng.integers(0, spec.action.num_actions, len(step.env_id), dtype=np.int32)
+        action = random_actions(spec.action, rng, len(step.env_id))
         q_taken, q_max = rng.normal(size=(2, len(action))).astype(np.float32)
-        answers = zip(action.tolist(), q_taken.tolist(), q_max.tolist(), strict=True)
+        answers = zip(map(comparable, action), q_taken.tolist(), q_max.tolist(), strict=True)
         for returned, answer in zip(recorders[-1].returned, answers, strict=True):
             env_id, *outcome = returned
             histories[env_id].append(reference.Step._make([*outcome, *answer]))
@@ -283,6 +312,58 @@ def test_vector_observations_are_stored_bit_for_bit(recorders: list[Recorder]) -
     spec = segment_spec(config)
     replay = Replay(spec, capacity_segments=300)
     histories = play(config, spec, replay, recorders, real_steps=2_000)
+    assert replay.transitions() == expected_transitions(config, spec, histories)
+    ends = count_ends(histories)
+    assert ends["game over"] >= 3
+    assert ends["time limit"] >= 3
+
+
+def make_continuous(task: str, environments: int, n: int = 3, **environment: Any) -> Config:
+    config = make_config(task, 64, n, frame_stack=1, frame_skip=1, reward_clip=0.0, **environment)
+    return config.replace(actor=dataclasses.replace(config.actor, environments=environments))
+
+
+@pytest.mark.parametrize("task", ["WalkerWalk-v1", "HumanoidRun-v1", "Pendulum-v1"])
+@pytest.mark.parametrize("n", [3, pytest.param(5, marks=pytest.mark.long)])
+def test_five_thousand_steps_of_a_continuous_task_are_stored_bit_for_bit_and_once(
+    task: str, n: int, recorders: list[Recorder]
+) -> None:
+    config = make_continuous(task, environments=4, n=n)
+    spec = segment_spec(config)
+    replay = Replay(spec, capacity_segments=120)
+    histories = play(config, spec, replay, recorders, real_steps=5_000)
+    found = replay.transitions()
+    assert found == expected_transitions(config, spec, histories)
+    assert found.total() > 5_000 - 4 * spec.slots
+    length = 200 if task == "Pendulum-v1" else 1_000  # the task's own time limit
+    assert count_ends(histories) == {"time limit": 4 * (1_250 // length), "game over": 0, "lost life": 0}
+    assert_time_limits_bootstrap(found, histories, n, config.algorithm.discount)
+
+
+def assert_time_limits_bootstrap(
+    found: Counter[Transition], histories: list[list[reference.Step]], n: int, gamma: float
+) -> None:
+    """Asserts that the last n transitions before a time limit bootstrap from the last observation, discounted."""
+    bootstraps: dict[bytes, list[Transition]] = {}
+    for transition in found:
+        bootstraps.setdefault(transition.bootstrap, []).append(transition)
+    for history in histories:
+        for t, last in enumerate(history):
+            if last.truncated:
+                ending = sorted(bootstraps[last.observation], key=lambda transition: transition.k)
+                assert [transition.k for transition in ending] == list(range(1, n + 1))
+                assert [transition.observation for transition in ending] == [
+                    history[t - k].observation for k in range(1, n + 1)
+                ]
+                assert [transition.discount for transition in ending] == [np.float32(gamma**k) for k in range(1, n + 1)]
+
+
+def test_falls_and_time_limits_in_any_order_of_environments_are_stored_bit_for_bit(recorders: list[Recorder]) -> None:
+    config = make_continuous("Hopper-v4", environments=8, max_episode_frames=25)
+    config = config.replace(actor=dataclasses.replace(config.actor, environments_per_step=3, segment_slots=16))
+    spec = segment_spec(config)
+    replay = Replay(spec, capacity_segments=120)
+    histories = play(config, spec, replay, recorders, real_steps=1_000)
     assert replay.transitions() == expected_transitions(config, spec, histories)
     ends = count_ends(histories)
     assert ends["game over"] >= 3

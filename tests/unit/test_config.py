@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+from envpool.registration import registry
 
 from apex_jax.config import ActorConfig, AlgorithmConfig, Config, EnvironmentConfig, LearnerConfig
-from apex_jax.settings import SETTINGS, Setting
+from apex_jax.settings import SETTINGS, Setting, load
 
 
 @pytest.mark.parametrize("setting", SETTINGS.values(), ids=SETTINGS)
@@ -41,6 +42,21 @@ def test_ladder_is_as_long_as_all_environments_of_this_machine_unless_the_fleet_
     config = Config(actor=ActorConfig(processes=3, environments=8))
     assert config.ladder_size == 24
     assert config.replace(actor=ActorConfig(processes=3, environments=8, ladder_size=360)).ladder_size == 360
+
+
+def test_atari_games_are_told_from_gym_mujoco_by_their_names_alone() -> None:
+    mujoco = "Ant HalfCheetah Hopper Humanoid HumanoidStandup InvertedDoublePendulum InvertedPendulum Pusher Reacher"
+    mujoco_v5 = {f"{name}-v5" for name in [*mujoco.split(), "Swimmer", "Walker2d"]}
+    atari = {name for name, (module, *_) in registry.specs.items() if module == "envpool.atari"}
+    assert len(atari) > 100
+    assert {name for name in registry.specs if name.endswith("-v5")} == atari | mujoco_v5
+    assert {name for name in registry.specs if EnvironmentConfig(task=name).is_atari} == atari
+
+
+def test_hopper_of_gym_mujoco_has_the_networks_of_continuous_actions_and_no_convolutions() -> None:
+    config = load(None, ["environment.task=Hopper-v5", "environment.frame_size=20", "network.kernel_sizes=[64,64,64]"])
+    assert "policy_units=300,200" in config.weights_compatibility_key
+    assert "channels=" not in config.weights_compatibility_key
 
 
 def test_geometry_of_convolutions_binds_only_tasks_with_pixels() -> None:

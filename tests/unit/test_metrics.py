@@ -266,6 +266,18 @@ def test_epsilon_band_holds_its_lower_edge(epsilon: float, band: str) -> None:
     assert (name, values.tolist()) == (f"epsilon_{band}", [7.0])
 
 
+@pytest.mark.parametrize(
+    ("noise", "band"),
+    [
+        *((0.0, "below_0.1"), (0.1, "0.1_to_0.2"), (0.2, "0.2_to_0.4"), (0.39, "0.2_to_0.4"), (0.4, "above_0.4")),
+        *((1.5, "above_0.4"), (10.0, "above_0.4")),
+    ],
+)
+def test_noise_band_holds_its_lower_edge_and_the_last_one_has_no_end(noise: float, band: str) -> None:
+    [(name, values)] = NOISE_BANDS.split(np.array([noise]), np.array([7.0]))
+    assert (name, values.tolist()) == (f"noise_{band}", [7.0])
+
+
 def test_values_are_split_by_the_band_of_their_exploration() -> None:
     exploration = np.array([0.3, 0.0, 0.1, 0.9], np.float32)
     split = {name: values.tolist() for name, values in EPSILON_BANDS.split(exploration, np.arange(4))}

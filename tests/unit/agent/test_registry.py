@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -10,7 +11,10 @@ import pytest
 
 from apex_jax.agent.registry import ALGORITHMS, Entry, make_algorithm, resolved
 from apex_jax.config import Config
+from apex_jax.environment import segment_spec
 from apex_jax.errors import UsageError
+from apex_jax.program import CONFIGS
+from apex_jax.settings import load
 from apex_jax.types import ActionSpec
 from tests.rigs.agents import CONTINUOUS
 from tests.rigs.links import SPEC
@@ -28,6 +32,19 @@ def test_algorithm_without_the_actions_of_the_task_is_refused_with_the_right_one
     config = config.replace(algorithm=replace(config.algorithm, name=name))
     with pytest.raises(UsageError, match=rf"^algorithm\.name={name}: for the actions of Pong-v5 .* one of {allowed}$"):
         make_algorithm(config, SPEC._replace(action=action))
+
+
+@pytest.mark.parametrize(
+    ("file", "task", "name", "allowed"),
+    [("walker.yaml", "WalkerWalk-v1", "dqn", "auto, dpg"), ("pong_cpu.yaml", "Pong-v5", "dpg", "auto, dqn")],
+)
+def test_real_task_with_an_algorithm_for_other_actions_is_refused_in_one_line(
+    file: str, task: str, name: str, allowed: str
+) -> None:
+    config = load(CONFIGS / file, [f"algorithm.name={name}"])
+    error = f"algorithm.name={name}: for the actions of {task} it must be one of {allowed}"
+    with pytest.raises(UsageError, match=f"^{re.escape(error)}$"):
+        make_algorithm(config, segment_spec(config))
 
 
 def test_auto_is_the_algorithm_for_the_actions_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from apex_jax.links.episode_means import EpisodeMeans
-from apex_jax.metrics import EPSILON_BANDS
+from apex_jax.metrics import EPSILON_BANDS, NOISE_BANDS
 from apex_jax.transport.messages import EpisodeStatistics
 from tests.rigs.experience_link import Link, link
 
@@ -75,6 +75,17 @@ def test_means_are_of_all_games_however_they_are_spread_over_messages(messages: 
     assert {band: mean.count for band, mean in means.by_band.items()} == {b: len(of) for b, of in by_band.items()}
     for band, returns in by_band.items():
         assert means.by_band[band].result() == pytest.approx(np.mean(returns))
+
+
+def test_games_with_noise_above_1_are_averaged_like_the_others() -> None:
+    means = EpisodeMeans(NOISE_BANDS)
+    assert means.add(message_of([(0.05, 900, 1_000), (1.5, 30, 1_000), (10.0, 10, 500), (0.3, 500, 100)]))
+    assert (means.episode_return.result(), means.length.result()) == (360.0, 650.0)
+    assert {band: mean.result() for band, mean in means.by_band.items()} == {
+        "noise_below_0.1": 900.0,
+        "noise_0.2_to_0.4": 500.0,
+        "noise_above_0.4": 20.0,
+    }
 
 
 @pytest.mark.parametrize(("field", "value"), [

@@ -34,10 +34,12 @@ from apex_jax.transport.messages import (
     SegmentMessage,
     StreamedSegments,
 )
+from apex_jax.types import SegmentSpec
 from apex_jax.workers import replay_server
 from apex_jax.workers.replay_server import ReplayServer
 from apex_jax.workers.role import RoleContext
 from tests.rigs import journals
+from tests.rigs.agents import CONTINUOUS
 from tests.rigs.links import CONFIG, SPEC, TRANSITIONS, Peer, free_address, segment_of, wait_until
 
 
@@ -54,10 +56,10 @@ def config(tmp_path: Path) -> Config:
 class Running:
     """A replay server on its thread, and peers by hand."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, spec: SegmentSpec = SPEC) -> None:
         self.context = zmq.Context()
         role = RoleContext(config, self.context, "replay")
-        self.server, self.stop = ReplayServer(role, SPEC), role.stop
+        self.server, self.stop = ReplayServer(role, spec), role.stop
         self.config = config
         self.thread = threading.Thread(target=self.server.run)
         self.thread.start()
@@ -193,6 +195,23 @@ def test_metrics_count_stored_drawn_dropped_and_played(running: Running) -> None
     assert values["charts/episodic_return_epsilon_below_0.01"] == 20
     assert values["charts/episodic_return_epsilon_above_0.2"] == 10
     assert values["step"] == 200 * running.config.environment.frame_skip
+
+
+def test_returns_of_games_with_continuous_actions_are_reported_by_band_of_noise(config: Config) -> None:
+    running = Running(config, SPEC._replace(action=CONTINUOUS))
+    noise = np.array([0.05, 0.1, 0.3, 0.8, 1.5], np.float32)
+    returns, steps = np.array([900, 700, 500, 30, 10], np.float32), np.full(5, 1_000, np.int32)
+    running.actor().send(EpisodeStatistics(1, noise, returns, steps))
+    wait_until(lambda: "charts/episodic_return" in values_written(config))
+    running.close()
+    values = values_written(config)
+    assert {tag: values[tag] for tag in values if tag.startswith("charts/episodic_return")} == {
+        "charts/episodic_return": 428,
+        "charts/episodic_return_noise_below_0.1": 900,
+        "charts/episodic_return_noise_0.1_to_0.2": 700,
+        "charts/episodic_return_noise_0.2_to_0.4": 500,
+        "charts/episodic_return_noise_above_0.4": 20,
+    }
 
 
 def values_written(config: Config) -> dict[str, Any]:
