@@ -114,6 +114,7 @@ class Bands(NamedTuple):
 
     measure: str
     edges: tuple[float, ...]  # a band includes its lower edge
+    largest: float  # possible value of the measure
 
     @property
     def names(self) -> list[str]:
@@ -128,8 +129,10 @@ class Bands(NamedTuple):
         return [(self.names[band], values[bands == band]) for band in np.unique(bands).tolist()]
 
 
-EPSILON_BANDS = Bands("epsilon", (0.01, 0.05, 0.2))
-NOISE_BANDS = Bands("noise", (0.1, 0.2, 0.4))  # of the standard deviation, where the range of an action is [-1, 1]
+EPSILON_BANDS = Bands("epsilon", (0.01, 0.05, 0.2), 1.0)
+NOISE_BANDS = Bands(
+    "noise", (0.1, 0.2, 0.4), 10.0
+)  # of the standard deviation, where the range of an action is [-1, 1]
 
 
 class MetricsWriter:

@@ -26,7 +26,7 @@ class EpisodeMeans:
         """
         exploration, steps = message.exploration, message.episode_steps
         is_finite = np.isfinite(exploration).all() and np.isfinite(message.episode_return).all()
-        if not (is_finite and ((exploration >= 0) & (steps >= 0)).all()):
+        if not (is_finite and ((exploration >= 0) & (exploration <= self.bands.largest) & (steps >= 0)).all()):
             return False  # one NaN would spoil the means of all actors
         self.episode_return.add(message.episode_return)
         self.length.add(steps)

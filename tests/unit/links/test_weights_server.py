@@ -196,6 +196,8 @@ def test_server_knows_when_every_client_has_the_final_weights(link: Link) -> Non
 def test_server_is_not_drained_at_any_moment_before_a_client_has_the_final_weights(link: Link) -> None:
     server, by_hand = link.server(), link.joined_peer()
     server.publish(params_of(1), 1, 0)
+    while by_hand.receive(WeightsOffer).version != server.version:
+        pass
     by_hand.send(WeightsHeartbeat(RUN_ID, server.version))
     wait_until(lambda: server.is_drained)
     seen: list[bool] = []
