@@ -35,8 +35,8 @@ train: $(VENV)/$(TRAIN_REQUIREMENTS).installed
 test: $(VENV)/requirements-dev.installed
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
-	$(RUN) -m mypy
-	$(PYTEST)
+	@echo "$(RUN) -m mypy, beside $(PYTEST)"
+	@$(RUN) -m mypy & types=$$!; $(PYTEST); tests=$$?; wait $$types && exit $$tests
 
 test-long: $(VENV)/requirements-dev.installed
 	$(PYTEST) -m 'long and not slow and not deploy'

@@ -1,8 +1,6 @@
-"""Runs every test on the CPU, even if there is a GPU, and without the user's cache."""
+"""Runs every test on the CPU, even if there is a GPU, with a cache of its own for compiled programs."""
 
-import atexit
 import os
-import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,10 +10,8 @@ import pytest
 
 os.environ["JAX_PLATFORMS"] = "cpu"  # read when jax is imported, which is after this file
 
-if "PYTEST_XDIST_WORKER" not in os.environ:  # a worker inherits the cache, so that all of them share it
-    _cache = tempfile.TemporaryDirectory(prefix="apex-jax-tests-")
-    atexit.register(_cache.cleanup)
-    os.environ["XDG_CACHE_HOME"] = _cache.name  # the processes that tests start share it too
+# Compiled programs are shared by all workers, by the processes that tests start, and by the next run of the tests.
+os.environ["XDG_CACHE_HOME"] = str(Path(__file__).parents[1] / ".pytest_cache" / "programs")
 
 from apex_jax.device import keep_compiled_programs
 
