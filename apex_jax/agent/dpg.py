@@ -7,6 +7,7 @@ needs q(s, a) and q(s, pi(s)) for the initial priorities of its transitions, so 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple, cast
 
 import jax
@@ -39,13 +40,20 @@ class DPGState(NamedTuple):
     updates: jax.Array  # int32[], number of updates so far
 
 
+class Optimizers(NamedTuple):
+    """One for each kind of network."""
+
+    policy: optax.GradientTransformation
+    critics: optax.GradientTransformation
+
+
 def make_dpg(config: Config, spec: SegmentSpec, compute_dtype: Any = jnp.float32) -> Algorithm:
     """Returns the algorithm for this configuration. `compute_dtype`: dtype of the networks' activations."""
     [action_size] = spec.action.shape
     observation_size = spec.frame_stack * math.prod(spec.frame_shape)
     policy_network = Policy(config.network, action_size, compute_dtype)
     critic_network = Critic(config.network, compute_dtype)
-    policy_optimizer, critic_optimizer = make_optimizer(config.learner), make_optimizer(config.learner)
+    optimizers = Optimizers(policy=make_optimizer(config.learner), critics=make_optimizer(config.learner))
 
     def pi(policy: Params, x: jax.Array) -> jax.Array:
         return cast(jax.Array, policy_network.apply(policy, x))
@@ -63,8 +71,8 @@ def make_dpg(config: Config, spec: SegmentSpec, compute_dtype: Any = jnp.float32
             critics=critics,
             target_policy=jax.tree.map(jnp.copy, policy),  # a buffer cannot be donated twice
             target_critics=jax.tree.map(jnp.copy, critics),
-            policy_opt_state=policy_optimizer.init(policy),
-            critic_opt_state=critic_optimizer.init(critics),
+            policy_opt_state=optimizers.policy.init(policy),
+            critic_opt_state=optimizers.critics.init(critics),
             moments=initial_moments(observation_size),
             updates=jnp.zeros((), jnp.int32),
         )
@@ -80,6 +88,24 @@ def make_dpg(config: Config, spec: SegmentSpec, compute_dtype: Any = jnp.float32
         action = jnp.clip(best_action + noise[:, None] * normal, -1, 1)
         value = q(params["critics"], x, action)[0]
         return Action(action, value, q(params["critics"], x, best_action).min(axis=0))
+
+    return Algorithm(
+        init=jax.jit(init),
+        act=jax.jit(act),
+        update=jax.jit(_make_update(config, spec, pi, q, optimizers), donate_argnums=0),
+        acting_params=acting_params,
+        exploration=lambda size: noise_ladder(size, config.actor.largest_noise, config.actor.smallest_noise),
+    )
+
+
+def _make_update(
+    config: Config,
+    spec: SegmentSpec,
+    pi: Callable[[Params, jax.Array], jax.Array],
+    q: Callable[[tuple[Params, ...], jax.Array, jax.Array], jax.Array],
+    optimizers: Optimizers,
+) -> Callable[..., tuple[DPGState, UpdateOutput]]:
+    """Returns `Algorithm.update`, not jitted."""
 
     def critic_loss(
         critics: tuple[Params, ...], x: jax.Array, action: jax.Array, target: jax.Array, weights: jax.Array
@@ -116,9 +142,9 @@ def make_dpg(config: Config, spec: SegmentSpec, compute_dtype: Any = jnp.float32
         )
         policy_grads, action, policy_value = policy_gradient(state, x_t)  # of the critics before their update
 
-        deltas, critic_opt_state = critic_optimizer.update(critic_grads, state.critic_opt_state, state.critics)
+        deltas, critic_opt_state = optimizers.critics.update(critic_grads, state.critic_opt_state, state.critics)
         critics = optax.apply_updates(state.critics, optax.tree.scale(learning_rate_share, deltas))
-        deltas, policy_opt_state = policy_optimizer.update(policy_grads, state.policy_opt_state, state.policy)
+        deltas, policy_opt_state = optimizers.policy.update(policy_grads, state.policy_opt_state, state.policy)
         policy = optax.apply_updates(state.policy, optax.tree.scale(learning_rate_share, deltas))
 
         updates = state.updates + 1
@@ -145,10 +171,4 @@ def make_dpg(config: Config, spec: SegmentSpec, compute_dtype: Any = jnp.float32
 
         return in_turn(once, state, indices, weights, unrolled=False)
 
-    return Algorithm(
-        init=jax.jit(init),
-        act=jax.jit(act),
-        update=jax.jit(update, donate_argnums=0),
-        acting_params=acting_params,
-        exploration=lambda size: noise_ladder(size, config.actor.largest_noise, config.actor.smallest_noise),
-    )
+    return update
