@@ -12,7 +12,6 @@ import pytest
 from apex_jax.agent.algorithm import Algorithm
 from apex_jax.agent.dqn import LearnerState, make_dqn
 from apex_jax.agent.frame_store import FrameStore
-from apex_jax.agent.training import make_optimizer
 from apex_jax.config import AlgorithmConfig, Config, EnvironmentConfig, LearnerConfig, NetworkConfig
 from apex_jax.segment_codec import LARGEST_OBSERVATION, value_limits
 from apex_jax.types import ActionSpec, SegmentSpec
@@ -75,12 +74,8 @@ class TwinLearner:
         names = ("n_step_return", "discount", "action", "bootstrap_offset")
         arrays = [store.frames, *(store.columns[name] for name in names)]
         self.store = [np.asarray(array).reshape(-1, *array.shape[2:]) for array in arrays]
-        self.optimizer: reference.RMSProp | reference.Adam
-        if learner.optimizer == "adam":
-            self.optimizer = reference.Adam(self.online, learner.learning_rate, learner.optimizer_epsilon)
-        else:
-            constants = (learner.learning_rate, learner.rmsprop_decay, learner.optimizer_epsilon)
-            self.optimizer = reference.RMSProp(self.online, *constants)
+        constants = (learner.learning_rate, learner.rmsprop_decay, learner.optimizer_epsilon)
+        self.optimizer = reference.RMSProp(self.online, *constants)
 
     def update(
         self, indices: np.ndarray, weights: np.ndarray, learning_rate_share: float
@@ -119,10 +114,7 @@ def assert_params_equal(params: Any, twin: reference.Arrays) -> None:
     config(),
     config(double_q=False, loss="huber"),
     config(max_gradient_norm=0.05),  # every gradient here is larger
-    config(max_gradient_norm=0.0),
-    config(optimizer="adam", optimizer_epsilon=1.5e-4),
-    config(optimizer_epsilon=1.5e-7, rmsprop_decay=0.9, learning_rate=0.00025 / 4),
-], ids=["paper", "single_q_huber", "clipped", "never_clipped", "adam", "paper_epsilon"])  # fmt: skip
+], ids=["paper", "single_q_huber", "clipped"])  # fmt: skip
 def test_updates_equal_their_numpy_twin(config: Config) -> None:
     rng = np.random.default_rng(3)
     dqn, store = make_dqn(config, VECTORS), random_store(rng)
@@ -140,17 +132,6 @@ def test_updates_equal_their_numpy_twin(config: Config) -> None:
         np.testing.assert_allclose(output.metrics["losses/gradient_norm"][0], norm, rtol=1e-4)
         assert_params_equal(state.online_params, twin.online)
         assert_params_equal(state.target_params, twin.target)
-
-
-def test_step_for_a_constant_gradient_is_finite_though_rounding_makes_its_variance_negative() -> None:
-    settings = LearnerConfig(max_gradient_norm=0.0)
-    optimizer = make_optimizer(settings)
-    gradient = {"x": np.random.default_rng(5).normal(scale=30.0, size=500).astype(np.float32)}
-    state, update = optimizer.init(gradient), jax.jit(optimizer.update)
-    largest = settings.learning_rate * np.abs(gradient["x"]) / np.sqrt(settings.optimizer_epsilon)
-    for _ in range(600):
-        step, state = update(gradient, state)
-        assert (np.abs(step["x"]) <= largest * (1 + 1e-5)).all()  # false for NaN
 
 
 def test_updates_on_a_gpu_have_no_conditional_branch(
