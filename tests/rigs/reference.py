@@ -89,6 +89,12 @@ def epsilon_ladder(size: int, base: float, exponent: float) -> list[float]:
     return [base ** (1 + (exponent * i / (size - 1) if size > 1 else 0)) for i in range(size)]
 
 
+def noise_ladder(size: int, largest: float, smallest: float) -> list[float]:
+    """Returns sigma of environments 0..size-1 of the fleet: evenly spaced logarithms from the largest down."""
+    positions = [i / (size - 1) if size > 1 else 0.0 for i in range(size)]
+    return [math.exp((1 - at) * math.log(largest) + at * math.log(smallest)) for at in positions]
+
+
 def n_step_targets(
     n_step_return: np.ndarray, discount: np.ndarray, online_q: np.ndarray, target_q: np.ndarray, double_q: bool
 ) -> np.ndarray:

@@ -57,6 +57,37 @@ def test_no_gradient_flows_through_the_target() -> None:
     np.testing.assert_array_equal(jax.grad(total)(jnp.array([[1.0, 2.0], [4.0, 3.0]])), np.zeros((2, 2)))
 
 
+@pytest.mark.parametrize(("q_target_tpk", "expected"), [
+    ([[10.0, 20.0, 30.0]], [1 + 0.5 * 10, -1.0, 2 + 0.25 * 30]),
+    ([[10.0, 20.0, 30.0], [12.0, -5.0, -8.0]], [1 + 0.5 * 10, -1.0, 2 + 0.25 * -8]),  # the smaller value of each
+])  # fmt: skip
+def test_policy_target_is_the_return_and_the_discounted_smallest_value(
+    maybe_jit: Callable, q_target_tpk: list[list[float]], expected: list[float]
+) -> None:
+    n_step_return, discount = jnp.array([1.0, -1.0, 2.0]), jnp.array([0.5, 0.0, 0.25])
+    result = maybe_jit(losses.policy_target)(n_step_return, discount, jnp.array(q_target_tpk))
+    np.testing.assert_array_equal(result, expected)
+
+
+def test_no_gradient_flows_through_the_policy_target() -> None:
+    def total(q: jax.Array) -> jax.Array:
+        return losses.policy_target(jnp.ones(2), jnp.ones(2), q).sum()
+
+    np.testing.assert_array_equal(jax.grad(total)(jnp.array([[1.0, 2.0], [4.0, 3.0]])), np.zeros((2, 2)))
+
+
+@pytest.mark.parametrize(("clip", "expected"), [
+    (1.0, [[-0.25, 0.5], [-0.5, 0.0]]),
+    (0.5, [[-0.25, 0.25], [-0.25, 0.0]]),  # each element, not the norm
+    (0.0, [[-0.25, 1.5], [-1.0, 0.0]]),  # never
+])  # fmt: skip
+def test_policy_descends_against_the_clipped_action_gradient_over_the_batch_size(
+    maybe_jit: Callable, clip: float, expected: list[list[float]]
+) -> None:
+    dq_da = jnp.array([[0.5, -3.0], [2.0, 0.0]])
+    np.testing.assert_array_equal(maybe_jit(losses.policy_descent, static_argnums=1)(dq_da, clip), expected)
+
+
 def test_value_of_the_chosen_action_is_selected(maybe_jit: Callable) -> None:
     q = jnp.array([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
     np.testing.assert_array_equal(maybe_jit(losses.select_action_value)(q, jnp.array([2, 0])), [3.0, 4.0])
@@ -104,6 +135,14 @@ def test_target_of_unequal_batches_is_refused(shapes: tuple[tuple[int, ...], ...
     n_step_return, discount, q = (jnp.zeros(shape) for shape in shapes)
     with pytest.raises(AssertionError):
         losses.n_step_target(n_step_return, discount, q, q, True)
+
+
+@pytest.mark.parametrize(
+    "shapes", [((3,), (4,), (1, 3)), ((3,), (3,), (2, 4)), ((3,), (3,), (3,)), ((3, 1), (3,), (1, 3))]
+)
+def test_policy_target_of_unequal_batches_is_refused(shapes: tuple[tuple[int, ...], ...]) -> None:
+    with pytest.raises(AssertionError):
+        losses.policy_target(*(jnp.zeros(shape) for shape in shapes))
 
 
 def test_arrays_that_would_broadcast_are_refused() -> None:

@@ -1,8 +1,9 @@
-"""The networks see every pixel, scaled and in order, and have the size that the paper gives."""
+"""The q-network sees every pixel, scaled and in order; all networks have the sizes that their papers give."""
 
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +12,7 @@ import pytest
 
 from apex_jax import config_rules
 from apex_jax.agent.dqn import make_dqn
+from apex_jax.agent.networks import Critic, Policy
 from apex_jax.config import Config, EnvironmentConfig, EvaluatorConfig, NetworkConfig
 from apex_jax.config_rules import check
 from apex_jax.environment import segment_spec
@@ -56,6 +58,51 @@ def test_pixels_are_scaled_to_0_1_and_frames_are_the_channels() -> None:
     output = dqn.act(params, pixels, jnp.zeros(1), jax.random.key(0), 0)
     np.testing.assert_allclose(output.bootstrap_value, q.max(axis=1), rtol=1e-4)
     assert output.action[0] == q.argmax()
+
+
+def shapes_of_dpg(config: NetworkConfig, observation: int, action: int) -> list[dict[str, tuple[int, ...]]]:
+    """Returns the shapes of the parameters of policy and critic, by name."""
+    x, a, key = jnp.zeros((1, observation)), jnp.zeros((1, action)), jax.random.key(0)
+    policy, critic = Policy(config, action), Critic(config)
+    trees = jax.eval_shape(policy.init, key, x)["params"], jax.eval_shape(critic.init, key, x, a)["params"]
+    return [
+        {
+            jax.tree_util.keystr(path, simple=True, separator="/"): leaf.shape
+            for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+        }
+        for tree in trees
+    ]
+
+
+def layers_of(**layers: tuple[int, int]) -> dict[str, tuple[int, ...]]:
+    """Returns the shapes of dense layers by their inputs and outputs; one without a name of its own is in the torso."""
+    paths = {name: f"torso/{name}" if name.startswith("Dense") else name for name in layers}
+    kernels = {f"{paths[name]}/kernel": shape for name, shape in layers.items()}
+    return kernels | {f"{paths[name]}/bias": shape[1:] for name, shape in layers.items()}
+
+
+def test_policy_and_critic_have_the_layers_of_the_paper_and_the_action_joins_at_the_second() -> None:
+    policy, critic = shapes_of_dpg(NetworkConfig(), observation=24, action=6)
+    assert policy == layers_of(Dense_0=(24, 300), Dense_1=(300, 200), action=(200, 6))
+    assert critic == layers_of(Dense_0=(24, 400), Dense_1=(400 + 6, 300), value=(300, 1))
+
+
+def test_networks_with_layer_norm_are_residual_blocks_which_the_action_enters_first() -> None:
+    units = (128, 128)
+    policy, critic = shapes_of_dpg(NetworkConfig(policy_units=units, critic_units=units, layer_norm=True), 24, 6)
+    block = {"Dense_1": (128, 128), "Dense_2": (128, 128)}
+    norms = {f"torso/LayerNorm_{i}/{name}": (128,) for i in range(2) for name in ("scale", "bias")}
+    assert policy == layers_of(Dense_0=(24, 128), **block, action=(128, 6)) | norms
+    assert critic == layers_of(Dense_0=(24 + 6, 128), **block, value=(128, 1)) | norms
+    sizes = [sum(math.prod(shape) for shape in shapes.values()) for shapes in (policy, critic)]
+    assert sizes == [37_510, 37_633]
+
+
+def test_a_block_has_its_own_number_of_hidden_units_and_the_width_of_the_first_layer() -> None:
+    _, critic = shapes_of_dpg(NetworkConfig(critic_units=(10, 20, 30), layer_norm=True), observation=5, action=2)
+    blocks = {"Dense_1": (10, 20), "Dense_2": (20, 10), "Dense_3": (10, 30), "Dense_4": (30, 10)}
+    norms = {f"torso/LayerNorm_{i}/{name}": (10,) for i in range(3) for name in ("scale", "bias")}
+    assert critic == layers_of(Dense_0=(5 + 2, 10), **blocks, value=(10, 1)) | norms
 
 
 def unseen(config: Config) -> tuple[list[int], list[int]]:
