@@ -28,4 +28,10 @@ def twin_params(params: Any) -> reference.Arrays:
     return {f"{name}/{part}": array for name, layer in layers.items() for part, array in layer.items()}
 
 
+def flat_params(params: Any) -> reference.Arrays:
+    """Returns the parameters of one network in float64, named by their path: "torso/Dense_0/kernel"."""
+    leaves = jax.tree_util.tree_leaves_with_path(params["params"])
+    return {jax.tree_util.keystr(path, simple=True, separator="/"): np.asarray(x, np.float64) for path, x in leaves}
+
+
 CONTINUOUS = ActionSpec((3,), "float32", -1.0, 1.0)
