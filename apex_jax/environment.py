@@ -96,8 +96,9 @@ class Environment:
         per_step: int = 0,
         rendered: bool = False,
     ):
-        """Starts the pool and its first episodes. `seeds`: int[E], one each; `rendered`: needed by `screen`."""
+        """Starts the pool and its first episodes. `seeds`: int[E], one each; `rendered`: `screen` returns screens."""
         self.num_environments = len(seeds)
+        self._rendered = rendered
         self._spec = spec
         with _no_precision_warning():
             self._pool = envpool.make(
@@ -173,6 +174,8 @@ class Environment:
 
     def screen(self) -> np.ndarray | None:
         """Returns the rendered screen of environment 0: uint8[height, width, 3]; None if the game has no screen."""
+        if not self._rendered:
+            return None
         try:
             return np.asarray(self._pool.render())[0]
         except RuntimeError as error:

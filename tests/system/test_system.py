@@ -334,3 +334,15 @@ def test_fleet_without_a_supervisor_draws_curves_and_its_waiting_evaluator_names
     fleet = [evaluator, *(start(role) for role in ("replay", "learner", "actor"))]
     assert [program.exit_code(120.0) for program in fleet] == [0, 0, 0, 0]
     assert (directory / "curves.png").stat().st_size > 1000
+
+
+@pytest.mark.long
+def test_run_of_continuous_control_ends_well_if_it_cannot_be_filmed(programs: Programs, tmp_path: Path) -> None:
+    settings = ("total_updates=64", "replay.min_size_to_sample=1000", "evaluator.episodes=1")
+    arguments = ("--config", "walker", f"run_directory={tmp_path / 'run'}", *settings)
+    program = programs.start(*arguments, environment={"MUJOCO_GL": "none"})  # which no renderer has
+    assert program.exit_code(170.0) == 0, program.stderr
+    [film] = [line for line in program.stdout.splitlines() if line.startswith("Film: ")]
+    assert "none; it needs pip install" in film
+    assert "WalkerWalk-v1 cannot be filmed" in log(tmp_path / "run", "evaluator")
+    assert "WARNING" not in program.stderr
