@@ -28,7 +28,7 @@ KEYS = (
     "learner.optimizer",
     "algorithm.name",
 )
-"""With other values of these no checkpoint can be resumed; all but the last two are compared between processes."""
+"""A checkpoint is refused if one of these differs; all but the last two are compared between processes."""
 MOST_TOLD = 2_500  # characters: enough for two compatibility keys; their UTF-8 always fits in a `Refusal`
 
 

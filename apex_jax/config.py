@@ -83,7 +83,11 @@ class NetworkConfig:
     unseen_pixels: bool = key(False, "kernels and strides may leave pixels unseen, in between or at two edges")
     policy_units: tuple[int, ...] = key((300, 200), "DPG: units of each hidden layer of the policy", "", 1, 65536)
     critic_units: tuple[int, ...] = key(
-        (400, 300), "DPG: units of each hidden layer of the critic; the action joins at the second", "", 1, 65536
+        (400, 300),
+        "DPG: units of each hidden layer of the critic; the action joins at the second (layer_norm: first)",
+        "",
+        1,
+        65536,
     )
     layer_norm: bool = key(
         False, "DPG: hidden layers after the first are residual blocks with layer normalization (Lee et al. 2024)"
@@ -348,11 +352,13 @@ class Config:
         network = self.network
         names = ["hidden_units", "dueling"]
         if self.environment.is_atari:
-            names = ["channels", "kernel_sizes", "strides", *names]
+            names, twins = ["channels", "kernel_sizes", "strides", *names], []
         else:
             names += ["policy_units", "critic_units", "layer_norm", "normalize_observations"]
-        words = [f"{name}={_word(getattr(network, name))}" for name in names]
-        return " ".join([self.compatibility_key, *words, f"twin_critics={_word(self.algorithm.twin_critics)}"])
+            twins = [f"twin_critics={_word(self.algorithm.twin_critics)}"]
+        return " ".join(
+            [self.compatibility_key, *(f"{name}={_word(getattr(network, name))}" for name in names), *twins]
+        )
 
     @property
     def checkpoint_compatibility_key(self) -> str:

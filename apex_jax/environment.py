@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import envpool
+import envpool.registration
 import numpy as np
 
 from apex_jax.config import Config
@@ -42,23 +43,26 @@ def segment_spec(config: Config) -> SegmentSpec:
             spec = envpool.make_spec(task, **_options(config, config.environment.max_episode_frames))
         except (ImportError, RuntimeError) as error:  # the game needs packages that are not installed
             raise UsageError(
-                f"environment.task={task}: EnvPool cannot make it here ({first_line(error)}); choose an Atari game"
+                f"environment.task={task}: EnvPool cannot make it here ({first_line(error)}); choose another"
             ) from None
         observation, action = spec.gymnasium_observation_space, spec.gymnasium_action_space
-    is_atari, is_pixels = _is_atari(task), observation.dtype == np.uint8
+    is_atari, is_pixels, actions = _is_atari(task), observation.dtype == np.uint8, _action_spec(task, action)
     if not is_atari and (config.environment.frame_stack, config.environment.frame_skip) != (1, 1):
-        raise UsageError(
-            f"{task} has no frames to stack or skip: set environment.frame_stack=1 environment.frame_skip=1"
-        )
+        fix = "set environment.frame_stack=1 environment.frame_skip=1"
+        fix = fix if actions.dtype == "int32" else f"use --config walker environment.task={task}"
+        raise UsageError(f"{task} has no frames to stack or skip: {fix}")
     if is_pixels and not is_atari:
         raise UsageError(f"environment.task={task}: this agent plays no pixel games but Atari's; choose one of those")
+    parts = parts_of(task, spec)
+    if parts is not None and not set(parts) <= set(getattr(observation, "spaces", ())):
+        raise UsageError(f"environment.task={task}: its observations are not plain arrays; choose another task")
     segments = SegmentSpec(
-        frame_shape=observation.shape[1:] if is_pixels else (size_of(observation, parts_of(task, spec)),),
+        frame_shape=observation.shape[1:] if is_pixels else (size_of(observation, parts),),
         frame_dtype="uint8" if is_pixels else "float32",
         frame_stack=config.environment.frame_stack,
         slots=config.actor.segment_slots,
         n_step=config.algorithm.n_step,
-        action=_action_spec(task, action),
+        action=actions,
     )
     if segments.slots > (most := max_slots(segments)):  # of pixels, config_rules refuses them
         raise UsageError(
@@ -112,9 +116,9 @@ class Environment:
                 **({"render_mode": "rgb_array"} if rendered else {}),
             )
             _ = self._pool.observation_space  # EnvPool builds it at first use: here rather than in `receive`
-            task, is_discrete = config.environment.task, spec.action.dtype == "int32"
-            self._parts = parts_of(task, envpool.make_spec(task))
-            self._bounds = None if is_discrete else action_bounds(envpool.make_spec(task).gymnasium_action_space)
+            made = envpool.make_spec(config.environment.task)
+            self._parts = parts_of(config.environment.task, made)
+            self._bounds = None if spec.action.dtype == "int32" else action_bounds(made.gymnasium_action_space)
         self._first = np.ones(self.num_environments, bool)
         self._lives = np.zeros(self.num_environments, np.int32)
         self._waits = np.zeros(self.num_environments, bool)  # received, and not yet sent an action
@@ -189,16 +193,16 @@ class Environment:
 
 
 def has_stage(config: Config) -> bool:
-    """Returns whether the task is one of MuJoCo's, whose episodes `apex_jax.stage` can play and show."""
-    return _is_mujoco(config.environment.task)
+    """Returns whether the task is one of DM control or Gym MuJoCo, whose episodes `apex_jax.stage` can show."""
+    return _family(config.environment.task) in ("mujoco.dmc", "mujoco.gym")
 
 
 def has_screen(config: Config) -> bool:
     """Returns whether a game of the run's task can be recorded, see `Environment.screen`.
 
-    False for MuJoCo's tasks: without a screen and its libraries, EnvPool would end the process in `render`.
+    False for all of MuJoCo: without a display and its libraries, EnvPool would end the process in `render`.
     """
-    if _is_atari(config.environment.task) or _is_mujoco(config.environment.task):
+    if _is_atari(config.environment.task) or _family(config.environment.task).startswith("mujoco"):
         return _is_atari(config.environment.task)
     environment = Environment(config, segment_spec(config), np.zeros(1), 16, rendered=True)
     try:
@@ -265,11 +269,13 @@ def _has_twins(env_id: np.ndarray) -> bool:
 
 
 def _is_atari(task: str) -> bool:
-    return hasattr(envpool.make_spec(task).config, "noop_max")
+    return _family(task) == "atari"
 
 
-def _is_mujoco(task: str) -> bool:
-    return not _is_atari(task) and hasattr(envpool.make_spec(task).config, "frame_skip")
+def _family(task: str) -> str:
+    """Returns the part of EnvPool that a task is of, such as "atari", "classic_control" or "mujoco.dmc"."""
+    module: str = envpool.registration.registry.specs[task][0]
+    return module.removeprefix("envpool.")
 
 
 def _options(config: Config, max_episode_frames: int) -> dict[str, Any]:

@@ -22,7 +22,7 @@ NOT_OBSERVED: dict[str, tuple[str, ...]] = {
     r"QuadrupedEscape": ("ball_state", "target_position"),
     r"QuadrupedFetch": ("origin", "rangefinder"),
 }
-"""Parts that EnvPool returns and DM control does not have in that task: most are constant, some would give it away."""
+"""Parts that EnvPool returns and DM control does not have in that task: most are constant, some reveal the goal."""
 
 
 def parts_of(task: str, spec: Any) -> tuple[str, ...] | None:

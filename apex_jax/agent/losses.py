@@ -46,7 +46,8 @@ def policy_descent(dq_da: jax.Array, clip: float) -> jax.Array:
     """Returns the gradient of the policy's loss by its actions, float32[B, A]: -clip(dq/da, -c, c) / B.
 
     The chain rule through pi makes it the deterministic policy gradient, which ascends mean_i q(S_i, pi(S_i; phi))
-    (Silver et al. 2014), with each element of dq/da clipped to [-clip, clip]; 0 = never.
+    (Silver et al. 2014), with each element of dq/da clipped to [-clip, clip]; 0 = never. Importance weights are not
+    part of it, as in D4PG (Barth-Maron et al. 2018).
     """
     clipped = jnp.clip(dq_da, -clip, clip) if clip else dq_da
     return -clipped / len(dq_da)

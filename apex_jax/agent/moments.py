@@ -22,7 +22,7 @@ class Moments(NamedTuple):
 
 
 def initial_moments(size: int) -> Moments:
-    """Returns the moments of no observations, with which `normalized` changes nothing."""
+    """Returns the moments of no observations, with which `normalized` changes almost nothing."""
     return Moments(jnp.zeros(()), jnp.zeros(size), jnp.ones(size))
 
 

@@ -15,7 +15,7 @@ from apex_jax.config import LearnerConfig
 
 
 def make_optimizer(config: LearnerConfig) -> optax.GradientTransformation:
-    """Returns global-norm clipping, then centered RMSProp (the paper's for Ape-X DQN) or Adam (for Ape-X DPG).
+    """Returns global-norm clipping, then centered RMSProp or Adam (the paper's for DQN and for DPG).
 
     RMSProp: g_bar and s decay towards g and g^2; theta -= lr g / sqrt(s - g_bar^2 + epsilon), no momentum.
     """

@@ -218,14 +218,14 @@ def evaluate_checkpoint(config: Config, spec: SegmentSpec, stop: StopSignal) -> 
     if film.error is not None:
         raise RunError(f"evaluator.video={shown(video)}: {film.error}")
     if video and has_stage(config):
-        _log_staged(*film_on_stage(config, algorithm, weights.params, video))
+        _log_staged(*film_on_stage(config, algorithm, weights.params, video, stop))
     elif video:
         _log_film(config, film, returns[0])
 
 
 def _film_on_stage(role: RoleContext, algorithm: Algorithm, weights: Weights, video: str) -> None:
     try:
-        episode_return, paths = film_on_stage(role.config, algorithm, weights.params, video, role.stop.beat)
+        episode_return, paths = film_on_stage(role.config, algorithm, weights.params, video, role.stop)
     except RunError as error:  # the evaluation is valid nevertheless
         _log.info("no video: %s", error)
     else:

@@ -18,6 +18,7 @@ from apex_jax.config import Config
 from apex_jax.environment import has_screen, has_stage
 from apex_jax.errors import RunError, UsageError, shown
 from apex_jax.plotting.video import video_paths, video_writer
+from apex_jax.process import StopSignal
 from apex_jax.stage import Stage
 
 _log = logging.getLogger(__name__)
@@ -62,18 +63,20 @@ def frames_per_second(config: Config) -> Fraction:
 
 
 def film_on_stage(
-    config: Config, algorithm: Algorithm, params: Params, path: str, beat: Callable[[], None] = lambda: None
+    config: Config, algorithm: Algorithm, params: Params, path: str, stop: StopSignal
 ) -> tuple[float, list[Path]]:
     """Films an episode in the task's own simulator, which no training has seen; returns its return and the files.
 
-    The policy acts as in evaluations. Raises RunError if the episode cannot be played, shown or written.
+    The policy acts as in evaluations. Raises RunError if the episode cannot be played, shown or written, or is stopped.
     """
     exploration = np.full(1, algorithm.evaluation_exploration, np.float32)
     key, steps, ended, episode_return = jax.random.key(config.seed), 0, False, 0.0
     with Stage(config.environment.task, config.seed) as stage, Film(path, stage.frames_per_second) as film:
         film.add(stage.screen)
         while not ended and steps < LONGEST_STAGED_STEPS:
-            beat()
+            stop.beat()
+            if stop.is_set():
+                raise RunError("stopped before the episode ended")
             output = algorithm.act(params, stage.observation[None, None], exploration, key, steps)
             _, reward, ended = stage.step(np.asarray(output.action)[0])
             film.add(stage.screen)

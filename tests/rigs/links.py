@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 import time
 from collections.abc import Callable
@@ -23,6 +22,7 @@ from apex_jax.replay.replay import Replay
 from apex_jax.transport import sockets, wire
 from apex_jax.transport.messages import Integer
 from apex_jax.types import ActionSpec, Columns, Segment, SegmentSpec
+from tests.rigs.ports import free_port
 
 SPEC = SegmentSpec(
     frame_shape=(3,), frame_dtype="float32", frame_stack=2, slots=8, n_step=1, action=ActionSpec.discrete(2)
@@ -85,9 +85,7 @@ def free_limiter(min_size: int = 1) -> RateLimiter:
 
 def free_address() -> str:
     """A tcp address that nobody serves."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"tcp://127.0.0.1:{probe.getsockname()[1]}"
+    return f"tcp://127.0.0.1:{free_port()}"
 
 
 def wait_until(condition: Callable[[], Any], meanwhile: Callable[[], Any] = lambda: None) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -19,6 +18,7 @@ from typing import TypeVar
 
 from apex_jax.metrics import read_metrics
 from apex_jax.process import SUPERVISED
+from tests.rigs.ports import free_port
 
 ROOT = Path(__file__).parents[2]
 MARK = "APEX_JAX_TEST_MARK"  # in the environment of a test's processes, which their children inherit
@@ -159,12 +159,7 @@ def checkpoints(directory: Path) -> list[int]:
 
 def free_tcp_addresses() -> list[str]:
     """Returns `key=value` settings of the three links, with ports that are free now."""
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(3)]
-    ports = [sock.getsockname()[1] for sock in sockets]
-    for sock in sockets:
-        sock.close()
-    links = ("experience", "sampling", "weights")
-    return [f"addresses.{link}=tcp://127.0.0.1:{port}" for link, port in zip(links, ports, strict=True)]
+    return [f"addresses.{link}=tcp://127.0.0.1:{free_port()}" for link in ("experience", "sampling", "weights")]
 
 
 def wait_until(condition: Callable[[], T], seconds: float = PATIENCE_SECONDS) -> T:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from apex_jax.config import ActorConfig, Config, EnvironmentConfig
-from apex_jax.environment import Environment, Episode, EpisodeTracker, segment_spec
+from apex_jax.environment import Environment, Episode, EpisodeTracker, has_screen, has_stage, segment_spec
 from apex_jax.errors import UsageError
 from apex_jax.segment_codec import max_slots
 from apex_jax.settings import load
@@ -254,6 +254,25 @@ def test_unknown_task_is_refused_with_a_suggestion(task: str, suggestion: str) -
 def test_actions_of_several_kinds_are_refused() -> None:
     with pytest.raises(UsageError, match=r"JobShop-v0: no algorithm here has its actions.*such as WalkerWalk-v1"):
         segment_spec(config("JobShop-v0"))
+
+
+@pytest.mark.parametrize("task", ["BinPack-v2", "AlohaHandOver-v1", "FrankaKitchen-v1"])
+def test_observations_or_actions_that_are_not_plain_arrays_are_refused(task: str) -> None:
+    with pytest.raises(UsageError, match=rf"environment\.task={task}: .*; choose "):
+        segment_spec(config(task))
+
+
+def test_continuous_task_under_the_settings_of_a_game_is_refused_with_the_configuration_to_use() -> None:
+    with pytest.raises(UsageError, match=r"use --config walker environment\.task=CheetahRun-v1$"):
+        segment_spec(config("CheetahRun-v1", frame_stack=4))
+
+
+@pytest.mark.parametrize(("task", "staged"), [
+    ("WalkerWalk-v1", True), ("HalfCheetah-v4", True), ("myoElbowPose1D6MRandom-v0", False), ("Go1Getup-v1", False),
+])  # fmt: skip
+def test_task_of_mujoco_has_no_screen_and_a_stage_if_its_simulator_is_known(task: str, staged: bool) -> None:
+    assert not has_screen(config(task))
+    assert has_stage(config(task)) == staged
 
 
 def test_pixels_of_another_kind_than_ataris_are_refused() -> None:

@@ -17,7 +17,7 @@ from apex_jax.agent.registry import make_algorithm
 from apex_jax.checkpoint import Checkpointer, Progress
 from apex_jax.config import Config
 from apex_jax.environment import segment_spec
-from apex_jax.errors import UsageError
+from apex_jax.errors import RunError, UsageError
 from apex_jax.metrics import MetricsWriter
 from apex_jax.process import StopSignal
 from apex_jax.program import CONFIGS
@@ -139,13 +139,24 @@ def test_episode_in_a_simulator_is_filmed_and_its_return_is_the_sum_of_its_rewar
     dpg = make_algorithm(config, segment_spec(config))
     params = dpg.acting_params(dpg.init(jax.random.key(0)))
     monkeypatch.setattr(recording, "Stage", StageOfThreeSteps)
-    episode_return, paths = recording.film_on_stage(config, dpg, params, str(tmp_path / "game"))
+    episode_return, paths = recording.film_on_stage(config, dpg, params, str(tmp_path / "game"), StopSignal())
     assert episode_return == 4.5
     assert paths == [tmp_path / "game.mp4", tmp_path / "game.gif"]
     frames, rate = frames_of(tmp_path / "game.mp4")
     assert (frames.shape, rate) == ((4, 480, 480, 3), 20)
     with Image.open(tmp_path / "game.gif") as image:
         assert image.size == (240, 240)
+
+
+def test_film_in_a_simulator_that_is_stopped_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config, stop = load(CONFIGS / "pendulum.yaml"), StopSignal()
+    dpg = make_algorithm(config, segment_spec(config))
+    params = dpg.acting_params(dpg.init(jax.random.key(0)))
+    monkeypatch.setattr(recording, "Stage", StageOfThreeSteps)
+    stop.set()
+    with pytest.raises(RunError, match="stopped before the episode ended"):
+        recording.film_on_stage(config, dpg, params, str(tmp_path / "game"), stop)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_video_of_a_task_with_a_simulator_may_be_asked_for() -> None:
