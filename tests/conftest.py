@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 
 os.environ["JAX_PLATFORMS"] = "cpu"  # read when jax is imported, which is after this file
@@ -16,6 +17,11 @@ os.environ["XDG_CACHE_HOME"] = str(Path(__file__).parents[1] / ".pytest_cache" /
 from apex_jax.device import keep_compiled_programs
 
 keep_compiled_programs()  # for this process too, because many tests compile the same programs
+
+# The same examples in each run, so that a change turns red by what it changes; HYPOTHESIS_PROFILE=random for others.
+hypothesis.settings.register_profile("same", derandomize=True)
+hypothesis.settings.register_profile("random", derandomize=False)
+hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -33,9 +33,10 @@ def split(address: str) -> Address:
     if scheme == "ipc" and place:
         return Address("", 0, place)
     host, _, port = place.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
     if scheme != "tcp" or not host or not re.fullmatch("[0-9]{1,5}", port) or not 1 <= int(port) <= 65535:
         raise UsageError(f"{shown(address)}: give tcp://HOST:PORT or ipc://PATH, such as tcp://127.0.0.1:8080")
-    return Address(host.removeprefix("[").removesuffix("]"), int(port), "")
+    return Address(host, int(port), "")
 
 
 def is_loopback(address: str) -> bool:

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from apex_jax.errors import UsageError
@@ -73,6 +73,7 @@ def test_malformed_address_is_a_one_line_error_with_an_example(address: str) -> 
     assert str(caught.value).isprintable()
 
 
+@example(text="tcp://[:1")
 @given(text=st.text() | st.text().map("tcp://{}".format) | st.text().map("tcp://{}:80".format))
 def test_any_text_is_an_address_or_wrong_usage_and_its_reach_is_known(text: str) -> None:
     assert is_loopback(text) in (True, False)
