@@ -30,7 +30,7 @@ MAIN = Path(
     os.path.relpath(Path(__file__).parents[1] / "main.py")
 )  # relative, because the recorded command contains it
 CONFIG = MAIN.parent / "configs" / "mountain_car.yaml"
-VARIANTS: dict[str, tuple[str, ...]] = {
+DQN: dict[str, tuple[str, ...]] = {
     "Ape-X": (),
     "uniform replay": ("replay.priority_exponent=0",),
     "new transitions at maximum priority": ("replay.initial_priority=maximum",),
@@ -39,6 +39,15 @@ VARIANTS: dict[str, tuple[str, ...]] = {
     "one epsilon": ("actor.epsilon_exponent=0", "actor.base_epsilon=0.05"),
     "two actor processes": ("actor.processes=2", "actor.environments={half}"),
 }
+DPG: dict[str, tuple[str, ...]] = {
+    "Ape-X DPG": (),
+    "uniform replay": ("replay.priority_exponent=0",),
+    "one-step returns": ("algorithm.n_step=1",),
+    "one noise": ("actor.largest_noise=0.3", "actor.smallest_noise=0.3"),
+    "no normalization": ("network.normalize_observations=false",),
+    "no layer normalization": ("network.layer_norm=false",),
+}
+VARIANTS = {"dqn": DQN, "dpg": DPG}
 
 
 def main() -> None:
@@ -54,12 +63,14 @@ def main() -> None:
         "--publish", type=Path, default=Path("results/ablations"), help="of the result (results/ablations)"
     )
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="for every run")
+    parser.add_argument("--agent", choices=VARIANTS, default="dqn", help="whose parts are removed (dqn)")
     arguments = parser.parse_args()
+    variants = VARIANTS[arguments.agent]
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     half = load(arguments.config).actor.environments // 2
-    runs: dict[str, list[Path]] = {name: [] for name in VARIANTS}
+    runs: dict[str, list[Path]] = {name: [] for name in variants}
     for seed in range(1, arguments.seeds + 1):  # so that an interrupted series has the same seeds of every variant
-        for name, changes in VARIANTS.items():
+        for name, changes in variants.items():
             directory = arguments.directory / f"{name.replace(' ', '_')}-{seed}"
             runs[name].append(directory)
             if updates_of(directory) < arguments.updates:

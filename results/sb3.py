@@ -1,7 +1,8 @@
-"""Stable-Baselines3's DQN on the same game and machine, with the settings its authors publish for Atari (RL Zoo).
+"""Stable-Baselines3 on the same task and machine, with the settings its authors publish (RL Zoo).
 
-Writes a directory that `python main.py plot` reads. The clock stands still while its agent is evaluated, which ours
-does beside training. Needs results/requirements-sb3.txt: `sb3/bin/python results/sb3.py --minutes 30 runs/sb3-1`.
+DQN on an Atari game, TD3 on a Gymnasium task of MuJoCo: `--task Pong-v5`, `--task HalfCheetah-v4`. Writes a directory
+that `python main.py plot` reads. The clock stands still while its agent is evaluated, which ours does beside training.
+Needs results/requirements-sb3.txt: `sb3/bin/python results/sb3.py --minutes 30 runs/sb3-1`.
 """
 
 from __future__ import annotations
@@ -17,15 +18,17 @@ from typing import Any
 
 import ale_py
 import gymnasium
-from stable_baselines3 import DQN
+import numpy as np
+from stable_baselines3 import DQN, TD3
 from stable_baselines3.common.callbacks import BaseCallback
-from stable_baselines3.common.env_util import make_atari_env
+from stable_baselines3.common.env_util import make_atari_env, make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy
+from stable_baselines3.common.noise import NormalActionNoise
+from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.vec_env import VecEnv, VecFrameStack
 
-FRAME_SKIP = 4
 GAMES = 10
-SETTINGS = {  # RL Zoo, hyperparams/dqn.yml, "atari"
+DQN_SETTINGS: dict[str, Any] = {  # RL Zoo, hyperparams/dqn.yml, "atari"
     "buffer_size": 100_000,
     "learning_rate": 1e-4,
     "batch_size": 32,
@@ -37,15 +40,25 @@ SETTINGS = {  # RL Zoo, hyperparams/dqn.yml, "atari"
     "exploration_final_eps": 0.01,
     "optimize_memory_usage": False,
 }
-PACKAGES = ("stable-baselines3", "torch", "gymnasium", "ale-py", "numpy")
+TD3_SETTINGS: dict[str, Any] = {  # RL Zoo, hyperparams/td3.yml, "HalfCheetah-v4"
+    "learning_rate": 1e-3,
+    "batch_size": 256,
+    "learning_starts": 10_000,
+    "train_freq": 1,
+    "gradient_steps": 1,
+    "policy_kwargs": {"net_arch": [400, 300]},
+}
+TD3_NOISE = 0.1  # the same file: Gaussian
+PACKAGES = ("stable-baselines3", "torch", "gymnasium", "ale-py", "mujoco", "numpy")
 PLANNED_STEPS = 10_000_000  # the exploration schedule is a fraction of this
 
 
 class Evaluations(BaseCallback):
     """Plays full games every few minutes of training, and ends it."""
 
-    def __init__(self, environment: VecEnv, directory: Path, minutes: float, every_minutes: float):
+    def __init__(self, environment: VecEnv, frame_skip: int, directory: Path, minutes: float, every_minutes: float):
         super().__init__()
+        self._frame_skip = frame_skip
         self._environment = environment
         self._path = directory / "metrics" / "evaluator.jsonl"
         self._seconds = 60 * minutes
@@ -68,9 +81,9 @@ class Evaluations(BaseCallback):
         line = {
             "time": self._start + trained,
             "seconds": trained,
-            "step": self.num_timesteps * FRAME_SKIP,
+            "step": self.num_timesteps * self._frame_skip,
             "eval/episodic_return": float(mean),
-            "charts/environment_frames_per_second": self.num_timesteps * FRAME_SKIP / max(trained, 1e-9),
+            "charts/environment_frames_per_second": self.num_timesteps * self._frame_skip / max(trained, 1e-9),
             "charts/updates_per_second": self.model._n_updates / max(trained, 1e-9),  # type: ignore[attr-defined]
         }
         with open(self._path, "a") as file:
@@ -85,31 +98,47 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--every-minutes", type=float, default=5.0, help="between evaluations (5)")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--game", default="Pong")
+    parser.add_argument("--task", default="Pong-v5", help="as apex_jax names it (Pong-v5)")
     arguments = parser.parse_args()
     (arguments.directory / "metrics").mkdir(parents=True)
+    atari = arguments.task.endswith("-v5")
+    model, evaluated = (atari_dqn if atari else mujoco_td3)(arguments.task, arguments.seed)
+    settings = DQN_SETTINGS if atari else TD3_SETTINGS
+    start = this_start(arguments.task, arguments.seed, settings)
+    (arguments.directory / "starts.jsonl").write_text(json.dumps(start) + "\n")
+    frame_skip = 4 if atari else 1
+    limits = (arguments.directory, arguments.minutes, arguments.every_minutes)
+    model.learn(PLANNED_STEPS, Evaluations(evaluated, frame_skip, *limits))
+
+
+def atari_dqn(task: str, seed: int) -> tuple[OffPolicyAlgorithm, VecEnv]:
+    """Returns DQN on a game, and games for evaluations."""
     gymnasium.register_envs(ale_py)
-    name = f"{arguments.game}NoFrameskip-v4"
+    name = f"{task.removesuffix('-v5')}NoFrameskip-v4"
     whole_games = {"terminal_on_life_loss": False, "clip_reward": False}
-    played = VecFrameStack(make_atari_env(name, seed=arguments.seed), 4)
-    evaluated = VecFrameStack(
-        make_atari_env(name, n_envs=GAMES, seed=1000 + arguments.seed, wrapper_kwargs=whole_games), 4
-    )
-    model = DQN("CnnPolicy", played, seed=arguments.seed, **SETTINGS)  # type: ignore[arg-type]
-    (arguments.directory / "starts.jsonl").write_text(json.dumps(this_start(arguments.game, arguments.seed)) + "\n")
-    model.learn(PLANNED_STEPS, Evaluations(evaluated, arguments.directory, arguments.minutes, arguments.every_minutes))
+    played = VecFrameStack(make_atari_env(name, seed=seed), 4)
+    evaluated = VecFrameStack(make_atari_env(name, n_envs=GAMES, seed=1000 + seed, wrapper_kwargs=whole_games), 4)
+    return DQN("CnnPolicy", played, seed=seed, **DQN_SETTINGS), evaluated
 
 
-def this_start(game: str, seed: int) -> dict[str, Any]:
+def mujoco_td3(task: str, seed: int) -> tuple[OffPolicyAlgorithm, VecEnv]:
+    """Returns TD3 on a task, and environments for evaluations, which are played without noise."""
+    played, evaluated = make_vec_env(task, seed=seed), make_vec_env(task, n_envs=GAMES, seed=1000 + seed)
+    actions = played.action_space.shape or (1,)
+    noise = NormalActionNoise(np.zeros(actions), np.full(actions, TD3_NOISE))
+    return TD3("MlpPolicy", played, seed=seed, action_noise=noise, **TD3_SETTINGS), evaluated
+
+
+def this_start(task: str, seed: int, settings: dict[str, Any]) -> dict[str, Any]:
     """Returns the data to repeat the run, with the keys of starts.jsonl."""
     return {
         "time": time.time(),
-        "task": f"{game}-v5",
+        "task": task,
         "seed": seed,
         "command": " ".join(sys.argv),
         "python": platform.python_version(),
         "versions": {name: metadata.version(name) for name in PACKAGES},
-        "settings": SETTINGS,
+        "settings": settings,
     }
 
 
