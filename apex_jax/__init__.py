@@ -16,15 +16,6 @@
     config_rules     keys that must fit each other
     settings         YAML and key=value -> a checked Config
     command_line     argv -> a checked Config, and what is to be done with it
-    errors           what a user is told in one line, and the parser that does so
-    program          how this program was started: from a checkout, or installed
-    compatibility    what processes, checkpoints and journal must have in common, and how a difference is told
-    run_identity     which run a directory belongs to
-    compiled         the decorator of loops that are compiled
-    disk             what must outlast a loss of power, and directories that one process has
-    output           standard output and error that may go away
-    machine          how many cores and how much memory a process may use
-    device           what a process computes on
 
     agent/           the algorithms: arrays in, arrays out
       algorithm      what workers know of one: init, act, update, acting_params, exploration
@@ -61,17 +52,31 @@
       addresses      addresses taken apart, hosts looked up
       status_link    a process's status, over HTTP
 
-    environment      EnvPool, with every question about episodes answered
-    observations     observations of several parts -> vectors
-    stage            an episode of a continuous task in its original simulator, with its screens
-    stage_process    the process of that simulator
-    checkpoint       the learner's state on disk
-    storage          a copy of the run on object storage
-    metrics          TensorBoard and JSON lines
-    atari_scores     random, human and Ape-X scores of 57 games
+    host/            the machine, and this program on it
+      errors         what a user is told in one line, and the parser that does so
+      program        how this program was started: from a checkout, or installed
+      disk           what must outlast a loss of power, and directories that one process has
+      machine        how many cores and how much memory a process may use
+      device         what a process computes on
+      compiled       the decorator of loops that are compiled
+      output         standard output and error that may go away
+
+    run/             what a run keeps
+      identity       which run a directory belongs to
+      compatibility  what processes, checkpoints and journal must have in common, and how a difference is told
+      provenance     command, commit, versions, machine of each start
+      checkpoint     the learner's state on disk
+      metrics        TensorBoard and JSON lines
+      storage        a copy of the run on object storage
+
+    environments/    what the agent learns
+      environment    EnvPool, with every question about episodes answered
+      observations   observations of several parts -> vectors
+      atari_scores   random, human and Ape-X scores of 57 games
+      stage          an episode of a continuous task in its original simulator, with its screens; stage_process
+                     is the process of that simulator
 
     plotting/        what a run leaves to look at
-      provenance     command, commit, versions, machine of each start
       curves         metrics of runs -> curves, and runs that are seeds of the same
       packed_runs    many small runs in one file
       statistics     interquartile mean, bootstrap intervals
@@ -109,11 +114,9 @@
 
     main             the program: main.py, apex-jax and python -m apex_jax
 
-Imports run one way: types, program, errors, compiled, disk, machine, output, config_key, config, segment_codec,
-compatibility, run_identity -> agent, replay, transport, observations, environment, stage, checkpoint, device, storage,
-metrics, atari_scores (of which none imports another, except environment observations) -> plotting, process -> links,
-operations -> workers -> main. Beside that, config -> config_rules -> settings -> plotting, workers; settings ->
-command_line -> main; and stage -> stage_process.
+Imports run one way: types, config_key, config -> host -> segment_codec, config_rules -> settings -> run -> agent,
+environments, replay, transport (none of which imports another) -> plotting, process -> links, operations -> workers ->
+main. Beside that, settings -> command_line -> main.
 """
 
 __version__ = "0.2.0"

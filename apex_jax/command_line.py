@@ -13,8 +13,8 @@ from typing import Literal, NamedTuple
 
 from apex_jax import __version__
 from apex_jax.config import Config
-from apex_jax.errors import Parser, UsageError, shown
-from apex_jax.program import CONFIGS, NAME
+from apex_jax.host.errors import Parser, UsageError, shown
+from apex_jax.host.program import CONFIGS, NAME
 from apex_jax.settings import (
     DEFAULT_CONFIG,
     OWNERS,

@@ -9,7 +9,7 @@ from operator import attrgetter
 from typing import TypeAlias
 
 from apex_jax.config import Config
-from apex_jax.errors import UsageError, shown
+from apex_jax.host.errors import UsageError, shown
 
 MAX_IPC_PATH_BYTES = 107  # longest path of a Unix socket
 MAX_PARAMETER_BYTES = 2**29  # a copy of apex_jax.types.MAX_WEIGHTS_BYTES: that module imports numpy
@@ -43,7 +43,7 @@ def _size_rules(config: Config) -> Iterator[Rule]:
         f"must be at least {overlap + 1}, environment.frame_stack + algorithm.n_step, for a transition to start in it"
     )
     yield "actor.segment_slots", slots > overlap, least
-    if environment.is_atari:  # otherwise apex_jax.environment.segment_spec checks the size
+    if environment.is_atari:  # otherwise apex_jax.environments.environment.segment_spec checks the size
         largest = _max_slots(environment.frame_size)
         why = f"because a segment is sent in one message of at most {MAX_SEGMENT_BYTES >> 20} MiB; lower either"
         most = f"must be at most {largest}, with environment.frame_size={environment.frame_size}, {why}"

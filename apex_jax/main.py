@@ -4,9 +4,9 @@ import errno
 import importlib
 import sys
 
-from apex_jax.errors import RunError, UsageError
-from apex_jax.output import end_output, outlast_lost_output
-from apex_jax.program import CHECKOUT
+from apex_jax.host.errors import RunError, UsageError
+from apex_jax.host.output import end_output, outlast_lost_output
+from apex_jax.host.program import CHECKOUT
 
 COMMANDS = {  # they train nothing, and each has a command line of its own
     "plot": "apex_jax.plotting.plot_command",
@@ -42,12 +42,11 @@ def _run() -> tuple[int, bool]:
             print(to_yaml(command.config), end="")
             return 0, True
         if command.role in ("local", "learner"):
-            from apex_jax.plotting.provenance import (
-                check_resumable,
-            )  # a check that needs no JAX, whose import takes a second
+            from apex_jax.run.provenance import check_resumable  # needs no JAX, whose import takes a second
 
             check_resumable(command.config)
-        from apex_jax import device, process  # after the command has been checked
+        from apex_jax import process  # after the command has been checked
+        from apex_jax.host import device
 
         process.start_log(command.name)
         stop = process.StopSignal()

@@ -18,8 +18,8 @@ from types import FrameType
 import numpy as np
 
 from apex_jax.config import Config
-from apex_jax.disk import lock
-from apex_jax.errors import RunError
+from apex_jax.host.disk import lock
+from apex_jax.host.errors import RunError
 from apex_jax.transport.addresses import UnresolvedHost, resolve, split
 
 SUPERVISED = "APEX_JAX_SUPERVISED"  # set by the local supervisor: stdin is a pipe that closes when the supervisor dies

@@ -20,8 +20,8 @@ from omegaconf import OmegaConf
 from apex_jax.config import Config
 from apex_jax.config_key import Key
 from apex_jax.config_rules import check
-from apex_jax.errors import UsageError, shown
-from apex_jax.program import CONFIGS
+from apex_jax.host.errors import UsageError, shown
+from apex_jax.host.program import CONFIGS
 
 DEFAULT_CONFIG = CONFIGS / "pong_cpu.yaml"
 MAX_YAML_LENGTH = 16_384  # libyaml is recursive: some 30,000 open brackets overflow the stack and kill the process

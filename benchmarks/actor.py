@@ -19,10 +19,10 @@ import zmq
 
 from apex_jax.agent.registry import make_algorithm
 from apex_jax.config import Config
-from apex_jax.environment import Environment, segment_spec
+from apex_jax.environments.environment import Environment, segment_spec
 from apex_jax.links.weights_server import WeightsServer
-from apex_jax.metrics import read_metrics
 from apex_jax.process import new_run_id
+from apex_jax.run.metrics import read_metrics
 from apex_jax.settings import load
 from apex_jax.transport.params_codec import architecture_of
 from apex_jax.types import ActionSpec

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from apex_jax.config import Config
-from apex_jax.environment import segment_spec
+from apex_jax.environments.environment import segment_spec
 from apex_jax.replay.replay import Replay
 from apex_jax.segment_codec import decode_columns
 from apex_jax.settings import load

@@ -13,7 +13,7 @@ from typing import Any
 
 import jax
 
-from apex_jax.metrics import read_metrics
+from apex_jax.run.metrics import read_metrics
 from apex_jax.settings import load
 from apex_jax.transport.sockets import LocalLinks
 from apex_jax.workers.learner import compute_dtype

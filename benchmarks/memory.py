@@ -12,8 +12,8 @@ import numpy as np
 
 from apex_jax.agent.frame_store import store_bytes
 from apex_jax.config import Config
-from apex_jax.environment import segment_spec
-from apex_jax.metrics import resident_memory_bytes
+from apex_jax.environments.environment import segment_spec
+from apex_jax.run.metrics import resident_memory_bytes
 from apex_jax.settings import load
 from apex_jax.types import Segment
 from benchmarks.load import ActorLoad

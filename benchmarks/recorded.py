@@ -10,7 +10,7 @@ import numpy as np
 from apex_jax.agent.registry import make_algorithm
 from apex_jax.agent.segments import SegmentBuilder
 from apex_jax.config import Config
-from apex_jax.environment import Environment, segment_spec
+from apex_jax.environments.environment import Environment, segment_spec
 from apex_jax.segment_codec import encode_segment
 from apex_jax.transport.messages import SegmentMessage
 from apex_jax.types import Segment

@@ -16,7 +16,7 @@ import numpy as np
 import zmq
 
 from apex_jax.config import Config
-from apex_jax.environment import segment_spec
+from apex_jax.environments.environment import segment_spec
 from apex_jax.settings import load
 from apex_jax.transport.security import NO_KEYS, Security
 from benchmarks.load import PATIENCE_SECONDS, ActorLoad, DrawFigures, DrawingClient, split_cores

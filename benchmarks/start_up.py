@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from apex_jax.metrics import read_metrics
+from apex_jax.run.metrics import read_metrics
 from benchmarks.report import finish, say, target
 from benchmarks.roles import ROOT
 

@@ -15,7 +15,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from apex_jax.metrics import read_metrics
+from apex_jax.run.metrics import read_metrics
 from apex_jax.settings import load
 from apex_jax.workers.learner import compute_dtype
 from benchmarks.actor import actor_steps_per_second

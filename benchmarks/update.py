@@ -20,7 +20,7 @@ import numpy as np
 from apex_jax.agent.frame_store import FrameStore, create_store
 from apex_jax.agent.registry import make_algorithm
 from apex_jax.config import Config
-from apex_jax.environment import segment_spec
+from apex_jax.environments.environment import segment_spec
 from apex_jax.settings import load
 from apex_jax.types import SegmentSpec
 from benchmarks.report import finish, say

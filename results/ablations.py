@@ -18,11 +18,11 @@ from pathlib import Path
 
 import numpy as np
 
-from apex_jax.metrics import read_metrics
 from apex_jax.plotting.curves import Group, common_grid, held
 from apex_jax.plotting.plot import draw_each_against_the_first
 from apex_jax.plotting.plot_command import groups_of
 from apex_jax.plotting.statistics import bootstrap_interval, interquartile_mean
+from apex_jax.run.metrics import read_metrics
 from apex_jax.settings import load
 from results.publish import pack
 

@@ -28,7 +28,7 @@ class UpdateOutput(NamedTuple):
     """The result of K updates."""
 
     priorities: jax.Array  # float32[K, B], new priorities of the drawn transitions
-    metrics: dict[str, jax.Array]  # float32[K] by tag of `apex_jax.metrics.TAGS`; not finite if learning has diverged
+    metrics: dict[str, jax.Array]  # float32[K] by tag of `run.metrics.TAGS`; not finite if learning has diverged
 
 
 class Algorithm(NamedTuple):

@@ -12,7 +12,7 @@ from apex_jax.agent.algorithm import Algorithm
 from apex_jax.agent.dpg import make_dpg
 from apex_jax.agent.dqn import make_dqn
 from apex_jax.config import Config
-from apex_jax.errors import UsageError
+from apex_jax.host.errors import UsageError
 from apex_jax.types import SegmentSpec
 
 

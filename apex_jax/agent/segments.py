@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from apex_jax.agent.losses import initial_priority
-from apex_jax.compiled import compiled
+from apex_jax.host.compiled import compiled
 from apex_jax.types import Columns, Segment, SegmentSpec, Step, zero_columns
 
 

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 import zmq
 
-from apex_jax.errors import RunError
-from apex_jax.run_identity import RunIdentity
+from apex_jax.host.errors import RunError
+from apex_jax.run.identity import RunIdentity
 from apex_jax.transport import sockets
 from apex_jax.transport.messages import Refusal, Rejoin
 from apex_jax.transport.monitor import ClientMonitor

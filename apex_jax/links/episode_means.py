@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from apex_jax.metrics import Bands, Mean
+from apex_jax.run.metrics import Bands, Mean
 from apex_jax.transport.messages import EpisodeStatistics
 
 

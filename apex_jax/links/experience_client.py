@@ -14,10 +14,10 @@ from typing import NamedTuple
 import numpy as np
 import zmq
 
-from apex_jax.errors import RunError
+from apex_jax.host.errors import RunError
 from apex_jax.links.connection import Connection, Patience
 from apex_jax.links.outbox import Outbox, transitions_of
-from apex_jax.run_identity import RunIdentity
+from apex_jax.run.identity import RunIdentity
 from apex_jax.segment_codec import CorruptSegment
 from apex_jax.transport import sockets
 from apex_jax.transport.messages import (

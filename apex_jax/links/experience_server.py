@@ -11,16 +11,16 @@ from typing import Any
 import numpy as np
 import zmq
 
-from apex_jax.compatibility import told
 from apex_jax.config import Config
 from apex_jax.links.episode_means import EpisodeMeans
 from apex_jax.links.limited_log import LimitedLog
 from apex_jax.links.membership import Actor, Membership, Waiting
-from apex_jax.metrics import EPSILON_BANDS, NOISE_BANDS
 from apex_jax.process import digest_of_run_id
 from apex_jax.replay.ledger import ActorCounts
 from apex_jax.replay.replay import Replay
-from apex_jax.run_identity import RunIdentity
+from apex_jax.run.compatibility import told
+from apex_jax.run.identity import RunIdentity
+from apex_jax.run.metrics import EPSILON_BANDS, NOISE_BANDS
 from apex_jax.segment_codec import CorruptSegment, decode_columns, value_limits
 from apex_jax.transport import sockets
 from apex_jax.transport.messages import (

@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import zmq
 
-from apex_jax.errors import RunError
+from apex_jax.host.errors import RunError
 from apex_jax.links.connection import Connection, Patience
-from apex_jax.run_identity import RunIdentity
+from apex_jax.run.identity import RunIdentity
 from apex_jax.segment_codec import CorruptSegment, decode_columns, decode_frames, max_streamed_bytes
 from apex_jax.transport import sockets
 from apex_jax.transport.messages import (

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import zmq
 
-from apex_jax.compatibility import told
 from apex_jax.config import Config
 from apex_jax.process import digest_of_run_id
 from apex_jax.replay.replay import Replay
-from apex_jax.run_identity import RunIdentity
+from apex_jax.run.compatibility import told
+from apex_jax.run.identity import RunIdentity
 from apex_jax.transport import sockets
 from apex_jax.transport.messages import (
     CorruptSegments,

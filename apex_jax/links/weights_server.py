@@ -16,8 +16,8 @@ import jax
 import zmq
 
 from apex_jax.agent.algorithm import Params
-from apex_jax.compatibility import told
-from apex_jax.run_identity import RunIdentity
+from apex_jax.run.compatibility import told
+from apex_jax.run.identity import RunIdentity
 from apex_jax.transport import sockets
 from apex_jax.transport.messages import (
     WEIGHTS_PIECE_BYTES,

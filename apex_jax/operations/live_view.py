@@ -21,9 +21,9 @@ from rich.table import Table
 from rich.text import Text
 
 from apex_jax.config import Config
-from apex_jax.disk import checkpoint_steps
+from apex_jax.host.disk import checkpoint_steps
+from apex_jax.host.program import typed
 from apex_jax.operations.progress import Evaluation, Progress
-from apex_jax.program import typed
 
 PLAIN_INTERVAL_SECONDS = 10.0
 PANEL_WIDTH = 100

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from apex_jax.config import Config
-from apex_jax.metrics import MetricsFollower
 from apex_jax.operations.diagnosis import Diagnosis
+from apex_jax.run.metrics import MetricsFollower
 
 MAX_READINGS = 60  # one a second
 SOUND_SECONDS = 5.0  # of learning before rates are used to estimate the time left

@@ -7,9 +7,9 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from apex_jax.errors import Parser, shown
+from apex_jax.host.errors import Parser, shown
+from apex_jax.host.program import NAME
 from apex_jax.operations.status_summary import as_text, duration, summary
-from apex_jax.program import NAME
 from apex_jax.transport.status_link import fetch
 
 ANSWER_SECONDS = 4.0  # with the start of Python, an answer within five

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 
 from apex_jax.config import Config
-from apex_jax.metrics import resident_memory_bytes
 from apex_jax.operations.watchdog import Watchdog
-from apex_jax.plotting.provenance import commit, version
 from apex_jax.process import StopSignal
+from apex_jax.run.metrics import resident_memory_bytes
+from apex_jax.run.provenance import commit, version
 from apex_jax.transport.addresses import is_loopback
 from apex_jax.transport.status_link import StatusServer
 from apex_jax.transport.wire import PROTOCOL_VERSION

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
-from apex_jax.errors import shown
-from apex_jax.metrics import is_number
+from apex_jax.host.errors import shown
 from apex_jax.operations.diagnosis import EXPECTED_DROPS
+from apex_jax.run.metrics import is_number
 
 MAX_LINES = 6  # of problems, and of the roles of a supervisor
 ACTIVITIES = {  # of a role: the metric that is 0 while it waits, what it does otherwise, and what it may wait for

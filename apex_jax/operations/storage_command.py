@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from apex_jax.config_rules import STORAGE_URL, is_storage_url
-from apex_jax.errors import Parser, RunError, UsageError, shown
-from apex_jax.program import NAME
-from apex_jax.storage import SECTIONS, Storage, local_progress
+from apex_jax.host.errors import Parser, RunError, UsageError, shown
+from apex_jax.host.program import NAME
+from apex_jax.run.storage import SECTIONS, Storage, local_progress
 
 MEANINGS = {"run": "run directory, such as runs/Pong-v5-1", "url": "place of the copy: s3://bucket/prefix, or a folder"}
 

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from apex_jax.config import Config
-from apex_jax.errors import RunError
+from apex_jax.host.errors import RunError
 from apex_jax.process import FETCHED, StopSignal
-from apex_jax.run_identity import RunIdentity
-from apex_jax.storage import Section, Storage, StorageError, local_progress, progress_of
+from apex_jax.run.identity import RunIdentity
+from apex_jax.run.storage import Section, Storage, StorageError, local_progress, progress_of
 
 _log = logging.getLogger(__name__)
 
@@ -59,7 +59,7 @@ class StorageCopy:
                 _log.warning("the last copy to %s took too long: the one before it stands", self._config.storage.url)
 
     def metrics(self) -> dict[str, float]:
-        """Returns values under the tags of `apex_jax.metrics.TAGS`."""
+        """Returns values under the tags of `apex_jax.run.metrics.TAGS`."""
         if self._storage is None:
             return {}
         age = time.monotonic() - self._copied_seconds

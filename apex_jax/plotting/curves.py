@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from apex_jax.atari_scores import human_normalized_score
 from apex_jax.config import Config
-from apex_jax.errors import UsageError, shown
-from apex_jax.metrics import TRAINING_TAG, read_metrics
-from apex_jax.plotting.provenance import read_changes, read_starts, value_of
+from apex_jax.environments.atari_scores import human_normalized_score
+from apex_jax.host.errors import UsageError, shown
+from apex_jax.run.metrics import TRAINING_TAG, read_metrics
+from apex_jax.run.provenance import read_changes, read_starts, value_of
 from apex_jax.settings import SETTINGS, load_as_written
 
 NOT_OF_THE_METHOD = (
@@ -49,7 +49,7 @@ class Run:
     directory: str
     task: str
     evaluation: Curve
-    training: Mapping[str, Curve]  # by band of exploration, a name of `apex_jax.metrics.Bands`
+    training: Mapping[str, Curve]  # by band of exploration, a name of `apex_jax.run.metrics.Bands`
     settings: Mapping[str, Any]  # every key of its configuration by dotted name; empty if there is none
     changed_settings: Sequence[str] = ()  # changed during the run; `settings` has only the new values
 

@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from apex_jax.disk import read_regular
-from apex_jax.errors import UsageError, shown
-from apex_jax.metrics import checked_line
+from apex_jax.host.disk import read_regular
+from apex_jax.host.errors import UsageError, shown
 from apex_jax.plotting.curves import Run, run_of
-from apex_jax.plotting.provenance import changes_of, is_record
+from apex_jax.run.metrics import checked_line
+from apex_jax.run.provenance import changes_of, is_record
 from apex_jax.settings import load_as_written
 
 ENDING = ".jsonl"

@@ -12,11 +12,11 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from apex_jax.errors import UsageError, shown
-from apex_jax.metrics import EPSILON_BANDS, NOISE_BANDS
+from apex_jax.host.errors import UsageError, shown
 from apex_jax.plotting.curves import Curve, Group, Run, held, steps
 from apex_jax.plotting.files import written_whole
 from apex_jax.plotting.statistics import CONFIDENCE, FEWEST_RUNS, bootstrap_interval, interquartile_mean
+from apex_jax.run.metrics import EPSILON_BANDS, NOISE_BANDS
 
 AXES = {"frames": "million emulator frames", "minutes": "minutes"}
 STAIRCASE = "steps-post"  # a value is valid until the next one

@@ -6,11 +6,11 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from apex_jax.errors import Parser, RunError, UsageError, shown
+from apex_jax.host.errors import Parser, RunError, UsageError, shown
+from apex_jax.host.program import NAME
 from apex_jax.plotting.curves import Group, Run, grouped, read_run
 from apex_jax.plotting.packed_runs import is_packed, read_packed
 from apex_jax.plotting.plot import draw_groups, table
-from apex_jax.program import NAME
 
 FORMATS = (".png", ".svg", ".pdf")
 FILE_NAME = "plot.png"  # not curves.png, which a run draws at its end, with its training games

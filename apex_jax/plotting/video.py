@@ -13,7 +13,7 @@ import av
 import numpy as np
 from PIL import Image
 
-from apex_jax.errors import UsageError, shown
+from apex_jax.host.errors import UsageError, shown
 from apex_jax.plotting.files import written_whole
 
 ENLARGED = 2  # an Atari screen of 160 x 210 pixels is small on a modern display

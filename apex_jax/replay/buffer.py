@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numba
 import numpy as np
 
-from apex_jax.compiled import FLOATS_READ, INTEGERS_READ, compiled
+from apex_jax.host.compiled import FLOATS_READ, INTEGERS_READ, compiled
 from apex_jax.replay.sum_tree import SumTree
 from apex_jax.types import Columns, SegmentSpec
 

@@ -14,9 +14,9 @@ import zlib
 from pathlib import Path
 from typing import Any
 
-from apex_jax.compatibility import told
-from apex_jax.errors import RunError
-from apex_jax.run_identity import is_identity, new_identity
+from apex_jax.host.errors import RunError
+from apex_jax.run.compatibility import told
+from apex_jax.run.identity import is_identity, new_identity
 from apex_jax.types import SegmentSpec
 
 FORMAT = 2
@@ -36,7 +36,7 @@ class Identity:
     """The configuration and run of a journal; files of another one are rejected."""
 
     def __init__(self, compatibility_key: str, spec: SegmentSpec, run: str = "") -> None:
-        """`compatibility_key`: see `Config`; `run`: see `apex_jax.run_identity`, empty = taken from the files."""
+        """`compatibility_key`: see `Config`; `run`: see `apex_jax.run.identity`, empty = taken from the files."""
         self.run = run
         self.replay_id = new_identity()  # unless a file contains one
         fields = {name: list(value) if isinstance(value, tuple) else value for name, value in spec._asdict().items()}

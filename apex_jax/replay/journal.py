@@ -29,7 +29,7 @@ from apex_jax.replay.rate_limiter import RateLimiter
 from apex_jax.replay.saved_state import Counters, Saved, pack_state, ratio_of, unpack_state
 from apex_jax.replay.segment_log import SEGMENT, LogFile, Record, SegmentLog, sync
 from apex_jax.replay.snapshots import Snapshot, Snapshots
-from apex_jax.run_identity import new_identity
+from apex_jax.run.identity import new_identity
 from apex_jax.segment_codec import CorruptSegment, decode_columns, value_limits
 from apex_jax.types import MAX_COUNT, SegmentRecord, SegmentSpec
 
@@ -78,7 +78,7 @@ class Journal:
         return self._log.num_bytes + sum(file.num_bytes for file in self._obsolete_later + self._obsolete_files)
 
     def metrics(self) -> dict[str, float]:
-        """Returns values under the tags of `apex_jax.metrics.TAGS`."""
+        """Returns values under the tags of `apex_jax.run.metrics.TAGS`."""
         return {"replay/journal_bytes": self.num_bytes, "replay/journal_errors": self.errors}
 
     # Events

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from apex_jax.config import Config
-from apex_jax.errors import UsageError
+from apex_jax.host.errors import UsageError
 from apex_jax.replay.buffer import Draw, PriorityResult, ReplayBuffer, SegmentRun
 from apex_jax.replay.journal import Journal, NoJournal
 from apex_jax.replay.ledger import ActorCounts, Ledger
@@ -150,7 +150,7 @@ class Replay:
         self.journal.close()
 
     def metrics(self) -> Mapping[str, float]:
-        """Returns values under the tags of `apex_jax.metrics.TAGS`."""
+        """Returns values under the tags of `apex_jax.run.metrics.TAGS`."""
         return {
             "replay/size_transitions": self.buffer.size_transitions,
             "replay/bytes": self.buffer.stored_bytes,

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from apex_jax.disk import lock, open_regular, read_regular, synchronize
+from apex_jax.host.disk import lock, open_regular, read_regular, synchronize
 from apex_jax.replay.file_heads import CorruptFile, Identity, JournalError, pack, unpack
 
 _log = logging.getLogger(__name__)

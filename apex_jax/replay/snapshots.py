@@ -20,7 +20,7 @@ from zlib import crc32
 
 import numpy as np
 
-from apex_jax.disk import open_regular, read_regular, synchronize
+from apex_jax.host.disk import open_regular, read_regular, synchronize
 from apex_jax.replay.file_heads import CorruptFile, Identity, pack, unpack
 
 _log = logging.getLogger(__name__)

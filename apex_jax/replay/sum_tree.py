@@ -10,7 +10,7 @@ import numpy as np
 from llvmlite import ir
 from numba import types
 
-from apex_jax.compiled import FLOATS_READ, INTEGERS_READ, compiled
+from apex_jax.host.compiled import FLOATS_READ, INTEGERS_READ, compiled
 
 # The drawn leaves are far apart, so a descent is a series of cache misses. The whole batch descends one level at a
 # time, while the nodes of the next level are prefetched: 512 of 2^21 leaves are found in 34 us; without the prefetch in

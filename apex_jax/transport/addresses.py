@@ -12,7 +12,7 @@ import stat
 import threading
 from typing import Any, NamedTuple
 
-from apex_jax.errors import RunError, UsageError, shown
+from apex_jax.host.errors import RunError, UsageError, shown
 
 
 class Address(NamedTuple):

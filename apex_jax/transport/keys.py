@@ -20,8 +20,8 @@ from pathlib import Path
 import zmq
 from zmq.utils import z85
 
-from apex_jax.errors import UsageError, shown
-from apex_jax.program import NAME
+from apex_jax.host.errors import UsageError, shown
+from apex_jax.host.program import NAME
 
 ROLES = ("replay", "learner", "actor", "evaluator")
 MAX_FILE_BYTES = 2**16

@@ -65,7 +65,7 @@ class Buffer(NamedTuple):
 RunId = Annotated[int, Integer()]
 """Random number drawn by a process at its start; a restarted process has another one."""
 RunIdentity = Annotated[str, Text(16)]
-"""Training run that a process is part of, see `apex_jax.run_identity`; empty = not known yet."""
+"""Training run that a process is part of, see `apex_jax.run.identity`; empty = not known yet."""
 
 
 # Experience link: actor <-> replay server ------------------------------------------------------------------------

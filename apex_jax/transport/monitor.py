@@ -19,7 +19,7 @@ from typing import TypeAlias
 
 import zmq
 
-from apex_jax.errors import RunError
+from apex_jax.host.errors import RunError
 from apex_jax.transport.security import LINKS, NO_KEYS, LinkContext, Security
 
 _log = logging.getLogger(__name__)

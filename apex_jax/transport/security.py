@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import zmq
 
 from apex_jax.config import Config
-from apex_jax.errors import UsageError
-from apex_jax.program import NAME
+from apex_jax.host.errors import UsageError
+from apex_jax.host.program import NAME
 from apex_jax.transport import keys
 from apex_jax.transport.addresses import is_loopback
 

@@ -23,7 +23,7 @@ from typing import Any
 
 import zmq
 
-from apex_jax.errors import RunError, UsageError
+from apex_jax.host.errors import RunError, UsageError
 from apex_jax.transport import wire
 from apex_jax.transport.addresses import check_path_is_free
 from apex_jax.transport.messages import MAX_ARRAY_SIZE, WEIGHTS_PIECE_BYTES

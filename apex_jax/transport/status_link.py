@@ -21,7 +21,7 @@ from http.server import BaseHTTPRequestHandler
 from socketserver import BaseServer, TCPServer, ThreadingMixIn
 from typing import Any
 
-from apex_jax.errors import RunError
+from apex_jax.host.errors import RunError
 from apex_jax.transport.addresses import check_path_is_free, resolve, split
 
 _log = logging.getLogger(__name__)

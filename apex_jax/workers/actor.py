@@ -12,11 +12,11 @@ import numpy as np
 from apex_jax.agent.registry import make_algorithm
 from apex_jax.agent.segments import SegmentBuilder, spread_first_slots
 from apex_jax.config import Config
-from apex_jax.environment import Environment, Episode, EpisodeTracker, segment_spec
+from apex_jax.environments.environment import Environment, Episode, EpisodeTracker, segment_spec
 from apex_jax.links.experience_client import ExperienceClient
 from apex_jax.links.weights_client import Weights, WeightsClient
-from apex_jax.metrics import RateMeter
 from apex_jax.process import ROLE_NUMBERS, StopSignal, digest_of_run_id, new_run_id, process_rng
+from apex_jax.run.metrics import RateMeter
 from apex_jax.transport.messages import ActorHello, ActorStatus, ActorWelcome
 from apex_jax.types import Segment, SegmentSpec
 from apex_jax.workers.role import RoleContext, open_role

@@ -19,16 +19,16 @@ import numpy as np
 
 from apex_jax.agent.algorithm import Algorithm, Params
 from apex_jax.agent.registry import make_algorithm, resolved
-from apex_jax.atari_scores import human_normalized_score
-from apex_jax.checkpoint import Checkpointer
 from apex_jax.config import Config
-from apex_jax.environment import Environment, EpisodeTracker, has_screen, has_stage, segment_spec
-from apex_jax.errors import RunError, shown
+from apex_jax.environments.atari_scores import human_normalized_score
+from apex_jax.environments.environment import Environment, EpisodeTracker, has_screen, has_stage, segment_spec
+from apex_jax.host.errors import RunError, shown
 from apex_jax.links.weights_client import Weights, WeightsClient
-from apex_jax.metrics import append_line, read_metrics
-from apex_jax.plotting.provenance import CONFIG_NAME, check_resumable
 from apex_jax.plotting.video import video_of_run
 from apex_jax.process import ROLE_NUMBERS, SUPERVISED, StopSignal, process_rng
+from apex_jax.run.checkpoint import Checkpointer
+from apex_jax.run.metrics import append_line, read_metrics
+from apex_jax.run.provenance import CONFIG_NAME, check_resumable
 from apex_jax.transport.params_codec import architecture_of
 from apex_jax.types import SegmentSpec
 from apex_jax.workers.recording import (
@@ -55,7 +55,7 @@ class Evaluation(NamedTuple):
     environment_steps: int  # of the whole run, at those updates
 
     def values(self, task: str) -> dict[str, float]:
-        """Returns the evaluation under the tags of `apex_jax.metrics.TAGS`."""
+        """Returns the evaluation under the tags of `apex_jax.run.metrics.TAGS`."""
         mean = float(self.returns.mean())
         values: dict[str, float] = {
             "eval/episodic_return": mean,

@@ -18,17 +18,17 @@ import numpy as np
 from apex_jax.agent.algorithm import UpdateOutput, copy_params
 from apex_jax.agent.frame_store import create_store, insert_segments
 from apex_jax.agent.registry import make_algorithm, resolved
-from apex_jax.checkpoint import Checkpointer, Progress
 from apex_jax.config import Config
-from apex_jax.device import device_memory_bytes
-from apex_jax.environment import segment_spec
-from apex_jax.errors import DivergenceError, FatalError, RunError
+from apex_jax.environments.environment import segment_spec
+from apex_jax.host.device import device_memory_bytes
+from apex_jax.host.errors import DivergenceError, FatalError, RunError
 from apex_jax.links.sampling_client import Item, SamplingClient, Segments
 from apex_jax.links.weights_server import WeightsServer
 from apex_jax.operations.stopping import STOPPING, acknowledge, lost_updates
-from apex_jax.plotting.provenance import check_resumable, record_acceptance, record_config
 from apex_jax.process import ROLE_NUMBERS, SUPERVISED, StopSignal, digest_of_run_id, new_run_id, process_rng
-from apex_jax.run_identity import new_identity
+from apex_jax.run.checkpoint import Checkpointer, Progress
+from apex_jax.run.identity import new_identity
+from apex_jax.run.provenance import check_resumable, record_acceptance, record_config
 from apex_jax.transport.messages import IndexBatches, LearnerHello
 from apex_jax.transport.params_codec import architecture_of
 from apex_jax.types import SegmentSpec

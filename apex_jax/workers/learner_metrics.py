@@ -7,12 +7,12 @@ from collections import defaultdict
 import numpy as np
 
 from apex_jax.agent.algorithm import UpdateOutput
-from apex_jax.metrics import Mean, RateMeter
+from apex_jax.run.metrics import Mean, RateMeter
 from apex_jax.transport.messages import IndexBatches
 
 
 class LearnerMetrics:
-    """Accumulates update calls and waiting time, for the tags of `apex_jax.metrics.TAGS`."""
+    """Accumulates update calls and waiting time, for the tags of `apex_jax.run.metrics.TAGS`."""
 
     def __init__(self) -> None:
         self.waited_seconds = 0.0  # total time spent waiting for batches

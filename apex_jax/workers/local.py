@@ -15,22 +15,22 @@ from pathlib import Path
 from typing import Any
 
 from apex_jax.config import AddressConfig, Config
-from apex_jax.disk import checkpoint_steps, lock, open_regular, read_regular, write_durably
-from apex_jax.environment import has_screen, has_stage, segment_spec
-from apex_jax.errors import FatalError, RunError, UsageError
+from apex_jax.environments.environment import has_screen, has_stage, segment_spec
+from apex_jax.host.disk import checkpoint_steps, lock, open_regular, read_regular, write_durably
+from apex_jax.host.errors import FatalError, RunError, UsageError
+from apex_jax.host.program import NAME, command
 from apex_jax.operations.live_view import LiveView, final_summary, finished_summary, is_film_of_newest
 from apex_jax.operations.progress import Progress, ProgressReader
 from apex_jax.operations.status_page import StatusPage
 from apex_jax.operations.stopping import STOPPING, STOPPING_AFTER_THE_END, acknowledge, lost_transitions, lost_updates
 from apex_jax.operations.storage_copy import LAST_COPY_SECONDS, fetch_missing
 from apex_jax.operations.watch import Watch
-from apex_jax.plotting.provenance import check_resumable, record_start
 from apex_jax.plotting.video import video_of_run, video_paths
 from apex_jax.process import FETCHED, SUPERVISED, StopSignal
-from apex_jax.program import NAME, command
 from apex_jax.replay.replay import make_limiter
+from apex_jax.run.provenance import check_resumable, record_start
+from apex_jax.run.storage import SECTIONS
 from apex_jax.settings import to_yaml
-from apex_jax.storage import SECTIONS
 from apex_jax.transport.sockets import LocalLinks
 from apex_jax.workers.recording import COMPLETING_THE_FILM, FILM_EXTRA, check_video, draw_curves
 

@@ -15,11 +15,11 @@ import numpy as np
 
 from apex_jax.agent.algorithm import Algorithm, Params
 from apex_jax.config import Config
-from apex_jax.environment import has_screen, has_stage
-from apex_jax.errors import RunError, UsageError, shown
+from apex_jax.environments.environment import has_screen, has_stage
+from apex_jax.environments.stage import Stage
+from apex_jax.host.errors import RunError, UsageError, shown
 from apex_jax.plotting.video import video_paths, video_writer
 from apex_jax.process import StopSignal
-from apex_jax.stage import Stage
 
 _log = logging.getLogger(__name__)
 

@@ -10,14 +10,14 @@ from typing import Any
 import zmq
 
 from apex_jax.config import Config
-from apex_jax.environment import segment_spec
-from apex_jax.errors import printable
+from apex_jax.environments.environment import segment_spec
+from apex_jax.host.errors import printable
 from apex_jax.links.episode_means import EpisodeMeans
 from apex_jax.links.experience_server import ExperienceServer
 from apex_jax.links.sampling_server import SamplingServer
-from apex_jax.metrics import TRAINING_TAG, RateMeter
 from apex_jax.process import ROLE_NUMBERS, StopSignal, digest_of_run_id, new_run_id, process_rng
 from apex_jax.replay.replay import Replay
+from apex_jax.run.metrics import TRAINING_TAG, RateMeter
 from apex_jax.segment_codec import max_body_bytes
 from apex_jax.transport import sockets
 from apex_jax.transport.monitor import ServerMonitor

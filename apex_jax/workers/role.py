@@ -10,11 +10,11 @@ from typing import Any, Literal, SupportsFloat, TypeAlias
 import zmq
 
 from apex_jax.config import Config
-from apex_jax.metrics import MetricsWriter, resident_memory_bytes
 from apex_jax.operations.status_page import StatusPage
 from apex_jax.operations.storage_copy import StorageCopy
 from apex_jax.process import StopSignal, name_of_its_own
-from apex_jax.run_identity import RunIdentity
+from apex_jax.run.identity import RunIdentity
+from apex_jax.run.metrics import MetricsWriter, resident_memory_bytes
 from apex_jax.transport.security import LinkContext, link_context
 
 Role: TypeAlias = Literal["actor", "replay", "learner", "evaluator"]
@@ -44,7 +44,7 @@ class RoleContext:
     def write_metrics(
         self, environment_steps: int, values: Mapping[str, SupportsFloat], dropped: Counter[str] | None = None
     ) -> None:
-        """Writes values by tag of `apex_jax.metrics.TAGS`, and the values common to every process.
+        """Writes values by tag of `apex_jax.run.metrics.TAGS`, and the values common to every process.
 
         `environment_steps`: of the run, as known to the process; `dropped`: counts of rejected data, by reason.
         """

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from typing import NamedTuple
 
-from apex_jax.checkpoint import Progress
 from apex_jax.config import Config
+from apex_jax.run.checkpoint import Progress
 
 
 class Limit(NamedTuple):

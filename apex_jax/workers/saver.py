@@ -7,10 +7,10 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from apex_jax.checkpoint import Checkpointer, Progress
 from apex_jax.config import LearnerConfig
-from apex_jax.errors import FatalError
+from apex_jax.host.errors import FatalError
 from apex_jax.process import StopSignal
+from apex_jax.run.checkpoint import Checkpointer, Progress
 
 FIRST_CHECKPOINT_SECONDS = 45.0  # from the first update to a run's first checkpoint, if the interval is longer
 RETRY_SECONDS = 30.0  # backoff after a failed checkpoint, if the interval is longer

@@ -13,7 +13,7 @@ import zmq
 
 from apex_jax.links.experience_server import GONE_ACTORS
 from apex_jax.links.sampling_client import SEGMENTS_WINDOW
-from apex_jax.metrics import read_metrics
+from apex_jax.run.metrics import read_metrics
 from apex_jax.transport import sockets, wire
 from apex_jax.transport.messages import (
     ActorHello,

@@ -19,12 +19,12 @@ import numpy as np
 import pytest
 import zmq
 
-from apex_jax.checkpoint import Checkpointer, CheckpointError, Progress
 from apex_jax.config import Config
-from apex_jax.disk import CHECKSUMS
-from apex_jax.environment import segment_spec
-from apex_jax.errors import FatalError
+from apex_jax.environments.environment import segment_spec
+from apex_jax.host.disk import CHECKSUMS
+from apex_jax.host.errors import FatalError
 from apex_jax.process import StopSignal
+from apex_jax.run.checkpoint import Checkpointer, CheckpointError, Progress
 from apex_jax.transport.sockets import LocalLinks
 from apex_jax.workers import saver
 from apex_jax.workers.learner import Learner
@@ -201,7 +201,7 @@ LIMITED = """
 import resource, sys
 sys.path.insert(0, sys.argv[1])
 import numpy as np
-from apex_jax.checkpoint import Checkpointer, Progress
+from apex_jax.run.checkpoint import Checkpointer, Progress
 checkpointer = Checkpointer(sys.argv[2])
 state = {"a": np.random.default_rng(0).random(100_000)}
 for updates, limit in ((1, resource.RLIM_INFINITY), (2, 50_000), (3, 0), (4, resource.RLIM_INFINITY)):

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import zmq
 
-from apex_jax.errors import RunError
+from apex_jax.host.errors import RunError
 from apex_jax.links.experience_client import ExperienceClient
 from apex_jax.links.sampling_client import SamplingClient
 from apex_jax.links.weights_client import WeightsClient

@@ -16,13 +16,13 @@ import numpy as np
 import pytest
 import zmq
 
-from apex_jax.checkpoint import Checkpointer
 from apex_jax.config import Config
-from apex_jax.environment import segment_spec
-from apex_jax.errors import RunError
+from apex_jax.environments.environment import segment_spec
+from apex_jax.host.errors import RunError
 from apex_jax.links import connection, sampling_client
 from apex_jax.links.weights_client import Weights, WeightsClient
 from apex_jax.process import SAME_REQUEST_SECONDS
+from apex_jax.run.checkpoint import Checkpointer
 from apex_jax.transport.sockets import LocalLinks
 from apex_jax.workers.learner import Learner
 from apex_jax.workers.role import RoleContext
@@ -126,7 +126,7 @@ def test_fault_07_sigterm_saves_what_was_learned_and_exits_143(programs: Program
 
 HANGS = """
 import time
-from apex_jax import checkpoint
+from apex_jax.run import checkpoint
 from apex_jax.workers.run_counters import RunCounters
 def hang(step):
     print("saving", flush=True)
@@ -164,7 +164,7 @@ SAVES = """
 import sys
 sys.path.insert(0, sys.argv[1])
 import numpy as np
-from apex_jax.checkpoint import Checkpointer, Progress
+from apex_jax.run.checkpoint import Checkpointer, Progress
 checkpointer = Checkpointer(sys.argv[2], kept=2)
 updates = max(checkpointer.steps, default=0)
 while True:

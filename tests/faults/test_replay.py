@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import zmq
 
-from apex_jax.environment import segment_spec
+from apex_jax.environments.environment import segment_spec
 from apex_jax.links.sampling_client import SamplingClient
 from apex_jax.process import new_run_id
 from apex_jax.settings import load

@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 import zmq
 
-from apex_jax.environment import segment_spec
+from apex_jax.environments.environment import segment_spec
 from apex_jax.links.sampling_client import SamplingClient
-from apex_jax.metrics import read_metrics
 from apex_jax.process import new_run_id
+from apex_jax.run.metrics import read_metrics
 from apex_jax.settings import load
 from apex_jax.transport.messages import IndexBatches, LearnerHello
 from apex_jax.types import PEER_TIMEOUT_SECONDS

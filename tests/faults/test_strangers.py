@@ -17,7 +17,7 @@ import pytest
 import zmq
 
 from apex_jax.config import Config
-from apex_jax.metrics import read_metrics
+from apex_jax.run.metrics import read_metrics
 from apex_jax.settings import load
 from apex_jax.transport import keys, sockets, wire
 from apex_jax.transport.messages import ActorHello, ActorWelcome, Goodbye, LearnerHello, LearnerWelcome, Refusal, Rejoin

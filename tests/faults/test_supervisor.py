@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from apex_jax.config import Config, EnvironmentConfig
-from apex_jax.environment import Environment, segment_spec
+from apex_jax.environments.environment import Environment, segment_spec
 from apex_jax.process import SUPERVISED
 from tests.rigs.processes import ROOT, Program, Programs, catch, free_tcp_addresses, values, wait_until
 
@@ -75,7 +75,7 @@ def crash(environment):
 
 if "actor" in sys.argv:
     note("began")
-    from apex_jax.environment import Environment
+    from apex_jax.environments.environment import Environment
     Environment.receive = crash
 import main
 sys.exit(main.main())

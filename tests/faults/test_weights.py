@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from apex_jax.errors import RunError
+from apex_jax.host.errors import RunError
 from apex_jax.links import connection, weights_client
 from apex_jax.transport import wire
 from apex_jax.transport.messages import (

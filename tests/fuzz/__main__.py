@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from apex_jax.metrics import resident_memory_bytes
+from apex_jax.run.metrics import resident_memory_bytes
 from tests.fuzz.targets import Target, make_target
 from tests.fuzz.tcp import fuzz_tcp
 

@@ -7,7 +7,7 @@ import threading
 from pathlib import Path
 
 from apex_jax.links.sampling_client import SILENT_SECONDS
-from apex_jax.metrics import read_metrics
+from apex_jax.run.metrics import read_metrics
 from apex_jax.types import PEER_TIMEOUT_SECONDS
 from tests.rigs.processes import (
     PATIENCE_SECONDS,

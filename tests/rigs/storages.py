@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from apex_jax.disk import CHECKSUMS, write_checksums
-from apex_jax.storage import SECTIONS, Storage, files_of, progress_of
+from apex_jax.host.disk import CHECKSUMS, write_checksums
+from apex_jax.run.storage import SECTIONS, Storage, files_of, progress_of
 
 LOG = "replay/segments-00000000000000000000.log"
 SNAPSHOT = "replay/snapshot-000000000001"

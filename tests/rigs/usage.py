@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from apex_jax.command_line import parse
-from apex_jax.errors import UsageError
+from apex_jax.host.errors import UsageError
 
 
 def write(folder: Path, text: str | bytes) -> Path:

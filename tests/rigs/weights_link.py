@@ -14,7 +14,7 @@ import zmq
 
 from apex_jax.links.weights_client import Weights, WeightsClient
 from apex_jax.links.weights_server import WeightsServer
-from apex_jax.run_identity import RunIdentity
+from apex_jax.run.identity import RunIdentity
 from apex_jax.transport import sockets, wire
 from apex_jax.transport.messages import WEIGHTS_PIECE_BYTES, WeightsHello, WeightsOffer, WeightsPiece, WeightsRequest
 from apex_jax.transport.params_codec import architecture_of, encode_weights

@@ -23,7 +23,7 @@ import pytest
 from apex_jax.agent.frame_store import create_store, gather, insert_segments
 from apex_jax.agent.segments import SegmentBuilder
 from apex_jax.config import ActorConfig, AlgorithmConfig, Config, EnvironmentConfig
-from apex_jax.environment import Environment, segment_spec
+from apex_jax.environments.environment import Environment, segment_spec
 from apex_jax.replay.buffer import ReplayBuffer
 from apex_jax.segment_codec import decode_columns, decode_segment, encode_segment
 from apex_jax.transport import wire

@@ -15,9 +15,9 @@ import envpool
 import numpy as np
 import pytest
 
-from apex_jax.stage import Stage
-from apex_jax.stage_process import DMControl, Gymnasium, envpool_name, explained, scaled
-from tests.unit.test_stage_process import TASKS
+from apex_jax.environments.stage import Stage
+from apex_jax.environments.stage_process import DMControl, Gymnasium, envpool_name, explained, scaled
+from tests.unit.environments.test_stage_process import TASKS
 
 pytestmark = [
     pytest.mark.slow,

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from apex_jax.checkpoint import Checkpointer, CheckpointError, Progress
 from apex_jax.config import Config
-from apex_jax.disk import CHECKSUMS
-from apex_jax.errors import RunError, UsageError
-from apex_jax.plotting.provenance import check_resumable, record_config, record_start
+from apex_jax.host.disk import CHECKSUMS
+from apex_jax.host.errors import RunError, UsageError
+from apex_jax.run.checkpoint import Checkpointer, CheckpointError, Progress
+from apex_jax.run.provenance import check_resumable, record_config, record_start
+from apex_jax.run.storage import Storage
 from apex_jax.settings import load
-from apex_jax.storage import Storage
 
 
 @pytest.mark.parametrize("check", [record_start, check_resumable])

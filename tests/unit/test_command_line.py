@@ -11,8 +11,8 @@ import pytest
 
 from apex_jax.command_line import ROLES, parse
 from apex_jax.config import EvaluatorConfig
-from apex_jax.errors import UsageError
-from apex_jax.program import CONFIGS
+from apex_jax.host.errors import UsageError
+from apex_jax.host.program import CONFIGS
 from apex_jax.settings import DEFAULT_CONFIG, SETTINGS, load
 from tests.rigs.usage import message, write
 

@@ -15,8 +15,8 @@ import jax
 import pytest
 
 from apex_jax.agent.dqn import make_dqn
-from apex_jax.checkpoint import Checkpointer, Progress
-from apex_jax.environment import segment_spec
+from apex_jax.environments.environment import segment_spec
+from apex_jax.run.checkpoint import Checkpointer, Progress
 from apex_jax.settings import load
 from apex_jax.transport.params_codec import architecture_of
 from tests.rigs.processes import ROOT, Program, Programs, catch, free_tcp_addresses

@@ -16,8 +16,8 @@ from apex_jax.agent.algorithm import Action, Algorithm, UpdateOutput
 from apex_jax.agent.frame_store import FrameStore, gather
 from apex_jax.agent.registry import ALGORITHMS, Entry
 from apex_jax.config import AddressConfig, Config
-from apex_jax.environment import segment_spec
-from apex_jax.metrics import read_metrics
+from apex_jax.environments.environment import segment_spec
+from apex_jax.run.metrics import read_metrics
 from apex_jax.settings import load
 from apex_jax.transport.sockets import LocalLinks
 from apex_jax.types import SegmentSpec

@@ -15,9 +15,9 @@ import pytest
 from apex_jax.agent.algorithm import Algorithm
 from apex_jax.agent.dpg import DPGState, make_dpg
 from apex_jax.agent.frame_store import FrameStore
-from apex_jax.checkpoint import Checkpointer, Progress
 from apex_jax.config import ActorConfig, AlgorithmConfig, Config, EnvironmentConfig, LearnerConfig, NetworkConfig
-from apex_jax.metrics import TAGS
+from apex_jax.run.checkpoint import Checkpointer, Progress
+from apex_jax.run.metrics import TAGS
 from apex_jax.segment_codec import LARGEST_OBSERVATION, value_limits
 from apex_jax.transport.params_codec import architecture_of, decode_weights, encode_weights
 from apex_jax.types import ActionSpec, SegmentSpec

@@ -15,9 +15,9 @@ from apex_jax.agent.dqn import make_dqn
 from apex_jax.agent.networks import Critic, Policy
 from apex_jax.config import Config, EnvironmentConfig, EvaluatorConfig, NetworkConfig
 from apex_jax.config_rules import check
-from apex_jax.environment import segment_spec
-from apex_jax.errors import UsageError
-from apex_jax.program import CONFIGS
+from apex_jax.environments.environment import segment_spec
+from apex_jax.host.errors import UsageError
+from apex_jax.host.program import CONFIGS
 from apex_jax.settings import load
 from apex_jax.types import MAX_WEIGHTS_BYTES
 from tests.rigs import reference

@@ -11,9 +11,9 @@ import pytest
 
 from apex_jax.agent.registry import ALGORITHMS, Entry, make_algorithm, resolved
 from apex_jax.config import Config
-from apex_jax.environment import segment_spec
-from apex_jax.errors import UsageError
-from apex_jax.program import CONFIGS
+from apex_jax.environments.environment import segment_spec
+from apex_jax.host.errors import UsageError
+from apex_jax.host.program import CONFIGS
 from apex_jax.settings import load
 from apex_jax.types import ActionSpec
 from tests.rigs.agents import CONTINUOUS

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from apex_jax.errors import RunError
+from apex_jax.host.errors import RunError
 from apex_jax.links import connection, experience_client
 from apex_jax.links.connection import Connection, Patience
-from apex_jax.run_identity import RunIdentity
+from apex_jax.run.identity import RunIdentity
 from apex_jax.transport.messages import Refusal, Rejoin
 from apex_jax.transport.wire import WireError
 from tests.rigs.experience_link import Link, link, put_all

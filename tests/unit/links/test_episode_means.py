@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from apex_jax.links.episode_means import EpisodeMeans
-from apex_jax.metrics import EPSILON_BANDS, NOISE_BANDS
+from apex_jax.run.metrics import EPSILON_BANDS, NOISE_BANDS
 from apex_jax.transport.messages import EpisodeStatistics
 from tests.rigs.experience_link import Link, link
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import zmq
 
-from apex_jax.errors import RunError
+from apex_jax.host.errors import RunError
 from apex_jax.links import connection, sampling_client
 from apex_jax.links.sampling_client import SamplingClient, Segments
 from apex_jax.segment_codec import encode_segment

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from apex_jax.errors import RunError
+from apex_jax.host.errors import RunError
 from apex_jax.links import sampling_client, sampling_server
 from apex_jax.links.sampling_client import Item
 from apex_jax.segment_codec import encode_segment

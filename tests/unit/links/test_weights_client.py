@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from apex_jax.errors import RunError
-from apex_jax.run_identity import RunIdentity
+from apex_jax.host.errors import RunError
+from apex_jax.run.identity import RunIdentity
 from apex_jax.transport.messages import WEIGHTS_PIECE_BYTES, WeightsHello, WeightsOffer, WeightsPiece, WeightsRequest
 from tests.rigs.links import DEADLINE_SECONDS, wait_until
 from tests.rigs.weights_link import COMPATIBILITY_KEY, Link, assert_equal_bits, large_params, link, newest, params_of

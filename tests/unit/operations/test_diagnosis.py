@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from apex_jax.config import ActorConfig, AlgorithmConfig, Config, EnvironmentConfig, LearnerConfig, ReplayConfig
-from apex_jax.metrics import MetricsWriter
 from apex_jax.operations.diagnosis import PATIENCE_SECONDS, SILENCE_SECONDS, Diagnosis
 from apex_jax.operations.progress import ProgressReader
+from apex_jax.run.metrics import MetricsWriter
 
 CONFIG = Config(
     learner=LearnerConfig(learning_rate=0.01), replay=ReplayConfig(samples_per_insert=4.0), run_directory="runs/x"

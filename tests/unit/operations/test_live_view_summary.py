@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from apex_jax.environment import has_screen
+from apex_jax.environments.environment import has_screen
 from apex_jax.operations.live_view import final_summary
 from apex_jax.operations.progress import ProgressReader
 from apex_jax.settings import load

@@ -15,7 +15,7 @@ COLUMNS = 100
 LOGS_A_WARNING = """
 import logging, sys
 from apex_jax.operations.live_view import LiveView
-from apex_jax.output import outlast_lost_output
+from apex_jax.host.output import outlast_lost_output
 from apex_jax.process import start_log
 from tests.rigs.live_views import config, progress
 outlast_lost_output()

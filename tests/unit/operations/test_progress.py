@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from apex_jax.metrics import MetricsWriter
 from apex_jax.operations.progress import Evaluation, ProgressReader
+from apex_jax.run.metrics import MetricsWriter
 from tests.rigs.live_views import START, Clock, config, write
 
 

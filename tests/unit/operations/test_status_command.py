@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from apex_jax.errors import UsageError
+from apex_jax.host.errors import UsageError
 from apex_jax.operations import status_command
 from tests.rigs.links import free_address
 from tests.rigs.processes import Programs

@@ -20,7 +20,7 @@ BY_HAND = {SUPERVISED: "", "PYTHONPATH": str(ROOT)}
 STOPPING = "stopping: saving a checkpoint; Ctrl-C again to stop without\n"
 SAVES_FOR_EVER = """
 import pathlib, signal, sys, threading
-from apex_jax.metrics import MetricsWriter
+from apex_jax.run.metrics import MetricsWriter
 for number in (signal.SIGINT, signal.SIGTERM):
     signal.signal(number, signal.SIG_IGN)
 name = sys.argv[sys.argv.index("--name") + 1]
@@ -77,7 +77,8 @@ def test_fault_08_a_stop_is_acknowledged_at_once_and_a_second_one_ends_every_pro
 
 def test_single_learner_acknowledges_ctrl_c_too(programs: Programs, tmp_path: Path) -> None:
     hangs = (
-        "import time\nfrom apex_jax import checkpoint, process\nfrom apex_jax.workers.run_counters import RunCounters\n"
+        "import time\nfrom apex_jax import process\nfrom apex_jax.run import checkpoint\n"
+        "from apex_jax.workers.run_counters import RunCounters\n"
         "process.SAME_PRESS_SECONDS = 0.0\n"
         "checkpoint.write_checksums = lambda step: (print('saving', flush=True), time.sleep(600))\n"
         "def learn(counters):\n    counters.updates = 2\n    print('learning', flush=True)\n"

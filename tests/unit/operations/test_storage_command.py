@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from apex_jax.errors import RunError, UsageError
+from apex_jax.host.errors import RunError, UsageError
 from apex_jax.operations import storage_command
 from tests.rigs.storages import content, copied, run
 

@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from apex_jax import storage as module
 from apex_jax.config import Config, StorageConfig
 from apex_jax.operations import storage_copy
 from apex_jax.operations.storage_copy import StorageCopy, fetch_missing
 from apex_jax.process import FETCHED, StopSignal
-from apex_jax.storage import SECTIONS, Storage, StorageError, local_progress
+from apex_jax.run import storage as module
+from apex_jax.run.storage import SECTIONS, Storage, StorageError, local_progress
 from tests.rigs.links import wait_until
 from tests.rigs.processes import Programs, catch, checkpoints, free_tcp_addresses
 from tests.rigs.storages import content, copied, failing, newest_checkpoint, pull, push, run, write

@@ -9,10 +9,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from apex_jax.errors import UsageError
-from apex_jax.metrics import MetricsWriter
+from apex_jax.host.errors import UsageError
 from apex_jax.plotting.curves import common_grid, grouped, held, read_run
 from apex_jax.plotting.packed_runs import read_packed
+from apex_jax.run.metrics import MetricsWriter
 from apex_jax.settings import load
 from tests.rigs.runs import RETURN, ROOT, START, make_run, plain_run, write_lines, write_run
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from apex_jax.errors import UsageError
+from apex_jax.host.errors import UsageError
 from apex_jax.plotting.curves import read_run
 from apex_jax.plotting.packed_runs import read_packed
 from apex_jax.plotting.plot_command import groups_of

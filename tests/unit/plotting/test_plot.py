@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from PIL import Image
 
-from apex_jax.errors import UsageError
+from apex_jax.host.errors import UsageError
 from apex_jax.plotting.curves import Curve, Group, Run, grouped, read_run
 from apex_jax.plotting.plot import draw_groups, draw_run, running_mean, table
 from tests.rigs.runs import make_run, plain_run

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from apex_jax.errors import UsageError
+from apex_jax.host.errors import UsageError
 from apex_jax.plotting.video import GIF_SECONDS, video_paths, video_writer
 from tests.rigs.recordings import RATE
 

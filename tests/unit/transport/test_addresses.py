@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from apex_jax.errors import UsageError
+from apex_jax.host.errors import UsageError
 from apex_jax.transport.addresses import Address, UnresolvedHost, check_path_is_free, is_loopback, resolve, split
 
 

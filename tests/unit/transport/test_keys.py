@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import zmq
 
-from apex_jax.errors import UsageError
+from apex_jax.host.errors import UsageError
 from apex_jax.transport import keys
 from tests.rigs.keys import directory
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from apex_jax.errors import RunError, UsageError
+from apex_jax.host.errors import RunError, UsageError
 from apex_jax.transport import keys, keys_command
 from tests.rigs.processes import Programs
 

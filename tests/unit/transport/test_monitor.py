@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 import zmq
 
-from apex_jax.errors import RunError, UsageError
-from apex_jax.metrics import resident_memory_bytes
+from apex_jax.host.errors import RunError, UsageError
+from apex_jax.run.metrics import resident_memory_bytes
 from apex_jax.transport import keys, monitor, sockets
 from apex_jax.transport.messages import Goodbye
 from apex_jax.transport.monitor import ClientMonitor, ServerMonitor, mechanism_at

@@ -11,7 +11,7 @@ import pytest
 import zmq
 
 from apex_jax.config import AddressConfig, Config, SecurityConfig
-from apex_jax.errors import UsageError
+from apex_jax.host.errors import UsageError
 from apex_jax.transport import keys, security
 from apex_jax.transport.security import AllowList, security_of
 from tests.rigs.keys import directory

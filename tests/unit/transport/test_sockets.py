@@ -18,7 +18,7 @@ import pytest
 import zmq
 
 from apex_jax.config import ActorConfig
-from apex_jax.errors import RunError
+from apex_jax.host.errors import RunError
 from apex_jax.links.sampling_client import SEGMENTS_WINDOW
 from apex_jax.transport import sockets
 from apex_jax.transport.messages import WEIGHTS_PIECE_BYTES, Goodbye, Rejoin, SegmentMessage

@@ -16,8 +16,8 @@ import zmq
 
 from apex_jax.agent.exploration import epsilon_ladder
 from apex_jax.config import AddressConfig, Config
-from apex_jax.environment import Environment, segment_spec
-from apex_jax.errors import RunError
+from apex_jax.environments.environment import Environment, segment_spec
+from apex_jax.host.errors import RunError
 from apex_jax.links.weights_client import Weights
 from apex_jax.process import StopSignal
 from apex_jax.settings import load

@@ -16,14 +16,14 @@ import pytest
 from apex_jax.agent.algorithm import Action, Algorithm, Params
 from apex_jax.agent.dqn import make_dqn
 from apex_jax.agent.registry import ALGORITHMS, Entry
-from apex_jax.checkpoint import Checkpointer, CheckpointError, Progress
 from apex_jax.config import Config
-from apex_jax.environment import Environment, EpisodeTracker, segment_spec
-from apex_jax.errors import RunError
+from apex_jax.environments.environment import Environment, EpisodeTracker, segment_spec
+from apex_jax.host.errors import RunError
 from apex_jax.links.weights_client import Weights, WeightsClient
-from apex_jax.metrics import MetricsWriter
-from apex_jax.plotting.provenance import record_config
 from apex_jax.process import ROLE_NUMBERS, StopSignal, process_rng
+from apex_jax.run.checkpoint import Checkpointer, CheckpointError, Progress
+from apex_jax.run.metrics import MetricsWriter
+from apex_jax.run.provenance import record_config
 from apex_jax.settings import load
 from apex_jax.transport.params_codec import architecture_of
 from apex_jax.types import SegmentSpec, Step

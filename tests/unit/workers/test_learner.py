@@ -19,13 +19,13 @@ import zmq
 from apex_jax.agent.algorithm import UpdateOutput
 from apex_jax.agent.dqn import make_dqn
 from apex_jax.agent.registry import ALGORITHMS, Entry
-from apex_jax.checkpoint import Checkpointer, CheckpointError
 from apex_jax.config import Config
-from apex_jax.environment import segment_spec
-from apex_jax.errors import FatalError, RunError
+from apex_jax.environments.environment import segment_spec
+from apex_jax.host.errors import FatalError, RunError
 from apex_jax.links.sampling_client import SamplingClient
-from apex_jax.plotting.provenance import read_changes
 from apex_jax.process import StopSignal
+from apex_jax.run.checkpoint import Checkpointer, CheckpointError
+from apex_jax.run.provenance import read_changes
 from apex_jax.settings import load, load_as_written
 from apex_jax.transport.messages import IndexBatches
 from apex_jax.transport.params_codec import architecture_of

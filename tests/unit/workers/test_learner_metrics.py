@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from apex_jax import metrics
 from apex_jax.agent.algorithm import UpdateOutput
-from apex_jax.metrics import TAGS
+from apex_jax.run import metrics
+from apex_jax.run.metrics import TAGS
 from apex_jax.transport.messages import IndexBatches
 from apex_jax.workers.learner_metrics import LearnerMetrics
 

@@ -14,12 +14,12 @@ import pytest
 
 from apex_jax.command_line import parse
 from apex_jax.config import ActorConfig, AddressConfig, Config
-from apex_jax.errors import RunError
+from apex_jax.host.errors import RunError
 from apex_jax.operations.live_view import LiveView
 from apex_jax.operations.progress import Progress
 from apex_jax.operations.watch import Watch
-from apex_jax.plotting.provenance import read_starts
 from apex_jax.process import StopSignal
+from apex_jax.run.provenance import read_starts
 from apex_jax.settings import load
 from apex_jax.workers import local
 from apex_jax.workers.local import LocalRun, locked

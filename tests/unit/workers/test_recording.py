@@ -14,13 +14,13 @@ from PIL import Image, ImageSequence
 
 from apex_jax.agent.dqn import make_dqn
 from apex_jax.agent.registry import make_algorithm
-from apex_jax.checkpoint import Checkpointer, Progress
 from apex_jax.config import Config
-from apex_jax.environment import segment_spec
-from apex_jax.errors import RunError, UsageError
-from apex_jax.metrics import MetricsWriter
+from apex_jax.environments.environment import segment_spec
+from apex_jax.host.errors import RunError, UsageError
+from apex_jax.host.program import CONFIGS
 from apex_jax.process import StopSignal
-from apex_jax.program import CONFIGS
+from apex_jax.run.checkpoint import Checkpointer, Progress
+from apex_jax.run.metrics import MetricsWriter
 from apex_jax.settings import load
 from apex_jax.transport.params_codec import architecture_of
 from apex_jax.workers import evaluator, local, recording
@@ -112,7 +112,7 @@ def test_video_of_a_game_that_a_run_films_may_be_asked_for(task: str) -> None:
 
 
 class StageOfThreeSteps:
-    """Stands for `apex_jax.stage.Stage`: an episode of three steps."""
+    """Stands for `apex_jax.environments.stage.Stage`: an episode of three steps."""
 
     frames_per_second = Fraction(20)
 

@@ -12,9 +12,9 @@ import zmq
 from hypothesis import given
 from hypothesis import strategies as st
 
-from apex_jax.checkpoint import Progress
 from apex_jax.config import Config, EnvironmentConfig, LearnerConfig
-from apex_jax.environment import segment_spec
+from apex_jax.environments.environment import segment_spec
+from apex_jax.run.checkpoint import Progress
 from apex_jax.workers.learner import Learner
 from apex_jax.workers.role import RoleContext
 from apex_jax.workers.run_counters import RunCounters

@@ -19,12 +19,12 @@ import pytest
 import zmq
 
 from apex_jax.agent.algorithm import UpdateOutput
-from apex_jax.checkpoint import Checkpointer, Progress
 from apex_jax.config import Config, LearnerConfig
-from apex_jax.environment import segment_spec
-from apex_jax.errors import FatalError
+from apex_jax.environments.environment import segment_spec
+from apex_jax.host.errors import FatalError
 from apex_jax.links.sampling_client import Item
 from apex_jax.process import StopSignal
+from apex_jax.run.checkpoint import Checkpointer, Progress
 from apex_jax.transport.messages import IndexBatches
 from apex_jax.workers import learner as module
 from apex_jax.workers import saver

@@ -1,0 +1,1 @@
+"""Environments, their observations and scores, and the simulators that film them."""

@@ -1,0 +1,196 @@
+"""The process behind `stage.Stage` plays one episode over its pipes.
+
+Started as `python -m apex_jax.environments.stage_process TASK SEED`.
+
+DM control's and Gymnasium's packages are imported here only, and only those of the task.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import os
+import signal
+import sys
+import tempfile
+from typing import Any, BinaryIO, Protocol
+
+import numpy as np
+
+from apex_jax.environments.stage import HEADER_BYTES, Header, record_type
+from apex_jax.host.errors import first_line
+from apex_jax.host.program import CHECKOUT
+
+SCREEN_PIXELS = 480  # height and width of DM control's screens, and of Gymnasium's MuJoCo tasks by default
+FRAMES_PER_SECOND_LIMIT = 30  # of the film: rendering a screen on the CPU takes longer than many steps
+UNBOUNDED = 1e6  # bounds beyond it mean none: MuJoCo writes 1e10
+ERROR_CHARACTERS = 300  # of a message, 12 bytes each at most, fit into the header
+
+Step = tuple[np.ndarray, float, bool]  # observation float32[D], reward, whether the episode ended
+
+
+class Simulator(Protocol):
+    """A task's own environment."""
+
+    low: np.ndarray  # float64[A]
+    high: np.ndarray  # float64[A]
+    steps_per_second: float  # of simulated time
+
+    def reset(self) -> np.ndarray:
+        """Starts the episode and returns its first observation, float32[D]."""
+
+    def step(self, action: np.ndarray) -> Step:
+        """Applies an action, float64[A] between the bounds."""
+
+    def screen(self) -> np.ndarray:
+        """Renders the present state: uint8[height, width, 3]."""
+
+
+class DMControl:
+    """A task of DM control's suite, under EnvPool's name."""
+
+    def __init__(self, task: str, seed: int):
+        """Raises LookupError for a name that is not EnvPool's of a task of the suite."""
+        from dm_control import suite
+
+        names = {envpool_name(*names): names for names in suite.ALL_TASKS}
+        if task not in names:
+            raise LookupError("neither Gymnasium nor DM control has this task")
+        self._velocity_before_target = names[task] == ("fish", "swim")  # in EnvPool's order of the parts
+        self.environment = suite.load(*names[task], task_kwargs={"random": seed})
+        bounds = self.environment.action_spec()
+        self.low, self.high = bounds.minimum, bounds.maximum
+        self.steps_per_second = 1 / self.environment.control_timestep()
+
+    def reset(self) -> np.ndarray:
+        """See `Simulator`."""
+        return self._flat(self.environment.reset().observation)
+
+    def step(self, action: np.ndarray) -> Step:
+        """See `Simulator`."""
+        time_step = self.environment.step(action)
+        return self._flat(time_step.observation), time_step.reward, time_step.last()
+
+    def screen(self) -> np.ndarray:
+        """See `Simulator`."""
+        return self.environment.physics.render(height=SCREEN_PIXELS, width=SCREEN_PIXELS, camera_id=0)
+
+    def _flat(self, parts: dict[str, Any]) -> np.ndarray:
+        if self._velocity_before_target:
+            parts["target"] = parts.pop("target")  # becomes the last one
+        return np.concatenate([np.ravel(part) for part in parts.values()]).astype(np.float32)
+
+
+class Gymnasium:
+    """A task of Gymnasium with continuous actions, such as HalfCheetah-v4 and Pendulum-v1."""
+
+    def __init__(self, task: str, seed: int):
+        """Raises Gymnasium's own errors for what it cannot make, and TypeError for discrete actions."""
+        import gymnasium
+
+        self._seed = seed
+        self.environment = gymnasium.make(task, render_mode="rgb_array", disable_env_checker=True)
+        space = self.environment.action_space
+        if not isinstance(space, gymnasium.spaces.Box):
+            raise TypeError("its actions are not continuous")
+        self.low, self.high = space.low.astype(np.float64), space.high.astype(np.float64)
+        self._action_dtype = space.dtype
+        self.steps_per_second = float(self.environment.metadata["render_fps"])
+
+    def reset(self) -> np.ndarray:
+        """See `Simulator`."""
+        return self._flat(self.environment.reset(seed=self._seed)[0])
+
+    def step(self, action: np.ndarray) -> Step:
+        """See `Simulator`."""
+        observation, reward, terminated, truncated, _ = self.environment.step(action.astype(self._action_dtype))
+        return self._flat(observation), float(reward), bool(terminated or truncated)
+
+    def screen(self) -> np.ndarray:
+        """See `Simulator`."""
+        return np.asarray(self.environment.render())
+
+    def _flat(self, observation: Any) -> np.ndarray:
+        return np.ravel(observation).astype(np.float32)
+
+
+def envpool_name(domain: str, task: str) -> str:
+    """Returns EnvPool's name of a task of DM control: WalkerWalk-v1 of ("walker", "walk")."""
+    words = f"{domain}_{task}".split("_")
+    return "".join(word[0].upper() + word[1:] for word in words) + "-v1"
+
+
+def simulator(task: str, seed: int) -> Simulator:
+    """Returns the environment of a task under EnvPool's name."""
+    import gymnasium
+
+    return (Gymnasium if task in gymnasium.registry else DMControl)(task, seed)
+
+
+def scaled(action: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:
+    """Returns an action of [-1, 1] between the bounds, all of them float64[A]; no bound counts as -1 or 1."""
+    low, high = np.where(low < -UNBOUNDED, -1.0, low), np.where(high > UNBOUNDED, 1.0, high)
+    return np.clip((low + high) / 2 + action * (high - low) / 2, low, high)
+
+
+def play(simulator: Simulator, observation: np.ndarray, actions: BinaryIO, answers: BinaryIO) -> None:
+    """Plays the episode that begins with `observation`, until it ends or `actions` does; see `stage` for the bytes."""
+    screen, reward, ended = simulator.screen(), 0.0, False
+    steps_per_frame = math.ceil(simulator.steps_per_second / FRAMES_PER_SECOND_LIMIT)
+    frames_per_second = simulator.steps_per_second / steps_per_frame
+    height, width, _ = screen.shape
+    header = Header(observation.size, len(simulator.low), height, width, frames_per_second)
+    _write_line(answers, header._asdict())
+    record = np.zeros((), record_type(header))
+    for step in itertools.count():
+        drawn = ended or step % steps_per_frame == 0
+        if drawn and step > 0:
+            screen = simulator.screen()
+        record[()] = (reward, ended, drawn, observation, screen)
+        answers.write(record.tobytes())
+        answers.flush()
+        action = np.frombuffer(b"" if ended else actions.read(4 * header.action_size), "<f4")
+        if len(action) < header.action_size:
+            return
+        observation, reward, ended = simulator.step(scaled(action.astype(np.float64), simulator.low, simulator.high))
+
+
+def explained(error: Exception) -> str:
+    """Returns an error on one line, with the commands that install what is missing."""
+    missing = next((e.name for e in (error, error.__cause__) if isinstance(e, ModuleNotFoundError)), None)
+    if missing == "dm_control" and sys.version_info >= (3, 13):
+        return "dm_control cannot be installed on Python 3.13 (its labmaze has no release for it); use Python 3.12"
+    if missing is None and "EGL" not in str(error) and "eglQuery" not in str(error):
+        return first_line(error)[:ERROR_CHARACTERS]
+    what = f"{missing} is not installed" if missing else "there is no EGL library to render with"
+    packages = "-r requirements-film.txt" if CHECKOUT else "'apex-jax[film]'"
+    return f"{what}; run pip install {packages} and apt install libegl1 libgl1"
+
+
+def main(arguments: list[str]) -> int:
+    """Plays an episode over standard input and output; returns the exit code."""
+    task, seed = arguments
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)  # sent to the whole process group; the parent ends this process itself
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # simulators print greetings and warnings
+    os.chdir(tempfile.gettempdir())  # MuJoCo writes a log to the working directory
+    try:
+        chosen = simulator(task, int(seed) % 2**32)
+        observation = chosen.reset()
+        chosen.screen()
+    except Exception as error:
+        _write_line(answers, {"error": explained(error)})
+        answers.flush()
+        return 1
+    play(chosen, observation, sys.stdin.buffer, answers)
+    return 0
+
+
+def _write_line(file: BinaryIO, fields: dict[str, Any]) -> None:
+    file.write(json.dumps(fields).encode().ljust(HEADER_BYTES - 1) + b"\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,108 @@
+"""The device of a process: its choice, before JAX is imported, its check, its memory and its compiled programs."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import zlib
+from pathlib import Path
+
+from apex_jax.config import Config
+from apex_jax.host.errors import FatalError, first_line, shown
+from apex_jax.host.machine import usable_cores, usable_memory_bytes
+from apex_jax.host.program import CHECKOUT
+
+CACHE_LIMIT_BYTES = 2**28  # of compiled programs; a run of Pong on the CPU stores 0.8 MB
+
+
+def choose_device(role: str, config: Config) -> None:
+    """Chooses the device of this role, before JAX is first used; with "auto" JAX chooses the best one.
+
+    XLA starts a thread for each core of the machine. A lower CPU quota would stop all of them for most of each period,
+    so XLA gets as many cores as the quota allows.
+    """
+    if role == "local":
+        return  # computes nothing, and its roles would inherit the settings
+    device = {"learner": config.learner.device, "actor": config.actor.device}.get(role, "cpu")
+    if device != "auto":
+        os.environ["JAX_PLATFORMS"] = {"cpu": "cpu", "gpu": "cuda"}[device]
+    if role == "actor":  # may share the learner's GPU; by default JAX reserves most of its memory for the first process
+        os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    if usable_cores() < len(os.sched_getaffinity(0)):
+        os.environ.setdefault("PJRT_NPROC", str(usable_cores()))
+
+
+def check_device(role: str, config: Config) -> None:
+    """Raises FatalError if JAX cannot use the device of the configuration or of JAX_PLATFORMS."""
+    wanted = {"learner": config.learner.device, "actor": config.actor.device}.get(role)
+    platforms = os.environ.get("JAX_PLATFORMS", "")  # set by the user, if JAX chooses
+    if wanted != "gpu" and not (wanted == "auto" and platforms):
+        return
+    import jax  # not at the top: the device is chosen before JAX is imported
+
+    packages = "requirements-gpu.txt" if CHECKOUT else "apex-jax[gpu]"
+    try:
+        jax.devices()
+    except Exception as error:  # RuntimeError, or any other exception of a missing plugin
+        asked, what, fix = f"{role}.device=gpu", "GPU", f"install {packages} and a driver, or set auto"
+        if wanted == "auto":
+            asked, what, fix = f"JAX_PLATFORMS={shown(platforms)}", "such device", "unset it, or set it to cpu"
+        raise FatalError(f"{asked}: JAX finds no {what} ({first_line(error)}); {fix}") from None
+
+
+def keep_compiled_programs() -> None:
+    """Enables JAX's cache of compiled programs, before JAX is first used, so that a second start learns sooner.
+
+    The cache is in the user's cache folder, separate for each kind of processor; JAX_COMPILATION_CACHE_DIR overrides
+    it. If it is not writable, every start compiles again. Its size stays below `CACHE_LIMIT_BYTES`.
+    """
+    try:
+        caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        cache = caches / "apex_jax" / f"xla-{_processor_kind()}"
+        cache.mkdir(parents=True, exist_ok=True)
+    except (OSError, RuntimeError):  # RuntimeError: no home
+        return
+    _evict_least_recently_used(cache.parent, CACHE_LIMIT_BYTES)
+    if os.access(cache, os.W_OK):
+        os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(cache))
+        os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+        os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
+
+
+def _evict_least_recently_used(caches: Path, limit_bytes: int) -> None:
+    """Deletes the least recently used compiled programs, of any kind of processor, until the rest fits.
+
+    JAX's own limit (jax_compilation_cache_max_size) is not used: a process killed between its two files of a program
+    would make every later write fail.
+    """
+    programs = []
+    for path in caches.glob("xla-*/*-cache"):
+        with contextlib.suppress(OSError):  # deleted by another process
+            status = path.stat()
+            programs.append((max(status.st_atime, status.st_mtime), status.st_size, path))
+    total_bytes = sum(size for _, size, _ in programs)
+    for _, size, path in sorted(programs):
+        if total_bytes <= limit_bytes:
+            return
+        with contextlib.suppress(OSError):
+            path.unlink()
+        total_bytes -= size
+
+
+def _processor_kind() -> str:
+    """Returns a name for this processor's instruction set, of which compiled programs may use all."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    features = next((line for line in lines if line.startswith(("flags", "Features"))), platform.processor())
+    return f"{platform.machine()}-{zlib.crc32(features.encode()):08x}"
+
+
+def device_memory_bytes() -> int:
+    """Returns the memory of JAX's device; on a CPU, the memory that this process may use."""
+    import jax  # not at the top: the device is chosen before JAX is imported
+
+    stats = jax.devices()[0].memory_stats() or {}
+    return int(stats.get("bytes_limit") or usable_memory_bytes())

@@ -1,0 +1,78 @@
+"""The errors a user sees: one line each, never a traceback."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any, NoReturn
+
+from apex_jax.host.program import NAME
+
+
+class UsageError(ValueError):
+    """A mistake of the user; the message has the value, the range and the fix."""
+
+    exit_code = 2
+
+
+class RunError(RuntimeError):
+    """An error that ends the run; the message says what happened, where, and what to do."""
+
+    exit_code = 1
+    prefix = "error: "  # of the line that the user sees
+
+
+class FatalError(RunError):
+    """An error that a restart would repeat; its exit code tells the local supervisor not to restart."""
+
+    exit_code = 3
+    prefix = "fatal: "
+
+
+class DivergenceError(FatalError):
+    """The loss or the network is no longer finite."""
+
+
+class _GivenOnce(argparse.Action):
+    """Stores the value of an option; rejects a second value, because either may be meant."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None
+    ) -> None:
+        given = namespace.__dict__.setdefault("given", {})  # by option
+        if option is not None and self.dest in given:
+            parser.error(f"{option} is given twice, as {shown(given[self.dest])} and {shown(values)}; keep one")
+        given[self.dest] = values
+        setattr(namespace, self.dest, values)
+
+
+class Parser(argparse.ArgumentParser):
+    """Raises UsageError instead of exiting, and for an option that is given twice. `command`: such as "plot"."""
+
+    def __init__(self, command: str = "", **options: Any) -> None:
+        super().__init__(**{"prog": f"{NAME} {command}".strip(), **options})  # a subparser gets its own prog
+        self.register("action", None, _GivenOnce)  # replaces "store"
+
+    def error(self, message: str) -> NoReturn:
+        """Raises UsageError for an invalid command line."""
+        command = self.prog.removeprefix(NAME).strip()
+        raise UsageError(f"{command}: {message}; see {self.prog} --help" if command else f"{message}; see --help")
+
+
+def first_line(error: Exception) -> str:
+    """Returns the first line of an exception's message, or its class name if there is none."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def printable(text: str) -> str:
+    """Returns a text, such as a peer's, on one line and without control characters."""
+    return text if text.isprintable() else repr(text)
+
+
+def shown(value: Any) -> str:
+    """Returns a value as the user writes it, on one line of at most 80 characters."""
+    try:
+        text = "" if value is None else str(value)
+    except ValueError:  # Python does not convert integers of more than 4,300 digits
+        text = "(a number of thousands of digits)"
+    text = printable(text.lower() if isinstance(value, bool) else text)
+    return text if len(text) <= 80 else f"{text[:77]}..."

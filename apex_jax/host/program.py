@@ -1,0 +1,28 @@
+"""How this program was started: `python main.py` in a checkout, or `apex-jax` where the package is installed."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+_PACKAGE = Path(__file__).resolve().parents[1]
+_IS_CHECKOUT = (_PACKAGE.parent / "main.py").is_file() and (_PACKAGE.parent / "pyproject.toml").is_file()
+
+CHECKOUT = _PACKAGE.parent if _IS_CHECKOUT else None  # None: the package is installed without its repository
+CONFIGS = _PACKAGE.parent / "configs" if _IS_CHECKOUT else _PACKAGE / "configs"
+NAME = "python main.py" if _IS_CHECKOUT and Path(sys.argv[0]).name != "apex-jax" else "apex-jax"  # what the user types
+
+
+def command() -> list[str]:
+    """Returns the command line that starts this program again, without arguments.
+
+    -P keeps the working directory off Python's path, so that no file of the user's stands in for a package.
+    """
+    if CHECKOUT is not None:
+        return [sys.executable, str(CHECKOUT / "main.py")]
+    return [sys.executable, "-P", "-m", "apex_jax"]
+
+
+def typed(python: str) -> str:
+    """Returns what to type to start this program with the interpreter `python`."""
+    return f"{python} main.py" if NAME == "python main.py" else NAME

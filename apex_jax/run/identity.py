@@ -1,0 +1,104 @@
+"""Which run a directory belongs to: a random name, made once, in the file `run_identity` of the run directory.
+
+The learner that starts a run creates the name, and sends it with the weights and to the replay server; a process that
+joins from a directory without a name stores it there. Checkpoints and the replay's journal hold the name too, so that a
+copied run keeps it. A process whose directory belongs to another run is rejected: it would mix the results of two runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import re
+import secrets
+import threading
+from pathlib import Path
+
+from apex_jax.host.disk import write_durably
+from apex_jax.host.errors import RunError, printable, shown
+
+_log = logging.getLogger(__name__)
+
+FILE_NAME = "run_identity"  # in the run directory
+_NAME = re.compile("[0-9a-f]{16}")
+MAX_FILE_BYTES = 64
+
+
+class RunIdentity:
+    """The identity of the run that a process is part of, once the process knows it. Thread-safe."""
+
+    def __init__(self, directory: str | None = None) -> None:
+        """Reads the file of the run directory; None = nothing is stored. Raises RunError if the file cannot be used."""
+        self._directory = directory
+        self._lock = threading.Lock()
+        self.name = self._read()  # 16 hexadecimal digits; empty = not known yet
+
+    def differs(self, name: str) -> bool:
+        """Returns whether a peer's run is another one. False if either run is unknown, or `name` is not an identity."""
+        return is_identity(name) and self.name not in ("", name)
+
+    def adopt(self, name: str, source: str) -> None:
+        """Makes this process and its directory part of the run `name`; ignores a name that is not an identity.
+
+        Raises RunError if they belong to another run. `source`: origin of the name, for that message.
+        """
+        with self._lock:
+            if not is_identity(name) or name == self.name:
+                return
+            self.name = self.name or self._read()  # another process of this directory may have joined meanwhile
+            if self.name not in ("", name):
+                raise RunError(self.refusal(name, source))
+            if not self.name:
+                self.name = name
+                self._write()
+
+    def refusal(self, name: str, source: str, this: str = "this process") -> str:
+        """Returns the message for a peer of another run, `name`: why it is rejected, and what to do."""
+        return (
+            f"{source} is of run {name}, {this} of run {self.name} (run_directory={self._directory}); give one of them"
+            " the run_directory of the other's run or a new one, or the address of its own run"
+        )
+
+    def refused(self, reason: str) -> str:
+        """Returns a peer's refusal as printable text; adds the run directory if the refusal names this run."""
+        place = f"; here run_directory={self._directory}" if self.name and self.name in reason else ""
+        return printable(reason) + place
+
+    def _write(self) -> None:
+        if self._directory is None:
+            return
+        path = Path(self._directory, FILE_NAME)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with contextlib.suppress(FileNotFoundError, FileExistsError):  # another process is writing the same name
+                write_durably(path, self.name)
+        except OSError as error:
+            _log.warning("%s cannot be written (%s): the run goes on without it", path, error.strerror)
+
+    def _read(self) -> str:
+        if self._directory is None:
+            return ""
+        path = Path(self._directory, FILE_NAME)
+        try:
+            if not path.exists():
+                return ""
+            if not path.is_file():
+                raise RunError(f"{path} is no file; move it away")
+            with open(path, errors="replace") as file:
+                name = file.read(MAX_FILE_BYTES).strip()
+        except OSError as error:
+            raise RunError(f"{path} cannot be read: {error.strerror}; make it readable") from None
+        if name and not is_identity(name):
+            what = f"holds {shown(name)}, must hold the run's 16 hexadecimal digits"
+            raise RunError(f"{path} {what}; remove it, so that it is written anew")
+        return name
+
+
+def new_identity() -> str:
+    """Returns the identity of a new run."""
+    return secrets.token_hex(8)
+
+
+def is_identity(name: str) -> bool:
+    """Returns whether a text, such as a peer's, has the form of an identity."""
+    return _NAME.fullmatch(name) is not None

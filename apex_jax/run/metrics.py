@@ -1,0 +1,338 @@
+"""Metrics of one process: written for TensorBoard and as JSON lines, which can be read while they grow.
+
+The x-axis of every chart is emulator frames of the whole run. Each process writes under its own name:
+
+    <directory>/metrics/<name>.jsonl     one JSON object a line; a restarted process appends
+    <directory>/tensorboard/<name>/      one event file for each start of the process
+
+A line holds "time" (unix seconds), "seconds" (since the process started), "step" (frames), and a value for each tag.
+Within one start of a process, "time" grows exactly as "seconds" does, so that a change of the wall clock does not move
+the points of a chart.
+"""
+
+from __future__ import annotations
+
+import difflib
+import errno
+import json
+import logging
+import math
+import os
+import re
+import resource
+import struct
+import sys
+import time
+from collections.abc import Callable, Mapping
+from itertools import pairwise
+from pathlib import Path
+from typing import IO, Any, NamedTuple, SupportsFloat
+
+import numpy as np
+from numpy.typing import ArrayLike
+from tensorboardX.proto.event_pb2 import Event
+from tensorboardX.proto.summary_pb2 import Summary
+from tensorboardX.record_writer import masked_crc32c
+
+from apex_jax.host.disk import open_regular, read_regular
+
+_log = logging.getLogger(__name__)
+_STATM = Path("/proc/self/statm")
+LARGEST = 3.4e38
+
+TAGS: dict[str, str] = {
+    "charts/environment_frames_per_second": "emulator frames a second of all actors; steady, less during evaluations",
+    "charts/updates_per_second": "learner updates a second; steady, less during evaluations",
+    "charts/learning_rate": "step size of the optimizer; constant, or falls to learner.final_learning_rate_share of it",
+    "charts/elapsed_minutes": "minutes of learning since the run began, without the pauses between its starts; grows",
+    "charts/episodic_return": "mean return of training games, raw rewards, all exploration mixed; rises, below eval/",
+    "charts/episodic_return_epsilon_<band>": "DQN: the same, of one band of epsilon; low bands rise first",
+    "charts/episodic_return_noise_<band>": "DPG: the same, of one band of noise on the actions; rises",
+    "charts/episodic_length": "mean length of training games, in agent steps; how it should move depends on the game",
+    "losses/td_loss": "importance-weighted loss, mean of a batch, of all critics together; bounded, need not fall",
+    "losses/q_values": "mean q-value of the actions replayed; settles, growth without end is divergence",
+    "losses/gradient_norm": "global norm before clipping, of the q-network or critics; mostly below"
+    " learner.max_gradient_norm",
+    "losses/policy_loss": "DPG: minus the mean of q(s, pi(s)) of a batch; falls as the policy improves",
+    "losses/policy_gradient_norm": "DPG: global norm of the policy's gradient before clipping; small, never 0",
+    "losses/action_saturation": "DPG: share of the elements of pi(s) beyond 0.95 of their range, 0 to 1; near 1,"
+    " the policy hardly learns any more",
+    "losses/priority_mean": "mean new priority (absolute TD error) of a batch; shrinks relative to q_values",
+    "losses/priority_max": "largest new priority of a batch; within a few times the largest n-step return",
+    "learner/weights_version": "version of the weights last published; grows about every publish_interval_seconds",
+    "learner/updates": "updates since the run began; grows",
+    "learner/failed_checkpoints": "checkpoints that could not be saved since the process started; 0",
+    "learner/checkpoint_age_seconds": "seconds since the newest checkpoint was complete, at first since the first"
+    " update; below twice checkpoint_interval_seconds",
+    "storage/failed_copies": "copies to storage.url that failed since the process started; 0",
+    "storage/copy_age_seconds": "seconds since what is copied was up to date; below twice storage.interval_seconds",
+    "learner/wait_seconds_share": "share of its time the learner waits for batches, 0 to 1; near 0 on a slow learner",
+    "learner/replay_disconnects": "times the replay server was lost, since the learner began; 0",
+    "eval/episodic_return": "mean return of full games with the newest weights; the result of the run",
+    "eval/episodic_return_median": "median return of the same games; far from the mean = a few games decide",
+    "eval/episodes": "games of the evaluation; evaluator.episodes",
+    "eval/human_normalized_score": "episodic_return with random play as 0 and a human tester as 1; rises above 1",
+    "eval/film_return": "return of the filmed episode, in the task's own simulator and not in EnvPool; near"
+    " eval/episodic_return",
+    "eval/updates": "learner updates behind the evaluated weights; grows from one evaluation to the next",
+    "eval/frames": "emulator frames behind the evaluated weights; grows from one evaluation to the next",
+    "replay/size_transitions": "transitions in the replay; grows to its capacity and stays",
+    "replay/bytes": "memory of the compressed segments and their columns, bytes; stays once the replay is full",
+    "replay/samples_per_insert": "transitions drawn per transition stored; replay.samples_per_insert where that is set",
+    "replay/sample_age_seconds": "mean age of the drawn transitions, seconds; below the replay's turnover time",
+    "replay/inserts_per_second": "transitions stored a second; follows the actors",
+    "replay/samples_per_second": "transitions drawn a second; updates_per_second x batch_size",
+    "replay/dropped_<reason>": "what was refused for this reason since the start; 0, except stale, duplicate",
+    "replay/actors": "actors connected; as many as were started",
+    "replay/journal_bytes": "size of the log of segments on the disk, bytes; stays once the replay is full",
+    "replay/journal_errors": "times the disk took no segments or snapshot, since the start of the server; 0",
+    "ledger/produced": "transitions produced by all actors of the run, the sum of all that follow; grows",
+    "ledger/stored": "transitions that were ever stored; grows, by far the most of those produced",
+    "ledger/in_flight": "transitions that living actors have made and the replay has yet to store; bounded through"
+    " actor.max_outstanding_segments and actor.environments",
+    "ledger/lost_with_actor": "transitions that actors had when they were killed; 0, or some hundreds for each death",
+    "ledger/lost_with_replay": "transitions acknowledged and then forgotten by the replay; 0, unless power failed, the"
+    " disk did, or replay.journal is false",
+    "ledger/dropped_<reason>": "transitions dropped for this reason; 0, but unsent where actors leave, and overflow"
+    " where actor.overflow is drop",
+    "actor/environment_steps": "agent steps since this actor began, each of which made a transition; grows",
+    "actor/steps_per_second": "agent steps a second of this actor; steady",
+    "actor/wait_seconds_share": "share of its time the actor waits for the replay to take segments, 0 to 1; near 0,"
+    " more where replay.samples_per_insert makes it wait for the learner",
+    "actor/replay_disconnects": "times the replay server was lost, since the actor began; 0",
+    "actor/weights_age_seconds": "seconds since the actor's weights were published; near publish_interval_seconds",
+    "system/resident_memory_bytes": "resident memory of the process, bytes; constant once the replay is full",
+}
+"""Every tag there is, with its unit and what is healthy; `<...>` stands for any ending."""
+
+_OPEN_TAGS = tuple(tag.partition("<")[0] for tag in TAGS if "<" in tag)
+TRAINING_TAG = "charts/episodic_return_"  # followed by the names of a measure of exploration and of a band of it
+
+
+class Bands(NamedTuple):
+    """Ranges of a measure of exploration, for which the returns of training games are reported apart."""
+
+    measure: str
+    edges: tuple[float, ...]  # a band includes its lower edge
+    largest: float  # possible value of the measure
+
+    @property
+    def names(self) -> list[str]:
+        """The names of all bands, such as "epsilon_0.01_to_0.05"."""
+        between = (f"{low:g}_to_{high:g}" for low, high in pairwise(self.edges))
+        names = [f"below_{self.edges[0]:g}", *between, f"above_{self.edges[-1]:g}"]
+        return [f"{self.measure}_{name}" for name in names]
+
+    def split(self, exploration: np.ndarray, values: np.ndarray) -> list[tuple[str, np.ndarray]]:
+        """Splits `values` [N] by the band of `exploration` [N]: (name, values) of each band that is not empty."""
+        bands = np.searchsorted(np.array(self.edges), np.asarray(exploration, np.float64), side="right")
+        return [(self.names[band], values[bands == band]) for band in np.unique(bands).tolist()]
+
+
+EPSILON_BANDS = Bands("epsilon", (0.01, 0.05, 0.2), 1.0)
+NOISE_BANDS = Bands(
+    "noise", (0.1, 0.2, 0.4), 10.0
+)  # of the standard deviation, where the range of an action is [-1, 1]
+
+
+class MetricsWriter:
+    """Writes the metrics of one process; no two live processes share a name.
+
+    Disk errors are not raised: a record that cannot be written is lost and counted in `failed_writes`, the first error
+    is logged, and the next write tries again. Each write opens and closes its files, so the writer needs no `close`.
+    """
+
+    def __init__(self, directory: str, name: str) -> None:
+        if not re.fullmatch(r"\w[\w.-]*", name):
+            raise ValueError(f"name is {name!r}: it becomes a file name, so use letters, digits, '.', '_' and '-' only")
+        self.failed_writes = 0
+        self._started_at, self._started = time.time(), time.monotonic()
+        self._lines_path = Path(directory, "metrics", f"{name}.jsonl")
+        # Nanoseconds and the process id: a restart within the same second needs a file of its own.
+        events_name = f"events.out.tfevents.{time.time_ns()}.{os.getpid()}"
+        self._events_path = Path(directory, "tensorboard", name, events_name)
+
+    def write(self, step: int, values: Mapping[str, SupportsFloat]) -> None:
+        """Writes `values` at `step` environment frames.
+
+        A value that is not finite is null in JSON and omitted in TensorBoard. Raises ValueError for a tag not in TAGS.
+        """
+        for tag in values:
+            _check_tag(tag)
+        seconds = time.monotonic() - self._started
+        now = self._started_at + seconds
+        finite = {tag: float(value) for tag, value in values.items() if math.isfinite(value)}
+        line = {"time": now, "seconds": seconds, "step": int(step)}
+        text = json.dumps(line | {tag: finite.get(tag) for tag in values}) + "\n"
+        self._try(append_line, self._lines_path, text.encode())
+        self._try(_append_event, self._events_path, _event_record(now, int(step), finite))
+
+    def _try(self, append: Callable[[Path, bytes], None], path: Path, data: bytes) -> None:
+        try:
+            append(path, data)
+        except OSError as error:
+            self.failed_writes += 1
+            if self.failed_writes == 1:
+                _log.warning("cannot write metrics (logged once, retried at each write): %s: %s", path, error)
+
+
+def _check_tag(tag: str) -> None:
+    if "<" not in tag and (tag in TAGS or any(tag.startswith(start) and tag != start for start in _OPEN_TAGS)):
+        return
+    closest = difflib.get_close_matches(tag, TAGS, n=1)
+    hint = f"did you mean {closest[0]!r}? " if closest else ""
+    raise ValueError(
+        f"unknown tag {tag!r}: {hint}New tags are explained in apex_jax.run.metrics.TAGS before they are written"
+    )
+
+
+def _open_to_append(path: Path) -> IO[bytes]:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return open(open_regular(path, os.O_RDWR | os.O_CREAT | os.O_APPEND), "a+b", buffering=0)
+
+
+def _write_whole(file: IO[bytes], data: bytes) -> None:
+    """Appends all of `data` or nothing: a partial record would make all later ones unreadable. Raises OSError."""
+    size = file.tell()
+    if file.write(data) != len(data):
+        file.truncate(size)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def append_line(path: Path, line: bytes) -> None:
+    """Appends a line, whole or not at all; if the last line of the file is torn, starts a new one. Raises OSError."""
+    with _open_to_append(path) as file:
+        if file.tell():
+            file.seek(-1, os.SEEK_END)
+            if file.read(1) != b"\n":  # an earlier process was killed in the middle of a line
+                line = b"\n" + line
+        _write_whole(file, line)
+
+
+# TensorBoard event files. tensorboardX's SummaryWriter is not used: its thread ends at the first disk error; then its
+# queue of ten is never emptied, and the eleventh `add_scalar` blocks forever. Only its message types are used.
+
+
+def _append_event(path: Path, record: bytes) -> None:
+    with _open_to_append(path) as file:
+        version = b"" if file.tell() else _record(Event(wall_time=time.time(), file_version="brain.Event:2"))
+        _write_whole(file, version + record)
+
+
+def _event_record(now: float, step: int, values: Mapping[str, float]) -> bytes:
+    scalars = [Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()]
+    return _record(Event(wall_time=now, step=step, summary=Summary(value=scalars)))
+
+
+def _record(event: Any) -> bytes:
+    """Returns a message framed as a TFRecord: length, checksum of the length, message, checksum of the message."""
+    body: bytes = event.SerializeToString()
+    length = struct.pack("<Q", len(body))
+    return length + struct.pack("<I", masked_crc32c(length)) + body + struct.pack("<I", masked_crc32c(body))
+
+
+class MetricsFollower:
+    """Reads the new lines of a growing JSONL file, which need not exist yet."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._path = Path(path)
+        self._offset = 0
+
+    def read_new(self) -> list[dict[str, Any]]:
+        """Returns the lines completed since the last call; all lines if the file has become shorter.
+
+        Returns none if the file cannot be read.
+        """
+        try:
+            with open(open_regular(self._path, os.O_RDONLY), "rb") as file:
+                if file.seek(0, os.SEEK_END) < self._offset:
+                    self._offset = 0
+                file.seek(self._offset)
+                data = file.read()
+        except OSError:
+            return []
+        complete = data[: data.rfind(b"\n") + 1]
+        self._offset += len(complete)
+        return _parse_lines(complete)
+
+
+def read_metrics(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
+    """Returns the lines a `MetricsWriter` wrote, without torn ones. Raises OSError if the file cannot be read."""
+    data = read_regular(Path(path))
+    return _parse_lines(data[: data.rfind(b"\n") + 1])
+
+
+def _parse_lines(data: bytes) -> list[dict[str, Any]]:
+    lines = []
+    for text in data.splitlines():
+        try:
+            line = json.loads(text)
+        except (ValueError, RecursionError):  # torn by a kill, or not written by a MetricsWriter
+            continue
+        if (values := checked_line(line)) is not None:
+            lines.append(values)
+    return lines
+
+
+def checked_line(line: object) -> dict[str, Any] | None:
+    """Returns a line of metrics without the values that cannot be metrics; None if it is not a line of metrics."""
+    if not isinstance(line, dict):
+        return None
+    values = {tag: value for tag, value in line.items() if value is None or is_number(value)}
+    return values if all(values.get(name) is not None for name in ("time", "seconds", "step")) else None
+
+
+def is_number(value: object) -> bool:
+    """Returns whether a value read from a file can be a metric: a finite number that fits in a float32."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= LARGEST
+
+
+class RateMeter:
+    """Turns a growing total into a rate."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._last: tuple[float, float] | None = None  # seconds, total
+        self.rate = 0.0  # as of the last call
+
+    def update(self, total: float) -> float:
+        """Returns the growth per second since the last call; 0 at the first, and if a restart lowered the total."""
+        now = self._clock()
+        if self._last is None:
+            self._last = (now, total)
+        seconds = now - self._last[0]
+        if seconds > 0:
+            self.rate = max(0.0, (total - self._last[1]) / seconds)
+            self._last = (now, total)
+        return self.rate
+
+
+class Mean:
+    """Accumulates the mean of numbers and of the elements of arrays."""
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Discards all numbers."""
+        self.count = 0
+        self._sum = 0.0
+
+    def add(self, values: ArrayLike) -> None:
+        """Adds a number, or every element of an array."""
+        array = np.asarray(values, np.float64)
+        self.count += array.size
+        self._sum += float(array.sum())
+
+    def result(self) -> float:
+        """Returns the mean; NaN, for which a `MetricsWriter` writes null, if nothing was added."""
+        return self._sum / self.count if self.count else math.nan
+
+
+def resident_memory_bytes() -> int:
+    """Returns the resident memory of this process; its peak on systems without /proc."""
+    try:
+        return int(_STATM.read_text().split()[1]) * resource.getpagesize()
+    except OSError:
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return peak if sys.platform == "darwin" else peak * 1024

@@ -1,0 +1,232 @@
+"""The origin of a run: a line in `<run directory>/starts.jsonl` for each start, and a line in `changes.jsonl` for each
+start that made updates with changed settings.
+
+Together with `config.yaml`, this is what somebody needs to repeat the run, or to find out why theirs is different.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import platform
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from apex_jax.config import AddressConfig, Config
+from apex_jax.host.disk import open_regular, read_regular, write_durably
+from apex_jax.host.errors import UsageError, shown
+from apex_jax.host.machine import usable_cores
+from apex_jax.host.program import CHECKOUT, NAME
+from apex_jax.run.compatibility import differences, told
+from apex_jax.run.metrics import append_line, is_number
+from apex_jax.settings import SETTINGS, load_as_written, to_yaml
+
+_log = logging.getLogger(__name__)
+
+FILE_NAME = "starts.jsonl"
+CONFIG_NAME = "config.yaml"
+CHANGES_NAME = "changes.jsonl"
+PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy", "numba", "envpool", "pyzmq", "orbax-checkpoint")
+RESULT_KEYS = (
+    *("seed", "environment.", "algorithm.", "network.", "actor.", "replay.", "learner."),
+    *("evaluator.epsilon", "evaluator.max_episode_frames"),
+)
+"""Keys that affect a run's results; a name that ends with a dot is a whole group."""
+
+
+def check_resumable(config: Config, run_directory: str = "", fix: str = "") -> None:
+    """Raises UsageError if the run in a directory cannot resume with these settings; names both values.
+
+    Compares only with its `config.yaml`, which is fast; checkpoints are compared when they are read. `run_directory`:
+    if it is not the one of `config`; `fix`: what to do.
+    """
+    directory = run_directory or config.directory
+    has_checkpoint = _has(directory, "checkpoints", "[!.]*")
+    if not has_checkpoint and not _has(directory, "replay", "segments-*"):
+        return
+    if (before := _written(directory)) is None:
+        return
+    was, now = (
+        (each.checkpoint_compatibility_key if has_checkpoint else each.compatibility_key) for each in (before, config)
+    )
+    if differences(was, now):
+        what = told(was, now)
+        fix = fix or "choose a new run_directory, or the old values"
+        raise UsageError(f"{directory} cannot be resumed: {what}; {fix}")
+
+
+def _has(run_directory: str, folder: str, pattern: str) -> bool:
+    try:
+        return any(Path(run_directory, folder).glob(pattern))
+    except OSError:
+        return False
+
+
+def record_start(config: Config) -> None:
+    """Appends this start to the run directory. Raises OSError if that cannot be written.
+
+    Logs a warning if the run resumes with changed settings, because the user may have meant a new run.
+    """
+    if changes := _changes(config):
+        message = "%s resumes with changed settings, %s: to start afresh, choose another run_directory"
+        _log.warning(message, config.directory, ", ".join(changes))
+    append_line(Path(config.directory, FILE_NAME), json.dumps(_this_start(config)).encode() + b"\n")
+
+
+def record_acceptance(config: Config, is_start: bool, is_new: bool) -> None:
+    """Records the start if `is_start`, and the configuration if `is_new`: no update was made with another one.
+
+    Raises OSError.
+    """
+    if is_start:
+        record_start(config)
+    if is_new:
+        _write_config(config)
+
+
+def record_config(config: Config) -> None:
+    """Writes the configuration of the run, once an update was made with it. Raises OSError.
+
+    Changed settings are recorded in `changes.jsonl`.
+    """
+    if changes := _changes(config):
+        line = {"time": time.time(), "settings": changes}
+        append_line(Path(config.directory, CHANGES_NAME), json.dumps(line).encode() + b"\n")
+    _write_config(config)
+
+
+def _write_config(config: Config) -> None:
+    """Writes the complete configuration of the run without the addresses, which differ at each start."""
+    write_durably(Path(config.directory, CONFIG_NAME), to_yaml(config.replace(addresses=AddressConfig())))
+
+
+def _written(directory: str) -> Config | None:
+    """Returns the configuration that `record_config` wrote into a run directory; None if none can be read.
+
+    Raises OSError if the name belongs to something else than a file: opening a FIFO would block for ever.
+    """
+    path = Path(directory, CONFIG_NAME)
+    try:
+        os.close(open_regular(path, os.O_RDONLY))
+        return load_as_written(path)
+    except (UsageError, FileNotFoundError, NotADirectoryError, PermissionError):
+        return None
+
+
+def _changes(config: Config) -> list[str]:
+    """Returns the settings that differ from the recorded configuration; none if that cannot be read."""
+    if (before := _written(config.directory)) is None:
+        return []
+    return [
+        f"{name}={shown(now)} (was {shown(was)})"
+        for name in SETTINGS
+        if name.startswith(RESULT_KEYS) and (now := value_of(config, name)) != (was := value_of(before, name))
+    ]
+
+
+def value_of(config: Config, name: str) -> Any:
+    """Returns the value of the key of this dotted name."""
+    group, _, key = name.rpartition(".")
+    return getattr(getattr(config, group) if group else config, key)
+
+
+def read_starts(run_directory: str | os.PathLike[str]) -> list[dict[str, Any]]:
+    """Returns the recorded starts, oldest first, without lines torn by a kill; empty if there is no file."""
+    return read_records(Path(run_directory, FILE_NAME))
+
+
+def read_changes(run_directory: str | os.PathLike[str]) -> list[str]:
+    """Returns the settings that changed during the run, oldest first."""
+    return changes_of(read_records(Path(run_directory, CHANGES_NAME)))
+
+
+def changes_of(records: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Returns the settings that the lines of `changes.jsonl` name."""
+    settings = [record.get("settings") for record in records]
+    return [shown(change) for changes in settings if isinstance(changes, list) for change in changes]
+
+
+def read_records(path: Path) -> list[dict[str, Any]]:
+    """Returns the complete lines of `starts.jsonl` or `changes.jsonl`; none if there is no file."""
+    try:
+        lines = read_regular(path).splitlines()
+    except OSError:
+        return []
+    records = []
+    for line in lines:
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if is_record(record):
+            records.append(record)
+    return records
+
+
+def is_record(record: object) -> bool:
+    """Returns whether this is a line of `starts.jsonl` or `changes.jsonl`: it has a time."""
+    return isinstance(record, dict) and is_number(record.get("time"))
+
+
+def commit() -> str | None:
+    """Returns the commit of this checkout; None if there is none."""
+    return _git("rev-parse", "HEAD")
+
+
+def version(package: str) -> str | None:
+    """Returns the version of a package; None if it is not installed."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _this_start(config: Config) -> dict[str, Any]:
+    changes = _git("status", "--porcelain", "--untracked-files=no")
+    return {
+        "time": time.time(),  # unix seconds
+        "command": _command(),
+        "task": config.environment.task,
+        "seed": config.seed,
+        "commit": commit(),
+        "uncommitted_changes": None if changes is None else changes != "",
+        "python": platform.python_version(),
+        "versions": {name: version(name) for name in PACKAGES},
+        "processor": _processor(),
+        "cores": usable_cores(),
+    }
+
+
+def _command() -> str:
+    """Returns the command as the user types it, without the folders of the programs."""
+    if NAME == "apex-jax":
+        return shlex.join([NAME, *sys.argv[1:]])
+    return shlex.join([Path(sys.executable).name, Path(sys.argv[0]).name, *sys.argv[1:]])
+
+
+def _git(*arguments: str) -> str | None:
+    """Returns the output of git for this checkout; None if it is no checkout or there is no git."""
+    if CHECKOUT is None:
+        return None
+    try:
+        command = ["git", "-C", str(CHECKOUT), *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.processor() or platform.machine())

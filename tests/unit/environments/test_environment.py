@@ -1,0 +1,357 @@
+"""EnvPool as it is, and what `Environment` makes of it: episodes, lives, limits, and actions it would crash on."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import envpool
+import numpy as np
+import pytest
+
+from apex_jax.config import ActorConfig, Config, EnvironmentConfig
+from apex_jax.environments.environment import Environment, Episode, EpisodeTracker, has_screen, has_stage, segment_spec
+from apex_jax.host.errors import UsageError
+from apex_jax.segment_codec import max_slots
+from apex_jax.settings import load
+from apex_jax.types import Step
+from tests.rigs.recordings import PONG
+
+
+def config(task: str, **environment: Any) -> Config:
+    frames: dict[str, Any] = {} if task.endswith("-v5") else {"frame_stack": 1, "frame_skip": 1}
+    return Config(environment=EnvironmentConfig(task=task, **(frames | environment)))
+
+
+def play(task: str, steps: int, seeds: list[int], max_episode_frames: int = 50_000, **environment: Any) -> list[Step]:
+    """Returns what an environment of 42 x 42 pixels (if any) returned under random actions, the same for each call."""
+    settings = config(task, frame_size=42, **environment)
+    spec, rng = segment_spec(settings), np.random.default_rng(0)
+    pool = Environment(settings, spec, np.array(seeds), max_episode_frames)
+    returned = []
+    for _ in range(steps):
+        returned.append(pool.receive())
+        pool.send(rng.integers(0, spec.action.num_actions, len(seeds), dtype=np.int32), returned[-1].env_id)
+    pool.close()
+    return returned
+
+
+def by_environment(steps: list[Step]) -> list[list[Step]]:
+    """Returns each environment's own steps, without the axis A."""
+    rows: dict[int, list[Step]] = {}
+    for step in steps:
+        for i, env_id in enumerate(step.env_id):
+            rows.setdefault(int(env_id), []).append(Step(*(field[i] for field in step)))
+    return [rows[i] for i in sorted(rows)]
+
+
+@pytest.fixture(scope="module")
+def breakout() -> list[Step]:
+    """Random Breakout: about 150 steps and five lives a game."""
+    return play("Breakout-v5", 500, seeds=[1, 2, 3, 4])
+
+
+@pytest.mark.parametrize(("task", "limit"), [("Breakout-v5", 50_000), ("Breakout-v5", 200), ("CartPole-v1", 50_000)])
+def test_step_after_an_end_is_a_reset_without_reward(task: str, limit: int) -> None:
+    ends = 0
+    for history in by_environment(play(task, 400, seeds=[1, 2], max_episode_frames=limit)):
+        assert history[0].first
+        for before, now in itertools.pairwise(history):
+            assert now.first == (before.terminated or before.truncated)
+            if now.first:
+                ends += 1
+                assert now.reward == 0
+                assert not any((now.terminated, now.truncated, now.life_lost))
+    assert ends >= 3
+
+
+def test_game_over_terminates_and_the_time_limit_truncates(breakout: list[Step]) -> None:
+    assert any(step.terminated.any() for step in breakout)
+    assert not any(step.truncated.any() for step in breakout)  # far from the limit
+    limited = by_environment(play("Pong-v5", 130, seeds=[1], max_episode_frames=200))[0]
+    truncated = [i for i, step in enumerate(limited) if step.truncated]
+    assert truncated == [50, 101]  # 200 frames are 50 steps, and the reset between two episodes is none
+    assert not any(step.terminated or step.life_lost for step in limited)
+
+
+def test_lost_life_is_marked_and_the_episode_goes_on(breakout: list[Step]) -> None:
+    for history in by_environment(breakout):
+        lost_in_game, games = 0, 0
+        for before, now in itertools.pairwise(history):
+            lost_in_game = 0 if now.first else lost_in_game + bool(now.life_lost)
+            if now.life_lost and not now.terminated:  # the stack rolls on by one frame, nothing is reset
+                np.testing.assert_array_equal(now.observation[:-1], before.observation[1:])
+            if now.terminated:
+                games += 1
+                assert lost_in_game == 5
+                assert now.life_lost
+        assert games >= 1
+
+
+@pytest.mark.parametrize("limit", [50_000, 240])
+def test_observation_of_an_end_is_the_real_last_frame_and_the_next_episode_shares_none(limit: int) -> None:
+    ends = 0
+    for history in by_environment(play("Breakout-v5", 400, seeds=[5, 6], max_episode_frames=limit)):
+        for before, now in itertools.pairwise(history):
+            rolled = np.array_equal(now.observation[:-1], before.observation[1:])
+            ended = bool(now.terminated or now.truncated)
+            ends += ended
+            assert now.first or rolled
+            assert not ended or not np.array_equal(now.observation[-1], history[0].observation[-1])
+    assert ends >= 3
+
+
+def test_unpixeled_task_returns_flat_float32_observations() -> None:
+    for task, size, num_actions in (("CartPole-v1", 4, 2), ("Catch-v0", 50, 3)):
+        spec = segment_spec(config(task))
+        assert (spec.frame_shape, spec.frame_dtype, spec.frame_stack) == ((size,), "float32", 1)
+        assert spec.action.num_actions == num_actions
+        step = play(task, 1, seeds=[1, 2, 3])[0]
+        assert step.observation.shape == (3, 1, size)
+        assert step.observation.dtype == np.float32
+        assert not step.life_lost.any()  # no lives, none lost
+
+
+def test_spec_of_an_atari_game_follows_the_configuration() -> None:
+    settings = config("MsPacman-v5", frame_size=64, frame_stack=3)
+    spec = segment_spec(settings)
+    assert (spec.frame_shape, spec.frame_dtype, spec.frame_stack, spec.action.num_actions) == ((64, 64), "uint8", 3, 9)
+    assert (spec.slots, spec.n_step) == (settings.actor.segment_slots, settings.algorithm.n_step)
+
+
+def test_cartpole_stops_at_its_own_limit_if_ours_is_longer() -> None:
+    limited = by_environment(play("CartPole-v1", 12, seeds=[1], max_episode_frames=5))[0]
+    assert [i for i, step in enumerate(limited) if step.truncated] == [5, 11]
+
+
+def games(steps: list[Step]) -> list[tuple[int, list[Step]]]:
+    """Returns every game that ended, with its environment."""
+    found = []
+    for env_id, history in enumerate(by_environment(steps)):
+        begin = 0
+        for i, step in enumerate(history):
+            if step.terminated or step.truncated:
+                found.append((env_id, history[begin : i + 1]))
+                begin = i + 1
+    return found
+
+
+def assert_statistics(steps: list[Step]) -> list[Episode]:
+    """Asserts that the tracker adds up what the games have brought, and returns its episodes."""
+    tracker = EpisodeTracker(4)
+    episodes = [episode for step in steps for episode in tracker.add(step)]
+    expected = [
+        Episode(env_id, sum(float(step.reward) for step in game), steps=len(game) - 1) for env_id, game in games(steps)
+    ]
+    assert sorted(episodes) == sorted(expected)
+    return episodes
+
+
+def test_episode_statistics_are_of_full_games_across_lost_lives(breakout: list[Step]) -> None:
+    episodes = assert_statistics(breakout)
+    assert len(episodes) >= 8  # more than one for each environment
+    assert all(sum(bool(step.life_lost) for step in game) == 5 for _, game in games(breakout))
+
+
+def test_episode_statistics_are_of_raw_rewards() -> None:
+    steps = play("MsPacman-v5", 250, seeds=[1, 2, 3, 4], max_episode_frames=480)
+    assert max(episode.episode_return for episode in assert_statistics(steps)) >= 20
+    assert {float(reward) for step in steps for reward in step.reward} >= {0, 10}  # a pellet is 10, not clipped to 1
+
+
+def test_reset_to_fewer_lives_is_no_lost_life(monkeypatch: pytest.MonkeyPatch) -> None:
+    class ScriptedPool:
+        """Gains an extra life, runs into the time limit with it, and is reset."""
+
+        observation_space = None
+        lives = iter([3, 4, 4, 3, 2])
+        truncated = iter([False, False, True, False, False])
+
+        def async_reset(self) -> None:
+            pass
+
+        def recv(self) -> tuple[Any, ...]:
+            pixels, nothing = np.zeros((1, 4, 84, 84), np.uint8), np.zeros(1, bool)
+            info = {"env_id": np.zeros(1, np.int32), "lives": np.array([next(self.lives)], np.int32)}
+            return pixels, np.zeros(1), nothing, np.array([next(self.truncated)]), info
+
+    settings = config("Seaquest-v5")
+    spec = segment_spec(settings)
+    monkeypatch.setattr(envpool, "make", lambda *args, **options: ScriptedPool())
+    pool = Environment(settings, spec, np.array([1]), 50_000)
+    steps = [pool.receive() for _ in range(5)]
+    assert [bool(step.first[0]) for step in steps] == [True, False, False, True, False]
+    assert [bool(step.life_lost[0]) for step in steps] == [False, False, False, False, True]
+
+
+def test_asynchronous_pool_returns_every_environment_in_turn() -> None:
+    settings = config("CartPole-v1")
+    spec = segment_spec(settings)
+    pool = Environment(settings, spec, np.arange(5), 500, per_step=2)
+    seen = np.zeros(5, int)
+    for _ in range(100):
+        step = pool.receive()
+        assert len(set(step.env_id.tolist())) == len(step.env_id) == 2
+        assert (step.first[seen[step.env_id] == 0]).all()
+        seen[step.env_id] += 1
+        pool.send(np.zeros(2, np.int32), step.env_id)
+    assert (seen > 10).all()
+    pool.close()
+
+
+@pytest.fixture(scope="module")
+def pong() -> Iterator[Environment]:
+    settings = config("Pong-v5", frame_size=42)
+    pool = Environment(settings, segment_spec(settings), np.array([1, 2]), 50_000)
+    yield pool
+    pool.close()
+
+
+@pytest.mark.parametrize("action", [[0, 6], [-1, 0], [0], [0, 0, 0], [[0, 0]], np.array([np.nan, 0]), np.zeros(2)])
+def test_action_that_would_crash_envpool_is_refused(pong: Environment, action: Any) -> None:
+    step = pong.receive()
+    with pytest.raises(ValueError, match=re.escape("[0, 5]")):
+        pong.send(np.asarray(action), step.env_id)
+    pong.send(np.array([0, 5], np.int32), step.env_id)  # the pool has seen nothing of it, and goes on
+
+
+def test_reset_starts_new_episodes_also_in_mid_game(pong: Environment) -> None:
+    for _ in range(30):
+        step = pong.receive()
+        pong.send(np.array([2, 3], np.int32), step.env_id)
+    assert not pong.receive().first.any()
+    pong.reset()
+    step = pong.receive()
+    assert step.first.all()
+    assert (step.observation == step.observation[:, :1]).all()  # an initial stack repeats one frame
+    np.testing.assert_array_equal(step.reward, 0)
+    pong.send(np.array([0, 0], np.int32), step.env_id)
+
+
+@pytest.mark.parametrize("env_id", [[0, 2], [-1, 0], []])
+def test_invalid_environment_id_is_refused(pong: Environment, env_id: list[int]) -> None:
+    step = pong.receive()
+    with pytest.raises(ValueError, match=re.escape("[0, 2)")):
+        pong.send(np.zeros(len(env_id), np.int32), np.array(env_id, np.int32))
+    pong.send(np.array([0, 5], np.int32), step.env_id)  # the pool has seen nothing of it, and goes on
+
+
+@pytest.mark.parametrize(("task", "suggestion"), [
+    ("Pong", "did you mean Pong-v5"),
+    ("Breakoot-v5", "Breakout-v5"),
+    ("ZzzZzz", "did you mean Pong-v5"),
+    ("pong-v5", "did you mean Pong-v5\\?"),
+    ("spaceinvaders", "did you mean SpaceInvaders-v5\\?"),
+])  # fmt: skip
+def test_unknown_task_is_refused_with_a_suggestion(task: str, suggestion: str) -> None:
+    with pytest.raises(UsageError, match=f"environment.task={task}.*{suggestion}"):
+        segment_spec(Config(environment=EnvironmentConfig(task=task)))
+
+
+def test_actions_of_several_kinds_are_refused() -> None:
+    with pytest.raises(UsageError, match=r"JobShop-v0: no algorithm here has its actions.*such as WalkerWalk-v1"):
+        segment_spec(config("JobShop-v0"))
+
+
+@pytest.mark.parametrize("task", ["BinPack-v2", "AlohaHandOver-v1", "FrankaKitchen-v1"])
+def test_observations_or_actions_that_are_not_plain_arrays_are_refused(task: str) -> None:
+    with pytest.raises(UsageError, match=rf"environment\.task={task}: .*; choose "):
+        segment_spec(config(task))
+
+
+def test_continuous_task_under_the_settings_of_a_game_is_refused_with_the_configuration_to_use() -> None:
+    with pytest.raises(UsageError, match=r"use --config walker environment\.task=CheetahRun-v1$"):
+        segment_spec(config("CheetahRun-v1", frame_stack=4))
+
+
+@pytest.mark.parametrize(("task", "staged"), [
+    ("WalkerWalk-v1", True), ("HalfCheetah-v4", True), ("myoElbowPose1D6MRandom-v0", False), ("Go1Getup-v1", False),
+])  # fmt: skip
+def test_task_of_mujoco_has_no_screen_and_a_stage_if_its_simulator_is_known(task: str, staged: bool) -> None:
+    assert not has_screen(config(task))
+    assert has_stage(config(task)) == staged
+
+
+def test_pixels_of_another_kind_than_ataris_are_refused() -> None:
+    with pytest.raises(UsageError, match=r"academy_corner-v1: this agent plays no pixel games but Atari's"):
+        segment_spec(config("gfootball/academy_corner-v1"))
+
+
+@pytest.mark.parametrize("frames", [{"frame_stack": 4}, {"frame_skip": 4}])
+def test_frames_of_a_task_without_frames_cannot_be_stacked_or_skipped(frames: dict[str, int]) -> None:
+    with pytest.raises(UsageError, match=r"frame_stack=1 environment\.frame_skip=1"):
+        segment_spec(config("CartPole-v1", **frames))
+
+
+def test_segment_of_vectors_that_no_message_can_hold_is_refused() -> None:
+    chess, settings = config("Chess-v1"), ActorConfig(segment_slots=4096)
+    most = max_slots(segment_spec(chess))
+    with pytest.raises(UsageError, match=rf"actor\.segment_slots=4096: must be at most {most}, with .*task=Chess-v1"):
+        segment_spec(chess.replace(actor=settings))
+    assert segment_spec(chess.replace(actor=replace(settings, segment_slots=most))).slots == most
+
+
+def test_equal_seeds_agree_and_different_seeds_differ() -> None:
+    def observations(seeds: list[int]) -> np.ndarray:
+        return np.stack(
+            [np.stack([step.observation for step in row]) for row in by_environment(play("Breakout-v5", 60, seeds))]
+        )
+
+    first = observations([3, 3 + 10**6])
+    np.testing.assert_array_equal(first, observations([3, 3 + 10**6]))
+    assert not np.array_equal(first[0], first[1])
+    assert not np.array_equal(first, observations([4, 4 + 10**6]))
+
+
+@pytest.mark.long
+def test_sticky_actions_and_how_episodes_start_reach_the_emulator() -> None:
+    for task, change in (
+        ("Seaquest-v5", {"repeat_action_probability": 0.9}),
+        ("Seaquest-v5", {"noop_max": 1}),
+        ("Breakout-v5", {"fire_reset": False}),
+    ):
+        plain, changed = play(task, 30, seeds=[1]), play(task, 30, seeds=[1], **change)
+        pairs = zip(plain, changed, strict=True)
+        assert any(not np.array_equal(before.observation, after.observation) for before, after in pairs), change
+
+
+def test_time_limit_of_the_evaluator_is_its_own() -> None:
+    settings = config("Pong-v5", max_episode_frames=16)
+    pool = Environment(settings, segment_spec(settings), np.array([1]), max_episode_frames=108_000)
+    for _ in range(20):
+        step = pool.receive()
+        assert not step.truncated.any()
+        pool.send(np.zeros(1, np.int32), step.env_id)
+    pool.close()
+
+
+@pytest.mark.parametrize("error", [ImportError("no procgen\nassets"), RuntimeError("no scenario")], ids=repr)
+def test_task_whose_parts_are_not_installed_is_wrong_usage(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(envpool, "make_spec", fail)
+    with pytest.raises(UsageError, match=r"environment\.task=Pong-v5: EnvPool cannot make it here \(no \w+\); choose"):
+        segment_spec(load(None))
+
+
+def test_screen_shows_the_newest_step() -> None:
+    config = load(None, PONG)
+    spec = segment_spec(config)
+    environment = Environment(config, spec, np.arange(1), 10_000, rendered=True)
+    step = environment.receive()
+    differs = 0
+    for _ in range(60):
+        before = environment.screen()
+        environment.send(np.zeros(1, np.int32), step.env_id)
+        step, after = environment.receive(), environment.screen()
+        assert before is not None
+        assert after is not None
+        small_differs = (step.observation[0, -1] != step.observation[0, -2]).any()
+        assert small_differs <= (before != after).any()
+        differs += int(small_differs)
+    environment.close()
+    assert differs > 20

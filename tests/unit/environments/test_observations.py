@@ -1,0 +1,252 @@
+"""Observations of several parts become one vector: the parts that DM control has, in EnvPool's order, bit for bit.
+
+The tables are not EnvPool's: they are what `dm_control.suite` (1.0.38) and Gymnasium's pages say of each task.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import envpool
+import numpy as np
+import pytest
+from envpool.registration import registry
+
+from apex_jax.config import Config, EnvironmentConfig
+from apex_jax.environments.environment import Environment, segment_spec
+from apex_jax.environments.observations import flattened, parts_of, size_of
+from apex_jax.types import Step
+
+
+class Task(NamedTuple):
+    """What a task of DM control returns and takes."""
+
+    parts: dict[str, int]  # sizes by name
+    actions: int
+
+
+HUMANOID = {"head_height": 1, "extremities": 12, "torso_vertical": 3, "com_velocity": 3}
+ARM = {"arm_pos": 16, "arm_vel": 8, "touch": 5, "hand_pos": 4}
+QUADRUPED = {"egocentric_state": 44, "torso_velocity": 3, "torso_upright": 1, "imu": 6, "force_torque": 24}
+DOG = {
+    **{"joint_angles": 73, "joint_velocites": 73, "torso_pelvis_height": 2, "z_projection": 9, "torso_com_velocity": 3},
+    **{"inertial_sensors": 9, "foot_forces": 12, "touch_sensors": 4, "actuator_state": 38},
+}
+DM_CONTROL: dict[str, Task] = {
+    f"{name}-v1": Task(parts, actions)
+    for names, actions, parts in (
+        ("AcrobotSwingup AcrobotSwingupSparse", 1, {"orientations": 4, "velocity": 2}),
+        ("BallInCupCatch", 2, {"position": 4, "velocity": 4}),
+        ("CartpoleBalance CartpoleBalanceSparse", 1, {"position": 3, "velocity": 2}),
+        ("CartpoleSwingup CartpoleSwingupSparse", 1, {"position": 3, "velocity": 2}),
+        ("CartpoleTwoPoles", 1, {"position": 5, "velocity": 3}),
+        ("CartpoleThreePoles", 1, {"position": 7, "velocity": 4}),
+        ("CheetahRun", 6, {"position": 8, "velocity": 9}),
+        ("DogStand DogWalk DogTrot DogRun", 38, DOG),
+        ("DogFetch", 38, DOG | {"ball_state": 6, "target_position": 3}),
+        ("FingerSpin", 2, {"position": 4, "velocity": 3, "touch": 2}),
+        (
+            *("FingerTurnEasy FingerTurnHard", 2),
+            {"position": 4, "velocity": 3, "touch": 2, "target_position": 2, "dist_to_target": 1},
+        ),
+        ("FishUpright", 5, {"joint_angles": 7, "upright": 1, "velocity": 13}),
+        ("FishSwim", 5, {"joint_angles": 7, "upright": 1, "velocity": 13, "target": 3}),  # DM control: target, velocity
+        ("HopperStand HopperHop", 4, {"position": 6, "velocity": 7, "touch": 2}),
+        ("HumanoidStand HumanoidWalk HumanoidRun", 21, {"joint_angles": 21, **HUMANOID, "velocity": 27}),
+        ("HumanoidRunPureState", 21, {"position": 28, "velocity": 27}),
+        ("HumanoidCMUStand HumanoidCMUWalk HumanoidCMURun", 56, {"joint_angles": 56, **HUMANOID, "velocity": 62}),
+        ("LqrLqr21", 1, {"position": 2, "velocity": 2}),
+        ("LqrLqr62", 2, {"position": 6, "velocity": 6}),
+        (
+            *("ManipulatorBringBall ManipulatorBringPeg ManipulatorInsertBall ManipulatorInsertPeg", 5),
+            ARM | {"object_pos": 4, "object_vel": 3, "target_pos": 4},
+        ),
+        ("PendulumSwingup", 1, {"orientation": 2, "velocity": 1}),
+        ("PointMassEasy PointMassHard", 2, {"position": 2, "velocity": 2}),
+        ("QuadrupedWalk QuadrupedRun", 12, QUADRUPED),
+        ("QuadrupedEscape", 12, QUADRUPED | {"origin": 3, "rangefinder": 20}),
+        ("QuadrupedFetch", 12, QUADRUPED | {"ball_state": 9, "target_position": 3}),
+        ("ReacherEasy ReacherHard", 2, {"position": 2, "to_target": 2, "velocity": 2}),
+        ("StackerStack2", 5, ARM | {"box_pos": 8, "box_vel": 6, "target_pos": 2}),
+        ("StackerStack4", 5, ARM | {"box_pos": 16, "box_vel": 12, "target_pos": 2}),
+        ("SwimmerSwimmer6", 5, {"joints": 5, "to_target": 2, "body_velocities": 18}),
+        ("SwimmerSwimmer15", 14, {"joints": 14, "to_target": 2, "body_velocities": 45}),
+        ("WalkerStand WalkerWalk WalkerRun", 6, {"orientations": 14, "height": 1, "velocity": 9}),
+    )
+    for name in names.split()
+}
+LEFT_OUT: dict[str, set[str]] = {
+    f"{name}-v1": set(parts.split())
+    for names, parts in (
+        ("DogStand DogWalk DogTrot DogRun", "ball_state target_position"),
+        ("FingerSpin", "target_position dist_to_target"),
+        ("FishUpright", "target"),
+        ("HumanoidStand HumanoidWalk HumanoidRun", "position"),
+        ("HumanoidRunPureState", "joint_angles head_height extremities torso_vertical com_velocity"),
+        ("QuadrupedWalk QuadrupedRun", "origin rangefinder ball_state target_position"),
+        ("QuadrupedEscape", "ball_state target_position"),
+        ("QuadrupedFetch", "origin rangefinder"),
+    )
+    for name in names.split()
+}
+GYM: dict[str, tuple[int, int]] = {  # sizes of observation and action
+    f"{name}-{version}": (observation, actions)
+    for name, versions, observation, actions in (
+        *(("Ant", "v3", 111, 8), ("Ant", "v4", 27, 8), ("Ant", "v5", 105, 8)),  # v4: without contact forces
+        ("HalfCheetah", "v3 v4 v5", 17, 6),
+        ("Hopper", "v3 v4 v5", 11, 3),
+        *(("Humanoid", "v3 v4", 376, 17), ("Humanoid", "v5", 348, 17)),
+        *(("HumanoidStandup", "v2 v4", 376, 17), ("HumanoidStandup", "v5", 348, 17)),
+        *(("InvertedDoublePendulum", "v2 v4", 11, 1), ("InvertedDoublePendulum", "v5", 9, 1)),
+        ("InvertedPendulum", "v2 v4 v5", 4, 1),
+        ("Pusher", "v2 v4 v5", 23, 7),
+        *(("Reacher", "v2 v4", 11, 2), ("Reacher", "v5", 10, 2)),
+        ("Swimmer", "v3 v4 v5", 8, 2),
+        ("Walker2d", "v3 v4 v5", 17, 6),
+        ("Pendulum", "v1", 3, 1),
+        ("MountainCarContinuous", "v0", 2, 1),
+    )
+    for version in versions.split()
+}
+
+every_task_of_dm_control = pytest.mark.parametrize("task", DM_CONTROL)
+
+
+def config_of(task: str) -> Config:
+    return Config(environment=EnvironmentConfig(task=task, frame_stack=1, frame_skip=1))
+
+
+def names_in(task: str) -> list[str]:
+    """Returns all parts that EnvPool returns, in its order."""
+    return [key.removeprefix("obs:") for key in envpool.make_spec(task)._state_keys if key.startswith("obs:")]
+
+
+# Which parts, in which order ------------------------------------------------------------------------------------------
+
+
+def test_table_has_every_task_of_the_dm_control_suite() -> None:
+    assert len(DM_CONTROL) == 51
+    assert {name for name, (module, *_) in registry.specs.items() if module == "envpool.mujoco.dmc"} == {*DM_CONTROL}
+
+
+def test_table_has_every_task_of_gym_mujoco() -> None:
+    gym = {name for name, (module, *_) in registry.specs.items() if module == "envpool.mujoco.gym"}
+    assert gym | {"Pendulum-v1", "MountainCarContinuous-v0"} == {*GYM}
+
+
+@every_task_of_dm_control
+def test_parts_and_sizes_are_those_of_dm_control_in_the_order_of_envpool(task: str) -> None:
+    spec = envpool.make_spec(task)
+    parts, space = parts_of(task, spec), spec.gymnasium_observation_space
+    assert parts is not None
+    assert {part: size_of(space, (part,)) for part in parts} == DM_CONTROL[task].parts
+    assert list(parts) == list(DM_CONTROL[task].parts) == [name for name in names_in(task) if name in parts]
+    assert size_of(space, parts) == sum(DM_CONTROL[task].parts.values())
+
+
+@every_task_of_dm_control
+def test_only_parts_that_dm_control_lacks_are_left_out(task: str) -> None:
+    parts = parts_of(task, envpool.make_spec(task))
+    assert parts is not None
+    assert set(names_in(task)) - set(parts) == LEFT_OUT.get(task, set())
+
+
+def test_order_is_not_that_of_the_sorted_names() -> None:
+    parts = parts_of("WalkerWalk-v1", envpool.make_spec("WalkerWalk-v1"))
+    assert parts == ("orientations", "height", "velocity")
+    assert list(parts) != sorted(parts)
+
+
+@pytest.mark.parametrize("task", GYM)
+def test_observation_that_is_one_array_has_no_parts(task: str) -> None:
+    assert parts_of(task, envpool.make_spec(task)) is None
+
+
+# Values ---------------------------------------------------------------------------------------------------------------
+
+
+def naive_row(observation: dict[str, Any], row: int, names: list[str]) -> list[np.float32]:
+    """Returns the numbers of one observation, one after the other, the last axis fastest."""
+
+    def numbers(value: Any) -> Iterator[np.float32]:
+        if np.ndim(value):
+            for item in value:
+                yield from numbers(item)
+        else:
+            yield np.float32(value)
+
+    return [number for name in names for number in numbers(observation[name][row])]
+
+
+def test_scalars_vectors_and_tables_of_numbers_are_flattened_part_by_part() -> None:
+    rng = np.random.default_rng(0)
+    shapes: dict[str, tuple[int, ...]] = {"z_table": (3, 2), "scalar": (), "vector": (4,), "left_out": (5,)}
+    observation: dict[str, Any] = {name: rng.normal(size=(6, *shape)) for name, shape in shapes.items()}
+    vectors = flattened(observation, ("z_table", "scalar", "vector"))
+    assert vectors.dtype == np.float32
+    assert vectors.tolist() == [naive_row(observation, row, ["z_table", "scalar", "vector"]) for row in range(6)]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "uint8"])
+def test_observation_that_is_one_array_is_returned_unchanged(dtype: str) -> None:
+    observation: np.ndarray = np.arange(12).reshape(3, 2, 2).astype(dtype)
+    assert flattened(observation, None) is observation
+
+
+# Real tasks -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("task", "observation", "actions"),
+    [
+        *((task, sum(parts.values()), actions) for task, (parts, actions) in DM_CONTROL.items()),
+        *((task, observation, actions) for task, (observation, actions) in GYM.items()),
+    ],
+)
+def test_segments_of_a_continuous_task_hold_float_vectors_and_actions_from_minus_1_to_1(
+    task: str, observation: int, actions: int
+) -> None:
+    spec = segment_spec(config_of(task))
+    assert (spec.frame_shape, spec.frame_dtype, spec.frame_stack) == ((observation,), "float32", 1)
+    assert spec.action == ((actions,), "float32", -1, 1)
+
+
+@pytest.mark.parametrize("task", [
+    "WalkerWalk-v1", "QuadrupedWalk-v1", "HumanoidRun-v1", "ManipulatorBringBall-v1", "LqrLqr21-v1", "HalfCheetah-v4",
+    "Ant-v5", "Pendulum-v1",
+])  # fmt: skip
+def test_environment_returns_what_envpool_returns_flattened_by_a_naive_loop(
+    task: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    received: list[Any] = []
+    make = envpool.make
+
+    def make_recorded(*args: Any, **options: Any) -> Any:
+        pool = make(*args, **options)
+        receive = pool.recv
+
+        def recv() -> Any:
+            received.append(receive())
+            return received[-1]
+
+        pool.recv = recv
+        return pool
+
+    monkeypatch.setattr(envpool, "make", make_recorded)
+    settings = config_of(task)
+    spec, rng = segment_spec(settings), np.random.default_rng(0)
+    environment = Environment(settings, spec, np.array([1, 2]), max_episode_frames=1_000)
+    steps: list[Step] = []
+    for _ in range(20):
+        steps.append(environment.receive())
+        environment.send(rng.uniform(-1, 1, (2, *spec.action.shape)).astype(np.float32), steps[-1].env_id)
+    environment.close()
+    for step, (observation, *_) in zip(steps, received, strict=True):
+        assert step.observation.shape == (2, 1, *spec.frame_shape)
+        assert step.observation.dtype == np.float32
+        assert np.isfinite(step.observation).all()
+        names = list(DM_CONTROL[task].parts) if task in DM_CONTROL else ["all"]
+        parts = observation if task in DM_CONTROL else {"all": observation}
+        assert step.observation[:, 0].tolist() == [naive_row(parts, row, names) for row in range(2)]
+    assert len({row.tobytes() for step in steps for row in step.observation}) == 40  # both environments move

@@ -1,0 +1,139 @@
+"""What a process computes on: chosen before JAX is imported, and what is kept of what it compiled."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import time
+from pathlib import Path
+
+import jax
+import pytest
+
+from apex_jax.config import ActorConfig, Config, LearnerConfig
+from apex_jax.host import device
+from apex_jax.host.device import choose_device, keep_compiled_programs
+from apex_jax.host.errors import FatalError
+from apex_jax.settings import load
+
+DEVICES = Config(learner=LearnerConfig(device="gpu"), actor=ActorConfig(device="cpu"))
+
+
+@pytest.fixture
+def environ(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    environ: dict[str, str] = {}
+    monkeypatch.setattr("apex_jax.host.device.os.environ", environ)
+    return environ
+
+
+@pytest.mark.parametrize(
+    ("role", "platform"),
+    [("learner", "cuda"), ("actor", "cpu"), ("replay", "cpu"), ("evaluator", "cpu"), ("local", None)],
+)
+def test_each_role_uses_the_device_of_the_configuration(
+    environ: dict[str, str], role: str, platform: str | None
+) -> None:
+    choose_device(role, DEVICES)
+    assert environ.get("JAX_PLATFORMS") == platform
+
+
+def test_best_device_is_left_to_jax(environ: dict[str, str]) -> None:
+    choose_device("learner", dataclasses.replace(DEVICES, learner=LearnerConfig(device="auto")))
+    assert "JAX_PLATFORMS" not in environ
+
+
+def test_actor_leaves_memory_of_a_shared_gpu_to_the_learner(environ: dict[str, str]) -> None:
+    choose_device("actor", dataclasses.replace(DEVICES, actor=ActorConfig(device="auto")))
+    assert environ["XLA_PYTHON_CLIENT_PREALLOCATE"] == "false"
+
+
+def test_compiled_programs_are_kept_in_the_users_cache(environ: dict[str, str], tmp_path: Path) -> None:
+    environ["XDG_CACHE_HOME"] = str(tmp_path)
+    keep_compiled_programs()
+    assert Path(environ["JAX_COMPILATION_CACHE_DIR"]).is_dir()
+    assert Path(environ["JAX_COMPILATION_CACHE_DIR"]).parent == tmp_path / "apex_jax"
+
+
+def test_another_place_for_compiled_programs_is_respected(environ: dict[str, str], tmp_path: Path) -> None:
+    environ |= {"XDG_CACHE_HOME": str(tmp_path), "JAX_COMPILATION_CACHE_DIR": "elsewhere"}
+    keep_compiled_programs()
+    assert environ["JAX_COMPILATION_CACHE_DIR"] == "elsewhere"
+
+
+def test_without_a_writable_cache_programs_are_compiled_again(environ: dict[str, str], tmp_path: Path) -> None:
+    no_folder = tmp_path / "file"
+    no_folder.touch()
+    environ["XDG_CACHE_HOME"] = str(no_folder)
+    keep_compiled_programs()
+    assert not [name for name in environ if name.startswith("JAX")]
+
+
+@pytest.mark.parametrize(("role", "setting"), [("learner", "learner.device=gpu"), ("actor", "actor.device=gpu")])
+def test_missing_gpu_is_a_one_line_error(role: str, setting: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise AssertionError("no plugin\nof that name")
+
+    monkeypatch.setattr(jax, "devices", fail)
+    config = load(None, [setting])
+    with pytest.raises(FatalError, match=rf"{setting}: JAX finds no GPU \(no plugin\); install requirements-gpu.txt"):
+        device.check_device(role, config)
+    device.check_device("replay", config)
+    monkeypatch.delenv("JAX_PLATFORMS", raising=False)
+    device.check_device(role, load(None))
+
+
+def test_unusable_jax_platforms_is_a_one_line_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise RuntimeError("Unable to initialize backend 'cudda'")
+
+    monkeypatch.setattr(jax, "devices", fail)
+    monkeypatch.setenv("JAX_PLATFORMS", "cudda")
+    words = r"JAX_PLATFORMS=cudda: JAX finds no such device \(Unable .* 'cudda'\); unset it, or set it to cpu"
+    with pytest.raises(FatalError, match=words):
+        device.check_device("learner", load(None))
+    device.check_device("actor", load(None))  # for which the configuration chooses the CPU
+
+
+def test_without_a_cpu_quota_the_number_of_threads_is_left_to_jax(environ: dict[str, str]) -> None:
+    choose_device("learner", DEVICES)
+    assert "PJRT_NPROC" not in environ
+
+
+def test_with_a_cpu_quota_jax_starts_as_many_threads_as_the_quota_allows(
+    environ: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(64)))
+    monkeypatch.setattr(device, "usable_cores", lambda: 2)
+    choose_device("learner", DEVICES)
+    assert environ["PJRT_NPROC"] == "2"
+    environ["PJRT_NPROC"] = "5"  # the user's own choice
+    choose_device("learner", DEVICES)
+    assert environ["PJRT_NPROC"] == "5"
+
+
+def test_least_recently_used_compiled_programs_are_deleted_when_the_cache_is_full(
+    environ: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environ["XDG_CACHE_HOME"] = str(tmp_path)
+    monkeypatch.setattr(device, "CACHE_LIMIT_BYTES", 2500)
+    keep_compiled_programs()
+    today = Path(environ["JAX_COMPILATION_CACHE_DIR"])
+    of_another_processor = today.parent / "xla-another"
+    of_another_processor.mkdir()
+    programs = [of_another_processor / "a-cache", today / "b-cache", today / "c-cache", today / "d-cache"]
+    for age, program in zip((40, 10, 30, 20), programs, strict=True):
+        program.write_bytes(b"x" * 1000)
+        os.utime(program, (time.time() - age, time.time() - 100))  # read that long ago, written before
+    keep_compiled_programs()
+    assert [program.name for program in programs if program.exists()] == ["b-cache", "d-cache"]
+
+
+def test_users_own_place_for_compiled_programs_is_never_cleaned(
+    environ: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environ |= {"XDG_CACHE_HOME": str(tmp_path), "JAX_COMPILATION_CACHE_DIR": str(tmp_path / "mine")}
+    monkeypatch.setattr(device, "CACHE_LIMIT_BYTES", 0)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "a-cache").write_bytes(b"x")
+    keep_compiled_programs()
+    assert (tmp_path / "mine" / "a-cache").exists()

@@ -1,0 +1,68 @@
+"""What a user reads of a mistake: one short line that no terminal obeys."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from apex_jax.host.errors import DivergenceError, FatalError, Parser, RunError, UsageError, first_line, printable, shown
+
+
+@given(value=st.text() | st.integers() | st.floats() | st.booleans() | st.none() | st.lists(st.text(max_size=5)))
+def test_any_value_is_shown_on_one_short_printable_line(value: object) -> None:
+    text = shown(value)
+    assert len(text) <= 80
+    assert text.isprintable()
+
+
+def test_values_are_shown_as_a_user_writes_them() -> None:
+    assert [shown(value) for value in (True, None, 0.5, "a b")] == ["true", "", "0.5", "a b"]
+    assert shown(10**5000) == "(a number of thousands of digits)", "Python writes no integer of more than 4,300 digits"
+    assert shown("x" * 81) == "x" * 77 + "..."
+
+
+@given(text=st.text())
+def test_text_of_a_peer_cannot_move_the_cursor_or_begin_a_line(text: str) -> None:
+    assert printable(text).isprintable()
+    assert printable(text) == text or not text.isprintable()
+
+
+@pytest.mark.parametrize(("error", "line"), [
+    (ValueError("one\ntwo"), "one"), (ValueError("  \n"), "ValueError"), (KeyError("x"), "'x'"), (OSError(), "OSError"),
+])  # fmt: skip
+def test_first_line_of_an_error_is_its_text_or_its_name(error: Exception, line: str) -> None:
+    assert first_line(error) == line
+
+
+def test_exit_codes_tell_usage_run_and_what_a_restart_would_repeat() -> None:
+    assert (UsageError.exit_code, RunError.exit_code, FatalError.exit_code) == (2, 1, 3)
+    assert issubclass(DivergenceError, FatalError)
+    assert (RunError.prefix, DivergenceError.prefix) == ("error: ", "fatal: ")
+
+
+def parser() -> Parser:
+    parser = Parser("plot", allow_abbrev=False)
+    parser.add_argument("--output")
+    return parser
+
+
+@pytest.mark.parametrize(("arguments", "line"), [
+    (["--unknown"], "plot: unrecognized arguments: --unknown; see python main.py plot --help"),
+    (["--output"], "plot: argument --output: expected one argument; see python main.py plot --help"),
+    (
+        ["--output", "a", "--output", "b"],
+        "plot: --output is given twice, as a and b; keep one; see python main.py plot --help",
+    ),
+])  # fmt: skip
+def test_parser_raises_one_line_with_the_command_instead_of_exiting(arguments: list[str], line: str) -> None:
+    with pytest.raises(UsageError) as error:
+        parser().parse_args(arguments)
+    assert str(error.value) == line
+
+
+def test_subparser_speaks_of_the_command_that_it_belongs_to() -> None:
+    commands = Parser("keys").add_subparsers(dest="command", required=True)
+    commands.add_parser("create").add_argument("directory")
+    with pytest.raises(UsageError, match="the following arguments are required: directory"):
+        commands.choices["create"].parse_args([])

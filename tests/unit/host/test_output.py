@@ -1,0 +1,80 @@
+"""Standard output and error may go away at any time: no run ends for that, and no command prints a traceback."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from apex_jax.run.metrics import read_metrics
+from tests.rigs.processes import ROOT, catch
+
+MAIN = f"{shlex.quote(sys.executable)} {shlex.quote(str(ROOT / 'main.py'))}"
+
+
+def shell(command: str, seconds: float = 60.0) -> tuple[int, str]:
+    """Runs a command of bash, pipes included; returns the exit code of its first part, and standard error."""
+    line = f"{command}; exit ${{PIPESTATUS[0]}}"
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
+    done = subprocess.run(["bash", "-c", line], stderr=subprocess.PIPE, text=True, env=environment, timeout=seconds)
+    return done.returncode, done.stderr
+
+
+@pytest.mark.parametrize(
+    "command", ["--help", "--print-config", "nonsense", pytest.param("plot --help", marks=pytest.mark.long)]
+)
+@pytest.mark.parametrize(
+    "lost", [">&-", "| head -0", ">&- 2>&-", ">/dev/full 2>/dev/full", "2>/dev/full", "<&- >&-"], ids=lambda text: text
+)
+def test_command_whose_output_is_lost_prints_no_traceback(command: str, lost: str) -> None:
+    code, errors = shell(f"{MAIN} {command} {lost}")
+    usual, _ = shell(f"{MAIN} {command} >/dev/null 2>&1")
+    assert code == (1 if ">/dev/full" in lost.split("2>")[0] and usual == 0 else usual)
+    assert "Traceback" not in errors
+    assert "Exception ignored" not in errors
+
+
+def test_characters_missing_in_the_terminals_encoding_are_written_with_backslashes(tmp_path: Path) -> None:
+    (tmp_path / "Größe.yaml").write_text("run_directory: runs/Größe\n")
+    command = f"{MAIN} --config {shlex.quote(str(tmp_path / 'Größe.yaml'))} --print-config"
+    code, errors = shell(f"PYTHONIOENCODING=ascii {command} >{tmp_path}/out")
+    assert (code, errors) == (0, "")
+    assert 'run_directory: "runs/Gr\\xf6\\xdfe"' in (tmp_path / "out").read_text()
+
+
+def test_command_whose_result_does_not_fit_on_disk_fails_with_the_reason() -> None:
+    code, errors = shell(f"{MAIN} --print-config >/dev/full")
+    assert code == 1
+    assert errors == "error: standard output: No space left on device; make room, or write elsewhere\n"
+
+
+@pytest.mark.long
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("lost", ["| head -1 >/dev/null", ">/dev/full 2>/dev/full"])
+def test_run_whose_output_is_lost_trains_to_its_end(tmp_path: Path, lost: str) -> None:
+    arguments = shlex.join(catch(tmp_path / "run", "total_updates=200"))
+    code, errors = shell(f"{MAIN} {arguments} {lost}", seconds=150.0)
+    assert code == 0, errors
+    assert "Traceback" not in errors
+    assert "Exception ignored" not in errors
+    assert read_metrics(tmp_path / "run" / "metrics" / "evaluator.jsonl")[-1]["eval/updates"] == 200
+
+
+def test_text_is_written_again_once_the_disk_has_room(tmp_path: Path) -> None:
+    """A log of a role on a full disk: what is written once there is room arrives."""
+    script = (
+        "import os, resource, signal, sys\n"
+        "from apex_jax.host.output import end_output, outlast_lost_output\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "outlast_lost_output()\n"
+        "os.dup2(full := os.open('/dev/full', os.O_WRONLY), 1)\n"
+        "print('lost for now', flush=True)\n"
+        f"os.dup2(os.open({str(tmp_path / 'log')!r}, os.O_WRONLY | os.O_CREAT), 1)\n"
+        "print('there is room', flush=True)\n"
+    )
+    subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=True, timeout=30)
+    assert (tmp_path / "log").read_text().endswith("there is room\n")

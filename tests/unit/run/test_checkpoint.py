@@ -1,0 +1,398 @@
+"""Checkpoints: what comes back is what was saved, bit for bit, or the one before, or one clear line."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import tracemalloc
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+
+from apex_jax.agent.dqn import LearnerState, make_dqn
+from apex_jax.config import Config, LearnerConfig, NetworkConfig
+from apex_jax.host.disk import CHECKSUMS
+from apex_jax.run.checkpoint import Checkpointer, CheckpointError, Progress
+from apex_jax.types import ActionSpec, SegmentSpec
+
+SPEC = SegmentSpec((3,), "float32", 1, 8, 1, ActionSpec.discrete(2))
+COMPATIBILITY_KEY, ARCHITECTURE = "task=Catch-v0 n_step=1", "0123456789abcdef"
+
+
+def progress_at(updates: int) -> Progress:
+    return Progress(updates, 17 * updates, 0.1 * updates, 3 * updates, COMPATIBILITY_KEY, ARCHITECTURE)
+
+
+def state_of(seed: int, optimizer: str = "rmsprop") -> LearnerState:
+    """A state of the real algorithm in which no leaf is zero, and no two alike."""
+    config = Config(network=NetworkConfig(hidden_units=8), learner=replace(LearnerConfig(), optimizer=optimizer))
+    rng = np.random.default_rng(seed)
+    shapes = jax.eval_shape(make_dqn(config, SPEC).init, jax.random.key(0))
+    return jax.tree.map(lambda leaf: np.asarray(9 * rng.random(leaf.shape) + 1, leaf.dtype), shapes)
+
+
+STATES = {updates: state_of(updates) for updates in (100, 200, 300)}
+
+
+def assert_equal_leaves(leaf: Any, expected: Any) -> None:
+    assert (leaf.dtype, leaf.shape) == (expected.dtype, expected.shape)
+    assert np.asarray(leaf).tobytes() == np.asarray(expected).tobytes()
+
+
+def assert_equal_bits(state: Any, expected: Any) -> None:
+    jax.tree.map(assert_equal_leaves, state, expected)  # which raises where their structures differ
+
+
+def save(directory: Path, *updates: int, kept: int = 3) -> None:
+    checkpointer = Checkpointer(str(directory), kept)
+    for number in updates:
+        checkpointer.save(STATES[number], progress_at(number))
+    checkpointer.close()
+
+
+def restore(
+    directory: Path, like: Any = STATES[100], compatibility_key: str = COMPATIBILITY_KEY, read_only: bool = False
+) -> Any:
+    fresh = jax.tree.map(np.zeros_like, like)
+    checkpointer = Checkpointer(str(directory), read_only=read_only)
+    try:
+        return checkpointer.restore_newest(fresh, compatibility_key, ARCHITECTURE)
+    finally:
+        checkpointer.close()
+
+
+@pytest.fixture(scope="module")
+def two_checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("run")
+    save(directory, 100, 200)
+    return directory
+
+
+@pytest.fixture
+def damageable(two_checkpoints: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(two_checkpoints, tmp_path / "run"))
+
+
+@pytest.fixture(autouse=True)
+def log(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
+    """Everything that anybody says from warnings on, orbax included."""
+    with caplog.at_level(logging.WARNING):
+        yield caplog
+
+
+def files_of(step: Path) -> list[Path]:
+    return sorted(path for path in step.rglob("*") if path.is_file())
+
+
+# All is well ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("optimizer", ["rmsprop", "adam"])
+@pytest.mark.parametrize("read_only", [False, True])
+def test_restored_state_equals_the_saved_one_and_nothing_is_logged(
+    tmp_path: Path, log: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str], optimizer: str, read_only: bool
+) -> None:
+    state = state_of(5, optimizer)
+    checkpointer = Checkpointer(str(tmp_path))
+    checkpointer.save(state, progress_at(7))
+    checkpointer.close()
+    restored, progress = restore(tmp_path, state_of(6, optimizer), read_only=read_only)
+    assert_equal_bits(restored, state)
+    assert progress == progress_at(7)
+    assert [type(value) for value in progress] == [type(value) for value in progress_at(7)]
+    assert log.records == []
+    assert capfd.readouterr() == ("", "")
+
+
+def test_newest_checkpoint_is_restored_and_a_limited_number_is_kept(tmp_path: Path) -> None:
+    save(tmp_path, 100, 200, 300, kept=2)
+    restored, progress = restore(tmp_path)
+    assert_equal_bits(restored, STATES[300])
+    assert progress == progress_at(300)
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == [".lock", "200", "300"]
+
+
+@pytest.mark.parametrize("read_only", [False, True])
+def test_without_a_checkpoint_nothing_is_restored(
+    tmp_path: Path, log: pytest.LogCaptureFixture, read_only: bool
+) -> None:
+    assert restore(tmp_path / "new", read_only=read_only) is None
+    assert (tmp_path / "new").exists() != read_only, "who only reads leaves nothing behind"
+    assert log.records == []
+
+
+def test_saving_a_step_twice_keeps_the_first_checkpoint(tmp_path: Path, log: pytest.LogCaptureFixture) -> None:
+    checkpointer = Checkpointer(str(tmp_path))
+    checkpointer.save(STATES[100], progress_at(100))
+    checkpointer.save(STATES[200], progress_at(100))
+    checkpointer.close()
+    assert_equal_bits(restore(tmp_path)[0], STATES[100])
+    assert log.records == []
+
+
+def test_the_state_may_be_donated_or_overwritten_as_soon_as_save_returns(tmp_path: Path) -> None:
+    state = jax.device_put(STATES[100])._replace(updates=np.array(100, np.int32))
+    expected = jax.tree.map(np.array, state)
+    checkpointer = Checkpointer(str(tmp_path))
+    checkpointer.save(state, progress_at(100))
+    for leaf in jax.tree.leaves(state._replace(updates=())):
+        leaf.delete()
+    state.updates[...] = -1
+    checkpointer.close()
+    assert_equal_bits(restore(tmp_path)[0], expected)
+
+
+def test_a_save_holds_a_single_copy_of_the_state(tmp_path: Path) -> None:
+    state = {"a": np.random.default_rng(0).random(1_000_000), "b": np.random.default_rng(1).random(1_000_000)}
+    checkpointer = Checkpointer(str(tmp_path))
+    tracemalloc.start()
+    try:
+        checkpointer.save(state, progress_at(1))
+        checkpointer.wait()
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    checkpointer.close()
+    assert peak_bytes < 1.5 * sum(leaf.nbytes for leaf in state.values())
+
+
+def test_remains_of_a_killed_save_are_ignored_and_deleted(damageable: Path) -> None:
+    half_saved = damageable / "checkpoints" / "300.orbax-checkpoint-tmp"
+    shutil.move(damageable / "checkpoints" / "200", half_saved)
+    (half_saved / "state" / "_METADATA").unlink()
+    restored, progress = restore(damageable)
+    assert_equal_bits(restored, STATES[100])
+    assert progress == progress_at(100)
+    assert not half_saved.exists()
+
+
+# Damage -----------------------------------------------------------------------------------------------------------
+
+
+def truncate(data: bytes) -> bytes:
+    return data[: len(data) // 2]
+
+
+def empty(data: bytes) -> bytes:
+    return b""
+
+
+def flip_a_bit(data: bytes) -> bytes:
+    middle = len(data) // 2
+    return data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :]
+
+
+@pytest.mark.parametrize("damage", [truncate, empty, flip_a_bit])
+def test_damage_of_any_file_restores_the_previous_checkpoint_with_one_warning(
+    damageable: Path, log: pytest.LogCaptureFixture, damage: Callable[[bytes], bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    passed_over, parse = [], Mock(wraps=ocp.Checkpointer.restore)
+    monkeypatch.setattr(ocp.Checkpointer, "restore", lambda self, path, **items: parse(self, path, **items))
+    for path in files_of(damageable / "checkpoints" / "200"):
+        sound = path.read_bytes()
+        path.write_bytes(damage(sound))
+        log.clear()
+        restored, progress = restore(damageable, read_only=True)
+        assert progress.updates in (100, 200)
+        assert progress == progress_at(progress.updates)
+        assert_equal_bits(restored, STATES[progress.updates])
+        assert len(log.records) == (progress.updates == 100)
+        if progress.updates == 100:
+            passed_over.append(path.parent.name)
+            assert "200 is damaged, trying the one before" in log.text
+            assert log.records[0].getMessage().isprintable(), "one line"
+            assert {call.args[1].name for call in parse.call_args_list} == {"100"}, "no parser meets a damaged file"
+        parse.reset_mock()
+        path.write_bytes(sound)
+    assert {"progress", "state", "d"} <= set(passed_over)
+
+
+@pytest.mark.parametrize("name", ["progress/metadata", CHECKSUMS])
+def test_missing_file_is_damage(damageable: Path, log: pytest.LogCaptureFixture, name: str) -> None:
+    (damageable / "checkpoints" / "200" / name).unlink()
+    assert restore(damageable)[1] == progress_at(100)
+    assert [name in record.getMessage() for record in log.records] == [True]
+
+
+def test_readable_state_with_a_wrong_checksum_is_damage(damageable: Path, log: pytest.LogCaptureFixture) -> None:
+    checkpoints = damageable / "checkpoints"
+    shutil.rmtree(checkpoints / "200" / "state")
+    shutil.copytree(checkpoints / "100" / "state", checkpoints / "200" / "state")
+    assert restore(damageable)[1] == progress_at(100)
+    assert "200 is damaged, trying the one before: state/" in log.text
+
+
+@pytest.mark.parametrize("kind", ["link", "dangling link", "fifo"])
+@pytest.mark.timeout(60)
+def test_file_replaced_by_a_link_or_a_fifo_is_damage_and_does_not_block(
+    damageable: Path, tmp_path: Path, log: pytest.LogCaptureFixture, kind: str
+) -> None:
+    for path in files_of(damageable / "checkpoints" / "200"):
+        moved = path.rename(tmp_path / "moved")
+        os.mkfifo(path) if kind == "fifo" else path.symlink_to(moved if kind == "link" else tmp_path / "missing")
+        log.clear()
+        assert restore(damageable, read_only=True)[1] == progress_at(100)
+        assert len(log.records) == 1
+        path.unlink()
+        moved.rename(path)
+    assert restore(damageable, read_only=True)[1] == progress_at(200)
+
+
+@pytest.mark.parametrize("name", ["progress", "state"])
+def test_damage_of_all_checkpoints_is_a_one_line_error_with_the_fix(damageable: Path, name: str) -> None:
+    for step in ("100", "200"):
+        for path in files_of(damageable / "checkpoints" / step / name):
+            path.write_bytes(b"")
+    with pytest.raises(CheckpointError, match=r"none of the checkpoints in .* can be read; move it away") as caught:
+        restore(damageable)
+    assert str(caught.value).isprintable()
+
+
+def test_training_replaces_a_damaged_checkpoint_that_it_passes_again(damageable: Path) -> None:
+    for path in files_of(damageable / "checkpoints" / "200" / "state"):
+        path.write_bytes(truncate(path.read_bytes()))
+    checkpointer = Checkpointer(str(damageable))
+    like = jax.tree.map(np.zeros_like, STATES[100])
+    restored = checkpointer.restore_newest(like, COMPATIBILITY_KEY, ARCHITECTURE)
+    assert restored is not None
+    assert restored[1] == progress_at(100)
+    checkpointer.save(STATES[300], progress_at(150))
+    checkpointer.save(STATES[200], progress_at(200))
+    checkpointer.close()
+    assert restore(damageable)[1] == progress_at(200)
+    shutil.rmtree(damageable / "checkpoints" / "200")
+    state, progress = restore(damageable)
+    assert_equal_bits(state, STATES[300])
+    assert progress == progress_at(150)
+
+
+# Other configurations, other files in the way ---------------------------------------------------------------------
+
+
+def test_a_checkpoint_of_another_configuration_is_refused_naming_what_differs(damageable: Path) -> None:
+    differs = "environment.task: was Catch-v0, now Pong-v5; algorithm.n_step: was 1, now 3"
+    with pytest.raises(CheckpointError, match=f"a different configuration: {differs}; use") as caught:
+        restore(damageable, compatibility_key="task=Pong-v5 n_step=3")
+    assert "200" in str(caught.value)
+    assert "use the configuration it was made with, or another run_directory" in str(caught.value)
+
+
+def test_a_checkpoint_of_another_network_is_refused_naming_both(tmp_path: Path) -> None:
+    checkpointer = Checkpointer(str(tmp_path))
+    checkpointer.save(STATES[100], progress_at(100)._replace(architecture="fedcba"))
+    checkpointer.close()
+    with pytest.raises(CheckpointError, match=f"a different network: fedcba, not {ARCHITECTURE}"):
+        restore(tmp_path)
+
+
+def test_a_checkpoint_of_another_format_is_refused_naming_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr("apex_jax.run.checkpoint.FORMAT", 9)
+        save(tmp_path, 100)
+    with pytest.raises(CheckpointError, match="a different format: 9, not 2"):
+        restore(tmp_path)
+
+
+@pytest.mark.parametrize(("leaf", "now"), [
+    (np.zeros(2, np.int32), r"int32\[2\]"), (np.zeros((), np.int16), r"int16\[\]"), ((), "absent"),
+])  # fmt: skip
+def test_a_checkpoint_of_another_state_is_refused_naming_the_leaf(damageable: Path, leaf: Any, now: str) -> None:
+    with pytest.raises(CheckpointError, match=rf"200 has a different state: updates: was int32\[\], now {now}; use"):
+        restore(damageable, STATES[100]._replace(updates=leaf))
+
+
+@pytest.mark.parametrize("place", ["run", "run/checkpoints"])
+def test_file_in_place_of_the_directory_is_a_one_line_error(tmp_path: Path, place: str) -> None:
+    (tmp_path / place).parent.mkdir(exist_ok=True)
+    (tmp_path / place).write_text("in the way")
+    with pytest.raises(CheckpointError, match=r"run/checkpoints cannot hold checkpoints: .*; set run_directory"):
+        Checkpointer(str(tmp_path / "run"))
+
+
+def test_failed_save_is_a_one_line_error_and_the_next_one_succeeds(
+    tmp_path: Path, log: pytest.LogCaptureFixture
+) -> None:
+    checkpointer = Checkpointer(str(tmp_path / "run"))
+    checkpointer.save(STATES[100], progress_at(100))
+    checkpointer.wait()
+    shutil.rmtree(tmp_path / "run")
+    (tmp_path / "run").write_text("a disk that failed")
+    checkpointer.save(STATES[200], progress_at(200))
+    with pytest.raises(CheckpointError, match=r"checkpoints/200 was not saved: .*") as caught:
+        checkpointer.wait()
+    assert str(caught.value).isprintable()
+    assert [record.getMessage() for record in log.records] == [
+        f"{caught.value}; training goes on, and it is tried again"
+    ]
+    assert checkpointer.failed_saves == 1
+    (tmp_path / "run").unlink()
+    (tmp_path / "run").mkdir()
+    checkpointer.save(STATES[300], progress_at(300))
+    checkpointer.wait()
+    assert checkpointer.failed_saves == 1
+    checkpointer.close()
+    assert_equal_bits(restore(tmp_path / "run")[0], STATES[300])
+
+
+def test_checkpoint_is_saved_even_if_an_old_one_cannot_be_deleted(
+    tmp_path: Path, log: pytest.LogCaptureFixture
+) -> None:
+    checkpointer = Checkpointer(str(tmp_path), kept=1)
+    checkpointer.save(STATES[100], progress_at(100))
+    checkpointer.wait()
+    (checkpointer.directory / ".deleted-100").touch()  # in the way
+    checkpointer.save(STATES[200], progress_at(200))
+    checkpointer.wait()
+    assert (checkpointer.steps, checkpointer.failed_saves) == ([100, 200], 0)
+    assert "checkpoints/100 was not deleted: " in log.text
+    (checkpointer.directory / ".deleted-100").unlink()
+    checkpointer.save(STATES[300], progress_at(300))
+    checkpointer.wait()
+    assert checkpointer.steps == [300]
+    checkpointer.close()
+
+
+def test_directory_is_for_one_learner_and_any_number_of_readers(damageable: Path) -> None:
+    first = Checkpointer(str(damageable))
+    with pytest.raises(CheckpointError, match=r"another learner saves in .*checkpoints: stop it, or choose another"):
+        Checkpointer(str(damageable))
+    assert restore(damageable, read_only=True)[1] == progress_at(200)
+    first.close()
+    Checkpointer(str(damageable)).close()
+
+
+def test_newest_damaged_checkpoint_is_set_aside_by_the_next_that_is_saved(damageable: Path) -> None:
+    (damageable / "checkpoints" / "200" / "progress" / "metadata").write_bytes(b"{")
+    (damageable / "checkpoints" / "damaged-900-1").mkdir()
+    checkpointer = Checkpointer(str(damageable), kept=1)
+    like = jax.tree.map(np.zeros_like, STATES[100])
+    assert checkpointer.restore_newest(like, COMPATIBILITY_KEY, ARCHITECTURE) is not None
+    checkpointer.save(STATES[300], progress_at(150))
+    checkpointer.wait()
+    assert checkpointer.steps == [150]
+    checkpointer.close()
+    [aside] = (damageable / "checkpoints").glob("damaged-*")  # the newest alone
+    assert aside.name.startswith("damaged-200-")
+    assert (aside / "progress" / "metadata").read_bytes() == b"{"
+
+
+def test_removed_damaged_checkpoint_is_no_error(damageable: Path) -> None:
+    (damageable / "checkpoints" / "200" / "progress" / "metadata").write_bytes(b"{")
+    checkpointer = Checkpointer(str(damageable))
+    assert (
+        checkpointer.restore_newest(jax.tree.map(np.zeros_like, STATES[100]), COMPATIBILITY_KEY, ARCHITECTURE)
+        is not None
+    )
+    shutil.rmtree(damageable / "checkpoints" / "200")
+    checkpointer.save(STATES[300], progress_at(150))
+    checkpointer.wait()
+    assert checkpointer.steps[-1] == 150
+    checkpointer.close()

@@ -1,0 +1,73 @@
+"""Which settings two processes, or a process and a file, differ in, and how that is said."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from apex_jax.command_line import parse
+from apex_jax.run.compatibility import KEYS, MOST_TOLD, differences, told
+
+DEFAULT = parse([]).config
+
+
+@pytest.mark.parametrize(("override", "key", "values"), [
+    ("environment.task=Boxing-v5", "environment.task", ("Pong-v5", "Boxing-v5")),
+    ("algorithm.discount=0.5", "algorithm.discount", ("0.99", "0.5")),
+    ("environment.reward_clip=0", "environment.reward_clip", ("1.0", "0.0")),
+    ("actor.segment_slots=32", "actor.segment_slots", None),
+])  # fmt: skip
+def test_setting_that_all_roles_share_is_found_with_both_values(
+    override: str, key: str, values: tuple[str, str] | None
+) -> None:
+    other = parse([override]).config
+    found = differences(DEFAULT.compatibility_key, other.compatibility_key)
+    assert list(found) == [key]
+    if values is not None:
+        assert tuple(map(float, found[key])) == tuple(map(float, values)) if "task" not in key else found[key] == values
+    assert told(DEFAULT.compatibility_key, other.compatibility_key).startswith(f"{key}: was ")
+
+
+@pytest.mark.parametrize(
+    "override", ["seed=7", "learner.learning_rate=1e-5", "actor.environments=4", "total_minutes=9"]
+)
+def test_setting_that_a_run_may_change_is_no_difference(override: str) -> None:
+    other = parse([override]).config
+    assert differences(DEFAULT.checkpoint_compatibility_key, other.checkpoint_compatibility_key) == {}
+
+
+@pytest.mark.parametrize("override", ["network.hidden_units=64", "network.dueling=false"])
+def test_network_counts_between_checkpoints_and_weights_and_not_between_actor_and_replay(override: str) -> None:
+    other = parse([override]).config
+    assert differences(DEFAULT.compatibility_key, other.compatibility_key) == {}
+    for key in ("weights_compatibility_key", "checkpoint_compatibility_key"):
+        assert len(differences(getattr(DEFAULT, key), getattr(other, key))) == 1
+
+
+def test_optimizer_counts_for_checkpoints_alone() -> None:
+    other = parse(["learner.optimizer=rmsprop"]).config
+    assert other.weights_compatibility_key == DEFAULT.weights_compatibility_key
+    assert list(differences(DEFAULT.checkpoint_compatibility_key, other.checkpoint_compatibility_key)) == [
+        "learner.optimizer"
+    ]
+
+
+def test_named_algorithm_counts_for_checkpoints_alone() -> None:
+    one, other = (parse([f"algorithm.name={name}"]).config for name in ("dqn", "toy"))
+    assert one.weights_compatibility_key == other.weights_compatibility_key
+    found = differences(one.checkpoint_compatibility_key, other.checkpoint_compatibility_key)
+    assert found == {"algorithm.name": ("dqn", "toy")}
+    assert differences(DEFAULT.checkpoint_compatibility_key, one.checkpoint_compatibility_key) == {}, "auto may be dqn"
+
+
+def test_key_that_an_earlier_release_did_not_have_is_no_difference() -> None:
+    assert differences("task=Pong-v5", "task=Pong-v5 n_step=3") == {}
+
+
+@given(before=st.text(), now=st.text())
+def test_any_text_of_a_peer_is_shown_on_one_line_of_limited_length(before: str, now: str) -> None:
+    text = told(before, now)
+    assert text.isprintable()
+    assert len(text) <= MOST_TOLD + 3
+    assert set(differences(before, now)) <= set(KEYS)

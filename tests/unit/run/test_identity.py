@@ -1,0 +1,232 @@
+"""The identity of a run: made once, kept with it, adopted by whoever joins, and a reason to refuse any other."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from apex_jax.config import AddressConfig, Config
+from apex_jax.host.errors import RunError
+from apex_jax.run.identity import RunIdentity, is_identity, new_identity
+from apex_jax.transport.messages import ActorHello, ActorWelcome, LearnerHello, LearnerWelcome, Refusal
+from apex_jax.transport.sockets import LocalLinks
+from tests.rigs.links import CONFIG, wait_until
+from tests.rigs.served import Served
+from tests.rigs.weights_link import Link, newest, params_of
+
+MINE, OTHER = "00112233aabbccdd", "fedcba9876543210"
+
+
+def kept_in(directory: Path) -> str:
+    path = directory / "run_identity"
+    return path.read_text() if path.exists() else ""
+
+
+def of_run(directory: Path, name: str) -> RunIdentity:
+    directory.mkdir(exist_ok=True)
+    (directory / "run_identity").write_text(name)
+    return RunIdentity(str(directory))
+
+
+# In a directory ---------------------------------------------------------------------------------------------------
+
+
+def test_a_directory_takes_the_run_that_it_joins_and_keeps_it(tmp_path: Path) -> None:
+    run = RunIdentity(str(tmp_path / "new"))
+    assert run.name == ""
+    run.adopt("", "a peer that does not know its run")
+    run.adopt("no identity", "a peer that speaks nonsense")
+    assert not (tmp_path / "new").exists()
+    run.adopt(MINE, "the learner")
+    assert (run.name, kept_in(tmp_path / "new")) == (MINE, MINE)
+    assert RunIdentity(str(tmp_path / "new")).name == MINE
+
+
+def test_a_directory_of_another_run_is_refused_with_both_runs_and_the_directory(tmp_path: Path) -> None:
+    run = of_run(tmp_path, MINE)
+    with pytest.raises(
+        RunError, match=f"^the learner is of run {OTHER}, .* of run {MINE} .*={tmp_path}.*run_directory"
+    ):
+        run.adopt(OTHER, "the learner")
+    assert kept_in(tmp_path) == MINE
+
+
+def test_earlier_process_of_a_directory_is_bound_to_the_run_that_a_later_one_joined(tmp_path: Path) -> None:
+    early = RunIdentity(str(tmp_path))
+    of_run(tmp_path, MINE)
+    with pytest.raises(RunError, match=OTHER):
+        early.adopt(OTHER, "the learner")
+    early.adopt(MINE, "the learner")
+
+
+def test_processes_of_a_directory_may_join_their_run_at_the_same_moment(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for turn in range(100):
+        runs = [RunIdentity(str(tmp_path / str(turn))) for _ in range(4)]
+        start = threading.Barrier(len(runs))
+
+        def join(run: RunIdentity, start: threading.Barrier = start) -> None:
+            start.wait(10)
+            run.adopt(MINE, "the learner")
+
+        threads = [threading.Thread(target=join, args=(run,)) for run in runs]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert kept_in(tmp_path / str(turn)) == MINE
+        assert [path.name for path in (tmp_path / str(turn)).iterdir()] == ["run_identity"]
+    assert not caplog.records, "nothing went wrong"
+
+
+@pytest.mark.parametrize("content", ["nonsense", "x" * 10_000, "00112233AABBCCDD", "\x1b[2J"])
+def test_a_damaged_identity_is_one_line_with_the_fix(tmp_path: Path, content: str) -> None:
+    with pytest.raises(RunError, match=r"run_identity holds .* remove it") as caught:
+        of_run(tmp_path, content)
+    assert str(caught.value).isprintable()
+
+
+def test_a_folder_in_the_way_of_the_identity_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "run_identity").mkdir()
+    with pytest.raises(RunError, match="run_identity is no file"):
+        RunIdentity(str(tmp_path))
+
+
+def test_an_empty_file_left_by_a_loss_of_power_is_no_identity(tmp_path: Path) -> None:
+    run = of_run(tmp_path, "")
+    run.adopt(MINE, "the learner")
+    assert kept_in(tmp_path) == MINE
+
+
+def test_each_run_has_an_identity_of_its_own() -> None:
+    names = {new_identity() for _ in range(100)}
+    assert len(names) == 100
+    assert all(map(is_identity, names))
+
+
+# With the weights -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def link() -> Iterator[Link]:
+    link = Link()
+    yield link
+    link.close()
+
+
+def test_receiver_of_weights_joins_the_run_of_the_learner(link: Link, tmp_path: Path) -> None:
+    client = link.client(run=RunIdentity(str(tmp_path / "evaluator")))
+    server = link.server(run=of_run(tmp_path / "learner", MINE))
+    server.publish(params_of(1), 1, 0)
+    newest(client, 1)
+    assert kept_in(tmp_path / "evaluator") == MINE
+
+
+def test_receiver_of_another_run_rejects_the_weights_with_both_runs(link: Link, tmp_path: Path) -> None:
+    server = link.server(run=of_run(tmp_path / "learner", OTHER))
+    server.publish(params_of(1), 1, 0)
+    client = link.client(run=of_run(tmp_path / "evaluator", MINE))
+    said = f"refused by the learner at {link.address}: this process is of run {MINE}, the learner of run {OTHER}"
+    with pytest.raises(RunError, match=f"^{said} .*={tmp_path}/evaluator$"):
+        wait_until(lambda: client.newest)
+    assert kept_in(tmp_path / "evaluator") == MINE
+
+
+def test_clients_end_with_one_line_if_their_learner_joins_another_run(link: Link, tmp_path: Path) -> None:
+    run = RunIdentity(str(tmp_path / "learner"))
+    server = link.server(run=run)
+    client = link.client(run=of_run(tmp_path / "evaluator", MINE))
+    wait_until(lambda: client.peer_state == "joined")
+    run.adopt(OTHER, "its replay server")
+    server.publish(params_of(1), 1, 0)
+    said = f"the learner at {link.address} is of run {OTHER}, this process of run {MINE}"
+    with pytest.raises(RunError, match=f"^{said} .*={tmp_path}/evaluator"):
+        wait_until(lambda: client.newest)
+
+
+# At the replay server ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Iterator[Config]:
+    links = LocalLinks()
+    addresses = AddressConfig(links.experience, links.sampling, links.weights)
+    limits = replace(CONFIG.replay, min_size_to_sample=8, capacity_transitions=64)
+    yield CONFIG.replace(addresses=addresses, run_directory=str(tmp_path / "replay-server"), replay=limits)
+    links.close()
+
+
+@pytest.fixture
+def served(config: Config) -> Iterator[Served]:
+    served = Served(config)
+    yield served
+    served.close()
+
+
+def learner_hello(run: str, is_new_run: bool = False, run_id: int = 5) -> LearnerHello:
+    return LearnerHello(run_id, CONFIG.compatibility_key, 0, 1, batch_size=4, run_identity=run, is_new_run=is_new_run)
+
+
+def actor_hello(run: str, run_id: int = 1) -> ActorHello:
+    return ActorHello(run_id, CONFIG.compatibility_key, 4, run_identity=run)
+
+
+def test_a_replay_server_joins_the_run_of_its_learner_and_its_actors_that_of_the_server(
+    served: Served, tmp_path: Path
+) -> None:
+    early, learner, late = served.peer("experience"), served.peer("sampling"), served.peer("experience")
+    early.send(actor_hello(""))
+    assert early.receive(ActorWelcome).run_identity == ""
+    learner.send(learner_hello(MINE, is_new_run=True))
+    assert learner.receive(LearnerWelcome).run_identity == MINE
+    assert kept_in(tmp_path / "replay-server") == MINE
+    late.send(actor_hello("", run_id=2))
+    assert late.receive(ActorWelcome).run_identity == MINE
+
+
+def test_an_actor_and_a_learner_of_another_run_are_refused_by_the_replay_server(served: Served, tmp_path: Path) -> None:
+    served.server._role.run_identity.adopt(MINE, "the learner before")
+    actor, learner = served.peer("experience"), served.peer("sampling")
+    actor.send(actor_hello(OTHER))
+    learner.send(learner_hello(OTHER))
+    for peer, who in ((actor, "this actor"), (learner, "this learner")):
+        refusal = peer.receive(Refusal)
+        assert refusal.final
+        assert refusal.reason.startswith(f"{who} is of run {OTHER}, the replay server of run {MINE} ")
+        assert f"run_directory={tmp_path}/replay-server" in refusal.reason
+    assert served.server.experience.dropped["another_run"] == served.server.sampling.dropped["another_run"] == 1
+    assert served.server.experience.actors == {}
+
+
+def test_learner_without_its_directory_continues_the_run_of_its_replay_server(served: Served) -> None:
+    served.server._role.run_identity.adopt(MINE, "the learner before")
+    learner = served.peer("sampling")
+    learner.send(learner_hello(OTHER, is_new_run=True))
+    assert learner.receive(LearnerWelcome).run_identity == MINE
+
+
+def test_a_replay_server_whose_directory_has_only_the_journal_knows_its_run(served: Served, tmp_path: Path) -> None:
+    learner = served.peer("sampling")
+    learner.send(learner_hello(MINE))
+    learner.receive(LearnerWelcome)
+    served.server.replay.finish(1.0)
+    (tmp_path / "replay-server" / "run_identity").unlink()
+    served.restart()
+    assert served.server._role.run_identity.name == kept_in(tmp_path / "replay-server") == MINE
+
+
+def test_a_journal_of_another_run_than_its_directory_is_refused(served: Served, tmp_path: Path) -> None:
+    learner = served.peer("sampling")
+    learner.send(learner_hello(MINE))
+    learner.receive(LearnerWelcome)
+    served.server.replay.finish(1.0)
+    (tmp_path / "replay-server" / "run_identity").write_text(OTHER)
+    with pytest.raises(RunError, match=f"is the replay of run {MINE}, {tmp_path}/replay-server is of run {OTHER}: use"):
+        served.restart()
+    (tmp_path / "replay-server" / "run_identity").write_text(MINE)
+    served.restart()

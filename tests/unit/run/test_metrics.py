@@ -1,0 +1,294 @@
+"""Metrics: what a script, TensorBoard and the live view can read, also after kills and full disks."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import math
+import os
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tensorboardX.proto.event_pb2 import Event
+from tensorboardX.record_writer import masked_crc32c
+
+from apex_jax.run import metrics
+from apex_jax.run.metrics import (
+    EPSILON_BANDS,
+    NOISE_BANDS,
+    TAGS,
+    Mean,
+    MetricsFollower,
+    MetricsWriter,
+    RateMeter,
+    read_metrics,
+    resident_memory_bytes,
+)
+
+LINE = {"time": 1.0, "seconds": 0.5, "step": 4}
+
+
+def test_docs_page_describes_every_tag_like_the_code() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "metrics.md").read_text()
+    rows = [line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith("| `")]
+    assert {tag.strip("`"): f"{meaning}; {healthy}" for tag, meaning, healthy in rows} == TAGS
+
+
+class NearlyFull(io.FileIO):
+    """A file on a disk with room for five bytes."""
+
+    def write(self, data: bytes) -> int:  # type: ignore[override]
+        return super().write(data[:5])
+
+
+def lines_path(directory: Path) -> Path:
+    return directory / "metrics" / "learner.jsonl"
+
+
+def event_files(directory: Path) -> list[Path]:
+    return sorted((directory / "tensorboard" / "learner").iterdir())
+
+
+def read_events(path: Path) -> Iterator[Event]:
+    """Reads TFRecords the slow way, checksums included."""
+    data = path.read_bytes()
+    while data:
+        (length,) = struct.unpack("<Q", data[:8])
+        body = data[12 : 12 + length]
+        assert struct.unpack("<I", data[8:12]) == (masked_crc32c(data[:8]),)
+        assert struct.unpack("<I", data[12 + length : 16 + length]) == (masked_crc32c(body),)
+        yield Event.FromString(body)
+        data = data[16 + length :]
+
+
+def test_written_metrics_are_read_back_as_lines(tmp_path: Path) -> None:
+    writer = MetricsWriter(str(tmp_path), "learner")
+    writer.write(400, {"losses/td_loss": 0.25, "learner/updates": 7})
+    writer.write(800, {"losses/td_loss": np.float32(0.5)})
+    first, second = read_metrics(lines_path(tmp_path))
+    assert (first["step"], first["losses/td_loss"], first["learner/updates"]) == (400, 0.25, 7)
+    assert (second["step"], second["losses/td_loss"]) == (800, 0.5)
+    assert 0 <= first["seconds"] <= second["seconds"]
+    assert 0 < first["time"] <= second["time"]
+
+
+def test_written_metrics_are_tensorboard_scalars(tmp_path: Path) -> None:
+    writer = MetricsWriter(str(tmp_path), "learner")
+    writer.write(400, {"losses/td_loss": 0.25, "learner/updates": 7})
+    writer.write(800, {"losses/td_loss": 0.5})
+    (path,) = event_files(tmp_path)
+    version, first, second = read_events(path)
+    assert version.file_version == "brain.Event:2"
+    assert first.step == 400
+    assert [(value.tag, value.simple_value) for value in first.summary.value] == [
+        ("losses/td_loss", 0.25),
+        ("learner/updates", 7.0),
+    ]
+    assert (second.step, second.summary.value[0].simple_value) == (800, 0.5)
+
+
+def test_resumed_process_appends_lines_and_begins_its_own_event_file(tmp_path: Path) -> None:
+    MetricsWriter(str(tmp_path), "learner").write(400, {"learner/updates": 1})
+    (older,) = event_files(tmp_path)
+    content = older.read_bytes()
+    MetricsWriter(str(tmp_path), "learner").write(800, {"learner/updates": 2})
+    assert [line["step"] for line in read_metrics(lines_path(tmp_path))] == [400, 800]
+    assert len(event_files(tmp_path)) == 2
+    assert older.read_bytes() == content
+
+
+def test_start_after_a_torn_line_begins_on_a_fresh_line(tmp_path: Path) -> None:
+    MetricsWriter(str(tmp_path), "learner").write(400, {"learner/updates": 1})
+    with open(lines_path(tmp_path), "ab") as file:
+        file.write(b'{"time": 17000')
+    MetricsWriter(str(tmp_path), "learner").write(800, {"learner/updates": 2})
+    assert [line["step"] for line in read_metrics(lines_path(tmp_path))] == [400, 800]
+
+
+@pytest.mark.parametrize("torn", [b'{"time": 1', b'{"time": 1}\n', b"[1]\n", b"\xff\xfe\n", b"\n", b"7"])
+def test_incomplete_metrics_lines_are_skipped(tmp_path: Path, torn: bytes) -> None:
+    path = tmp_path / "x.jsonl"
+    path.write_bytes(json.dumps(LINE).encode() + b"\n" + torn)
+    assert read_metrics(path) == [LINE]
+    assert MetricsFollower(path).read_new() == [LINE]
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, np.float32("nan")])
+def test_non_finite_value_is_null_in_json_and_missing_in_tensorboard(
+    tmp_path: Path, value: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    MetricsWriter(str(tmp_path), "learner").write(4, {"losses/td_loss": value, "losses/q_values": 1.0})
+    (line,) = read_metrics(lines_path(tmp_path))
+    assert line["losses/td_loss"] is None
+    assert line["losses/q_values"] == 1.0
+    (path,) = event_files(tmp_path)
+    _, event = read_events(path)
+    assert [scalar.tag for scalar in event.summary.value] == ["losses/q_values"]
+    assert caplog.records == []
+
+
+def test_unwritable_directory_is_counted_logged_once_and_tried_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    directory = tmp_path / "run"
+    directory.write_text("a file where the directory should be")
+    writer = MetricsWriter(str(directory), "learner")
+    with caplog.at_level(logging.WARNING):
+        writer.write(4, {"learner/updates": 1})
+        writer.write(8, {"learner/updates": 2})
+    assert writer.failed_writes == 4  # two files, two writes
+    assert len(caplog.records) == 1
+    directory.unlink()
+    writer.write(12, {"learner/updates": 3})
+    assert [line["step"] for line in read_metrics(lines_path(directory))] == [12]
+    assert [event.step for event in read_events(event_files(directory)[0])] == [0, 12]
+    assert writer.failed_writes == 4
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a device that is always full")
+def test_full_disk_loses_lines_but_not_the_chart(tmp_path: Path) -> None:
+    lines_path(tmp_path).parent.mkdir()
+    lines_path(tmp_path).symlink_to("/dev/full")
+    writer = MetricsWriter(str(tmp_path), "learner")
+    writer.write(4, {"learner/updates": 1})
+    assert writer.failed_writes == 1
+    assert [event.step for event in read_events(event_files(tmp_path)[0])] == [0, 4]
+
+
+def test_partially_written_record_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer = MetricsWriter(str(tmp_path), "learner")
+    writer.write(4, {"learner/updates": 1})
+    sizes = [path.stat().st_size for path in (lines_path(tmp_path), event_files(tmp_path)[0])]
+    with monkeypatch.context() as patch:
+        patch.setattr(metrics, "_open_to_append", lambda path: NearlyFull(path, "a+b"))
+        writer.write(8, {"learner/updates": 2})
+    assert writer.failed_writes == 2
+    assert [path.stat().st_size for path in (lines_path(tmp_path), event_files(tmp_path)[0])] == sizes
+    writer.write(12, {"learner/updates": 3})
+    assert [line["step"] for line in read_metrics(lines_path(tmp_path))] == [4, 12]
+
+
+@pytest.mark.parametrize("tag", ["losses/loss", "replay/dropped_", "charts/episodic_return_epsilon_<band>", ""])
+def test_tag_without_an_explanation_is_refused(tmp_path: Path, tag: str) -> None:
+    with pytest.raises(ValueError, match=f"unknown tag {tag!r}"):
+        MetricsWriter(str(tmp_path), "learner").write(4, {tag: 1.0})
+    assert not lines_path(tmp_path).exists()
+
+
+def test_refusal_of_a_tag_suggests_the_closest() -> None:
+    with pytest.raises(ValueError, match="did you mean 'losses/td_loss'"):
+        MetricsWriter(".", "learner").write(4, {"losses/tdloss": 1.0})
+
+
+def test_every_tag_of_the_table_is_accepted(tmp_path: Path) -> None:
+    values = {tag.replace("<band>", "above_0.2").replace("<reason>", "stale"): 1.0 for tag in TAGS}
+    MetricsWriter(str(tmp_path), "learner").write(4, values)
+    (line,) = read_metrics(lines_path(tmp_path))
+    assert line.keys() == {"time", "seconds", "step", *values}
+
+
+@pytest.mark.parametrize("name", ["", "..", "a/b", "actor 1"])
+def test_invalid_file_name_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ValueError, match="becomes a file name"):
+        MetricsWriter(str(tmp_path), name)
+
+
+def test_follower_sees_each_complete_line_once(tmp_path: Path) -> None:
+    path = tmp_path / "x.jsonl"
+    follower = MetricsFollower(path)
+    assert follower.read_new() == []  # no file yet
+    text = json.dumps(LINE).encode() + b"\n"
+    with open(path, "ab", buffering=0) as file:
+        file.write(text + text[:10])
+        assert follower.read_new() == [LINE]
+        assert follower.read_new() == []
+        file.write(text[10:-1])
+        assert follower.read_new() == []
+        file.write(b"\n")
+        assert follower.read_new() == [LINE]
+
+
+def test_follower_starts_again_if_the_file_was_truncated(tmp_path: Path) -> None:
+    path = tmp_path / "x.jsonl"
+    text = json.dumps(LINE) + "\n"
+    path.write_text(text * 3)
+    follower = MetricsFollower(path)
+    assert len(follower.read_new()) == 3
+    path.write_text(text)
+    assert follower.read_new() == [LINE]
+
+
+def test_follower_joins_lines_written_in_random_pieces(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    path, seen = tmp_path / "x.jsonl", []
+    follower = MetricsFollower(path)
+    lines = [LINE | {"step": step} for step in range(100)]
+    data = "".join(json.dumps(line) + "\n" for line in lines).encode()
+    cuts = np.sort(rng.integers(0, len(data), 200))
+    for piece in np.split(np.frombuffer(data, np.uint8), cuts):
+        with open(path, "ab") as file:
+            file.write(piece.tobytes())
+        seen += follower.read_new()
+    assert seen == lines
+
+
+def test_rate_is_the_growth_since_the_last_update() -> None:
+    seconds = iter([10.0, 12.0, 12.0, 13.0, 14.0])
+    meter = RateMeter(clock=lambda: next(seconds))
+    assert meter.update(100) == 0.0  # nothing to compare with
+    assert meter.update(150) == 25.0
+    assert meter.update(160) == 25.0  # no time has passed: the rate stands, and the growth counts next time
+    assert meter.update(170) == 20.0
+    assert meter.update(5) == 0.0  # the counter began anew
+
+
+def test_mean_is_over_all_elements_until_it_is_reset() -> None:
+    mean = Mean()
+    assert math.isnan(mean.result())
+    mean.add(1.0)
+    mean.add(np.array([[2, 3], [4, 5]], np.int32))
+    mean.add(np.array([], np.float32))
+    assert (mean.result(), mean.count) == (3.0, 5)
+    mean.reset()
+    assert (mean.count, math.isnan(mean.result())) == (0, True)
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "band"),
+    [(0.0, "below_0.01"), (0.01, "0.01_to_0.05"), (0.05, "0.05_to_0.2"), (0.2, "above_0.2"), (1.0, "above_0.2")],
+)
+def test_epsilon_band_holds_its_lower_edge(epsilon: float, band: str) -> None:
+    [(name, values)] = EPSILON_BANDS.split(np.array([epsilon]), np.array([7.0]))
+    assert (name, values.tolist()) == (f"epsilon_{band}", [7.0])
+
+
+@pytest.mark.parametrize(
+    ("noise", "band"),
+    [
+        *((0.0, "below_0.1"), (0.1, "0.1_to_0.2"), (0.2, "0.2_to_0.4"), (0.39, "0.2_to_0.4"), (0.4, "above_0.4")),
+        *((1.5, "above_0.4"), (10.0, "above_0.4")),
+    ],
+)
+def test_noise_band_holds_its_lower_edge_and_the_last_one_has_no_end(noise: float, band: str) -> None:
+    [(name, values)] = NOISE_BANDS.split(np.array([noise]), np.array([7.0]))
+    assert (name, values.tolist()) == (f"noise_{band}", [7.0])
+
+
+def test_values_are_split_by_the_band_of_their_exploration() -> None:
+    exploration = np.array([0.3, 0.0, 0.1, 0.9], np.float32)
+    split = {name: values.tolist() for name, values in EPSILON_BANDS.split(exploration, np.arange(4))}
+    assert split == {"epsilon_below_0.01": [1], "epsilon_0.05_to_0.2": [2], "epsilon_above_0.2": [0, 3]}
+    split = {name: values.tolist() for name, values in NOISE_BANDS.split(exploration, np.arange(4))}
+    assert split == {"noise_below_0.1": [1], "noise_0.1_to_0.2": [2], "noise_0.2_to_0.4": [0], "noise_above_0.4": [3]}
+
+
+def test_resident_memory_is_known_with_and_without_proc(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    current = resident_memory_bytes()
+    monkeypatch.setattr(metrics, "_STATM", tmp_path / "missing")
+    peak = resident_memory_bytes()
+    assert 2**23 < current < 2**36  # Python with NumPy is tens of megabytes: the unit is bytes, not pages or KiB
+    assert 2**23 < peak < 2**36

@@ -1,0 +1,88 @@
+"""What a run writes down about its starts, and refuses to resume."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from apex_jax.config import AddressConfig, Config
+from apex_jax.plotting.curves import read_run
+from apex_jax.plotting.plot_command import run
+from apex_jax.run import provenance
+from apex_jax.settings import load
+from tests.rigs.runs import make_run
+
+
+def test_each_start_records_the_data_to_repeat_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["/a/checkout/main.py", "seed=7"])
+    config = Config(run_directory=str(tmp_path / "new"), seed=7)
+    provenance.record_start(config)
+    provenance.record_start(config)
+    first, second = provenance.read_starts(tmp_path / "new")
+    assert first["time"] <= second["time"]
+    assert (first["task"], first["seed"]) == ("Pong-v5", 7)
+    assert first["versions"]["numpy"] == np.__version__
+    assert first["processor"]
+    assert first["cores"] >= 1
+    assert first["command"] == f"{Path(sys.executable).name} main.py seed=7"
+
+
+def test_commit_is_the_checkouts_if_git_knows_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(provenance, "CHECKOUT", tmp_path)
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    config = Config(run_directory=str(tmp_path / "run"))
+    provenance.record_start(config)
+    for command in ("init -q", "-c user.name=a -c user.email=a@b commit -q --allow-empty -m first"):
+        subprocess.run(["git", "-C", str(tmp_path), *command.split()], check=True)
+    provenance.record_start(config)
+    before, after = provenance.read_starts(tmp_path / "run")
+    assert before["commit"] is None
+    assert len(after["commit"]) == 40
+    assert after["uncommitted_changes"] is False
+
+
+def test_start_after_a_torn_line_is_kept(tmp_path: Path) -> None:
+    (tmp_path / "starts.jsonl").write_text('{"time": 1.5, "ta')
+    provenance.record_start(Config(run_directory=str(tmp_path)))
+    assert len(provenance.read_starts(tmp_path)) == 1
+
+
+def test_torn_line_of_a_start_is_skipped(tmp_path: Path) -> None:
+    (tmp_path / "starts.jsonl").write_bytes(b'{"time": 1.5}\n{"ti\n[1]\n{"time": 2.5}\n\xff')
+    assert [start["time"] for start in provenance.read_starts(tmp_path)] == [1.5, 2.5]
+    assert provenance.read_starts(tmp_path / "nowhere") == []
+
+
+def test_config_of_a_run_is_written_completely_and_without_addresses(tmp_path: Path) -> None:
+    config = load(None, [f"run_directory={tmp_path}", "seed=7", "addresses.weights=ipc:///run/somewhere"])
+    for _ in range(2):
+        provenance.record_config(config)
+    assert load(tmp_path / "config.yaml") == config.replace(addresses=AddressConfig())
+    assert [path.name for path in tmp_path.iterdir()] == ["config.yaml"]
+
+
+def test_changed_settings_are_logged_at_the_start_and_printed_by_plot(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = Config(run_directory=str(make_run(tmp_path / "run", [1.0, 2.0])))
+    longer = config.replace(total_minutes=9.0, seed=1)
+    for same in (config, longer):
+        provenance.record_start(same)
+        provenance.record_config(same)
+    assert caplog.text == ""
+    changed = config.replace(learner=dataclasses.replace(config.learner, batch_size=64))
+    provenance.record_start(changed)
+    change = f"learner.batch_size=64 (was {config.learner.batch_size})"
+    assert f"{tmp_path}/run resumes with changed settings, {change}: to start afresh" in caplog.text
+    assert read_run(tmp_path / "run").changed_settings == [], "it may yet be refused by its checkpoint"
+    (tmp_path / "run" / "changes.jsonl").write_text('{"time": 1.5, "settings": 5}\n{"ti')  # not ours; torn by a kill
+    provenance.record_config(changed)
+    provenance.record_config(changed)
+    assert read_run(tmp_path / "run").changed_settings == [change]
+    assert run([str(tmp_path / "run"), "--output", str(tmp_path / "curves.png")]) == 0
+    assert f"{tmp_path}/run went on with changed settings: {change}\n" in capsys.readouterr().out

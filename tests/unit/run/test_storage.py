@@ -1,0 +1,207 @@
+"""The copy of a run: whole or not at all, named files only, and nothing trusted on the way back."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from apex_jax.host.errors import RunError
+from apex_jax.run import storage as module
+from apex_jax.run.storage import Section, Storage, StorageError, files_of, local_progress
+from tests.rigs.storages import LOG, SNAPSHOT, content, copied, failing, pull, push, run, write
+
+__all__ = ["run"]
+
+
+# There and back ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scheme", ["", "file://"])
+def test_restored_copy_equals_the_run_without_locks_and_half_files(tmp_path: Path, run: Path, scheme: str) -> None:
+    url = f"{scheme}{tmp_path / 'copy'}"
+    push(url, run)
+    back = pull(url, tmp_path / "back")
+    assert back == copied(run)
+    assert back.keys() == {
+        "checkpoints/100/state/d/x", "checkpoints/100/checksums.json", "checkpoints/200/state/d/x",
+        "checkpoints/200/checksums.json", "checkpoints/200/empty", "metrics/learner.jsonl",
+        "config.yaml", "run_identity", LOG, SNAPSHOT,
+    }  # fmt: skip
+    assert not list((tmp_path / "back").glob(".fetching*"))
+
+
+def test_keys_unknown_files_and_links_are_never_copied(tmp_path: Path, run: Path) -> None:
+    named = copied(run)
+    for name in ("keys/actor.secret", "notes.txt", ".env", "metrics/notes.txt", "replay/server.secret", "other/x.log"):
+        write(run, name, b"secret")
+    write(tmp_path, "outside/learner.secret", b"secret")
+    (run / "video.mp4").symlink_to(tmp_path / "outside" / "learner.secret")
+    (run / "tensorboard").mkdir()
+    (run / "tensorboard" / "learner").symlink_to(tmp_path / "outside")
+    push(tmp_path / "copy", run)
+    assert pull(tmp_path / "copy", tmp_path / "back") == named
+    assert not any(path.read_bytes() == b"secret" for path in (tmp_path / "copy").rglob("*") if path.is_file())
+
+
+@pytest.mark.parametrize("folder", ["checkpoints", "replay"])
+def test_linked_folder_is_refused_with_an_error(tmp_path: Path, run: Path, folder: str) -> None:
+    (run / folder).rename(tmp_path / "elsewhere")
+    (run / folder).symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(RunError, match=f"{folder} is a link, which no copy follows: link .* instead"):
+        push(tmp_path / "copy", run)
+    assert not (tmp_path / "copy").exists()
+
+
+def stored_files(copy: Path) -> set[str]:
+    return {path.name for path in (copy / "learner" / "files").iterdir()}
+
+
+def test_second_copy_transfers_new_files_and_deletes_old_ones_an_hour_after_it(
+    tmp_path: Path, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, storage, now = tmp_path / "copy", Storage(str(tmp_path / "copy")), time.time()
+    storage.push("learner", run)
+    assert storage.push("learner", run) == 0
+    old = stored_files(url)
+    for name in old:
+        os.utime(url / "learner" / "files" / name, (0, 0))
+    shutil.rmtree(run / "checkpoints" / "100")
+    write(run, "logs/learner.log", b"new")
+    assert storage.push("learner", run) == 3
+    assert stored_files(url) > old, "even if they were written long ago, for readers of the manifest before"
+    monkeypatch.setattr("time.time", lambda: now + module.KEPT_SECONDS + 1)
+    write(run, "logs/actor.log", b"newer")
+    assert Storage(str(url)).push("learner", run) == 5, "another process knows what is there"
+    assert push(url, run) == len(b"segmentssnapshot")
+    assert pull(url, tmp_path / "back") == copied(run)
+    assert len(stored_files(url)) == len(files_of("learner", run))
+
+
+def test_files_in_a_folder_are_on_the_disk_before_the_manifest_that_names_them(
+    tmp_path: Path, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = os.fsync
+    synchronized: set[Path] = set()
+
+    def fsync(descriptor: int) -> None:
+        path = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+        if path.name == "manifest.json.half":
+            files = path.with_name("files")
+            assert {files, *files.iterdir()} <= synchronized
+        synchronized.add(path)
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    Storage(str(tmp_path / "copy")).push("learner", run)
+    assert tmp_path / "copy" / "learner" / "manifest.json.half" in synchronized
+
+
+def test_file_that_has_changed_is_stored_under_a_new_name(tmp_path: Path, run: Path) -> None:
+    storage = Storage(str(tmp_path / "copy"))
+    storage.push("replay", run)
+    before = storage.manifest("replay").files
+    with open(run / LOG, "ab") as file:
+        file.write(b" and more")
+    assert storage.push("replay", run) == len(b"segments and more")
+    after = storage.manifest("replay").files
+    assert after[LOG].name != before[LOG].name
+    assert after[SNAPSHOT] == before[SNAPSHOT]
+    assert (tmp_path / "copy" / "replay" / "files" / before[LOG].name).read_bytes() == b"segments", "for its readers"
+    write(run, LOG, b"a torn end of a log")
+    storage.push("replay", run)
+    assert pull(tmp_path / "copy", tmp_path / "back")[LOG] == b"a torn end of a log"
+
+
+def test_files_larger_than_a_block_come_back(tmp_path: Path, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "BLOCK_BYTES", 7)
+    push(tmp_path / "copy", run)
+    assert pull(tmp_path / "copy", tmp_path / "back") == copied(run)
+
+
+def test_files_that_the_storage_has_lost_are_uploaded_again(tmp_path: Path, run: Path) -> None:
+    storage = Storage(str(tmp_path / "copy"))
+    storage.push("learner", run)
+    shutil.rmtree(tmp_path / "copy" / "learner" / "files")
+    assert (storage.push("learner", run) or 0) > 0
+    pull(tmp_path / "copy", tmp_path / "back")
+    assert content(tmp_path / "back") == {name: path.read_bytes() for name, path in files_of("learner", run)}
+
+
+def test_file_that_is_in_place_already_stays(tmp_path: Path, run: Path) -> None:
+    push(tmp_path / "copy", run)
+    write(tmp_path / "back", "config.yaml", b"seed: 2\n")
+    (tmp_path / "back" / "replay").mkdir()
+    back = pull(tmp_path / "copy", tmp_path / "back")
+    assert back["config.yaml"] == b"seed: 2\n"
+    assert back[LOG] == b"segments"
+
+
+# Broken off -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("written", range(7))
+def test_interrupted_copy_leaves_the_previous_one_and_the_next_is_complete(
+    tmp_path: Path, run: Path, monkeypatch: pytest.MonkeyPatch, written: int
+) -> None:
+    monkeypatch.setattr(module, "KEPT_SECONDS", 0.0)
+    url = tmp_path / "copy"
+    push(url, run)
+    before = copied(run)
+    shutil.rmtree(run / "checkpoints" / "100")
+    for name in ("a", "b", "c"):
+        write(run, f"checkpoints/300/{name}", name.encode())
+    storage = Storage(str(url))
+    with monkeypatch.context() as patch:
+        failing(patch, written)
+        if written < 5:  # four files and the manifest
+            with pytest.raises(StorageError, match="Connection reset by peer"):
+                storage.push("learner", run)
+            assert pull(url, tmp_path / "old") == before
+        else:
+            storage.push("learner", run)
+    storage.push("learner", run)
+    assert pull(url, tmp_path / "new") == copied(run)
+    assert len(stored_files(url)) == len(files_of("learner", run)), "nothing is left of the one broken off"
+
+
+def test_checkpoint_deleted_during_the_copy_is_skipped(
+    tmp_path: Path, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = Storage._copy
+
+    def copy_while_the_learner_saves(storage: Storage, section: Section, path: Path, *rest: Any) -> Any:
+        if "checkpoints/100" in str(path) and path.exists():
+            shutil.rmtree(run / "checkpoints" / "100")
+            write(run, "checkpoints/300/x", b"newest")
+        return real(storage, section, path, *rest)
+
+    monkeypatch.setattr(Storage, "_copy", copy_while_the_learner_saves)
+    Storage(str(tmp_path / "copy")).push("learner", run)
+    back = pull(tmp_path / "copy", tmp_path / "back")
+    assert back == {name: data for name, data in copied(run).items() if not name.startswith("replay")}
+    assert "checkpoints/300/x" in back
+
+
+def test_full_disk_is_reported_as_such(tmp_path: Path, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    push(tmp_path / "copy", run)
+
+    def full(*_: Any, **__: Any) -> Any:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("os.rename", full)
+    with pytest.raises(StorageError, match=r"No space left on device; make room, or choose another place$"):
+        pull(tmp_path / "copy", tmp_path / "other")
+
+
+def test_fetch_that_is_cancelled_leaves_no_checkpoint(tmp_path: Path, run: Path) -> None:
+    push(tmp_path / "copy", run)
+    answers = iter([False, False, True])
+    assert Storage(str(tmp_path / "copy")).pull("learner", tmp_path / "back", lambda: next(answers)) is None
+    assert local_progress("learner", tmp_path / "back") is None
+    assert pull(tmp_path / "copy", tmp_path / "back") == copied(run)

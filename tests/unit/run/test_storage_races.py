@@ -1,0 +1,192 @@
+"""Two processes that copy to one URL at once: a copy that can be restored, and never of a run that is behind."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from apex_jax.run import storage as module
+from apex_jax.run.storage import Storage, StorageError
+from tests.rigs.storages import IDENTITY, content, copied, pull, run_in, s3, write
+
+__all__ = ["s3"]
+
+
+@pytest.fixture(params=["folder", "s3"])
+def url(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A place for a copy. Without the hour that files are kept, so that nothing but the manifest protects them."""
+    monkeypatch.setattr(module, "KEPT_SECONDS", -60.0)
+    return str(tmp_path / "copy") if request.param == "folder" else str(request.getfixturevalue("s3"))
+
+
+def before_the_first_manifest(monkeypatch: pytest.MonkeyPatch, act: Callable[[], Any]) -> None:
+    """Has `act` happen when a push has uploaded its files, and has not yet named them."""
+    real, acts = Storage._write_manifest, [act]
+
+    def write_manifest(storage: Storage, *arguments: Any) -> None:
+        if acts:
+            acts.pop()()
+        real(storage, *arguments)
+
+    monkeypatch.setattr(Storage, "_write_manifest", write_manifest)
+
+
+@pytest.mark.parametrize("has_copy", [False, True])
+def test_one_of_two_concurrent_pushes_of_two_runs_is_refused(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_copy: bool
+) -> None:
+    first, second = run_in(tmp_path / "first"), run_in(tmp_path / "second")
+    write(second, "run_identity", IDENTITY[::-1].encode())
+    if has_copy:  # of neither, as it was made before the run had an identity
+        before = run_in(tmp_path / "before")
+        (before / "run_identity").unlink()
+        Storage(url).push("learner", before)
+    before_the_first_manifest(monkeypatch, lambda: Storage(url).push("learner", second))
+    with pytest.raises(StorageError, match="holds the learner of another run"):
+        Storage(url).push("learner", first)
+    back = pull(url, tmp_path / "back")
+    assert back == {name: data for name, data in copied(second).items() if not name.startswith("replay")}
+
+
+def test_push_beside_a_running_copy_leaves_a_copy_that_can_be_restored(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = run_in(tmp_path)
+    running = Storage(url)
+    running.push("learner", run)
+    write(run, "checkpoints/300/x", b"three")
+
+    def push_by_hand() -> None:
+        write(run, "metrics/learner.jsonl", b"longer than before")
+        shutil.rmtree(run / "checkpoints" / "100")
+        Storage(url).push("learner", run)
+
+    before_the_first_manifest(monkeypatch, push_by_hand)
+    running.push("learner", run)
+    expected = {name: data for name, data in copied(run).items() if not name.startswith("replay")}
+    assert pull(url, tmp_path / "back") == expected
+    assert "checkpoints/300/x" in expected
+
+
+def test_replaced_machine_that_is_still_alive_does_not_overwrite_a_copy_that_is_ahead(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = run_in(tmp_path)
+    replaced = Storage(url)
+    replaced.push("learner", run)
+    pull(url, tmp_path / "replacement")
+
+    def replacement_saves() -> None:
+        write(tmp_path / "replacement", "checkpoints/400/x", b"ahead")
+        Storage(url).push("learner", tmp_path / "replacement")
+
+    before_the_first_manifest(monkeypatch, replacement_saves)  # when the replaced machine has looked, and is not behind
+    for checkpoint in ("checkpoints/300/x", "checkpoints/310/x"):
+        write(run, checkpoint, b"behind")
+        with pytest.raises(StorageError, match="holds a checkpoint at 400 updates"):
+            replaced.push("learner", run)
+    back = pull(url, tmp_path / "back")
+    assert back["checkpoints/400/x"] == b"ahead"
+    assert "checkpoints/300/x" not in back
+
+
+@pytest.mark.timeout(60)
+def test_push_does_not_delete_new_files_of_another_push(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, real = run_in(tmp_path), Storage._write_manifest
+    other_has_uploaded, has_deleted = threading.Event(), threading.Event()
+
+    def push_beside() -> None:
+        write(run, "checkpoints/300/x", b"three")
+        Storage(url).push("learner", run)
+
+    other = threading.Thread(target=push_beside)
+
+    def write_manifest(storage: Storage, *arguments: Any) -> None:
+        if threading.current_thread() is other:
+            other_has_uploaded.set()
+            has_deleted.wait(20)
+            real(storage, *arguments)
+        else:
+            real(storage, *arguments)
+            other.start()
+            other_has_uploaded.wait(20)
+
+    monkeypatch.setattr(Storage, "_write_manifest", write_manifest)
+    Storage(url).push("learner", run)
+    has_deleted.set()
+    other.join()
+    assert pull(url, tmp_path / "back")["checkpoints/300/x"] == b"three"
+
+
+def test_fetch_during_a_newer_copy_returns_the_newer_copy(url: str, tmp_path: Path) -> None:
+    run = run_in(tmp_path)
+    Storage(url).push("learner", run)
+    changes = [b"one", b"two"]
+
+    def change_everything() -> bool:  # called before each block that is fetched
+        if changes:
+            data = changes.pop()
+            for name in copied(run):
+                if name != "run_identity":
+                    write(run, name, data)
+            Storage(url).push("learner", run)
+        return False
+
+    Storage(url).pull("learner", tmp_path / "back", change_everything)
+    back = content(tmp_path / "back")
+    assert back == {name: data for name, data in copied(run).items() if not name.startswith("replay")}
+    assert back["config.yaml"] == b"one"
+
+
+@pytest.mark.timeout(120)
+def test_many_pushes_at_once_leave_a_copy_that_can_be_restored(url: str, tmp_path: Path) -> None:
+    run = run_in(tmp_path)
+    succeeded = []
+
+    def push_again_and_again(name: str) -> None:
+        for number in range(10):
+            write(run, f"metrics/{name}.jsonl", b"x" * number)
+            with contextlib.suppress(StorageError):  # another was faster ATTEMPTS times
+                Storage(url).push("learner", run)
+                succeeded.append(name)
+
+    threads = [threading.Thread(target=push_again_and_again, args=(name,)) for name in ("one", "two", "three")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(succeeded) >= 3
+    Storage(url).push("learner", run)
+    back = pull(url, tmp_path / "back")
+    assert back == {name: data for name, data in copied(run).items() if not name.startswith("replay")}
+
+
+def test_push_that_loses_every_race_gives_up_with_one_line(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, real = run_in(tmp_path), Storage._write_manifest
+
+    def write_manifest(storage: Storage, section: Any, manifest: Any) -> None:
+        real(storage, section, manifest._replace(files={}, version=storage.manifest("learner").version))  # another's
+        real(storage, section, manifest)
+
+    monkeypatch.setattr(Storage, "_write_manifest", write_manifest)
+    with pytest.raises(StorageError, match="other processes keep writing its learner; end all but one"):
+        Storage(url).push("learner", run)
+
+
+def test_writing_the_same_files_again_makes_a_new_manifest_version(url: str, tmp_path: Path) -> None:
+    storage = Storage(url)
+    storage.push("learner", run_in(tmp_path))
+    before = storage.manifest("learner")
+    storage._write_manifest("learner", before)
+    assert storage.manifest("learner").files == before.files
+    assert storage.manifest("learner").version != before.version
