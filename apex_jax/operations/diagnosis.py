@@ -8,16 +8,15 @@ from typing import NamedTuple
 from apex_jax.config import Config
 
 PATIENCE_SECONDS = 60.0  # a shorter problem is not reported
-SILENCE_SECONDS = 30.0  # minimum without a new frame
-SILENCE_LINES = 3  # and minimum in intervals of the metrics
-OLD_WEIGHTS_SECONDS = 30.0  # minimum age
-OLD_WEIGHTS_INTERVALS = 10  # and minimum in publishing intervals
-WAITING_SHARE = 0.6  # of a process's time
+SILENCE_SECONDS = 30.0  # without a new frame; the longer of this and the next limit applies
+SILENCE_LINES = 3  # the same limit, in intervals of the metrics
+OLD_WEIGHTS_SECONDS = 30.0  # age of an actor's weights; the longer of this and the next limit applies
+OLD_WEIGHTS_INTERVALS = 10  # the same limit, in publishing intervals
+WAITING_SHARE = 0.6  # a process that waits a larger share of its time than this is held up by another one
 BUSY_SHARE = 0.1  # a process that waits a smaller share of its time than this is the slow side
-OUTRUN_RATIO = (
-    0.5  # transitions drawn per stored one; below this most are overwritten before a draw; the paper has 0.78
-)
-Q_VALUE_SLACK = 1.5  # q-values may exceed the bound of the rewards by this factor while they are learned
+# Transitions drawn per transition stored. Below this, most are overwritten before they are drawn; the paper has 0.78.
+OUTRUN_RATIO = 0.5
+Q_VALUE_SLACK = 1.5  # q-values may exceed the bound of the rewards by this factor before they converge
 EXPECTED_DROPS = {
     "replay/dropped_stale_priority",  # the transition was overwritten while the learner learned from it
     "replay/dropped_duplicate_segment",  # sent again after its acknowledgement was lost with a connection or server
@@ -63,7 +62,7 @@ class Diagnosis:
         return tuple(s.text for s in symptoms if now - self._since[s.name] >= s.patience_seconds)
 
     def _measure_ratio(self, now: float, drawn: float, stored: float) -> None:
-        """Sets a mark once a minute, because an outrun learner draws in bursts and actors may pause in between."""
+        """Measures drawn per stored over at least a minute: an outrun learner draws in bursts, and actors may pause."""
         then, drawn_then, stored_then = self._mark or (now, drawn, stored)
         if self._mark is None or drawn < drawn_then or stored < stored_then:  # a process has been restarted
             self._mark = now, drawn, stored
@@ -91,7 +90,7 @@ def _flow(
     is_outrun = learning and not target and ratio is not None and ratio < OUTRUN_RATIO
     if is_outrun and ratio is not None:
         yield Symptom("outrun", _outrun(config, values, ratio))
-    if filled and not learning:  # actors wait for the learner, so missing frames are no problem of their own
+    if filled and not learning:  # actors wait for the learner, so missing frames need no warning
         what = "the replay has been full enough for a minute, but learning has not begun"
         slow = f"it compiles, or learner.batch_size (now {config.learner.batch_size}) is too large for this machine"
         yield Symptom("start", f"{what}: {slow}; see learner.log in {config.directory}/logs", PATIENCE_SECONDS)
@@ -102,7 +101,7 @@ def _flow(
         what = "no new experience comes" if learning else "the replay does not fill"
         text = f"{what}: no frame for {silent_seconds:.0f} s; see actor-0.log and replay.log in {config.directory}/logs"
         yield Symptom("silence", text)
-    if not learning or is_outrun:  # the slow side is known
+    if not learning or is_outrun:  # the warnings above already cover these cases
         return
     if waits["learner"] > WAITING_SHARE:
         fix = (
@@ -147,7 +146,7 @@ def _smaller_batches(config: Config) -> str:
 
 
 def _upkeep(config: Config, values: Mapping[str, float], learning: bool) -> Iterator[Symptom]:
-    """Yields losses and delays on the links."""
+    """Yields symptoms of the links: old weights and refused messages."""
     age, interval = values.get("actor/weights_age_seconds", 0.0), config.learner.publish_interval_seconds
     updates = values.get("charts/updates_per_second", 1.0) > 0  # without updates there are no newer weights
     if learning and updates and age > max(OLD_WEIGHTS_INTERVALS * interval, OLD_WEIGHTS_SECONDS):

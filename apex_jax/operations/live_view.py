@@ -44,7 +44,7 @@ class LiveView:
         print(introduction(config), file=stream, flush=True)
         if stream.isatty() and os.environ.get("TERM", "dumb") != "dumb":
             console = Console(file=stream, force_terminal=True, markup=False, emoji=False, highlight=False)
-            # Log lines are printed above the panel, but stay in a file to which standard error was redirected.
+            # Prints log lines above the panel, unless standard error is redirected to a file.
             self._live = Live(console=console, auto_refresh=False, redirect_stderr=sys.stderr.isatty())
             self._live.start()
             atexit.register(self.close)  # otherwise the cursor would stay hidden
@@ -56,7 +56,7 @@ class LiveView:
         self.close()
 
     def update(self, progress: Progress) -> None:
-        """Shows `progress`; call it about twice a second. Without a terminal one call in ten seconds prints a line."""
+        """Shows `progress`; call it about twice a second. Without a terminal, it prints once in ten seconds."""
         if self._live:
             panel = _panel(self._config.environment.task, progress, self._live.console.width)
             self._live.update(panel, refresh=True)
@@ -96,9 +96,10 @@ def introduction(config: Config) -> str:
 
 
 def final_summary(progress: Progress, run_directory: str, has_screen: bool, film_needs: str = "") -> str:
-    """Returns the results of the run, their files, and the commands to look at them; only files that exist.
+    """Returns lines with the results of the run, the files that exist, and the commands to look at them.
 
-    `has_screen`: whether a game of this task can be recorded; `film_needs`: what it may lack for that.
+    `has_screen`: whether a game of this task can be recorded; `film_needs`: what a film needs to be installed, if
+    anything, which is printed if there is no film.
     """
 
     def present(*names: str) -> list[str]:
@@ -152,7 +153,7 @@ def finished_summary(progress: Progress, run_directory: str) -> str:
 
 
 def is_film_of_newest(film: Path, run_directory: str) -> bool:
-    """Returns whether a film exists and shows the newest checkpoint of the run: it was made later."""
+    """Returns whether a film exists and shows the newest checkpoint of the run, judged by the times of the files."""
     checkpoints = Path(run_directory, "checkpoints")
     newest = [checkpoints / str(updates) for updates in checkpoint_steps(checkpoints)[-1:]]
     return film.exists() and all(film.stat().st_mtime >= checkpoint.stat().st_mtime for checkpoint in newest)
@@ -212,7 +213,7 @@ def _line(progress: Progress) -> str:
 
 
 def _kind(warning: str) -> str:
-    """Returns what a warning has in common with itself a while later: all but its numbers."""
+    """Returns a warning without its numbers, which change while the problem stays the same."""
     return re.sub(r"\d[\d.,]*", "", warning)
 
 

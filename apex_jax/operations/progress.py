@@ -31,7 +31,7 @@ class Evaluation(NamedTuple):
 
     episode_return: float
     human_normalized: float | None  # as a fraction; None for games without a human score
-    updates: int | None  # of the weights; None if the line does not say
+    updates: int | None  # of the weights; None if the metrics do not include it
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Progress:
     replay_capacity: int
     min_size_to_sample: int
     samples_per_insert: float
-    target_samples_per_insert: float  # 0 = free
+    target_samples_per_insert: float  # 0 = none
     training_return: float | None  # mean of the actors' last games
     latest_evaluation: Evaluation | None
     best_evaluation: Evaluation | None
@@ -83,12 +83,12 @@ class _Role:
 class ProgressReader:
     """Follows the metrics of all processes of a local run.
 
-    Create it before the processes start: lines that exist by then are of an earlier start, and only their frames,
-    updates, minutes and evaluations count.
+    Create it before the processes start: existing lines are taken for those of earlier starts, of which only frames,
+    updates, minutes and evaluations are used.
     """
 
     def __init__(self, run_directory: str, config: Config, clock: Callable[[], float] = time.monotonic) -> None:
-        """`clock`: monotonic seconds; the wall clock in the files may be set back."""
+        """`clock`: monotonic seconds, because the wall clock, whose times the files hold, may be set back."""
         names = ["learner", "replay", *(f"actor-{i}" for i in range(config.actor.processes)), "evaluator"]
         paths = {name: Path(run_directory, "metrics", f"{name}.jsonl") for name in names}
         self._roles = {name: _Role(MetricsFollower(path)) for name, path in paths.items()}
@@ -167,10 +167,8 @@ class ProgressReader:
         if frames != self._frames_grew[1] or not has_actor:
             self._frames_grew = (now, frames)
         values = self._values.copy()
-        for tag in (
-            "storage/failed_copies",
-            "storage/copy_age_seconds",
-        ):  # written by learner and replay server: the larger value counts
+        # The learner and the replay server both write these tags; the larger value counts.
+        for tag in ("storage/failed_copies", "storage/copy_age_seconds"):
             values[tag] = max((role.last or {}).get(tag) or 0.0 for role in self._roles.values())
         ages = [(role.last or {}).get("actor/weights_age_seconds") or 0.0 for role in self._roles.values()]
         values["actor/weights_age_seconds"] = max(ages)
@@ -180,8 +178,8 @@ class ProgressReader:
         return self._values.get(tag, default)
 
     def _frames(self) -> int:
-        """Returns the learner's count, or the replay server's if it is larger: a learner without batches gets no
-        counts."""
+        """Returns the larger of the learner's and the replay server's counts of frames: the learner receives its count
+        with batches, so it is out of date without them."""
         lines = (self._roles[name].last for name in ("learner", "replay"))
         return max((line["step"] for line in lines if line), default=0) or self._past_frames
 

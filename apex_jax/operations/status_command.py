@@ -12,7 +12,7 @@ from apex_jax.host.program import NAME
 from apex_jax.operations.status_summary import as_text, duration, summary
 from apex_jax.transport.status_link import fetch
 
-ANSWER_SECONDS = 4.0  # with the start of Python, an answer within five
+ANSWER_SECONDS = 4.0  # so that the command, with the start of Python, ends within 5 seconds
 MAX_ROWS = 2000
 HEAD = ("role", "name", "pid", "healthy", "uptime_seconds", "progress_age_seconds")  # shown in the first line
 
@@ -20,7 +20,7 @@ HEAD = ("role", "name", "pid", "healthy", "uptime_seconds", "progress_age_second
 def run(arguments: Sequence[str]) -> int:
     """Prints the status of the process at an address; returns 0 if it is healthy, otherwise 1.
 
-    `arguments`: after "status". Raises UsageError, and StatusError if nobody answers.
+    `arguments`: after "status". Raises UsageError, and StatusError if no process answers.
     """
     options = _parser().parse_args(arguments)
     healthy, content = fetch(options.address, ANSWER_SECONDS)
@@ -33,7 +33,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def table(healthy: bool, content: dict[str, Any]) -> list[str]:
-    """Returns a report as printable lines, whatever the peer has put into it: a summary, then every value."""
+    """Returns a report as printable lines: a summary, then every value. The peer may have put anything into it."""
     who = f"{shown(content.get('name'))} ({shown(content.get('role'))}, pid {shown(content.get('pid'))})"
     age = content.get("progress_age_seconds")
     state = "healthy" if healthy else f"NOT HEALTHY: no progress for {as_text('', age)} s"

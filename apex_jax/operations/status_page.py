@@ -24,8 +24,8 @@ from apex_jax.transport.wire import PROTOCOL_VERSION
 
 _log = logging.getLogger(__name__)
 
-STUCK_SECONDS = 60.0  # without an iteration of its loop, after which a process is not healthy
-STARTING_SECONDS = 300.0  # the same during its first minutes, in which it may compile
+STUCK_SECONDS = 60.0  # a process whose loop has not iterated for this long is not healthy
+STARTING_SECONDS = 300.0  # the same limit until the process is this old, because it may compile
 
 
 class StatusPage:
@@ -35,7 +35,7 @@ class StatusPage:
     """
 
     def __init__(self, config: Config, role: str, name: str, stop: StopSignal):
-        """`stop`: the worker's loop calls its `beat` in each iteration, which is what makes the process healthy."""
+        """`stop`: the process is healthy while the worker's loop keeps calling `stop.beat`, once in each iteration."""
         self.report: Callable[[], Mapping[str, Any]] = dict
         self._address = config.addresses.status
         self._role, self._name = role, name

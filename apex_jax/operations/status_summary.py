@@ -12,7 +12,7 @@ from apex_jax.operations.diagnosis import EXPECTED_DROPS
 from apex_jax.run.metrics import is_number
 
 MAX_LINES = 6  # of problems, and of the roles of a supervisor
-ACTIVITIES = {  # of a role: the metric that is 0 while it waits, what it does otherwise, and what it may wait for
+ACTIVITIES = {  # by role: a metric, what the role does while it is positive, and what the role may do while it is 0
     "learner": ("charts/updates_per_second", "learns", "waits for batches, or compiles"),
     "actor": ("actor/steps_per_second", "acts", "waits for the replay server, or compiles"),
     "replay": ("replay/inserts_per_second", "stores segments", "waits for segments"),
@@ -28,7 +28,7 @@ PROBLEMS = ("learner/failed_checkpoints", "storage/failed_copies", "replay/journ
 
 
 def summary(content: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yields labels and texts, whatever the peer has put into its report."""
+    """Yields (label, text) pairs; the peer may have put anything into its report."""
     states, reports = _dict(content, "roles"), _dict(content, "reports")
     for name, state in list(states.items())[:MAX_LINES]:  # of a supervisor
         rows = dict(_rows(_dict(reports, name)))
@@ -48,7 +48,7 @@ def as_text(name: str, value: Any) -> str:
         return "none"
     if isinstance(value, bool) or not isinstance(value, int | float) or not -1e18 < value < 1e18:
         return shown(value)
-    if re.search(r"(^|[./])(pid|versions[./].*|\w*version)$", name):  # a name, not a quantity
+    if re.search(r"(^|[./])(pid|versions[./].*|\w*version)$", name):  # an identifier, not a quantity
         return shown(value)
     if name.endswith("_bytes"):
         return f"{value / 2**20:,.1f} MiB"

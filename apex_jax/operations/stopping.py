@@ -1,4 +1,4 @@
-"""The lines for a person who stops a run: the acknowledgement, how to stop sooner, and what is lost then."""
+"""The lines printed when the user stops a run: the acknowledgement, how to stop sooner, and what is lost then."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def acknowledge(line: str) -> None:
 
 
 def lost_updates(run_directory: str, updates: int, is_saved: bool) -> str:
-    """Returns a text that says which updates an end without saving loses.
+    """Returns a text about the updates that are lost if the run ends without saving.
 
     `updates`: the learner's last known number; `is_saved`: whether its last checkpoint has all of them.
     """
@@ -37,7 +37,7 @@ def lost_updates(run_directory: str, updates: int, is_saved: bool) -> str:
 
 
 def lost_transitions(has_journal: bool) -> str:
-    """Returns a text that says which transitions an end without saving loses."""
+    """Returns a text about the transitions that are lost if the run ends without saving."""
     if has_journal:
         return "no transition that the replay server has stored is lost"
     return "the replay's transitions are lost, as at each stop with replay.journal=false"

@@ -41,7 +41,7 @@ class StorageCopy:
     def __enter__(self) -> StorageCopy:
         """Fetches what the run directory lacks. Raises RunError if the storage cannot be read."""
         if self._config.storage.url:
-            # The supervisor has fetched it already; a role that starts again must not depend on the storage.
+            # The supervisor has already fetched the run; a role that restarts must not depend on the storage.
             sections = [] if os.environ.get(FETCHED) else [self._section]
             self._storage = fetch_missing(self._config, sections, self._stop)
             if not self._stop.is_set():
@@ -90,7 +90,7 @@ class StorageCopy:
 def fetch_missing(config: Config, sections: Sequence[Section], stop: StopSignal) -> Storage:
     """Fetches the sections that the run directory lacks, or newer checkpoints of the same run. Returns the storage.
 
-    Newer checkpoints come from a machine that this one replaced and that was still saving; the run continues from them.
+    Newer checkpoints may come from a replaced machine that was still saving; the run continues from them.
     Raises RunError if the storage cannot be read, or holds another run that is ahead, which a start would overwrite.
     """
 

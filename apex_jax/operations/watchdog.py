@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable
 
 INTERVAL_SECONDS = 10.0
-LIMIT_SECONDS = 3 * INTERVAL_SECONDS  # without a heartbeat
+LIMIT_SECONDS = 3 * INTERVAL_SECONDS  # without a heartbeat, until systemd restarts the process
 
 
 class Watchdog:
