@@ -1,4 +1,4 @@
-"""The results of a run: its origin, its curves and its video."""
+"""The results of a run: its curves, its table and its video."""
 
 import logging
 

@@ -29,13 +29,13 @@ NOT_OF_THE_METHOD = (
     "security.",
     "storage.",
 )
-LABEL_KEYS = 3  # most keys in a label
+LABEL_KEYS = 3  # maximum number of keys in a label
 EVALUATION = "eval/episodic_return"
 UPDATES = "learner/updates"
 
 
 class Curve(NamedTuple):
-    """Returns in the order of measurement; frames and minutes never decrease."""
+    """Episode returns in the order of measurement; frames and minutes never decrease."""
 
     frames: np.ndarray  # float64[points], emulator frames of the whole run
     minutes: np.ndarray  # float64[points], wall-clock time of the run, without the pauses between its starts
@@ -113,8 +113,8 @@ def run_of(
 def grouped(runs: Sequence[Run]) -> list[Group]:
     """Groups the runs that differ only in the seed; the label of a group names the keys in which it differs.
 
-    A group that is the only one is "all runs", or the directory of its one run. Runs of several games are one group
-    where the game is all that differs.
+    The only group is labelled "all runs" or, if it has one run, with the directory. Runs whose settings differ only in
+    the game and the seed are one group.
     """
     by_method: dict[tuple[tuple[str, str], ...], list[Run]] = {}
     unknown = [Group(run.directory, [run]) for run in runs if not run.settings]
@@ -131,7 +131,7 @@ def grouped(runs: Sequence[Run]) -> list[Group]:
 
 
 def _labels(runs: Sequence[Run], apart: Sequence[str]) -> list[str]:
-    """Returns a label for each run: its first distinguishing keys or, if these are not unique, its unusual values."""
+    """Returns each run's label: its first distinguishing keys or, if such labels are not unique, its rarer values."""
     short = {name: name.rpartition(".")[2] for name in apart}
     names = {name: name if list(short.values()).count(short[name]) > 1 else short[name] for name in apart}
     more = [f"{len(apart) - LABEL_KEYS} more"] if len(apart) > LABEL_KEYS else []
@@ -208,7 +208,7 @@ def common_grid(curves: Sequence[Curve], axis: str, points: int = 200) -> np.nda
 def steps(curves: Sequence[Curve], axis: str, most: int = 1_000) -> np.ndarray:
     """Returns the positions of `common_grid`'s range at which any of the curves takes a new value: float64[points].
 
-    A grid of `most` positions, finer than a picture, if there are more.
+    If there are more than `most`, returns an even grid of `most` positions, which is finer than a picture's pixels.
     """
     first, last = max(getattr(curve, axis)[0] for curve in curves), min(getattr(curve, axis)[-1] for curve in curves)
     positions = np.unique(np.concatenate([getattr(curve, axis) for curve in curves]))
@@ -217,5 +217,5 @@ def steps(curves: Sequence[Curve], axis: str, most: int = 1_000) -> np.ndarray:
 
 
 def held(curve: Curve, axis: str, grid: np.ndarray) -> np.ndarray:
-    """Returns the newest return at or before each position of the grid, which begins no sooner than the curve."""
+    """Returns the newest return at or before each position of the grid, which must not begin before the curve."""
     return curve.returns[np.searchsorted(getattr(curve, axis), grid, side="right") - 1]

@@ -1,4 +1,4 @@
-"""Writes files atomically, because somebody may look at them meanwhile."""
+"""Writes files atomically, because another process may read them meanwhile."""
 
 from __future__ import annotations
 

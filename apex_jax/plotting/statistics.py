@@ -12,10 +12,10 @@ FEWEST_RUNS = 3  # of each game; a bootstrap interval of two is their range
 
 
 def interquartile_mean(scores: np.ndarray) -> np.ndarray:
-    """Returns the mean of the middle half along axis 0; a score across a quartile counts with its inner part.
+    """Returns the mean of the middle half along axis 0; a score that a quartile divides counts in part.
 
-    So it is also one for numbers of runs that four does not divide: of three runs the middle one counts 2/3, the others
-    1/6 each.
+    This defines it also if the number of runs is not divisible by four: of three runs the middle one has weight 2/3,
+    the others 1/6 each.
     """
     edges = np.linspace(0, 1, len(scores) + 1)
     weights = np.diff(np.clip(edges, 0.25, 0.75)) * 2
@@ -25,10 +25,10 @@ def interquartile_mean(scores: np.ndarray) -> np.ndarray:
 def bootstrap_interval(
     strata: Sequence[np.ndarray], statistic: Callable[[np.ndarray], np.ndarray], rng: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the lower and the upper end of the percentile interval of `statistic`, each of its shape.
+    """Returns the lower and the upper end of the percentile interval of `statistic`, each with the shape of its result.
 
-    `strata`: for each game the scores of its runs, float[runs, ...]; runs are drawn again, with replacement, within
-    their game. With three runs a game an interval is a hint at best.
+    `strata`: for each game the scores of its runs, float[runs, ...]; runs are resampled with replacement within their
+    game. With three runs of each game, an interval is only a rough indication.
     """
     values = []
     for _ in range(RESAMPLES):

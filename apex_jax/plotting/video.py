@@ -17,16 +17,17 @@ from apex_jax.host.errors import UsageError, shown
 from apex_jax.plotting.files import written_whole
 
 ENLARGED = 2  # an Atari screen of 160 x 210 pixels is small on a modern display
-LARGE_PIXELS = 300  # height from which a screen is not enlarged in a video, and halved in an animation
+LARGE_PIXELS = 300  # height from which a screen is not enlarged in a video, but halved in an animation
 GIF_SECONDS = 30.0  # of the end of the game; a whole game would be many megabytes
 GIF_EVERY = 2  # every second frame is kept
 
 
 @contextlib.contextmanager
 def video_writer(path: str | os.PathLike[str], frames_per_second: Fraction) -> Iterator[Callable[[np.ndarray], None]]:
-    """Yields a function that appends a frame, uint8[height, width, 3], all of one size; the files exist at the end.
+    """Yields a function that appends a frame, uint8[height, width, 3], all of one size.
 
-    `path` ends in .mp4 or .gif; without an ending both are written beside each other. UsageError as of `video_paths`.
+    The files exist once the context has ended without an error. `path` ends in .mp4 or .gif; without an ending, both
+    are written beside each other. Raises UsageError, see `video_paths`.
     """
     with contextlib.ExitStack() as files:
         encoders = [
@@ -47,7 +48,7 @@ def video_of_run(name: str, run_directory: str | os.PathLike[str]) -> str:
 
 
 def video_paths(path: str | os.PathLike[str]) -> list[Path]:
-    """Returns the files that `video_writer` makes of this path. Raises UsageError for another ending or a missing
+    """Returns the files that `video_writer` writes for this path. Raises UsageError for another ending or a missing
     folder."""
     path = Path(path)
     if not path.name or path.is_dir():
