@@ -1,1 +1,1 @@
-"""The machine and this program's place on it: disk, cores, device, output, error texts."""
+"""The machine (disk, cores, device), standard output, how the program was started, and error texts."""

@@ -11,7 +11,7 @@ import numba
 FLOATS_READ = numba.types.Array(numba.types.float64, 1, "C", readonly=True)  # accepts read-only and writable arrays
 INTEGERS_READ = numba.types.Array(numba.types.int64, 1, "C", readonly=True)
 
-# Errors of numba's cache: no folder for it can be written, the disk is full, or a cache file is truncated.
+# Errors of numba's cache: no cache folder is writable, the disk is full, or a cache file is truncated.
 NO_CACHE = (RuntimeError, OSError, EOFError)
 
 Function = TypeVar("Function", bound=Callable[..., Any])

@@ -1,4 +1,4 @@
-"""The device of a process: its choice, before JAX is imported, its check, its memory and its compiled programs."""
+"""The device of a process: chosen before JAX is imported, then checked; its memory and its cache of programs."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ CACHE_LIMIT_BYTES = 2**28  # of compiled programs; a run of Pong on the CPU stor
 def choose_device(role: str, config: Config) -> None:
     """Chooses the device of this role, before JAX is first used; with "auto" JAX chooses the best one.
 
-    XLA starts a thread for each core of the machine. A lower CPU quota would stop all of them for most of each period,
-    so XLA gets as many cores as the quota allows.
+    XLA starts a thread for each core of the machine. With a lower CPU quota, the kernel would stop all of them for
+    most of each period, so XLA gets only as many cores as the quota allows.
     """
     if role == "local":
         return  # computes nothing, and its roles would inherit the settings
@@ -36,7 +36,7 @@ def choose_device(role: str, config: Config) -> None:
 def check_device(role: str, config: Config) -> None:
     """Raises FatalError if JAX cannot use the device of the configuration or of JAX_PLATFORMS."""
     wanted = {"learner": config.learner.device, "actor": config.actor.device}.get(role)
-    platforms = os.environ.get("JAX_PLATFORMS", "")  # set by the user, if JAX chooses
+    platforms = os.environ.get("JAX_PLATFORMS", "")  # if the device is "auto", the user has set it
     if wanted != "gpu" and not (wanted == "auto" and platforms):
         return
     import jax  # not at the top: the device is chosen before JAX is imported
@@ -91,7 +91,7 @@ def _evict_least_recently_used(caches: Path, limit_bytes: int) -> None:
 
 
 def _processor_kind() -> str:
-    """Returns a name for this processor's instruction set, of which compiled programs may use all."""
+    """Returns a name for this processor's instruction set: compiled programs may not run on another one."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

@@ -72,9 +72,9 @@ def write_durably(path: Path, text: str) -> None:
 
 
 def lock(directory: Path, descriptor: int) -> bool:
-    """Locks `directory` through an open file in it, until that is closed; returns False if another process holds it.
+    """Locks `directory` through a file in it, until the file is closed; returns False if another process holds it.
 
-    On a file system without locks, logs a warning and returns True: nothing then keeps a second process out.
+    On a file system without locks, logs a warning and returns True: a second process could then lock it, too.
     """
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -33,7 +33,7 @@ class DivergenceError(FatalError):
 
 
 class _GivenOnce(argparse.Action):
-    """Stores the value of an option; rejects a second value, because either may be meant."""
+    """Stores the value of an option; rejects a second value, because the user may mean either."""
 
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None

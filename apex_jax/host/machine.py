@@ -39,7 +39,7 @@ def _cpu_quotas() -> Iterator[float]:
 
 
 def _read(controller: str, file: str, file_of_version_1: str = "") -> Iterator[str]:
-    """Yields the content of a file in this process's control group and in each group above: every limit applies.
+    """Yields the content of a file in this process's control group and in each group above: the limits of all apply.
 
     A container often mounts only its own group, at the root, while `/proc/self/cgroup` names the path on the host;
     therefore the root is read too.

@@ -83,7 +83,7 @@ def outlast_lost_output() -> None:
             os.fstat(descriptor)
         except OSError:
             os.open(os.devnull, os.O_RDWR)  # gets the lowest free number: this one
-    for stream in (sys.stdout, sys.stderr):  # characters that the encoding lacks are escaped, no error
+    for stream in (sys.stdout, sys.stderr):  # escapes characters that the encoding lacks, instead of raising an error
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     sys.stdin = sys.stdin or open(0)  # noqa: SIM115 - all three stay open until the process ends

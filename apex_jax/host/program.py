@@ -1,4 +1,4 @@
-"""How this program was started: `python main.py` in a checkout, or `apex-jax` where the package is installed."""
+"""How this program was started: `python main.py` in a checkout, or `apex-jax` if the package is installed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NAME = "python main.py" if _IS_CHECKOUT and Path(sys.argv[0]).name != "apex-jax"
 def command() -> list[str]:
     """Returns the command line that starts this program again, without arguments.
 
-    -P keeps the working directory off Python's path, so that no file of the user's stands in for a package.
+    -P keeps the working directory off Python's path, so that no file in it can replace a package.
     """
     if CHECKOUT is not None:
         return [sys.executable, str(CHECKOUT / "main.py")]
