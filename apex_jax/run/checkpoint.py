@@ -1,8 +1,8 @@
 """Checkpoints of the learner: saved in the background and committed atomically; the newest undamaged one is restored.
 
 orbax writes and reads the files. Its CheckpointManager is not used because it lacks five guarantees of this module:
-checksums of all files before the commit, successful saves after a failed one, deletions that a kill cannot leave half
-done, damaged checkpoints that do not count as kept ones, and processes that read while another process writes.
+checksums of all files are written before the commit; saves succeed again after a failed one; a kill leaves no
+checkpoint half deleted; damaged checkpoints do not count as kept ones; a process can read while another one writes.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class CheckpointError(RunError):
 class Checkpointer:
     """Saves and restores `(state, Progress)` under `<run directory>/checkpoints/<updates>`.
 
-    Folders in there whose names begin with a dot are checkpoints being written or deleted, which no process may read.
+    Subfolders whose names begin with a dot are checkpoints being written or deleted, which no process may read.
     """
 
     def __init__(self, run_directory: str, kept: int = 3, read_only: bool = False):
@@ -114,7 +114,7 @@ class Checkpointer:
     def close(self, patience_seconds: float | None = None) -> None:
         """Waits for the save in progress, then unlocks the directory.
 
-        `patience_seconds`: longest wait, since a disk may never answer; if the save still runs then, the directory
+        `patience_seconds`: longest wait, because a disk may hang; if the save still runs then, the directory
         stays locked. None = no limit.
         """
         self._join(patience_seconds)
@@ -160,7 +160,7 @@ class Checkpointer:
         return None
 
     def _take_directory(self) -> int:
-        """Locks the directory while the returned descriptor is open; removes what a killed learner left incomplete."""
+        """Locks the directory while the returned descriptor is open; removes the incomplete checkpoints in it."""
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
             descriptor = open_regular(self.directory / ".lock", os.O_RDWR | os.O_CREAT)
@@ -187,7 +187,7 @@ class Checkpointer:
                 shutil.rmtree(path, ignore_errors=True)
 
     def _save(self, state: Any, progress: Progress) -> None:
-        """Saves, on the checkpoint thread: learning continues while a disk is slow, and also if it is full."""
+        """Saves on the checkpoint thread, so that learning continues if the disk is slow or full."""
         try:
             if progress.updates in self._damaged or progress.updates not in self.steps:
                 self._write(state, progress)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from apex_jax.host.errors import printable
 
 _OF_PIXELS = ("channels", "kernel_sizes", "strides")  # absent for a task without pixels
-_OF_VECTORS = ("policy_units", "critic_units", "layer_norm", "normalize_observations")  # absent for one with pixels
+_OF_VECTORS = ("policy_units", "critic_units", "layer_norm", "normalize_observations")  # absent for a task with pixels
 NETWORK_KEYS = (
     *(f"network.{name}" for name in (*_OF_PIXELS, "hidden_units", "dueling", *_OF_VECTORS)),
     "algorithm.twin_critics",
@@ -28,7 +28,7 @@ KEYS = (
     "learner.optimizer",
     "algorithm.name",
 )
-"""A checkpoint is refused if one of these differs; all but the last two are compared between processes."""
+"""A checkpoint is rejected if one of these differs; processes compare all but the last two."""
 MOST_TOLD = 2_500  # characters: enough for two compatibility keys; their UTF-8 always fits in a `Refusal`
 
 

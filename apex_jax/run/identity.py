@@ -1,4 +1,4 @@
-"""Which run a directory belongs to: a random name, made once, in the file `run_identity` of the run directory.
+"""The identity of the run that a directory belongs to: a random name in its file `run_identity`, made once.
 
 The learner that starts a run creates the name, and sends it with the weights and to the replay server; a process that
 joins from a directory without a name stores it there. Checkpoints and the replay's journal hold the name too, so that a
@@ -45,7 +45,7 @@ class RunIdentity:
         with self._lock:
             if not is_identity(name) or name == self.name:
                 return
-            self.name = self.name or self._read()  # another process of this directory may have joined meanwhile
+            self.name = self.name or self._read()  # another process may have written the file meanwhile
             if self.name not in ("", name):
                 raise RunError(self.refusal(name, source))
             if not self.name:

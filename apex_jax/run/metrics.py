@@ -103,18 +103,18 @@ TAGS: dict[str, str] = {
     "actor/weights_age_seconds": "seconds since the actor's weights were published; near publish_interval_seconds",
     "system/resident_memory_bytes": "resident memory of the process, bytes; constant once the replay is full",
 }
-"""Every tag there is, with its unit and what is healthy; `<...>` stands for any ending."""
+"""All tags, each with its unit and what is healthy; `<...>` stands for any ending."""
 
 _OPEN_TAGS = tuple(tag.partition("<")[0] for tag in TAGS if "<" in tag)
-TRAINING_TAG = "charts/episodic_return_"  # followed by the names of a measure of exploration and of a band of it
+TRAINING_TAG = "charts/episodic_return_"  # followed by the name of a band, see `Bands.names`
 
 
 class Bands(NamedTuple):
-    """Ranges of a measure of exploration, for which the returns of training games are reported apart."""
+    """Ranges of a measure of exploration; the returns of training games are reported separately for each range."""
 
     measure: str
     edges: tuple[float, ...]  # a band includes its lower edge
-    largest: float  # possible value of the measure
+    largest: float  # largest possible value of the measure
 
     @property
     def names(self) -> list[str]:
@@ -130,9 +130,7 @@ class Bands(NamedTuple):
 
 
 EPSILON_BANDS = Bands("epsilon", (0.01, 0.05, 0.2), 1.0)
-NOISE_BANDS = Bands(
-    "noise", (0.1, 0.2, 0.4), 10.0
-)  # of the standard deviation, where the range of an action is [-1, 1]
+NOISE_BANDS = Bands("noise", (0.1, 0.2, 0.4), 10.0)  # standard deviations, relative to actions in [-1, 1]
 
 
 class MetricsWriter:

@@ -1,7 +1,7 @@
 """The origin of a run: a line in `<run directory>/starts.jsonl` for each start, and a line in `changes.jsonl` for each
 start that made updates with changed settings.
 
-Together with `config.yaml`, this is what somebody needs to repeat the run, or to find out why theirs is different.
+With these lines and `config.yaml`, others can repeat the run, or find out why their own run differs.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def check_resumable(config: Config, run_directory: str = "", fix: str = "") -> N
     """Raises UsageError if the run in a directory cannot resume with these settings; names both values.
 
     Compares only with its `config.yaml`, which is fast; checkpoints are compared when they are read. `run_directory`:
-    if it is not the one of `config`; `fix`: what to do.
+    empty = that of `config`; `fix`: end of the message, which advises the user; empty = the usual advice.
     """
     directory = run_directory or config.directory
     has_checkpoint = _has(directory, "checkpoints", "[!.]*")
@@ -81,7 +81,7 @@ def record_start(config: Config) -> None:
 
 
 def record_acceptance(config: Config, is_start: bool, is_new: bool) -> None:
-    """Records the start if `is_start`, and the configuration if `is_new`: no update was made with another one.
+    """Records the start if `is_start`, and the configuration if `is_new`, that is, if the run has no updates yet.
 
     Raises OSError.
     """
@@ -110,7 +110,7 @@ def _write_config(config: Config) -> None:
 def _written(directory: str) -> Config | None:
     """Returns the configuration that `record_config` wrote into a run directory; None if none can be read.
 
-    Raises OSError if the name belongs to something else than a file: opening a FIFO would block for ever.
+    Raises OSError if the path is no regular file, such as a FIFO, which would block when it is opened.
     """
     path = Path(directory, CONFIG_NAME)
     try:

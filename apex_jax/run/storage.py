@@ -10,7 +10,7 @@ old one named or that this push uploaded. The push deletes only files that it li
 process that uploaded one of them, but has not named it yet, will fail to replace the manifest. No manifest has named
 these files for an hour, so a process that was fetching them has finished; the manifest holds the times.
 
-A changed file is uploaded whole: the code to send only its new end is not worth the bytes it would save. Checkpoints,
+A changed file is uploaded whole: sending only its new end would save too few bytes to justify the code. Checkpoints,
 snapshots and all replay logs except the newest never change. A log is closed at 32 MiB; a learner's metrics and
 TensorBoard files grow by about 25 MB a day, so it takes days until they are larger than the newest checkpoint.
 """
@@ -45,11 +45,11 @@ from apex_jax.host.errors import RunError, first_line, shown
 from apex_jax.run.identity import RunIdentity, is_identity
 
 FORMAT = 2  # format 1 stored parts of files
-KEPT_SECONDS = 3600  # in which a file that is no longer named is not deleted: a process may be fetching it
+KEPT_SECONDS = 3600  # files no longer named by the manifest are kept this long: a process may be fetching them
 BLOCK_BYTES = 2**24  # read from a file at once
 MAX_MANIFEST_BYTES = 2**26  # about 400,000 files
 MAX_FILE_BYTES = 2**42
-ATTEMPTS = 3  # in all, if other processes change files or manifest meanwhile
+ATTEMPTS = 3  # including the first, if other processes change files or manifest meanwhile
 TIMEOUTS = {"connect_timeout": 5, "read_timeout": 20, "retries": {"max_attempts": 2}}  # of boto
 
 Section: TypeAlias = Literal["learner", "replay"]
@@ -85,7 +85,7 @@ class Manifest(NamedTuple):
 
     identity: str  # of the run, see `apex_jax.run.identity`; empty = not known at the time
     files: Files
-    unnamed: dict[str, int]  # stored files that `files` does not name: unix seconds since when
+    unnamed: dict[str, int]  # stored files that are not in `files`: unix seconds when a push first found that
     version: str | bytes  # of the manifest: its ETag on S3, its bytes in a folder; empty = no copy
 
 
@@ -119,7 +119,7 @@ class Storage:
         place = f"{self._root}/{section}/manifest.json"
         with self._errors():
             try:
-                version = self._files.info(place).get("ETag")  # read before the content: it must not be newer
+                version = self._files.info(place).get("ETag")  # before the content, so that it is never the newer one
                 data = self._files.cat_file(place, start=0, end=MAX_MANIFEST_BYTES + 1)
             except FileNotFoundError as error:
                 if _s3_code(error) == "NoSuchBucket":  # a misspelt name must not start a new run
@@ -257,7 +257,7 @@ class Storage:
                 with contextlib.suppress(FileNotFoundError):  # a newer copy has replaced this one meanwhile
                     if not manifest.files or not self._fetch(section, manifest.files, arriving, is_cancelled):
                         return None
-                    # Before the files: without the identity, they could be taken for those of another run.
+                    # The identity comes before the files: without it, they could be taken for those of another run.
                     RunIdentity(str(run_directory)).adopt(manifest.identity, f"the copy on {self.url}")
                     _install(arriving, run_directory)
                     return sum(file.size for file in manifest.files.values())
@@ -302,7 +302,7 @@ class Storage:
 
 
 def files_of(section: Section, run_directory: Path) -> list[tuple[str, Path]]:
-    """Returns (relative path, path) of a section's files, logs after the files they complete. Raises StorageError.
+    """Returns (relative path, path) of a section's files, logs after the snapshots that need them. Raises StorageError.
 
     Damaged checkpoints after the newest sound one are left out: they must not replace a sound copy.
     """
@@ -346,8 +346,8 @@ def _replace(path: Path, text: str, version: str | bytes) -> None:
 def _install(arriving: Path, run_directory: Path) -> None:
     """Moves fetched files to their places, checkpoints and the replay last and as whole folders; existing files stay.
 
-    A damaged checkpoint is set aside. Raises StorageError if another folder is in the way, except a sound checkpoint:
-    that has the same progress.
+    A damaged checkpoint of the same name is set aside; a sound one stays, because it has the same progress. Raises
+    StorageError if another folder is in the way.
     """
     folders = {*arriving.glob("checkpoints/*"), *arriving.glob("replay")}
     files = [path for path in arriving.rglob("*") if path.is_file() and not folders.intersection(path.parents)]
