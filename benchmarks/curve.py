@@ -32,7 +32,7 @@ from benchmarks.roles import ROOT, role
 from benchmarks.timing import ratio
 
 FLEET = 360  # actors that join at the same time
-PAUSED = 1e-9  # segments per second, practically none; a rate of 0 would mean as many as the server accepts
+PAUSED = 1e-9  # segments per second: practically none, whereas a rate of 0 would mean as many as the server accepts
 PATH = ROOT / "configs" / "paper.yaml"
 
 
@@ -96,7 +96,7 @@ def start(
 
 
 def measure(link: Link, seconds: float, per_segment: float) -> dict[str, float]:
-    """Returns the figures of one round, each measured on its own; the other server's actors are paused meanwhile."""
+    """Returns the figures of one round, each measured separately, while the other server's actors are paused."""
     link.load.set_rate(0.0)
     time.sleep(0.5)
     started, first = time.monotonic(), link.load.sent_segments

@@ -28,7 +28,7 @@ from benchmarks.roles import ROOT, resident_bytes, role
 ACTORS, PROCESSES = 360, 2
 SEGMENTS = 360
 BATCHES_AT_ONCE = 8
-WINDOWS = 6  # parts of the measurement; the growth of memory is that from the second to the last
+WINDOWS = 6  # parts of the measurement; memory growth is measured from the second to the last
 
 
 class Windows(NamedTuple):

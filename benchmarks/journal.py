@@ -30,7 +30,7 @@ from benchmarks.roles import ROOT
 from benchmarks.timing import medians, side_by_side
 
 SEGMENTS = 256  # distinct segments, stored repeatedly
-AT_ONCE = 16  # segments stored between two flushes: as many are pending when actors send at full speed
+AT_ONCE = 16  # segments stored between two flushes; a server has about as many pending when actors send at full speed
 PAPER_SEGMENTS_PER_SECOND = 250  # 12,500 transitions/s in segments of 50
 
 

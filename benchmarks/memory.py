@@ -75,7 +75,8 @@ def server_bytes(settings: list[str], segments: list[Segment], num_stored: int) 
 def cpprb_bytes(config: Config, num_stored: int) -> float:
     """Returns the bytes per transition of cpprb's own storage of observations of the same shape.
 
-    cpprb allocates its buffers as a whole: the growth of this process's resident memory is measured while they fill.
+    cpprb allocates its buffers as a whole, before they hold data: the growth of this process's resident memory is
+    therefore measured until they are full.
     """
     spec = segment_spec(config)
     shape = (*spec.frame_shape, spec.frame_stack)  # consecutive stacks share frames along the last axis

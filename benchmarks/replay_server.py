@@ -109,7 +109,7 @@ def draw(
     per_segment: float,
     security: Security = NO_KEYS,
 ) -> tuple[DrawFigures, float]:
-    """Returns a client's figures, and the transitions/s sent meanwhile, after the client has all live segments."""
+    """Waits until a client has all live segments; then returns its figures, and the transitions/s sent meanwhile."""
     client = DrawingClient(
         address, config.compatibility_key, batches_at_once, BATCH_SIZE, GROUPS[batches_at_once], security
     )

@@ -52,7 +52,7 @@ def finish(benchmark: str, figures: dict[str, Any], targets: dict[str, Any]) -> 
 
 
 def rounded(value: Any) -> Any:
-    """Rounds every float in a tree of dicts and lists to four significant digits: further ones are noise."""
+    """Rounds every float in a tree of dicts and lists to four significant digits, because further ones are noise."""
     if isinstance(value, dict):
         return {key: rounded(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

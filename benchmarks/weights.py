@@ -109,7 +109,7 @@ def main() -> None:
 
 
 class BareServer:
-    """A ROUTER that sends pieces to every peer that has announced itself."""
+    """A ROUTER that sends pieces to every peer from which it has received a message."""
 
     def __init__(self, context: zmq.Context, address: str, body: bytes):
         """Binds the socket and cuts `body` into pieces."""
@@ -118,7 +118,7 @@ class BareServer:
         self._pieces = [body[start : start + WEIGHTS_PIECE_BYTES] for start in range(0, len(body), WEIGHTS_PIECE_BYTES)]
 
     def wait_for(self, number: int) -> None:
-        """Waits until `number` peers have announced themselves."""
+        """Waits until it has received a message from `number` peers."""
         while len(self._peers) < number:
             self._peers.append(self.socket.recv_multipart()[0])
 
