@@ -26,9 +26,7 @@ from apex_jax.run.metrics import read_metrics
 from apex_jax.settings import load
 from results.publish import pack
 
-MAIN = Path(
-    os.path.relpath(Path(__file__).parents[1] / "main.py")
-)  # relative, because the recorded command contains it
+MAIN = Path(os.path.relpath(Path(__file__).parents[1] / "main.py"))  # relative: runs record CONFIG, made from it
 CONFIG = MAIN.parent / "configs" / "mountain_car.yaml"
 DQN: dict[str, tuple[str, ...]] = {
     "Ape-X": (),
@@ -95,7 +93,8 @@ def file_of(variant: str) -> str:
 def table(groups: Sequence[Group]) -> str:
     """Returns a Markdown table of how early and how far each group learned, compared with the first group.
 
-    Early: the mean of a run's curve over frames. Of each the interquartile mean and its bootstrap interval.
+    Early is the mean of a run's curve over frames, far its last evaluation. A cell has the interquartile mean of the
+    runs, or its difference to that of the first group, with the bootstrap interval.
     """
     less_than_first = f"difference to {groups[0].label}"
     header = ("", "runs", "mean over the run", less_than_first, "last evaluation", less_than_first)
@@ -136,13 +135,12 @@ def train(directory: Path, overrides: list[str]) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     with open(directory / "output.log", "ab") as log:
         command = [sys.executable, str(MAIN), *overrides]
-        process = subprocess.Popen(
-            command, stdout=log, stderr=log, start_new_session=True
-        )  # Ctrl-C reaches it only through this process
+        # In its own session, so that Ctrl-C reaches it only through this process.
+        process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
     try:
         exit_code = process.wait()
     except KeyboardInterrupt:
-        process.send_signal(signal.SIGINT)  # it saves a checkpoint
+        process.send_signal(signal.SIGINT)  # makes it save a checkpoint
         exit_code = process.wait()
     if exit_code:
         sys.exit(f"main.py ended with exit code {exit_code}; see {directory / 'output.log'}")

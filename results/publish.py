@@ -58,7 +58,7 @@ def pack(runs: Sequence[Path], destination: Path) -> None:
 
 
 def packed_line(run: Path) -> str:
-    """Returns the line of a run; exits if it is none."""
+    """Returns the packed line of a run; exits if the directory holds no run."""
     settings = {}
     if (run / CONFIG_NAME).is_file():
         config = load_as_written(run / CONFIG_NAME)

@@ -48,13 +48,13 @@ TD3_SETTINGS: dict[str, Any] = {  # RL Zoo, hyperparams/td3.yml, "HalfCheetah-v4
     "gradient_steps": 1,
     "policy_kwargs": {"net_arch": [400, 300]},
 }
-TD3_NOISE = 0.1  # the same file: Gaussian
+TD3_NOISE = 0.1  # standard deviation of the Gaussian noise, from the same file
 PACKAGES = ("stable-baselines3", "torch", "gymnasium", "ale-py", "mujoco", "numpy")
 PLANNED_STEPS = 10_000_000  # the exploration schedule is a fraction of this
 
 
 class Evaluations(BaseCallback):
-    """Plays full games every few minutes of training, and ends it."""
+    """Plays full games every few minutes of training, and ends the training after the given time."""
 
     def __init__(self, environment: VecEnv, frame_skip: int, directory: Path, minutes: float, every_minutes: float):
         super().__init__()
