@@ -186,7 +186,7 @@ def _has_learned(updates: Sequence[tuple[float, float]], start: float, end: floa
 def _curve(lines: Iterable[Mapping[str, Any]], tag: str, minutes: _Minutes) -> Curve:
     points = sorted((line["time"], line["step"], line[tag]) for line in lines if line.get(tag) is not None)
     times, frames, returns = np.array(points, np.float64).reshape(-1, 3).T
-    # A start resumes from a checkpoint; what the previous start did after that checkpoint is not part of the run.
+    # Each start resumes from a checkpoint: points that earlier starts made after it are not part of the run.
     kept = frames <= np.minimum.accumulate(frames[::-1])[::-1]
     return Curve(frames[kept], minutes(times.tolist())[kept], returns[kept])
 
