@@ -27,7 +27,7 @@ class Symptom(NamedTuple):
     """A problem at this moment."""
 
     name: str
-    text: str  # the problem and what to do
+    text: str  # the problem and its fix
     patience_seconds: float = 0.0  # how long it must last before it is reported
 
 

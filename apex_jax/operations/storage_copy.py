@@ -39,7 +39,7 @@ class StorageCopy:
         self._thread = threading.Thread(target=self._run, name="storage", daemon=True)
 
     def __enter__(self) -> StorageCopy:
-        """Fetches what the run directory lacks. Raises RunError if the storage cannot be read."""
+        """Fetches the section, see `fetch_missing`, unless the supervisor has done so. Raises RunError."""
         if self._config.storage.url:
             # The supervisor has already fetched the run; a role that restarts must not depend on the storage.
             sections = [] if os.environ.get(FETCHED) else [self._section]
