@@ -94,6 +94,7 @@
       episode_means  returns of the actors' games between two reports
       limited_log    lines about actors, not more than a reader can use
 
+    policy           a trained agent in a program of your own: `apex_jax.load_policy`
     process          signals, seeds, log, hosts of a process
 
     operations/      what an operator sees and asks for
@@ -115,8 +116,24 @@
     main             the program: main.py, apex-jax and python -m apex_jax
 
 Imports run one way: types, config_key, config -> host -> segment_codec, config_rules -> settings -> run -> agent,
-environments, replay, transport (none of which imports another) -> plotting, process -> links, operations -> workers ->
-main. Beside that, settings -> command_line -> main.
+environments, replay, transport (none of which imports another) -> plotting, process, policy -> links, operations ->
+workers -> main. Beside that, settings -> command_line -> main.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from apex_jax.policy import load_policy as load_policy
+
 __version__ = "0.2.0"
+
+
+def __getattr__(name: str) -> Any:
+    """Imports `load_policy` when it is used, because JAX takes a second."""
+    if name != "load_policy":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from apex_jax.policy import load_policy
+
+    return load_policy

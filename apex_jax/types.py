@@ -91,6 +91,22 @@ class SegmentSpec(NamedTuple):
         return 16 * num_environments * self.slots
 
 
+class Interface(NamedTuple):
+    """What an environment returns and accepts, for a policy that is used without it."""
+
+    spec: SegmentSpec
+    parts: dict[str, tuple[int, ...]] | None  # name and shape of each part of an observation; None: it is one array
+    low: tuple[float, ...] | None  # bounds of the elements of an action; None if actions are discrete
+    high: tuple[float, ...] | None
+
+    def scaled(self, actions: np.ndarray) -> np.ndarray:
+        """Returns actions of the spec as the environment accepts them: int32[N], or float64[N, A] within its bounds."""
+        if self.low is None or self.high is None:
+            return actions.astype(np.int32)
+        low, high = np.array(self.low), np.array(self.high)
+        return low + (actions.astype(np.float64) + 1) / 2 * (high - low)
+
+
 class Step(NamedTuple):
     """One step of the environments `env_id`: A of the E environments of an actor."""
 

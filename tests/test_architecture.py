@@ -16,7 +16,7 @@ SCRIPTS = sorted([*ROOT.glob("*.py"), *(ROOT / "benchmarks").rglob("*.py"), *(RO
 FOUNDATION = {"types", "segment_codec", "config", "config_key", "host"}
 MIDDLE = {"agent", "replay", "transport", "environments", "run"}
 MAY_IMPORT = {  # part of the package -> other parts of it
-    "__init__": set(),
+    "__init__": {"policy"},
     "types": set(),
     "config_key": set(),
     "config": {"config_key"},
@@ -33,8 +33,9 @@ MAY_IMPORT = {  # part of the package -> other parts of it
     "plotting": FOUNDATION | {"environments", "run", "settings"},
     "links": FOUNDATION | MIDDLE | {"process"},
     "process": FOUNDATION | {"transport"},
+    "policy": FOUNDATION | {"agent", "run", "settings", "transport"},
     "operations": FOUNDATION | MIDDLE | {"plotting", "process", "config_rules"},
-    "workers": FOUNDATION | MIDDLE | {"settings", "plotting", "links", "process", "operations"},
+    "workers": FOUNDATION | MIDDLE | {"settings", "plotting", "links", "policy", "process", "operations"},
     # A role's module and those of the commands are imported by name.
     "main": {"command_line", "host", "plotting", "process", "run", "settings"},
     "__main__": {"main"},

@@ -23,7 +23,7 @@ from apex_jax.environments.observations import flattened, parts_of, size_of
 from apex_jax.host.errors import UsageError, first_line
 from apex_jax.host.machine import usable_cores
 from apex_jax.segment_codec import max_slots
-from apex_jax.types import MAX_SEGMENT_BYTES, ActionSpec, SegmentSpec, Step
+from apex_jax.types import MAX_SEGMENT_BYTES, ActionSpec, Interface, SegmentSpec, Step
 
 UNBOUNDED = 1e6  # of an element of an action, see `action_bounds`
 
@@ -72,6 +72,20 @@ def segment_spec(config: Config) -> SegmentSpec:
     return segments
 
 
+def interface_of(config: Config, spec: SegmentSpec) -> Interface:
+    """Returns what observations and actions of the run's task look like; `spec`: see `segment_spec`."""
+    task = config.environment.task
+    with _no_precision_warning():
+        made = envpool.make_spec(task)
+        names = parts_of(task, made)
+        observation, action = made.gymnasium_observation_space, made.gymnasium_action_space
+    parts = None if names is None else {name: tuple(observation[name].shape) for name in names}
+    if spec.action.dtype == "int32":
+        return Interface(spec, parts, None, None)
+    low, high = action_bounds(action)
+    return Interface(spec, parts, tuple(low.tolist()), tuple(high.tolist()))
+
+
 def _action_spec(task: str, space: Any) -> ActionSpec:
     if hasattr(space, "n"):
         return ActionSpec.discrete(int(space.n))
@@ -116,9 +130,7 @@ class Environment:
                 **({"render_mode": "rgb_array"} if rendered else {}),
             )
             _ = self._pool.observation_space  # EnvPool builds it at first use: here rather than in `receive`
-            made = envpool.make_spec(config.environment.task)
-            self._parts = parts_of(config.environment.task, made)
-            self._bounds = None if spec.action.dtype == "int32" else action_bounds(made.gymnasium_action_space)
+        self._interface = interface_of(config, spec)
         self._first = np.ones(self.num_environments, bool)
         self._lives = np.zeros(self.num_environments, np.int32)
         self._waits = np.zeros(self.num_environments, bool)  # received, and not yet sent an action
@@ -144,7 +156,7 @@ class Environment:
         self._lives[env_id] = lives
         self._first[env_id] = terminated | truncated
         shape = len(env_id), self._spec.frame_stack, *self._spec.frame_shape
-        stack = flattened(observation, self._parts).reshape(shape).astype(self._spec.frame_dtype, copy=False)
+        stack = flattened(observation, self._interface.parts).reshape(shape).astype(self._spec.frame_dtype, copy=False)
         reward = np.where(first, 0, reward).astype(np.float32)
         return Step(env_id, stack, reward, first, terminated, truncated, life_lost)
 
@@ -167,10 +179,7 @@ class Environment:
                 " EnvPool would crash, or wait for ever"
             )
         self._waits[env_id] = False
-        if self._bounds is not None:
-            low, high = self._bounds
-            action = low + (action.astype(np.float64) + 1) / 2 * (high - low)
-        self._pool.send(action if self._bounds is not None else action.astype(np.int32), env_id)
+        self._pool.send(self._interface.scaled(action), env_id)
 
     def leave_out(self, env_id: np.ndarray) -> None:
         """Excludes environments that `receive` returned from the next `send`; they do nothing until `reset`."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -42,7 +43,7 @@ def size_of(space: Any, parts: tuple[str, ...] | None) -> int:
     return sum(math.prod(space[part].shape) for part in parts) if parts else math.prod(space.shape)
 
 
-def flattened(observation: Any, parts: tuple[str, ...] | None) -> np.ndarray:
+def flattened(observation: Any, parts: Iterable[str] | None) -> np.ndarray:
     """Returns the parts of N observations as float32[N, D]; one array, parts None, is returned unchanged."""
     if parts is None:
         return np.asarray(observation)

@@ -125,19 +125,24 @@ class Checkpointer:
             os.close(self._lock)
             self._lock = None
 
-    def restore_newest(self, like_state: Any, compatibility_key: str, architecture: str) -> tuple[Any, Progress] | None:
+    def restore_newest(
+        self, like_state: Any, compatibility_key: str, architecture: str, updates: int | None = None
+    ) -> tuple[Any, Progress] | None:
         """Returns the newest checkpoint that can be read; None if the directory has no checkpoint.
 
         `like_state`: a state of the same structure; the restored leaves are NumPy arrays. A damaged checkpoint is
-        logged and skipped. Raises CheckpointError if the newest readable one has another configuration or a state of
-        other leaves, or if all are damaged.
+        logged and skipped. `updates`: restores only the checkpoint of this number of updates. Raises CheckpointError
+        if the newest readable one has another configuration or a state of other leaves, or if all are damaged.
         """
         for path in self.directory.glob("[0-9]*"):
             if path.name.isdecimal() and not path.is_dir():
                 _log.warning("checkpoint %s is left out: it is no folder, or a link that leads nowhere", path)
         like = jax.tree.map(lambda leaf: np.empty(leaf.shape, leaf.dtype), like_state)
         steps = self.steps
-        for step in reversed(steps):
+        if updates is not None and updates not in steps:
+            choice = ", ".join(map(str, steps)) or "none"
+            raise CheckpointError(f"{self.directory} has no checkpoint of {updates} updates; it has: {choice}")
+        for step in reversed(steps if updates is None else [updates]):
             path = self.directory / str(step)
             try:
                 check_files(path)

@@ -25,11 +25,10 @@ from apex_jax.environments.environment import Environment, EpisodeTracker, has_s
 from apex_jax.host.errors import RunError, shown
 from apex_jax.links.weights_client import Weights, WeightsClient
 from apex_jax.plotting.video import video_of_run
+from apex_jax.policy import restore_params
 from apex_jax.process import ROLE_NUMBERS, SUPERVISED, StopSignal, process_rng
-from apex_jax.run.checkpoint import Checkpointer
 from apex_jax.run.metrics import append_line, read_metrics
 from apex_jax.run.provenance import CONFIG_NAME, check_resumable
-from apex_jax.transport.params_codec import architecture_of
 from apex_jax.types import SegmentSpec
 from apex_jax.workers.recording import (
     COMPLETING_THE_FILM,
@@ -250,21 +249,17 @@ def _log_film(config: Config, film: Film, game_return: float) -> None:
 
 def _saved_weights(config: Config, run_directory: str, algorithm: Algorithm) -> Weights:
     """Returns the newest checkpoint's params, on the device. Raises RunError if there is no compatible one."""
-    state = jax.eval_shape(algorithm.init, jax.random.key(0))
-    checkpointer = Checkpointer(run_directory, read_only=True)
-    restored = checkpointer.restore_newest(
-        state, config.checkpoint_compatibility_key, architecture_of(algorithm.acting_params(state))
-    )
+    restored = restore_params(config, run_directory, algorithm)
     if restored is None:
         if not Path(run_directory, CONFIG_NAME).is_file():
-            raise RunError(f"{run_directory}: no checkpoint in {checkpointer.directory}; give the directory of a run")
+            checkpoints = Path(run_directory).absolute() / "checkpoints"
+            raise RunError(f"{run_directory}: no checkpoint in {checkpoints}; give the directory of a run")
         seconds = min(FIRST_CHECKPOINT_SECONDS, config.learner.checkpoint_interval_seconds)
         when = f"the learner saves the first checkpoint {seconds:g} s after its first update; try again then"
         raise RunError(f"{run_directory}: nothing is saved yet, {when}")
-    saved, progress = restored
-    params = algorithm.acting_params(type(state)(*saved))
+    params, progress = restored
     return Weights(
-        params=jax.device_put(params),  # a jitted call would copy NumPy arrays each time
+        params=params,
         version=progress.weights_version,
         learner_run_id=0,
         updates=progress.updates,

@@ -19,7 +19,7 @@ from apex_jax.agent.algorithm import UpdateOutput, copy_params
 from apex_jax.agent.frame_store import create_store, insert_segments
 from apex_jax.agent.registry import make_algorithm, resolved
 from apex_jax.config import Config
-from apex_jax.environments.environment import segment_spec
+from apex_jax.environments.environment import interface_of, segment_spec
 from apex_jax.host.device import device_memory_bytes
 from apex_jax.host.errors import DivergenceError, FatalError, RunError
 from apex_jax.links.sampling_client import Item, SamplingClient, Segments
@@ -28,6 +28,7 @@ from apex_jax.operations.stopping import STOPPING, acknowledge, lost_updates
 from apex_jax.process import ROLE_NUMBERS, SUPERVISED, StopSignal, digest_of_run_id, new_run_id, process_rng
 from apex_jax.run.checkpoint import Checkpointer, Progress
 from apex_jax.run.identity import new_identity
+from apex_jax.run.interface import record_interface
 from apex_jax.run.provenance import check_resumable, record_acceptance, record_config
 from apex_jax.transport.messages import IndexBatches, LearnerHello
 from apex_jax.transport.params_codec import architecture_of
@@ -323,13 +324,14 @@ def run(config: Config, name: str, stop: StopSignal) -> int:
             return stop.exit_code  # stopped while the run was fetched; starting would replace its remote copy
         check_resumable(config)
         try:
-            learner = Learner(role, segment_spec(config))
+            spec = segment_spec(config)
+            learner = Learner(role, spec)
             role.describe = learner.describe
             stop.on_second_signal = lambda: lost_updates(config.directory, learner.counters.updates, learner.is_saved)
             try:
                 is_start, is_new = SUPERVISED not in os.environ, not learner.counters.updates
                 learner.on_accepted = partial(record_acceptance, config, is_start, is_new)
-                learner.on_first_update = partial(record_config, config)
+                learner.on_first_update = partial(_record, config, spec)
                 learner.run()
             finally:
                 learner.close()
@@ -338,3 +340,9 @@ def run(config: Config, name: str, stop: StopSignal) -> int:
             fix = "where its memory is full, lower replay.capacity_transitions or learner.batch_size"
             raise RunError(f"{jax.devices()[0]} failed: {str(error).splitlines()[0]}; {fix}") from None
     return stop.exit_code
+
+
+def _record(config: Config, spec: SegmentSpec) -> None:
+    """Writes what a reader of the run needs, once the run has made an update."""
+    record_config(config)
+    record_interface(config.directory, interface_of(config, spec))

@@ -1,0 +1,164 @@
+"""A trained agent in a program of your own: no sockets, no EnvPool.
+
+from apex_jax import load_policy
+
+policy = load_policy("runs/CartPole-v1-1")
+action = policy(observation)
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import jax
+import numpy as np
+
+from apex_jax.agent.algorithm import Algorithm, Params
+from apex_jax.agent.registry import make_algorithm, resolved
+from apex_jax.config import Config
+from apex_jax.host.errors import RunError
+from apex_jax.run.checkpoint import Checkpointer, Progress
+from apex_jax.run.interface import read_interface
+from apex_jax.run.provenance import CONFIG_NAME
+from apex_jax.settings import load_as_written
+from apex_jax.transport.params_codec import architecture_of
+from apex_jax.types import Interface
+
+Observation: TypeAlias = Any  # an array, or a mapping of arrays by name if the environment returns one
+
+
+def load_policy(run: str | os.PathLike[str], updates: int | None = None, exploration: float = 0.0) -> Policy:
+    """Returns the agent that a run has trained.
+
+    `run`: the run directory; `updates`: the checkpoint of this number of updates instead of the newest undamaged one;
+    `exploration`: the rate of random actions (DQN) or the standard deviation of the noise (DPG). Raises RunError, with
+    a message of one line, if there is no such run or checkpoint.
+    """
+    directory = Path(run)
+    interface = read_interface(directory)
+    config = load_as_written(directory / CONFIG_NAME)
+    algorithm = make_algorithm(config, interface.spec)
+    restored = restore_params(resolved(config, interface.spec), directory, algorithm, updates)
+    if restored is None:
+        raise RunError(f"{directory} holds no checkpoint yet; try again after its first minute of training")
+    params, progress = restored
+    return Policy(algorithm, params, interface, progress.updates, exploration)
+
+
+def restore_params(
+    config: Config, run: str | os.PathLike[str], algorithm: Algorithm, updates: int | None = None
+) -> tuple[Params, Progress] | None:
+    """Returns the params of a run's newest checkpoint, or of the one of `updates`, on the device; None if it has none.
+
+    `config`: as `agent.registry.resolved` returns it. Raises CheckpointError, see `Checkpointer.restore_newest`.
+    """
+    state = jax.eval_shape(algorithm.init, jax.random.key(0))
+    architecture = architecture_of(algorithm.acting_params(state))
+    checkpointer = Checkpointer(os.fspath(run), read_only=True)
+    restored = checkpointer.restore_newest(state, config.checkpoint_compatibility_key, architecture, updates)
+    if restored is None:
+        return None
+    saved, progress = restored
+    # On the device, because a jitted call would copy NumPy arrays each time.
+    return jax.device_put(algorithm.acting_params(type(state)(*saved))), progress
+
+
+class Policy:
+    """A trained agent: takes observations of its environment, returns actions that the environment accepts.
+
+    An observation is what the environment returned: an array, or a mapping of the parts that a Gymnasium `Dict` space
+    or DM control names. A batch of N of them has one more axis in front. An agent that sees stacks of F frames takes
+    stacks [F, *O] or [N, F, *O], or one frame [*O] at a time, which it stacks itself: then call `reset` at the start of
+    each episode.
+    """
+
+    def __init__(
+        self, algorithm: Algorithm, params: Params, interface: Interface, updates: int = 0, exploration: float = 0.0
+    ):
+        """`interface`: of the environment; `updates`: made to the params; `exploration`: see `load_policy`."""
+        self.interface = interface
+        self.updates = updates
+        self._act = algorithm.act
+        self._params = params
+        self._exploration = exploration
+        self._key = jax.random.key(0)
+        self._calls = 0
+        self._stack: np.ndarray | None = None
+
+    def reset(self) -> None:
+        """Forgets the frames seen so far: the next one starts an episode."""
+        self._stack = None
+
+    def __call__(self, observation: Observation) -> Any:
+        """Returns the action for an observation, or an array of the actions for a batch.
+
+        Discrete: int, or int32[N]. Continuous: float64[A] or [N, A], within the environment's bounds.
+        """
+        return self.act(observation)[0]
+
+    def act(self, observation: Observation) -> tuple[Any, Any]:
+        """Returns the action and its value, or for a batch the actions and their values, float32[N].
+
+        The value estimates the discounted return from here, q(s, a). Raises ValueError if the observation has another
+        shape or dtype than those that the agent was trained on.
+        """
+        stacks, is_batch = self._stacks(observation)
+        exploration = np.full(len(stacks), self._exploration, np.float32)
+        output = self._act(self._params, stacks, exploration, self._key, self._calls)
+        self._calls += 1
+        actions, values = self.interface.scaled(np.asarray(output.action)), np.asarray(output.value)
+        if is_batch:
+            return actions, values
+        return (int(actions[0]) if actions.ndim == 1 else actions[0]), float(values[0])
+
+    def _stacks(self, observation: Observation) -> tuple[np.ndarray, bool]:
+        """Returns observations [N, F, *O], and whether they were given as a batch."""
+        spec = self.interface.spec
+        stack = (spec.frame_stack, *spec.frame_shape)
+        item = stack if spec.frame_stack > 1 else spec.frame_shape  # shape of one observation
+        frames = self._vectors(observation) if self.interface.parts else np.asarray(observation)
+        if spec.frame_dtype == "uint8" and frames.dtype != np.uint8:
+            raise ValueError(self._expected(f"an observation of {frames.dtype}"))
+        frames = frames.astype(spec.frame_dtype, copy=False)
+        if frames.shape == spec.frame_shape != item:
+            frames = self._stacked(frames)
+        is_batch = frames.ndim == len(item) + 1
+        if frames.shape[int(is_batch) :] != item:
+            raise ValueError(self._expected(f"an observation of shape {frames.shape}"))
+        return frames.reshape(-1, *stack), is_batch
+
+    def _stacked(self, frame: np.ndarray) -> np.ndarray:
+        """Returns the stack that ends with this frame; that of the first frame of an episode repeats it."""
+        if self._stack is None:
+            self._stack = np.repeat(frame[None], self.interface.spec.frame_stack, axis=0)
+        else:
+            self._stack = np.concatenate([self._stack[1:], frame[None]])
+        return self._stack
+
+    def _vectors(self, observation: Observation) -> np.ndarray:
+        """Returns the parts of one observation as one vector [D], or those of a batch as [N, D]."""
+        parts = self.interface.parts
+        assert parts is not None
+        if not isinstance(observation, Mapping):
+            return np.asarray(observation)  # already flattened, in the order of the parts
+        if missing := [name for name in parts if name not in observation]:
+            raise ValueError(self._expected(f"an observation without {', '.join(missing)}"))
+        arrays = {name: np.asarray(observation[name]) for name in parts}
+        leading = {name: array.shape[: array.ndim - len(parts[name])] for name, array in arrays.items()}
+        fits = all(leading[name] + shape == arrays[name].shape for name, shape in parts.items())
+        batch = next(iter(leading.values()))  # () or (N,)
+        if not fits or len(batch) > 1 or set(leading.values()) != {batch}:
+            shapes = ", ".join(f"{name} {array.shape}" for name, array in arrays.items())
+            raise ValueError(self._expected(f"an observation of {shapes}"))
+        return np.concatenate([array.reshape(*batch, -1) for array in arrays.values()], axis=-1, dtype=np.float32)
+
+    def _expected(self, found: str) -> str:
+        spec, parts = self.interface.spec, self.interface.parts
+        if parts:
+            return f"{found}; expected {', '.join(f'{name} {shape}' for name, shape in parts.items())}, or a batch"
+        item = spec.frame_shape if spec.frame_stack == 1 else (spec.frame_stack, *spec.frame_shape)
+        frame = f", or one frame {spec.frame_shape}" if spec.frame_stack > 1 else ""
+        return f"{found}; expected {spec.frame_dtype} {item}, a batch of them (N, ...){frame}"

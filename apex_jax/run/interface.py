@@ -1,0 +1,38 @@
+"""What a run's environment returns and accepts, in `<run directory>/interface.json`, with which `policy` loads it."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+from apex_jax.host.disk import read_regular, write_durably
+from apex_jax.host.errors import RunError, first_line
+from apex_jax.types import ActionSpec, Interface, SegmentSpec
+
+FILE_NAME = "interface.json"
+
+
+def record_interface(run_directory: str | os.PathLike[str], interface: Interface) -> None:
+    """Writes the file. Raises OSError."""
+    spec = interface.spec._asdict() | {"action": interface.spec.action._asdict()}
+    text = json.dumps(interface._asdict() | {"spec": spec}, indent=2)
+    write_durably(Path(run_directory, FILE_NAME), text + "\n")
+
+
+def read_interface(run_directory: str | os.PathLike[str]) -> Interface:
+    """Returns what `record_interface` has written. Raises RunError if there is no such file, or it is another one."""
+    path = Path(run_directory, FILE_NAME)
+    try:
+        record = json.loads(read_regular(path))
+        spec, parts = record["spec"], record["parts"]
+        action = ActionSpec(**spec["action"] | {"shape": tuple(spec["action"]["shape"])})
+        return Interface(
+            SegmentSpec(**spec | {"frame_shape": tuple(spec["frame_shape"]), "action": action}),
+            None if parts is None else {str(name): tuple(map(int, shape)) for name, shape in parts.items()},
+            *(None if bound is None else tuple(map(float, bound)) for bound in (record["low"], record["high"])),
+        )
+    except FileNotFoundError:
+        raise RunError(f"{path} does not exist: give the directory of a run that has learned something") from None
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise RunError(f"{path} cannot be read: {first_line(error)}; start the run again, which writes it") from None

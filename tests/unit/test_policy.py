@@ -1,0 +1,220 @@
+"""Specification of a loaded policy: it acts as the evaluator does, and refuses what it was not trained on."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from apex_jax import load_policy
+from apex_jax.agent.registry import make_algorithm, resolved
+from apex_jax.config import Config
+from apex_jax.environments.environment import Environment, interface_of, segment_spec
+from apex_jax.host.errors import RunError
+from apex_jax.policy import Policy
+from apex_jax.run.checkpoint import Checkpointer, Progress
+from apex_jax.run.interface import record_interface
+from apex_jax.run.provenance import record_config
+from apex_jax.settings import load
+from apex_jax.transport.params_codec import architecture_of
+from apex_jax.workers.evaluator import Evaluator
+from tests.rigs.runs import ROOT
+
+RUNS = {
+    "CartPole-v1": ("catch", "environment.task=CartPole-v1"),
+    "Pong-v5": ("pong_cpu", "environment.frame_stack=3", "network.hidden_units=8"),
+    "Pendulum-v1": ("pendulum",),
+    "WalkerWalk-v1": ("walker",),
+}
+
+
+def config_of(task: str, directory: Path) -> Config:
+    name, *settings = RUNS[task]
+    limits = ["evaluator.episodes=2", "evaluator.epsilon=0", "evaluator.max_episode_frames=200"]
+    return load(ROOT / "configs" / f"{name}.yaml", [*settings, *limits, f"run_directory={directory}"])
+
+
+def save_run(task: str, directory: Path, updates: tuple[int, ...] = (1, 2)) -> Config:
+    """Writes a run directory with checkpoints of params that differ; returns its configuration."""
+    config = config_of(task, directory)
+    spec = segment_spec(config)
+    algorithm = make_algorithm(config, spec)
+    directory.mkdir(parents=True, exist_ok=True)
+    record_config(config)
+    record_interface(directory, interface_of(config, spec))
+    checkpointer = Checkpointer(str(directory))
+    for count in updates:
+        state = algorithm.init(jax.random.key(count))
+        key, architecture = (
+            resolved(config, spec).checkpoint_compatibility_key,
+            architecture_of(algorithm.acting_params(state)),
+        )
+        checkpointer.save(state, Progress(count, 10 * count, 1.0, count, key, architecture))
+        checkpointer.wait()
+    checkpointer.close()
+    return config
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Config]:
+    return {task: save_run(task, tmp_path_factory.mktemp("runs") / task) for task in RUNS}
+
+
+def observations_of(config: Config, policy: Policy, steps: int = 20) -> list[np.ndarray]:
+    """Returns the stacks [F, *O] that the policy sees in the first steps of an episode."""
+    environment = Environment(config, policy.interface.spec, np.array([5]), 1000)
+    seen = []
+    for _ in range(steps):
+        seen.append(environment.receive().observation[0])
+        action = np.zeros((1, *policy.interface.spec.action.shape), policy.interface.spec.action.dtype)
+        environment.send(action, np.array([0]))
+    environment.close()
+    return seen
+
+
+@pytest.mark.parametrize("task", RUNS)
+def test_actions_are_bit_equal_to_those_that_the_evaluator_sends_to_envpool(
+    task: str, runs: dict[str, Config], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = runs[task]
+    policy = load_policy(config.directory)
+    spec = policy.interface.spec
+    algorithm = make_algorithm(config, spec)
+    evaluator = Evaluator(config, spec, algorithm)
+    sent: list[np.ndarray] = []
+    batches: list[np.ndarray] = []
+    send = evaluator._environment._pool.send
+
+    def record(actions: np.ndarray, env_id: np.ndarray) -> None:
+        if len(env_id) == config.evaluator.episodes:  # later, the policy's batch is a smaller one
+            sent.append(np.array(actions))
+            batches.append(evaluator._observation[env_id].copy())
+        send(actions, env_id)
+
+    monkeypatch.setattr(evaluator._environment, "_pool", Recorder(evaluator._environment._pool, record))
+    returns = evaluator.evaluate(policy._params, lambda: False)
+    assert returns is not None
+    assert len(sent) >= 8
+    for actions, stacks in zip(sent, batches, strict=True):
+        given = stacks if spec.frame_stack > 1 else stacks[:, 0]
+        np.testing.assert_array_equal(policy(given), actions)
+
+
+class Recorder:
+    """A pool whose `send` is recorded."""
+
+    def __init__(self, pool: Any, send: Any):
+        self._pool = pool
+        self.send = send
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._pool, name)
+
+
+@pytest.mark.parametrize("task", ["CartPole-v1", "WalkerWalk-v1"])
+def test_one_observation_has_the_action_and_value_that_it_has_in_a_batch(task: str, runs: dict[str, Config]) -> None:
+    policy = load_policy(runs[task].directory)
+    observations = [stack[0] for stack in observations_of(runs[task], policy)]
+    actions, values = policy.act(np.stack(observations))
+    alone = [policy.act(observation) for observation in observations]
+    np.testing.assert_allclose([action for action, _ in alone], actions, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose([value for _, value in alone], values, rtol=1e-5, atol=1e-6)
+    assert all(type(value) is float for _, value in alone)
+    assert all(type(action) is int for action, _ in alone) or actions.shape == (20, 6)
+
+
+def test_frames_given_one_at_a_time_are_stacked_as_envpool_stacks_them(runs: dict[str, Config]) -> None:
+    policy = load_policy(runs["Pong-v5"].directory)
+    stacks = observations_of(runs["Pong-v5"], policy)
+    for _ in range(2):  # the second time after a reset
+        policy.reset()
+        for stack in stacks:
+            assert policy.act(stack[-1]) == policy.act(stack)
+
+
+def test_parts_of_an_observation_make_the_vector_that_envpool_makes(runs: dict[str, Config]) -> None:
+    policy = load_policy(runs["WalkerWalk-v1"].directory)
+    vectors = np.stack([stack[0] for stack in observations_of(runs["WalkerWalk-v1"], policy)])
+    batch = {"velocity": vectors[:, 15:], "height": vectors[:, 14].astype(np.float64), "orientations": vectors[:, :14]}
+    np.testing.assert_array_equal(policy(batch), policy(vectors))
+    one = {name: part[3] for name, part in batch.items()}
+    np.testing.assert_array_equal(policy(one), policy(vectors[3]))
+
+
+def test_continuous_actions_are_within_the_bounds_of_the_environment(runs: dict[str, Config]) -> None:
+    policy = load_policy(runs["Pendulum-v1"].directory, exploration=10.0)
+    actions = np.concatenate([policy(np.ones((16, 3))) for _ in range(20)])
+    assert (actions.min(), actions.max()) == (-2.0, 2.0)  # Pendulum's
+
+
+def test_exploration_chooses_actions_at_random(runs: dict[str, Config]) -> None:
+    greedy, random = (load_policy(runs["CartPole-v1"].directory, exploration=rate) for rate in (0.0, 1.0))
+    observation = np.zeros(4)
+    assert len({greedy(observation) for _ in range(20)}) == 1
+    assert {random(observation) for _ in range(20)} == {0, 1}
+
+
+def test_the_newest_undamaged_checkpoint_is_loaded_or_the_one_asked_for(tmp_path: Path) -> None:
+    save_run("CartPole-v1", tmp_path, updates=(10, 20, 30))
+    (tmp_path / "checkpoints" / "30" / "_CHECKPOINT_METADATA").unlink()
+    assert load_policy(tmp_path).updates == 20
+    first = load_policy(tmp_path, updates=10)
+    assert first.updates == 10
+    observation = np.linspace(-1, 1, 4)
+    assert first.act(observation)[1] != load_policy(tmp_path).act(observation)[1]
+    with pytest.raises(RunError, match=r"no checkpoint of 11 updates; it has: 10, 20, 30"):
+        load_policy(tmp_path, updates=11)
+
+
+@pytest.mark.parametrize(("task", "observation", "message"), [
+    ("CartPole-v1", np.zeros(5), r"shape \(5,\); expected float32 \(4,\), a batch of them \(N, ...\)$"),
+    ("CartPole-v1", np.zeros((1, 2, 4)), r"shape \(1, 2, 4\); expected"),
+    ("CartPole-v1", 0.0, r"shape \(\); expected"),
+    ("Pong-v5", np.zeros((3, 44, 44)), r"of float64; expected uint8 \(3, 44, 44\), .* or one frame \(44, 44\)"),
+    ("Pong-v5", np.zeros((4, 44, 44), np.uint8), r"shape \(4, 44, 44\); expected"),
+    ("WalkerWalk-v1", {"height": 1.0}, r"without orientations, velocity; expected orientations \(14,\), height \(\)"),
+    (
+        "WalkerWalk-v1",
+        {"orientations": np.zeros((2, 14)), "height": np.zeros(2), "velocity": np.zeros((3, 9))},
+        r"orientations \(2, 14\), height \(2,\), velocity \(3, 9\); expected",
+    ),
+    (
+        "WalkerWalk-v1",
+        {"orientations": np.zeros(14), "height": np.zeros(()), "velocity": np.zeros(())},
+        r"velocity \(\); expected",
+    ),
+])  # fmt: skip
+def test_an_observation_of_another_environment_is_refused_with_the_shape_to_give(
+    task: str, observation: Any, message: str, runs: dict[str, Config]
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        load_policy(runs[task].directory)(observation)
+
+
+def test_a_folder_that_is_no_run_is_one_clear_error(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match=r"interface.json does not exist: give the directory of a run") as error:
+        load_policy(tmp_path)
+    assert "\n" not in str(error.value)
+    save_run("CartPole-v1", tmp_path / "empty", updates=())
+    with pytest.raises(RunError, match="holds no checkpoint yet"):
+        load_policy(tmp_path / "empty")
+
+
+def test_loading_imports_no_emulator_and_no_socket(runs: dict[str, Config], tmp_path: Path) -> None:
+    program = (
+        "import sys\nfrom apex_jax import load_policy\n"
+        f"print(load_policy({runs['CartPole-v1'].directory!r})([0.0, 0.0, 0.1, 0.0]))\n"
+        "print({'envpool', 'zmq', 'matplotlib', 'gymnasium'} & set(sys.modules))\n"
+    )
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(
+        command, cwd=tmp_path, env={"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[0] in ("0", "1")
+    assert done.stdout.splitlines()[1] == "set()"
