@@ -11,7 +11,7 @@ from apex_jax.plotting.curves import read_run
 from apex_jax.plotting.packed_runs import read_packed
 from apex_jax.plotting.plot import draw_each_against_the_first
 from apex_jax.plotting.plot_command import groups_of
-from results import ablations
+from results import ablations, scores
 from tests.rigs.runs import ROOT
 
 
@@ -43,3 +43,8 @@ def test_published_ablations_are_those_of_the_published_runs(tmp_path: Path) -> 
         Image.open(folder / "ablations.png") as published,
     ):
         assert drawn.size == published.size == (1100, 620), "two rows of three panels"
+
+
+@pytest.mark.long
+def test_scores_are_those_of_the_published_runs() -> None:
+    assert scores.FILE.read_text() == scores.table(), "run: python -m results.scores"
