@@ -9,13 +9,23 @@ from __future__ import annotations
 import functools
 import math
 import threading
+import zlib
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import zstandard
 
 from apex_jax.config import Config
-from apex_jax.types import COLUMNS, MAX_SEGMENT_BYTES, MAX_STREAMED_SEGMENTS, ActionSpec, Columns, Segment, SegmentSpec
+from apex_jax.types import (
+    COLUMNS,
+    MAX_SEGMENT_BYTES,
+    MAX_STREAMED_SEGMENTS,
+    ActionSpec,
+    Columns,
+    Segment,
+    SegmentRecord,
+    SegmentSpec,
+)
 
 Bytes: TypeAlias = bytes | bytearray | memoryview
 
@@ -137,6 +147,15 @@ def encode_segment(segment: Segment, spec: SegmentSpec) -> bytes:
     body = b"".join([*(segment.columns[field.name].tobytes() for field in fields), pixels])
     decode_columns(body, spec)
     return body
+
+
+def encode_record(
+    segment: Segment, spec: SegmentSpec, run_id: int, sequence: int, environment_steps: int
+) -> SegmentRecord:
+    """Returns a segment as a replay stores it; the numbers: see `SegmentRecord`. Raises like `encode_segment`."""
+    body = encode_segment(segment, spec)
+    transitions = int(np.count_nonzero(segment.columns["priority"]))
+    return SegmentRecord(run_id, sequence, environment_steps, transitions, body, zlib.crc32(body))
 
 
 def decode_segment(body: Bytes, spec: SegmentSpec) -> Segment:

@@ -11,7 +11,8 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = sorted((ROOT / "apex_jax").rglob("*.py"))
 TESTS = sorted([*(ROOT / "tests").rglob("*.py"), *(ROOT / "deploy").rglob("*.py")])
 UNIT = ROOT / "tests" / "unit"
-SCRIPTS = sorted([*ROOT.glob("*.py"), *(ROOT / "benchmarks").rglob("*.py"), *(ROOT / "results").rglob("*.py")])
+FOLDERS_OF_SCRIPTS = ("benchmarks", "examples", "results")
+SCRIPTS = sorted([*ROOT.glob("*.py"), *(path for name in FOLDERS_OF_SCRIPTS for path in (ROOT / name).rglob("*.py"))])
 
 FOUNDATION = {"types", "segment_codec", "config", "config_key", "host"}
 MIDDLE = {"agent", "replay", "transport", "environments", "run"}

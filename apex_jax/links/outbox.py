@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import zlib
 from collections import deque
 
 import numpy as np
 
-from apex_jax.segment_codec import encode_segment
+from apex_jax.segment_codec import encode_record
 from apex_jax.transport.messages import EpisodeStatistics, SegmentMessage
 from apex_jax.types import Segment, SegmentSpec
 
@@ -49,14 +48,11 @@ class Outbox:
         previous segment; `produced`: transitions of the actor so far.
         """
         self._steps_uncarried += environment_steps
-        body = encode_segment(segment, self._spec)
-        self._sequence += 1
         steps = min(self._steps_uncarried, self._max_environment_steps)
+        record = encode_record(segment, self._spec, self._run_id, self._sequence + 1, steps)
+        self._sequence = record.sequence
         self._steps_uncarried -= steps
-        crc, transitions = zlib.crc32(body), transitions_of(segment)
-        self._unacknowledged.append(
-            SegmentMessage(self._run_id, self._sequence, steps, crc, body, transitions, produced)
-        )
+        self._unacknowledged.append(SegmentMessage(**record._asdict(), produced=produced))
 
     def next_to_send(self, credit: int) -> SegmentMessage | None:
         """Returns the oldest segment not sent on this connection; None if there is none, or `credit` are in flight."""

@@ -56,13 +56,14 @@ class Replay:
         """Returns whether the rate limiter allows a segment of this many transitions."""
         return self.limiter.can_insert(transitions, self.buffer.size_transitions, self.buffer.is_full)
 
-    def insert(self, segment: SegmentRecord, columns: Columns, now_seconds: float) -> None:
-        """Stores a segment; a full ring evicts its oldest one."""
-        self.buffer.insert(segment.body, columns, now_seconds)
+    def insert(self, segment: SegmentRecord, columns: Columns, now_seconds: float) -> int:
+        """Stores a segment and returns its slot in the ring; a full ring evicts its oldest segment."""
+        slot = self.buffer.insert(segment.body, columns, now_seconds)
         self.limiter.insert(segment.transitions)
         self.ledger.store(segment.run_id, segment.sequence, segment.transitions)
         self.environment_steps += segment.environment_steps
         self.journal.on_segment(self.buffer.inserted_segments, segment)
+        return slot
 
     def refuse(self, segment: SegmentRecord, reason: str) -> None:
         """Counts a segment that was rejected; `reason`: one of `apex_jax.replay.ledger.REFUSALS`."""

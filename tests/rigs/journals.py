@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import zlib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,8 +16,7 @@ from apex_jax.replay.buffer import ReplayBuffer
 from apex_jax.replay.file_heads import pack
 from apex_jax.replay.journal import Journal
 from apex_jax.replay.rate_limiter import RateLimiter
-from apex_jax.segment_codec import decode_frames, encode_segment
-from apex_jax.types import SegmentRecord
+from apex_jax.segment_codec import decode_frames, encode_record
 from tests.rigs.links import CONFIG, SPEC, TRANSITIONS, buffer_of, segment_of
 
 RUN = 77  # run id of the actor from whom the segments are
@@ -46,9 +44,8 @@ class World:
         """Stores segments as a server does."""
         for number in numbers:
             segment = segment_of(number)
-            body = encode_segment(segment, SPEC)
-            record = SegmentRecord(RUN, number, 10, TRANSITIONS, body, zlib.crc32(body))
-            self.buffer.insert(body, segment.columns, now_seconds)
+            record = encode_record(segment, SPEC, RUN, number, 10)
+            self.buffer.insert(record.body, segment.columns, now_seconds)
             self.limiter.insert(TRANSITIONS)
             self.counters.ledger.store(RUN, number, TRANSITIONS)
             steps = self.counters.environment_steps + 10

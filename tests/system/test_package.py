@@ -58,7 +58,8 @@ def test_sdist_and_wheel_hold_every_module_and_configuration_and_the_licence(bui
     assert {"gpu", "film", "dev", "deploy"} == set(re.findall(r"^Provides-Extra: (\w+)$", metadata, re.MULTILINE))
     with tarfile.open(next(built.glob("*.tar.gz"))) as sdist:
         inside = {name.partition("/")[2] for name in sdist.getnames()}
-    assert modules | {f"configs/{name}" for name in configs} | {"LICENSE", "README.md"} <= inside
+    others = {"LICENSE", "README.md", "examples/one_process.py"}
+    assert modules | {f"configs/{name}" for name in configs} | others <= inside
 
 
 @pytest.mark.slow

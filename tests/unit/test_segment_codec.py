@@ -2,6 +2,7 @@
 
 import collections
 import functools
+import zlib
 from typing import Any
 
 import envpool
@@ -10,7 +11,7 @@ import pytest
 import zstandard
 
 from apex_jax import segment_codec
-from apex_jax.types import MAX_SEGMENT_BYTES, ActionSpec, Columns, Segment, SegmentSpec
+from apex_jax.types import MAX_SEGMENT_BYTES, ActionSpec, Columns, Segment, SegmentRecord, SegmentSpec
 
 SMALL = SegmentSpec(
     frame_shape=(5, 7), frame_dtype="uint8", frame_stack=4, slots=16, n_step=3, action=ActionSpec.discrete(6)
@@ -120,6 +121,13 @@ def test_body_is_what_the_module_describes(spec: SegmentSpec) -> None:
     columns, pixels = naive_body(segment)
     assert body[: len(columns)] == columns
     assert zstandard.decompress(body[len(columns) :]) == pixels
+
+
+def test_record_has_the_body_its_checksum_and_the_number_of_its_transitions() -> None:
+    segment = random_segment(3, SMALL)
+    record = segment_codec.encode_record(segment, SMALL, run_id=7, sequence=2, environment_steps=11)
+    body = segment_codec.encode_segment(segment, SMALL)
+    assert record == SegmentRecord(7, 2, 11, int((segment.columns["priority"] > 0).sum()), body, zlib.crc32(body))
 
 
 def test_frames_that_are_a_strided_view_are_encoded_and_left_unchanged() -> None:

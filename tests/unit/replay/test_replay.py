@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import numpy as np
 import pytest
 
 from apex_jax.replay.replay import Replay
-from apex_jax.segment_codec import encode_segment
+from apex_jax.segment_codec import encode_record
 from apex_jax.types import SegmentRecord
 from tests.rigs.links import CONFIG, SPEC, TRANSITIONS, segment_of
 
@@ -24,12 +23,18 @@ def replay_in(directory: Path, journal: bool = True) -> Replay:
     return replay
 
 
-def store(replay: Replay, number: int) -> None:
+def store(replay: Replay, number: int) -> int:
+    """Stores a segment as the replay server does; returns its slot in the ring."""
     segment = segment_of(number)
-    body = encode_segment(segment, SPEC)
-    record = SegmentRecord(7, number, 10, TRANSITIONS, body, zlib.crc32(body))
-    replay.insert(record, segment.columns, now_seconds=0.0)
+    slot = replay.insert(encode_record(segment, SPEC, 7, number, 10), segment.columns, now_seconds=0.0)
     replay.flush(now_seconds=0.0)
+    return slot
+
+
+def test_insert_returns_the_slot_that_the_learner_is_told(tmp_path: Path) -> None:
+    replay = replay_in(tmp_path, journal=False)
+    assert [store(replay, number) for number in range(1, 7)] == [0, 1, 2, 3, 0, 1]
+    assert replay.segments_since(4, 9).slots.tolist() == [0, 1]
 
 
 def test_segments_and_priorities_survive_a_kill(tmp_path: Path) -> None:

@@ -1,0 +1,70 @@
+"""The example is one page and learns its tasks: `python -m pytest -m slow tests/system/test_examples.py`."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from apex_jax.config import Config
+from apex_jax.host.program import CONFIGS
+from apex_jax.settings import load
+from examples import one_process
+from tests.rigs.processes import ROOT
+
+SCRIPT = ROOT / "examples" / "one_process.py"
+SHORT = ("total_updates=16", "evaluator.episodes=2", "evaluator.max_episode_frames=50", "replay.journal=false")
+
+
+def run(directory: Path, *arguments: str, seconds: float) -> subprocess.CompletedProcess[str]:
+    """Runs the script outside of the checkout, so that it has to find the package by itself."""
+    command = [sys.executable, str(SCRIPT), *arguments]
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    return subprocess.run(
+        command, cwd=directory, env=environment, capture_output=True, text=True, timeout=seconds, check=False
+    )
+
+
+def mean_return(output: str) -> float:
+    found = re.search(r"^evaluation: mean return (-?[\d.]+) of", output.splitlines()[-1])
+    assert found, output
+    return float(found[1])
+
+
+def test_page_has_at_most_120_lines() -> None:
+    assert len(SCRIPT.read_text().splitlines()) <= 120
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "config",
+    [load(None, [*one_process.CARTPOLE.split(), *SHORT]), load(CONFIGS / "pendulum.yaml", SHORT)],
+    ids=["dqn", "dpg"],
+)
+def test_one_loop_acts_learns_and_evaluates(
+    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    one_process.train(config)
+    assert mean_return(capsys.readouterr().out) != 0
+    assert not list(tmp_path.iterdir()), "it keeps everything in memory"
+
+
+@pytest.mark.long
+def test_script_names_the_configurations_that_it_has(tmp_path: Path) -> None:
+    done = run(tmp_path, "--config", "nothing", seconds=100)
+    assert done.returncode == 2
+    assert re.search("invalid choice: 'nothing'.*cartpole.*pendulum", done.stderr.splitlines()[-1])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(("arguments", "score"), [((), 195.0), (("--config", "pendulum"), -300.0)])
+def test_script_learns_its_task(tmp_path: Path, arguments: tuple[str, ...], score: float) -> None:
+    done = run(tmp_path, *arguments, seconds=800)
+    assert done.returncode == 0, done.stderr
+    assert mean_return(done.stdout) >= score, done.stdout
