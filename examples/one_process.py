@@ -74,18 +74,18 @@ class Actor:
 def train(config: Config) -> None:
     """Makes `config.total_updates` updates, then plays full games to evaluate the result; prints the returns."""
     spec = segment_spec(config)  # shapes and dtypes of the task's observations and actions
-    algorithm = make_algorithm(config, spec)  # jitted functions: agent/dqn.py or, for continuous actions, agent/dpg.py
+    algorithm = make_algorithm(config, spec)  # jitted functions, see apex_jax/agent/dqn.py and dpg.py
     rng = np.random.default_rng(config.seed)
     actor = Actor(config, spec, algorithm, rng)
     replay = Replay(config, spec, rng)  # a ring of compressed segments, and a sum-tree of their transitions' priorities
     store = create_store(spec, replay.buffer.capacity_segments)  # the same ring as arrays in the learner's memory
     state = algorithm.init(jax.random.key(rng.integers(2**31)))  # online and target parameters, optimizer
     params = copy_params(algorithm.acting_params(state))
-    batches, batch_size = config.learner.updates_of_a_call(on_cpu=True), config.learner.batch_size
+    batches, batch_size = config.learner.updates_of_a_call(on_cpu=True), config.learner.batch_size  # of an update call
     updates, started, next_report = 0, time.monotonic(), 0.0
     while updates < config.total_updates:
         now = time.monotonic() - started
-        # 1. Experience: a full segment goes to the replay, and its frames to the same slot of the learner's store.
+        # 1. Experience: each full segment gets a number and goes to the replay, and to the same slot of the store.
         for segment in actor.act(params):
             number, steps = replay.buffer.inserted_segments + 1, actor.steps - replay.environment_steps
             record = encode_record(segment, spec, run_id=1, sequence=number, environment_steps=steps)
@@ -94,17 +94,17 @@ def train(config: Config) -> None:
         # 2. Learning, as often as `replay.samples_per_insert` allows: so many draws for each transition inserted.
         while updates < config.total_updates and replay.can_draw(batches * batch_size):
             draw = replay.draw(batches, batch_size, now)  # P(i) ~ priority^alpha, importance weights ~ P(i)^-beta
-            replay.drawn(draw.indices.size)
-            # For each batch one step of the optimizer, which brings q(s, a) closer to G: the sum of n rewards, plus
-            # gamma^n times the target network's value of the action that the online network prefers in s' (double Q).
-            learning_rate_share = 1 - updates / config.total_updates
+            replay.drawn(draw.indices.size)  # counts them for that limit
+            # For each batch one step of the optimizer, which brings q(s, a) closer to G: n discounted rewards, plus
+            # gamma^n times the target network's value of the action that the online network prefers after them.
+            learning_rate_share = 1 - updates / config.total_updates  # falls to 0; with `python main.py` as configured
             state, output = algorithm.update(state, store, draw.indices, draw.weights, learning_rate_share)
             priorities = np.asarray(output.priorities)  # the new |G - q(s, a)| of the transitions drawn
             replay.update_priorities(draw.indices.ravel(), draw.generations.ravel(), priorities.ravel())
             updates += batches
         # 3. Parameters for the actors: a copy, because the next update overwrites the learner's.
         params = copy_params(algorithm.acting_params(state))
-        if now >= next_report and actor.returns:
+        if now >= next_report and actor.returns:  # of games with exploration
             mean, games = np.mean(actor.returns), len(actor.returns)
             print(f"{now:3.0f} s: {actor.steps:,} steps, {updates:,} updates, mean return {mean:.1f} of {games} games")
             actor.returns, next_report = [], now + REPORT_SECONDS
