@@ -1,4 +1,4 @@
-"""The example is one page and learns its tasks: `python -m pytest -m slow tests/system/test_examples.py`."""
+"""The examples run, and the one page learns its tasks: `python -m pytest -m slow tests/system/test_examples.py`."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ from apex_jax.host.program import CONFIGS
 from apex_jax.settings import load
 from examples import one_process
 from tests.rigs.processes import ROOT
+from tests.rigs.saved_runs import save_run
 
 SCRIPT = ROOT / "examples" / "one_process.py"
 SHORT = ("total_updates=16", "evaluator.episodes=2", "evaluator.max_episode_frames=50", "replay.journal=false")
 
 
-def run(directory: Path, *arguments: str, seconds: float) -> subprocess.CompletedProcess[str]:
+def run(directory: Path, *arguments: str, seconds: float, script: Path = SCRIPT) -> subprocess.CompletedProcess[str]:
     """Runs the script outside of the checkout, so that it has to find the package by itself."""
-    command = [sys.executable, str(SCRIPT), *arguments]
+    command = [sys.executable, str(script), *arguments]
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     return subprocess.run(
         command, cwd=directory, env=environment, capture_output=True, text=True, timeout=seconds, check=False
@@ -59,6 +60,16 @@ def test_script_names_the_configurations_that_it_has(tmp_path: Path) -> None:
     done = run(tmp_path, "--config", "nothing", seconds=100)
     assert done.returncode == 2
     assert re.search("invalid choice: 'nothing'.*cartpole.*pendulum", done.stderr.splitlines()[-1])
+
+
+@pytest.mark.long
+def test_a_trained_agent_plays_in_gymnasium(tmp_path: Path) -> None:
+    save_run("Pendulum-v1", tmp_path / "run")
+    done = run(tmp_path, "run", "--episodes", "2", seconds=100, script=SCRIPT.with_name("play.py"))
+    assert done.returncode == 0, done.stderr
+    found = re.fullmatch(r"mean return (-[\d.]+) of 2 episodes: (-[\d.]+) (-[\d.]+)\n", done.stdout)
+    assert found, done.stdout
+    assert float(found[1]) == pytest.approx((float(found[2]) + float(found[3])) / 2, abs=0.1)
 
 
 @pytest.mark.slow

@@ -7,57 +7,18 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 import pytest
 
 from apex_jax import load_policy
-from apex_jax.agent.registry import make_algorithm, resolved
+from apex_jax.agent.registry import make_algorithm
 from apex_jax.config import Config
-from apex_jax.environments.environment import Environment, interface_of, segment_spec
+from apex_jax.environments.environment import Environment
 from apex_jax.host.errors import RunError
 from apex_jax.policy import Policy
-from apex_jax.run.checkpoint import Checkpointer, Progress
-from apex_jax.run.interface import record_interface
-from apex_jax.run.provenance import record_config
-from apex_jax.settings import load
-from apex_jax.transport.params_codec import architecture_of
 from apex_jax.workers.evaluator import Evaluator
 from tests.rigs.runs import ROOT
-
-RUNS = {
-    "CartPole-v1": ("catch", "environment.task=CartPole-v1"),
-    "Pong-v5": ("pong_cpu", "environment.frame_stack=3", "network.hidden_units=8"),
-    "Pendulum-v1": ("pendulum",),
-    "WalkerWalk-v1": ("walker",),
-}
-
-
-def config_of(task: str, directory: Path) -> Config:
-    name, *settings = RUNS[task]
-    limits = ["evaluator.episodes=2", "evaluator.epsilon=0", "evaluator.max_episode_frames=200"]
-    return load(ROOT / "configs" / f"{name}.yaml", [*settings, *limits, f"run_directory={directory}"])
-
-
-def save_run(task: str, directory: Path, updates: tuple[int, ...] = (1, 2)) -> Config:
-    """Writes a run directory with checkpoints of params that differ; returns its configuration."""
-    config = config_of(task, directory)
-    spec = segment_spec(config)
-    algorithm = make_algorithm(config, spec)
-    directory.mkdir(parents=True, exist_ok=True)
-    record_config(config)
-    record_interface(directory, interface_of(config, spec))
-    checkpointer = Checkpointer(str(directory))
-    for count in updates:
-        state = algorithm.init(jax.random.key(count))
-        key, architecture = (
-            resolved(config, spec).checkpoint_compatibility_key,
-            architecture_of(algorithm.acting_params(state)),
-        )
-        checkpointer.save(state, Progress(count, 10 * count, 1.0, count, key, architecture))
-        checkpointer.wait()
-    checkpointer.close()
-    return config
+from tests.rigs.saved_runs import RUNS, save_run
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,43 @@
+"""Plays episodes with a trained agent in Gymnasium: what a program of your own needs to use one.
+
+    python main.py --config pendulum                      # trains, in a minute
+    python examples/play.py runs/Pendulum-v1-1            # plays
+
+Gymnasium and EnvPool name these tasks alike: Pendulum-v1, CartPole-v1, Acrobot-v1, MountainCar-v0, HalfCheetah-v4 ...
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+import gymnasium
+
+sys.path.append(str(Path(__file__).parents[1]))  # finds apex_jax in a checkout, if it is not installed
+
+from apex_jax import load_policy
+from apex_jax.run.provenance import read_starts
+
+
+def play(run: str, episodes: int) -> list[float]:
+    """Returns the return of each episode, played without exploration."""
+    policy = load_policy(run)
+    environment = gymnasium.make(read_starts(run)[0]["task"])
+    returns = []
+    for seed in range(episodes):
+        observation, _ = environment.reset(seed=seed)
+        policy.reset()  # only agents that see stacks of frames need it
+        ended, total = False, 0.0
+        while not ended:
+            observation, reward, terminated, truncated, _ = environment.step(policy(observation))
+            total, ended = total + float(reward), terminated or truncated
+        returns.append(total)
+    return returns
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description="Plays episodes with a trained agent in Gymnasium.")
+    parser.add_argument("run", help="a run directory, such as runs/Pendulum-v1-1")
+    parser.add_argument("--episodes", type=int, default=10)
+    arguments = parser.parse_args()
+    returns = play(arguments.run, arguments.episodes)
+    print(f"mean return {sum(returns) / len(returns):.1f} of {len(returns)} episodes:", *(f"{r:.1f}" for r in returns))
