@@ -72,6 +72,7 @@
     environments/    what the agent learns
       environment    EnvPool, with every question about episodes answered
       observations   observations of several parts -> vectors
+      tasks          which tasks can be trained; operations/tasks_command lists them
       atari_scores   random, human and Ape-X scores of 57 games
       stage          an episode of a continuous task in its original simulator, with its screens; stage_process
                      is the process of that simulator

@@ -46,6 +46,8 @@ def segment_spec(config: Config) -> SegmentSpec:
                 f"environment.task={task}: EnvPool cannot make it here ({first_line(error)}); choose another"
             ) from None
         observation, action = spec.gymnasium_observation_space, spec.gymnasium_action_space
+    if spec.config.max_num_players > 1:
+        raise UsageError(f"environment.task={task}: a game for several players; choose a task for one")
     is_atari, is_pixels, actions = _is_atari(task), observation.dtype == np.uint8, _action_spec(task, action)
     if not is_atari and (config.environment.frame_stack, config.environment.frame_skip) != (1, 1):
         fix = "set environment.frame_stack=1 environment.frame_skip=1"
@@ -203,7 +205,7 @@ class Environment:
 
 def has_stage(config: Config) -> bool:
     """Returns whether the task is one of DM control or Gym MuJoCo, whose episodes `stage` can show."""
-    return _family(config.environment.task) in ("mujoco.dmc", "mujoco.gym")
+    return family_of(config.environment.task) in ("mujoco.dmc", "mujoco.gym")
 
 
 def has_screen(config: Config) -> bool:
@@ -211,7 +213,7 @@ def has_screen(config: Config) -> bool:
 
     False for all of MuJoCo: without a display and its libraries, EnvPool would end the process in `render`.
     """
-    if _is_atari(config.environment.task) or _family(config.environment.task).startswith("mujoco"):
+    if _is_atari(config.environment.task) or family_of(config.environment.task).startswith("mujoco"):
         return _is_atari(config.environment.task)
     environment = Environment(config, segment_spec(config), np.zeros(1), 16, rendered=True)
     try:
@@ -278,10 +280,10 @@ def _has_twins(env_id: np.ndarray) -> bool:
 
 
 def _is_atari(task: str) -> bool:
-    return _family(task) == "atari"
+    return family_of(task) == "atari"
 
 
-def _family(task: str) -> str:
+def family_of(task: str) -> str:
     """Returns the part of EnvPool that a task is of, such as "atari", "classic_control" or "mujoco.dmc"."""
     module: str = envpool.registration.registry.specs[task][0]
     return module.removeprefix("envpool.")

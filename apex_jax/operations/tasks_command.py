@@ -1,0 +1,59 @@
+"""The command tasks: what can be trained here, and by which arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from apex_jax.environments.tasks import Task, families, names, trainable
+from apex_jax.host.errors import Parser, UsageError, shown
+from apex_jax.host.program import NAME
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Prints the tasks that contain a word, or the families of tasks; returns the exit code. Raises UsageError.
+
+    `arguments`: after "tasks".
+    """
+    word = _parser().parse_args(arguments).word
+    if not word:
+        print("\n".join(_families()))
+        return 0
+    candidates = names(word)
+    tasks = list(trainable(candidates))
+    if not tasks:
+        why = "this agent can train none of those that EnvPool has of it" if candidates else "EnvPool has none of it"
+        raise UsageError(f"tasks {shown(word)}: {why}; `{NAME} tasks` lists the families")
+    print("\n".join(_columns([("task", "observation", "actions", "agent", "train it by"), *map(_row, tasks)])))
+    if missing := len(candidates) - len(tasks):
+        print(f"\n{missing} more cannot be trained here: pixels that are not Atari's, or other kinds of actions.")
+    return 0
+
+
+def _families() -> list[str]:
+    rows = [("family", "tasks"), *((name, str(count)) for name, count in families().most_common())]
+    advice = f"{NAME} tasks WORD lists the tasks with this word in their name or family, and how to train each."
+    return [*_columns(rows), "", advice, "Scores of those that were trained here: results/README.md."]
+
+
+def _row(task: Task) -> tuple[str, ...]:
+    spec = task.spec
+    shape = (spec.frame_stack, *spec.frame_shape) if spec.frame_stack > 1 else spec.frame_shape
+    actions = f"{spec.action.shape[0]} numbers" if task.is_continuous else f"1 of {spec.action.num_actions}"
+    agent = "dpg" if task.is_continuous else "dqn"
+    return task.name, f"{spec.frame_dtype} {'x'.join(map(str, shape))}", actions, agent, f"{NAME} {task.arguments}"
+
+
+def _columns(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(text.ljust(w) for text, w in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        "tasks",
+        description="Lists the tasks that can be trained, with their agent and arguments.",
+        epilog=f"examples: {NAME} tasks walker; {NAME} tasks atari",
+        allow_abbrev=False,
+    )
+    parser.add_argument("word", nargs="?", default="", metavar="WORD", help="in the name or family of the tasks")
+    return parser

@@ -1,0 +1,42 @@
+"""The command tasks prints what can be trained, and refuses a word that nothing has."""
+
+from __future__ import annotations
+
+import pytest
+
+from apex_jax.host.errors import UsageError
+from apex_jax.operations import tasks_command
+
+
+def test_a_word_lists_its_tasks_with_agent_and_arguments(capsys: pytest.CaptureFixture[str]) -> None:
+    assert tasks_command.run(["classic_control"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["task", "observation", "actions", "agent", "train", "it", "by"]
+    assert next(line for line in lines if line.startswith("Pendulum-v1 ")).endswith(
+        "dpg    python main.py --config pendulum environment.task=Pendulum-v1"
+    )
+    assert next(line.split() for line in lines if line.startswith("CartPole-v1 "))[1:6] == [
+        "float32",
+        "4",
+        "1",
+        "of",
+        "2",
+    ]
+
+
+def test_tasks_that_cannot_be_trained_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
+    assert tasks_command.run(["box2d"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1].startswith("2 more cannot be trained here: pixels")
+
+
+def test_without_a_word_the_families_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert tasks_command.run([]) == 0
+    output = capsys.readouterr().out
+    assert "mujoco.dmc" in output
+    assert "tasks WORD" in output
+
+
+@pytest.mark.parametrize(("word", "why"), [("zorro", "EnvPool has none of it"), ("vizdoom", "can train none")])
+def test_a_word_without_tasks_is_one_line_of_error(word: str, why: str) -> None:
+    with pytest.raises(UsageError, match=why):
+        tasks_command.run([word])
