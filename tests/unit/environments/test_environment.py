@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import envpool
@@ -15,7 +14,6 @@ import pytest
 from apex_jax.config import ActorConfig, Config, EnvironmentConfig
 from apex_jax.environments.environment import Environment, Episode, EpisodeTracker, has_screen, has_stage, segment_spec
 from apex_jax.host.errors import UsageError
-from apex_jax.segment_codec import max_slots
 from apex_jax.settings import load
 from apex_jax.types import Step
 from tests.rigs.recordings import PONG
@@ -286,12 +284,19 @@ def test_frames_of_a_task_without_frames_cannot_be_stacked_or_skipped(frames: di
         segment_spec(config("CartPole-v1", **frames))
 
 
-def test_segment_of_vectors_that_no_message_can_hold_is_refused() -> None:
-    chess, settings = config("Chess-v1"), ActorConfig(segment_slots=4096)
-    most = max_slots(segment_spec(chess))
-    with pytest.raises(UsageError, match=rf"actor\.segment_slots=4096: must be at most {most}, with .*task=Chess-v1"):
-        segment_spec(chess.replace(actor=settings))
-    assert segment_spec(chess.replace(actor=replace(settings, segment_slots=most))).slots == most
+def test_segment_of_vectors_that_no_message_can_hold_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("apex_jax.environments.environment.max_slots", lambda _: 1000)  # no task is wide enough
+    cart = config("CartPole-v1")
+    with pytest.raises(UsageError, match=r"actor\.segment_slots=1001: must be at most 1000, with .*task=CartPole-v1"):
+        segment_spec(cart.replace(actor=ActorConfig(segment_slots=1001)))
+    assert segment_spec(cart.replace(actor=ActorConfig(segment_slots=1000))).slots == 1000
+
+
+def test_game_for_several_players_is_refused() -> None:
+    with pytest.raises(
+        UsageError, match=r"task=Chess-v1: a game for several players; choose a task for one"
+    ):
+        segment_spec(config("Chess-v1"))
 
 
 def test_equal_seeds_agree_and_different_seeds_differ() -> None:
