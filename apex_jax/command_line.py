@@ -73,7 +73,7 @@ def _check_given_once(texts: Sequence[str], group: str) -> None:
 
 
 def _file_of(config: str) -> Path:
-    """Returns the file of that path if there is one, otherwise the configuration of that name, such as atari."""
+    """Returns the file at that path if it exists, otherwise the file in configs/ of that name, such as atari."""
     path, named = Path(config), CONFIGS / f"{config.removesuffix('.yaml')}.yaml"
     return named if path.name == config and _is_file(named) and not _is_file(path) else path
 
@@ -81,7 +81,7 @@ def _file_of(config: str) -> Path:
 def _is_file(path: Path) -> bool:
     try:
         return path.is_file()
-    except OSError:  # a name that no file can have
+    except OSError:  # no file can have this name
         return False
 
 

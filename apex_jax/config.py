@@ -13,8 +13,8 @@ from typing import Any
 
 from apex_jax.config_key import key
 
-GPU_UPDATES_PER_CALL = 8  # meaning of learner.updates_per_call=0 on a GPU, which is faster than Python
-CPU_TRANSITIONS_PER_CALL = 256  # the same on a CPU: as many updates as make this many transitions, from 1 to 8
+GPU_UPDATES_PER_CALL = 8  # for learner.updates_per_call=0 on a GPU, which would otherwise wait for Python
+CPU_TRANSITIONS_PER_CALL = 256  # for the same on a CPU: as many updates as fit in this many transitions, but 1 to 8
 GYM_MUJOCO = (
     *("Ant", "HalfCheetah", "Hopper", "Humanoid", "HumanoidStandup", "InvertedDoublePendulum", "InvertedPendulum"),
     *("Pusher", "Reacher", "Swimmer", "Walker2d"),
@@ -291,7 +291,7 @@ class SecurityConfig:
 
 @dataclass(frozen=True)
 class Config:
-    """A run. What it must have in common with the other roles of its fleet is its `compatibility_key`."""
+    """The configuration of a run; `compatibility_key` holds the values that all roles of the fleet must share."""
 
     seed: int = key(1, "every process derives its own random numbers from this one", "", 0, 2**31 - 1)
     run_directory: str = key(
@@ -364,7 +364,7 @@ class Config:
     def checkpoint_compatibility_key(self) -> str:
         """Text of the values that a run must share with the checkpoint from which it resumes.
 
-        It lacks an algorithm named "auto", which depends on the environment: see `agent.registry.resolved`.
+        It omits the algorithm if the name is "auto", which depends on the environment: see `agent.registry.resolved`.
         """
         name = self.algorithm.name
         algorithm = "" if name == "auto" else f" name={name}"

@@ -1,4 +1,4 @@
-"""What the configuration knows of each key beside its type and default."""
+"""The help text, unit and allowed values of a configuration key, held in the metadata of its dataclass field."""
 
 from __future__ import annotations
 

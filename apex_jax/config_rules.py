@@ -12,11 +12,11 @@ from apex_jax.config import Config
 from apex_jax.host.errors import UsageError, shown
 
 MAX_IPC_PATH_BYTES = 107  # longest path of a Unix socket
-MAX_PARAMETER_BYTES = 2**29  # a copy of apex_jax.types.MAX_WEIGHTS_BYTES: that module imports numpy
-MAX_SEGMENT_BYTES = 2**25  # the same of apex_jax.types.MAX_SEGMENT_BYTES
-COLUMN_BYTES = 17  # of a slot with a discrete action, see apex_jax.types.COLUMNS
-HEADER_BYTES = 18  # a copy of apex_jax.segment_codec.HEADER_BYTES
-ATARI_ACTIONS = 18  # of a game with the full action set
+MAX_PARAMETER_BYTES = 2**29  # copies apex_jax.types.MAX_WEIGHTS_BYTES, because that module imports numpy
+MAX_SEGMENT_BYTES = 2**25  # copies apex_jax.types.MAX_SEGMENT_BYTES
+COLUMN_BYTES = 17  # all columns of one slot, if actions are discrete; see apex_jax.types.COLUMNS
+HEADER_BYTES = 18  # copies apex_jax.segment_codec.HEADER_BYTES
+ATARI_ACTIONS = 18  # number of actions in the full action set
 
 Rule: TypeAlias = tuple[str, bool, str]  # key, whether its value is valid, what the value must be
 

@@ -29,16 +29,16 @@ from apex_jax.types import (
 
 Bytes: TypeAlias = bytes | bytearray | memoryview
 
-LARGEST_REWARD = 1e9  # maximum if rewards are not clipped: no float32 of an update overflows with it
-LARGEST_OBSERVATION = 1e6  # maximum in float frames, for the same reason: gradients are multiples of them, and squared
-OVERESTIMATION = 1e3  # a learning network may give an action up to this many times the largest possible value
+LARGEST_REWARD = 1e9  # limit of unclipped rewards, so that no float32 in an update overflows
+LARGEST_OBSERVATION = 1e6  # limit in float frames for the same reason: gradients scale with them, and are squared
+OVERESTIMATION = 1e3  # a network that learns may overestimate the largest possible value by up to this factor
 LONGEST_HORIZON_STEPS = 1e5  # a value sums rewards over at most this many steps, even if the discount is 1
 HEADER_BYTES = 18  # of a zstd frame
 FLOAT32, INT32 = np.dtype("<f4"), np.dtype("<i4")
 
 
 class _Field(NamedTuple):
-    """Where a column lies in the body of a segment."""
+    """The position of a column in the body of a segment."""
 
     name: str
     dtype: np.dtype
@@ -47,7 +47,7 @@ class _Field(NamedTuple):
 
 
 class _Layout(NamedTuple):
-    """Where everything lies in the body of a segment: the frames follow the columns."""
+    """The layout of the body of a segment: the columns, then the frames."""
 
     fields: tuple[_Field, ...]
     columns_bytes: int
@@ -64,7 +64,7 @@ def _layout(spec: SegmentSpec, names: tuple[str, ...]) -> _Layout:
         fields.append(_Field(name, dtype, shape, end))
         end += dtype.itemsize * math.prod(shape)
     frame_bytes = spec.frame_bytes * spec.slots
-    noise_bytes = frame_bytes + frame_bytes // 256 + HEADER_BYTES  # stored raw
+    noise_bytes = frame_bytes + frame_bytes // 256 + HEADER_BYTES  # zstd stores incompressible frames raw
     return _Layout(tuple(fields), end, end + noise_bytes)
 
 
@@ -85,10 +85,10 @@ NO_LIMITS = ValueLimits(math.inf, math.inf, 1.0)
 
 
 def value_limits(config: Config) -> ValueLimits:
-    """Returns the limits implied by rewards, n and discount, with some tolerance: larger values can end a learner.
+    """Returns the limits implied by rewards, n and discount, with some tolerance; larger values could end the learner.
 
-    |return| <= r * sum_{j<n} gamma^j for rewards up to r. A priority is a |TD error|: a return and two values, each of
-    at most r / (1 - gamma), which networks overestimate. If rewards are not clipped, r is LARGEST_REWARD.
+    |return| <= r * sum_{j<n} gamma^j for rewards up to r. A priority is a |TD error|, at most a return plus two values.
+    A value is at most r / (1 - gamma), times OVERESTIMATION. If rewards are not clipped, r is LARGEST_REWARD.
     """
     gamma, reward = config.algorithm.discount, config.environment.reward_clip or LARGEST_REWARD
     largest_return = reward * sum(gamma**step for step in range(config.algorithm.n_step)) * (1 + 1e-3)
@@ -101,9 +101,9 @@ class _Zstd(threading.local):
 
     def __init__(self) -> None:
         # Measured with 64 frames of 84 x 84 of random play in Pong, Seaquest, MsPacman: 46, 119, 145 B per transition;
-        # 110 to 160 us to compress, 50 us to decompress. zstd itself finds repetitions between frames: XORed with the
-        # previous frame they take 52, 129, 153 B (LZ4: 104, 198, 218 B). Levels -1 and 3 save nothing; level 5
-        # saves 6 %, in 600 us.
+        # 110 to 160 us to compress, 50 us to decompress. zstd itself finds repetitions between frames: if each frame
+        # is XORed with the previous one, it takes 52, 129, 153 B (LZ4: 104, 198, 218 B). Levels -1 and 3 save nothing;
+        # level 5 saves 6 %, in 600 us.
         self.compressor = zstandard.ZstdCompressor(level=1)
         self.decompressor = zstandard.ZstdDecompressor()
 
@@ -223,7 +223,7 @@ def max_body_bytes(spec: SegmentSpec) -> int:
 
 def max_slots(spec: SegmentSpec) -> int:
     """Returns the most slots of a segment whose longest body fits in a message."""
-    block = 256  # slots; for as many, `max_body_bytes` rounds nothing
+    block = 256  # with this many slots, `max_body_bytes` is exact
     return (MAX_SEGMENT_BYTES - HEADER_BYTES) * block // (max_body_bytes(spec._replace(slots=block)) - HEADER_BYTES)
 
 
@@ -240,7 +240,7 @@ def _check_length(body: Bytes, layout: _Layout) -> memoryview:
 
 
 def _are_allowed(action: np.ndarray, spec: ActionSpec) -> bool:
-    if action.dtype == INT32 and spec.low == 0:  # one reduction, not two: unsigned, a negative number is a large one
+    if action.dtype == INT32 and spec.low == 0:  # as uint32, negative numbers are large: one check suffices
         return bool(action.view("<u4").max() <= spec.high)
     return bool(action.min() >= spec.low and action.max() <= spec.high)
 

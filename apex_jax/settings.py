@@ -115,7 +115,7 @@ def load(path: Path | str | None, overrides: Sequence[str] = (), group: str = ""
 def load_as_written(
     source: Path | str | Mapping[str, Any] | None, overrides: Sequence[str] = (), group: str = ""
 ) -> Config:
-    """Returns the same without checking whether the keys fit each other: an earlier run need not fit today's rules.
+    """Returns the same as `load`, but unchecked by the rules between keys, which an earlier run may break.
 
     `source` may also be a mapping of keys to values, as a file has them.
     """
@@ -262,9 +262,8 @@ def _parsed(setting: Setting, kind: Any, value: Any) -> Any:
     """Returns the value as `kind`. Raises ValueError with the allowed values."""
     if isinstance(value, str) and "${" in value:
         raise ValueError("nothing is looked up or evaluated; write the value itself in place of ${...}")
-    if isinstance(value, str) and value.startswith(
-        "~"
-    ):  # otherwise a folder named ~ would be made, which invites rm -rf ~
+    # If ~ were accepted, a folder of that name would be created, and a user might delete it with rm -rf ~.
+    if isinstance(value, str) and value.startswith("~"):
         raise ValueError("nothing is looked up or evaluated; write the path itself in place of ~")
     if kind is bool:
         if not isinstance(value, bool):

@@ -3,7 +3,7 @@
 Axis legend, used in every shape of this project:
 
     B  transitions of a batch          K  batches drawn together
-    E  environments of an actor        A  those of them that stepped
+    E  environments of an actor        A  environments that stepped, or elements of an action
     F  frames per observation (stack)  L  frame slots of a segment
     C  segments that fit in the replay N  any number of elements
     *O shape of one frame: (height, width) of pixels, or (D,) of a vector observation
@@ -17,9 +17,9 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-MAX_COUNT = 2**48  # of transitions, segments or actors: enough for any run; no sum overflows; the journal accepts it
+MAX_COUNT = 2**48  # of transitions, segments or actors; no sum overflows 64 bits, and the journal accepts every count
 MAX_ENVIRONMENT_STEPS = 10**15  # of a run; multiplied by a frame skip, it still fits in 64 bits
-MAX_SAMPLES_PER_INSERT = 1e9  # in a message; the ratio itself has no limit while no actor sends anything
+MAX_SAMPLES_PER_INSERT = 1e9  # in a message; the ratio itself grows without limit while no actor sends segments
 MAX_SEGMENT_BYTES = 2**25
 MAX_STREAMED_SEGMENTS = 64  # in one message to the learner; fewer if they exceed a few megabytes
 MAX_WEIGHTS_BYTES = 2**29
@@ -87,12 +87,12 @@ class SegmentSpec(NamedTuple):
         return math.prod(self.frame_shape) * np.dtype(self.frame_dtype).itemsize
 
     def max_environment_steps(self, num_environments: int) -> int:
-        """Maximum of `SegmentRecord.environment_steps`; it allows for missing segments of every environment."""
+        """Maximum of `SegmentRecord.environment_steps`, which include the steps of dropped segments."""
         return 16 * num_environments * self.slots
 
 
 class Interface(NamedTuple):
-    """What an environment returns and accepts, for a policy that is used without it."""
+    """The observations that an environment returns and the actions that it accepts, for a policy used without it."""
 
     spec: SegmentSpec
     parts: dict[str, tuple[int, ...]] | None  # name and shape of each part of an observation; None: it is one array
@@ -137,9 +137,9 @@ COLUMNS: dict[str, Callable[[SegmentSpec], Column]] = {
     # k in 1..n: the bootstrap observation ends at slot f + k.
     "bootstrap_offset": lambda spec: Column("uint8"),
 }
-"""By name, in the order in which they travel. Codec, builder, frame store and batches follow this table.
+"""The columns by name, in the order of an encoded segment. Codec, builder, frame store and batches use this table.
 
-The first three are checked together, as one block of float32.
+The codec checks the first three together, as one block of float32.
 """
 
 Columns: TypeAlias = dict[str, np.ndarray]
@@ -153,7 +153,7 @@ def zero_columns(spec: SegmentSpec) -> Columns:
 
 
 class Segment(NamedTuple):
-    """A segment with its pixels."""
+    """A segment with uncompressed frames."""
 
     frames: np.ndarray  # uint8|float32[L, *O], the newest frame of each observation only
     columns: Columns

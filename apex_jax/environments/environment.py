@@ -66,7 +66,7 @@ def segment_spec(config: Config) -> SegmentSpec:
         n_step=config.algorithm.n_step,
         action=actions,
     )
-    if segments.slots > (most := max_slots(segments)):  # of pixels, config_rules refuses them
+    if segments.slots > (most := max_slots(segments)):  # for pixels, config_rules has checked this
         raise UsageError(
             f"actor.segment_slots={segments.slots}: must be at most {most}, with environment.task={task}, because a"
             f" segment is sent in one message of at most {MAX_SEGMENT_BYTES >> 20} MiB; lower it"
@@ -131,11 +131,11 @@ class Environment:
                 **_options(config, max_episode_frames),
                 **({"render_mode": "rgb_array"} if rendered else {}),
             )
-            _ = self._pool.observation_space  # EnvPool builds it at first use: here rather than in `receive`
+            _ = self._pool.observation_space  # EnvPool builds it at its first use, which would delay `receive`
         self._interface = interface_of(config, spec)
         self._first = np.ones(self.num_environments, bool)
         self._lives = np.zeros(self.num_environments, np.int32)
-        self._waits = np.zeros(self.num_environments, bool)  # received, and not yet sent an action
+        self._waits = np.zeros(self.num_environments, bool)  # whether its last step was received, and no action sent
         self.reset()
 
     def reset(self) -> None:
@@ -267,7 +267,7 @@ def _are_actions(action: np.ndarray, spec: ActionSpec, count: int) -> bool:
 def action_bounds(space: Any) -> tuple[np.ndarray, np.ndarray]:
     """Returns the lower and upper bound of each element of an action: float64[A].
 
-    Bounds so wide that they bound nothing (LQR's are 1e10) count as -1 and 1.
+    -1 and 1 replace bounds beyond UNBOUNDED, which are no real bounds (those of LQR are 1e10).
     """
     is_bound = (space.low > -UNBOUNDED) & (space.high < UNBOUNDED)
     return np.where(is_bound, space.low, -1.0).astype(np.float64), np.where(is_bound, space.high, 1.0).astype(

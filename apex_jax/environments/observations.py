@@ -1,6 +1,6 @@
-"""Observations that have several named parts, as DM control's have: one vector, its parts in EnvPool's order.
+"""Joins observations of several named parts, such as those of DM control, to one vector in EnvPool's order.
 
-EnvPool's order is that of DM control (but for FishSwim, where EnvPool has the velocity before the target). Sorting by
+EnvPool's order is that of DM control, except in FishSwim, where EnvPool has the velocity before the target. Sorting by
 name, as `gymnasium.spaces.Dict` and JAX do, would give another vector than DM control's own flat observation.
 """
 
@@ -23,7 +23,7 @@ NOT_OBSERVED: dict[str, tuple[str, ...]] = {
     r"QuadrupedEscape": ("ball_state", "target_position"),
     r"QuadrupedFetch": ("origin", "rangefinder"),
 }
-"""Parts that EnvPool returns and DM control does not have in that task: most are constant, some reveal the goal."""
+"""Parts that EnvPool returns but DM control lacks, by task: most are constant, some reveal the goal."""
 
 
 def parts_of(task: str, spec: Any) -> tuple[str, ...] | None:

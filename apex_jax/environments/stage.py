@@ -1,8 +1,8 @@
-"""Plays one episode of a continuous task in the task's own simulator, DM control's or Gymnasium's, and shows it.
+"""Plays one episode of a continuous task in its original simulator, DM control or Gymnasium, and returns its screens.
 
-EnvPool steps the environments that train, but the film of a policy is an episode of the original environment: its
-score is an independent check of observations and actions. The simulator and its renderer run in a process of their
-own, `stage_process`, because a missing or broken graphics library can end or hang a process.
+Training uses EnvPool, but the film of a policy shows an episode of the original environment, whose score is an
+independent check of observations and actions. The simulator and its renderer run in a process of their own,
+`stage_process`, because a missing or broken graphics library can end or hang a process.
 
 The child writes a header, then a record for the first observation and one for the result of each action. The header
 is one line of JSON, padded with blanks to HEADER_BYTES, with the fields of `Header` or an "error". Both sides know the
@@ -30,7 +30,7 @@ from apex_jax.host.program import CHECKOUT
 HEADER_BYTES = 4096
 START_SECONDS = 60.0  # to import the simulator and draw the first screen
 STEP_SECONDS = 30.0
-EXIT_SECONDS = 5.0  # for the exit code of a process that has closed its output
+EXIT_SECONDS = 5.0  # from the end of the child's output to its exit
 
 
 class StageError(RunError):
@@ -38,13 +38,13 @@ class StageError(RunError):
 
 
 class Header(NamedTuple):
-    """What the child says of its task."""
+    """The child's description of its task."""
 
     observation_size: int
     action_size: int
     height: int
     width: int
-    frames_per_second: float  # of the screens that are drawn, in simulated time
+    frames_per_second: float  # screens drawn per second of simulated time
 
 
 def record_type(header: Header) -> np.dtype:
@@ -52,7 +52,7 @@ def record_type(header: Header) -> np.dtype:
     return np.dtype([
         ("reward", "<f8"),
         ("ended", "?"),
-        ("drawn", "?"),  # whether the screen is this step's; otherwise it is that of an earlier step
+        ("drawn", "?"),  # whether the screen shows this step; otherwise it shows an earlier one
         ("observation", "<f4", (header.observation_size,)),
         ("screen", "u1", (header.height, header.width, 3)),
     ])  # fmt: skip
@@ -65,7 +65,7 @@ class Stage:
     screen: np.ndarray | None  # uint8[height, width, 3] of the newest step; None if the step is not part of the film
 
     def __init__(self, task: str, seed: int, command: list[str] | None = None):
-        """Starts the simulator and the episode; `command`: of another child, for tests."""
+        """Starts the simulator and the episode; `command`: starts another child in its place, for tests."""
         self._task = task
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `close`
         self._child = subprocess.Popen(
@@ -102,12 +102,12 @@ class Stage:
     def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool]:
         """Applies an action, float32[A]; returns the observation, the reward, and whether the episode ended.
 
-        -1 and 1 are the bounds of each dimension. After its end the episode takes no more actions. DM control's LQR has
-        no limit of steps.
+        Each element of the action is in [-1, 1]. No action is accepted after the end of the episode. DM control's LQR
+        has no step limit.
         """
         if np.shape(action) != (self.action_size,):
             raise ValueError(f"{self._task} takes {self.action_size} numbers as its action, not {np.shape(action)}")
-        with contextlib.suppress(BrokenPipeError):  # `_receive` raises what the child died of
+        with contextlib.suppress(BrokenPipeError):  # `_receive` raises an error with the child's last line
             self._actions.write(np.asarray(action, "<f4").tobytes())
         return self._receive(STEP_SECONDS)
 
@@ -125,7 +125,7 @@ class Stage:
         return self.observation, float(record["reward"]), bool(record["ended"])
 
     def _read(self, size: int, seconds: float) -> bytearray:
-        """Returns the next `size` bytes of the child."""
+        """Returns the next `size` bytes that the child writes."""
         deadline = time.monotonic() + seconds
         poll = select.poll()
         poll.register(self._answers, select.POLLIN)
@@ -151,5 +151,5 @@ class Stage:
 
 
 def _python() -> list[str]:
-    """-P keeps the working directory off Python's path unless it is the checkout."""
+    """Returns the command that starts Python; -P keeps the working directory off its path if there is no checkout."""
     return [sys.executable] if CHECKOUT is not None else [sys.executable, "-P"]

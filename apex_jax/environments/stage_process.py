@@ -1,8 +1,8 @@
-"""The process behind `stage.Stage` plays one episode over its pipes.
+"""The child process of `stage.Stage`: plays one episode, and exchanges actions and records with it over pipes.
 
 Started as `python -m apex_jax.environments.stage_process TASK SEED`.
 
-DM control's and Gymnasium's packages are imported here only, and only those of the task.
+DM control and Gymnasium's simulators are imported only here, and only for the tasks that need them.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from apex_jax.host.program import CHECKOUT
 
 SCREEN_PIXELS = 480  # height and width of DM control's screens, and of Gymnasium's MuJoCo tasks by default
 FRAMES_PER_SECOND_LIMIT = 30  # of the film: rendering a screen on the CPU takes longer than many steps
-UNBOUNDED = 1e6  # bounds beyond it mean none: MuJoCo writes 1e10
-ERROR_CHARACTERS = 300  # of a message, 12 bytes each at most, fit into the header
+UNBOUNDED = 1e6  # a wider bound counts as none: MuJoCo uses 1e10
+ERROR_CHARACTERS = 300  # maximum length of a message; with at most 12 bytes a character, it fits into the header
 
 Step = tuple[np.ndarray, float, bool]  # observation float32[D], reward, whether the episode ended
 
 
 class Simulator(Protocol):
-    """A task's own environment."""
+    """The original environment of a task."""
 
     low: np.ndarray  # float64[A]
     high: np.ndarray  # float64[A]
@@ -51,7 +51,7 @@ class DMControl:
     """A task of DM control's suite, under EnvPool's name."""
 
     def __init__(self, task: str, seed: int):
-        """Raises LookupError for a name that is not EnvPool's of a task of the suite."""
+        """Raises LookupError if `task` is not EnvPool's name of a task of the suite."""
         from dm_control import suite
 
         names = {envpool_name(*names): names for names in suite.ALL_TASKS}
@@ -86,7 +86,7 @@ class Gymnasium:
     """A task of Gymnasium with continuous actions, such as HalfCheetah-v4 and Pendulum-v1."""
 
     def __init__(self, task: str, seed: int):
-        """Raises Gymnasium's own errors for what it cannot make, and TypeError for discrete actions."""
+        """Raises Gymnasium's own errors for a task that it cannot make, and TypeError for discrete actions."""
         import gymnasium
 
         self._seed = seed
@@ -116,7 +116,7 @@ class Gymnasium:
 
 
 def envpool_name(domain: str, task: str) -> str:
-    """Returns EnvPool's name of a task of DM control: WalkerWalk-v1 of ("walker", "walk")."""
+    """Returns EnvPool's name of a task of DM control: WalkerWalk-v1 for ("walker", "walk")."""
     words = f"{domain}_{task}".split("_")
     return "".join(word[0].upper() + word[1:] for word in words) + "-v1"
 
@@ -129,13 +129,13 @@ def simulator(task: str, seed: int) -> Simulator:
 
 
 def scaled(action: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:
-    """Returns an action of [-1, 1] between the bounds, all of them float64[A]; no bound counts as -1 or 1."""
+    """Scales an action from [-1, 1] to the bounds, all of them float64[A]; a missing bound counts as -1 or 1."""
     low, high = np.where(low < -UNBOUNDED, -1.0, low), np.where(high > UNBOUNDED, 1.0, high)
     return np.clip((low + high) / 2 + action * (high - low) / 2, low, high)
 
 
 def play(simulator: Simulator, observation: np.ndarray, actions: BinaryIO, answers: BinaryIO) -> None:
-    """Plays the episode that begins with `observation`, until it ends or `actions` does; see `stage` for the bytes."""
+    """Plays the episode that begins with `observation`, until it or `actions` ends; see `stage` for the protocol."""
     screen, reward, ended = simulator.screen(), 0.0, False
     steps_per_frame = math.ceil(simulator.steps_per_second / FRAMES_PER_SECOND_LIMIT)
     frames_per_second = simulator.steps_per_second / steps_per_frame

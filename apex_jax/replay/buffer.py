@@ -13,14 +13,14 @@ from apex_jax.replay.sum_tree import SumTree
 from apex_jax.types import Columns, SegmentSpec
 
 MAX_EXPONENT = 10.0
-MIN_PRIORITY, MAX_PRIORITY = 1e-29, 1e29  # clipping range: even raised to MAX_EXPONENT, these are float64 above 0
+MIN_PRIORITY, MAX_PRIORITY = 1e-29, 1e29  # clipping range; raised to MAX_EXPONENT, both stay finite and above 0
 
 
 class Draw(NamedTuple):
     """K batches of B transitions drawn from one state of the replay."""
 
     indices: np.ndarray  # int32[K, B], segment slot x L + frame slot
-    generations: np.ndarray  # uint32[K, B], of the segment in that slot
+    generations: np.ndarray  # uint32[K, B], generation of the drawn segment, see `ReplayBuffer`
     weights: np.ndarray  # float32[K, B], importance weights, largest of each batch = 1
     age_seconds: float  # mean over the drawn transitions since their insertion
 
@@ -48,8 +48,8 @@ class BufferState(NamedTuple):
     inserted_segments: int
     priority_exponent: float
     max_priority: float
-    random_state: dict[str, Any]  # of the generator of the draws
-    insertion_ids: np.ndarray  # int64[M], insertion id that the segment first had; 0 = no segment
+    random_state: dict[str, Any]  # state of the random generator that draws
+    insertion_ids: np.ndarray  # int64[M], original insertion id of the segment, which a restore keeps; 0 = no segment
     leaves: np.ndarray  # float64[M, L], priorities raised to the exponent
     ages_seconds: np.ndarray  # float64[M], since the insertion
 
@@ -80,7 +80,7 @@ class ReplayBuffer:
         rng: np.random.Generator,
         from_actors: bool = True,
     ) -> None:
-        """`from_actors`: a new transition gets the priority of its actor, otherwise the largest so far, at first 1."""
+        """`from_actors`: new transitions get their actor's priorities; if False, the largest so far, initially 1."""
         if spec.max_transitions < 1:
             raise ValueError(
                 f"segments of {spec.slots} slots, {spec.overlap} of them overlap, hold no transition: raise slots"
@@ -109,8 +109,8 @@ class ReplayBuffer:
         self._tree = SumTree(num_leaves)
         self._bodies = [b""] * self.capacity_segments
         self._body_bytes = 0
-        self._missing = 0  # in a restored buffer: insertions before its oldest live segment
-        self._insertion_ids = np.zeros(self.capacity_segments, np.int64)  # first id of each segment, kept by a restore
+        self._missing = 0  # number of insertions before the oldest restored segment; 0 if nothing was restored
+        self._insertion_ids = np.zeros(self.capacity_segments, np.int64)  # original ids, which a restore keeps
         self._generations = np.zeros(self.capacity_segments, np.uint32)
         self._insert_seconds = np.zeros(self.capacity_segments)
         self._num_transitions = np.zeros(self.capacity_segments, np.int32)
@@ -127,7 +127,7 @@ class ReplayBuffer:
 
     @property
     def oldest_insertion_id(self) -> int:
-        """First insertion id of the oldest live segment; if there is none, the id of the next insertion."""
+        """Original insertion id of the oldest live segment; if there is none, the id of the next insertion."""
         oldest = self.inserted_segments - self.size_segments
         return int(self._insertion_ids[oldest % self.capacity_segments]) if self.size_segments else oldest + 1
 
@@ -258,9 +258,9 @@ class ReplayBuffer:
         """Fills an empty buffer; returns the number of segments that get their priorities from `state`.
 
         The newest segments that fit are inserted. If insertion ids are missing, older segments move up, so that the
-        ring has no gaps. A segment that `state` does not contain, or contradicts, gets its initial priorities, and so
-        do all segments if the priority exponent has changed. Raises ValueError if the buffer is not empty, or the
-        random state is invalid.
+        ring has no gaps. Segments that are missing from `state`, or have other transitions there, get their initial
+        priorities, as do all segments if the priority exponent has changed. Raises ValueError if the buffer is not
+        empty, or the random state is invalid.
         """
         if self.inserted_segments:
             raise ValueError(
@@ -309,7 +309,10 @@ class ReplayBuffer:
         return self._exponentiate(priorities)
 
     def _fill(self, bodies: Sequence[bytes], leaves: np.ndarray, insert_seconds: np.ndarray) -> np.ndarray:
-        """Stores segments as the newest ones, up to `inserted_segments`; returns their slots. leaves: float64[N, L]."""
+        """Stores N segments as the newest insertions, the last of them number `inserted_segments`; returns their slots.
+
+        leaves: float64[N, L].
+        """
         insertion_ids = np.arange(self.inserted_segments - len(bodies) + 1, self.inserted_segments + 1)
         slots = (insertion_ids - 1) % self.capacity_segments
         ring = np.zeros((self.capacity_segments, self._slots))
@@ -332,7 +335,7 @@ class ReplayBuffer:
 
 
 def _places(values: np.ndarray, wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the positions in `values` int64[M] of the `wanted` int64[N] found there, and which these are: bool[N]."""
+    """Returns the positions in `values` int64[M] of those `wanted` int64[N] that it has, and their mask bool[N]."""
     order = np.argsort(values)
     at = np.minimum(np.searchsorted(values[order], wanted), max(0, len(values) - 1))
     found = values[order][at] == wanted if len(values) else np.zeros(len(wanted), bool)

@@ -2,8 +2,8 @@
 
     8 bytes of magic | format | length of the facts | CRC-32 of these three and of the facts | facts, a JSON object
 
-All numbers are uint32, little-endian. Every value is checked: a damaged file is distinguished from a sound one of
-another configuration, and a length is limited to the bytes that exist.
+All numbers are uint32, little-endian. Every value is checked when it is read: damage raises CorruptFile, an intact head
+of another format or configuration raises JournalError, and no length may exceed the bytes of the file.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class CorruptFile(ValueError):
 
 
 class Identity:
-    """The configuration and run of a journal; files of another one are rejected."""
+    """The configuration and run of a journal; files of another configuration or run are rejected."""
 
     def __init__(self, compatibility_key: str, spec: SegmentSpec, run: str = "") -> None:
         """`compatibility_key`: see `Config`; `run`: see `apex_jax.run.identity`, empty = taken from the files."""

@@ -1,9 +1,9 @@
 """The replay server's journal: it records every event, and restores the replay when the server starts again.
 
-Segments and welcomes are in the log before they are answered, refusals within a second. Priorities, counters and the
-random state are in a snapshot, which a thread writes. After a kill, the newest snapshot and the log after it restore
-everything except the priority updates since the snapshot and the refusals of the last second: the segments have the
-priorities of the snapshot, or their initial ones.
+Segments and welcomes are written to the log before the server answers them, refusals within a second. A thread writes
+snapshots of the priorities, the counters and the random state. If the server is killed, the log and the newest snapshot
+restore everything except the priority updates since the snapshot and the refusals of the last second: each segment gets
+its priorities of the snapshot, or its initial ones if it is newer.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from apex_jax.types import MAX_COUNT, SegmentRecord, SegmentSpec
 _log = logging.getLogger(__name__)
 
 WELCOME, REPORT, FIRST_REFUSAL = 1, 2, 3  # kinds of records; each reason for a refusal is another kind
-LOG_BYTES_AT_MOST = 2**28  # since the newest snapshot; then another is due, so that old files can be deleted
-RETRY_SECONDS = 5.0  # after a failed snapshot, but at most snapshot_interval_seconds; doubled each time
+LOG_BYTES_AT_MOST = 2**28  # after this much growth of the log a snapshot is due, so that old files can be deleted
+RETRY_SECONDS = 5.0  # from a failed snapshot to the next attempt; doubled each time, up to snapshot_interval_seconds
 REFUSALS_SECONDS = 1.0  # between two writes of refusals: an actor may send thousands in this time
-CLOSE_SECONDS = 20.0  # limit for the last snapshot: a spot machine has two minutes for everything
+CLOSE_SECONDS = 20.0  # time limit of the last snapshot, because a spot machine has two minutes to shut down
 COUNTS = struct.Struct("<5q")  # `ActorCounts`, in a report
 
 
@@ -55,14 +55,14 @@ class Journal:
         self._log = SegmentLog(self.directory, identity, capacity_segments)
         self._snapshots = Snapshots(self.directory, identity)
         self._thread: threading.Thread | None = None
-        self._failed: list[Path] | None = None  # files that the thread could not sync, for the next attempt
+        self._failed: list[Path] | None = None  # files to sync again, because the thread has not succeeded
         self._is_disk_full = False  # at the thread's last attempt
-        # Files whose segments have left the ring, covered by the newest snapshot but not by the one before it.
+        # Closed files that only the older of the two kept snapshots needs; deleted after the next snapshot.
         self._obsolete_later: list[LogFile] = []
-        self._obsolete_files: list[LogFile] = []  # the same for the snapshot being written
+        self._obsolete_files: list[LogFile] = []  # closed files that the snapshot being written does not need
         self._snapshot_errors = 0
         self._failures_in_a_row = 0
-        self._refused: dict[tuple[int, int], SegmentRecord] = {}  # not yet written, by kind of record and run id
+        self._refused: dict[tuple[int, int], SegmentRecord] = {}  # unwritten sums, by kind of record and run id
         self._next_refusals_seconds = 0.0
         self._next_seconds = 0.0  # time at which the next snapshot is due
         self._next_bytes = 0  # size of the log at which it is due
@@ -88,7 +88,7 @@ class Journal:
         self._log.append(SEGMENT, insertion_id, *segment)
 
     def on_refusal(self, segment: SegmentRecord, reason: str) -> None:
-        """Records a refused segment; all of one actor and reason are written as one record, within REFUSALS_SECONDS."""
+        """Records a refused segment. Every REFUSALS_SECONDS, one record per actor and reason is written, with sums."""
         key = FIRST_REFUSAL + REFUSALS.index(reason), segment.run_id
         steps, transitions = segment.environment_steps, segment.transitions
         if (before := self._refused.get(key)) is not None:
@@ -150,7 +150,7 @@ class Journal:
 
     def snapshot(self, buffer: ReplayBuffer, limiter: RateLimiter, counters: Counters, now_seconds: float) -> None:
         """Copies the state and starts a thread that writes it; `finish` waits for the thread."""
-        self._append_refusals()  # the counters contain them: after the snapshot they would count twice
+        self._append_refusals()  # the snapshot's counters include them; records after it would count them twice
         self._log.flush(now_seconds)
         facts, arrays = pack_state(self._log.last_event, buffer.state(now_seconds), limiter, self._config, counters)
         unsynced, self._obsolete_files = self._log.take_unsynced(), self._log.take_obsolete(buffer.oldest_insertion_id)
@@ -207,10 +207,11 @@ class Journal:
         self._next_seconds = now_seconds + min(delay, self._config.replay.snapshot_interval_seconds)
 
     def _delete_obsolete(self, has_succeeded: bool) -> None:
-        """Deletes the log files that both snapshots cover, the newest and the one before it.
+        """Deletes the log files that neither of the two kept snapshots needs.
 
-        While snapshots fail, the files stay, except the oldest ones once they exceed LOG_BYTES_AT_MOST. If the disk is
-        full, live segments need the space: the files that were obsolete before the last attempt are deleted.
+        While snapshots fail, obsolete files are kept up to LOG_BYTES_AT_MOST in total; beyond it the oldest are
+        deleted. If the disk is full, live segments need the space: the files that were obsolete before the last attempt
+        are deleted.
         """
         if has_succeeded or self._is_disk_full:
             going, self._obsolete_later = self._obsolete_later, self._obsolete_files
@@ -234,7 +235,7 @@ class Journal:
         counters = saved.counters if saved is not None else Counters(Ledger(), 0, 0)
         snapshot_event = saved.event if saved is not None else 0
         bodies: deque[tuple[int, bytes]] = deque(maxlen=buffer.capacity_segments)
-        insertion_ids: deque[int] = deque(maxlen=buffer.capacity_segments)  # including damaged records
+        insertion_ids: deque[int] = deque(maxlen=buffer.capacity_segments)  # including those of damaged records
         inserted_since = 0
         for record in self._log.read():
             if record.event > snapshot_event:
@@ -279,7 +280,7 @@ class Journal:
                 is_impossible = error.reason in ("bad_return", "bad_priority", "bad_discount")
                 self._log.left_out["segments of impossible values" if is_impossible else "damaged records"] += 1
                 continue
-            # Drops segments of a file that was unreadable when this segment was stored.
+            # A restart while a file was unreadable assigned its insertion ids again; the later segments are kept.
             while insertion_ids and insertion_id <= insertion_ids[-1]:
                 self._log.left_out["repeated records"] += 1
                 del insertion_ids[-1], kept[-1]

@@ -4,10 +4,13 @@
 
 An actor reports how many transitions it has produced, dropped, and received acknowledgements for; the server counts the
 stored and the refused ones. Counts are totals since the actor started, so the next report makes up for a lost one.
-Produced transitions without any other outcome are in flight while their actor lives, and lost with it once it is gone.
+Produced transitions without any other outcome are in flight while their actor is connected; afterwards only those that
+the server has yet to store, and the rest are lost with the actor. Acknowledged transitions that the server has not
+counted, because it lost its state, are lost with the replay.
+
 An actor reports every second. Each of its segments also contains the number of transitions produced so far, and its
-goodbye the number that it drops. If an actor is killed, or leaves while it is cut off, the transitions that it produced
-after its last received report are not counted.
+final report the number that it drops. If an actor is killed, or leaves without a connection, the transitions that it
+produced after its last received report are not counted.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ import numpy as np
 
 from apex_jax.segment_codec import CorruptSegment
 
-REMEMBERED_RUNS = 4096  # most actors with an account of their own; evicted accounts are summed up
+REMEMBERED_RUNS = 4096  # maximum number of accounts; evicted ones are added to `Ledger.forgotten`
 REFUSALS = ("bad_checksum", *CorruptSegment.REASONS, "impossible_steps")  # reasons for not storing a received segment
 DROPS = ("overflow", "unencodable", "unsent")  # reasons for which an actor drops transitions
 
@@ -82,7 +85,7 @@ class Ledger:
     def _forget_one(self) -> None:
         """Evicts the least recently used account and adds it to the sums; empty accounts are evicted first.
 
-        The account of a connected actor stays, because its next report, a total, would be counted on top of the sum.
+        The account of a connected actor stays, because its next report is a total, which includes the evicted counts.
         """
         away = [item for item in self._accounts.items() if item[0] not in self.connected] or self._accounts.items()
         empty = (run_id for run_id, account in away if not (account.produced or account.stored or account.refused))
@@ -160,7 +163,8 @@ def _totals(rows: np.ndarray, here: np.ndarray) -> dict[str, int]:
     """Returns the sums of some accounts.
 
     `here`: int64[N], at most this many of the transitions without an outcome are in flight; the rest are lost with
-    their actor. The server may have stored more than its actor knows, or, if it lost its state, less.
+    their actor. The server may have counted more transitions than the actor has received acknowledgements for, or
+    fewer if it lost its state.
     """
     _, _, stored, refused, produced, acknowledged, overflow, unencodable, unsent = rows.T
     answered = stored + refused

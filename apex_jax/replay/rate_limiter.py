@@ -81,8 +81,8 @@ class RateLimiter:
     def restore(self, inserted: int, sampled: int, inserted_since: int = 0) -> None:
         """Continues from saved counters. `inserted_since`: transitions stored after these were saved.
 
-        The draws since then were not saved. They are assumed to have kept the ratio; otherwise they would be repeated,
-        and inserting would wait for them.
+        The draws since then were not saved. The limiter assumes that they kept the ratio; otherwise inserting would
+        wait until the learner has drawn as many again.
         """
         self.inserted, self.sampled = _checked(inserted), _checked(sampled)
         most = max(0.0, self._surplus)
@@ -95,7 +95,7 @@ class RateLimiter:
 
     @property
     def _surplus(self) -> float:
-        """Samples that the stored transitions still allow, without drawing in advance."""
+        """Number of samples that drawing is behind the ratio; negative if it is ahead."""
         return self._samples_per_insert * (self.inserted - self._min_size) - self.sampled
 
 

@@ -44,7 +44,7 @@ class Replay:
         )
         self.limiter = make_limiter(config, spec)
         self.ledger = Ledger()
-        self.environment_steps = 0  # of the segments stored or refused, by all servers of this replay
+        self.environment_steps = 0  # of all segments stored or refused, across restarts of the server
         self.incarnations = 0  # number of actors welcomed so far
         self.journal: Journal | NoJournal = (
             Journal(config, spec, self.buffer.capacity_segments, run) if settings.journal else NoJournal()
@@ -86,7 +86,7 @@ class Replay:
         return self.limiter.can_sample(transitions, self.buffer.size_transitions, self.buffer.is_full)
 
     def draw(self, num_batches: int, batch_size: int, now_seconds: float) -> Draw:
-        """Draws K batches of B transitions, see `ReplayBuffer.sample`. They count when `drawn` is called."""
+        """Draws K batches of B transitions, see `ReplayBuffer.sample`. The limiter counts them in `drawn`."""
         return self.buffer.sample(num_batches, batch_size, now_seconds)
 
     def drawn(self, transitions: int) -> None:
@@ -147,7 +147,7 @@ class Replay:
         self.journal.finish(self.buffer, self.limiter, self._counters(), now_seconds)
 
     def close(self) -> None:
-        """Closes the journal; its log has everything that the last snapshot lacks."""
+        """Closes the journal, whose log contains every event since the last snapshot."""
         self.journal.close()
 
     def metrics(self) -> Mapping[str, float]:
@@ -166,7 +166,7 @@ class Replay:
 def make_limiter(config: Config, spec: SegmentSpec) -> RateLimiter:
     """Returns the run's rate limiter; raises UsageError if actors and learner would wait for each other."""
     replay, insert, draw = config.replay, spec.max_transitions, config.learner.largest_draw
-    share_samples = replay.min_size_to_sample * replay.samples_per_insert  # an error_buffer of 1, in samples
+    share_samples = replay.min_size_to_sample * replay.samples_per_insert  # what replay.error_buffer=1 is in samples
     least = least_error_buffer(replay.samples_per_insert, insert, draw)
     if share_samples and replay.error_buffer * share_samples < least:
         least_share = math.ceil(1e3 * least / share_samples) / 1e3

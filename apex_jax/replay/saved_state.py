@@ -35,7 +35,7 @@ class Saved(NamedTuple):
 
 
 def ratio_of(config: Config) -> list[float]:
-    """Returns the settings for which saved counters of the rate limiter are valid."""
+    """Returns the settings that must not have changed if saved counters of the rate limiter are to be used."""
     return [config.replay.samples_per_insert, float(config.replay.min_size_to_sample)]
 
 

@@ -1,9 +1,9 @@
 """A log of the replay's events, in files that are only appended to.
 
-A file is a head and records. A record is a fixed header with its own checksum, and a body, such as a segment's. When
-`flush` returns, the records are in the kernel's buffers, so a killed process loses none; a loss of power loses the
-records since the last `sync`. No file is opened for writing twice and no name is reused, so a file that another thread
-deletes is never one that is being written. A file that it syncs may still be written; then it is synced again later.
+A file is a head and records. A record is a header of fixed size with its own checksum, and a body, such as that of a
+segment. When `flush` returns, the records are in the kernel's buffers, so a killed process loses none; a loss of power
+loses the records since the last `sync`. No file is opened for writing twice and no name is reused, so another thread
+never deletes a file that is being written. It may sync such a file, which is then synced again later.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ RECORDS_AT_ONCE = 256  # per system call
 BYTES_AT_ONCE = 2**23  # per system call, approximately
 FIRST_DELAY_SECONDS = 1.0  # from a disk error to the next attempt; doubled each time
 LONGEST_DELAY_SECONDS = 60.0  # limit of that delay
-SPARE_EVENTS = 4096  # pending events at most, in addition to the segments of a whole ring
+SPARE_EVENTS = 4096  # at most this many records are pending in addition to one per segment of the ring
 
 SEGMENT = 0  # kind of a record whose body is a segment; the caller defines the other kinds
 
@@ -41,7 +41,7 @@ _CRC = struct.Struct("<I")
 HEADER_BYTES = _HEADER.size + _CRC.size
 _MARK = b"apxr"
 MOST = 2**62  # upper limit of the events, insertion ids, sequences and steps in records
-_NAME = re.compile(r"segments-([0-9]{20})(?:-[0-9]{6})?\.log")  # event of its first record, attempt (none in old files)
+_NAME = re.compile(r"segments-([0-9]{20})(?:-[0-9]{6})?\.log")  # first event, attempt (missing in old files)
 
 
 class Record(NamedTuple):
@@ -49,7 +49,7 @@ class Record(NamedTuple):
 
     event: int  # 1, 2, 3 ... over the whole run
     kind: int
-    insertion_id: int  # of the newest insertion, including this one
+    insertion_id: int  # of the stored segment; 0 if the record stores none
     run_id: int
     sequence: int
     environment_steps: int
@@ -88,7 +88,7 @@ class SegmentLog:
         self._pending: deque[_Pending] = deque()
         self._files: list[LogFile] = []  # the last one is open for writing
         self._descriptor: int | None = None
-        self._skipped_event = 0  # events up to this one may be in unreadable parts
+        self._skipped_event = 0  # unreadable bytes may hold events up to this number
         self._attempts = 0  # number of files created, so that each has a new name
         self._unsynced: list[Path] = []
         self._delay_seconds = 0.0
@@ -110,8 +110,8 @@ class SegmentLog:
     ) -> None:
         """Queues a record for the next `flush`. `crc`: zlib.crc32 of body; other fields as in `Record`.
 
-        The numbers must be in the range that `read` accepts: it would treat others as damage, and search the body for
-        records.
+        The numbers must be in the range that `read` accepts: it would take a record with others for damage, and search
+        its body for records.
         """
         numbers = (insertion_id, run_id, sequence, environment_steps)
         assert _is_believable(*numbers), numbers
@@ -151,7 +151,7 @@ class SegmentLog:
         return taken
 
     def take_obsolete(self, oldest_insertion_id: int) -> list[LogFile]:
-        """Removes and returns closed files of older segments only, which the caller deletes from the disk."""
+        """Removes from the log, and returns, the closed files of older segments only; the caller deletes them."""
         closed = self._files if self._descriptor is None else self._files[:-1]
         left = [file for file in closed if file.last_insertion_id < oldest_insertion_id]
         self._files = [file for file in self._files if file not in left]
@@ -190,7 +190,7 @@ class SegmentLog:
             file.last_insertion_id = max(file.last_insertion_id, self._pending.popleft().insertion_id)
 
     def _open_file(self) -> None:
-        """Creates a file, after a server start or a disk error: the old one may end in the middle of a record."""
+        """Creates the next file. No old one is continued, because after a disk error it may end within a record."""
         head = pack(MAGIC, self._identity.facts)
         path, descriptor = self._make_file(self.last_event - len(self._pending) + 1)
         try:
@@ -304,8 +304,8 @@ class SegmentLog:
     def _next_record(self, path: Path, data: bytes, offset: int, event: int) -> tuple[Record, int] | None:
         """Returns the first sound record at or after `offset` and the offset of its end, or None.
 
-        `event`: of the previous record. A record is rejected if its event number is higher than the bytes between them
-        allow.
+        `event`: number of the previous record. A record is rejected if the bytes between the two are too few for all
+        the events between them.
         """
         start = _find_header(data, offset, event)
         if (start is None and len(data) - offset >= HEADER_BYTES) or (start is not None and start > offset):
@@ -324,7 +324,7 @@ class SegmentLog:
         return None
 
     def _skip_events(self, event: int, num_bytes: int) -> None:
-        """Reserves the event numbers that these bytes may contain, in case somebody repairs them."""
+        """Reserves the event numbers that unreadable bytes may hold, so that a repaired file cannot collide."""
         self._skipped_event = max(self._skipped_event, event + num_bytes // HEADER_BYTES)
 
     def _record(self, data: bytes, start: int, length: int) -> Record:
