@@ -293,9 +293,7 @@ def test_segment_of_vectors_that_no_message_can_hold_is_refused(monkeypatch: pyt
 
 
 def test_game_for_several_players_is_refused() -> None:
-    with pytest.raises(
-        UsageError, match=r"task=Chess-v1: a game for several players; choose a task for one"
-    ):
+    with pytest.raises(UsageError, match=r"task=Chess-v1: a game for several players; choose a task for one"):
         segment_spec(config("Chess-v1"))
 
 
