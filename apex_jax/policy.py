@@ -34,8 +34,9 @@ def load_policy(run: str | os.PathLike[str], updates: int | None = None, explora
     """Returns the agent that a run has trained.
 
     `run`: the run directory; `updates`: the checkpoint of this number of updates instead of the newest undamaged one;
-    `exploration`: the rate of random actions (DQN) or the standard deviation of the noise (DPG). Raises RunError, with
-    a message of one line, if there is no such run or checkpoint.
+    `exploration`: the rate of random actions (DQN) or the standard deviation of the noise (DPG); evaluations of DQN use
+    `evaluator.epsilon`, because some games loop for ever without it. Raises RunError or UsageError, with a message of
+    one line, if there is no such run or checkpoint, or if its configuration cannot be read.
     """
     directory = Path(run)
     interface = read_interface(directory)
@@ -102,7 +103,8 @@ class Policy:
     def act(self, observation: Observation) -> tuple[Any, Any]:
         """Returns the action and its value, or for a batch the actions and their values, float32[N].
 
-        The value estimates the discounted return from here, q(s, a). Raises ValueError if the observation has another
+        The value estimates the discounted return from here, q(s, a), of the rewards that the agent was trained on
+        (Atari: clipped ones, of one life). Raises ValueError if the observation has another
         shape or dtype than those that the agent was trained on.
         """
         stacks, is_batch = self._stacks(observation)
@@ -122,7 +124,12 @@ class Policy:
         frames = self._vectors(observation) if self.interface.parts else np.asarray(observation)
         if spec.frame_dtype == "uint8" and frames.dtype != np.uint8:
             raise ValueError(self._expected(f"an observation of {frames.dtype}"))
+        if frames.dtype.kind not in "biuf":
+            raise ValueError(self._expected(f"an observation of {frames.dtype}"))
         frames = frames.astype(spec.frame_dtype, copy=False)
+        is_vector = spec.frame_dtype == "float32" and spec.frame_stack == 1
+        if is_vector and frames.shape[-1:] != spec.frame_shape and frames.size == spec.frame_shape[0]:
+            frames = frames.reshape(spec.frame_shape)  # a matrix or a number, such as those of Catch and Taxi
         if frames.shape == spec.frame_shape != item:
             frames = self._stacked(frames)
         is_batch = frames.ndim == len(item) + 1

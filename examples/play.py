@@ -3,7 +3,8 @@
     python main.py --config pendulum                      # trains, in a minute
     python examples/play.py runs/Pendulum-v1-1            # plays
 
-Gymnasium and EnvPool name these tasks alike: Pendulum-v1, CartPole-v1, Acrobot-v1, MountainCar-v0, HalfCheetah-v4 ...
+Gymnasium and EnvPool name these tasks alike: Pendulum-v1, CartPole-v1, Acrobot-v1, MountainCar-v0, HalfCheetah-v4
+(which needs `pip install mujoco`). For others, write the same loop around the environment that you have.
 """
 
 import argparse
@@ -15,6 +16,7 @@ import gymnasium
 sys.path.append(str(Path(__file__).parents[1]))  # finds apex_jax in a checkout, if it is not installed
 
 from apex_jax import load_policy
+from apex_jax.host.errors import RunError
 from apex_jax.run.provenance import read_starts
 
 
@@ -37,7 +39,10 @@ def play(run: str, episodes: int) -> list[float]:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Plays episodes with a trained agent in Gymnasium.")
     parser.add_argument("run", help="a run directory, such as runs/Pendulum-v1-1")
-    parser.add_argument("--episodes", type=int, default=10)
+    parser.add_argument("--episodes", type=int, default=10, choices=range(1, 1001), metavar="N")
     arguments = parser.parse_args()
-    returns = play(arguments.run, arguments.episodes)
+    try:
+        returns = play(arguments.run, arguments.episodes)
+    except (RunError, gymnasium.error.Error) as error:
+        sys.exit(f"error: {error}")
     print(f"mean return {sum(returns) / len(returns):.1f} of {len(returns)} episodes:", *(f"{r:.1f}" for r in returns))

@@ -1,7 +1,7 @@
 """Stable-Baselines3 on the same task and machine, with the settings its authors publish (RL Zoo).
 
 DQN on an Atari game, TD3 on a Gymnasium task of MuJoCo: `--task Pong-v5`, `--task HalfCheetah-v4`. Writes a directory
-that `python main.py plot` reads. The clock stands still while its agent is evaluated, which ours does beside training.
+that `python main.py plot` reads. Its clock stands still during its evaluations; apex_jax evaluates while it trains.
 Needs results/requirements-sb3.txt: `sb3/bin/python results/sb3.py --minutes 30 runs/sb3-1`.
 """
 
@@ -103,7 +103,7 @@ def main() -> None:
     parser.add_argument("--task", default="Pong-v5", help="as apex_jax names it (Pong-v5)")
     arguments = parser.parse_args()
     (arguments.directory / "metrics").mkdir(parents=True)
-    atari = arguments.task.endswith("-v5")
+    atari = arguments.task not in gymnasium.registry  # "Pong-v5" is the name of EnvPool
     if threads := arguments.threads or (None if atari else 1):
         torch.set_num_threads(threads)
     model, evaluated = (atari_dqn if atari else mujoco_td3)(arguments.task, arguments.seed)

@@ -1,8 +1,9 @@
 """Writes every evaluation of the published runs to results/scores.csv: `python -m results.scores`.
 
 A row is exp_name,env_name,seed,metric,env_step,value: the schema in which BRO, SimBa, XQC and FlashSAC publish theirs.
-exp_name is the folder and file under results/, env_name EnvPool's name of the task, env_step counts emulator frames,
-and the metrics are "return", the mean of the games of an evaluation, and "minutes", when it ended.
+exp_name is the folder under results/ and the file, if a file holds the runs; env_name is EnvPool's name of the task;
+env_step counts emulator frames; the metrics are "return", the mean of the games of an evaluation, and "minutes", when
+it ended.
 """
 
 from __future__ import annotations

@@ -21,6 +21,7 @@ CONFIGS = {
     "HumanoidWalk-v1": "humanoid",
     "MountainCar-v0": "mountain_car",
     "Pendulum-v1": "pendulum",
+    "WalkerWalk-v1": "walker",
 }
 """Tasks with a configuration of their own; the others take that of their kind, see `Task.arguments`."""
 
@@ -40,9 +41,12 @@ class Task(NamedTuple):
     @property
     def arguments(self) -> str:
         """The arguments of the program that train it."""
-        config = CONFIGS.get(self.name, "walker" if self.is_continuous else "mountain_car")
-        config = "" if self.family == "atari" else f"--config {config} "
-        return f"{config}environment.task={self.name}"
+        if self.family == "atari":
+            return f"environment.task={self.name}"
+        own = CONFIGS.get(self.name)
+        config = own or ("walker" if self.is_continuous else "mountain_car")
+        limit = "" if own else " total_updates=0 total_minutes=15"
+        return f"--config {config} environment.task={self.name}{limit}"
 
 
 def families() -> Counter[str]:

@@ -25,7 +25,8 @@ def run(arguments: Sequence[str]) -> int:
         raise UsageError(f"tasks {shown(word)}: {why}; `{NAME} tasks` lists the families")
     print("\n".join(_columns([("task", "observation", "actions", "agent", "train it by"), *map(_row, tasks)])))
     if missing := len(candidates) - len(tasks):
-        print(f"\n{missing} more cannot be trained here: pixels that are not Atari's, or other kinds of actions.")
+        why = "pixels that are not Atari's, other kinds of actions or observations, or several players"
+        print(f"\n{missing} more cannot be trained here: {why}.")
     return 0
 
 

@@ -158,6 +158,9 @@ class Checkpointer:
                 continue
             self.saved_updates = progress.updates
             return state, progress
+        if updates is not None:
+            choice = ", ".join(map(str, steps))
+            raise CheckpointError(f"checkpoint {self.directory / str(updates)} cannot be read; there are: {choice}")
         if steps:
             raise CheckpointError(
                 f"none of the checkpoints in {self.directory} can be read; move it away to start afresh"

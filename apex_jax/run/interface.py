@@ -33,6 +33,7 @@ def read_interface(run_directory: str | os.PathLike[str]) -> Interface:
             *(None if bound is None else tuple(map(float, bound)) for bound in (record["low"], record["high"])),
         )
     except FileNotFoundError:
-        raise RunError(f"{path} does not exist: give the directory of a run that has learned something") from None
+        raise RunError(f"{path} does not exist: give the directory of a run that has made an update") from None
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise RunError(f"{path} cannot be read: {first_line(error)}; start the run again, which writes it") from None
+        what = f"{path} cannot be read: {first_line(error)}"
+        raise RunError(f"{what}; start the run again, whose first update writes it") from None

@@ -57,7 +57,8 @@ SECTIONS: tuple[Section, ...] = ("learner", "replay")
 FOLDERS = {"checkpoints", "metrics", "tensorboard", "logs", "replay"}
 COPIED = {  # files with other names, such as keys and locks, are not copied
     "learner": re.compile(
-        r"run_identity|config[.]yaml|(changes|starts|evaluations)[.]jsonl|(curves|plot)[.]png|video[.](mp4|gif)"
+        r"run_identity|config[.]yaml|interface[.]json|(changes|starts|evaluations)[.]jsonl|(curves|plot)[.]png"
+        r"|video[.](mp4|gif)"
         r"|checkpoints/[0-9]{1,18}/.+|metrics/\w[\w.-]*[.]jsonl|tensorboard/\w[\w.-]*/\w[\w.-]*|logs/\w[\w.-]*[.]log"
     ),
     "replay": re.compile(r"replay/(segments-[0-9-]+[.]log|snapshot-[0-9]+)"),

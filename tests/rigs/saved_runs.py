@@ -17,6 +17,7 @@ from apex_jax.transport.params_codec import architecture_of
 from tests.rigs.runs import ROOT
 
 RUNS = {
+    "Catch-v0": ("catch",),
     "CartPole-v1": ("catch", "environment.task=CartPole-v1"),
     "Pong-v5": ("pong_cpu", "environment.frame_stack=3", "network.hidden_units=8"),
     "Pendulum-v1": ("pendulum",),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -19,14 +20,14 @@ from tests.rigs.runs import ROOT
 def test_published_run_is_one_that_plot_reads(path: Path) -> None:
     published = read_run(path.parent)
     assert published.evaluation.returns.size > 5
-    assert published.task.endswith(("-v5", "-v1", "-v0"))
+    assert re.search(r"-v\d$", published.task)
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "results").glob("*/*.jsonl")), ids=lambda path: path.stem)
 def test_published_file_holds_runs_that_plot_reads(path: Path) -> None:
     for published in read_packed(path):
         assert published.evaluation.returns.size > 5
-        assert published.task.endswith(("-v5", "-v1", "-v0"))
+        assert re.search(r"-v\d$", published.task)
 
 
 @pytest.mark.long

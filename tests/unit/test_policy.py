@@ -107,6 +107,14 @@ def test_parts_of_an_observation_make_the_vector_that_envpool_makes(runs: dict[s
     np.testing.assert_array_equal(policy(one), policy(vectors[3]))
 
 
+def test_a_matrix_is_the_vector_that_the_agent_was_trained_on(runs: dict[str, Config]) -> None:
+    policy = load_policy(runs["Catch-v0"].directory)
+    matrix = np.eye(10, 5, dtype=np.float32)  # as Catch returns it
+    assert policy.act(matrix) == policy.act(matrix.ravel())
+    with pytest.raises(ValueError, match=r"of object; expected float32 \(50,\)"):
+        policy({"board": matrix})
+
+
 def test_continuous_actions_are_within_the_bounds_of_the_environment(runs: dict[str, Config]) -> None:
     policy = load_policy(runs["Pendulum-v1"].directory, exploration=10.0)
     actions = np.concatenate([policy(np.ones((16, 3))) for _ in range(20)])
@@ -128,6 +136,8 @@ def test_the_newest_undamaged_checkpoint_is_loaded_or_the_one_asked_for(tmp_path
     assert first.updates == 10
     observation = np.linspace(-1, 1, 4)
     assert first.act(observation)[1] != load_policy(tmp_path).act(observation)[1]
+    with pytest.raises(RunError, match=r"checkpoints/30 cannot be read; there are: 10, 20, 30"):
+        load_policy(tmp_path, updates=30)
     with pytest.raises(RunError, match=r"no checkpoint of 11 updates; it has: 10, 20, 30"):
         load_policy(tmp_path, updates=11)
 
