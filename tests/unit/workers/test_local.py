@@ -17,6 +17,7 @@ from apex_jax.config import ActorConfig, AddressConfig, Config
 from apex_jax.host.errors import RunError
 from apex_jax.operations.live_view import LiveView
 from apex_jax.operations.progress import Progress
+from apex_jax.operations.run_page import RunPage
 from apex_jax.operations.watch import Watch
 from apex_jax.process import StopSignal
 from apex_jax.run.provenance import read_starts
@@ -68,7 +69,8 @@ class Stage:
         well = {"replay": WAIT, "learner": "", "actor-0": WAIT, "evaluator": WAIT_FOR_WORD}
         for name, line in (well | {name.replace("_", "-"): line for name, line in lines.items()}).items():
             (self.folder / f"{name}.py").write_text(line)
-        LocalRun(self.config, AddressConfig(weights="ipc://w"), self.stop).run()
+        with RunPage(self.config) as page:
+            LocalRun(self.config, AddressConfig(weights="ipc://w"), self.stop, page).run()
 
     @property
     def lives(self) -> dict[str, int]:
