@@ -1,4 +1,4 @@
-"""What pyproject.toml cannot say: dependencies come from the requirements files; configs/ and the page of a run go along."""
+"""What pyproject.toml cannot say: requirements files hold the dependencies; configs/ and page.html go along."""
 
 from pathlib import Path
 

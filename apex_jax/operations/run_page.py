@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import re
 import socket
 import threading
@@ -122,6 +123,6 @@ def _listen(port: int) -> socket.socket:
         listener = socket.create_server((HOST, port), backlog=MAX_CONNECTIONS)
     except OSError as error:
         fix = "choose another one, 0 for any that is free, or -1 for no page"
-        raise RunError(f"page_port={port} cannot be served: {error.strerror}; {fix}") from None
+        raise RunError(f"page_port={port} cannot be served: {os.strerror(error.errno or 0)}; {fix}") from None
     listener.setblocking(False)
     return listener

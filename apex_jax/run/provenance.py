@@ -146,8 +146,7 @@ def chosen_settings(config: Config) -> list[tuple[str, str, str]]:
     return [
         (name, typed(value), typed(setting.default))
         for name, setting in SETTINGS.items()
-        if not name.startswith(("addresses.", "run_directory"))
-        and (value := value_of(config, name)) != setting.default
+        if not name.startswith(("addresses.", "run_directory")) and (value := value_of(config, name)) != setting.default
     ]
 
 
