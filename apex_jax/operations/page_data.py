@@ -21,7 +21,7 @@ from apex_jax.run.metrics import MetricsFollower
 from apex_jax.run.provenance import chosen_settings, read_starts
 
 POLL_SECONDS = 3.0  # between two requests of a page
-MOST_LINES = 20_000  # of the metrics of one process; of more, every second one is dropped
+MOST_LINES = 5_000  # of the metrics of one process; of more, every second one is dropped
 MOST_POINTS = 400  # of a curve
 MOST_INLINED_BYTES = 5 * 2**20  # a larger film is left out of a report
 TRAINING, LOSS = "charts/episodic_return", "losses/td_loss"

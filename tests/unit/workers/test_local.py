@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import re
 import sys
 import threading
 from collections.abc import Iterator, Mapping
@@ -94,7 +95,10 @@ def test_run_is_over_when_the_learner_and_then_the_evaluator_have_ended(
 ) -> None:
     stage.run()
     assert stage.lives == ONCE_EACH
-    assert f"Files:       {stage.config.run_directory} " in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert f"Files:       {stage.config.run_directory} " in printed
+    assert f"Look at:     {stage.config.run_directory}/report.html\n" in printed
+    assert re.search(r"^Watch it at http://127\.0\.0\.1:\d+/$", printed, re.MULTILINE)
 
 
 def test_roles_are_given_the_config_and_the_addresses_of_the_run(stage: Stage) -> None:
