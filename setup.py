@@ -1,4 +1,4 @@
-"""What pyproject.toml cannot say: the dependencies are read from the requirements files, and configs/ goes along."""
+"""What pyproject.toml cannot say: requirements files hold the dependencies; configs/ and page.html go along."""
 
 from pathlib import Path
 
@@ -22,5 +22,5 @@ setup(
     },
     packages=[*find_packages(include=["apex_jax", "apex_jax.*"]), "apex_jax.configs"],
     package_dir={"apex_jax.configs": "configs"},
-    package_data={"apex_jax.configs": ["*.yaml"]},
+    package_data={"apex_jax.configs": ["*.yaml"], "apex_jax.operations": ["page.html"]},
 )

@@ -50,7 +50,7 @@
                      keys_command is `python main.py keys`
       monitor        logs and counts refused keys and failed handshakes
       addresses      parses addresses, resolves host names
-      status_link    serves a process's status over HTTP
+      http_link      a small HTTP server; status_link serves a process's status with it
 
     host/            the machine, and this program on it
       errors         the errors that users see, one line each, and the argument parser that raises them
@@ -101,6 +101,7 @@
 
     operations/      the operator's view of a run
       progress       the progress of a run; diagnosis finds its problems, live_view shows both
+      run_page       the page of a local run, served and as report.html; page_data is what it shows, page.html how
       stopping       the lines printed when a user stops a run, with what a stop without saving loses
       status_page    the status of a process; status_command is `python main.py status`, status_summary its first
                      lines

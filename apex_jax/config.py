@@ -313,6 +313,9 @@ class Config:
         0,
         10**7,
     )
+    page_port: int = key(
+        0, "a local run shows itself at http://127.0.0.1:PORT, this one; 0 = a free one, -1 = no page", "", -1, 65535
+    )
     metrics_interval_seconds: float = key(5.0, "metrics are written every", "seconds", 0.1, 3600)
     environment: EnvironmentConfig = EnvironmentConfig()
     algorithm: AlgorithmConfig = AlgorithmConfig()

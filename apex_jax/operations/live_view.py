@@ -34,14 +34,20 @@ MOST_LINES = 2  # of a row, in a narrow terminal
 class LiveView:
     """Shows the progress on `stream`: a panel that stays in place in a terminal, plain lines elsewhere."""
 
-    def __init__(self, config: Config, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, config: Config, stream: TextIO, clock: Callable[[], float] = time.monotonic, page_address: str = ""
+    ) -> None:
+        """`page_address`: of the run's page, empty = none."""
         self._config = config
+        self._page_address = page_address
         self._stream = stream
         self._clock = clock
         self._next_line = clock()
         self._told: set[str] = set()  # current warnings that have been printed as lines
         self._live: Live | None = None
         print(introduction(config), file=stream, flush=True)
+        if page_address:
+            print(f"Watch it at {page_address}", file=stream, flush=True)
         if stream.isatty() and os.environ.get("TERM", "dumb") != "dumb":
             console = Console(file=stream, force_terminal=True, markup=False, emoji=False, highlight=False)
             # Prints log lines above the panel, unless standard error is redirected to a file.
@@ -58,7 +64,8 @@ class LiveView:
     def update(self, progress: Progress) -> None:
         """Shows `progress`; call it about twice a second. Without a terminal, it prints once in ten seconds."""
         if self._live:
-            panel = _panel(self._config.environment.task, progress, self._live.console.width)
+            task, width = self._config.environment.task, self._live.console.width
+            panel = _panel(task, progress, width, self._page_address)
             self._live.update(panel, refresh=True)
         elif self._clock() >= self._next_line:
             self._next_line = self._clock() + PLAIN_INTERVAL_SECONDS
@@ -123,7 +130,7 @@ def final_summary(progress: Progress, run_directory: str, has_screen: bool, film
         )
     elif film_needs and not films:
         lines.append(f"Film:        none; it needs {film_needs}")
-    pictures = [*present("curves.png"), *films]
+    pictures = [*present("report.html", "curves.png"), *films]
     lines += [f"Look at:     {shlex.quote(os.path.join(run_directory, name))}" for name in pictures]
     lines.append(f"Files:       {directory} ({files})")
     for name in present("tensorboard"):
@@ -165,24 +172,30 @@ def _python() -> str:
     return "python" if path.startswith(os.pardir) else shlex.quote(path)
 
 
-def _panel(task: str, progress: Progress, width: int) -> Panel:
+def _panel(task: str, progress: Progress, width: int, page_address: str) -> Panel:
     """Returns the panel for a terminal of `width` columns; a narrow one breaks rows in two."""
     table = Table.grid(padding=(0, 2))
-    rows = _rows(progress)
-    table.add_column(style="bold", no_wrap=True, min_width=max(len(name) for name, _ in rows))
+    shown = rows(progress)
+    table.add_column(style="bold", no_wrap=True, min_width=max(len(name) for name, _ in shown))
     table.add_column(no_wrap=True, overflow="ellipsis")
-    room = min(width, PANEL_WIDTH) - max(len(name) for name, _ in rows) - FRAME_WIDTH
-    for name, text in rows:
+    room = min(width, PANEL_WIDTH) - max(len(name) for name, _ in shown) - FRAME_WIDTH
+    for name, text in shown:
         lines = textwrap.wrap(text, max(1, room))
         table.add_row(name, "\n".join(lines[:MOST_LINES]) + (" ..." if lines[MOST_LINES:] else ""))
     title = Text(f"{task}: {progress.phase}", style="bold")
     warnings = [Text(f"warning: {warning}", style="yellow") for warning in progress.warnings]
-    return Panel(
-        Group(table, *warnings), title=title, title_align="left", width=PANEL_WIDTH
-    )  # a narrower terminal makes it narrower
+    return Panel(  # a narrower terminal makes it narrower
+        Group(table, *warnings),
+        title=title,
+        title_align="left",
+        subtitle=Text(page_address) if page_address else None,
+        subtitle_align="right",
+        width=PANEL_WIDTH,
+    )
 
 
-def _rows(progress: Progress) -> list[tuple[str, str]]:
+def rows(progress: Progress) -> list[tuple[str, str]]:
+    """Returns what the view shows of the progress: (name, text) of each row."""
     total = f" of {progress.total_frames:,}" if progress.total_frames else ""
     return [
         ("time", _time(progress)),

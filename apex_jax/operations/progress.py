@@ -59,6 +59,7 @@ class Progress:
     warnings: tuple[str, ...] = ()  # problems, with the key to change
     earlier_updates: int = 0  # by earlier starts of the run
     reached_limits: tuple[str, ...] = ()  # of the run, as KEY=VALUE
+    share: float | None = None  # of the run that is done, by the nearest of its limits, 0 to 1; None without limits
     film_return: float | None = None  # of the episode in the task's own simulator, if this start made one
 
 
@@ -115,7 +116,8 @@ class ProgressReader:
         frames, updates = self._frames(), int(self._value("learner/updates", self._past_updates))
         self._note(frames, updates)
         replay = self._config.replay
-        reached = self._reached_limits(frames, updates)
+        shares = self._shares_of_limits(frames, updates)
+        reached = tuple(limit for limit, share in shares.items() if share >= 1)
         return Progress(
             phase="finishing" if reached else self._phase(),
             elapsed_seconds=self._clock() - self._started,
@@ -138,6 +140,7 @@ class ProgressReader:
             warnings=self._warnings(frames),
             earlier_updates=self._past_updates,
             reached_limits=reached,
+            share=min(1.0, max(shares.values())) if shares else None,
             film_return=self._values.get("eval/film_return"),
         )
 
@@ -189,11 +192,12 @@ class ProgressReader:
         since_seconds = self._clock() - learner.read_seconds if learner.last else 0.0
         return self._value("charts/elapsed_minutes", self._past_minutes) * 60 + since_seconds
 
-    def _reached_limits(self, frames: int, updates: int) -> tuple[str, ...]:
+    def _shares_of_limits(self, frames: int, updates: int) -> dict[str, float]:
+        """Returns how much of each limit of the run is reached, from 0, by KEY=VALUE."""
         minutes = self._learner_seconds() / 60
-        limits = {"total_environment_frames": frames, "total_updates": updates, "total_minutes": minutes}
-        ends = {key: getattr(self._config, key) for key in limits}
-        return tuple(f"{key}={end}" for key, end in ends.items() if 0 < end <= limits[key])
+        reached = {"total_environment_frames": frames, "total_updates": updates, "total_minutes": minutes}
+        ends = {key: getattr(self._config, key) for key in reached}
+        return {f"{key}={end}": reached[key] / end for key, end in ends.items() if end > 0}
 
     def _phase(self) -> str:
         """Returns the phase of a run that has not reached a limit."""

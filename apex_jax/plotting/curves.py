@@ -21,6 +21,7 @@ from apex_jax.settings import SETTINGS, load_as_written
 NOT_OF_THE_METHOD = (
     "seed",
     "run_directory",
+    "page_port",
     "total_",
     "metrics_interval_seconds",
     "learner.checkpoint",
@@ -97,17 +98,25 @@ def run_of(
 ) -> Run:
     """Returns the run of these records; `all_lines`: the metrics of all its processes."""
     settings = _settings(config) if config is not None else {}
-    updates = [(line["time"], line[UPDATES]) for line in all_lines if line.get(UPDATES) is not None]
-    minutes = _Minutes([start["time"] for start in starts], [line["time"] for line in all_lines], updates)
     bands = sorted({tag for line in all_lines for tag in line if tag.startswith(TRAINING_TAG)})
+    curves = curves_of(starts, all_lines, [EVALUATION, *bands])
     return Run(
         directory=name,
         task=str(settings.get("environment.task") or next((start.get("task") for start in starts), "?")),
-        evaluation=_curve(all_lines, EVALUATION, minutes),
-        training={tag.removeprefix(TRAINING_TAG): _curve(all_lines, tag, minutes) for tag in bands},
+        evaluation=curves[EVALUATION],
+        training={tag.removeprefix(TRAINING_TAG): curves[tag] for tag in bands},
         settings=settings,
         changed_settings=changed_settings,
     )
+
+
+def curves_of(
+    starts: Sequence[Mapping[str, Any]], all_lines: Sequence[Mapping[str, Any]], tags: Iterable[str]
+) -> dict[str, Curve]:
+    """Returns the curve of each tag; if that is none of a return, the field `returns` has its values."""
+    updates = [(line["time"], line[UPDATES]) for line in all_lines if line.get(UPDATES) is not None]
+    minutes = _Minutes([start["time"] for start in starts], [line["time"] for line in all_lines], updates)
+    return {tag: _curve(all_lines, tag, minutes) for tag in tags}
 
 
 def grouped(runs: Sequence[Run]) -> list[Group]:

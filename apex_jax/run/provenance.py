@@ -137,6 +137,19 @@ def value_of(config: Config, name: str) -> Any:
     return getattr(getattr(config, group) if group else config, key)
 
 
+def chosen_settings(config: Config) -> list[tuple[str, str, str]]:
+    """Returns (name, value, default) of each key that differs from its default, without addresses and directory."""
+
+    def typed(value: Any) -> str:
+        return shown(list(value) if isinstance(value, tuple) else value)
+
+    return [
+        (name, typed(value), typed(setting.default))
+        for name, setting in SETTINGS.items()
+        if not name.startswith(("addresses.", "run_directory")) and (value := value_of(config, name)) != setting.default
+    ]
+
+
 def read_starts(run_directory: str | os.PathLike[str]) -> list[dict[str, Any]]:
     """Returns the recorded starts, oldest first, without lines torn by a kill; empty if there is no file."""
     return read_records(Path(run_directory, FILE_NAME))

@@ -24,6 +24,7 @@ from apex_jax.environments.atari_scores import human_normalized_score
 from apex_jax.environments.environment import Environment, EpisodeTracker, has_screen, has_stage, segment_spec
 from apex_jax.host.errors import RunError, shown
 from apex_jax.links.weights_client import Weights, WeightsClient
+from apex_jax.operations.run_page import write_report
 from apex_jax.plotting.video import video_of_run
 from apex_jax.policy import restore_params
 from apex_jax.process import ROLE_NUMBERS, SUPERVISED, StopSignal, process_rng
@@ -196,6 +197,7 @@ def follow(role: RoleContext, spec: SegmentSpec) -> None:
                     _log_film(config, film, returns[0])
                 if not is_supervised:  # a supervisor draws them after this process has ended
                     draw_curves(Path(config.directory), config.environment.task)
+                    write_report(config)
     finally:
         client.close()
 

@@ -21,6 +21,7 @@ from apex_jax.host.errors import FatalError, RunError, UsageError
 from apex_jax.host.program import NAME, command
 from apex_jax.operations.live_view import LiveView, final_summary, finished_summary, is_film_of_newest
 from apex_jax.operations.progress import Progress, ProgressReader
+from apex_jax.operations.run_page import RunPage
 from apex_jax.operations.status_page import StatusPage
 from apex_jax.operations.stopping import STOPPING, STOPPING_AFTER_THE_END, acknowledge, lost_transitions, lost_updates
 from apex_jax.operations.storage_copy import LAST_COPY_SECONDS, fetch_missing
@@ -119,13 +120,14 @@ class Role:
 class LocalRun:
     """The processes of one run on this machine."""
 
-    def __init__(self, config: Config, addresses: AddressConfig, stop: StopSignal):
-        """`config`: with an existing run directory; `addresses`: unique to this run.
+    def __init__(self, config: Config, addresses: AddressConfig, stop: StopSignal, page: RunPage):
+        """`config`: with an existing run directory; `addresses`: unique to this run; `page`: is told the progress.
 
         A role's status address is that of `addresses`, with the role's name appended.
         """
         self._config = config
         self._stop = stop
+        self._page = page
         self._directory = Path(config.directory)
         (self._directory / "logs").mkdir(exist_ok=True)
         config_path = self._directory / "logs" / "config.yaml"  # the learner writes the run's own config.yaml
@@ -148,16 +150,17 @@ class LocalRun:
         reader = ProgressReader(str(self._directory), self._config)
         self._watch.start()
         try:
-            with LiveView(self._config, sys.stdout) as view:
+            with LiveView(self._config, sys.stdout, page_address=self._page.address) as view:
                 self._view = view
                 for role in self._roles:
                     self._start(role)
                 while not self._stop.wait(TICK_SECONDS) and not self._is_over():
                     self._stop.beat()
                     self._keep_alive()
-                    progress = reader.read()
+                    progress = self._as_seen_here(reader.read())
                     self._updates = progress.updates
-                    view.update(self._as_seen_here(progress))
+                    view.update(progress)
+                    self._page.update(progress)
         finally:
             if self._stop.signal_number:
                 acknowledge(STOPPING if self._over_seconds is None else STOPPING_AFTER_THE_END)
@@ -166,7 +169,9 @@ class LocalRun:
         draw_curves(self._directory, self._config.environment.task)
         is_staged = has_stage(self._config)
         can_film, needs = has_screen(self._config) or is_staged, FILM_EXTRA if is_staged else ""
-        print(final_summary(reader.read(), str(self._directory), can_film, needs), flush=True)
+        progress = reader.read()
+        self._page.finish(progress)
+        print(final_summary(progress, str(self._directory), can_film, needs), flush=True)
         for role in (self._role("learner"), self._role("replay")):
             if error := role.said_error():  # the updates or transitions that it failed to save are lost
                 what = f"{role.name} ended with exit code {role.exit_code()}, see {role.log_path}"
@@ -358,13 +363,14 @@ def run(config: Config, name: str, stop: StopSignal) -> int:
             if _is_finished(config, progress):
                 print(finished_summary(progress, config.directory), flush=True)
                 return stop.exit_code
-            record_start(config)
-            addresses = AddressConfig(links.experience, links.sampling, links.weights, links.status)
-            if not stop.is_set():
-                local = LocalRun(config.replace(run_directory=config.directory), addresses, stop)
-                page.report = local.report
-                stop.on_second_signal = lambda: _end_at_once(local, links)
-                local.run()
+            with RunPage(config) as run_page:
+                record_start(config)
+                addresses = AddressConfig(links.experience, links.sampling, links.weights, links.status)
+                if not stop.is_set():
+                    local = LocalRun(config.replace(run_directory=config.directory), addresses, stop, run_page)
+                    page.report = local.report
+                    stop.on_second_signal = lambda: _end_at_once(local, links)
+                    local.run()
     finally:
         links.close()
     return stop.exit_code

@@ -120,7 +120,9 @@ def test_summary_lists_results_and_their_files(finished: FinishedRun) -> None:
     summary = finished.stdout.partition("Ran for")[2]
     assert f"{UPDATES:,} updates" in summary
     assert f"--logdir {finished.directory}/tensorboard" in summary
-    assert f"Look at:     {finished.directory}/curves.png\n" in summary
+    for name in ("report.html", "curves.png"):
+        assert f"Look at:     {finished.directory}/{name}\n" in summary
+        assert (finished.directory / name).exists()
     assert f"main.py --role evaluator checkpoint={finished.directory} episodes=100\n" in summary
 
 
@@ -334,6 +336,7 @@ def test_fleet_without_a_supervisor_draws_curves_and_its_waiting_evaluator_names
     fleet = [evaluator, *(start(role) for role in ("replay", "learner", "actor"))]
     assert [program.exit_code(120.0) for program in fleet] == [0, 0, 0, 0]
     assert (directory / "curves.png").stat().st_size > 1000
+    assert '"title": "Return over time"' in (directory / "report.html").read_text()
 
 
 @pytest.mark.long

@@ -105,6 +105,19 @@ def test_panel_keeps_its_height_with_many_processes_and_odd_names(terminal: Term
     assert "samples per insert  0.00 (target: none)" in panel
 
 
+def test_address_of_the_page_is_printed_once_and_stands_in_the_panel(terminal: Terminal) -> None:
+    address, stream = "http://127.0.0.1:8765/", io.StringIO()
+    with LiveView(config(), stream, page_address=address) as view:
+        view.update(progress())
+    assert stream.getvalue().count(f"Watch it at {address}\n") == stream.getvalue().count(address) == 1
+    with LiveView(config(), terminal, page_address=address) as view:
+        before = len(terminal.getvalue())
+        view.update(progress())
+        panel = Text.from_ansi(terminal.getvalue()[before:]).plain
+    assert f" {address} " in panel.splitlines()[-1]
+    assert max(map(cell_len, panel.splitlines())) <= 80
+
+
 def test_narrow_terminal_shows_every_process(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "60")
     roles = dict.fromkeys(("replay", "learner", "actor-0", "actor-1", "evaluator"), "running")

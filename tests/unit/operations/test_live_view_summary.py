@@ -86,10 +86,11 @@ def test_summary_of_a_short_run_names_only_existing_files(tmp_path: Path) -> Non
 
 
 def test_summary_names_the_existing_pictures(tmp_path: Path) -> None:
-    for name in ("curves.png", "video.mp4"):
+    names = ("report.html", "curves.png", "video.mp4")
+    for name in names:
         (tmp_path / name).touch()
     text = final_summary(progress(), str(tmp_path), has_screen=True)
-    assert f"Look at:     {tmp_path}/curves.png\nLook at:     {tmp_path}/video.mp4\n" in text
+    assert "".join(f"Look at:     {tmp_path}/{name}\n" for name in names) in text
     assert "video.gif" not in text
 
 

@@ -52,6 +52,21 @@ def test_minutes_of_earlier_starts_reduce_the_time_left(tmp_path: Path) -> None:
     assert reader.read().seconds_left == 228.0
 
 
+@pytest.mark.parametrize(("limits", "share"), [
+    ({}, None),
+    ({"total_updates": 1000}, 0.25),
+    ({"total_updates": 1000, "total_environment_frames": 800}, 0.5),
+    ({"total_minutes": 4.0}, 0.5),
+    ({"total_updates": 100}, 1.0),
+])  # fmt: skip
+def test_share_of_the_run_is_that_of_its_nearest_limit(
+    tmp_path: Path, limits: dict[str, float], share: float | None
+) -> None:
+    reader = ProgressReader(str(tmp_path), config(**limits), Clock())
+    write(tmp_path, "learner", 5, 400, learner__updates=250, charts__elapsed_minutes=2.0)
+    assert reader.read().share == share
+
+
 def test_run_passes_from_starting_over_filling_and_learning_to_finishing(tmp_path: Path) -> None:
     reader = ProgressReader(str(tmp_path), config(total_updates=100), Clock())
     assert reader.read().phase == "starting"

@@ -32,6 +32,15 @@ def test_each_start_records_the_data_to_repeat_the_run(tmp_path: Path, monkeypat
     assert first["command"] == f"{Path(sys.executable).name} main.py seed=7"
 
 
+def test_chosen_settings_are_those_that_differ_from_their_defaults_with_both_values() -> None:
+    written = ["seed=7", "network.policy_units=[64]", "environment.reward_clip=0.0", "addresses.status=ipc://x"]
+    assert provenance.chosen_settings(load(None, [*written, "run_directory=a", "learner.batch_size=512"])) == [
+        ("seed", "7", "1"),
+        ("environment.reward_clip", "0.0", "1.0"),
+        ("network.policy_units", "[64]", "[300, 200]"),
+    ]
+
+
 def test_commit_is_the_checkouts_if_git_knows_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(provenance, "CHECKOUT", tmp_path)
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from apex_jax.transport import status_link
-from apex_jax.transport.status_link import MAX_CONNECTIONS, StatusError, fetch
+from apex_jax.transport import http_link
+from apex_jax.transport.http_link import MAX_CONNECTIONS
+from apex_jax.transport.status_link import StatusError, fetch
 from tests.rigs.links import wait_until
 from tests.rigs.statuses import Served, served, speak
 
@@ -84,7 +85,7 @@ def test_slow_and_silent_clients_do_not_block_others(served: Served) -> None:
 
 
 def test_client_that_takes_too_long_is_dropped(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(status_link, "CONNECTION_SECONDS", 0.1)
+    monkeypatch.setattr(http_link, "CONNECTION_SECONDS", 0.1)
     with served.connect() as client:
         client.sendall(b"GET /status HTTP/1.1\r\n")
         assert client.recv(1) == b"", "closed by the server"
@@ -93,7 +94,7 @@ def test_client_that_takes_too_long_is_dropped(served: Served, monkeypatch: pyte
 def test_client_that_sends_without_end_is_disconnected_after_its_answer(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(status_link, "CONNECTION_SECONDS", 600.0)
+    monkeypatch.setattr(http_link, "CONNECTION_SECONDS", 600.0)
     with served.connect() as client, pytest.raises(ConnectionError):
         client.sendall(GOOD + bytes(2**26))  # more than both sockets buffer
 

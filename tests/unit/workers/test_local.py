@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import re
 import sys
 import threading
 from collections.abc import Iterator, Mapping
@@ -17,6 +18,7 @@ from apex_jax.config import ActorConfig, AddressConfig, Config
 from apex_jax.host.errors import RunError
 from apex_jax.operations.live_view import LiveView
 from apex_jax.operations.progress import Progress
+from apex_jax.operations.run_page import RunPage
 from apex_jax.operations.watch import Watch
 from apex_jax.process import StopSignal
 from apex_jax.run.provenance import read_starts
@@ -68,7 +70,8 @@ class Stage:
         well = {"replay": WAIT, "learner": "", "actor-0": WAIT, "evaluator": WAIT_FOR_WORD}
         for name, line in (well | {name.replace("_", "-"): line for name, line in lines.items()}).items():
             (self.folder / f"{name}.py").write_text(line)
-        LocalRun(self.config, AddressConfig(weights="ipc://w"), self.stop).run()
+        with RunPage(self.config) as page:
+            LocalRun(self.config, AddressConfig(weights="ipc://w"), self.stop, page).run()
 
     @property
     def lives(self) -> dict[str, int]:
@@ -92,7 +95,10 @@ def test_run_is_over_when_the_learner_and_then_the_evaluator_have_ended(
 ) -> None:
     stage.run()
     assert stage.lives == ONCE_EACH
-    assert f"Files:       {stage.config.run_directory} " in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert f"Files:       {stage.config.run_directory} " in printed
+    assert f"Look at:     {stage.config.run_directory}/report.html\n" in printed
+    assert re.search(r"^Watch it at http://127\.0\.0\.1:\d+/$", printed, re.MULTILINE)
 
 
 def test_roles_are_given_the_config_and_the_addresses_of_the_run(stage: Stage) -> None:

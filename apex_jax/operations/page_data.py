@@ -1,0 +1,136 @@
+"""The data of a run's page, as a JSON document: progress, curves, warnings, settings and film."""
+
+from __future__ import annotations
+
+import base64
+import re
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from apex_jax.config import Config
+from apex_jax.host.disk import read_regular
+from apex_jax.operations.live_view import rows
+from apex_jax.operations.progress import Progress
+from apex_jax.plotting.curves import EVALUATION, UPDATES, Curve, curves_of
+from apex_jax.plotting.video import ENCODERS, video_of_run
+from apex_jax.run.metrics import MetricsFollower
+from apex_jax.run.provenance import chosen_settings, read_starts
+
+POLL_SECONDS = 3.0  # between two requests of a page
+MOST_LINES = 5_000  # of the metrics of one process; of more, every second one is dropped
+MOST_POINTS = 400  # of a curve
+MOST_INLINED_BYTES = 5 * 2**20  # a larger film is left out of a report
+TRAINING, LOSS = "charts/episodic_return", "losses/td_loss"
+FRAME_RATE, UPDATE_RATE = "charts/environment_frames_per_second", "charts/updates_per_second"
+KEPT = ("time", "step", UPDATES, EVALUATION, TRAINING, LOSS, FRAME_RATE, UPDATE_RATE)
+MEDIA = {".mp4": "video/mp4", ".gif": "image/gif"}  # by ending of a film
+
+
+class RunLines:
+    """Follows the metrics of all processes of a run, without using more memory the longer the run lasts."""
+
+    def __init__(self, run_directory: str) -> None:
+        self._folder = Path(run_directory, "metrics")
+        self._files: dict[Path, tuple[MetricsFollower, list[dict[str, Any]]]] = {}
+
+    def read(self) -> list[dict[str, Any]]:
+        """Returns the lines so far, with the tags in KEPT only."""
+        for path in sorted(self._folder.glob("*.jsonl")):
+            self._files.setdefault(path, (MetricsFollower(path), []))
+        for follower, lines in self._files.values():
+            lines += [{tag: line[tag] for tag in KEPT if tag in line} for line in follower.read_new()]
+            while len(lines) > MOST_LINES:
+                del lines[-2::-2]  # keeps the newest
+        return [line for _, lines in self._files.values() for line in lines]
+
+
+def page_data(config: Config, lines: Sequence[Mapping[str, Any]], progress: Progress | None) -> dict[str, Any]:
+    """Returns the data of a page that asks for more every POLL_SECONDS; without `progress`, only what files hold."""
+    shown = dict(rows(progress)) if progress is not None else {}
+    processes = shown.pop("processes", "")
+    starts = read_starts(config.directory)
+    facts = {
+        "directory": config.directory,
+        "command": str(starts[-1].get("command") or "") if starts else "",
+        "commit": str(starts[-1].get("commit") or "")[:12] if starts else "",
+        "processes": processes,
+    }
+    return {
+        "task": config.environment.task,
+        "phase": progress.phase if progress is not None else "",
+        "share": progress.share if progress is not None else None,
+        "written": time.strftime("%Y-%m-%d %H:%M:%S"),
+        "poll_seconds": POLL_SECONDS,
+        "warnings": list(progress.warnings) if progress is not None else [],
+        "tiles": [_tile(name, text) for name, text in shown.items()],
+        "charts": _charts(curves_of(starts, lines, KEPT[3:])),
+        "facts": [[name, text] for name, text in facts.items() if text],
+        "settings": [list(setting) for setting in chosen_settings(config)],
+        "film": _film(config),
+    }
+
+
+def report_data(data: Mapping[str, Any], config: Config) -> dict[str, Any]:
+    """Returns the data of a report: that of a page, with a small film in it, and nothing to ask for."""
+    film, path = data["film"], film_of(config)
+    if film is not None and path is not None:
+        content = read_regular(path) if path.stat().st_size <= MOST_INLINED_BYTES else b""
+        source = f"data:{MEDIA[path.suffix]};base64,{base64.b64encode(content).decode()}"
+        film = {**film, "source": source} if content else None
+    return {**data, "film": film, "poll_seconds": 0}
+
+
+def film_of(config: Config) -> Path | None:
+    """Returns the newest film of the run; None if there is none."""
+    path = Path(video_of_run(config.evaluator.video or "video", config.directory))
+    films = [path] if path.suffix in ENCODERS else [path.with_suffix(suffix) for suffix in ENCODERS]
+    return next((film for film in films if film.is_file() and not film.is_symlink()), None)
+
+
+def _film(config: Config) -> dict[str, str] | None:
+    if (path := film_of(config)) is None:
+        return None
+    modified = path.stat().st_mtime
+    written = time.strftime("%Y-%m-%d %H:%M", time.localtime(modified))
+    kind = MEDIA[path.suffix].partition("/")[0]
+    return {"source": f"film?{modified}", "kind": kind, "caption": f"{path.name}, written {written}"}
+
+
+def _tile(name: str, text: str) -> dict[str, str]:
+    """Returns a row of the live view with its number apart: "98,765, 42.1 per second" is 98,765 and a detail."""
+    parts = re.fullmatch(r"(none yet|[^ ]*?),?(?: (.*))?", text)
+    value, detail = parts.groups("") if parts else (text, "")
+    return {"name": name, "value": value, "detail": detail}
+
+
+def _charts(curves: Mapping[str, Curve]) -> list[dict[str, Any]]:
+    returns = {"evaluation": curves[EVALUATION], "training, exploring": curves[TRAINING]}
+    loss, frames, updates = curves[LOSS], curves[FRAME_RATE], curves[UPDATE_RATE]
+    loss = Curve(*(column[loss.returns > 0] for column in loss))  # the scale is logarithmic
+    return [
+        _chart("Return over time", "minutes", "return", returns),
+        _chart("Return over experience", "frames", "return", returns),
+        _chart("Loss of the learner", "minutes", "loss, logarithmic", {"": loss}, scale="log"),
+        _chart("Speed of the actors", "minutes", "frames per second", {"": frames}, scale="zero"),
+        _chart("Speed of the learner", "minutes", "updates per second", {"": updates}, scale="zero"),
+    ]
+
+
+def _chart(title: str, axis: str, unit: str, curves: Mapping[str, Curve], scale: str = "linear") -> dict[str, Any]:
+    """`curves`: by their name in the legend; `scale`: linear, zero = linear and from 0, or log."""
+    series = [
+        {"name": name, "x": _thinned(getattr(curve, axis)), "y": _thinned(curve.returns)}
+        for name, curve in curves.items()
+    ]
+    return {"title": title, "x": axis, "y": unit, "scale": scale, "series": series}
+
+
+def _thinned(values: np.ndarray) -> list[float]:
+    """Returns at most MOST_POINTS of the values, the first and the last among them, with 6 digits."""
+    if len(values) > MOST_POINTS:
+        values = values[np.linspace(0, len(values) - 1, MOST_POINTS).astype(int)]
+    return [float(f"{value:.6g}") for value in values.tolist()]

@@ -1,0 +1,128 @@
+"""The page of a local run at an address of this machine, and the same page as a file, `report.html`."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import socket
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from apex_jax.config import Config
+from apex_jax.host.disk import read_regular
+from apex_jax.host.errors import RunError
+from apex_jax.operations.page_data import MEDIA, RunLines, film_of, page_data, report_data
+from apex_jax.operations.progress import Progress
+from apex_jax.plotting.files import written_whole
+from apex_jax.transport.http_link import MAX_CONNECTIONS, Answer, HttpServer, error_answer
+
+_log = logging.getLogger(__name__)
+
+REPORT_NAME = "report.html"  # in the run directory
+HOST = "127.0.0.1"
+THIS_MACHINE = re.compile(r"(127\.0\.0\.1|localhost)(:[0-9]{1,5})?", re.IGNORECASE)
+CLOSING_SECONDS = 5.0  # for a report that is being written
+
+
+def document(data: Mapping[str, Any]) -> str:
+    """Returns the page as one HTML file with its data; the page shows texts of the data as text, not as HTML."""
+    text = json.dumps(data, allow_nan=False).replace("<", r"\u003c")  # nothing in it ends the element
+    return Path(__file__).with_name("page.html").read_text("utf-8").replace("{{data}}", text)
+
+
+def write_report(config: Config, data: Callable[[], Mapping[str, Any]] | None = None) -> None:
+    """Writes `report.html` to the run directory. Logs errors instead of raising them.
+
+    `data`: returns the data of the page; None = what the files of the run hold.
+    """
+    try:
+        content = data() if data is not None else page_data(config, RunLines(config.directory).read(), None)
+        with written_whole(Path(config.directory, REPORT_NAME)) as half:
+            half.write_text(document(report_data(content, config)), "utf-8")
+    except Exception as error:  # the run goes on without it
+        _log.warning("no %s: %s", REPORT_NAME, error)
+
+
+class RunPage:
+    """A context that serves the page of a run, and writes its report after each evaluation and at the end.
+
+    Both happen on threads of their own.
+    """
+
+    def __init__(self, config: Config):
+        self.address = ""  # of the page, empty = there is none
+        self._config = config
+        self._lines = RunLines(config.directory)
+        self._lock = threading.Lock()  # of `_lines`
+        self._progress: Progress | None = None
+        self._server: HttpServer | None = None
+        self._evaluated, self._closing = threading.Event(), False
+        self._writer = threading.Thread(target=self._write_reports, name="report", daemon=True)
+
+    def __enter__(self) -> RunPage:
+        """Binds the port. Raises RunError if that fails."""
+        if self._config.page_port >= 0:
+            listener = _listen(self._config.page_port)
+            self.address = f"http://{HOST}:{listener.getsockname()[1]}/"
+            self._server = HttpServer(listener, self._answer, "page")
+        self._writer.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end_writer()
+        if self._server is not None:
+            self._server.close()
+
+    def update(self, progress: Progress) -> None:
+        """Shows `progress` from now on."""
+        before, self._progress = self._progress, progress
+        if before is not None and progress.latest_evaluation != before.latest_evaluation:
+            self._evaluated.set()
+
+    def finish(self, progress: Progress) -> None:
+        """Shows the last progress of the run, and writes the report."""
+        warnings = self._progress.warnings if self._progress is not None else ()
+        phase = "finished" if progress.reached_limits else "stopped"
+        self._progress = replace(progress, phase=phase, roles={}, seconds_left=None, warnings=warnings)
+        self._end_writer()
+        write_report(self._config, self._data)
+
+    def _end_writer(self) -> None:
+        self._closing = True
+        self._evaluated.set()
+        self._writer.join(CLOSING_SECONDS)
+
+    def _write_reports(self) -> None:
+        while self._evaluated.wait() and not self._closing:
+            self._evaluated.clear()
+            write_report(self._config, self._data)
+
+    def _data(self) -> dict[str, Any]:
+        with self._lock:
+            return page_data(self._config, self._lines.read(), self._progress)
+
+    def _answer(self, path: str, host: str) -> Answer | None:
+        """Answers a request. Another host than this machine would be a page elsewhere whose name leads here."""
+        if not THIS_MACHINE.fullmatch(host):
+            return error_answer(403, f"open {self.address}")
+        if path == "/":
+            return Answer(200, "text/html; charset=utf-8", document(self._data()).encode())
+        if path == "/data.json":
+            return Answer(200, "application/json", json.dumps(self._data(), allow_nan=False).encode())
+        film = film_of(self._config) if path == "/film" else None
+        return None if film is None else Answer(200, MEDIA[film.suffix], read_regular(film))
+
+
+def _listen(port: int) -> socket.socket:
+    try:
+        listener = socket.create_server((HOST, port), backlog=MAX_CONNECTIONS)
+    except OSError as error:
+        fix = "choose another one, 0 for any that is free, or -1 for no page"
+        raise RunError(f"page_port={port} cannot be served: {os.strerror(error.errno or 0)}; {fix}") from None
+    listener.setblocking(False)
+    return listener
