@@ -91,7 +91,11 @@ def gather(items: dict[str, np.ndarray], dtype: np.dtype, rng: np.random.Generat
     for name, column in items.items():
         rows[name] = column
     ring = rows.view(np.uint8).reshape(ITEMS, -1)
-    return lambda: columns_of(ring[rng.integers(ITEMS, size=BATCH_SIZE)], dtype) and None
+
+    def draw() -> None:
+        columns_of(ring[rng.integers(ITEMS, size=BATCH_SIZE)], dtype)
+
+    return draw
 
 
 def theirs(items: dict[str, np.ndarray], rng: np.random.Generator) -> Callable[[], None]:

@@ -14,7 +14,7 @@ from apex_jax.config import Config
 from apex_jax.host.program import CONFIGS
 from apex_jax.settings import load
 from examples import one_process
-from tests.rigs.processes import ROOT
+from tests.rigs.processes import ROOT, free_tcp_addresses
 from tests.rigs.saved_runs import save_run
 
 SCRIPT = ROOT / "examples" / "one_process.py"
@@ -70,6 +70,16 @@ def test_a_trained_agent_plays_in_gymnasium(tmp_path: Path) -> None:
     found = re.fullmatch(r"mean return (-[\d.]+) of 2 episodes: (-[\d.]+) (-[\d.]+)\n", done.stdout)
     assert found, done.stdout
     assert float(found[1]) == pytest.approx((float(found[2]) + float(found[3])) / 2, abs=0.1)
+
+
+@pytest.mark.long
+def test_replay_alone_goes_on_after_a_crash_with_every_item(tmp_path: Path) -> None:
+    addresses = [each for each in free_tcp_addresses() if "weights" not in each]
+    done = run(tmp_path, *addresses, seconds=200, script=SCRIPT.with_name("replay_only.py"))
+    assert done.returncode == 0, done.stderr
+    assert "2000 of the 2000 items from before the crash were drawn after it" in done.stdout
+    assert float(done.stdout.split()[-1]) < 0.01, done.stdout
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.slow

@@ -1,7 +1,10 @@
-"""The replay alone as a process of its own, which is killed while programs insert and draw."""
+"""The replay alone as a process of its own: killed while programs insert and draw, and used as its page does."""
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +13,7 @@ import pytest
 
 from apex_jax.run.metrics import read_metrics
 from tests.rigs.items import Served, draw_all, items_of
-from tests.rigs.processes import Programs, wait_until
+from tests.rigs.processes import ROOT, Programs, free_tcp_addresses, wait_until
 
 
 @pytest.fixture
@@ -62,3 +65,18 @@ def test_nothing_acknowledged_is_lost_when_the_server_is_killed(served: Served, 
     draw_all(reader, written, draws=20_000)
     metrics = Path(served.file.parent, "run", "metrics", "replay.jsonl")
     wait_until(lambda: read_metrics(metrics)[-1]["replay/size_transitions"] == len(written))
+
+
+@pytest.mark.long
+def test_twenty_lines_of_the_page_run_with_its_settings_and_its_command(tmp_path: Path, programs: Programs) -> None:
+    page = (ROOT / "docs" / "replay.md").read_text()
+    settings, program = (re.findall(rf"```{kind}\n(.*?)```", page, re.DOTALL) for kind in ("yaml", "python"))
+    assert len(settings) == len(program) == 1
+    links = [text.removeprefix("addresses.").replace("=", ": ") for text in free_tcp_addresses()]
+    addresses = "".join(f"  {text}\n" for text in links)
+    path = tmp_path / "replay.yaml"
+    path.write_text(settings[0].replace("runs/replay", f"{tmp_path}/run") + f"addresses:\n{addresses}")
+    programs.start("--role", "replay", "--config", str(path))
+    code = f"import sys; sys.path.insert(0, {str(ROOT)!r})\n{program[0]}"
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr

@@ -58,7 +58,7 @@ def test_items_fill_all_but_one_slot_of_a_segment_whatever_the_game_stacks() -> 
     load(None, [*settings, "replay.min_size_to_sample=126"])
     with pytest.raises(UsageError, match="min_size_to_sample=127: must be at most 126"):
         load(None, [*settings, "replay.min_size_to_sample=127"])
-    load(None, [*settings, "replay.min_size_to_sample=1", "environment.frame_size=210", "actor.segment_slots=180"])
+    load(None, [*settings, "replay.min_size_to_sample=1", "environment.frame_size=204", "actor.segment_slots=180"])
 
 
 @pytest.mark.parametrize("address", ["http://127.0.0.1:80", "tcp://127.0.0.1:99999", "tcp://127.0.0.1:5550"])
