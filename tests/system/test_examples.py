@@ -18,6 +18,7 @@ from tests.rigs.processes import ROOT, free_tcp_addresses
 from tests.rigs.saved_runs import save_run
 
 SCRIPT = ROOT / "examples" / "one_process.py"
+OWN = ("own_network.py", "own_algorithm.py")
 SHORT = ("total_updates=16", "evaluator.episodes=2", "evaluator.max_episode_frames=50", "replay.journal=false")
 
 
@@ -82,10 +83,25 @@ def test_replay_alone_goes_on_after_a_crash_with_every_item(tmp_path: Path) -> N
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("script", OWN)
+def test_own_network_and_own_algorithm_act_learn_and_are_evaluated(script: str, tmp_path: Path) -> None:
+    done = run(tmp_path, *SHORT, seconds=200, script=SCRIPT.with_name(script))
+    assert done.returncode == 0, done.stderr
+    assert mean_return(done.stdout) != 0
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize(("arguments", "score"), [((), 195.0), (("--config", "pendulum"), -300.0)])
-def test_script_learns_its_task(tmp_path: Path, arguments: tuple[str, ...], score: float) -> None:
-    done = run(tmp_path, *arguments, seconds=800)
+@pytest.mark.parametrize(
+    ("script", "arguments", "score"),
+    [
+        ("one_process.py", (), 195.0),
+        ("one_process.py", ("--config", "pendulum"), -300.0),
+        *((script, (), 195.0) for script in OWN),
+    ],
+)
+def test_script_learns_its_task(tmp_path: Path, script: str, arguments: tuple[str, ...], score: float) -> None:
+    done = run(tmp_path, *arguments, seconds=800, script=SCRIPT.with_name(script))
     assert done.returncode == 0, done.stderr
     assert mean_return(done.stdout) >= score, done.stdout

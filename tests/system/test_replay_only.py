@@ -45,7 +45,7 @@ def test_nothing_acknowledged_is_lost_when_the_server_is_killed(served: Served, 
     threads = [threading.Thread(target=write, args=(index,)) for index in range(2)]
     for thread in threads:
         thread.start()
-    for _ in range(3):
+    for _ in range(2):
         enough = count[0] + 50, count[1] + 50
         wait_until(lambda enough=enough: failures or (count[0] >= enough[0] and count[1] >= enough[1]))  # type: ignore[misc]
         reader.draw()
