@@ -3,7 +3,7 @@
     python examples/own_network.py                       # arguments are settings, such as total_updates=1000
 
 `train` of one_process.py finds the algorithm by its name. For actors, learner and evaluator as processes, start each
-with `--role` and a program that registers the network, as here, and then calls `apex_jax.main.main()`.
+with `--role` and a program that registers the network, as here, and then calls `main` of apex_jax.main.
 """
 
 import sys
