@@ -12,6 +12,7 @@
 
     types            the records that modules exchange, and the axis legend
     segment_codec    segments <-> bytes
+    item_codec       items of a program of your own <-> segments
     config           every key of a run, with its meaning, unit and range, which config_key defines
     config_rules     rules that relate several keys
     settings         YAML and key=value -> a checked Config
@@ -97,6 +98,7 @@
       limited_log    a log about actors, limited in its rate
 
     policy           a trained agent in a program of your own: `apex_jax.load_policy`
+    replay_client    the replay server alone, from a program of your own: `apex_jax.ReplayClient`
     process          signals, seeds, log, hosts of a process
 
     operations/      the operator's view of a run
@@ -118,9 +120,9 @@
 
     main             the program: main.py, apex-jax and python -m apex_jax
 
-Imports run one way: types, config_key, config -> host -> segment_codec, config_rules -> settings -> run -> agent,
-environments, replay, transport (none of which imports another) -> plotting, process, policy -> links, operations ->
-workers -> main. Beside that, settings -> command_line -> main.
+Imports run one way: types, config_key, config -> host -> segment_codec, config_rules -> item_codec, settings -> run ->
+agent, environments, replay, transport (none of which imports another) -> plotting, process, policy -> links, operations
+-> replay_client, workers -> main. Beside that, settings -> command_line -> main.
 """
 
 from __future__ import annotations
@@ -129,14 +131,19 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from apex_jax.policy import load_policy as load_policy
+    from apex_jax.replay_client import ReplayClient as ReplayClient
 
 __version__ = "0.2.0"
 
 
 def __getattr__(name: str) -> Any:
-    """Imports `load_policy` when it is used, because JAX takes a second."""
-    if name != "load_policy":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from apex_jax.policy import load_policy
+    """Imports `load_policy` when it is used, because JAX takes a second; `ReplayClient` does without JAX."""
+    if name == "load_policy":
+        from apex_jax.policy import load_policy
 
-    return load_policy
+        return load_policy
+    if name == "ReplayClient":
+        from apex_jax.replay_client import ReplayClient
+
+        return ReplayClient
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -59,6 +59,9 @@ def parse(argv: Sequence[str]) -> Command:
     if config.evaluator.checkpoint and options.role != "evaluator":
         what = f"evaluator.checkpoint={shown(config.evaluator.checkpoint)}"
         raise UsageError(f"{what}: needs --role evaluator, got --role {options.role}")
+    if config.replay.columns and options.role != "replay":
+        what = f"replay.columns={shown(config.replay.columns)}"
+        raise UsageError(f"{what}: items of your own need --role replay, got --role {options.role}")
     return Command(options.role, name, config, "print_config" if options.print_config else "run")
 
 

@@ -170,6 +170,11 @@ class ReplayConfig:
         1,
         86_400,
     )
+    columns: str = key(
+        "",
+        "the replay server alone, for items of programs of your own (docs/replay.md): NAME:DTYPE or NAME:DTYPE[SHAPE]"
+        " of each column, as in 'tokens:int32[512], reward:float32'; empty = experience of environment.task",
+    )
 
 
 @dataclass(frozen=True)
@@ -330,8 +335,8 @@ class Config:
 
     @property
     def directory(self) -> str:
-        """The run directory; runs/<task>-<seed> if none is configured."""
-        return self.run_directory or f"runs/{self.environment.task}-{self.seed}"
+        """The run directory; if none is configured, runs/<task>-<seed>, or runs/replay-<seed> for items."""
+        return self.run_directory or f"runs/{'replay' if self.replay.columns else self.environment.task}-{self.seed}"
 
     @property
     def ladder_size(self) -> int:
@@ -342,6 +347,8 @@ class Config:
     def compatibility_key(self) -> str:
         """Text of the values that all roles of a run must share; a peer that differs is rejected with the reason."""
         environment, algorithm = self.environment, self.algorithm
+        if self.replay.columns:  # without their spaces, which separate the words of the text
+            return f"columns={''.join(self.replay.columns.split())} segment_slots={self.actor.segment_slots}"
         return (
             f"task={environment.task} frame_size={environment.frame_size} frame_stack={environment.frame_stack}"
             f" frame_skip={environment.frame_skip} segment_slots={self.actor.segment_slots}"

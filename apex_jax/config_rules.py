@@ -39,11 +39,13 @@ def _size_rules(config: Config) -> Iterator[Rule]:
     environment, actor, replay, learner = config.environment, config.actor, config.replay, config.learner
     yield "environment.task", environment.task != "", "must be a game, such as Pong-v5"
     slots, overlap = actor.segment_slots, environment.frame_stack - 1 + config.algorithm.n_step
+    if replay.columns:
+        overlap = 1  # see apex_jax.item_codec.item_spec, which checks the size
     least = (
         f"must be at least {overlap + 1}, environment.frame_stack + algorithm.n_step, for a transition to start in it"
     )
     yield "actor.segment_slots", slots > overlap, least
-    if environment.is_atari:  # otherwise apex_jax.environments.environment.segment_spec checks the size
+    if environment.is_atari and not replay.columns:  # otherwise environment.segment_spec or item_spec checks the size
         largest = _max_slots(environment.frame_size)
         why = f"because a segment is sent in one message of at most {MAX_SEGMENT_BYTES >> 20} MiB; lower either"
         most = f"must be at most {largest}, with environment.frame_size={environment.frame_size}, {why}"

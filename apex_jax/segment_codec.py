@@ -89,7 +89,10 @@ def value_limits(config: Config) -> ValueLimits:
 
     |return| <= r * sum_{j<n} gamma^j for rewards up to r. A priority is a |TD error|, at most a return plus two values.
     A value is at most r / (1 - gamma), times OVERESTIMATION. If rewards are not clipped, r is LARGEST_REWARD.
+    The priorities of items of a program of the user's own have no limit.
     """
+    if config.replay.columns:
+        return NO_LIMITS
     gamma, reward = config.algorithm.discount, config.environment.reward_clip or LARGEST_REWARD
     largest_return = reward * sum(gamma**step for step in range(config.algorithm.n_step)) * (1 + 1e-3)
     largest_value = reward / max(1 - gamma, 1 / LONGEST_HORIZON_STEPS)

@@ -17,12 +17,13 @@ SCRIPTS = sorted([*ROOT.glob("*.py"), *(path for name in FOLDERS_OF_SCRIPTS for 
 FOUNDATION = {"types", "segment_codec", "config", "config_key", "host"}
 MIDDLE = {"agent", "replay", "transport", "environments", "run"}
 MAY_IMPORT = {  # part of the package -> other parts of it
-    "__init__": {"policy"},
+    "__init__": {"policy", "replay_client"},
     "types": set(),
     "config_key": set(),
     "config": {"config_key"},
     "host": {"config"},
     "segment_codec": {"config", "types"},
+    "item_codec": {"config", "host", "segment_codec", "types"},
     "config_rules": {"config", "host"},
     "settings": {"config", "config_key", "config_rules", "host"},
     "command_line": {"config", "host", "settings", "__version__"},
@@ -36,7 +37,8 @@ MAY_IMPORT = {  # part of the package -> other parts of it
     "process": FOUNDATION | {"transport"},
     "policy": FOUNDATION | {"agent", "run", "settings", "transport"},
     "operations": FOUNDATION | MIDDLE | {"plotting", "process", "config_rules"},
-    "workers": FOUNDATION | MIDDLE | {"settings", "plotting", "links", "policy", "process", "operations"},
+    "replay_client": FOUNDATION | {"item_codec", "links", "process", "settings", "transport"},
+    "workers": FOUNDATION | MIDDLE | {"item_codec", "settings", "plotting", "links", "policy", "process", "operations"},
     # A role's module and those of the commands are imported by name.
     "main": {"command_line", "host", "plotting", "process", "run", "settings"},
     "__main__": {"main"},
@@ -47,6 +49,7 @@ MUST_NOT_IMPORT = {  # part of the package -> what its files can do without
     "config": {"jax", "envpool", "zmq", "numpy"},
     "command_line": {"jax", "envpool", "zmq"},
     "settings": {"jax", "envpool", "zmq"},
+    "replay_client": {"jax", "envpool"},
     "plotting": {"jax", "envpool", "zmq"},
     "replay": {"jax", "zmq", "time"},
     "environments/stage.py": {"jax", "envpool", "zmq", "dm_control", "gymnasium", "mujoco"},

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple, cast
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import optax
@@ -14,7 +16,7 @@ from apex_jax.agent.exploration import epsilon_ladder
 from apex_jax.agent.frame_store import FrameStore, Transitions, gather
 from apex_jax.agent.networks import QNetwork
 from apex_jax.agent.training import copied_if, in_turn, make_optimizer
-from apex_jax.config import Config
+from apex_jax.config import Config, NetworkConfig
 from apex_jax.types import SegmentSpec
 
 
@@ -27,10 +29,19 @@ class LearnerState(NamedTuple):
     updates: jax.Array  # int32[], number of updates so far
 
 
-def make_dqn(config: Config, spec: SegmentSpec, compute_dtype: Any = jnp.float32) -> Algorithm:
-    """Returns the algorithm for this configuration. `compute_dtype`: dtype of the network's activations."""
+def make_dqn(
+    config: Config,
+    spec: SegmentSpec,
+    compute_dtype: Any = jnp.float32,
+    network_class: Callable[[NetworkConfig, int, Any], nn.Module] = QNetwork,
+) -> Algorithm:
+    """Returns the algorithm for this configuration. `compute_dtype`: dtype of the network's activations.
+
+    `network_class`: makes the network of a configuration, for so many actions; it takes and returns what `QNetwork`
+    does, and its parameters are float32.
+    """
     num_actions = spec.action.num_actions
-    network = QNetwork(config.network, num_actions, compute_dtype)
+    network = network_class(config.network, num_actions, compute_dtype)
     optimizer = make_optimizer(config.learner)
 
     def q_values(params: Params, observation: jax.Array) -> jax.Array:

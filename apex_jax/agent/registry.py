@@ -27,7 +27,10 @@ ALGORITHMS: dict[str, Entry] = {
     "dqn": Entry(make_dqn, "int32"),
     "dpg": Entry(make_dpg, "float32"),
 }
-"""By `algorithm.name`; "auto" selects the first one whose `action_dtype` is that of the environment."""
+"""By `algorithm.name`; a program may add its own, as examples/own_algorithm.py does.
+
+"auto" selects the first one whose `action_dtype` is that of the environment.
+"""
 
 
 def make_algorithm(config: Config, spec: SegmentSpec, compute_dtype: Any = jnp.float32) -> Algorithm:

@@ -98,6 +98,11 @@ class ExperienceClient:
         """Counts of unsent segments and refusals, by reason."""
         return self._connection.dropped
 
+    @property
+    def acknowledged(self) -> int:
+        """Transitions that the server has acknowledged."""
+        return self._account["acknowledged"]
+
     def wait_for_welcome(self, timeout_seconds: float) -> ActorWelcome | None:
         """Returns the server's welcome, or None after the timeout."""
         self._is_welcome.wait(timeout_seconds)

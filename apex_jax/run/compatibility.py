@@ -24,6 +24,7 @@ KEYS = (
     "algorithm.discount",
     "environment.reward_clip",
     "environment.life_loss_terminates",
+    "replay.columns",
     *NETWORK_KEYS,
     "learner.optimizer",
     "algorithm.name",

@@ -12,6 +12,7 @@ import zmq
 from apex_jax.config import Config
 from apex_jax.environments.environment import segment_spec
 from apex_jax.host.errors import printable
+from apex_jax.item_codec import item_spec
 from apex_jax.links.episode_means import EpisodeMeans
 from apex_jax.links.experience_server import ExperienceServer
 from apex_jax.links.sampling_server import SamplingServer
@@ -171,7 +172,7 @@ def run(config: Config, name: str, stop: StopSignal) -> int:
     with open_role(config, "replay", name, stop) as role:
         if stop.is_set():
             return stop.exit_code
-        spec = segment_spec(config)
+        spec = item_spec(config) if config.replay.columns else segment_spec(config)
         server = ReplayServer(role, spec)
         role.describe = server.describe
         _log.info(

@@ -141,6 +141,7 @@ def test_command_line_of_this_program_parses(
     assert arguments is not None
     monkeypatch.chdir(tmp_path)
     Path("configs").symlink_to(ROOT / "configs")
+    shutil.copy(ROOT / "examples" / "replay_only.yaml", "replay.yaml")
     for word in arguments:
         key, _, directory = word.partition("=")
         if key.endswith("checkpoint"):

@@ -14,10 +14,11 @@ from apex_jax.config import Config
 from apex_jax.host.program import CONFIGS
 from apex_jax.settings import load
 from examples import one_process
-from tests.rigs.processes import ROOT
+from tests.rigs.processes import ROOT, free_tcp_addresses
 from tests.rigs.saved_runs import save_run
 
 SCRIPT = ROOT / "examples" / "one_process.py"
+OWN = ("own_network.py", "own_algorithm.py")
 SHORT = ("total_updates=16", "evaluator.episodes=2", "evaluator.max_episode_frames=50", "replay.journal=false")
 
 
@@ -72,10 +73,35 @@ def test_a_trained_agent_plays_in_gymnasium(tmp_path: Path) -> None:
     assert float(found[1]) == pytest.approx((float(found[2]) + float(found[3])) / 2, abs=0.1)
 
 
+@pytest.mark.long
+def test_replay_alone_goes_on_after_a_crash_with_every_item(tmp_path: Path) -> None:
+    addresses = [each for each in free_tcp_addresses() if "weights" not in each]
+    done = run(tmp_path, *addresses, seconds=200, script=SCRIPT.with_name("replay_only.py"))
+    assert done.returncode == 0, done.stderr
+    assert "2000 of the 2000 items from before the crash were drawn after it" in done.stdout
+    assert float(done.stdout.split()[-1]) < 0.01, done.stdout
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("script", OWN)
+def test_own_network_and_own_algorithm_act_learn_and_are_evaluated(script: str, tmp_path: Path) -> None:
+    done = run(tmp_path, *SHORT, seconds=200, script=SCRIPT.with_name(script))
+    assert done.returncode == 0, done.stderr
+    assert mean_return(done.stdout) != 0
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize(("arguments", "score"), [((), 195.0), (("--config", "pendulum"), -300.0)])
-def test_script_learns_its_task(tmp_path: Path, arguments: tuple[str, ...], score: float) -> None:
-    done = run(tmp_path, *arguments, seconds=800)
+@pytest.mark.parametrize(
+    ("script", "arguments", "score"),
+    [
+        ("one_process.py", (), 195.0),
+        ("one_process.py", ("--config", "pendulum"), -300.0),
+        *((script, (), 195.0) for script in OWN),
+    ],
+)
+def test_script_learns_its_task(tmp_path: Path, script: str, arguments: tuple[str, ...], score: float) -> None:
+    done = run(tmp_path, *arguments, seconds=800, script=SCRIPT.with_name(script))
     assert done.returncode == 0, done.stderr
     assert mean_return(done.stdout) >= score, done.stdout

@@ -155,6 +155,7 @@ def test_device_libraries_are_not_imported_before_the_device_is_chosen() -> None
         ("--name ../x", ["--name", "../x", "letters"]),
         ("--name .x", ["--name", ".x"]),
         ("evaluator.checkpoint=runs/x", ["evaluator.checkpoint=runs/x", "--role evaluator"]),
+        ("replay.columns=x:int8", ["replay.columns=x:int8", "--role replay", "--role local"]),
         # keys that do not fit each other
         ("actor.segment_slots=8 algorithm.n_step=5", ["actor.segment_slots=8", "at least 9"]),
         ("replay.capacity_transitions=64 actor.segment_slots=65", ["capacity_transitions=64", "segment_slots=65"]),

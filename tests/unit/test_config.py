@@ -38,6 +38,13 @@ def test_directory_is_named_after_game_and_seed_unless_it_is_given() -> None:
     assert config.replace(run_directory="elsewhere").directory == "elsewhere"
 
 
+def test_directory_and_compatibility_of_items_follow_their_columns_and_not_the_game() -> None:
+    config = load(None, ["replay.columns=x:int8, y:float32[2]"])
+    assert config.directory == "runs/replay-1"
+    assert config.compatibility_key == "columns=x:int8,y:float32[2] segment_slots=64"
+    assert load(None, ["replay.columns=x:int8,y:float32[2]"]).compatibility_key == config.compatibility_key
+
+
 def test_ladder_is_as_long_as_all_environments_of_this_machine_unless_the_fleet_has_more() -> None:
     config = Config(actor=ActorConfig(processes=3, environments=8))
     assert config.ladder_size == 24

@@ -53,6 +53,14 @@ def test_largest_segment_of_a_frame_size_can_just_be_sent(frame_size: int) -> No
             check(candidate)
 
 
+def test_items_fill_all_but_one_slot_of_a_segment_whatever_the_game_stacks() -> None:
+    settings = ["replay.columns=x:int8", "replay.capacity_transitions=180", "actor.segment_slots=64"]
+    load(None, [*settings, "replay.min_size_to_sample=126"])
+    with pytest.raises(UsageError, match="min_size_to_sample=127: must be at most 126"):
+        load(None, [*settings, "replay.min_size_to_sample=127"])
+    load(None, [*settings, "replay.min_size_to_sample=1", "environment.frame_size=204", "actor.segment_slots=180"])
+
+
 @pytest.mark.parametrize("address", ["http://127.0.0.1:80", "tcp://127.0.0.1:99999", "tcp://127.0.0.1:5550"])
 def test_status_address_is_checked_like_the_others(address: str) -> None:
     with pytest.raises(UsageError, match=r"addresses\.\w+=.*must|is used twice"):

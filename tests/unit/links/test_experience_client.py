@@ -49,6 +49,9 @@ def test_an_actor_held_back_waits_and_loses_nothing(link: Link) -> None:
     server.until(lambda: len(server.stored()) == 1 + CREDIT + 2)
     assert server.stored() == list(range(1 + CREDIT + 2))
     assert stream.put(segment_of(99), 0, 5.0)
+    assert stream.acknowledged <= len(server.stored()) * TRANSITIONS
+    server.until(lambda: len(server.stored()) == 2 + CREDIT + 2)
+    server.until(lambda: stream.acknowledged == (2 + CREDIT + 2) * TRANSITIONS)
 
 
 def test_a_segment_of_nan_is_left_out_by_its_actor_and_its_steps_are_carried_on(link: Link) -> None:

@@ -1,0 +1,266 @@
+"""Specification of the client of the replay alone, against a replay server over real sockets."""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from apex_jax import ReplayClient
+from apex_jax.host.errors import RunError, UsageError
+from apex_jax.links import sampling_client
+from apex_jax.transport import keys, monitor
+from tests.rigs.items import ALPHA, BATCH, BETA, Served, draw_all, items_of
+from tests.rigs.processes import ROOT
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Served]:
+    served = Served(tmp_path)
+    yield served
+    served.close()
+
+
+def numbers_drawn(client: ReplayClient, count: int, timeout_seconds: float = 60.0) -> np.ndarray:
+    return np.concatenate([client.draw(timeout_seconds).items["number"] for _ in range(count)])
+
+
+def use(client: ReplayClient, act: str, items: dict[str, np.ndarray]) -> None:
+    """Uses one link of a client until the server has answered."""
+    if act == "draw":
+        client.draw()
+    else:
+        client.insert(items)
+        client.flush()
+
+
+def test_every_inserted_item_is_drawn_bit_for_bit(served: Served) -> None:
+    served.start()
+    client = served.client()
+    for start, stop in itertools.pairwise((0, 1, 3, 50, 57, 64, 200)):  # fewer than a segment, one, and several
+        client.insert(items_of(range(start, stop)))
+    client.flush()
+    assert served.size == 200
+    draw_all(client, range(200))
+
+
+def test_item_is_drawn_in_proportion_to_its_priority_to_the_power_alpha(served: Served) -> None:
+    served.start()
+    client = served.client(prefetch=8)
+    priorities = np.arange(1, 41) ** 2.0
+    client.insert(items_of(range(40)), priorities)
+    client.flush()
+    draws = 150
+    counts = np.bincount(numbers_drawn(client, draws), minlength=40)
+    expected = draws * BATCH * priorities**ALPHA / (priorities**ALPHA).sum()
+    assert ((counts - expected) ** 2 / expected).sum() < 72.1  # the chi-square of 39 degrees exceeds it once in 1,000
+
+
+def test_weights_are_those_of_the_formula(served: Served) -> None:
+    served.start()
+    client = served.client()
+    priorities = np.random.default_rng(3).random(100) + 0.01
+    client.insert(items_of(range(100)), priorities)
+    client.flush()
+    items, weights, _ = client.draw()
+    probability = (priorities**ALPHA / (priorities**ALPHA).sum())[items["number"]]
+    expected = (100 * probability) ** -BETA
+    assert weights.dtype == np.float32
+    np.testing.assert_allclose(weights, expected / expected.max(), rtol=1e-5)
+
+
+def test_next_draw_follows_the_priorities_written_before_it(served: Served) -> None:
+    served.start()
+    client = served.client()
+    client.insert(items_of(range(14)))
+    client.flush()
+    items, _, handles = client.draw()
+    assert set(items["number"]) == set(range(14))
+    client.update_priorities(handles, np.where(items["number"] == 5, 1.0, 1e-12))
+    assert set(client.draw().items["number"]) == {5}
+
+
+def test_oldest_items_leave_a_full_replay(served: Served) -> None:
+    served.start()
+    with served.client() as client:
+        for start in range(0, 1400, 7):
+            client.insert(items_of(range(start, start + 7)))
+        client.flush()
+        draw_all(client, range(700, 1400))
+
+
+def test_flush_returns_once_all_is_stored_and_the_end_of_a_with_block_flushes(served: Served) -> None:
+    served.start()
+    with served.client() as client:
+        client.insert(items_of(range(3)))
+        assert served.size == 0, "no segment is full"
+        client.flush()
+        assert served.size == 3
+        client.insert(items_of(range(3, 21)))
+    assert served.size == 21
+
+
+def test_items_inserted_while_the_server_is_away_are_stored_once_it_is_back(served: Served) -> None:
+    client = served.client()
+    client.insert(items_of(range(20)))
+    with pytest.raises(TimeoutError, match=r"20 items are not acknowledged after 0.1 s: the link .* is connecting"):
+        client.flush(timeout_seconds=0.1)
+    client.insert(items_of(range(20, 30)))
+    served.start()
+    client.flush()
+    draw_all(client, range(30))
+    served.stop()
+    client.insert(items_of(range(30, 40)))
+    served.start()
+    client.flush()
+    draw_all(client, range(40))
+    assert served.size == 40
+
+
+def test_insert_blocks_while_the_server_takes_nothing_and_goes_on_once_it_does(served: Served) -> None:
+    client = served.client()
+    thread = threading.Thread(target=lambda: client.insert(items_of(range(300))))
+    thread.start()
+    thread.join(0.5)
+    assert thread.is_alive()
+    served.start()
+    thread.join(60)
+    assert not thread.is_alive()
+    client.flush()
+    assert served.size == 300
+
+
+def test_rate_limiter_makes_the_reader_wait_for_inserts(served: Served) -> None:
+    ratio = ("replay.samples_per_insert=8", "replay.min_size_to_sample=50", "learner.updates_per_call=1")
+    served.start(*ratio, "replay.error_buffer=1")
+    client = served.client(*ratio)
+    client.insert(items_of(range(56)))
+    client.flush()
+    with pytest.raises(TimeoutError, match=r"replay.samples_per_insert=8 asks for more inserts"):
+        numbers_drawn(client, 100, timeout_seconds=0.5)
+    client.insert(items_of(range(56, 112)))
+    client.draw(timeout_seconds=60)
+
+
+def test_draw_of_too_few_items_times_out_with_the_reason(served: Served) -> None:
+    served.start("replay.min_size_to_sample=50")
+    client = served.client("replay.min_size_to_sample=50")
+    client.insert(items_of(range(49)))
+    client.flush()
+    with pytest.raises(TimeoutError, match=r"after 0.5 s: fewer than replay.min_size_to_sample=50 items are stored"):
+        client.draw(timeout_seconds=0.5)
+    client.insert(items_of(range(49, 50)))
+    client.flush()
+    assert len(client.draw().weights) == BATCH
+
+
+@pytest.mark.parametrize("act", ["insert", "draw"])
+def test_other_columns_than_the_servers_are_one_error(served: Served, act: str) -> None:
+    served.start()
+    client = served.client("replay.columns=number:int32")
+    with pytest.raises(RunError, match=r"refused by .*: replay.columns: the replay server number:int64,.*number:int32"):
+        use(client, act, {"number": np.zeros(1, np.int32)})
+
+
+@pytest.mark.parametrize("act", ["insert", "draw"])
+def test_address_without_a_server_is_one_error_after_the_limit(served: Served, act: str) -> None:
+    client = served.client("away_limit_seconds=0.3")
+    with pytest.raises(RunError, match=r"the replay server at tcp://127.0.0.1:\d+ has been away for .* s: start it"):
+        use(client, act, items_of(range(1)))
+
+
+def test_unknown_host_is_one_error(served: Served) -> None:
+    client = served.client("addresses.experience=tcp://no-such-host.invalid:5550", "security.insecure=true")
+    with pytest.raises(RunError, match=r"addresses.experience=.*no-such-host.invalid"):
+        client.insert(items_of(range(1)))
+
+
+@pytest.mark.parametrize(("act", "role"), [("insert", "actor"), ("draw", "learner")])
+def test_key_that_the_server_does_not_know_is_one_error(
+    served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, act: str, role: str
+) -> None:
+    monkeypatch.setattr(monitor, "GIVE_UP_SECONDS", 0.5)
+    keys.create(tmp_path / "keys")
+    keys.create(tmp_path / "others")
+    (tmp_path / "others" / "replay.public").write_bytes((tmp_path / "keys" / "replay.public").read_bytes())
+    served.start(f"security.keys={tmp_path}/keys")
+    client = served.client(f"security.keys={tmp_path}/keys")
+    use(client, "insert", items_of(range(1)))
+    use(client, "draw", {})
+    stranger = served.client(f"security.keys={tmp_path}/others")
+    with pytest.raises(RunError, match=f"refused the key of this {role}: put its public key into {role}.public"):
+        use(stranger, act, items_of(range(1)))
+
+
+def test_second_reader_is_refused_and_a_later_one_is_not(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sampling_client, "REFUSED_SECONDS", 0.5)
+    served.start()
+    first = served.client()
+    first.insert(items_of(range(7)))
+    first.flush()
+    first.draw()
+    with pytest.raises(RunError, match="another learner draws from this replay server"):
+        served.client().draw()
+    first.close()
+    served.client().draw()
+
+
+@pytest.mark.parametrize(("change", "priorities", "message"), [
+    ({"number": None}, None, r"items have the columns \['mask', 'tokens', 'value'\], must have \['mask', 'number'"),
+    ({"more": np.zeros(2)}, None, "must have"),
+    ({"tokens": np.zeros((2, 3), np.int64)}, None, r"tokens is int64\[2, 3\], must be int32\[2, 3\]"),
+    ({"tokens": np.zeros((2, 4), np.int32)}, None, r"tokens is int32\[2, 4\], must be int32\[2, 3\]"),
+    ({"value": np.zeros(3, np.float32)}, None, r"value is float32\[3\], must be float32\[2\]"),
+    ({}, [1.0], r"priorities are float64\[1\], must be numbers \[2\]"),
+    ({}, [1.0, 0.0], "must be finite and above 0"),
+    ({}, [1.0, 1e-60], "must be finite and above 0"),
+    ({}, [1.0, np.nan], "must be finite and above 0"),
+    ({}, [1.0, 1e60], "must be finite and above 0"),
+    ({}, ["a", "b"], "must be numbers"),
+])  # fmt: skip
+def test_items_that_do_not_fit_are_refused_before_anything_is_inserted(
+    served: Served, change: dict[str, Any], priorities: Any, message: str
+) -> None:
+    client = served.client()
+    items = {name: column for name, column in (items_of(range(2)) | change).items() if column is not None}
+    with pytest.raises(ValueError, match=message):
+        client.insert(items, priorities)
+    client.flush(timeout_seconds=0.0)
+
+
+def test_priorities_that_do_not_fit_the_batch_are_refused(served: Served) -> None:
+    served.start()
+    client = served.client()
+    with pytest.raises(ValueError, match="it has drawn nothing"):
+        client.update_priorities(None, np.ones(BATCH))  # type: ignore[arg-type]
+    client.insert(items_of(range(7)))
+    client.flush()
+    handles = client.draw().handles
+    for wrong in (np.ones(BATCH - 1), np.zeros(BATCH), np.full(BATCH, np.nan)):
+        with pytest.raises(ValueError, match="priorities are"):
+            client.update_priorities(handles, wrong)
+
+
+@pytest.mark.parametrize(("settings", "message"), [
+    ("replay.columns=''", "replay.columns is empty"),
+    ("replay.columns=x:text", "x is text, must be one of"),
+    ("replay.colums=x:int8", "did you mean replay.columns"),
+])  # fmt: skip
+def test_wrong_settings_are_one_line_of_an_error(served: Served, settings: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        served.client(settings)
+
+
+def test_client_loads_neither_jax_nor_envpool() -> None:
+    code = "import sys; from apex_jax import ReplayClient; print({'jax', 'envpool', 'torch'} & set(sys.modules))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout == "set()\n"
