@@ -12,7 +12,8 @@
 
     types            the records that modules exchange, and the axis legend
     segment_codec    segments <-> bytes
-    config           every key of a run, with its meaning, unit and range, which config_key defines
+    config           every key of a run, with its meaning, unit and range, which config_key defines; config_services
+                     has the keys of addresses, storage and security
     config_rules     rules that relate several keys
     settings         YAML and key=value -> a checked Config
     command_line     argv -> a checked Config, and the action to take with it
@@ -117,9 +118,9 @@
 
     main             the program: main.py, apex-jax and python -m apex_jax
 
-Imports run one way: types, config_key, config -> host -> segment_codec, config_rules -> settings -> run -> agent,
-environments, replay, transport (none of which imports another) -> plotting, process, policy -> links, operations ->
-workers -> main. Beside that, settings -> command_line -> main.
+Imports run one way: types, config_key, config_services, config -> host -> segment_codec, config_rules -> settings ->
+run -> agent, environments, replay, transport (none of which imports another) -> plotting, process, policy -> links,
+operations -> workers -> main. Beside that, settings -> command_line -> main.
 """
 
 from __future__ import annotations

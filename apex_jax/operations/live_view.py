@@ -82,6 +82,7 @@ def introduction(config: Config) -> str:
         (config.total_minutes, f"{config.total_minutes:g} minute{'s' * (config.total_minutes != 1)}"),
         (config.total_environment_frames, f"{config.total_environment_frames:,} frames"),
         (config.total_updates, f"{config.total_updates:,} updates"),
+        (config.evaluator.stop_at_return, f"an evaluation with a return of {config.evaluator.stop_at_return:,g}"),
     )
     ends = [text for limit, text in limits if limit]
     if ends:
@@ -112,8 +113,10 @@ def final_summary(progress: Progress, run_directory: str, has_screen: bool, film
         f" {progress.frames:,} frames and {progress.updates:,} updates in all",
         f"Evaluation:  {_evaluations(progress, with_updates=True)}",
     ]
-    if progress.reached_limits and progress.updates == progress.earlier_updates > 0:
-        reached = " and ".join(progress.reached_limits)
+    reached = " and ".join(progress.reached_limits)
+    if reached and progress.updates != progress.earlier_updates:
+        lines.append(f"Ended:       {reached} is reached")
+    elif reached and progress.updates:
         goes_on = "with a higher limit, or 0 for none, the run goes on"
         lines.append(f"Nothing new: an earlier start had reached {reached}; {goes_on}")
     films = [name for name in ("video.mp4", "video.gif") if is_film_of_newest(Path(run_directory, name), run_directory)]

@@ -193,7 +193,11 @@ class ProgressReader:
         minutes = self._learner_seconds() / 60
         limits = {"total_environment_frames": frames, "total_updates": updates, "total_minutes": minutes}
         ends = {key: getattr(self._config, key) for key in limits}
-        return tuple(f"{key}={end}" for key, end in ends.items() if 0 < end <= limits[key])
+        reached = tuple(f"{key}={end}" for key, end in ends.items() if 0 < end <= limits[key])
+        goal = self._config.evaluator.stop_at_return
+        if goal and any(evaluation.episode_return >= goal for evaluation in self._evaluations):
+            reached = (f"evaluator.stop_at_return={goal:g}", *reached)
+        return reached
 
     def _phase(self) -> str:
         """Returns the phase of a run that has not reached a limit."""

@@ -107,6 +107,7 @@ TAGS: dict[str, str] = {
 
 _OPEN_TAGS = tuple(tag.partition("<")[0] for tag in TAGS if "<" in tag)
 TRAINING_TAG = "charts/episodic_return_"  # followed by the name of a band, see `Bands.names`
+EVALUATED_RETURN = "eval/episodic_return"
 
 
 class Bands(NamedTuple):

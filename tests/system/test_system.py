@@ -183,6 +183,23 @@ def test_start_of_a_finished_run_makes_up_for_a_missing_last_evaluation_and_no_m
 
 
 @pytest.mark.long
+def test_run_ends_once_an_evaluation_has_the_return_to_stop_at(programs: Programs, tmp_path: Path) -> None:
+    directory, goal = tmp_path / "run", "evaluator.stop_at_return=0.7"
+    program = programs.start(*catch(directory, ENDLESS, goal, "evaluator.interval_seconds=0"))
+    assert program.exit_code() == 0
+    assert "or an evaluation with a return of 0.7, whichever comes first" in program.stdout
+    assert "\nEnded:       evaluator.stop_at_return=0.7 is reached\n" in program.stdout
+    assert "the run is over: a mean return of" in log(directory, "learner")
+    assert max(values(directory, "evaluator", "eval/episodic_return")) >= 0.7
+    last = values(directory, "learner", "learner/updates")[-1]
+    assert values(directory, "evaluator", "eval/updates")[-1] == checkpoints(directory)[-1] == last
+    assert (directory / "curves.png").exists()
+    again = programs.start(*catch(directory, ENDLESS, goal))
+    assert again.exit_code() == 0
+    assert again.stdout.startswith(f"Finished:    {directory} has reached evaluator.stop_at_return=0.7, with {last:,} ")
+
+
+@pytest.mark.long
 def test_diverged_run_ends_with_the_key_to_change_and_resumes_from_its_last_sound_checkpoint(
     copy: Path, programs: Programs
 ) -> None:
