@@ -67,6 +67,7 @@
       compatibility  compares configurations of processes, checkpoints and journals, and describes their differences
       provenance     command, commit, versions, machine of each start
       checkpoint     the learner's state on disk
+      best           the params of the best evaluation
       interface      the task's observations and actions, stored for policy
       metrics        TensorBoard and JSON lines
       storage        a copy of the run on object storage

@@ -13,6 +13,7 @@ from typing import Literal, NamedTuple
 
 from apex_jax import __version__
 from apex_jax.config import Config
+from apex_jax.host.disk import run_of_checkpoint
 from apex_jax.host.errors import Parser, UsageError, shown
 from apex_jax.host.program import CONFIGS, NAME
 from apex_jax.settings import (
@@ -87,7 +88,7 @@ def _is_file(path: Path) -> bool:
 
 def _config_of(checkpoint: str) -> Path:
     """Returns the configuration file of the run whose checkpoint is given."""
-    path = Path(checkpoint, "config.yaml")
+    path = Path(run_of_checkpoint(checkpoint)[0], "config.yaml")
     if not _is_file(path):
         what = "holds no config.yaml" if os.path.isdir(checkpoint) else "no such directory"
         raise UsageError(

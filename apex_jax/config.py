@@ -250,7 +250,11 @@ class EvaluatorConfig:
         -1e9,
         1e9,
     )
-    checkpoint: str = key("", "run directory whose newest checkpoint is evaluated once; empty = follow the learner")
+    checkpoint: str = key(
+        "",
+        "evaluated once: the newest checkpoint of a run directory RUN, RUN/checkpoints/<updates>, or RUN/best, the"
+        " params of the best evaluation; empty = follow the learner",
+    )
     video: str = key(
         "",
         "a game is recorded to this file after the last evaluation: .mp4, .gif, or without ending both; without a"

@@ -138,6 +138,9 @@ def final_summary(progress: Progress, run_directory: str, has_screen: bool, film
         return "\n".join(lines)
     play = f"{typed(_python())} --role evaluator checkpoint={directory}"
     lines.append(f"Play again:  {play} episodes=100")
+    if progress.best_evaluation != progress.latest_evaluation and present("best"):
+        best = shlex.quote(os.path.join(run_directory, "best"))
+        lines.append(f"Play best:   {typed(_python())} --role evaluator checkpoint={best} episodes=100")
     if has_screen:
         video = shlex.quote(os.path.join(run_directory, "game"))
         lines.append(f"Record:      {play} episodes=1 video={video}")

@@ -191,7 +191,7 @@ def test_run_ends_once_an_evaluation_has_the_return_to_stop_at(programs: Program
     assert "\nEnded:       evaluator.stop_at_return=0.7 is reached\n" in program.stdout
     assert "the run is over: a mean return of" in log(directory, "learner")
     assert max(values(directory, "evaluator", "eval/episodic_return")) >= 0.7
-    last = values(directory, "learner", "learner/updates")[-1]
+    last = int(values(directory, "learner", "learner/updates")[-1])
     assert values(directory, "evaluator", "eval/updates")[-1] == checkpoints(directory)[-1] == last
     assert (directory / "curves.png").exists()
     again = programs.start(*catch(directory, ENDLESS, goal))

@@ -262,5 +262,5 @@ def test_configuration_is_found_by_its_name_from_any_folder(
 
 
 def test_missing_file_is_named_with_the_existing_configurations(tmp_path: Path) -> None:
-    assert re.search("one of .*atari, catch, ", message("--config", "nowhere.yaml"))
+    assert re.search("one of .*atari, cartpole, catch, ", message("--config", "nowhere.yaml"))
     assert "directory" in message("--config", str(tmp_path)).lower()
