@@ -56,6 +56,9 @@ def _run() -> tuple[int, bool]:
         device.choose_device(command.role, command.config)
         device.keep_compiled_programs()
         device.check_device(command.role, command.config)
+        if command.seeds:
+            series = importlib.import_module("apex_jax.workers.series")
+            return int(series.run(command.config, command.seeds, command.name, stop)), False
         worker = importlib.import_module(f"apex_jax.workers.{MODULES.get(command.role, command.role)}")
         return int(worker.run(command.config, command.name, stop)), command.config.evaluator.checkpoint != ""
     except KeyboardInterrupt:  # before the signal handler is installed
