@@ -13,7 +13,7 @@
     types            the records that modules exchange, and the axis legend
     segment_codec    segments <-> bytes
     config           every key of a run, with its meaning, unit and range, which config_key defines; config_services
-                     has the keys of addresses, storage and security
+                     has the keys of addresses, storage, security and metrics
     config_rules     rules that relate several keys
     settings         YAML and key=value -> a checked Config
     command_line     argv -> a checked Config, and the action to take with it
@@ -69,7 +69,7 @@
       checkpoint     the learner's state on disk
       best           the params of the best evaluation
       interface      the task's observations and actions, stored for policy
-      metrics        TensorBoard and JSON lines
+      metrics        TensorBoard and JSON lines; loggers passes them on to wandb, trackio and their like
       storage        a copy of the run on object storage
 
     environments/    the tasks that are learned

@@ -13,6 +13,7 @@ from typing import Any
 
 from apex_jax.config_key import key
 from apex_jax.config_services import AddressConfig as AddressConfig
+from apex_jax.config_services import MetricsConfig as MetricsConfig
 from apex_jax.config_services import SecurityConfig as SecurityConfig
 from apex_jax.config_services import StorageConfig as StorageConfig
 
@@ -297,6 +298,7 @@ class Config:
     addresses: AddressConfig = AddressConfig()
     security: SecurityConfig = SecurityConfig()
     storage: StorageConfig = StorageConfig()
+    metrics: MetricsConfig = MetricsConfig()
 
     @property
     def directory(self) -> str:

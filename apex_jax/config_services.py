@@ -1,4 +1,4 @@
-"""The groups of `Config` that say where a run's processes meet and what is kept elsewhere; none affects learning."""
+"""The groups of `Config` about links, copies and metrics; none affects what is learned."""
 
 from __future__ import annotations
 
@@ -47,3 +47,15 @@ class SecurityConfig:
         " APEX_JAX_<ROLE>_SECRET and APEX_JAX_<ROLE>_PUBLIC, or without these no tcp beyond loopback",
     )
     insecure: bool = key(False, "tcp beyond loopback without keys: whoever reaches a port can read and feed the run")
+
+
+@dataclass(frozen=True)
+class MetricsConfig:
+    """Where metrics go, beside the status page."""
+
+    loggers: tuple[str, ...] = key(
+        ("tensorboard", "jsonl"),
+        "jsonl (which has to be there: live view, plots and limits read it), tensorboard, and installed modules with"
+        " init, log and finish like wandb and trackio; these get the metrics of learner, replay server and evaluator",
+    )
+    project: str = key("apex-jax", "project of wandb, trackio and their like, in which each run is a group")

@@ -46,6 +46,10 @@ def _run() -> tuple[int, bool]:
             from apex_jax.run.provenance import check_resumable  # needs no JAX, whose import takes a second
 
             check_resumable(command.config)
+        if not command.config.evaluator.checkpoint:  # which writes no metrics
+            from apex_jax.run.loggers import check_loggers
+
+            check_loggers(command.config)
         from apex_jax import process  # after the command has been checked
         from apex_jax.host import device
 

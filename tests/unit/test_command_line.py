@@ -172,6 +172,17 @@ def test_device_libraries_are_not_imported_before_the_device_is_chosen() -> None
             (f"--config catch seeds={bad}", [f"seeds={bad}: must be different whole numbers, 0 to 2147483647"])
             for bad in ("", "1,", "1,x", "1,1", "1,01", "-1", "1.5", "[1,2]", "2147483648")
         ),
+        # loggers
+        (
+            "metrics.loggers=wandb",
+            ["metrics.loggers=wandb", 'must be a list of names, such as ["tensorboard","jsonl"]'],
+        ),
+        ("metrics.loggers=[jsonl,3]", ["metrics.loggers", "must be text"]),
+        ("metrics.loggers=[tensorboard]", ["metrics.loggers=['tensorboard']", "must contain jsonl"]),
+        ("metrics.loggers=[]", ["metrics.loggers=[]", "must contain jsonl"]),
+        (["metrics.loggers=[jsonl, a-b]"], ["metrics.loggers", "must be names such as [tensorboard, jsonl, wandb]"]),
+        ("metrics.loggers=[jsonl,wandb,wandb]", ["metrics.loggers", "each once"]),
+        ("metrics.project=", ["metrics.project", "must be the name of a project"]),
         # keys that do not fit each other
         ("actor.segment_slots=8 algorithm.n_step=5", ["actor.segment_slots=8", "at least 9"]),
         ("replay.capacity_transitions=64 actor.segment_slots=65", ["capacity_transitions=64", "segment_slots=65"]),
