@@ -21,7 +21,7 @@ from types import ModuleType
 from typing import SupportsFloat
 
 from apex_jax.config import Config
-from apex_jax.host.errors import RunError, UsageError, first_line
+from apex_jax.host.errors import FatalError, UsageError, first_line
 from apex_jax.run.provenance import value_of
 from apex_jax.settings import SETTINGS
 
@@ -40,9 +40,7 @@ def check_loggers(config: Config) -> None:
             spec = importlib.util.find_spec(name)
         except ModuleNotFoundError:  # the package that it would be in
             spec = None
-        if (
-            spec is None or spec.origin is None
-        ):  # a folder of this name, such as the one that wandb writes, is no module
+        if spec is None or spec.origin is None:  # None: a mere folder of this name, such as the one that wandb writes
             package = name.partition(".")[0]
             raise UsageError(f"{what} is not installed; run `python -m pip install {package}`, or leave it out")
         try:
@@ -54,69 +52,59 @@ def check_loggers(config: Config) -> None:
 
 
 def make_loggers(config: Config, role: str, name: str) -> list[Logger]:
-    """Returns the loggers of one process; `name`: of the process within its run."""
+    """Returns the loggers of one process, which have begun. `name`: of the process. Raises FatalError."""
     return [] if role == "actor" else [Logger(module, config, name) for module in _modules(config)]
 
 
 class Logger:
-    """A run of a service, which begins at the first values. No failure later on disturbs the process."""
+    """A run of a service. Once it has begun, no failure disturbs the process."""
 
     def __init__(self, name: str, config: Config, process_name: str):
-        """`name`: of the module."""
+        """Begins the run, which may take a minute without a network. `name`: of the module.
+
+        Raises FatalError if the service refuses the first start of the process in its run directory, because a user who
+        is not logged in has to know before the run has taken hours. A later start goes on without the service.
+        """
         self.failures = 0
         self._name = name
-        self._config = config
-        self._process_name = process_name
-        # A user who is not logged in has to know before the run has taken hours; a process that is restarted in the
-        # middle of a run goes on without the service.
-        self._must_begin = not Path(config.directory, "metrics", f"{process_name}.jsonl").exists()
         self._module: ModuleType | None = None
-        self._gave_up = False
+        is_first_start = not Path(config.directory, "metrics", f"{process_name}.jsonl").exists()
+        group = Path(config.directory).absolute().name
+        sent = [key for key in SETTINGS if not key.startswith(NOT_SENT)]
+        try:
+            module = importlib.import_module(name)
+            module.init(
+                project=config.metrics.project,
+                name=f"{group}-{process_name}",
+                group=group,
+                config={key: value_of(config, key) for key in sent},
+            )
+        except Exception as error:  # of any type: it is not ours
+            if is_first_start:
+                what = f"metrics.loggers: {name} does not begin: {first_line(error)}"
+                raise FatalError(f"{what}; repair that, or leave it out") from None
+            self._fail("does not begin", error)
+        else:
+            self._module = module
 
     def log(self, step: int, values: Mapping[str, SupportsFloat]) -> None:
-        """Logs the finite values at `step` environment frames.
-
-        Raises RunError if the service does not begin at the first start of the process in its run directory.
-        """
-        if self._module is None and not self._gave_up:
-            self._begin()
+        """Logs the finite values at `step` environment frames."""
         if self._module is None:
             return
         finite = {tag: float(value) for tag, value in values.items() if math.isfinite(value)}
         try:
             self._module.log(finite, step=step)
-        except Exception as error:  # of any type: it is not ours
+        except Exception as error:
             self._fail("does not take metrics", error)
 
     def finish(self) -> None:
-        """Ends the run of the service, if it has begun."""
+        """Ends the run of the service."""
         if self._module is None:
             return
         try:
             self._module.finish()
         except Exception as error:
             self._fail("did not end its run", error)
-
-    def _begin(self) -> None:
-        group = Path(self._config.directory).absolute().name
-        sent = [name for name in SETTINGS if not name.startswith(NOT_SENT)]
-        try:
-            module = importlib.import_module(self._name)
-            module.init(
-                project=self._config.metrics.project,
-                name=f"{group}-{self._process_name}",
-                group=group,
-                config={name: value_of(self._config, name) for name in sent},
-            )
-        except Exception as error:
-            self._gave_up = True
-            if self._must_begin:
-                raise RunError(
-                    f"metrics.loggers: {self._name} does not begin: {first_line(error)}; repair that, or leave it out"
-                ) from None
-            self._fail("does not begin", error)
-        else:
-            self._module = module
 
     def _fail(self, what: str, error: Exception) -> None:
         self.failures += 1

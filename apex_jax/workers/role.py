@@ -80,12 +80,13 @@ def open_role(config: Config, role: Role, name: str, stop: StopSignal) -> Iterat
         storage = None
         if role == "learner" or role == "replay":
             storage = opened.enter_context(StorageCopy(config, role, stop))
+        loggers = make_loggers(config, role, name)  # before there are links, which would miss heartbeats meanwhile
+        for logger in loggers:
+            opened.callback(logger.finish)
         sockets = link_context(config, role)
         try:
             context = RoleContext(config, sockets, name, stop, storage)
-            context.loggers = make_loggers(config, role, name)
-            for logger in context.loggers:
-                opened.callback(logger.finish)
+            context.loggers = loggers
             page.report = context.report
             yield context
         finally:

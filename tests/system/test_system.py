@@ -219,7 +219,7 @@ def test_a_service_gets_the_metrics_of_learner_replay_server_and_evaluator(progr
     write_service(tmp_path / "packages", failing=("init",))
     refused = programs.start(*catch(tmp_path / "other", f"metrics.loggers=[jsonl,{SERVICE}]"), environment=found)
     assert refused.exit_code() == 1
-    assert f"error: metrics.loggers: {SERVICE} does not begin: no key is configured; repair that" in refused.stderr
+    assert f"fatal: metrics.loggers: {SERVICE} does not begin: no key is configured; repair that" in refused.stderr
 
 
 @pytest.mark.long

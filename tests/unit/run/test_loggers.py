@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from apex_jax.config import Config, MetricsConfig
-from apex_jax.host.errors import RunError, UsageError
+from apex_jax.host.errors import FatalError, UsageError
 from apex_jax.run.loggers import Logger, check_loggers, make_loggers
 from tests.rigs.services import NAME, calls_of, write_service
 
@@ -66,7 +66,6 @@ def test_a_process_is_a_run_in_the_group_of_its_run_directory(packages: Path, tm
     config = config_with(NAME, directory=str(tmp_path / "Pong-v5-7"))
     check_loggers(config)
     (logger,) = make_loggers(config, "learner", "learner")
-    assert calls_of(packages) == [], "it begins with the first values"
     logger.log(400, {"losses/td_loss": np.float32(0.25), "learner/updates": 7, "losses/q_values": math.nan})
     logger.log(800, {"losses/td_loss": 0.5})
     logger.finish()
@@ -86,20 +85,11 @@ def test_actors_make_no_runs(packages: Path) -> None:
     assert len(make_loggers(config_with(NAME), "replay", "replay")) == 1
 
 
-def test_a_logger_without_values_has_nothing_to_end(packages: Path) -> None:
-    write_service(packages)
-    Logger(NAME, config_with(NAME), "evaluator").finish()
-    assert calls_of(packages) == []
-
-
 def test_a_service_that_does_not_begin_ends_the_first_start(packages: Path, tmp_path: Path) -> None:
     write_service(packages, failing=("init",))
-    logger = Logger(NAME, config_with(NAME, directory=str(tmp_path)), "learner")
     line = f"^metrics.loggers: {NAME} does not begin: no key is configured; repair that, or leave it out$"
-    with pytest.raises(RunError, match=line):
-        logger.log(4, {})
-    logger.log(8, {})  # as the learner may, while it saves
-    logger.finish()
+    with pytest.raises(FatalError, match=line):
+        Logger(NAME, config_with(NAME, directory=str(tmp_path)), "learner")
 
 
 def test_a_service_that_does_not_begin_again_is_left_out(
@@ -109,8 +99,8 @@ def test_a_service_that_does_not_begin_again_is_left_out(
     (tmp_path / "metrics").mkdir()
     (tmp_path / "metrics" / "learner.jsonl").touch()  # of the start before
     logger = Logger(NAME, config_with(NAME, directory=str(tmp_path)), "learner")
-    for step in (4, 8):
-        logger.log(step, {})
+    logger.log(4, {})
+    logger.finish()
     assert caplog.messages == [f"{NAME} does not begin (logged once): no key is configured; the other metrics go on"]
 
 
