@@ -13,7 +13,8 @@
     types            the records that modules exchange, and the axis legend
     segment_codec    segments <-> bytes
     item_codec       items of a program of your own <-> segments
-    config           every key of a run, with its meaning, unit and range, which config_key defines
+    config           every key of a run, with its meaning, unit and range, which config_key defines; config_services
+                     has the keys of addresses, storage, security and metrics
     config_rules     rules that relate several keys
     settings         YAML and key=value -> a checked Config
     command_line     argv -> a checked Config, and the action to take with it
@@ -67,8 +68,9 @@
       compatibility  compares configurations of processes, checkpoints and journals, and describes their differences
       provenance     command, commit, versions, machine of each start
       checkpoint     the learner's state on disk
+      best           the params of the best evaluation
       interface      the task's observations and actions, stored for policy
-      metrics        TensorBoard and JSON lines
+      metrics        TensorBoard and JSON lines; loggers passes them on to wandb, trackio and their like
       storage        a copy of the run on object storage
 
     environments/    the tasks that are learned
@@ -116,13 +118,13 @@
       learner        updates; learner_metrics, run_counters and saver belong to it
       role           parts common to these processes: status page, metrics, sockets, copy of the run
       evaluator      plays full games; recording films one, and draws the run's curves
-      local          all roles on this machine, supervised
+      local          all roles on this machine, supervised; series runs several seeds one after the other
 
     main             the program: main.py, apex-jax and python -m apex_jax
 
-Imports run one way: types, config_key, config -> host -> segment_codec, config_rules -> item_codec, settings -> run ->
-agent, environments, replay, transport (none of which imports another) -> plotting, process, policy -> links, operations
--> replay_client, workers -> main. Beside that, settings -> command_line -> main.
+Imports run one way: types, config_key, config_services, config -> host -> segment_codec, config_rules -> item_codec,
+settings -> run -> agent, environments, replay, transport (none of which imports another) -> plotting, process, policy
+-> links, operations -> replay_client, workers -> main. Beside that, settings -> command_line -> main.
 """
 
 from __future__ import annotations

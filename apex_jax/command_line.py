@@ -13,6 +13,7 @@ from typing import Literal, NamedTuple
 
 from apex_jax import __version__
 from apex_jax.config import Config
+from apex_jax.host.disk import run_of_checkpoint
 from apex_jax.host.errors import Parser, UsageError, shown
 from apex_jax.host.program import CONFIGS, NAME
 from apex_jax.settings import (
@@ -39,6 +40,7 @@ class Command(NamedTuple):
     name: str  # of this process: its role, or the name that a supervisor gives it, such as actor-1
     config: Config
     action: Literal["run", "print_config"]
+    seeds: tuple[int, ...] = ()  # to train with one after the other; `config` has the first; empty = only that of it
 
 
 def parse(argv: Sequence[str]) -> Command:
@@ -47,6 +49,7 @@ def parse(argv: Sequence[str]) -> Command:
     for text in rest:
         if text.startswith("-"):
             raise UsageError(_unknown_option(text))
+    rest, seeds = _without_seeds(rest, options.role)
     name = options.role if options.name is None else options.name
     if not re.fullmatch(r"\w[\w.-]{0,63}", name, re.ASCII):
         raise UsageError(f"--name {name!r}: names a log file; use 1 to 64 letters, digits and _ . -, no . or - first")
@@ -62,7 +65,41 @@ def parse(argv: Sequence[str]) -> Command:
     if config.replay.columns and options.role != "replay":
         what = f"replay.columns={shown(config.replay.columns)}"
         raise UsageError(f"{what}: items of your own need --role replay, got --role {options.role}")
-    return Command(options.role, name, config, "print_config" if options.print_config else "run")
+    if seeds:
+        _check_series(config, seeds)
+    return Command(options.role, name, config, "print_config" if options.print_config else "run", seeds)
+
+
+def _without_seeds(texts: Sequence[str], role: str) -> tuple[list[str], tuple[int, ...]]:
+    """Takes `seeds=1,2,3` out of the settings, in favour of the first of these seeds; returns both."""
+    given = [text for text in texts if text.startswith("seeds=")]
+    if not given:
+        return list(texts), ()
+    if role != "local":
+        raise UsageError(f"{shown(given[0])}: trains whole runs one after the other; leave --role {role} out")
+    numbers = given[0].partition("=")[2].split(",")
+    is_list = all(re.fullmatch("[0-9]{1,10}", number) and int(number) < 2**31 for number in numbers)
+    if not is_list or len(set(map(int, numbers))) < len(numbers):
+        raise UsageError(f"{shown(given[0])}: must be different whole numbers, 0 to 2147483647, such as seeds=1,2,3")
+    others = [text for text in texts if text != given[0] and text.startswith(("seed=", "seeds="))]
+    if others or len(given) > 1:
+        raise UsageError(f"{shown(given[0])} and {shown([*others, given[-1]][0])} are both given; keep one")
+    seeds = tuple(map(int, numbers))
+    return [f"seed={seeds[0]}", *(text for text in texts if text != given[0])], seeds
+
+
+def _check_series(config: Config, seeds: tuple[int, ...]) -> None:
+    """Raises UsageError if runs of several seeds cannot follow each other."""
+    limits = (config.total_minutes, config.total_environment_frames, config.total_updates)
+    text = f"seeds={','.join(map(str, seeds))}"
+    if config.run_directory:
+        what = f"run_directory={shown(config.run_directory)}: {shown(text)} trains each seed in a directory of its own"
+        raise UsageError(f"{what}, runs/<task>-<seed>; leave run_directory out")
+    if config.storage.url:
+        what = f"storage.url={shown(config.storage.url)}: holds the copy of one run"
+        raise UsageError(f"{what}; give seed=N in place of {shown(text)}, or leave it out")
+    if not any((*limits, config.evaluator.stop_at_return)):
+        raise UsageError(f"{shown(text)}: the first run would never end; set total_updates, or another limit")
 
 
 def _check_given_once(texts: Sequence[str], group: str) -> None:
@@ -90,7 +127,7 @@ def _is_file(path: Path) -> bool:
 
 def _config_of(checkpoint: str) -> Path:
     """Returns the configuration file of the run whose checkpoint is given."""
-    path = Path(checkpoint, "config.yaml")
+    path = Path(run_of_checkpoint(checkpoint)[0], "config.yaml")
     if not _is_file(path):
         what = "holds no config.yaml" if os.path.isdir(checkpoint) else "no such directory"
         raise UsageError(
@@ -122,6 +159,7 @@ def _parser() -> Parser:
 def _keys_help() -> str:
     lines = [
         "KEY=VALUE settings override the file's: environment.task=Breakout-v5 seed=3 'network.channels=[16,32]'.",
+        "seeds=1,2,3 trains with one seed after the other, each in runs/<task>-<seed>, and then plots them together.",
         "The prefix of the role's own group may be omitted: --role evaluator checkpoint=runs/Pong-v5-1 video=pong.mp4.",
         "All keys and their defaults, used where the file sets none; --print-config shows the values of a run:",
     ]

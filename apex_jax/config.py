@@ -12,6 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from apex_jax.config_key import key
+from apex_jax.config_services import AddressConfig as AddressConfig
+from apex_jax.config_services import MetricsConfig as MetricsConfig
+from apex_jax.config_services import SecurityConfig as SecurityConfig
+from apex_jax.config_services import StorageConfig as StorageConfig
 
 GPU_UPDATES_PER_CALL = 8  # for learner.updates_per_call=0 on a GPU, which would otherwise wait for Python
 CPU_TRANSITIONS_PER_CALL = 256  # for the same on a CPU: as many updates as fit in this many transitions, but 1 to 8
@@ -244,54 +248,24 @@ class EvaluatorConfig:
         60.0, "pause from the end of an evaluation to the start of the next", "seconds", 0, 10**6
     )
     max_episode_frames: int = key(108_000, "time limit of a game", "frames", 16, 10**9)
-    checkpoint: str = key("", "run directory whose newest checkpoint is evaluated once; empty = follow the learner")
+    stop_at_return: float = key(
+        0.0,
+        "the run ends, as at its other limits, once an evaluation has at least this mean return; 0 = never (for 0"
+        " itself: 0.001). On a fleet only if the evaluator has the learner's run directory, and is named evaluator",
+        "",
+        -1e9,
+        1e9,
+    )
+    checkpoint: str = key(
+        "",
+        "evaluated once: the newest checkpoint of a run directory RUN, RUN/checkpoints/<updates>, or RUN/best, the"
+        " params of the best evaluation; empty = follow the learner",
+    )
     video: str = key(
         "",
         "a game is recorded to this file after the last evaluation: .mp4, .gif, or without ending both; without a"
         " folder, in the run directory; empty = video when a run ends, none of a checkpoint",
     )
-
-
-@dataclass(frozen=True)
-class AddressConfig:
-    """Where each link is served: ZMQ addresses (tcp://host:port, or ipc://path on one machine).
-
-    The replay server binds experience and sampling, the learner binds weights; every other role connects.
-    """
-
-    experience: str = key("tcp://127.0.0.1:5550", "actors send segments to the replay server here")
-    sampling: str = key("tcp://127.0.0.1:5551", "the learner draws from the replay server here")
-    weights: str = key("tcp://127.0.0.1:5552", "the learner sends weights from here")
-    status: str = key(
-        "",
-        "each process serves its status here, over HTTP without a key: GET /status, or the command `status ADDRESS`;"
-        " whoever can reach the address can read it; empty = nowhere",
-    )
-
-
-@dataclass(frozen=True)
-class StorageConfig:
-    """A copy of the run elsewhere, from which a replaced machine goes on."""
-
-    url: str = key(
-        "",
-        "checkpoints, metrics and replay are copied here: s3://bucket/prefix, file:///path or a folder; a start"
-        " without a checkpoint of its own, or behind the copy of its own run, fetches that; credentials come from"
-        " boto's usual places; empty = nowhere",
-    )
-    interval_seconds: float = key(300.0, "pause between two copies", "seconds", 1, 10**6)
-
-
-@dataclass(frozen=True)
-class SecurityConfig:
-    """Keys of the links that go over tcp; the command `keys create DIR` makes them."""
-
-    keys: str = key(
-        "",
-        "directory of CURVE keys: every tcp link is encrypted and lets in known keys only; empty = those of"
-        " APEX_JAX_<ROLE>_SECRET and APEX_JAX_<ROLE>_PUBLIC, or without these no tcp beyond loopback",
-    )
-    insecure: bool = key(False, "tcp beyond loopback without keys: whoever reaches a port can read and feed the run")
 
 
 @dataclass(frozen=True)
@@ -332,6 +306,7 @@ class Config:
     addresses: AddressConfig = AddressConfig()
     security: SecurityConfig = SecurityConfig()
     storage: StorageConfig = StorageConfig()
+    metrics: MetricsConfig = MetricsConfig()
 
     @property
     def directory(self) -> str:

@@ -29,6 +29,7 @@ def check(config: Config) -> None:
         *_address_rules(config),
         *_security_rules(config),
         *_storage_rules(config),
+        *_metrics_rules(config),
     ):
         if not is_right:
             value = attrgetter(name)(config)
@@ -165,6 +166,15 @@ def _security_rules(config: Config) -> Iterator[Rule]:
 def _storage_rules(config: Config) -> Iterator[Rule]:
     url = config.storage.url
     yield "storage.url", url == "" or is_storage_url(url), STORAGE_URL
+
+
+def _metrics_rules(config: Config) -> Iterator[Rule]:
+    loggers = config.metrics.loggers
+    names = "must be names such as [tensorboard, jsonl, wandb], each once"
+    is_list = all(re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", name, re.ASCII) for name in loggers)
+    yield "metrics.loggers", is_list and len(set(loggers)) == len(loggers), names
+    yield "metrics.loggers", "jsonl" in loggers, "must contain jsonl, which live view, plots and limits read"
+    yield "metrics.project", config.metrics.project != "", "must be the name of a project"
 
 
 STORAGE_URL = "must be SCHEME://PLACE such as s3://bucket/prefix, or the path of a folder"

@@ -46,6 +46,10 @@ def _run() -> tuple[int, bool]:
             from apex_jax.run.provenance import check_resumable  # needs no JAX, whose import takes a second
 
             check_resumable(command.config)
+        if not command.config.evaluator.checkpoint:  # which writes no metrics
+            from apex_jax.run.loggers import check_loggers
+
+            check_loggers(command.config)
         from apex_jax import process  # after the command has been checked
         from apex_jax.host import device
 
@@ -56,6 +60,9 @@ def _run() -> tuple[int, bool]:
         device.choose_device(command.role, command.config)
         device.keep_compiled_programs()
         device.check_device(command.role, command.config)
+        if command.seeds:
+            series = importlib.import_module("apex_jax.workers.series")
+            return int(series.run(command.config, command.seeds, command.name, stop)), False
         worker = importlib.import_module(f"apex_jax.workers.{MODULES.get(command.role, command.role)}")
         return int(worker.run(command.config, command.name, stop)), command.config.evaluator.checkpoint != ""
     except KeyboardInterrupt:  # before the signal handler is installed

@@ -19,12 +19,14 @@ import numpy as np
 from apex_jax.agent.algorithm import Algorithm, Params
 from apex_jax.agent.registry import make_algorithm, resolved
 from apex_jax.config import Config
+from apex_jax.host.disk import run_of_checkpoint
 from apex_jax.host.errors import RunError
-from apex_jax.run.checkpoint import Checkpointer, Progress
+from apex_jax.run.best import is_best, read_best
+from apex_jax.run.checkpoint import Checkpointer, CheckpointError, Progress
 from apex_jax.run.interface import read_interface
 from apex_jax.run.provenance import CONFIG_NAME
 from apex_jax.settings import load_as_written
-from apex_jax.transport.params_codec import architecture_of
+from apex_jax.transport.params_codec import architecture_of, decode_weights
 from apex_jax.types import Interface
 
 Observation: TypeAlias = Any  # an array, or a mapping of arrays by name if the environment returns one
@@ -33,16 +35,19 @@ Observation: TypeAlias = Any  # an array, or a mapping of arrays by name if the 
 def load_policy(run: str | os.PathLike[str], updates: int | None = None, exploration: float = 0.0) -> Policy:
     """Returns the agent that a run has trained.
 
-    `run`: the run directory; `updates`: the checkpoint of this number of updates instead of the newest undamaged one;
+    `run`: the run directory, one of its `checkpoints/<updates>`, or its `best`, the params of the best evaluation;
+    `updates`: the checkpoint of this number of updates instead of the newest undamaged one;
     `exploration`: the rate of random actions (DQN) or the standard deviation of the noise (DPG); evaluations of DQN use
     `evaluator.epsilon`, because some games loop for ever without it. Raises RunError or UsageError, with a message of
     one line, if there is no such run or checkpoint, or if its configuration cannot be read.
     """
-    directory = Path(run)
+    directory, step = run_of_checkpoint(run)
     interface = read_interface(directory)
-    config = load_as_written(directory / CONFIG_NAME)
+    config = load_as_written(Path(directory, CONFIG_NAME))
     algorithm = make_algorithm(config, interface.spec)
-    restored = restore_params(resolved(config, interface.spec), directory, algorithm, updates)
+    restored = restore_params(
+        resolved(config, interface.spec), directory, algorithm, step if updates is None else updates
+    )
     if restored is None:
         raise RunError(f"{directory} holds no checkpoint yet; try again after its first minute of training")
     params, progress = restored
@@ -54,10 +59,19 @@ def restore_params(
 ) -> tuple[Params, Progress] | None:
     """Returns the params of a run's newest checkpoint, or of the one of `updates`, on the device; None if it has none.
 
-    `config`: as `agent.registry.resolved` returns it. Raises CheckpointError, see `Checkpointer.restore_newest`.
+    `config`: as `agent.registry.resolved` returns it; `run`: may also be the folder of the best evaluation, see
+    `apex_jax.run.best`. Raises CheckpointError, see `Checkpointer.restore_newest`.
     """
     state = jax.eval_shape(algorithm.init, jax.random.key(0))
     architecture = architecture_of(algorithm.acting_params(state))
+    if is_best(run):
+        best, body = read_best(run, architecture)
+        if updates not in (None, best.updates):
+            raise CheckpointError(f"{os.fspath(run)} holds the params after {best.updates} updates, not {updates}")
+        progress = Progress(
+            best.updates, best.environment_steps, 0.0, 0, config.checkpoint_compatibility_key, architecture
+        )
+        return jax.device_put(decode_weights(body, algorithm.acting_params(state))), progress
     checkpointer = Checkpointer(os.fspath(run), read_only=True)
     restored = checkpointer.restore_newest(state, config.checkpoint_compatibility_key, architecture, updates)
     if restored is None:

@@ -13,7 +13,7 @@ import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, get_type_hints
+from typing import Any, NamedTuple, get_args, get_type_hints
 
 from omegaconf import OmegaConf
 
@@ -31,7 +31,7 @@ class Setting(NamedTuple):
     """A key of `Config` with the data for help, checks and messages."""
 
     name: str  # dotted: learner.learning_rate
-    kind: Any  # bool, int, float, str or tuple[int, ...]
+    kind: Any  # bool, int, float, str, tuple[int, ...] or tuple[str, ...]
     default: Any
     key: Key
 
@@ -274,8 +274,9 @@ def _parsed(setting: Setting, kind: Any, value: Any) -> Any:
     if kind in (int, float):
         return _parsed_number(setting, kind, value)
     if not isinstance(value, list):
-        raise ValueError(f"must be a list of whole numbers, {setting.allowed}, such as {yaml_text(setting.default)}")
-    return tuple(_parsed(setting, int, item) for item in value)
+        items = "names" if get_args(kind)[0] is str else f"whole numbers, {setting.allowed}"
+        raise ValueError(f"must be a list of {items}, such as {yaml_text(setting.default)}")
+    return tuple(_parsed(setting, get_args(kind)[0], item) for item in value)
 
 
 def _parsed_text(setting: Setting, value: Any) -> str:

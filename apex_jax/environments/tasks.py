@@ -15,10 +15,13 @@ from apex_jax.host.errors import UsageError
 from apex_jax.types import SegmentSpec
 
 CONFIGS = {
+    "CartPole-v1": "cartpole",
     "Catch-v0": "catch",
     "HumanoidRun-v1": "humanoid",
     "HumanoidStand-v1": "humanoid",
     "HumanoidWalk-v1": "humanoid",
+    "LunarLander-v2": "lunar_lander",
+    "LunarLander-v3": "lunar_lander",
     "MountainCar-v0": "mountain_car",
     "Pendulum-v1": "pendulum",
     "WalkerWalk-v1": "walker",

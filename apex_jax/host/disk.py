@@ -60,12 +60,12 @@ def synchronize(path: Path) -> None:
         os.close(descriptor)
 
 
-def write_durably(path: Path, text: str) -> None:
-    """Writes a small file atomically and flushes it to the disk. Raises OSError."""
+def write_durably(path: Path, content: str | bytes) -> None:
+    """Writes a file atomically and flushes it to the disk. Raises OSError."""
     half = path.with_name(f"{path.name}.half")
     half.unlink(missing_ok=True)  # left by a killed process
-    with open(open_regular(half, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "w") as file:
-        file.write(text)
+    with open(open_regular(half, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb") as file:
+        file.write(content.encode() if isinstance(content, str) else content)
     synchronize(half)
     os.replace(half, path)
     synchronize(path.parent)
@@ -92,6 +92,14 @@ def checkpoint_steps(checkpoints: Path) -> list[int]:
     except (FileNotFoundError, NotADirectoryError):
         return []
     return sorted(int(name) for name in names if name.isdecimal() and name.isascii())
+
+
+def run_of_checkpoint(path: str | os.PathLike[str]) -> tuple[str, int | None]:
+    """Splits `RUN/checkpoints/12000` into RUN and 12000; returns any other path as it is, with None."""
+    step = Path(path)
+    if step.parent.name == "checkpoints" and step.name.isdecimal() and step.name.isascii():
+        return os.fspath(step.parent.parent), int(step.name)
+    return os.fspath(path), None
 
 
 def sound_steps(checkpoints: Path) -> list[int]:

@@ -89,6 +89,7 @@ def introduction(config: Config) -> str:
         (config.total_minutes, f"{config.total_minutes:g} minute{'s' * (config.total_minutes != 1)}"),
         (config.total_environment_frames, f"{config.total_environment_frames:,} frames"),
         (config.total_updates, f"{config.total_updates:,} updates"),
+        (config.evaluator.stop_at_return, f"an evaluation with a return of {config.evaluator.stop_at_return:,g}"),
     )
     ends = [text for limit, text in limits if limit]
     if ends:
@@ -119,8 +120,10 @@ def final_summary(progress: Progress, run_directory: str, has_screen: bool, film
         f" {progress.frames:,} frames and {progress.updates:,} updates in all",
         f"Evaluation:  {_evaluations(progress, with_updates=True)}",
     ]
-    if progress.reached_limits and progress.updates == progress.earlier_updates > 0:
-        reached = " and ".join(progress.reached_limits)
+    reached = " and ".join(progress.reached_limits)
+    if reached and progress.updates != progress.earlier_updates:
+        lines.append(f"Ended:       {reached} is reached")
+    elif reached and progress.updates:
         goes_on = "with a higher limit, or 0 for none, the run goes on"
         lines.append(f"Nothing new: an earlier start had reached {reached}; {goes_on}")
     films = [name for name in ("video.mp4", "video.gif") if is_film_of_newest(Path(run_directory, name), run_directory)]
@@ -142,6 +145,9 @@ def final_summary(progress: Progress, run_directory: str, has_screen: bool, film
         return "\n".join(lines)
     play = f"{typed(_python())} --role evaluator checkpoint={directory}"
     lines.append(f"Play again:  {play} episodes=100")
+    if progress.best_evaluation != progress.latest_evaluation and present("best"):
+        best = shlex.quote(os.path.join(run_directory, "best"))
+        lines.append(f"Play best:   {typed(_python())} --role evaluator checkpoint={best} episodes=100")
     if has_screen:
         video = shlex.quote(os.path.join(run_directory, "game"))
         lines.append(f"Record:      {play} episodes=1 video={video}")

@@ -197,7 +197,12 @@ class ProgressReader:
         minutes = self._learner_seconds() / 60
         reached = {"total_environment_frames": frames, "total_updates": updates, "total_minutes": minutes}
         ends = {key: getattr(self._config, key) for key in reached}
-        return {f"{key}={end}": reached[key] / end for key, end in ends.items() if end > 0}
+        shares = {f"{key}={end}": reached[key] / end for key, end in ends.items() if end > 0}
+        goal = self._config.evaluator.stop_at_return
+        if not goal:
+            return shares
+        is_reached = any(evaluation.episode_return >= goal for evaluation in self._evaluations)
+        return {f"evaluator.stop_at_return={goal:g}": float(is_reached), **shares}
 
     def _phase(self) -> str:
         """Returns the phase of a run that has not reached a limit."""

@@ -29,6 +29,7 @@ NOT_OF_THE_METHOD = (
     "evaluator.",
     "security.",
     "storage.",
+    "metrics.",
 )
 LABEL_KEYS = 3  # maximum number of keys in a label
 EVALUATION = "eval/episodic_return"

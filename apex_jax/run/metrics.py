@@ -107,6 +107,7 @@ TAGS: dict[str, str] = {
 
 _OPEN_TAGS = tuple(tag.partition("<")[0] for tag in TAGS if "<" in tag)
 TRAINING_TAG = "charts/episodic_return_"  # followed by the name of a band, see `Bands.names`
+EVALUATED_RETURN = "eval/episodic_return"
 
 
 class Bands(NamedTuple):
@@ -140,10 +141,11 @@ class MetricsWriter:
     is logged, and the next write tries again. Each write opens and closes its files, so the writer needs no `close`.
     """
 
-    def __init__(self, directory: str, name: str) -> None:
+    def __init__(self, directory: str, name: str, has_tensorboard: bool = True) -> None:
         if not re.fullmatch(r"\w[\w.-]*", name):
             raise ValueError(f"name is {name!r}: it becomes a file name, so use letters, digits, '.', '_' and '-' only")
         self.failed_writes = 0
+        self._has_tensorboard = has_tensorboard
         self._started_at, self._started = time.time(), time.monotonic()
         self._lines_path = Path(directory, "metrics", f"{name}.jsonl")
         # Nanoseconds and the process id: a restart within the same second needs a file of its own.
@@ -163,7 +165,8 @@ class MetricsWriter:
         line = {"time": now, "seconds": seconds, "step": int(step)}
         text = json.dumps(line | {tag: finite.get(tag) for tag in values}) + "\n"
         self._try(append_line, self._lines_path, text.encode())
-        self._try(_append_event, self._events_path, _event_record(now, int(step), finite))
+        if self._has_tensorboard:
+            self._try(_append_event, self._events_path, _event_record(now, int(step), finite))
 
     def _try(self, append: Callable[[Path, bytes], None], path: Path, data: bytes) -> None:
         try:

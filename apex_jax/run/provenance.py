@@ -48,7 +48,7 @@ def check_resumable(config: Config, run_directory: str = "", fix: str = "") -> N
     empty = that of `config`; `fix`: end of the message, which advises the user; empty = the usual advice.
     """
     directory = run_directory or config.directory
-    has_checkpoint = _has(directory, "checkpoints", "[!.]*")
+    has_checkpoint = _has(directory, "checkpoints", "[!.]*") or _has(directory, ".", "params-*")  # of run/best.py
     if not has_checkpoint and not _has(directory, "replay", "segments-*"):
         return
     if (before := _written(directory)) is None:
@@ -88,7 +88,7 @@ def record_acceptance(config: Config, is_start: bool, is_new: bool) -> None:
     if is_start:
         record_start(config)
     if is_new:
-        _write_config(config)
+        write_config(config, config.directory)
 
 
 def record_config(config: Config) -> None:
@@ -99,12 +99,12 @@ def record_config(config: Config) -> None:
     if changes := _changes(config):
         line = {"time": time.time(), "settings": changes}
         append_line(Path(config.directory, CHANGES_NAME), json.dumps(line).encode() + b"\n")
-    _write_config(config)
+    write_config(config, config.directory)
 
 
-def _write_config(config: Config) -> None:
-    """Writes the complete configuration of the run without the addresses, which differ at each start."""
-    write_durably(Path(config.directory, CONFIG_NAME), to_yaml(config.replace(addresses=AddressConfig())))
+def write_config(config: Config, directory: str | os.PathLike[str]) -> None:
+    """Writes the complete configuration of a run without the addresses, which differ at each start. Raises OSError."""
+    write_durably(Path(directory, CONFIG_NAME), to_yaml(config.replace(addresses=AddressConfig())))
 
 
 def _written(directory: str) -> Config | None:

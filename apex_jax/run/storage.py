@@ -54,11 +54,11 @@ TIMEOUTS = {"connect_timeout": 5, "read_timeout": 20, "retries": {"max_attempts"
 
 Section: TypeAlias = Literal["learner", "replay"]
 SECTIONS: tuple[Section, ...] = ("learner", "replay")
-FOLDERS = {"checkpoints", "metrics", "tensorboard", "logs", "replay"}
+FOLDERS = {"checkpoints", "metrics", "tensorboard", "logs", "replay", "best"}
 COPIED = {  # files with other names, such as keys and locks, are not copied
     "learner": re.compile(
         r"run_identity|config[.]yaml|interface[.]json|(changes|starts|evaluations)[.]jsonl|(curves|plot)[.]png"
-        r"|video[.](mp4|gif)"
+        r"|video[.](mp4|gif)|best/(config[.]yaml|interface[.]json|evaluation[.]json|params-[0-9]+)"
         r"|checkpoints/[0-9]{1,18}/.+|metrics/\w[\w.-]*[.]jsonl|tensorboard/\w[\w.-]*/\w[\w.-]*|logs/\w[\w.-]*[.]log"
     ),
     "replay": re.compile(r"replay/(segments-[0-9-]+[.]log|snapshot-[0-9]+)"),

@@ -21,15 +21,25 @@ from apex_jax.agent.algorithm import Algorithm, Params
 from apex_jax.agent.registry import make_algorithm, resolved
 from apex_jax.config import Config
 from apex_jax.environments.atari_scores import human_normalized_score
-from apex_jax.environments.environment import Environment, EpisodeTracker, has_screen, has_stage, segment_spec
+from apex_jax.environments.environment import (
+    Environment,
+    EpisodeTracker,
+    has_screen,
+    has_stage,
+    interface_of,
+    segment_spec,
+)
+from apex_jax.host.disk import run_of_checkpoint
 from apex_jax.host.errors import RunError, shown
 from apex_jax.links.weights_client import Weights, WeightsClient
 from apex_jax.operations.run_page import write_report
 from apex_jax.plotting.video import video_of_run
 from apex_jax.policy import restore_params
 from apex_jax.process import ROLE_NUMBERS, SUPERVISED, StopSignal, process_rng
+from apex_jax.run.best import BestEvaluation, keep_if_best
 from apex_jax.run.metrics import append_line, read_metrics
 from apex_jax.run.provenance import CONFIG_NAME, check_resumable
+from apex_jax.transport.params_codec import architecture_of, encode_weights
 from apex_jax.types import SegmentSpec
 from apex_jax.workers.recording import (
     COMPLETING_THE_FILM,
@@ -187,6 +197,7 @@ def follow(role: RoleContext, spec: SegmentSpec) -> None:
                 evaluation = Evaluation(returns, weights.updates, weights.environment_steps)
                 _write(role, evaluation, client.dropped)
                 _keep(config, config.directory, evaluation, algorithm.evaluation_exploration)
+                _keep_if_best(config, spec, evaluation, weights.params)
                 if weights.final:
                     phase = COMPLETING_THE_FILM
                     film.finish()
@@ -203,9 +214,10 @@ def follow(role: RoleContext, spec: SegmentSpec) -> None:
 
 
 def evaluate_checkpoint(config: Config, spec: SegmentSpec, stop: StopSignal) -> None:
-    """Evaluates the newest checkpoint of the run directory `evaluator.checkpoint` and prints the result."""
+    """Evaluates `evaluator.checkpoint` and prints the result."""
     algorithm = make_algorithm(config, spec)
-    weights = _saved_weights(resolved(config, spec), config.evaluator.checkpoint, algorithm)
+    run_directory, updates = run_of_checkpoint(config.evaluator.checkpoint)
+    weights = _saved_weights(resolved(config, spec), run_directory, algorithm, updates)
     video = config.evaluator.video
     with Film(video, frames_per_second(config)) as film:
         evaluator = Evaluator(config, spec, algorithm, filmed=video != "" and has_screen(config))
@@ -213,8 +225,8 @@ def evaluate_checkpoint(config: Config, spec: SegmentSpec, stop: StopSignal) -> 
         if returns is None:
             return
         evaluation = Evaluation(returns, weights.updates, weights.environment_steps)
-        print(_describe(config, evaluation) + _age(config.evaluator.checkpoint, evaluation.updates))
-        _keep(config, config.evaluator.checkpoint, evaluation, algorithm.evaluation_exploration)
+        print(_describe(config, evaluation) + _age(run_directory, evaluation.updates))
+        _keep(config, run_directory, evaluation, algorithm.evaluation_exploration)
         film.finish()
     if film.error is not None:
         raise RunError(f"evaluator.video={shown(video)}: {film.error}")
@@ -249,9 +261,12 @@ def _log_film(config: Config, film: Film, game_return: float) -> None:
         _log.info("recorded the first of these games, with a return of %g: %s", game_return, files)
 
 
-def _saved_weights(config: Config, run_directory: str, algorithm: Algorithm) -> Weights:
-    """Returns the newest checkpoint's params, on the device. Raises RunError if there is no compatible one."""
-    restored = restore_params(config, run_directory, algorithm)
+def _saved_weights(config: Config, run_directory: str, algorithm: Algorithm, updates: int | None = None) -> Weights:
+    """Returns the params of the newest checkpoint, or of the one of `updates`, on the device.
+
+    Raises RunError if there is no compatible one.
+    """
+    restored = restore_params(config, run_directory, algorithm, updates)
     if restored is None:
         if not Path(run_directory, CONFIG_NAME).is_file():
             checkpoints = Path(run_directory).absolute() / "checkpoints"
@@ -324,6 +339,19 @@ def _keep(config: Config, run_directory: str, evaluation: Evaluation, exploratio
         _log.warning("the games' returns are not kept: %s", error)
 
 
+def _keep_if_best(config: Config, spec: SegmentSpec, evaluation: Evaluation, params: Params) -> None:
+    best = BestEvaluation(
+        mean_return=float(evaluation.returns.mean()),
+        episodes=len(evaluation.returns),
+        updates=evaluation.updates,
+        environment_steps=evaluation.environment_steps,
+        frames=evaluation.environment_steps * config.environment.frame_skip,
+        unix_seconds=time.time(),
+        architecture=architecture_of(params),
+    )
+    keep_if_best(config, interface_of(config, spec), best, encode_weights(params))
+
+
 def _describe(config: Config, evaluation: Evaluation) -> str:
     values = evaluation.values(config.environment.task)
     frames = evaluation.environment_steps * config.environment.frame_skip
@@ -354,12 +382,13 @@ def run(config: Config, name: str, stop: StopSignal) -> int:
     """Runs the role and returns the process's exit code."""
     spec = segment_spec(config)
     check_video(config)  # fails before the games are played
+    run_directory, _ = run_of_checkpoint(config.evaluator.checkpoint)
     if config.evaluator.video:
-        video = video_of_run(config.evaluator.video, config.evaluator.checkpoint or config.directory)
+        video = video_of_run(config.evaluator.video, run_directory or config.directory)
         config = config.replace(evaluator=replace(config.evaluator, video=video))
     if config.evaluator.checkpoint:
         fix = "leave those settings out, or give another checkpoint"
-        check_resumable(config, config.evaluator.checkpoint, fix)
+        check_resumable(config, run_directory, fix)
         evaluate_checkpoint(config, spec, stop)
         return stop.exit_code
     with open_role(config, "evaluator", name, stop) as role:

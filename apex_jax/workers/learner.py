@@ -248,6 +248,7 @@ class Learner:
             self._next_publish = now + self._role.config.learner.publish_interval_seconds
         if now >= self._next_metrics:
             self._write_metrics()
+            self.counters.read_evaluations()
             self._next_metrics = now + self._role.config.metrics_interval_seconds
         if self._saver.is_due(now):
             self._save()

@@ -14,6 +14,7 @@ from apex_jax.operations.status_page import StatusPage
 from apex_jax.operations.storage_copy import StorageCopy
 from apex_jax.process import StopSignal, name_of_its_own
 from apex_jax.run.identity import RunIdentity
+from apex_jax.run.loggers import Logger, make_loggers
 from apex_jax.run.metrics import MetricsWriter, resident_memory_bytes
 from apex_jax.transport.security import LinkContext, link_context
 
@@ -38,7 +39,8 @@ class RoleContext:
         self.run_identity = RunIdentity(config.directory)
         self.describe: Callable[[], Mapping[str, Any]] = dict  # the rest of the status; called on the page's thread
         self._storage = storage
-        self._writer = MetricsWriter(config.directory, name)
+        self.loggers: list[Logger] = []  # of services, beside the files
+        self._writer = MetricsWriter(config.directory, name, "tensorboard" in config.metrics.loggers)
         self._written: dict[str, SupportsFloat] = {}
 
     def write_metrics(
@@ -54,7 +56,10 @@ class RoleContext:
             **(self._storage.metrics() if self._storage is not None else {}),
             "system/resident_memory_bytes": resident_memory_bytes(),
         }
-        self._writer.write(environment_steps * self.config.environment.frame_skip, self._written)
+        frames = environment_steps * self.config.environment.frame_skip
+        self._writer.write(frames, self._written)
+        for logger in self.loggers:
+            logger.log(frames, self._written)
 
     def report(self) -> dict[str, Any]:
         """Returns the role's status, with its metrics. Callable from any thread."""
@@ -75,9 +80,13 @@ def open_role(config: Config, role: Role, name: str, stop: StopSignal) -> Iterat
         storage = None
         if role == "learner" or role == "replay":
             storage = opened.enter_context(StorageCopy(config, role, stop))
+        loggers = make_loggers(config, role, name)  # before there are links, which would miss heartbeats meanwhile
+        for logger in loggers:
+            opened.callback(logger.finish)
         sockets = link_context(config, role)
         try:
             context = RoleContext(config, sockets, name, stop, storage)
+            context.loggers = loggers
             page.report = context.report
             yield context
         finally:

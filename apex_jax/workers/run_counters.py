@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import time
+from pathlib import Path
 from typing import NamedTuple
 
 from apex_jax.config import Config
 from apex_jax.run.checkpoint import Progress
+from apex_jax.run.metrics import EVALUATED_RETURN, MetricsFollower
 
 
 class Limit(NamedTuple):
@@ -28,6 +31,9 @@ class RunCounters:
         self._saved = progress
         self._start_seconds = now_seconds - progress.elapsed_seconds
         self._replay_steps = dict(progress.replay_steps)  # environment steps by replay id
+        self._evaluator_metrics = MetricsFollower(Path(config.directory, "metrics", "evaluator.jsonl"))
+        self._best_return = -math.inf  # of all evaluations of the run, if one of them can end it
+        self.read_evaluations()
 
     @property
     def environment_frames(self) -> int:
@@ -46,8 +52,17 @@ class RunCounters:
         self.environment_steps += max(0, steps - self._replay_steps.get(replay_id, 0))
         self._replay_steps[replay_id] = steps
 
+    def read_evaluations(self) -> None:
+        """Reads the evaluations since the last call, if `evaluator.stop_at_return` is set.
+
+        They are in the evaluator's metrics, which the learner sees only if both have the same run directory.
+        """
+        if self._config.evaluator.stop_at_return:
+            returns = [line.get(EVALUATED_RETURN) for line in self._evaluator_metrics.read_new()]
+            self._best_return = max([self._best_return, *(each for each in returns if each is not None)])
+
     def limits(self) -> list[Limit]:
-        """Returns the limits that are set."""
+        """Returns the limits that are set and whose distance is known, unlike that of `evaluator.stop_at_return`."""
         config, minutes = self._config, self.elapsed_seconds() / 60
         limits = (
             Limit(self.updates, config.total_updates, f"{self.updates} updates"),
@@ -62,6 +77,8 @@ class RunCounters:
 
     def limit_reached(self) -> str | None:
         """Returns the text of a limit that the run has reached, or None."""
+        if self._config.evaluator.stop_at_return and self._best_return >= self._config.evaluator.stop_at_return:
+            return f"a mean return of {self._best_return:.2f} in an evaluation"
         return next((limit.text for limit in self.limits() if limit.at >= limit.end), None)
 
     def learning_rate_share(self) -> float:

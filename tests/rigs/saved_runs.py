@@ -9,11 +9,12 @@ import jax
 from apex_jax.agent.registry import make_algorithm, resolved
 from apex_jax.config import Config
 from apex_jax.environments.environment import interface_of, segment_spec
+from apex_jax.run.best import BestEvaluation, keep_if_best
 from apex_jax.run.checkpoint import Checkpointer, Progress
 from apex_jax.run.interface import record_interface
 from apex_jax.run.provenance import record_config, record_start
 from apex_jax.settings import load
-from apex_jax.transport.params_codec import architecture_of
+from apex_jax.transport.params_codec import architecture_of, encode_weights
 from tests.rigs.runs import ROOT
 
 RUNS = {
@@ -51,3 +52,12 @@ def save_run(task: str, directory: Path, updates: tuple[int, ...] = (1, 2)) -> C
         checkpointer.wait()
     checkpointer.close()
     return config
+
+
+def save_best(config: Config, updates: int, mean_return: float = 1.0) -> None:
+    """Writes the folder `best` of a run, with the params of `save_run`'s checkpoint of these updates."""
+    spec = segment_spec(config)
+    algorithm = make_algorithm(config, spec)
+    params = algorithm.acting_params(algorithm.init(jax.random.key(updates)))
+    evaluation = BestEvaluation(mean_return, 1, updates, 10 * updates, 10 * updates, 1e9, architecture_of(params))
+    assert keep_if_best(config, interface_of(config, spec), evaluation, encode_weights(params))

@@ -18,6 +18,8 @@ from apex_jax.run.metrics import read_metrics
 from apex_jax.run.provenance import read_starts
 from apex_jax.settings import load
 from tests.rigs.processes import ROOT, Program, Programs, catch, checkpoints, free_tcp_addresses, values, wait_until
+from tests.rigs.services import NAME as SERVICE
+from tests.rigs.services import calls_of, write_service
 
 ROLES = ("replay", "learner", "actor-0", "evaluator")
 UPDATES = 8000  # of configs/catch.yaml
@@ -182,6 +184,44 @@ def test_start_of_a_finished_run_makes_up_for_a_missing_last_evaluation_and_no_m
         assert program.exit_code() == 0
         assert values(copy, "evaluator", "eval/updates") == [UPDATES]
     assert program.stdout.startswith(f"Finished:    {copy} has reached total_updates={UPDATES}")
+
+
+@pytest.mark.long
+def test_run_ends_once_an_evaluation_has_the_return_to_stop_at(programs: Programs, tmp_path: Path) -> None:
+    directory, goal = tmp_path / "run", "evaluator.stop_at_return=0.7"
+    program = programs.start(*catch(directory, ENDLESS, goal, "evaluator.interval_seconds=0"))
+    assert program.exit_code() == 0
+    assert "or an evaluation with a return of 0.7, whichever comes first" in program.stdout
+    assert "\nEnded:       evaluator.stop_at_return=0.7 is reached\n" in program.stdout
+    assert "the run is over: a mean return of" in log(directory, "learner")
+    assert max(values(directory, "evaluator", "eval/episodic_return")) >= 0.7
+    last = int(values(directory, "learner", "learner/updates")[-1])
+    assert values(directory, "evaluator", "eval/updates")[-1] == checkpoints(directory)[-1] == last
+    assert (directory / "curves.png").exists()
+    again = programs.start(*catch(directory, ENDLESS, goal))
+    assert again.exit_code() == 0
+    assert again.stdout.startswith(f"Finished:    {directory} has reached evaluator.stop_at_return=0.7, with {last:,} ")
+
+
+@pytest.mark.long
+def test_a_service_gets_the_metrics_of_learner_replay_server_and_evaluator(programs: Programs, tmp_path: Path) -> None:
+    write_service(tmp_path / "packages")
+    found = {"PYTHONPATH": str(tmp_path / "packages")}
+    arguments = catch(tmp_path / "run", "total_updates=200", f"metrics.loggers=[jsonl,{SERVICE}]")
+    program = programs.start(*arguments, environment=found)
+    assert program.exit_code() == 0
+    assert programs.living() == {}
+    processes = {calls[0][1]["name"]: calls for calls in calls_of(tmp_path / "packages")}
+    assert processes.keys() == {"run-learner", "run-replay", "run-evaluator"}
+    for name, calls in processes.items():
+        assert [function for function, _ in calls] == ["init", *["log"] * (len(calls) - 2), "finish"]
+        lines = read_metrics(tmp_path / "run" / "metrics" / f"{name.removeprefix('run-')}.jsonl")
+        assert [values["step"] for function, values in calls if function == "log"] == [line["step"] for line in lines]
+    assert not (tmp_path / "run" / "tensorboard").exists()
+    write_service(tmp_path / "packages", failing=("init",))
+    refused = programs.start(*catch(tmp_path / "other", f"metrics.loggers=[jsonl,{SERVICE}]"), environment=found)
+    assert refused.exit_code() == 1
+    assert f"fatal: metrics.loggers: {SERVICE} does not begin: no key is configured; repair that" in refused.stderr
 
 
 @pytest.mark.long

@@ -51,6 +51,12 @@ def test_prefix_of_the_roles_own_group_may_be_omitted() -> None:
     assert "unknown key checkpoint" in message("--role", "actor", "checkpoint=x")
 
 
+def test_seeds_are_those_of_a_series_and_the_configuration_has_the_first() -> None:
+    command = parse(["--config", "catch", "seeds=5,2", "total_updates=7"])
+    assert (command.role, command.seeds, command.config.seed, command.config.total_updates) == ("local", (5, 2), 5, 7)
+    assert parse(["--config", "catch", "seed=5"]).seeds == ()
+
+
 def test_checkpoint_is_evaluated_with_the_configuration_of_its_run(tmp_path: Path) -> None:
     write(tmp_path, "seed: 77\nenvironment: {task: Boxing-v5}")
     arguments = ["--role", "evaluator", f"checkpoint={tmp_path}", "episodes=3", "video=x.gif"]
@@ -156,6 +162,28 @@ def test_device_libraries_are_not_imported_before_the_device_is_chosen() -> None
         ("--name .x", ["--name", ".x"]),
         ("evaluator.checkpoint=runs/x", ["evaluator.checkpoint=runs/x", "--role evaluator"]),
         ("replay.columns=x:int8", ["replay.columns=x:int8", "--role replay", "--role local"]),
+        # a series
+        ("--role learner seeds=1,2", ["seeds=1,2", "leave --role learner out"]),
+        ("--config catch seeds=1,2 run_directory=x", ["run_directory=x", "seeds=1,2", "leave run_directory out"]),
+        ("--config catch seeds=1,2 storage.url=x", ["storage.url=x", "holds the copy of one run", "seed=N"]),
+        ("--config catch seeds=1,2 total_updates=0", ["seeds=1,2: the first run would never end; set total_updates"]),
+        ("--config catch seed=3 seeds=1,2", ["seeds=1,2 and seed=3 are both given; keep one"]),
+        ("--config catch seeds=1,2 seeds=3", ["seeds=1,2 and seeds=3 are both given; keep one"]),
+        *(
+            (f"--config catch seeds={bad}", [f"seeds={bad}: must be different whole numbers, 0 to 2147483647"])
+            for bad in ("", "1,", "1,x", "1,1", "1,01", "-1", "1.5", "[1,2]", "2147483648")
+        ),
+        # loggers
+        (
+            "metrics.loggers=wandb",
+            ["metrics.loggers=wandb", 'must be a list of names, such as ["tensorboard","jsonl"]'],
+        ),
+        ("metrics.loggers=[jsonl,3]", ["metrics.loggers", "must be text"]),
+        ("metrics.loggers=[tensorboard]", ["metrics.loggers=['tensorboard']", "must contain jsonl"]),
+        ("metrics.loggers=[]", ["metrics.loggers=[]", "must contain jsonl"]),
+        (["metrics.loggers=[jsonl, a-b]"], ["metrics.loggers", "must be names such as [tensorboard, jsonl, wandb]"]),
+        ("metrics.loggers=[jsonl,wandb,wandb]", ["metrics.loggers", "each once"]),
+        ("metrics.project=", ["metrics.project", "must be the name of a project"]),
         # keys that do not fit each other
         ("actor.segment_slots=8 algorithm.n_step=5", ["actor.segment_slots=8", "at least 9"]),
         ("replay.capacity_transitions=64 actor.segment_slots=65", ["capacity_transitions=64", "segment_slots=65"]),
@@ -263,5 +291,5 @@ def test_configuration_is_found_by_its_name_from_any_folder(
 
 
 def test_missing_file_is_named_with_the_existing_configurations(tmp_path: Path) -> None:
-    assert re.search("one of .*atari, catch, ", message("--config", "nowhere.yaml"))
+    assert re.search("one of .*atari, cartpole, catch, ", message("--config", "nowhere.yaml"))
     assert "directory" in message("--config", str(tmp_path)).lower()

@@ -36,7 +36,7 @@ def error_of(program: Program, exit_code: int) -> str:
 @pytest.mark.parametrize(("arguments", "words"), [
     (["lerner.batch_size=64"], ["lerner.batch_size", "did you mean learner.batch_size?"]),
     (["learner.batch_size=0"], ["learner.batch_size=0", "1 to 65_536"]),
-    (["--config", "no/such.yaml"], ["no/such.yaml", "one of atari, catch"]),
+    (["--config", "no/such.yaml"], ["no/such.yaml", "one of atari, cartpole, catch"]),
     (["environment.task=Catsh-v0"], ["Catsh-v0", "did you mean Catch-v0"]),
     pytest.param(
         ["environment.task=Pendulum-v1", "environment.frame_stack=4"],
@@ -48,6 +48,7 @@ def error_of(program: Program, exit_code: int) -> str:
         ["CartPole-v1", "environment.frame_stack=1"],
         marks=pytest.mark.long,
     ),
+    (["metrics.loggers=[jsonl,no_such_tracker]"], ["no_such_tracker is not installed", "pip install no_such_tracker"]),
     pytest.param(["replay.error_buffer=0.001"], ["replay.error_buffer=0.001"], marks=pytest.mark.long),
     (["--role", "learner", "evaluator.checkpoint=runs/x"], ["evaluator.checkpoint", "--role evaluator"]),
 ], ids=lambda value: value[-1] if isinstance(value, list) else None)  # fmt: skip

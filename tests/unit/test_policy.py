@@ -18,7 +18,7 @@ from apex_jax.host.errors import RunError
 from apex_jax.policy import Policy
 from apex_jax.workers.evaluator import Evaluator
 from tests.rigs.runs import ROOT
-from tests.rigs.saved_runs import RUNS, save_run
+from tests.rigs.saved_runs import RUNS, save_best, save_run
 
 
 @pytest.fixture(scope="module")
@@ -140,6 +140,24 @@ def test_the_newest_undamaged_checkpoint_is_loaded_or_the_one_asked_for(tmp_path
         load_policy(tmp_path, updates=30)
     with pytest.raises(RunError, match=r"no checkpoint of 11 updates; it has: 10, 20, 30"):
         load_policy(tmp_path, updates=11)
+
+
+@pytest.mark.parametrize("task", ["CartPole-v1", "Pendulum-v1"])
+def test_a_checkpoint_is_loaded_by_its_path_and_the_best_evaluation_by_its_folder(task: str, tmp_path: Path) -> None:
+    config = save_run(task, tmp_path, updates=(10, 20))
+    save_best(config, updates=10)
+    observation = np.linspace(-1, 1, 4 if task == "CartPole-v1" else 3)
+    first = load_policy(tmp_path, updates=10)
+    for path in (tmp_path / "checkpoints" / "10", tmp_path / "best"):
+        policy = load_policy(path)
+        assert policy.updates == 10
+        np.testing.assert_array_equal(policy.act(observation)[0], first.act(observation)[0])
+        assert policy.act(observation)[1] == first.act(observation)[1]
+    with pytest.raises(RunError, match="holds the params after 10 updates, not 20"):
+        load_policy(tmp_path / "best", updates=20)
+    next((tmp_path / "best").glob("params-*")).write_bytes(b"")
+    with pytest.raises(RunError, match=r"best is damaged: params-\d+ is not as it was saved; play the newest"):
+        load_policy(tmp_path / "best")
 
 
 @pytest.mark.parametrize(("task", "observation", "message"), [

@@ -74,3 +74,12 @@ def test_newest_damaged_checkpoints_are_not_sound(tmp_path: Path, checksums: byt
         path = tmp_path / str(updates) / disk.CHECKSUMS
         path.unlink() if checksums is None else path.write_bytes(checksums)
     assert disk.sound_steps(tmp_path) == [100, 200], "only up to the newest sound one are they read"
+
+
+@pytest.mark.parametrize(("path", "run", "updates"), [
+    ("runs/a/checkpoints/12000", "runs/a", 12000), ("runs/a/checkpoints/12000/", "runs/a", 12000),
+    ("checkpoints/7", ".", 7), ("runs/a", "runs/a", None), ("runs/a/checkpoints", "runs/a/checkpoints", None),
+    ("runs/7", "runs/7", None), ("runs/a/checkpoints/.lock", "runs/a/checkpoints/.lock", None), ("", "", None),
+])  # fmt: skip
+def test_path_of_a_checkpoint_names_its_run_and_updates(path: str, run: str, updates: int | None) -> None:
+    assert disk.run_of_checkpoint(path) == (run, updates)

@@ -8,7 +8,7 @@ import pytest
 from rich.cells import cell_len
 from rich.text import Text
 
-from apex_jax.config import EnvironmentConfig
+from apex_jax.config import EnvironmentConfig, EvaluatorConfig
 from apex_jax.operations.live_view import LiveView, introduction
 from apex_jax.operations.progress import Evaluation
 from tests.rigs.live_views import START, Clock, config, progress
@@ -192,12 +192,16 @@ def test_dumb_terminal_gets_plain_lines(terminal: Terminal, monkeypatch: pytest.
         ({"total_minutes": 30.0}, "ends after 30 minutes."),
         ({"total_minutes": 1.0}, "ends after 1 minute."),
         (
+            {"evaluator": EvaluatorConfig(stop_at_return=475.0), "total_updates": 1000},
+            "ends after 1,000 updates or an evaluation with a return of 475, whichever comes first.",
+        ),
+        (
             {"total_minutes": 0.5, "total_environment_frames": 4_000_000, "total_updates": 1000},
             "ends after 0.5 minutes or 4,000,000 frames or 1,000 updates, whichever comes first.",
         ),
     ],
 )
-def test_introduction_says_what_starts_and_when_it_ends(limits: dict[str, float], end: str) -> None:
+def test_introduction_says_what_starts_and_when_it_ends(limits: dict[str, object], end: str) -> None:
     text = introduction(config(**limits))
     assert "Training Ape-X on Pong-v5 with 64 environments" in text
     assert end in text

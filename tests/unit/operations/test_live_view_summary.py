@@ -47,6 +47,7 @@ def test_summary_of_an_already_finished_run_says_how_to_extend_it(tmp_path: Path
     words = "an earlier start had reached total_updates=100; with a higher limit, or 0 for none, the run goes on"
     assert (words in text) == (new_updates == 0)
     assert ("Nothing new" in text) == (new_updates == 0)
+    assert ("\nEnded:       total_updates=150 is reached\n" in text) == (new_updates == 50)
     assert "Evaluation:  1.0 after 100 updates, best 1.0 after 100 updates\n" in text
 
 

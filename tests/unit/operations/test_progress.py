@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from apex_jax.config import EvaluatorConfig
 from apex_jax.operations.progress import Evaluation, ProgressReader
 from apex_jax.run.metrics import MetricsWriter
 from tests.rigs.live_views import START, Clock, config, write
@@ -97,6 +98,16 @@ def test_each_limit_ends_the_run(tmp_path: Path) -> None:
             reader.read()
             clock.now += 60
             assert reader.read().phase == phase, (limit, value)
+
+
+@pytest.mark.parametrize(("goal", "reached"), [(0.0, ()), (7.5, ("evaluator.stop_at_return=7.5",)), (7.6, ())])
+def test_any_evaluation_with_the_return_to_stop_at_ends_the_run(
+    tmp_path: Path, goal: float, reached: tuple[str, ...]
+) -> None:
+    for value in (3.0, 7.5, 7.0):
+        write(tmp_path, "evaluator", 0, 4000, eval__episodic_return=value)
+    reader = ProgressReader(str(tmp_path), config(evaluator=EvaluatorConfig(stop_at_return=goal)), Clock())
+    assert reader.read().reached_limits == reached
 
 
 def test_numbers_come_from_the_files_of_all_processes(tmp_path: Path) -> None:

@@ -15,11 +15,13 @@ import pytest
 
 from apex_jax.agent.algorithm import Action, Algorithm, Params
 from apex_jax.agent.dqn import make_dqn
-from apex_jax.agent.registry import ALGORITHMS, Entry
+from apex_jax.agent.registry import ALGORITHMS, Entry, make_algorithm
+from apex_jax.command_line import parse
 from apex_jax.config import Config
 from apex_jax.environments.environment import Environment, EpisodeTracker, segment_spec
 from apex_jax.host.errors import RunError
 from apex_jax.links.weights_client import Weights, WeightsClient
+from apex_jax.policy import load_policy
 from apex_jax.process import ROLE_NUMBERS, StopSignal, process_rng
 from apex_jax.run.checkpoint import Checkpointer, CheckpointError, Progress
 from apex_jax.run.metrics import MetricsWriter
@@ -29,9 +31,12 @@ from apex_jax.transport.params_codec import architecture_of
 from apex_jax.types import SegmentSpec, Step
 from apex_jax.workers import evaluator
 from apex_jax.workers.evaluator import Evaluator, _is_cancelled, _next_weights, batch_size
+from apex_jax.workers.role import RoleContext
+from tests.rigs import saved_runs
 from tests.rigs.learner_runs import config_of, save_checkpoint
 from tests.rigs.links import wait_until
 from tests.rigs.processes import ROOT
+from tests.rigs.saved_runs import save_best, save_run
 from tests.rigs.weights_link import Link, link, newest, params_of
 
 __all__ = ["link"]
@@ -172,6 +177,40 @@ def test_parameters_of_a_checkpoint_are_put_on_the_device_once_and_not_at_each_s
     for step in leaves:
         assert all(isinstance(leaf, jax.Array) for leaf in step)
         assert all(leaf is first for leaf, first in zip(step, leaves[0], strict=True))
+
+
+@pytest.mark.parametrize(("path", "updates"), [("", 2), ("checkpoints/1", 1), ("best", 1)])
+def test_a_checkpoint_is_played_by_its_path_and_the_best_evaluation_by_its_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], path: str, updates: int
+) -> None:
+    save_best(save_run("CartPole-v1", tmp_path), updates=1)
+    config = parse(["--role", "evaluator", f"checkpoint={tmp_path / path}"]).config
+    assert config.environment.task == "CartPole-v1"
+    assert evaluator.run(config, "evaluator", StopSignal()) == 0
+    assert capsys.readouterr().out.endswith(f" over 2 games, after {updates} updates and {10 * updates} frames\n")
+    assert (tmp_path / ("best" if path == "best" else "") / "evaluations.jsonl").exists()
+
+
+def test_the_params_of_the_best_evaluation_are_kept_while_the_learner_is_followed(
+    tmp_path: Path, link: Link, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = saved_runs.config_of("CartPole-v1", tmp_path)
+    algorithm = make_algorithm(config, segment_spec(config))
+    scores = iter([3.0, 9.0, 9.0, 5.0])
+    published = [
+        Weights(algorithm.acting_params(algorithm.init(jax.random.key(n))), n, 1, n, n, n == 4, 0.0)
+        for n in (1, 2, 3, 4)
+    ]
+    given = iter(published)
+    monkeypatch.setattr(Evaluator, "evaluate", lambda *_: np.full(2, next(scores)))
+    monkeypatch.setattr(evaluator, "_next_weights", lambda *_: next(given))
+    monkeypatch.setattr(evaluator, "WeightsClient", mock.MagicMock())
+    for start in (0, 1):  # after the restart, all evaluations are worse
+        evaluator.follow(RoleContext(config, mock.MagicMock(), "evaluator"), segment_spec(config))
+        scores, given = iter([4.0]), iter(published[3:])
+        best = load_policy(tmp_path / "best")
+        assert best.updates == 2, start
+        jax.tree.map(np.testing.assert_array_equal, best._params, published[1].params)
 
 
 def test_evaluator_waits_for_weights_that_it_can_use_and_has_not_evaluated(link: Link) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,9 +14,10 @@ import zmq
 from hypothesis import given
 from hypothesis import strategies as st
 
-from apex_jax.config import Config, EnvironmentConfig, LearnerConfig
+from apex_jax.config import Config, EnvironmentConfig, EvaluatorConfig, LearnerConfig
 from apex_jax.environments.environment import segment_spec
 from apex_jax.run.checkpoint import Progress
+from apex_jax.run.metrics import MetricsWriter
 from apex_jax.workers.learner import Learner
 from apex_jax.workers.role import RoleContext
 from apex_jax.workers.run_counters import RunCounters
@@ -121,6 +124,21 @@ def test_restart_goes_on_from_the_saved_progress_and_keeps_what_it_does_not_coun
 def test_limit_is_reached_at_its_value_and_unset_limits_never(settings: dict[str, Any], text: str | None) -> None:
     saved = Progress(70, 5000, 600.0, 9, "key", "architecture")
     assert counters_of(saved, **{"total_updates": 0, "total_environment_frames": 0, **settings}).limit_reached() == text
+
+
+def test_an_evaluation_of_the_run_with_the_return_to_stop_at_ends_it(tmp_path: Path) -> None:
+    saved = Progress(70, 5000, 600.0, 9, "key", "architecture")
+    goal = EvaluatorConfig(stop_at_return=-1.5)
+    counters = counters_of(saved, run_directory=str(tmp_path), evaluator=goal, total_updates=0)
+    for value, text in ((-9.0, None), (math.nan, None), (-1.25, "a mean return of -1.25 in an evaluation"), (-9.0, "")):
+        MetricsWriter(str(tmp_path), "evaluator").write(1, {"eval/episodic_return": value})
+        MetricsWriter(str(tmp_path), "learner").write(1, {"eval/episodic_return": 5.0, "learner/updates": 1})
+        counters.read_evaluations()
+        assert counters.limit_reached() == (text if text != "" else "a mean return of -1.25 in an evaluation")
+    settings: dict[str, Any] = {"run_directory": str(tmp_path), "total_updates": 0}
+    assert counters_of(saved, evaluator=goal, **settings).limit_reached(), "a restart ends again"
+    assert counters_of(saved, evaluator=EvaluatorConfig(stop_at_return=-1.0), **settings).limit_reached() is None
+    assert counters_of(saved, **settings).limit_reached() is None, "0 = never"
 
 
 @given(

@@ -1,0 +1,61 @@
+"""The groups of `Config` about links, copies and metrics; none affects what is learned."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from apex_jax.config_key import key
+
+
+@dataclass(frozen=True)
+class AddressConfig:
+    """Where each link is served: ZMQ addresses (tcp://host:port, or ipc://path on one machine).
+
+    The replay server binds experience and sampling, the learner binds weights; every other role connects.
+    """
+
+    experience: str = key("tcp://127.0.0.1:5550", "actors send segments to the replay server here")
+    sampling: str = key("tcp://127.0.0.1:5551", "the learner draws from the replay server here")
+    weights: str = key("tcp://127.0.0.1:5552", "the learner sends weights from here")
+    status: str = key(
+        "",
+        "each process serves its status here, over HTTP without a key: GET /status, or the command `status ADDRESS`;"
+        " whoever can reach the address can read it; empty = nowhere",
+    )
+
+
+@dataclass(frozen=True)
+class StorageConfig:
+    """A copy of the run elsewhere, from which a replaced machine goes on."""
+
+    url: str = key(
+        "",
+        "checkpoints, metrics and replay are copied here: s3://bucket/prefix, file:///path or a folder; a start"
+        " without a checkpoint of its own, or behind the copy of its own run, fetches that; credentials come from"
+        " boto's usual places; empty = nowhere",
+    )
+    interval_seconds: float = key(300.0, "pause between two copies", "seconds", 1, 10**6)
+
+
+@dataclass(frozen=True)
+class SecurityConfig:
+    """Keys of the links that go over tcp; the command `keys create DIR` makes them."""
+
+    keys: str = key(
+        "",
+        "directory of CURVE keys: every tcp link is encrypted and lets in known keys only; empty = those of"
+        " APEX_JAX_<ROLE>_SECRET and APEX_JAX_<ROLE>_PUBLIC, or without these no tcp beyond loopback",
+    )
+    insecure: bool = key(False, "tcp beyond loopback without keys: whoever reaches a port can read and feed the run")
+
+
+@dataclass(frozen=True)
+class MetricsConfig:
+    """Where metrics go, beside the status page."""
+
+    loggers: tuple[str, ...] = key(
+        ("tensorboard", "jsonl"),
+        "jsonl (which has to be there: live view, plots and limits read it), tensorboard, and installed modules with"
+        " init, log and finish like wandb and trackio; these get the metrics of learner, replay server and evaluator",
+    )
+    project: str = key("apex-jax", "project of wandb, trackio and their like, in which each run is a group")

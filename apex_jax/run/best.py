@@ -1,0 +1,128 @@
+"""The params of a run's best evaluation, in `<run directory>/best/`, which can be played and loaded like a run.
+
+    params-<time>       float32 leaves in tree order, see `transport.params_codec`
+    interface.json      as in the run directory
+    config.yaml         as in the run directory
+    evaluation.json     return, updates and steps; the name, size and checksum of the params; written last
+
+Only the file that `evaluation.json` names counts, so that a kill at any moment leaves the best params before or after.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import re
+import time
+import zlib
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from apex_jax.config import Config
+from apex_jax.host.disk import read_regular, write_durably
+from apex_jax.host.errors import first_line
+from apex_jax.run.checkpoint import FIX_OF_DIFFERENCE, CheckpointError
+from apex_jax.run.interface import record_interface
+from apex_jax.run.provenance import write_config
+from apex_jax.types import Interface
+
+_log = logging.getLogger(__name__)
+
+FOLDER = "best"  # in the run directory
+FILE_NAME = "evaluation.json"
+FORMAT = 1
+READINGS = 3  # of a folder whose params may be replaced in between
+
+
+class BestEvaluation(NamedTuple):
+    """An evaluation, and the file of its params."""
+
+    mean_return: float
+    episodes: int
+    updates: int  # of the params
+    environment_steps: int  # of the whole run, at those updates
+    frames: int
+    unix_seconds: float
+    architecture: str  # digest of the network's leaves, see `transport.params_codec.architecture_of`
+    params: str = ""  # name of the file; empty = not written yet
+    params_bytes: int = 0
+    params_crc32: int = 0
+
+
+def is_best(directory: str | os.PathLike[str]) -> bool:
+    """Returns whether this is the folder of a best evaluation, complete or not, and no run directory."""
+    return Path(directory, FILE_NAME).exists() or any(Path(directory).glob("params-*"))
+
+
+def keep_if_best(config: Config, interface: Interface, evaluation: BestEvaluation, params: bytes) -> bool:
+    """Keeps these params if no evaluation of the run was as good; returns whether it did.
+
+    An error of the disk is logged, and the params before stay.
+    """
+    folder = Path(config.directory, FOLDER)
+    name = f"params-{time.time_ns()}"
+    try:
+        if _kept_return(folder) >= evaluation.mean_return:
+            return False
+        folder.mkdir(parents=True, exist_ok=True)
+        write_durably(folder / name, params)
+        record_interface(folder, interface)
+        write_config(config, folder)
+        written = evaluation._replace(params=name, params_bytes=len(params), params_crc32=zlib.crc32(params))
+        write_durably(folder / FILE_NAME, json.dumps({"format": FORMAT, **written._asdict()}, indent=2) + "\n")
+        for path in folder.glob("params-*"):
+            if path.name != name:
+                path.unlink()
+    except OSError as error:  # not fatal: training goes on, and the next better evaluation tries again
+        _log.warning("the params of the best evaluation are not kept in %s: %s", folder, error)
+        return False
+    return True
+
+
+def read_best(directory: str | os.PathLike[str], architecture: str) -> tuple[BestEvaluation, bytes]:
+    """Returns the evaluation and its params. Raises CheckpointError if they are damaged or of another network."""
+    folder = Path(directory)
+    for reading in range(READINGS):
+        try:
+            evaluation = _read_evaluation(folder)
+            if evaluation.architecture != architecture:
+                what = f"has a different network: {evaluation.architecture}, not {architecture}"
+                raise CheckpointError(f"{folder} {what}; {FIX_OF_DIFFERENCE}")
+            params = read_regular(folder / evaluation.params)
+            if (len(params), zlib.crc32(params)) != (evaluation.params_bytes, evaluation.params_crc32):
+                raise ValueError(f"{evaluation.params} is not as it was saved")
+            return evaluation, params
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            if isinstance(error, FileNotFoundError) and reading < READINGS - 1:
+                continue  # a better evaluation may have replaced the file
+            what = f"{folder} is damaged: {first_line(error)}"
+            raise CheckpointError(f"{what}; play the newest checkpoint instead, checkpoint={folder.parent}") from None
+    raise AssertionError("not reached")
+
+
+def _kept_return(folder: Path) -> float:
+    """Returns the return of the kept evaluation; minus infinity if there is none, or if its params are missing."""
+    try:
+        evaluation = _read_evaluation(folder)
+        is_there = (folder / evaluation.params).stat().st_size == evaluation.params_bytes
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return -math.inf
+    return evaluation.mean_return if is_there else -math.inf
+
+
+def _read_evaluation(folder: Path) -> BestEvaluation:
+    """Returns the content of `evaluation.json`. Raises OSError, or various exceptions if it is damaged."""
+    record: dict[str, Any] = json.loads(read_regular(folder / FILE_NAME))
+    if (saved := record["format"]) != FORMAT:
+        raise ValueError(f"its format is {saved}, not {FORMAT}")
+    evaluation = BestEvaluation(**{name: record[name] for name in BestEvaluation._fields})
+    if re.fullmatch("params-[0-9]+", evaluation.params) is None:
+        raise ValueError("it names no file of params")
+    counts = (evaluation.episodes, evaluation.updates, evaluation.environment_steps, evaluation.frames)
+    if not all(type(count) is int and 0 <= count < 2**63 for count in counts):
+        raise ValueError("its counters are not whole numbers")
+    if not math.isfinite(evaluation.mean_return):
+        raise ValueError("its return is not finite")
+    return evaluation

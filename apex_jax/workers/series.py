@@ -1,0 +1,41 @@
+"""Runs of one configuration with several seeds on this machine, one after the other, plotted together at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from apex_jax.config import Config
+from apex_jax.process import StopSignal
+from apex_jax.run.provenance import check_resumable
+from apex_jax.workers import local
+
+
+def run(config: Config, seeds: Sequence[int], name: str, stop: StopSignal) -> int:
+    """Trains with each seed, then plots; returns the process's exit code.
+
+    A run that has already reached its limit starts no processes. A signal, or the error of one run, ends the series.
+    """
+    configs = [config.replace(seed=seed) for seed in seeds]
+    for each in configs:  # before the first one trains
+        check_resumable(each)
+    for number, each in enumerate(configs, 1):
+        print(f"{'' if number == 1 else chr(10)}Seed {each.seed}, run {number} of {len(configs)}", flush=True)
+        exit_code = local.run(each, name, stop)
+        if exit_code or stop.is_set():
+            return exit_code
+    plot([each.directory for each in configs], config.environment.task)
+    return stop.exit_code
+
+
+def plot(directories: Sequence[str], task: str) -> None:
+    """Draws the runs in one picture beside the first of them, writes their table there, and prints both paths."""
+    from apex_jax.plotting.plot import draw_groups, table  # imported here: matplotlib takes 1 s
+    from apex_jax.plotting.plot_command import groups_of
+
+    groups = groups_of(directories)
+    picture = Path(directories[0]).parent / f"{task}-seeds.png"
+    draw_groups(groups, picture)
+    text = table(groups)
+    picture.with_suffix(".md").write_text(f"{text}\n")
+    print(f"\n{text}\n\nAll seeds:   {picture}, {picture.with_suffix('.md')}", flush=True)

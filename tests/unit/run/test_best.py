@@ -1,0 +1,160 @@
+"""Specification of the best params: they are those of the highest return, whatever happens while they are written."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from apex_jax.config import Config, EnvironmentConfig
+from apex_jax.host import disk
+from apex_jax.run import best
+from apex_jax.run.best import FILE_NAME, FOLDER, BestEvaluation, is_best, keep_if_best, read_best
+from apex_jax.run.checkpoint import CheckpointError
+from apex_jax.run.interface import read_interface
+from apex_jax.settings import load
+from apex_jax.types import ActionSpec, Interface, SegmentSpec
+
+INTERFACE = Interface(SegmentSpec((4,), "float32", 1, 32, 3, ActionSpec.discrete(2)), None, None, None)
+
+
+def evaluation(mean_return: float, updates: int = 7) -> BestEvaluation:
+    return BestEvaluation(mean_return, 10, updates, 40, 160, 1e9, "architecture")
+
+
+def keep(run: Path, mean_return: float, params: bytes = b"params", updates: int = 7) -> bool:
+    config = Config(run_directory=str(run), environment=EnvironmentConfig(task="CartPole-v1"))
+    return keep_if_best(config, INTERFACE, evaluation(mean_return, updates), params)
+
+
+def kept(run: Path) -> tuple[float, bytes]:
+    found, params = read_best(run / FOLDER, "architecture")
+    return found.mean_return, params
+
+
+@pytest.mark.parametrize("returns", [[-5.0], [3.0, 9.0, 9.0, 4.0, 9.5, 9.0], [2.0, -1.0], [-1e6, -0.0, 0.0]])
+def test_the_first_evaluation_of_the_highest_return_is_kept(tmp_path: Path, returns: list[float]) -> None:
+    run = tmp_path
+    for number, value in enumerate(returns):
+        is_better = value > max(returns[:number], default=-math.inf)
+        assert keep(run, value, b"%d" % number, updates=number) == is_better
+    highest = returns.index(max(returns))
+    found, params = read_best(run / FOLDER, "architecture")
+    assert (found.mean_return, found.updates, params) == (returns[highest], highest, b"%d" % highest)
+    assert len(list((run / FOLDER).glob("params-*"))) == 1
+
+
+def test_what_is_kept_is_complete_and_readable_by_people(tmp_path: Path) -> None:
+    assert not is_best(tmp_path / FOLDER)
+    assert keep(tmp_path, 12.5)
+    assert is_best(tmp_path / FOLDER)
+    assert not is_best(tmp_path), "a run directory is none"
+    record = json.loads((tmp_path / FOLDER / FILE_NAME).read_text())
+    assert {name: record[name] for name in ("mean_return", "episodes", "updates", "environment_steps", "frames")} == {
+        "mean_return": 12.5, "episodes": 10, "updates": 7, "environment_steps": 40, "frames": 160,
+    }  # fmt: skip
+    assert read_interface(tmp_path / FOLDER) == INTERFACE
+    assert load(tmp_path / FOLDER / "config.yaml").environment.task == "CartPole-v1"
+
+
+class _KilledError(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("writes", range(4))
+def test_a_kill_while_it_is_written_leaves_the_one_before_and_the_next_is_kept(
+    tmp_path: Path, writes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keep(tmp_path, 1.0, b"before")
+    left = iter([True] * writes + [False])
+    write = disk.write_durably
+
+    def write_or_die(path: Path, content: str | bytes) -> None:
+        if not next(left):
+            path.with_name(f"{path.name}.half").write_bytes(b"par")
+            raise _KilledError
+        write(path, content)
+
+    with monkeypatch.context() as patched:
+        for module in ("best", "interface", "provenance"):
+            patched.setattr(f"apex_jax.run.{module}.write_durably", write_or_die)
+        with pytest.raises(_KilledError):
+            keep(tmp_path, 2.0, b"killed")
+    assert kept(tmp_path) == (1.0, b"before")
+    assert keep(tmp_path, 1.5, b"after")
+    assert kept(tmp_path) == (1.5, b"after")
+    assert len(list((tmp_path / FOLDER).glob("params-*"))) == 1
+
+
+@pytest.mark.parametrize(
+    "damage", ["flipped", "shorter", "no params", "no evaluation", "half a record", "record", "[]"]
+)
+def test_damage_is_one_line_with_another_thing_to_play(tmp_path: Path, damage: str) -> None:
+    keep(tmp_path, 1.0, b"params")
+    folder = tmp_path / FOLDER
+    (params,) = folder.glob("params-*")
+    record = (folder / FILE_NAME).read_text()
+    if damage in ("flipped", "shorter"):
+        params.write_bytes(b"parAms" if damage == "flipped" else b"param")
+    elif damage.startswith("no "):
+        (params if damage == "no params" else folder / FILE_NAME).unlink()
+    elif damage == "half a record":
+        (folder / FILE_NAME).write_text(record[: len(record) // 2])
+    else:
+        (folder / FILE_NAME).write_text(record.replace("params-", "../") if damage == "record" else damage)
+    assert is_best(folder)
+    with pytest.raises(CheckpointError) as error:
+        kept(tmp_path)
+    line = str(error.value)
+    assert line.startswith(f"{folder} is damaged: ")
+    assert line.endswith(f"; play the newest checkpoint instead, checkpoint={tmp_path}")
+    assert "\n" not in line
+    if damage != "flipped":  # which is found only by reading all params
+        assert keep(tmp_path, 0.5, b"next")
+        assert kept(tmp_path) == (0.5, b"next")
+
+
+def test_params_of_another_network_are_refused(tmp_path: Path) -> None:
+    keep(tmp_path, 1.0)
+    with pytest.raises(CheckpointError, match="has a different network: architecture, not wider; use the conf"):
+        read_best(tmp_path / FOLDER, "wider")
+
+
+def test_params_that_are_replaced_while_they_are_read_are_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keep(tmp_path, 1.0, b"before")
+    read = best._read_evaluation
+
+    def read_too_early(folder: Path) -> BestEvaluation:
+        found = read(folder)
+        monkeypatch.setattr(best, "_read_evaluation", read)
+        keep(tmp_path, 2.0, b"after")
+        return found
+
+    monkeypatch.setattr(best, "_read_evaluation", read_too_early)
+    assert kept(tmp_path) == (2.0, b"after")
+
+
+def test_a_disk_error_is_logged_and_ends_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / FOLDER).touch()  # in the way
+    assert not keep(tmp_path, 1.0)
+    assert "the params of the best evaluation are not kept in" in caplog.text
+
+
+def test_the_record_is_checked(tmp_path: Path) -> None:
+    keep(tmp_path, 1.0)
+    for name, value in (("format", 2), ("updates", -1), ("updates", 1.5), ("mean_return", math.nan), ("params", 3)):
+        record = {"format": best.FORMAT, **values_of(tmp_path), name: value}
+        broken = tmp_path / "broken"
+        broken.mkdir(exist_ok=True)
+        (broken / FILE_NAME).write_text(json.dumps(record))
+        with pytest.raises(CheckpointError, match="is damaged"):
+            read_best(broken, "architecture")
+
+
+def values_of(run: Path) -> dict[str, object]:
+    found, _ = read_best(run / FOLDER, "architecture")
+    return found._asdict()

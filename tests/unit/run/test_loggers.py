@@ -1,0 +1,118 @@
+"""Specification of loggers: what a service is sent, and that its failures are one line, or none of the run's."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from apex_jax.config import Config, MetricsConfig
+from apex_jax.host.errors import FatalError, UsageError
+from apex_jax.run.loggers import Logger, check_loggers, make_loggers
+from tests.rigs.services import NAME, calls_of, write_service
+
+
+@pytest.fixture(autouse=True)
+def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder in which Python finds modules, until the end of the test."""
+    before = set(sys.modules)
+    folder = tmp_path / "packages"
+    folder.mkdir()
+    monkeypatch.syspath_prepend(folder)
+    yield folder
+    for name in set(sys.modules) - before:
+        if str(folder) in str(getattr(sys.modules[name], "__file__", "")):
+            del sys.modules[name]
+
+
+def config_with(*loggers: str, directory: str = "runs/Pong-v5-1") -> Config:
+    metrics = MetricsConfig(loggers=("jsonl", *loggers), project="mine")
+    return Config(run_directory=directory, metrics=metrics, seed=7)
+
+
+def test_files_need_no_module() -> None:
+    check_loggers(Config())
+    assert make_loggers(Config(), "learner", "learner") == []
+
+
+@pytest.mark.parametrize(("name", "package"), [("no_such_tracker", "no_such_tracker"), ("no_such.tracker", "no_such")])
+def test_a_missing_module_is_one_line_with_its_pip_command(name: str, package: str) -> None:
+    line = f"^metrics.loggers: {name} is not installed; run `python -m pip install {package}`, or leave it out$"
+    with pytest.raises(UsageError, match=line):
+        check_loggers(config_with(name))
+
+
+def test_a_folder_of_that_name_is_no_module(packages: Path) -> None:
+    (packages / NAME).mkdir()  # as wandb makes one in the working directory
+    with pytest.raises(UsageError, match="is not installed"):
+        check_loggers(config_with(NAME))
+
+
+def test_a_module_of_another_form_or_that_fails_is_one_line(packages: Path) -> None:
+    (packages / "half_service.py").write_text("def init(): ...\nlog = 3\n")
+    with pytest.raises(UsageError, match=r"half_service has no log\(\), as wandb and trackio have; leave it out$"):
+        check_loggers(config_with("half_service"))
+    (packages / "broken_service.py").write_text("raise RuntimeError('too\\nold')")
+    with pytest.raises(UsageError, match=r"broken_service cannot be imported: too; repair it, or leave it out$"):
+        check_loggers(config_with("broken_service"))
+
+
+def test_a_process_is_a_run_in_the_group_of_its_run_directory(packages: Path, tmp_path: Path) -> None:
+    write_service(packages)
+    config = config_with(NAME, directory=str(tmp_path / "Pong-v5-7"))
+    check_loggers(config)
+    (logger,) = make_loggers(config, "learner", "learner")
+    logger.log(400, {"losses/td_loss": np.float32(0.25), "learner/updates": 7, "losses/q_values": math.nan})
+    logger.log(800, {"losses/td_loss": 0.5})
+    logger.finish()
+    [calls] = calls_of(packages)
+    assert [function for function, _ in calls] == ["init", "log", "log", "finish"]
+    begun = calls[0][1]
+    assert (begun["project"], begun["name"], begun["group"]) == ("mine", "Pong-v5-7-learner", "Pong-v5-7")
+    assert (begun["config"]["seed"], begun["config"]["learner.batch_size"]) == (7, 512)
+    assert not [name for name in begun["config"] if name.startswith(("addresses.", "security.", "storage."))]
+    assert calls[1][1] == {"values": {"losses/td_loss": 0.25, "learner/updates": 7.0}, "step": 400}
+    assert calls[2][1] == {"values": {"losses/td_loss": 0.5}, "step": 800}
+
+
+def test_actors_make_no_runs(packages: Path) -> None:
+    write_service(packages)
+    assert make_loggers(config_with(NAME), "actor", "actor-0") == []
+    assert len(make_loggers(config_with(NAME), "replay", "replay")) == 1
+
+
+def test_a_service_that_does_not_begin_ends_the_first_start(packages: Path, tmp_path: Path) -> None:
+    write_service(packages, failing=("init",))
+    line = f"^metrics.loggers: {NAME} does not begin: no key is configured; repair that, or leave it out$"
+    with pytest.raises(FatalError, match=line):
+        Logger(NAME, config_with(NAME, directory=str(tmp_path)), "learner")
+
+
+def test_a_service_that_does_not_begin_again_is_left_out(
+    packages: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_service(packages, failing=("init",))
+    (tmp_path / "metrics").mkdir()
+    (tmp_path / "metrics" / "learner.jsonl").touch()  # of the start before
+    logger = Logger(NAME, config_with(NAME, directory=str(tmp_path)), "learner")
+    logger.log(4, {})
+    logger.finish()
+    assert caplog.messages == [f"{NAME} does not begin (logged once): no key is configured; the other metrics go on"]
+
+
+def test_values_that_a_service_does_not_take_are_logged_once(
+    packages: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_service(packages, failing=("log", "finish"))
+    logger = Logger(NAME, config_with(NAME, directory=str(tmp_path)), "learner")
+    for step in (4, 8):
+        logger.log(step, {})
+    logger.finish()
+    assert logger.failures == 3
+    assert caplog.messages == [
+        f"{NAME} does not take metrics (logged once): no key is configured; the other metrics go on"
+    ]

@@ -1,0 +1,107 @@
+"""Specification of a series: one run for each seed, in order, which ends where a run is stopped or fails."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from apex_jax.config import Config
+from apex_jax.host.errors import RunError, UsageError
+from apex_jax.process import StopSignal
+from apex_jax.run.provenance import record_config
+from apex_jax.settings import load
+from apex_jax.workers import local, series
+from tests.rigs.processes import ROOT, Programs, checkpoints
+from tests.rigs.runs import make_run
+
+CONFIG = load(ROOT / "configs" / "catch.yaml", ["seed=1"])
+
+
+class Trainer:
+    """Stands in for a local run: it leaves a run directory with evaluations."""
+
+    def __init__(self, stop: StopSignal) -> None:
+        self.trained: list[tuple[str, int]] = []
+        self.fails_at = self.stops_at = 0
+        self._stop = stop
+
+    def __call__(self, config: Config, name: str, stop: StopSignal) -> int:
+        assert stop is self._stop
+        assert name == "local"
+        self.trained.append((config.directory, config.seed))
+        if config.seed == self.fails_at:
+            raise RunError("the disk is full")
+        if config.seed == self.stops_at:
+            stop.signal_number = signal.SIGINT
+            return stop.exit_code
+        make_run(Path(config.directory), [1.0, 2.0 + config.seed], (f"seed={config.seed}",))
+        return 0
+
+
+@pytest.fixture
+def trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Trainer:
+    trainer = Trainer(StopSignal())
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(local, "run", trainer)
+    return trainer
+
+
+def train(trainer: Trainer, *seeds: int) -> int:
+    return series.run(CONFIG, seeds, "local", trainer._stop)
+
+
+def test_each_seed_trains_in_its_own_directory_and_all_are_plotted_together(
+    trainer: Trainer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert train(trainer, 5, 2, 9) == 0
+    assert trainer.trained == [(f"runs/Catch-v0-{seed}", seed) for seed in (5, 2, 9)]
+    printed = capsys.readouterr().out
+    assert "Seed 5, run 1 of 3\n\nSeed 2, run 2 of 3\n" in printed
+    assert printed.endswith("\n\nAll seeds:   runs/Catch-v0-seeds.png, runs/Catch-v0-seeds.md\n")
+    assert Path("runs/Catch-v0-seeds.png").read_bytes()[:4] == b"\x89PNG"
+    table = Path("runs/Catch-v0-seeds.md").read_text()
+    assert table in printed
+    assert "| 3 |" in table, "three runs in one group"
+    assert "7.0, 4.0, 11.0" in table
+
+
+def test_ctrl_c_ends_the_whole_series(trainer: Trainer) -> None:
+    trainer.stops_at = 2
+    assert train(trainer, 1, 2, 3) == 130
+    assert [seed for _, seed in trainer.trained] == [1, 2]
+    assert not list(Path("runs").glob("*.png"))
+
+
+def test_a_run_that_fails_ends_the_series_with_its_error(trainer: Trainer) -> None:
+    trainer.fails_at = 2
+    with pytest.raises(RunError, match="the disk is full"):
+        train(trainer, 1, 2, 3)
+    assert [seed for _, seed in trainer.trained] == [1, 2]
+
+
+def test_a_directory_that_cannot_be_resumed_is_refused_before_the_first_seed_trains(trainer: Trainer) -> None:
+    record = load(ROOT / "configs" / "catch.yaml", ["seed=3", "network.hidden_units=8"])
+    Path(record.directory, "checkpoints", "7").mkdir(parents=True)
+    record_config(record)
+    with pytest.raises(UsageError, match=r"runs/Catch-v0-3 cannot be resumed: network\.hidden_units: was 8, now 64"):
+        train(trainer, 1, 2, 3)
+    assert trainer.trained == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(480)
+def test_series_trains_each_seed_and_a_second_start_only_plots(programs: Programs, tmp_path: Path) -> None:
+    arguments = ("--config", "catch", "total_updates=200", "seeds=1,2", "evaluator.episodes=4")
+    elsewhere = f"import os\nos.chdir({str(tmp_path)!r})"
+    first = programs.start(*arguments, lines=elsewhere)
+    assert first.exit_code(300) == 0
+    assert programs.living() == {}
+    assert [checkpoints(tmp_path / "runs" / f"Catch-v0-{seed}")[-1] for seed in (1, 2)] == [200, 200]
+    assert "All seeds:   runs/Catch-v0-seeds.png" in first.stdout
+    again = programs.start(*arguments, lines=elsewhere)
+    assert again.exit_code() == 0
+    assert again.stdout.count("has reached total_updates=200") == 2
+    assert again.stdout.count("Ran for") == 0
+    assert "All seeds:   runs/Catch-v0-seeds.png" in again.stdout
