@@ -35,6 +35,7 @@ MAY_IMPORT = {  # part of the package -> other parts of it
     "links": FOUNDATION | MIDDLE | {"process"},
     "process": FOUNDATION | {"transport"},
     "policy": FOUNDATION | {"agent", "run", "settings", "transport"},
+    "export": FOUNDATION | MIDDLE | {"policy", "settings", "__version__"},
     "operations": FOUNDATION | MIDDLE | {"plotting", "process", "config_rules"},
     "workers": FOUNDATION | MIDDLE | {"settings", "plotting", "links", "policy", "process", "operations"},
     # A role's module and those of the commands are imported by name.
