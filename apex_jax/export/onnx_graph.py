@@ -110,7 +110,7 @@ class _Graph:
         if isinstance(value, str):
             return value
         name = self._new_name()
-        self.stored.append(numpy_helper.from_array(np.ascontiguousarray(value).reshape(value.shape), name))
+        self.stored.append(numpy_helper.from_array(np.asarray(value, order="C"), name))
         return name
 
     def transposed(self, value: Value, axes: Sequence[int]) -> Value:
@@ -193,6 +193,10 @@ def _split(graph: _Graph, equation: Any, value: Value) -> list[Value]:
     return list(graph.nodes_of("Split", len(sizes), value, sizes, axis=equation.params["axis"]))
 
 
+def _power(graph: _Graph, equation: Any, value: Value) -> list[Value]:
+    return [graph.node("Pow", value, np.array(equation.params["y"], equation.outvars[0].aval.dtype))]
+
+
 def _rsqrt(graph: _Graph, equation: Any, value: Value) -> list[Value]:
     return [graph.node("Reciprocal", graph.node("Sqrt", value))]
 
@@ -211,6 +215,7 @@ TRANSLATIONS: dict[str, Callable[..., list[Value]]] = {
     "split": _split,
     "concatenate": lambda graph, equation, *values: [graph.node("Concat", *values, axis=equation.params["dimension"])],
     "square": lambda graph, equation, value: [graph.node("Mul", value, value)],
+    "integer_pow": _power,
     "rsqrt": _rsqrt,
 }
 """By the name of the primitive, beside ELEMENTWISE."""

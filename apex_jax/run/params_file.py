@@ -23,7 +23,7 @@ FILE_NAME = "model.safetensors"
 
 def save_params(path: Path, params: Any, metadata: Mapping[str, str]) -> None:
     """Writes the arrays of a tree, and texts about them. Raises OSError."""
-    leaves = {name: np.ascontiguousarray(leaf) for name, leaf in _named_leaves(params).items()}
+    leaves = {name: np.asarray(leaf, order="C") for name, leaf in _named_leaves(params).items()}
     path.write_bytes(save(leaves, dict(metadata)))
 
 
