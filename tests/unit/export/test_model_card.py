@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
-from huggingface_hub import ModelCard
+from huggingface_hub import ModelCard, ModelCardData
 
 from apex_jax.export.model_card import model_card, shown_command
 from tests.rigs.exported import KINDS, agent_of
@@ -37,9 +37,15 @@ def card_of(kind: str, run: Path, results: dict[str, Any] | None = RESULTS, file
     return model_card(agent_of(kind), run, results, files)
 
 
+def read_by_the_hub(card: str) -> ModelCardData:
+    data = ModelCard(card).data
+    assert isinstance(data, ModelCardData)
+    return data
+
+
 def test_the_hub_reads_an_evaluation_in_its_schema(tmp_path: Path) -> None:
-    data = ModelCard(card_of("a vector", tmp_path)).data
-    [result] = data.eval_results
+    data = read_by_the_hub(card_of("a vector", tmp_path))
+    [result] = data.eval_results or []
     assert (result.task_type, result.dataset_type, result.dataset_name) == (
         "reinforcement-learning",
         "Catch-v0",
@@ -48,7 +54,7 @@ def test_the_hub_reads_an_evaluation_in_its_schema(tmp_path: Path) -> None:
     assert (result.metric_type, result.metric_name) == ("mean_reward", "mean_reward")
     assert result.metric_value == "-12.50 +/- 3.14"
     assert (data.model_name, data.library_name) == ("Ape-X DQN", "apex_jax")
-    assert {"reinforcement-learning", "deep-reinforcement-learning", "dqn", "Catch-v0", "onnx"} <= set(data.tags)
+    assert {"reinforcement-learning", "deep-reinforcement-learning", "dqn", "Catch-v0", "onnx"} <= set(data.tags or [])
     assert data.license is None
 
 
@@ -64,7 +70,7 @@ def test_metadata_of_every_agent_is_yaml_between_two_lines(kind: str, tmp_path: 
 
 def test_without_an_evaluation_there_is_none_and_the_page_says_so(tmp_path: Path) -> None:
     card = card_of("a vector", tmp_path, None, {"model.safetensors", "policy.stablehlo", "config.json"})
-    assert ModelCard(card).data.eval_results is None
+    assert read_by_the_hub(card).eval_results is None
     assert "These parameters have not been evaluated." in card
     for absent in ("onnx", "results.json", "replay.mp4"):
         assert absent not in card

@@ -11,6 +11,7 @@ import pytest
 from jax import export
 
 from apex_jax.agent.frozen_policy import any_batch, frozen
+from apex_jax.export.check import check_outputs
 from apex_jax.export.programs import ONNX, STABLEHLO, run_onnx, run_stablehlo, write_onnx, write_stablehlo
 from tests.rigs.exported import KINDS, agent_of, observations_of, outputs_elsewhere
 
@@ -27,12 +28,11 @@ def test_a_process_without_apex_jax_computes_the_same_from_either_file(kind: str
     write_stablehlo(tmp_path / STABLEHLO, function, like)
     assert write_onnx(tmp_path / ONNX, function, like) == ""
     observations = observations_of(agent.interface, 9)
-    expected = function(observations)  # type: ignore[arg-type]
+    expected = {name: np.asarray(each) for name, each in function(observations).items()}  # type: ignore[arg-type]
     here = [run_stablehlo(tmp_path / STABLEHLO, observations), run_onnx(tmp_path / ONNX, observations)]
     for outputs in (*here, *outputs_elsewhere(tmp_path, observations)):
         assert set(outputs) == set(expected)
-        for name, value in expected.items():
-            np.testing.assert_allclose(outputs[name], value, rtol=1e-5, atol=1e-5)
+        check_outputs("a program", outputs, expected)
 
 
 def test_the_stablehlo_is_for_cpu_and_cuda_and_multiplies_in_float32(tmp_path: Path) -> None:
