@@ -78,7 +78,9 @@ $(VENV)/requirements-host.installed: deploy/requirements-host.txt $(VENV)/requir
 	@$(PIP_INSTALL) -r $<
 	@touch $@
 
-$(VENV)/requirements-deploy.installed: requirements-dev.txt deploy/requirements-host.txt
+$(VENV)/requirements-dev.installed: requirements-export.txt
+
+$(VENV)/requirements-deploy.installed: requirements-dev.txt requirements-export.txt deploy/requirements-host.txt
 
 # Apart: checkov demands older versions of what others need newer.
 $(VENV)/checkov/installed: deploy/requirements-checkov.txt $(VENV)/created

@@ -17,6 +17,7 @@ setup(
     extras_require={
         "gpu": requirements("requirements-gpu.txt"),
         "film": requirements("requirements-film.txt"),
+        "export": requirements("requirements-export.txt"),
         "dev": requirements("requirements-dev.txt"),
         "deploy": requirements("deploy/requirements-host.txt"),
     },

@@ -28,6 +28,7 @@
       dpg            Ape-X DPG, for continuous actions
       training       parts common to their updates: optimizer, target copies, several updates in one call
       moments        running mean and variance of observations
+      frozen_policy  a trained policy as one function of observations, for export
       exploration    the ladders of epsilon and of noise
       segments       steps of environments -> segments with n-step transitions
       frame_store    segments on the learner's device -> batches by index
@@ -70,6 +71,7 @@
       checkpoint     the learner's state on disk
       best           the params of the best evaluation
       interface      the task's observations and actions, stored for policy
+      evaluations    the evaluator's games; params_file reads and writes params as safetensors
       metrics        TensorBoard and JSON lines; loggers passes them on to wandb, trackio and their like
       storage        a copy of the run on object storage
 
@@ -101,6 +103,12 @@
 
     policy           a trained agent in a program of your own: `apex_jax.load_policy`
     replay_client    the replay server alone, from a program of your own: `apex_jax.ReplayClient`
+    export/          a trained policy as files that others can use
+      folder         the files of an exported policy; export_command is `python main.py export`
+      programs       the policy as StableHLO and ONNX; onnx_graph makes the ONNX from JAX's own trace
+      check          compares them with the policy itself
+      model_card     the page of an exported policy on the Hugging Face hub
+
     process          signals, seeds, log, hosts of a process
 
     operations/      the operator's view of a run
@@ -124,7 +132,7 @@
 
 Imports run one way: types, config_key, config_services, config -> host -> segment_codec, config_rules -> item_codec,
 settings -> run -> agent, environments, replay, transport (none of which imports another) -> plotting, process, policy
--> links, operations -> replay_client, workers -> main. Beside that, settings -> command_line -> main.
+-> export, links, operations -> replay_client, workers -> main. Beside that, settings -> command_line -> main.
 """
 
 from __future__ import annotations

@@ -2,16 +2,17 @@
 
 from apex_jax import load_policy
 
-policy = load_policy("runs/CartPole-v1-1")
+policy = load_policy("runs/CartPole-v1-1")  # or the folder that `python main.py export` has written
 action = policy(observation)
 """
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import numpy as np
@@ -20,10 +21,11 @@ from apex_jax.agent.algorithm import Algorithm, Params
 from apex_jax.agent.registry import make_algorithm, resolved
 from apex_jax.config import Config
 from apex_jax.host.disk import run_of_checkpoint
-from apex_jax.host.errors import RunError
+from apex_jax.host.errors import RunError, first_line
+from apex_jax.run import params_file
 from apex_jax.run.best import is_best, read_best
 from apex_jax.run.checkpoint import Checkpointer, CheckpointError, Progress
-from apex_jax.run.interface import read_interface
+from apex_jax.run.interface import of_record, read_interface
 from apex_jax.run.provenance import CONFIG_NAME
 from apex_jax.settings import load_as_written
 from apex_jax.transport.params_codec import architecture_of, decode_weights
@@ -35,23 +37,55 @@ Observation: TypeAlias = Any  # an array, or a mapping of arrays by name if the 
 def load_policy(run: str | os.PathLike[str], updates: int | None = None, exploration: float = 0.0) -> Policy:
     """Returns the agent that a run has trained.
 
-    `run`: the run directory, one of its `checkpoints/<updates>`, or its `best`, the params of the best evaluation;
-    `updates`: the checkpoint of this number of updates instead of the newest undamaged one;
-    `exploration`: the rate of random actions (DQN) or the standard deviation of the noise (DPG); evaluations of DQN use
-    `evaluator.epsilon`, because some games loop for ever without it. Raises RunError or UsageError, with a message of
-    one line, if there is no such run or checkpoint, or if its configuration cannot be read.
+    `run`: the run directory, one of its `checkpoints/<updates>`, its `best` (the params of the best evaluation), or the
+    folder of an exported policy; `updates`: the checkpoint of this number of updates instead of the newest undamaged
+    one; `exploration`: the rate of random actions (DQN) or the standard deviation of the noise (DPG); evaluations of
+    DQN use `evaluator.epsilon`, because some games loop for ever without it. Raises RunError or UsageError, with a
+    message of one line, if there is no such run or checkpoint, or if its configuration cannot be read.
     """
+    exported = Path(run, params_file.FILE_NAME)
+    if exported.is_file():
+        return _exported_policy(exported, updates, exploration)
+    agent = load_agent(run, updates)
+    return Policy(agent.algorithm, agent.params, agent.interface, agent.progress.updates, exploration)
+
+
+class Agent(NamedTuple):
+    """What a run has trained, and how far."""
+
+    config: Config  # as `agent.registry.resolved` returns it
+    interface: Interface
+    algorithm: Algorithm
+    params: Params
+    progress: Progress
+
+
+def load_agent(run: str | os.PathLike[str], updates: int | None = None) -> Agent:
+    """Returns the agent of a run. Arguments, but for exported policies, and errors: see `load_policy`."""
     directory, step = run_of_checkpoint(run)
     interface = read_interface(directory)
-    config = load_as_written(Path(directory, CONFIG_NAME))
+    config = resolved(load_as_written(Path(directory, CONFIG_NAME)), interface.spec)
     algorithm = make_algorithm(config, interface.spec)
-    restored = restore_params(
-        resolved(config, interface.spec), directory, algorithm, step if updates is None else updates
-    )
+    restored = restore_params(config, directory, algorithm, step if updates is None else updates)
     if restored is None:
         raise RunError(f"{directory} holds no checkpoint yet; try again after its first minute of training")
-    params, progress = restored
-    return Policy(algorithm, params, interface, progress.updates, exploration)
+    return Agent(config, interface, algorithm, *restored)
+
+
+def _exported_policy(path: Path, updates: int | None, exploration: float) -> Policy:
+    """Returns the policy of a file that `python main.py export` has written. Raises RunError or UsageError."""
+    metadata = params_file.read_metadata(path)
+    try:
+        config, interface = json.loads(metadata["config"]), of_record(json.loads(metadata["interface"]))
+        made = int(metadata["updates"])
+    except (KeyError, ValueError, TypeError, AttributeError, RecursionError) as error:
+        what = f"{path} is no policy that `export` wrote: {first_line(error)}"
+        raise RunError(f"{what}; give the folder of one, or a run directory") from None
+    if updates not in (None, made):
+        raise RunError(f"{path} has the parameters of {made} updates, not of {updates}; leave `updates` out")
+    algorithm = make_algorithm(load_as_written(config), interface.spec)
+    like = algorithm.acting_params(jax.eval_shape(algorithm.init, jax.random.key(0)))
+    return Policy(algorithm, jax.device_put(params_file.load_params(path, like)), interface, made, exploration)
 
 
 def restore_params(

@@ -37,6 +37,7 @@ MAY_IMPORT = {  # part of the package -> other parts of it
     "links": FOUNDATION | MIDDLE | {"process"},
     "process": FOUNDATION | {"transport"},
     "policy": FOUNDATION | {"agent", "run", "settings", "transport"},
+    "export": FOUNDATION | MIDDLE | {"policy", "settings", "__version__"},
     "operations": FOUNDATION | MIDDLE | {"plotting", "process", "config_rules"},
     "replay_client": FOUNDATION | {"item_codec", "links", "process", "settings", "transport"},
     "workers": FOUNDATION | MIDDLE | {"item_codec", "settings", "plotting", "links", "policy", "process", "operations"},

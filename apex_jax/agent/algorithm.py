@@ -1,5 +1,5 @@
-"""The interface between workers and learning: an algorithm is five functions, pure except for donated arguments, and
-how it explores in evaluations."""
+"""The interface between workers and learning: an algorithm is five functions, pure except for donated arguments, how it
+explores in evaluations, and its policy as `python main.py export` writes it."""
 
 from __future__ import annotations
 
@@ -49,6 +49,11 @@ class Algorithm(NamedTuple):
     """Takes the size N of the fleet's ladder; returns the exploration rate or noise scale of each index: float32[N]."""
     evaluation_exploration: float = 0.0
     """The exploration rate or noise scale with which the evaluator acts."""
+    greedy: Callable[[Params, jax.Array], dict[str, jax.Array]] | None = None
+    """(params, observation [N, F, *O]) -> "action" [N, *spec.action.shape] without exploration, and values by name.
+
+    It is not jitted, and N may be symbolic (`jax.export`). None: the agent cannot be exported.
+    """
 
 
 @jax.jit

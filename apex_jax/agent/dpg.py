@@ -89,12 +89,18 @@ def make_dpg(config: Config, spec: SegmentSpec, compute_dtype: Any = jnp.float32
         value = q(params["critics"], x, action)[0]
         return Action(action, value, q(params["critics"], x, best_action).min(axis=0))
 
+    def greedy(params: Params, observation: jax.Array) -> dict[str, jax.Array]:
+        x = normalized(jnp.reshape(observation, (observation.shape[0], -1)), **params["observations"])
+        action = pi(params["policy"], x)
+        return {"action": action, "value": cast(jax.Array, critic_network.apply(params["critics"][0], x, action))}
+
     return Algorithm(
         init=jax.jit(init),
         act=jax.jit(act),
         update=jax.jit(_make_update(config, spec, pi, q, optimizers), donate_argnums=0),
         acting_params=acting_params,
         exploration=lambda size: noise_ladder(size, config.actor.largest_noise, config.actor.smallest_noise),
+        greedy=greedy,
     )
 
 

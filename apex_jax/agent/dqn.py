@@ -61,6 +61,10 @@ def make_dqn(
         action = jnp.where(explore, random_action, jnp.argmax(q, axis=-1)).astype(jnp.int32)
         return Action(action, losses.select_action_value(q, action), q.max(axis=-1))
 
+    def greedy(params: Params, observation: jax.Array) -> dict[str, jax.Array]:
+        q = q_values(params, observation)
+        return {"action": jnp.argmax(q, axis=-1).astype(jnp.int32), "q_values": q}
+
     def loss(
         online_params: Params, target_params: Params, batch: Transitions, weights: jax.Array
     ) -> tuple[jax.Array, tuple]:
@@ -111,4 +115,5 @@ def make_dqn(
         acting_params=lambda state: state.online_params,
         exploration=lambda size: epsilon_ladder(size, config.actor.base_epsilon, config.actor.epsilon_exponent),
         evaluation_exploration=config.evaluator.epsilon,
+        greedy=greedy,
     )

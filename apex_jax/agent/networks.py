@@ -34,7 +34,7 @@ class QNetwork(nn.Module):
             for features, kernel, stride in layers:
                 conv = nn.Conv(features, (kernel, kernel), (stride, stride), padding="VALID", dtype=self.dtype)
                 x = nn.relu(conv(x))
-        x = x.reshape(len(x), -1).astype(self.dtype)
+        x = x.reshape(x.shape[0], -1).astype(self.dtype)
         if not self.config.dueling:
             hidden = nn.relu(nn.Dense(self.config.hidden_units, dtype=self.dtype, name="hidden")(x))
             return nn.Dense(self.num_actions, dtype=jnp.float32, name="q")(hidden)
@@ -99,4 +99,4 @@ class Critic(nn.Module):
     def __call__(self, observation: jax.Array, action: jax.Array) -> jax.Array:
         """Maps float32[B, D] and actions float32[B, A] to float32[B]."""
         x = Torso(self.config.critic_units, self.config.layer_norm, self.dtype, name="torso")(observation, action)
-        return nn.Dense(1, dtype=jnp.float32, name="value")(x)[:, 0]
+        return nn.Dense(1, dtype=jnp.float32, name="value")(x).squeeze(axis=-1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 from apex_jax.host.disk import read_regular, write_durably
 from apex_jax.host.errors import RunError, first_line
@@ -15,23 +16,31 @@ FILE_NAME = "interface.json"
 
 def record_interface(run_directory: str | os.PathLike[str], interface: Interface) -> None:
     """Writes the file. Raises OSError."""
+    write_durably(Path(run_directory, FILE_NAME), json.dumps(as_record(interface), indent=2) + "\n")
+
+
+def as_record(interface: Interface) -> dict[str, Any]:
+    """Returns the interface as JSON can hold it; `of_record` returns the interface."""
     spec = interface.spec._asdict() | {"action": interface.spec.action._asdict()}
-    text = json.dumps(interface._asdict() | {"spec": spec}, indent=2)
-    write_durably(Path(run_directory, FILE_NAME), text + "\n")
+    return interface._asdict() | {"spec": spec}
+
+
+def of_record(record: Any) -> Interface:
+    """Returns the interface of a record. Raises ValueError, TypeError, KeyError or AttributeError for another one."""
+    spec, parts = record["spec"], record["parts"]
+    action = ActionSpec(**spec["action"] | {"shape": tuple(spec["action"]["shape"])})
+    return Interface(
+        SegmentSpec(**spec | {"frame_shape": tuple(spec["frame_shape"]), "action": action}),
+        None if parts is None else {str(name): tuple(map(int, shape)) for name, shape in parts.items()},
+        *(None if bound is None else tuple(map(float, bound)) for bound in (record["low"], record["high"])),
+    )
 
 
 def read_interface(run_directory: str | os.PathLike[str]) -> Interface:
     """Returns what `record_interface` has written. Raises RunError if there is no such file, or it is another one."""
     path = Path(run_directory, FILE_NAME)
     try:
-        record = json.loads(read_regular(path))
-        spec, parts = record["spec"], record["parts"]
-        action = ActionSpec(**spec["action"] | {"shape": tuple(spec["action"]["shape"])})
-        return Interface(
-            SegmentSpec(**spec | {"frame_shape": tuple(spec["frame_shape"]), "action": action}),
-            None if parts is None else {str(name): tuple(map(int, shape)) for name, shape in parts.items()},
-            *(None if bound is None else tuple(map(float, bound)) for bound in (record["low"], record["high"])),
-        )
+        return of_record(json.loads(read_regular(path)))
     except FileNotFoundError:
         raise RunError(f"{path} does not exist: give the directory of a run that has made an update") from None
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:

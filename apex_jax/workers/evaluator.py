@@ -36,6 +36,7 @@ from apex_jax.operations.run_page import write_report
 from apex_jax.plotting.video import video_of_run
 from apex_jax.policy import restore_params
 from apex_jax.process import ROLE_NUMBERS, SUPERVISED, StopSignal, process_rng
+from apex_jax.run import evaluations
 from apex_jax.run.best import BestEvaluation, keep_if_best
 from apex_jax.run.metrics import append_line, read_metrics
 from apex_jax.run.provenance import CONFIG_NAME, check_resumable
@@ -53,8 +54,6 @@ from apex_jax.workers.role import RoleContext, open_role
 from apex_jax.workers.saver import FIRST_CHECKPOINT_SECONDS
 
 _log = logging.getLogger(__name__)
-
-FILE_NAME = "evaluations.jsonl"  # in the run directory
 
 
 class Evaluation(NamedTuple):
@@ -334,7 +333,7 @@ def _keep(config: Config, run_directory: str, evaluation: Evaluation, exploratio
         "returns": evaluation.returns.tolist(),
     }
     try:
-        append_line(Path(run_directory, FILE_NAME), json.dumps(line).encode() + b"\n")
+        append_line(Path(run_directory, evaluations.FILE_NAME), json.dumps(line).encode() + b"\n")
     except OSError as error:  # not fatal: the run directory of another user may be read-only
         _log.warning("the games' returns are not kept: %s", error)
 

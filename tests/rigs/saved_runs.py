@@ -26,15 +26,15 @@ RUNS = {
 }
 
 
-def config_of(task: str, directory: Path) -> Config:
+def config_of(task: str, directory: Path, *more: str) -> Config:
     name, *settings = RUNS[task]
     limits = ["evaluator.episodes=2", "evaluator.epsilon=0", "evaluator.max_episode_frames=200"]
-    return load(ROOT / "configs" / f"{name}.yaml", [*settings, *limits, f"run_directory={directory}"])
+    return load(ROOT / "configs" / f"{name}.yaml", [*settings, *limits, *more, f"run_directory={directory}"])
 
 
-def save_run(task: str, directory: Path, updates: tuple[int, ...] = (1, 2)) -> Config:
+def save_run(task: str, directory: Path, updates: tuple[int, ...] = (1, 2), *settings: str) -> Config:
     """Writes a run directory with checkpoints of params that differ; returns its configuration."""
-    config = config_of(task, directory)
+    config = config_of(task, directory, *settings)
     spec = segment_spec(config)
     algorithm = make_algorithm(config, spec)
     directory.mkdir(parents=True, exist_ok=True)

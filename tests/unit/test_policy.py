@@ -16,6 +16,7 @@ from apex_jax.config import Config
 from apex_jax.environments.environment import Environment
 from apex_jax.host.errors import RunError
 from apex_jax.policy import Policy
+from apex_jax.run.params_file import save_params
 from apex_jax.workers.evaluator import Evaluator
 from tests.rigs.runs import ROOT
 from tests.rigs.saved_runs import RUNS, save_best, save_run
@@ -192,6 +193,18 @@ def test_a_folder_that_is_no_run_is_one_clear_error(tmp_path: Path) -> None:
     save_run("CartPole-v1", tmp_path / "empty", updates=())
     with pytest.raises(RunError, match="holds no checkpoint yet"):
         load_policy(tmp_path / "empty")
+
+
+@pytest.mark.parametrize(("metadata", "message"), [
+    ({}, r"model.safetensors is no policy that `export` wrote: 'config'; give the folder of one, or a run directory"),
+    ({"config": "{", "interface": "{}", "updates": "1"}, "is no policy that `export` wrote: "),
+    ({"config": "{}", "interface": "[]", "updates": "1"}, "is no policy that `export` wrote: "),
+])  # fmt: skip
+def test_a_file_of_another_program_is_one_clear_error(metadata: dict[str, str], message: str, tmp_path: Path) -> None:
+    save_params(tmp_path / "model.safetensors", {"weight": np.zeros(3)}, metadata)
+    with pytest.raises(RunError, match=message) as error:
+        load_policy(tmp_path)
+    assert "\n" not in str(error.value)
 
 
 def test_loading_imports_no_emulator_and_no_socket(runs: dict[str, Config], tmp_path: Path) -> None:

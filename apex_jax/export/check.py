@@ -1,0 +1,64 @@
+"""Compares an exported policy with the policy itself, on observations of its environment."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+
+from apex_jax.agent.frozen_policy import observation_shape
+from apex_jax.config import Config
+from apex_jax.environments.environment import Environment, segment_spec
+from apex_jax.host.errors import RunError
+from apex_jax.policy import Agent, Policy
+
+TOLERANCE = 1e-5  # of the largest value of the batch, or of 1 if all are smaller
+ENVIRONMENTS, STEPS = 8, 8
+
+
+def real_observations(config: Config) -> np.ndarray:
+    """Returns 64 observations [64, F, *O] of the first steps of 8 episodes with random actions.
+
+    Raises UsageError if EnvPool cannot make the environment.
+    """
+    spec, rng = segment_spec(config), np.random.default_rng(config.seed)
+    seeds = rng.integers(2**31, size=ENVIRONMENTS)
+    environment = Environment(config, spec, seeds, config.environment.max_episode_frames)
+    seen = []
+    for _ in range(STEPS):
+        step = environment.receive()
+        seen.append(step.observation)
+        size = (len(step.env_id), *spec.action.shape)
+        discrete = spec.action.dtype == "int32"
+        action = rng.integers(spec.action.num_actions, size=size) if discrete else rng.uniform(-1, 1, size)
+        environment.send(action.astype(spec.action.dtype), step.env_id)
+    environment.close()
+    return np.concatenate(seen)
+
+
+def expected_outputs(agent: Agent, stacks: np.ndarray) -> dict[str, np.ndarray]:
+    """Returns the actions and values of the policy itself for observations [N, F, *O]."""
+    assert agent.algorithm.greedy is not None
+    observations = stacks.reshape(len(stacks), *observation_shape(agent.interface))
+    action, _ = Policy(agent.algorithm, agent.params, agent.interface).act(observations)
+    outputs = agent.algorithm.greedy(agent.params, jnp.asarray(stacks))
+    return {name: np.asarray(output) for name, output in outputs.items()} | {"action": action}
+
+
+def check_outputs(file: str, outputs: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> None:
+    """Raises RunError if the outputs of an exported file differ from those of the policy by more than TOLERANCE."""
+    for name, wanted in expected.items():
+        found = outputs.get(name)
+        if found is None or found.shape != wanted.shape:
+            raise RunError(
+                f"{file} has no output {name} of shape {wanted.shape}: please report this; nothing is written"
+            )
+        if name == "action" and "q_values" in expected:  # of two actions with one value, either is right
+            found, wanted = (_chosen(expected["q_values"], actions) for actions in (found, wanted))
+        difference = float(np.abs(found - wanted).max() / max(1.0, np.abs(wanted).max()))
+        if not difference <= TOLERANCE:  # also if it is not a number
+            what = f"{file} differs from the policy: {name} by {difference:.1e}, where {TOLERANCE:g} is allowed"
+            raise RunError(f"{what}; please report this; nothing is written")
+
+
+def _chosen(q_values: np.ndarray, actions: np.ndarray) -> np.ndarray:
+    return np.take_along_axis(q_values, actions[:, None].astype(np.int64), axis=1)

@@ -1,0 +1,60 @@
+"""The command export: a trained policy as a folder for the Hugging Face hub, for JAX and ONNX without this package."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from apex_jax.host.errors import Parser, RunError, UsageError, shown
+from apex_jax.host.program import NAME
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Runs the command; `arguments`: after "export". Returns the exit code. Raises UsageError, RunError."""
+    options = _parser().parse_args(arguments)
+    folder = Path(options.folder)
+    _check_folder(folder)
+    os.environ["JAX_PLATFORMS"] = "cpu"  # a GPU rounds more coarsely than the check allows
+    from apex_jax.export.folder import write_files  # imported here: JAX, after its device has been chosen
+
+    half = folder.with_name(f".{folder.name}.half")
+    shutil.rmtree(half, ignore_errors=True)  # left by a killed process
+    try:
+        half.mkdir()
+        notes = write_files(half, options.run, options.updates)
+        os.rename(half, folder)  # replaces an empty folder
+    except OSError as error:
+        raise RunError(f"{error.filename or folder}: {error.strerror or error}; give another folder") from None
+    finally:
+        shutil.rmtree(half, ignore_errors=True)
+    print("\n".join([f"{folder}: {', '.join(sorted(path.name for path in folder.iterdir()))}", *notes]))
+    return 0
+
+
+def _check_folder(folder: Path) -> None:
+    """Raises UsageError if the folder cannot be made, or is not empty."""
+    if not folder.name:
+        raise UsageError(f"export: {shown(folder)} has no name; give a new folder, such as hub/pong")
+    if folder.is_dir() and any(folder.iterdir()):
+        raise UsageError(f"export: {shown(folder)} is not empty; give a new folder")
+    if not folder.is_dir() and os.path.lexists(folder):
+        raise UsageError(f"export: {shown(folder)} is no folder; give a new one")
+    if not folder.parent.is_dir():
+        raise UsageError(f"export: there is no folder {shown(folder.parent)}; make it, or give another one")
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        "export",
+        description="Writes the trained policy of a run as a folder for the Hugging Face hub: model card, safetensors,"
+        " StableHLO and ONNX, each checked against the policy.",
+        epilog=f"example: {NAME} export runs/Pong-v5-1 pong; then: hf upload USER/pong pong",
+        allow_abbrev=False,
+    )
+    parser.add_argument("run", metavar="RUN", help="run directory, such as runs/Pong-v5-1")
+    parser.add_argument("folder", metavar="FOLDER", help="folder to write, new or empty")
+    what = "number of updates of a checkpoint in RUN/checkpoints (default: the newest undamaged one)"
+    parser.add_argument("--updates", type=int, metavar="N", help=what)
+    return parser

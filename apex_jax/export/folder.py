@@ -1,0 +1,123 @@
+"""The files of an exported policy, as the Hugging Face hub knows them."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from apex_jax import __version__
+from apex_jax.agent.frozen_policy import any_batch, frozen, observation_shape
+from apex_jax.config import Config
+from apex_jax.export import check, programs
+from apex_jax.export.model_card import model_card
+from apex_jax.host.errors import RunError, shown
+from apex_jax.host.program import NAME
+from apex_jax.policy import Agent, load_agent
+from apex_jax.run.evaluations import best_evaluation
+from apex_jax.run.interface import as_record
+from apex_jax.run.params_file import FILE_NAME, load_params, save_params
+from apex_jax.run.provenance import RESULT_KEYS, value_of
+from apex_jax.settings import SETTINGS
+
+CONFIG, RESULTS, CARD, FILM = "config.json", "results.json", "README.md", "replay.mp4"
+EXPORTED_KEYS = (*RESULT_KEYS, "total_")  # no paths, addresses or keys of the machine
+
+
+def write_files(folder: Path, run: str | os.PathLike[str], updates: int | None = None) -> list[str]:
+    """Writes all files of a run's policy into an empty folder, and checks them; returns notes for the user.
+
+    `updates`: see `load_policy`. Raises OSError, UsageError and RunError.
+    """
+    agent = load_agent(run, updates)
+    if agent.algorithm.greedy is None:
+        raise RunError(
+            f"{shown(run)}: algorithm.name={agent.config.algorithm.name} sets no `greedy`, so none is exported"
+        )
+    config = exported_config(agent.config)
+    (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
+    results, notes = results_of(run, agent), []
+    if results is not None:
+        (folder / RESULTS).write_text(json.dumps(results, indent=2) + "\n")
+    else:
+        advice = f"{NAME} --role evaluator checkpoint={shown(run)} episodes=100"
+        notes.append(f"{RESULTS} is left out: no evaluation of these parameters is recorded; to make one: {advice}")
+    _copy_film(Path(run), folder / FILM)
+    _write_params(folder, agent, config)
+
+    function, like = frozen(agent.algorithm.greedy, agent.params, agent.interface), any_batch(agent.interface)
+    programs.write_stablehlo(folder / programs.STABLEHLO, function, like)
+    if problem := programs.write_onnx(folder / programs.ONNX, function, like):
+        notes.append(f"{programs.ONNX} is left out: {problem}")
+
+    stacks = check.real_observations(agent.config)
+    observations = stacks.reshape(len(stacks), *observation_shape(agent.interface))
+    expected = check.expected_outputs(agent, stacks)
+    for name, run_file in ((programs.STABLEHLO, programs.run_stablehlo), (programs.ONNX, programs.run_onnx)):
+        if (folder / name).exists():
+            check.check_outputs(name, run_file(folder / name, observations), expected)
+    card = model_card(agent, run, results, {path.name for path in folder.iterdir()})
+    (folder / CARD).write_text(card)
+    return notes
+
+
+def exported_config(config: Config) -> dict[str, Any]:
+    """Returns the settings that affect a run's results, in groups as in its `config.yaml`."""
+    record: dict[str, Any] = {}
+    for name in SETTINGS:
+        if name.startswith(EXPORTED_KEYS):
+            group, _, key = name.rpartition(".")
+            (record.setdefault(group, {}) if group else record)[key] = value_of(config, name)
+    return record
+
+
+def results_of(run: str | os.PathLike[str], agent: Agent) -> dict[str, Any] | None:
+    """Returns the evaluation of an agent, with the hub's names; None if none of exactly its params is recorded."""
+    games = best_evaluation(run, agent.progress.updates)
+    if games is None:
+        return None
+    environment = agent.config.environment
+    return {
+        "env_id": environment.task,
+        "mean_reward": float(games.returns.mean()),
+        "std_reward": float(games.returns.std()),  # of the games, not of the mean
+        "n_eval_episodes": len(games.returns),
+        "is_deterministic": games.exploration == 0,
+        "exploration": games.exploration,
+        "eval_datetime": datetime.datetime.fromtimestamp(games.time, datetime.UTC).isoformat(timespec="seconds"),
+        "updates": agent.progress.updates,
+        "environment_steps": agent.progress.environment_steps,
+        "environment_frames": agent.progress.environment_steps * environment.frame_skip,
+        "training_minutes": round(agent.progress.elapsed_seconds / 60, 2),
+        "seed": agent.config.seed,
+    }
+
+
+def _write_params(folder: Path, agent: Agent, config: dict[str, Any]) -> None:
+    """Writes the params, and reads them again. Raises OSError and RunError."""
+    metadata = {
+        "format": "flax",
+        "apex_jax": __version__,
+        "agent": agent.config.algorithm.name,
+        "task": agent.config.environment.task,
+        "updates": str(agent.progress.updates),
+        "interface": json.dumps(as_record(agent.interface)),
+        "config": json.dumps(config),
+    }
+    save_params(folder / FILE_NAME, agent.params, metadata)
+    saved = load_params(folder / FILE_NAME, agent.params)
+    if not jax.tree.all(jax.tree.map(lambda left, right: np.array_equal(left, right), saved, agent.params)):
+        raise RunError(f"{FILE_NAME} differs from the checkpoint: check the disk; nothing is written")
+
+
+def _copy_film(run: Path, path: Path) -> None:
+    """Copies the newest film of a run directory, if there is one."""
+    films = [film for film in run.glob("*.mp4") if film.is_file() and not film.name.startswith(".")]
+    if films:
+        shutil.copyfile(max(films, key=lambda film: film.stat().st_mtime), path)

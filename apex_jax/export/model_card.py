@@ -1,0 +1,226 @@
+"""The page of an exported policy on the Hugging Face hub: metadata that the hub reads, and text for people."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import time
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from apex_jax import __version__
+from apex_jax.agent.frozen_policy import observation_shape
+from apex_jax.policy import Agent
+from apex_jax.run.provenance import read_changes, read_starts
+
+AGENTS = {  # by algorithm.name: the agent, and what its networks are
+    "dqn": ("Ape-X DQN", "double Q-learning with n-step returns and prioritized replay"),
+    "dpg": ("Ape-X DPG", "deterministic policy gradient with n-step returns and prioritized replay"),
+}
+PAPER = "[Horgan et al. 2018](https://arxiv.org/abs/1803.00933)"
+OF_THE_MACHINE = ("addresses.", "security.", "storage.", "run_directory=", "status=")  # settings that are not shown
+RAW = "Give them as they are: the policy contains the scaling that it was trained with."
+FILES = {
+    "model.safetensors": "the parameters, with shapes and settings as metadata",
+    "policy.stablehlo": "the policy for JAX, by `jax.export`, for CPU and CUDA",
+    "policy.onnx": "the policy for ONNX Runtime and others",
+    "config.json": "every setting that affects the result",
+    "results.json": "the evaluation",
+    "replay.mp4": "an episode of the run, its newest film",
+}
+
+
+def model_card(
+    agent: Agent, run: str | os.PathLike[str], results: Mapping[str, Any] | None, files: Collection[str]
+) -> str:
+    """Returns README.md. `results`: the content of results.json, if there is one; `files`: the others in the folder."""
+    task, name = agent.config.environment.task, _name(agent)
+    sections = [
+        f"---\n{OmegaConf.to_yaml(OmegaConf.create(metadata(agent, results, files)))}---",
+        f"# {name}, trained on {task}",
+        f"An Ape-X agent ({PAPER}) for {task} of EnvPool: {_what(agent)}. It was trained with apex_jax {__version__},"
+        " an implementation of Ape-X in JAX, and acts here without exploration.",
+        "## Result",
+        _result(agent, results),
+        "## Observations and actions",
+        _observations(agent),
+        _actions(agent),
+        "## Use",
+        _use_jax(agent),
+        *([_use_onnx(agent)] if "policy.onnx" in files else []),
+        _use_apex_jax(),
+        "## Training",
+        _training(agent, run),
+        "## Files",
+        "\n".join(f"- `{file}`: {meaning}" for file, meaning in FILES.items() if file in files),
+        "## Licence",
+        "None is stated here. Whoever publishes these parameters chooses one: `license:` in the metadata of this page.",
+    ]
+    return "\n\n".join(sections) + "\n"
+
+
+def metadata(agent: Agent, results: Mapping[str, Any] | None, files: Collection[str]) -> dict[str, Any]:
+    """Returns what the hub reads; `model-index` has the evaluation as the hub's course on deep RL writes it."""
+    task = agent.config.environment.task
+    formats = [name for name, file in (("safetensors", "model.safetensors"), ("onnx", "policy.onnx")) if file in files]
+    tags = ["reinforcement-learning", "deep-reinforcement-learning", "apex_jax", "ape-x", agent.config.algorithm.name]
+    record: dict[str, Any] = {
+        "library_name": "apex_jax",
+        "pipeline_tag": "reinforcement-learning",
+        "tags": [*tags, task, "jax", "stablehlo", *formats],
+    }
+    if results is None:
+        return record
+    result = {
+        "task": {"type": "reinforcement-learning", "name": "reinforcement-learning"},
+        "dataset": {"name": task, "type": task},
+        "metrics": [{"type": "mean_reward", "value": _score(results), "name": "mean_reward", "verified": False}],
+    }
+    return record | {"model-index": [{"name": _name(agent), "results": [result]}]}
+
+
+def _score(results: Mapping[str, Any]) -> str:
+    return f"{results['mean_reward']:.2f} +/- {results['std_reward']:.2f}"
+
+
+def _name(agent: Agent) -> str:
+    name = agent.config.algorithm.name
+    return AGENTS[name][0] if name in AGENTS else f"Ape-X {name}"
+
+
+def _what(agent: Agent) -> str:
+    name = agent.config.algorithm.name
+    return AGENTS[name][1] if name in AGENTS else "prioritized replay"
+
+
+def _result(agent: Agent, results: Mapping[str, Any] | None) -> str:
+    if results is None:
+        return "These parameters have not been evaluated."
+    how, is_discrete = "", agent.interface.low is None
+    if results["exploration"]:
+        kind = "random actions at a rate" if is_discrete else "noise of a standard deviation"
+        how = f", with {kind} of {results['exploration']:g}"
+    score, games = _score(results), results["n_eval_episodes"]
+    date = results["eval_datetime"].partition("T")[0]
+    what = f"Mean return and standard deviation of {games} episode{'s' * (games != 1)}"
+    return f"{what}: **{score}**, raw rewards{how}; {date}."
+
+
+def _observations(agent: Agent) -> str:
+    interface, environment = agent.interface, agent.config.environment
+    spec, shape = interface.spec, observation_shape(interface)
+    text = f"Observations are `{spec.frame_dtype}{['N', *shape]}`".replace("'", "")
+    if spec.frame_dtype == "uint8":
+        screens = (
+            f"the newest {spec.frame_stack} screens, oldest first, one every {environment.frame_skip} frames of the"
+        )
+        return f"{text}: {screens} emulator, in grey and scaled to {shape[-2]}x{shape[-1]} pixels as EnvPool does it."
+    if interface.parts is None:
+        return f"{text}, as EnvPool's {environment.task} returns them, flattened. {RAW}"
+    parts = ", ".join(f"{name} {list(size)}" for name, size in interface.parts.items())
+    return f"{text}: the parts {parts}, each flattened, joined in this order. {RAW}"
+
+
+def _actions(agent: Agent) -> str:
+    interface = agent.interface
+    action = interface.spec.action
+    if interface.low is None or interface.high is None:
+        count = action.num_actions
+        values = f"`q_values` `float32[N, {count}]` estimate the discounted return of each action"
+        return f"`action` is `int32[N]`, 0 to {count - 1}, the action with the highest value; {values}."
+    bounds = sorted(set(zip(interface.low, interface.high, strict=True)))
+    low, high = interface.low, interface.high
+    within = f"from {bounds[0][0]:g} to {bounds[0][1]:g}" if len(bounds) == 1 else f"from {list(low)} to {list(high)}"
+    text = f"`action` is `float32[N, {action.shape[0]}]`, {within}, in the environment's own bounds"
+    return f"{text}; `value` `float32[N]` estimates the discounted return from there."
+
+
+def _use_jax(agent: Agent) -> str:
+    return f"""With JAX alone (`pip install jax flatbuffers`):
+
+```python
+from pathlib import Path
+
+import jax.export
+import numpy as np
+
+policy = jax.export.deserialize(bytearray(Path("policy.stablehlo").read_bytes()))
+observation = {_example(agent)}
+outputs = policy.call(observation)
+action = np.asarray(outputs["action"])
+```"""
+
+
+def _use_onnx(agent: Agent) -> str:
+    return f"""With ONNX Runtime (`pip install onnxruntime`):
+
+```python
+import numpy as np
+import onnxruntime
+
+session = onnxruntime.InferenceSession("policy.onnx")
+observation = {_example(agent)}
+[action] = session.run(["action"], {{"observation": observation}})
+```"""
+
+
+def _use_apex_jax() -> str:
+    return """With apex_jax (in a checkout of it: `pip install .`), which also stacks single frames:
+
+```python
+from apex_jax import load_policy
+
+policy = load_policy(".")  # this folder
+action, value = policy.act(observation)
+```"""
+
+
+def _example(agent: Agent) -> str:
+    shape = ", ".join(map(str, (1, *observation_shape(agent.interface))))
+    return f"np.zeros(({shape}), np.{agent.interface.spec.frame_dtype})  # a batch of any size"
+
+
+def _training(agent: Agent, run: str | os.PathLike[str]) -> str:
+    progress, starts = agent.progress, read_starts(run)
+    skip = agent.config.environment.frame_skip
+    frames = progress.environment_steps * skip
+    rows = [
+        f"{progress.updates:,} updates with batches of {agent.config.learner.batch_size}",
+        f"{progress.environment_steps:,} steps of the environment" + (f" ({frames:,} frames)" if skip > 1 else ""),
+        f"{progress.elapsed_seconds / 60:.1f} minutes of learning",
+        *_origin(starts),
+    ]
+    if changes := read_changes(run):
+        rows.append(f"settings changed during the run: {', '.join(changes)}")
+    command = f"\n\n```bash\n{shown_command(str(starts[-1].get('command')))}\n```" if starts else ""
+    return "\n".join(f"- {row}" for row in rows) + "\n\n`config.json` has every setting." + command
+
+
+def _origin(starts: list[dict[str, Any]]) -> list[str]:
+    """Returns the machines, packages and commit of a run's starts, as far as they are recorded."""
+    if not starts:
+        return []
+    machines = dict.fromkeys(f"{start.get('cores')} cores of {start.get('processor')}" for start in starts)
+    newest = starts[-1]
+    versions = newest.get("versions")
+    versions = versions if isinstance(versions, dict) else {}
+    packages = [f"{name} {versions[name]}" for name in ("jax", "flax", "envpool") if versions.get(name)]
+    rows = [
+        f"started on {time.strftime('%Y-%m-%d', time.gmtime(starts[0]['time']))}, on {' and '.join(machines)}",
+        f"Python {newest.get('python')}, {', '.join(packages)}",
+    ]
+    if newest.get("commit"):
+        changed = ", with uncommitted changes" if newest.get("uncommitted_changes") else ""
+        rows.append(f"apex_jax at commit `{newest['commit']}`{changed}")
+    return rows
+
+
+def shown_command(command: str) -> str:
+    """Returns a command without the settings that only concern the machine it ran on, such as addresses and paths."""
+    try:
+        words = shlex.split(command)
+    except ValueError:
+        return command
+    return shlex.join(word for word in words if not word.startswith(OF_THE_MACHINE))

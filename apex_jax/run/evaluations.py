@@ -1,0 +1,38 @@
+"""The evaluations of a run, in `<run directory>/evaluations.jsonl`: a line for each."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from apex_jax.run.metrics import is_number
+from apex_jax.run.provenance import read_records
+
+FILE_NAME = "evaluations.jsonl"
+
+
+class PlayedGames(NamedTuple):
+    """One evaluation, as the evaluator has recorded it."""
+
+    time: float  # of its end, unix seconds
+    updates: int  # of the params
+    exploration: float  # epsilon (DQN) or standard deviation of the noise (DPG)
+    returns: np.ndarray  # float64[games], raw rewards
+
+
+def best_evaluation(run_directory: str | os.PathLike[str], updates: int) -> PlayedGames | None:
+    """Returns the evaluation with most games among those of the params of `updates`, of equals the newest; or None."""
+    records = [_games(record) for record in read_records(Path(run_directory, FILE_NAME))]
+    candidates = [games for games in records if games is not None and games.updates == updates]
+    return max(candidates, key=lambda games: (games.returns.size, games.time), default=None)
+
+
+def _games(record: dict[str, Any]) -> PlayedGames | None:
+    """Returns the evaluation of a line; None if it is none, or one of an earlier format."""
+    returns, numbers = record.get("returns"), [record.get(name) for name in ("updates", "exploration")]
+    if not isinstance(returns, list) or not returns or not all(map(is_number, [*returns, *numbers])):
+        return None
+    return PlayedGames(record["time"], int(record["updates"]), record["exploration"], np.array(returns, np.float64))

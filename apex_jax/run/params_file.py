@@ -1,0 +1,66 @@
+"""Params in the safetensors format, which the Hugging Face hub and other libraries read; no code is in it, only arrays.
+
+A leaf has the name of its path in the tree, such as `policy.params.torso.Dense_0.kernel`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save
+
+from apex_jax.host.disk import open_regular
+from apex_jax.host.errors import RunError, first_line
+
+FILE_NAME = "model.safetensors"
+
+
+def save_params(path: Path, params: Any, metadata: Mapping[str, str]) -> None:
+    """Writes the arrays of a tree, and texts about them. Raises OSError."""
+    leaves = {name: np.asarray(leaf, order="C") for name, leaf in _named_leaves(params).items()}
+    path.write_bytes(save(leaves, dict(metadata)))
+
+
+def read_metadata(path: Path) -> dict[str, str]:
+    """Returns the texts of a file. Raises RunError if it is damaged or no such file."""
+    with _opened(path) as file:
+        return dict(file.metadata() or {})
+
+
+def load_params(path: Path, like_params: Any) -> Any:
+    """Returns a tree like `like_params` (arrays or `jax.ShapeDtypeStruct`) of NumPy arrays.
+
+    Raises RunError if the file is damaged, or if the names, shapes or dtypes of its arrays are others.
+    """
+    likes = _named_leaves(like_params)
+    with _opened(path) as file:
+        arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is no mapping)
+    for name in sorted({*likes, *arrays}):
+        found, expected = (_described(leaves.get(name)) for leaves in (arrays, likes))
+        if found != expected:
+            raise RunError(f"{path}: {name} is {found}, where this network has {expected}; export the run again")
+    return jax.tree.unflatten(jax.tree.structure(like_params), [arrays[name] for name in likes])
+
+
+def _named_leaves(params: Any) -> dict[str, Any]:
+    leaves = jax.tree_util.tree_leaves_with_path(params)
+    return {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}
+
+
+def _described(leaf: Any) -> str:
+    return "missing" if leaf is None else f"{leaf.dtype}{list(leaf.shape)}"
+
+
+def _opened(path: Path) -> Any:
+    """Returns the open file. Raises RunError."""
+    try:
+        os.close(open_regular(path, os.O_RDONLY))
+        return safe_open(path, framework="numpy")
+    except (OSError, SafetensorError) as error:
+        raise RunError(f"{path} cannot be read: {first_line(error)}; copy it again, or export the run again") from None

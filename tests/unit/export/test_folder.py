@@ -1,0 +1,118 @@
+"""Specification of an exported folder: complete, as the run has it, and loaded again bit for bit."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from apex_jax import load_policy
+from apex_jax.export import programs
+from apex_jax.export.folder import exported_config, write_files
+from apex_jax.host.errors import RunError
+from apex_jax.policy import load_agent
+from apex_jax.run.params_file import read_metadata
+from apex_jax.settings import load_as_written
+from tests.rigs.exported import run_elsewhere
+from tests.rigs.saved_runs import save_run
+
+EVALUATION = {"time": 1795594958.0, "updates": 2, "exploration": 0.05, "returns": [1.0, 0.0, -1.0, 1.0]}
+PLAIN = ("network.layer_norm=false", "network.normalize_observations=false")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Returns a run directory with two checkpoints, an evaluation of the second, and two films."""
+    directory = tmp_path_factory.mktemp("runs") / "catch"
+    save_run("Catch-v0", directory)
+    (directory / "evaluations.jsonl").write_text(json.dumps(EVALUATION) + "\n")
+    for age, name in enumerate(("new.mp4", "old.mp4", ".unfinished.half.mp4")):
+        (directory / name).write_text(name)
+        os.utime(directory / name, (10 - age, 10 - age))
+    os.utime(directory / ".unfinished.half.mp4", (20, 20))
+    return directory
+
+
+@pytest.fixture(scope="module")
+def folder(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("exported")
+    assert write_files(made, run) == []
+    return made
+
+
+def test_the_folder_has_every_file(folder: Path) -> None:
+    names = {"README.md", "config.json", "model.safetensors", "policy.onnx", "policy.stablehlo", "replay.mp4"}
+    assert {path.name for path in folder.iterdir()} == names | {"results.json"}
+
+
+def test_results_are_of_the_exported_params(folder: Path) -> None:
+    results = json.loads((folder / "results.json").read_text())
+    assert (results["mean_reward"], results["n_eval_episodes"], results["updates"]) == (0.25, 4, 2)
+    assert results["std_reward"] == pytest.approx(np.std(EVALUATION["returns"]))  # type: ignore[call-overload]
+    assert results["eval_datetime"] == "2026-11-25T08:22:38+00:00"
+    assert "0.25 +/- 0.83" in (folder / "README.md").read_text()
+
+
+def test_the_film_is_the_newest_complete_one(folder: Path) -> None:
+    assert (folder / "replay.mp4").read_text() == "new.mp4"
+
+
+def test_the_configuration_is_that_of_the_run_without_its_paths(run: Path, folder: Path) -> None:
+    text = (folder / "config.json").read_text()
+    assert str(run) not in text
+    assert not re.search("run_directory|url|keys|tcp://", text)
+    assert exported_config(load_as_written(json.loads(text))) == exported_config(load_agent(run).config)
+    assert json.loads(read_metadata(folder / "model.safetensors")["config"]) == json.loads(text)
+
+
+def test_load_policy_acts_with_the_folder_bit_for_bit_as_with_the_run(run: Path, folder: Path) -> None:
+    observations = np.random.default_rng(0).normal(size=(9, 50)).astype(np.float32)
+    for found, kept in zip(load_policy(folder).act(observations), load_policy(run).act(observations), strict=True):
+        np.testing.assert_array_equal(found, kept)
+    assert load_policy(folder, updates=2).updates == 2
+    with pytest.raises(RunError, match="has the parameters of 2 updates, not of 1"):
+        load_policy(folder, updates=1)
+
+
+def test_an_earlier_checkpoint_without_evaluation_has_no_results(run: Path, tmp_path: Path) -> None:
+    [note] = write_files(tmp_path, run, updates=1)
+    advice = f"python main.py --role evaluator checkpoint={str(run)[:60]}"
+    assert note.startswith("results.json is left out: no evaluation of these parameters is recorded; to make one: ")
+    assert advice[:60] in note
+    assert not (tmp_path / "results.json").exists()
+    assert "These parameters have not been evaluated." in (tmp_path / "README.md").read_text()
+
+
+def test_a_program_that_differs_from_the_policy_is_one_line_of_error(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compute = programs.run_onnx
+    monkeypatch.setattr(programs, "run_onnx", lambda *given: {n: x + 1e-3 for n, x in compute(*given).items()})
+    with pytest.raises(RunError, match=r"^policy.onnx differs from the policy: .*; nothing is written$"):
+        write_files(tmp_path, run)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("task", "settings"), [
+    ("CartPole-v1", ()), ("Pong-v5", ()), ("WalkerWalk-v1", ()), ("Pendulum-v1", ()), ("Pendulum-v1", PLAIN),
+])  # fmt: skip
+def test_the_code_on_the_page_runs_without_apex_jax_and_gives_the_action_of_the_policy(
+    task: str, settings: tuple[str, ...], tmp_path: Path
+) -> None:
+    (tmp_path / "folder").mkdir()
+    save_run(task, tmp_path / "run", (1,), *settings)
+    write_files(tmp_path / "folder", tmp_path / "run")
+    for_jax, for_onnx, _ = re.findall(
+        r"```python\n(.*?)```", (tmp_path / "folder" / "README.md").read_text(), re.DOTALL
+    )
+    policy = load_policy(tmp_path / "run")
+    spec = policy.interface.spec
+    stack = (spec.frame_stack,) if spec.frame_stack > 1 else ()
+    expected = policy(np.zeros((1, *stack, *spec.frame_shape), spec.frame_dtype))
+    for program in (for_jax, for_onnx):
+        output = run_elsewhere(tmp_path / "folder", f"{program}\nimport json; print(json.dumps(action.tolist()))")
+        np.testing.assert_allclose(json.loads(output), expected, rtol=1e-5, atol=1e-5)

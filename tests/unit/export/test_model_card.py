@@ -1,0 +1,111 @@
+"""Specification of the model card: the hub can read its metadata, and a stranger can use what it describes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from huggingface_hub import ModelCard, ModelCardData
+
+from apex_jax.export.model_card import model_card, shown_command
+from tests.rigs.exported import KINDS, agent_of
+
+RESULTS = {
+    "mean_reward": -12.5,
+    "std_reward": 3.14159,
+    "n_eval_episodes": 20,
+    "exploration": 0.05,
+    "eval_datetime": "2026-11-25T08:23:40+00:00",
+}
+FILES = {"model.safetensors", "policy.stablehlo", "policy.onnx", "config.json", "results.json", "replay.mp4"}
+START: dict[str, Any] = {
+    "time": 1795594958.7,
+    "command": "python main.py --config catch seed=3 storage.url=s3://bucket/x run_directory=/home/me/x",
+    "commit": "6a58e6e1",
+    "uncommitted_changes": True,
+    "python": "3.12.1",
+    "versions": {"jax": "0.10.2", "flax": None},
+    "processor": "a processor",
+    "cores": 2,
+}
+
+
+def card_of(kind: str, run: Path, results: dict[str, Any] | None = RESULTS, files: set[str] = FILES) -> str:
+    return model_card(agent_of(kind), run, results, files)
+
+
+def read_by_the_hub(card: str) -> ModelCardData:
+    data = ModelCard(card).data
+    assert isinstance(data, ModelCardData)
+    return data
+
+
+def test_the_hub_reads_an_evaluation_in_its_schema(tmp_path: Path) -> None:
+    data = read_by_the_hub(card_of("a vector", tmp_path))
+    [result] = data.eval_results or []
+    assert (result.task_type, result.dataset_type, result.dataset_name) == (
+        "reinforcement-learning",
+        "Catch-v0",
+        "Catch-v0",
+    )
+    assert (result.metric_type, result.metric_name) == ("mean_reward", "mean_reward")
+    assert result.metric_value == "-12.50 +/- 3.14"
+    assert (data.model_name, data.library_name) == ("Ape-X DQN", "apex_jax")
+    assert {"reinforcement-learning", "deep-reinforcement-learning", "dqn", "Catch-v0", "onnx"} <= set(data.tags or [])
+    assert data.license is None
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_metadata_of_every_agent_is_yaml_between_two_lines(kind: str, tmp_path: Path) -> None:
+    card = card_of(kind, tmp_path)
+    _, text, page = card.split("---\n", 2)
+    data = yaml.safe_load(text)
+    assert list(data) == ["library_name", "pipeline_tag", "tags", "model-index"]
+    assert page.startswith("\n# Ape-X D")
+    assert "None" not in page.replace("None is stated", "")
+
+
+def test_without_an_evaluation_there_is_none_and_the_page_says_so(tmp_path: Path) -> None:
+    card = card_of("a vector", tmp_path, None, {"model.safetensors", "policy.stablehlo", "config.json"})
+    assert read_by_the_hub(card).eval_results is None
+    assert "These parameters have not been evaluated." in card
+    for absent in ("onnx", "results.json", "replay.mp4"):
+        assert absent not in card
+
+
+@pytest.mark.parametrize(("kind", "texts"), [
+    (
+        "pixels in stacks",
+        ["`uint8[N, 3, 44, 44]`: the newest 3", "`q_values` `float32[N, 6]`", "np.zeros((1, 3, 44, 44), np.uint8)"],
+    ),
+    ("a vector", ["`float32[N, 10]`", "0 to 2", "actions at a rate of 0.05", "of 20 episodes: **-12.50 +/- 3.14**"]),
+    (
+        "continuous, normalized",
+        ["the parts height [], joints [2, 2], each flattened", "from [-2.0, 0.0] to [2.0, 10.0]", "`value` `float32"],
+    ),
+])  # fmt: skip
+def test_the_page_describes_observations_actions_and_result(kind: str, texts: list[str], tmp_path: Path) -> None:
+    card = card_of(kind, tmp_path)
+    assert [text for text in texts if text not in card] == []
+
+
+def test_the_page_tells_how_the_agent_was_trained(tmp_path: Path) -> None:
+    (tmp_path / "starts.jsonl").write_text(json.dumps(START) + "\n")
+    (tmp_path / "changes.jsonl").write_text(json.dumps({"time": 1, "settings": ["seed=3 (was 2)"]}) + "\n")
+    card = card_of("a vector", tmp_path)
+    assert "- 120 updates with batches of 32\n- 1,200 steps of the environment\n- 1.5 minutes of learning\n" in card
+    assert "- started on 2026-11-25, on 2 cores of a processor\n- Python 3.12.1, jax 0.10.2\n" in card
+    assert "- apex_jax at commit `6a58e6e1`, with uncommitted changes\n" in card
+    assert "- settings changed during the run: seed=3 (was 2)\n" in card
+    assert "```bash\npython main.py --config catch seed=3\n```" in card
+
+
+@pytest.mark.parametrize(("command", "shown"), [
+    ("apex-jax 'actor.x=[1, 2]' security.keys=/secret addresses.status=tcp://me:1", "apex-jax 'actor.x=[1, 2]'"),
+    ("python main.py 'open", "python main.py 'open"),
+])  # fmt: skip
+def test_settings_of_the_machine_are_not_shown(command: str, shown: str) -> None:
+    assert shown_command(command) == shown

@@ -1,0 +1,47 @@
+"""Specification of the chosen evaluation: of exactly these params, with most games, of equals the newest."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from apex_jax.run.evaluations import FILE_NAME, best_evaluation
+
+
+def line(time: float, updates: int, returns: list[Any], **more: Any) -> dict[str, Any]:
+    return {"time": time, "updates": updates, "frames": 0, "exploration": 0.1, "seed": 1, "returns": returns, **more}
+
+
+def write(directory: Path, *lines: dict[str, Any]) -> None:
+    (directory / FILE_NAME).write_text("".join(json.dumps(each) + "\n" for each in lines))
+
+
+def test_the_evaluation_has_these_updates_and_most_games(tmp_path: Path) -> None:
+    write(tmp_path, line(1, 5, [1.0] * 9), line(2, 7, [2.0, 3.0]), line(3, 7, [4.0]), line(4, 8, [5.0] * 9))
+    found = best_evaluation(tmp_path, 7)
+    assert found is not None
+    assert (found.time, found.updates, found.exploration, found.returns.tolist()) == (2, 7, 0.1, [2.0, 3.0])
+
+
+def test_of_equal_evaluations_the_newest_is_chosen(tmp_path: Path) -> None:
+    write(tmp_path, line(2, 7, [2.0]), line(3, 7, [4.0]), line(1, 7, [5.0]))
+    found = best_evaluation(tmp_path, 7)
+    assert found is not None
+    assert found.returns.tolist() == [4.0]
+
+
+def test_without_an_evaluation_of_these_params_there_is_none(tmp_path: Path) -> None:
+    assert best_evaluation(tmp_path, 7) is None
+    write(tmp_path, line(1, 6, [1.0]), line(2, 8, [1.0]))
+    assert best_evaluation(tmp_path, 7) is None
+
+
+def test_lines_that_no_evaluator_wrote_are_left_out(tmp_path: Path) -> None:
+    foreign = [line(1, 7, []), line(1, 7, ["x"]), line(1, 7, [None]), {"time": 1}, line(1, 7, [1.0], exploration=None)]
+    write(tmp_path, *foreign, line(1, 7, [3.0]))
+    with open(tmp_path / FILE_NAME, "a") as file:
+        file.write('{"time": 5, "updates": 7, "returns": [9.0')
+    found = best_evaluation(tmp_path, 7)
+    assert found is not None
+    assert found.returns.tolist() == [3.0]
