@@ -76,7 +76,10 @@
       storage        a copy of the run on object storage
 
     environments/    the tasks that are learned
-      environment    EnvPool, with the beginning and end of every episode marked
+      environment    the environments of a run, with the beginning and end of every episode marked
+      task           what a task returns and accepts
+      envpool_tasks, gymnasium_tasks     tasks of EnvPool, and any environment of Gymnasium
+      gymnasium_pool environments of Gymnasium in processes of their own
       observations   observations of several parts -> vectors
       tasks          which tasks can be trained; operations/tasks_command lists them
       atari_scores   random, human and Ape-X scores of 57 games

@@ -8,10 +8,11 @@ from them.
 from __future__ import annotations
 
 import dataclasses
+import re
 from dataclasses import dataclass
 from typing import Any
 
-from apex_jax.config_key import key
+from apex_jax.config_key import JsonObject, key
 from apex_jax.config_services import AddressConfig as AddressConfig
 from apex_jax.config_services import MetricsConfig as MetricsConfig
 from apex_jax.config_services import SecurityConfig as SecurityConfig
@@ -32,7 +33,16 @@ class EnvironmentConfig:
     task: str = key(
         "Pong-v5",
         "EnvPool task: any Atari game (Breakout-v5, ...), CartPole-v1, MountainCar-v0, Catch-v0, and with continuous"
-        " actions DM control (WalkerWalk-v1, ...), Gym MuJoCo (HalfCheetah-v4, ...), Pendulum-v1",
+        " actions DM control (WalkerWalk-v1, ...), Gym MuJoCo (HalfCheetah-v4, ...), Pendulum-v1; or one of Gymnasium:"
+        " gymnasium:ID, gymnasium:MODULE:ID (of a module that registers it), gymnasium:MODULE:FUNCTION",
+    )
+    settings: JsonObject = key(
+        JsonObject("{}"), "gymnasium: tasks: arguments of the environment, a mapping such as {gravity: -5.0}"
+    )
+    own_processes: bool = key(
+        True,
+        "gymnasium: tasks: each environment runs in a process of its own, beside the actor; false: in the actor's,"
+        " which is faster if a step takes less than some 50 microseconds",
     )
     frame_size: int = key(84, "height and width of an Atari frame", "pixels", 20, 210)
     frame_stack: int = key(4, "newest frames that make an observation", "frames", 1, 16)
@@ -48,9 +58,16 @@ class EnvironmentConfig:
 
     @property
     def is_atari(self) -> bool:
-        """Whether the name of the task is one of an Atari game."""
+        """Whether the name of the task is one of EnvPool's Atari games."""
+        if self.is_gymnasium:
+            return False
         name, _, version = self.task.rpartition("-")
         return version == "v5" and name not in GYM_MUJOCO
+
+    @property
+    def is_gymnasium(self) -> bool:
+        """Whether the task is an environment of Gymnasium, not of EnvPool."""
+        return self.task.startswith("gymnasium:")
 
 
 @dataclass(frozen=True)
@@ -311,7 +328,8 @@ class Config:
     @property
     def directory(self) -> str:
         """The run directory; if none is configured, runs/<task>-<seed>, or runs/replay-<seed> for items."""
-        return self.run_directory or f"runs/{'replay' if self.replay.columns else self.environment.task}-{self.seed}"
+        task = re.sub("[:/]", "-", self.environment.task)
+        return self.run_directory or f"runs/{'replay' if self.replay.columns else task}-{self.seed}"
 
     @property
     def ladder_size(self) -> int:
@@ -329,16 +347,17 @@ class Config:
             f" frame_skip={environment.frame_skip} segment_slots={self.actor.segment_slots}"
             f" n_step={algorithm.n_step} discount={algorithm.discount!r} reward_clip={environment.reward_clip!r}"
             f" life_loss_terminates={str(environment.life_loss_terminates).lower()}"
+            + (f" settings={environment.settings}" if environment.is_gymnasium else "")
         )
 
     @property
     def weights_compatibility_key(self) -> str:
         """Text of the values that the learner and a receiver of its weights must share."""
         network = self.network
-        names = ["hidden_units", "dueling"]
-        if self.environment.is_atari:
-            names, twins = ["channels", "kernel_sizes", "strides", *names], []
-        else:
+        names, twins = ["hidden_units", "dueling"], []
+        if self.environment.is_atari or self.environment.is_gymnasium:
+            names = ["channels", "kernel_sizes", "strides", *names]
+        if not self.environment.is_atari:
             names += ["policy_units", "critic_units", "layer_norm", "normalize_observations"]
             twins = [f"twin_critics={_word(self.algorithm.twin_critics)}"]
         return " ".join(

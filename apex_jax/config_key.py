@@ -6,6 +6,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 
+class JsonObject(str):
+    """The text of a JSON object; in files and on the command line, a mapping of any names to values."""
+
+    __slots__ = ()
+
+
 @dataclass(frozen=True)
 class Key:
     """The help text of a key, and the limits of its values."""

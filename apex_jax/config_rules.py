@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from operator import attrgetter
 from typing import TypeAlias
 
-from apex_jax.config import Config
+from apex_jax.config import Config, NetworkConfig
 from apex_jax.host.errors import UsageError, shown
 
 MAX_IPC_PATH_BYTES = 107  # longest path of a Unix socket
@@ -39,6 +39,10 @@ def check(config: Config) -> None:
 def _size_rules(config: Config) -> Iterator[Rule]:
     environment, actor, replay, learner = config.environment, config.actor, config.replay, config.learner
     yield "environment.task", environment.task != "", "must be a game, such as Pong-v5"
+    is_named = (
+        not environment.is_gymnasium or re.fullmatch(r"gymnasium:([\w.]+:)?[^:\s]+", environment.task) is not None
+    )
+    yield "environment.task", is_named, "must be gymnasium:ID, gymnasium:MODULE:ID or gymnasium:MODULE:FUNCTION"
     slots, overlap = actor.segment_slots, environment.frame_stack - 1 + config.algorithm.n_step
     if replay.columns:
         overlap = 1  # see apex_jax.item_codec.item_spec, which checks the size
@@ -115,6 +119,17 @@ def _network_rules(config: Config) -> Iterator[Rule]:
     blind = f"leave the last {size - seen} rows and columns of {size} pixels unseen, where a paddle may be"
     fix = f"use environment.frame_size={seen} or {fitting}, or other kernels; {force}"
     yield "network.strides", seen >= size, f"{blind}; {fix}"
+
+
+def check_convolutions(network: NetworkConfig, pixels: int) -> None:
+    """Raises UsageError if a kernel does not fit on images whose smaller side has this many pixels."""
+    left = pixels
+    for kernel, stride in zip(network.kernel_sizes, network.strides, strict=True):
+        if kernel > left:
+            sizes = list(network.kernel_sizes)
+            what = f"{kernel} does not fit on the {left} pixels that are left of {pixels}"
+            raise UsageError(f"network.kernel_sizes={sizes}: {what}; use smaller kernels or strides")
+        left = (left - kernel) // stride + 1
 
 
 def num_parameters(config: Config, outputs: int) -> int:

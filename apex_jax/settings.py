@@ -6,6 +6,7 @@ It runs before a device is chosen, so it does not import JAX, EnvPool or ZMQ. Ev
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
 import io
@@ -18,7 +19,7 @@ from typing import Any, NamedTuple, get_args, get_type_hints
 from omegaconf import OmegaConf
 
 from apex_jax.config import Config
-from apex_jax.config_key import Key
+from apex_jax.config_key import JsonObject, Key
 from apex_jax.config_rules import check
 from apex_jax.host.errors import UsageError, shown
 from apex_jax.host.program import CONFIGS
@@ -31,7 +32,7 @@ class Setting(NamedTuple):
     """A key of `Config` with the data for help, checks and messages."""
 
     name: str  # dotted: learner.learning_rate
-    kind: Any  # bool, int, float, str, tuple[int, ...] or tuple[str, ...]
+    kind: Any  # bool, int, float, str, JsonObject, tuple[int, ...] or tuple[str, ...]
     default: Any
     key: Key
 
@@ -40,6 +41,8 @@ class Setting(NamedTuple):
         """The allowed values, such as `1 to 64 steps`."""
         if self.kind is bool:
             return "true or false"
+        if self.kind is JsonObject:
+            return "{NAME: VALUE, ...}"
         if self.key.choices:
             return ", ".join(self.key.choices[:-1]) + f" or {self.key.choices[-1]}"
         if self.key.low is None or self.key.high is None:
@@ -143,6 +146,8 @@ def to_yaml(config: Config) -> str:
 
 def yaml_text(value: Any) -> str:
     """Returns a value as YAML on one line."""
+    if isinstance(value, JsonObject):
+        return str(value)
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))  # JSON on one line is YAML
 
 
@@ -271,6 +276,8 @@ def _parsed(setting: Setting, kind: Any, value: Any) -> Any:
         return value
     if kind is str:
         return _parsed_text(setting, value)
+    if kind is JsonObject:
+        return _parsed_object(value)
     if kind in (int, float):
         return _parsed_number(setting, kind, value)
     if not isinstance(value, list):
@@ -289,6 +296,15 @@ def _parsed_text(setting: Setting, value: Any) -> str:
     if setting.key.choices and text not in setting.key.choices:
         raise ValueError(f"must be {setting.allowed}")
     return text
+
+
+def _parsed_object(value: Any) -> JsonObject:
+    """Returns a mapping as text without blanks, which a compatibility key can hold; takes that text, too."""
+    with contextlib.suppress(ValueError):
+        value = json.loads(value) if isinstance(value, str) else value
+    if not isinstance(value, dict) or not all(isinstance(name, str) for name in value):
+        raise ValueError("must be a mapping, such as {gravity: -5.0}")
+    return JsonObject(json.dumps(value, separators=(",", ":"), sort_keys=True).replace(" ", "\\u0020"))
 
 
 def _parsed_number(setting: Setting, kind: type, value: Any) -> int | float:

@@ -29,7 +29,7 @@ MAY_IMPORT = {  # part of the package -> other parts of it
     "settings": {"config", "config_key", "config_rules", "host"},
     "command_line": {"config", "host", "settings", "__version__"},
     "agent": FOUNDATION,
-    "environments": FOUNDATION,
+    "environments": FOUNDATION | {"config_rules"},
     "run": FOUNDATION | {"settings"},
     "replay": FOUNDATION | {"run"},
     "transport": FOUNDATION | {"run"},
@@ -55,6 +55,7 @@ MUST_NOT_IMPORT = {  # part of the package -> what its files can do without
     "plotting": {"jax", "envpool", "zmq"},
     "replay": {"jax", "zmq", "time"},
     "environments/stage.py": {"jax", "envpool", "zmq", "dm_control", "gymnasium", "mujoco"},
+    "environments/gymnasium_tasks.py": {"jax", "envpool", "zmq"},
     "environments/stage_process.py": {"jax", "envpool", "zmq"},
 }
 UNPICKLING = {"pickle", "_pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve", "joblib"}

@@ -15,9 +15,9 @@ from apex_jax.config import NetworkConfig
 class QNetwork(nn.Module):
     """Maps observations to q-values.
 
-    Dueling: q(s, a) = v(s) + A(s, a) - mean_a A(s, a). Pixels (uint8[B, F, H, W]) are scaled to [0, 1] and go through
-    the convolutions; vector observations (float32[B, F, D]) go directly to the hidden layer. Parameters are float32,
-    activations have `dtype`, and the returned q-values are float32[B, num_actions].
+    Dueling: q(s, a) = v(s) + A(s, a) - mean_a A(s, a). Pixels (uint8[B, F, H, W], or [B, F, H, W, C] in color) are
+    scaled to [0, 1] and go through the convolutions; vector observations (float32[B, F, D]) go directly to the hidden
+    layer. Parameters are float32, activations have `dtype`, and the returned q-values are float32[B, num_actions].
     """
 
     config: NetworkConfig
@@ -29,7 +29,8 @@ class QNetwork(nn.Module):
         """Returns q-values, float32[B, num_actions]."""
         x = observation
         if x.dtype == jnp.uint8:
-            x = jnp.moveaxis(x, 1, -1).astype(self.dtype) / 255  # transposed while still uint8, which moves fewer bytes
+            x = jnp.moveaxis(x, 1, 3)  # transposed while still uint8, which moves fewer bytes
+            x = x.reshape(*x.shape[:3], -1).astype(self.dtype) / 255
             layers = zip(self.config.channels, self.config.kernel_sizes, self.config.strides, strict=True)
             for features, kernel, stride in layers:
                 conv = nn.Conv(features, (kernel, kernel), (stride, stride), padding="VALID", dtype=self.dtype)

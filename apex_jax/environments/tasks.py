@@ -10,7 +10,8 @@ from typing import NamedTuple
 import envpool
 
 from apex_jax.config import Config
-from apex_jax.environments.environment import family_of, segment_spec
+from apex_jax.environments.environment import segment_spec
+from apex_jax.environments.envpool_tasks import family_of
 from apex_jax.host.errors import UsageError
 from apex_jax.types import SegmentSpec
 

@@ -25,6 +25,7 @@ KEYS = (
     "environment.reward_clip",
     "environment.life_loss_terminates",
     "replay.columns",
+    "environment.settings",
     *NETWORK_KEYS,
     "learner.optimizer",
     "algorithm.name",

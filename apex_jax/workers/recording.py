@@ -15,7 +15,7 @@ import numpy as np
 
 from apex_jax.agent.algorithm import Algorithm, Params
 from apex_jax.config import Config
-from apex_jax.environments.environment import has_screen, has_stage
+from apex_jax.environments.environment import describe, has_screen, has_stage
 from apex_jax.environments.stage import Stage
 from apex_jax.host.errors import RunError, UsageError, shown
 from apex_jax.plotting.video import video_paths, video_writer
@@ -59,6 +59,8 @@ def frames_per_second(config: Config) -> Fraction:
     """Returns how many screens of `Environment.screen` show one second."""
     if config.environment.is_atari:
         return Fraction(EMULATOR_FRAMES_PER_SECOND, config.environment.frame_skip)
+    if config.environment.is_gymnasium:
+        return Fraction(describe(config).frames_per_second or CLASSIC_FRAMES_PER_SECOND).limit_denominator(1000)
     return Fraction(CLASSIC_FRAMES_PER_SECOND)
 
 

@@ -102,31 +102,6 @@ def an_environment_that_envpool_has() -> None:
     assert segment_spec(config).action.num_actions == 3
 
 
-def an_environment_that_envpool_lacks() -> None:
-    config = catch("environment.task=Corridor-v0")
-    spec = segment_spec(config)
-    assert not has_screen(config)
-    environment = Environment(config, spec, np.arange(4), 1000, per_step=2)
-    ends = 0
-    for _ in range(200):
-        step = environment.receive()
-        assert step.observation.shape == (2, 1, 1)
-        assert (step.reward == (step.terminated & ~step.first)).all()
-        ends += int(step.terminated.sum())
-        environment.send(np.ones(2, np.int32), step.env_id)
-    environment.close()
-    assert ends > 20
-    environment = Environment(config, spec, np.arange(1), 1000)
-    cut = 0
-    for _ in range(100):  # to the left, where nothing is
-        step = environment.receive()
-        cut += int(step.truncated.sum())
-        assert not step.terminated.any()
-        environment.send(np.zeros(1, np.int32), step.env_id)
-    assert cut == 3
-    assert environment.screen() is None
-
-
 def a_metric() -> None:
     assert "losses/step_norm" in TAGS
     before, after, output = updated(algorithm_of("learner.optimizer=adam"))

@@ -237,34 +237,6 @@ def test_invalid_environment_id_is_refused(pong: Environment, env_id: list[int])
     pong.send(np.array([0, 5], np.int32), step.env_id)  # the pool has seen nothing of it, and goes on
 
 
-@pytest.mark.parametrize(("task", "suggestion"), [
-    ("Pong", "did you mean Pong-v5"),
-    ("Breakoot-v5", "Breakout-v5"),
-    ("ZzzZzz", "did you mean Pong-v5"),
-    ("pong-v5", "did you mean Pong-v5\\?"),
-    ("spaceinvaders", "did you mean SpaceInvaders-v5\\?"),
-])  # fmt: skip
-def test_unknown_task_is_refused_with_a_suggestion(task: str, suggestion: str) -> None:
-    with pytest.raises(UsageError, match=f"environment.task={task}.*{suggestion}"):
-        segment_spec(Config(environment=EnvironmentConfig(task=task)))
-
-
-def test_actions_of_several_kinds_are_refused() -> None:
-    with pytest.raises(UsageError, match=r"JobShop-v0: no algorithm here has its actions.*such as WalkerWalk-v1"):
-        segment_spec(config("JobShop-v0"))
-
-
-@pytest.mark.parametrize("task", ["BinPack-v2", "AlohaHandOver-v1", "FrankaKitchen-v1"])
-def test_observations_or_actions_that_are_not_plain_arrays_are_refused(task: str) -> None:
-    with pytest.raises(UsageError, match=rf"environment\.task={task}: .*; choose "):
-        segment_spec(config(task))
-
-
-def test_continuous_task_under_the_settings_of_a_game_is_refused_with_the_configuration_to_use() -> None:
-    with pytest.raises(UsageError, match=r"use --config walker environment\.task=CheetahRun-v1$"):
-        segment_spec(config("CheetahRun-v1", frame_stack=4))
-
-
 @pytest.mark.parametrize(("task", "staged"), [
     ("WalkerWalk-v1", True), ("HalfCheetah-v4", True), ("myoElbowPose1D6MRandom-v0", False), ("Go1Getup-v1", False),
 ])  # fmt: skip
@@ -273,28 +245,12 @@ def test_task_of_mujoco_has_no_screen_and_a_stage_if_its_simulator_is_known(task
     assert has_stage(config(task)) == staged
 
 
-def test_pixels_of_another_kind_than_ataris_are_refused() -> None:
-    with pytest.raises(UsageError, match=r"academy_corner-v1: this agent plays no pixel games but Atari's"):
-        segment_spec(config("gfootball/academy_corner-v1"))
-
-
-@pytest.mark.parametrize("frames", [{"frame_stack": 4}, {"frame_skip": 4}])
-def test_frames_of_a_task_without_frames_cannot_be_stacked_or_skipped(frames: dict[str, int]) -> None:
-    with pytest.raises(UsageError, match=r"frame_stack=1 environment\.frame_skip=1"):
-        segment_spec(config("CartPole-v1", **frames))
-
-
 def test_segment_of_vectors_that_no_message_can_hold_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("apex_jax.environments.environment.max_slots", lambda _: 1000)  # no task is wide enough
     cart = config("CartPole-v1")
     with pytest.raises(UsageError, match=r"actor\.segment_slots=1001: must be at most 1000, with .*task=CartPole-v1"):
         segment_spec(cart.replace(actor=ActorConfig(segment_slots=1001)))
     assert segment_spec(cart.replace(actor=ActorConfig(segment_slots=1000))).slots == 1000
-
-
-def test_game_for_several_players_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"task=Chess-v1: a game for several players; choose a task for one"):
-        segment_spec(config("Chess-v1"))
 
 
 def test_equal_seeds_agree_and_different_seeds_differ() -> None:
@@ -329,16 +285,6 @@ def test_time_limit_of_the_evaluator_is_its_own() -> None:
         assert not step.truncated.any()
         pool.send(np.zeros(1, np.int32), step.env_id)
     pool.close()
-
-
-@pytest.mark.parametrize("error", [ImportError("no procgen\nassets"), RuntimeError("no scenario")], ids=repr)
-def test_task_whose_parts_are_not_installed_is_wrong_usage(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object, **__: object) -> None:
-        raise error
-
-    monkeypatch.setattr(envpool, "make_spec", fail)
-    with pytest.raises(UsageError, match=r"environment\.task=Pong-v5: EnvPool cannot make it here \(no \w+\); choose"):
-        segment_spec(load(None))
 
 
 def test_screen_shows_the_newest_step() -> None:

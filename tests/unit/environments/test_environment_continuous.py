@@ -11,10 +11,9 @@ from typing import Any, NamedTuple
 import envpool
 import numpy as np
 import pytest
-from gymnasium.spaces import Box
 
 from apex_jax.config import Config, EnvironmentConfig
-from apex_jax.environments.environment import Environment, Episode, EpisodeTracker, action_bounds, segment_spec
+from apex_jax.environments.environment import Environment, Episode, EpisodeTracker, segment_spec
 from apex_jax.types import Step
 
 LEG = ([-1, -1, -0.8], [1, 1.1, 0.8])  # of the quadruped: yaw, lift, extend
@@ -115,21 +114,6 @@ def test_pool_moves_as_envpool_itself_does_with_its_largest_action(task: str, to
         environment.send(np.ones((1, 1), np.float32), step.env_id)
     environment.close()
     twin.close()
-
-
-@pytest.mark.parametrize(
-    ("low", "high", "bounds"),
-    [
-        ([-2, -0.5], [2, 0.25], ([-2, -0.5], [2, 0.25])),
-        ([-1e10, -2e6], [1e10, 2e6], ([-1, -1], [1, 1])),
-        ([-np.inf, -3], [np.inf, 3], ([-1, -3], [1, 3])),
-        ([-9e5], [9e5], ([-9e5], [9e5])),
-    ],
-)
-def test_bounds_beyond_a_million_count_as_minus_1_and_1(low: Any, high: Any, bounds: Any) -> None:
-    found = action_bounds(Box(np.array(low, np.float64), np.array(high, np.float64), dtype=np.float64))
-    np.testing.assert_array_equal(found, bounds)
-    assert {bound.dtype for bound in found} == {np.dtype(np.float64)}
 
 
 @pytest.fixture(scope="module")

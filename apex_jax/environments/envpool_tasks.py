@@ -1,0 +1,109 @@
+"""Tasks of EnvPool: what they return and accept, and pools of their environments."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import envpool
+import envpool.registration
+import numpy as np
+
+from apex_jax.config import Config, EnvironmentConfig
+from apex_jax.environments.observations import parts_of, size_of
+from apex_jax.environments.task import Description, action_spec
+from apex_jax.host.errors import UsageError, first_line
+from apex_jax.host.machine import usable_cores
+
+
+def describe(config: Config) -> Description:
+    """Describes the run's task. Raises UsageError if EnvPool lacks it, or if no agent here can learn it."""
+    environment, known = config.environment, envpool.list_all_envs()
+    task = environment.task
+    if task not in known:
+        near = [name for name in known if name.lower() in (task.lower(), f"{task}-v5".lower())]
+        near = near or difflib.get_close_matches(task, known, 3) or difflib.get_close_matches(f"{task}-v5", known, 3)
+        raise UsageError(
+            f"environment.task={task}: EnvPool has no such task; did you mean {', '.join(near) or 'Pong-v5'}?"
+        )
+    with _no_precision_warning():
+        try:
+            spec = envpool.make_spec(task, **_options(environment, environment.max_episode_frames))
+        except (ImportError, RuntimeError) as error:  # the game needs packages that are not installed
+            raise UsageError(
+                f"environment.task={task}: EnvPool cannot make it here ({first_line(error)}); choose another"
+            ) from None
+        observation, action = spec.gymnasium_observation_space, spec.gymnasium_action_space
+    if spec.config.max_num_players > 1:
+        raise UsageError(f"environment.task={task}: a game for several players; choose a task for one")
+    is_atari, is_pixels, actions = environment.is_atari, observation.dtype == np.uint8, action_spec(task, action)
+    if not is_atari and (environment.frame_stack, environment.frame_skip) != (1, 1):
+        fix = "set environment.frame_stack=1 environment.frame_skip=1"
+        fix = fix if actions.dtype == "int32" else f"use --config walker environment.task={task}"
+        raise UsageError(f"{task} has no frames to stack or skip: {fix}")
+    if is_pixels and not is_atari:
+        raise UsageError(f"environment.task={task}: this agent plays no pixel games but Atari's; choose one of those")
+    names = parts_of(task, spec)
+    if names is not None and not set(names) <= set(getattr(observation, "spaces", ())):
+        raise UsageError(f"environment.task={task}: its observations are not plain arrays; choose another task")
+    frame_shape = observation.shape[1:] if is_pixels else (size_of(observation, names),)
+    parts = None if names is None else {name: tuple(observation[name].shape) for name in names}
+    return Description(frame_shape, "uint8" if is_pixels else "float32", action, parts)
+
+
+def make_pool(
+    environment: EnvironmentConfig,
+    seeds: np.ndarray,
+    max_episode_frames: int,
+    threads: int,
+    per_step: int,
+    rendered: bool,
+) -> Any:
+    """Returns a pool of EnvPool; arguments as of `Environment`."""
+    with _no_precision_warning():
+        pool = envpool.make(
+            environment.task,
+            env_type="gymnasium",
+            num_envs=len(seeds),
+            batch_size=per_step or len(seeds),
+            num_threads=threads or min(len(seeds), usable_cores()),
+            seed=[int(seed) for seed in seeds],
+            **_options(environment, max_episode_frames),
+            **({"render_mode": "rgb_array"} if rendered else {}),
+        )
+        _ = pool.observation_space  # EnvPool builds it at its first use, which would delay `recv`
+    return pool
+
+
+def family_of(task: str) -> str:
+    """Returns the part of EnvPool that a task is of, such as "atari", "classic_control" or "mujoco.dmc"."""
+    module: str = envpool.registration.registry.specs[task][0]
+    return module.removeprefix("envpool.")
+
+
+def _options(environment: EnvironmentConfig, max_episode_frames: int) -> dict[str, Any]:
+    max_steps = max(1, max_episode_frames // environment.frame_skip)
+    if not environment.is_atari:
+        own_limit = envpool.make_spec(environment.task).config.max_episode_steps
+        return {"max_episode_steps": min(max_steps, own_limit)}
+    return {
+        "max_episode_steps": max_steps,
+        "img_height": environment.frame_size,
+        "img_width": environment.frame_size,
+        "stack_num": environment.frame_stack,
+        "frame_skip": environment.frame_skip,
+        "noop_max": environment.noop_max,
+        "use_fire_reset": environment.fire_reset,
+        "repeat_action_probability": environment.repeat_action_probability,
+    }
+
+
+@contextlib.contextmanager
+def _no_precision_warning() -> Iterator[None]:
+    """Silences gymnasium's warning that CartPole's bounds lose precision in float32: they are never used."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*precision lowered by casting")
+        yield

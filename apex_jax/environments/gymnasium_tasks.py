@@ -1,0 +1,231 @@
+"""Environments of Gymnasium: `gymnasium:ID`, `gymnasium:MODULE:ID` or `gymnasium:MODULE:FUNCTION`.
+
+`make` returns one of them, adapted to what actors exchange with environments. The processes of environments import
+this module, so it imports neither EnvPool nor JAX.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import inspect
+import json
+import math
+import multiprocessing
+import multiprocessing.connection
+import os
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+from apex_jax.config import Config
+from apex_jax.config_rules import check_convolutions
+from apex_jax.environments.task import Description, action_spec
+from apex_jax.host.errors import RunError, UsageError, first_line
+
+PREFIX = "gymnasium:"
+MANY_STEPS = 10**9  # no time limit
+FORMS = "give gymnasium:ID, or gymnasium:MODULE:ID for an environment that a module registers"
+FRAMES_PER_SECOND = 30.0  # of the film of an environment that does not state its own
+
+
+class BrokenEnvironment(RunError):
+    """An environment raised an exception, ended its process, or broke the promise of its spaces."""
+
+
+@functools.lru_cache(maxsize=4)
+def describe(config: Config) -> Description:
+    """Makes an environment and describes it; raises as `make`."""
+    environment, task = config.environment, config.environment.task
+    adapted = make(task, environment.settings)
+    metadata, has_pixels = adapted.metadata or {}, adapted.frame_dtype == "uint8"
+    with _reported(task):
+        can_render = "rgb_array" in (metadata.get("render_modes") or ())
+        rate = float(metadata.get("render_fps") or FRAMES_PER_SECOND) if can_render else None
+        adapted.close()
+    if environment.frame_skip > 1 or (environment.frame_stack > 1 and not has_pixels):
+        stack = "" if has_pixels else "environment.frame_stack=1 "
+        what = "none are skipped" if has_pixels else "no frames are stacked or skipped"
+        raise UsageError(f"environment.task={task}: in this environment {what}; set {stack}environment.frame_skip=1")
+    if has_pixels:
+        check_convolutions(config.network, min(adapted.frame_shape[:2]))
+    parts = parts_of(adapted.original_space)
+    return Description(adapted.frame_shape, adapted.frame_dtype, adapted.action_space, parts, rate)
+
+
+def make(task: str, settings: str, max_steps: int = MANY_STEPS, rendered: bool = False) -> Adapted:
+    """Returns an environment.
+
+    `task`: see above; `settings`: its keyword arguments, as the text of a JSON object; `max_steps`: of an episode, in
+    addition to the environment's own limit; `rendered`: whether `render` is called. Raises UsageError if there is no
+    such environment, BrokenEnvironment if it cannot be made.
+    """
+    if multiprocessing.parent_process() is not None:
+        _end_with_the_parent()
+    function = _function_of(task, rendered)
+    with _reported(task):
+        environment = function(**json.loads(settings))
+        if not isinstance(environment, gymnasium.Env):
+            raise TypeError(f"{task.rpartition(':')[2]} returned {type(environment).__name__}, not a gymnasium.Env")
+        return Adapted(gymnasium.wrappers.TimeLimit(environment, max_steps), task)
+
+
+class Adapted(gymnasium.Wrapper[np.ndarray, Any, Any, Any]):
+    """An environment whose observations are uint8[H, W] or [H, W, C] (pixels), or else one vector, float32[D].
+
+    A vector holds the parts of the original observation in the order of its space. Rewards and flags are Python's;
+    `info` keeps only the number of lives. Every method raises BrokenEnvironment if the environment fails.
+    """
+
+    def __init__(self, environment: gymnasium.Env[Any, Any], task: str):
+        """Raises UsageError for spaces that no agent here can learn."""
+        super().__init__(environment)
+        self._task = task
+        self.original_space = space = environment.observation_space
+        action_spec(task, environment.action_space)
+        shape = tuple(space.shape or ())
+        if isinstance(space, spaces.Box) and space.dtype == np.uint8 and len(shape) in (2, 3):
+            self.frame_shape, self.frame_dtype = shape, "uint8"
+            self.observation_space = space
+            return
+        try:
+            self.frame_shape = tuple(spaces.flatten_space(space).shape or ())
+        except NotImplementedError:
+            raise UsageError(f"environment.task={task}: no vector can be made of its observations, {space}") from None
+        self.frame_dtype = "float32"
+        self.observation_space = spaces.Box(-np.inf, np.inf, self.frame_shape, np.float32)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict]:
+        """Starts an episode."""
+        with _reported(self._task):
+            observation, info = self.env.reset(seed=seed, options=options)
+            return self._adapted(observation), _lives(info)
+
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict]:
+        """`action`: int, or float[A] within the bounds."""
+        with _reported(self._task):
+            if isinstance(self.env.action_space, spaces.Box):
+                action = np.clip(
+                    np.asarray(action, self.env.action_space.dtype),
+                    self.env.action_space.low,
+                    self.env.action_space.high,
+                )
+            else:
+                action = int(action)
+            observation, reward, terminated, truncated, info = self.env.step(action)
+            if not math.isfinite(reward):
+                raise BrokenEnvironment(f"environment.task={self._task}: it returned a reward of {reward}")
+            return self._adapted(observation), float(reward), bool(terminated), bool(truncated), _lives(info)
+
+    def render(self) -> np.ndarray | None:  # type: ignore[override]
+        """Returns the screen, uint8[height, width, 3]; None if it cannot be rendered."""
+        try:
+            screen = np.asarray(self.env.render())
+        except Exception:  # a film is not worth the run: the caller records none
+            traceback.print_exc()
+            return None
+        return screen if screen.dtype == np.uint8 and screen.ndim == 3 and screen.shape[2] == 3 else None
+
+    def _adapted(self, observation: Any) -> np.ndarray:
+        _check(self._task, "", self.original_space, observation)
+        if self.frame_dtype == "uint8":
+            return np.asarray(observation)
+        return np.asarray(spaces.flatten(self.original_space, observation), np.float32)
+
+
+def parts_of(space: spaces.Space[Any]) -> dict[str, tuple[int, ...]] | None:
+    """Returns the shapes of the arrays of a `Dict` space by name, in its order; None for another space."""
+    if isinstance(space, spaces.Dict) and all(isinstance(part, spaces.Box) for part in space.values()):
+        return {str(name): tuple(part.shape or ()) for name, part in space.items()}
+    return None
+
+
+def _check(task: str, name: str, space: spaces.Space[Any], observation: Any) -> None:
+    """Raises BrokenEnvironment if an observation, or the part `name` of one, is not of its space."""
+    if isinstance(space, spaces.Dict):
+        for key, part in space.items():
+            if key not in observation:
+                raise BrokenEnvironment(f"environment.task={task}: it returned an observation without {key}")
+            _check(task, f"{name}[{key}]", part, observation[key])
+    elif isinstance(space, spaces.Box):
+        array = np.asarray(observation)
+        is_other = array.dtype.kind not in "biuf" or (space.dtype == np.uint8 and array.dtype != np.uint8)
+        if is_other or array.shape != space.shape:
+            found, promised = f"{array.dtype}{list(array.shape)}", f"{space.dtype}{list(space.shape)}"
+            what = f"an observation{name} of {found}, and its observation_space has {promised}"
+            raise BrokenEnvironment(f"environment.task={task}: it returned {what}")
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            raise BrokenEnvironment(f"environment.task={task}: it returned an observation{name} that is not finite")
+
+
+def _lives(info: dict[str, Any]) -> dict[str, int]:
+    return {"lives": int(info["lives"])} if "lives" in info else {}
+
+
+# Names and failures ----------------------------------------------------------------------------------------------
+
+
+def _function_of(task: str, rendered: bool) -> Callable[..., Any]:
+    """Returns the function that makes the environment from its settings."""
+    module_name, _, name = task.removeprefix(PREFIX).rpartition(":")
+    render_mode: dict[str, Any] = {"render_mode": "rgb_array"} if rendered else {}
+    function = getattr(_imported(task, module_name), name, None) if module_name else None
+    if callable(function):
+        parameters = inspect.signature(function).parameters.values()
+        takes_mode = any(item.name == "render_mode" or item.kind == item.VAR_KEYWORD for item in parameters)
+        return functools.partial(function, **(render_mode if takes_mode else {}))
+    try:
+        gymnasium.spec(name)
+    except gymnasium.error.Error as error:
+        where = f"{module_name} has no function {name}, and registers no such environment; " if module_name else ""
+        raise UsageError(f"environment.task={task}: {where}{first_line(error)}; {FORMS}") from None
+    return functools.partial(gymnasium.make, name, disable_env_checker=True, **render_mode)
+
+
+def _imported(task: str, module_name: str) -> Any:
+    """Imports the module, from the working directory too: last, so that no file there replaces a package."""
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
+    with _reported(task):
+        try:
+            return importlib.import_module(module_name)
+        except ModuleNotFoundError as error:
+            if not f"{module_name}.".startswith(f"{error.name}."):
+                raise  # a package that the module needs
+            fix = "start in its folder, or install its package"
+            raise UsageError(f"environment.task={task}: there is no module {error.name}; {fix}") from None
+
+
+@contextlib.contextmanager
+def _reported(task: str) -> Iterator[None]:
+    """Prints the traceback of an exception to the process's log, and raises BrokenEnvironment with one line."""
+    try:
+        yield
+    except (RunError, UsageError):
+        raise
+    except Exception as error:
+        traceback.print_exc()
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        what = f"{type(error).__name__}: {first_line(error)} ({place.filename}, line {place.lineno})"
+        raise BrokenEnvironment(f"environment.task={task}: {what}") from None
+
+
+def _end_with_the_parent() -> None:
+    """Ends this process when its parent does, even while the environment hangs; leaves Ctrl-C to the parent."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    def wait() -> None:
+        multiprocessing.connection.wait([parent.sentinel])
+        os._exit(1)
+
+    threading.Thread(target=wait, name="end with the parent", daemon=True).start()

@@ -1,0 +1,45 @@
+"""What a task returns and accepts, whoever provides it: EnvPool or Gymnasium."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from gymnasium.spaces import Discrete
+
+from apex_jax.host.errors import UsageError
+from apex_jax.types import ActionSpec
+
+UNBOUNDED = 1e6  # of an element of an action, see `action_bounds`
+
+
+class Description(NamedTuple):
+    """A task's observations and actions."""
+
+    frame_shape: tuple[int, ...]  # of one frame: (height, width) or (height, width, colours), or (D,) of a vector
+    frame_dtype: str  # "uint8" of pixels, "float32" of a vector
+    action: Any  # Gymnasium's space
+    parts: dict[str, tuple[int, ...]] | None  # name and shape of each part of an observation; None: it is one array
+    frames_per_second: float | None = None  # Gymnasium: of its screens; None if it has none
+
+
+def action_spec(task: str, space: Any) -> ActionSpec:
+    """Returns the spec of the actions in a space of Gymnasium. Raises UsageError if no agent has such actions."""
+    if isinstance(space, Discrete) and space.start == 0:
+        return ActionSpec.discrete(int(space.n))
+    if space.dtype is None or space.dtype.kind != "f" or len(space.shape) != 1:
+        raise UsageError(
+            f"environment.task={task}: no algorithm here has its actions, {space}; choose a task with discrete actions,"
+            " such as Pong-v5, or with a vector of numbers, such as WalkerWalk-v1"
+        )
+    return ActionSpec.continuous(space.shape[0])
+
+
+def action_bounds(space: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the lower and upper bound of each element of an action: float64[A].
+
+    -1 and 1 replace bounds beyond UNBOUNDED, which are no real bounds (those of LQR are 1e10).
+    """
+    is_bound = (space.low > -UNBOUNDED) & (space.high < UNBOUNDED)
+    low, high = np.where(is_bound, space.low, -1.0), np.where(is_bound, space.high, 1.0)
+    return low.astype(np.float64), high.astype(np.float64)

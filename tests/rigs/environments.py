@@ -1,0 +1,151 @@
+"""Environments of a user: small ones that learn, and ones that misbehave. `gymnasium:tests.rigs.environments:NAME`."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+LENGTH = 5
+
+
+class Corridor(gymnasium.Env[Any, Any]):
+    """Go right: the end of the corridor pays 1 and ends the episode; each step costs 0.01."""
+
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 10}  # noqa: RUF012 - as in Gymnasium's own
+
+    def __init__(self, length: int = LENGTH, render_mode: str | None = None):
+        self.length, self.render_mode, self.place, self.steps = length, render_mode, 0, 0
+        self.observation_space: Any = spaces.Dict({
+            "place": spaces.Box(-1, 1, (1, 2), np.float32),
+            "end": spaces.Box(0, 100, (), np.float64),
+        })  # fmt: skip
+        self.action_space = spaces.Discrete(2)
+
+    def observation(self) -> Any:
+        """Returns the present observation."""
+        place = self.place / self.length
+        return {"place": np.array([[place, 1 - place]], np.float32), "end": float(self.length)}
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.place = int(self.np_random.integers(self.length))
+        return self.observation(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        assert type(action) is int
+        self.steps += 1
+        self.place = max(0, self.place + (1 if action else -1))
+        ended = self.place == self.length
+        return self.observation(), (1.0 if ended else -0.01), ended, False, {"not to be pickled": lambda: 0}
+
+    def render(self) -> Any:
+        return np.full((64, 96, 3), 10 * self.place, np.uint8)
+
+
+class Raises(Corridor):
+    """Raises in its constructor, at its first reset, or at a step; `once`: a file that exists after the first time."""
+
+    def __init__(self, at: str = "step", step: int = 1000, once: str = ""):
+        super().__init__()
+        self.at, self.last, self.once = at, step, once
+        self.fail("made")
+
+    def reset(self, **arguments: Any) -> tuple[Any, dict[str, Any]]:
+        self.fail("reset")
+        return super().reset(**arguments)
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        if self.steps + 1 == self.last:
+            self.fail("step")
+        return super().step(action)
+
+    def fail(self, at: str) -> None:
+        """Raises the error."""
+        if at != self.at or (self.once and Path(self.once).exists()):
+            return
+        if self.once:
+            Path(self.once).touch()
+        raise ValueError(f"the {at} failed\nas told")
+
+
+class Hangs(Corridor):
+    """Never returns from its third step."""
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        while self.steps == 2:
+            time.sleep(0.01)
+        return super().step(action)
+
+
+class Dies(Corridor):
+    """Ends its own process at its third step."""
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        if self.steps == 2:
+            os._exit(7)
+        return super().step(action)
+
+
+class Endless(Corridor):
+    """Its corridor has no end."""
+
+    def __init__(self) -> None:
+        super().__init__(10**6)
+
+
+class Returns(Corridor):
+    """Returns at its third step what its spaces exclude: "nan", "shape", "dtype", "key", "reward"."""
+
+    def __init__(self, what: str):
+        super().__init__()
+        self.what = what
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        observation, reward, *others = super().step(action)
+        if self.steps < 3:
+            return observation, reward, *others
+        wrong: dict[str, Any] = {
+            "nan": {"place": np.full((1, 2), np.nan), "end": 0.0},
+            "shape": {"place": np.zeros(2), "end": 0.0},
+            "dtype": {"place": np.zeros((1, 2)), "end": "far"},
+            "key": {"place": np.zeros((1, 2))},
+        }
+        return wrong.get(self.what, observation), (np.inf if self.what == "reward" else reward), *others
+
+
+class Pixels(Corridor):
+    """Draws the place as pixels of a shape."""
+
+    def __init__(self, shape: tuple[int, ...] = (20, 24)):
+        super().__init__()
+        self.observation_space = spaces.Box(0, 255, tuple(shape), np.uint8)
+
+    def observation(self) -> Any:
+        return np.full(self.observation_space.shape, 10 * self.place + self.steps % 10, np.uint8)
+
+
+class Unlearnable(Corridor):
+    """Has actions that no agent here can choose."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.action_space = spaces.MultiDiscrete([2, 3])  # type: ignore[assignment]
+
+
+def from_a_function(length: int) -> Corridor:
+    """Returns a corridor."""
+    return Corridor(length)
+
+
+def no_environment() -> str:
+    """Returns something else."""
+    return "a corridor"
+
+
+gymnasium.register("Corridor-v0", "tests.rigs.environments:Corridor", max_episode_steps=50)

@@ -1,0 +1,71 @@
+"""Environments of a user, trained by the whole program; what the user sees of those that fail."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from apex_jax.policy import load_policy
+from tests.rigs import environments
+from tests.rigs.processes import ROOT, Program, Programs
+
+SECONDS = 300.0
+ERROR = re.compile(r"ValueError: the (made|step) failed \(.*/tests/rigs/environments\.py, line \d+\)")
+
+
+@pytest.fixture
+def programs(tmp_path: Path) -> Programs:
+    return Programs(tmp_path)
+
+
+def train(programs: Programs, directory: Path, name: str, *settings: str) -> Program:
+    """Trains a little on an environment of the rig."""
+    small = ("actor.environments=2", "evaluator.episodes=2", "replay.min_size_to_sample=500", "total_updates=200")
+    task = f"environment.task=gymnasium:tests.rigs.environments:{name}"
+    arguments = ("--config", str(ROOT / "configs" / "cartpole.yaml"), f"run_directory={directory}", *small, task)
+    return programs.start(*arguments, *settings, environment={"PYTHONPATH": str(ROOT)})
+
+
+@pytest.mark.long
+@pytest.mark.timeout(400)
+def test_environment_of_a_user_is_trained_filmed_and_played(programs: Programs, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    with programs:
+        program = train(programs, run, "Corridor", "environment.settings={length: 3}")
+        assert program.exit_code(SECONDS) == 0, program.stderr
+    evaluations = [json.loads(line)["returns"] for line in (run / "evaluations.jsonl").read_text().splitlines()]
+    assert np.isfinite(evaluations).all()
+    assert (run / "video.mp4").stat().st_size > 0
+    policy, corridor = load_policy(run), environments.Corridor(3)
+    observation, _ = corridor.reset(seed=1)
+    assert policy(observation) in (0, 1)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(400)
+def test_actor_whose_environment_failed_is_started_again(programs: Programs, tmp_path: Path) -> None:
+    run, once = tmp_path / "run", tmp_path / "failed"
+    with programs:
+        program = train(programs, run, "Raises", f"environment.settings={{step: 30, once: {once}}}")
+        assert program.exit_code(SECONDS) == 0, program.stderr
+    assert once.exists()
+    assert "ended with exit code 1: starting it again" in program.stderr
+    assert ERROR.search((run / "logs" / "actor-0.log").read_text())
+
+
+@pytest.mark.long
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("at", ["step", "made"])
+def test_environment_that_always_fails_ends_the_run_with_one_line_and_a_traceback_in_the_log(
+    at: str, programs: Programs, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    with programs:
+        program = train(programs, run, "Raises", f"environment.settings={{at: {at}, step: 30}}")
+        assert program.exit_code(SECONDS) == 1
+    assert ERROR.search(program.stderr.splitlines()[-1])
+    assert "Traceback" in (program.stderr if at == "made" else (run / "logs" / "actor-0.log").read_text())

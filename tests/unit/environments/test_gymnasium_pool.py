@@ -1,0 +1,180 @@
+"""Environments of Gymnasium in groups, in processes of their own or in the actor's."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from apex_jax.config import Config
+from apex_jax.environments import gymnasium_pool
+from apex_jax.environments.environment import Environment, segment_spec
+from apex_jax.environments.gymnasium_tasks import BrokenEnvironment, make
+from apex_jax.settings import load
+from apex_jax.types import Step
+
+OWN = "gymnasium:tests.rigs.environments:"
+PLACES = pytest.mark.parametrize("own_processes", [True, False], ids=["processes", "in one process"])
+
+
+def config(task: str, own_processes: bool, *overrides: str, stack: int = 1) -> Config:
+    frames = (f"environment.frame_stack={stack}", "environment.frame_skip=1", "network.kernel_sizes=[8,4,1]")
+    return load(
+        None, [f"environment.task={task}", f"environment.own_processes={own_processes}".lower(), *frames, *overrides]
+    )
+
+
+def play(settings: Config, seeds: list[int], steps: int, per_step: int = 0, limit: int = 60) -> list[list[Step]]:
+    """Returns each environment's steps, without the axis A, under actions that depend on nothing but their number."""
+    spec = segment_spec(settings)
+    environment = Environment(settings, spec, np.array(seeds), limit, per_step=per_step)
+    rows: list[list[Step]] = [[] for _ in seeds]
+    try:
+        while len(rows[-1]) < steps:
+            step = environment.receive()
+            for row, env_id in enumerate(step.env_id):
+                rows[env_id].append(Step(*(field[row] for field in step)))
+            actions = [action_of(spec.action.shape, len(rows[i]), i) for i in step.env_id]
+            environment.send(np.array(actions, spec.action.dtype), step.env_id)
+    finally:
+        environment.close()
+    return rows
+
+
+def action_of(shape: tuple[int, ...], number: int, env_id: int) -> Any:
+    rng = np.random.default_rng([number, env_id])
+    return rng.uniform(-1, 1, shape).astype(np.float32) if shape else rng.integers(2)
+
+
+def alone(settings: Config, seed: int, env_id: int, steps: int, limit: int = 60) -> list[tuple[Any, ...]]:
+    """Plays the same by hand: observation, reward, first, terminated, truncated."""
+    adapted = make(settings.environment.task, settings.environment.settings, limit)
+    spec = segment_spec(settings)
+    rows: list[tuple[Any, ...]] = [(adapted.reset(seed=seed)[0], 0.0, True, False, False)]
+    while len(rows) < steps:
+        if rows[-1][3] or rows[-1][4]:
+            rows.append((adapted.reset()[0], 0.0, True, False, False))
+            continue
+        action = action_of(spec.action.shape, len(rows), env_id)
+        observation, reward, *ends, _ = adapted.step(2 * action if spec.action.shape else action)
+        rows.append((observation, reward, False, *ends))
+    return rows
+
+
+@PLACES
+@pytest.mark.parametrize("task", ["gymnasium:CartPole-v1", "gymnasium:Pendulum-v1", f"{OWN}Corridor"])
+def test_steps_are_those_of_each_environment_played_alone(task: str, own_processes: bool) -> None:
+    settings, seeds = config(task, own_processes), [5, 6, 7]
+    for env_id, steps in enumerate(play(settings, seeds, 100, per_step=2)):  # groups of two and of one
+        expected = alone(settings, seeds[env_id], env_id, 100)
+        for step, (observation, reward, *flags) in zip(steps, expected, strict=False):
+            np.testing.assert_array_equal(step.observation[0], observation)
+            assert step.reward == np.float32(reward)
+            assert [step.first, step.terminated, step.truncated] == flags
+        assert any(step.first for step in steps[1:])
+
+
+@PLACES
+def test_pixels_are_stacked_and_the_first_frame_of_an_episode_fills_its_stack(own_processes: bool) -> None:
+    settings = config(f"{OWN}Pixels", own_processes, stack=3)
+    for steps in play(settings, [1, 2], 40):
+        stack: np.ndarray | None = None
+        for step in steps:
+            frame = step.observation[-1]
+            stack = np.stack([frame] * 3) if step.first or stack is None else np.concatenate([stack[1:], frame[None]])
+            np.testing.assert_array_equal(step.observation, stack)
+        assert sum(step.first for step in steps) >= 2
+
+
+@PLACES
+def test_reset_starts_new_episodes_in_mid_game_and_left_out_environments_rest(own_processes: bool) -> None:
+    settings = config(f"{OWN}Corridor", own_processes)
+    environment = Environment(settings, segment_spec(settings), np.array([1, 2]), 60, per_step=1)
+    steps = [environment.receive(), environment.receive()]
+    environment.leave_out(np.array([1]))
+    environment.send(np.array([0], np.int32), np.array([0]))
+    assert environment.receive().env_id.tolist() == [0]
+    environment.reset()
+    steps = [environment.receive(), environment.receive()]
+    assert [step.env_id.tolist() for step in steps] == [[0], [1]]
+    assert all(step.first.all() for step in steps)
+    environment.close()
+
+
+@PLACES
+def test_screen_is_that_of_environment_0(own_processes: bool) -> None:
+    settings = config(f"{OWN}Corridor", own_processes)
+    environment = Environment(settings, segment_spec(settings), np.array([1, 2]), 60, per_step=1, rendered=True)
+    place = round(float(environment.receive().observation[0, 0, 1]) * 5)
+    environment.receive()
+    screen = environment.screen()
+    assert screen is not None
+    assert screen.shape == (64, 96, 3)
+    assert (screen == 10 * place).all()
+    environment.close()
+
+
+@PLACES
+def test_exception_of_an_environment_is_one_line(own_processes: bool) -> None:
+    settings = config(f"{OWN}Raises", own_processes, "environment.settings={step: 3}")
+    with pytest.raises(BrokenEnvironment, match=r"ValueError: the step failed \(.*environments.py, line \d+\)$"):
+        play(settings, [1, 2], 10)
+
+
+def test_death_of_an_environment_s_process_is_one_line_with_its_exit_code() -> None:
+    with pytest.raises(BrokenEnvironment, match="the process of an environment ended with exit code 7"):
+        play(config(f"{OWN}Dies", True), [1, 2], 10)
+
+
+def test_hanging_environment_is_one_line_and_its_process_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gymnasium_pool, "ANSWER_SECONDS", 1.0)
+    monkeypatch.setattr(gymnasium_pool, "CLOSE_SECONDS", 0.2)
+    settings = config(f"{OWN}Hangs", True)
+    environment = Environment(settings, segment_spec(settings), np.array([1, 2]), 60)
+    processes = environment._pool._groups[0].vector.processes
+    for _ in range(3):
+        environment.send(np.zeros(2, np.int32), environment.receive().env_id)
+    with pytest.raises(BrokenEnvironment, match="one of 2 environments has not answered in time"):
+        environment.receive()
+    environment.close()
+    assert not any(process.is_alive() for process in processes)
+
+
+PARENT = """
+import os, sys, time
+import numpy as np
+
+if __name__ == "__main__":
+    from apex_jax.environments.environment import Environment, segment_spec
+    from tests.unit.environments.test_gymnasium_pool import OWN, config
+    settings = config(OWN + "Hangs", True)
+    environment = Environment(settings, segment_spec(settings), np.array([1, 2]), 60)
+    for _ in range(3):
+        environment.send(np.zeros(2, np.int32), environment.receive().env_id)
+    print(*(process.pid for process in environment._pool._groups[0].vector.processes), flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.mark.long
+def test_killed_actor_leaves_no_hanging_environment_behind(tmp_path: Path) -> None:
+    script = tmp_path / "parent.py"
+    script.write_text(PARENT)
+    with subprocess.Popen(
+        [sys.executable, str(script)], stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": os.getcwd()}
+    ) as parent:
+        assert parent.stdout is not None
+        processes = [int(word) for word in parent.stdout.readline().split()]
+        assert len(processes) == 2
+        parent.send_signal(signal.SIGKILL)
+    until = time.monotonic() + 30
+    while any(Path(f"/proc/{process}").exists() for process in processes):
+        assert time.monotonic() < until, "an environment outlived its actor"
+        time.sleep(0.1)

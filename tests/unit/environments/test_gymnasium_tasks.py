@@ -1,0 +1,206 @@
+"""Environments of Gymnasium, by their names, and as actors see them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+
+from apex_jax.config import Config
+from apex_jax.environments.environment import Environment, interface_of, segment_spec
+from apex_jax.environments.gymnasium_tasks import BrokenEnvironment, describe, make
+from apex_jax.host.errors import UsageError
+from apex_jax.policy import Policy
+from apex_jax.settings import load
+from tests.rigs import environments
+
+OWN = "gymnasium:tests.rigs.environments:"
+
+
+def config(task: str, *overrides: str, stack: int = 1) -> Config:
+    frames = (f"environment.frame_stack={stack}", "environment.frame_skip=1")
+    return load(None, [f"environment.task={task}", *frames, *overrides])
+
+
+@pytest.mark.parametrize(
+    ("task", "settings", "end"),
+    [
+        (f"{OWN}Corridor", {}, environments.LENGTH),
+        (f"{OWN}Corridor", {"length": 7}, 7),
+        (f"{OWN}from_a_function", {"length": 8}, 8),
+        (f"{OWN}Corridor-v0", {}, environments.LENGTH),
+        (f"{OWN}Corridor-v0", {"length": 9}, 9),
+    ],
+)
+def test_class_function_or_registered_name_makes_the_environment_with_its_settings(
+    task: str, settings: dict[str, int], end: int
+) -> None:
+    settings_text = config(task, f"environment.settings={settings}").environment.settings
+    adapted = make(task, settings_text)
+    first, _ = adapted.reset(seed=3)
+    twin = environments.Corridor(end)
+    expected, _ = twin.reset(seed=3)
+    np.testing.assert_array_equal(first, [expected["end"], *expected["place"][0]])  # the order of the space's keys
+    assert first.dtype == np.float32
+
+
+def test_name_alone_is_an_environment_that_gymnasium_knows() -> None:
+    spec = segment_spec(config("gymnasium:CartPole-v1"))
+    assert (spec.frame_shape, spec.frame_dtype, spec.frame_stack, spec.action.num_actions) == ((4,), "float32", 1, 2)
+
+
+def test_box_actions_have_the_bounds_of_the_environment() -> None:
+    settings = config("gymnasium:Pendulum-v1")
+    interface = interface_of(settings, segment_spec(settings))
+    assert (interface.low, interface.high, interface.parts) == ((-2.0,), (2.0,), None)
+    sent: list[Any] = []
+    adapted = make("gymnasium:Pendulum-v1", "{}")
+
+    def step(action: Any) -> tuple[Any, ...]:
+        sent.append(action)
+        return np.zeros(3), 0.0, False, False, {}
+
+    adapted.env.unwrapped.step = step  # type: ignore[method-assign]
+    adapted.reset()
+    adapted.step(np.array([2.0000001]))
+    assert sent == [np.float32(2)]
+    assert sent[0].dtype == np.float32
+
+
+def test_policy_takes_the_dict_that_the_environment_returns() -> None:
+    settings = config(f"{OWN}Corridor")
+    interface = interface_of(settings, segment_spec(settings))
+    assert interface.parts == {"end": (), "place": (1, 2)}
+    seen: list[np.ndarray] = []
+
+    class Algorithm:
+        def act(self, params: Any, observation: np.ndarray, *_: Any) -> Any:
+            seen.append(observation)
+            raise KeyboardInterrupt
+
+    observation, _ = environments.Corridor().reset(seed=1)
+    with pytest.raises(KeyboardInterrupt):
+        Policy(Algorithm(), {}, interface)(observation)  # type: ignore[arg-type]
+    adapted, _ = make(settings.environment.task, "{}").reset(seed=1)
+    np.testing.assert_array_equal(seen[0][0, 0], adapted)
+
+
+@pytest.mark.parametrize("shape", [(20, 24), (20, 24, 3)])
+def test_uint8_arrays_of_two_or_three_axes_are_pixels(shape: tuple[int, ...]) -> None:
+    settings = config(
+        f"{OWN}Pixels", f"environment.settings={{shape: {list(shape)}}}", "network.kernel_sizes=[8,4,1]", stack=4
+    )
+    spec = segment_spec(settings)
+    assert (spec.frame_shape, spec.frame_dtype, spec.frame_stack) == (shape, "uint8", 4)
+
+
+def test_other_spaces_are_flattened_as_gymnasium_does() -> None:
+    adapted = make("gymnasium:FrozenLake-v1", "{}")
+    observation, _ = adapted.reset(seed=0)
+    np.testing.assert_array_equal(observation, np.eye(16, dtype=np.float32)[0])  # the number of a field
+
+
+@pytest.mark.parametrize(
+    ("task", "overrides", "message"),
+    [
+        ("gymnasium:Cartpol-v1", (), "doesn't exist. Did you mean: `CartPole`"),
+        ("gymnasium:no_such_module:Env-v0", (), "there is no module no_such_module; start in its folder"),
+        (f"{OWN}Corridr", (), "has no function Corridr, and registers no such environment"),
+        (f"{OWN}Unlearnable", (), r"no algorithm here has its actions, MultiDiscrete\(\[2 3\]\)"),
+        (f"{OWN}Corridor", ("environment.frame_stack=4",), "set environment.frame_stack=1 environment.frame_skip=1"),
+        (f"{OWN}Pixels", ("environment.frame_skip=4",), "none are skipped; set environment.frame_skip=1"),
+        (f"{OWN}Pixels", (), r"network.kernel_sizes=\[8, 4, 3\]: 3 does not fit on the 1 pixels that are left of 20"),
+        ("gymnasium:a b", (), "environment.task=gymnasium:a b: must be"),
+        ("gymnasium:a:b:c", (), "environment.task=gymnasium:a:b:c: must be"),
+        (f"{OWN}Corridor", ("environment.settings=3",), r"environment.settings=3: must be a mapping"),
+    ],
+)
+def test_what_cannot_be_trained_is_one_line_with_the_fix(task: str, overrides: tuple[str, ...], message: str) -> None:
+    with pytest.raises(UsageError, match=message) as error:
+        segment_spec(config(task, *overrides))
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("task", "settings", "message"),
+    [
+        (f"{OWN}Raises", '{"at":"made"}', r"ValueError: the made failed \(.*tests/rigs/environments.py, line \d+\)"),
+        (f"{OWN}Corridor", '{"lenth":3}', "TypeError: .*lenth"),
+        (f"{OWN}no_environment", "{}", "no_environment returned str, not a gymnasium.Env"),
+    ],
+)
+def test_environment_that_cannot_be_made_is_one_line_with_its_file_and_a_traceback_in_the_log(
+    task: str, settings: str, message: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(BrokenEnvironment, match=message) as error:
+        make(task, settings)
+    assert "\n" not in str(error.value)
+    assert "Traceback" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [
+        ("nan", r"an observation\[place\] that is not finite"),
+        ("shape", r"an observation\[place\] of float64\[2\], and its observation_space has float32\[1, 2\]"),
+        ("dtype", r"an observation\[end\] of <U3\[\], and its observation_space has float64\[\]"),
+        ("key", "an observation without end"),
+        ("reward", "a reward of inf"),
+    ],
+)
+def test_step_that_breaks_the_promise_of_the_spaces_is_refused(what: str, message: str) -> None:
+    adapted = make(f"{OWN}Returns", f'{{"what":"{what}"}}')
+    adapted.reset(seed=0)
+    adapted.step(0)
+    adapted.step(0)
+    with pytest.raises(BrokenEnvironment, match=message):
+        adapted.step(0)
+
+
+def test_failing_or_foreign_render_is_no_screen(capfd: pytest.CaptureFixture[str]) -> None:
+    adapted = make(f"{OWN}Corridor", "{}", rendered=True)
+    adapted.reset()
+    screen = adapted.render()
+    assert screen is not None
+    assert screen.shape == (64, 96, 3)
+    corridor = adapted.env.unwrapped
+    corridor.render = lambda: "a picture"  # type: ignore[method-assign,assignment,return-value]
+    assert adapted.render() is None
+    corridor.render = lambda: 1 / 0  # type: ignore[method-assign,assignment,return-value]
+    assert adapted.render() is None
+    assert "ZeroDivisionError" in capfd.readouterr().err
+
+
+def test_film_has_the_rate_of_the_environment() -> None:
+    assert describe(config(f"{OWN}Corridor")).frames_per_second == 10
+    frozen_lake = gymnasium.make("FrozenLake-v1").metadata["render_fps"]
+    assert describe(config("gymnasium:FrozenLake-v1")).frames_per_second == frozen_lake
+
+
+def test_endless_episode_is_truncated_at_the_limit() -> None:
+    settings = config(f"{OWN}Endless", "environment.own_processes=false")
+    environment = Environment(settings, segment_spec(settings), np.zeros(1, np.int64), 20)
+    truncated = []
+    for _ in range(45):
+        step = environment.receive()
+        truncated.append(bool(step.truncated[0]))
+        environment.send(np.zeros(1, np.int32), step.env_id)
+    environment.close()
+    assert [i for i, ended in enumerate(truncated) if ended] == [20, 41]
+
+
+def test_module_imports_neither_envpool_nor_jax() -> None:
+    code = "import sys, apex_jax.environments.gymnasium_tasks; print({'envpool', 'jax', 'zmq'} & set(sys.modules))"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True, timeout=60) == "set()\n"
+
+
+def test_module_of_the_working_directory_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "environments_of_a_user.py").write_text("from tests.rigs.environments import Corridor as Mine\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    assert make("gymnasium:environments_of_a_user:Mine", "{}").reset(seed=0)

@@ -1,0 +1,39 @@
+"""Actions of a task, from Gymnasium's spaces."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from gymnasium.spaces import Box, Discrete, MultiBinary
+
+from apex_jax.environments.task import action_bounds, action_spec
+from apex_jax.host.errors import UsageError
+from apex_jax.types import ActionSpec
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "bounds"),
+    [
+        ([-2, -0.5], [2, 0.25], ([-2, -0.5], [2, 0.25])),
+        ([-1e10, -2e6], [1e10, 2e6], ([-1, -1], [1, 1])),
+        ([-np.inf, -3], [np.inf, 3], ([-1, -3], [1, 3])),
+        ([-9e5], [9e5], ([-9e5], [9e5])),
+    ],
+)
+def test_bounds_beyond_a_million_count_as_minus_1_and_1(low: Any, high: Any, bounds: Any) -> None:
+    found = action_bounds(Box(np.array(low, np.float64), np.array(high, np.float64), dtype=np.float64))
+    np.testing.assert_array_equal(found, bounds)
+    assert {bound.dtype for bound in found} == {np.dtype(np.float64)}
+
+
+def test_whole_numbers_from_0_or_a_vector_are_actions() -> None:
+    assert action_spec("A", Discrete(3)) == ActionSpec.discrete(3)
+    assert action_spec("A", Box(-2, 2, (4,), np.float32)) == ActionSpec.continuous(4)
+
+
+@pytest.mark.parametrize("space", [Discrete(3, start=1), Box(-1, 1, (2, 2)), Box(0, 9, (2,), np.int64), MultiBinary(3)])
+def test_other_actions_are_refused(space: Any) -> None:
+    with pytest.raises(UsageError, match=r"environment\.task=A: no algorithm here has its actions"):
+        action_spec("A", space)
