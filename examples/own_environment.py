@@ -1,6 +1,6 @@
 """An environment of your own: a boat learns to stop at a buoy, in about a minute on two cores.
 
-    python examples/own_environment.py             # arguments are settings, such as seed=2 total_updates=20000
+    python examples/own_environment.py             # arguments are settings, such as seed=2 total_updates=6000
 
 Everything else is the program's: actors, replay, learner, evaluations, film. For a file of your own, in its folder:
 `apex-jax --config cartpole environment.task=gymnasium:my_file:MyEnvironment` (or `python PATH/main.py ...`).
@@ -58,6 +58,5 @@ if __name__ == "__main__":
     from apex_jax.main import main
 
     os.environ["PYTHONPATH"] = str(Path(__file__).parent)  # where the program's processes find this file
-    settings = ["environment.task=gymnasium:own_environment:Docking", "total_updates=8000", *sys.argv[1:]]
-    sys.argv[1:] = ["--config", "cartpole", *settings]
+    sys.argv[1:] = ["--config", "cartpole", "environment.task=gymnasium:own_environment:Docking", *sys.argv[1:]]
     sys.exit(main())

@@ -1,8 +1,8 @@
-"""Copies the small files of a run to results/: `python -m results.publish RUN results/pong/seed-1`.
+"""Copies the small files of a run to results/: `python -m results.publish RUN FOLDER`.
 
-The copy reads like a run: `python main.py plot results/pong/seed-*`. Metrics are thinned to about one line a minute,
+The copy reads like a run: `python main.py plot FOLDER`. Metrics are thinned to about one line a minute,
 evaluations are all kept; checkpoints, logs and TensorBoard files stay behind. With a destination that ends in .jsonl,
-all runs go into that one file, without pictures: `python -m results.publish runs/x-* results/pong/x.jsonl`.
+all runs go into that one file, without pictures: `python -m results.publish runs/Pong-v5-* results/pong/pong.jsonl`.
 """
 
 from __future__ import annotations

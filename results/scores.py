@@ -1,7 +1,7 @@
 """Writes every evaluation of the published runs to results/scores.csv: `python -m results.scores`.
 
 A row is exp_name,env_name,seed,metric,env_step,value: the schema in which BRO, SimBa, XQC and FlashSAC publish theirs.
-exp_name is the folder under results/ and the file, if a file holds the runs; env_name is EnvPool's name of the task;
+exp_name is the folder under results/ and the file; env_name is EnvPool's name of the task;
 env_step counts emulator frames; the metrics are "return", the mean of the games of an evaluation, and "minutes", when
 it ended.
 """
@@ -15,9 +15,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from apex_jax.plotting.curves import Run, read_run
+from apex_jax.plotting.curves import Run
 from apex_jax.plotting.packed_runs import read_packed
-from apex_jax.run.provenance import read_starts
 
 FOLDER = Path(__file__).parent
 FILE = FOLDER / "scores.csv"
@@ -51,8 +50,6 @@ def published() -> Iterator[tuple[str, int, Run]]:
         seeds = [json.loads(line)["starts"][0]["seed"] for line in path.read_text().splitlines()]
         for seed, run in zip(seeds, read_packed(path), strict=True):
             yield f"{path.parent.name}/{path.stem}", seed, run
-    for start in sorted(FOLDER.glob("*/*/starts.jsonl")):
-        yield start.parent.parent.name, read_starts(start.parent)[0]["seed"], read_run(start.parent)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from apex_jax.agent.registry import make_algorithm
 from apex_jax.agent.training import make_optimizer
 from apex_jax.command_line import parse
 from apex_jax.config import Config
-from apex_jax.environments.environment import Environment, has_screen, segment_spec
+from apex_jax.environments.environment import segment_spec
 from apex_jax.run.metrics import TAGS
 from apex_jax.settings import load
 from apex_jax.transport import wire

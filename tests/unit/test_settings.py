@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from apex_jax.config import Config
+from apex_jax.config_key import JsonObject
 from apex_jax.config_rules import check
 from apex_jax.environments.environment import segment_spec
 from apex_jax.host.errors import UsageError
@@ -28,6 +30,14 @@ def values_of(setting: Setting) -> st.SearchStrategy[Any]:
         return st.sampled_from(setting.key.choices)
     if setting.kind is str:
         return st.text().filter(lambda text: text.isprintable() and "${" not in text and text[:1] != "~")
+    if setting.kind is JsonObject:
+        text = st.text(max_size=5).filter(lambda text: "$" not in text)
+        leaves = st.none() | st.booleans() | st.integers() | st.floats(-1e9, 1e9) | text
+        objects = st.dictionaries(text, st.recursive(leaves, st.lists, max_leaves=3), max_size=3)
+        dumped = objects.map(lambda value: json.dumps(value, separators=(",", ":"), sort_keys=True))
+        return dumped.map(lambda text: JsonObject(text.replace(" ", "\\u0020")))
+    if setting.kind == tuple[str, ...]:
+        return st.lists(st.sampled_from(["tensorboard", "jsonl", "math"]), unique=True).map(tuple)
     assert low is not None
     assert high is not None
     if setting.kind is float:
@@ -57,6 +67,7 @@ def test_override_replaces_the_file_and_the_file_replaces_the_default(tmp_path: 
         ("total_updates=1e6", 1_000_000),
         ("total_updates=2.0", 2),
         ("total_updates=1_000", 1_000),
+        ("environment.settings={b: 1.5, a: [x y, null]}", JsonObject('{"a":["x\\u0020y",null],"b":1.5}')),
         ("network={hidden_units: 64}", 64),
         ("algorithm.double_q=false", False),
         ("network.channels=[16, 32.0, 64]", (16, 32, 64)),
