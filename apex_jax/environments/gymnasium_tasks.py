@@ -55,6 +55,8 @@ def describe(config: Config) -> Description:
         stack = "" if has_pixels else "environment.frame_stack=1 "
         what = "none are skipped" if has_pixels else "no frames are stacked or skipped"
         raise UsageError(f"environment.task={task}: in this environment {what}; set {stack}environment.frame_skip=1")
+    if has_pixels and isinstance(adapted.action_space, spaces.Box):
+        raise UsageError(f"environment.task={task}: no algorithm here learns {adapted.action_space} from pixels")
     if has_pixels:
         check_convolutions(config.network, min(adapted.frame_shape[:2]))
     parts = parts_of(adapted.original_space)

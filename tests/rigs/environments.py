@@ -122,8 +122,10 @@ class Returns(Corridor):
 class Pixels(Corridor):
     """Draws the place as pixels of a shape."""
 
-    def __init__(self, shape: tuple[int, ...] = (20, 24)):
+    def __init__(self, shape: tuple[int, ...] = (20, 24), continuous: bool = False):
         super().__init__()
+        if continuous:
+            self.action_space = spaces.Box(-1, 1, (2,), np.float32)  # type: ignore[assignment]
         self.observation_space = spaces.Box(0, 255, tuple(shape), np.uint8)
 
     def observation(self) -> Any:

@@ -122,9 +122,10 @@ def test_screen_is_that_of_environment_0(own_processes: bool) -> None:
 
 
 @PLACES
-def test_exception_of_an_environment_is_one_line(own_processes: bool) -> None:
-    settings = config(f"{OWN}Raises", own_processes, "environment.settings={step: 3}")
-    with pytest.raises(BrokenEnvironment, match=r"ValueError: the step failed \(.*environments.py, line \d+\)$"):
+@pytest.mark.parametrize("at", ["reset", "step"])
+def test_exception_of_an_environment_is_one_line(at: str, own_processes: bool) -> None:
+    settings = config(f"{OWN}Raises", own_processes, f"environment.settings={{at: {at}, step: 3}}")
+    with pytest.raises(BrokenEnvironment, match=rf"ValueError: the {at} failed \(.*environments.py, line \d+\)$"):
         play(settings, [1, 2], 10)
 
 

@@ -115,6 +115,7 @@ def test_other_spaces_are_flattened_as_gymnasium_does() -> None:
         (f"{OWN}Corridor", ("environment.frame_stack=4",), "set environment.frame_stack=1 environment.frame_skip=1"),
         (f"{OWN}Pixels", ("environment.frame_skip=4",), "none are skipped; set environment.frame_skip=1"),
         (f"{OWN}Pixels", (), r"network.kernel_sizes=\[8, 4, 3\]: 3 does not fit on the 1 pixels that are left of 20"),
+        (f"{OWN}Pixels", ("environment.settings={continuous: true}",), r"no algorithm here learns Box\(.* from pixels"),
         ("gymnasium:a b", (), "environment.task=gymnasium:a b: must be"),
         ("gymnasium:a:b:c", (), "environment.task=gymnasium:a:b:c: must be"),
         (f"{OWN}Corridor", ("environment.settings=3",), r"environment.settings=3: must be a mapping"),
