@@ -23,7 +23,7 @@ def peer(package: str) -> Any:
     try:
         return importlib.import_module(package)
     except ModuleNotFoundError:
-        sys.exit(f"{package} is not installed: see requirements-dev.txt for the versions of Python that have it")
+        sys.exit(f"{package} is not installed: see requirements-dev.txt and benchmarks/requirements.txt")
 
 
 def say(text: str) -> None:

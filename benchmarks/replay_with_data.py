@@ -1,0 +1,163 @@
+"""Batches with their pixels: draw, gather both stacks of frames, write new priorities. Beside Flashbax and cpprb.
+
+`sum_tree` times draws of indices alone. Here each side returns the whole batch of 512 transitions of Atari: two
+observations of 4 x 84 x 84 pixels, action, return, discount, importance weights. All are in one process and on the CPU:
+
+    ours      `replay.Replay` and the frame store, composed as in examples/one_process.py
+    Flashbax  its prioritized flat buffer, which keeps whole stacks
+    cpprb     its prioritized buffer with `next_of` and `stack_compress`, which keeps each frame once
+
+`python -m pip install -r benchmarks/requirements.txt` installs Flashbax.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from apex_jax.agent.frame_store import create_store, gather, insert_segments
+from apex_jax.config import Config
+from apex_jax.environments.environment import segment_spec
+from apex_jax.replay.replay import Replay
+from apex_jax.segment_codec import encode_record
+from apex_jax.settings import load
+from apex_jax.types import Segment, SegmentSpec, zero_columns
+from benchmarks.report import finish, peer, say, target
+from benchmarks.roles import ROOT
+from benchmarks.timing import medians, ratio, side_by_side
+
+BATCH_SIZE = 512
+ALPHA, BETA = 0.6, 0.4
+INSERTED = 500  # transitions at once, into the peers
+
+
+def main() -> None:
+    """Fills the three, then measures them in turns."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--transitions", type=int, default=50_000, help="in each replay; Flashbax needs 28 kB each")
+    parser.add_argument("--seconds", type=float, default=10.0, help="of measuring, for each figure")
+    arguments = parser.parse_args()
+    num_stored = arguments.transitions
+    for package in ("cpprb", "flashbax"):
+        peer(package)  # ends the benchmark before any measurement if one is not installed
+    settings = [f"replay.capacity_transitions={num_stored}", "replay.journal=false", "replay.samples_per_insert=0"]
+    config = load(ROOT / "configs" / "atari.yaml", [*settings, "replay.min_size_to_sample=1"])
+    rng = np.random.default_rng(0)
+    calls: dict[str, Callable[[], object]] = {}
+    for name, make in (("ours", ours), ("flashbax", flashbax), ("cpprb", cpprb)):
+        calls[name] = make(config, num_stored, rng)
+        say(f"{name}: filled with {num_stored:,} transitions")
+    times = side_by_side(calls, arguments.seconds)
+    milliseconds = {name: 1e3 * median for name, median in medians(times).items()}
+    for name, took in milliseconds.items():
+        say(f"{name}: {took:.1f} ms a batch of {BATCH_SIZE}")
+    speedups = {name: ratio(times[name], times["ours"]) for name in ("flashbax", "cpprb")}
+    targets = {f"times as fast as {name}": target(speedup, at_least=1.0) for name, speedup in speedups.items()}
+    finish("replay_with_data", {"milliseconds of a batch": milliseconds, "transitions": num_stored}, targets)
+
+
+def ours(config: Config, num_stored: int, rng: np.random.Generator) -> Callable[[], object]:
+    """Returns a function that draws a batch with its pixels and writes new priorities."""
+    spec = segment_spec(config)
+    replay = Replay(config, spec, rng)
+    store = create_store(spec, replay.buffer.capacity_segments)
+    for number in range(1, num_stored // spec.max_transitions + 1):
+        segment = random_segment(spec, rng)
+        record = encode_record(segment, spec, run_id=1, sequence=number, environment_steps=number * spec.slots)
+        slot = replay.insert(record, segment.columns, 0.0)
+        store = insert_segments(store, np.array([slot]), *jax.tree.map(lambda array: array[None], segment))
+    gathered = jax.jit(partial(gather, frame_stack=spec.frame_stack))
+    priorities = rng.random(BATCH_SIZE).astype(np.float32)
+
+    def call() -> object:
+        draw = replay.draw(1, BATCH_SIZE, 0.0)
+        replay.drawn(draw.indices.size)
+        batch = jax.block_until_ready(gathered(store, draw.indices[0]))
+        replay.update_priorities(draw.indices.ravel(), draw.generations.ravel(), priorities)
+        return batch
+
+    return call
+
+
+def random_segment(spec: SegmentSpec, rng: np.random.Generator) -> Segment:
+    """Returns a full segment without an end of an episode; half of each of its frames is noise."""
+    frames = np.zeros((spec.slots, *spec.frame_shape), spec.frame_dtype)
+    frames[:, ::2] = rng.integers(256, size=frames[:, ::2].shape, dtype=np.uint8)
+    columns = zero_columns(spec)
+    starts = slice(spec.frame_stack - 1, spec.slots - spec.n_step)
+    columns["bootstrap_offset"][starts] = spec.n_step
+    columns["discount"][starts] = 0.99**spec.n_step
+    columns["priority"][starts] = rng.random(spec.max_transitions) + 0.01
+    return Segment(frames, columns)
+
+
+def flashbax(config: Config, num_stored: int, rng: np.random.Generator) -> Callable[[], object]:
+    """Returns the same function for Flashbax, jitted as its documentation shows."""
+    stack = (config.environment.frame_stack, config.environment.frame_size, config.environment.frame_size)
+    buffer = peer("flashbax").make_prioritised_flat_buffer(
+        max_length=num_stored,
+        min_length=1,
+        sample_batch_size=BATCH_SIZE,
+        add_sequences=True,
+        priority_exponent=ALPHA,
+        device="cpu",
+    )
+    step = {"observation": jnp.zeros(stack, jnp.uint8), "action": jnp.int32(0), "reward": jnp.float32(0)}
+    state = buffer.init(step | {"discount": jnp.float32(0)})
+    add = jax.jit(buffer.add, donate_argnums=0)
+    for _ in range(num_stored // INSERTED):
+        observations = rng.integers(256, size=(INSERTED, *stack), dtype=np.uint8)
+        numbers = {"action": np.zeros(INSERTED, np.int32), "reward": np.zeros(INSERTED, np.float32)}
+        state = add(state, {"observation": observations, **numbers, "discount": numbers["reward"]})
+    sample = jax.jit(buffer.sample)
+    set_priorities = jax.jit(buffer.set_priorities, donate_argnums=0)
+    priorities = jnp.asarray(rng.random(BATCH_SIZE), jnp.float32)
+    key = jax.random.key(0)
+
+    def call() -> object:
+        nonlocal state, key
+        key, used = jax.random.split(key)
+        batch = sample(state, used)
+        weights = (num_stored * batch.probabilities) ** -BETA
+        state = set_priorities(state, batch.indices, priorities)
+        return jax.block_until_ready((batch.experience, weights / weights.max(), state.sum_tree_state))
+
+    return call
+
+
+def cpprb(config: Config, num_stored: int, rng: np.random.Generator) -> Callable[[], object]:
+    """Returns the same function for cpprb."""
+    size, depth = config.environment.frame_size, config.environment.frame_stack
+    columns = {
+        "observation": {"shape": (size, size, depth), "dtype": np.uint8},
+        "action": {"dtype": np.int32},
+        "reward": {"dtype": np.float32},
+        "discount": {"dtype": np.float32},
+    }
+    buffer = peer("cpprb").PrioritizedReplayBuffer(
+        num_stored, columns, alpha=ALPHA, next_of="observation", stack_compress="observation"
+    )
+    for _ in range(num_stored // INSERTED):
+        frames = rng.integers(256, size=(INSERTED + depth, size, size), dtype=np.uint8)
+        stacks = np.stack([np.moveaxis(frames[i : i + depth], 0, -1) for i in range(INSERTED + 1)])
+        numbers = {name: np.zeros(INSERTED) for name in ("action", "reward", "discount")}
+        buffer.add(
+            observation=stacks[:-1], next_observation=stacks[1:], **numbers, priorities=rng.random(INSERTED) + 0.01
+        )
+    priorities = rng.random(BATCH_SIZE)
+
+    def call() -> object:
+        batch = buffer.sample(BATCH_SIZE, BETA)
+        buffer.update_priorities(batch["indexes"], priorities)
+        return batch
+
+    return call
+
+
+if __name__ == "__main__":
+    main()
