@@ -94,6 +94,7 @@ in_container() {{
 }}"""
 
 
+@pytest.mark.timeout(1800)
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, for a mount namespace")
 def test_image_trains_as_its_user_in_its_volume_and_saves_when_it_is_stopped(tmp_path: Path) -> None:
     (tmp_path / "room").mkdir()
@@ -102,5 +103,5 @@ def test_image_trains_as_its_user_in_its_volume_and_saves_when_it_is_stopped(tmp
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / path, target)
     script = "\n".join((BASE, *steps(tmp_path / "context"), CHECKS))
-    code, said = say("unshare", "--mount", "bash", "-c", script, "container", str(tmp_path), seconds=850)
+    code, said = say("unshare", "--mount", "bash", "-c", script, "container", str(tmp_path), seconds=1750)
     assert code == 0, said
