@@ -73,6 +73,11 @@ class AlgorithmConfig:
         False,
         "DPG: two critics, of which the smaller value is the target (Fujimoto et al. 2018); for tasks that terminate",
     )
+    munchausen: bool = key(
+        False,
+        "DQN: soft target with the log-probability of the action added to the reward (Vieillard et al. 2020), instead"
+        " of double_q",
+    )
 
 
 @dataclass(frozen=True)
@@ -340,10 +345,10 @@ class Config:
             names, twins = ["channels", "kernel_sizes", "strides", *names], []
         else:
             names += ["policy_units", "critic_units", "layer_norm", "normalize_observations"]
-            twins = [f"twin_critics={_word(self.algorithm.twin_critics)}"]
-        return " ".join(
-            [self.compatibility_key, *(f"{name}={_word(getattr(network, name))}" for name in names), *twins]
-        )
+            twins = ["twin_critics"]
+        words = [(name, getattr(network, name)) for name in names]
+        words += [(name, getattr(self.algorithm, name)) for name in [*twins, "munchausen"]]
+        return " ".join([self.compatibility_key, *(f"{name}={_word(value)}" for name, value in words)])
 
     @property
     def checkpoint_compatibility_key(self) -> str:

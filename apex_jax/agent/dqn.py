@@ -1,4 +1,7 @@
-"""Ape-X DQN (Horgan et al. 2018): double Q-learning with n-step returns, epsilon-greedy over a ladder."""
+"""Ape-X DQN (Horgan et al. 2018): double Q-learning with n-step returns, epsilon-greedy over a ladder.
+
+Options that the paper does not have, all off by default: Munchausen targets (`munchausen.py`).
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from apex_jax.agent import losses
+from apex_jax.agent import losses, munchausen
 from apex_jax.agent.algorithm import Action, Algorithm, Params, UpdateOutput
 from apex_jax.agent.exploration import epsilon_ladder
 from apex_jax.agent.frame_store import FrameStore, Transitions, gather
@@ -43,9 +46,18 @@ def make_dqn(
     num_actions = spec.action.num_actions
     network = network_class(config.network, num_actions, compute_dtype)
     optimizer = make_optimizer(config.learner)
+    options = config.algorithm
 
     def q_values(params: Params, observation: jax.Array) -> jax.Array:
         return cast(jax.Array, network.apply(params, observation))
+
+    def estimates(q: jax.Array) -> jax.Array:
+        """Returns the estimated returns that follow each action, without a bonus for the action: float32[B, A]."""
+        return q - munchausen.bonus(q) if options.munchausen else q
+
+    def state_value(q: jax.Array) -> jax.Array:
+        """Returns what a target bootstraps from, float32[B]."""
+        return munchausen.soft_value(q) if options.munchausen else q.max(axis=-1)
 
     def init(key: jax.Array) -> LearnerState:
         observation = jnp.zeros((1, spec.frame_stack, *spec.frame_shape), spec.frame_dtype)
@@ -59,26 +71,31 @@ def make_dqn(
         explore = jax.random.uniform(explore_key, epsilon.shape) < epsilon
         random_action = jax.random.randint(action_key, epsilon.shape, 0, num_actions)
         action = jnp.where(explore, random_action, jnp.argmax(q, axis=-1)).astype(jnp.int32)
-        return Action(action, losses.select_action_value(q, action), q.max(axis=-1))
+        return Action(action, losses.select_action_value(estimates(q), action), state_value(q))
 
     def greedy(params: Params, observation: jax.Array) -> dict[str, jax.Array]:
         q = q_values(params, observation)
-        return {"action": jnp.argmax(q, axis=-1).astype(jnp.int32), "q_values": q}
+        return {"action": jnp.argmax(q, axis=-1).astype(jnp.int32), "q_values": estimates(q)}
+
+    def target(online_params: Params, target_params: Params, batch: Transitions) -> jax.Array:
+        columns = batch.columns
+        returns = columns["n_step_return"], columns["discount"]
+        if options.munchausen:
+            q_target_t, q_target_tpk = (
+                q_values(target_params, each) for each in (batch.observation_t, batch.observation_tpk)
+            )
+            bonus = losses.select_action_value(munchausen.bonus(q_target_t), columns["action"])
+            return bonus + losses.bootstrapped(*returns, munchausen.soft_value(q_target_tpk))
+        q_online_tpk = q_values(jax.lax.stop_gradient(online_params), batch.observation_tpk)
+        q_target_tpk = q_values(target_params, batch.observation_tpk)
+        return losses.n_step_target(*returns, q_online_tpk, q_target_tpk, options.double_q)
 
     def loss(
         online_params: Params, target_params: Params, batch: Transitions, weights: jax.Array
     ) -> tuple[jax.Array, tuple]:
-        columns = batch.columns
-        q_t = losses.select_action_value(q_values(online_params, batch.observation_t), columns["action"])
-        target = losses.n_step_target(
-            columns["n_step_return"],
-            columns["discount"],
-            q_values(jax.lax.stop_gradient(online_params), batch.observation_tpk),
-            q_values(target_params, batch.observation_tpk),
-            config.algorithm.double_q,
-        )
-        td_error = target - q_t
-        return losses.weighted_loss(td_error, weights, config.algorithm.loss), (losses.priority(td_error), q_t.mean())
+        q_t = losses.select_action_value(q_values(online_params, batch.observation_t), batch.columns["action"])
+        td_error = target(online_params, target_params, batch) - q_t
+        return losses.weighted_loss(td_error, weights, options.loss), (losses.priority(td_error), q_t.mean())
 
     def update_once(
         state: LearnerState, store: FrameStore, indices: jax.Array, weights: jax.Array, learning_rate_share: jax.Array

@@ -28,7 +28,13 @@ def n_step_target(
     assert n_step_return.shape == discount.shape == q_target_tpk.shape[:1], (n_step_return.shape, q_target_tpk.shape)
     chooser = q_online_tpk if double_q else q_target_tpk
     bootstrap = select_action_value(q_target_tpk, jnp.argmax(chooser, axis=-1))
-    return jax.lax.stop_gradient(n_step_return + discount * bootstrap)
+    return bootstrapped(n_step_return, discount, bootstrap)
+
+
+def bootstrapped(n_step_return: jax.Array, discount: jax.Array, value_tpk: jax.Array) -> jax.Array:
+    """Returns `n_step_return + discount * value_tpk`, float32[B], through which no gradient flows."""
+    assert n_step_return.shape == discount.shape == value_tpk.shape, (n_step_return.shape, value_tpk.shape)
+    return jax.lax.stop_gradient(n_step_return + discount * value_tpk)
 
 
 def policy_target(n_step_return: jax.Array, discount: jax.Array, q_target_tpk: jax.Array) -> jax.Array:
