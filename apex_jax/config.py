@@ -78,6 +78,11 @@ class AlgorithmConfig:
         "DQN: soft target with the log-probability of the action added to the reward (Vieillard et al. 2020), instead"
         " of double_q",
     )
+    value_rescaling: bool = key(
+        False,
+        "DQN: the network learns returns whose size is nearly that of their square root (Pohlen et al. 2018); for"
+        " environment.reward_clip=0",
+    )
 
 
 @dataclass(frozen=True)
@@ -347,7 +352,7 @@ class Config:
             names += ["policy_units", "critic_units", "layer_norm", "normalize_observations"]
             twins = ["twin_critics"]
         words = [(name, getattr(network, name)) for name in names]
-        words += [(name, getattr(self.algorithm, name)) for name in [*twins, "munchausen"]]
+        words += [(name, getattr(self.algorithm, name)) for name in [*twins, "munchausen", "value_rescaling"]]
         return " ".join([self.compatibility_key, *(f"{name}={_word(value)}" for name, value in words)])
 
     @property

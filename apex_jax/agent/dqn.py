@@ -1,6 +1,9 @@
 """Ape-X DQN (Horgan et al. 2018): double Q-learning with n-step returns, epsilon-greedy over a ladder.
 
-Options that the paper does not have, all off by default: Munchausen targets (`munchausen.py`).
+Options that the paper does not have, all off by default: Munchausen targets (`munchausen.py`), and rescaled values
+(`value_rescaling.py`). With both, policy, bonus m and soft value V are those of the network's own scale:
+
+    G = m(S_t, A_t) + h(sum_{j<k} gamma^j r_{t+j+1} + gamma^k h^-1(V(S_{t+k})))
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from apex_jax.agent import losses, munchausen
+from apex_jax.agent import losses, munchausen, value_rescaling
 from apex_jax.agent.algorithm import Action, Algorithm, Params, UpdateOutput
 from apex_jax.agent.exploration import epsilon_ladder
 from apex_jax.agent.frame_store import FrameStore, Transitions, gather
@@ -47,17 +50,18 @@ def make_dqn(
     network = network_class(config.network, num_actions, compute_dtype)
     optimizer = make_optimizer(config.learner)
     options = config.algorithm
+    h, inverse_h = (value_rescaling.rescaled, value_rescaling.unscaled) if options.value_rescaling else (_same, _same)
 
     def q_values(params: Params, observation: jax.Array) -> jax.Array:
         return cast(jax.Array, network.apply(params, observation))
 
     def estimates(q: jax.Array) -> jax.Array:
-        """Returns the estimated returns that follow each action, without a bonus for the action: float32[B, A]."""
-        return q - munchausen.bonus(q) if options.munchausen else q
+        """Returns the estimated return of each action, without a bonus for it, in the scale of the rewards."""
+        return inverse_h(q - munchausen.bonus(q) if options.munchausen else q)
 
     def state_value(q: jax.Array) -> jax.Array:
-        """Returns what a target bootstraps from, float32[B]."""
-        return munchausen.soft_value(q) if options.munchausen else q.max(axis=-1)
+        """Returns what a target bootstraps from, float32[B], in the scale of the rewards."""
+        return inverse_h(munchausen.soft_value(q) if options.munchausen else q.max(axis=-1))
 
     def init(key: jax.Array) -> LearnerState:
         observation = jnp.zeros((1, spec.frame_stack, *spec.frame_shape), spec.frame_dtype)
@@ -85,10 +89,10 @@ def make_dqn(
                 q_values(target_params, each) for each in (batch.observation_t, batch.observation_tpk)
             )
             bonus = losses.select_action_value(munchausen.bonus(q_target_t), columns["action"])
-            return bonus + losses.bootstrapped(*returns, munchausen.soft_value(q_target_tpk))
+            return bonus + h(losses.bootstrapped(*returns, inverse_h(munchausen.soft_value(q_target_tpk))))
         q_online_tpk = q_values(jax.lax.stop_gradient(online_params), batch.observation_tpk)
         q_target_tpk = q_values(target_params, batch.observation_tpk)
-        return losses.n_step_target(*returns, q_online_tpk, q_target_tpk, options.double_q)
+        return h(losses.n_step_target(*returns, q_online_tpk, inverse_h(q_target_tpk), options.double_q))
 
     def loss(
         online_params: Params, target_params: Params, batch: Transitions, weights: jax.Array
@@ -134,3 +138,7 @@ def make_dqn(
         evaluation_exploration=config.evaluator.epsilon,
         greedy=greedy,
     )
+
+
+def _same(values: jax.Array) -> jax.Array:
+    return values

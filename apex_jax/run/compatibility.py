@@ -14,6 +14,7 @@ NETWORK_KEYS = (
     *(f"network.{name}" for name in (*_OF_PIXELS, "hidden_units", "dueling", *_OF_VECTORS)),
     "algorithm.twin_critics",
     "algorithm.munchausen",
+    "algorithm.value_rescaling",
 )
 KEYS = (
     "environment.task",
@@ -31,7 +32,7 @@ KEYS = (
     "algorithm.name",
 )
 """A checkpoint is rejected if one of these differs; processes compare all but the last two."""
-OFF = {"munchausen": "false"}
+OFF = {"munchausen": "false", "value_rescaling": "false"}
 """The values of options that a text of an earlier release, which does not have them, implies."""
 MOST_TOLD = 2_500  # characters: enough for two compatibility keys; their UTF-8 always fits in a `Refusal`
 

@@ -13,6 +13,7 @@ import numpy as np
 from tests.rigs import reference
 from tests.rigs.reference import Arrays, DuelingNetwork, RMSProp
 
+EPSILON = 0.01  # of Pohlen et al. 2018
 TAU, ALPHA, LEAST_LOG = 0.03, 0.9, -1.0  # of Vieillard et al. 2020, section 4
 
 
@@ -25,6 +26,17 @@ class Batch(NamedTuple):
     n_step_return: np.ndarray
     discount: np.ndarray
     weight: np.ndarray
+
+
+def h(x: float) -> float:
+    """Returns a return as the network learns it."""
+    return math.copysign(math.sqrt(abs(x) + 1) - 1, x) + EPSILON * x
+
+
+def inverse_h(x: float) -> float:
+    """Returns the x of h(x), by the formula of proposition A.2 of Pohlen et al. 2018."""
+    root = math.sqrt(1 + 4 * EPSILON * (abs(x) + 1 + EPSILON))
+    return math.copysign(((root - 1) / (2 * EPSILON)) ** 2 - 1, x)
 
 
 def log_policy(q: np.ndarray) -> np.ndarray:
@@ -74,16 +86,20 @@ class Learner:
 
     def targets(self, batch: Batch) -> np.ndarray:
         """Returns the target of each transition, `[B]`."""
-        algorithm = self.config.algorithm
+        algorithm, found = self.config.algorithm, []
         online_tpk, target_tpk = (
             self.network.forward(params, batch.observation_tpk)[0] for params in (self.online, self.target)
         )
-        if not algorithm.munchausen:
-            returns = batch.n_step_return, batch.discount
-            return reference.n_step_targets(*returns, online_tpk, target_tpk, algorithm.double_q)
         target_t, _ = self.network.forward(self.target, batch.observation_t)
-        found = []
         for i, action in enumerate(batch.action):
-            value = batch.n_step_return[i] + batch.discount[i] * soft_value(target_tpk[i])
-            found.append(munchausen_bonus(target_t[i], action) + value)
+            if algorithm.munchausen:
+                bonus, value = munchausen_bonus(target_t[i], action), soft_value(target_tpk[i])
+            else:
+                best = int(np.argmax(online_tpk[i] if algorithm.double_q else target_tpk[i]))
+                bonus, value = 0.0, target_tpk[i, best]
+            if algorithm.value_rescaling:
+                target = h(batch.n_step_return[i] + batch.discount[i] * inverse_h(value))
+            else:
+                target = batch.n_step_return[i] + batch.discount[i] * value
+            found.append(bonus + target)
         return np.array(found)

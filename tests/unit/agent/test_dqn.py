@@ -42,7 +42,9 @@ def assert_params_equal(params: Any, twin: reference.Arrays) -> None:
     config(double_q=False, loss="huber"),
     config(max_gradient_norm=0.05),  # every gradient here is larger
     config(munchausen=True),
-], ids=["paper", "single_q_huber", "clipped", "munchausen"])  # fmt: skip
+    config(value_rescaling=True),
+    config(munchausen=True, value_rescaling=True, loss="huber"),
+], ids=["paper", "single_q_huber", "clipped", "munchausen", "value_rescaling", "both"])  # fmt: skip
 def test_updates_equal_their_numpy_twin(config: Config) -> None:
     rng = np.random.default_rng(3)
     dqn, store = make_dqn(config, VECTORS), random_store(rng)

@@ -16,6 +16,8 @@ from tests.rigs.dqn import BATCH, VECTORS, batch_of, config, random_batches, ran
 OPTIONS: dict[str, dict[str, Any]] = {
     "none": {},
     "munchausen": {"munchausen": True},
+    "value_rescaling": {"value_rescaling": True},
+    "both": {"munchausen": True, "value_rescaling": True},
 }
 every_option = pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 
@@ -31,7 +33,8 @@ def test_initial_priority_of_an_actor_is_that_of_a_learner_with_the_same_paramet
         for x in (batch.observation_t, batch.observation_tpk)
     )
     values = np.asarray(at_t.value), np.asarray(at_tpk.bootstrap_value)
-    ours = initial_priority(batch.n_step_return, batch.discount, *values)
+    is_rescaled = settings.algorithm.value_rescaling
+    ours = initial_priority(batch.n_step_return, batch.discount, *values, value_rescaling=is_rescaled)
     action = np.zeros(store.columns["action"].size, np.int32)
     action[indices[0]] = at_t.action
     for start in indices[0]:

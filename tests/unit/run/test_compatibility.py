@@ -65,7 +65,7 @@ def test_key_that_an_earlier_release_did_not_have_is_no_difference() -> None:
     assert differences("task=Pong-v5", "task=Pong-v5 n_step=3") == {}
 
 
-@pytest.mark.parametrize("option", ["munchausen=true"])
+@pytest.mark.parametrize("option", ["munchausen=true", "value_rescaling=true"])
 def test_option_of_dqn_counts_for_weights_and_checkpoints_and_is_off_in_those_of_earlier_releases(option: str) -> None:
     other = parse([f"algorithm.{option}"]).config
     assert differences(DEFAULT.compatibility_key, other.compatibility_key) == {}
