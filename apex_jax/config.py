@@ -104,7 +104,9 @@ class NetworkConfig:
         65536,
     )
     layer_norm: bool = key(
-        False, "DPG: hidden layers after the first are residual blocks with layer normalization (Lee et al. 2024)"
+        False,
+        "layer normalization; DQN: of the last convolution and of the hidden layers; DPG: in hidden layers after the"
+        " first, which are residual blocks (Lee et al. 2024)",
     )
     normalize_observations: bool = key(False, "DPG: observations are normalized by their running mean and variance")
 
@@ -345,11 +347,11 @@ class Config:
     def weights_compatibility_key(self) -> str:
         """Text of the values that the learner and a receiver of its weights must share."""
         network = self.network
-        names = ["hidden_units", "dueling"]
+        names = ["hidden_units", "dueling", "layer_norm"]
         if self.environment.is_atari:
             names, twins = ["channels", "kernel_sizes", "strides", *names], []
         else:
-            names += ["policy_units", "critic_units", "layer_norm", "normalize_observations"]
+            names += ["policy_units", "critic_units", "normalize_observations"]
             twins = ["twin_critics"]
         words = [(name, getattr(network, name)) for name in names]
         words += [(name, getattr(self.algorithm, name)) for name in [*twins, "munchausen", "value_rescaling"]]

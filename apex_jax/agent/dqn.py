@@ -1,7 +1,8 @@
 """Ape-X DQN (Horgan et al. 2018): double Q-learning with n-step returns, epsilon-greedy over a ladder.
 
-Options that the paper does not have, all off by default: Munchausen targets (`munchausen.py`), and rescaled values
-(`value_rescaling.py`). With both, policy, bonus m and soft value V are those of the network's own scale:
+Options that the paper does not have, all off by default: Munchausen targets (`munchausen.py`), rescaled values
+(`value_rescaling.py`), and layer normalization (`networks.py`). With the first two together, the policy, the bonus m
+and the soft value V are those of the network's own scale:
 
     G = m(S_t, A_t) + h(sum_{j<k} gamma^j r_{t+j+1} + gamma^k h^-1(V(S_{t+k})))
 """

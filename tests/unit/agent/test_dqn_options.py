@@ -17,7 +17,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "none": {},
     "munchausen": {"munchausen": True},
     "value_rescaling": {"value_rescaling": True},
-    "both": {"munchausen": True, "value_rescaling": True},
+    "layer_norm": {"layer_norm": True},
+    "all": {"munchausen": True, "value_rescaling": True, "layer_norm": True},
 }
 every_option = pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 
