@@ -83,6 +83,9 @@ class AlgorithmConfig:
         "DQN: the network learns returns whose size is nearly that of their square root (Pohlen et al. 2018); for"
         " environment.reward_clip=0",
     )
+    quantiles: int = key(
+        0, "DQN: quantiles of the returns that the network learns (Dabney et al. 2018); 0 = their mean", "", 0, 256
+    )
 
 
 @dataclass(frozen=True)
@@ -354,7 +357,8 @@ class Config:
             names += ["policy_units", "critic_units", "normalize_observations"]
             twins = ["twin_critics"]
         words = [(name, getattr(network, name)) for name in names]
-        words += [(name, getattr(self.algorithm, name)) for name in [*twins, "munchausen", "value_rescaling"]]
+        options = [*twins, "munchausen", "value_rescaling", "quantiles"]
+        words += [(name, getattr(self.algorithm, name)) for name in options]
         return " ".join([self.compatibility_key, *(f"{name}={_word(value)}" for name, value in words)])
 
     @property
@@ -372,7 +376,7 @@ class Config:
         """What the user can do if learning diverges."""
         if self.learner.optimizer_epsilon == 0:
             return "raise learner.optimizer_epsilon (now 0: a gradient of zero is divided by zero)"
-        huber = "" if self.algorithm.loss == "huber" else " or set algorithm.loss=huber"
+        huber = "" if self.algorithm.loss == "huber" or self.algorithm.quantiles else " or set algorithm.loss=huber"
         return f"lower learner.learning_rate (now {self.learner.learning_rate:g}){huber}"
 
     @property

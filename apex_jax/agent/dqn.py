@@ -1,8 +1,8 @@
 """Ape-X DQN (Horgan et al. 2018): double Q-learning with n-step returns, epsilon-greedy over a ladder.
 
 Options that the paper does not have, all off by default: Munchausen targets (`munchausen.py`), rescaled values
-(`value_rescaling.py`), and layer normalization (`networks.py`). With the first two together, the policy, the bonus m
-and the soft value V are those of the network's own scale:
+(`value_rescaling.py`), quantiles (`quantiles.py`), and layer normalization (`networks.py`). All can be combined; the
+policy, the bonus m, the soft value V and the means of quantiles are then those of the network's own scale:
 
     G = m(S_t, A_t) + h(sum_{j<k} gamma^j r_{t+j+1} + gamma^k h^-1(V(S_{t+k})))
 """
@@ -22,8 +22,9 @@ from apex_jax.agent.algorithm import Action, Algorithm, Params, UpdateOutput
 from apex_jax.agent.exploration import epsilon_ladder
 from apex_jax.agent.frame_store import FrameStore, Transitions, gather
 from apex_jax.agent.networks import QNetwork
+from apex_jax.agent.quantiles import quantile_losses
 from apex_jax.agent.training import copied_if, in_turn, make_optimizer
-from apex_jax.config import Config, NetworkConfig
+from apex_jax.config import Config
 from apex_jax.types import SegmentSpec
 
 
@@ -40,21 +41,30 @@ def make_dqn(
     config: Config,
     spec: SegmentSpec,
     compute_dtype: Any = jnp.float32,
-    network_class: Callable[[NetworkConfig, int, Any], nn.Module] = QNetwork,
+    network_class: Callable[..., nn.Module] = QNetwork,
 ) -> Algorithm:
     """Returns the algorithm for this configuration. `compute_dtype`: dtype of the network's activations.
 
     `network_class`: makes the network of a configuration, for so many actions; it takes and returns what `QNetwork`
-    does, and its parameters are float32.
+    does, and its parameters are float32. With `algorithm.quantiles` it also gets their number.
     """
     num_actions = spec.action.num_actions
-    network = network_class(config.network, num_actions, compute_dtype)
-    optimizer = make_optimizer(config.learner)
     options = config.algorithm
+    number = [options.quantiles] if options.quantiles else []
+    network = network_class(config.network, num_actions, compute_dtype, *number)
+    optimizer = make_optimizer(config.learner)
     h, inverse_h = (value_rescaling.rescaled, value_rescaling.unscaled) if options.value_rescaling else (_same, _same)
 
-    def q_values(params: Params, observation: jax.Array) -> jax.Array:
+    def outputs(params: Params, observation: jax.Array) -> jax.Array:
+        """Returns q-values float32[B, A], or the quantiles of each, float32[B, A, N]."""
         return cast(jax.Array, network.apply(params, observation))
+
+    def mean(values: jax.Array) -> jax.Array:
+        """Returns the means of the quantiles, if there are any."""
+        return values.mean(axis=-1) if options.quantiles else values
+
+    def q_values(params: Params, observation: jax.Array) -> jax.Array:
+        return mean(outputs(params, observation))
 
     def estimates(q: jax.Array) -> jax.Array:
         """Returns the estimated return of each action, without a bonus for it, in the scale of the rewards."""
@@ -83,24 +93,31 @@ def make_dqn(
         return {"action": jnp.argmax(q, axis=-1).astype(jnp.int32), "q_values": estimates(q)}
 
     def target(online_params: Params, target_params: Params, batch: Transitions) -> jax.Array:
-        columns = batch.columns
-        returns = columns["n_step_return"], columns["discount"]
+        """Returns the targets, float32[B], or those of quantiles, float32[B, N], in the scale of the network."""
+        returns = batch.columns["n_step_return"], batch.columns["discount"]
         if options.munchausen:
-            q_target_t, q_target_tpk = (
-                q_values(target_params, each) for each in (batch.observation_t, batch.observation_tpk)
-            )
-            bonus = losses.select_action_value(munchausen.bonus(q_target_t), columns["action"])
-            return bonus + h(losses.bootstrapped(*returns, inverse_h(munchausen.soft_value(q_target_tpk))))
+            outputs_tpk = outputs(target_params, batch.observation_tpk)
+            value = munchausen.soft_value(mean(outputs_tpk), outputs_tpk if options.quantiles else None)
+            bonuses = munchausen.bonus(q_values(target_params, batch.observation_t))
+            bonus = losses.select_action_value(bonuses, batch.columns["action"])
+            bonus = bonus[:, None] if options.quantiles else bonus
+            return bonus + h(losses.bootstrapped(*returns, inverse_h(value)))
         q_online_tpk = q_values(jax.lax.stop_gradient(online_params), batch.observation_tpk)
-        q_target_tpk = q_values(target_params, batch.observation_tpk)
-        return h(losses.n_step_target(*returns, q_online_tpk, inverse_h(q_target_tpk), options.double_q))
+        outputs_tpk = outputs(target_params, batch.observation_tpk)
+        chooser = q_online_tpk if options.double_q else mean(outputs_tpk)
+        return h(losses.n_step_target(*returns, chooser, inverse_h(outputs_tpk), double_q=True))
 
     def loss(
         online_params: Params, target_params: Params, batch: Transitions, weights: jax.Array
     ) -> tuple[jax.Array, tuple]:
-        q_t = losses.select_action_value(q_values(online_params, batch.observation_t), batch.columns["action"])
-        td_error = target(online_params, target_params, batch) - q_t
-        return losses.weighted_loss(td_error, weights, options.loss), (losses.priority(td_error), q_t.mean())
+        outputs_t = losses.select_action_value(outputs(online_params, batch.observation_t), batch.columns["action"])
+        targets = target(online_params, target_params, batch)
+        td_error = mean(targets) - mean(outputs_t)
+        if options.quantiles:
+            value = jnp.mean(weights * quantile_losses(outputs_t, targets))
+        else:
+            value = losses.weighted_loss(td_error, weights, options.loss)
+        return value, (losses.priority(td_error), outputs_t.mean())
 
     def update_once(
         state: LearnerState, store: FrameStore, indices: jax.Array, weights: jax.Array, learning_rate_share: jax.Array

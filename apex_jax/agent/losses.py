@@ -25,7 +25,8 @@ def n_step_target(
     G = sum_{j<k} gamma^j r_{t+j+1} + gamma^k q(S_{t+k}, argmax_a q(S_{t+k}, a; theta); theta-)
 
     `n_step_return` is the sum over j, `discount` is gamma^k (0 after a termination). q-values are float32[B, A]. If
-    `double_q` is False, the target network also chooses the action, and `q_online_tpk` is not used.
+    `double_q` is False, the target network also chooses the action, and `q_online_tpk` is not used. If q_target_tpk has
+    one more axis, of quantiles, so has the result.
     """
     assert n_step_return.shape == discount.shape == q_target_tpk.shape[:1], (n_step_return.shape, q_target_tpk.shape)
     chooser = q_online_tpk if double_q else q_target_tpk
@@ -34,8 +35,13 @@ def n_step_target(
 
 
 def bootstrapped(n_step_return: jax.Array, discount: jax.Array, value_tpk: jax.Array) -> jax.Array:
-    """Returns `n_step_return + discount * value_tpk`, float32[B], through which no gradient flows."""
-    assert n_step_return.shape == discount.shape == value_tpk.shape, (n_step_return.shape, value_tpk.shape)
+    """Returns `n_step_return + discount * value_tpk`, through which no gradient flows.
+
+    `value_tpk`: float32[B], or float32[B, N] of quantiles; the result has its shape.
+    """
+    assert n_step_return.shape == discount.shape == value_tpk.shape[:1], (n_step_return.shape, value_tpk.shape)
+    if value_tpk.ndim == 2:
+        n_step_return, discount = n_step_return[:, None], discount[:, None]
     return jax.lax.stop_gradient(n_step_return + discount * value_tpk)
 
 
@@ -62,8 +68,14 @@ def policy_descent(dq_da: jax.Array, clip: float) -> jax.Array:
 
 
 def select_action_value(q: jax.Array, action: jax.Array) -> jax.Array:
-    """Returns q(s, a) of one action per row: q is float32[B, A], action int32[B], the result float32[B]."""
-    assert action.shape == q.shape[:-1], (q.shape, action.shape)
+    """Returns q(s, a) of one action per row: q is float32[B, A], action int32[B], the result float32[B].
+
+    If q has one more axis, of quantiles, so has the result.
+    """
+    assert q.ndim >= 2, q.shape
+    assert action.shape == q.shape[:1], (q.shape, action.shape)
+    if q.ndim == 3:
+        return jnp.take_along_axis(q, action[:, None, None], axis=1)[:, 0]
     return jnp.take_along_axis(q, action[:, None], axis=-1)[:, 0]
 
 

@@ -35,8 +35,14 @@ def bonus(q: jax.Array) -> jax.Array:
     return BONUS_SHARE * jnp.maximum(scaled_log_policy(q), LEAST_LOG_POLICY)
 
 
-def soft_value(q: jax.Array) -> jax.Array:
-    """Returns V(s): q-values float32[B, A] -> float32[B]."""
+def soft_value(q: jax.Array, quantiles: jax.Array | None = None) -> jax.Array:
+    """Returns V(s): q-values float32[B, A] -> float32[B].
+
+    `quantiles`: float32[B, A, N], whose means the q-values are; each takes the place of q outside of pi, and the result
+    is float32[B, N].
+    """
     log_policy = scaled_log_policy(q)
     policy = jnp.exp(log_policy / TEMPERATURE)
+    if quantiles is not None:
+        return (policy[:, :, None] * (quantiles - log_policy[:, :, None])).sum(axis=1)
     return (policy * (q - log_policy)).sum(axis=-1)

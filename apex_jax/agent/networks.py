@@ -17,7 +17,8 @@ class QNetwork(nn.Module):
 
     Dueling: q(s, a) = v(s) + A(s, a) - mean_a A(s, a). Pixels (uint8[B, F, H, W]) are scaled to [0, 1] and go through
     the convolutions; vector observations (float32[B, F, D]) go directly to the hidden layer. Parameters are float32,
-    activations have `dtype`, and the returned q-values are float32[B, num_actions].
+    activations have `dtype`, and the returned q-values are float32[B, num_actions], or, if `quantiles` is not 0, that
+    many quantiles of the return of each action, float32[B, num_actions, quantiles]; both streams have them.
 
     `layer_norm` normalizes (Ba et al. 2016) before two of the ReLUs: that of the last convolution, over all outputs of
     an observation, and that of the hidden layer, over the units of each stream.
@@ -26,10 +27,11 @@ class QNetwork(nn.Module):
     config: NetworkConfig
     num_actions: int
     dtype: Any = jnp.float32
+    quantiles: int = 0
 
     @nn.compact
     def __call__(self, observation: jax.Array) -> jax.Array:
-        """Returns q-values, float32[B, num_actions]."""
+        """Returns q-values, float32[B, num_actions], or quantiles, float32[B, num_actions, quantiles]."""
         x = observation
         if x.dtype == jnp.uint8:
             x = jnp.moveaxis(x, 1, -1).astype(self.dtype) / 255  # transposed while still uint8, which moves fewer bytes
@@ -42,12 +44,16 @@ class QNetwork(nn.Module):
                 x = nn.relu(x)
         x = x.reshape(x.shape[0], -1).astype(self.dtype)
         if not self.config.dueling:
-            return nn.Dense(self.num_actions, dtype=jnp.float32, name="q")(self._hidden(x, streams=1))
+            return self._head(self._hidden(x, streams=1), self.num_actions, "q")
         # The hidden layers of both streams read the same input: one matrix product instead of two.
         for_value, for_advantage = jnp.split(self._hidden(x, streams=2), 2, axis=-1)
-        value = nn.Dense(1, dtype=jnp.float32, name="value")(for_value)
-        advantage = nn.Dense(self.num_actions, dtype=jnp.float32, name="advantage")(for_advantage)
-        return value + advantage - advantage.mean(axis=-1, keepdims=True)
+        value, advantage = self._head(for_value, 1, "value"), self._head(for_advantage, self.num_actions, "advantage")
+        return value + advantage - advantage.mean(axis=1, keepdims=True)
+
+    def _head(self, hidden: jax.Array, actions: int, name: str) -> jax.Array:
+        """Returns one output of an action, float32[B, actions], or its quantiles, float32[B, actions, quantiles]."""
+        output = nn.Dense(actions * max(1, self.quantiles), dtype=jnp.float32, name=name)(hidden)
+        return output.reshape(output.shape[0], actions, self.quantiles) if self.quantiles else output
 
     def _hidden(self, x: jax.Array, streams: int) -> jax.Array:
         """Returns the hidden layers of all streams side by side, dtype[B, streams x hidden_units]."""

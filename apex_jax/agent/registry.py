@@ -32,7 +32,7 @@ ALGORITHMS: dict[str, Entry] = {
 "auto" selects the first one whose `action_dtype` is that of the environment.
 """
 
-DQN_OPTIONS = ("munchausen", "value_rescaling")  # keys of `algorithm`
+DQN_OPTIONS = ("munchausen", "value_rescaling", "quantiles")  # keys of `algorithm`
 
 
 def make_algorithm(config: Config, spec: SegmentSpec, compute_dtype: Any = jnp.float32) -> Algorithm:

@@ -15,6 +15,7 @@ NETWORK_KEYS = (
     "algorithm.twin_critics",
     "algorithm.munchausen",
     "algorithm.value_rescaling",
+    "algorithm.quantiles",
 )
 KEYS = (
     "environment.task",
@@ -32,7 +33,7 @@ KEYS = (
     "algorithm.name",
 )
 """A checkpoint is rejected if one of these differs; processes compare all but the last two."""
-OFF = {"layer_norm": "false", "munchausen": "false", "value_rescaling": "false"}
+OFF = {"layer_norm": "false", "munchausen": "false", "value_rescaling": "false", "quantiles": "0"}
 """The values of options that a text of an earlier release, which does not have them, implies."""
 MOST_TOLD = 2_500  # characters: enough for two compatibility keys; their UTF-8 always fits in a `Refusal`
 

@@ -20,7 +20,10 @@ from apex_jax.types import ActionSpec, Interface, SegmentSpec
 from tests.rigs.runs import ROOT
 
 NORMALIZED = ("network.layer_norm=true", "network.normalize_observations=true", "network.policy_units=[16, 24, 8]")
-OPTIONS = ("algorithm.munchausen=true", "algorithm.value_rescaling=true", "network.layer_norm=true")
+OPTIONS = (
+    *("algorithm.munchausen=true", "algorithm.value_rescaling=true", "algorithm.quantiles=4"),
+    "network.layer_norm=true",
+)
 PLAIN = ("network.layer_norm=false", "network.normalize_observations=false", "algorithm.twin_critics=true")
 PIXELS = SegmentSpec((44, 44), "uint8", 3, 40, 3, ActionSpec.discrete(6))
 VECTOR = SegmentSpec((10,), "float32", 1, 40, 3, ActionSpec.discrete(3))

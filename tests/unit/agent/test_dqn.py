@@ -44,7 +44,13 @@ def assert_params_equal(params: Any, twin: reference.Arrays) -> None:
     config(munchausen=True),
     config(value_rescaling=True),
     config(munchausen=True, value_rescaling=True, loss="huber"),
-], ids=["paper", "single_q_huber", "clipped", "munchausen", "value_rescaling", "both"])  # fmt: skip
+    config(quantiles=4),
+    config(quantiles=3, double_q=False),
+    config(quantiles=4, munchausen=True, value_rescaling=True),
+], ids=[
+    *("paper", "single_q_huber", "clipped", "munchausen", "value_rescaling", "both"),
+    *("quantiles", "single_q_quantiles", "all"),
+])  # fmt: skip
 def test_updates_equal_their_numpy_twin(config: Config) -> None:
     rng = np.random.default_rng(3)
     dqn, store = make_dqn(config, VECTORS), random_store(rng)

@@ -18,7 +18,7 @@ def test_bonus_and_soft_value_equal_their_twin(scale: float) -> None:
     q = np.random.default_rng(1).normal(scale=scale, size=(20, 6)).astype(np.float32)
     bonuses = [[reference_dqn.munchausen_bonus(row, action) for action in range(6)] for row in q.astype(np.float64)]
     np.testing.assert_allclose(jax.jit(munchausen.bonus)(q), bonuses, rtol=1e-4, atol=1e-6)
-    values = [reference_dqn.soft_value(row) for row in q.astype(np.float64)]
+    values = [reference_dqn.soft_value(row, row) for row in q.astype(np.float64)]
     np.testing.assert_allclose(jax.jit(munchausen.soft_value)(q), values, rtol=1e-5, atol=1e-6)
 
 

@@ -24,9 +24,10 @@ from tests.rigs import reference
 from tests.rigs.agents import PIXELS, twin_params
 
 
-@pytest.mark.parametrize("dueling", [True, False])
-def test_config_rules_compute_the_number_of_parameters_and_of_sent_bytes(dueling: bool) -> None:
+@pytest.mark.parametrize(("dueling", "quantiles"), [(True, 0), (False, 0), (True, 8)])
+def test_config_rules_compute_the_number_of_parameters_and_of_sent_bytes(dueling: bool, quantiles: int) -> None:
     overrides = ["environment.task=Boxing-v5", f"network.dueling={str(dueling).lower()}"]  # a game with all actions
+    overrides += [f"algorithm.quantiles={quantiles}"]
     config = load(CONFIGS / "paper.yaml", overrides)
     params = jax.eval_shape(make_dqn(config, segment_spec(config)).init, jax.random.key(0)).online_params
     but_biases = sum(leaf.size for leaf in jax.tree.leaves(params) if leaf.ndim > 1)

@@ -48,7 +48,7 @@ def test_real_task_with_an_algorithm_for_other_actions_is_refused_in_one_line(
 
 
 @pytest.mark.parametrize("name", ["auto", "dpg"])
-@pytest.mark.parametrize(("setting", "value"), [("munchausen", True), ("value_rescaling", True)])
+@pytest.mark.parametrize(("setting", "value"), [("munchausen", True), ("value_rescaling", True), ("quantiles", 8)])
 def test_option_of_dqn_is_refused_with_dpg(name: str, setting: str, value: Any) -> None:
     config = Config()
     config = config.replace(algorithm=replace(config.algorithm, name=name, **{setting: value}))
