@@ -25,6 +25,9 @@
       networks       observations -> q-values; observations -> actions and their values
       losses         the paper's equations
       dqn            Ape-X DQN, for discrete actions
+      munchausen     an option of DQN: soft targets with a bonus for the probability of the action
+      value_rescaling  an option of DQN: h, which makes large values smaller
+      quantiles      an option of DQN: the loss of quantiles of the return
       dpg            Ape-X DPG, for continuous actions
       training       parts common to their updates: optimizer, target copies, several updates in one call
       moments        running mean and variance of observations

@@ -14,6 +14,7 @@ from typing import Any
 
 from apex_jax.config_key import JsonObject, key
 from apex_jax.config_services import AddressConfig as AddressConfig
+from apex_jax.config_services import EvaluatorConfig as EvaluatorConfig
 from apex_jax.config_services import MetricsConfig as MetricsConfig
 from apex_jax.config_services import SecurityConfig as SecurityConfig
 from apex_jax.config_services import StorageConfig as StorageConfig
@@ -90,6 +91,19 @@ class AlgorithmConfig:
         False,
         "DPG: two critics, of which the smaller value is the target (Fujimoto et al. 2018); for tasks that terminate",
     )
+    munchausen: bool = key(
+        False,
+        "DQN: soft target with the log-probability of the action added to the reward (Vieillard et al. 2020), instead"
+        " of double_q",
+    )
+    value_rescaling: bool = key(
+        False,
+        "DQN: the network learns returns whose size is nearly that of their square root (Pohlen et al. 2018); for"
+        " environment.reward_clip=0",
+    )
+    quantiles: int = key(
+        0, "DQN: quantiles of the returns that the network learns (Dabney et al. 2018); 0 = their mean", "", 0, 256
+    )
 
 
 @dataclass(frozen=True)
@@ -111,7 +125,9 @@ class NetworkConfig:
         65536,
     )
     layer_norm: bool = key(
-        False, "DPG: hidden layers after the first are residual blocks with layer normalization (Lee et al. 2024)"
+        False,
+        "layer normalization; DQN: of the last convolution and of the hidden layers; DPG: in hidden layers after the"
+        " first, which are residual blocks (Lee et al. 2024)",
     )
     normalize_observations: bool = key(False, "DPG: observations are normalized by their running mean and variance")
 
@@ -256,36 +272,6 @@ class LearnerConfig:
 
 
 @dataclass(frozen=True)
-class EvaluatorConfig:
-    """Full games with the newest weights, or with those of a checkpoint."""
-
-    episodes: int = key(10, "full games of an evaluation, played side by side", "episodes", 1, 1000)
-    epsilon: float = key(0.00164, "DQN: probability of a random action", "", 0, 1)
-    interval_seconds: float = key(
-        60.0, "pause from the end of an evaluation to the start of the next", "seconds", 0, 10**6
-    )
-    max_episode_frames: int = key(108_000, "time limit of a game", "frames", 16, 10**9)
-    stop_at_return: float = key(
-        0.0,
-        "the run ends, as at its other limits, once an evaluation has at least this mean return; 0 = never (for 0"
-        " itself: 0.001). On a fleet only if the evaluator has the learner's run directory, and is named evaluator",
-        "",
-        -1e9,
-        1e9,
-    )
-    checkpoint: str = key(
-        "",
-        "evaluated once: the newest checkpoint of a run directory RUN, RUN/checkpoints/<updates>, or RUN/best, the"
-        " params of the best evaluation; empty = follow the learner",
-    )
-    video: str = key(
-        "",
-        "a game is recorded to this file after the last evaluation: .mp4, .gif, or without ending both; without a"
-        " folder, in the run directory; empty = video when a run ends, none of a checkpoint",
-    )
-
-
-@dataclass(frozen=True)
 class Config:
     """The configuration of a run; `compatibility_key` holds the values that all roles of the fleet must share."""
 
@@ -354,15 +340,16 @@ class Config:
     def weights_compatibility_key(self) -> str:
         """Text of the values that the learner and a receiver of its weights must share."""
         network = self.network
-        names, twins = ["hidden_units", "dueling"], []
+        names, twins = ["hidden_units", "dueling", "layer_norm"], []
         if self.environment.is_atari or self.environment.is_gymnasium:
             names = ["channels", "kernel_sizes", "strides", *names]
         if not self.environment.is_atari:
-            names += ["policy_units", "critic_units", "layer_norm", "normalize_observations"]
-            twins = [f"twin_critics={_word(self.algorithm.twin_critics)}"]
-        return " ".join(
-            [self.compatibility_key, *(f"{name}={_word(getattr(network, name))}" for name in names), *twins]
-        )
+            names += ["policy_units", "critic_units", "normalize_observations"]
+            twins = ["twin_critics"]
+        words = [(name, getattr(network, name)) for name in names]
+        options = [*twins, "munchausen", "value_rescaling", "quantiles"]
+        words += [(name, getattr(self.algorithm, name)) for name in options]
+        return " ".join([self.compatibility_key, *(f"{name}={_word(value)}" for name, value in words)])
 
     @property
     def checkpoint_compatibility_key(self) -> str:
@@ -379,7 +366,7 @@ class Config:
         """What the user can do if learning diverges."""
         if self.learner.optimizer_epsilon == 0:
             return "raise learner.optimizer_epsilon (now 0: a gradient of zero is divided by zero)"
-        huber = "" if self.algorithm.loss == "huber" else " or set algorithm.loss=huber"
+        huber = "" if self.algorithm.loss == "huber" or self.algorithm.quantiles else " or set algorithm.loss=huber"
         return f"lower learner.learning_rate (now {self.learner.learning_rate:g}){huber}"
 
     @property

@@ -143,7 +143,8 @@ def num_parameters(config: Config, outputs: int) -> int:
     streams = 2 if network.dueling else 1
     convolutions = sum(kernel**2 * before * after for kernel, before, after in layers)
     hidden = streams * outputs**2 * planes[-1] * network.hidden_units
-    return convolutions + hidden + network.hidden_units * (ATARI_ACTIONS + streams - 1)
+    heads = (ATARI_ACTIONS + streams - 1) * max(1, config.algorithm.quantiles)
+    return convolutions + hidden + network.hidden_units * heads
 
 
 def _pixels_seen(outputs: int, layers: list[tuple[int, int]]) -> int:

@@ -1,10 +1,40 @@
-"""The groups of `Config` about links, copies and metrics; none affects what is learned."""
+"""The groups of `Config` about evaluation, links, copies and metrics; none affects what is learned."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from apex_jax.config_key import key
+
+
+@dataclass(frozen=True)
+class EvaluatorConfig:
+    """Full games with the newest weights, or with those of a checkpoint."""
+
+    episodes: int = key(10, "full games of an evaluation, played side by side", "episodes", 1, 1000)
+    epsilon: float = key(0.00164, "DQN: probability of a random action", "", 0, 1)
+    interval_seconds: float = key(
+        60.0, "pause from the end of an evaluation to the start of the next", "seconds", 0, 10**6
+    )
+    max_episode_frames: int = key(108_000, "time limit of a game", "frames", 16, 10**9)
+    stop_at_return: float = key(
+        0.0,
+        "the run ends, as at its other limits, once an evaluation has at least this mean return; 0 = never (for 0"
+        " itself: 0.001). On a fleet only if the evaluator has the learner's run directory, and is named evaluator",
+        "",
+        -1e9,
+        1e9,
+    )
+    checkpoint: str = key(
+        "",
+        "evaluated once: the newest checkpoint of a run directory RUN, RUN/checkpoints/<updates>, or RUN/best, the"
+        " params of the best evaluation; empty = follow the learner",
+    )
+    video: str = key(
+        "",
+        "a game is recorded to this file after the last evaluation: .mp4, .gif, or without ending both; without a"
+        " folder, in the run directory; empty = video when a run ends, none of a checkpoint",
+    )
 
 
 @dataclass(frozen=True)

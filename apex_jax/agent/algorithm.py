@@ -20,8 +20,8 @@ class Action(NamedTuple):
     """The actions that the policy chooses for a batch of A observations, and their values."""
 
     action: jax.Array  # spec.action.dtype[A, *spec.action.shape]
-    value: jax.Array  # float32[A], q(s, action)
-    bootstrap_value: jax.Array  # float32[A], max_a q(s, a), or q(s, pi(s)); used for initial priorities
+    value: jax.Array  # float32[A], q(s, action): estimates the return; in the scale of the rewards
+    bootstrap_value: jax.Array  # float32[A], the value of s: max_a q(s, a), or q(s, pi(s)); for initial priorities
 
 
 class UpdateOutput(NamedTuple):

@@ -12,6 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from apex_jax.agent.value_rescaling import rescaled
+
 MIN_PRIORITY = 1e-6  # keeps a transition without error drawable; priority 0 means that no transition starts there
 
 
@@ -23,12 +25,24 @@ def n_step_target(
     G = sum_{j<k} gamma^j r_{t+j+1} + gamma^k q(S_{t+k}, argmax_a q(S_{t+k}, a; theta); theta-)
 
     `n_step_return` is the sum over j, `discount` is gamma^k (0 after a termination). q-values are float32[B, A]. If
-    `double_q` is False, the target network also chooses the action, and `q_online_tpk` is not used.
+    `double_q` is False, the target network also chooses the action, and `q_online_tpk` is not used. If q_target_tpk has
+    one more axis, of quantiles, so has the result.
     """
     assert n_step_return.shape == discount.shape == q_target_tpk.shape[:1], (n_step_return.shape, q_target_tpk.shape)
     chooser = q_online_tpk if double_q else q_target_tpk
     bootstrap = select_action_value(q_target_tpk, jnp.argmax(chooser, axis=-1))
-    return jax.lax.stop_gradient(n_step_return + discount * bootstrap)
+    return bootstrapped(n_step_return, discount, bootstrap)
+
+
+def bootstrapped(n_step_return: jax.Array, discount: jax.Array, value_tpk: jax.Array) -> jax.Array:
+    """Returns `n_step_return + discount * value_tpk`, through which no gradient flows.
+
+    `value_tpk`: float32[B], or float32[B, N] of quantiles; the result has its shape.
+    """
+    assert n_step_return.shape == discount.shape == value_tpk.shape[:1], (n_step_return.shape, value_tpk.shape)
+    if value_tpk.ndim == 2:
+        n_step_return, discount = n_step_return[:, None], discount[:, None]
+    return jax.lax.stop_gradient(n_step_return + discount * value_tpk)
 
 
 def policy_target(n_step_return: jax.Array, discount: jax.Array, q_target_tpk: jax.Array) -> jax.Array:
@@ -54,8 +68,14 @@ def policy_descent(dq_da: jax.Array, clip: float) -> jax.Array:
 
 
 def select_action_value(q: jax.Array, action: jax.Array) -> jax.Array:
-    """Returns q(s, a) of one action per row: q is float32[B, A], action int32[B], the result float32[B]."""
-    assert action.shape == q.shape[:-1], (q.shape, action.shape)
+    """Returns q(s, a) of one action per row: q is float32[B, A], action int32[B], the result float32[B].
+
+    If q has one more axis, of quantiles, so has the result.
+    """
+    assert q.ndim >= 2, q.shape
+    assert action.shape == q.shape[:1], (q.shape, action.shape)
+    if q.ndim == 3:
+        return jnp.take_along_axis(q, action[:, None, None], axis=1)[:, 0]
     return jnp.take_along_axis(q, action[:, None], axis=-1)[:, 0]
 
 
@@ -72,13 +92,20 @@ def priority(td_error: jax.Array) -> jax.Array:
 
 
 def initial_priority(
-    n_step_return: np.ndarray, discount: np.ndarray, value_t: np.ndarray, bootstrap_value_tpk: np.ndarray
+    n_step_return: np.ndarray,
+    discount: np.ndarray,
+    value_t: np.ndarray,
+    bootstrap_value_tpk: np.ndarray,
+    *,
+    value_rescaling: bool = False,
 ) -> np.ndarray:
     """Returns an actor's initial priorities from the values that it computed while acting, float32[N].
 
     |sum_{j<k} gamma^j r_{t+j+1} + gamma^k max_a q(S_{t+k}, a) - q(S_t, A_t)|, all with the actor's parameters,
     without a second forward pass (Horgan et al. 2018, section 3). In Ape-X DPG, q(S_{t+k}, pi(S_{t+k})) replaces the
-    maximum.
+    maximum. Values are in the scale of the rewards; with `value_rescaling`, h of both sides is compared.
     """
-    td_error = n_step_return + discount * bootstrap_value_tpk - value_t
-    return np.maximum(np.abs(td_error), MIN_PRIORITY).astype(np.float32)
+    target = n_step_return + discount * bootstrap_value_tpk
+    if value_rescaling:
+        target, value_t = rescaled(target), rescaled(value_t)
+    return np.maximum(np.abs(target - value_t), MIN_PRIORITY).astype(np.float32)

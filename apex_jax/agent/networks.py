@@ -17,34 +17,54 @@ class QNetwork(nn.Module):
 
     Dueling: q(s, a) = v(s) + A(s, a) - mean_a A(s, a). Pixels (uint8[B, F, H, W], or [B, F, H, W, C] in color) are
     scaled to [0, 1] and go through the convolutions; vector observations (float32[B, F, D]) go directly to the hidden
-    layer. Parameters are float32, activations have `dtype`, and the returned q-values are float32[B, num_actions].
+    layer. Parameters are float32, activations have `dtype`, and the returned q-values are float32[B, num_actions], or,
+    if `quantiles` is not 0, that many quantiles of the return of each action, float32[B, num_actions, quantiles]; both
+    streams have them.
+
+    `layer_norm` normalizes (Ba et al. 2016) before two of the ReLUs: that of the last convolution, over all outputs of
+    an observation, and that of the hidden layer, over the units of each stream.
     """
 
     config: NetworkConfig
     num_actions: int
     dtype: Any = jnp.float32
+    quantiles: int = 0
 
     @nn.compact
     def __call__(self, observation: jax.Array) -> jax.Array:
-        """Returns q-values, float32[B, num_actions]."""
+        """Returns q-values, float32[B, num_actions], or quantiles, float32[B, num_actions, quantiles]."""
         x = observation
         if x.dtype == jnp.uint8:
             x = jnp.moveaxis(x, 1, 3)  # transposed while still uint8, which moves fewer bytes
             x = x.reshape(*x.shape[:3], -1).astype(self.dtype) / 255
             layers = zip(self.config.channels, self.config.kernel_sizes, self.config.strides, strict=True)
-            for features, kernel, stride in layers:
-                conv = nn.Conv(features, (kernel, kernel), (stride, stride), padding="VALID", dtype=self.dtype)
-                x = nn.relu(conv(x))
+            for layer, (features, kernel, stride) in enumerate(layers, 1):
+                x = nn.Conv(features, (kernel, kernel), (stride, stride), padding="VALID", dtype=self.dtype)(x)
+                if self.config.layer_norm and layer == len(self.config.channels):
+                    axes = (-3, -2, -1)
+                    x = nn.LayerNorm(dtype=self.dtype, reduction_axes=axes, feature_axes=axes, name="torso_norm")(x)
+                x = nn.relu(x)
         x = x.reshape(x.shape[0], -1).astype(self.dtype)
         if not self.config.dueling:
-            hidden = nn.relu(nn.Dense(self.config.hidden_units, dtype=self.dtype, name="hidden")(x))
-            return nn.Dense(self.num_actions, dtype=jnp.float32, name="q")(hidden)
+            return self._head(self._hidden(x, streams=1), self.num_actions, "q")
         # The hidden layers of both streams read the same input: one matrix product instead of two.
-        hidden = nn.relu(nn.Dense(2 * self.config.hidden_units, dtype=self.dtype, name="hidden")(x))
-        for_value, for_advantage = jnp.split(hidden, 2, axis=-1)
-        value = nn.Dense(1, dtype=jnp.float32, name="value")(for_value)
-        advantage = nn.Dense(self.num_actions, dtype=jnp.float32, name="advantage")(for_advantage)
-        return value + advantage - advantage.mean(axis=-1, keepdims=True)
+        for_value, for_advantage = jnp.split(self._hidden(x, streams=2), 2, axis=-1)
+        value, advantage = self._head(for_value, 1, "value"), self._head(for_advantage, self.num_actions, "advantage")
+        return value + advantage - advantage.mean(axis=1, keepdims=True)
+
+    def _head(self, hidden: jax.Array, actions: int, name: str) -> jax.Array:
+        """Returns one output of an action, float32[B, actions], or its quantiles, float32[B, actions, quantiles]."""
+        output = nn.Dense(actions * max(1, self.quantiles), dtype=jnp.float32, name=name)(hidden)
+        return output.reshape(output.shape[0], actions, self.quantiles) if self.quantiles else output
+
+    def _hidden(self, x: jax.Array, streams: int) -> jax.Array:
+        """Returns the hidden layers of all streams side by side, dtype[B, streams x hidden_units]."""
+        x = nn.Dense(streams * self.config.hidden_units, dtype=self.dtype, name="hidden")(x)
+        if self.config.layer_norm:
+            of_streams = x.reshape(x.shape[0], streams, self.config.hidden_units)
+            norm = nn.LayerNorm(dtype=self.dtype, feature_axes=(-2, -1), name="hidden_norm")
+            x = norm(of_streams).reshape(x.shape)
+        return nn.relu(x)
 
 
 class Torso(nn.Module):

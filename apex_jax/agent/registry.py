@@ -12,7 +12,7 @@ from apex_jax.agent.algorithm import Algorithm
 from apex_jax.agent.dpg import make_dpg
 from apex_jax.agent.dqn import make_dqn
 from apex_jax.config import Config
-from apex_jax.host.errors import UsageError
+from apex_jax.host.errors import UsageError, shown
 from apex_jax.types import SegmentSpec
 
 
@@ -32,6 +32,8 @@ ALGORITHMS: dict[str, Entry] = {
 "auto" selects the first one whose `action_dtype` is that of the environment.
 """
 
+DQN_OPTIONS = ("munchausen", "value_rescaling", "quantiles")  # keys of `algorithm`
+
 
 def make_algorithm(config: Config, spec: SegmentSpec, compute_dtype: Any = jnp.float32) -> Algorithm:
     """Returns the algorithm of this configuration; `compute_dtype` is the dtype of the network's activations.
@@ -44,7 +46,8 @@ def make_algorithm(config: Config, spec: SegmentSpec, compute_dtype: Any = jnp.f
 def resolved(config: Config, spec: SegmentSpec) -> Config:
     """Returns the configuration with the name of an algorithm in place of "auto".
 
-    Raises UsageError if no algorithm has this name, or if it cannot choose the actions of this environment.
+    Raises UsageError if no algorithm has this name, if it cannot choose the actions of this environment, or if an
+    option of DQN is on and it is DPG.
     """
     name, fitting = config.algorithm.name, [n for n, e in ALGORITHMS.items() if e.action_dtype == spec.action.dtype]
     if name == "auto" and fitting:
@@ -54,4 +57,7 @@ def resolved(config: Config, spec: SegmentSpec) -> Config:
         raise UsageError(
             f"algorithm.name={name}: for the actions of {config.environment.task} it must be one of {choice}"
         )
+    for option in DQN_OPTIONS if name == "dpg" else ():
+        if value := getattr(config.algorithm, option):
+            raise UsageError(f"algorithm.{option}={shown(value)}: is an option of DQN, not of DPG; leave it out")
     return config.replace(algorithm=replace(config.algorithm, name=name))

@@ -40,13 +40,16 @@ class SegmentBuilder:
         reward_clip: float,
         life_loss_terminates: bool,
         first_slot: np.ndarray | None = None,
+        value_rescaling: bool = False,
     ):
         """`reward_clip`: rewards are clipped to [-reward_clip, reward_clip]; 0 = no clipping.
 
         `first_slot`: int[E] in [0, max_transitions), the slot where each environment's first segment begins; None = 0.
+        `value_rescaling`: of the initial priorities, see `apex_jax.agent.losses.initial_priority`.
         """
         self._spec = spec
         self._discount = discount
+        self._value_rescaling = value_rescaling
         self._reward_clip = reward_clip or np.inf
         self._life_loss_terminates = life_loss_terminates
         shape = (num_environments, spec.slots)
@@ -86,7 +89,8 @@ class SegmentBuilder:
 
     def _cut(self, env_id: int) -> Segment | None:
         """Returns a full segment (None if no transition starts in it); the next one begins with the overlap."""
-        columns = n_step_columns(Slots(*(array[env_id] for array in self._slots)), self._spec, self._discount)
+        slots = Slots(*(array[env_id] for array in self._slots))
+        columns = n_step_columns(slots, self._spec, self._discount, self._value_rescaling)
         segment = Segment(self._frames[env_id].copy(), columns) if columns["priority"].any() else None
         overlap = self._spec.overlap
         for array in (self._frames, *self._slots):
@@ -104,7 +108,7 @@ def spread_first_slots(spec: SegmentSpec, num_environments: int) -> np.ndarray:
     return np.arange(num_environments) * spec.max_transitions // num_environments
 
 
-def n_step_columns(slots: Slots, spec: SegmentSpec, discount: float) -> Columns:
+def n_step_columns(slots: Slots, spec: SegmentSpec, discount: float, value_rescaling: bool) -> Columns:
     """Returns the columns of a full segment, the transitions that start in it, from its slots [L]."""
     columns = zero_columns(spec)
     starts, returns, discounts, steps = _n_step_returns(slots, spec.frame_stack, spec.n_step, discount)
@@ -113,7 +117,7 @@ def n_step_columns(slots: Slots, spec: SegmentSpec, discount: float) -> Columns:
     columns["discount"][starts] = discounts
     columns["action"][starts] = slots.action[starts]
     columns["bootstrap_offset"][starts] = steps
-    columns["priority"][starts] = initial_priority(returns, discounts, *values)
+    columns["priority"][starts] = initial_priority(returns, discounts, *values, value_rescaling=value_rescaling)
     return columns
 
 

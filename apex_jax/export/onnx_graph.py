@@ -18,7 +18,7 @@ from onnx import helper, numpy_helper
 OPSET = 18  # of 2022: every ONNX Runtime from 1.14 on has it
 IR_VERSION = 8  # the file format of that time
 ELEMENTWISE = {
-    **{"add": "Add", "sub": "Sub", "mul": "Mul", "div": "Div", "max": "Max", "min": "Min", "neg": "Neg"},
+    **{"add": "Add", "sub": "Sub", "mul": "Mul", "div": "Div", "pow": "Pow", "max": "Max", "min": "Min", "neg": "Neg"},
     **{"exp": "Exp", "log": "Log", "sqrt": "Sqrt", "abs": "Abs", "tanh": "Tanh", "logistic": "Sigmoid"},
 }
 """By the name of the primitive. Both broadcast as NumPy does."""

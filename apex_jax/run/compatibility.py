@@ -9,10 +9,13 @@ from __future__ import annotations
 from apex_jax.host.errors import printable
 
 _OF_PIXELS = ("channels", "kernel_sizes", "strides")  # absent for a task without pixels
-_OF_VECTORS = ("policy_units", "critic_units", "layer_norm", "normalize_observations")  # absent for a task with pixels
+_OF_VECTORS = ("policy_units", "critic_units", "normalize_observations")  # absent for a task with pixels
 NETWORK_KEYS = (
-    *(f"network.{name}" for name in (*_OF_PIXELS, "hidden_units", "dueling", *_OF_VECTORS)),
+    *(f"network.{name}" for name in (*_OF_PIXELS, "hidden_units", "dueling", "layer_norm", *_OF_VECTORS)),
     "algorithm.twin_critics",
+    "algorithm.munchausen",
+    "algorithm.value_rescaling",
+    "algorithm.quantiles",
 )
 KEYS = (
     "environment.task",
@@ -31,15 +34,18 @@ KEYS = (
     "algorithm.name",
 )
 """A checkpoint is rejected if one of these differs; processes compare all but the last two."""
+OFF = {"layer_norm": "false", "munchausen": "false", "value_rescaling": "false", "quantiles": "0"}
+"""The values of options that a text of an earlier release, which does not have them, implies."""
 MOST_TOLD = 2_500  # characters: enough for two compatibility keys; their UTF-8 always fits in a `Refusal`
 
 
 def differences(before: str, now: str) -> dict[str, tuple[str, str]]:
     """Returns the values (before, now) of each key of KEYS that differs between two compatibility keys.
 
-    A key that only one of them has is ignored: the compatibility keys of earlier releases have fewer.
+    A key that only one of them has is ignored, unless it is one of OFF: the compatibility keys of earlier releases have
+    fewer.
     """
-    ours, theirs = _values(now), _values(before)
+    ours, theirs = _values(now), OFF | _values(before)
     found = {}
     for key in KEYS:
         name = key.rpartition(".")[2]

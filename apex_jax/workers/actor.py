@@ -112,6 +112,7 @@ class Actor:
             config.environment.reward_clip,
             config.environment.life_loss_terminates,
             spread_first_slots(self._spec, num_environments),
+            config.algorithm.value_rescaling,
         )
         tracker = EpisodeTracker(num_environments)
         self._next_metrics, call = time.monotonic() + config.metrics_interval_seconds, 0

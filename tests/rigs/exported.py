@@ -20,15 +20,24 @@ from apex_jax.types import ActionSpec, Interface, SegmentSpec
 from tests.rigs.runs import ROOT
 
 NORMALIZED = ("network.layer_norm=true", "network.normalize_observations=true", "network.policy_units=[16, 24, 8]")
+OPTIONS = (
+    *("algorithm.munchausen=true", "algorithm.value_rescaling=true", "algorithm.quantiles=4"),
+    "network.layer_norm=true",
+)
 PLAIN = ("network.layer_norm=false", "network.normalize_observations=false", "algorithm.twin_critics=true")
 PIXELS = SegmentSpec((44, 44), "uint8", 3, 40, 3, ActionSpec.discrete(6))
 VECTOR = SegmentSpec((10,), "float32", 1, 40, 3, ActionSpec.discrete(3))
 BODY = SegmentSpec((5,), "float32", 1, 40, 3, ActionSpec.continuous(2))
 BOUNDS = ((-2.0, 0.0), (2.0, 10.0))
 KINDS: dict[str, tuple[str, Interface, tuple[str, ...]]] = {
-    "pixels in stacks": ("pong_cpu", Interface(PIXELS, None, None, None), ("network.hidden_units=8",)),
+    "pixels in stacks": (
+        "pong_cpu",
+        Interface(PIXELS, None, None, None),
+        ("network.hidden_units=8", "network.layer_norm=true"),
+    ),
     "a vector": ("catch", Interface(VECTOR, None, None, None), ()),
     "a vector, one stream": ("catch", Interface(VECTOR, None, None, None), ("network.dueling=false",)),
+    "a vector, all options": ("catch", Interface(VECTOR, None, None, None), OPTIONS),
     "continuous, normalized": ("walker", Interface(BODY, {"height": (), "joints": (2, 2)}, *BOUNDS), NORMALIZED),
     "continuous, plain": ("pendulum", Interface(BODY, None, *BOUNDS), PLAIN),
 }

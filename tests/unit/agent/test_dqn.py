@@ -10,28 +10,13 @@ import numpy as np
 import pytest
 
 from apex_jax.agent.algorithm import Algorithm
-from apex_jax.agent.dqn import LearnerState, make_dqn
+from apex_jax.agent.dqn import make_dqn
 from apex_jax.agent.frame_store import FrameStore
-from apex_jax.config import AlgorithmConfig, Config, EnvironmentConfig, LearnerConfig, NetworkConfig
+from apex_jax.config import Config, EnvironmentConfig, NetworkConfig
 from apex_jax.segment_codec import LARGEST_OBSERVATION, value_limits
-from apex_jax.types import ActionSpec, SegmentSpec
-from tests.rigs import reference
+from tests.rigs import reference, reference_dqn
 from tests.rigs.agents import twin_params
-
-VECTORS = SegmentSpec(
-    frame_shape=(5,), frame_dtype="float32", frame_stack=2, slots=16, n_step=3, action=ActionSpec.discrete(3)
-)
-SMALL = NetworkConfig(channels=(), kernel_sizes=(), strides=(), hidden_units=8)
-CAPACITY, BATCH = 10, 12
-
-
-def config(loss: str = "squared", double_q: bool = True, **learner: Any) -> Config:
-    settings: dict[str, Any] = {"learning_rate": 0.01, "optimizer_epsilon": 1e-3, "target_update_interval": 3}
-    return Config(
-        algorithm=AlgorithmConfig(loss=loss, double_q=double_q),
-        network=SMALL,
-        learner=LearnerConfig(**(settings | learner)),
-    )
+from tests.rigs.dqn import VECTORS, batch_of, config, random_batches, random_store
 
 
 @pytest.fixture(scope="module")
@@ -45,64 +30,6 @@ def params(dqn: Algorithm) -> Any:
     return dqn.init(jax.random.key(0)).online_params
 
 
-def random_store(rng: np.random.Generator) -> FrameStore:
-    shape = (CAPACITY, VECTORS.slots)
-    return FrameStore(
-        frames=jnp.asarray(rng.normal(size=(*shape, 5)), jnp.float32),
-        columns={
-            "n_step_return": jnp.asarray(rng.normal(size=shape), jnp.float32),
-            "discount": jnp.asarray(rng.choice([0.0, 0.970299], shape), jnp.float32),
-            "action": jnp.asarray(rng.integers(0, 3, shape), jnp.int32),
-            "bootstrap_offset": jnp.asarray(rng.integers(1, 4, shape), jnp.uint8),
-        },
-    )
-
-
-def random_batches(rng: np.random.Generator, count: int) -> tuple[np.ndarray, np.ndarray]:
-    segment = rng.integers(0, CAPACITY, (count, BATCH))
-    slot = rng.integers(VECTORS.frame_stack - 1, VECTORS.slots - VECTORS.n_step, (count, BATCH))
-    return (segment * VECTORS.slots + slot).astype(np.int32), rng.random((count, BATCH), np.float32)
-
-
-class TwinLearner:
-    """Ape-X DQN in NumPy."""
-
-    def __init__(self, state: LearnerState, config: Config, store: FrameStore) -> None:
-        learner = config.learner
-        self.config, self.updates = config, 0
-        self.online, self.target = twin_params(state.online_params), twin_params(state.target_params)
-        names = ("n_step_return", "discount", "action", "bootstrap_offset")
-        arrays = [store.frames, *(store.columns[name] for name in names)]
-        self.store = [np.asarray(array).reshape(-1, *array.shape[2:]) for array in arrays]
-        constants = (learner.learning_rate, learner.rmsprop_decay, learner.optimizer_epsilon)
-        self.optimizer = reference.RMSProp(self.online, *constants)
-
-    def update(
-        self, indices: np.ndarray, weights: np.ndarray, learning_rate_share: float
-    ) -> tuple[np.ndarray, float, float, float]:
-        """Returns priorities, loss, mean q-value and gradient norm of one update."""
-        frames, n_step_return, discount, action, k = self.store
-        network, rows = reference.DuelingNetwork(), np.arange(BATCH)
-        s_t = np.concatenate([frames[indices - 1], frames[indices]], axis=1)
-        s_tpk = np.concatenate([frames[indices + k[indices] - 1], frames[indices + k[indices]]], axis=1)
-        online_tpk, target_tpk = (network.forward(params, s_tpk)[0] for params in (self.online, self.target))
-        double_q, form = self.config.algorithm.double_q, self.config.algorithm.loss
-        targets = reference.n_step_targets(n_step_return[indices], discount[indices], online_tpk, target_tpk, double_q)
-        q, kept = network.forward(self.online, s_t)
-        loss, dq, priorities = reference.loss_and_gradient(q, action[indices], targets, weights, form)
-        gradients = network.backward(self.online, kept, dq)
-        gradients, norm = reference.clip_by_global_norm(gradients, self.config.learner.max_gradient_norm)
-        stepped = self.optimizer.step(self.online, gradients)
-        self.online = {
-            name: (1 - learning_rate_share) * old + learning_rate_share * stepped[name]
-            for name, old in self.online.items()
-        }
-        self.updates += 1
-        if self.updates % self.config.learner.target_update_interval == 0:
-            self.target = self.online
-        return priorities, loss, q[rows, action[indices]].mean(), norm
-
-
 def assert_params_equal(params: Any, twin: reference.Arrays) -> None:
     ours = twin_params(params)
     assert ours.keys() == twin.keys()
@@ -114,17 +41,26 @@ def assert_params_equal(params: Any, twin: reference.Arrays) -> None:
     config(),
     config(double_q=False, loss="huber"),
     config(max_gradient_norm=0.05),  # every gradient here is larger
-], ids=["paper", "single_q_huber", "clipped"])  # fmt: skip
+    config(munchausen=True),
+    config(value_rescaling=True),
+    config(munchausen=True, value_rescaling=True, loss="huber"),
+    config(quantiles=4),
+    config(quantiles=3, double_q=False),
+    config(quantiles=4, munchausen=True, value_rescaling=True),
+], ids=[
+    *("paper", "single_q_huber", "clipped", "munchausen", "value_rescaling", "both"),
+    *("quantiles", "single_q_quantiles", "all"),
+])  # fmt: skip
 def test_updates_equal_their_numpy_twin(config: Config) -> None:
     rng = np.random.default_rng(3)
     dqn, store = make_dqn(config, VECTORS), random_store(rng)
     state = dqn.init(jax.random.key(0))
-    twin = TwinLearner(state, config, store)
+    twin = reference_dqn.Learner(twin_params(state.online_params), twin_params(state.target_params), config)
     for updates in range(1, 8):  # the target network is copied after updates 3 and 6
         indices, weights = random_batches(rng, 1)
         share = 1 - updates / 10  # of the learning rate
         state, output = dqn.update(state, store, indices, weights, share)
-        priorities, loss, q_value, norm = twin.update(indices[0], weights[0], share)
+        priorities, loss, q_value, norm = twin.update(batch_of(store, indices[0], weights[0]), share)
         assert int(state.updates) == updates
         np.testing.assert_allclose(output.priorities[0], priorities, rtol=1e-4, atol=1e-4)
         np.testing.assert_allclose(output.metrics["losses/td_loss"][0], loss, rtol=1e-4)
@@ -178,7 +114,7 @@ def test_update_donates_the_state_but_not_the_store_and_is_traced_once_per_shape
 @pytest.mark.long
 @pytest.mark.parametrize("loss", ["squared", "huber"])
 def test_largest_accepted_observations_and_returns_keep_learning_finite(loss: str) -> None:
-    settings = config(loss)
+    settings = config(loss=loss)
     dqn, rng = make_dqn(settings, VECTORS), np.random.default_rng(5)
     store = random_store(rng)
     largest = value_limits(settings.replace(environment=EnvironmentConfig(reward_clip=0))).n_step_return

@@ -24,9 +24,10 @@ from tests.rigs import reference
 from tests.rigs.agents import PIXELS, twin_params
 
 
-@pytest.mark.parametrize("dueling", [True, False])
-def test_config_rules_compute_the_number_of_parameters_and_of_sent_bytes(dueling: bool) -> None:
+@pytest.mark.parametrize(("dueling", "quantiles"), [(True, 0), (False, 0), (True, 8)])
+def test_config_rules_compute_the_number_of_parameters_and_of_sent_bytes(dueling: bool, quantiles: int) -> None:
     overrides = ["environment.task=Boxing-v5", f"network.dueling={str(dueling).lower()}"]  # a game with all actions
+    overrides += [f"algorithm.quantiles={quantiles}"]
     config = load(CONFIGS / "paper.yaml", overrides)
     params = jax.eval_shape(make_dqn(config, segment_spec(config)).init, jax.random.key(0)).online_params
     but_biases = sum(leaf.size for leaf in jax.tree.leaves(params) if leaf.ndim > 1)
@@ -58,6 +59,36 @@ def test_pixels_are_scaled_to_0_1_and_frames_are_the_channels() -> None:
     output = dqn.act(params, pixels, jnp.zeros(1), jax.random.key(0), 0)
     np.testing.assert_allclose(output.bootstrap_value, q.max(axis=1), rtol=1e-4)
     assert output.action[0] == q.argmax()
+
+
+def normalized(x: np.ndarray, norm: dict[str, np.ndarray]) -> np.ndarray:
+    """Returns layer normalization of one vector or image over all its elements."""
+    scaled = (x - x.mean()) / np.sqrt(x.var() + 1e-6)
+    return scaled * np.asarray(norm["scale"]) + np.asarray(norm["bias"])
+
+
+@pytest.mark.parametrize("dueling", [True, False])
+def test_layer_norm_is_of_the_last_convolution_and_of_each_hidden_layer_before_their_relus(dueling: bool) -> None:
+    config = NetworkConfig((3, 2), (3, 1), (2, 1), hidden_units=8, dueling=dueling, layer_norm=True)
+    dqn, rng = make_dqn(Config(network=config), PIXELS._replace(frame_shape=(7, 7))), np.random.default_rng(8)
+    params = jax.tree.map(lambda x: rng.normal(size=x.shape), dqn.init(jax.random.key(0)).online_params)
+    layers, pixels = params["params"], rng.integers(0, 256, (1, 4, 7, 7), dtype=np.uint8)
+    features = np.zeros((3, 3, 2))
+    for y in range(3):
+        for x in range(3):
+            window = pixels[0, :, 2 * y : 2 * y + 3, 2 * x : 2 * x + 3] / 255
+            first = np.einsum("fij,ijfc->c", window, layers["Conv_0"]["kernel"]) + layers["Conv_0"]["bias"]
+            features[y, x] = np.maximum(first, 0) @ layers["Conv_1"]["kernel"][0, 0] + layers["Conv_1"]["bias"]
+    torso = np.maximum(normalized(features, layers["torso_norm"]), 0).ravel()
+    hidden = np.split(torso @ layers["hidden"]["kernel"] + layers["hidden"]["bias"], 1 + dueling)
+    norms = [{name: x[stream] for name, x in layers["hidden_norm"].items()} for stream in range(1 + dueling)]
+    streams = [np.maximum(normalized(x, norm), 0) for x, norm in zip(hidden, norms, strict=True)]
+    names = ["value", "advantage"] if dueling else ["q"]
+    heads = [x @ layers[name]["kernel"] + layers[name]["bias"] for x, name in zip(streams, names, strict=True)]
+    q = heads[0] + heads[1] - heads[1].mean() if dueling else heads[0]
+    assert dqn.greedy is not None
+    found = dqn.greedy(jax.tree.map(jnp.float32, params), jnp.asarray(pixels))["q_values"][0]
+    np.testing.assert_allclose(found, q, rtol=1e-4, atol=1e-4)
 
 
 def shapes_of_dpg(config: NetworkConfig, observation: int, action: int) -> list[dict[str, tuple[int, ...]]]:

@@ -47,6 +47,15 @@ def test_real_task_with_an_algorithm_for_other_actions_is_refused_in_one_line(
         make_algorithm(config, segment_spec(config))
 
 
+@pytest.mark.parametrize("name", ["auto", "dpg"])
+@pytest.mark.parametrize(("setting", "value"), [("munchausen", True), ("value_rescaling", True), ("quantiles", 8)])
+def test_option_of_dqn_is_refused_with_dpg(name: str, setting: str, value: Any) -> None:
+    config = Config()
+    config = config.replace(algorithm=replace(config.algorithm, name=name, **{setting: value}))
+    with pytest.raises(UsageError, match=rf"^algorithm\.{setting}=\w+: is an option of DQN, not of DPG; leave it out$"):
+        make_algorithm(config, SPEC._replace(action=CONTINUOUS))
+
+
 def test_auto_is_the_algorithm_for_the_actions_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     def named(name: str) -> Callable[..., Any]:
         return lambda *_: name

@@ -10,7 +10,7 @@ import pytest
 
 from apex_jax.agent.segments import SegmentBuilder, spread_first_slots
 from apex_jax.types import ActionSpec, Segment, SegmentSpec, Step
-from tests.rigs import reference
+from tests.rigs import reference, reference_dqn
 
 GAMMA = 0.9
 
@@ -225,6 +225,17 @@ def test_transition_without_error_stays_drawable() -> None:
     spec = make_spec(frame_stack=1, slots=3, n=1)
     (segment,) = build(SegmentBuilder(spec, 1, GAMMA, 0.0, True), {0: history.steps})
     np.testing.assert_allclose(segment.columns["priority"], [1e-6, 1e-6, 0], rtol=0.1)
+
+
+def test_priorities_of_rescaled_values_are_differences_of_h_of_returns_and_of_h_of_values() -> None:
+    history = History(1, np.random.default_rng(0))
+    for _ in range(3):
+        history.add(reward=20.0, q=(-40.0, 50.0))
+    spec = make_spec(frame_stack=1, slots=3, n=1)
+    (segment,) = build(SegmentBuilder(spec, 1, GAMMA, 0.0, True, value_rescaling=True), {0: history.steps})
+    expected = reference_dqn.h(20 + GAMMA * 50) - reference_dqn.h(-40)
+    np.testing.assert_allclose(segment.columns["priority"], [expected, expected, 0], rtol=1e-6)
+    np.testing.assert_allclose(segment.columns["n_step_return"], [20, 20, 0])
 
 
 def test_consecutive_segments_overlap_and_each_transition_starts_in_one() -> None:

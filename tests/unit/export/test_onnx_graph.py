@@ -44,6 +44,7 @@ def test_policies_compute_the_same_in_onnx_runtime(kind: str) -> None:
 
 @pytest.mark.parametrize("function", [
     lambda x: jnp.exp(-jnp.abs(x)) + jnp.log(x**2 + 1) - jnp.minimum(x, 0.5) * jax.nn.sigmoid(x),
+    lambda x: (x + 1) ** 0.5 * x,
     lambda x: jnp.sqrt(jnp.square(x) + CONSTANT) / jnp.tanh(x + 3),
     lambda x: (x - x.max(axis=1, keepdims=True)).sum(axis=-1),
     lambda x: jnp.concatenate([x, jax.lax.rsqrt(jnp.square(x) + 1)], axis=1).astype(jnp.int32),

@@ -65,6 +65,26 @@ def test_key_that_an_earlier_release_did_not_have_is_no_difference() -> None:
     assert differences("task=Pong-v5", "task=Pong-v5 n_step=3") == {}
 
 
+@pytest.mark.parametrize(
+    "option",
+    ["algorithm.quantiles=8", "algorithm.munchausen=true", "algorithm.value_rescaling=true", "network.layer_norm=true"],
+)
+def test_option_of_dqn_counts_for_weights_and_checkpoints_and_is_off_in_those_of_earlier_releases(option: str) -> None:
+    other = parse([option]).config
+    assert differences(DEFAULT.compatibility_key, other.compatibility_key) == {}
+    name, _, value = option.partition("=")
+    word = name.rpartition(".")[2]
+    for key in ("weights_compatibility_key", "checkpoint_compatibility_key"):
+        default, changed = getattr(DEFAULT, key), getattr(other, key)
+        found = differences(default, changed)
+        assert list(found) == [name]
+        assert found[name][1] == value
+        earlier = " ".join(each for each in default.split(" ") if not each.startswith(f"{word}="))
+        assert earlier != default
+        assert differences(earlier, default) == {}
+        assert differences(earlier, changed) == found
+
+
 @given(before=st.text(), now=st.text())
 def test_any_text_of_a_peer_is_shown_on_one_line_of_limited_length(before: str, now: str) -> None:
     text = told(before, now)
