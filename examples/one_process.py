@@ -52,9 +52,8 @@ class Actor:
         # to 0.0007 in the last one, and stays so for the whole run. (DPG: noise of different scales on the actions.)
         self.exploration = algorithm.exploration(size)
         self.algorithm, self.key = algorithm, jax.random.key(rng.integers(2**31))
-        rules = config.algorithm.discount, game.reward_clip, game.life_loss_terminates
-        first_slot = spread_first_slots(spec, size)
-        self.builder = SegmentBuilder(spec, size, *rules, first_slot, config.algorithm.value_rescaling)
+        rules = config.algorithm.discount, game.reward_clip, game.life_loss_terminates, spread_first_slots(spec, size)
+        self.builder = SegmentBuilder(spec, size, *rules, config.algorithm.value_rescaling)
         self.tracker, self.returns = EpisodeTracker(size), list[float]()  # of the games that have ended
         self.calls = self.steps = 0
 

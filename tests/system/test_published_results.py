@@ -18,7 +18,7 @@ from tests.rigs.runs import ROOT
 @pytest.mark.parametrize("path", sorted((ROOT / "results").glob("*/*.jsonl")), ids=lambda path: path.stem)
 def test_published_file_holds_runs_that_plot_reads(path: Path) -> None:
     for published in read_packed(path):
-        assert published.evaluation.returns.size > 5
+        assert published.evaluation.returns.size > 3
         assert re.search(r"-v\d$", published.task)
 
 
