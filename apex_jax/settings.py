@@ -304,7 +304,10 @@ def _parsed_object(value: Any) -> JsonObject:
         value = json.loads(value) if isinstance(value, str) else value
     if not isinstance(value, dict) or not all(isinstance(name, str) for name in value):
         raise ValueError("must be a mapping, such as {gravity: -5.0}")
-    return JsonObject(json.dumps(value, separators=(",", ":"), sort_keys=True).replace(" ", "\\u0020"))
+    text = json.dumps(value, separators=(",", ":"), sort_keys=True, ensure_ascii=False)
+    if not text.isprintable():
+        raise ValueError("must be printable text on one line")
+    return JsonObject(text.replace(" ", "\\u0020"))
 
 
 def _parsed_number(setting: Setting, kind: type, value: Any) -> int | float:

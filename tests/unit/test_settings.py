@@ -31,10 +31,10 @@ def values_of(setting: Setting) -> st.SearchStrategy[Any]:
     if setting.kind is str:
         return st.text().filter(lambda text: text.isprintable() and "${" not in text and text[:1] != "~")
     if setting.kind is JsonObject:
-        text = st.text(max_size=5).filter(lambda text: "$" not in text)
+        text = st.text(max_size=5).filter(lambda text: text.isprintable() and "$" not in text)
         leaves = st.none() | st.booleans() | st.integers() | st.floats(-1e9, 1e9) | text
         objects = st.dictionaries(text, st.recursive(leaves, st.lists, max_leaves=3), max_size=3)
-        dumped = objects.map(lambda value: json.dumps(value, separators=(",", ":"), sort_keys=True))
+        dumped = objects.map(lambda value: json.dumps(value, separators=(",", ":"), sort_keys=True, ensure_ascii=False))
         return dumped.map(lambda text: JsonObject(text.replace(" ", "\\u0020")))
     if setting.kind == tuple[str, ...]:
         return st.lists(st.sampled_from(["tensorboard", "jsonl", "math"]), unique=True).map(tuple)
