@@ -85,7 +85,8 @@ class MetricsConfig:
 
     loggers: tuple[str, ...] = key(
         ("tensorboard", "jsonl"),
-        "jsonl (which has to be there: live view, plots and limits read it), tensorboard, and installed modules with"
-        " init, log and finish like wandb and trackio; these get the metrics of learner, replay server and evaluator",
+        "jsonl (which has to be there: live view, plots and limits read it), tensorboard, prometheus (/metrics at"
+        " addresses.status), and installed modules with init, log and finish like wandb and trackio; these get the"
+        " metrics of learner, replay server and evaluator",
     )
     project: str = key("apex-jax", "project of wandb, trackio and their like, in which each run is a group")

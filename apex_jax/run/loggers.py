@@ -27,13 +27,20 @@ from apex_jax.settings import SETTINGS
 
 _log = logging.getLogger(__name__)
 
-FILES = ("jsonl", "tensorboard")  # which `MetricsWriter` writes; other names are those of modules
+FILES = ("jsonl", "tensorboard")  # which `MetricsWriter` writes
+PROMETHEUS = "prometheus"  # which reads the status page; other names are those of modules
 FUNCTIONS = ("init", "log", "finish")
 NOT_SENT = ("addresses.", "security.", "storage.")  # keys that are nobody else's business
 
 
 def check_loggers(config: Config) -> None:
-    """Imports the modules of `metrics.loggers`. Raises UsageError for one that is missing or of another form."""
+    """Imports the modules of `metrics.loggers`. Raises UsageError for one that is missing or of another form.
+
+    Prometheus needs no module, but an address: it fetches /metrics from the status page.
+    """
+    if PROMETHEUS in config.metrics.loggers and not config.addresses.status:
+        address = "addresses.status=tcp://127.0.0.1:8080"
+        raise UsageError(f"metrics.loggers: prometheus fetches /metrics from the status page; add {address}")
     for name in _modules(config):
         what = f"metrics.loggers: {name}"
         try:
@@ -113,4 +120,4 @@ class Logger:
 
 
 def _modules(config: Config) -> list[str]:
-    return [name for name in config.metrics.loggers if name not in FILES]
+    return [name for name in config.metrics.loggers if name not in (*FILES, PROMETHEUS)]

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from apex_jax.config import Config, MetricsConfig
+from apex_jax.config import AddressConfig, Config, MetricsConfig
 from apex_jax.host.errors import FatalError, UsageError
 from apex_jax.run.loggers import Logger, check_loggers, make_loggers
 from tests.rigs.services import NAME, calls_of, write_service
@@ -37,6 +38,15 @@ def config_with(*loggers: str, directory: str = "runs/Pong-v5-1") -> Config:
 def test_files_need_no_module() -> None:
     check_loggers(Config())
     assert make_loggers(Config(), "learner", "learner") == []
+
+
+def test_prometheus_needs_an_address_of_the_status_page_and_no_module() -> None:
+    config = config_with("prometheus")
+    with pytest.raises(UsageError, match=r"prometheus .*; add addresses.status=tcp://127.0.0.1:8080$"):
+        check_loggers(config)
+    served = replace(config, addresses=AddressConfig(status="tcp://127.0.0.1:8080"))
+    check_loggers(served)
+    assert make_loggers(served, "learner", "learner") == []
 
 
 @pytest.mark.parametrize(("name", "package"), [("no_such_tracker", "no_such_tracker"), ("no_such.tracker", "no_such")])

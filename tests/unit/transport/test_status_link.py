@@ -72,6 +72,20 @@ def test_prometheus_reads_every_number_of_the_report(served: Served) -> None:
     assert all(sample.labels == {"role": "learner", "name": "learner"} for sample in samples)
 
 
+def test_prometheus_reads_the_report_of_each_process_of_a_local_run_under_its_own_name(served: Served) -> None:
+    learner = {"role": "learner", "name": "learner", "metrics": {"learner/updates": 5}, "healthy": True}
+    actor = {"role": "actor", "name": "actor-0", "metrics": {}, "healthy": False}
+    served.content |= {"role": "local", "name": "local", "reports": {"learner": learner, "actor-0": actor}, "pid": 7}
+    body = served.answer(b"GET /metrics HTTP/1.1\r\n\r\n").decode().partition("\r\n\r\n")[2]
+    samples = [sample for family in text_string_to_metric_families(body) for sample in family.samples]
+    assert sorted((sample.name, sample.labels["role"], sample.labels["name"], sample.value) for sample in samples) == [
+        ("apex_jax_healthy", "actor", "actor-0", 0.0),
+        ("apex_jax_healthy", "learner", "learner", 1.0),
+        ("apex_jax_learner_updates", "learner", "learner", 5.0),
+        ("apex_jax_pid", "local", "local", 7.0),
+    ]
+
+
 def test_slow_and_silent_clients_do_not_block_others(served: Served) -> None:
     clients = [served.connect() for _ in range(3 * MAX_CONNECTIONS)]
     for number, client in enumerate(clients):
