@@ -255,6 +255,9 @@ class LearnerConfig:
         choices=("auto", "float32", "bfloat16"),
     )
     device: str = key("auto", "where the learner runs; auto = GPU where there is one", choices=("auto", "cpu", "gpu"))
+    devices: int = key(
+        1, "devices that share each batch and the frames; 0 = all GPUs; divides batch and replay servers", "", 0, 64
+    )
 
     @property
     def largest_draw(self) -> int:

@@ -16,6 +16,7 @@ import optax
 
 from apex_jax.agent import losses
 from apex_jax.agent.algorithm import Action, Algorithm, Params, UpdateOutput
+from apex_jax.agent.devices import jit_update, mean_over_devices
 from apex_jax.agent.exploration import noise_ladder
 from apex_jax.agent.frame_store import Array, FrameStore, gather
 from apex_jax.agent.moments import Moments, add_observations, initial_moments, normalized
@@ -97,7 +98,7 @@ def make_dpg(config: Config, spec: SegmentSpec, compute_dtype: Any = jnp.float32
     return Algorithm(
         init=jax.jit(init),
         act=jax.jit(act),
-        update=jax.jit(_make_update(config, spec, pi, q, optimizers), donate_argnums=0),
+        update=jit_update(_make_update(config, spec, pi, q, optimizers), config.learner.devices),
         acting_params=acting_params,
         exploration=lambda size: noise_ladder(size, config.actor.largest_noise, config.actor.smallest_noise),
         greedy=greedy,
@@ -137,7 +138,7 @@ def _make_update(
         observation_t, observation_tpk = batch.observation_t.reshape(size, -1), batch.observation_tpk.reshape(size, -1)
         moments = state.moments
         if config.network.normalize_observations:
-            moments = add_observations(moments, observation_t)
+            moments = add_observations(moments, observation_t, config.learner.devices)
         x_t, x_tpk = (normalized(each, moments.mean, moments.variance) for each in (observation_t, observation_tpk))
 
         q_target_tpk = q(state.target_critics, x_tpk, pi(state.target_policy, x_tpk))
@@ -147,6 +148,10 @@ def _make_update(
             state.critics, x_t, columns["action"], target, weights
         )
         policy_grads, action, policy_value = policy_gradient(state, x_t)  # of the critics before their update
+        saturation = (jnp.abs(action) > SATURATED).mean()
+        critic_grads, policy_grads, value, q_value, policy_value, saturation = mean_over_devices(
+            (critic_grads, policy_grads, value, q_value, policy_value.mean(), saturation), config.learner.devices
+        )
 
         deltas, critic_opt_state = optimizers.critics.update(critic_grads, state.critic_opt_state, state.critics)
         critics = optax.apply_updates(state.critics, optax.tree.scale(learning_rate_share, deltas))
@@ -160,9 +165,9 @@ def _make_update(
             "losses/td_loss": value,  # of the critics: weighted, mean over the batch
             "losses/q_values": q_value,  # mean of q(s_t, a_t)
             "losses/gradient_norm": optax.tree.norm(critic_grads),  # global, before clipping
-            "losses/policy_loss": -policy_value.mean(),
+            "losses/policy_loss": -policy_value,
             "losses/policy_gradient_norm": optax.tree.norm(policy_grads),
-            "losses/action_saturation": (jnp.abs(action) > SATURATED).mean(),
+            "losses/action_saturation": saturation,
         }
         state = DPGState(
             policy, critics, target_policy, target_critics, policy_opt_state, critic_opt_state, moments, updates

@@ -19,6 +19,7 @@ import optax
 
 from apex_jax.agent import losses, munchausen, value_rescaling
 from apex_jax.agent.algorithm import Action, Algorithm, Params, UpdateOutput
+from apex_jax.agent.devices import jit_update, mean_over_devices
 from apex_jax.agent.exploration import epsilon_ladder
 from apex_jax.agent.frame_store import FrameStore, Transitions, gather
 from apex_jax.agent.networks import QNetwork
@@ -125,6 +126,7 @@ def make_dqn(
         batch = gather(store, indices, spec.frame_stack)
         gradient = jax.value_and_grad(loss, has_aux=True)
         (value, (priorities, q_value)), grads = gradient(state.online_params, state.target_params, batch, weights)
+        grads, value, q_value = mean_over_devices((grads, value, q_value), config.learner.devices)
         deltas, opt_state = optimizer.update(grads, state.opt_state, state.online_params)
         deltas = optax.tree.scale(learning_rate_share, deltas)
         online_params = optax.apply_updates(state.online_params, deltas)
@@ -150,7 +152,7 @@ def make_dqn(
     return Algorithm(
         init=jax.jit(init),
         act=jax.jit(act),
-        update=jax.jit(update, donate_argnums=0),
+        update=jit_update(update, config.learner.devices),
         acting_params=lambda state: state.online_params,
         exploration=lambda size: epsilon_ladder(size, config.actor.base_epsilon, config.actor.epsilon_exponent),
         evaluation_exploration=config.evaluator.epsilon,

@@ -35,8 +35,10 @@ def store_bytes(spec: SegmentSpec, capacity_segments: int) -> int:
     return capacity_segments * (spec.slots * spec.frame_bytes + column_bytes)
 
 
-def create_store(spec: SegmentSpec, capacity_segments: int, memory_bytes: int | None = None) -> FrameStore:
-    """Returns an empty store for `capacity_segments` segments on JAX's default device.
+def create_store(
+    spec: SegmentSpec, capacity_segments: int, memory_bytes: int | None = None, device: jax.Device | None = None
+) -> FrameStore:
+    """Returns an empty store for `capacity_segments` segments on a device; None: JAX's default device.
 
     Raises ValueError if it needs more than `memory_bytes`, so that a run fails at its start, with a clear message.
     """
@@ -47,9 +49,9 @@ def create_store(spec: SegmentSpec, capacity_segments: int, memory_bytes: int | 
             f" of which {memory_bytes / 1e9:.1f} GB fit: lower replay.capacity_transitions to at most {most}"
         )
     return FrameStore(
-        frames=jnp.zeros((capacity_segments, spec.slots, *spec.frame_shape), spec.frame_dtype),
+        frames=jnp.zeros((capacity_segments, spec.slots, *spec.frame_shape), spec.frame_dtype, device=device),
         columns={
-            name: jnp.zeros((capacity_segments, *column.shape), column.dtype)
+            name: jnp.zeros((capacity_segments, *column.shape), column.dtype, device=device)
             for name, column in _stored(zero_columns(spec)).items()
         },
     )
