@@ -43,7 +43,7 @@ class Actor:
         hello = ActorHello(self._run_id, config.compatibility_key, config.actor.environments)
         queue_size = max(config.actor.environments, config.actor.max_outstanding_segments)
         overflow = config.actor.overflow
-        address = config.addresses.experience
+        address = config.addresses.experience[0]
         self._stream = ExperienceClient(sockets, address, spec, hello, queue_size, overflow, limit, run)
         self._step_rate, self._wait_rate = RateMeter(), RateMeter()
         self._waited_seconds = 0.0  # total time blocked on the replay server
