@@ -61,6 +61,8 @@ def _size_rules(config: Config) -> Iterator[Rule]:
     least = f"must be at least actor.segment_slots={slots}{of_each}"
     yield capacity, replay.capacity_transitions >= slots * servers, least
     yield "replay.servers", servers == 1 or not replay.columns, "must be 1 with replay.columns"
+    most = f"must be at most {config.ladder_size}, the environments of the fleet (actor.ladder_size)"
+    yield "replay.servers", servers <= config.ladder_size, most
     why = "must be 1 with storage.url, which keeps a copy of one replay server"
     yield "replay.servers", servers == 1 or not config.storage.url, why
     per_segment = max(1, slots - overlap)

@@ -23,6 +23,7 @@ _log = logging.getLogger(__name__)
 
 ANSWER_SECONDS = 3.0  # without an answer, after which batches are drawn from the other shards
 POLL_SECONDS = 0.5
+GONE_SECONDS = 60.0  # a restart of a server on its machine takes less
 
 
 class Batches(NamedTuple):
@@ -66,6 +67,7 @@ class Shard:
 
     number: int
     client: SamplingClient
+    joined_seconds: float  # when it was last joined
     epoch: int = 0  # of the client, when this record began
     total_priority: float = 0.0
     size_transitions: int = 0
@@ -151,6 +153,7 @@ class Shards:
                     window,
                     self._arrived,
                 ),
+                self._joined_seconds,
             )
             for number, address in enumerate(addresses)
         ]
@@ -180,6 +183,11 @@ class Shards:
     def is_finish_received(self) -> bool:
         """Returns whether every shard has acknowledged `finish`."""
         return all(shard.client.is_finish_received.is_set() for shard in self.shards)
+
+    def gone(self, now_seconds: float) -> frozenset[int]:
+        """Returns the shards that have been away for GONE_SECONDS, whose actors should move on."""
+        away = (shard.number for shard in self.shards if now_seconds - shard.joined_seconds > GONE_SECONDS)
+        return frozenset(away)
 
     def count_steps(self, environment_steps: int) -> None:
         """Sets the environment steps of the whole run, which every shard is told."""
@@ -264,7 +272,11 @@ class Shards:
                 self._rejoin(shard, shard.client.epoch)
         if len(self.shards) == 1:
             return
-        joined, now = sum(shard.is_joined for shard in self.shards), time.monotonic()
+        now, joined = time.monotonic(), 0
+        for shard in self.shards:
+            if shard.is_joined:
+                joined += 1
+                shard.joined_seconds = now
         if joined != self._shown:
             self._shown = joined
             _log.info("%d of %d replay servers are joined", joined, len(self.shards))

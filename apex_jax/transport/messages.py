@@ -266,6 +266,8 @@ class WeightsHello(NamedTuple):
     compatibility_key: Annotated[str, Text(1024)]  # see `Config.weights_compatibility_key`
     architecture: Annotated[str, Text(128)]  # digest of the names and shapes of the network's leaves
     run_identity: RunIdentity = ""
+    environments: Annotated[int, Integer(0, 4096)] = 0  # of an actor; 0 = no actor
+    shard: Annotated[int, Integer(-1, MAX_SHARDS - 1)] = -1  # replay server of this actor, -1 = none yet
 
 
 class WeightsHeartbeat(NamedTuple):
@@ -282,6 +284,7 @@ class WeightsOffer(NamedTuple):
     version: Annotated[int, Integer(0)]  # increases over the whole run, across restarts of the learner; 0 = none yet
     final: Annotated[bool, Flag()]  # the run is over: there will be no newer weights
     run_identity: RunIdentity = ""
+    shard: Annotated[int, Integer(0, MAX_SHARDS - 1)] = 0  # replay server to which an actor should belong
 
 
 class WeightsRequest(NamedTuple):

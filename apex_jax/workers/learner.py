@@ -96,6 +96,7 @@ class Learner:
                 config.weights_compatibility_key,
                 architecture,
                 role.run_identity,
+                config.replay.servers,
             )
             opened.callback(self._weights.close)
             if role.run_identity.name:  # otherwise after the replay server has sent the run identity
@@ -264,6 +265,7 @@ class Learner:
             self._publish()
             self._next_publish = now + self._role.config.learner.publish_interval_seconds
         if now >= self._next_metrics:
+            self._weights.placement.closed = self._stream.gone(now)
             self._write_metrics()
             self.counters.read_evaluations()
             self._next_metrics = now + self._role.config.metrics_interval_seconds
