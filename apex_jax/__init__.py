@@ -40,6 +40,7 @@
       sum_tree       draws in proportion to a value
       replay         the modules below as one object
       buffer         ring of encoded segments, prioritized draws, priority updates
+      shares         batches over several replay servers, and importance weights
       rate_limiter   keeps the ratio of transitions drawn to transitions stored
       ledger         the outcome of every transition
       journal        records every event, and restores the replay from these records
@@ -102,6 +103,7 @@
       outbox         an actor's segments until they are stored
       membership     the connected actors, and the order in which their segments are stored
       sampling_client, sampling_server       run in the learner and in the replay server
+      shards         the sampling clients of several replay servers as one stream
       weights_client, weights_server         run in actors and evaluator, and in the learner
       connection     parts common to the three clients: hellos, heartbeats, whether the server is joined or lost
       episode_means  returns of the actors' games between two reports

@@ -18,6 +18,7 @@ from apex_jax.config_services import EvaluatorConfig as EvaluatorConfig
 from apex_jax.config_services import MetricsConfig as MetricsConfig
 from apex_jax.config_services import SecurityConfig as SecurityConfig
 from apex_jax.config_services import StorageConfig as StorageConfig
+from apex_jax.config_services import server_name as server_name
 
 GPU_UPDATES_PER_CALL = 8  # for learner.updates_per_call=0 on a GPU, which would otherwise wait for Python
 CPU_TRANSITIONS_PER_CALL = 256  # for the same on a CPU: as many updates as fit in this many transitions, but 1 to 8
@@ -182,6 +183,8 @@ class ActorConfig:
 class ReplayConfig:
     """Prioritized replay (Schaul et al. 2016)."""
 
+    servers: int = key(1, "replay servers; capacity_transitions and min_size_to_sample are of all together", "", 1, 64)
+    index: int = key(0, "number of a replay server among them, from 0, for --role replay", "", 0, 63)
     capacity_transitions: int = key(2_000_000, "oldest segments leave when it is full", "transitions", 64, 2**30)
     min_size_to_sample: int = key(50_000, "learning starts at this many", "transitions", 1, 2**30)
     priority_exponent: float = key(0.6, "alpha: P(i) is proportional to priority^alpha; 0 = uniform replay", "", 0, 10)
@@ -212,6 +215,11 @@ class ReplayConfig:
         "the replay server alone, for items of programs of your own (docs/replay.md): NAME:DTYPE or NAME:DTYPE[SHAPE]"
         " of each column, as in 'tokens:int32[512], reward:float32'; empty = experience of environment.task",
     )
+
+    @property
+    def capacity_of_server(self) -> int:
+        """Transitions that each replay server holds at most."""
+        return self.capacity_transitions // self.servers
 
 
 @dataclass(frozen=True)

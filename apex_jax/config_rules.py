@@ -55,10 +55,18 @@ def _size_rules(config: Config) -> Iterator[Rule]:
         why = f"because a segment is sent in one message of at most {MAX_SEGMENT_BYTES >> 20} MiB; lower either"
         most = f"must be at most {largest}, with environment.frame_size={environment.frame_size}, {why}"
         yield "actor.segment_slots", slots <= largest, most
-    capacity = "replay.capacity_transitions"
-    yield capacity, replay.capacity_transitions >= slots, f"must be at least actor.segment_slots={slots}"
+    capacity, servers = "replay.capacity_transitions", replay.servers
+    yield "replay.index", replay.index < servers, f"must be 0 to {servers - 1}, with replay.servers={servers}"
+    of_each = f" x replay.servers={servers}" if servers > 1 else ""
+    least = f"must be at least actor.segment_slots={slots}{of_each}"
+    yield capacity, replay.capacity_transitions >= slots * servers, least
+    yield "replay.servers", servers == 1 or not replay.columns, "must be 1 with replay.columns"
+    most = f"must be at most {config.ladder_size}, the environments of the fleet (actor.ladder_size)"
+    yield "replay.servers", servers <= config.ladder_size, most
+    why = "must be 1 with storage.url, which keeps a copy of one replay server"
+    yield "replay.servers", servers == 1 or not config.storage.url, why
     per_segment = max(1, slots - overlap)
-    segments = max(2, replay.capacity_transitions // per_segment)
+    segments = servers * max(2, replay.capacity_of_server // per_segment)
     most = f"must be at most {segments * per_segment}, what fits in {capacity}, or learning never starts"
     yield "replay.min_size_to_sample", replay.min_size_to_sample <= segments * per_segment, most
     most = f"must be at most {(2**31 - 1) // slots * per_segment}, because a replay index (frame slot) has 31 bits"
@@ -155,8 +163,13 @@ def _pixels_seen(outputs: int, layers: list[tuple[int, int]]) -> int:
 
 
 def _address_rules(config: Config) -> Iterator[Rule]:
-    addresses = dataclasses.asdict(config.addresses)
-    for field, address in addresses.items():
+    servers = config.replay.servers
+    links = [field.name for field in dataclasses.fields(config.addresses)]
+    addresses = [(link, address) for link in links for address in config.addresses.of_link(link)]
+    for link in ("experience", "sampling"):
+        entries = f"must have one entry for each of replay.servers={servers}, or that of one replay server"
+        yield f"addresses.{link}", len(config.addresses.of_link(link)) in (1, servers), entries
+    for field, address in addresses:
         if field == "status" and address == "":
             continue
         name = f"addresses.{field}"
@@ -169,7 +182,7 @@ def _address_rules(config: Config) -> Iterator[Rule]:
         yield name, scheme == "tcp" or is_path, f"must be ipc://PATH with 1 to {MAX_IPC_PATH_BYTES} bytes of path"
         is_file = scheme == "tcp" or not place.startswith(("@", "*"))  # @: any user can connect, *: no client finds it
         yield name, is_file, "must be the path of a file, so that its permissions say who can enter"
-        is_own = list(addresses.values()).count(address) == 1
+        is_own = [each for _, each in addresses].count(address) == 1
         yield name, is_own, "is used twice; give each link its own address"
 
 

@@ -123,8 +123,7 @@ def check_hosts(role: str, config: Config) -> None:
     """
     if role == "evaluator" and config.evaluator.checkpoint:
         return
-    for link in CONNECTS.get(role, ()):
-        address = getattr(config.addresses, link)
+    for link, address in [(name, each) for name in CONNECTS.get(role, ()) for each in config.addresses.of_link(name)]:
         if address.startswith("tcp://*:"):
             raise RunError(f"addresses.{link}={address}: * is for the server of that link; give its host name here")
         try:

@@ -26,14 +26,15 @@ from apex_jax.config import Config
 from apex_jax.host.errors import RunError, UsageError
 from apex_jax.item_codec import columns_of, item_dtype, item_spec, segment_of
 from apex_jax.links.experience_client import ExperienceClient
-from apex_jax.links.sampling_client import Item, SamplingClient, Segments
+from apex_jax.links.sampling_client import Segments
+from apex_jax.links.shards import Merged, Shards
 from apex_jax.process import check_hosts, new_run_id
 from apex_jax.settings import load
 from apex_jax.transport.messages import ActorHello, LearnerHello
 from apex_jax.transport.security import link_context
 from apex_jax.types import SegmentSpec
 
-Handles: TypeAlias = Item
+Handles: TypeAlias = Merged
 """Where the items of a batch are in the replay; valid for `update_priorities`, as often as wanted."""
 
 POLL_SECONDS = 0.002  # between two looks at the acknowledgements
@@ -167,7 +168,7 @@ class _Writer:
     def __init__(self, config: Config, spec: SegmentSpec, dtype: np.dtype) -> None:
         check_hosts("actor", config)
         self._context = link_context(config, "actor")
-        self._address = config.addresses.experience
+        self._address = config.addresses.experience[0]
         self._spec = spec
         self._client = ExperienceClient(
             self._context,
@@ -231,16 +232,18 @@ class _Reader:
         self._context = link_context(config, "learner")
         self._config = config
         self._dtype = dtype
-        capacity_segments = spec.ring_segments(config.replay.capacity_transitions)
+        capacity_segments = spec.ring_segments(config.replay.capacity_of_server)
         self._ring = np.zeros((capacity_segments, spec.slots, *spec.frame_shape), np.uint8)  # takes memory when written
-        self._last: Item | None = None  # the newest batch, whose credit is returned at the next draw
-        self._client = SamplingClient(
+        self._last: Merged | None = None  # the newest batch, whose credit is returned at the next draw
+        self._client = Shards(
             self._context,
             config.addresses.sampling,
             spec,
             LearnerHello(new_run_id(), config.compatibility_key, 0, 1, config.learner.batch_size),
             capacity_segments,
-            groups=1 + prefetch,
+            1 + prefetch,
+            config.replay.importance_sampling_exponent,
+            np.random.default_rng(config.seed),
             away_limit_seconds=config.away_limit_seconds,
         )
 
@@ -271,7 +274,7 @@ class _Reader:
 
     def _why_no_batch(self) -> str:
         if self._client.peer_state != "joined":
-            return _link(self._config.addresses.sampling, self._client.peer_state)
+            return _link(self._config.addresses.sampling[0], self._client.peer_state)
         replay = self._config.replay
         few = f"fewer than replay.min_size_to_sample={replay.min_size_to_sample} items are stored"
         ratio = f", or replay.samples_per_insert={replay.samples_per_insert:g} asks for more inserts"

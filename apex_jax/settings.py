@@ -280,6 +280,8 @@ def _parsed(setting: Setting, kind: Any, value: Any) -> Any:
         return _parsed_object(value)
     if kind in (int, float):
         return _parsed_number(setting, kind, value)
+    if isinstance(value, str) and setting.name.startswith("addresses."):
+        value = [value]  # a list of one entry
     if not isinstance(value, list):
         items = "names" if get_args(kind)[0] is str else f"whole numbers, {setting.allowed}"
         raise ValueError(f"must be a list of {items}, such as {yaml_text(setting.default)}")

@@ -104,7 +104,7 @@ def measure(link: Link, seconds: float, per_segment: float) -> dict[str, float]:
     ingest = (link.load.sent_segments - first) / (time.monotonic() - started) * per_segment
     link.load.set_rate(PAPER_TRANSITIONS_PER_SECOND / per_segment)
     addresses = link.config.addresses
-    drawn, _ = draw(addresses.sampling, link.config, link.load, 8, seconds, per_segment, link.learner)
+    drawn, _ = draw(addresses.sampling[0], link.config, link.load, 8, seconds, per_segment, link.learner)
     link.load.set_rate(PAUSED)
     joined = seconds_to_join(link)
     return {"transitions/s in": ingest, "batches/s out": drawn.batches_per_second, "s for 360 actors to join": joined}
@@ -114,7 +114,7 @@ def seconds_to_join(link: Link) -> float:
     """Returns the seconds until the server has welcomed a fleet whose actors all connect at the same time."""
     context = LinkContext.of(link.actor)
     started = time.monotonic()
-    address, compatibility_key = link.config.addresses.experience, link.config.compatibility_key
+    address, compatibility_key = link.config.addresses.experience[0], link.config.compatibility_key
     fleet = [SimulatedActor(context, address, compatibility_key) for _ in range(FLEET)]
     waiting = fleet
     while waiting:

@@ -20,6 +20,7 @@ import zmq
 from apex_jax.process import new_run_id
 from apex_jax.transport import sockets
 from apex_jax.transport.messages import (
+    NO_COUNTS,
     ActorHello,
     ActorStatus,
     ActorWelcome,
@@ -214,7 +215,7 @@ class DrawingClient:
         self._context = LinkContext.of(security)
         self._socket = sockets.connect_sampling(self._context, address)
         self._run_id = new_run_id()
-        self._batches_at_once = batches_at_once
+        self._batches_at_once, self._batch_size = batches_at_once, batch_size
         rng = np.random.default_rng(0)
         self._priorities = rng.random(batches_at_once * batch_size).astype(np.float32) + 1e-3
         self._asked_seconds: deque[float] = deque()
@@ -260,7 +261,8 @@ class DrawingClient:
 
     def _ask(self, groups: int, segments: int) -> None:
         self._asked_seconds.extend([time.monotonic()] * groups)
-        self._send(Credit(self._run_id, groups, segments))
+        counts = np.full((groups, self._batches_at_once), self._batch_size, np.int32)
+        self._send(Credit(self._run_id, segments, counts if groups else NO_COUNTS))
 
     def _answer(self, batches: IndexBatches) -> None:
         indices, generations = batches.indices.ravel(), batches.generations.ravel()

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from apex_jax.replay.buffer import importance_weights
+from apex_jax.replay.shares import importance_weights
 from apex_jax.replay.sum_tree import SumTree
 from benchmarks.report import finish, peer, say, target
 from benchmarks.timing import medians, ratio, side_by_side

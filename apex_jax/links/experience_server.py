@@ -69,7 +69,9 @@ class ExperienceServer:
         self._replay = replay
         self._limits = value_limits(config)
         self._run_identity = run or RunIdentity()
-        self._membership = Membership(config.ladder_size, GONE_ACTORS * config.actor.max_outstanding_segments)
+        most_left_behind = GONE_ACTORS * config.actor.max_outstanding_segments
+        replay_config = config.replay
+        self._membership = Membership(config.ladder_size, most_left_behind, replay_config.index, replay_config.servers)
         self._unread_after = 0  # messages read since the socket was last empty
         self._log_lines = LimitedLog(_log)
         self._handlers: dict[type, Callable[[bytes, Any, float], None]] = {

@@ -53,11 +53,16 @@ class Actor:
 class Membership:
     """The connected actors, and the disconnected actors that have pending segments."""
 
-    def __init__(self, ladder_size: int, most_left_behind: int) -> None:
-        """`most_left_behind`: maximum number of pending segments of disconnected actors."""
+    def __init__(self, ladder_size: int, most_left_behind: int, index: int = 0, servers: int = 1) -> None:
+        """`most_left_behind`: maximum number of pending segments of disconnected actors.
+
+        `index`: of this server among the replay servers of the run, which assign every so-manieth ladder index and
+        incarnation each: no two assign the same, and the actors of each server explore over the whole ladder.
+        """
         self.actors: dict[bytes, Actor] = {}  # by connection
         self.gone: dict[int, Actor] = {}  # disconnected actors with pending segments, by run id, oldest first
         self._most_left_behind = most_left_behind
+        self._index, self._servers = index, servers
         self._occupants = np.zeros(ladder_size, np.int64)
         self._turns: deque[Actor | None] = deque()  # connected actors with pending segments; None = all of `gone`
 
@@ -70,20 +75,27 @@ class Membership:
     def choose(self, hello: ActorHello, incarnations: int, now_seconds: float) -> tuple[int, np.ndarray]:
         """Returns an actor's incarnation and ladder indices: those of its hello if they are valid, else new ones.
 
-        `incarnations`: how many were assigned so far, by this server and those before it.
+        An actor that comes from another server brings its ladder indices, but no incarnation.
+        `incarnations`: highest one assigned so far, by this server and those before it.
         """
         connection = self.connection_of(hello.run_id)
         if connection is not None:
             return self.actors[connection].incarnation, self.actors[connection].ladder_indices
         # An assigned incarnation may exceed MAX_INCARNATION, after another actor has claimed the maximum.
         is_believed = 1 <= hello.incarnation <= max(MAX_INCARNATION, incarnations)
-        incarnation, ladder_indices = hello.incarnation if is_believed else incarnations + 1, hello.ladder_indices
+        incarnation = hello.incarnation if is_believed else self._next_incarnation(incarnations)
+        ladder_indices = hello.ladder_indices
         on_ladder = not ladder_indices.size or 0 <= ladder_indices.min() <= ladder_indices.max() < len(self._occupants)
-        if not (is_believed and on_ladder and ladder_indices.size == hello.num_environments):
-            ladder_indices = choose_ladder_indices(
-                self._occupants_seen_since(now_seconds - QUIET_SECONDS), hello.num_environments
-            )
+        is_new = hello.incarnation == 0
+        if not ((is_believed or is_new) and on_ladder and ladder_indices.size == hello.num_environments):
+            occupants = self._occupants_seen_since(now_seconds - QUIET_SECONDS)[self._index :: self._servers]
+            places = choose_ladder_indices(occupants, hello.num_environments)
+            ladder_indices = places * np.int32(self._servers) + np.int32(self._index)
         return incarnation, ladder_indices
+
+    def _next_incarnation(self, incarnations: int) -> int:
+        """Returns the lowest incarnation above `incarnations` that this server may assign."""
+        return self._index + 1 + self._servers * max(0, -((self._index - incarnations) // self._servers))
 
     def join(self, identity: bytes, actor: Actor) -> None:
         """Adds an actor, or moves it to this connection, which must be unused."""

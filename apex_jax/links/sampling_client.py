@@ -38,6 +38,7 @@ _log = logging.getLogger(__name__)
 
 SEGMENTS_WINDOW = 256  # segments sent to the learner and not yet in its frame store
 SILENT_SECONDS = 20.0  # until the server counts as lost; a reconnection resends all live segments
+ROUNDING = 1e-9  # of a probability of 1
 REFUSED_SECONDS = 30.0  # retry limit while another learner is connected; a dead one is evicted after 10
 
 
@@ -47,6 +48,9 @@ class Segments(NamedTuple):
     slots: np.ndarray  # int32[N]
     frames: np.ndarray  # uint8|float32[N, L, *O]
     columns: Columns  # [N, L, ...] each
+    total_priority: float  # of the server, as in `StreamedSegments`
+    size_transitions: int
+    allowed_draws: int
 
 
 class Item(NamedTuple):
@@ -59,9 +63,9 @@ class Item(NamedTuple):
 class SamplingClient:
     """Receives and decodes segments and batches on its own thread, and sends credit and priorities back.
 
-    The learner calls `next` for an item, `consumed` when it has processed the item, and `update_priorities`. When the
-    replay server is lost, the client reconnects until it is back; the stream then restarts with the live segments.
-    The credit granted to the server bounds the pending items.
+    `ask` requests batches, `next` returns an item, `consumed` returns the credit of segments that were processed. When
+    the replay server is lost, the client reconnects until it is back; the stream then restarts with the live segments,
+    and what was asked before has no answer. What was asked, and the credit for segments, bound the pending items.
     """
 
     def __init__(
@@ -74,11 +78,15 @@ class SamplingClient:
         groups: int,
         away_limit_seconds: float = 0.0,
         run: RunIdentity | None = None,
+        window: int = SEGMENTS_WINDOW,
+        arrived: threading.Event | None = None,
     ):
-        """Connects. `capacity_segments`: of the frame store; `groups`: `IndexBatches` pending or being processed.
+        """Connects. `capacity_segments`: of the server; `groups`: most `IndexBatches` asked for and not returned.
 
         `run`: the run of this learner, which adopts the server's if it has none yet; None = any.
         `away_limit_seconds`: how long the server may be unreachable before a RunError is raised; 0 = forever.
+        `window`: segments sent to the learner and not yet processed; `arrived`: set with each new item, and when the
+        server is joined.
         """
         patience = Patience(SILENT_SECONDS, away_limit_seconds, REFUSED_SECONDS)
         self._connection = Connection("replay server", address, run, patience)
@@ -86,20 +94,27 @@ class SamplingClient:
         self._hello = hello
         self.environment_steps = hello.environment_steps  # of the whole run; updated by the learner
         self._capacity_segments = capacity_segments
-        self._groups = groups
-        # Each item uses at least one group or segment of credit; one more slot is for the final error.
-        self._items: queue.Queue[Item | RunError] = queue.Queue(groups + SEGMENTS_WINDOW + 1)
+        self._window = window
+        # Each item answers a request or uses a segment of credit; one more slot is for the final error.
+        self._items: queue.Queue[Item | RunError] = queue.Queue(groups + window + 1)
         self._outbox: deque[tuple[int, Any]] = deque()  # (epoch to which it belongs, message)
-        self._epoch = 0
+        self._asked: deque[tuple[int, int]] = deque()  # (epoch, transitions) of each request without an answer
+        self.epoch = 0  # number of the connection, from 1
+        self._arrived = arrived or threading.Event()
         self._has_reported = False  # whether corrupt segments were logged
         self._last_word: Finish | None = None
         self.is_finish_received = threading.Event()  # the replay server has acknowledged `finish`
         self._closing = threading.Event()
         self._wake = sockets.WakeUp(context)
-        largest = max(max_streamed_bytes(spec), 4 * hello.batches_at_once * hello.batch_size)
+        largest = max(max_streamed_bytes(spec), 8 * hello.batches_at_once * hello.batch_size)
         connect = partial(sockets.connect_sampling, context, address, max_message_bytes=largest)
         self._thread = threading.Thread(target=self._run, args=(connect,), name="sampling client")
         self._thread.start()
+
+    @property
+    def name(self) -> str:
+        """Name of the server for users, with its address."""
+        return self._connection.name
 
     @property
     def peer_state(self) -> str:
@@ -127,23 +142,28 @@ class SamplingClient:
                 return None
             if isinstance(item, Exception):
                 raise item
-            if item.epoch == self._epoch:  # else, segments before it may have been discarded
+            if item.epoch == self.epoch:  # else, segments before it may have been discarded
                 return item
 
+    def ask(self, counts: np.ndarray, epoch: int) -> None:
+        """Requests G groups of batches, int32[G, K] transitions, of the server that was joined as number `epoch`."""
+        self._asked.extend((epoch, size) for size in counts.sum(axis=1).tolist())
+        self._post(epoch, Credit(self._hello.run_id, 0, counts, self.environment_steps))
+
     def consumed(self, item: Item) -> None:
-        """Returns the credit of a processed item to the server."""
-        segments = len(item.content.slots) if isinstance(item.content, Segments) else 0
-        groups = 0 if isinstance(item.content, Segments) else 1
-        self._post(item.epoch, Credit(self._hello.run_id, groups, segments, self.environment_steps))
+        """Returns the credit of processed segments to the server."""
+        assert isinstance(item.content, Segments)
+        credit = Credit(self._hello.run_id, len(item.content.slots), environment_steps=self.environment_steps)
+        self._post(item.epoch, credit)
 
     def update_priorities(self, item: Item, priorities: np.ndarray) -> None:
-        """Sends the new priorities, float32[K, B], of an item of batches."""
+        """Sends the new priorities, float32[N], of the transitions of an item."""
         assert isinstance(item.content, IndexBatches)
         update = PriorityUpdate(
             run_id=self._hello.run_id,
-            indices=item.content.indices.ravel(),
-            generations=item.content.generations.ravel(),
-            priorities=priorities.ravel(),
+            indices=item.content.indices,
+            generations=item.content.generations,
+            priorities=priorities,
         )
         self._post(item.epoch, update)
 
@@ -155,7 +175,7 @@ class SamplingClient:
 
     def close(self) -> None:
         """Sends a goodbye and ends the thread."""
-        self._post(self._epoch, Goodbye(run_id=self._hello.run_id))
+        self._post(self.epoch, Goodbye(run_id=self._hello.run_id))
         self._closing.set()
         self._thread.join()
         self._wake.close()
@@ -185,18 +205,19 @@ class SamplingClient:
     def _fail(self, error: RunError) -> None:
         self._discard_items()
         self._items.put_nowait(error)
+        self._arrived.set()
 
     def _current_hello(self) -> LearnerHello:
         return self._hello._replace(environment_steps=self.environment_steps)
 
     def _heartbeat(self) -> Finish | Credit:
-        return self._last_word or Credit(self._hello.run_id, 0, 0, self.environment_steps)  # the server answers both
+        return self._last_word or Credit(self._hello.run_id, 0, environment_steps=self.environment_steps)
 
     def _flush(self) -> None:
         """Sends the outbox until the server can take no more; discards messages for older connections."""
         while self._outbox:
             epoch, message = self._outbox[0]
-            if epoch == self._epoch and not self._connection.send(message):
+            if epoch == self.epoch and not self._connection.send(message):
                 return
             self._outbox.popleft()
 
@@ -216,16 +237,17 @@ class SamplingClient:
     def _on_welcome(self, message: LearnerWelcome, now_seconds: float) -> None:
         if message.capacity_segments != self._capacity_segments:
             error = f"{self._connection.name} holds {message.capacity_segments} segments, this learner"
-            fix = "replay.capacity_transitions must be the same for both"
+            fix = "replay.capacity_transitions and replay.servers must be the same for both"
             raise RunError(f"{error} {self._capacity_segments}: {fix}")
         self._connection.join(now_seconds, message.run_identity)
         self._hello = self._hello._replace(run_identity=self._connection.run.name, is_new_run=False)
-        self._epoch += 1
+        self.epoch += 1
         self._discard_items()
         self._connection.send_heartbeat()  # a pending Finish is sent at once
-        credit = Credit(self._hello.run_id, self._groups, SEGMENTS_WINDOW, self.environment_steps)
-        self._outbox.append((self._epoch, credit))
+        credit = Credit(self._hello.run_id, self._window, environment_steps=self.environment_steps)
+        self._outbox.append((self.epoch, credit))
         self._flush()
+        self._arrived.set()
 
     def _discard_items(self) -> None:
         """Discards the items of earlier connections: all live segments are resent, and credit starts anew."""
@@ -235,9 +257,10 @@ class SamplingClient:
 
     def _put(self, content: Segments | IndexBatches) -> None:
         try:
-            self._items.put_nowait(Item(content, self._epoch))
+            self._items.put_nowait(Item(content, self.epoch))
         except queue.Full:
             raise self._connection.broken("sends more than it was given credit for") from None
+        self._arrived.set()
 
     def _on_segments(self, message: StreamedSegments) -> None:
         lengths = message.body_bytes
@@ -253,7 +276,8 @@ class SamplingClient:
             self._report(message, corrupt)
         blank = zero_columns(self._spec)
         stacked = {name: np.stack([(each or blank)[name] for each in columns]) for name in blank}
-        self._put(Segments(message.slots, frames, stacked))
+        holds = (message.total_priority, message.size_transitions, message.allowed_draws)
+        self._put(Segments(message.slots, frames, stacked, *holds))
 
     def _decoded(self, body: memoryview, out: np.ndarray) -> Columns | None:
         """Returns a segment's columns and writes its frames to `out`; None and zeros if it is corrupt."""
@@ -275,16 +299,20 @@ class SamplingClient:
             self._has_reported = True
             _log.warning("segments from the replay server are corrupt: reported to it (logged once, counted)")
         report = CorruptSegments(self._hello.run_id, message.slots[corrupt], message.generations[corrupt])
-        self._outbox.append((self._epoch, report))
+        self._outbox.append((self.epoch, report))
 
     def _on_batches(self, message: IndexBatches) -> None:
-        limit = self._capacity_segments * self._spec.slots
-        fits = (
-            message.indices.shape == (self._hello.batches_at_once, self._hello.batch_size)
-            and 0 <= message.indices.min() <= message.indices.max() < limit
-            and message.weights.min() >= 0
-            and message.weights.max() <= 1  # False for NaN
+        asked = (0, 0)
+        while self._asked and asked[0] != self.epoch:  # requests of earlier connections have no answer
+            asked = self._asked.popleft()
+        if asked[0] != self.epoch:
+            raise self._connection.broken("sends more than it was given credit for")
+        limit, size = self._capacity_segments * self._spec.slots, message.indices.size
+        is_drawn = size == 0 or (
+            0 <= message.indices.min() <= message.indices.max() < limit
+            and message.probabilities.min() > 0
+            and message.probabilities.max() <= 1 + ROUNDING  # False for NaN
         )
-        if not fits:
+        if size != asked[1] or not is_drawn:
             raise self._connection.broken("sends batches that do not fit the replay")
         self._put(message)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -54,7 +54,8 @@ class LearnerPeer:
     batches_at_once: int
     batch_size: int
     cursor: int = 0  # insertion id of the newest segment sent to it
-    groups_credit: int = 0  # `IndexBatches` it can take
+    has_caught_up: bool = False  # whether it has had every live segment since it joined
+    asked: deque[np.ndarray] = field(default_factory=deque)  # int32[K] each, counts of the `IndexBatches` it can take
     segments_credit: int = 0
 
 
@@ -111,12 +112,12 @@ class SamplingServer:
         learner = self.learner
         if learner is None or not self._send_segments(learner):
             return
-        draw_size = learner.batches_at_once * learner.batch_size
-        while learner.groups_credit > 0 and self._replay.can_draw(draw_size):
-            if not sockets.send(self._socket, self._draw(learner, now_seconds), learner.identity):
+        learner.has_caught_up = True
+        while learner.asked and self._can_draw(size := int(learner.asked[0].sum())):
+            if not sockets.send(self._socket, self._draw(learner.asked[0], now_seconds), learner.identity):
                 return
-            learner.groups_credit -= 1
-            self._replay.drawn(draw_size)
+            learner.asked.popleft()
+            self._replay.drawn(size)
 
     @property
     def is_in_arrears(self) -> bool:
@@ -125,10 +126,15 @@ class SamplingServer:
         No new segments are stored meanwhile: actors that are faster than the learner's link would starve the learner.
         """
         learner = self.learner
-        if learner is None or not learner.groups_credit or learner.cursor == self._replay.buffer.inserted_segments:
+        if learner is None or learner.cursor == self._replay.buffer.inserted_segments:
             return False
-        draw_size = learner.batches_at_once * learner.batch_size
-        return self._replay.can_draw(draw_size)
+        if not learner.asked:  # a learner of several servers asks this one once it has caught up
+            return not learner.has_caught_up and self._replay.can_draw(1)
+        return self._can_draw(int(learner.asked[0].sum()))
+
+    def _can_draw(self, size: int) -> bool:
+        """Returns whether so many transitions can be drawn now; none can be drawn at any time."""
+        return size == 0 or self._replay.can_draw(size)
 
     def evict_dead_peers(self, now_seconds: float) -> None:
         """Evicts a learner that has been silent for PEER_TIMEOUT_SECONDS, so that another can connect."""
@@ -144,27 +150,34 @@ class SamplingServer:
                 return False
             body_bytes = np.array([len(body) for body in run.bodies], np.int32)
             count = max(1, int(np.searchsorted(np.cumsum(body_bytes), BYTES_AT_ONCE, side="right")))
+            cursor = run.cursor - len(run.bodies) + count
+            is_behind = not learner.has_caught_up and cursor < self._replay.buffer.inserted_segments
             message = StreamedSegments(
                 slots=run.slots[:count],
                 generations=run.generations[:count],
                 body_bytes=body_bytes[:count],
                 bodies=b"".join(run.bodies[:count]),
+                total_priority=self._replay.buffer.total_priority,
+                size_transitions=self._replay.buffer.size_transitions,
+                allowed_draws=0 if is_behind else self._replay.allowed_draws,
             )
             if not sockets.send(self._socket, message, learner.identity):
                 return False
-            learner.cursor = run.cursor - len(run.bodies) + count
+            learner.cursor = cursor
             learner.segments_credit -= count
         return True
 
-    def _draw(self, learner: LearnerPeer, now_seconds: float) -> IndexBatches:
-        draw = self._replay.draw(learner.batches_at_once, learner.batch_size, now_seconds)
+    def _draw(self, counts: np.ndarray, now_seconds: float) -> IndexBatches:
+        draw = self._replay.draw_counts(counts, now_seconds)
         return IndexBatches(
             indices=draw.indices,
             generations=draw.generations,
-            weights=draw.weights,
+            probabilities=draw.probabilities,
+            total_priority=self._replay.buffer.total_priority,
+            size_transitions=self._replay.buffer.size_transitions,
+            allowed_draws=max(0, self._replay.allowed_draws - draw.indices.size),
             replay_id=self._replay.id,
             environment_steps=min(self._replay.environment_steps, MAX_ENVIRONMENT_STEPS),
-            size_transitions=self._replay.buffer.size_transitions,
             samples_per_insert=min(self._replay.samples_per_insert, MAX_SAMPLES_PER_INSERT),
             age_seconds=draw.age_seconds,
         )
@@ -203,6 +216,10 @@ class SamplingServer:
             self.dropped["another_run"] += 1
             reason = self._run_identity.refusal(message.run_identity, "this learner", "the replay server")
             return Refusal(reason=reason, final=True)
+        if message.shard != (index := self._config.replay.index):
+            expected = f"the learner expects number {message.shard} at this place of its addresses.sampling"
+            reason = f"this replay server has replay.index={index}, {expected}; correct one of them"
+            return Refusal(reason=reason, final=True)
         if message.batches_at_once * message.batch_size > (largest := self._config.learner.largest_draw):
             asked = f"{message.batches_at_once} batches of {message.batch_size}"
             reason = f"{asked} at once exceed the {largest} transitions in the replay server's config; use the same one"
@@ -216,9 +233,14 @@ class SamplingServer:
     def _on_credit(self, identity: bytes, message: Credit, now_seconds: float) -> None:
         assert self.learner is not None
         self.run_steps = max(self.run_steps, message.environment_steps)
-        if not message.groups and not message.segments:
+        counts = message.counts
+        if not counts.size and not message.segments:
             sockets.send(self._socket, message, identity)  # serves as the heartbeat to the learner
-        self.learner.groups_credit = min(self.learner.groups_credit + message.groups, LARGEST_CREDIT)
+        batches, size = self.learner.batches_at_once, self.learner.batch_size
+        if counts.size and not (counts.shape[1] == batches and 0 <= counts.min() <= counts.max() <= size):
+            self.dropped["bad_request"] += 1
+            return
+        self.learner.asked.extend(counts[: LARGEST_CREDIT - len(self.learner.asked)])
         self.learner.segments_credit = min(self.learner.segments_credit + message.segments, LARGEST_CREDIT)
 
     def _on_priorities(self, identity: bytes, message: PriorityUpdate, now_seconds: float) -> None:

@@ -18,6 +18,7 @@ import zmq
 from apex_jax.agent.algorithm import Params
 from apex_jax.host.errors import RunError
 from apex_jax.links.connection import Connection, Patience
+from apex_jax.links.placement import NOWHERE
 from apex_jax.run.identity import RunIdentity
 from apex_jax.segment_codec import FLOAT32
 from apex_jax.transport import sockets
@@ -81,17 +82,20 @@ class WeightsClient:
         compatibility_key: str,
         away_limit_seconds: float = 0.0,
         run: RunIdentity | None = None,
+        environments: int = 0,
     ):
         """Connects and starts the thread. `like_params`: a tree of the network's leaves.
 
         `compatibility_key`: see `Config.weights_compatibility_key`.
         `away_limit_seconds`: how long the learner may be unreachable before a RunError is raised; 0 = forever.
         `run`: the run of this process, which adopts that of the first offer if it has none yet; None = any.
+        `environments`: of an actor, 0 = no actor.
         """
         patience = Patience(PEER_TIMEOUT_SECONDS, away_limit_seconds, heartbeat=HEARTBEAT_SECONDS)
         self._connection = Connection("learner", address, run, patience)
         self._like_params = like_params
-        self._hello = WeightsHello(compatibility_key, architecture_of(like_params))
+        self._hello = WeightsHello(compatibility_key, architecture_of(like_params), environments=environments)
+        self.shard: int | None = None  # replay server to which this actor should belong, None before the first offer
         self._body_bytes = sum(FLOAT32.itemsize * leaf.size for leaf in jax.tree.leaves(like_params))
         self._newest: Weights | None = None
         self._last: Weights | None = None  # others than these are requested
@@ -164,7 +168,8 @@ class WeightsClient:
             self._changed.notify_all()
 
     def _newest_hello(self) -> WeightsHello:
-        return self._hello._replace(run_identity=self._connection.run.name)
+        shard = NOWHERE if self.shard is None else self.shard
+        return self._hello._replace(run_identity=self._connection.run.name, shard=shard)
 
     def _heartbeat(self) -> WeightsHeartbeat:
         return WeightsHeartbeat(*self._held)
@@ -178,6 +183,7 @@ class WeightsClient:
                 self._transfer = None
         self._connection.join(now_seconds, offer.run_identity)
         self._offer = offer
+        self.shard = offer.shard
 
     def _ask(self, now_seconds: float) -> None:
         """Requests the newest version if due, or the missing pieces of a version; restarts a stalled transfer."""

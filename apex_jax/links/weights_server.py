@@ -16,6 +16,7 @@ import jax
 import zmq
 
 from apex_jax.agent.algorithm import Params
+from apex_jax.links.placement import NOWHERE, Placement
 from apex_jax.run.compatibility import told
 from apex_jax.run.identity import RunIdentity
 from apex_jax.transport import sockets
@@ -67,6 +68,8 @@ class Client:
     """The server's record of a client."""
 
     seen_seconds: float
+    environments: int = 0  # of an actor
+    shard: int = NOWHERE  # replay server of an actor
     has_newest: bool = False
     encoded: Encoded | None = None  # the version that it fetches, until it reports that it has it
 
@@ -87,14 +90,16 @@ class WeightsServer:
         compatibility_key: str,
         architecture: str,
         run: RunIdentity | None = None,
+        shards: int = 1,
     ):
         """Binds the address (BindError if that fails) and starts the thread.
 
         `compatibility_key`: see `Config.weights_compatibility_key`; `architecture`: of the network, see `params_codec`;
-        `run`: None = no specific run, as in a benchmark.
+        `run`: None = no specific run, as in a benchmark; `shards`: replay servers, of which each actor is given one.
         """
         self.dropped: Counter[str] = Counter()
         self.clients: dict[bytes, Client] = {}
+        self.placement = Placement(shards)
         self._monitor = ServerMonitor()
         self._socket = sockets.serve_weights(context, address, self._monitor)
         self._wake = sockets.WakeUp(context)
@@ -181,13 +186,15 @@ class WeightsServer:
     def _evict_dead_clients(self, now_seconds: float) -> None:
         for identity, client in list(self.clients.items()):
             if now_seconds - client.seen_seconds > PEER_TIMEOUT_SECONDS:
-                del self.clients[identity]
+                self._remove(identity)
 
     def _on_hello(self, identity: bytes, message: WeightsHello, now_seconds: float) -> None:
         if (refusal := self._refusal(identity, message)) is not None:
             sockets.send(self._socket, refusal, identity)
             return
-        self.clients.setdefault(identity, Client(now_seconds))
+        if identity not in self.clients:
+            shard = self.placement.add(message.environments, message.shard)
+            self.clients[identity] = Client(now_seconds, message.environments, shard)
         self._offer(identity)
 
     def _refusal(self, identity: bytes, message: WeightsHello) -> Refusal | None:
@@ -239,12 +246,19 @@ class WeightsServer:
         sockets.send(self._socket, piece, identity)  # dropped if the queue is full; the client requests it again
 
     def _on_goodbye(self, identity: bytes, message: Goodbye, now_seconds: float) -> None:
-        del self.clients[identity]
+        self._remove(identity)
+
+    def _remove(self, identity: bytes) -> None:
+        client = self.clients.pop(identity)
+        self.placement.remove(client.environments, client.shard)
 
     def _offer(self, identity: bytes) -> None:
-        newest, run = self._offered, self._run_identity.name
+        newest, run, client = self._offered, self._run_identity.name, self.clients[identity]
         version, final = (newest.version, newest.final) if newest is not None else (0, False)
-        sockets.send(self._socket, WeightsOffer(self._run_id, version, final, run), identity)
+        if client.environments:
+            client.shard = self.placement.place(client.environments, client.shard)
+        offer = WeightsOffer(self._run_id, version, final, run, max(0, client.shard))
+        sockets.send(self._socket, offer, identity)
 
     def _fetched(self, client: Client, version: int) -> Encoded | None:
         """Returns a version that this client, or an earlier connection of it, has begun to fetch."""

@@ -13,15 +13,16 @@ from apex_jax.replay.sum_tree import SumTree
 from apex_jax.types import Columns, SegmentSpec
 
 MAX_EXPONENT = 10.0
+MIN_PROBABILITY = 1e-300  # so that no weight divides by 0, with the largest exponent and the smallest priorities
 MIN_PRIORITY, MAX_PRIORITY = 1e-29, 1e29  # clipping range; raised to MAX_EXPONENT, both stay finite and above 0
 
 
 class Draw(NamedTuple):
-    """K batches of B transitions drawn from one state of the replay."""
+    """Transitions drawn from one state of the replay, for K batches: [K, B] of `sample`, [N] of `sample_counts`."""
 
-    indices: np.ndarray  # int32[K, B], segment slot x L + frame slot
-    generations: np.ndarray  # uint32[K, B], generation of the drawn segment, see `ReplayBuffer`
-    weights: np.ndarray  # float32[K, B], importance weights, largest of each batch = 1
+    indices: np.ndarray  # int32, segment slot x L + frame slot
+    generations: np.ndarray  # uint32, generation of the drawn segment, see `ReplayBuffer`
+    probabilities: np.ndarray  # float64, P(i) of each transition
     age_seconds: float  # mean over the drawn transitions since their insertion
 
 
@@ -76,7 +77,6 @@ class ReplayBuffer:
         spec: SegmentSpec,
         capacity_transitions: int,
         priority_exponent: float,
-        importance_sampling_exponent: float,
         rng: np.random.Generator,
         from_actors: bool = True,
     ) -> None:
@@ -85,12 +85,10 @@ class ReplayBuffer:
             raise ValueError(
                 f"segments of {spec.slots} slots, {spec.overlap} of them overlap, hold no transition: raise slots"
             )
-        for name, exponent in (
-            ("priority_exponent", priority_exponent),
-            ("importance_sampling_exponent", importance_sampling_exponent),
-        ):
-            if not 0 <= exponent <= MAX_EXPONENT:
-                raise ValueError(f"{name} must be in [0, {MAX_EXPONENT}], got {exponent}: priorities would overflow")
+        if not 0 <= priority_exponent <= MAX_EXPONENT:
+            raise ValueError(
+                f"priority_exponent must be in [0, {MAX_EXPONENT}], got {priority_exponent}: priorities would overflow"
+            )
         self.capacity_segments = spec.ring_segments(capacity_transitions)
         num_leaves = self.capacity_segments * spec.slots
         if num_leaves > 2**31:
@@ -104,7 +102,6 @@ class ReplayBuffer:
         self._slots = spec.slots
         self._from_actors = from_actors
         self._alpha = priority_exponent
-        self._beta = importance_sampling_exponent
         self._rng = rng
         self._tree = SumTree(num_leaves)
         self._bodies = [b""] * self.capacity_segments
@@ -119,6 +116,11 @@ class ReplayBuffer:
     def size_segments(self) -> int:
         """Number of live segments."""
         return min(self.inserted_segments - self._missing, self.capacity_segments)
+
+    @property
+    def total_priority(self) -> float:
+        """Sum of priority^alpha over all stored transitions."""
+        return self._tree.total
 
     @property
     def is_full(self) -> bool:
@@ -171,17 +173,34 @@ class ReplayBuffer:
 
         Raises ValueError if no transition is stored.
         """
+        draw = self.sample_counts(np.full(num_batches, batch_size), now_seconds)
+        shape = num_batches, batch_size
+        return Draw(
+            draw.indices.reshape(shape),
+            draw.generations.reshape(shape),
+            draw.probabilities.reshape(shape),
+            draw.age_seconds,
+        )
+
+    def sample_counts(self, counts: np.ndarray, now_seconds: float) -> Draw:
+        """Draws counts[k] transitions for each of K batches, stratified into so many strata; returns them in a row.
+
+        `counts`: int[K], which may be 0. Raises ValueError if there is something to draw and no transition is stored.
+        """
+        strata = np.repeat(counts, counts)  # of its batch, for each draw
+        if not strata.size:
+            nothing = np.zeros(0, np.int32)
+            return Draw(nothing, nothing.astype(np.uint32), np.zeros(0), 0.0)
         if self.size_transitions == 0:
             raise ValueError("no transition is stored: there is nothing to draw, wait for min_size_to_sample")
         total = self._tree.total
-        uniforms = self._rng.random((num_batches, batch_size))
-        leaves = self._tree.find(((np.arange(batch_size) + uniforms) * (total / batch_size)).ravel())
+        stratum = np.arange(strata.size) - np.repeat(np.cumsum(counts) - counts, counts)
+        leaves = self._tree.find((stratum + self._rng.random(strata.size)) * (total / strata))
         slots = leaves // self._slots
-        shape = uniforms.shape
         return Draw(
-            indices=leaves.astype(np.int32).reshape(shape),
-            generations=self._generations[slots].reshape(shape),
-            weights=importance_weights(self._tree.get(leaves).reshape(shape), self._beta),
+            indices=leaves.astype(np.int32),
+            generations=self._generations[slots],
+            probabilities=np.maximum(self._tree.get(leaves) / total, MIN_PROBABILITY),
             age_seconds=float((now_seconds - self._insert_seconds[slots]).mean()),
         )
 
@@ -340,16 +359,6 @@ def _places(values: np.ndarray, wanted: np.ndarray) -> tuple[np.ndarray, np.ndar
     at = np.minimum(np.searchsorted(values[order], wanted), max(0, len(values) - 1))
     found = values[order][at] == wanted if len(values) else np.zeros(len(wanted), bool)
     return order[at[found]], found
-
-
-def importance_weights(powers: np.ndarray, beta: float) -> np.ndarray:
-    """Returns float32[K, B], w_i = (N P(i))^-beta / max_j w_j over each batch (Schaul et al. 2016, section 3.4).
-
-    P(i) = p_i^alpha / sum_k p_k^alpha, and `powers` float64[K, B] are the numerators. N and the sum are the same for
-    the whole batch and cancel, so w_i = (min_j P(j) / P(i))^beta, which cannot overflow.
-    """
-    weights: np.ndarray = (powers.min(axis=1, keepdims=True) / powers) ** beta
-    return weights.astype(np.float32)
 
 
 @compiled(INTEGERS_READ, INTEGERS_READ, FLOATS_READ, numba.uint32[::1], FLOATS_READ, numba.int64)

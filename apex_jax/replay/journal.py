@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from apex_jax.config import Config
+from apex_jax.config import Config, server_name
 from apex_jax.replay.buffer import ReplayBuffer, StoredSegments
 from apex_jax.replay.file_heads import CorruptFile, Identity
 from apex_jax.replay.ledger import REFUSALS, ActorCounts, Ledger
@@ -48,7 +48,7 @@ class Journal:
 
     def __init__(self, config: Config, spec: SegmentSpec, capacity_segments: int, run: str = "") -> None:
         """Opens or creates the journal of the run `run` (empty = not known yet). Raises JournalError."""
-        self.directory = Path(config.directory, "replay")
+        self.directory = Path(config.directory, server_name(config.replay.index))
         self._identity = identity = Identity(config.compatibility_key, spec, run)
         self._config = config
         self._spec = spec

@@ -70,6 +70,12 @@ class RateLimiter:
             return False
         return self._samples_per_insert == 0 or self._surplus - num_transitions >= -self._error_buffer
 
+    def allowed_samples(self, size_transitions: int, is_full: bool = False) -> float:
+        """Returns how many transitions may be drawn now, at least 0; infinity if there is no limit."""
+        if not self._is_filled(size_transitions, is_full):
+            return 0.0
+        return math.inf if self._samples_per_insert == 0 else max(0.0, self._surplus + self._error_buffer)
+
     def insert(self, num_transitions: int) -> None:
         """Counts transitions that were stored."""
         self.inserted += _checked(num_transitions)

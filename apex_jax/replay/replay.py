@@ -17,7 +17,7 @@ from apex_jax.replay.journal import Journal, NoJournal
 from apex_jax.replay.ledger import ActorCounts, Ledger
 from apex_jax.replay.rate_limiter import RateLimiter, least_error_buffer
 from apex_jax.replay.saved_state import Counters
-from apex_jax.types import Columns, SegmentRecord, SegmentSpec
+from apex_jax.types import MAX_ALLOWED_DRAWS, Columns, SegmentRecord, SegmentSpec
 
 
 class Replay:
@@ -36,9 +36,8 @@ class Replay:
         settings = config.replay
         self.buffer = ReplayBuffer(
             spec,
-            settings.capacity_transitions,
+            settings.capacity_of_server,
             settings.priority_exponent,
-            settings.importance_sampling_exponent,
             rng,
             from_actors=settings.initial_priority == "actor",
         )
@@ -88,6 +87,17 @@ class Replay:
     def draw(self, num_batches: int, batch_size: int, now_seconds: float) -> Draw:
         """Draws K batches of B transitions, see `ReplayBuffer.sample`. The limiter counts them in `drawn`."""
         return self.buffer.sample(num_batches, batch_size, now_seconds)
+
+    def draw_counts(self, counts: np.ndarray, now_seconds: float) -> Draw:
+        """Draws counts[k] transitions for each of K batches, see `ReplayBuffer.sample_counts`."""
+        return self.buffer.sample_counts(counts, now_seconds)
+
+    @property
+    def allowed_draws(self) -> int:
+        """How many transitions the rate limiter allows to be drawn now, at most MAX_ALLOWED_DRAWS."""
+        return int(
+            min(MAX_ALLOWED_DRAWS, self.limiter.allowed_samples(self.buffer.size_transitions, self.buffer.is_full))
+        )
 
     def drawn(self, transitions: int) -> None:
         """Counts transitions that were sent to the learner."""
@@ -166,19 +176,21 @@ class Replay:
 def make_limiter(config: Config, spec: SegmentSpec) -> RateLimiter:
     """Returns the run's rate limiter; raises UsageError if actors and learner would wait for each other."""
     replay, insert, draw = config.replay, spec.max_transitions, config.learner.largest_draw
-    share_samples = replay.min_size_to_sample * replay.samples_per_insert  # what replay.error_buffer=1 is in samples
+    min_size = -(-replay.min_size_to_sample // replay.servers)  # of this server
+    share_samples = min_size * replay.samples_per_insert  # what replay.error_buffer=1 is in samples
     least = least_error_buffer(replay.samples_per_insert, insert, draw)
     if share_samples and replay.error_buffer * share_samples < least:
+        several = f", replay.servers={replay.servers}" if replay.servers > 1 else ""
         least_share = math.ceil(1e3 * least / share_samples) / 1e3
         raise UsageError(
             f"replay.error_buffer={replay.error_buffer:g}: must be at least {least_share:g}, or actors and learner"
             f" would wait for each other for ever: {insert} transitions are stored and {draw} drawn at a time, with"
-            f" replay.min_size_to_sample={replay.min_size_to_sample} and"
+            f" replay.min_size_to_sample={replay.min_size_to_sample}{several} and"
             f" replay.samples_per_insert={replay.samples_per_insert:g}; raise it, or lower learner.updates_per_call or"
             " learner.batch_size"
         )
     return RateLimiter(
-        min_size_to_sample=replay.min_size_to_sample,
+        min_size_to_sample=min_size,
         samples_per_insert=replay.samples_per_insert,
         error_buffer=replay.error_buffer * share_samples,
         largest_insert=insert,

@@ -19,7 +19,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from apex_jax.config import AddressConfig, Config
+from apex_jax.config import AddressConfig, Config, server_name
 from apex_jax.host.disk import open_regular, read_regular, write_durably
 from apex_jax.host.errors import UsageError, shown
 from apex_jax.host.machine import usable_cores
@@ -49,7 +49,7 @@ def check_resumable(config: Config, run_directory: str = "", fix: str = "") -> N
     """
     directory = run_directory or config.directory
     has_checkpoint = _has(directory, "checkpoints", "[!.]*") or _has(directory, ".", "params-*")  # of run/best.py
-    if not has_checkpoint and not _has(directory, "replay", "segments-*"):
+    if not has_checkpoint and not _has(directory, server_name(config.replay.index), "segments-*"):
         return
     if (before := _written(directory)) is None:
         return

@@ -12,10 +12,12 @@ from typing import Annotated, NamedTuple
 import numpy as np
 
 from apex_jax.types import (
+    MAX_ALLOWED_DRAWS,
     MAX_COUNT,
     MAX_ENVIRONMENT_STEPS,
     MAX_SAMPLES_PER_INSERT,
     MAX_SEGMENT_BYTES,
+    MAX_SHARDS,
     MAX_STREAMED_SEGMENTS,
     MAX_WEIGHTS_BYTES,
 )
@@ -45,7 +47,7 @@ class Text(NamedTuple):
     max_bytes: int
 
 
-MAX_ARRAY_SIZE = 2**22  # elements, of at most 4 bytes
+MAX_ARRAY_SIZE = 2**22  # elements, of at most 8 bytes
 
 
 class Array(NamedTuple):
@@ -182,6 +184,7 @@ class LearnerHello(NamedTuple):
     batch_size: Annotated[int, Integer(1, 65536)]  # B
     run_identity: RunIdentity = ""
     is_new_run: Annotated[bool, Flag()] = False  # the identity is a proposal; the server's run identity, if any, wins
+    shard: Annotated[int, Integer(0, MAX_SHARDS - 1)] = 0  # number that the server must have, see `replay.index`
 
 
 class LearnerWelcome(NamedTuple):
@@ -192,12 +195,16 @@ class LearnerWelcome(NamedTuple):
     run_identity: RunIdentity = ""
 
 
+NO_COUNTS = np.zeros((0, 1), np.int32)
+NO_COUNTS.flags.writeable = False
+
+
 class Credit(NamedTuple):
-    """Additional messages that the learner can take. With zero credit, a heartbeat, which the server echoes."""
+    """Additional messages that the learner can take. Without any, a heartbeat, which the server echoes."""
 
     run_id: RunId
-    groups: Annotated[int, Integer(0, 2**20)]  # `IndexBatches` messages
     segments: Annotated[int, Integer(0, 2**20)]
+    counts: Annotated[np.ndarray, Array("int32", "GK", 2**13)] = NO_COUNTS  # of each of G `IndexBatches`, see there
     environment_steps: Annotated[int, Integer(0, MAX_ENVIRONMENT_STEPS)] = 0  # of the whole run so far
 
 
@@ -208,17 +215,25 @@ class StreamedSegments(NamedTuple):
     generations: Annotated[np.ndarray, Array("uint32", "N", MAX_STREAMED_SEGMENTS)]
     body_bytes: Annotated[np.ndarray, Array("int32", "N", MAX_STREAMED_SEGMENTS)]  # length of each body
     bodies: Annotated[bytes, Buffer(MAX_SEGMENT_BYTES)]  # all bodies, concatenated
+    total_priority: Annotated[float, Real(0, 1e308)]  # sum of priority^alpha over the replay buffer, as of now
+    size_transitions: Annotated[int, Integer(0)]
+    allowed_draws: Annotated[int, Integer(0, MAX_ALLOWED_DRAWS)]  # transitions that could be drawn now
 
 
 class IndexBatches(NamedTuple):
-    """K batches of B indices drawn from one state of the replay buffer, and its statistics at that moment."""
+    """The answer to one row of `Credit.counts`: its share of K batches, drawn from one state of the replay buffer.
 
-    indices: Annotated[np.ndarray, Array("int32", "KB")]  # segment slot x L + frame slot
-    generations: Annotated[np.ndarray, Array("uint32", "KB")]  # of the segment in that slot; returned with priorities
-    weights: Annotated[np.ndarray, Array("float32", "KB")]  # importance weights; the largest of each batch is 1
+    The transitions of the first batch come first. The statistics are those of the same moment.
+    """
+
+    indices: Annotated[np.ndarray, Array("int32", "N")]  # segment slot x L + frame slot
+    generations: Annotated[np.ndarray, Array("uint32", "N")]  # of the segment in that slot; returned with priorities
+    probabilities: Annotated[np.ndarray, Array("float64", "N")]  # P(i) of a draw from this replay buffer alone
+    total_priority: Annotated[float, Real(0, 1e308)]  # as in `StreamedSegments`
+    size_transitions: Annotated[int, Integer(0)]
+    allowed_draws: Annotated[int, Integer(0, MAX_ALLOWED_DRAWS)]  # after this one
     replay_id: Annotated[str, Text(16)]  # of the replay buffer; survives a restart that restores it
     environment_steps: Annotated[int, Integer(0, MAX_ENVIRONMENT_STEPS)]  # received by this replay buffer
-    size_transitions: Annotated[int, Integer(0)]
     samples_per_insert: Annotated[float, Real(0, MAX_SAMPLES_PER_INSERT)]
     age_seconds: Annotated[float, Real(0, 1e9)]  # mean age of the drawn transitions
 
@@ -251,6 +266,8 @@ class WeightsHello(NamedTuple):
     compatibility_key: Annotated[str, Text(1024)]  # see `Config.weights_compatibility_key`
     architecture: Annotated[str, Text(128)]  # digest of the names and shapes of the network's leaves
     run_identity: RunIdentity = ""
+    environments: Annotated[int, Integer(0, 4096)] = 0  # of an actor; 0 = no actor
+    shard: Annotated[int, Integer(-1, MAX_SHARDS - 1)] = -1  # replay server of this actor, -1 = none yet
 
 
 class WeightsHeartbeat(NamedTuple):
@@ -267,6 +284,7 @@ class WeightsOffer(NamedTuple):
     version: Annotated[int, Integer(0)]  # increases over the whole run, across restarts of the learner; 0 = none yet
     final: Annotated[bool, Flag()]  # the run is over: there will be no newer weights
     run_identity: RunIdentity = ""
+    shard: Annotated[int, Integer(0, MAX_SHARDS - 1)] = 0  # replay server to which an actor should belong
 
 
 class WeightsRequest(NamedTuple):

@@ -156,19 +156,22 @@ def security_of(config: Config, role: str) -> Security:
     Raises UsageError for keys that are missing, malformed, readable by others or of different pairs, and for an address
     reachable from other machines if there are no keys.
     """
-    addresses = {link: getattr(config.addresses, link) for link in links_of(role)}
-    tcp_links = [link for link, address in addresses.items() if address.startswith("tcp://")]
+    addresses = {
+        link: [address for address in config.addresses.of_link(link) if address.startswith("tcp://")]
+        for link in links_of(role)
+    }
+    tcp_links = [link for link, served in addresses.items() if served]
     directory = config.security.keys
     if not tcp_links:
         return Security(role)
     if not keys.are_given(directory):
-        exposed = [link for link in tcp_links if not is_loopback(addresses[link])]
-        for link in exposed:
-            check_exposure(addresses[link], config.security.insecure, f"addresses.{link}=")
+        exposed = [(link, address) for link in tcp_links for address in addresses[link] if not is_loopback(address)]
+        for link, address in exposed:
+            check_exposure(address, config.security.insecure, f"addresses.{link}=")
         if exposed:
             _log.warning(
                 "INSECURE: %s without keys: whoever reaches it can read and feed this run (security.insecure=true)",
-                " and ".join(addresses[link] for link in exposed),
+                " and ".join(address for _, address in exposed),
             )
         return Security(role, is_insecure=config.security.insecure)
     secret = keys.read_secret(directory, role)

@@ -313,6 +313,11 @@ class LocalLinks:
             for link in ("experience", "sampling", "weights", "status")
         )
 
+    def of_servers(self, link: str, servers: int) -> tuple[str, ...]:
+        """Returns the addresses of a link, experience or sampling, of several replay servers."""
+        first: str = getattr(self, link)
+        return (first, *(f"{first}-{number}" for number in range(1, servers)))
+
     def close(self) -> None:
         """Removes the directory."""
         self._directory.cleanup()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from typing import Any
 
 import jax
@@ -11,13 +12,15 @@ import numpy as np
 
 from apex_jax.agent.registry import make_algorithm
 from apex_jax.agent.segments import SegmentBuilder, spread_first_slots
-from apex_jax.config import Config
+from apex_jax.config import Config, server_name
 from apex_jax.environments.environment import Environment, Episode, EpisodeTracker, segment_spec
+from apex_jax.host.errors import RunError, shown
 from apex_jax.links.experience_client import ExperienceClient
 from apex_jax.links.weights_client import Weights, WeightsClient
 from apex_jax.process import ROLE_NUMBERS, StopSignal, digest_of_run_id, new_run_id, process_rng
 from apex_jax.run.metrics import RateMeter
-from apex_jax.transport.messages import ActorHello, ActorStatus, ActorWelcome
+from apex_jax.transport.addresses import addresses_of_servers
+from apex_jax.transport.messages import NO_LADDER_INDICES, ActorHello, ActorStatus, ActorWelcome
 from apex_jax.types import Segment, SegmentSpec
 from apex_jax.workers.role import RoleContext, open_role
 
@@ -35,30 +38,40 @@ class Actor:
         self._config = config = role.config
         self._spec = spec
         self._algorithm = make_algorithm(config, spec)
-        self._run_id = new_run_id()
         like_params = self._algorithm.acting_params(jax.eval_shape(self._algorithm.init, jax.random.key(0)))
-        sockets, run, limit = role.sockets, role.run_identity, config.away_limit_seconds
-        address = config.addresses.weights
-        self._weights = WeightsClient(sockets, address, like_params, config.weights_compatibility_key, limit, run)
-        hello = ActorHello(self._run_id, config.compatibility_key, config.actor.environments)
-        queue_size = max(config.actor.environments, config.actor.max_outstanding_segments)
-        overflow = config.actor.overflow
-        address = config.addresses.experience
-        self._stream = ExperienceClient(sockets, address, spec, hello, queue_size, overflow, limit, run)
+        self._addresses = addresses_of_servers(config, "experience")
+        self._weights = WeightsClient(
+            role.sockets,
+            config.addresses.weights,
+            like_params,
+            config.weights_compatibility_key,
+            config.away_limit_seconds,
+            role.run_identity,
+            config.actor.environments,
+        )
         self._step_rate, self._wait_rate = RateMeter(), RateMeter()
         self._waited_seconds = 0.0  # total time blocked on the replay server
         self._steps = 0  # environment steps made, without resets
+        self._steps_before = 0  # those of them made for an earlier replay server
         self._steps_sent = 0  # environment steps reported to the replay server
+        self._disconnects = 0  # from earlier replay servers
         self._next_metrics = 0.0
         self._in_use: Weights | None = None
+        self._run_id = 0  # of this process, or of its time with one of several replay servers
+        self._shard = 0  # the replay server to which this actor belongs
+        self._places = NO_LADDER_INDICES  # on the ladder, at the replay server that it left
+        self._stream = self._connect() if len(self._addresses) == 1 else None  # else the learner assigns one
 
     def run(self) -> None:
         """Acts until the process is stopped or the run is over. Raises RunError if the replay server refuses it."""
         stop = self._role.stop
-        welcome, weights = self._join(stop)
-        if welcome is not None and weights is not None:
-            self._act(welcome, stop)
-        if self._stream.error is not None:
+        while not self._leaving(stop):
+            welcome, weights = self._join(stop)
+            if welcome is not None and weights is not None:
+                self._act(welcome, stop)
+            if self._is_reassigned:
+                self._leave_shard(welcome)
+        if self._stream is not None and self._stream.error is not None:
             raise self._stream.error
 
     def describe(self) -> dict[str, Any]:
@@ -67,25 +80,76 @@ class Actor:
         return {
             "run_id": digest_of_run_id(self._run_id),
             "weights_version": weights.version if weights is not None else None,
-            "peers": {"replay": self._stream.peer_state, "learner": self._weights.peer_state},
+            "peers": {
+                server_name(self._shard): "connecting" if self._stream is None else self._stream.peer_state,
+                "learner": self._weights.peer_state,
+            },
         }
 
     def close(self) -> None:
         """Disconnects, ends the threads and writes the last metrics."""
-        self._stream.close()
+        if self._stream is not None:
+            self._stream.close()
         self._weights.close()
         self._write_metrics()
+
+    def _connect(self) -> ExperienceClient:
+        """Starts connecting to the replay server to which this actor belongs, as a new actor."""
+        config, self._run_id = self._config, new_run_id()
+        self._steps_before = self._steps
+        return ExperienceClient(
+            self._role.sockets,
+            self._addresses[self._shard],
+            self._spec,
+            ActorHello(self._run_id, config.compatibility_key, config.actor.environments, ladder_indices=self._places),
+            max(config.actor.environments, config.actor.max_outstanding_segments),
+            config.actor.overflow,
+            config.away_limit_seconds if len(self._addresses) == 1 else 0.0,  # the learner assigns another server
+            self._role.run_identity,
+        )
+
+    def _connect_where_assigned(self) -> None:
+        """Connects to the replay server that the learner has assigned, once it has."""
+        if (shard := self._weights.shard) is None:
+            return
+        if shard >= len(self._addresses):
+            what = f"the learner assigns replay server {shard}, which is not in addresses.experience"
+            raise RunError(f"{what}={shown(list(self._addresses))}: give both the same replay.servers")
+        self._shard = shard
+        self._stream = self._connect()
+        _log.info("joining replay server %d of %d at %s", shard + 1, len(self._addresses), self._addresses[shard])
+
+    @property
+    def _is_reassigned(self) -> bool:
+        """Returns whether the learner has assigned another replay server: this one is gone, or has too many actors."""
+        return len(self._addresses) > 1 and self._stream is not None and self._weights.shard != self._shard
+
+    def _leave_shard(self, welcome: ActorWelcome | None) -> None:
+        """Leaves a replay server, as if this actor ended and a new one took its places on the ladder.
+
+        So no transition is counted or stored twice. What was not stored is counted as unsent or lost with the actor.
+        """
+        assert self._stream is not None
+        self._stream.close()
+        self._disconnects += self._stream.disconnects
+        self._stream = None
+        if welcome is not None:
+            self._places = welcome.ladder_indices
 
     def _join(self, stop: StopSignal) -> tuple[ActorWelcome | None, Weights | None]:
         """Waits for the welcome and the first weights; logs every PATIENCE_SECONDS which one is missing."""
         welcome, weights, next_word = None, None, time.monotonic() + PATIENCE_SECONDS
-        while (welcome is None or weights is None) and not self._leaving(stop):
+        while (welcome is None or weights is None) and not (self._leaving(stop) or self._is_reassigned):
             stop.beat()
-            welcome = self._stream.wait_for_welcome(0.1)
+            if self._stream is None:
+                self._connect_where_assigned()
+            else:
+                welcome = self._stream.wait_for_welcome(0.1)
             weights = self._weights.fetch_after(weights, timeout_seconds=0.1) or weights
             if time.monotonic() >= next_word:
-                missing = self._config.addresses.experience if welcome is None else self._config.addresses.weights
-                _log.info("still waiting for the %s at %s", "replay server" if welcome is None else "learner", missing)
+                is_replay = self._stream is not None and welcome is None
+                missing = self._addresses[self._shard] if is_replay else self._config.addresses.weights
+                _log.info("still waiting for the %s at %s", "replay server" if is_replay else "learner", missing)
                 next_word += PATIENCE_SECONDS
         return welcome, weights
 
@@ -116,7 +180,7 @@ class Actor:
         )
         tracker = EpisodeTracker(num_environments)
         self._next_metrics, call = time.monotonic() + config.metrics_interval_seconds, 0
-        while not self._leaving(stop):
+        while not (self._leaving(stop) or self._is_reassigned):
             stop.beat()
             step = environment.receive()
             weights = self._newest_weights()
@@ -125,14 +189,20 @@ class Actor:
             call = (call + 1) % 2**31  # wraps around: an int32 in the jitted policy
             segments = builder.add(step, *map(np.asarray, output))
             self._steps += int(np.count_nonzero(~step.first))
-            self._stream.produced = self._steps  # each step is a transition
+            self.stream.produced = self._steps - self._steps_before  # each step is a transition
             self._send(segments, stop)
             self._report(tracker.add(step), exploration)
             self._write_metrics_when_due()
         environment.close()
 
     def _leaving(self, stop: StopSignal) -> bool:
-        return stop.is_set() or self._stream.finished.is_set()
+        return stop.is_set() or (self._stream is not None and self._stream.finished.is_set())
+
+    @property
+    def stream(self) -> ExperienceClient:
+        """The link to the replay server, which there is while the actor acts."""
+        assert self._stream is not None
+        return self._stream
 
     def _newest_weights(self) -> Weights:
         self._in_use = self._weights.fetch_after(self._in_use) or self._in_use
@@ -148,7 +218,7 @@ class Actor:
     def _put_in_time(self, segment: Segment, stop: StopSignal) -> bool:
         """Waits until the stream accepts a segment; returns False if the actor must stop first."""
         while not self._put(segment):
-            if self._leaving(stop):
+            if self._leaving(stop) or self._is_reassigned:
                 return False
             stop.beat()
             self._newest_weights()  # otherwise, the actor would continue with those that it had when it was blocked
@@ -157,13 +227,13 @@ class Actor:
 
     def _put(self, segment: Segment) -> bool:
         started = time.monotonic()
-        is_taken = self._stream.put(segment, self._steps - self._steps_sent, timeout_seconds=0.2)
+        is_taken = self.stream.put(segment, self._steps - self._steps_sent, timeout_seconds=0.2)
         self._waited_seconds += time.monotonic() - started
         return is_taken
 
     def _report(self, episodes: list[Episode], exploration: np.ndarray) -> None:
         if episodes:
-            self._stream.put_episodes(
+            self.stream.put_episodes(
                 exploration[[episode.env_id for episode in episodes]],
                 np.array([episode.episode_return for episode in episodes], np.float32),
                 np.array([episode.steps for episode in episodes], np.int32),
@@ -179,15 +249,16 @@ class Actor:
         if weights is None:  # no step yet
             return
         steps_per_second = self._step_rate.update(self._steps)
-        self._stream.status = ActorStatus(self._run_id, steps_per_second, weights.version)
+        if self._stream is not None:
+            self._stream.status = ActorStatus(self._run_id, steps_per_second, weights.version)
         values = {
             "actor/environment_steps": self._steps,
             "actor/steps_per_second": steps_per_second,
             "actor/wait_seconds_share": min(1.0, self._wait_rate.update(self._waited_seconds)),
-            "actor/replay_disconnects": self._stream.disconnects,
+            "actor/replay_disconnects": self._disconnects + (self._stream.disconnects if self._stream else 0),
             "actor/weights_age_seconds": now - weights.published_seconds,
         }
-        dropped = self._stream.dropped.copy() + self._weights.dropped.copy()
+        dropped = (self._stream.dropped.copy() if self._stream else Counter()) + self._weights.dropped.copy()
         self._role.write_metrics(weights.environment_steps, values, dropped)
 
 

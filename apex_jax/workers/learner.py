@@ -18,11 +18,12 @@ import numpy as np
 from apex_jax.agent.algorithm import UpdateOutput, copy_params
 from apex_jax.agent.frame_store import create_store, insert_segments
 from apex_jax.agent.registry import make_algorithm, resolved
-from apex_jax.config import Config
+from apex_jax.config import Config, server_name
 from apex_jax.environments.environment import interface_of, segment_spec
 from apex_jax.host.device import device_memory_bytes
 from apex_jax.host.errors import DivergenceError, FatalError, RunError
-from apex_jax.links.sampling_client import Item, SamplingClient, Segments
+from apex_jax.links.sampling_client import Segments
+from apex_jax.links.shards import Batches, Merged, Shards
 from apex_jax.links.weights_server import WeightsServer
 from apex_jax.operations.stopping import STOPPING, acknowledge, lost_updates
 from apex_jax.process import ROLE_NUMBERS, SUPERVISED, StopSignal, digest_of_run_id, new_run_id, process_rng
@@ -30,6 +31,7 @@ from apex_jax.run.checkpoint import Checkpointer, Progress
 from apex_jax.run.identity import new_identity
 from apex_jax.run.interface import record_interface
 from apex_jax.run.provenance import check_resumable, record_acceptance, record_config
+from apex_jax.transport.addresses import addresses_of_servers
 from apex_jax.transport.messages import IndexBatches, LearnerHello
 from apex_jax.transport.params_codec import architecture_of
 from apex_jax.types import SegmentSpec
@@ -49,7 +51,7 @@ FINISH_SECONDS = 60.0  # timeout for delivering the end of the run to the others
 class InFlight(NamedTuple):
     """An update call that the device may still be executing."""
 
-    item: Item
+    item: Merged
     output: UpdateOutput
 
 
@@ -65,9 +67,11 @@ class Learner:
         self._algorithm = make_algorithm(config, spec, dtype)
         rng = process_rng(config.seed, ROLE_NUMBERS["learner"])
         self._state = self._algorithm.init(jax.random.key(int(rng.integers(2**31))))
-        capacity_segments = spec.ring_segments(config.replay.capacity_transitions)
+        capacity_segments = spec.ring_segments(config.replay.capacity_of_server)
         try:
-            self._store = create_store(spec, capacity_segments, int(MEMORY_SHARE * device_memory_bytes()))
+            self._store = create_store(
+                spec, config.replay.servers * capacity_segments, int(MEMORY_SHARE * device_memory_bytes())
+            )
         except ValueError as error:
             raise FatalError(f"{jax.devices()[0]}: {error}") from None
         self._metrics = LearnerMetrics()
@@ -92,6 +96,7 @@ class Learner:
                 config.weights_compatibility_key,
                 architecture,
                 role.run_identity,
+                config.replay.servers,
             )
             opened.callback(self._weights.close)
             if role.run_identity.name:  # otherwise after the replay server has sent the run identity
@@ -109,7 +114,7 @@ class Learner:
         _log.info("resuming from the checkpoint at %d updates", progress.updates)
         return progress._replace(compatibility_key=compatibility_key)  # earlier releases saved fewer keys
 
-    def _join_replay(self, spec: SegmentSpec, capacity_segments: int) -> SamplingClient:
+    def _join_replay(self, spec: SegmentSpec, capacity_segments: int) -> Shards:
         config, run = self._role.config, self._role.run_identity
         updates_per_call = config.learner.updates_of_a_call(jax.default_backend() == "cpu")
         hello = LearnerHello(
@@ -122,8 +127,19 @@ class Learner:
             is_new_run=not run.name,
         )
         groups = CALLS_IN_FLIGHT + max(1, config.learner.prefetch_batches // updates_per_call)
-        address, limit = config.addresses.sampling, config.away_limit_seconds
-        return SamplingClient(self._role.sockets, address, spec, hello, capacity_segments, groups, limit, run)
+        return Shards(
+            self._role.sockets,
+            addresses_of_servers(config, "sampling"),
+            spec,
+            hello,
+            capacity_segments,
+            groups,
+            config.replay.importance_sampling_exponent,
+            process_rng(config.seed, ROLE_NUMBERS["learner"], 1),
+            config.replay.min_size_to_sample,
+            config.away_limit_seconds,
+            run,
+        )
 
     # The loop
 
@@ -171,7 +187,7 @@ class Learner:
             self._housekeeping()
         return reason
 
-    def _consume(self, item: Item) -> None:
+    def _consume(self, item: Merged) -> None:
         content = item.content
         if isinstance(content, Segments):
             self._store = insert_segments(self._store, content.slots, content.frames, content.columns)
@@ -183,8 +199,10 @@ class Learner:
             leaf.copy_to_host_async()
         self._in_flight.append(InFlight(item, output))
         self.counters.updates += len(content.indices)
-        self.counters.count_steps(content.replay_id, content.environment_steps)
-        self._stream.environment_steps = self.counters.environment_steps
+        for part in item.parts:
+            assert isinstance(part.item.content, IndexBatches)
+            self.counters.count_steps(part.item.content.replay_id, part.item.content.environment_steps)
+        self._stream.count_steps(self.counters.environment_steps)
 
     def _collect(self) -> None:
         """Waits for the oldest call in flight and sends its priorities."""
@@ -196,7 +214,7 @@ class Learner:
             self.on_first_update = None
         self._stream.update_priorities(item, output.priorities)
         self._stream.consumed(item)  # here, so that both messages are sent, and wake the server, together
-        assert isinstance(item.content, IndexBatches)
+        assert isinstance(item.content, Batches)
         self._metrics.add(item.content, output)
         self._saver.on_update(time.monotonic())
 
@@ -221,18 +239,18 @@ class Learner:
         Only the replay server, which may be restarting, can stop the actors; the evaluator needs the final weights.
         """
         stop, started, is_logged = self._role.stop, time.monotonic(), False
-        while not stop.is_set() and not (self._stream.is_finish_received.is_set() and self._weights.is_drained):
+        while not stop.is_set() and not (self._stream.is_finish_received and self._weights.is_drained):
             stop.beat()
             stop.wait(0.02)
             waited_seconds = time.monotonic() - started
             missing = "clients of its weights"
-            if not self._stream.is_finish_received.is_set():
+            if not self._stream.is_finish_received:
                 missing = "the replay server, which alone can end the actors"
             if waited_seconds > SOON_SECONDS and not is_logged:
                 is_logged = True
                 _log.info("waiting up to %.0f s for %s", FINISH_SECONDS, missing)
             if waited_seconds > FINISH_SECONDS:
-                if not self._stream.is_finish_received.is_set():
+                if not self._stream.is_finish_received:
                     what = "the replay server did not receive that the run is over"
                     _log.warning("%s: stop it and the actors by hand", what)
                 return
@@ -247,6 +265,7 @@ class Learner:
             self._publish()
             self._next_publish = now + self._role.config.learner.publish_interval_seconds
         if now >= self._next_metrics:
+            self._weights.placement.closed = self._stream.gone(now)
             self._write_metrics()
             self.counters.read_evaluations()
             self._next_metrics = now + self._role.config.metrics_interval_seconds
@@ -298,7 +317,10 @@ class Learner:
             "checkpoint": {"updates": updates, "age_seconds": self._saver.age_seconds(time.monotonic())}
             if updates
             else None,
-            "peers": {"replay": self._stream.peer_state, "weights_clients": len(self._weights.clients)},
+            "peers": {
+                **{server_name(number): state for number, state in enumerate(self._stream.peer_states)},
+                "weights_clients": len(self._weights.clients),
+            },
         }
 
     def close(self) -> None:

@@ -7,8 +7,8 @@ from collections import defaultdict
 import numpy as np
 
 from apex_jax.agent.algorithm import UpdateOutput
+from apex_jax.links.shards import Batches
 from apex_jax.run.metrics import Mean, RateMeter
-from apex_jax.transport.messages import IndexBatches
 
 
 class LearnerMetrics:
@@ -22,7 +22,7 @@ class LearnerMetrics:
         self._priority_max = 0.0
         self._samples_per_insert = 0.0
 
-    def add(self, batches: IndexBatches, output: UpdateOutput) -> None:
+    def add(self, batches: Batches, output: UpdateOutput) -> None:
         """Adds a finished update call, with its output as NumPy arrays."""
         for tag, metric in output.metrics.items():
             self._means[tag].add(metric)

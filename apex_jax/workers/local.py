@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from apex_jax.config import AddressConfig, Config
+from apex_jax.config import AddressConfig, Config, server_name
 from apex_jax.environments.environment import has_screen, has_stage, segment_spec
 from apex_jax.host.disk import checkpoint_steps, lock, open_regular, read_regular, write_durably
 from apex_jax.host.errors import FatalError, RunError, UsageError
@@ -31,7 +31,7 @@ from apex_jax.process import FETCHED, SUPERVISED, StopSignal
 from apex_jax.replay.replay import make_limiter
 from apex_jax.run.provenance import check_resumable, record_start
 from apex_jax.run.storage import SECTIONS
-from apex_jax.settings import to_yaml
+from apex_jax.settings import to_yaml, yaml_text
 from apex_jax.transport.sockets import LocalLinks
 from apex_jax.workers.recording import COMPLETING_THE_FILM, FILM_EXTRA, check_video, draw_curves
 
@@ -57,6 +57,7 @@ class Role:
     role: str
     name: str
     log_path: Path
+    arguments: tuple[str, ...] = ()  # beside those that all roles have
     process: subprocess.Popen[bytes] | None = None
     started_seconds: float = 0.0
     restarts: int = 0  # consecutive
@@ -69,7 +70,7 @@ class Role:
     def start(self, arguments: list[str]) -> None:
         """Starts the process in a new session, so that only the supervisor receives Ctrl-C."""
         self.close_pipe()
-        command = [*COMMAND, "--role", self.role, "--name", self.name, *arguments]
+        command = [*COMMAND, "--role", self.role, "--name", self.name, *arguments, *self.arguments]
         with open(open_regular(self.log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "ab") as log:
             self.process = subprocess.Popen(
                 command,
@@ -132,14 +133,16 @@ class LocalRun:
         (self._directory / "logs").mkdir(exist_ok=True)
         config_path = self._directory / "logs" / "config.yaml"  # the learner writes the run's own config.yaml
         write_durably(config_path, to_yaml(config))
-        links = [f"addresses.{link}={address}" for link, address in asdict(addresses).items() if link != "status"]
+        links = [f"addresses.{link}={yaml_text(of)}" for link, of in asdict(addresses).items() if link != "status"]
         self._arguments = ["--config", str(config_path), *links]
-        names = [("replay", "replay"), ("learner", "learner")]
-        names += [("actor", f"actor-{i}") for i in range(config.actor.processes)]
-        names += [("evaluator", "evaluator")]
-        self._roles = [Role(role, name, self._directory / "logs" / f"{name}.log") for role, name in names]
+        self._roles = [
+            *(self._new_role("replay", server_name(i), f"replay.index={i}") for i in range(config.replay.servers)),
+            self._new_role("learner", "learner"),
+            *(self._new_role("actor", f"actor-{i}") for i in range(config.actor.processes)),
+            self._new_role("evaluator", "evaluator"),
+        ]
         status = addresses.status
-        self._watch = Watch({name: f"{status}-{name}" if status else "" for _, name in names})
+        self._watch = Watch({role.name: f"{status}-{role.name}" if status else "" for role in self._roles})
         self._over_seconds: float | None = None  # when the learner ended the run
         self._film_seconds = 0.0  # when the evaluator was first seen completing the film, 0 = not yet
         self._updates = 0  # of the learner, as last read
@@ -172,8 +175,9 @@ class LocalRun:
         progress = reader.read()
         self._page.finish(progress)
         print(final_summary(progress, str(self._directory), can_film, needs), flush=True)
-        for role in (self._role("learner"), self._role("replay")):
-            if error := role.said_error():  # the updates or transitions that it failed to save are lost
+        for role in self._roles:
+            if role.role in ("learner", "replay") and (error := role.said_error()):
+                # The updates or transitions that it failed to save are lost.
                 what = f"{role.name} ended with exit code {role.exit_code()}, see {role.log_path}"
                 raise RunError(f"{what}: {error.partition(': ')[2]}")
 
@@ -201,6 +205,9 @@ class LocalRun:
         """Returns the state and the last status report of each role. Callable from any thread."""
         states = {role.name: role.state for role in self._roles}
         return {"roles": states, "reports": self._watch.reports.copy()}
+
+    def _new_role(self, role: str, name: str, *arguments: str) -> Role:
+        return Role(role, name, self._directory / "logs" / f"{name}.log", arguments)
 
     def _start(self, role: Role) -> None:
         role.start([*self._arguments, f"addresses.status={self._watch.address_of(role.name)}"])
@@ -365,7 +372,9 @@ def run(config: Config, name: str, stop: StopSignal) -> int:
                 return stop.exit_code
             with RunPage(config) as run_page:
                 record_start(config)
-                addresses = AddressConfig(links.experience, links.sampling, links.weights, links.status)
+                servers = config.replay.servers
+                experience, sampling = (links.of_servers(link, servers) for link in ("experience", "sampling"))
+                addresses = AddressConfig(experience, sampling, links.weights, links.status)
                 if not stop.is_set():
                     local = LocalRun(config.replace(run_directory=config.directory), addresses, stop, run_page)
                     page.report = local.report

@@ -39,19 +39,27 @@ class ReplayServer:
         self._role = role
         config, run = role.config, role.run_identity
         self._frame_skip = config.environment.frame_skip
-        self.replay = Replay(config, spec, process_rng(config.seed, ROLE_NUMBERS["replay"]), run.name)
+        index = config.replay.index
+        rng = process_rng(config.seed, ROLE_NUMBERS["replay"], *([index] if index else []))
+        self.replay = Replay(config, spec, rng, run.name)
         self._monitors = {link: ServerMonitor() for link in ("experience", "sampling")}
         with contextlib.ExitStack() as opened:
             opened.callback(self.replay.close)
             self._experience_socket = opened.enter_context(
                 sockets.serve_experience(
-                    role.sockets, config.addresses.experience, self._monitors["experience"], max_body_bytes(spec)
+                    role.sockets,
+                    config.addresses.of_server("experience", index),
+                    self._monitors["experience"],
+                    max_body_bytes(spec),
                 )
             )
             opened.callback(self._monitors["experience"].close)
             self._sampling_socket = opened.enter_context(
                 sockets.serve_sampling(
-                    role.sockets, config.addresses.sampling, self._monitors["sampling"], 4 * config.learner.largest_draw
+                    role.sockets,
+                    config.addresses.of_server("sampling", index),
+                    self._monitors["sampling"],
+                    4 * config.learner.largest_draw,
                 )
             )
             opened.callback(self._monitors["sampling"].close)
@@ -179,8 +187,8 @@ def run(config: Config, name: str, stop: StopSignal) -> int:
             "replay of %d segments (%d transitions) on %s and %s",
             server.replay.buffer.capacity_segments,
             server.replay.buffer.capacity_segments * spec.max_transitions,
-            config.addresses.experience,
-            config.addresses.sampling,
+            config.addresses.of_server("experience", config.replay.index),
+            config.addresses.of_server("sampling", config.replay.index),
         )
         try:
             server.run()

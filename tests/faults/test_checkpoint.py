@@ -239,7 +239,7 @@ def test_fault_13_failed_background_save_is_reported_before_the_next_save(tmp_pa
 def learner(tmp_path: Path) -> Iterator[Learner]:
     """A learner whose checkpoints cannot be saved."""
     links, context = LocalLinks(), zmq.Context()
-    addresses = Config().addresses.__class__(links.experience, links.sampling, links.weights)
+    addresses = Config().addresses.__class__((links.experience,), (links.sampling,), links.weights)
     config = config_of(tmp_path, "learner.failed_checkpoints_limit=2").replace(addresses=addresses)
     learner = Learner(RoleContext(config, context, "learner"), segment_spec(config))
     shutil.rmtree(tmp_path / "checkpoints")

@@ -16,14 +16,12 @@ import zmq
 
 from apex_jax.agent.exploration import choose_ladder_indices
 from apex_jax.links.membership import MAX_INCARNATION
-from apex_jax.links.sampling_client import SamplingClient
 from apex_jax.segment_codec import value_limits
 from apex_jax.transport import sockets, wire
 from apex_jax.transport.messages import (
     ActorHello,
     ActorStatus,
     ActorWelcome,
-    Credit,
     EpisodeStatistics,
     Goodbye,
     IndexBatches,
@@ -36,7 +34,8 @@ from apex_jax.transport.messages import (
 )
 from apex_jax.types import MAX_COUNT, SegmentRecord
 from tests.fuzz.targets import fuzz_config
-from tests.rigs.links import CONFIG, SPEC, TRANSITIONS, Peer, waiting_in
+from tests.rigs.links import CONFIG, SPEC, TRANSITIONS, Peer, credit, waiting_in
+from tests.rigs.sampling_link import AskingClient
 from tests.rigs.served import BODY, Served, segment, stores_for
 
 MOST_GAMES = 4096  # in one message
@@ -100,7 +99,7 @@ def test_fault_39_backlog_of_slow_messages_does_not_starve_the_learner(
 ) -> None:
     actor, learner = served.actor(1), served.learner()
     stores_for(served, actor, 1, 1)
-    learner.send(Credit(5, groups=1, segments=10))
+    learner.send(credit(5, groups=1, segments=10))
     learner.receive(StreamedSegments)
     learner.receive(IndexBatches)
     monkeypatch.setattr(sockets, "READING_TURN_SECONDS", 0.0, raising=False)  # one message takes a whole turn
@@ -108,7 +107,7 @@ def test_fault_39_backlog_of_slow_messages_does_not_starve_the_learner(
     serve, learner._meanwhile = learner._meanwhile, lambda: None
     for _ in range(20):
         actor.socket.send_multipart(wire.encode(statistics(1, 1)))
-    learner.send(Credit(5, groups=1, segments=10))
+    learner.send(credit(5, groups=1, segments=10))
     assert experience.poll(10_000)
     assert sampling.poll(10_000)
     serve()
@@ -294,8 +293,8 @@ def test_fault_39_replies_to_an_actor_that_does_not_read_are_limited(served: Ser
     peer = served.peer("experience")
     peer.socket.set(zmq.RCVHWM, 1)
     peer.socket.set(zmq.RCVBUF, 4096)
-    peer.socket.disconnect(served.config.addresses.experience)
-    peer.socket.connect(served.config.addresses.experience)
+    peer.socket.disconnect(served.config.addresses.experience[0])
+    peer.socket.connect(served.config.addresses.experience[0])
     for run_id in range(1, 601):
         peer.send(ActorHello(run_id, CONFIG.compatibility_key, MOST_GAMES))
     peer.send(statistics(1, 1))
@@ -314,8 +313,8 @@ def test_fault_39_segments_without_pixels_are_excluded_after_the_learners_report
     actor.send(damaged._replace(body=body, crc=zlib.crc32(body)))
     served.until(lambda: served.server.replay.buffer.inserted_segments == 2)
     hello = LearnerHello(5, served.config.compatibility_key, 0, batches_at_once=1, batch_size=4)
-    address, capacity = served.config.addresses.sampling, served.server.replay.buffer.capacity_segments
-    stream = SamplingClient(served._context, address, SPEC, hello, capacity, groups=1)
+    address, capacity = served.config.addresses.sampling[0], served.server.replay.buffer.capacity_segments
+    stream = AskingClient(served._context, address, SPEC, hello, capacity, groups=1)
     try:
         shares = [damaged_share(served, stream) for _ in range(10)]
     finally:
@@ -325,7 +324,7 @@ def test_fault_39_segments_without_pixels_are_excluded_after_the_learners_report
     assert served.server.sampling.dropped["corrupt_segment"] == 1
 
 
-def damaged_share(served: Served, stream: SamplingClient) -> float:
+def damaged_share(served: Served, stream: AskingClient) -> float:
     """Consumes messages up to the next batch; returns the share of the second segment in it."""
     share: list[float] = []
 

@@ -40,7 +40,7 @@ def test_fault_06_resumed_learner_equals_its_checkpoint_bit_for_bit(tmp_path: Pa
     state, progress = save_checkpoint(tmp_path, updates=4000)
     links = LocalLinks()
     context = zmq.Context()
-    addresses = Config().addresses.__class__(links.experience, links.sampling, links.weights)
+    addresses = Config().addresses.__class__((links.experience,), (links.sampling,), links.weights)
     config = config_of(tmp_path).replace(addresses=addresses)
     learner = Learner(RoleContext(config, context, "learner"), segment_spec(config))
     try:

@@ -16,7 +16,6 @@ import pytest
 import zmq
 
 from apex_jax.environments.environment import segment_spec
-from apex_jax.links.sampling_client import SamplingClient
 from apex_jax.process import new_run_id
 from apex_jax.settings import load
 from apex_jax.transport import wire
@@ -24,6 +23,7 @@ from apex_jax.transport.messages import IndexBatches, LearnerHello
 from tests.rigs.fleet import FORGOTTEN_SECONDS, GIVEN_UP_BY_LEARNER_SECONDS
 from tests.rigs.processes import ROOT, Programs, wait_until
 from tests.rigs.replay_processes import CATCH, Site, end
+from tests.rigs.sampling_link import AskingClient
 
 SPEC = segment_spec(load(CATCH))
 MEGABYTES = 2**20
@@ -90,7 +90,7 @@ def test_fault_04_empty_replay_is_filled_again_without_other_restarts(
     config, context = load(CATCH), zmq.Context()
     hello = LearnerHello(new_run_id(), config.compatibility_key, 0, batches_at_once=1, batch_size=8)
     segments = 20_000 // SPEC.max_transitions
-    learner = SamplingClient(context, site.address(1), SPEC, hello, segments, groups=1)
+    learner = AskingClient(context, site.address(1), SPEC, hello, segments, groups=1)
     try:
         assert next_batches(learner).size_transitions >= 1_000
         assert (learner.peer_state, learner.disconnects) == ("joined", 0)
@@ -118,7 +118,7 @@ def test_fault_04_empty_replay_is_filled_again_without_other_restarts(
         context.term()
 
 
-def next_batches(learner: SamplingClient) -> IndexBatches:
+def next_batches(learner: AskingClient) -> IndexBatches:
     """Consumes messages until batches arrive."""
     while True:
         item = learner.next(60.0)
@@ -151,7 +151,7 @@ def test_fault_05_restarted_replay_equals_the_stopped_one_bit_for_bit(site: Site
     server, producer = site.server(), site.producer(rate=1000)
     config, context = load(CATCH), zmq.Context()
     hello = LearnerHello(new_run_id(), config.compatibility_key, 5_000, batches_at_once=1, batch_size=8)
-    learner = SamplingClient(context, site.address(1), SPEC, hello, 20_000 // SPEC.max_transitions, groups=1)
+    learner = AskingClient(context, site.address(1), SPEC, hello, 20_000 // SPEC.max_transitions, groups=1)
     for priority in range(1, 30):
         item = learner.next(60.0)
         assert item is not None
@@ -290,7 +290,7 @@ def test_fault_15_learner_notices_a_frozen_replay_and_continues_with_it(site: Si
     server, config, context = site.server(), load(CATCH), zmq.Context()
     site.producer(rate=200)
     hello = LearnerHello(new_run_id(), config.compatibility_key, 0, batches_at_once=1, batch_size=8)
-    learner = SamplingClient(context, site.address(1), SPEC, hello, 20_000 // SPEC.max_transitions, groups=1)
+    learner = AskingClient(context, site.address(1), SPEC, hello, 20_000 // SPEC.max_transitions, groups=1)
     try:
         next_batches(learner)
         server.send(signal.SIGSTOP)

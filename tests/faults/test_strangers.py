@@ -48,7 +48,7 @@ class Served:
         self.is_sound()
 
     def address(self, link: str) -> str:
-        return str(getattr(self.config.addresses, link))
+        return self.config.addresses.of_link(link)[0]
 
     def peer(self, link: str) -> Peer:
         connect = {"experience": sockets.connect_experience, "sampling": sockets.connect_sampling}[link]

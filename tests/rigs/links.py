@@ -20,7 +20,7 @@ from apex_jax.replay.buffer import ReplayBuffer
 from apex_jax.replay.rate_limiter import RateLimiter
 from apex_jax.replay.replay import Replay
 from apex_jax.transport import sockets, wire
-from apex_jax.transport.messages import Integer
+from apex_jax.transport.messages import NO_COUNTS, Credit, Integer
 from apex_jax.types import ActionSpec, Columns, Segment, SegmentSpec
 from tests.rigs.ports import free_port
 
@@ -68,7 +68,7 @@ def highest(kind: type, field: str) -> int:
 
 
 def buffer_of(num_segments: int = 64) -> ReplayBuffer:
-    return ReplayBuffer(SPEC, num_segments * TRANSITIONS, 0.6, 0.4, np.random.default_rng(0))
+    return ReplayBuffer(SPEC, num_segments * TRANSITIONS, 0.6, np.random.default_rng(0))
 
 
 def replay_of(num_segments: int = 64, limiter: RateLimiter | None = None) -> Replay:
@@ -77,6 +77,15 @@ def replay_of(num_segments: int = 64, limiter: RateLimiter | None = None) -> Rep
     replay = Replay(CONFIG.replace(replay=in_memory), SPEC, np.random.default_rng(0))
     replay.limiter = limiter or free_limiter()
     return replay
+
+
+def credit(
+    run_id: int, groups: int = 0, segments: int = 0, environment_steps: int = 0, shape: tuple[int, int] = (1, 4)
+) -> Credit:
+    """Credit for whole groups of `shape`, K batches of B transitions."""
+    batches, size = shape
+    counts = np.full((groups, batches), size, np.int32) if groups else NO_COUNTS
+    return Credit(run_id, segments, counts, environment_steps)
 
 
 def free_limiter(min_size: int = 1) -> RateLimiter:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import zmq
 
+from apex_jax.links import sampling_client
 from apex_jax.links.sampling_client import Item, SamplingClient, Segments
 from apex_jax.links.sampling_server import SamplingServer
 from apex_jax.replay.rate_limiter import RateLimiter
@@ -21,6 +24,8 @@ from apex_jax.transport.messages import (
     LearnerWelcome,
     StreamedSegments,
 )
+from apex_jax.types import SegmentSpec
+from tests.rigs import links
 from tests.rigs.links import (
     CONFIG,
     SPEC,
@@ -34,6 +39,7 @@ from tests.rigs.links import (
 )
 
 K, B = 2, 16
+credit = partial(links.credit, shape=(K, B))
 CAPACITY = 6  # segments
 L = SPEC.slots
 
@@ -51,32 +57,72 @@ def streamed(*numbers: int, slots: list[int] | None = None, bodies: list[bytes] 
         generations=np.array(numbers, np.uint32),
         body_bytes=np.array([len(body) for body in bodies], np.int32),
         bodies=b"".join(bodies),
+        total_priority=1.0,
+        size_transitions=6,
+        allowed_draws=100,
     )
 
 
 def batches_of(index: int, shape: tuple[int, int] = (K, B), environment_steps: int = 0) -> IndexBatches:
     return IndexBatches(
-        indices=np.full(shape, index, np.int32),
-        generations=np.ones(shape, np.uint32),
-        weights=np.ones(shape, np.float32),
+        indices=np.full(shape, index, np.int32).ravel(),
+        generations=np.ones(shape, np.uint32).ravel(),
+        probabilities=np.ones(shape).ravel(),
+        total_priority=1.0,
+        size_transitions=6,
+        allowed_draws=100,
         replay_id="0123456789abcdef",
         environment_steps=environment_steps,
-        size_transitions=6,
         samples_per_insert=1.0,
         age_seconds=0.0,
     )
 
 
+class AskingClient(SamplingClient):
+    """Asks for `groups` whole groups when it joins, and for another one in place of each that is consumed."""
+
+    def __init__(
+        self,
+        context: zmq.Context,
+        address: str,
+        spec: SegmentSpec,
+        hello: LearnerHello,
+        capacity_segments: int,
+        groups: int,
+        away_limit_seconds: float = 0.0,
+    ) -> None:
+        self._whole_groups = groups  # before the thread begins
+        window = sampling_client.SEGMENTS_WINDOW
+        super().__init__(context, address, spec, hello, capacity_segments, groups, away_limit_seconds, window=window)
+
+    def update_priorities(self, item: Item, priorities: np.ndarray) -> None:
+        super().update_priorities(item, priorities.ravel())
+
+    def _on_welcome(self, message: LearnerWelcome, now_seconds: float) -> None:
+        super()._on_welcome(message, now_seconds)
+        self._ask_for(self._whole_groups, self.epoch)
+
+    def _ask_for(self, groups: int, epoch: int) -> None:
+        self.ask(np.full((groups, self._hello.batches_at_once), self._hello.batch_size, np.int32), epoch)
+
+    def consumed(self, item: Item) -> None:
+        if isinstance(item.content, Segments):
+            super().consumed(item)
+        else:
+            self._ask_for(1, item.epoch)
+
+
 class Server:
     """The replay server's side, which serves only while a test waits."""
 
-    def __init__(self, address: str, limiter: RateLimiter, capacity: int = CAPACITY) -> None:
+    def __init__(self, address: str, limiter: RateLimiter, capacity: int = CAPACITY, index: int = 0) -> None:
         self.inserted = 0
         self.replay = replay_of(capacity, limiter)
         self.buffer, self.limiter = self.replay.buffer, limiter
         self._context = zmq.Context()
         self._socket = sockets.serve_sampling(self._context, address)
-        self.service = SamplingServer(self._socket, CONFIG, self.replay, run_id=9)
+        config = CONFIG.replace(replay=replace(CONFIG.replay, index=index))
+        self.service = SamplingServer(self._socket, config, self.replay, run_id=9)
         self.dropped = self.service.dropped
 
     def insert(self, count: int = 1) -> None:
@@ -129,7 +175,7 @@ class Link:
     def __init__(self) -> None:
         self.address = free_address()
         self._servers: list[Server] = []
-        self._streams: list[SamplingClient] = []
+        self._streams: list[AskingClient] = []
         self._peers: list[Peer] = []
         self._context = zmq.Context()
 
@@ -137,8 +183,9 @@ class Link:
         self._servers.append(Server(self.address, limiter or free_limiter(), capacity))
         return self._servers[-1]
 
-    def stream(self, hello: LearnerHello | None = None, groups: int = 2) -> SamplingClient:
-        self._streams.append(SamplingClient(self._context, self.address, SPEC, hello or hello_of(), CAPACITY, groups))
+    def stream(self, hello: LearnerHello | None = None, groups: int = 2) -> AskingClient:
+        hello = hello or hello_of()
+        self._streams.append(AskingClient(self._context, self.address, SPEC, hello, CAPACITY, groups=groups))
         return self._streams[-1]
 
     def peer(self, server: Server, hello: LearnerHello | None = None) -> Peer:
@@ -190,7 +237,7 @@ class FalseServer:
     def welcome(self) -> None:
         self.until_received(lambda message: isinstance(message, LearnerHello))
         self.send(LearnerWelcome(9, CAPACITY))
-        self.until_received(lambda message: isinstance(message, Credit) and message.groups > 0)
+        self.until_received(lambda message: isinstance(message, Credit) and message.counts.size > 0)
         self.received.clear()
 
     def close(self) -> None:

@@ -42,7 +42,7 @@ class Served:
 
     def peer(self, link: str) -> Peer:
         connect = sockets.connect_experience if link == "experience" else sockets.connect_sampling
-        self.peers.append(Peer(connect(self._context, getattr(self.config.addresses, link)), self.serve))
+        self.peers.append(Peer(connect(self._context, self.config.addresses.of_link(link)[0]), self.serve))
         return self.peers[-1]
 
     def actor(self, run_id: int, num_environments: int = 4, acknowledged: int = 0) -> Peer:

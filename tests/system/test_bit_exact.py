@@ -76,7 +76,7 @@ class Replay:
     def __init__(self, spec: SegmentSpec, capacity_segments: int) -> None:
         self.spec = spec
         capacity = capacity_segments * spec.max_transitions
-        self.buffer = ReplayBuffer(spec, capacity, 0.6, 0.4, np.random.default_rng(0))
+        self.buffer = ReplayBuffer(spec, capacity, 0.6, np.random.default_rng(0))
         self.store = create_store(spec, self.buffer.capacity_segments)
         self.live: dict[int, Columns] = {}  # what the learner was last sent for each slot
         self.cursor = 0
@@ -96,7 +96,7 @@ class Replay:
             run = self.buffer.segments_since(self.cursor, max_segments)
             self.cursor = run.cursor
             lengths = np.array([len(body) for body in run.bodies], np.int32)
-            message = StreamedSegments(run.slots, run.generations, lengths, b"".join(run.bodies))
+            message = StreamedSegments(run.slots, run.generations, lengths, b"".join(run.bodies), 1.0, 1, 1)
             received = wire.decode([bytes(frame) for frame in wire.encode(message)])
             assert isinstance(received, StreamedSegments)
             assert (

@@ -67,7 +67,7 @@ def test_workers_run_a_registered_algorithm_without_changes(tmp_path: Path, monk
     settings = ["algorithm.name=toy", "total_updates=64", "metrics_interval_seconds=0.2", "actor.ladder_size=0"]
     config = load(ROOT / "configs" / "catch.yaml", settings)
     config = config.replace(
-        addresses=AddressConfig(links.experience, links.sampling, links.weights), run_directory=str(tmp_path)
+        addresses=AddressConfig((links.experience,), (links.sampling,), links.weights), run_directory=str(tmp_path)
     )
     spec, context = segment_spec(config), zmq.Context()
     made = {make: RoleContext(config, context, name) for name, make in (("replay", ReplayServer), ("actor", Actor))}

@@ -28,7 +28,19 @@ from apex_jax.transport.messages import (
 )
 from tests.rigs.links import SPEC, segment_of, wait_until
 from tests.rigs.proxy import Proxy
-from tests.rigs.sampling_link import CAPACITY, B, FalseServer, K, L, Learner, Link, batches_of, hello_of, streamed
+from tests.rigs.sampling_link import (
+    CAPACITY,
+    AskingClient,
+    B,
+    FalseServer,
+    K,
+    L,
+    Learner,
+    Link,
+    batches_of,
+    hello_of,
+    streamed,
+)
 
 
 def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -109,7 +121,7 @@ def test_a_server_that_has_forgotten_the_learner_counts_as_lost(
 
 
 def test_a_server_that_is_away_for_longer_than_the_limit_ends_the_learner_in_one_line(sampling: Link) -> None:
-    stream = SamplingClient(
+    stream = AskingClient(
         sampling._context, sampling.address, SPEC, hello_of(), CAPACITY, groups=2, away_limit_seconds=0.5
     )
     server = sampling.server()
@@ -133,7 +145,7 @@ def test_repeated_welcomes_do_not_grow_memory(sampling: Link, false_server: Fals
         false_server.send(batches_of(1))
         false_server.send(batches_of(1))
         false_server.send(LearnerWelcome(9, CAPACITY))
-        false_server.until_received(lambda message: isinstance(message, Credit) and message.groups > 0)
+        false_server.until_received(lambda message: isinstance(message, Credit) and message.counts.size > 0)
         false_server.received.clear()
     false_server.send(batches_of(2))
     item = stream.next(5.0)
@@ -202,9 +214,9 @@ def test_undecodable_segments_are_reported_and_blank_until_they_are_excluded(
         ([batches_of(-1)], "sends batches that do not fit the replay"),
         ([batches_of(CAPACITY * L)], "sends batches that do not fit the replay"),
         ([batches_of(0, shape=(K, B + 1))], "sends batches that do not fit the replay"),
-        ([batches_of(0)._replace(weights=np.full((K, B), np.nan, np.float32))], "sends batches that do not fit"),
-        ([batches_of(0)._replace(weights=np.full((K, B), -1, np.float32))], "sends batches that do not fit"),
-        ([batches_of(0)] * 6, "sends more than it was given credit for"),
+        ([batches_of(0)._replace(probabilities=np.full(K * B, np.nan))], "sends batches that do not fit"),
+        ([batches_of(0)._replace(probabilities=np.full(K * B, -1.0))], "sends batches that do not fit"),
+        ([batches_of(0)] * 3, "sends more than it was given credit for"),
         ([ActorHello(1, "", 4)], "sent what is no message .unknown_kind: ActorHello does not belong on this socket"),
     ],
     ids=str,
@@ -240,7 +252,7 @@ def test_server_that_sends_too_much_is_disconnected_unread_and_logged_once(
 @pytest.mark.parametrize(
     ("slots", "batches", "limit"),
     [
-        (8, 256, 4 * 256 * 256),  # a draw is larger than 64 segments of some 250 bytes
+        (8, 256, 8 * 256 * 256),  # a draw is larger than 64 segments of some 250 bytes
         (4096, 1, 64 * 118_994),  # 17 bytes of columns a slot, 12 of its frame, and what zstd may add
     ],
 )
@@ -256,7 +268,7 @@ def test_learner_limits_the_size_of_received_messages(
 
     monkeypatch.setattr(sockets, "connect_sampling", watched)
     hello = hello_of(batches=batches)._replace(batch_size=256)
-    stream = SamplingClient(sampling._context, sampling.address, SPEC._replace(slots=slots), hello, CAPACITY, groups=2)
+    stream = AskingClient(sampling._context, sampling.address, SPEC._replace(slots=slots), hello, CAPACITY, groups=2)
     wait_until(lambda: given)
     stream.close()
     assert given == [limit]
@@ -305,7 +317,7 @@ def test_learner_with_a_broken_stream_gets_an_error(
 @pytest.mark.parametrize("is_served", [True, False])
 def test_close_ends_the_thread_and_releases_the_context(sampling: Link, is_served: bool) -> None:
     context = zmq.Context()
-    stream = SamplingClient(context, sampling.address, SPEC, hello_of(), CAPACITY, groups=2)
+    stream = AskingClient(context, sampling.address, SPEC, hello_of(), CAPACITY, groups=2)
     if is_served:
         server = sampling.server()
         server.insert(1)

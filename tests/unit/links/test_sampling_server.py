@@ -24,7 +24,7 @@ from apex_jax.transport.messages import (
 )
 from apex_jax.types import MAX_SAMPLES_PER_INSERT, PEER_TIMEOUT_SECONDS
 from tests.rigs.links import CONFIG, SPEC, TRANSITIONS, free_limiter, segment_of, wait_until
-from tests.rigs.sampling_link import CAPACITY, B, K, Learner, Link, Server, hello_of
+from tests.rigs.sampling_link import CAPACITY, B, K, Learner, Link, Server, credit, hello_of
 
 # The stream -------------------------------------------------------------------------------------------------------
 
@@ -38,7 +38,7 @@ def test_a_learner_gets_all_live_segments_oldest_first_and_then_batches(sampling
     assert learner.history == list(range(4, CAPACITY + 4))
     content = learner.batches[0].content
     assert isinstance(content, IndexBatches)
-    assert content.indices.shape == (K, B)
+    assert content.indices.shape == (K * B,)
     assert (content.environment_steps, content.size_transitions) == (77, CAPACITY * TRANSITIONS)
     assert (content.age_seconds, content.samples_per_insert) == (1.0, 0.0)
 
@@ -77,10 +77,10 @@ def test_server_sends_no_more_than_the_credit_allows(sampling: Link) -> None:
     server.insert(5)
     peer = sampling.peer(server, hello_of())
     assert peer.hears_nothing()
-    peer.send(Credit(1, groups=1, segments=3))
+    peer.send(credit(1, groups=1, segments=3))
     assert len(peer.receive(StreamedSegments).slots) == 3
     assert peer.hears_nothing(), "no batch before every live segment"
-    peer.send(Credit(1, groups=1, segments=4))
+    peer.send(credit(1, groups=1, segments=4))
     assert peer.receive(StreamedSegments).slots.tolist() == [3, 4]
     peer.receive(IndexBatches)
     peer.receive(IndexBatches)
@@ -96,7 +96,7 @@ def test_large_segments_travel_in_several_messages(sampling: Link, monkeypatch: 
     server = sampling.server()
     server.insert(5)
     peer = sampling.peer(server, hello_of())
-    peer.send(Credit(1, groups=0, segments=99))
+    peer.send(credit(1, groups=0, segments=99))
     assert [peer.receive(StreamedSegments).slots.tolist() for _ in range(3)] == [[0, 1], [2, 3], [4]]
     monkeypatch.setattr(sampling_server, "BYTES_AT_ONCE", 1)
     server.insert(2)
@@ -106,9 +106,10 @@ def test_large_segments_travel_in_several_messages(sampling: Link, monkeypatch: 
 def test_heartbeat_is_always_answered(sampling: Link) -> None:
     peer = sampling.peer(sampling.server(), hello_of())
     for _ in range(3):
-        peer.send(Credit(1, groups=0, segments=0))
-        assert peer.receive(Credit) == Credit(1, groups=0, segments=0)
-    peer.send(Credit(1, groups=1, segments=1))
+        peer.send(credit(1, groups=0, segments=0))
+        answer = peer.receive(Credit)
+        assert (answer.run_id, answer.segments, answer.counts.size) == (1, 0, 0)
+    peer.send(credit(1, groups=1, segments=1))
     assert peer.hears_nothing()
 
 
@@ -116,7 +117,7 @@ def test_nothing_is_drawn_below_the_minimum_size(sampling: Link) -> None:
     server = sampling.server(free_limiter(min_size=2 * TRANSITIONS))
     server.insert(1)
     peer = sampling.peer(server, hello_of())
-    peer.send(Credit(1, groups=1, segments=9))
+    peer.send(credit(1, groups=1, segments=9))
     peer.receive(StreamedSegments)
     assert peer.hears_nothing()
     server.insert(1)
@@ -130,7 +131,7 @@ def test_ratio_too_large_for_a_message_is_sent_as_the_largest_one(sampling: Link
     server.insert(1)
     server.limiter.sample(10**15)  # as after months in which no actor sent anything
     peer = sampling.peer(server, hello_of())
-    peer.send(Credit(1, groups=1, segments=9))
+    peer.send(credit(1, groups=1, segments=9))
     peer.receive(StreamedSegments)
     assert peer.receive(IndexBatches).samples_per_insert == MAX_SAMPLES_PER_INSERT
 
@@ -192,7 +193,7 @@ def test_learner_of_another_configuration_is_refused_with_the_differences(sampli
     assert server.dropped["another_config"] >= 1
 
 
-@pytest.mark.parametrize("message", [Credit(1, 1, 1), Finish("enough"), Goodbye(1)])
+@pytest.mark.parametrize("message", [credit(1, 1, 1), Finish("enough"), Goodbye(1)])
 def test_unknown_peer_is_asked_for_a_hello(sampling: Link, message: Any) -> None:
     server = sampling.server()
     sampling.peer(server, hello_of(1))
@@ -207,28 +208,28 @@ def test_reconnected_learner_starts_again(sampling: Link) -> None:
     server = sampling.server()
     server.insert(2)
     before = sampling.peer(server, hello_of(1))
-    before.send(Credit(1, groups=5, segments=5))
+    before.send(credit(1, groups=5, segments=5))
     before.receive(StreamedSegments)
     after = sampling.peer(server, hello_of(1))
     assert after.hears_nothing(), "the credit of the connection before is void"
-    after.send(Credit(1, groups=0, segments=5))
+    after.send(credit(1, groups=0, segments=5))
     assert after.receive(StreamedSegments).slots.tolist() == [0, 1]
 
 
 def test_repeated_hello_is_welcomed_once_and_gives_credit_once(sampling: Link) -> None:
     server = sampling.server()
     peer = sampling.peer(server, hello_of(1))
-    peer.send(Credit(1, groups=2, segments=3), hello_of(1))
+    peer.send(credit(1, groups=2, segments=3), hello_of(1))
     assert peer.hears_nothing()
     assert server.service.learner is not None
-    assert (server.service.learner.groups_credit, server.service.learner.segments_credit) == (2, 3)
+    assert (len(server.service.learner.asked), server.service.learner.segments_credit) == (2, 3)
 
 
 def test_server_gets_the_steps_of_the_run_from_its_learner(sampling: Link) -> None:
     server = sampling.server()
     peer = sampling.peer(server, hello_of(1, environment_steps=500))
     assert server.service.run_steps == 500
-    peer.send(Credit(1, groups=0, segments=0, environment_steps=900), Goodbye(1))
+    peer.send(credit(1, groups=0, segments=0, environment_steps=900), Goodbye(1))
     server.until(lambda: server.service.learner is None)
     assert server.service.run_steps == 900
 

@@ -27,9 +27,9 @@ def inserted(buffer: ReplayBuffer, columns: Columns) -> list[float]:
 
 def test_initial_priorities_are_the_actors_unless_maximum_is_configured() -> None:
     columns = priorities_at(f1=70.0, f3=0.5)
-    of_actors = ReplayBuffer(SPEC, 18, 1.0, 0.4, np.random.default_rng(0))
+    of_actors = ReplayBuffer(SPEC, 18, 1.0, np.random.default_rng(0))
     assert inserted(of_actors, columns) == [0.0, 70.0, 0.0, 0.5]
-    maximum = ReplayBuffer(SPEC, 18, 1.0, 0.4, np.random.default_rng(0), from_actors=False)
+    maximum = ReplayBuffer(SPEC, 18, 1.0, np.random.default_rng(0), from_actors=False)
     assert inserted(maximum, columns) == [0.0, 1.0, 0.0, 1.0]
     update(maximum, (1, 1, 5.0), (3, 1, 0.5))
     assert inserted(maximum, columns) == [0.0, 5.0, 0.0, 5.0]

@@ -198,12 +198,12 @@ def test_without_a_saved_state_only_segments_are_restored() -> None:
 
 
 def test_restored_priorities_are_the_maximum_if_new_ones_are() -> None:
-    disk, buffer = Disk(), ReplayBuffer(SPEC, 36, 1.0, 0.4, np.random.default_rng(0), from_actors=False)
+    disk, buffer = Disk(), ReplayBuffer(SPEC, 36, 1.0, np.random.default_rng(0), from_actors=False)
     disk.insert(buffer, b"a", priorities_at(f1=70.0)["priority"], 0.0)
     update(buffer, (1, 1, 5.0))
     disk.state = buffer.state(0.0)
     disk.insert(buffer, b"b", priorities_at(f2=70.0)["priority"], 0.0)
-    restored = ReplayBuffer(SPEC, 36, 1.0, 0.4, np.random.default_rng(0), from_actors=False)
+    restored = ReplayBuffer(SPEC, 36, 1.0, np.random.default_rng(0), from_actors=False)
     disk.restore(restored, 0.0)
     assert (leaf(restored, 1), leaf(restored, L + 2), restored.max_priority) == (5.0, 5.0, 5.0)
 

@@ -163,7 +163,7 @@ class Fleet:
         run_id = int(self.rng.integers(1, 2**62))
         hello = ActorHello(run_id, self.config.compatibility_key, 2)
         overflow = str(self.rng.choice(["wait", "drop"]))
-        address = self.config.addresses.experience
+        address = self.config.addresses.experience[0]
         self.streams[run_id] = CountingStream(self.context, address, SPEC, hello, 3, overflow)
 
     def produce(self) -> None:
@@ -240,7 +240,7 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
     return CONFIG.replace(
         run_directory=str(tmp_path),
         replay=replace(ReplayConfig(), capacity_transitions=8 * TRANSITIONS, min_size_to_sample=2 * TRANSITIONS),
-        addresses=AddressConfig(free_address(), free_address(), free_address()),
+        addresses=AddressConfig((free_address(),), (free_address(),), free_address()),
     )
 
 
@@ -357,7 +357,7 @@ def test_unsent_transitions_of_a_leaving_actor_are_counted_as_dropped(config: Co
     fleet = Fleet(tight, 0)
     server = fleet.start_server()
     hello = ActorHello(5, tight.compatibility_key, 2)
-    stream = CountingStream(fleet.context, tight.addresses.experience, SPEC, hello, 3)
+    stream = CountingStream(fleet.context, tight.addresses.experience[0], SPEC, hello, 3)
     fleet.streams[5] = stream
     wait_until(lambda: stream.wait_for_welcome(0), fleet.serve)
     held = CONFIG.actor.max_outstanding_segments  # by the server, when the limiter lets in no more

@@ -155,7 +155,7 @@ def test_clients_end_with_one_line_if_their_learner_joins_another_run(link: Link
 @pytest.fixture
 def config(tmp_path: Path) -> Iterator[Config]:
     links = LocalLinks()
-    addresses = AddressConfig(links.experience, links.sampling, links.weights)
+    addresses = AddressConfig((links.experience,), (links.sampling,), links.weights)
     limits = replace(CONFIG.replay, min_size_to_sample=8, capacity_transitions=64)
     yield CONFIG.replace(addresses=addresses, run_directory=str(tmp_path / "replay-server"), replay=limits)
     links.close()

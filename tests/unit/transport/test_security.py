@@ -18,7 +18,7 @@ from tests.rigs.keys import directory
 
 __all__ = ["directory"]
 
-REMOTE = AddressConfig("tcp://10.0.0.7:5550", "tcp://10.0.0.7:5551", "tcp://10.0.0.8:5552")
+REMOTE = AddressConfig(("tcp://10.0.0.7:5550",), ("tcp://10.0.0.7:5551",), "tcp://10.0.0.8:5552")
 
 
 def config_of(directory: Path | str = "", addresses: AddressConfig = REMOTE, insecure: bool = False) -> Config:
@@ -165,14 +165,14 @@ def test_address_beyond_this_machine_without_keys_is_refused_unless_insecure(
 
 
 def test_addresses_that_a_role_does_not_use_are_not_checked(directory: Path) -> None:
-    evaluator = AddressConfig("tcp://*:5550", "tcp://*:5551", "ipc:///run/weights")
+    evaluator = AddressConfig(("tcp://*:5550",), ("tcp://*:5551",), "ipc:///run/weights")
     assert not security_of(config_of(addresses=evaluator), "evaluator").has_keys
-    replay = AddressConfig("ipc:///run/experience", "tcp://127.0.0.1:5551", "tcp://10.0.0.8:5552")
+    replay = AddressConfig(("ipc:///run/experience",), ("tcp://127.0.0.1:5551",), "tcp://10.0.0.8:5552")
     assert not security_of(config_of(addresses=replay), "replay").has_keys
 
 
 def test_local_links_need_no_keys_even_if_some_are_configured() -> None:
-    links = AddressConfig("ipc:///run/a", "ipc:///run/b", "ipc:///run/c")
+    links = AddressConfig(("ipc:///run/a",), ("ipc:///run/b",), "ipc:///run/c")
     assert not security_of(config_of("/no/such/folder", links), "replay").has_keys
 
 

@@ -75,7 +75,7 @@ def act(tmp_path: Path, context: zmq.Context, monkeypatch: pytest.MonkeyPatch) -
     links = LocalLinks()
     overrides = ["actor.environments=4", "actor.environments_per_step=3", f"actor.ladder_size={LADDER}"]
     config: Config = load(ROOT / "configs" / "catch.yaml", overrides)
-    addresses = AddressConfig(links.experience, links.sampling, links.weights)
+    addresses = AddressConfig((links.experience,), (links.sampling,), links.weights)
     config = config.replace(addresses=addresses, run_directory=str(tmp_path))
 
     def act(incarnation: int, calls: int) -> Acting:

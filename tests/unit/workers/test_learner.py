@@ -22,12 +22,11 @@ from apex_jax.agent.registry import ALGORITHMS, Entry
 from apex_jax.config import Config
 from apex_jax.environments.environment import segment_spec
 from apex_jax.host.errors import FatalError, RunError
-from apex_jax.links.sampling_client import SamplingClient
+from apex_jax.links.shards import Batches, Shards
 from apex_jax.process import StopSignal
 from apex_jax.run.checkpoint import Checkpointer, CheckpointError
 from apex_jax.run.provenance import read_changes
 from apex_jax.settings import load, load_as_written
-from apex_jax.transport.messages import IndexBatches
 from apex_jax.transport.params_codec import architecture_of
 from apex_jax.workers import learner as module
 from apex_jax.workers import saver
@@ -141,12 +140,12 @@ def test_settings_are_recorded_at_the_first_start_and_later_once_an_update_was_m
             learner._collect()
         return "9 updates"
 
-    batches = mock.MagicMock(spec=IndexBatches)
+    batches = mock.MagicMock(spec=Batches)
     output = UpdateOutput(priorities=jnp.ones((1, 1)), metrics={"losses/td_loss": jnp.zeros(1)})
     monkeypatch.setattr(Learner, "_learn", learn)
     monkeypatch.setattr(LearnerMetrics, "add", mock.Mock())
-    monkeypatch.setattr(SamplingClient, "update_priorities", mock.Mock())
-    monkeypatch.setattr(SamplingClient, "consumed", mock.Mock())
+    monkeypatch.setattr(Shards, "update_priorities", mock.Mock())
+    monkeypatch.setattr(Shards, "consumed", mock.Mock())
     module.run(config.replace(seed=2), "learner", StopSignal())
     assert recorded(config) == (2, ["seed=2 (was 1)"])
 

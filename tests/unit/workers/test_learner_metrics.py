@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from apex_jax.agent.algorithm import UpdateOutput
+from apex_jax.links.shards import Batches
 from apex_jax.run import metrics
 from apex_jax.run.metrics import TAGS
-from apex_jax.transport.messages import IndexBatches
 from apex_jax.workers.learner_metrics import LearnerMetrics
 
 
@@ -22,9 +22,9 @@ class Clock:
         return self.seconds
 
 
-def batches_of(age_seconds: float, samples_per_insert: float) -> IndexBatches:
+def batches_of(age_seconds: float, samples_per_insert: float) -> Batches:
     empty = np.zeros((1, 0))
-    return IndexBatches(empty, empty, empty, "replay", 0, 0, samples_per_insert, age_seconds)
+    return Batches(empty, empty, samples_per_insert, age_seconds)
 
 
 def output_of(priorities: list[list[float]], **values: list[float]) -> UpdateOutput:

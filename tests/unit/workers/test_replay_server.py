@@ -23,7 +23,6 @@ from apex_jax.transport import sockets
 from apex_jax.transport.messages import (
     ActorHello,
     ActorWelcome,
-    Credit,
     EpisodeStatistics,
     Finish,
     Goodbye,
@@ -40,7 +39,7 @@ from apex_jax.workers.replay_server import ReplayServer
 from apex_jax.workers.role import RoleContext
 from tests.rigs import journals
 from tests.rigs.agents import CONTINUOUS
-from tests.rigs.links import CONFIG, SPEC, TRANSITIONS, Peer, free_address, segment_of, wait_until
+from tests.rigs.links import CONFIG, SPEC, TRANSITIONS, Peer, credit, free_address, segment_of, wait_until
 
 
 @pytest.fixture
@@ -49,7 +48,7 @@ def config(tmp_path: Path) -> Config:
         run_directory=str(tmp_path),
         metrics_interval_seconds=0.1,
         replay=replace(ReplayConfig(), capacity_transitions=8 * TRANSITIONS, min_size_to_sample=2 * TRANSITIONS),
-        addresses=AddressConfig(free_address(), free_address(), free_address()),
+        addresses=AddressConfig((free_address(),), (free_address(),), free_address()),
     )
 
 
@@ -66,14 +65,14 @@ class Running:
         self._peers: list[Peer] = []
 
     def actor(self, run_id: int = 1) -> Peer:
-        peer = Peer(sockets.connect_experience(self.context, self.config.addresses.experience), lambda: None)
+        peer = Peer(sockets.connect_experience(self.context, self.config.addresses.experience[0]), lambda: None)
         self._peers.append(peer)
         peer.send(ActorHello(run_id, self.config.compatibility_key, num_environments=4))
         peer.receive(ActorWelcome)
         return peer
 
     def learner(self, environment_steps: int = 0) -> Peer:
-        peer = Peer(sockets.connect_sampling(self.context, self.config.addresses.sampling), lambda: None)
+        peer = Peer(sockets.connect_sampling(self.context, self.config.addresses.sampling[0]), lambda: None)
         self._peers.append(peer)
         peer.send(LearnerHello(5, self.config.compatibility_key, environment_steps, batches_at_once=1, batch_size=4))
         peer.receive(LearnerWelcome)
@@ -109,7 +108,7 @@ def send_segments(actor: Peer, *numbers: int, environment_steps: int = 100) -> N
 
 def test_segments_of_actors_become_batches_of_the_learner(running: Running) -> None:
     learner, actor = running.learner(environment_steps=1_000), running.actor()
-    learner.send(Credit(5, groups=1, segments=10))
+    learner.send(credit(5, groups=1, segments=10))
     send_segments(actor, 1, 2)
     received = [len(learner.receive(StreamedSegments).slots)]
     while sum(received) < 2:
@@ -121,14 +120,14 @@ def test_segments_of_actors_become_batches_of_the_learner(running: Running) -> N
 
 def test_segments_wait_while_the_learner_waits_for_batches(running: Running) -> None:
     learner, actor = running.learner(), running.actor()
-    learner.send(Credit(5, groups=0, segments=2))
+    learner.send(credit(5, groups=0, segments=2))
     send_segments(actor, 1, 2, 3)  # a learner that wants no batches now holds nothing back
-    learner.send(Credit(5, groups=1, segments=0))
+    learner.send(credit(5, groups=1, segments=0))
     wait_until(lambda: running.server.sampling.is_in_arrears)
     actor.send(message_of(4))
     assert actor.hears_nothing()
     assert running.server.replay.buffer.inserted_segments == 3
-    learner.send(Credit(5, groups=0, segments=9))
+    learner.send(credit(5, groups=0, segments=9))
     received: list[int] = []
     while 2 not in received:
         received += learner.receive(StreamedSegments).slots.tolist()
@@ -142,7 +141,7 @@ def test_metrics_of_the_replay_are_at_the_steps_of_the_run_that_its_learner_has_
     learner, actor, skip = running.learner(), running.actor(), running.config.environment.frame_skip
     send_segments(actor, 1, 2)
     wait_until(lambda: running.server.describe()["environment_frames"] == 200 * skip)
-    learner.send(Credit(5, groups=0, segments=0, environment_steps=1_200))
+    learner.send(credit(5, groups=0, segments=0, environment_steps=1_200))
     wait_until(lambda: running.server.describe()["environment_frames"] == 1_200 * skip)
     wait_until(lambda: steps_written(running.config)[-1] == 1_200 * skip)
 
@@ -173,7 +172,7 @@ def test_a_signal_ends_the_server_at_once(running: Running) -> None:
 
 def test_metrics_count_stored_drawn_dropped_and_played(running: Running) -> None:
     actor, learner = running.actor(), running.learner()
-    learner.send(Credit(5, groups=1, segments=10))
+    learner.send(credit(5, groups=1, segments=10))
     send_segments(actor, 1, 2)
     learner.receive(StreamedSegments)
     actor.send_frames(b"\xc1")
@@ -227,7 +226,7 @@ def test_restarted_server_continues_from_the_journal(config: Config) -> None:
     first = Running(config)
     learner, actor, replay_id = first.learner(), first.actor(), first.server.replay.id
     send_segments(actor, 1, 2, 3)
-    learner.send(Credit(5, groups=1, segments=10))
+    learner.send(credit(5, groups=1, segments=10))
     wait_until(lambda: first.server.replay.limiter.sampled == 4)
     first.close()
     second = Running(config)
@@ -259,7 +258,7 @@ def as_killed_now(config: Config) -> Config:
     """Returns the configuration of a server that finds what another one would leave if it were killed now."""
     copy = config.replace(run_directory=str(Path(config.directory, "copy")))
     shutil.copytree(Path(config.directory, "replay"), Path(copy.directory, "replay"))
-    return copy.replace(addresses=AddressConfig(free_address(), free_address(), free_address()))
+    return copy.replace(addresses=AddressConfig((free_address(),), (free_address(),), free_address()))
 
 
 def test_server_killed_before_a_welcome_does_not_reuse_the_incarnation(
@@ -298,7 +297,7 @@ def test_a_learner_that_leaves_has_a_snapshot_written(config: Config) -> None:
     first = Running(config)
     learner, actor = first.learner(), first.actor()
     send_segments(actor, 1, 2)
-    learner.send(Credit(5, groups=1, segments=10))
+    learner.send(credit(5, groups=1, segments=10))
     wait_until(lambda: first.server.replay.limiter.sampled == 4)
     learner.send(Goodbye(5))
     wait_until(lambda: journals.files(Path(config.directory), "snapshot") != [])  # else due in a minute
@@ -320,7 +319,7 @@ def test_without_a_journal_nothing_is_written_and_a_start_is_empty(config: Confi
 
 def test_a_directory_in_use_is_one_line_and_leaves_nothing_open(running: Running) -> None:
     context = zmq.Context()
-    other = running.config.replace(addresses=AddressConfig(free_address(), free_address(), free_address()))
+    other = running.config.replace(addresses=AddressConfig((free_address(),), (free_address(),), free_address()))
     with pytest.raises(RunError, match="another replay server is using"):
         ReplayServer(RoleContext(other, context, "replay"), SPEC)
     context.term()
@@ -330,7 +329,7 @@ def test_a_directory_in_use_is_one_line_and_leaves_nothing_open(running: Running
 @pytest.mark.parametrize("link", ["experience", "sampling"])
 def test_an_address_in_use_is_one_line_and_leaves_nothing_open(config: Config, link: str) -> None:
     context, other = zmq.Context(), zmq.Context()
-    address = getattr(config.addresses, link)
+    (address,) = config.addresses.of_link(link)
     with sockets.serve_weights(other, address):
         with pytest.raises(sockets.BindError, match=rf"addresses\.{link}={address} cannot be served") as caught:
             ReplayServer(RoleContext(config, context, "replay"), SPEC)

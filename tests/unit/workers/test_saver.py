@@ -22,10 +22,9 @@ from apex_jax.agent.algorithm import UpdateOutput
 from apex_jax.config import Config, LearnerConfig
 from apex_jax.environments.environment import segment_spec
 from apex_jax.host.errors import FatalError
-from apex_jax.links.sampling_client import Item
+from apex_jax.links.shards import Batches, Merged
 from apex_jax.process import StopSignal
 from apex_jax.run.checkpoint import Checkpointer, Progress
-from apex_jax.transport.messages import IndexBatches
 from apex_jax.workers import learner as module
 from apex_jax.workers import saver
 from apex_jax.workers.learner import Learner
@@ -243,7 +242,7 @@ def test_waiting_and_compiling_do_not_count_towards_the_first_checkpoint(
 
     monkeypatch.setattr(learner, "_algorithm", learner._algorithm._replace(update=compile_and_update))
     one = np.zeros((1, 1), np.int32)
-    item = Item(IndexBatches(one, one, one, "0123456789abcdef", 0, 1, 1.0, 0.0), epoch=1)
+    item = Merged(Batches(one, one, 1.0, 0.0), parts=())
     with contextlib.closing(learner):
         clock.seconds += 2 * INTERVAL  # the replay fills
         learner._housekeeping()

@@ -1,0 +1,41 @@
+"""Which replay server each actor belongs to, so that all fill evenly. No sockets."""
+
+from __future__ import annotations
+
+NOWHERE = -1  # shard of an actor that has none yet, or of a client that is no actor
+
+
+class Placement:
+    """The environments that act for each replay server (shard), as known to the learner.
+
+    A new actor gets the shard with the fewest environments. An actor moves to that shard if its own one is closed, or
+    has so many more that it would still have more without this actor.
+    """
+
+    def __init__(self, shards: int) -> None:
+        self.closed: frozenset[int] = frozenset()  # shards that are gone; if all are, none is avoided
+        self._loads = [0] * shards
+
+    def place(self, environments: int, current: int) -> int:
+        """Returns the shard of an actor, which counts as being there from now on. `current`: counted before."""
+        open_shards = [shard for shard in range(len(self._loads)) if shard not in self.closed] or range(
+            len(self._loads)
+        )
+        least = min(open_shards, key=self._loads.__getitem__)
+        if current in open_shards and self._loads[current] - self._loads[least] <= environments:
+            return current
+        self.remove(environments, current)
+        self._loads[least] += environments
+        return least
+
+    def add(self, environments: int, shard: int) -> int:
+        """Counts an actor that has a shard; returns it, or NOWHERE if there is none of this number."""
+        if not 0 <= shard < len(self._loads):
+            return NOWHERE
+        self._loads[shard] += environments
+        return shard
+
+    def remove(self, environments: int, shard: int) -> None:
+        """Counts an actor no more."""
+        if shard != NOWHERE:
+            self._loads[shard] -= environments

@@ -1,0 +1,377 @@
+"""The learner's side of the sampling links to all replay servers (shards): one stream of segments and batches."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import Counter, deque
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+import zmq
+
+from apex_jax.host.errors import RunError
+from apex_jax.links.sampling_client import SEGMENTS_WINDOW, Item, SamplingClient, Segments
+from apex_jax.replay.shares import counts_of, importance_weights, shares_of
+from apex_jax.run.identity import RunIdentity
+from apex_jax.transport.messages import IndexBatches, LearnerHello
+from apex_jax.types import MAX_STREAMED_SEGMENTS, SegmentSpec
+
+_log = logging.getLogger(__name__)
+
+ANSWER_SECONDS = 3.0  # without an answer, after which batches are drawn from the other shards
+POLL_SECONDS = 0.5
+GONE_SECONDS = 60.0  # a restart of a server on its machine takes less
+
+
+class Batches(NamedTuple):
+    """K batches of B transitions, drawn from the shards in proportion to priority^alpha."""
+
+    indices: np.ndarray  # int32[K, B], in a frame store in which the segments of shard s begin at segment s x C
+    weights: np.ndarray  # float32[K, B], importance weights; the largest of each batch is 1
+    samples_per_insert: float  # mean of the shards drawn from, weighted by their sizes
+    age_seconds: float  # mean over the drawn transitions since their insertion
+
+
+class Part(NamedTuple):
+    """What one shard contributed."""
+
+    shard: int
+    item: Item
+    where: np.ndarray | slice  # its elements of [K x B]
+
+
+class Merged(NamedTuple):
+    """Content for the learner to consume, and the shards that it comes from."""
+
+    content: Segments | Batches
+    parts: tuple[Part, ...]
+
+
+@dataclass(eq=False)
+class Plan:
+    """A group of batches that was asked of some shards."""
+
+    shares: np.ndarray  # float64[S], of each shard in each batch
+    counts: np.ndarray  # int32[K, S], transitions asked for
+    asked_seconds: float
+    answers: dict[int, Item] = field(default_factory=dict)  # by shard
+    is_void: bool = False  # a shard was lost before it answered; the answers of the others are not used
+
+
+@dataclass(eq=False)
+class Shard:
+    """One replay server, as of the items that the learner has taken."""
+
+    number: int
+    client: SamplingClient
+    joined_seconds: float  # when it was last joined
+    epoch: int = 0  # of the client, when this record began
+    total_priority: float = 0.0
+    size_transitions: int = 0
+    allowed_draws: int = 0
+    asked: deque[Plan] = field(default_factory=deque)  # not answered yet, in the order of the answers
+    holds: Plan | None = None  # its answer waits for those of other shards; its later items must not be consumed yet
+
+    @property
+    def is_joined(self) -> bool:
+        """Returns whether it is connected."""
+        return self.client.peer_state == "joined" and self.epoch == self.client.epoch
+
+    def can_give(self, transitions: int) -> bool:
+        """Returns whether its rate limiter allows this many draws beside those that it was asked for."""
+        pending = sum(int(plan.counts[:, self.number].sum()) for plan in self.asked)
+        is_late = any(plan.is_void for plan in self.asked)
+        return (
+            self.is_joined and not is_late and self.total_priority > 0 and self.allowed_draws - pending >= transitions
+        )
+
+
+class Shards:
+    """Joins every replay server, asks each for its share of a group of batches, and merges the answers.
+
+    The learner calls `next` for an item, `consumed` when it has processed the item, and `update_priorities`, as if
+    there were one server. An answer is held until those of the other shards are there, and what the same shard sends
+    behind it as well, so that the frame store is always what each shard was when it drew.
+
+    A shard that is lost, or has not answered for ANSWER_SECONDS, or that its rate limiter stops, is drawn around: the
+    shares are those of the other shards. It is drawn from again once it has sent its live segments and may be drawn
+    from. A lone server is asked in any case, and answers when it can.
+    """
+
+    def __init__(
+        self,
+        context: zmq.Context,
+        addresses: tuple[str, ...],
+        spec: SegmentSpec,
+        hello: LearnerHello,
+        capacity_segments: int,
+        groups: int,
+        beta: float,
+        rng: np.random.Generator,
+        min_size_to_sample: int = 1,
+        away_limit_seconds: float = 0.0,
+        run: RunIdentity | None = None,
+    ):
+        """Connects. `capacity_segments`: of each shard; `groups`: of batches, asked for or being processed.
+
+        `beta`: exponent of the importance weights; `rng`: for the rounding of shares; `min_size_to_sample`: transitions
+        of all shards together at which learning begins; `away_limit_seconds`: how long all shards may be unreachable
+        before a RunError is raised, 0 = forever; `run`: see `SamplingClient`.
+        """
+        self._hello = hello
+        self._offset = capacity_segments  # segments of the frame store between the first ones of two shards
+        self._slots = spec.slots
+        self._groups = groups
+        self._beta = beta
+        self._rng = rng
+        self._min_size = min_size_to_sample
+        self._away_limit = away_limit_seconds
+        self._joined_seconds = time.monotonic()  # when a shard was last joined
+        self._has_begun = False
+        self._arrived = threading.Event()
+        self._plans: deque[Plan] = deque()  # without those that are void, oldest first
+        self._in_process = 0  # groups returned by `next` and not consumed
+        self._first = 0  # shard that is read first at the next call
+        self._shown = len(addresses)  # number of shards last logged
+        window = max(MAX_STREAMED_SEGMENTS, SEGMENTS_WINDOW // len(addresses))
+        limit = away_limit_seconds if len(addresses) == 1 else 0.0
+        self.shards = [
+            Shard(
+                number,
+                SamplingClient(
+                    context,
+                    address,
+                    spec,
+                    hello._replace(shard=number),
+                    capacity_segments,
+                    groups,
+                    limit,
+                    run,
+                    window,
+                    self._arrived,
+                ),
+                self._joined_seconds,
+            )
+            for number, address in enumerate(addresses)
+        ]
+
+    @property
+    def peer_state(self) -> str:
+        """State of the connections: "joined" if at least one shard is joined, else that of the first."""
+        states = self.peer_states
+        return "joined" if "joined" in states else states[0]
+
+    @property
+    def peer_states(self) -> list[str]:
+        """State of each shard, see `Connection`."""
+        return [shard.client.peer_state for shard in self.shards]
+
+    @property
+    def disconnects(self) -> int:
+        """Losses of replay servers that had welcomed this learner."""
+        return sum(shard.client.disconnects for shard in self.shards)
+
+    @property
+    def dropped(self) -> Counter[str]:
+        """Counts of refusals and of unusable data from the servers, by reason."""
+        return sum((shard.client.dropped.copy() for shard in self.shards), Counter[str]())
+
+    @property
+    def is_finish_received(self) -> bool:
+        """Returns whether every shard has acknowledged `finish`."""
+        return all(shard.client.is_finish_received.is_set() for shard in self.shards)
+
+    def gone(self, now_seconds: float) -> frozenset[int]:
+        """Returns the shards that have been away for GONE_SECONDS, whose actors should move on."""
+        away = (shard.number for shard in self.shards if now_seconds - shard.joined_seconds > GONE_SECONDS)
+        return frozenset(away)
+
+    def count_steps(self, environment_steps: int) -> None:
+        """Sets the environment steps of the whole run, which every shard is told."""
+        for shard in self.shards:
+            shard.client.environment_steps = environment_steps
+
+    def next(self, timeout_seconds: float) -> Merged | None:
+        """Returns the next item to consume, None after the timeout. Raises RunError once a link has failed."""
+        until = time.monotonic() + timeout_seconds
+        while True:
+            self._arrived.clear()
+            self._look_at_connections()
+            if (merged := self._take()) is not None:
+                return merged
+            self._give_up_answers()
+            self._ask()
+            left_seconds = until - time.monotonic()
+            if left_seconds <= 0:
+                return None
+            self._arrived.wait(min(left_seconds, POLL_SECONDS))
+
+    def consumed(self, merged: Merged) -> None:
+        """Returns the credit of processed segments, or asks for batches in place of processed ones."""
+        if isinstance(merged.content, Segments):
+            (part,) = merged.parts
+            self.shards[part.shard].client.consumed(part.item)
+        else:
+            self._in_process -= 1
+            self._ask()
+
+    def update_priorities(self, merged: Merged, priorities: np.ndarray) -> None:
+        """Sends each shard the new priorities, float32[K, B], of its transitions."""
+        flat = priorities.ravel()
+        for part in merged.parts:
+            if (of_shard := flat[part.where]).size:
+                self.shards[part.shard].client.update_priorities(part.item, of_shard)
+
+    def finish(self, reason: str) -> None:
+        """Sends every shard a `Finish`, repeatedly until `is_finish_received`."""
+        for shard in self.shards:
+            shard.client.finish(reason)
+
+    def close(self) -> None:
+        """Sends goodbyes and ends the threads."""
+        for shard in self.shards:
+            shard.client.close()
+
+    # Asking
+
+    def _ask(self) -> None:
+        """Asks for as many groups of batches as may be pending, if there are shards that can give them."""
+        batches, size = self._hello.batches_at_once, self._hello.batch_size
+        while len(self._plans) + self._in_process < self._groups:
+            totals = self._totals(batches * size)
+            if not totals.any():
+                return
+            shares = shares_of(totals)
+            counts = counts_of(shares, size, self._rng.random(batches))
+            plan = Plan(shares, counts, time.monotonic())
+            self._plans.append(plan)
+            for number in np.flatnonzero(totals).tolist():
+                shard = self.shards[number]
+                shard.asked.append(plan)
+                shard.client.ask(counts[None, :, number], shard.epoch)
+
+    def _totals(self, transitions: int) -> np.ndarray:
+        """Returns float64[S], the priorities of the shards to draw from, 0 for the others."""
+        if len(self.shards) == 1:
+            return np.array([self.shards[0].is_joined], np.float64)
+        joined = [shard for shard in self.shards if shard.is_joined]
+        enough = sum(shard.size_transitions for shard in joined) >= self._min_size
+        self._has_begun |= enough or all(shard.allowed_draws for shard in joined)  # full rings may hold fewer
+        if not self._has_begun:
+            return np.zeros(len(self.shards))
+        return np.array([shard.total_priority * shard.can_give(transitions) for shard in self.shards])
+
+    # Connections
+
+    def _look_at_connections(self) -> None:
+        for shard in self.shards:
+            if shard.epoch != shard.client.epoch:
+                self._rejoin(shard, shard.client.epoch)
+        if len(self.shards) == 1:
+            return
+        now, joined = time.monotonic(), 0
+        for shard in self.shards:
+            if shard.is_joined:
+                joined += 1
+                shard.joined_seconds = now
+        if joined != self._shown:
+            self._shown = joined
+            _log.info("%d of %d replay servers are joined", joined, len(self.shards))
+        if joined:
+            self._joined_seconds = now
+        elif 0 < self._away_limit < now - self._joined_seconds:
+            what = f"all replay servers have been away for {now - self._joined_seconds:.0f} s"
+            raise RunError(f"{what}: start them, or raise away_limit_seconds (0 = wait for ever)")
+
+    def _rejoin(self, shard: Shard, epoch: int) -> None:
+        """Forgets what was asked of an earlier connection, which is not answered."""
+        for plan in [*shard.asked, *([shard.holds] if shard.holds else [])]:
+            self._void(plan)
+        shard.asked.clear()
+        shard.epoch = epoch
+        shard.total_priority, shard.size_transitions, shard.allowed_draws = 0.0, 0, 0
+
+    def _give_up_answers(self) -> None:
+        """Voids the plans that wait for a shard that is lost or late. All items that have arrived must be taken."""
+        while self._plans:
+            oldest, now = self._plans[0], time.monotonic()
+            is_late = len(self.shards) > 1 and now - oldest.asked_seconds > ANSWER_SECONDS
+            silent = [shard for shard in self.shards if oldest in shard.asked and (is_late or not shard.is_joined)]
+            if not silent:
+                return
+            for shard in silent:
+                if shard.is_joined:
+                    name = shard.client.name
+                    _log.warning("%s has not answered for %.0f s: drawing from the others", name, ANSWER_SECONDS)
+                for plan in shard.asked:
+                    self._void(plan)
+
+    def _void(self, plan: Plan) -> None:
+        if plan.is_void:
+            return
+        plan.is_void = True
+        self._plans.remove(plan)
+        for shard in self.shards:
+            if shard.holds is plan:
+                shard.holds = None
+
+    # Items
+
+    def _take(self) -> Merged | None:
+        """Returns the oldest group of batches if it is complete, else the next segments of a shard, else None."""
+        for step in range(len(self.shards)):
+            if (merged := self._merged()) is not None:
+                return merged
+            shard = self.shards[(self._first + step) % len(self.shards)]
+            while shard.holds is None and (item := shard.client.next(0.0)) is not None:
+                if item.epoch != shard.epoch:
+                    self._rejoin(shard, item.epoch)
+                content = item.content
+                shard.total_priority, shard.size_transitions = content.total_priority, content.size_transitions
+                shard.allowed_draws = content.allowed_draws
+                if isinstance(content, Segments):
+                    self._first = shard.number + 1  # a shard that sends all of its segments must not delay the others
+                    slots = content.slots + np.int32(shard.number * self._offset)
+                    return Merged(content._replace(slots=slots), (Part(shard.number, item, slice(0)),))
+                plan = shard.asked.popleft()
+                if not plan.is_void:
+                    plan.answers[shard.number] = item
+                    shard.holds = plan
+        return self._merged()
+
+    def _merged(self) -> Merged | None:
+        """Returns the oldest group of batches, or None if an answer is missing."""
+        if not self._plans or any(self._plans[0] in shard.asked for shard in self.shards):
+            return None
+        plan = self._plans.popleft()
+        self._in_process += 1
+        for number in plan.answers:
+            self.shards[number].holds = None
+        return merge(plan, self._beta, self._offset * self._slots)
+
+
+def merge(plan: Plan, beta: float, stride: int) -> Merged:
+    """Returns the batches of a plan with all its answers. `stride`: between the indices of two shards."""
+    batches, size = len(plan.counts), int(plan.counts[0].sum())
+    owner = np.repeat(np.tile(np.arange(plan.counts.shape[1]), batches), plan.counts.ravel())
+    indices, probabilities = np.empty(batches * size, np.int32), np.empty(batches * size)
+    parts, contents = [], []
+    for number, item in sorted(plan.answers.items()):
+        where = slice(None) if len(plan.answers) == 1 else owner == number
+        assert isinstance(item.content, IndexBatches)
+        indices[where] = item.content.indices + np.int32(number * stride)
+        probabilities[where] = item.content.probabilities * plan.shares[number]
+        parts.append(Part(number, item, where))
+        contents.append(item.content)
+    sizes = np.array([content.size_transitions for content in contents], np.float64)
+    drawn = [content.indices.size for content in contents]
+    content = Batches(
+        indices=indices.reshape(batches, size),
+        weights=importance_weights(probabilities.reshape(batches, size), beta),
+        samples_per_insert=float(np.average([content.samples_per_insert for content in contents], weights=sizes)),
+        age_seconds=float(np.average([content.age_seconds for content in contents], weights=drawn)),
+    )
+    return Merged(content, tuple(parts))

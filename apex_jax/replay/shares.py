@@ -1,0 +1,47 @@
+"""Draws over several replay servers (shards): how many of a batch each one gives, and the weights of what they give.
+
+Shard s holds transitions with a sum of priorities^alpha of T_s, and draws one with probability p_i^alpha / T_s. A batch
+takes a share c_s of its transitions from shard s, so that P(i) = c_s p_i^alpha / T_s. With c_s = T_s / sum T it is
+p_i^alpha / sum T, as of one server that holds everything.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+ROUNDED_TO = 9  # decimal places of the sums of counts, which rounding errors would bring below whole numbers
+
+
+def shares_of(totals: np.ndarray, groups: int = 1) -> np.ndarray:
+    """Returns float64[S], the share of each shard in a batch, for sums of priorities^alpha float64[S], not all 0.
+
+    Shard s is in group s mod `groups`. Groups get equal shares, as devices do that must draw equally much; within a
+    group, shards get shares in proportion to their totals. A group without priorities gets none.
+    """
+    group = np.arange(totals.size) % groups
+    of_group = np.bincount(group, weights=totals, minlength=groups)
+    used = np.count_nonzero(of_group)
+    shares: np.ndarray = totals / np.where(of_group > 0, of_group, 1.0)[group] / used
+    return shares
+
+
+def counts_of(shares: np.ndarray, batch_size: int, uniforms: np.ndarray) -> np.ndarray:
+    """Returns int32[K, S], how many transitions each shard gives to each batch; every row sums up to `batch_size`.
+
+    Each count is `batch_size` x share, rounded down or up: systematic sampling with one number of `uniforms`
+    float64[K], each uniform in [0, 1), for a batch. The expectation of a count is exactly `batch_size` x share.
+    """
+    ends = np.round(np.cumsum(shares) * batch_size, ROUNDED_TO)
+    ends[-1] = batch_size
+    taken = np.floor(ends + uniforms[:, None]).astype(np.int32)
+    return np.diff(taken, axis=1, prepend=np.int32(0))
+
+
+def importance_weights(probabilities: np.ndarray, beta: float) -> np.ndarray:
+    """Returns float32[K, B], w_i = (N P(i))^-beta / max_j w_j over each batch (Schaul et al. 2016, section 3.4).
+
+    `probabilities`: float64[K, B], P(i), or a multiple of it. N cancels: w_i = (min_j P(j) / P(i))^beta, which cannot
+    overflow.
+    """
+    weights: np.ndarray = (probabilities.min(axis=1, keepdims=True) / probabilities) ** beta
+    return weights.astype(np.float32)

@@ -1,0 +1,303 @@
+"""Several replay servers are drawn from as if they were one; one that is lost, silent or stopped is drawn around."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import zmq
+
+from apex_jax.host.errors import RunError
+from apex_jax.links import shards as module
+from apex_jax.links.sampling_client import Item, Segments
+from apex_jax.links.shards import Batches, Merged, Plan, Shards, merge
+from apex_jax.replay.buffer import ReplayBuffer
+from apex_jax.replay.rate_limiter import RateLimiter
+from apex_jax.replay.shares import counts_of, importance_weights, shares_of
+from apex_jax.transport.messages import IndexBatches
+from tests.rigs.buffers import L as BUFFER_L
+from tests.rigs.buffers import buffer_of, columns_of
+from tests.rigs.links import SPEC, TRANSITIONS, free_address, free_limiter, wait_until
+from tests.rigs.sampling_link import CAPACITY, B, K, L, Server, hello_of
+
+BETA = 0.4
+
+# Statistics -------------------------------------------------------------------------------------------------------
+
+
+def filled_buffers(count: int, alpha: float, rng: np.random.Generator) -> list[ReplayBuffer]:
+    """Buffers of different contents, whose sums of priorities differ up to a thousandfold."""
+    buffers = []
+    for number in range(count):
+        buffer = buffer_of(alpha=alpha, seed=number)
+        scale = 1000.0 ** (number / max(1, count - 1)) if alpha else 1.0
+        for _ in range(1 + number % 3):
+            priority = (rng.random(BUFFER_L) + 0.2) * scale ** (1 / alpha)
+            buffer.insert(b"", columns_of(priority), 0.0)
+        buffers.append(buffer)
+    return buffers
+
+
+def drawn_from(buffers: list[ReplayBuffer], batches: int, size: int, rng: np.random.Generator) -> Merged:
+    shares = shares_of(np.array([buffer.total_priority for buffer in buffers]))
+    plan = Plan(shares, counts_of(shares, size, rng.random(batches)), 0.0)
+    for number, buffer in enumerate(buffers):
+        draw = buffer.sample_counts(plan.counts[:, number], 0.0)
+        content = IndexBatches(
+            draw.indices,
+            draw.generations,
+            draw.probabilities,
+            buffer.total_priority,
+            buffer.size_transitions,
+            allowed_draws=1,
+            replay_id="",
+            environment_steps=0,
+            samples_per_insert=1.0,
+            age_seconds=draw.age_seconds,
+        )
+        plan.answers[number] = Item(content, epoch=1)
+    return merge(plan, BETA, stride=4 * BUFFER_L)
+
+
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_frequencies_and_weights_are_those_of_one_server_with_the_same_content(count: int) -> None:
+    rng, batches, size = np.random.default_rng(count), 6000, 32
+    buffers = filled_buffers(count, 0.6, rng)
+    powers = np.concatenate([buffer._tree.leaves[: 4 * BUFFER_L] for buffer in buffers])
+    totals = [buffer.total_priority for buffer in buffers]
+    assert count == 1 or max(totals) > 300 * min(totals)
+    merged = drawn_from(buffers, batches, size, rng)
+    assert isinstance(merged.content, Batches)
+    indices = merged.content.indices
+    expected = batches * size * powers / powers.sum()
+    counts, stored = np.bincount(indices.ravel(), minlength=powers.size), powers > 0
+    assert not counts[~stored].any()
+    chi_square = ((counts - expected)[stored] ** 2 / expected[stored]).sum()
+    assert chi_square < stored.sum() + 5 * np.sqrt(2 * stored.sum())
+    np.testing.assert_allclose(merged.content.weights, importance_weights(powers[indices], BETA), rtol=1e-6)
+    assert (merged.content.weights.max(axis=1) == 1.0).all(), "over the merged batch"
+
+
+# Real servers -----------------------------------------------------------------------------------------------------
+
+
+class Fleet:
+    """Several servers that serve only while a test waits, and a learner's model of its frame store."""
+
+    def __init__(self, count: int) -> None:
+        self.addresses = tuple(free_address() for _ in range(count))
+        self.servers: dict[int, Server] = {}
+        self.context = zmq.Context()
+        self.stream: Shards | None = None
+        self.ring = np.zeros(count * CAPACITY, np.int64)
+
+    def serve(self) -> None:
+        for server in self.servers.values():
+            server.serve()
+
+    def start(self, index: int, segments: int, limiter: RateLimiter | None = None) -> Server:
+        self.servers[index] = Server(self.addresses[index], limiter or free_limiter(), index=index)
+        self.servers[index].insert(segments)
+        return self.servers[index]
+
+    def kill(self, index: int) -> None:
+        self.servers.pop(index).close()
+
+    def join(self, groups: int = 2, **options: Any) -> Shards:
+        rng = np.random.default_rng(0)
+        self.stream = Shards(self.context, self.addresses, SPEC, hello_of(), CAPACITY, groups, BETA, rng, **options)
+        return self.stream
+
+    def consume(self) -> Merged | None:
+        """Consumes one item like the learner; returns it if it is one of batches, whose segments it checks."""
+        assert self.stream is not None
+        merged = self.stream.next(0.0)
+        if merged is None:
+            return None
+        if isinstance(merged.content, Segments):
+            self.ring[merged.content.slots] = merged.content.frames[:, 0, 0].astype(int)
+        else:
+            assert merged.content.indices.shape == merged.content.weights.shape == (K, B)
+            for part in merged.parts:
+                assert isinstance(part.item.content, IndexBatches)
+                slots = merged.content.indices.ravel()[part.where] // L
+                assert (slots // CAPACITY == part.shard).all()
+                np.testing.assert_array_equal(self.ring[slots], part.item.content.generations)
+        self.stream.consumed(merged)
+        return None if isinstance(merged.content, Segments) else merged
+
+    def batches(self, accepted: Callable[[Merged], bool] = lambda merged: True) -> Merged:
+        """Serves and consumes until such batches come."""
+        found: list[Merged] = []
+
+        def turn() -> None:
+            self.serve()
+            merged = self.consume()
+            found.extend([merged] if merged is not None and accepted(merged) else [])
+
+        wait_until(lambda: found, turn)
+        return found[0]
+
+    def close(self) -> None:
+        if self.stream is not None:
+            self.stream.close()
+        self.context.term()
+        for server in self.servers.values():
+            server.close()
+
+
+@pytest.fixture
+def fleet() -> Iterator[Fleet]:
+    with contextlib.closing(Fleet(3)) as fleet:
+        yield fleet
+
+
+def of(*shards: int) -> Callable[[Merged], bool]:
+    return lambda merged: {part.shard for part in merged.parts} == set(shards)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_frame_store_is_what_each_shard_was_when_it_drew(fleet: Fleet, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    for index in range(3):
+        fleet.start(index, segments=2 * index)
+    stream, last = fleet.join(), None
+    for _ in range(300):
+        index = int(rng.integers(3))
+        operation = rng.integers(4)
+        if operation == 0:
+            fleet.servers[index].insert(int(rng.integers(1, CAPACITY)))
+        elif operation == 1:
+            fleet.servers[index].serve()
+        elif (merged := fleet.consume()) is not None:
+            last = merged
+        elif last is not None:
+            stream.update_priorities(last, rng.random((K, B), np.float32))
+    fleet.batches(of(0, 1, 2))
+    for server in fleet.servers.values():
+        server.buffer.check_valid()
+        assert not server.dropped["invalid_priority"]
+    assert not stream.dropped
+
+
+def test_priorities_go_to_the_shard_of_each_transition(fleet: Fleet) -> None:
+    for index in range(3):
+        fleet.start(index, segments=3)
+    stream = fleet.join()
+    merged = fleet.batches(of(0, 1, 2))
+    priorities = np.zeros(K * B, np.float32)
+    for part in merged.parts:
+        priorities[part.where] = 10.0 * (part.shard + 1)
+    stream.update_priorities(merged, priorities.reshape(K, B))
+    for part in merged.parts:
+        content, buffer = part.item.content, fleet.servers[part.shard].buffer
+        assert isinstance(content, IndexBatches)
+        expected = (10.0 * (part.shard + 1)) ** 0.6
+        wait_until(
+            lambda tree=buffer._tree, at=content.indices, power=expected: np.allclose(tree.get(at), power),  # type: ignore[misc]
+            fleet.serve,
+        )
+
+
+def test_lost_shard_is_drawn_around_and_drawn_from_again_once_it_is_back(
+    fleet: Fleet, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    for index in range(3):
+        fleet.start(index, segments=3)
+    stream = fleet.join(groups=4)
+    fleet.batches(of(0, 1, 2))
+    fleet.kill(1)
+    for _ in range(20):
+        fleet.batches(of(0, 2))
+    assert "2 of 3 replay servers are joined" in caplog.text
+    fleet.start(1, segments=5)  # it comes back with other content
+    fleet.batches(of(0, 1, 2))
+    assert stream.disconnects == 1
+    assert stream.peer_states == ["joined"] * 3
+
+
+def test_shard_that_comes_back_empty_is_drawn_from_once_it_may_be(fleet: Fleet) -> None:
+    for index in range(3):
+        fleet.start(index, segments=3)
+    fleet.join()
+    fleet.batches(of(0, 1, 2))
+    fleet.kill(2)
+    fleet.batches(of(0, 1))
+    server = fleet.start(2, segments=0, limiter=free_limiter(min_size=2 * TRANSITIONS))
+    wait_until(lambda: fleet.stream is not None and fleet.stream.peer_states[2] == "joined", fleet.serve)
+    server.insert(1)
+    for _ in range(20):
+        fleet.batches(of(0, 1))
+    server.insert(1)
+    fleet.batches(of(0, 1, 2))
+
+
+def test_shard_that_does_not_answer_is_drawn_around_until_it_does(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(module, "ANSWER_SECONDS", 0.3)
+    for index in range(3):
+        fleet.start(index, segments=3)
+    fleet.join()
+    fleet.batches(of(0, 1, 2))
+    stuck = fleet.servers.pop(0)
+    for _ in range(10):
+        fleet.batches(of(1, 2))
+    assert f"the replay server at {fleet.addresses[0]} has not answered for 0 s: drawing from the others" in caplog.text
+    fleet.servers[0] = stuck
+    fleet.batches(of(0, 1, 2))
+
+
+def test_shard_that_its_rate_limiter_stops_does_not_stop_the_learner(fleet: Fleet) -> None:
+    sampled: RateLimiter = RateLimiter(1, 1.0, 200.0, TRANSITIONS, K * B)
+    fleet.start(0, segments=3)
+    stopped = fleet.start(1, segments=3, limiter=sampled)
+    fleet.start(2, segments=3)
+    fleet.join()
+    fleet.batches(of(0, 2))
+    drawn = sampled.sampled
+    assert drawn <= 3 * TRANSITIONS + 200, "it is not drawn from more often than it allows"
+    for _ in range(20):
+        fleet.batches(of(0, 2))
+    assert sampled.sampled == drawn
+    stopped.insert(20)
+    fleet.batches(of(0, 1, 2))
+
+
+def test_learning_begins_at_the_minimum_size_of_all_shards_together(fleet: Fleet) -> None:
+    fleet.start(0, segments=2)
+    fleet.start(1, segments=1)
+    third = fleet.start(2, segments=0, limiter=free_limiter(min_size=2 * TRANSITIONS))
+    fleet.join(min_size_to_sample=4 * TRANSITIONS)
+    for _ in range(50):
+        fleet.serve()
+        assert fleet.consume() is None
+    third.insert(1)
+    fleet.batches(of(0, 1))
+
+
+def test_learner_ends_in_one_line_once_all_shards_have_been_away_for_the_limit(fleet: Fleet) -> None:
+    fleet.start(0, segments=3)
+    stream = fleet.join(away_limit_seconds=1.0)
+    fleet.batches(of(0))
+    until = time.monotonic() + 1.5
+    while time.monotonic() < until:
+        fleet.batches(of(0))  # two of three have never been here
+    fleet.kill(0)
+    with pytest.raises(RunError, match=r"all replay servers have been away for \d s: start them, or raise away_limit"):
+        wait_until(lambda: stream.next(0.5) and stream.disconnects > 1)
+
+
+def test_addresses_in_another_order_than_the_servers_are_refused_in_one_line(fleet: Fleet) -> None:
+    fleet.start(0, segments=1)
+    fleet.addresses = (fleet.addresses[1], fleet.addresses[0], fleet.addresses[2])
+    stream = fleet.join()
+    with pytest.raises(RunError, match=r"replay\.index=0, the learner expects number 1 at this place") as caught:
+        wait_until(lambda: stream.next(0.0), fleet.serve)
+    assert str(caught.value).isprintable()

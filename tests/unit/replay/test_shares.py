@@ -1,0 +1,86 @@
+"""Batches over several servers are those of one server that holds everything; equal shares are unbiased."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from apex_jax.replay.shares import counts_of, importance_weights, shares_of
+
+
+@pytest.mark.parametrize(
+    ("totals", "groups", "shares"),
+    [
+        ([5.0], 1, [1.0]),
+        ([1.0, 3.0], 1, [0.25, 0.75]),
+        ([1.0, 0.0, 3.0], 1, [0.25, 0.0, 0.75]),
+        ([1.0, 1000.0], 2, [0.5, 0.5]),
+        ([1.0, 7.0, 3.0], 2, [0.125, 0.5, 0.375]),  # shards 0 and 2 share a group
+        ([1.0, 0.0, 3.0], 2, [0.25, 0.0, 0.75]),  # a group without priorities gives nothing
+    ],
+)
+def test_shares_are_in_proportion_within_a_group_and_equal_between_groups(
+    totals: list[float], groups: int, shares: list[float]
+) -> None:
+    np.testing.assert_allclose(shares_of(np.array(totals), groups), shares)
+
+
+def test_counts_are_the_shares_rounded_and_sum_up_to_the_batch() -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        shares = rng.dirichlet(np.full(int(rng.integers(1, 9)), 0.3))
+        size = int(rng.integers(1, 600))
+        counts = counts_of(shares, size, rng.random(7))
+        assert counts.shape == (7, len(shares))
+        assert counts.dtype == np.int32
+        assert (counts.sum(axis=1) == size).all()
+        assert (np.abs(counts - shares * size) < 1 + 1e-6).all()
+
+
+def test_expected_count_is_exactly_the_share_of_the_batch() -> None:
+    """Over a grid of uniforms, the mean of a count is its expectation."""
+    shares = np.array([0.0004, 0.1003, 0.6, 0.2993])
+    uniforms = (np.arange(10_000) + 0.5) / 10_000
+    np.testing.assert_allclose(counts_of(shares, 512, uniforms).mean(axis=0), shares * 512, atol=1e-3)
+
+
+def test_equal_shares_that_divide_the_batch_never_vary() -> None:
+    counts = counts_of(
+        shares_of(np.array([0.3, 1000.0, 7.0, 1e-9]), groups=4), 512, np.random.default_rng(1).random(999)
+    )
+    assert (counts == 128).all()
+
+
+@pytest.mark.parametrize("groups", [1, 2, 5])
+def test_weighted_mean_of_draws_has_the_expectation_of_a_uniform_mean(groups: int) -> None:
+    """With beta = 1 each draw counts 1 / (N P(i)) times: the mean over draws estimates the mean over all transitions.
+
+    The totals of the five shards differ a thousandfold. The expectation is computed by summing over all transitions.
+    """
+    rng = np.random.default_rng(2)
+    powers = [rng.random(size) * scale for size, scale in ((30, 1.0), (50, 1e3), (7, 10.0), (90, 0.5), (20, 30.0))]
+    values = [rng.normal(size=part.size) for part in powers]
+    shares = shares_of(np.array([part.sum() for part in powers]), groups)
+    number = sum(part.size for part in powers)
+    chances = [share * part / part.sum() for share, part in zip(shares, powers, strict=True)]
+    assert sum(chance.sum() for chance in chances) == pytest.approx(1.0)
+    expected = sum((chance * value / (number * chance)).sum() for chance, value in zip(chances, values, strict=True))
+    assert expected == pytest.approx(np.concatenate(values).mean())
+    draws = 200_000  # and the same by drawing
+    shard = rng.choice(5, draws, p=shares)
+    total = 0.0
+    for index, (part, value) in enumerate(zip(powers, values, strict=True)):
+        drawn = rng.choice(part.size, int((shard == index).sum()), p=part / part.sum())
+        total += (value[drawn] / (number * chances[index][drawn])).sum()
+    spread = np.sqrt(
+        sum((value**2 / (number**2 * chance)).sum() for chance, value in zip(chances, values, strict=True))
+    )
+    assert abs(total / draws - np.concatenate(values).mean()) < 5 * spread / np.sqrt(draws)
+
+
+def test_weights_are_those_of_the_paper_over_the_largest_of_the_batch() -> None:
+    probabilities = np.random.default_rng(3).random((3, 8)) + 1e-3
+    weights = (1000 * probabilities) ** -0.4
+    expected = weights / weights.max(axis=1, keepdims=True)
+    np.testing.assert_allclose(importance_weights(probabilities, 0.4), expected, rtol=1e-6)
+    assert importance_weights(probabilities, 0.0).tolist() == np.ones((3, 8)).tolist()
