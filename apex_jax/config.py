@@ -349,7 +349,7 @@ class Config:
         network = self.network
         names, twins = ["hidden_units", "dueling", "layer_norm"], []
         if self.environment.is_atari or self.environment.is_gymnasium:
-            names = ["channels", "kernel_sizes", "strides", *names]
+            names = ["torso", "channels", "kernel_sizes", "strides", *names]
         if not self.environment.is_atari:
             names += ["policy_units", "critic_units", "normalize_observations"]
             twins = ["twin_critics"]

@@ -67,7 +67,13 @@ def test_key_that_an_earlier_release_did_not_have_is_no_difference() -> None:
 
 @pytest.mark.parametrize(
     "option",
-    ["algorithm.quantiles=8", "algorithm.munchausen=true", "algorithm.value_rescaling=true", "network.layer_norm=true"],
+    [
+        "algorithm.quantiles=8",
+        "algorithm.munchausen=true",
+        "algorithm.value_rescaling=true",
+        "network.layer_norm=true",
+        "network.torso=impala",
+    ],
 )
 def test_option_of_dqn_counts_for_weights_and_checkpoints_and_is_off_in_those_of_earlier_releases(option: str) -> None:
     other = parse([option]).config
