@@ -8,7 +8,6 @@ its priorities of the snapshot, or its initial ones if it is newer.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import logging
 import struct
@@ -16,8 +15,8 @@ import threading
 import zlib
 from collections import deque
 from collections.abc import Callable, Collection
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -43,6 +42,26 @@ CLOSE_SECONDS = 20.0  # time limit of the last snapshot, because a spot machine 
 COUNTS = struct.Struct("<5q")  # `ActorCounts`, in a report
 
 
+class SnapshotWriter(threading.Thread):
+    """Writes one snapshot. Once the thread has ended, `error` is None if the snapshot is on disk."""
+
+    def __init__(self, unsynced: list[Path], obsolete: list[LogFile], write: Callable[[], None]) -> None:
+        """`unsynced`: log files that must be on disk before the snapshot; `obsolete`: those that it does not need."""
+        super().__init__(name="replay snapshot", daemon=True)
+        self.unsynced = unsynced
+        self.obsolete = obsolete
+        self.error: Exception | None = None
+        self._write = write
+
+    def run(self) -> None:
+        """Runs on the thread."""
+        try:
+            sync(self.unsynced)
+            self._write()
+        except Exception as error:
+            self.error = error
+
+
 class Journal:
     """The journal of one replay server, which locks the directory until `close`."""
 
@@ -54,12 +73,8 @@ class Journal:
         self._spec = spec
         self._log = SegmentLog(self.directory, identity, capacity_segments)
         self._snapshots = Snapshots(self.directory, identity)
-        self._thread: threading.Thread | None = None
-        self._failed: list[Path] | None = None  # files to sync again, because the thread has not succeeded
-        self._is_disk_full = False  # at the thread's last attempt
-        # Closed files that only the older of the two kept snapshots needs; deleted after the next snapshot.
-        self._obsolete_later: list[LogFile] = []
-        self._obsolete_files: list[LogFile] = []  # closed files that the snapshot being written does not need
+        self._thread: SnapshotWriter | None = None
+        self._obsolete: list[LogFile] = []  # closed files that the newest snapshot does not need
         self._snapshot_errors = 0
         self._failures_in_a_row = 0
         self._refused: dict[tuple[int, int], SegmentRecord] = {}  # unwritten sums, by kind of record and run id
@@ -72,14 +87,9 @@ class Journal:
         """Number of failed writes since this server started."""
         return self._log.errors + self._snapshot_errors
 
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of the log on disk, including the files that will be deleted."""
-        return self._log.num_bytes + sum(file.num_bytes for file in self._obsolete_later + self._obsolete_files)
-
     def metrics(self) -> dict[str, float]:
         """Returns values under the tags of `apex_jax.run.metrics.TAGS`."""
-        return {"replay/journal_bytes": self.num_bytes, "replay/journal_errors": self.errors}
+        return {"replay/journal_bytes": self._log.num_bytes, "replay/journal_errors": self.errors}
 
     # Events
 
@@ -153,12 +163,11 @@ class Journal:
         self._append_refusals()  # the snapshot's counters include them; records after it would count them twice
         self._log.flush(now_seconds)
         facts, arrays = pack_state(self._log.last_event, buffer.state(now_seconds), limiter, self._config, counters)
-        unsynced, self._obsolete_files = self._log.take_unsynced(), self._log.take_obsolete(buffer.oldest_insertion_id)
         self._next_seconds = now_seconds + self._config.replay.snapshot_interval_seconds
         self._next_bytes = self._log.num_bytes + LOG_BYTES_AT_MOST
-        self._failed = unsynced  # until the thread has succeeded
-        arguments = (facts, arrays, unsynced)
-        self._thread = threading.Thread(target=self._write, args=arguments, name="replay snapshot", daemon=True)
+        obsolete = self._log.obsolete_files(buffer.oldest_insertion_id)
+        write = partial(self._snapshots.write, facts, arrays)
+        self._thread = SnapshotWriter(self._log.take_unsynced(), obsolete, write)
         self._thread.start()
 
     def finish(self, buffer: ReplayBuffer, limiter: RateLimiter, counters: Counters, now_seconds: float) -> None:
@@ -179,50 +188,35 @@ class Journal:
         self.flush(np.inf)
         self._log.close()
 
-    def _write(self, facts: dict[str, Any], arrays: dict[str, np.ndarray], unsynced: list[Path]) -> None:
-        """Runs on the thread. The log must be on disk before the snapshot that relies on it."""
-        self._is_disk_full = False
-        try:
-            sync(unsynced)
-            self._snapshots.write(facts, arrays)
-            self._failed = None
-        except (OSError, MemoryError) as error:
-            self._is_disk_full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
-            self._snapshot_errors += 1
-            if not self._failures_in_a_row:
-                message = "cannot write a snapshot to %s (logged once, retried): %s"
-                _log.warning(message, self.directory, error or type(error).__name__)
-
     def _take_result(self, now_seconds: float) -> None:
-        failed, self._failed, self._thread = self._failed, None, None
-        self._delete_obsolete(failed is None)
-        if failed is None:
+        assert self._thread is not None
+        thread, self._thread = self._thread, None
+        self._delete_obsolete(thread)
+        if thread.error is None:
             if self._failures_in_a_row:
                 _log.info("snapshots are written to %s again", self.directory)
             self._failures_in_a_row = 0
             return
-        self._log.not_synced(failed)
+        self._snapshot_errors += 1
+        if not self._failures_in_a_row:
+            message = "cannot write a snapshot to %s (logged once, retried): %s"
+            _log.warning(message, self.directory, thread.error or type(thread.error).__name__)
+        self._log.not_synced(thread.unsynced)
         delay = RETRY_SECONDS * 2 ** min(self._failures_in_a_row, 10)
         self._failures_in_a_row += 1
         self._next_seconds = now_seconds + min(delay, self._config.replay.snapshot_interval_seconds)
 
-    def _delete_obsolete(self, has_succeeded: bool) -> None:
+    def _delete_obsolete(self, thread: SnapshotWriter) -> None:
         """Deletes the log files that neither of the two kept snapshots needs.
 
-        While snapshots fail, obsolete files are kept up to LOG_BYTES_AT_MOST in total; beyond it the oldest are
-        deleted. If the disk is full, live segments need the space: the files that were obsolete before the last attempt
-        are deleted.
+        While snapshots fail, no file is deleted, unless the obsolete ones exceed LOG_BYTES_AT_MOST or the disk is full,
+        since live segments need the space: then those that were obsolete at the previous attempt are deleted.
         """
-        if has_succeeded or self._is_disk_full:
-            going, self._obsolete_later = self._obsolete_later, self._obsolete_files
-        else:
-            going, self._obsolete_later = [], self._obsolete_later + self._obsolete_files
-        self._obsolete_files = []
-        while not has_succeeded and sum(file.num_bytes for file in self._obsolete_later) > LOG_BYTES_AT_MOST:
-            going.append(self._obsolete_later.pop(0))
-        for file in going:
-            with contextlib.suppress(OSError):
-                file.path.unlink()
+        is_disk_full = isinstance(thread.error, OSError) and thread.error.errno in (errno.ENOSPC, errno.EDQUOT)
+        is_too_much = sum(file.num_bytes for file in thread.obsolete) > LOG_BYTES_AT_MOST
+        if thread.error is None or is_disk_full or is_too_much:
+            self._next_bytes -= self._log.delete(self._obsolete)
+            self._obsolete = thread.obsolete
 
     # Restoring
 

@@ -150,12 +150,19 @@ class SegmentLog:
             self._unsynced.append(self._files[-1].path)
         return taken
 
-    def take_obsolete(self, oldest_insertion_id: int) -> list[LogFile]:
-        """Removes from the log, and returns, the closed files of older segments only; the caller deletes them."""
+    def obsolete_files(self, oldest_insertion_id: int) -> list[LogFile]:
+        """Returns the closed files of older segments only."""
         closed = self._files if self._descriptor is None else self._files[:-1]
-        left = [file for file in closed if file.last_insertion_id < oldest_insertion_id]
-        self._files = [file for file in self._files if file not in left]
-        return left
+        return [file for file in closed if file.last_insertion_id < oldest_insertion_id]
+
+    def delete(self, files: list[LogFile]) -> int:
+        """Deletes closed files; returns their bytes, without those of files deleted before."""
+        before = self.num_bytes
+        self._files = [file for file in self._files if file not in files]
+        for file in files:
+            with contextlib.suppress(OSError):
+                file.path.unlink()
+        return before - self.num_bytes
 
     def not_synced(self, paths: list[Path]) -> None:
         """Takes back files that could not be synced, for the next `take_unsynced`."""
