@@ -22,12 +22,12 @@ import numpy as np
 
 from apex_jax.config import Config
 from apex_jax.replay.buffer import ReplayBuffer, StoredSegments
-from apex_jax.replay.file_heads import CorruptFile, Identity
+from apex_jax.replay.file_heads import Identity
 from apex_jax.replay.ledger import REFUSALS, ActorCounts, Ledger
 from apex_jax.replay.rate_limiter import RateLimiter
 from apex_jax.replay.saved_state import Counters, Saved, pack_state, ratio_of, unpack_state
 from apex_jax.replay.segment_log import SEGMENT, LogFile, Record, SegmentLog, sync
-from apex_jax.replay.snapshots import Snapshot, Snapshots
+from apex_jax.replay.snapshots import Snapshots
 from apex_jax.run.identity import new_identity
 from apex_jax.segment_codec import CorruptSegment, decode_columns, value_limits
 from apex_jax.types import MAX_COUNT, SegmentRecord, SegmentSpec
@@ -225,7 +225,8 @@ class Journal:
 
         Raises JournalError if the journal is of another configuration. Damaged records are skipped and logged.
         """
-        saved = self._snapshots.read_newest(self._parse)
+        snapshot = self._snapshots.read_newest()
+        saved = unpack_state(*snapshot) if snapshot is not None else None
         counters = saved.counters if saved is not None else Counters(Ledger(), 0, 0)
         snapshot_event = saved.event if saved is not None else 0
         bodies: deque[tuple[int, bytes]] = deque(maxlen=buffer.capacity_segments)
@@ -312,13 +313,6 @@ class Journal:
             _log.info(
                 "%d segments have their initial priorities: they are in no snapshot", buffer.size_segments - known
             )
-
-    def _parse(self, snapshot: Snapshot) -> Saved:
-        """Checks every value of a snapshot. Raises CorruptFile."""
-        try:
-            return unpack_state(snapshot.facts, snapshot.arrays, self._spec.slots)
-        except (KeyError, TypeError, AttributeError, ValueError) as error:
-            raise CorruptFile(f"its values cannot be used: {error}") from None
 
 
 class NoJournal:

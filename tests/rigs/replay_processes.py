@@ -125,7 +125,7 @@ class Site:
         return sequences
 
     def snapshot(self) -> Snapshot:
-        snapshot = Snapshots(self.directory / "replay", self._identity()).read_newest(lambda snapshot: snapshot)
+        snapshot = Snapshots(self.directory / "replay", self._identity()).read_newest()
         assert snapshot is not None
         return snapshot
 
