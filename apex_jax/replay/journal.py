@@ -14,7 +14,7 @@ import struct
 import threading
 import zlib
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -30,7 +30,7 @@ from apex_jax.replay.segment_log import SEGMENT, LogFile, Record, SegmentLog, sy
 from apex_jax.replay.snapshots import Snapshots
 from apex_jax.run.identity import new_identity
 from apex_jax.segment_codec import CorruptSegment, decode_columns, value_limits
-from apex_jax.types import MAX_COUNT, SegmentRecord, SegmentSpec
+from apex_jax.types import SegmentRecord, SegmentSpec
 
 _log = logging.getLogger(__name__)
 
@@ -223,24 +223,21 @@ class Journal:
     def restore(self, buffer: ReplayBuffer, limiter: RateLimiter, now_seconds: float) -> Counters:
         """Fills the empty buffer and the limiter from the journal; returns the counters.
 
-        Raises JournalError if the journal is of another configuration. Damaged records are skipped and logged.
+        Raises JournalError if the journal is of another configuration. What is damaged is left out and logged.
         """
         snapshot = self._snapshots.read_newest()
         saved = unpack_state(*snapshot) if snapshot is not None else None
         counters = saved.counters if saved is not None else Counters(Ledger(), 0, 0)
         snapshot_event = saved.event if saved is not None else 0
         bodies: deque[tuple[int, bytes]] = deque(maxlen=buffer.capacity_segments)
-        insertion_ids: deque[int] = deque(maxlen=buffer.capacity_segments)  # including those of damaged records
         inserted_since = 0
         for record in self._log.read():
             if record.event > snapshot_event:
                 inserted_since += record.transitions if record.kind == SEGMENT else 0
                 counters = _after(counters, record)
             if record.kind == SEGMENT:
-                insertion_ids.append(record.insertion_id)
-                if record.body is not None:
-                    bodies.append((record.insertion_id, record.body))
-        self._count_missing(saved, insertion_ids, buffer.capacity_segments)
+                bodies.append((record.insertion_id, record.body))
+        self._count_missing(saved, {insertion_id for insertion_id, _ in bodies}, buffer.capacity_segments)
         self._log.last_event = max(self._log.last_event, snapshot_event)
         segments = self._segments(bodies)
         known = buffer.restore(segments, saved.buffer if saved is not None else None, now_seconds)
@@ -251,15 +248,11 @@ class Journal:
         self._log_restored(buffer, saved, known)
         return counters
 
-    def _count_missing(self, saved: Saved | None, insertion_ids: Collection[int], capacity_segments: int) -> None:
+    def _count_missing(self, saved: Saved | None, insertion_ids: set[int], capacity_segments: int) -> None:
         """Counts the live segments that the snapshot lists but no log file contains."""
-        known = (
-            {int(insertion_id) for insertion_id in saved.buffer.insertion_ids if insertion_id > 0}
-            if saved is not None
-            else set()
-        )
-        live = sorted(known.union(insertion_ids))[-capacity_segments:]
-        if missing := len(set(live) - set(insertion_ids)):
+        known = set(saved.buffer.insertion_ids.tolist()) - {0} if saved is not None else set()
+        live = sorted(known | insertion_ids)[-capacity_segments:]
+        if missing := len(set(live) - insertion_ids):
             self._log.left_out["missing segments"] += missing
 
     def _segments(self, bodies: deque[tuple[int, bytes]]) -> StoredSegments:
@@ -370,9 +363,7 @@ def _after(counters: Counters, record: Record) -> Counters:
     if record.kind == WELCOME:
         return counters._replace(incarnations=max(counters.incarnations, record.sequence))
     if record.kind == REPORT:
-        if record.body is not None and len(record.body) == COUNTS.size:
-            counts = ActorCounts(*(min(max(0, count), MAX_COUNT) for count in COUNTS.unpack(record.body)))
-            counters.ledger.report(record.run_id, counts)
+        counters.ledger.report(record.run_id, ActorCounts(*COUNTS.unpack(record.body)))
         return counters
     if record.kind == SEGMENT:
         counters.ledger.store(record.run_id, record.sequence, record.transitions)
