@@ -28,7 +28,6 @@ from apex_jax.replay.rate_limiter import RateLimiter
 from apex_jax.replay.saved_state import Counters, Saved, pack_state, ratio_of, unpack_state
 from apex_jax.replay.segment_log import SEGMENT, LogFile, Record, SegmentLog, sync
 from apex_jax.replay.snapshots import Snapshots
-from apex_jax.run.identity import new_identity
 from apex_jax.segment_codec import CorruptSegment, decode_columns, value_limits
 from apex_jax.types import SegmentRecord, SegmentSpec
 
@@ -63,15 +62,19 @@ class SnapshotWriter(threading.Thread):
 
 
 class Journal:
-    """The journal of one replay server, which locks the directory until `close`."""
+    """The journal of one replay server, which locks the directory until `close`.
+
+    If replay.journal is false, it neither reads nor writes: the replay is in memory only.
+    """
 
     def __init__(self, config: Config, spec: SegmentSpec, capacity_segments: int, run: str = "") -> None:
         """Opens or creates the journal of the run `run` (empty = not known yet). Raises JournalError."""
+        self._is_on_disk = config.replay.journal
         self.directory = Path(config.directory, "replay")
         self._identity = identity = Identity(config.compatibility_key, spec, run)
         self._config = config
         self._spec = spec
-        self._log = SegmentLog(self.directory, identity, capacity_segments)
+        self._log = SegmentLog(self.directory if self._is_on_disk else None, identity, capacity_segments)
         self._snapshots = Snapshots(self.directory, identity)
         self._thread: SnapshotWriter | None = None
         self._obsolete: list[LogFile] = []  # closed files that the newest snapshot does not need
@@ -89,6 +92,8 @@ class Journal:
 
     def metrics(self) -> dict[str, float]:
         """Returns values under the tags of `apex_jax.run.metrics.TAGS`."""
+        if not self._is_on_disk:
+            return {}
         return {"replay/journal_bytes": self._log.num_bytes, "replay/journal_errors": self.errors}
 
     # Events
@@ -151,7 +156,7 @@ class Journal:
         if self._thread is not None and not self._thread.is_alive():
             self._take_result(now_seconds)
         is_due = now_seconds >= self._next_seconds or self._log.num_bytes >= self._next_bytes
-        if self._thread is None and is_due:
+        if self._thread is None and is_due and self._is_on_disk:
             self.snapshot(buffer, limiter, counters(), now_seconds)
 
     def request_snapshot(self) -> None:
@@ -174,7 +179,7 @@ class Journal:
         """Writes the last snapshot; returns when it is on disk or the time limit is over."""
         self.flush(np.inf)
         for is_last in (False, True):
-            if is_last:
+            if is_last and self._is_on_disk:
                 self.snapshot(buffer, limiter, counters, now_seconds)
             if self._thread is not None:
                 self._thread.join(CLOSE_SECONDS)
@@ -225,7 +230,7 @@ class Journal:
 
         Raises JournalError if the journal is of another configuration. What is damaged is left out and logged.
         """
-        snapshot = self._snapshots.read_newest()
+        snapshot = self._snapshots.read_newest() if self._is_on_disk else None
         saved = unpack_state(*snapshot) if snapshot is not None else None
         counters = saved.counters if saved is not None else Counters(Ledger(), 0, 0)
         snapshot_event = saved.event if saved is not None else 0
@@ -306,55 +311,6 @@ class Journal:
             _log.info(
                 "%d segments have their initial priorities: they are in no snapshot", buffer.size_segments - known
             )
-
-
-class NoJournal:
-    """Replaces `Journal` if replay.journal is false: it records nothing, the replay is in memory only."""
-
-    run = ""
-
-    def __init__(self) -> None:
-        self.replay_id = new_identity()
-
-    def on_segment(self, insertion_id: int, segment: SegmentRecord) -> None:
-        """Does nothing."""
-
-    def on_refusal(self, segment: SegmentRecord, reason: str) -> None:
-        """Does nothing."""
-
-    def on_welcome(self, run_id: int, incarnation: int) -> None:
-        """Does nothing."""
-
-    def on_report(self, run_id: int, counts: ActorCounts) -> None:
-        """Does nothing."""
-
-    def on_run(self, run: str) -> None:
-        """Does nothing."""
-
-    def flush(self, now_seconds: float) -> None:
-        """Does nothing."""
-
-    def snapshot_if_due(
-        self, buffer: ReplayBuffer, limiter: RateLimiter, counters: Callable[[], Counters], now_seconds: float
-    ) -> None:
-        """Does nothing."""
-
-    def request_snapshot(self) -> None:
-        """Does nothing."""
-
-    def finish(self, buffer: ReplayBuffer, limiter: RateLimiter, counters: Counters, now_seconds: float) -> None:
-        """Does nothing."""
-
-    def close(self) -> None:
-        """Does nothing."""
-
-    def restore(self, buffer: ReplayBuffer, limiter: RateLimiter, now_seconds: float) -> Counters:
-        """Returns the counters of an empty replay."""
-        return Counters(Ledger(), 0, 0)
-
-    def metrics(self) -> dict[str, float]:
-        """Returns no metrics."""
-        return {}
 
 
 def _after(counters: Counters, record: Record) -> Counters:

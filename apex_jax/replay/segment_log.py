@@ -76,8 +76,11 @@ class LogFile:
 class SegmentLog:
     """The log of one replay server, which locks the directory until `close`."""
 
-    def __init__(self, directory: Path, identity: Identity, capacity_segments: int) -> None:
-        """`capacity_segments`: of the ring; limits the pending records while the disk fails. Raises JournalError."""
+    def __init__(self, directory: Path | None, identity: Identity, capacity_segments: int) -> None:
+        """`directory`: None = the log is empty, and drops what is appended. Raises JournalError.
+
+        `capacity_segments`: of the ring; limits the pending records while the disk fails.
+        """
         self.last_event = 0
         self.errors = 0  # disk errors since the start
         self.left_out: Counter[str] = Counter()  # records and files that `read` left out, by reason
@@ -92,7 +95,7 @@ class SegmentLog:
         self._unsynced: list[Path] = []
         self._delay_seconds = 0.0
         self._retry_seconds = 0.0
-        self._lock = _locked(directory)
+        self._lock = _locked(directory) if directory is not None else None
 
     # Writing
 
@@ -108,6 +111,8 @@ class SegmentLog:
         crc: int = 0,
     ) -> None:
         """Queues a record for the next `flush`. `crc`: zlib.crc32 of body; other fields as in `Record`."""
+        if self._directory is None:
+            return
         self.last_event += 1
         numbers = (insertion_id, run_id, sequence, environment_steps)
         fields = (self.last_event, *numbers, transitions, len(body), crc)
@@ -166,7 +171,8 @@ class SegmentLog:
         """Closes the file and unlocks the directory."""
         with contextlib.suppress(OSError):
             self._close_file()
-        os.close(self._lock)
+        if self._lock is not None:
+            os.close(self._lock)
 
     def _write_some(self) -> None:
         if self._descriptor is not None and self._files[-1].num_bytes >= FILE_BYTES:
@@ -208,6 +214,7 @@ class SegmentLog:
 
     def _make_file(self, first_event: int) -> tuple[Path, int]:
         """Creates a file; returns its path and descriptor."""
+        assert self._directory is not None
         while True:
             self._attempts += 1
             path = self._directory / f"segments-{first_event:020}-{self._attempts:06}.log"
@@ -251,7 +258,8 @@ class SegmentLog:
 
         Raises JournalError for a sound file of another configuration, before the first record.
         """
-        paths = [path for path in self._directory.iterdir() if _NAME.fullmatch(path.name)]
+        names = self._directory.iterdir() if self._directory is not None else ()
+        paths = [path for path in names if _NAME.fullmatch(path.name)]
         paths.sort(key=lambda path: (_first_event(path), len(path.name), path.name))
         for path in paths:
             self._check_head(path)

@@ -42,13 +42,9 @@ class Snapshots:
     """The snapshots of a directory; no other process writes to it."""
 
     def __init__(self, directory: Path, identity: Identity) -> None:
-        """Deletes the incomplete files of interrupted writes."""
         self._directory = directory
         self._identity = identity
         self._damaged: set[int] = set()
-        for path in directory.glob("snapshot-*.tmp"):
-            with contextlib.suppress(OSError):
-                path.unlink()
 
     def write(self, facts: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
         """Writes a snapshot, which survives a loss of power when this returns; deletes old ones. Raises OSError."""
@@ -81,10 +77,13 @@ class Snapshots:
                 self._path(number).unlink()
 
     def read_newest(self) -> Snapshot | None:
-        """Returns the newest readable snapshot, or None if there is none.
+        """Returns the newest readable snapshot, or None if there is none; deletes the files of interrupted writes.
 
         A damaged snapshot is logged and skipped; a sound one of another configuration raises JournalError.
         """
+        for path in self._directory.glob("snapshot-*.tmp"):
+            with contextlib.suppress(OSError):
+                path.unlink()
         for number in reversed(self._numbers()):
             try:
                 return self._read(self._path(number))
