@@ -69,7 +69,7 @@ def test_start_that_fails_frees_the_name_and_the_address(tmp_path: Path, role: R
         assert fetch(address, 5.0)[1]["role"] == role
 
 
-def test_status_shows_the_metrics_and_what_the_role_says_of_itself(tmp_path: Path) -> None:
+def test_status_shows_the_metrics_and_the_description_of_the_role(tmp_path: Path) -> None:
     address = free_address()
     config = config_in(tmp_path / "run", f"addresses.status={address}")
     with open_role(config, "learner", "learner", StopSignal()) as context:
