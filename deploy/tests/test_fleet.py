@@ -179,7 +179,7 @@ def push_keys(url: str, *arguments: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_fleet_finds_itself_and_trains(fleet: Fleet) -> None:
+def test_hosts_of_the_fleet_find_each_other_and_train(fleet: Fleet) -> None:
     fleet.wait_for_progress("start")
     assert fleet.updates() > 100
 
