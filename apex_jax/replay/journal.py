@@ -53,7 +53,7 @@ class SnapshotWriter(threading.Thread):
         self._write = write
 
     def run(self) -> None:
-        """Runs on the thread."""
+        """Syncs the log files before the snapshot, which relies on them. Runs on the thread."""
         try:
             sync(self.unsynced)
             self._write()
