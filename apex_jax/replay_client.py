@@ -224,7 +224,7 @@ class _Writer:
 
 
 class _Reader:
-    """The sampling link, and a copy of the replay's items, each of which arrives once."""
+    """The sampling link, and a copy of the replay's items, of which the server sends each one once."""
 
     def __init__(self, config: Config, spec: SegmentSpec, dtype: np.dtype, prefetch: int) -> None:
         check_hosts("learner", config)
