@@ -40,6 +40,7 @@ _HEADER = struct.Struct("<4sIQQQQQIII")
 _CRC = struct.Struct("<I")
 HEADER_BYTES = _HEADER.size + _CRC.size
 _MARK = b"apxr"
+LARGEST_FIRST_EVENT = 2**62  # that a file's name may claim, so that later events fit in 64 bits
 _NAME = re.compile(r"segments-([0-9]{20})(?:-[0-9]{6})?\.log")  # first event, attempt (missing in old files)
 
 
@@ -348,7 +349,7 @@ def _record_at(data: bytes, offset: int) -> tuple[Record | None, int]:
 def _first_event(path: Path) -> int:
     match = _NAME.fullmatch(path.name)
     assert match is not None
-    return int(match[1])
+    return min(int(match[1]), LARGEST_FIRST_EVENT)
 
 
 def sync(paths: list[Path]) -> None:

@@ -92,3 +92,13 @@ def test_header_inside_a_body_does_not_hide_the_next_record(tmp_path: Path) -> N
     assert [(record.sequence, record.body) for record in log.read()] == [(n, body) for n in (last, 2, 3)]
     assert not log.left_out
     log.close()
+
+
+def test_unreadable_file_whose_name_claims_the_largest_event_does_not_end_the_server(tmp_path: Path) -> None:
+    (tmp_path / "replay").mkdir()
+    (tmp_path / "replay" / f"segments-{'9' * 20}-000001.log").write_bytes(b"foreign")
+    for numbers in ([1], [1, 2]):
+        world = World(tmp_path)
+        world.store(numbers[-1])
+        assert world.numbers() == numbers
+        world.kill()
