@@ -105,7 +105,7 @@ def test_panel_keeps_its_height_with_many_processes_and_odd_names(terminal: Term
     assert "samples per insert  0.00 (target: none)" in panel
 
 
-def test_address_of_the_page_is_printed_once_and_stands_in_the_panel(terminal: Terminal) -> None:
+def test_address_of_the_page_is_printed_once_and_shown_in_the_panel(terminal: Terminal) -> None:
     address, stream = "http://127.0.0.1:8765/", io.StringIO()
     with LiveView(config(), stream, page_address=address) as view:
         view.update(progress())
