@@ -75,7 +75,7 @@ def test_host_has_imdsv2_an_encrypted_disk_and_no_public_address(fleet: Fleet, r
     assert template["NetworkInterfaces"][0]["AssociatePublicIpAddress"] is False
 
 
-def test_user_data_fits_and_is_what_the_output_shows(fleet: Fleet) -> None:
+def test_user_data_is_within_the_size_limit_and_equals_the_output(fleet: Fleet) -> None:
     shown = fleet.output("user_data")
     for role in ROLES:
         data = base64.b64decode(fleet.template(role)["UserData"]).decode()
@@ -203,7 +203,7 @@ def test_key_is_for_the_account_its_logs_and_its_alarms(fleet: Fleet) -> None:
     assert all(fnmatchcase(group["arn"].removesuffix(":*"), LOGS) for group in groups)
 
 
-def test_endpoints_let_this_account_do_what_the_roles_may_and_nothing_else(fleet: Fleet) -> None:
+def test_endpoints_allow_this_account_the_actions_of_the_roles_and_no_other(fleet: Fleet) -> None:
     roles = {action for role in ROLES for one in fleet.policy(role) for action in listed(one["Action"])}
     found = set()
     for endpoint in aws(fleet.url, "ec2").describe_vpc_endpoints()["VpcEndpoints"]:

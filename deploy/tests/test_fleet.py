@@ -209,7 +209,7 @@ def tensorboard(fleet: Fleet, path: str) -> Any:
     return json.loads(fleet.of("learner").run("sh", "-c", f"curl -fs 'http://127.0.0.1:6006/data/{path}' || echo []"))
 
 
-def test_tensorboard_shows_what_all_hosts_measure_while_they_do(fleet: Fleet) -> None:
+def test_tensorboard_shows_the_metrics_of_all_hosts_during_the_run(fleet: Fleet) -> None:
     fleet.wait(lambda: {"learner", "replay", "evaluator"} <= {*tensorboard(fleet, "runs")}, "TensorBoard")
     points = "plugin/scalars/scalars?run=learner&tag=learner/updates"
     fleet.wait(lambda: tensorboard(fleet, points) != [], "the learner's updates in TensorBoard")

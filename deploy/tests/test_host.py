@@ -211,7 +211,9 @@ def test_spot_watch_goes_on_while_the_metadata_service_is_unreachable(stub: Stub
 
 
 @pytest.mark.parametrize("healthy", [True, False])
-def test_health_report_holds_what_the_alarms_read(url: str, stub: Stub, tmp_path: Path, healthy: bool) -> None:
+def test_health_report_has_the_metrics_that_the_alarms_read(
+    url: str, stub: Stub, tmp_path: Path, healthy: bool
+) -> None:
     if healthy:
         stub.pages["/status"] = json.dumps({"role": "replay"})
     role = f"role-{healthy}"
@@ -320,7 +322,7 @@ def test_mirror_extends_what_tensorboard_holds_open(url: str, tmp_path: Path) ->
         assert shown.read() == ", two"
 
 
-def test_fetched_results_never_replace_what_a_host_has(url: str, tmp_path: Path) -> None:
+def test_fetched_results_never_replace_files_of_the_host(url: str, tmp_path: Path) -> None:
     s3 = aws(url, "s3")
     s3.create_bucket(Bucket="older")
     s3.put_object(Bucket="older", Key="runs/a/results/metrics/replay.jsonl", Body=b"older")

@@ -125,7 +125,7 @@ def setting(unit: str, key: str) -> list[str]:
     return re.findall(rf"^{key}=(.*)$", (DEPLOY / "systemd" / unit).read_text(), re.MULTILINE)
 
 
-def test_role_has_time_to_checkpoint_and_comes_back() -> None:
+def test_role_has_time_to_checkpoint_and_is_restarted() -> None:
     unit = "apex-jax@.service"
     assert setting(unit, "KillSignal") == ["SIGTERM"]
     assert setting(unit, "TimeoutStopSec") == ["110"]  # of the two minutes between a spot notice and the end
