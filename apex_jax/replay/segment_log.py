@@ -312,7 +312,7 @@ class SegmentLog:
             yield record
 
     def _leave_out(self, file: LogFile, event: int, offset: int, is_torn: bool) -> None:
-        """Leaves out the rest of a file, from a damaged record on; cuts it off if it is the record of a killed server.
+        """Leaves out the rest of a file from a damaged record on; cuts off a torn one, which a killed server left.
 
         `event`: number of the record before.
         """
