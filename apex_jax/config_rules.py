@@ -15,7 +15,7 @@ from apex_jax.host.errors import UsageError, shown
 MAX_IPC_PATH_BYTES = 107  # longest path of a Unix socket
 MAX_PARAMETER_BYTES = 2**29  # copies apex_jax.types.MAX_WEIGHTS_BYTES, because that module imports numpy
 MAX_SEGMENT_BYTES = 2**25  # copies apex_jax.types.MAX_SEGMENT_BYTES
-COLUMN_BYTES = 17  # all columns of one slot, if actions are discrete; see apex_jax.types.COLUMNS
+COLUMN_BYTES = 17  # all columns of one slot, if actions are discrete; see `SegmentSpec.columns`
 HEADER_BYTES = 18  # copies apex_jax.segment_codec.HEADER_BYTES
 ATARI_ACTIONS = 18  # number of actions in the full action set
 
