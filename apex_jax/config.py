@@ -21,6 +21,7 @@ from apex_jax.config_services import StorageConfig as StorageConfig
 from apex_jax.config_services import server_name as server_name
 
 GPU_UPDATES_PER_CALL = 8  # for learner.updates_per_call=0 on a GPU, which would otherwise wait for Python
+IMPALA_OUTPUTS = 6  # rows and columns that max-pooling leaves of the impala torso's output, whatever the frame's size
 CPU_TRANSITIONS_PER_CALL = 256  # for the same on a CPU: as many updates as fit in this many transitions, but 1 to 8
 GYM_MUJOCO = (
     *("Ant", "HalfCheetah", "Hopper", "Humanoid", "HumanoidStandup", "InvertedDoublePendulum", "InvertedPendulum"),
@@ -117,6 +118,12 @@ class NetworkConfig:
     hidden_units: int = key(512, "units of the hidden layer of each stream", "", 1, 65536)
     dueling: bool = key(True, "separate value and advantage streams (Wang et al. 2016)")
     unseen_pixels: bool = key(False, "kernels and strides may leave pixels unseen, in between or at two edges")
+    torso: str = key(
+        "convolutions",
+        "of pixels; impala = for each of network.channels a convolution, max-pooling and two residual blocks (Espeholt"
+        " et al. 2018), for GPUs, not measured; kernel_sizes and strides do not apply",
+        choices=("convolutions", "impala"),
+    )
     policy_units: tuple[int, ...] = key((300, 200), "DPG: units of each hidden layer of the policy", "", 1, 65536)
     critic_units: tuple[int, ...] = key(
         (400, 300),
@@ -353,7 +360,7 @@ class Config:
         network = self.network
         names, twins = ["hidden_units", "dueling", "layer_norm"], []
         if self.environment.is_atari or self.environment.is_gymnasium:
-            names = ["channels", "kernel_sizes", "strides", *names]
+            names = ["torso", "channels", "kernel_sizes", "strides", *names]
         if not self.environment.is_atari:
             names += ["policy_units", "critic_units", "normalize_observations"]
             twins = ["twin_critics"]

@@ -5,16 +5,17 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Iterator
+from itertools import pairwise
 from operator import attrgetter
 from typing import TypeAlias
 
-from apex_jax.config import Config, NetworkConfig
+from apex_jax.config import IMPALA_OUTPUTS, Config, NetworkConfig
 from apex_jax.host.errors import UsageError, shown
 
 MAX_IPC_PATH_BYTES = 107  # longest path of a Unix socket
 MAX_PARAMETER_BYTES = 2**29  # copies apex_jax.types.MAX_WEIGHTS_BYTES, because that module imports numpy
 MAX_SEGMENT_BYTES = 2**25  # copies apex_jax.types.MAX_SEGMENT_BYTES
-COLUMN_BYTES = 17  # all columns of one slot, if actions are discrete; see apex_jax.types.COLUMNS
+COLUMN_BYTES = 17  # all columns of one slot, if actions are discrete; see `SegmentSpec.columns`
 HEADER_BYTES = 18  # copies apex_jax.segment_codec.HEADER_BYTES
 ATARI_ACTIONS = 18  # number of actions in the full action set
 
@@ -102,6 +103,10 @@ def _network_rules(config: Config) -> Iterator[Rule]:
     network, size = config.network, config.environment.frame_size
     for name in ("policy_units", "critic_units"):
         yield f"network.{name}", len(getattr(network, name)) > 0, "must have at least one entry, such as [256, 256]"
+    if network.torso == "impala":
+        yield "network.channels", len(network.channels) > 0, "must have at least one entry, such as [16, 32, 32]"
+        yield _fits_in_a_message(config, IMPALA_OUTPUTS, "lower it or network.channels")
+        return  # it sees all pixels
     kernel_sizes, strides = list(network.kernel_sizes), list(network.strides)
     same_length = len(network.channels) == len(kernel_sizes) == len(strides)
     equal = f"must have as many entries as network.kernel_sizes={kernel_sizes} and network.strides={strides}"
@@ -114,10 +119,7 @@ def _network_rules(config: Config) -> Iterator[Rule]:
         fix = "use smaller kernels or strides, or a larger environment.frame_size"
         yield "network.kernel_sizes", kernel <= left, f"{kernel} does not fit on the {left} pixels that are left; {fix}"
         left = max(0, left - kernel) // stride + 1
-    num_bytes = 4 * num_parameters(config, left)
-    large = f"makes {num_bytes >> 20:,} MiB of parameters, of which {MAX_PARAMETER_BYTES >> 20} can be sent"
-    fix = "lower it or network.channels, or use larger network.strides"
-    yield "network.hidden_units", num_bytes <= MAX_PARAMETER_BYTES, f"{large}; {fix}"
+    yield _fits_in_a_message(config, left, "lower it or network.channels, or use larger network.strides")
     if network.unseen_pixels or config.evaluator.checkpoint:
         return  # a checkpoint trained with unseen pixels can still be evaluated
     force = "to train all the same, set network.unseen_pixels=true"
@@ -129,8 +131,16 @@ def _network_rules(config: Config) -> Iterator[Rule]:
     yield "network.strides", seen >= size, f"{blind}; {fix}"
 
 
+def _fits_in_a_message(config: Config, outputs: int, fix: str) -> Rule:
+    num_bytes = 4 * num_parameters(config, outputs)
+    large = f"makes {num_bytes >> 20:,} MiB of parameters, of which {MAX_PARAMETER_BYTES >> 20} can be sent"
+    return "network.hidden_units", num_bytes <= MAX_PARAMETER_BYTES, f"{large}; {fix}"
+
+
 def check_convolutions(network: NetworkConfig, pixels: int) -> None:
     """Raises UsageError if a kernel does not fit on images whose smaller side has this many pixels."""
+    if network.torso == "impala":
+        return
     left = pixels
     for kernel, stride in zip(network.kernel_sizes, network.strides, strict=True):
         if kernel > left:
@@ -143,13 +153,16 @@ def check_convolutions(network: NetworkConfig, pixels: int) -> None:
 def num_parameters(config: Config, outputs: int) -> int:
     """Returns the number of the network's parameters, without biases, for a game with the full action set.
 
-    `outputs`: rows of the last convolution's output, which has as many columns.
+    `outputs`: rows of the torso's output, which has as many columns.
     """
     network = config.network
     planes = (config.environment.frame_stack, *network.channels)
-    layers = zip(network.kernel_sizes, planes, network.channels, strict=False)
     streams = 2 if network.dueling else 1
-    convolutions = sum(kernel**2 * before * after for kernel, before, after in layers)
+    if network.torso == "impala":
+        convolutions = sum(9 * after * (before + 4 * after) for before, after in pairwise(planes))
+    else:
+        layers = zip(network.kernel_sizes, planes, network.channels, strict=False)
+        convolutions = sum(kernel**2 * before * after for kernel, before, after in layers)
     hidden = streams * outputs**2 * planes[-1] * network.hidden_units
     heads = (ATARI_ACTIONS + streams - 1) * max(1, config.algorithm.quantiles)
     return convolutions + hidden + network.hidden_units * heads

@@ -225,7 +225,7 @@ class _Writer:
 
 
 class _Reader:
-    """The sampling link, and a copy of the replay's items, each of which arrives once."""
+    """The sampling link, and a copy of the replay's items, of which the server sends each one once."""
 
     def __init__(self, config: Config, spec: SegmentSpec, dtype: np.dtype, prefetch: int) -> None:
         check_hosts("learner", config)
@@ -286,7 +286,7 @@ def _deadline(timeout_seconds: float | None) -> float:
 
 
 def _link(address: str, peer_state: str) -> str:
-    """Returns what an error reports on a link; `peer_state`: see `Connection`."""
+    """Returns the state of the link as a part of an error message; `peer_state`: see `Connection`."""
     fix = "" if peer_state == "joined" else "; start it, or correct the address"
     return f"the link to the replay server at {address} is {peer_state}{fix}"
 

@@ -85,7 +85,7 @@ def heading(group: str) -> str:
 
 
 def closest(name: str) -> list[str]:
-    """Returns the up to 3 keys most like `name`: by dotted name, by name without group, or by initials (lr)."""
+    """Returns at most 3 keys that resemble `name`: the dotted name, the name without group, or the initials (lr)."""
     wanted = name.lower().replace("-", "_")
     wanted_short = wanted.rpartition(".")[2]
 

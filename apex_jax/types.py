@@ -12,7 +12,6 @@ Axis legend, used in every shape of this project:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -53,6 +52,14 @@ class ActionSpec(NamedTuple):
         return int(self.high) + 1
 
 
+class Column(NamedTuple):
+    """One value per slot of a segment: that of the transition that starts there; 0 if none does."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]  # of the value of one slot
+
+
 class SegmentSpec(NamedTuple):
     """Geometry of a segment; every role of a run agrees on it.
 
@@ -68,6 +75,17 @@ class SegmentSpec(NamedTuple):
     slots: int
     n_step: int
     action: ActionSpec
+
+    @property
+    def columns(self) -> tuple[Column, ...]:
+        """The columns of an encoded segment, in order. The codec checks the first three as one block of float32."""
+        return (
+            Column("priority", "float32", ()),  # not yet raised to the exponent; 0 = no transition starts here
+            Column("n_step_return", "float32", ()),  # sum of the (clipped) discounted rewards of k steps
+            Column("discount", "float32", ()),  # gamma^k, or 0 if the episode terminated within those k steps
+            Column("action", self.action.dtype, self.action.shape),
+            Column("bootstrap_offset", "uint8", ()),  # k in 1..n: the bootstrap observation ends at slot f + k
+        )
 
     @property
     def overlap(self) -> int:
@@ -121,37 +139,13 @@ class Step(NamedTuple):
     life_lost: np.ndarray  # bool[A], fewer lives than at the previous step
 
 
-class Column(NamedTuple):
-    """One value per slot of a segment: that of the transition that starts there; 0 if none does."""
-
-    dtype: str
-    shape: tuple[int, ...] = ()  # of the value of one slot
-
-
-COLUMNS: dict[str, Callable[[SegmentSpec], Column]] = {
-    # Not yet raised to the priority exponent; 0 = no transition starts here.
-    "priority": lambda spec: Column("float32"),
-    # Sum of the (clipped) discounted rewards of k steps.
-    "n_step_return": lambda spec: Column("float32"),
-    # gamma^k, or 0 if the episode terminated within those k steps.
-    "discount": lambda spec: Column("float32"),
-    "action": lambda spec: Column(spec.action.dtype, spec.action.shape),
-    # k in 1..n: the bootstrap observation ends at slot f + k.
-    "bootstrap_offset": lambda spec: Column("uint8"),
-}
-"""The columns by name, in the order of an encoded segment. Codec, builder, frame store and batches use this table.
-
-The codec checks the first three together, as one block of float32.
-"""
-
 Columns: TypeAlias = dict[str, np.ndarray]
 """The columns of one segment, [L, ...] each, or of several, [N, L, ...]."""
 
 
 def zero_columns(spec: SegmentSpec) -> Columns:
     """Returns the columns of a segment in which no transition starts."""
-    columns = {name: column_of(spec) for name, column_of in COLUMNS.items()}
-    return {name: np.zeros((spec.slots, *column.shape), column.dtype) for name, column in columns.items()}
+    return {name: np.zeros((spec.slots, *shape), dtype) for name, dtype, shape in spec.columns}
 
 
 class Segment(NamedTuple):

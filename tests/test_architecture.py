@@ -103,20 +103,20 @@ def test_imports_run_one_way(path: Path) -> None:
 
 
 @every_module
-def test_part_does_without_what_it_does_not_need(path: Path) -> None:
+def test_part_imports_none_of_the_libraries_forbidden_to_it(path: Path) -> None:
     libraries = {name.split(".")[0] for name in imported(tree_of(path))}
     for name in (part_of(path), str(path.relative_to(ROOT / "apex_jax"))):
         assert not libraries & MUST_NOT_IMPORT.get(name, set())
 
 
 @every_module
-def test_only_the_agent_says_jit(path: Path) -> None:
+def test_only_modules_of_agent_use_jit(path: Path) -> None:
     tree = tree_of(path)
     assert part_of(path) == "agent" or not {"jax.jit", "jax.pmap"} & (says(tree) | imported(tree))
 
 
 @pytest.mark.parametrize("path", PACKAGE + SCRIPTS, ids=lambda path: str(path.relative_to(ROOT)))
-def test_nothing_unpickles(path: Path) -> None:  # a test may, to show what it is that is refused
+def test_no_module_unpickles(path: Path) -> None:  # a test may, to show what it is that is refused
     tree = tree_of(path)
     assert not {name.split(".")[0] for name in imported(tree)} & UNPICKLING
     assert not {name.split(".")[-1] for name in says(tree)} & {"recv_pyobj", "send_pyobj", "allow_pickle"}
@@ -149,11 +149,11 @@ def test_test_file_is_of_a_module(path: Path) -> None:
     ("import apex_jax", {"apex_jax"}),
     ("import apex_jaxes.agent, jax", set()),
 ])  # fmt: skip
-def test_every_form_of_import_is_seen(source: str, parts: set[str]) -> None:
+def test_every_form_of_import_is_detected(source: str, parts: set[str]) -> None:
     assert parts_imported(imported(ast.parse(source))) == parts
 
 
-def test_forbidden_words_are_seen() -> None:
+def test_forbidden_words_are_detected() -> None:
     assert "jax.jit" in says(ast.parse("@jax.jit\ndef f(): pass"))
     assert "jax.jit" in says(ast.parse("f = partial(jax.jit, donate_argnums=0)"))
     assert "jax.jit" in imported(ast.parse("from jax import jit"))

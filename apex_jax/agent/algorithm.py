@@ -1,5 +1,8 @@
-"""The interface between workers and learning: an algorithm is five functions, pure except for donated arguments, how it
-explores in evaluations, and its policy as `python main.py export` writes it."""
+"""The interface between workers and learning: the functions of an algorithm, pure except for donated arguments.
+
+Five functions train. Two more fields are the exploration rate of evaluations, and the policy that `python main.py
+export` writes.
+"""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ def make_dqn(
         return mean(outputs(params, observation))
 
     def estimates(q: jax.Array) -> jax.Array:
-        """Returns the estimated return of each action, without a bonus for it, in the scale of the rewards."""
+        """Returns the estimated return of each action, without its Munchausen bonus, in the scale of the rewards."""
         return inverse_h(q - munchausen.bonus(q) if options.munchausen else q)
 
     def state_value(q: jax.Array) -> jax.Array:

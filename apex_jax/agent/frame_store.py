@@ -88,7 +88,7 @@ def gather(store: FrameStore, indices: Array, frame_stack: int) -> Transitions:
     """Returns the transitions at replay indices int32[B] with stacked frames. Called inside a jitted function.
 
     The observation of slot f is the window of frames f-F+1..f; the bootstrap observation is the same window k slots
-    later. Both lie within the segment of f, because no transition starts at a slot where they would not.
+    later. Both lie within the segment of f: no transition starts at a slot whose windows would reach beyond it.
     """
     flat = jax.tree.map(lambda array: array.reshape(-1, *array.shape[2:]), store)
     window = jnp.arange(1 - frame_stack, 1)

@@ -3,13 +3,14 @@ critic of Ape-X DPG."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from apex_jax.config import NetworkConfig
+from apex_jax.config import IMPALA_OUTPUTS, NetworkConfig
 
 
 class QNetwork(nn.Module):
@@ -21,8 +22,8 @@ class QNetwork(nn.Module):
     if `quantiles` is not 0, that many quantiles of the return of each action, float32[B, num_actions, quantiles]; both
     streams have them.
 
-    `layer_norm` normalizes (Ba et al. 2016) before two of the ReLUs: that of the last convolution, over all outputs of
-    an observation, and that of the hidden layer, over the units of each stream.
+    `layer_norm` normalizes (Ba et al. 2016) before two of the ReLUs: the last one of the torso, over all outputs of an
+    observation, and that of the hidden layer, over the units of each stream.
     """
 
     config: NetworkConfig
@@ -37,13 +38,14 @@ class QNetwork(nn.Module):
         if x.dtype == jnp.uint8:
             x = jnp.moveaxis(x, 1, 3)  # transposed while still uint8, which moves fewer bytes
             x = x.reshape(*x.shape[:3], -1).astype(self.dtype) / 255
-            layers = zip(self.config.channels, self.config.kernel_sizes, self.config.strides, strict=True)
-            for layer, (features, kernel, stride) in enumerate(layers, 1):
-                x = nn.Conv(features, (kernel, kernel), (stride, stride), padding="VALID", dtype=self.dtype)(x)
-                if self.config.layer_norm and layer == len(self.config.channels):
+            is_impala = self.config.torso == "impala"
+            if self.config.channels:
+                x = self._impala(x) if is_impala else self._convolutions(x)
+                if self.config.layer_norm:
                     axes = (-3, -2, -1)
                     x = nn.LayerNorm(dtype=self.dtype, reduction_axes=axes, feature_axes=axes, name="torso_norm")(x)
                 x = nn.relu(x)
+            x = adaptive_max_pool(x, IMPALA_OUTPUTS) if is_impala else x
         x = x.reshape(x.shape[0], -1).astype(self.dtype)
         if not self.config.dueling:
             return self._head(self._hidden(x, streams=1), self.num_actions, "q")
@@ -51,6 +53,27 @@ class QNetwork(nn.Module):
         for_value, for_advantage = jnp.split(self._hidden(x, streams=2), 2, axis=-1)
         value, advantage = self._head(for_value, 1, "value"), self._head(for_advantage, self.num_actions, "advantage")
         return value + advantage - advantage.mean(axis=1, keepdims=True)
+
+    def _convolutions(self, x: jax.Array) -> jax.Array:
+        """Returns the last convolution's output before its ReLU; dtype[B, H, W, C], as what it takes."""
+        layers = list(zip(self.config.channels, self.config.kernel_sizes, self.config.strides, strict=True))
+        for layer, (features, kernel, stride) in enumerate(layers, 1):
+            x = nn.Conv(features, (kernel, kernel), (stride, stride), padding="VALID", dtype=self.dtype)(x)
+            x = x if layer == len(layers) else nn.relu(x)
+        return x
+
+    def _impala(self, x: jax.Array) -> jax.Array:
+        """Returns the output of the residual torso of Espeholt et al. 2018 before its last ReLU.
+
+        For each entry of `channels`: a convolution, a max-pooling that halves the image, two residual blocks.
+        """
+        for features in self.config.channels:
+            conv = partial(nn.Conv, features, (3, 3), padding="SAME", dtype=self.dtype)
+            x = nn.max_pool(conv()(x), (3, 3), (2, 2), padding="SAME")
+            for _ in range(2):
+                hidden = conv()(nn.relu(x))
+                x = x + conv()(nn.relu(hidden))
+        return x
 
     def _head(self, hidden: jax.Array, actions: int, name: str) -> jax.Array:
         """Returns one output of an action, float32[B, actions], or its quantiles, float32[B, actions, quantiles]."""
@@ -65,6 +88,20 @@ class QNetwork(nn.Module):
             norm = nn.LayerNorm(dtype=self.dtype, feature_axes=(-2, -1), name="hidden_norm")
             x = norm(of_streams).reshape(x.shape)
         return nn.relu(x)
+
+
+def adaptive_max_pool(x: jax.Array, outputs: int) -> jax.Array:
+    """Returns the maxima of a grid of windows: [B, H, W, C] -> [B, outputs, outputs, C].
+
+    Output i of a side of n pixels is the maximum of the pixels from floor(i n / outputs) to before
+    ceil((i + 1) n / outputs), so that windows may overlap, and repeat the pixels of a side that is smaller.
+    """
+    for axis in (1, 2):
+        n = x.shape[axis]
+        edges = [(i * n // outputs, -(-(i + 1) * n // outputs)) for i in range(outputs)]
+        windows = [jax.lax.slice_in_dim(x, *edge, axis=axis).max(axis=axis, keepdims=True) for edge in edges]
+        x = jnp.concatenate(windows, axis=axis)
+    return x
 
 
 class Torso(nn.Module):

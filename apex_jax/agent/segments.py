@@ -109,7 +109,7 @@ def spread_first_slots(spec: SegmentSpec, num_environments: int) -> np.ndarray:
 
 
 def n_step_columns(slots: Slots, spec: SegmentSpec, discount: float, value_rescaling: bool) -> Columns:
-    """Returns the columns of a full segment, the transitions that start in it, from its slots [L]."""
+    """Returns the columns of a full segment, computed from its `slots` [L]."""
     columns = zero_columns(spec)
     starts, returns, discounts, steps = _n_step_returns(slots, spec.frame_stack, spec.n_step, discount)
     values = slots.value[starts], slots.bootstrap_value[starts + steps]

@@ -24,7 +24,7 @@ ELEMENTWISE = {
 """By the name of the primitive. Both broadcast as NumPy does."""
 INNER_JAXPRS = ("jaxpr", "call_jaxpr")  # parameters with the function that a primitive such as jit calls
 
-Value: TypeAlias = "np.ndarray | str"  # a constant, or the name of what the graph computes
+Value: TypeAlias = "np.ndarray | str"  # a constant, or the name of a value that the graph computes
 
 
 class UnsupportedError(Exception):

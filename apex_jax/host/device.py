@@ -61,7 +61,7 @@ def keep_compiled_programs() -> None:
         caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
         cache = caches / "apex_jax" / f"xla-{_processor_kind()}"
         cache.mkdir(parents=True, exist_ok=True)
-    except (OSError, RuntimeError):  # RuntimeError: no home
+    except (OSError, RuntimeError):  # RuntimeError: `Path.home` finds no home directory
         return
     _evict_least_recently_used(cache.parent, CACHE_LIMIT_BYTES)
     if os.access(cache, os.W_OK):

@@ -41,7 +41,7 @@ _log = logging.getLogger(__name__)
 
 ANSWER_SECONDS = 1.0  # an actor on a slow line may send only segments for long: answer them, too
 MAX_ACTORS = 1024  # connected at once; each may have a full credit of pending segments
-GONE_ACTORS = 64  # pending segments of disconnected actors, in units of an actor's credit
+GONE_ACTORS = 64  # disconnected actors may have this many full credits of pending segments, all together
 
 
 class ExperienceServer:

@@ -31,7 +31,7 @@ CLOSING_SECONDS = 5.0  # for a report that is being written
 
 def document(data: Mapping[str, Any]) -> str:
     """Returns the page as one HTML file with its data; the page shows texts of the data as text, not as HTML."""
-    text = json.dumps(data, allow_nan=False).replace("<", r"\u003c")  # nothing in it ends the element
+    text = json.dumps(data, allow_nan=False).replace("<", r"\u003c")  # so that no text ends the script element
     return Path(__file__).with_name("page.html").read_text("utf-8").replace("{{data}}", text)
 
 

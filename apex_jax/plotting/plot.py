@@ -140,7 +140,7 @@ def _figure(title: str, normalized_by: Run | None) -> tuple[Figure, list[tuple[A
     for panel, (_, label) in zip(axes, AXES.items(), strict=True):
         panel.set_xlabel(label)
         panel.grid(alpha=0.3)
-        panel.ticklabel_format(useOffset=False)  # -29,981 is written out, not -1 beside a "-2.998e4"
+        panel.ticklabel_format(useOffset=False)  # a tick at -29,981 is labelled so, not "-1" with an offset of -2.998e4
     zero, one = (normalized_by.normalized(np.array(v)) if normalized_by else None for v in (0.0, 1.0))
     if zero is not None and one is not None:
         scale = float(one - zero)

@@ -8,30 +8,28 @@ its priorities of the snapshot, or its initial ones if it is newer.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import logging
 import struct
 import threading
 import zlib
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from apex_jax.config import Config, server_name
 from apex_jax.replay.buffer import ReplayBuffer, StoredSegments
-from apex_jax.replay.file_heads import CorruptFile, Identity
+from apex_jax.replay.file_heads import Identity
 from apex_jax.replay.ledger import REFUSALS, ActorCounts, Ledger
 from apex_jax.replay.rate_limiter import RateLimiter
 from apex_jax.replay.saved_state import Counters, Saved, pack_state, ratio_of, unpack_state
 from apex_jax.replay.segment_log import SEGMENT, LogFile, Record, SegmentLog, sync
-from apex_jax.replay.snapshots import Snapshot, Snapshots
-from apex_jax.run.identity import new_identity
+from apex_jax.replay.snapshots import Snapshots
 from apex_jax.segment_codec import CorruptSegment, decode_columns, value_limits
-from apex_jax.types import MAX_COUNT, SegmentRecord, SegmentSpec
+from apex_jax.types import SegmentRecord, SegmentSpec
 
 _log = logging.getLogger(__name__)
 
@@ -43,23 +41,43 @@ CLOSE_SECONDS = 20.0  # time limit of the last snapshot, because a spot machine 
 COUNTS = struct.Struct("<5q")  # `ActorCounts`, in a report
 
 
+class SnapshotWriter(threading.Thread):
+    """Writes one snapshot. Once the thread has ended, `error` is None if the snapshot is on disk."""
+
+    def __init__(self, unsynced: list[Path], obsolete: list[LogFile], write: Callable[[], None]) -> None:
+        """`unsynced`: log files that must be on disk before the snapshot; `obsolete`: those that it does not need."""
+        super().__init__(name="replay snapshot", daemon=True)
+        self.unsynced = unsynced
+        self.obsolete = obsolete
+        self.error: Exception | None = None
+        self._write = write
+
+    def run(self) -> None:
+        """Syncs the log files before the snapshot, which relies on them. Runs on the thread."""
+        try:
+            sync(self.unsynced)
+            self._write()
+        except Exception as error:
+            self.error = error
+
+
 class Journal:
-    """The journal of one replay server, which locks the directory until `close`."""
+    """The journal of one replay server, which locks the directory until `close`.
+
+    If replay.journal is false, it neither reads nor writes: the replay is in memory only.
+    """
 
     def __init__(self, config: Config, spec: SegmentSpec, capacity_segments: int, run: str = "") -> None:
         """Opens or creates the journal of the run `run` (empty = not known yet). Raises JournalError."""
+        self._is_on_disk = config.replay.journal
         self.directory = Path(config.directory, server_name(config.replay.index))
         self._identity = identity = Identity(config.compatibility_key, spec, run)
         self._config = config
         self._spec = spec
-        self._log = SegmentLog(self.directory, identity, capacity_segments)
+        self._log = SegmentLog(self.directory if self._is_on_disk else None, identity, capacity_segments)
         self._snapshots = Snapshots(self.directory, identity)
-        self._thread: threading.Thread | None = None
-        self._failed: list[Path] | None = None  # files to sync again, because the thread has not succeeded
-        self._is_disk_full = False  # at the thread's last attempt
-        # Closed files that only the older of the two kept snapshots needs; deleted after the next snapshot.
-        self._obsolete_later: list[LogFile] = []
-        self._obsolete_files: list[LogFile] = []  # closed files that the snapshot being written does not need
+        self._thread: SnapshotWriter | None = None
+        self._obsolete: list[LogFile] = []  # closed files that the newest snapshot does not need
         self._snapshot_errors = 0
         self._failures_in_a_row = 0
         self._refused: dict[tuple[int, int], SegmentRecord] = {}  # unwritten sums, by kind of record and run id
@@ -72,14 +90,11 @@ class Journal:
         """Number of failed writes since this server started."""
         return self._log.errors + self._snapshot_errors
 
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of the log on disk, including the files that will be deleted."""
-        return self._log.num_bytes + sum(file.num_bytes for file in self._obsolete_later + self._obsolete_files)
-
     def metrics(self) -> dict[str, float]:
         """Returns values under the tags of `apex_jax.run.metrics.TAGS`."""
-        return {"replay/journal_bytes": self.num_bytes, "replay/journal_errors": self.errors}
+        if not self._is_on_disk:
+            return {}
+        return {"replay/journal_bytes": self._log.num_bytes, "replay/journal_errors": self.errors}
 
     # Events
 
@@ -141,7 +156,7 @@ class Journal:
         if self._thread is not None and not self._thread.is_alive():
             self._take_result(now_seconds)
         is_due = now_seconds >= self._next_seconds or self._log.num_bytes >= self._next_bytes
-        if self._thread is None and is_due:
+        if self._thread is None and is_due and self._is_on_disk:
             self.snapshot(buffer, limiter, counters(), now_seconds)
 
     def request_snapshot(self) -> None:
@@ -153,19 +168,18 @@ class Journal:
         self._append_refusals()  # the snapshot's counters include them; records after it would count them twice
         self._log.flush(now_seconds)
         facts, arrays = pack_state(self._log.last_event, buffer.state(now_seconds), limiter, self._config, counters)
-        unsynced, self._obsolete_files = self._log.take_unsynced(), self._log.take_obsolete(buffer.oldest_insertion_id)
         self._next_seconds = now_seconds + self._config.replay.snapshot_interval_seconds
         self._next_bytes = self._log.num_bytes + LOG_BYTES_AT_MOST
-        self._failed = unsynced  # until the thread has succeeded
-        arguments = (facts, arrays, unsynced)
-        self._thread = threading.Thread(target=self._write, args=arguments, name="replay snapshot", daemon=True)
+        obsolete = self._log.obsolete_files(buffer.oldest_insertion_id)
+        write = partial(self._snapshots.write, facts, arrays)
+        self._thread = SnapshotWriter(self._log.take_unsynced(), obsolete, write)
         self._thread.start()
 
     def finish(self, buffer: ReplayBuffer, limiter: RateLimiter, counters: Counters, now_seconds: float) -> None:
         """Writes the last snapshot; returns when it is on disk or the time limit is over."""
         self.flush(np.inf)
         for is_last in (False, True):
-            if is_last:
+            if is_last and self._is_on_disk:
                 self.snapshot(buffer, limiter, counters, now_seconds)
             if self._thread is not None:
                 self._thread.join(CLOSE_SECONDS)
@@ -179,73 +193,56 @@ class Journal:
         self.flush(np.inf)
         self._log.close()
 
-    def _write(self, facts: dict[str, Any], arrays: dict[str, np.ndarray], unsynced: list[Path]) -> None:
-        """Runs on the thread. The log must be on disk before the snapshot that relies on it."""
-        self._is_disk_full = False
-        try:
-            sync(unsynced)
-            self._snapshots.write(facts, arrays)
-            self._failed = None
-        except (OSError, MemoryError) as error:
-            self._is_disk_full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
-            self._snapshot_errors += 1
-            if not self._failures_in_a_row:
-                message = "cannot write a snapshot to %s (logged once, retried): %s"
-                _log.warning(message, self.directory, error or type(error).__name__)
-
     def _take_result(self, now_seconds: float) -> None:
-        failed, self._failed, self._thread = self._failed, None, None
-        self._delete_obsolete(failed is None)
-        if failed is None:
+        assert self._thread is not None
+        thread, self._thread = self._thread, None
+        self._delete_obsolete(thread)
+        if thread.error is None:
             if self._failures_in_a_row:
                 _log.info("snapshots are written to %s again", self.directory)
             self._failures_in_a_row = 0
             return
-        self._log.not_synced(failed)
+        self._snapshot_errors += 1
+        if not self._failures_in_a_row:
+            message = "cannot write a snapshot to %s (logged once, retried): %s"
+            _log.warning(message, self.directory, thread.error or type(thread.error).__name__)
+        self._log.not_synced(thread.unsynced)
         delay = RETRY_SECONDS * 2 ** min(self._failures_in_a_row, 10)
         self._failures_in_a_row += 1
         self._next_seconds = now_seconds + min(delay, self._config.replay.snapshot_interval_seconds)
 
-    def _delete_obsolete(self, has_succeeded: bool) -> None:
+    def _delete_obsolete(self, thread: SnapshotWriter) -> None:
         """Deletes the log files that neither of the two kept snapshots needs.
 
-        While snapshots fail, obsolete files are kept up to LOG_BYTES_AT_MOST in total; beyond it the oldest are
-        deleted. If the disk is full, live segments need the space: the files that were obsolete before the last attempt
-        are deleted.
+        While snapshots fail, no file is deleted, unless the obsolete ones exceed LOG_BYTES_AT_MOST or the disk is full,
+        since live segments need the space: then those that were obsolete at the previous attempt are deleted.
         """
-        if has_succeeded or self._is_disk_full:
-            going, self._obsolete_later = self._obsolete_later, self._obsolete_files
-        else:
-            going, self._obsolete_later = [], self._obsolete_later + self._obsolete_files
-        self._obsolete_files = []
-        while not has_succeeded and sum(file.num_bytes for file in self._obsolete_later) > LOG_BYTES_AT_MOST:
-            going.append(self._obsolete_later.pop(0))
-        for file in going:
-            with contextlib.suppress(OSError):
-                file.path.unlink()
+        is_disk_full = isinstance(thread.error, OSError) and thread.error.errno in (errno.ENOSPC, errno.EDQUOT)
+        is_too_much = sum(file.num_bytes for file in thread.obsolete) > LOG_BYTES_AT_MOST
+        if thread.error is None or is_disk_full or is_too_much:
+            self._next_bytes -= self._log.delete(self._obsolete)
+            self._obsolete = thread.obsolete
 
     # Restoring
 
     def restore(self, buffer: ReplayBuffer, limiter: RateLimiter, now_seconds: float) -> Counters:
         """Fills the empty buffer and the limiter from the journal; returns the counters.
 
-        Raises JournalError if the journal is of another configuration. Damaged records are skipped and logged.
+        Raises JournalError if the journal is of another configuration. What is damaged is left out and logged.
         """
-        saved = self._snapshots.read_newest(self._parse)
+        snapshot = self._snapshots.read_newest() if self._is_on_disk else None
+        saved = unpack_state(*snapshot) if snapshot is not None else None
         counters = saved.counters if saved is not None else Counters(Ledger(), 0, 0)
         snapshot_event = saved.event if saved is not None else 0
         bodies: deque[tuple[int, bytes]] = deque(maxlen=buffer.capacity_segments)
-        insertion_ids: deque[int] = deque(maxlen=buffer.capacity_segments)  # including those of damaged records
         inserted_since = 0
         for record in self._log.read():
             if record.event > snapshot_event:
                 inserted_since += record.transitions if record.kind == SEGMENT else 0
                 counters = _after(counters, record)
             if record.kind == SEGMENT:
-                insertion_ids.append(record.insertion_id)
-                if record.body is not None:
-                    bodies.append((record.insertion_id, record.body))
-        self._count_missing(saved, insertion_ids, buffer.capacity_segments)
+                bodies.append((record.insertion_id, record.body))
+        self._count_missing(saved, {insertion_id for insertion_id, _ in bodies}, buffer.capacity_segments)
         self._log.last_event = max(self._log.last_event, snapshot_event)
         segments = self._segments(bodies)
         known = buffer.restore(segments, saved.buffer if saved is not None else None, now_seconds)
@@ -256,15 +253,11 @@ class Journal:
         self._log_restored(buffer, saved, known)
         return counters
 
-    def _count_missing(self, saved: Saved | None, insertion_ids: Collection[int], capacity_segments: int) -> None:
+    def _count_missing(self, saved: Saved | None, insertion_ids: set[int], capacity_segments: int) -> None:
         """Counts the live segments that the snapshot lists but no log file contains."""
-        known = (
-            {int(insertion_id) for insertion_id in saved.buffer.insertion_ids if insertion_id > 0}
-            if saved is not None
-            else set()
-        )
-        live = sorted(known.union(insertion_ids))[-capacity_segments:]
-        if missing := len(set(live) - set(insertion_ids)):
+        known = set(saved.buffer.insertion_ids.tolist()) - {0} if saved is not None else set()
+        live = sorted(known | insertion_ids)[-capacity_segments:]
+        if missing := len(set(live) - insertion_ids):
             self._log.left_out["missing segments"] += missing
 
     def _segments(self, bodies: deque[tuple[int, bytes]]) -> StoredSegments:
@@ -319,62 +312,6 @@ class Journal:
                 "%d segments have their initial priorities: they are in no snapshot", buffer.size_segments - known
             )
 
-    def _parse(self, snapshot: Snapshot) -> Saved:
-        """Checks every value of a snapshot. Raises CorruptFile."""
-        try:
-            return unpack_state(snapshot.facts, snapshot.arrays, self._spec.slots)
-        except (KeyError, TypeError, AttributeError, ValueError) as error:
-            raise CorruptFile(f"its values cannot be used: {error}") from None
-
-
-class NoJournal:
-    """Replaces `Journal` if replay.journal is false: it records nothing, the replay is in memory only."""
-
-    run = ""
-
-    def __init__(self) -> None:
-        self.replay_id = new_identity()
-
-    def on_segment(self, insertion_id: int, segment: SegmentRecord) -> None:
-        """Does nothing."""
-
-    def on_refusal(self, segment: SegmentRecord, reason: str) -> None:
-        """Does nothing."""
-
-    def on_welcome(self, run_id: int, incarnation: int) -> None:
-        """Does nothing."""
-
-    def on_report(self, run_id: int, counts: ActorCounts) -> None:
-        """Does nothing."""
-
-    def on_run(self, run: str) -> None:
-        """Does nothing."""
-
-    def flush(self, now_seconds: float) -> None:
-        """Does nothing."""
-
-    def snapshot_if_due(
-        self, buffer: ReplayBuffer, limiter: RateLimiter, counters: Callable[[], Counters], now_seconds: float
-    ) -> None:
-        """Does nothing."""
-
-    def request_snapshot(self) -> None:
-        """Does nothing."""
-
-    def finish(self, buffer: ReplayBuffer, limiter: RateLimiter, counters: Counters, now_seconds: float) -> None:
-        """Does nothing."""
-
-    def close(self) -> None:
-        """Does nothing."""
-
-    def restore(self, buffer: ReplayBuffer, limiter: RateLimiter, now_seconds: float) -> Counters:
-        """Returns the counters of an empty replay."""
-        return Counters(Ledger(), 0, 0)
-
-    def metrics(self) -> dict[str, float]:
-        """Returns no metrics."""
-        return {}
-
 
 def _after(counters: Counters, record: Record) -> Counters:
     """Returns the counters after an event."""
@@ -382,9 +319,7 @@ def _after(counters: Counters, record: Record) -> Counters:
     if record.kind == WELCOME:
         return counters._replace(incarnations=max(counters.incarnations, record.sequence))
     if record.kind == REPORT:
-        if record.body is not None and len(record.body) == COUNTS.size:
-            counts = ActorCounts(*(min(max(0, count), MAX_COUNT) for count in COUNTS.unpack(record.body)))
-            counters.ledger.report(record.run_id, counts)
+        counters.ledger.report(record.run_id, ActorCounts(*COUNTS.unpack(record.body)))
         return counters
     if record.kind == SEGMENT:
         counters.ledger.store(record.run_id, record.sequence, record.transitions)

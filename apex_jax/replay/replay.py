@@ -13,7 +13,7 @@ import numpy as np
 from apex_jax.config import Config
 from apex_jax.host.errors import UsageError
 from apex_jax.replay.buffer import Draw, PriorityResult, ReplayBuffer, SegmentRun
-from apex_jax.replay.journal import Journal, NoJournal
+from apex_jax.replay.journal import Journal
 from apex_jax.replay.ledger import ActorCounts, Ledger
 from apex_jax.replay.rate_limiter import RateLimiter, least_error_buffer
 from apex_jax.replay.saved_state import Counters
@@ -45,9 +45,7 @@ class Replay:
         self.ledger = Ledger()
         self.environment_steps = 0  # of all segments stored or refused, across restarts of the server
         self.incarnations = 0  # number of actors welcomed so far
-        self.journal: Journal | NoJournal = (
-            Journal(config, spec, self.buffer.capacity_segments, run) if settings.journal else NoJournal()
-        )
+        self.journal = Journal(config, spec, self.buffer.capacity_segments, run)
 
     # Storing
 

@@ -2,8 +2,8 @@
 
 A file is a head and records. A record is a header of fixed size with its own checksum, and a body, such as that of a
 segment. When `flush` returns, the records are in the kernel's buffers, so a killed process loses none; a loss of power
-loses the records since the last `sync`. No file is opened for writing twice and no name is reused, so another thread
-never deletes a file that is being written. It may sync such a file, which is then synced again later.
+loses the records since the last `sync`. A file is read up to its first damaged record. No file is opened for writing
+twice and no name is reused. Another thread may sync a file that is being written, which is then synced again later.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _HEADER = struct.Struct("<4sIQQQQQIII")
 _CRC = struct.Struct("<I")
 HEADER_BYTES = _HEADER.size + _CRC.size
 _MARK = b"apxr"
-MOST = 2**62  # upper limit of the events, insertion ids, sequences and steps in records
+LARGEST_FIRST_EVENT = 2**62  # that a file's name may claim, so that later events fit in 64 bits
 _NAME = re.compile(r"segments-([0-9]{20})(?:-[0-9]{6})?\.log")  # first event, attempt (missing in old files)
 
 
@@ -54,7 +54,7 @@ class Record(NamedTuple):
     sequence: int
     environment_steps: int
     transitions: int
-    body: bytes | None  # None if it is damaged
+    body: bytes
 
 
 class _Pending(NamedTuple):
@@ -77,11 +77,14 @@ class LogFile:
 class SegmentLog:
     """The log of one replay server, which locks the directory until `close`."""
 
-    def __init__(self, directory: Path, identity: Identity, capacity_segments: int) -> None:
-        """`capacity_segments`: of the ring; limits the pending records while the disk fails. Raises JournalError."""
+    def __init__(self, directory: Path | None, identity: Identity, capacity_segments: int) -> None:
+        """`directory`: None = the log is empty, and drops what is appended. Raises JournalError.
+
+        `capacity_segments`: of the ring; limits the pending records while the disk fails.
+        """
         self.last_event = 0
         self.errors = 0  # disk errors since the start
-        self.left_out: Counter[str] = Counter()  # records and files that `read` skipped, by reason
+        self.left_out: Counter[str] = Counter()  # records and files that `read` left out, by reason
         self._directory = directory
         self._identity = identity
         self._max_pending = capacity_segments + SPARE_EVENTS
@@ -93,7 +96,7 @@ class SegmentLog:
         self._unsynced: list[Path] = []
         self._delay_seconds = 0.0
         self._retry_seconds = 0.0
-        self._lock = _locked(directory)
+        self._lock = _locked(directory) if directory is not None else None
 
     # Writing
 
@@ -108,14 +111,11 @@ class SegmentLog:
         body: bytes = b"",
         crc: int = 0,
     ) -> None:
-        """Queues a record for the next `flush`. `crc`: zlib.crc32 of body; other fields as in `Record`.
-
-        The numbers must be in the range that `read` accepts: it would take a record with others for damage, and search
-        its body for records.
-        """
-        numbers = (insertion_id, run_id, sequence, environment_steps)
-        assert _is_believable(*numbers), numbers
+        """Queues a record for the next `flush`. `crc`: zlib.crc32 of body; other fields as in `Record`."""
+        if self._directory is None:
+            return
         self.last_event += 1
+        numbers = (insertion_id, run_id, sequence, environment_steps)
         fields = (self.last_event, *numbers, transitions, len(body), crc)
         header = _HEADER.pack(_MARK, kind, *fields)
         self._pending.append(_Pending(header + _CRC.pack(zlib.crc32(header)), body, insertion_id))
@@ -150,12 +150,19 @@ class SegmentLog:
             self._unsynced.append(self._files[-1].path)
         return taken
 
-    def take_obsolete(self, oldest_insertion_id: int) -> list[LogFile]:
-        """Removes from the log, and returns, the closed files of older segments only; the caller deletes them."""
+    def obsolete_files(self, oldest_insertion_id: int) -> list[LogFile]:
+        """Returns the closed files of older segments only."""
         closed = self._files if self._descriptor is None else self._files[:-1]
-        left = [file for file in closed if file.last_insertion_id < oldest_insertion_id]
-        self._files = [file for file in self._files if file not in left]
-        return left
+        return [file for file in closed if file.last_insertion_id < oldest_insertion_id]
+
+    def delete(self, files: list[LogFile]) -> int:
+        """Deletes closed files; returns their bytes, without those of files deleted before."""
+        before = self.num_bytes
+        self._files = [file for file in self._files if file not in files]
+        for file in files:
+            with contextlib.suppress(OSError):
+                file.path.unlink()
+        return before - self.num_bytes
 
     def not_synced(self, paths: list[Path]) -> None:
         """Takes back files that could not be synced, for the next `take_unsynced`."""
@@ -165,7 +172,8 @@ class SegmentLog:
         """Closes the file and unlocks the directory."""
         with contextlib.suppress(OSError):
             self._close_file()
-        os.close(self._lock)
+        if self._lock is not None:
+            os.close(self._lock)
 
     def _write_some(self) -> None:
         if self._descriptor is not None and self._files[-1].num_bytes >= FILE_BYTES:
@@ -207,6 +215,7 @@ class SegmentLog:
 
     def _make_file(self, first_event: int) -> tuple[Path, int]:
         """Creates a file; returns its path and descriptor."""
+        assert self._directory is not None
         while True:
             self._attempts += 1
             path = self._directory / f"segments-{first_event:020}-{self._attempts:06}.log"
@@ -246,11 +255,12 @@ class SegmentLog:
     # Reading, before anything is written
 
     def read(self) -> Iterator[Record]:
-        """Yields every sound record, oldest first. Damaged ones are counted in `left_out`; a torn end is cut off.
+        """Yields the records of each file up to the first damaged one, oldest first, and counts what is left out.
 
         Raises JournalError for a sound file of another configuration, before the first record.
         """
-        paths = [path for path in self._directory.iterdir() if _NAME.fullmatch(path.name)]
+        names = self._directory.iterdir() if self._directory is not None else ()
+        paths = [path for path in names if _NAME.fullmatch(path.name)]
         paths.sort(key=lambda path: (_first_event(path), len(path.name), path.name))
         for path in paths:
             self._check_head(path)
@@ -273,7 +283,7 @@ class SegmentLog:
         self._identity.check(path, facts)
 
     def _read_file(self, path: Path) -> Iterator[Record]:
-        event = min(_first_event(path), MOST) - 1  # of the previous record
+        event = _first_event(path) - 1  # of the previous record
         try:
             data = read_regular(path)
             _, offset = unpack(path, memoryview(data), MAGIC)
@@ -288,77 +298,58 @@ class SegmentLog:
         self._files.append(file)
         self._unsynced.append(path)  # a killed server may have left it unsynced
         while offset < len(data):
-            found = self._next_record(path, data, offset, event)
-            if found is None:
+            record, end = _record_at(data, offset)
+            if record is None:
+                self._leave_out(file, event, offset, is_torn=end > len(data))
                 return
-            record, offset = found
             file.records += 1
             file.last_insertion_id = max(file.last_insertion_id, record.insertion_id)
-            event = record.event
+            event, offset = record.event, end
             if event <= self.last_event:  # from a copy of a file
                 self.left_out["repeated records"] += 1
                 continue
             self.last_event = event
             yield record
 
-    def _next_record(self, path: Path, data: bytes, offset: int, event: int) -> tuple[Record, int] | None:
-        """Returns the first sound record at or after `offset` and the offset of its end, or None.
+    def _leave_out(self, file: LogFile, event: int, offset: int, is_torn: bool) -> None:
+        """Leaves out the rest of a file from a damaged record on; cuts off a torn one, which a killed server left.
 
-        `event`: number of the previous record. A record is rejected if the bytes between the two are too few for all
-        the events between them.
+        `event`: number of the record before.
         """
-        start = _find_header(data, offset, event)
-        if (start is None and len(data) - offset >= HEADER_BYTES) or (start is not None and start > offset):
-            end = len(data) if start is None else start
-            self.left_out["damaged records"] += 1
-            _log.warning("%s: %d bytes from %d on are left out: no record begins there", path, end - offset, offset)
-            if start is None:
-                self._skip_events(event, end - offset)
-        length = len(data) + 1 if start is None else HEADER_BYTES + _HEADER.unpack_from(data, start)[-2]
-        if start is not None and start + length <= len(data):
-            return self._record(data, start, length), start + length
-        if start is not None or len(data) - offset < HEADER_BYTES:
+        num_bytes = file.num_bytes - offset
+        if is_torn:
             self.left_out["torn records"] += 1
             with contextlib.suppress(OSError):  # if it fails, the next start logs this again
-                os.truncate(path, offset if start is None else start)
-        return None
+                os.truncate(file.path, offset)
+            return
+        self.left_out["bytes from damaged records on"] += num_bytes
+        _log.warning("%s: the record at %d is damaged: %d bytes are left out", file.path, offset, num_bytes)
+        file.is_unreadable = True
+        self._skip_events(event, num_bytes)
 
     def _skip_events(self, event: int, num_bytes: int) -> None:
         """Reserves the event numbers that unreadable bytes may hold, so that a repaired file cannot collide."""
         self._skipped_event = max(self._skipped_event, event + num_bytes // HEADER_BYTES)
 
-    def _record(self, data: bytes, start: int, length: int) -> Record:
-        _, kind, event, insertion_id, run_id, sequence, steps, transitions, _, crc = _HEADER.unpack_from(data, start)
-        body: bytes | None = data[start + HEADER_BYTES : start + length]
-        if body is not None and zlib.crc32(body) != crc:
-            self.left_out["damaged records"] += 1
-            body = None
-        return Record(event, kind, insertion_id, run_id, sequence, steps, transitions, body)
 
-
-def _find_header(data: bytes, offset: int, event: int) -> int | None:
-    """Returns the offset of the first plausible header at or after `offset`, or None."""
-    start = offset
-    while (start := data.find(_MARK, start)) >= 0 and start + HEADER_BYTES <= len(data):
-        _, _, found, insertion_id, run_id, sequence, steps, *_ = _HEADER.unpack_from(data, start)
-        (crc,) = _CRC.unpack_from(data, start + _HEADER.size)
-        is_possible = found <= event + 1 + (start - offset) // HEADER_BYTES
-        is_possible &= _is_believable(insertion_id, run_id, sequence, steps)
-        if is_possible and zlib.crc32(data[start : start + _HEADER.size]) == crc:
-            return start
-        start += 1
-    return None
-
-
-def _is_believable(insertion_id: int, run_id: int, sequence: int, environment_steps: int) -> bool:
-    """Returns whether a record can have these numbers; writers never exceed them, see MAX_COUNT."""
-    return max(insertion_id, sequence, environment_steps) <= MOST and run_id < 2**63
+def _record_at(data: bytes, offset: int) -> tuple[Record | None, int]:
+    """Returns the record at `offset`, or None if it is damaged, and the offset of its end."""
+    start = offset + HEADER_BYTES
+    if start > len(data):
+        return None, start
+    _, kind, event, insertion_id, run_id, sequence, steps, transitions, length, crc = _HEADER.unpack_from(data, offset)
+    if zlib.crc32(data[offset : offset + _HEADER.size]) != _CRC.unpack_from(data, offset + _HEADER.size)[0]:
+        return None, start
+    body = data[start : start + length]
+    is_sound = len(body) == length and zlib.crc32(body) == crc
+    record = Record(event, kind, insertion_id, run_id, sequence, steps, transitions, body) if is_sound else None
+    return record, start + length
 
 
 def _first_event(path: Path) -> int:
     match = _NAME.fullmatch(path.name)
     assert match is not None
-    return int(match[1])
+    return min(int(match[1]), LARGEST_FIRST_EVENT)
 
 
 def sync(paths: list[Path]) -> None:

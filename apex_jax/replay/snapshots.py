@@ -13,9 +13,9 @@ import logging
 import math
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 from zlib import crc32
 
 import numpy as np
@@ -28,14 +28,11 @@ _log = logging.getLogger(__name__)
 MAGIC = b"APEXSNAP"
 KEPT = 2
 DTYPES = ("<f8", "<i8")
-MAX_AXES = 2
 _NAME = re.compile(r"snapshot-([0-9]{12})")
-
-T = TypeVar("T")
 
 
 class Snapshot(NamedTuple):
-    """The content of a file whose checksums are right; its values are not checked yet."""
+    """The content of a file whose checksums are right."""
 
     facts: dict[str, Any]
     arrays: dict[str, np.ndarray]
@@ -45,13 +42,9 @@ class Snapshots:
     """The snapshots of a directory; no other process writes to it."""
 
     def __init__(self, directory: Path, identity: Identity) -> None:
-        """Deletes the incomplete files of interrupted writes."""
         self._directory = directory
         self._identity = identity
         self._damaged: set[int] = set()
-        for path in directory.glob("snapshot-*.tmp"):
-            with contextlib.suppress(OSError):
-                path.unlink()
 
     def write(self, facts: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
         """Writes a snapshot, which survives a loss of power when this returns; deletes old ones. Raises OSError."""
@@ -83,15 +76,17 @@ class Snapshots:
             with contextlib.suppress(OSError):
                 self._path(number).unlink()
 
-    def read_newest(self, parse: Callable[[Snapshot], T]) -> T | None:
-        """Returns the parsed newest readable snapshot, or None if there is none.
+    def read_newest(self) -> Snapshot | None:
+        """Returns the newest readable snapshot, or None if there is none; deletes the files of interrupted writes.
 
-        `parse` raises CorruptFile for impossible values. A damaged snapshot is logged and skipped; a sound one of
-        another configuration raises JournalError.
+        A damaged snapshot is logged and skipped; a sound one of another configuration raises JournalError.
         """
+        for path in self._directory.glob("snapshot-*.tmp"):
+            with contextlib.suppress(OSError):
+                path.unlink()
         for number in reversed(self._numbers()):
             try:
-                return parse(self._read(self._path(number)))
+                return self._read(self._path(number))
             except (CorruptFile, OSError) as error:
                 self._damaged.add(number)
                 _log.warning("snapshot %s is damaged, trying the one before: %s", self._path(number), error)
@@ -101,19 +96,13 @@ class Snapshots:
         data = memoryview(read_regular(path))
         head, offset = unpack(path, data, MAGIC)
         self._identity.check(path, head)
-        facts, layout = head.get("facts"), head.get("arrays")
-        if not isinstance(facts, dict) or not isinstance(layout, list):
-            raise CorruptFile("its head lacks facts or arrays")
-        if crc32(data[offset:]) != head.get("crc"):
+        if crc32(data[offset:]) != head["crc"]:
             raise CorruptFile("the checksum of its arrays is wrong")
         arrays: dict[str, np.ndarray] = {}
-        for entry in layout:
-            name, array = _array(entry, data[offset:])
-            arrays[name] = array
-            offset += array.nbytes
-        if offset != len(data):
-            raise CorruptFile(f"{len(data) - offset} bytes follow its arrays")
-        return Snapshot(facts, arrays)
+        for name, dtype, shape in head["arrays"]:
+            arrays[name] = np.frombuffer(data, dtype, math.prod(shape), offset).reshape(shape)
+            offset += arrays[name].nbytes
+        return Snapshot(head["facts"], arrays)
 
     def _numbers(self) -> list[int]:
         found = (_NAME.fullmatch(path.name) for path in self._directory.iterdir())
@@ -121,17 +110,6 @@ class Snapshots:
 
     def _path(self, number: int) -> Path:
         return self._directory / f"snapshot-{number:012}"
-
-
-def _array(entry: Any, data: memoryview) -> tuple[str, np.ndarray]:
-    """Returns the name of an array, and the array as a view of the start of `data`."""
-    match entry:
-        case [str(name), str(dtype), [*shape]] if dtype in DTYPES and 1 <= len(shape) <= MAX_AXES:
-            if all(type(size) is int and 0 <= size <= 2**40 for size in shape):
-                count = math.prod(shape)
-                if count * np.dtype(dtype).itemsize <= len(data):
-                    return name, np.frombuffer(data, dtype, count).reshape(shape)
-    raise CorruptFile("an array of its head does not fit the file")
 
 
 def _raw(array: np.ndarray) -> memoryview | bytes:

@@ -153,7 +153,7 @@ def _all_in(indices: np.ndarray, end: int) -> bool:
 
 @compiled(FLOATS_READ, types.float64)
 def _all_up_to(values: np.ndarray, largest: float) -> bool:
-    """Returns whether all of float64[N] are in [0, largest]; NaN is not."""
+    """Returns whether all of `values`, float64[N], are in [0, largest]; a NaN is outside."""
     good = True
     for value in values:
         good &= 0 <= value <= largest

@@ -33,7 +33,6 @@ from apex_jax.host.disk import (
 )
 from apex_jax.host.errors import RunError, first_line
 from apex_jax.run.compatibility import differences, told
-from apex_jax.run.identity import is_identity
 
 _log = logging.getLogger(__name__)
 
@@ -255,7 +254,8 @@ class Checkpointer:
             raise CheckpointError(f"{where} has a different configuration: {told(made_with, compatibility_key)}; {fix}")
         if (saved := record.get("architecture")) != architecture:
             raise CheckpointError(f"{where} has a different network: {saved}, not {architecture}; {fix}")
-        return _progress_of(record)
+        replay_steps = tuple((replay_id, steps) for replay_id, steps in record["replay_steps"])
+        return Progress(**{name: record[name] for name in Progress._fields} | {"replay_steps": replay_steps})
 
     def _check_leaves(self, path: Path, like: Any) -> None:
         """Raises CheckpointError if a leaf's shape or dtype differs; orbax ignores shapes and casts to the dtype."""
@@ -290,19 +290,3 @@ def _set_up_orbax() -> None:
             before(unraisable)
 
     sys.unraisablehook = tell_others
-
-
-def _progress_of(record: dict[str, Any]) -> Progress:
-    """Returns a record as a Progress, after checking its values. Raises ValueError, KeyError or TypeError."""
-    progress = Progress(**{name: record[name] for name in Progress._fields})
-    replay_steps = tuple((str(replay_id), steps) for replay_id, steps in progress.replay_steps)
-    progress = progress._replace(replay_steps=replay_steps)
-    if not (progress.run_identity == "" or is_identity(progress.run_identity)):
-        raise ValueError("its run identity is not 16 hexadecimal digits")
-    counts = (progress.updates, progress.environment_steps, progress.weights_version, *dict(replay_steps).values())
-    if not all(type(count) is int and 0 <= count < 2**63 for count in counts):
-        raise ValueError("its counters are not whole numbers")
-    seconds = progress.elapsed_seconds
-    if type(seconds) not in (int, float) or not math.isfinite(seconds) or seconds < 0:
-        raise ValueError("its time is not a number of seconds")
-    return progress

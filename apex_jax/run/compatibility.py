@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from apex_jax.host.errors import printable
 
-_OF_PIXELS = ("channels", "kernel_sizes", "strides")  # absent for a task without pixels
+_OF_PIXELS = ("torso", "channels", "kernel_sizes", "strides")  # absent for a task without pixels
 _OF_VECTORS = ("policy_units", "critic_units", "normalize_observations")  # absent for a task with pixels
 NETWORK_KEYS = (
     *(f"network.{name}" for name in (*_OF_PIXELS, "hidden_units", "dueling", "layer_norm", *_OF_VECTORS)),
@@ -34,7 +34,13 @@ KEYS = (
     "algorithm.name",
 )
 """A checkpoint is rejected if one of these differs; processes compare all but the last two."""
-OFF = {"layer_norm": "false", "munchausen": "false", "value_rescaling": "false", "quantiles": "0"}
+OFF = {
+    "torso": "convolutions",
+    "layer_norm": "false",
+    "munchausen": "false",
+    "value_rescaling": "false",
+    "quantiles": "0",
+}
 """The values of options that a text of an earlier release, which does not have them, implies."""
 MOST_TOLD = 2_500  # characters: enough for two compatibility keys; their UTF-8 always fits in a `Refusal`
 

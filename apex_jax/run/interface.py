@@ -37,7 +37,7 @@ def of_record(record: Any) -> Interface:
 
 
 def read_interface(run_directory: str | os.PathLike[str]) -> Interface:
-    """Returns what `record_interface` has written. Raises RunError if there is no such file, or it is another one."""
+    """Returns what `record_interface` has written. Raises RunError if the file is missing or invalid."""
     path = Path(run_directory, FILE_NAME)
     try:
         return of_record(json.loads(read_regular(path)))

@@ -86,7 +86,7 @@ class Manifest(NamedTuple):
 
     identity: str  # of the run, see `apex_jax.run.identity`; empty = not known at the time
     files: Files
-    unnamed: dict[str, int]  # stored files that are not in `files`: unix seconds when a push first found that
+    unnamed: dict[str, int]  # stored files that `files` lacks, and when a push first noticed it, unix seconds
     version: str | bytes  # of the manifest: its ETag on S3, its bytes in a folder; empty = no copy
 
 

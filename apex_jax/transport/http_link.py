@@ -25,7 +25,7 @@ MAX_CONNECTIONS = 64
 MAX_REQUEST_BYTES = 8192
 MAX_DRAINED_BYTES = 2**16  # read and discarded after an answer
 CONNECTION_SECONDS = 5.0  # lifetime of a connection, without the next limit
-SLOWEST_BYTES_PER_SECOND = 100_000  # a body may take so much longer; matters for films only
+SLOWEST_BYTES_PER_SECOND = 100_000  # a body extends the lifetime by its time at this rate; matters for films only
 
 
 class Answer(NamedTuple):

@@ -25,7 +25,7 @@ from apex_jax.transport.security import LINKS, NO_KEYS, LinkContext, Security
 _log = logging.getLogger(__name__)
 
 CHECK_SECONDS = 0.2  # between two polls of the events
-GIVE_UP_SECONDS = 10.0  # of failing handshakes for a reason that only a user can fix; then RunError
+GIVE_UP_SECONDS = 10.0  # handshakes that fail for this long, and that only a user can fix, end in RunError
 GAP_SECONDS = 5.0  # without a failure, after which the next one counts as a new problem
 RECONNECT_SECONDS = 1.0  # after the loss of a connection that ZMQ does not restore
 PROBE_SECONDS = 1.0  # timeout for a server's greeting

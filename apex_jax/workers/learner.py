@@ -163,7 +163,7 @@ class Learner:
         if reason is not None and not self._is_accepted:
             self._accept()
         self._write_metrics()
-        # Before the run is ended: a learner that fails to save must be able to repeat its last updates.
+        # Saved before the peers end: if it fails, a restarted learner needs them to repeat its last updates.
         self._saver.save_last(self._save, stop)
         if reason is not None:
             _log.info("the run is over: %s", reason)

@@ -167,7 +167,7 @@ class LocalRun:
         finally:
             if self._stop.signal_number:
                 acknowledge(STOPPING if self._over_seconds is None else STOPPING_AFTER_THE_END)
-            self._end_processes()  # at once, so that roles which got the same signal treat this as a repetition
+            self._end_processes()  # within SAME_REQUEST_SECONDS of a signal that the roles got, too
             self._watch.close()
         draw_curves(self._directory, self._config.environment.task)
         is_staged = has_stage(self._config)

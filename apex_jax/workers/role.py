@@ -37,7 +37,7 @@ class RoleContext:
         self.sockets = sockets
         self.stop = stop or StopSignal()
         self.run_identity = RunIdentity(config.directory)
-        self.describe: Callable[[], Mapping[str, Any]] = dict  # the rest of the status; called on the page's thread
+        self.describe: Callable[[], Mapping[str, Any]] = dict  # the status without its metrics, on the page's thread
         self._storage = storage
         self.loggers: list[Logger] = []  # of services, beside the files
         self._writer = MetricsWriter(config.directory, name, "tensorboard" in config.metrics.loggers)

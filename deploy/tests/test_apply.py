@@ -50,7 +50,7 @@ def test_every_role_has_its_hosts(fleet: Fleet) -> None:
     assert {role: (group["MinSize"], group["MaxSize"]) for role, group in groups.items()}["learner"] == (1, 1)
 
 
-def test_hosts_boot_when_what_they_need_is_there(fleet: Fleet) -> None:
+def test_hosts_boot_after_the_resources_that_they_need(fleet: Fleet) -> None:
     """An agent that finds no endpoint, or no policy, sleeps for half an hour."""
     needs, groups = fleet.times(NEEDS, "Creation complete"), fleet.times(GROUPS, "Creating")
     assert len(groups) == len(ROLES)
@@ -75,7 +75,7 @@ def test_host_has_imdsv2_an_encrypted_disk_and_no_public_address(fleet: Fleet, r
     assert template["NetworkInterfaces"][0]["AssociatePublicIpAddress"] is False
 
 
-def test_user_data_fits_and_is_what_the_output_shows(fleet: Fleet) -> None:
+def test_user_data_is_within_the_size_limit_and_equals_the_output(fleet: Fleet) -> None:
     shown = fleet.output("user_data")
     for role in ROLES:
         data = base64.b64decode(fleet.template(role)["UserData"]).decode()
@@ -84,7 +84,7 @@ def test_user_data_fits_and_is_what_the_output_shows(fleet: Fleet) -> None:
         assert data.startswith("#cloud-config\n")
 
 
-def test_nobody_outside_gets_in_and_inside_only_whom_the_links_need(fleet: Fleet) -> None:
+def test_security_groups_admit_only_the_peers_of_each_link(fleet: Fleet) -> None:
     ec2 = aws(fleet.url, "ec2")
     groups = {group["GroupId"]: group for group in ec2.describe_security_groups()["SecurityGroups"]}
     names = {identity: group["GroupName"].removeprefix(f"{NAME}-") for identity, group in groups.items()}
@@ -145,7 +145,7 @@ def test_role_stores_its_own_state_and_results_and_deletes_of_its_state_alone(fl
 
 
 @pytest.mark.parametrize("role", ROLES)
-def test_no_action_is_a_wildcard_and_few_know_no_resource(fleet: Fleet, role: str) -> None:
+def test_no_allowed_action_is_a_wildcard_and_few_apply_to_every_resource(fleet: Fleet, role: str) -> None:
     for one in fleet.policy(role):
         assert not any("*" in action for action in listed(one["Action"]))
         if "*" in listed(one["Resource"]):
@@ -153,7 +153,7 @@ def test_no_action_is_a_wildcard_and_few_know_no_resource(fleet: Fleet, role: st
 
 
 @pytest.mark.parametrize("role", ROLES)
-def test_only_replay_and_learner_can_take_their_names_and_each_only_its_own(fleet: Fleet, role: str) -> None:
+def test_only_replay_and_learner_can_register_host_names_and_each_only_its_own(fleet: Fleet, role: str) -> None:
     """Moto does not apply policies, so this checks the documents."""
     discovery = aws(fleet.url, "servicediscovery")
     services = {one["Name"]: one["Arn"] for one in discovery.list_services()["Services"]}
@@ -203,7 +203,7 @@ def test_key_is_for_the_account_its_logs_and_its_alarms(fleet: Fleet) -> None:
     assert all(fnmatchcase(group["arn"].removesuffix(":*"), LOGS) for group in groups)
 
 
-def test_endpoints_let_this_account_do_what_the_roles_may_and_nothing_else(fleet: Fleet) -> None:
+def test_endpoints_allow_this_account_the_actions_of_the_roles_and_no_other(fleet: Fleet) -> None:
     roles = {action for role in ROLES for one in fleet.policy(role) for action in listed(one["Action"])}
     found = set()
     for endpoint in aws(fleet.url, "ec2").describe_vpc_endpoints()["VpcEndpoints"]:
@@ -219,13 +219,13 @@ def test_endpoints_let_this_account_do_what_the_roles_may_and_nothing_else(fleet
     assert found == {*ENDPOINT_ACTIONS}
 
 
-def test_logs_are_kept_as_long_as_said(fleet: Fleet) -> None:
+def test_logs_are_kept_as_long_as_configured(fleet: Fleet) -> None:
     groups = aws(fleet.url, "logs").describe_log_groups(logGroupNamePrefix=f"/apex-jax/{NAME}/")["logGroups"]
     assert {group["logGroupName"].rsplit("/", 1)[1] for group in groups} == {*ROLES, "rejected-traffic"}
     assert all(group["retentionInDays"] == 30 and group["kmsKeyId"] for group in groups)
 
 
-def test_alarms_reach_a_person(fleet: Fleet) -> None:
+def test_every_alarm_is_defined_and_sends_mail(fleet: Fleet) -> None:
     alarms = aws(fleet.url, "cloudwatch").describe_alarms()["MetricAlarms"]
     names = {alarm["AlarmName"].removeprefix(f"{NAME}-") for alarm in alarms}
     assert names == {
@@ -249,7 +249,7 @@ def test_shell_finds_the_host_of_the_learner(fleet: Fleet) -> None:
     assert fleet.do(found[1]) == (0, f"{learner['InstanceId']}\n")
 
 
-def test_why_asks_of_each_group(fleet: Fleet) -> None:
+def test_why_requests_the_activities_of_each_group(fleet: Fleet) -> None:
     code, said = fleet.do(fleet.command("why"))  # moto knows of no activities
     assert code == 0
     assert {*said.splitlines()} == {f"{NAME}-{role}" for role in ROLES}
@@ -300,7 +300,7 @@ def test_stopping_leaves_the_bucket_and_no_instance(fleet: Fleet) -> None:
     assert services == {"s3"}
 
 
-def test_fetch_takes_the_run_home(fleet: Fleet, tmp_path: Path) -> None:
+def test_fetch_downloads_the_run(fleet: Fleet, tmp_path: Path) -> None:
     run = run_in(tmp_path)
     code, said = fleet.do(f"python main.py storage push {run} {fleet.output('run_url')}")
     assert code == 0, said
@@ -326,7 +326,7 @@ def test_wait_ends_when_no_host_is_left(fleet: Fleet) -> None:
     ec2.terminate_instances(InstanceIds=[host["InstanceId"]])
 
 
-def test_destroy_without_leave_to_delete_results_takes_nothing_from_the_bucket(fleet: Fleet) -> None:
+def test_destroy_without_permission_to_delete_results_deletes_nothing_from_the_bucket(fleet: Fleet) -> None:
     fleet.apply("-var=running=false")  # gives the policy back
     fleet.destroy(codes=(1,))
     assert f"The bucket {fleet.bucket()} and its key stay as they are" in " ".join(fleet.said)

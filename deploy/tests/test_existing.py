@@ -124,7 +124,7 @@ def test_a_second_plan_has_nothing_to_change(applied: Applied) -> None:
     assert applied.fleet.plan(*applied.variables()) == ""
 
 
-def test_destroy_leaves_what_was_given_as_it_was(applied: Applied) -> None:
+def test_destroy_leaves_existing_resources_unchanged(applied: Applied) -> None:
     before = applied.state_of_what_was_given()
     assert before[-1] == [CHECKPOINT]
     applied.fleet.destroy(*applied.variables(), "-var=delete_results=true")

@@ -179,7 +179,7 @@ def push_keys(url: str, *arguments: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_fleet_finds_itself_and_trains(fleet: Fleet) -> None:
+def test_hosts_of_the_fleet_find_each_other_and_train(fleet: Fleet) -> None:
     fleet.wait_for_progress("start")
     assert fleet.updates() > 100
 
@@ -209,7 +209,7 @@ def tensorboard(fleet: Fleet, path: str) -> Any:
     return json.loads(fleet.of("learner").run("sh", "-c", f"curl -fs 'http://127.0.0.1:6006/data/{path}' || echo []"))
 
 
-def test_tensorboard_shows_what_all_hosts_measure_while_they_do(fleet: Fleet) -> None:
+def test_tensorboard_shows_the_metrics_of_all_hosts_during_the_run(fleet: Fleet) -> None:
     fleet.wait(lambda: {"learner", "replay", "evaluator"} <= {*tensorboard(fleet, "runs")}, "TensorBoard")
     points = "plugin/scalars/scalars?run=learner&tag=learner/updates"
     fleet.wait(lambda: tensorboard(fleet, points) != [], "the learner's updates in TensorBoard")

@@ -171,7 +171,7 @@ def test_boot_does_nothing_on_a_machine_outside_of_aws() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-def test_boot_says_what_the_environment_file_lacks() -> None:
+def test_boot_names_the_settings_that_the_environment_file_lacks() -> None:
     done = run("deploy.host.boot", APEX_JAX_KEY_PATH=PATH)
     assert (done.returncode, done.stderr) == (2, "error: the environment file lacks 'APEX_JAX_KEY_FILES'\n")
 
@@ -198,7 +198,7 @@ def test_spot_notice_stops_the_role_and_nothing_before_it_does(stub: Stub, tmp_p
     assert stub.refused == 0
 
 
-def test_spot_watch_outlives_a_metadata_service_that_is_away(stub: Stub, tmp_path: Path) -> None:
+def test_spot_watch_goes_on_while_the_metadata_service_is_unreachable(stub: Stub, tmp_path: Path) -> None:
     nobody = "http://127.0.0.1:9"
     log = tmp_path / "log"
     environment = {"APEX_JAX_ROLE": "actor", "APEX_JAX_METADATA_URL": nobody, "APEX_JAX_POLL_SECONDS": "0.1"}
@@ -211,7 +211,9 @@ def test_spot_watch_outlives_a_metadata_service_that_is_away(stub: Stub, tmp_pat
 
 
 @pytest.mark.parametrize("healthy", [True, False])
-def test_health_report_holds_what_the_alarms_read(url: str, stub: Stub, tmp_path: Path, healthy: bool) -> None:
+def test_health_report_has_the_metrics_that_the_alarms_read(
+    url: str, stub: Stub, tmp_path: Path, healthy: bool
+) -> None:
     if healthy:
         stub.pages["/status"] = json.dumps({"role": "replay"})
     role = f"role-{healthy}"
@@ -320,7 +322,7 @@ def test_mirror_extends_what_tensorboard_holds_open(url: str, tmp_path: Path) ->
         assert shown.read() == ", two"
 
 
-def test_fetched_results_never_replace_what_a_host_has(url: str, tmp_path: Path) -> None:
+def test_fetched_results_never_replace_files_of_the_host(url: str, tmp_path: Path) -> None:
     s3 = aws(url, "s3")
     s3.create_bucket(Bucket="older")
     s3.put_object(Bucket="older", Key="runs/a/results/metrics/replay.jsonl", Body=b"older")
@@ -344,7 +346,7 @@ def test_actors_and_machines_without_a_bucket_keep_their_results() -> None:
         assert run("deploy.host.results", "copy", **nowhere, **more).returncode == 0
 
 
-def test_results_say_when_the_bucket_cannot_be_reached(url: str, tmp_path: Path) -> None:
+def test_unreachable_bucket_is_reported_by_results(url: str, tmp_path: Path) -> None:
     environment = {
         "APEX_JAX_STORAGE": "s3://no-such-bucket/runs/a",
         "APEX_JAX_RUN": str(tmp_path),
@@ -359,7 +361,7 @@ def test_results_say_when_the_bucket_cannot_be_reached(url: str, tmp_path: Path)
     (("Bad Name",), 2, "error: FLEET is 'Bad Name': give the fleet's `name`, 2 to 20 of a-z, 0-9 and '-'\n"),
     ((FLEET + "-x",), 1, None),
 ])  # fmt: skip
-def test_push_keys_answers_what_it_cannot_do_with_one_line(arguments: tuple[str, ...], code: int, line: str) -> None:
+def test_push_keys_fails_with_one_line(arguments: tuple[str, ...], code: int, line: str) -> None:
     done = run("deploy.push_keys", *arguments, AWS_ENDPOINT_URL="http://127.0.0.1:9", AWS_MAX_ATTEMPTS="1")
     assert done.returncode == code
     assert done.stderr == line if line else done.stderr.startswith("error: ")

@@ -183,7 +183,7 @@ def test_image_on_which_something_fails_is_not_kept(tmp_path: Path, answers: dic
     assert (code, said) == (1, line)
 
 
-def test_agent_is_woken_until_packer_has_come_in(tmp_path: Path) -> None:
+def test_agent_is_restarted_until_packer_has_connected(tmp_path: Path) -> None:
     path = programs(
         tmp_path,
         sleep='test "$1" = 90',

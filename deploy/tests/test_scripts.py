@@ -55,7 +55,7 @@ def test_script_is_clean(script: Path) -> None:
     (("--source",), "error: --source is missing"),
     (("--verbose",), "error: unknown argument --verbose"),
 ])  # fmt: skip
-def test_provision_refuses_what_it_cannot_mean(arguments: tuple[str, ...], line: str) -> None:
+def test_provision_refuses_invalid_arguments(arguments: tuple[str, ...], line: str) -> None:
     code, said = say("bash", str(PROVISION), *arguments)
     assert code == 2
     assert said.startswith(line)
@@ -94,7 +94,7 @@ def unit_name(path: Path, role: str) -> str:
 
 
 @pytest.mark.parametrize("role", ROLES)
-def test_units_are_sound(unit_root: Path, role: str) -> None:
+def test_units_pass_systemd_analyze_verify(unit_root: Path, role: str) -> None:
     analyze = tool("systemd-analyze")
     system = Path("/lib/systemd/system")
     target = unit_root / "lib/systemd/system"
@@ -111,7 +111,7 @@ SERVICES = {unit_name(path, role) for path in UNITS if path.suffix == ".service"
 
 
 @pytest.mark.parametrize("name", sorted(SERVICES))
-def test_unit_exposes_little(name: str, unit_root: Path) -> None:
+def test_unit_has_a_low_systemd_exposure_score(name: str, unit_root: Path) -> None:
     """Systemd's own measure of exposure, 0 (none) to 10; a service without any hardening has 9.6."""
     limit = "50" if "boot" in name else "40"
     code, said = say(
@@ -125,7 +125,7 @@ def setting(unit: str, key: str) -> list[str]:
     return re.findall(rf"^{key}=(.*)$", (DEPLOY / "systemd" / unit).read_text(), re.MULTILINE)
 
 
-def test_role_has_time_to_checkpoint_and_comes_back() -> None:
+def test_role_has_time_to_checkpoint_and_is_restarted() -> None:
     unit = "apex-jax@.service"
     assert setting(unit, "KillSignal") == ["SIGTERM"]
     assert setting(unit, "TimeoutStopSec") == ["110"]  # of the two minutes between a spot notice and the end
@@ -136,7 +136,7 @@ def test_role_has_time_to_checkpoint_and_comes_back() -> None:
     assert "--role %i" in setting(unit, "ExecStart")[0]
 
 
-def test_what_fails_again_and_again_is_started_later_each_time_and_never_given_up() -> None:
+def test_failing_unit_is_restarted_after_growing_pauses_without_a_limit() -> None:
     drop_in = "apex-jax@.service.d/backoff.conf"
     assert setting(drop_in, "RestartSteps") == ["10"]
     assert setting(drop_in, "RestartMaxDelaySec") == ["60"]
@@ -162,7 +162,7 @@ def test_every_program_that_a_unit_starts_is_there() -> None:
 # --- images ---
 
 
-def test_packer_template_is_sound(tmp_path: Path) -> None:
+def test_packer_template_is_valid(tmp_path: Path) -> None:
     packer = tool("packer")
     if "build image" not in say(packer, "--help")[1]:  # a password checker of this name is on some systems
         pytest.skip(f"{packer} is not HashiCorp's")
@@ -246,7 +246,7 @@ SHAPELESS = ["", "large", "c7i", "C7I.large", "c7i large", "c7i.large; reboot"]
     ("kms_key_id", ["", *KEYS], ["mine", "key/mine", f"arn:aws:s3:::{KEY}", f"{KEY} {KEY}"]),
     ("subnet_id", ["", "subnet-0123456789abcdef0"], ["default", "subnet-", "vpc-0123456789abcdef0", "10.0.0.0/24"]),
 ])  # fmt: skip
-def test_packer_variable_refuses_what_it_cannot_mean(name: str, taken: list[str], refused: list[str]) -> None:
+def test_packer_variable_refuses_invalid_values(name: str, taken: list[str], refused: list[str]) -> None:
     """Evaluates Packer's conditions in Python, because Packer itself is rarely installed."""
     conditions = re.findall(r"^ +condition += (.*)$", dict(PACKER_VARIABLES)[name], re.MULTILINE)
 
@@ -285,7 +285,7 @@ def user_data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 @pytest.mark.terraform
 @pytest.mark.parametrize("role", ROLES)
-def test_user_data_says_what_the_unit_needs(user_data: dict[str, str], role: str) -> None:
+def test_user_data_has_the_settings_that_the_unit_needs(user_data: dict[str, str], role: str) -> None:
     import yaml
 
     assert user_data[role].startswith("#cloud-config\n")
@@ -308,7 +308,7 @@ def test_user_data_says_what_the_unit_needs(user_data: dict[str, str], role: str
 
 @pytest.mark.terraform
 @pytest.mark.parametrize("role", ROLES)
-def test_what_any_unit_of_a_host_says_is_collected(user_data: dict[str, str], role: str) -> None:
+def test_output_of_every_unit_of_a_host_is_collected(user_data: dict[str, str], role: str) -> None:
     """A host that Session Manager cannot reach can only be diagnosed by this."""
     import yaml
 
@@ -330,7 +330,7 @@ def test_what_any_unit_of_a_host_says_is_collected(user_data: dict[str, str], ro
             assert path in paths, service
 
 
-def test_role_stops_before_the_agent_that_sends_its_last_words() -> None:
+def test_role_stops_before_the_agent_that_sends_its_last_log_lines() -> None:
     after = {name for line in setting("apex-jax@.service", "After") for name in line.split()}
     assert {"amazon-cloudwatch-agent.service", "apex-jax-boot.service"} <= after
 

@@ -55,7 +55,7 @@ def test_terraform_test(terraform: Terraform, file: str) -> None:
     assert re.search(r"^Success! [1-9]\d* passed, 0 failed\.", said, re.MULTILINE), said
 
 
-def test_every_variable_is_typed_and_described_and_refuses_what_it_cannot_mean() -> None:
+def test_every_variable_is_typed_and_described_and_refuses_invalid_values() -> None:
     tests = "".join(path.read_text() for path in (TERRAFORM / "tests").glob("variables*.tftest.hcl"))
     refusals = re.findall(r"expect_failures = \[var\.(\w+)\]", tests)
     for name, body in blocks("variable").items():
@@ -117,7 +117,7 @@ def test_no_secret_can_get_into_the_state() -> None:
         assert not re.search(r'"(aws_ssm_parameter|aws_secretsmanager_\w+|tls_\w+|random_\w+)"', path.read_text()), path
 
 
-def test_no_address_of_the_world_is_named() -> None:
+def test_no_rule_contains_the_address_range_of_the_whole_internet() -> None:
     for path in TERRAFORM.rglob("*.tf"):
         assert "0.0.0.0" not in path.read_text(), path
         assert "::/0" not in path.read_text(), path

@@ -35,9 +35,9 @@ def read_books(directory: Path, lives: Iterable[Life]) -> Books:
     """Reads the results of an ended fleet; `lives`: the processes that ended regularly."""
     config = load(ROOT / "configs" / "catch.yaml")
     spec = segment_spec(config)
-    snapshots = Snapshots(directory / "replay", Identity(config.compatibility_key, spec))
-    saved = snapshots.read_newest(lambda snapshot: unpack_state(snapshot.facts, snapshot.arrays, spec.slots))
-    assert saved is not None, "the replay server has left no snapshot"
+    snapshot = Snapshots(directory / "replay", Identity(config.compatibility_key, spec)).read_newest()
+    assert snapshot is not None, "the replay server has left no snapshot"
+    saved = unpack_state(*snapshot)
     rows = saved.counters.ledger.to_array().tolist()
     accounts = {int(digest_of_run_id(run_id), 16): Account(*numbers) for run_id, *numbers in rows}
     return Books(newest_ledger(directory), accounts, saved.limiter["inserted"], steps_of(lives))

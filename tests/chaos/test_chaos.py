@@ -74,7 +74,7 @@ def test_fault_38_growth_during_the_start_is_not_reported() -> None:
     assert growth([grown]) == []
 
 
-def test_fault_38_a_learner_works_once_its_updates_grow_and_others_once_they_write(tmp_path: Path) -> None:
+def test_fault_38_a_learner_is_working_once_its_updates_grow_and_others_once_they_write_metrics(tmp_path: Path) -> None:
     me = cast(Program, SimpleNamespace(process=SimpleNamespace(pid=os.getpid())))
     path = tmp_path / "learner.jsonl"
     path.write_text(line(learner__updates=5))  # of a life before

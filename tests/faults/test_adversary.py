@@ -62,7 +62,9 @@ def appear(peer: Peer, number: int) -> None:
 # Counters that grow beyond what they can hold ---------------------------------------------------------------------
 
 
-def test_fault_26_a_learner_from_the_far_future_overflows_no_counter(served: Served, tmp_path: Path) -> None:
+def test_fault_26_largest_step_counts_of_a_learner_and_an_actor_overflow_no_counter(
+    served: Served, tmp_path: Path
+) -> None:
     served.learner(environment_steps=MAX_ENVIRONMENT_STEPS).send(credit(5, groups=2, segments=10))
     actor = served.actor(1)
     actor.send(segment(1, 1, environment_steps=2**32))

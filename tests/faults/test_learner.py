@@ -140,7 +140,7 @@ RunCounters.limit_reached = learn
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
-def test_fault_08_a_second_signal_during_the_save_ends_it_and_the_last_checkpoint_stands(
+def test_fault_08_a_second_signal_during_the_save_ends_it_and_the_last_checkpoint_is_kept(
     programs: Programs, tmp_path: Path, number: signal.Signals
 ) -> None:
     state, progress = save_checkpoint(tmp_path)

@@ -68,7 +68,7 @@ def test_fault_01_others_go_on_without_a_killed_actor_and_it_returns_with_curren
 
 
 @pytest.mark.slow
-def test_fault_31_an_actor_in_a_black_hole_is_noticed_and_returns_when_it_heals(fleet: Fleet) -> None:
+def test_fault_31_an_actor_whose_packets_are_lost_is_evicted_and_rejoins_when_they_arrive_again(fleet: Fleet) -> None:
     proxy = fleet.proxy("actor-1", "experience")
     fleet.start("replay", "learner", "actor-0", "actor-1")
     begins(fleet, actors=2)
@@ -252,7 +252,7 @@ def namespaces() -> Iterator[Namespaces]:
 
 
 @pytest.mark.slow  # it needs root
-def test_fault_32_a_machine_whose_cable_is_pulled_for_15_s_comes_back(namespaces: Namespaces, tmp_path: Path) -> None:
+def test_fault_32_a_machine_that_is_disconnected_for_15_s_continues(namespaces: Namespaces, tmp_path: Path) -> None:
     directory = tmp_path / "run"
     links = zip(("experience", "sampling", "weights"), (5550, 5551, 5552), strict=True)
     addresses = [f"addresses.{link}=tcp://{namespaces.near_address}:{port}" for link, port in links]

@@ -48,7 +48,7 @@ def learner(link: Link) -> FalseLearner:
     return link.false_learner()
 
 
-def test_fault_16_client_that_does_not_read_slows_nobody_and_continues_with_the_newest_weights(link: Link) -> None:
+def test_fault_16_client_that_does_not_read_slows_no_other_and_continues_with_the_newest_weights(link: Link) -> None:
     server, well = link.server(params=large_params(0)), link.client(large_params(0))
     slow = link.joined_peer(architecture_of(large_params(0)))
     for updates in range(1, 40):

@@ -118,14 +118,13 @@ class Site:
         sequences: dict[int, list[int]] = {}
         for record in log.read():
             if record.kind == SEGMENT:
-                assert record.body is not None
                 sequences.setdefault(record.run_id, []).append(record.sequence)
         assert not log.left_out
         log.close()
         return sequences
 
     def snapshot(self) -> Snapshot:
-        snapshot = Snapshots(self.directory / "replay", self._identity()).read_newest(lambda snapshot: snapshot)
+        snapshot = Snapshots(self.directory / "replay", self._identity()).read_newest()
         assert snapshot is not None
         return snapshot
 

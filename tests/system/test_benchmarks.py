@@ -44,7 +44,7 @@ def test_last_line_is_a_json_object_or_names_the_missing_package() -> None:
 
 
 @pytest.mark.parametrize(("measured", "met"), [(1.0, False), (2.0, True), (3.0, True), (4.0, False)])
-def test_target_says_whether_it_is_met(measured: float, met: bool) -> None:
+def test_target_states_whether_it_is_met(measured: float, met: bool) -> None:
     assert report.target(measured, at_least=2.0, at_most=3.0) == {
         "measured": measured,
         "at_least": 2.0,

@@ -177,7 +177,7 @@ def test_actors_have_run_directories_of_their_own_and_the_others_share_one() -> 
     assert folders == {"replay": "runs", "learner": "runs", "actor": None, "evaluator": "runs"}
 
 
-def test_services_have_time_to_save_and_come_back_unless_the_run_is_over() -> None:
+def test_services_have_time_to_save_and_are_restarted_unless_the_run_is_over() -> None:
     for role in ROLES:
         grace = SERVICES[role]["stop_grace_period"]
         assert grace.endswith("s")

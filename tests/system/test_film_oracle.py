@@ -133,7 +133,7 @@ def test_cheetah_of_gymnasium_begins_like_envpools() -> None:
 
 
 @pytest.mark.parametrize("task", ["WalkerWalk-v1", "HalfCheetah-v4", "Pendulum-v1"])
-def test_stage_shows_what_an_action_changes(task: str) -> None:
+def test_screen_of_the_stage_changes_with_an_action(task: str) -> None:
     with Stage(task, 1) as stage:
         assert stage.screen is not None
         before, ended = stage.screen, False

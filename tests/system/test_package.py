@@ -30,7 +30,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_version_is_the_same_wherever_it_stands() -> None:
+def test_version_is_the_same_in_every_file() -> None:
     assert tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["dynamic"]["version"] == {
         "attr": "apex_jax.__version__"
     }

@@ -110,7 +110,7 @@ def test_run_directory_has_the_configuration(finished: FinishedRun) -> None:
     assert kept == given.replace(**changed)
 
 
-def test_logs_hold_facts_and_no_warning(finished: FinishedRun) -> None:
+def test_logs_have_info_lines_and_no_warning(finished: FinishedRun) -> None:
     assert finished.stderr == ""
     for name in ROLES:
         lines = log(finished.directory, name).splitlines()

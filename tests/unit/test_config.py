@@ -53,7 +53,7 @@ def test_ladder_is_as_long_as_all_environments_of_this_machine_unless_the_fleet_
     assert config.replace(actor=ActorConfig(processes=3, environments=8, ladder_size=360)).ladder_size == 360
 
 
-def test_atari_games_are_told_from_gym_mujoco_by_their_names_alone() -> None:
+def test_atari_games_are_distinguished_from_gym_mujoco_by_their_names_alone() -> None:
     mujoco = "Ant HalfCheetah Hopper Humanoid HumanoidStandup InvertedDoublePendulum InvertedPendulum Pusher Reacher"
     mujoco_v5 = {f"{name}-v5" for name in [*mujoco.split(), "Swimmer", "Walker2d"]}
     atari = {name for name, (module, *_) in registry.specs.items() if module == "envpool.atari"}

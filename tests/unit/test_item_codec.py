@@ -77,7 +77,7 @@ def test_segment_larger_than_a_message_is_refused_with_the_most_slots_that_fit()
 
 
 @given(st.integers(1, 7), st.integers(0, 2**32 - 1))
-def test_items_come_back_bit_for_bit_with_their_priorities(count: int, seed: int) -> None:
+def test_decoded_items_and_priorities_equal_the_encoded_ones(count: int, seed: int) -> None:
     rng, spec, dtype = np.random.default_rng(seed), spec_of(COLUMNS), item_dtype(COLUMNS)
     items = np.frombuffer(rng.bytes(count * dtype.itemsize), dtype)
     priorities = rng.random(count).astype(np.float32) + np.float32(0.1)

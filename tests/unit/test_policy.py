@@ -108,7 +108,7 @@ def test_parts_of_an_observation_make_the_vector_that_envpool_makes(runs: dict[s
     np.testing.assert_array_equal(policy(one), policy(vectors[3]))
 
 
-def test_a_matrix_is_the_vector_that_the_agent_was_trained_on(runs: dict[str, Config]) -> None:
+def test_observation_given_as_a_matrix_equals_its_flat_vector(runs: dict[str, Config]) -> None:
     policy = load_policy(runs["Catch-v0"].directory)
     matrix = np.eye(10, 5, dtype=np.float32)  # as Catch returns it
     assert policy.act(matrix) == policy.act(matrix.ravel())

@@ -97,7 +97,7 @@ raise SystemExit(stop.exit_code)
     pytest.param(0, "1", signal.SIGINT, "saved", "", id="role_of_a_supervisor"),
     pytest.param(0, "", signal.SIGTERM, "saved", "", id="sigterm"),
 ])  # fmt: skip
-def test_second_ctrl_c_ends_the_users_process_at_once_and_prints_the_losses(
+def test_second_ctrl_c_ends_the_process_at_once_and_prints_what_is_lost(
     seconds: float, supervised: str, second: signal.Signals, said: str, lost: str
 ) -> None:
     program = subprocess.Popen(

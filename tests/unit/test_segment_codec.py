@@ -115,7 +115,7 @@ def test_noise_of_any_frame_shape_comes_back_bit_for_bit(seed: int, frame_shape:
 
 
 @pytest.mark.parametrize("spec", [SMALL, VECTOR])
-def test_body_is_what_the_module_describes(spec: SegmentSpec) -> None:
+def test_body_has_the_layout_of_the_module_docstring(spec: SegmentSpec) -> None:
     segment = random_segment(1, spec)
     body = segment_codec.encode_segment(segment, spec)
     columns, pixels = naive_body(segment)
@@ -293,7 +293,7 @@ def test_out_of_another_shape_or_dtype_is_refused(out: np.ndarray) -> None:
         segment_codec.decode_frames(body, SMALL, out)
 
 
-def test_own_array_of_another_shape_or_dtype_is_an_error_that_names_it() -> None:
+def test_encoding_an_array_of_another_shape_or_dtype_is_an_error_with_its_name() -> None:
     segment = random_segment(13, SMALL)
     with pytest.raises(ValueError, match=r"frames is uint8\[15, 5, 7\], but the segment spec says uint8\[16, 5, 7\]"):
         segment_codec.encode_segment(segment._replace(frames=segment.frames[1:]), SMALL)

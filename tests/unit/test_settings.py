@@ -94,7 +94,7 @@ def test_group_given_as_a_mapping_leaves_its_other_keys() -> None:
 
 
 @pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.name)
-def test_every_file_of_the_project_is_valid_and_comes_back_from_its_print(path: Path, tmp_path: Path) -> None:
+def test_every_configuration_file_is_valid_and_unchanged_by_printing_and_loading(path: Path, tmp_path: Path) -> None:
     config = load(path)
     assert load(write(tmp_path, to_yaml(config))) == config
 
@@ -116,7 +116,7 @@ def test_only_the_papers_own_files_let_the_learner_draw_without_limit(path: Path
     make_limiter(config, segment_spec(config))  # neither side waits for the other for ever
 
 
-def test_print_of_the_defaults_states_every_key_and_comes_back(tmp_path: Path) -> None:
+def test_printed_defaults_have_every_key_and_load_unchanged(tmp_path: Path) -> None:
     text = to_yaml(Config())
     assert all(f"{name.rpartition('.')[2]}: " in text for name in SETTINGS)
     assert all(setting.meaning in text for setting in SETTINGS.values())
@@ -125,7 +125,7 @@ def test_print_of_the_defaults_states_every_key_and_comes_back(tmp_path: Path) -
 
 @settings(max_examples=40, deadline=None)
 @given(data=st.data())
-def test_print_of_a_random_valid_config_comes_back(
+def test_random_valid_config_is_unchanged_by_printing_and_loading(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
     config = Config()
@@ -154,7 +154,7 @@ def test_vector_task_needs_no_room_for_convolutions() -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(name=st.sampled_from(sorted(SETTINGS)) | st.text(max_size=20), value=st.text(max_size=30))
-def test_any_override_at_all_is_a_config_or_one_line(name: str, value: str) -> None:
+def test_any_override_gives_a_config_or_a_one_line_error(name: str, value: str) -> None:
     text = ""
     try:
         load(None, [f"{name}={value}"])

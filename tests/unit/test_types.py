@@ -1,4 +1,4 @@
-"""The table of columns, and the actions that a specification allows."""
+"""The columns of a segment, and the actions that a specification allows."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from apex_jax import types
+from apex_jax import segment_codec
 from apex_jax.agent.frame_store import create_store, gather, insert_segments
 from apex_jax.segment_codec import CorruptSegment, decode_segment, encode_segment
 from apex_jax.types import Column, SegmentSpec
@@ -26,8 +26,10 @@ def travelled(spec: SegmentSpec, **columns: np.ndarray) -> Any:
     return gather(store, jnp.array([2 * spec.slots + 1]), spec.frame_stack)
 
 
-def test_a_new_column_is_one_line_of_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(types.COLUMNS, "reward_parts", lambda spec: Column("float32", (2, 2)))
+def test_a_new_column_takes_one_line_of_segment_spec_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    columns = (*SPEC.columns, Column("reward_parts", "float32", (2, 2)))
+    monkeypatch.setattr(SegmentSpec, "columns", columns)
+    monkeypatch.setattr(segment_codec, "layout_of", segment_codec.layout_of.__wrapped__)  # without its cache
     parts = np.random.default_rng(0).normal(size=(SPEC.slots, 2, 2)).astype(np.float32)
     batch = travelled(SPEC, reward_parts=parts)
     np.testing.assert_array_equal(batch.columns["reward_parts"][0], parts[1])

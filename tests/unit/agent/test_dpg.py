@@ -242,7 +242,7 @@ def test_target_networks_start_equal_to_the_others_and_share_no_buffer(dpg: Algo
 
 
 @pytest.mark.parametrize(("twin_critics", "count"), [(False, 1), (True, 2)])
-def test_there_are_two_critics_only_if_asked_for(twin_critics: bool, count: int) -> None:
+def test_there_are_two_critics_only_if_twin_critics_is_set(twin_critics: bool, count: int) -> None:
     state = jax.eval_shape(make_dpg(config(twin_critics=twin_critics), SPEC).init, jax.random.key(0))
     assert len(state.critics) == len(state.target_critics) == count
 

@@ -16,7 +16,7 @@ def test_ladder_is_the_paper_formula(size: int) -> None:
     np.testing.assert_allclose(ladder, reference.epsilon_ladder(size, 0.4, 7.0), rtol=1e-6)
 
 
-def test_fleet_of_one_explores_with_the_base() -> None:
+def test_single_environment_explores_with_the_base_epsilon() -> None:
     np.testing.assert_allclose(epsilon_ladder(1, base=0.4, exponent=7.0), [0.4], rtol=1e-6)
 
 
@@ -45,7 +45,7 @@ def test_noise_ladder_with_equal_ends_is_constant() -> None:
     np.testing.assert_array_equal(noise_ladder(7, largest=0.3, smallest=0.3), np.full(7, 0.3, np.float32))
 
 
-def test_fleet_of_one_has_the_largest_noise() -> None:
+def test_single_environment_has_the_largest_noise() -> None:
     np.testing.assert_array_equal(noise_ladder(1, largest=0.8, smallest=0.05), np.array([0.8], np.float32))
 
 

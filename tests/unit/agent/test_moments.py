@@ -38,6 +38,6 @@ def test_normalized_observations_have_mean_0_and_variance_1_and_a_constant_is_0(
     assert np.abs(x[:, 1]).max() <= 1e-3 / np.sqrt(EPSILON)
 
 
-def test_total_stops_growing_where_a_float32_could_not_count_any_more() -> None:
+def test_count_of_observations_stops_growing_at_the_precision_of_float32() -> None:
     moments = initial_moments(1)._replace(total=jnp.float32(LARGEST_TOTAL))
     assert add_observations(moments, jnp.ones((128, 1))).total == jnp.float32(LARGEST_TOTAL)

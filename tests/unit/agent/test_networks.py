@@ -12,7 +12,7 @@ import pytest
 
 from apex_jax import config_rules
 from apex_jax.agent.dqn import make_dqn
-from apex_jax.agent.networks import Critic, Policy
+from apex_jax.agent.networks import Critic, Policy, adaptive_max_pool
 from apex_jax.config import Config, EnvironmentConfig, EvaluatorConfig, NetworkConfig
 from apex_jax.config_rules import check
 from apex_jax.environments.environment import segment_spec
@@ -24,14 +24,17 @@ from tests.rigs import reference
 from tests.rigs.agents import PIXELS, twin_params
 
 
+@pytest.mark.parametrize("torso", ["convolutions", "impala"])
 @pytest.mark.parametrize(("dueling", "quantiles"), [(True, 0), (False, 0), (True, 8)])
-def test_config_rules_compute_the_number_of_parameters_and_of_sent_bytes(dueling: bool, quantiles: int) -> None:
+def test_config_rules_compute_the_number_of_parameters_and_of_sent_bytes(
+    dueling: bool, quantiles: int, torso: str
+) -> None:
     overrides = ["environment.task=Boxing-v5", f"network.dueling={str(dueling).lower()}"]  # a game with all actions
-    overrides += [f"algorithm.quantiles={quantiles}"]
+    overrides += [f"algorithm.quantiles={quantiles}", f"network.torso={torso}"]
     config = load(CONFIGS / "paper.yaml", overrides)
     params = jax.eval_shape(make_dqn(config, segment_spec(config)).init, jax.random.key(0)).online_params
     but_biases = sum(leaf.size for leaf in jax.tree.leaves(params) if leaf.ndim > 1)
-    assert config_rules.num_parameters(config, outputs=7) == but_biases
+    assert config_rules.num_parameters(config, outputs=7 if torso == "convolutions" else 6) == but_biases
     assert config_rules.MAX_PARAMETER_BYTES == MAX_WEIGHTS_BYTES
 
 
@@ -89,6 +92,70 @@ def test_layer_norm_is_of_the_last_convolution_and_of_each_hidden_layer_before_t
     assert dqn.greedy is not None
     found = dqn.greedy(jax.tree.map(jnp.float32, params), jnp.asarray(pixels))["q_values"][0]
     np.testing.assert_allclose(found, q, rtol=1e-4, atol=1e-4)
+
+
+def convolved(x: np.ndarray, layer: dict[str, np.ndarray]) -> np.ndarray:
+    """Returns a convolution of 3 x 3 over an image [H, W, C] with zeros around it, so that its size stays."""
+    around = np.pad(x, ((1, 1), (1, 1), (0, 0)))
+    rows, columns, _ = x.shape
+    shifted = [around[i : i + rows, j : j + columns] @ layer["kernel"][i, j] for i in range(3) for j in range(3)]
+    return sum(shifted) + layer["bias"]
+
+
+def halved(x: np.ndarray) -> np.ndarray:
+    """Returns maxima of 3 x 3 pixels at every second one; with an even side, windows begin at the first pixel."""
+    before = [x.shape[axis] % 2 for axis in (0, 1)]
+    around = np.pad(x, ((before[0], 2), (before[1], 2), (0, 0)), constant_values=-np.inf)
+    rows, columns = (-(-side // 2) for side in x.shape[:2])
+    return np.array(
+        [[around[2 * i : 2 * i + 3, 2 * j : 2 * j + 3].max(axis=(0, 1)) for j in range(columns)] for i in range(rows)]
+    )
+
+
+@pytest.mark.parametrize("layer_norm", [False, True])
+@pytest.mark.parametrize("size", [28, 45])
+def test_impala_torso_equals_its_numpy_twin(size: int, layer_norm: bool) -> None:
+    config = NetworkConfig(torso="impala", channels=(2, 3), hidden_units=8, dueling=False, layer_norm=layer_norm)
+    dqn, rng = make_dqn(Config(network=config), PIXELS._replace(frame_shape=(size, size))), np.random.default_rng(8)
+    params = jax.tree.map(lambda x: 0.3 * rng.normal(size=x.shape), dqn.init(jax.random.key(0)).online_params)
+    layers, pixels = params["params"], rng.integers(0, 256, (1, 4, size, size), dtype=np.uint8)
+    x = np.moveaxis(pixels[0], 0, 2) / 255
+    convolutions = iter([layers[f"Conv_{i}"] for i in range(10)])
+    for _ in config.channels:
+        x = halved(convolved(x, next(convolutions)))
+        for _ in range(2):
+            inner = convolved(np.maximum(x, 0), next(convolutions))
+            x = x + convolved(np.maximum(inner, 0), next(convolutions))
+    x = np.maximum(normalized(x, layers["torso_norm"]) if layer_norm else x, 0)
+    edges = [(i * len(x) // 6, -(-(i + 1) * len(x) // 6)) for i in range(6)]
+    torso = np.array([[x[a:b, c:d].max(axis=(0, 1)) for c, d in edges] for a, b in edges]).ravel()
+    hidden = torso @ layers["hidden"]["kernel"] + layers["hidden"]["bias"]
+    norm = {name: value[0] for name, value in layers["hidden_norm"].items()} if layer_norm else None
+    hidden = np.maximum(normalized(hidden, norm) if norm else hidden, 0)
+    q = hidden @ layers["q"]["kernel"] + layers["q"]["bias"]
+    assert dqn.greedy is not None
+    found = dqn.greedy(jax.tree.map(jnp.float32, params), jnp.asarray(pixels))["q_values"][0]
+    np.testing.assert_allclose(found, q, rtol=1e-3, atol=1e-4)
+
+
+def test_impala_torso_of_double_width_has_the_sizes_of_its_paper_and_six_by_six_outputs() -> None:
+    config = Config(network=NetworkConfig(torso="impala"))  # channels 32, 64, 64: twice the paper's
+    params = jax.eval_shape(make_dqn(config, PIXELS).init, jax.random.key(0)).online_params["params"]
+    shapes = [params[f"Conv_{i}"]["kernel"].shape for i in range(15)]
+    assert shapes[:5] == [(3, 3, 4, 32)] + 4 * [(3, 3, 32, 32)]
+    assert shapes[5:10] == [(3, 3, 32, 64)] + 4 * [(3, 3, 64, 64)]
+    assert shapes[10:] == 5 * [(3, 3, 64, 64)]
+    assert params["hidden"]["kernel"].shape == (6 * 6 * 64, 2 * 512)
+
+
+@pytest.mark.parametrize("side", [3, 6, 11])
+def test_adaptive_max_pool_covers_each_pixel(side: int) -> None:
+    for pixel in np.ndindex(side, side):
+        image = np.zeros((1, side, side, 1), np.float32)
+        image[0, *pixel, 0] = 1
+        pooled = np.asarray(adaptive_max_pool(jnp.asarray(image), 6))
+        assert pooled.shape == (1, 6, 6, 1)
+        assert pooled.max() == 1
 
 
 def shapes_of_dpg(config: NetworkConfig, observation: int, action: int) -> list[dict[str, tuple[int, ...]]]:

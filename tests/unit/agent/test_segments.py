@@ -104,7 +104,7 @@ def expect(
 
 @pytest.mark.parametrize("is_spread", [False, True])
 @pytest.mark.parametrize("seed", range(30))
-def test_random_episodes_equal_the_slow_twin(seed: int, is_spread: bool) -> None:
+def test_segments_of_random_episodes_equal_those_of_a_naive_twin(seed: int, is_spread: bool) -> None:
     rng = np.random.default_rng(seed)
     frame_stack, n = int(rng.integers(1, 5)), int(rng.integers(1, 6))
     spec = make_spec(frame_stack, slots=frame_stack - 1 + n + int(rng.integers(1, 20)), n=n)
@@ -218,7 +218,7 @@ def test_rewards_are_clipped_unless_the_limit_is_0(reward_clip: float, returns: 
     np.testing.assert_array_equal(columns["n_step_return"][:2], returns)
 
 
-def test_transition_without_error_stays_drawable() -> None:
+def test_transition_with_zero_td_error_has_a_priority_above_0() -> None:
     history = History(1, np.random.default_rng(0))
     for _ in range(3):
         history.add(reward=0.0, q=(GAMMA, 1.0))

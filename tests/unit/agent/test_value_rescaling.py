@@ -23,18 +23,18 @@ def of(request: pytest.FixtureRequest) -> Callable[[Callable, Any], Any]:
     return lambda function, x: (jax.jit(function) if request.param == "jitted" else function)(x)
 
 
-def test_both_equal_the_formulas_of_the_paper(of: Callable) -> None:
+def test_rescaling_and_its_inverse_equal_the_formulas_of_the_paper(of: Callable) -> None:
     np.testing.assert_allclose(of(rescaled, ANY), [reference_dqn.h(float(x)) for x in ANY], rtol=1e-6, atol=1e-15)
     exact = [reference_dqn.inverse_h(float(x)) for x in ANY]  # the formula loses 1e-14 even in float64
     np.testing.assert_allclose(of(unscaled, ANY), exact, rtol=1e-6, atol=1e-12)
 
 
-def test_values_of_any_size_come_back_from_the_network_scale_without_loss(of: Callable) -> None:
+def test_rescaling_and_then_its_inverse_return_values_of_any_size(of: Callable) -> None:
     np.testing.assert_allclose(of(unscaled, of(rescaled, ANY)), ANY, rtol=1e-6, atol=0)
     np.testing.assert_allclose(of(rescaled, of(unscaled, ANY)), ANY, rtol=1e-6, atol=0)
 
 
-def test_both_are_odd_and_keep_the_order_of_values(of: Callable) -> None:
+def test_rescaling_and_its_inverse_are_odd_and_increasing(of: Callable) -> None:
     for function in (rescaled, unscaled):
         values = np.asarray(of(function, ANY))
         assert values.dtype == np.float32

@@ -277,7 +277,7 @@ def test_sticky_actions_and_how_episodes_start_reach_the_emulator() -> None:
         assert any(not np.array_equal(before.observation, after.observation) for before, after in pairs), change
 
 
-def test_time_limit_of_the_evaluator_is_its_own() -> None:
+def test_evaluator_has_a_time_limit_of_its_own() -> None:
     settings = config("Pong-v5", max_episode_frames=16)
     pool = Environment(settings, segment_spec(settings), np.array([1]), max_episode_frames=108_000)
     for _ in range(20):

@@ -22,7 +22,7 @@ def config(task: str, **environment: Any) -> Config:
 @pytest.mark.parametrize(("task", "family"), [
     ("Pong-v5", "atari"), ("CartPole-v1", "classic_control"), ("WalkerWalk-v1", "mujoco.dmc"),
 ])  # fmt: skip
-def test_family_is_the_part_of_envpool(task: str, family: str) -> None:
+def test_family_of_a_task_is_the_part_of_envpool_that_has_it(task: str, family: str) -> None:
     assert family_of(task) == family
 
 

@@ -49,7 +49,7 @@ def test_class_function_or_registered_name_makes_the_environment_with_its_settin
     assert first.dtype == np.float32
 
 
-def test_name_alone_is_an_environment_that_gymnasium_knows() -> None:
+def test_name_without_a_module_is_an_environment_registered_in_gymnasium() -> None:
     spec = segment_spec(config("gymnasium:CartPole-v1"))
     assert (spec.frame_shape, spec.frame_dtype, spec.frame_stack, spec.action.num_actions) == ((4,), "float32", 1, 2)
 
@@ -121,7 +121,9 @@ def test_other_spaces_are_flattened_as_gymnasium_does() -> None:
         (f"{OWN}Corridor", ("environment.settings=3",), r"environment.settings=3: must be a mapping"),
     ],
 )
-def test_what_cannot_be_trained_is_one_line_with_the_fix(task: str, overrides: tuple[str, ...], message: str) -> None:
+def test_environment_that_cannot_be_trained_is_one_line_with_the_fix(
+    task: str, overrides: tuple[str, ...], message: str
+) -> None:
     with pytest.raises(UsageError, match=message) as error:
         segment_spec(config(task, *overrides))
     assert "\n" not in str(error.value)
@@ -154,7 +156,7 @@ def test_environment_that_cannot_be_made_is_one_line_with_its_file_and_a_traceba
         ("reward", "a reward of inf"),
     ],
 )
-def test_step_that_breaks_the_promise_of_the_spaces_is_refused(what: str, message: str) -> None:
+def test_step_outside_the_declared_spaces_is_refused(what: str, message: str) -> None:
     adapted = make(f"{OWN}Returns", f'{{"what":"{what}"}}')
     adapted.reset(seed=0)
     adapted.step(0)

@@ -152,7 +152,7 @@ def test_only_parts_that_dm_control_lacks_are_left_out(task: str) -> None:
     assert set(names_in(task)) - set(parts) == LEFT_OUT.get(task, set())
 
 
-def test_order_is_not_that_of_the_sorted_names() -> None:
+def test_order_of_parts_is_not_alphabetical() -> None:
     parts = parts_of("WalkerWalk-v1", envpool.make_spec("WalkerWalk-v1"))
     assert parts == ("orientations", "height", "velocity")
     assert list(parts) != sorted(parts)

@@ -84,14 +84,14 @@ def test_action_of_another_size_is_an_error_of_the_caller() -> None:
         played.step(np.zeros(3))
 
 
-def test_error_of_the_child_is_told_on_one_line() -> None:
+def test_error_of_the_child_is_raised_on_one_line() -> None:
     with pytest.raises(RunError) as raised:
         Stage("Task-v1", 1, child("""head('{"error": "no such task\\\\n at all"}')"""))
     assert str(raised.value) == r"Task-v1 cannot be filmed: 'no such task\n at all'"
 
 
 @pytest.mark.parametrize("sent", ["", "answers.write(b'part of a header')\nanswers.flush()\n"])
-def test_child_that_dies_at_the_start_is_told_with_its_last_line(sent: str) -> None:
+def test_death_of_the_child_at_its_start_is_an_error_with_its_last_line(sent: str) -> None:
     dies = "print('a warning', file=sys.stderr)\nraise SystemError('no GPU')"
     with pytest.raises(
         StageError, match=r"^Task-v1 cannot be filmed: its simulator ended with exit code 1: SystemError: no GPU$"
@@ -104,7 +104,7 @@ def test_child_that_dies_at_the_start_is_told_with_its_last_line(sent: str) -> N
     ("action()\nos.kill(os.getpid(), signal.SIGKILL)", f"{-signal.SIGKILL}"),
     ("os.kill(os.getpid(), signal.SIGKILL)", f"{-signal.SIGKILL}"),  # before it reads the action
 ])  # fmt: skip
-def test_child_that_dies_at_a_step_is_told_with_its_last_line(lines: str, words: str) -> None:
+def test_death_of_the_child_at_a_step_is_an_error_with_its_last_line(lines: str, words: str) -> None:
     with (
         Stage("Task-v1", 1, child(started(lines))) as played,
         pytest.raises(StageError, match=re.escape(f"its simulator ended with exit code {words}")),

@@ -135,7 +135,7 @@ def missing(name: str) -> ModuleNotFoundError:
     return ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 
-def test_missing_packages_and_libraries_are_told_with_the_commands_that_install_them() -> None:
+def test_missing_packages_and_libraries_are_reported_with_the_commands_that_install_them() -> None:
     commands = "; run pip install -r requirements-film.txt and apt install libegl1 libgl1"
     assert explained(missing("mujoco")) == "mujoco is not installed" + commands
     wrapped = RuntimeError('pygame is not installed, run `pip install "gymnasium[classic_control]"`')
@@ -145,7 +145,7 @@ def test_missing_packages_and_libraries_are_told_with_the_commands_that_install_
         assert explained(AttributeError(message)) == "there is no EGL library to render with" + commands
 
 
-def test_other_errors_are_told_by_their_first_line() -> None:
+def test_other_errors_are_reported_with_their_first_line() -> None:
     assert explained(ImportError("`Pusher-v4` is only supported on `mujoco<3`\nfor ...")) == (
         "`Pusher-v4` is only supported on `mujoco<3`"
     )
@@ -158,6 +158,6 @@ def test_dm_control_is_not_recommended_where_it_cannot_be_installed(monkeypatch:
     assert explained(missing("dm_control")).endswith("use Python 3.12")
 
 
-def test_installed_package_is_told_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_package_of_an_installed_program_is_reported_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stage_process, "CHECKOUT", None)
     assert "pip install 'apex-jax[film]' and" in explained(missing("mujoco"))

@@ -32,7 +32,7 @@ def test_a_task_that_no_agent_here_can_play_is_left_out(name: str) -> None:
     assert not list(trainable([name]))
 
 
-def test_a_word_finds_names_and_families_in_whatever_case() -> None:
+def test_search_finds_names_and_families_without_regard_to_case() -> None:
     assert {"WalkerWalk-v1", "Walker2d-v4"} <= set(names("wALKER"))
     assert names("toy_text") == sorted(names("toy_text"))
     assert "Taxi-v3" in names("toy_text")

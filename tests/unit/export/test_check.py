@@ -24,7 +24,7 @@ def test_observations_are_of_many_episodes_and_the_same_each_time(tmp_path: Path
     np.testing.assert_array_equal(real_observations(config), observations)
 
 
-def test_expected_are_actions_in_the_bounds_of_the_environment_and_values_of_the_policy() -> None:
+def test_expected_actions_are_within_the_bounds_and_values_are_those_of_the_policy() -> None:
     agent = agent_of("continuous, normalized")
     expected = expected_outputs(agent, observations_of(agent.interface, 20)[:, None])
     assert {name: each.shape for name, each in expected.items()} == {"action": (20, 2), "value": (20,)}
@@ -44,12 +44,12 @@ def test_differences_of_rounding_are_accepted() -> None:
     ({"action": ACTION}, r"f has no output value of shape \(2,\)"),
     ({"action": ACTION[:1], "value": VALUE}, r"f has no output action of shape \(2, 3\)"),
 ])  # fmt: skip
-def test_any_other_difference_is_one_line_of_error(outputs: dict[str, np.ndarray], message: str) -> None:
+def test_difference_beyond_rounding_is_one_line_of_error(outputs: dict[str, np.ndarray], message: str) -> None:
     with pytest.raises(RunError, match=message):
         check_outputs("f", outputs, {"action": ACTION, "value": VALUE})
 
 
-def test_of_actions_with_one_value_either_is_right() -> None:
+def test_either_of_two_actions_of_equal_value_is_accepted() -> None:
     expected = {"action": np.array([0, 2]), "q_values": Q_VALUES}
     check_outputs("f", {"action": np.array([1, 2]), "q_values": Q_VALUES}, expected)
     with pytest.raises(RunError, match="action by"):

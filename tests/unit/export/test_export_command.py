@@ -69,7 +69,7 @@ def test_a_failed_export_leaves_nothing(error: BaseException, tmp_path: Path, mo
     assert os.listdir(tmp_path) == []
 
 
-def test_what_is_no_run_or_damaged_is_one_line_of_error(tmp_path: Path) -> None:
+def test_export_of_a_missing_or_damaged_run_is_one_line_of_error(tmp_path: Path) -> None:
     for run in (tmp_path / "none", tmp_path):
         with pytest.raises(RunError, match=r"interface.json does not exist: give the directory of a run"):
             export_command.run([str(run), str(tmp_path / "new")])

@@ -68,7 +68,7 @@ def test_metadata_of_every_agent_is_yaml_between_two_lines(kind: str, tmp_path: 
     assert "None" not in page.replace("None is stated", "")
 
 
-def test_without_an_evaluation_there_is_none_and_the_page_says_so(tmp_path: Path) -> None:
+def test_card_without_an_evaluation_states_that_there_is_none(tmp_path: Path) -> None:
     card = card_of("a vector", tmp_path, None, {"model.safetensors", "policy.stablehlo", "config.json"})
     assert read_by_the_hub(card).eval_results is None
     assert "These parameters have not been evaluated." in card
@@ -92,7 +92,7 @@ def test_the_page_describes_observations_actions_and_result(kind: str, texts: li
     assert [text for text in texts if text not in card] == []
 
 
-def test_the_page_tells_how_the_agent_was_trained(tmp_path: Path) -> None:
+def test_the_page_describes_the_training_of_the_agent(tmp_path: Path) -> None:
     (tmp_path / "starts.jsonl").write_text(json.dumps(START) + "\n")
     (tmp_path / "changes.jsonl").write_text(json.dumps({"time": 1, "settings": ["seed=3 (was 2)"]}) + "\n")
     card = card_of("a vector", tmp_path)

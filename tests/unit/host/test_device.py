@@ -54,7 +54,7 @@ def test_compiled_programs_are_kept_in_the_users_cache(environ: dict[str, str], 
     assert Path(environ["JAX_COMPILATION_CACHE_DIR"]).parent == tmp_path / "apex_jax"
 
 
-def test_another_place_for_compiled_programs_is_respected(environ: dict[str, str], tmp_path: Path) -> None:
+def test_configured_directory_of_compiled_programs_is_used(environ: dict[str, str], tmp_path: Path) -> None:
     environ |= {"XDG_CACHE_HOME": str(tmp_path), "JAX_COMPILATION_CACHE_DIR": "elsewhere"}
     keep_compiled_programs()
     assert environ["JAX_COMPILATION_CACHE_DIR"] == "elsewhere"
@@ -128,7 +128,7 @@ def test_least_recently_used_compiled_programs_are_deleted_when_the_cache_is_ful
     assert [program.name for program in programs if program.exists()] == ["b-cache", "d-cache"]
 
 
-def test_users_own_place_for_compiled_programs_is_never_cleaned(
+def test_configured_directory_of_compiled_programs_is_never_cleaned(
     environ: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     environ |= {"XDG_CACHE_HOME": str(tmp_path), "JAX_COMPILATION_CACHE_DIR": str(tmp_path / "mine")}

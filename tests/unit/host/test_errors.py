@@ -23,7 +23,7 @@ def test_values_are_shown_as_a_user_writes_them() -> None:
 
 
 @given(text=st.text())
-def test_text_of_a_peer_cannot_move_the_cursor_or_begin_a_line(text: str) -> None:
+def test_text_of_a_peer_is_printed_without_control_characters_and_line_breaks(text: str) -> None:
     assert printable(text).isprintable()
     assert printable(text) == text or not text.isprintable()
 
@@ -35,7 +35,7 @@ def test_first_line_of_an_error_is_its_text_or_its_name(error: Exception, line: 
     assert first_line(error) == line
 
 
-def test_exit_codes_tell_usage_run_and_what_a_restart_would_repeat() -> None:
+def test_exit_codes_distinguish_usage_run_and_fatal_errors() -> None:
     assert (UsageError.exit_code, RunError.exit_code, FatalError.exit_code) == (2, 1, 3)
     assert issubclass(DivergenceError, FatalError)
     assert (RunError.prefix, DivergenceError.prefix) == ("error: ", "fatal: ")
@@ -61,7 +61,7 @@ def test_parser_raises_one_line_with_the_command_instead_of_exiting(arguments: l
     assert str(error.value) == line
 
 
-def test_subparser_speaks_of_the_command_that_it_belongs_to() -> None:
+def test_error_of_a_subparser_names_its_command() -> None:
     commands = Parser("keys").add_subparsers(dest="command", required=True)
     commands.add_parser("create").add_argument("directory")
     with pytest.raises(UsageError, match="the following arguments are required: directory"):

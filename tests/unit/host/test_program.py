@@ -27,7 +27,7 @@ def shown(folder: Path, argv0: str) -> list[object]:
     return list(json.loads(done.stdout))
 
 
-def test_in_a_checkout_it_is_main_py_with_the_configurations_beside_it() -> None:
+def test_program_of_a_checkout_is_main_py_with_the_configurations_beside_it() -> None:
     name, checkout, configs, command, typed = shown(ROOT, "main.py")
     assert (name, checkout, configs) == ("python main.py", str(ROOT), str(ROOT / "configs"))
     assert command == [sys.executable, str(ROOT / "main.py")]
@@ -40,9 +40,7 @@ def test_the_command_of_an_editable_installation_is_named_as_it_was_typed() -> N
 
 
 @pytest.mark.parametrize("argv0", ["apex-jax", "-m"])
-def test_without_its_checkout_it_is_the_command_with_the_configurations_in_the_package(
-    argv0: str, tmp_path: Path
-) -> None:
+def test_installed_program_is_the_command_with_the_configurations_in_the_package(argv0: str, tmp_path: Path) -> None:
     (tmp_path / "apex_jax" / "host").mkdir(parents=True)
     for module in ("__init__.py", "host/__init__.py", "host/program.py"):
         shutil.copy(ROOT / "apex_jax" / module, tmp_path / "apex_jax" / module)

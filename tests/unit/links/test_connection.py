@@ -176,7 +176,7 @@ def test_any_message_restarts_the_timeout() -> None:
     assert (client.connection.state, client.link.reconnects) == ("joined", 0)
 
 
-def test_time_in_which_the_client_itself_stood_still_is_not_the_servers_silence() -> None:
+def test_pause_of_the_client_does_not_count_as_silence_of_the_server() -> None:
     client = Client().joined()
     for _ in range(3):
         client.turn(1000.0)
@@ -230,7 +230,7 @@ def test_refusal_ends_the_client_if_it_is_final_or_lasts_too_long() -> None:
         client.turn(1.0, Refusal("no place", final=False))
 
 
-def test_server_that_does_not_know_a_joined_client_is_lost_and_others_may_ask_again() -> None:
+def test_rejoin_from_a_joined_server_counts_as_a_loss_and_the_client_sends_a_hello() -> None:
     client = Client()
     client.turn(1.0, Rejoin())
     assert (client.connection.state, client.connection.disconnects) == ("connecting", 0)
@@ -302,7 +302,9 @@ EVENTS = st.lists(
 
 @given(events=EVENTS)
 @settings(deadline=None)
-def test_whatever_happens_losses_are_counted_and_only_a_joined_server_gets_more_than_hellos(events: list[Any]) -> None:
+def test_in_any_order_of_events_losses_are_counted_and_only_a_joined_server_gets_more_than_hellos(
+    events: list[Any],
+) -> None:
     client = Client()
     losses, last_message = 0, client.link.now_seconds
     for seconds, client.link.is_connected, message in events:
@@ -322,7 +324,7 @@ def test_whatever_happens_losses_are_counted_and_only_a_joined_server_gets_more_
         last_message = client.link.now_seconds if message is not None else last_message
 
 
-def test_a_server_that_has_nothing_to_say_is_not_given_up(link: Link, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_sends_only_heartbeats_is_not_lost(link: Link, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(experience_client, "PEER_TIMEOUT_SECONDS", 3.0)
     monkeypatch.setattr(connection, "HEARTBEAT_SECONDS", 0.05)
     server = link.server()
@@ -335,7 +337,7 @@ def test_a_server_that_has_nothing_to_say_is_not_given_up(link: Link, monkeypatc
     assert stream.disconnects == 0
 
 
-def test_a_silent_server_is_noticed_said_once_and_noticed_when_it_is_back(
+def test_silence_and_return_of_a_server_are_each_logged_once(
     link: Link, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(experience_client, "PEER_TIMEOUT_SECONDS", 0.3)

@@ -32,7 +32,7 @@ def test_returns_are_averaged_over_all_games_and_by_band_of_epsilon(link: Link) 
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_a_return_that_is_no_number_is_counted_and_spoils_no_mean(link: Link, value: float) -> None:
+def test_a_return_that_is_no_number_is_counted_and_not_averaged(link: Link, value: float) -> None:
     server = link.server()
     peer = link.peer(server, run_id=1)
     for numbers in ([value], [4.0]):

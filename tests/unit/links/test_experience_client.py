@@ -17,7 +17,7 @@ from tests.rigs.messages import speaking
 __all__ = ["link"]
 
 
-def test_an_actor_of_another_configuration_is_refused_for_good_and_told_what_differs(link: Link) -> None:
+def test_an_actor_of_another_configuration_is_refused_for_good_with_the_differences(link: Link) -> None:
     server = link.server()
     stream = link.stream(compatibility_key=CONFIG.compatibility_key.replace("Pong-v5", "Other-v5"))
     server.until(stream.finished.is_set)
@@ -38,7 +38,7 @@ def test_segments_are_stored_in_order_and_their_steps_summed(link: Link) -> None
     assert +server.dropped == {}
 
 
-def test_an_actor_held_back_waits_and_loses_nothing(link: Link) -> None:
+def test_an_actor_without_credit_waits_and_loses_nothing(link: Link) -> None:
     server = link.server(limiter_that_lets_in(1))
     stream = link.stream(queue_size=2)
     put_all(stream, range(1 + CREDIT + 2), server)
@@ -54,7 +54,7 @@ def test_an_actor_held_back_waits_and_loses_nothing(link: Link) -> None:
     server.until(lambda: stream.acknowledged == (2 + CREDIT + 2) * TRANSITIONS)
 
 
-def test_a_segment_of_nan_is_left_out_by_its_actor_and_its_steps_are_carried_on(link: Link) -> None:
+def test_a_segment_with_nan_is_dropped_and_its_steps_are_added_to_the_next(link: Link) -> None:
     server = link.server()
     stream = link.stream()
     segment = segment_of(1)
@@ -68,7 +68,7 @@ def test_a_segment_of_nan_is_left_out_by_its_actor_and_its_steps_are_carried_on(
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_an_actor_whose_stream_breaks_is_told_instead_of_waiting_for_ever(link: Link) -> None:
+def test_a_client_whose_thread_fails_is_finished_and_has_the_error(link: Link) -> None:
     server = link.server()
     stream = link.stream()
     assert stream.put(segment_of(1)._replace(frames=np.zeros(3, np.float32)), 0, 5.0)
@@ -111,7 +111,7 @@ def test_a_server_that_comes_back_with_less_credit_gets_everything_in_turn(link:
     assert server.dropped["over_credit"] == 0
 
 
-def test_with_drop_the_oldest_unsent_makes_room_and_only_when_there_is_none(link: Link) -> None:
+def test_overflow_drop_removes_the_oldest_unsent_segment_only_if_the_queue_is_full(link: Link) -> None:
     server = link.server(limiter_that_lets_in(1))
     stream = link.stream(queue_size=3, overflow="drop")
     server.until(lambda: stream.wait_for_welcome(0))
@@ -146,7 +146,7 @@ def test_steps_of_many_dropped_segments_are_carried_by_several_later_ones(link: 
     assert +server.dropped == {}
 
 
-def test_an_actor_that_is_refused_for_its_version_ends_with_both_in_one_line(
+def test_an_actor_refused_for_its_version_ends_with_both_versions_in_one_line(
     link: Link, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = link.server()

@@ -29,7 +29,7 @@ from tests.rigs.messages import speaking
 __all__ = ["link"]
 
 
-def test_a_sign_of_life_is_answered_with_what_is_stored(link: Link) -> None:
+def test_a_status_is_answered_with_the_stored_sequence(link: Link) -> None:
     peer = link.peer(link.server(), run_id=1)
     peer.send(message_of(1))
     assert peer.receive(SegmentAck).sequence == 1
@@ -38,7 +38,7 @@ def test_a_sign_of_life_is_answered_with_what_is_stored(link: Link) -> None:
         assert peer.receive(SegmentAck).sequence == 1
 
 
-def test_segments_are_answered_also_while_none_is_stored(link: Link) -> None:
+def test_segments_are_answered_while_the_limiter_allows_no_insert(link: Link) -> None:
     server = link.server(limiter_that_lets_in(1))
     peer = link.peer(server, run_id=1)
     for number in range(1, 4):
@@ -61,7 +61,7 @@ def test_segments_that_come_twice_are_stored_once_and_counted(link: Link) -> Non
     assert +server.dropped == {"duplicate_segment": 3}
 
 
-def test_a_segment_before_which_one_is_missing_is_not_held_and_its_actor_joins_again(link: Link) -> None:
+def test_a_segment_after_a_missing_one_is_not_kept_and_its_actor_joins_again(link: Link) -> None:
     server = link.server()
     peer = link.peer(server, run_id=1)
     peer.send(*(message_of(number) for number in range(2, CREDIT + 5)))
@@ -72,7 +72,7 @@ def test_a_segment_before_which_one_is_missing_is_not_held_and_its_actor_joins_a
     join(link.peer(server), 2)
 
 
-def test_an_actor_of_which_a_segment_was_lost_on_the_way_is_asked_to_send_it_again(link: Link) -> None:
+def test_an_actor_whose_segment_arrived_damaged_rejoins_and_sends_it_again(link: Link) -> None:
     server = link.server()
     peer = link.peer(server, run_id=1)
     peer.send(message_of(1))
@@ -90,7 +90,7 @@ def test_an_actor_of_which_a_segment_was_lost_on_the_way_is_asked_to_send_it_aga
     assert +server.dropped == {"not_msgpack": 1, "early_segment": 1}
 
 
-def test_a_server_without_memory_takes_the_first_that_the_actor_still_has(link: Link) -> None:
+def test_an_empty_server_accepts_the_oldest_unacknowledged_segment_of_an_actor(link: Link) -> None:
     peer = link.peer(server := link.server())
     peer.send(ActorHello(1, KEY, 4, acknowledged=6))
     peer.receive(ActorWelcome)
@@ -101,7 +101,7 @@ def test_a_server_without_memory_takes_the_first_that_the_actor_still_has(link: 
     assert +server.dropped == {"duplicate_segment": 1}
 
 
-def test_a_refused_segment_counts_its_steps_and_is_acknowledged_behind_those_before_it(link: Link) -> None:
+def test_a_refused_segment_counts_its_steps_and_is_acknowledged_after_the_earlier_ones(link: Link) -> None:
     server = link.server(limiter_that_lets_in(1))
     peer = link.peer(server, run_id=1)
     bad = message_of(3)
@@ -117,7 +117,7 @@ def test_a_refused_segment_counts_its_steps_and_is_acknowledged_behind_those_bef
     assert (totals["dropped_bad_checksum"], totals["stored"]) == (5, 2 * TRANSITIONS)
 
 
-def test_a_peer_of_another_version_is_refused_in_its_own(link: Link) -> None:
+def test_a_peer_of_another_protocol_version_is_refused_in_its_own_version(link: Link) -> None:
     server = link.server()
     peer = link.peer(server)
     peer.send_frames(*speaking(1, LearnerHello(1, "", 0, 1, 1)))
@@ -130,7 +130,7 @@ def test_a_peer_of_another_version_is_refused_in_its_own(link: Link) -> None:
 
 
 @pytest.mark.parametrize("version", ["1", 1.0, -1, 2**63, None, [1]])
-def test_a_version_that_is_none_is_counted_and_not_answered(link: Link, version: Any) -> None:
+def test_an_invalid_protocol_version_is_counted_and_not_answered(link: Link, version: Any) -> None:
     server = link.server()
     peer = link.peer(server)
     peer.send_frames(msgpack.packb(["apex", version, 0, 1]))
@@ -151,7 +151,7 @@ def test_the_end_of_the_run_reaches_every_actor(link: Link) -> None:
     assert peer.receive(Finish).reason == "enough"
 
 
-def test_only_what_is_stored_is_acknowledged_all_at_once(link: Link) -> None:
+def test_only_stored_segments_are_acknowledged(link: Link) -> None:
     server = link.server(limiter_that_lets_in(2))
     peer = link.peer(server, run_id=1)
     peer.send(*(message_of(number) for number in (1, 2, 3, 4)))
@@ -181,7 +181,7 @@ def test_a_sender_beyond_its_credit_is_counted_and_not_stored(link: Link) -> Non
 
 
 @pytest.mark.parametrize("num_stored", [1, 3])
-def test_an_actor_held_for_dead_is_stored_once_and_gets_no_more_credit(link: Link, num_stored: int) -> None:
+def test_segments_of_an_evicted_actor_are_stored_once_and_within_its_credit(link: Link, num_stored: int) -> None:
     server = link.server(limiter_that_lets_in(num_stored))
     stream = link.stream(queue_size=8)
     put_all(stream, range(num_stored + CREDIT + 3), server)

@@ -22,7 +22,7 @@ from tests.rigs.links import CONFIG
 __all__ = ["link"]
 
 
-def test_each_actor_is_welcomed_with_places_of_its_own(link: Link) -> None:
+def test_each_actor_is_welcomed_with_ladder_indices_of_its_own(link: Link) -> None:
     server = link.server()
     first, second = join(link.peer(server), 1), join(link.peer(server), 2)
     assert (first.incarnation, second.incarnation) == (1, 2)
@@ -60,7 +60,7 @@ def test_peer_without_a_hello_is_asked_for_one(link: Link, message: Any) -> None
     assert server.stored() == []
 
 
-def test_a_silent_actor_is_forgotten_and_its_places_go_to_the_next(link: Link) -> None:
+def test_a_silent_actor_is_evicted_and_its_ladder_indices_go_to_the_next(link: Link) -> None:
     server = link.server()
     silent, alive = link.peer(server), link.peer(server)
     ladder_indices = join(silent, 1).ladder_indices
@@ -75,7 +75,7 @@ def test_a_silent_actor_is_forgotten_and_its_places_go_to_the_next(link: Link) -
     assert join(link.peer(server), 3).ladder_indices.tolist() == ladder_indices.tolist()
 
 
-def test_goodbye_frees_the_places_at_once(link: Link) -> None:
+def test_goodbye_frees_the_ladder_indices_at_once(link: Link) -> None:
     server = link.server()
     stream = link.stream()
     server.until(lambda: stream.wait_for_welcome(0))
@@ -86,7 +86,7 @@ def test_goodbye_frees_the_places_at_once(link: Link) -> None:
     assert join(link.peer(server), 2).ladder_indices.tolist() == welcome.ladder_indices.tolist()
 
 
-def test_an_actor_that_reconnects_keeps_its_places(link: Link) -> None:
+def test_an_actor_that_reconnects_keeps_its_ladder_indices(link: Link) -> None:
     server = link.server()
     before = join(link.peer(server), 1)
     join(link.peer(server), 2)
@@ -95,7 +95,7 @@ def test_an_actor_that_reconnects_keeps_its_places(link: Link) -> None:
     assert len(server.service.actors) == 2
 
 
-def test_an_actor_that_reconnects_is_told_again_what_is_stored(link: Link) -> None:
+def test_an_actor_that_reconnects_gets_the_acknowledgement_again(link: Link) -> None:
     server = link.server()
     for _ in range(2):
         peer = link.peer(server, run_id=1)
@@ -104,7 +104,7 @@ def test_an_actor_that_reconnects_is_told_again_what_is_stored(link: Link) -> No
     assert server.stored() == [1]
 
 
-def test_a_hello_said_twice_is_welcomed_once(link: Link) -> None:
+def test_a_repeated_hello_is_welcomed_once(link: Link) -> None:
     server = link.server()
     peer = link.peer(server, run_id=1)
     peer.send(ActorHello(1, CONFIG.compatibility_key, 4))
@@ -112,7 +112,7 @@ def test_a_hello_said_twice_is_welcomed_once(link: Link) -> None:
     assert len(server.service.actors) == 1
 
 
-def test_a_connection_that_names_itself_anew_holds_no_places_twice(link: Link) -> None:
+def test_a_new_run_id_on_a_connection_frees_the_ladder_indices_of_the_previous_one(link: Link) -> None:
     server = link.server()
     peer = link.peer(server, run_id=1)
     for run_id in range(2, 10):
@@ -123,7 +123,7 @@ def test_a_connection_that_names_itself_anew_holds_no_places_twice(link: Link) -
     assert not server.service._membership._occupants.any()
 
 
-def test_actors_that_give_up_a_server_which_is_not_ready_are_each_welcomed_once(
+def test_actors_that_reconnect_before_the_server_is_ready_are_each_welcomed_once(
     link: Link, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What they said on connections that are gone is read as well, in any order with the rest."""
@@ -141,7 +141,7 @@ def test_actors_that_give_up_a_server_which_is_not_ready_are_each_welcomed_once(
         assert (actor.incarnation, [*actor.ladder_indices]) == (welcome.incarnation, [*welcome.ladder_indices])
 
 
-def test_a_restarted_server_takes_the_places_and_the_incarnation_that_an_actor_has(link: Link) -> None:
+def test_a_restarted_server_accepts_the_ladder_indices_and_the_incarnation_of_an_actor(link: Link) -> None:
     first = link.server()
     streams = [link.stream(run_id) for run_id in (1, 2)]
     first.until(lambda: all(stream.wait_for_welcome(0) for stream in streams))
@@ -159,7 +159,7 @@ def test_a_restarted_server_takes_the_places_and_the_incarnation_that_an_actor_h
     assert join(link.peer(second), 4).incarnation == 3
 
 
-def test_incarnations_go_on_above_those_that_actors_bring_along(link: Link) -> None:
+def test_new_incarnations_are_above_those_of_rejoining_actors(link: Link) -> None:
     peer = link.peer(server := link.server())
     peer.send(ActorHello(1, KEY, 4, incarnation=41, ladder_indices=np.array([1, 3, 5, 7], np.int32)))
     welcome = peer.receive(ActorWelcome)
@@ -168,7 +168,7 @@ def test_incarnations_go_on_above_those_that_actors_bring_along(link: Link) -> N
     assert (newcomer.incarnation, newcomer.ladder_indices.tolist()) == (42, [0, 2, 4, 6])
 
 
-def test_an_actor_that_is_started_again_gets_the_places_of_the_one_that_died_before_that_one_is_forgotten(
+def test_a_new_actor_gets_the_ladder_indices_of_a_quiet_one_before_its_eviction(
     link: Link,
 ) -> None:
     server = link.server()
@@ -183,7 +183,7 @@ def test_an_actor_that_is_started_again_gets_the_places_of_the_one_that_died_bef
 
 
 @pytest.mark.parametrize("ladder_indices", [[0, 1, 2], [0, 1, 2, 8], [-1, 0, 1, 2], []])
-def test_places_that_do_not_fit_the_ladder_are_given_anew(link: Link, ladder_indices: list[int]) -> None:
+def test_ladder_indices_outside_the_ladder_are_replaced(link: Link, ladder_indices: list[int]) -> None:
     peer = link.peer(link.server())
     peer.send(ActorHello(1, KEY, 4, incarnation=5, ladder_indices=np.array(ladder_indices, np.int32)))
     welcome = peer.receive(ActorWelcome)
@@ -195,7 +195,9 @@ def test_places_that_do_not_fit_the_ladder_are_given_anew(link: Link, ladder_ind
     (MAX_INCARNATION + 1, 1),  # not believed
     (2**48, 1),  # the largest that a message can say
 ])  # fmt: skip
-def test_the_largest_incarnation_that_an_actor_can_claim_harms_nobody(link: Link, claim: int, given: int) -> None:
+def test_after_the_largest_claimed_incarnation_later_ones_still_fit_in_a_message(
+    link: Link, claim: int, given: int
+) -> None:
     server = link.server()
     peer = link.peer(server)
     peer.send(ActorHello(1, KEY, 4, incarnation=claim, ladder_indices=np.arange(4, dtype=np.int32)))
@@ -209,7 +211,7 @@ def test_the_largest_incarnation_that_an_actor_can_claim_harms_nobody(link: Link
     assert incarnations[1] == incarnations[0] + 1
 
 
-def test_an_actor_too_many_is_told_so_and_tries_again(
+def test_an_actor_beyond_the_limit_is_refused_and_retries(
     link: Link, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(experience_server, "MAX_ACTORS", 1)
@@ -229,9 +231,7 @@ def test_an_actor_too_many_is_told_so_and_tries_again(
     peer.receive(Rejoin)
 
 
-def test_actors_whose_messages_are_still_unread_are_not_held_for_dead(
-    link: Link, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_actors_whose_messages_are_still_unread_are_not_evicted(link: Link, monkeypatch: pytest.MonkeyPatch) -> None:
     server = link.server()
     peers = [link.peer(server, run_id=number) for number in range(1, 6)]
     monkeypatch.setattr(sockets, "MESSAGES_AT_ONCE", 3)

@@ -31,7 +31,7 @@ def test_lines_beyond_the_limit_are_counted_and_the_next_interval_logs_again(
     assert caplog.records[-1].getMessage() == "actor 6 has joined"
 
 
-def test_quiet_interval_says_nothing_of_lines_left_out(caplog: pytest.LogCaptureFixture) -> None:
+def test_interval_within_the_limit_logs_no_count_of_suppressed_lines(caplog: pytest.LogCaptureFixture) -> None:
     log = LimitedLog(logging.getLogger("a fleet"))
     for seconds in (0.0, 100.0, 200.0):
         log.tick(seconds)

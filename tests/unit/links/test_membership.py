@@ -72,7 +72,7 @@ def test_every_segment_is_stored_once_and_in_its_actors_order_unless_it_was_left
     assert not membership.gone
 
 
-def test_connected_actors_take_turns_and_those_that_left_share_one() -> None:
+def test_connected_actors_take_turns_and_those_that_left_share_one_turn() -> None:
     membership = Membership(LADDER, MOST_LEFT_BEHIND)
     for run_id, segments in ((1, 4), (2, 2), (3, 2), (4, 2)):
         membership.join(b"%d" % run_id, actor := actor_of(run_id))
@@ -83,7 +83,7 @@ def test_connected_actors_take_turns_and_those_that_left_share_one() -> None:
     assert turns(membership) == [1, 2, 3, 1, 2, 3, 1, 4, 1, 4]
 
 
-def test_an_actor_that_comes_back_keeps_what_waits_and_its_credit() -> None:
+def test_an_actor_that_returns_keeps_its_pending_segments_and_its_credit() -> None:
     membership, actor = Membership(LADDER, MOST_LEFT_BEHIND), actor_of(1)
     membership.join(b"a", actor)
     membership.enqueue(actor, waiting_of(actor))

@@ -153,7 +153,7 @@ def test_a_second_learner_waits_until_the_first_is_silent(sampling: Link) -> Non
     second.receive(LearnerWelcome)
 
 
-def test_learner_restarted_after_a_kill_is_told_that_the_one_before_it_may_still_have_its_place(sampling: Link) -> None:
+def test_learner_restarted_after_a_kill_is_refused_for_now_with_the_reason(sampling: Link) -> None:
     server = sampling.server()
     sampling.peer(server, hello_of(1))  # killed: it sends no more, and no goodbye
     restarted = sampling.peer(server)

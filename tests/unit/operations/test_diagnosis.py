@@ -130,7 +130,7 @@ def test_missing_frames_are_reported() -> None:
     assert "no frame for 180 s" in told({}, seldom, silent=180)
 
 
-def test_learner_that_does_not_begin_although_the_replay_is_filled_is_told_once_it_has_lasted() -> None:
+def test_learner_that_stays_idle_although_the_replay_is_filled_is_reported() -> None:
     filled = {"replay/size_transitions": float(CONFIG.replay.min_size_to_sample)}
     first = Diagnosis(CONFIG)
     assert first.warnings(0.0, filled, False, 10 * SILENCE_SECONDS) == (), "actors wait while the learner compiles"
@@ -154,7 +154,7 @@ def told_over_a_minute(drawn: float, stored: float, config: Config = FREE, silen
 
 
 @pytest.mark.parametrize("silent", [0.0, 2 * SILENCE_SECONDS])
-def test_learner_that_is_outrun_is_told_with_the_keys_that_hold_actors_back(silent: float) -> None:
+def test_learner_slower_than_its_actors_is_reported_with_the_keys_that_limit_actors(silent: float) -> None:
     assert told_over_a_minute(drawn=8 * 512, stored=205_000, silent=silent) == (
         "the learner is outrun: it draws 0.02 transitions for each one that is stored, at 0.13 updates per second:"
         " set replay.samples_per_insert (now 0), which makes actors wait for the learner, or lower actor.processes"
@@ -163,20 +163,20 @@ def test_learner_that_is_outrun_is_told_with_the_keys_that_hold_actors_back(sile
     )
 
 
-def test_learner_that_draws_as_often_as_the_papers_is_not_outrun() -> None:
+def test_learner_with_the_replay_ratio_of_the_paper_is_not_reported_as_slow() -> None:
     assert "outrun" not in told_over_a_minute(drawn=0.78 * 100_000, stored=100_000)
     assert "outrun" not in told_over_a_minute(drawn=100, stored=100_000, config=CONFIG), "its ratio is as asked for"
     assert "outrun" not in told_over_a_minute(drawn=100, stored=0)
 
 
-def test_silence_of_actors_that_wait_for_a_slow_learner_is_told_with_the_keys_that_make_it_faster() -> None:
+def test_actors_that_wait_for_a_slow_learner_are_reported_with_the_keys_that_make_it_faster() -> None:
     assert told_over_a_minute(drawn=512, stored=128, config=CONFIG, silent=45.0) == (
         "actors wait for the learner, no frame for 45 s: it makes 0.13 updates per second:"
         " lower learner.batch_size (now 512) or replay.samples_per_insert (now 4)"
     )
 
 
-def test_reader_of_the_metrics_hands_over_what_it_read(tmp_path: Path) -> None:
+def test_diagnosis_gets_the_values_that_the_progress_reader_reads(tmp_path: Path) -> None:
     now = 1000.0
     reader = ProgressReader(str(tmp_path), CONFIG, lambda: now)
     (tmp_path / "metrics").mkdir()
@@ -204,14 +204,14 @@ def test_reader_of_the_metrics_hands_over_what_it_read(tmp_path: Path) -> None:
     assert reader.read().warnings == ()
 
 
-def test_copy_that_fails_is_told_of_whichever_process_makes_it(tmp_path: Path) -> None:
+def test_failed_copy_of_any_process_is_reported(tmp_path: Path) -> None:
     reader = ProgressReader(str(tmp_path), CONFIG)
     for name, age in (("replay", 9_000.0), ("learner", 10.0)):  # the learner's comes later, and is well
         MetricsWriter(str(tmp_path), name).write(0, {"storage/copy_age_seconds": age})
     assert "the run has not been copied for 150 minutes: see learner.log and replay.log" in reader.read().warnings[0]
 
 
-def test_old_weights_are_told_of_whichever_actor_has_them(tmp_path: Path) -> None:
+def test_old_weights_of_any_actor_are_reported(tmp_path: Path) -> None:
     config = CONFIG.replace(actor=ActorConfig(processes=2))
     reader = ProgressReader(str(tmp_path), config)
     MetricsWriter(str(tmp_path), "learner").write(0, {"charts/updates_per_second": 5.0})

@@ -39,7 +39,7 @@ def test_plain_output_begins_at_once_and_is_a_line_each_ten_seconds() -> None:
     )
 
 
-def test_plain_output_says_a_warning_once_while_it_lasts() -> None:
+def test_plain_output_prints_a_lasting_warning_once() -> None:
     stream, clock = io.StringIO(), Clock()
     view = LiveView(config(), stream, clock)
     for warnings in (("q is 120",), ("q is 130", "other"), (), ("q is 90.5",)):
@@ -49,7 +49,7 @@ def test_plain_output_says_a_warning_once_while_it_lasts() -> None:
     assert told == ["warning: q is 120", "warning: other", "warning: q is 90.5"]
 
 
-def test_plain_output_says_how_far_the_replay_is_filled_and_what_is_not_known_yet() -> None:
+def test_plain_output_shows_how_far_the_replay_is_filled_and_which_values_are_unknown() -> None:
     stream = io.StringIO()
     early = {"phase": "filling the replay", "replay_size": 1_250, "seconds_left": None}
     unknown = {"training_return": None, "latest_evaluation": None, "best_evaluation": None}
@@ -105,7 +105,7 @@ def test_panel_keeps_its_height_with_many_processes_and_odd_names(terminal: Term
     assert "samples per insert  0.00 (target: none)" in panel
 
 
-def test_address_of_the_page_is_printed_once_and_stands_in_the_panel(terminal: Terminal) -> None:
+def test_address_of_the_page_is_printed_once_and_shown_in_the_panel(terminal: Terminal) -> None:
     address, stream = "http://127.0.0.1:8765/", io.StringIO()
     with LiveView(config(), stream, page_address=address) as view:
         view.update(progress())
@@ -149,7 +149,7 @@ def test_panel_shows_warnings_whole(terminal: Terminal) -> None:
     ("learning", 0.9, "1:02:03, about to finish"),
     ("finishing", 0.0, "finishing: 1:02:03, 12,345,678 frames"),
 ])  # fmt: skip
-def test_time_that_is_spent_is_not_told_as_time_left(phase: str, left: float, said: str) -> None:
+def test_time_left_is_never_shown_as_0(phase: str, left: float, said: str) -> None:
     stream = io.StringIO()
     LiveView(config(), stream, Clock()).update(progress(phase=phase, seconds_left=left))
     assert said in stream.getvalue()
@@ -163,7 +163,7 @@ def test_many_actors_in_one_state_are_counted_not_named(terminal: Terminal) -> N
     assert "restarted 1x: actor-255; running: replay, 255 actors" in Text.from_ansi(terminal.getvalue()).plain
 
 
-def test_closing_gives_the_cursor_back_once(terminal: Terminal) -> None:
+def test_close_shows_the_cursor_again_once(terminal: Terminal) -> None:
     view = LiveView(config(), terminal)
     assert terminal.getvalue().count("\x1b[?25l") == 1
     view.update(progress())
@@ -172,7 +172,7 @@ def test_closing_gives_the_cursor_back_once(terminal: Terminal) -> None:
     assert terminal.getvalue().count("\x1b[?25h") == 1
 
 
-def test_error_while_the_panel_stands_gives_the_cursor_back(terminal: Terminal) -> None:
+def test_error_while_the_panel_is_shown_shows_the_cursor_again(terminal: Terminal) -> None:
     with pytest.raises(KeyboardInterrupt), LiveView(config(), terminal):
         raise KeyboardInterrupt
     assert terminal.getvalue().count("\x1b[?25h") == 1
@@ -201,7 +201,7 @@ def test_dumb_terminal_gets_plain_lines(terminal: Terminal, monkeypatch: pytest.
         ),
     ],
 )
-def test_introduction_says_what_starts_and_when_it_ends(limits: dict[str, object], end: str) -> None:
+def test_introduction_lists_the_roles_and_the_limits_of_the_run(limits: dict[str, object], end: str) -> None:
     text = introduction(config(**limits))
     assert "Training Ape-X on Pong-v5 with 64 environments" in text
     assert end in text

@@ -38,7 +38,7 @@ def test_summary_lists_results_and_commands_to_look_at_them(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("new_updates", [0, 50])
-def test_summary_of_an_already_finished_run_says_how_to_extend_it(tmp_path: Path, new_updates: int) -> None:
+def test_summary_of_an_already_finished_run_shows_how_to_extend_it(tmp_path: Path, new_updates: int) -> None:
     write(tmp_path, "learner", 9, 4000, learner__updates=100)
     write(tmp_path, "evaluator", 9, 4000, eval__episodic_return=1.0, eval__updates=100.0)
     reader = ProgressReader(str(tmp_path), config(total_updates=100 + new_updates), Clock())

@@ -144,7 +144,7 @@ def test_newest_value_of_a_tag_holds_whichever_process_wrote_it(tmp_path: Path) 
     assert reader.read().training_return == 3.0
 
 
-def test_frames_of_the_replay_count_while_the_learner_hears_of_none(tmp_path: Path) -> None:
+def test_frames_of_the_replay_count_while_the_learner_reports_none(tmp_path: Path) -> None:
     reader = ProgressReader(str(tmp_path), config(), Clock())
     assert reader.read().frames == 0
     write(tmp_path, "replay", 1, 4000)
@@ -152,7 +152,7 @@ def test_frames_of_the_replay_count_while_the_learner_hears_of_none(tmp_path: Pa
     assert reader.read().frames == 4000
 
 
-def test_process_whose_time_begins_anew_was_restarted(tmp_path: Path) -> None:
+def test_process_whose_clock_restarts_at_0_counts_as_restarted(tmp_path: Path) -> None:
     reader = ProgressReader(str(tmp_path), config(), Clock())
     for started, seconds in ((0, 5), (0, 10), (20, 1), (20, 6), (40, 2)):
         write(tmp_path, "actor-0", seconds, 4, started=START + started)
@@ -217,7 +217,7 @@ def test_time_left_is_known_before_any_process_writes_where_minutes_limit_the_ru
     assert ProgressReader(str(tmp_path), config(**limits), Clock()).read().seconds_left == 1800
 
 
-def test_reader_understands_what_the_writer_writes(tmp_path: Path) -> None:
+def test_progress_is_read_from_the_files_that_metrics_writer_writes(tmp_path: Path) -> None:
     reader = ProgressReader(str(tmp_path), config())
     MetricsWriter(str(tmp_path), "learner").write(4000, {"learner/updates": 7, "charts/updates_per_second": 2.5})
     now = reader.read()

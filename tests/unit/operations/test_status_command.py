@@ -96,7 +96,7 @@ def test_any_report_is_a_table_of_printable_lines(head: dict[str, Any], rest: di
     assert len(lines) - len(rest_of(lines)) <= 25
 
 
-def test_table_has_one_row_for_each_leaf_up_to_its_limit_and_none_for_what_the_first_line_says() -> None:
+def test_table_has_one_row_for_each_leaf_up_to_its_limit_and_none_for_values_in_the_first_line() -> None:
     content = {"role": "actor", "name": "actor-0", "pid": 7, "deep": {"list": [1, {"x": True}], "empty": {}}}
     assert [line.split() for line in rest_of(status_command.table(True, content))] == [
         ["deep.list.0", "1"], ["deep.list.1.x", "true"],
@@ -126,5 +126,5 @@ def test_numbers_have_units_and_separators(name: str, value: object, text: str) 
     (3723.9, "1:02:03"), (90000, "1 day, 1:00:00"), (0, "0:00:00"), (-1, "-1"), (1e12, "1000000000000.0"),
     (None, ""), ("long", "long"), (math.nan, "nan"),
 ])  # fmt: skip
-def test_uptime_is_a_duration_if_it_can_be_one(seconds: object, text: str) -> None:
+def test_valid_uptime_is_shown_as_a_duration(seconds: object, text: str) -> None:
     assert status_command.table(True, {"uptime_seconds": seconds})[0].endswith(f": healthy, up {text}")

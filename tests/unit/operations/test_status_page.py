@@ -26,7 +26,7 @@ def page_at(address: str, stop: StopSignal) -> StatusPage:
     return StatusPage(config, "learner", "learner", stop)
 
 
-def test_page_tells_who_and_how_the_process_is() -> None:
+def test_page_has_the_identity_and_the_state_of_the_process() -> None:
     stop = StopSignal()
     with page_at(free_address(), stop) as page:
         page.report = lambda: {"counters": {"bad": np.int64(3)}, "rates": {"x": float("nan"), "y": np.float32(0.5)}}
@@ -42,7 +42,7 @@ def test_page_tells_who_and_how_the_process_is() -> None:
         assert content[name] > 0
 
 
-def test_process_whose_loop_does_not_turn_is_not_healthy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_process_whose_main_loop_stands_still_is_not_healthy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(status_page, "STARTING_SECONDS", 0.0)
     stop = StopSignal()
     with page_at(free_address(), stop) as page:
@@ -69,7 +69,9 @@ def test_without_an_address_there_is_no_page() -> None:
 @pytest.mark.parametrize(
     ("address", "is_told"), [("tcp://127.0.0.1", False), ("tcp://*", True), ("tcp://0.0.0.0", True)]
 )
-def test_page_that_others_can_reach_is_told(caplog: pytest.LogCaptureFixture, address: str, is_told: bool) -> None:
+def test_page_that_other_machines_can_reach_is_logged(
+    caplog: pytest.LogCaptureFixture, address: str, is_told: bool
+) -> None:
     port = free_address().rpartition(":")[2]
     with page_at(f"{address}:{port}", StopSignal()):
         assert fetch(f"tcp://127.0.0.1:{port}", 5.0)[0]
@@ -80,7 +82,7 @@ def test_page_that_others_can_reach_is_told(caplog: pytest.LogCaptureFixture, ad
 
 
 @pytest.mark.slow
-def test_whole_run_and_each_role_tell_their_status(tmp_path: Path) -> None:
+def test_whole_run_and_each_role_serve_their_status(tmp_path: Path) -> None:
     address, directory = free_address(), tmp_path / "run"
     with Programs(tmp_path) as programs:
         local = programs.start(*catch(directory, "total_updates=100000000", f"addresses.status={address}"))

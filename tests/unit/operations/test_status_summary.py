@@ -43,7 +43,7 @@ def test_summary_of_a_learner_at_work() -> None:
     ({"role": "evaluator", "phase": "playing", "weights_version": 3}, "playing"),
     ({"role": "evaluator", "phase": "playing", "weights_version": None}, "waits for weights"),
 ])  # fmt: skip
-def test_summary_says_what_each_role_does(report: dict[str, Any], activity: str) -> None:
+def test_summary_shows_the_work_of_each_role(report: dict[str, Any], activity: str) -> None:
     assert dict(summary(report))["now"] == activity
 
 

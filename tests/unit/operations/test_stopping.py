@@ -59,7 +59,7 @@ def supervisor_of_roles_that_save_for_ever(programs: Programs, folder: Path, *ar
         marks=pytest.mark.long,
     ),
 ])  # fmt: skip
-def test_fault_08_a_stop_is_acknowledged_at_once_and_a_second_one_ends_every_process_and_says_what_is_lost(
+def test_fault_08_a_stop_is_acknowledged_at_once_and_a_second_one_ends_every_process_and_prints_what_is_lost(
     programs: Programs, tmp_path: Path, number: signal.Signals, arguments: tuple[str, ...], kept: str
 ) -> None:
     program = supervisor_of_roles_that_save_for_ever(programs, tmp_path, *arguments)

@@ -13,7 +13,9 @@ from tests.rigs.storages import content, copied, run
 __all__ = ["run"]
 
 
-def test_commands_take_a_run_there_and_back(tmp_path: Path, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_push_and_pull_commands_copy_a_run_both_ways(
+    tmp_path: Path, run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     url = f"file://{tmp_path / 'copy'}"
     assert storage_command.run(["push", str(run), url]) == 0
     assert storage_command.run(["pull", url, str(tmp_path / "back")]) == 0

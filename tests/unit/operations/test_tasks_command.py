@@ -8,7 +8,7 @@ from apex_jax.host.errors import UsageError
 from apex_jax.operations import tasks_command
 
 
-def test_a_word_lists_its_tasks_with_agent_and_arguments(capsys: pytest.CaptureFixture[str]) -> None:
+def test_search_word_lists_the_matching_tasks_with_agent_and_arguments(capsys: pytest.CaptureFixture[str]) -> None:
     assert tasks_command.run(["classic_control"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split() == ["task", "observation", "actions", "agent", "train", "it", "by"]
@@ -29,7 +29,7 @@ def test_tasks_that_cannot_be_trained_are_counted(capsys: pytest.CaptureFixture[
     assert capsys.readouterr().out.splitlines()[-1].startswith("2 more cannot be trained here: pixels")
 
 
-def test_without_a_word_the_families_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_search_word_the_families_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert tasks_command.run([]) == 0
     output = capsys.readouterr().out
     assert "mujoco.dmc" in output
@@ -37,6 +37,6 @@ def test_without_a_word_the_families_are_listed(capsys: pytest.CaptureFixture[st
 
 
 @pytest.mark.parametrize(("word", "why"), [("zorro", "EnvPool has none of it"), ("vizdoom", "can train none")])
-def test_a_word_without_tasks_is_one_line_of_error(word: str, why: str) -> None:
+def test_search_word_without_a_match_is_one_line_of_error(word: str, why: str) -> None:
     with pytest.raises(UsageError, match=why):
         tasks_command.run([word])

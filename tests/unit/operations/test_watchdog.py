@@ -42,7 +42,7 @@ def hears_nothing(end: socket.socket) -> bool:
     return False
 
 
-def test_a_healthy_process_shortens_the_limit_once_and_goes_on_saying_so(manager: socket.socket) -> None:
+def test_a_healthy_process_shortens_the_limit_once_and_keeps_sending_heartbeats(manager: socket.socket) -> None:
     page = Watchdog(lambda: True)
     page.start()
     assert [manager.recv(100) for _ in range(4)] == [FIRST, b"WATCHDOG=1", b"WATCHDOG=1", b"WATCHDOG=1"]
@@ -52,7 +52,7 @@ def test_a_healthy_process_shortens_the_limit_once_and_goes_on_saying_so(manager
     assert said == b"WATCHDOG_USEC=300000000\nWATCHDOG=1", "the limit that the unit has"
 
 
-def test_a_process_whose_loop_stands_still_says_nothing(
+def test_a_process_whose_loop_stands_still_sends_no_heartbeat(
     manager: socket.socket, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(status_page, "STARTING_SECONDS", 0.0)
@@ -69,7 +69,7 @@ def test_a_process_whose_loop_stands_still_says_nothing(
 
 
 @pytest.mark.parametrize(("name", "value"), [("NOTIFY_SOCKET", ""), ("WATCHDOG_USEC", ""), ("WATCHDOG_PID", "1")])
-def test_nothing_is_said_where_nobody_asked_this_process(
+def test_a_process_without_a_watchdog_of_its_own_sends_nothing(
     manager: socket.socket, monkeypatch: pytest.MonkeyPatch, name: str, value: str
 ) -> None:
     monkeypatch.setenv(name, value)
@@ -79,7 +79,7 @@ def test_nothing_is_said_where_nobody_asked_this_process(
     page.close()
 
 
-def test_a_manager_that_has_gone_harms_nobody(manager: socket.socket) -> None:
+def test_a_missing_service_manager_causes_no_error(manager: socket.socket) -> None:
     manager.close()
     asked: list[bool] = []
 

@@ -234,7 +234,7 @@ def test_a_draw_has_the_dtypes_and_shapes_of_its_message() -> None:
     assert draw.age_seconds == 2.5
 
 
-def test_drawing_from_nothing_is_refused() -> None:
+def test_drawing_from_an_empty_replay_is_refused() -> None:
     buffer = buffer_of()
     with pytest.raises(ValueError, match="nothing to draw"):
         buffer.sample(1, 1, 0.0)

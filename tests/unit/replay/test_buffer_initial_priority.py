@@ -37,7 +37,7 @@ def test_initial_priorities_are_the_actors_unless_maximum_is_configured() -> Non
     maximum.check_valid()
 
 
-def test_key_chooses_between_them(tmp_path: Path) -> None:
+def test_initial_priority_setting_selects_actor_or_maximum(tmp_path: Path) -> None:
     for choice, leaves in (("actor", [0.0, 70.0, 0.0, 0.5]), ("maximum", [0.0, 1.0, 0.0, 1.0])):
         sizes = "capacity_transitions: 64, min_size_to_sample: 1"
         settings = [

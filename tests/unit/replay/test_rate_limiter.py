@@ -45,7 +45,7 @@ def test_inserting_is_always_allowed_below_the_minimum_size() -> None:
     assert limiter.can_insert(1, 99)
 
 
-def test_without_a_ratio_only_the_minimum_size_holds() -> None:
+def test_without_a_ratio_only_the_minimum_size_limits_drawing() -> None:
     limiter = limiter_of(ratio=0.0, error_buffer=0.0)
     limiter.insert(10**12)
     assert limiter.can_insert(10**9, 100)

@@ -31,7 +31,7 @@ def store(replay: Replay, number: int) -> int:
     return slot
 
 
-def test_insert_returns_the_slot_that_the_learner_is_told(tmp_path: Path) -> None:
+def test_insert_returns_the_slot_that_the_learner_receives(tmp_path: Path) -> None:
     replay = replay_in(tmp_path, journal=False)
     assert [store(replay, number) for number in range(1, 7)] == [0, 1, 2, 3, 0, 1]
     assert replay.segments_since(4, 9).slots.tolist() == [0, 1]

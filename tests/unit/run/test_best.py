@@ -46,7 +46,7 @@ def test_the_first_evaluation_of_the_highest_return_is_kept(tmp_path: Path, retu
     assert len(list((run / FOLDER).glob("params-*"))) == 1
 
 
-def test_what_is_kept_is_complete_and_readable_by_people(tmp_path: Path) -> None:
+def test_best_params_are_stored_with_a_readable_record(tmp_path: Path) -> None:
     assert not is_best(tmp_path / FOLDER)
     assert keep(tmp_path, 12.5)
     assert is_best(tmp_path / FOLDER)
@@ -64,7 +64,7 @@ class _KilledError(BaseException):
 
 
 @pytest.mark.parametrize("writes", range(4))
-def test_a_kill_while_it_is_written_leaves_the_one_before_and_the_next_is_kept(
+def test_a_kill_during_a_write_leaves_the_previous_best_params_and_the_next_are_written(
     tmp_path: Path, writes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keep(tmp_path, 1.0, b"before")
@@ -91,7 +91,7 @@ def test_a_kill_while_it_is_written_leaves_the_one_before_and_the_next_is_kept(
 @pytest.mark.parametrize(
     "damage", ["flipped", "shorter", "no params", "no evaluation", "half a record", "record", "[]"]
 )
-def test_damage_is_one_line_with_another_thing_to_play(tmp_path: Path, damage: str) -> None:
+def test_damaged_best_params_are_one_line_of_error_with_an_alternative(tmp_path: Path, damage: str) -> None:
     keep(tmp_path, 1.0, b"params")
     folder = tmp_path / FOLDER
     (params,) = folder.glob("params-*")
@@ -138,13 +138,13 @@ def test_params_that_are_replaced_while_they_are_read_are_read_again(
     assert kept(tmp_path) == (2.0, b"after")
 
 
-def test_a_disk_error_is_logged_and_ends_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_disk_error_is_logged_and_not_raised(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / FOLDER).touch()  # in the way
     assert not keep(tmp_path, 1.0)
     assert "the params of the best evaluation are not kept in" in caplog.text
 
 
-def test_the_record_is_checked(tmp_path: Path) -> None:
+def test_a_record_with_invalid_values_is_refused(tmp_path: Path) -> None:
     keep(tmp_path, 1.0)
     for name, value in (("format", 2), ("updates", -1), ("updates", 1.5), ("mean_return", math.nan), ("params", 3)):
         record = {"format": best.FORMAT, **values_of(tmp_path), name: value}

@@ -38,14 +38,14 @@ def test_setting_that_a_run_may_change_is_no_difference(override: str) -> None:
 
 
 @pytest.mark.parametrize("override", ["network.hidden_units=64", "network.dueling=false"])
-def test_network_counts_between_checkpoints_and_weights_and_not_between_actor_and_replay(override: str) -> None:
+def test_network_is_compared_for_checkpoints_and_weights_and_not_between_actor_and_replay(override: str) -> None:
     other = parse([override]).config
     assert differences(DEFAULT.compatibility_key, other.compatibility_key) == {}
     for key in ("weights_compatibility_key", "checkpoint_compatibility_key"):
         assert len(differences(getattr(DEFAULT, key), getattr(other, key))) == 1
 
 
-def test_optimizer_counts_for_checkpoints_alone() -> None:
+def test_optimizer_is_compared_for_checkpoints_alone() -> None:
     other = parse(["learner.optimizer=rmsprop"]).config
     assert other.weights_compatibility_key == DEFAULT.weights_compatibility_key
     assert list(differences(DEFAULT.checkpoint_compatibility_key, other.checkpoint_compatibility_key)) == [
@@ -53,7 +53,7 @@ def test_optimizer_counts_for_checkpoints_alone() -> None:
     ]
 
 
-def test_named_algorithm_counts_for_checkpoints_alone() -> None:
+def test_named_algorithm_is_compared_for_checkpoints_alone() -> None:
     one, other = (parse([f"algorithm.name={name}"]).config for name in ("dqn", "toy"))
     assert one.weights_compatibility_key == other.weights_compatibility_key
     found = differences(one.checkpoint_compatibility_key, other.checkpoint_compatibility_key)
@@ -67,9 +67,17 @@ def test_key_that_an_earlier_release_did_not_have_is_no_difference() -> None:
 
 @pytest.mark.parametrize(
     "option",
-    ["algorithm.quantiles=8", "algorithm.munchausen=true", "algorithm.value_rescaling=true", "network.layer_norm=true"],
+    [
+        "algorithm.quantiles=8",
+        "algorithm.munchausen=true",
+        "algorithm.value_rescaling=true",
+        "network.layer_norm=true",
+        "network.torso=impala",
+    ],
 )
-def test_option_of_dqn_counts_for_weights_and_checkpoints_and_is_off_in_those_of_earlier_releases(option: str) -> None:
+def test_option_of_dqn_is_compared_for_weights_and_checkpoints_and_is_off_in_those_of_earlier_releases(
+    option: str,
+) -> None:
     other = parse([option]).config
     assert differences(DEFAULT.compatibility_key, other.compatibility_key) == {}
     name, _, value = option.partition("=")

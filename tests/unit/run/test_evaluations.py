@@ -17,7 +17,7 @@ def write(directory: Path, *lines: dict[str, Any]) -> None:
     (directory / FILE_NAME).write_text("".join(json.dumps(each) + "\n" for each in lines))
 
 
-def test_the_evaluation_has_these_updates_and_most_games(tmp_path: Path) -> None:
+def test_the_chosen_evaluation_has_the_given_updates_and_the_most_games(tmp_path: Path) -> None:
     write(tmp_path, line(1, 5, [1.0] * 9), line(2, 7, [2.0, 3.0]), line(3, 7, [4.0]), line(4, 8, [5.0] * 9))
     found = best_evaluation(tmp_path, 7)
     assert found is not None
@@ -37,7 +37,7 @@ def test_without_an_evaluation_of_these_params_there_is_none(tmp_path: Path) -> 
     assert best_evaluation(tmp_path, 7) is None
 
 
-def test_lines_that_no_evaluator_wrote_are_left_out(tmp_path: Path) -> None:
+def test_invalid_lines_of_evaluations_are_skipped(tmp_path: Path) -> None:
     foreign = [line(1, 7, []), line(1, 7, ["x"]), line(1, 7, [None]), {"time": 1}, line(1, 7, [1.0], exploration=None)]
     write(tmp_path, *foreign, line(1, 7, [3.0]))
     with open(tmp_path / FILE_NAME, "a") as file:

@@ -35,7 +35,7 @@ def config_with(*loggers: str, directory: str = "runs/Pong-v5-1") -> Config:
     return Config(run_directory=directory, metrics=metrics, seed=7)
 
 
-def test_files_need_no_module() -> None:
+def test_metrics_files_need_no_logger_module() -> None:
     check_loggers(Config())
     assert make_loggers(Config(), "learner", "learner") == []
 
@@ -56,7 +56,7 @@ def test_a_missing_module_is_one_line_with_its_pip_command(name: str, package: s
         check_loggers(config_with(name))
 
 
-def test_a_folder_of_that_name_is_no_module(packages: Path) -> None:
+def test_a_folder_with_the_name_of_a_logger_is_no_module(packages: Path) -> None:
     (packages / NAME).mkdir()  # as wandb makes one in the working directory
     with pytest.raises(UsageError, match="is not installed"):
         check_loggers(config_with(NAME))
@@ -89,20 +89,20 @@ def test_a_process_is_a_run_in_the_group_of_its_run_directory(packages: Path, tm
     assert calls[2][1] == {"values": {"losses/td_loss": 0.5}, "step": 800}
 
 
-def test_actors_make_no_runs(packages: Path) -> None:
+def test_actors_create_no_run_in_a_logging_service(packages: Path) -> None:
     write_service(packages)
     assert make_loggers(config_with(NAME), "actor", "actor-0") == []
     assert len(make_loggers(config_with(NAME), "replay", "replay")) == 1
 
 
-def test_a_service_that_does_not_begin_ends_the_first_start(packages: Path, tmp_path: Path) -> None:
+def test_a_logging_service_that_fails_at_the_first_start_ends_it(packages: Path, tmp_path: Path) -> None:
     write_service(packages, failing=("init",))
     line = f"^metrics.loggers: {NAME} does not begin: no key is configured; repair that, or leave it out$"
     with pytest.raises(FatalError, match=line):
         Logger(NAME, config_with(NAME, directory=str(tmp_path)), "learner")
 
 
-def test_a_service_that_does_not_begin_again_is_left_out(
+def test_a_logging_service_that_fails_at_a_later_start_is_left_out(
     packages: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     write_service(packages, failing=("init",))
@@ -114,7 +114,7 @@ def test_a_service_that_does_not_begin_again_is_left_out(
     assert caplog.messages == [f"{NAME} does not begin (logged once): no key is configured; the other metrics go on"]
 
 
-def test_values_that_a_service_does_not_take_are_logged_once(
+def test_values_that_a_logging_service_rejects_are_logged_once(
     packages: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     write_service(packages, failing=("log", "finish"))

@@ -91,7 +91,7 @@ def test_written_metrics_are_tensorboard_scalars(tmp_path: Path) -> None:
     assert (second.step, second.summary.value[0].simple_value) == (800, 0.5)
 
 
-def test_tensorboard_can_be_left_out(tmp_path: Path) -> None:
+def test_tensorboard_files_can_be_switched_off(tmp_path: Path) -> None:
     MetricsWriter(str(tmp_path), "learner", has_tensorboard=False).write(400, {"learner/updates": 7})
     assert len(read_metrics(lines_path(tmp_path))) == 1
     assert not (tmp_path / "tensorboard").exists()

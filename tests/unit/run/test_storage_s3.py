@@ -15,7 +15,7 @@ from tests.rigs.storages import copied, newest_checkpoint, pull, push, run, s3, 
 __all__ = ["run", "s3"]
 
 
-def test_s3_is_served_like_a_folder(tmp_path: Path, run: Path, s3: str) -> None:
+def test_copies_on_s3_are_pushed_and_pulled_like_those_in_a_folder(tmp_path: Path, run: Path, s3: str) -> None:
     assert push(s3, run) > 0
     assert push(s3, run) == 0
     assert pull(s3, tmp_path / "back") == copied(run)

@@ -15,7 +15,7 @@ from apex_jax.host.errors import UsageError
 from apex_jax.transport.addresses import Address, UnresolvedHost, check_path_is_free, is_loopback, resolve, split
 
 
-def test_addresses_are_taken_apart() -> None:
+def test_addresses_are_parsed_into_their_parts() -> None:
     assert split("tcp://[::1]:80") == Address("::1", 80, "")
     assert split("tcp://host:65535") == Address("host", 65535, "")
     assert split("ipc://a/b") == Address("", 0, "a/b")

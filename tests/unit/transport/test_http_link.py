@@ -40,7 +40,7 @@ def test_head_has_the_headers_of_get_without_the_body(port: int, path: str) -> N
     assert head.headers["Content-Length"] == str(len(get.body))
 
 
-def test_host_of_the_request_is_handed_over(port: int) -> None:
+def test_host_of_the_request_is_passed_to_the_handler(port: int) -> None:
     assert ask(port, "/host", host="localhost:99").body == b"localhost:99"
 
 
@@ -51,7 +51,7 @@ def test_host_of_the_request_is_handed_over(port: int) -> None:
     ("POST", "/", 405),
     ("OPTIONS", "/", 405),
 ])  # fmt: skip
-def test_error_is_json_and_holds_nothing_of_the_cause(port: int, method: str, path: str, status: int) -> None:
+def test_error_is_json_without_the_cause(port: int, method: str, path: str, status: int) -> None:
     reply = ask(port, path, method=method)
     assert (reply.status, reply.headers["Content-Type"]) == (status, "application/json")
     assert method == "HEAD" or list(json.loads(reply.body)) == ["error"]

@@ -79,6 +79,6 @@ def test_invalid_key_is_refused_without_showing_a_secret(directory: Path, text: 
     assert not text.strip() or repr(text.decode(errors="replace")) not in str(caught.value)
 
 
-def test_a_folder_that_does_not_exist_cannot_hold_the_keys(tmp_path: Path) -> None:
+def test_keys_are_not_created_in_a_missing_folder(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="does not exist"):
         keys.create(tmp_path / "no" / "keys")

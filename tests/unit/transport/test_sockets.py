@@ -101,7 +101,7 @@ def virtual_bytes() -> int:
 
 
 @pytest.mark.parametrize("make", SERVE + CONNECT)
-def test_every_socket_is_protected_against_dead_and_greedy_peers(
+def test_every_socket_has_limits_against_dead_peers_and_large_messages(
     opened: Opened, make: Callable[[zmq.Context, str], zmq.Socket]
 ) -> None:
     end = opened(make)

@@ -210,7 +210,7 @@ def test_outgoing_arrays_and_scalars_are_converted_to_the_wire_format() -> None:
     assert_same(received(wire.encode(SEGMENT._replace(body=memoryview(b"b.o.d.y.")[::2]))), SEGMENT)
 
 
-def test_reason_that_quotes_no_unicode_travels_legibly() -> None:
+def test_invalid_unicode_in_a_reason_is_sent_as_escapes() -> None:
     assert received(wire.encode(REFUSAL._replace(reason="no file \udcff"))).reason == r"no file \udcff"
 
 
@@ -247,7 +247,7 @@ def test_header_beyond_its_limit_is_refused_unread() -> None:
 
 
 @pytest.mark.parametrize("header", [5, None, "apex", [], ["apexx", 1, 6], ["ape", 1, 6], [["apex"], 1, 6]])
-def test_other_programs_are_refused(header: object) -> None:
+def test_messages_of_other_programs_are_refused(header: object) -> None:
     assert reason_of([msgpack.packb(header)]) == "wrong_magic"
 
 

@@ -234,7 +234,7 @@ def test_evaluator_waits_for_weights_that_it_can_use_and_has_not_evaluated(link:
 @pytest.mark.parametrize(("newest_updates", "age"), [
     (None, ""), (7, ""), (1_007, "; the run has made 1,007 updates, 1,000 more than this checkpoint"),
 ])  # fmt: skip
-def test_evaluation_of_a_checkpoint_says_how_far_the_run_is_ahead_of_it(
+def test_evaluation_of_a_checkpoint_logs_how_far_the_run_is_ahead_of_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], newest_updates: int | None, age: str
 ) -> None:
     save_checkpoint(tmp_path, updates=7)
@@ -249,7 +249,9 @@ def test_evaluation_of_a_checkpoint_says_how_far_the_run_is_ahead_of_it(
 
 
 @pytest.mark.parametrize(("interval", "seconds"), [(300, 45), (20, 20)])
-def test_run_that_has_saved_nothing_yet_is_told_with_when_it_will(tmp_path: Path, interval: int, seconds: int) -> None:
+def test_evaluating_a_run_without_a_checkpoint_reports_when_the_first_is_due(
+    tmp_path: Path, interval: int, seconds: int
+) -> None:
     settings = (f"evaluator.checkpoint={tmp_path}", f"learner.checkpoint_interval_seconds={interval}")
     config = config_of(tmp_path, *settings)
     with pytest.raises(RunError, match=f"no checkpoint in {tmp_path}/checkpoints; give the directory of a run$"):
@@ -281,7 +283,7 @@ def test_new_weights_are_evaluated_even_with_fewer_updates_after_a_restart(updat
     assert newest.updates == updates
 
 
-def test_evaluation_of_the_final_weights_outlives_the_link() -> None:
+def test_evaluation_of_the_final_weights_goes_on_after_the_link_is_lost() -> None:
     client = mock.Mock(spec=WeightsClient)
     type(client).newest = mock.PropertyMock(side_effect=RunError("refused by the learner of the next run"))
     assert not _is_cancelled(StopSignal(), client, weights_of(500, final=True))
@@ -300,7 +302,7 @@ def test_policy_is_computed_for_running_games_in_few_batch_sizes(episodes: int, 
                for size, playing in zip(chosen, range(episodes, 0, -1), strict=True))  # fmt: skip
 
 
-def test_finished_games_are_not_computed(player: Player) -> None:
+def test_policy_is_not_computed_for_finished_games(player: Player) -> None:
     sizes: list[int] = []
 
     def act(params: Params, observation: Any, epsilon: Any, key: jax.Array, step: int) -> Action:

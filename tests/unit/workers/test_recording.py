@@ -106,7 +106,7 @@ def test_video_of_a_game_without_a_screen_is_refused(tmp_path: Path, role: Modul
 
 
 @pytest.mark.parametrize("task", ["MountainCar-v0", "CartPole-v1", "Pong-v5"])
-def test_video_of_a_game_that_a_run_films_may_be_asked_for(task: str) -> None:
+def test_video_of_a_game_that_a_run_films_is_accepted(task: str) -> None:
     file = "pong_cpu.yaml" if task == "Pong-v5" else "mountain_car.yaml"
     check_video(load(CONFIGS / file, [f"environment.task={task}", "evaluator.video=x.mp4"]))
 
@@ -159,7 +159,7 @@ def test_film_in_a_simulator_that_is_stopped_leaves_no_file(tmp_path: Path, monk
     assert list(tmp_path.iterdir()) == []
 
 
-def test_video_of_a_task_with_a_simulator_may_be_asked_for() -> None:
+def test_video_of_a_task_with_a_simulator_is_accepted() -> None:
     check_video(load(CONFIGS / "walker.yaml", ["evaluator.video=x.mp4"]))
 
 

@@ -24,7 +24,7 @@ def config_in(folder: Path, *settings: str):  # type: ignore[no-untyped-def]
     return load(CONFIGS / "catch.yaml", [f"run_directory={folder}", *settings])
 
 
-def test_status_shows_what_was_written_last_and_frames_count_emulator_frames(tmp_path: Path) -> None:
+def test_status_shows_the_last_written_values_and_counts_emulator_frames(tmp_path: Path) -> None:
     config = config_in(tmp_path / "run")
     config = config.replace(environment=config.environment.__class__(task="Pong-v5", frame_skip=4))
     with zmq.Context() as sockets:
@@ -69,7 +69,7 @@ def test_start_that_fails_frees_the_name_and_the_address(tmp_path: Path, role: R
         assert fetch(address, 5.0)[1]["role"] == role
 
 
-def test_status_shows_the_metrics_and_what_the_role_says_of_itself(tmp_path: Path) -> None:
+def test_status_shows_the_metrics_and_the_description_of_the_role(tmp_path: Path) -> None:
     address = free_address()
     config = config_in(tmp_path / "run", f"addresses.status={address}")
     with open_role(config, "learner", "learner", StopSignal()) as context:

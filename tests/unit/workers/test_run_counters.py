@@ -97,7 +97,7 @@ def test_steps_are_the_growth_of_each_replays_count_also_across_a_restart(
         assert counters.environment_frames == 4 * total
 
 
-def test_restart_goes_on_from_the_saved_progress_and_keeps_what_it_does_not_count() -> None:
+def test_restart_continues_from_the_saved_progress_of_every_replay() -> None:
     saved = Progress(70, 5000, 600.0, 9, "key", "architecture", "", (("a", 3000), ("b", 2000)))
     counters = counters_of(saved, started_ago=30.0)
     assert (counters.updates, counters.environment_steps) == (70, 5000)

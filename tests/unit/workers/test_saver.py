@@ -184,7 +184,7 @@ def test_last_save_that_fails_each_time_is_an_error_with_the_reason_and_the_plac
     assert checkpointer.closed_with == [0.0]
 
 
-def test_last_save_waits_for_a_save_in_progress_within_its_time_and_the_loop_still_beats(clock: Clock) -> None:
+def test_last_save_waits_for_a_save_in_progress_within_its_time_limit_and_sends_heartbeats(clock: Clock) -> None:
     checkpointer, stop = FalseCheckpointer(clock, lasts_seconds=10.0), mock.Mock(spec=StopSignal)
     subject = saver_of(checkpointer, clock)
     subject.save(STATE, PROGRESS)
