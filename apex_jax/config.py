@@ -271,7 +271,7 @@ class LearnerConfig:
     )
     device: str = key("auto", "where the learner runs; auto = GPU where there is one", choices=("auto", "cpu", "gpu"))
     devices: int = key(
-        1, "devices that share each batch and the frames; 0 = all GPUs; divides batch and replay servers", "", 0, 64
+        1, "devices that share batches and frames, each with its own replay servers; 0 = all that there are", "", 0, 64
     )
 
     @property

@@ -66,6 +66,11 @@ def _size_rules(config: Config) -> Iterator[Rule]:
     yield "replay.servers", servers <= config.ladder_size, most
     why = "must be 1 with storage.url, which keeps a copy of one replay server"
     yield "replay.servers", servers == 1 or not config.storage.url, why
+    devices = learner.devices or 1  # of 0, the learner finds out
+    equal = (
+        f"must divide replay.servers={servers} and learner.batch_size={learner.batch_size}, of which each gets a part"
+    )
+    yield "learner.devices", servers % devices == learner.batch_size % devices == 0, equal
     per_segment = max(1, slots - overlap)
     segments = servers * max(2, replay.capacity_of_server // per_segment)
     most = f"must be at most {segments * per_segment}, what fits in {capacity}, or learning never starts"

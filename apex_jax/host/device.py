@@ -27,6 +27,8 @@ def choose_device(role: str, config: Config) -> None:
     device = {"learner": config.learner.device, "actor": config.actor.device}.get(role, "cpu")
     if device != "auto":
         os.environ["JAX_PLATFORMS"] = {"cpu": "cpu", "gpu": "cuda"}[device]
+    if role == "learner" and config.learner.devices > 1:  # those of a CPU are virtual: they share its cores
+        os.environ.setdefault("JAX_NUM_CPU_DEVICES", str(config.learner.devices))
     if role == "actor":  # may share the learner's GPU; by default JAX reserves most of its memory for the first process
         os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     if usable_cores() < len(os.sched_getaffinity(0)):
@@ -100,9 +102,24 @@ def _processor_kind() -> str:
     return f"{platform.machine()}-{zlib.crc32(features.encode()):08x}"
 
 
-def device_memory_bytes() -> int:
-    """Returns the memory of JAX's device; on a CPU, the memory that this process may use."""
+def learner_devices(config: Config) -> int:
+    """Returns how many devices the learner uses. Raises FatalError if JAX has fewer, or if they do not fit the run."""
+    import jax  # not at the top: the device is chosen before JAX is imported
+
+    found = len(jax.devices())
+    devices = config.learner.devices or found
+    if devices > found:
+        raise FatalError(f"learner.devices={devices}: JAX finds {found} here ({jax.devices()[0].platform}); use fewer")
+    for key, number in (("replay.servers", config.replay.servers), ("learner.batch_size", config.learner.batch_size)):
+        if number % devices:
+            what = f"learner.devices={config.learner.devices}: {devices} devices do not divide {key}={number}"
+            raise FatalError(f"{what}; change one of the two")
+    return devices
+
+
+def device_memory_bytes(devices: int = 1) -> int:
+    """Returns the memory of each of the learner's devices; of a CPU's, its part of what this process may use."""
     import jax  # not at the top: the device is chosen before JAX is imported
 
     stats = jax.devices()[0].memory_stats() or {}
-    return int(stats.get("bytes_limit") or usable_memory_bytes())
+    return int(stats.get("bytes_limit") or usable_memory_bytes() // devices)

@@ -114,13 +114,16 @@ class Shards:
         min_size_to_sample: int = 1,
         away_limit_seconds: float = 0.0,
         run: RunIdentity | None = None,
+        devices: int = 1,
     ):
         """Connects. `capacity_segments`: of each shard; `groups`: of batches, asked for or being processed.
 
         `beta`: exponent of the importance weights; `rng`: for the rounding of shares; `min_size_to_sample`: transitions
         of all shards together at which learning begins; `away_limit_seconds`: how long all shards may be unreachable
-        before a RunError is raised, 0 = forever; `run`: see `SamplingClient`.
+        before a RunError is raised, 0 = forever; `run`: see `SamplingClient`; `devices`: of the learner, each of which
+        has the segments of equally many shards, in their order, and gets an equal share of each batch.
         """
+        self._devices = devices
         self._hello = hello
         self._offset = capacity_segments  # segments of the frame store between the first ones of two shards
         self._slots = spec.slots
@@ -242,9 +245,9 @@ class Shards:
         batches, size = self._hello.batches_at_once, self._hello.batch_size
         while len(self._plans) + self._in_process < self._groups:
             totals = self._totals(batches * size)
-            if not totals.any():
+            if not totals.reshape(self._devices, -1).any(axis=1).all():  # each device needs its share
                 return
-            shares = shares_of(totals)
+            shares = shares_of(totals, self._devices)
             counts = counts_of(shares, size, self._rng.random(batches))
             plan = Plan(shares, counts, time.monotonic())
             self._plans.append(plan)

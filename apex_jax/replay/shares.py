@@ -13,15 +13,13 @@ ROUNDED_TO = 9  # decimal places of the sums of counts, which rounding errors wo
 
 
 def shares_of(totals: np.ndarray, groups: int = 1) -> np.ndarray:
-    """Returns float64[S], the share of each shard in a batch, for sums of priorities^alpha float64[S], not all 0.
+    """Returns float64[S], the share of each shard in a batch, for sums of priorities^alpha float64[S].
 
-    Shard s is in group s mod `groups`. Groups get equal shares, as devices do that must draw equally much; within a
-    group, shards get shares in proportion to their totals. A group without priorities gets none.
+    `groups` of equally many shards in their order, of which each has priorities, get equal shares, as devices do that
+    must draw equally much; within a group, shards get shares in proportion to their totals.
     """
-    group = np.arange(totals.size) % groups
-    of_group = np.bincount(group, weights=totals, minlength=groups)
-    used = np.count_nonzero(of_group)
-    shares: np.ndarray = totals / np.where(of_group > 0, of_group, 1.0)[group] / used
+    of_groups = totals.reshape(groups, -1)
+    shares: np.ndarray = (of_groups / of_groups.sum(axis=1, keepdims=True) / groups).ravel()
     return shares
 
 

@@ -8,6 +8,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -16,11 +17,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from apex_jax.agent.algorithm import UpdateOutput, copy_params
-from apex_jax.agent.frame_store import create_store, insert_segments
+from apex_jax.agent.devices import DeviceStores, replicated
 from apex_jax.agent.registry import make_algorithm, resolved
 from apex_jax.config import Config, server_name
 from apex_jax.environments.environment import interface_of, segment_spec
-from apex_jax.host.device import device_memory_bytes
+from apex_jax.host.device import device_memory_bytes, learner_devices
 from apex_jax.host.errors import DivergenceError, FatalError, RunError
 from apex_jax.links.sampling_client import Segments
 from apex_jax.links.shards import Batches, Merged, Shards
@@ -64,14 +65,15 @@ class Learner:
         self._run_id = new_run_id()
         config, now = role.config, time.monotonic()
         dtype = compute_dtype(config)
-        self._algorithm = make_algorithm(config, spec, dtype)
+        self._devices = devices = learner_devices(config)
+        learner = replace(config.learner, devices=devices)
+        self._algorithm = make_algorithm(config.replace(learner=learner), spec, dtype)
         rng = process_rng(config.seed, ROLE_NUMBERS["learner"])
-        self._state = self._algorithm.init(jax.random.key(int(rng.integers(2**31))))
+        self._state = replicated(self._algorithm.init(jax.random.key(int(rng.integers(2**31)))), devices)
         capacity_segments = spec.ring_segments(config.replay.capacity_of_server)
         try:
-            self._store = create_store(
-                spec, config.replay.servers * capacity_segments, int(MEMORY_SHARE * device_memory_bytes())
-            )
+            memory_bytes = int(MEMORY_SHARE * device_memory_bytes(devices))
+            self._stores = DeviceStores(spec, config.replay.servers * capacity_segments, devices, memory_bytes)
         except ValueError as error:
             raise FatalError(f"{jax.devices()[0]}: {error}") from None
         self._metrics = LearnerMetrics()
@@ -101,7 +103,8 @@ class Learner:
             opened.callback(self._weights.close)
             if role.run_identity.name:  # otherwise after the replay server has sent the run identity
                 self._publish()  # before compilation, since actors wait for it
-            _log.info("learning on %s in %s", jax.devices()[0], dtype.name)
+            names = ", ".join(map(str, jax.devices()[:devices]))
+            _log.info("learning on %s in %s", names, dtype.name)
             self._stream = self._join_replay(spec, capacity_segments)
             opened.pop_all()
 
@@ -110,7 +113,7 @@ class Learner:
         if restored is None:
             return Progress(0, 0, 0.0, 0, compatibility_key, architecture)
         state, progress = restored
-        self._state = jax.device_put(type(self._state)(*state))
+        self._state = replicated(jax.device_put(type(self._state)(*state)), self._devices)
         _log.info("resuming from the checkpoint at %d updates", progress.updates)
         return progress._replace(compatibility_key=compatibility_key)  # earlier releases saved fewer keys
 
@@ -139,6 +142,7 @@ class Learner:
             config.replay.min_size_to_sample,
             config.away_limit_seconds,
             run,
+            self._devices,
         )
 
     # The loop
@@ -190,11 +194,12 @@ class Learner:
     def _consume(self, item: Merged) -> None:
         content = item.content
         if isinstance(content, Segments):
-            self._store = insert_segments(self._store, content.slots, content.frames, content.columns)
+            self._stores.insert(content.slots, content.frames, content.columns)
             self._stream.consumed(item)
             return
         share = self.counters.learning_rate_share()
-        self._state, output = self._algorithm.update(self._state, self._store, content.indices, content.weights, share)
+        store = self._stores.whole
+        self._state, output = self._algorithm.update(self._state, store, content.indices, content.weights, share)
         for leaf in jax.tree.leaves(output):
             leaf.copy_to_host_async()
         self._in_flight.append(InFlight(item, output))

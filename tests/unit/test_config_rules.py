@@ -65,3 +65,15 @@ def test_items_fill_all_but_one_slot_of_a_segment_whatever_the_game_stacks() -> 
 def test_status_address_is_checked_like_the_others(address: str) -> None:
     with pytest.raises(UsageError, match=r"addresses\.\w+=.*must|is used twice"):
         check(Config(addresses=AddressConfig(status=address)))
+
+
+@pytest.mark.parametrize(
+    "settings", ["replay.servers=3", "replay.servers=4 learner.batch_size=510", "replay.servers=2"]
+)
+def test_devices_that_do_not_divide_batch_and_servers_are_refused(settings: str) -> None:
+    with pytest.raises(
+        UsageError, match=r"learner\.devices=4: must divide replay\.servers=. and learner\.batch_size=5"
+    ):
+        load(None, ["learner.devices=4", *settings.split()])
+    load(None, ["learner.devices=4", "replay.servers=8"])
+    load(None, ["learner.devices=0", *settings.split()])  # the learner finds out

@@ -10,9 +10,9 @@ from pathlib import Path
 import jax
 import pytest
 
-from apex_jax.config import ActorConfig, Config, LearnerConfig
+from apex_jax.config import ActorConfig, Config, LearnerConfig, ReplayConfig
 from apex_jax.host import device
-from apex_jax.host.device import choose_device, keep_compiled_programs
+from apex_jax.host.device import choose_device, keep_compiled_programs, learner_devices
 from apex_jax.host.errors import FatalError
 from apex_jax.settings import load
 
@@ -45,6 +45,38 @@ def test_best_device_is_left_to_jax(environ: dict[str, str]) -> None:
 def test_actor_leaves_memory_of_a_shared_gpu_to_the_learner(environ: dict[str, str]) -> None:
     choose_device("actor", dataclasses.replace(DEVICES, actor=ActorConfig(device="auto")))
     assert environ["XLA_PYTHON_CLIENT_PREALLOCATE"] == "false"
+
+
+def test_a_cpu_gets_as_many_virtual_devices_as_the_learner_is_to_use(environ: dict[str, str]) -> None:
+    choose_device("learner", Config(learner=LearnerConfig(devices=4)))
+    assert environ["JAX_NUM_CPU_DEVICES"] == "4"
+    choose_device("actor", Config(learner=LearnerConfig(devices=2)))
+    assert environ["JAX_NUM_CPU_DEVICES"] == "4"
+
+
+@pytest.mark.parametrize(
+    ("devices", "servers", "batch_size", "refused"),
+    [
+        (1, 3, 33, None),
+        (4, 8, 64, None),
+        (0, 8, 64, None),
+        (8, 8, 64, r"learner\.devices=8: JAX finds 4 here \(cpu\); use fewer"),
+        (0, 2, 64, r"learner\.devices=0: 4 devices do not divide replay\.servers=2; change one of the two"),
+        (2, 2, 33, r"learner\.devices=2: 2 devices do not divide learner\.batch_size=33; change one of the two"),
+    ],
+)
+def test_devices_that_jax_lacks_or_that_do_not_fit_the_run_are_refused(
+    monkeypatch: pytest.MonkeyPatch, devices: int, servers: int, batch_size: int, refused: str | None
+) -> None:
+    four = jax.local_devices() * 4
+    monkeypatch.setattr(jax, "devices", lambda: four)
+    learner = LearnerConfig(devices=devices, batch_size=batch_size)
+    config = Config(learner=learner, replay=ReplayConfig(servers=servers))
+    if refused is None:
+        assert learner_devices(config) == (devices or 4)
+    else:
+        with pytest.raises(FatalError, match=refused):
+            learner_devices(config)
 
 
 def test_compiled_programs_are_kept_in_the_users_cache(environ: dict[str, str], tmp_path: Path) -> None:

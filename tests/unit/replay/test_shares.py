@@ -15,8 +15,7 @@ from apex_jax.replay.shares import counts_of, importance_weights, shares_of
         ([1.0, 3.0], 1, [0.25, 0.75]),
         ([1.0, 0.0, 3.0], 1, [0.25, 0.0, 0.75]),
         ([1.0, 1000.0], 2, [0.5, 0.5]),
-        ([1.0, 7.0, 3.0], 2, [0.125, 0.5, 0.375]),  # shards 0 and 2 share a group
-        ([1.0, 0.0, 3.0], 2, [0.25, 0.0, 0.75]),  # a group without priorities gives nothing
+        ([1.0, 3.0, 8.0, 0.0], 2, [0.125, 0.375, 0.5, 0.0]),  # shards 0 and 1 share a group
     ],
 )
 def test_shares_are_in_proportion_within_a_group_and_equal_between_groups(
@@ -51,7 +50,17 @@ def test_equal_shares_that_divide_the_batch_never_vary() -> None:
     assert (counts == 128).all()
 
 
-@pytest.mark.parametrize("groups", [1, 2, 5])
+def test_each_group_gives_exactly_its_part_of_every_batch() -> None:
+    """As the update on several devices requires, however its part is divided among the shards of the group."""
+    rng = np.random.default_rng(1)
+    for _ in range(200):
+        groups, shards, part = (int(each) for each in rng.integers(1, 6, size=3))
+        totals = rng.random(groups * shards) * 10.0 ** rng.integers(-4, 5, groups * shards)
+        counts = counts_of(shares_of(totals, groups), groups * part, rng.random(9))
+        assert (counts.reshape(9, groups, shards).sum(axis=2) == part).all()
+
+
+@pytest.mark.parametrize("groups", [1, 5])
 def test_weighted_mean_of_draws_has_the_expectation_of_a_uniform_mean(groups: int) -> None:
     """With beta = 1 each draw counts 1 / (N P(i)) times: the mean over draws estimates the mean over all transitions.
 

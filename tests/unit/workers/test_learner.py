@@ -189,7 +189,7 @@ def test_end_of_the_run_is_announced_after_the_last_save(
 def test_replay_that_does_not_fit_the_device_is_refused_at_the_start(
     config: Config, context: zmq.Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "device_memory_bytes", lambda: 1_000_000)
+    monkeypatch.setattr(module, "device_memory_bytes", lambda devices: 1_000_000)
     with pytest.raises(FatalError, match=r"takes 0\.\d+ GB of frames.*lower replay\.capacity_transitions to at most"):
         Learner(RoleContext(config, context, "learner"), segment_spec(config))
     small = dataclasses.replace(config.replay, capacity_transitions=2_000)
