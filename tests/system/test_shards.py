@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -51,10 +52,19 @@ def test_catch_is_learned_with_three_replay_servers(programs: Programs, tmp_path
         assert max(values(directory, name, "replay/samples_per_second")) > 0
         assert newest(directory, name, "replay/samples_per_insert") == pytest.approx(8, abs=3)
     assert "replay servers" in (directory / "report.html").read_text()
-    resumed = programs.start(*catch(directory, *THREE, "total_updates=8200"))
-    assert resumed.exit_code() == 0, resumed.stderr
-    for name in SERVERS:
-        assert "0 segments are live" not in log(directory, name).rpartition("replay of")[2], "it has its journal"
+
+
+@pytest.mark.long
+def test_run_goes_on_with_what_each_server_held_and_with_one_that_lost_it(programs: Programs, tmp_path: Path) -> None:
+    directory = tmp_path / "run"
+    assert programs.start(*catch(directory, *THREE, "total_updates=2000")).exit_code() == 0
+    shutil.rmtree(directory / "replay-2")
+    program = programs.start(*catch(directory, *THREE, "total_updates=4000"))
+    assert program.exit_code() == 0, program.stderr
+    joined = {name: log(directory, name).rpartition("replay of")[2] for name in SERVERS}
+    assert ["; 0 segments are live" in joined[name] for name in SERVERS] == [False, False, True]
+    assert newest(directory, "replay-2", "replay/samples_per_insert") > 0, "it was filled and drawn from again"
+    assert newest(directory, "learner", "learner/updates") == 4000
 
 
 @pytest.mark.long
