@@ -64,3 +64,10 @@ def test_actor_that_left_counts_no_more() -> None:
     placement.remove(16, 1)
     placement.remove(16, NOWHERE)
     assert placement.place(16, NOWHERE) == 1
+
+
+def test_nobody_moves_to_make_it_even_before_all_have_joined() -> None:
+    placement = Placement(2)
+    assert [placement.place(16, placement.add(16, 0), may_balance=False) for _ in range(3)] == [0, 0, 0]
+    assert placement.place(16, NOWHERE, may_balance=False) == 1
+    assert placement.place(16, 0) == 1

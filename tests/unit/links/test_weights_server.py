@@ -305,6 +305,7 @@ def test_each_actor_is_assigned_a_replay_server_and_told_when_it_should_move(
     assert (evaluator.shard or 0) == 0, "it takes no place"
     server.placement.closed = frozenset({0})
     wait_until(lambda: [actor.shard for actor in actors] == [1, 1])
+    monkeypatch.setattr(weights_server, "SETTLED_SECONDS", 0.0)
     server = link.restarted_server(server, shards=2)
     wait_until(lambda: sorted(actor.shard for actor in actors if actor.shard is not None) == [0, 1])
 
