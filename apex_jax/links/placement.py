@@ -16,13 +16,16 @@ class Placement:
         self.closed: frozenset[int] = frozenset()  # shards that are gone; if all are, none is avoided
         self._loads = [0] * shards
 
-    def place(self, environments: int, current: int) -> int:
-        """Returns the shard of an actor, which counts as being there from now on. `current`: counted before."""
-        open_shards = [shard for shard in range(len(self._loads)) if shard not in self.closed] or range(
-            len(self._loads)
-        )
-        least = min(open_shards, key=self._loads.__getitem__)
-        if current in open_shards and self._loads[current] - self._loads[least] <= environments:
+    def place(self, environments: int, current: int, may_balance: bool = True) -> int:
+        """Returns the shard of an actor, which counts as being there from now on. `current`: where it was counted.
+
+        `may_balance`: whether an actor may move from one open shard to another; not before all have had time to join.
+        """
+        shards = range(len(self._loads))
+        choice = [shard for shard in shards if shard not in self.closed] or shards
+        least = min(choice, key=self._loads.__getitem__)
+        is_even = current in choice and self._loads[current] - self._loads[least] <= environments
+        if current in choice and (is_even or not may_balance):
             return current
         self.remove(environments, current)
         self._loads[least] += environments

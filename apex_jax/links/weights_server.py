@@ -38,6 +38,7 @@ from apex_jax.types import PEER_TIMEOUT_SECONDS
 _log = logging.getLogger(__name__)
 
 MAX_CLIENTS = 4_096
+SETTLED_SECONDS = 30.0  # from the start, in which the actors of an earlier learner join again where they are
 MAX_ENCODED = 8  # versions that clients may be fetching, since a transfer on a slow line takes seconds
 OLDEST_SECONDS = 60.0  # age of the newest of these at which the transfers of the oldest one end for a newer one
 
@@ -256,7 +257,8 @@ class WeightsServer:
         newest, run, client = self._offered, self._run_identity.name, self.clients[identity]
         version, final = (newest.version, newest.final) if newest is not None else (0, False)
         if client.environments:
-            client.shard = self.placement.place(client.environments, client.shard)
+            may_balance = time.monotonic() > self._start_seconds + SETTLED_SECONDS
+            client.shard = self.placement.place(client.environments, client.shard, may_balance)
         offer = WeightsOffer(self._run_id, version, final, run, max(0, client.shard))
         sockets.send(self._socket, offer, identity)
 

@@ -208,6 +208,7 @@ def rows(progress: Progress) -> list[tuple[str, str]]:
         ("frames", f"{progress.frames:,}{total}, {progress.frames_per_second:,.0f} per second"),
         ("updates", f"{progress.updates:,}, {progress.updates_per_second:,.1f} per second"),
         ("replay", _replay(progress)),
+        *([("replay servers", _servers(progress))] if progress.servers else []),
         ("samples per insert", _samples_per_insert(progress)),
         ("training return", _number(progress.training_return) + " (exploring)"),
         ("evaluation", _evaluations(progress)),
@@ -256,6 +257,10 @@ def _replay(progress: Progress) -> str:
         share = progress.replay_size / progress.min_size_to_sample
         return f"{progress.replay_size:,} of the {progress.min_size_to_sample:,} needed to start ({share:.0%})"
     return f"{progress.replay_size:,} of {progress.replay_capacity:,} transitions"
+
+
+def _servers(progress: Progress) -> str:
+    return "; ".join(f"{name} {size:,}, {rate:,.0f} stored/s" for name, (size, rate) in progress.servers.items())
 
 
 def _samples_per_insert(progress: Progress) -> str:

@@ -6,15 +6,16 @@ import heapq
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from apex_jax.config import Config
+from apex_jax.config import Config, server_name
 from apex_jax.operations.diagnosis import Diagnosis
 from apex_jax.run.metrics import MetricsFollower
 
 MAX_READINGS = 60  # one a second
+SUMS = ("replay/size_transitions", "charts/environment_frames_per_second")  # over the replay servers
 SOUND_SECONDS = 5.0  # of learning before rates are used to estimate the time left
 
 
@@ -60,6 +61,7 @@ class Progress:
     earlier_updates: int = 0  # by earlier starts of the run
     reached_limits: tuple[str, ...] = ()  # of the run, as KEY=VALUE
     share: float | None = None  # of the run that is done, by the nearest of its limits, 0 to 1; None without limits
+    servers: Mapping[str, tuple[int, float]] = field(default_factory=dict)  # of several: transitions, stored a second
     film_return: float | None = None  # of the episode in the task's own simulator, if this start made one
 
 
@@ -69,6 +71,7 @@ class _Role:
 
     follower: MetricsFollower
     last: dict[str, Any] | None = None
+    newest: dict[str, float] = field(default_factory=dict)  # value of each tag
     read_seconds: float = 0.0  # time at which `last` was read
     memory_bytes: float = 0.0
     restarts: int = 0
@@ -90,7 +93,8 @@ class ProgressReader:
 
     def __init__(self, run_directory: str, config: Config, clock: Callable[[], float] = time.monotonic) -> None:
         """`clock`: monotonic seconds, because the wall clock, whose times the files hold, may be set back."""
-        names = ["learner", "replay", *(f"actor-{i}" for i in range(config.actor.processes)), "evaluator"]
+        self._servers = [server_name(i) for i in range(config.replay.servers)]
+        names = ["learner", *self._servers, *(f"actor-{i}" for i in range(config.actor.processes)), "evaluator"]
         paths = {name: Path(run_directory, "metrics", f"{name}.jsonl") for name in names}
         self._roles = {name: _Role(MetricsFollower(path)) for name, path in paths.items()}
         self._config = config
@@ -141,6 +145,7 @@ class ProgressReader:
             earlier_updates=self._past_updates,
             reached_limits=reached,
             share=min(1.0, max(shares.values())) if shares else None,
+            servers=self._of_servers() if len(self._servers) > 1 else {},
             film_return=self._values.get("eval/film_return"),
         )
 
@@ -162,7 +167,9 @@ class ProgressReader:
         self._learning |= bool(line.get("charts/updates_per_second"))
         for tag, value in line.items():
             if value is not None:
-                self._values[tag] = value
+                role.newest[tag] = self._values[tag] = value
+        for tag in SUMS:
+            self._values[tag] = sum(self._roles[name].newest.get(tag, 0.0) for name in self._servers)
 
     def _warnings(self, frames: int) -> tuple[str, ...]:
         now = self._clock()
@@ -183,8 +190,15 @@ class ProgressReader:
     def _frames(self) -> int:
         """Returns the larger of the learner's and the replay server's counts of frames: the learner receives its count
         with batches, so it is out of date without them."""
-        lines = (self._roles[name].last for name in ("learner", "replay"))
+        lines = (self._roles[name].last for name in ("learner", *self._servers))
         return max((line["step"] for line in lines if line), default=0) or self._past_frames
+
+    def _of_servers(self) -> dict[str, tuple[int, float]]:
+        newest = {name: self._roles[name].newest for name in self._servers}
+        return {
+            name: (int(of.get("replay/size_transitions", 0)), of.get("replay/inserts_per_second", 0.0))
+            for name, of in newest.items()
+        }
 
     def _learner_seconds(self) -> float:
         """Returns the time that counts towards `total_minutes`: the learner's count plus the time since it was read."""

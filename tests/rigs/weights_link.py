@@ -94,10 +94,16 @@ class Link:
         self._ends: list[Any] = []
 
     def server(
-        self, first_version: int = 0, run: RunIdentity | None = None, params: Any = PARAMS, run_id: int = RUN_ID
+        self,
+        first_version: int = 0,
+        run: RunIdentity | None = None,
+        params: Any = PARAMS,
+        run_id: int = RUN_ID,
+        shards: int = 1,
     ) -> WeightsServer:
         architecture = architecture_of(params)
-        server = WeightsServer(self._context, self.address, run_id, first_version, COMPATIBILITY_KEY, architecture, run)
+        key = COMPATIBILITY_KEY
+        server = WeightsServer(self._context, self.address, run_id, first_version, key, architecture, run, shards)
         self._ends.append(server)
         return server
 
@@ -124,10 +130,10 @@ class Link:
         peer.receive(WeightsOffer)
         return peer
 
-    def restarted_server(self, server: WeightsServer, first_version: int = 0) -> WeightsServer:
+    def restarted_server(self, server: WeightsServer, first_version: int = 0, shards: int = 1) -> WeightsServer:
         server.close()
         self._ends.remove(server)
-        return self.when_free(lambda: self.server(first_version, run_id=RUN_ID + 1))
+        return self.when_free(lambda: self.server(first_version, run_id=RUN_ID + 1, shards=shards))
 
     def when_free(self, make: Callable[[], WeightsServer]) -> WeightsServer:
         made: list[WeightsServer] = []

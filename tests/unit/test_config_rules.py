@@ -77,3 +77,32 @@ def test_devices_that_do_not_divide_batch_and_servers_are_refused(settings: str)
         load(None, ["learner.devices=4", *settings.split()])
     load(None, ["learner.devices=4", "replay.servers=8"])
     load(None, ["learner.devices=0", *settings.split()])  # the learner finds out
+
+
+TWO = ["replay.servers=2", "addresses.experience=[tcp://a:1,tcp://b:1]", "addresses.sampling=[tcp://a:2,tcp://b:2]"]
+
+
+def test_several_replay_servers_have_a_list_of_addresses_or_each_its_own() -> None:
+    assert load(None, TWO).addresses.experience == ("tcp://a:1", "tcp://b:1")
+    own = load(None, ["replay.servers=2", "replay.index=1", "addresses.experience=tcp://*:1"])
+    assert own.addresses.experience == ("tcp://*:1",)
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        (["addresses.sampling=[tcp://a:2,tcp://b:2]"], r"must have one entry for each of replay\.servers=1"),
+        ([*TWO, "addresses.sampling=[tcp://a:1,tcp://b:2]"], "is used twice"),
+        ([*TWO, "addresses.sampling=[tcp://a:2,b:2]"], "must start with tcp://"),
+        ([*TWO, "addresses.sampling=[]"], "must have one entry"),
+        ([*TWO, "replay.index=2"], r"replay\.index=2: must be 0 to 1, with replay\.servers=2"),
+        ([*TWO, "replay.columns=x:int8"], r"replay\.servers=2: must be 1 with replay\.columns"),
+        ([*TWO, "storage.url=s3://b/p"], r"replay\.servers=2: must be 1 with storage\.url"),
+        (["replay.servers=40"], r"replay\.servers=40: must be at most 32, the environments of the fleet"),
+        ([*TWO, "replay.capacity_transitions=100", "replay.min_size_to_sample=1"], r"actor\.segment_slots=64 x replay"),
+    ],
+)
+def test_mistake_with_several_replay_servers_is_one_line(settings: list[str], told: str) -> None:
+    with pytest.raises(UsageError, match=told) as caught:
+        load(None, settings)
+    assert str(caught.value).isprintable()

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from apex_jax.links.membership import Actor, Membership, Waiting
-from apex_jax.transport.messages import ActorStatus
+from apex_jax.transport.messages import ActorHello, ActorStatus
 from apex_jax.types import SegmentRecord
 
 LADDER, MOST_LEFT_BEHIND = 8, 12
@@ -93,3 +93,31 @@ def test_an_actor_that_returns_keeps_its_pending_segments_and_its_credit() -> No
     assert (membership.gone, membership.connection_of(1), actor.stored) == ({}, b"b", 0)
     assert turns(membership) == [1]
     assert actor.stored == 1
+
+
+@pytest.mark.parametrize("servers", [1, 2, 3])
+def test_servers_assign_different_incarnations_and_places_that_span_the_ladder(servers: int) -> None:
+    ladder = 24
+    places: list[int] = []
+    incarnations: list[int] = []
+    for index in range(servers):
+        membership, newest = Membership(ladder, MOST_LEFT_BEHIND, index, servers), 0
+        for run_id in range(1, 24 // servers // 4 + 1):
+            hello = ActorHello(run_id, "", num_environments=4)
+            newest, ladder_indices = membership.choose(hello, newest, 0.0)
+            actor = Actor(run_id, newest, ladder_indices, ActorStatus(run_id, 0.0, 0), received=0)
+            membership.join(b"%d" % run_id, actor)
+            incarnations.append(newest)
+            places += ladder_indices.tolist()
+            assert ladder_indices.min() < ladder / 3
+            assert ladder_indices.max() >= ladder * 2 / 3
+    assert sorted(places) == list(range(ladder))
+    assert len(set(incarnations)) == len(incarnations)
+    assert sorted(incarnations) == list(range(1, len(incarnations) + 1))
+
+
+def test_actor_that_comes_from_another_server_keeps_its_places_under_a_new_incarnation() -> None:
+    membership = Membership(LADDER, MOST_LEFT_BEHIND, index=1, servers=2)
+    hello = ActorHello(7, "", num_environments=3, ladder_indices=np.array([0, 4, 6], np.int32))
+    incarnation, ladder_indices = membership.choose(hello, 5, 0.0)
+    assert (incarnation, ladder_indices.tolist()) == (6, [0, 4, 6])

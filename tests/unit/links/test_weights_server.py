@@ -295,6 +295,21 @@ def test_hello_of_a_second_kind_is_refused_in_place(link: Link) -> None:
     assert len(server.clients) == 1
 
 
+def test_each_actor_is_assigned_a_replay_server_and_told_when_it_should_move(
+    link: Link, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(weights_client, "HEARTBEAT_SECONDS", 0.05)
+    server = link.server(shards=2)
+    evaluator, *actors = (link.client(environments=size) for size in (0, 16, 16))
+    wait_until(lambda: sorted(actor.shard for actor in actors if actor.shard is not None) == [0, 1])
+    assert (evaluator.shard or 0) == 0, "it takes no place"
+    server.placement.closed = frozenset({0})
+    wait_until(lambda: [actor.shard for actor in actors] == [1, 1])
+    monkeypatch.setattr(weights_server, "SETTLED_SECONDS", 0.0)
+    server = link.restarted_server(server, shards=2)
+    wait_until(lambda: sorted(actor.shard for actor in actors if actor.shard is not None) == [0, 1])
+
+
 # Addresses and threads -------------------------------------------------------------------------------------------
 
 

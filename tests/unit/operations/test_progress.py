@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from apex_jax.config import EvaluatorConfig
+from apex_jax.config import EvaluatorConfig, ReplayConfig
+from apex_jax.operations.live_view import rows
 from apex_jax.operations.progress import Evaluation, ProgressReader
 from apex_jax.run.metrics import MetricsWriter
 from tests.rigs.live_views import START, Clock, config, write
@@ -108,6 +109,21 @@ def test_any_evaluation_with_the_return_to_stop_at_ends_the_run(
         write(tmp_path, "evaluator", 0, 4000, eval__episodic_return=value)
     reader = ProgressReader(str(tmp_path), config(evaluator=EvaluatorConfig(stop_at_return=goal)), Clock())
     assert reader.read().reached_limits == reached
+
+
+def test_numbers_of_several_replay_servers_are_added_and_each_is_shown(tmp_path: Path) -> None:
+    replay = ReplayConfig(servers=2, capacity_transitions=10_000, min_size_to_sample=1_000)
+    reader = ProgressReader(str(tmp_path), config(replay=replay), Clock())
+    assert reader.read().servers == {"replay": (0, 0.0), "replay-1": (0, 0.0)}
+    rate = "charts__environment_frames_per_second"
+    stored = "replay__inserts_per_second"
+    write(tmp_path, "replay", 5, 8000, replay__size_transitions=300, **{rate: 400.0, stored: 90.0})
+    write(tmp_path, "replay-1", 5, 8800, replay__size_transitions=500, **{rate: 200.0, stored: 40.0})
+    now = reader.read()
+    assert (now.frames, now.frames_per_second, now.replay_size) == (8800, 600.0, 800)
+    assert now.servers == {"replay": (300, 90.0), "replay-1": (500, 40.0)}
+    assert now.roles["replay-1"] == "running"
+    assert dict(rows(now))["replay servers"] == "replay 300, 90 stored/s; replay-1 500, 40 stored/s"
 
 
 def test_numbers_come_from_the_files_of_all_processes(tmp_path: Path) -> None:

@@ -12,7 +12,16 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from apex_jax.host.errors import UsageError
-from apex_jax.transport.addresses import Address, UnresolvedHost, check_path_is_free, is_loopback, resolve, split
+from apex_jax.settings import load
+from apex_jax.transport.addresses import (
+    Address,
+    UnresolvedHost,
+    addresses_of_servers,
+    check_path_is_free,
+    is_loopback,
+    resolve,
+    split,
+)
 
 
 def test_addresses_are_parsed_into_their_parts() -> None:
@@ -20,6 +29,13 @@ def test_addresses_are_parsed_into_their_parts() -> None:
     assert split("tcp://host:65535") == Address("host", 65535, "")
     assert split("ipc://a/b") == Address("", 0, "a/b")
     assert (socket.AF_INET, ("127.0.0.1", 80)) in resolve(split("tcp://127.0.0.1:80"), 5.0)
+
+
+def test_each_replay_server_has_an_address_where_it_is_joined() -> None:
+    two = load(None, ["replay.servers=2", "addresses.sampling=[tcp://a:2,tcp://b:2]"])
+    assert addresses_of_servers(two, "sampling") == ("tcp://a:2", "tcp://b:2")
+    with pytest.raises(UsageError, match=r"addresses\.experience=.*must have one entry for each of replay\.servers=2"):
+        addresses_of_servers(two, "experience")
 
 
 @pytest.mark.parametrize("host", ["no.such.host.invalid", "a..b", "x" * 300])

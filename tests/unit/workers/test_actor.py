@@ -157,6 +157,7 @@ def test_actor_that_waits_for_room_ends_if_its_learner_is_away_for_too_long() ->
     actor, replay = Actor.__new__(Actor), FullReplay()  # without threads
     actor._config, actor._stream, actor._weights = CONFIG, replay, GivenUp()  # type: ignore[assignment]
     actor._steps, actor._steps_sent, actor._waited_seconds, actor._in_use = 10, 0, 0.0, None
+    actor._addresses = ("ipc://one",)
     with pytest.raises(RunError):
         actor._send([segment_of(number) for number in (1, 2, 3)], StopSignal())
     assert len(replay.segments) == 1

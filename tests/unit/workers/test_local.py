@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from apex_jax.command_line import parse
-from apex_jax.config import ActorConfig, AddressConfig, Config
+from apex_jax.config import ActorConfig, AddressConfig, Config, ReplayConfig
 from apex_jax.host.errors import RunError
 from apex_jax.operations.live_view import LiveView
 from apex_jax.operations.progress import Progress
@@ -110,6 +110,15 @@ def test_roles_are_given_the_config_and_the_addresses_of_the_run(stage: Stage) -
     assert command.config == stage.config.replace(addresses=AddressConfig(weights="ipc://w"))
     kept = load(Path(stage.config.run_directory, "logs", "config.yaml"))
     assert kept == stage.config, "the run's own is the learner's to write"
+
+
+def test_several_replay_servers_are_started_with_their_numbers(stage: Stage) -> None:
+    stage.config = stage.config.replace(replay=ReplayConfig(servers=2))
+    told = 'pathlib.Path(folder / "told").write_text("\\n".join(sys.argv[1:]))'
+    stage.run(replay_1=f"{told}\n{WAIT}", learner="wait_until((folder / 'told').exists)")
+    assert stage.lives == ONCE_EACH | {"replay-1": 1}
+    command = parse((stage.folder / "told").read_text().splitlines())
+    assert (command.role, command.name, command.config.replay.index) == ("replay", "replay-1", 1)
 
 
 def test_role_is_starting_until_it_reports_its_status(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
