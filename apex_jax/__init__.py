@@ -35,6 +35,7 @@
       exploration    the ladders of epsilon and of noise
       segments       steps of environments -> segments with n-step transitions
       frame_store    segments on the learner's device -> batches by index
+      devices        updates on several devices, each with its own segments
 
     replay/          the replay and its journal: no socket, no clock
       sum_tree       draws in proportion to a value

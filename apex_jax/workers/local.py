@@ -360,6 +360,10 @@ def run(config: Config, name: str, stop: StopSignal) -> int:
     """Runs all roles and returns the process's exit code."""
     make_limiter(config, segment_spec(config))  # rejects an impossible config before anything starts
     check_video(config)
+    if (actors := config.actor.processes) < (servers := config.replay.servers):
+        raise UsageError(
+            f"actor.processes={actors}: must be at least replay.servers={servers}: each sends to one server"
+        )
     links = LocalLinks()
     try:
         with locked(Path(config.directory)), StatusPage(config, "local", name, stop) as page:
@@ -372,7 +376,6 @@ def run(config: Config, name: str, stop: StopSignal) -> int:
                 return stop.exit_code
             with RunPage(config) as run_page:
                 record_start(config)
-                servers = config.replay.servers
                 experience, sampling = (links.of_servers(link, servers) for link in ("experience", "sampling"))
                 addresses = AddressConfig(experience, sampling, links.weights, links.status)
                 if not stop.is_set():

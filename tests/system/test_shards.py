@@ -55,6 +55,30 @@ def test_catch_is_learned_with_three_replay_servers(programs: Programs, tmp_path
 
 
 @pytest.mark.long
+def test_fewer_actors_than_servers_are_refused_before_anything_starts(programs: Programs, tmp_path: Path) -> None:
+    program = programs.start(*catch(tmp_path / "run", "replay.servers=2"))
+    assert program.exit_code() == 2
+    fix = "must be at least replay.servers=2: each sends to one server"
+    assert program.stderr == f"error: actor.processes=1: {fix}\n"
+
+
+@pytest.mark.long
+def test_two_devices_learn_from_a_server_each_and_one_device_goes_on(programs: Programs, tmp_path: Path) -> None:
+    directory, two = tmp_path / "run", ("replay.servers=2", "actor.processes=2")
+    program = programs.start(*catch(directory, *two, "learner.devices=2"))
+    assert program.exit_code() == 0, program.stderr
+    assert "learning on cpu:0, cpu:1 in float32" in log(directory, "learner")
+    assert values(directory, "evaluator", "eval/episodic_return")[-1] >= 0.9
+    assert min(max(values(directory, name, "replay/samples_per_second")) for name in SERVERS[:2]) > 0
+    updates = newest(directory, "learner", "learner/updates")
+    program = programs.start(*catch(directory, *two, f"total_updates={updates + 800:.0f}"))
+    assert program.exit_code() == 0, program.stderr
+    assert f"resuming from the checkpoint at {updates:.0f} updates" in log(directory, "learner")
+    assert newest(directory, "learner", "learner/updates") == updates + 800
+    assert min(values(directory, "evaluator", "eval/episodic_return")[-2:]) >= 0.9
+
+
+@pytest.mark.long
 def test_run_goes_on_with_what_each_server_held_and_with_one_that_lost_it(programs: Programs, tmp_path: Path) -> None:
     directory = tmp_path / "run"
     assert programs.start(*catch(directory, *THREE, "total_updates=2000")).exit_code() == 0
