@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -98,17 +98,14 @@ def job(tmp_path: Path) -> Job:
     return Job(tmp_path)
 
 
-quick = [pytest.mark.deploy, pytest.mark.quick]
 DONE = "learner 0\nreplay 0\nactor 0\nevaluator 0"
 
 
-def marked(function):
-    for mark in quick:
-        function = mark(function)
-    return function
+def on_stand_ins(function):
+    return pytest.mark.deploy(pytest.mark.quick(function))
 
 
-@marked
+@on_stand_ins
 @pytest.mark.parametrize(("environment", "line"), [
     ({}, "error: there is no job: run sbatch deploy/slurm/apex_jax.sbatch, followed by arguments of main.py"),
     ({**JOB, "SLURM_JOB_NUM_NODES": "1"}, "error: one node needs no fleet: "),
@@ -121,7 +118,7 @@ def test_job_that_is_no_fleet_is_refused_in_one_line(job: Job, environment: dict
     assert errors.count("\n") == 1
 
 
-@marked
+@on_stand_ins
 def test_another_folder_than_a_checkout_is_refused(job: Job) -> None:
     (job.folder / "main.py").unlink()
     code, errors = job.run(**JOB)
@@ -129,7 +126,7 @@ def test_another_folder_than_a_checkout_is_refused(job: Job) -> None:
     assert "is no checkout" in errors
 
 
-@marked
+@on_stand_ins
 @pytest.mark.parametrize("argument", ["seed=-1", "actor.processes=3", "--role=actor"])
 def test_wrong_argument_ends_the_job_before_anything_starts(job: Job, argument: str) -> None:
     code, errors = job.run("--config", "catch", argument, **JOB)
@@ -137,7 +134,7 @@ def test_wrong_argument_ends_the_job_before_anything_starts(job: Job, argument: 
     assert not (job.folder / "runs").exists()
 
 
-@marked
+@on_stand_ins
 def test_roles_start_with_the_arguments_the_addresses_of_the_job_and_keys(job: Job) -> None:
     assert job.run("--config", "catch", "seed=3", codes=DONE, **JOB) == (0, "")
     (step,) = (line for line in job.log if line.startswith("srun "))
@@ -156,7 +153,7 @@ def test_roles_start_with_the_arguments_the_addresses_of_the_job_and_keys(job: J
     assert not (job.folder / "runs/Catch-v0-3/keys-7").exists(), "keys go with the job"
 
 
-@marked
+@on_stand_ins
 def test_actors_of_a_heterogeneous_job_are_its_second_component(job: Job) -> None:
     second = {"SLURM_JOB_NODELIST_HET_GROUP_1": "cpu[1-3]", "SLURM_TASKS_PER_NODE_HET_GROUP_1": "4(x3)"}
     cpus = {"SLURM_HET_SIZE": "2", "SLURM_CPUS_PER_TASK_HET_GROUP_1": "5"}
@@ -165,7 +162,7 @@ def test_actors_of_a_heterogeneous_job_are_its_second_component(job: Job) -> Non
     assert "srun --het-group=1 --nodes=3 --ntasks=12 --ntasks-per-node=4 --cpus-per-task=5 " in step
 
 
-@marked
+@on_stand_ins
 def test_port_that_another_program_uses_is_left_out(job: Job) -> None:
     with socket.socket() as other:
         other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -177,7 +174,7 @@ def test_port_that_another_program_uses_is_left_out(job: Job) -> None:
     assert "20022" not in ports
 
 
-@marked
+@on_stand_ins
 def test_failed_role_is_started_again_and_the_job_ends_well(job: Job) -> None:
     code, errors = job.run("--config", "catch", codes="learner 1 139 0\nreplay 1 0\nactor 1 0\nevaluator 0", **JOB)
     assert code == 0
@@ -185,7 +182,7 @@ def test_failed_role_is_started_again_and_the_job_ends_well(job: Job) -> None:
     assert "learner ended with exit code 139: starting it again in 10 s" in errors
 
 
-@marked
+@on_stand_ins
 @pytest.mark.parametrize(("codes", "code", "starts"), [("3", 3, 1), ("2", 2, 1), ("1 1 1 1 1 1 1", 1, 6)])
 def test_role_that_cannot_go_on_ends_the_job_with_its_code(job: Job, codes: str, code: int, starts: int) -> None:
     ended, errors = job.run("--config", "catch", codes=f"replay {codes}", **JOB)
@@ -194,7 +191,7 @@ def test_role_that_cannot_go_on_ends_the_job_with_its_code(job: Job, codes: str,
     assert "SIGTERM learner" in job.log
 
 
-@marked
+@on_stand_ins
 def test_sigterm_reaches_each_role_once_and_ends_the_job_with_143(job: Job) -> None:
     process = job.start("--config", "catch", codes="", **JOB)
     wait_until(lambda: all(job.starts(role) for role in ("replay", "learner", "evaluator", "actor")), 60)
@@ -221,10 +218,11 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 class Run:
     """A job of the script on the cluster, with Catch."""
 
-    def __init__(self, cluster: Cluster, folder: Path, nodes: int, *settings: str):
+    def __init__(self, cluster: Cluster, folder: Path, nodes: Sequence[str], *settings: str):
+        """`nodes`: options of sbatch."""
         self.cluster, self.directory, self._log = cluster, folder / "run", folder / "job.log"
         often = ("metrics_interval_seconds=0.5", "evaluator.interval_seconds=1")
-        options = ("--parsable", f"--nodes={nodes}", f"--cpus-per-task={os.cpu_count()}", f"--output={self._log}")
+        options = ("--parsable", f"--output={self._log}", *nodes)
         run = ("--config", "catch", f"run_directory={self.directory}", "actor.environments=8", *often, *settings)
         self.job = cluster.run("sbatch", *options, str(SCRIPT), *run).strip()
 
@@ -246,13 +244,18 @@ class Run:
             time.sleep(0.5)
 
 
-def real(function):
+def on_a_real_slurm(function):
     return pytest.mark.deploy(pytest.mark.timeout(900)(function))
 
 
-@real
-def test_catch_run_trains_and_the_job_ends_with_0(cluster: Cluster, tmp_path: Path) -> None:
-    run = Run(cluster, tmp_path, 3, "total_updates=2000")
+def nodes(number: int) -> list[str]:
+    return [f"--nodes={number}", "--ntasks-per-node=1", f"--cpus-per-task={os.cpu_count()}"]
+
+
+@on_a_real_slurm
+@pytest.mark.parametrize("options", [nodes(3), [*nodes(1), ":", *nodes(2)]], ids=["one kind", "heterogeneous"])
+def test_catch_run_trains_and_the_job_ends_with_0(cluster: Cluster, tmp_path: Path, options: list[str]) -> None:
+    run = Run(cluster, tmp_path, options, "total_updates=2000")
     fields = cluster.wait_for_state(run.job, "COMPLETED", 300)
     assert fields["ExitCode"] == "0:0"
     assert checkpoints(run.directory)[-1] == 2000
@@ -262,9 +265,9 @@ def test_catch_run_trains_and_the_job_ends_with_0(cluster: Cluster, tmp_path: Pa
     assert list(run.directory.glob("keys-*")) == []
 
 
-@real
+@on_a_real_slurm
 def test_role_of_a_killed_step_comes_back_and_so_does_that_of_a_killed_node(cluster: Cluster, tmp_path: Path) -> None:
-    run = Run(cluster, tmp_path, 2, "total_updates=0")
+    run = Run(cluster, tmp_path, nodes(2), "total_updates=0", "learner.checkpoint_interval_seconds=1000000")
     run.wait("replay/actors", 1, 0.0, "replay")
     run.wait("learner/updates", 100, 0.0)
 
@@ -273,24 +276,28 @@ def test_role_of_a_killed_step_comes_back_and_so_does_that_of_a_killed_node(clus
     run.wait("actor/steps_per_second", 1, killed + 5, "actor-0")
     assert cluster.job(run.job)["Restarts"] == "0"
 
-    before, updates = set(nodes_of(cluster, run.job)), run.newest("learner", "learner/updates")
-    first, of_the_actor = sorted(before)
+    updates = run.newest("learner", "learner/updates")
+    of_the_actor = nodes_of(cluster, run.job)[1]
     cluster.kill(of_the_actor)
     killed = time.time()
     wait_until(lambda: cluster.job(run.job)["Restarts"] == "1", 120)
     cluster.wait_for_state(run.job, "RUNNING")
+    saved = checkpoints(run.directory)[-1]
+    assert saved >= updates
     run.wait("actor/steps_per_second", 1, killed + 20, "actor-0")
-    run.wait("learner/updates", updates + 100, killed + 20)
+    run.wait("learner/updates", saved + 100, killed + 20)
     assert of_the_actor not in nodes_of(cluster, run.job)
 
-    cluster.run("scancel", run.job)
-    cluster.wait_for_state(run.job, "CANCELLED")
+    updates = run.newest("learner", "learner/updates")
+    cluster.run("scancel", "--batch", "--signal=TERM", run.job)
+    assert cluster.wait_for_state(run.job, "FAILED")["ExitCode"] == "143:0"
+    assert checkpoints(run.directory)[-1] >= updates
     cluster.boot(of_the_actor)
 
 
-@real
+@on_a_real_slurm
 def test_requeued_job_resumes_and_scancel_saves(cluster: Cluster, tmp_path: Path) -> None:
-    run = Run(cluster, tmp_path, 2, "total_updates=0", "learner.checkpoint_interval_seconds=1000000")
+    run = Run(cluster, tmp_path, nodes(2), "total_updates=0", "learner.checkpoint_interval_seconds=1000000")
     run.wait("learner/updates", 100, 0.0)
     updates = run.newest("learner", "learner/updates")
     cluster.run("scontrol", "requeue", run.job)
