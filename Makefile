@@ -2,7 +2,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help train test test-long test-slow test-all test-faults fleet-tools test-deploy test-deploy-quick test-fleet clean FORCE
+.PHONY: help train test test-long test-slow test-all test-faults fleet-tools test-deploy test-deploy-quick test-slurm test-fleet clean FORCE
 
 VENV := .venv
 RUN := $(VENV)/bin/python
@@ -23,6 +23,7 @@ help:
 	@echo "make test-deploy       tests of deploy/: Terraform against moto, units, scripts, images; needs terraform"
 	@echo "make test-deploy-quick its part that takes minutes only: no moto, no checkov, no installation"
 	@echo "make test-deploy-quick NO_TERRAFORM=1   what of that needs no terraform: scripts, units, images, deploy/README.md"
+	@echo "make test-slurm        a fleet as a job of a real Slurm; needs root, slurm-wlm and munge, or tests less"
 	@echo "make test-fleet        a whole fleet as its user data boots it, in network namespaces; needs terraform and root"
 	@echo "make test-fleet GAME=Pong   the same, which has to learn Pong; 20 minutes on 2 cores"
 	@echo "make clean             remove .venv and the tools' caches; runs/ stays"
@@ -59,6 +60,10 @@ test-deploy: $(VENV)/requirements-deploy.installed $(VENV)/checkov/installed
 test-deploy-quick: $(VENV)/requirements-deploy.installed
 	@echo "Not in here, but in make test-deploy: checkov; apply and destroy against moto; what runs on hosts; provision.sh"
 	JAX_PLATFORMS=cpu $(RUN) -m pytest -m 'deploy and quick$(if $(NO_TERRAFORM), and not terraform)'
+
+# As root: nodes are namespaces. Part of test-deploy, too.
+test-slurm: $(VENV)/requirements-deploy.installed
+	JAX_PLATFORMS=cpu $(RUN) -m pytest -m deploy deploy/tests/test_slurm.py
 
 # As root: hosts are namespaces.
 test-fleet: $(VENV)/requirements-deploy.installed

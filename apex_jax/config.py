@@ -270,9 +270,7 @@ class LearnerConfig:
         choices=("auto", "float32", "bfloat16"),
     )
     device: str = key("auto", "where the learner runs; auto = GPU where there is one", choices=("auto", "cpu", "gpu"))
-    devices: int = key(
-        1, "devices that share batches and frames, each with its own replay servers; 0 = all that there are", "", 0, 64
-    )
+    devices: int = key(1, "devices that share batches and frames, each with its own replay servers; 0 = all", "", 0, 64)
 
     @property
     def largest_draw(self) -> int:

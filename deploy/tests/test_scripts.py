@@ -18,7 +18,13 @@ from tests.rigs.processes import ROOT
 pytestmark = [pytest.mark.deploy, pytest.mark.quick, pytest.mark.timeout(900)]
 
 PROVISION, SMOKE_TEST = DEPLOY / "provision.sh", DEPLOY / "smoke_test.sh"
-SCRIPTS = [PROVISION, SMOKE_TEST, DEPLOY / "host/start_log_agent", DEPLOY / "packer/wake_agent.sh"]
+SCRIPTS = [
+    PROVISION,
+    SMOKE_TEST,
+    DEPLOY / "host/start_log_agent",
+    DEPLOY / "packer/wake_agent.sh",
+    DEPLOY / "slurm/apex_jax.sbatch",
+]
 UNITS = sorted([*(DEPLOY / "systemd").glob("*.service"), *(DEPLOY / "systemd").glob("*.timer")])
 PACKER = DEPLOY / "packer"
 NEWER_THAN_1_6 = r"^  imds_support.*\n|^  metadata_options \{[^}]*\}\n"  # arguments that an old Packer does not know

@@ -27,7 +27,14 @@ from apex_jax.settings import SETTINGS
 from tests.rigs.pages import Page, Recipe, commands_of
 from tests.rigs.processes import ROOT
 
-SINGLE = ("README.md", "CONTRIBUTING.md", "deploy/README.md", "benchmarks/README.md", "results/README.md")
+SINGLE = (
+    "README.md",
+    "CONTRIBUTING.md",
+    "deploy/README.md",
+    "deploy/slurm/README.md",
+    "benchmarks/README.md",
+    "results/README.md",
+)
 PATHS = [*(ROOT / name for name in SINGLE), *sorted((ROOT / "docs").glob("*.md"))]
 PAGES = [Page(path) for path in PATHS if path.is_file()]
 EXTENDING, ARCHITECTURE = (Page(ROOT / "docs" / name) for name in ("extending.md", "architecture.md"))
