@@ -24,7 +24,6 @@ from apex_jax.agent.frame_store import create_store, gather, insert_segments
 from apex_jax.config import Config
 from apex_jax.environments.environment import segment_spec
 from apex_jax.replay.replay import Replay
-from apex_jax.replay.shares import importance_weights
 from apex_jax.segment_codec import encode_record
 from apex_jax.settings import load
 from apex_jax.types import Segment, SegmentSpec, zero_columns
@@ -78,7 +77,7 @@ def ours(config: Config, num_stored: int, rng: np.random.Generator) -> Callable[
     def call() -> object:
         draw = replay.draw(1, BATCH_SIZE, 0.0)
         replay.drawn(draw.indices.size)
-        importance_weights(draw.probabilities, BETA)
+        draw.weights(BETA)
         batch = jax.block_until_ready(gathered(store, draw.indices[0]))
         replay.update_priorities(draw.indices.ravel(), draw.generations.ravel(), priorities)
         return batch

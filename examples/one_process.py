@@ -26,7 +26,6 @@ from apex_jax.config import Config
 from apex_jax.environments.environment import Environment, EpisodeTracker, segment_spec
 from apex_jax.host.program import CONFIGS
 from apex_jax.replay.replay import Replay
-from apex_jax.replay.shares import importance_weights
 from apex_jax.segment_codec import encode_record
 from apex_jax.settings import load
 from apex_jax.types import Segment, SegmentSpec
@@ -83,7 +82,7 @@ def train(config: Config) -> None:
     state = algorithm.init(jax.random.key(rng.integers(2**31)))  # online and target parameters, optimizer
     params = copy_params(algorithm.acting_params(state))
     batches, batch_size = config.learner.updates_of_a_call(on_cpu=True), config.learner.batch_size  # of an update call
-    updates, started, next_report = 0, time.monotonic(), 0.0
+    updates, started, next_report, beta = 0, time.monotonic(), 0.0, config.replay.importance_sampling_exponent
     while updates < config.total_updates:
         now = time.monotonic() - started
         # 1. Experience: each full segment gets a number and goes to the replay, and to the same slot of the store.
@@ -94,13 +93,12 @@ def train(config: Config) -> None:
             store = insert_segments(store, np.array([slot]), *jax.tree.map(lambda array: array[None], segment))
         # 2. Learning, as often as `replay.samples_per_insert` allows: so many draws for each transition inserted.
         while updates < config.total_updates and replay.can_draw(batches * batch_size):
-            draw = replay.draw(batches, batch_size, now)  # P(i) ~ priority^alpha; below: weights ~ P(i)^-beta
+            draw = replay.draw(batches, batch_size, now)  # P(i) ~ priority^alpha, importance weights ~ P(i)^-beta
             replay.drawn(draw.indices.size)  # counts them for that limit
             # For each batch one step of the optimizer, which brings q(s, a) closer to G: n discounted rewards, plus
             # gamma^n times the target network's value of the action that the online network prefers after them.
             learning_rate_share = 1 - updates / config.total_updates  # falls to 0; with `python main.py` as configured
-            weights = importance_weights(draw.probabilities, config.replay.importance_sampling_exponent)
-            state, output = algorithm.update(state, store, draw.indices, weights, learning_rate_share)
+            state, output = algorithm.update(state, store, draw.indices, draw.weights(beta), learning_rate_share)
             priorities = np.asarray(output.priorities)  # the new |G - q(s, a)| of the transitions drawn
             replay.update_priorities(draw.indices.ravel(), draw.generations.ravel(), priorities.ravel())
             updates += batches

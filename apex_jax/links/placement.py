@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-NOWHERE = -1  # shard of an actor that has none yet, or of a client that is no actor
+from apex_jax.types import MAX_SHARDS
+
+NOWHERE = MAX_SHARDS  # shard of an actor that has none yet, or of a client that is no actor
 
 
 class Placement:
@@ -33,7 +35,7 @@ class Placement:
 
     def add(self, environments: int, shard: int) -> int:
         """Counts an actor that has a shard; returns it, or NOWHERE if there is none of this number."""
-        if not 0 <= shard < len(self._loads):
+        if shard >= len(self._loads):
             return NOWHERE
         self._loads[shard] += environments
         return shard

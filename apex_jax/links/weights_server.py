@@ -259,7 +259,7 @@ class WeightsServer:
         if client.environments:
             may_balance = time.monotonic() > self._start_seconds + SETTLED_SECONDS
             client.shard = self.placement.place(client.environments, client.shard, may_balance)
-        offer = WeightsOffer(self._run_id, version, final, run, max(0, client.shard))
+        offer = WeightsOffer(self._run_id, version, final, run, 0 if client.shard == NOWHERE else client.shard)
         sockets.send(self._socket, offer, identity)
 
     def _fetched(self, client: Client, version: int) -> Encoded | None:

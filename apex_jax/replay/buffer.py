@@ -9,6 +9,7 @@ import numba
 import numpy as np
 
 from apex_jax.host.compiled import FLOATS_READ, INTEGERS_READ, compiled
+from apex_jax.replay.shares import importance_weights
 from apex_jax.replay.sum_tree import SumTree
 from apex_jax.types import Columns, SegmentSpec
 
@@ -24,6 +25,10 @@ class Draw(NamedTuple):
     generations: np.ndarray  # uint32, generation of the drawn segment, see `ReplayBuffer`
     probabilities: np.ndarray  # float64, P(i) of each transition
     age_seconds: float  # mean over the drawn transitions since their insertion
+
+    def weights(self, beta: float) -> np.ndarray:
+        """Returns the importance weights of a draw of `sample`, float32[K, B]."""
+        return importance_weights(self.probabilities, beta)
 
 
 class PriorityResult(NamedTuple):

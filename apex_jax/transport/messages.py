@@ -267,7 +267,7 @@ class WeightsHello(NamedTuple):
     architecture: Annotated[str, Text(128)]  # digest of the names and shapes of the network's leaves
     run_identity: RunIdentity = ""
     environments: Annotated[int, Integer(0, 4096)] = 0  # of an actor; 0 = no actor
-    shard: Annotated[int, Integer(-1, MAX_SHARDS - 1)] = -1  # replay server of this actor, -1 = none yet
+    shard: Annotated[int, Integer(0, MAX_SHARDS)] = MAX_SHARDS  # replay server of this actor; MAX_SHARDS = none yet
 
 
 class WeightsHeartbeat(NamedTuple):

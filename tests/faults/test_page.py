@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-NUMBERS = range(1, 40)
+NUMBERS = range(1, 41)
 
 
 def rows() -> dict[int, list[str]]:

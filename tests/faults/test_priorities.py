@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from apex_jax.replay.shares import importance_weights
 from apex_jax.replay.sum_tree import SumTree
 from apex_jax.transport import wire
 from apex_jax.transport.messages import (
@@ -186,7 +185,7 @@ def test_fault_24_weights_of_the_smallest_beside_the_largest_priority_are_finite
         buffer.update_priorities(starts, np.ones(TRANSITIONS, int), priorities)
         draw = buffer.sample(64, 32, 0.0)
         assert np.isin(draw.indices, starts).all()
-        weights = importance_weights(draw.probabilities, 0.4)
+        weights = draw.weights(0.4)
         assert np.isfinite(weights).all()
         assert (weights.max(axis=1) == 1.0).all()
         assert (weights >= 0.0).all()

@@ -55,7 +55,7 @@ def test_learner_that_restarts_learns_where_actors_are_and_moves_none_of_an_even
     placement = Placement(2)
     where = {actor: placement.add(16, actor % 2) for actor in range(6)}
     assert placed(placement, where) == where
-    assert placement.add(16, 2) == placement.add(16, -1) == NOWHERE
+    assert placement.add(16, 2) == placement.add(16, NOWHERE) == NOWHERE
 
 
 def test_actor_that_left_counts_no_more() -> None:

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from apex_jax.replay.buffer import PriorityResult, ReplayBuffer
-from apex_jax.replay.shares import importance_weights
 from apex_jax.types import SegmentSpec
 from tests.rigs.buffers import SPEC, L, buffer_of, columns_of, leaf, priorities_at, random_columns, update
 
@@ -118,7 +117,7 @@ def test_any_float32_priority_neither_vanishes_nor_overflows(alpha: float) -> No
     buffer.insert(b"", priorities_at(f1=1e-45, f2=3.4e38), 0.0)
     assert update(buffer, (1, 1, 3.4e38), (2, 1, 1e-45)) == PriorityResult(2, 0, 0)
     draw = buffer.sample(2, 50, 0.0)
-    weights = importance_weights(draw.probabilities, 10.0)
+    weights = draw.weights(10.0)
     assert np.isfinite(weights).all()
     assert weights.max() == 1.0
     assert buffer.size_transitions == 2
@@ -220,7 +219,7 @@ def test_weights_are_n_times_p_to_the_minus_beta_over_the_largest_of_the_batch()
     draw = buffer.sample(3, 8, 0.0)
     probabilities = buffer._tree.get(draw.indices) / buffer._tree.total
     weights = (buffer.size_transitions * probabilities) ** -beta
-    of_draw = importance_weights(draw.probabilities, beta)
+    of_draw = draw.weights(beta)
     np.testing.assert_allclose(of_draw, weights / weights.max(axis=1, keepdims=True), rtol=1e-6)
     assert (of_draw.max(axis=1) == 1.0).all()
 

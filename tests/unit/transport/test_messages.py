@@ -61,7 +61,7 @@ def test_every_field_has_a_mark_with_a_possible_range(kind: type) -> None:
                 assert limit > 0, name
             case Array(dtype, axes, max_size):
                 assert 1 <= len(axes) <= 2, name
-                assert np.dtype(dtype).itemsize <= 4, name
+                assert np.dtype(dtype).itemsize <= 8, name
                 assert 0 < max_size <= messages.MAX_ARRAY_SIZE, name
             case _:
                 assert isinstance(mark, Flag), name
