@@ -359,11 +359,13 @@ class Shards:
 def merge(plan: Plan, beta: float, stride: int) -> Merged:
     """Returns the batches of a plan with all its answers. `stride`: between the indices of two shards."""
     batches, size = len(plan.counts), int(plan.counts[0].sum())
-    owner = np.repeat(np.tile(np.arange(plan.counts.shape[1]), batches), plan.counts.ravel())
+    is_alone = len(plan.answers) == 1
+    shards = np.tile(np.arange(plan.counts.shape[1]), batches)
+    owner = np.zeros(0) if is_alone else np.repeat(shards, plan.counts.ravel())  # shard of each element
     indices, probabilities = np.empty(batches * size, np.int32), np.empty(batches * size)
     parts, contents = [], []
     for number, item in sorted(plan.answers.items()):
-        where = slice(None) if len(plan.answers) == 1 else owner == number
+        where = slice(None) if is_alone else owner == number
         assert isinstance(item.content, IndexBatches)
         indices[where] = item.content.indices + np.int32(number * stride)
         probabilities[where] = item.content.probabilities * plan.shares[number]

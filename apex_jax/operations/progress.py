@@ -15,7 +15,7 @@ from apex_jax.operations.diagnosis import Diagnosis
 from apex_jax.run.metrics import MetricsFollower
 
 MAX_READINGS = 60  # one a second
-SUMS = ("replay/size_transitions", "charts/environment_frames_per_second")  # over the replay servers
+SUMS = ("replay/size_transitions", "ledger/stored", "charts/environment_frames_per_second")  # over the replay servers
 SOUND_SECONDS = 5.0  # of learning before rates are used to estimate the time left
 
 
@@ -168,7 +168,7 @@ class ProgressReader:
         for tag, value in line.items():
             if value is not None:
                 role.newest[tag] = self._values[tag] = value
-        for tag in SUMS:
+        for tag in self._values.keys() & SUMS:
             self._values[tag] = sum(self._roles[name].newest.get(tag, 0.0) for name in self._servers)
 
     def _warnings(self, frames: int) -> tuple[str, ...]:
