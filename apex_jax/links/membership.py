@@ -56,8 +56,8 @@ class Membership:
     def __init__(self, ladder_size: int, most_left_behind: int, index: int = 0, servers: int = 1) -> None:
         """`most_left_behind`: maximum number of pending segments of disconnected actors.
 
-        `index`: of this server among the replay servers of the run, which assign every so-manieth ladder index and
-        incarnation each: no two assign the same, and the actors of each server explore over the whole ladder.
+        `index`: of this server among the `servers` of the run. It assigns every `servers`-th ladder index and
+        incarnation, so that no two servers assign the same one, and its actors explore over the whole ladder.
         """
         self.actors: dict[bytes, Actor] = {}  # by connection
         self.gone: dict[int, Actor] = {}  # disconnected actors with pending segments, by run id, oldest first
