@@ -91,8 +91,7 @@ def distance(ours: Any, expected: Any) -> float:
     ("agent", "devices"),
     [
         ("dqn", "4"),
-        ("dpg", "2"),
-        *(pytest.param(*more, marks=pytest.mark.long) for more in (("dqn", "2"), ("dpg", "4"))),
+        *(pytest.param(*more, marks=pytest.mark.long) for more in (("dqn", "2"), ("dpg", "2"), ("dpg", "4"))),
     ],
 )
 @on_virtual_devices(4)
