@@ -222,6 +222,30 @@ def test_lost_shard_is_drawn_around_and_drawn_from_again_once_it_is_back(
     assert stream.peer_states == ["joined"] * 3
 
 
+def indices_of(merged: Merged) -> np.ndarray:
+    assert isinstance(merged.content, Batches)
+    return merged.content.indices
+
+
+def test_each_device_has_its_part_of_every_batch_from_its_own_servers_or_all_wait() -> None:
+    with contextlib.closing(Fleet(4)) as fleet:
+        for index in range(4):
+            fleet.start(index, segments=1 + index)
+        stream = fleet.join(devices=2)
+        for _ in range(10):
+            indices = indices_of(fleet.batches())
+            shard = indices.reshape(K, 2, B // 2) // (L * CAPACITY)
+            np.testing.assert_array_equal(shard // 2, np.broadcast_to([[[0], [1]]], shard.shape))
+        fleet.kill(3)
+        of_second = indices_of(fleet.batches(of(0, 1, 2)))[:, B // 2 :]
+        assert set((of_second // (L * CAPACITY)).ravel()) == {2}
+        fleet.kill(2)  # the last one of the second device
+        wait_until(lambda: stream.peer_states[2:].count("joined") == 0, fleet.consume)
+        assert all(fleet.consume() is None for _ in range(20)), "the first device does not learn alone"
+        fleet.start(3, segments=2)
+        fleet.batches(of(0, 1, 3))
+
+
 def test_shard_that_comes_back_empty_is_drawn_from_once_it_may_be(fleet: Fleet) -> None:
     for index in range(3):
         fleet.start(index, segments=3)
