@@ -112,7 +112,7 @@ def a_metric() -> None:
 def a_field_of_a_message() -> None:
     status: Any = ActorStatus(1, 2.0, 3)._replace(**{"memory_bytes": 2**40})
     assert wire.decode(wire.encode(status)) == status
-    assert wire.PROTOCOL_VERSION == 9
+    assert wire.PROTOCOL_VERSION == 10
 
 
 def main() -> None:
