@@ -3,9 +3,10 @@
     python -m results.suite baseline --minutes 15                               # Boxing, Breakout, SpaceInvaders
     python -m results.suite munchausen --minutes 15 --against results/suite/baseline.jsonl algorithm.munchausen=true
 
-Game after game is trained for so many minutes; then the last params of each run play 30 full games. The number is the
-interquartile mean (IQM) of the human-normalised scores of all runs: 0 is random play, 1 a human tester. What has run is
-not run again, so that an interrupted suite goes on; the result is one line a run in --publish, a picture, and a table.
+Game after game is trained for so many minutes, or updates; then the last params of each run play 30 full games. The
+number is the interquartile mean (IQM) of the human-normalised scores of all runs: 0 is random play, 1 a human tester.
+What has run is not run again, so that an interrupted suite goes on; the result is one line a run in --publish, a
+picture, and a table.
 """
 
 from __future__ import annotations
@@ -69,8 +70,7 @@ def main() -> None:
                 f"seed={seed}",
                 *arguments.overrides,
             ]
-            limits = [f"total_minutes={arguments.minutes:g}", "total_updates=0", f"run_directory={directory}"]
-            runs.append(played(game, seed, directory, [*settings, *limits]))
+            runs.append(played(game, seed, directory, [*settings, *limits(arguments), f"run_directory={directory}"]))
     arguments.publish.mkdir(parents=True, exist_ok=True)
     path = arguments.publish / f"{arguments.name}.jsonl"
     path.write_text("".join(json.dumps(run._asdict()) + "\n" for run in runs))
@@ -89,6 +89,9 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--config", default="pong_cpu", help="of every run (pong_cpu)")
     parser.add_argument("--minutes", type=float, default=15.0, help="of each run (15)")
     parser.add_argument(
+        "--updates", type=int, help="of each run, in place of --minutes: on a machine that has other work"
+    )
+    parser.add_argument(
         "--games", nargs="+", default=GAMES, choices=ATARI_SCORES, metavar="GAME", help="such as Boxing"
     )
     parser.add_argument("--seeds", type=int, nargs="+", default=[1], metavar="SEED", help="of each game (1)")
@@ -96,6 +99,12 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--publish", type=Path, default=Path("results/suite"), help="of the result (results/suite)")
     parser.add_argument("--against", type=Path, metavar="FILE", help="an earlier result, to compare with")
     return parser.parse_intermixed_args()
+
+
+def limits(arguments: argparse.Namespace) -> list[str]:
+    """Returns the settings that end each run."""
+    minutes, updates = (arguments.minutes, 0) if arguments.updates is None else (0.0, arguments.updates)
+    return [f"total_minutes={minutes:g}", f"total_updates={updates}"]
 
 
 def played(game: str, seed: int, directory: Path, arguments: list[str]) -> Played:

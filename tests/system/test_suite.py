@@ -92,6 +92,11 @@ def test_finished_runs_are_not_repeated_and_the_result_is_read_back(
     assert "IQM of human-normalised scores" in capsys.readouterr().out
 
 
+def test_a_number_of_updates_takes_the_place_of_the_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["suite", "mine", "--updates", "280000"])
+    assert suite.limits(suite.parsed()) == ["total_minutes=0", "total_updates=280000"]
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_short_suite_trains_and_plays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
