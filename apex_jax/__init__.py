@@ -106,7 +106,8 @@
       sampling_client, sampling_server       run in the learner and in the replay server
       shards         the sampling clients of several replay servers as one stream
       weights_client, weights_server         run in actors and evaluator, and in the learner
-      connection     parts common to the three clients: hellos, heartbeats, whether the server is joined or lost
+      client, server parts common to the three clients and to the three servers
+      connection     of a client: hellos, heartbeats, whether the server is joined or lost
       episode_means  returns of the actors' games between two reports
       limited_log    a log about actors, limited in its rate
 

@@ -158,11 +158,12 @@ class Connection:
         self.state, self._since_seconds = state, now_seconds
 
     def _lose(self, now_seconds: float, text: str) -> None:
-        if not self.server_may_end:
-            self.disconnects += self.state == "joined"
-            _log.warning("%s", text)
+        was_joined = self.state == "joined"
         self._enter("lost", now_seconds)
         self.send_heartbeat()
+        if not self.server_may_end:
+            self.disconnects += was_joined
+            _log.warning("%s", text)
 
     def _check_limits(self, now_seconds: float) -> None:
         away_seconds = now_seconds - (self._since_seconds or 0.0)

@@ -5,16 +5,14 @@ from __future__ import annotations
 import logging
 import queue
 import threading
-import time
 from collections import Counter
-from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
 
 import numpy as np
 import zmq
 
 from apex_jax.host.errors import RunError
+from apex_jax.links.client import LinkClient
 from apex_jax.links.connection import Connection, Patience
 from apex_jax.links.outbox import Outbox, transitions_of
 from apex_jax.run.identity import RunIdentity
@@ -29,20 +27,12 @@ from apex_jax.transport.messages import (
     Goodbye,
     SegmentAck,
 )
-from apex_jax.transport.monitor import ClientMonitor
 from apex_jax.types import PEER_TIMEOUT_SECONDS, Segment, SegmentSpec
 
 _log = logging.getLogger(__name__)
 
 
-class Produced(NamedTuple):
-    """A segment and the environment steps since the previous one."""
-
-    segment: Segment
-    environment_steps: int
-
-
-class ExperienceClient:
+class ExperienceClient(LinkClient):
     """Sends the segments of an actor, with backpressure from the replay server.
 
     At most `max_outstanding_segments` (set by the server) are unacknowledged, and at most `queue_size` more are queued;
@@ -65,38 +55,20 @@ class ExperienceClient:
 
         `away_limit_seconds`: how long the server may be unreachable before `error` is set; 0 = forever.
         """
-        self._connection = Connection("replay server", address, run, Patience(PEER_TIMEOUT_SECONDS, away_limit_seconds))
+        patience = Patience(PEER_TIMEOUT_SECONDS, away_limit_seconds)
+        super().__init__(Connection("replay server", address, run, patience))
         self.status = ActorStatus(run_id=hello.run_id, steps_per_second=0.0, weights_version=0)
         self.produced = 0  # transitions of the actor so far; updated by the actor before each `put`
         self.finished = threading.Event()  # the run is over, or the link failed, see `error`
         self.error: RunError | None = None
         self._hello = hello
         self._drops = overflow == "drop"
-        self._produced: queue.Queue[Produced] = queue.Queue(queue_size)
+        self._produced: queue.Queue[tuple[Segment, int]] = queue.Queue(queue_size)  # and the steps of the actor so far
         self._account = Counter[str]()  # transitions by field of `ActorStatus`; one thread counts each
-        self._steps_dropped = 0  # environment steps of dropped segments, added to the next segment
         self._outbox = Outbox(hello.run_id, spec, spec.max_environment_steps(hello.num_environments))
         self._welcome: ActorWelcome | None = None
         self._is_welcome = threading.Event()
-        self._closing = threading.Event()
-        connect = partial(sockets.connect_experience, context, address)
-        self._thread = threading.Thread(target=self._run, args=(connect,), name="experience client")
-        self._thread.start()
-
-    @property
-    def peer_state(self) -> str:
-        """State of the replay server, see `Connection`."""
-        return self._connection.state
-
-    @property
-    def disconnects(self) -> int:
-        """Losses of replay servers that had welcomed this actor."""
-        return self._connection.disconnects
-
-    @property
-    def dropped(self) -> Counter[str]:
-        """Counts of unsent segments and refusals, by reason."""
-        return self._connection.dropped
+        self._start(partial(sockets.connect_experience, context, address), "experience client")
 
     @property
     def acknowledged(self) -> int:
@@ -112,13 +84,13 @@ class ExperienceClient:
         """Queues a segment, or returns False if the queue is still full after the timeout.
 
         If `overflow` is "drop", drops the oldest queued segments instead and never blocks.
+        `environment_steps`: of the actor so far.
         """
-        item = Produced(segment, environment_steps)
         if self._drops:
-            item = self._make_room(item)
+            self._make_room()
             timeout_seconds = 0.0
         try:
-            self._produced.put(item, block=timeout_seconds > 0, timeout=timeout_seconds or None)
+            self._produced.put((segment, environment_steps), block=timeout_seconds > 0, timeout=timeout_seconds or None)
         except queue.Full:
             return False
         return True
@@ -127,11 +99,6 @@ class ExperienceClient:
         """Queues the statistics of finished games, [N] each."""
         self._outbox.episodes.append(EpisodeStatistics(self._hello.run_id, exploration, episode_return, steps))
 
-    def close(self) -> None:
-        """Sends the final counts and a goodbye, then ends the thread. Segments never sent are reported as unsent."""
-        self._closing.set()
-        self._thread.join()
-
     def turn(self, now_seconds: float) -> None:
         """Encodes the next segment, sends pending messages, and handles those received."""
         self._connection.turn(now_seconds, self._newest_hello, self._full_status)
@@ -139,39 +106,30 @@ class ExperienceClient:
         self._flush()
         self._receive(now_seconds)
 
-    def _run(self, connect: Callable[[ClientMonitor], zmq.Socket]) -> None:
-        with self._connection.open(connect, self._fail) as socket:
-            while not self._closing.is_set():
-                self.turn(time.monotonic())
-                # Waits for messages only when there is no segment to encode.
-                socket.poll(0 if self._has_room() and not self._produced.empty() else 20)
-            self._leave(socket)
+    def _wait(self, socket: zmq.Socket) -> None:
+        socket.poll(0 if self._has_room() and not self._produced.empty() else 20)
 
     def _fail(self, error: RunError) -> None:
         self.error = error
         self.finished.set()
 
     def _leave(self, socket: zmq.Socket) -> None:
-        """Sends the final counts, with the number of unsent transitions, and a goodbye."""
+        """Sends the final counts and a goodbye. Transitions never sent are reported as unsent."""
         self._account["unsent"] = self.produced - self._account.total() - self._outbox.transitions_sent
         sockets.send(socket, self._full_status())
         sockets.send(socket, Goodbye(run_id=self._hello.run_id))
 
-    def _make_room(self, item: Produced) -> Produced:
-        """Drops the oldest queued segments while the queue is full; returns `item` with their steps added."""
+    def _make_room(self) -> None:
+        """Drops the oldest queued segments while the queue is full."""
         while self._produced.full():
             try:
-                segment, environment_steps = self._produced.get_nowait()
+                segment, _ = self._produced.get_nowait()
             except queue.Empty:  # sent meanwhile
                 continue
-            self._steps_dropped += environment_steps
             self._account["overflow"] += transitions_of(segment)
             self.dropped["overflow"] += 1
             if self.dropped["overflow"] == 1:
                 _log.warning("dropping segments: the replay server takes none, and the actor's queue is full")
-        item = item._replace(environment_steps=item.environment_steps + self._steps_dropped)
-        self._steps_dropped = 0
-        return item
 
     def _full_status(self) -> ActorStatus:
         # "produced" is read last, so that it is at least the sum of the others.

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import logging
 import zlib
-from collections import Counter
-from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import zmq
@@ -15,10 +12,10 @@ from apex_jax.config import Config
 from apex_jax.links.episode_means import EpisodeMeans
 from apex_jax.links.limited_log import LimitedLog
 from apex_jax.links.membership import Actor, Membership, Waiting
+from apex_jax.links.server import LinkServer
 from apex_jax.process import digest_of_run_id
 from apex_jax.replay.ledger import ActorCounts
 from apex_jax.replay.replay import Replay
-from apex_jax.run.compatibility import told
 from apex_jax.run.identity import RunIdentity
 from apex_jax.run.metrics import EPSILON_BANDS, NOISE_BANDS
 from apex_jax.segment_codec import CorruptSegment, decode_columns, value_limits
@@ -44,7 +41,7 @@ MAX_ACTORS = 1024  # connected at once; each may have a full credit of pending s
 GONE_ACTORS = 64  # disconnected actors may have this many full credits of pending segments, all together
 
 
-class ExperienceServer:
+class ExperienceServer(LinkServer[Actor]):
     """Receives and stores the segments of actors, which may connect and disconnect at any time.
 
     Flow control is by credit: an actor has at most `max_outstanding_segments` unacknowledged segments, which bounds the
@@ -61,20 +58,19 @@ class ExperienceServer:
         run: RunIdentity | None = None,
     ):
         """`run`: the run that its actors must be part of, None = any."""
-        self.dropped: Counter[str] = Counter()
+        most_left_behind = GONE_ACTORS * config.actor.max_outstanding_segments
+        index, servers = config.replay.index, config.replay.servers
+        self._membership = Membership(config.ladder_size, most_left_behind, index, servers)
+        names, key = ("the replay server", "this actor"), config.compatibility_key
+        super().__init__(names, socket, key, run, self._membership.actors, MAX_ACTORS)
         self.episodes = EpisodeMeans(EPSILON_BANDS if spec.action.dtype == "int32" else NOISE_BANDS)
-        self._socket = socket
         self._config = config
         self._spec = spec
         self._replay = replay
         self._limits = value_limits(config)
-        self._run_identity = run or RunIdentity()
-        most_left_behind = GONE_ACTORS * config.actor.max_outstanding_segments
-        replay_config = config.replay
-        self._membership = Membership(config.ladder_size, most_left_behind, replay_config.index, replay_config.servers)
-        self._unread_after = 0  # messages read since the socket was last empty
+        self._unanswered: set[bytes] = set()  # connections of actors with stored segments to be acknowledged
         self._log_lines = LimitedLog(_log)
-        self._handlers: dict[type, Callable[[bytes, Any, float], None]] = {
+        self._handlers = {
             ActorHello: self._on_hello,
             SegmentMessage: self._on_segment,
             EpisodeStatistics: self._on_episodes,
@@ -87,23 +83,6 @@ class ExperienceServer:
         """Connected actors, by connection."""
         return self._membership.actors
 
-    def read(self, now_seconds: float) -> None:
-        """Handles pending messages for at most one reading turn."""
-        for _ in sockets.reading_turn():
-            received = sockets.receive_from(self._socket, tuple(self._handlers), self.dropped)
-            if received is None:
-                self._unread_after = 0
-                return
-            self._unread_after += 1
-            identity, message = received
-            actor = self.actors.get(identity)
-            if actor is not None:
-                actor.seen_seconds = now_seconds
-            elif not isinstance(message, ActorHello):
-                sockets.send(self._socket, Rejoin(), identity)
-                continue
-            self._handlers[type(message)](identity, message, now_seconds)
-
     def store(self, now_seconds: float) -> None:
         """Stores pending segments while the rate limiter allows, writes them to the journal, then acknowledges them."""
         while (waiting := self._membership.next_waiting()) is not None:
@@ -115,21 +94,17 @@ class ExperienceServer:
                 self._replay.insert(segment, columns, now_seconds)
             else:
                 break
-            self._membership.dequeue()
+            self._unanswered.add(self._membership.dequeue().connection)
         self._replay.flush(now_seconds)
-        for identity, actor in self.actors.items():
-            if actor.stored > actor.acknowledged:
-                self._acknowledge(identity, actor, now_seconds)
+        for identity in list(self._unanswered):
+            actor = self.actors.get(identity)
+            if actor is None or actor.stored == actor.acknowledged or self._acknowledge(identity, actor, now_seconds):
+                self._unanswered.remove(identity)
 
     def evict_dead_peers(self, now_seconds: float) -> None:
         """Removes actors that have been silent for PEER_TIMEOUT_SECONDS."""
         self._log_lines.tick(now_seconds)
-        if 0 < self._unread_after <= 2 * MAX_ACTORS:
-            return  # an actor's heartbeat may be pending in the socket
-        for identity in self._membership.silent_since(now_seconds - PEER_TIMEOUT_SECONDS):
-            message = "actor %s has been silent for %.0f s: its places are free"
-            self._log_lines.warning(message, digest_of_run_id(self.actors[identity].run_id), PEER_TIMEOUT_SECONDS)
-            self._remove(identity)
+        super().evict_dead_peers(now_seconds)
 
     def finish(self, reason: str) -> None:
         """Sends every actor a `Finish`: the run is over."""
@@ -142,16 +117,8 @@ class ExperienceServer:
         return self._replay.ledger.totals(connected, self._membership.waiting_transitions())
 
     def _on_hello(self, identity: bytes, message: ActorHello, now_seconds: float) -> None:
-        if message.compatibility_key != self._config.compatibility_key:
-            what = told(self._config.compatibility_key, message.compatibility_key, "the replay server", "this actor")
-            reason = f"{what}; make them equal"
-            self.dropped["another_config"] += 1
-            sockets.send(self._socket, Refusal(reason=reason, final=True), identity)
-            return
-        if self._run_identity.differs(message.run_identity):
-            self.dropped["another_run"] += 1
-            reason = self._run_identity.refusal(message.run_identity, "this actor", "the replay server")
-            sockets.send(self._socket, Refusal(reason=reason, final=True), identity)
+        if (refusal := self._refusal(message.compatibility_key, message.run_identity)) is not None:
+            sockets.send(self._socket, refusal, identity)
             return
         if identity in self.actors and self.actors[identity].run_id == message.run_id:
             return  # a repeated hello; a second welcome would cause all segments to be resent
@@ -200,6 +167,7 @@ class ExperienceServer:
         # Ignores claims of earlier hellos that no segment has confirmed: another process may have sent them.
         actor.received = max(actor.newest_waiting or self._replay.ledger.sequence(run_id), message.acknowledged)
         actor.acknowledged = 0  # earlier acknowledgements may have been lost
+        self._unanswered.add(identity)
         self._replay.ledger.connected.add(run_id)
         text = "actor %s joins with %d environments (%d actors)"
         self._log_lines.info(text, digest_of_run_id(run_id), len(actor.ladder_indices), len(self.actors))
@@ -238,9 +206,11 @@ class ExperienceServer:
         segment = SegmentRecord(actor.run_id, message.sequence, steps, transitions, message.body, message.crc)
         self._membership.enqueue(actor, Waiting(segment, columns, refusal))
 
-    def _acknowledge(self, identity: bytes, actor: Actor, now_seconds: float) -> None:
-        if sockets.send(self._socket, SegmentAck(sequence=actor.stored), identity):
-            actor.acknowledged, actor.answered_seconds = actor.stored, now_seconds
+    def _acknowledge(self, identity: bytes, actor: Actor, now_seconds: float) -> bool:
+        if not sockets.send(self._socket, SegmentAck(sequence=actor.stored), identity):
+            return False
+        actor.acknowledged, actor.answered_seconds = actor.stored, now_seconds
+        return True
 
     def _on_episodes(self, identity: bytes, message: EpisodeStatistics, now_seconds: float) -> None:
         if not self.episodes.add(message):
@@ -267,6 +237,11 @@ class ExperienceServer:
         actor = digest_of_run_id(self.actors[identity].run_id)
         self._remove(identity)
         self._log_lines.info("actor %s leaves (%d actors)", actor, len(self.actors))
+
+    def _evict(self, identity: bytes) -> None:
+        message = "actor %s has been silent for %.0f s: its places are free"
+        self._log_lines.warning(message, digest_of_run_id(self.actors[identity].run_id), PEER_TIMEOUT_SECONDS)
+        self._remove(identity)
 
     def _remove(self, identity: bytes) -> None:
         actor = self.actors[identity]

@@ -33,6 +33,7 @@ class Actor:
     ladder_indices: np.ndarray  # int32[E], on the exploration ladder
     status: ActorStatus
     received: int  # every segment up to this sequence number was received
+    connection: bytes = b""  # of the present, or the last one
     seen_seconds: float = 0.0
     waiting: deque[Waiting] = field(default_factory=deque)
     acknowledged: int = 0  # newest sequence number acknowledged on this connection
@@ -107,6 +108,7 @@ class Membership:
                 self._turns.append(actor)
                 self._end_turns_of_gone()
         self.actors[identity] = actor
+        actor.connection = identity
 
     def leave(self, identity: bytes) -> int:
         """Removes an actor and frees its indices; returns how many pending segments of `gone` are discarded.
@@ -156,8 +158,8 @@ class Membership:
         actor = self._turns[0] or next(iter(self.gone.values()))
         return actor.waiting[0]
 
-    def dequeue(self) -> None:
-        """Removes the segment that `next_waiting` returns, and ends the turn."""
+    def dequeue(self) -> Actor:
+        """Removes the segment that `next_waiting` returns, and ends the turn; returns the actor of the segment."""
         turn = self._turns.popleft()
         actor = turn or next(iter(self.gone.values()))
         actor.waiting.popleft()
@@ -165,6 +167,7 @@ class Membership:
             del self.gone[actor.run_id]
         if self.gone if turn is None else actor.waiting:
             self._turns.append(turn)
+        return actor
 
     def _end_turns_of_gone(self) -> None:
         if not self.gone:

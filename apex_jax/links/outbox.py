@@ -26,7 +26,7 @@ class Outbox:
         self._num_sent = 0  # segments sent on this connection, counted from the oldest
         self._sequence = 0  # sequence number of the newest segment
         self._highest_sent = 0  # highest sequence number sent on any connection
-        self._steps_uncarried = 0  # environment steps not yet assigned to a segment
+        self._steps_assigned = 0  # environment steps of the actor in the segments so far
 
     def __len__(self) -> int:
         return len(self._unacknowledged)
@@ -44,14 +44,13 @@ class Outbox:
     def add(self, segment: Segment, environment_steps: int, produced: int) -> None:
         """Encodes a segment and assigns the next sequence number.
 
-        Raises CorruptSegment; the next segment then carries the steps of this one. `environment_steps`: since the
-        previous segment; `produced`: transitions of the actor so far.
+        The segment carries the steps since the one before it, and so those of segments that were dropped. Raises
+        CorruptSegment. `environment_steps`, `produced`: steps and transitions of the actor so far.
         """
-        self._steps_uncarried += environment_steps
-        steps = min(self._steps_uncarried, self._max_environment_steps)
+        steps = min(environment_steps - self._steps_assigned, self._max_environment_steps)
         record = encode_record(segment, self._spec, self._run_id, self._sequence + 1, steps)
         self._sequence = record.sequence
-        self._steps_uncarried -= steps
+        self._steps_assigned += steps
         self._unacknowledged.append(SegmentMessage(**record._asdict(), produced=produced))
 
     def next_to_send(self, credit: int) -> SegmentMessage | None:

@@ -7,8 +7,7 @@ import logging
 import queue
 import threading
 import time
-from collections import Counter, deque
-from collections.abc import Callable
+from collections import deque
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -16,6 +15,7 @@ import numpy as np
 import zmq
 
 from apex_jax.host.errors import RunError
+from apex_jax.links.client import LinkClient
 from apex_jax.links.connection import Connection, Patience
 from apex_jax.run.identity import RunIdentity
 from apex_jax.segment_codec import CorruptSegment, decode_columns, decode_frames, max_streamed_bytes
@@ -31,7 +31,6 @@ from apex_jax.transport.messages import (
     PriorityUpdate,
     StreamedSegments,
 )
-from apex_jax.transport.monitor import ClientMonitor
 from apex_jax.types import Columns, SegmentSpec, zero_columns
 
 _log = logging.getLogger(__name__)
@@ -60,7 +59,7 @@ class Item(NamedTuple):
     epoch: int
 
 
-class SamplingClient:
+class SamplingClient(LinkClient):
     """Receives and decodes segments and batches on its own thread, and sends credit and priorities back.
 
     `ask` requests batches, `next` returns an item, `consumed` returns the credit of segments that were processed. When
@@ -89,7 +88,7 @@ class SamplingClient:
         server is joined.
         """
         patience = Patience(SILENT_SECONDS, away_limit_seconds, REFUSED_SECONDS)
-        self._connection = Connection("replay server", address, run, patience)
+        super().__init__(Connection("replay server", address, run, patience))
         self._spec = spec
         self._hello = hello
         self.environment_steps = hello.environment_steps  # of the whole run; updated by the learner
@@ -104,32 +103,10 @@ class SamplingClient:
         self._has_reported = False  # whether corrupt segments were logged
         self._last_word: Finish | None = None
         self.is_finish_received = threading.Event()  # the replay server has acknowledged `finish`
-        self._closing = threading.Event()
         self._wake = sockets.WakeUp(context)
         largest = max(max_streamed_bytes(spec), 8 * hello.batches_at_once * hello.batch_size)
-        connect = partial(sockets.connect_sampling, context, address, max_message_bytes=largest)
-        self._thread = threading.Thread(target=self._run, args=(connect,), name="sampling client")
-        self._thread.start()
-
-    @property
-    def name(self) -> str:
-        """Name of the server for users, with its address."""
-        return self._connection.name
-
-    @property
-    def peer_state(self) -> str:
-        """State of the replay server, see `Connection`."""
-        return self._connection.state
-
-    @property
-    def disconnects(self) -> int:
-        """Losses of replay servers that had welcomed this learner."""
-        return self._connection.disconnects
-
-    @property
-    def dropped(self) -> Counter[str]:
-        """Counts of refusals and of unusable data from the server, by reason."""
-        return self._connection.dropped
+        _log.info("joining %s", self.name)
+        self._start(partial(sockets.connect_sampling, context, address, max_message_bytes=largest), "sampling client")
 
     def next(self, timeout_seconds: float) -> Item | None:
         """Returns the next item to consume, None after the timeout. Raises RunError once the link has failed."""
@@ -176,8 +153,7 @@ class SamplingClient:
     def close(self) -> None:
         """Sends a goodbye and ends the thread."""
         self._post(self.epoch, Goodbye(run_id=self._hello.run_id))
-        self._closing.set()
-        self._thread.join()
+        super().close()
         self._wake.close()
 
     def turn(self, now_seconds: float) -> None:
@@ -190,17 +166,12 @@ class SamplingClient:
         self._outbox.append((epoch, message))
         self._wake.wake_up()
 
-    def _run(self, connect: Callable[[ClientMonitor], zmq.Socket]) -> None:
-        _log.info("joining %s", self._connection.name)
-        with self._connection.open(connect, self._fail) as socket:
-            poller = zmq.Poller()
-            poller.register(socket, zmq.POLLIN)
-            poller.register(self._wake.socket, zmq.POLLIN)
-            while not self._closing.is_set():
-                poller.poll(100)
-                self._wake.clear()
-                self.turn(time.monotonic())
-            self._flush()
+    def _wait(self, socket: zmq.Socket) -> None:
+        zmq.select([socket, self._wake.socket], [], [], timeout=0.1)
+        self._wake.clear()
+
+    def _leave(self, socket: zmq.Socket) -> None:
+        self._flush()
 
     def _fail(self, error: RunError) -> None:
         self._discard_items()

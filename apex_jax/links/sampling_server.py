@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter, deque
-from collections.abc import Callable
+from collections import deque
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import zmq
 
 from apex_jax.config import Config
+from apex_jax.links.server import LinkServer
 from apex_jax.process import digest_of_run_id
 from apex_jax.replay.replay import Replay
-from apex_jax.run.compatibility import told
 from apex_jax.run.identity import RunIdentity
 from apex_jax.transport import sockets
 from apex_jax.transport.messages import (
@@ -27,7 +25,6 @@ from apex_jax.transport.messages import (
     LearnerWelcome,
     PriorityUpdate,
     Refusal,
-    Rejoin,
     StreamedSegments,
 )
 from apex_jax.types import (
@@ -59,7 +56,7 @@ class LearnerPeer:
     segments_credit: int = 0
 
 
-class SamplingServer:
+class SamplingServer(LinkServer[LearnerPeer]):
     """Streams to one learner: every segment once, before the first batch drawn after its insertion.
 
     When the learner consumes a batch, its frame store therefore equals the replay buffer from which the batch was
@@ -75,16 +72,15 @@ class SamplingServer:
         run: RunIdentity | None = None,
     ):
         """`run_id`: of this server's process; `run`: the run that its learner must be part of, None = any."""
-        self.learner: LearnerPeer | None = None
-        self.dropped: Counter[str] = Counter()
+        self._learners: dict[bytes, LearnerPeer] = {}  # one at most
+        names, key = ("the replay server", "this learner"), config.compatibility_key
+        super().__init__(names, socket, key, run, self._learners, max_peers=1)
         self.finished: str | None = None  # reason for the end of the run, once the learner has sent it
         self.run_steps = 0  # environment steps of the whole run, as counted by the learner
-        self._socket = socket
         self._config = config
         self._replay = replay
         self._run_id = run_id
-        self._run_identity = run or RunIdentity()
-        self._handlers: dict[type, Callable[[bytes, Any, float], None]] = {
+        self._handlers = {
             LearnerHello: self._on_hello,
             Credit: self._on_credit,
             PriorityUpdate: self._on_priorities,
@@ -93,19 +89,11 @@ class SamplingServer:
             Goodbye: self._on_goodbye,
         }
 
-    def read(self, now_seconds: float) -> None:
-        """Handles pending messages for at most one reading turn."""
-        for _ in sockets.reading_turn():
-            received = sockets.receive_from(self._socket, tuple(self._handlers), self.dropped)
-            if received is None:
-                return
-            identity, message = received
-            if not isinstance(message, LearnerHello):
-                if self.learner is None or self.learner.identity != identity:
-                    sockets.send(self._socket, Rejoin(), identity)
-                    continue
-                self.learner.seen_seconds = now_seconds
-            self._handlers[type(message)](identity, message, now_seconds)
+    @property
+    def learner(self) -> LearnerPeer | None:
+        """The connected learner."""
+        learners = list(self._learners.values())  # a copy, since this is read from any thread
+        return learners[0] if learners else None
 
     def stream(self, now_seconds: float) -> None:
         """Sends the segments that the learner lacks, then batches, while its credit and the rate limiter allow."""
@@ -135,12 +123,6 @@ class SamplingServer:
     def _can_draw(self, size: int) -> bool:
         """Returns whether so many transitions can be drawn now; none can be drawn at any time."""
         return size == 0 or self._replay.can_draw(size)
-
-    def evict_dead_peers(self, now_seconds: float) -> None:
-        """Evicts a learner that has been silent for PEER_TIMEOUT_SECONDS, so that another can connect."""
-        if self.learner is not None and now_seconds - self.learner.seen_seconds > PEER_TIMEOUT_SECONDS:
-            _log.warning("the learner has been silent for %.0f s: another may take its place", PEER_TIMEOUT_SECONDS)
-            self.learner = None
 
     def _send_segments(self, learner: LearnerPeer) -> bool:
         """Sends the segments the learner lacks. Returns True once all are sent, so that batches may follow."""
@@ -183,7 +165,7 @@ class SamplingServer:
         )
 
     def _on_hello(self, identity: bytes, message: LearnerHello, now_seconds: float) -> None:
-        if (refusal := self._refusal(message)) is not None:
+        if (refusal := self._refusal_of(message)) is not None:
             sockets.send(self._socket, refusal, identity)
             return
         if self.learner is not None and self.learner.identity == identity:
@@ -195,10 +177,12 @@ class SamplingServer:
         )
         if not sockets.send(self._socket, welcome, identity):
             return
-        self.learner = LearnerPeer(identity, message.run_id, now_seconds, message.batches_at_once, message.batch_size)
+        learner = LearnerPeer(identity, message.run_id, now_seconds, message.batches_at_once, message.batch_size)
+        self._learners.clear()  # an earlier connection of this learner
+        self._learners[identity] = learner
         self.run_steps = message.environment_steps
-        learner, live = digest_of_run_id(message.run_id), self._replay.buffer.size_segments
-        _log.info("learner %s joins; %d segments are live", learner, live)
+        live = self._replay.buffer.size_segments
+        _log.info("learner %s joins; %d segments are live", digest_of_run_id(message.run_id), live)
 
     def _join_run(self, message: LearnerHello) -> str:
         """Returns the run identity to share: the server's, or the learner's if the server has none; may be empty."""
@@ -207,15 +191,10 @@ class SamplingServer:
             self._replay.join_run(self._run_identity.name)
         return self._run_identity.name
 
-    def _refusal(self, message: LearnerHello) -> Refusal | None:
-        if message.compatibility_key != self._config.compatibility_key:
-            self.dropped["another_config"] += 1
-            what = told(self._config.compatibility_key, message.compatibility_key, "the replay server", "this learner")
-            return Refusal(reason=f"{what}; make them equal", final=True)
-        if self._run_identity.differs(message.run_identity) and not message.is_new_run:
-            self.dropped["another_run"] += 1
-            reason = self._run_identity.refusal(message.run_identity, "this learner", "the replay server")
-            return Refusal(reason=reason, final=True)
+    def _refusal_of(self, message: LearnerHello) -> Refusal | None:
+        run_identity = "" if message.is_new_run else message.run_identity
+        if (refusal := self._refusal(message.compatibility_key, run_identity)) is not None:
+            return refusal
         if message.shard != (index := self._config.replay.index):
             expected = f"the learner expects number {message.shard} at this place of its addresses.sampling"
             reason = f"this replay server has replay.index={index}, {expected}; correct one of them"
@@ -258,8 +237,12 @@ class SamplingServer:
         self.finished = message.reason
         sockets.send(self._socket, message, identity)  # the learner repeats its Finish until it receives this answer
 
+    def _evict(self, identity: bytes) -> None:
+        _log.warning("the learner has been silent for %.0f s: another may take its place", PEER_TIMEOUT_SECONDS)
+        del self._learners[identity]
+
     def _on_goodbye(self, identity: bytes, message: Goodbye, now_seconds: float) -> None:
-        self.learner = None
+        del self._learners[identity]
         # The learner has saved a checkpoint; a snapshot now lets both resume from the same moment.
         self._replay.request_snapshot()
         _log.info("the learner leaves")

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 import zlib
-from collections import Counter
-from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -17,6 +14,7 @@ import zmq
 
 from apex_jax.agent.algorithm import Params
 from apex_jax.host.errors import RunError
+from apex_jax.links.client import LinkClient
 from apex_jax.links.connection import Connection, Patience
 from apex_jax.links.placement import NOWHERE
 from apex_jax.run.identity import RunIdentity
@@ -31,7 +29,6 @@ from apex_jax.transport.messages import (
     WeightsPiece,
     WeightsRequest,
 )
-from apex_jax.transport.monitor import ClientMonitor
 from apex_jax.transport.params_codec import architecture_of, decode_weights
 from apex_jax.types import PEER_TIMEOUT_SECONDS
 
@@ -67,7 +64,7 @@ class _Transfer:
         return (piece.learner_run_id, piece.version) == (first.learner_run_id, first.version)
 
 
-class WeightsClient:
+class WeightsClient(LinkClient):
     """Provides the newest params on demand, already on the device; acting never blocks on a transfer.
 
     Requests at most WEIGHTS_PIECES_AT_ONCE pieces ahead, and a new version only when the previous one is complete, so
@@ -92,7 +89,7 @@ class WeightsClient:
         `environments`: of an actor, 0 = no actor.
         """
         patience = Patience(PEER_TIMEOUT_SECONDS, away_limit_seconds, heartbeat=HEARTBEAT_SECONDS)
-        self._connection = Connection("learner", address, run, patience)
+        super().__init__(Connection("learner", address, run, patience))
         self._like_params = like_params
         self._hello = WeightsHello(compatibility_key, architecture_of(like_params), environments=environments)
         self.shard: int | None = None  # replay server to which this actor should belong, None before the first offer
@@ -104,11 +101,8 @@ class WeightsClient:
         self._held = (0, 0)  # learner_run_id and version received last, usable or not
         self._transfer: _Transfer | None = None
         self._asked_seconds: float | None = None  # when a piece was last requested or received; None = no request
-        self._closing = threading.Event()
         self._changed = threading.Condition()  # of `_newest` and `_error`
-        connect = partial(sockets.connect_weights, context, address)
-        self._thread = threading.Thread(target=self._run, args=(connect,), name="weights client")
-        self._thread.start()
+        self._start(partial(sockets.connect_weights, context, address), "weights client")
 
     @property
     def newest(self) -> Weights | None:
@@ -116,16 +110,6 @@ class WeightsClient:
         if self._error is not None:
             raise self._error
         return self._newest
-
-    @property
-    def peer_state(self) -> str:
-        """State of the learner, see `Connection`."""
-        return self._connection.state
-
-    @property
-    def dropped(self) -> Counter[str]:
-        """Counts of refusals and of unusable versions, by reason."""
-        return self._connection.dropped
 
     def fetch_after(self, last: Weights | None, timeout_seconds: float = 0.0) -> Weights | None:
         """Returns the newest params if they are not `last`, else requests newer ones.
@@ -139,11 +123,6 @@ class WeightsClient:
         newest = self.newest
         return None if newest is last else newest
 
-    def close(self) -> None:
-        """Ends the thread."""
-        self._closing.set()
-        self._thread.join()
-
     def turn(self, now_seconds: float) -> None:
         """Handles the messages received, and requests missing pieces."""
         self._connection.server_may_end = self._offer.final and self._holds_offered
@@ -155,12 +134,8 @@ class WeightsClient:
                 self._on_piece(message, now_seconds)
         self._ask(now_seconds)
 
-    def _run(self, connect: Callable[[ClientMonitor], zmq.Socket]) -> None:
-        with self._connection.open(connect, self._fail) as socket:
-            while not self._closing.is_set():
-                socket.poll(100)
-                self.turn(time.monotonic())
-            self._connection.send(Goodbye(0))
+    def _leave(self, socket: zmq.Socket) -> None:
+        self._connection.send(Goodbye(0))
 
     def _fail(self, error: RunError) -> None:
         with self._changed:

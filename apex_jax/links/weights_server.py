@@ -7,24 +7,21 @@ import logging
 import threading
 import time
 import zlib
-from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import zmq
 
 from apex_jax.agent.algorithm import Params
 from apex_jax.links.placement import NOWHERE, Placement
-from apex_jax.run.compatibility import told
+from apex_jax.links.server import LinkServer
 from apex_jax.run.identity import RunIdentity
 from apex_jax.transport import sockets
 from apex_jax.transport.messages import (
     WEIGHTS_PIECE_BYTES,
     Goodbye,
     Refusal,
-    Rejoin,
     WeightsHeartbeat,
     WeightsHello,
     WeightsOffer,
@@ -33,7 +30,6 @@ from apex_jax.transport.messages import (
 )
 from apex_jax.transport.monitor import ServerMonitor
 from apex_jax.transport.params_codec import encode_weights
-from apex_jax.types import PEER_TIMEOUT_SECONDS
 
 _log = logging.getLogger(__name__)
 
@@ -75,7 +71,7 @@ class Client:
     encoded: Encoded | None = None  # the version that it fetches, until it reports that it has it
 
 
-class WeightsServer:
+class WeightsServer(LinkServer[Client]):
     """Answers requests for params, which are encoded at the first request and shared by all clients.
 
     Clients receive no unrequested messages except offers of new versions. Each client requests pieces at its own pace,
@@ -98,20 +94,19 @@ class WeightsServer:
         `compatibility_key`: see `Config.weights_compatibility_key`; `architecture`: of the network, see `params_codec`;
         `run`: None = no specific run, as in a benchmark; `shards`: replay servers, of which each actor is given one.
         """
-        self.dropped: Counter[str] = Counter()
         self.clients: dict[bytes, Client] = {}
         self.placement = Placement(shards)
         self._monitor = ServerMonitor()
-        self._socket = sockets.serve_weights(context, address, self._monitor)
+        socket = sockets.serve_weights(context, address, self._monitor)
+        super().__init__(("the learner", "this process"), socket, compatibility_key, run, self.clients, MAX_CLIENTS)
         self._wake = sockets.WakeUp(context)
         self._run_id = run_id
-        self._expected = WeightsHello(compatibility_key, architecture)  # hello of a compatible client
-        self._run_identity = run or RunIdentity()
+        self._architecture = architecture
         self.version = first_version
         self._newest: Published | None = None
         self._offered: Published | None = None  # version last offered to the clients
         self._encoded: Encoded | None = None  # the newest version that was requested
-        self._handlers: dict[type, Callable[[bytes, Any, float], None]] = {
+        self._handlers = {
             WeightsHello: self._on_hello,
             WeightsHeartbeat: self._on_heartbeat,
             WeightsRequest: self._on_request,
@@ -154,18 +149,8 @@ class WeightsServer:
     def turn(self, now_seconds: float) -> None:
         """Answers pending messages, and offers a newly published version."""
         self._monitor.count(self.dropped)
-        for _ in sockets.reading_turn():
-            received = sockets.receive_from(self._socket, tuple(self._handlers), self.dropped)
-            if received is None:
-                self._evict_dead_clients(now_seconds)  # only when all heartbeats have been read
-                break
-            identity, message = received
-            if (client := self.clients.get(identity)) is not None:
-                client.seen_seconds = now_seconds
-            elif not isinstance(message, WeightsHello):
-                sockets.send(self._socket, Rejoin(), identity)
-                continue
-            self._handlers[type(message)](identity, message, now_seconds)
+        self.read(now_seconds)
+        self.evict_dead_peers(now_seconds)
         if self._offered is not self._newest:
             for client in self.clients.values():  # first, as `is_drained` is read meanwhile
                 client.has_newest = False
@@ -184,13 +169,8 @@ class WeightsServer:
                 self._wake.clear()
                 self.turn(time.monotonic())
 
-    def _evict_dead_clients(self, now_seconds: float) -> None:
-        for identity, client in list(self.clients.items()):
-            if now_seconds - client.seen_seconds > PEER_TIMEOUT_SECONDS:
-                self._remove(identity)
-
     def _on_hello(self, identity: bytes, message: WeightsHello, now_seconds: float) -> None:
-        if (refusal := self._refusal(identity, message)) is not None:
+        if (refusal := self._refusal_of(identity, message)) is not None:
             sockets.send(self._socket, refusal, identity)
             return
         if identity not in self.clients:
@@ -198,16 +178,10 @@ class WeightsServer:
             self.clients[identity] = Client(now_seconds, message.environments, shard)
         self._offer(identity)
 
-    def _refusal(self, identity: bytes, message: WeightsHello) -> Refusal | None:
-        if message.compatibility_key != self._expected.compatibility_key:
-            self.dropped["another_config"] += 1
-            what = told(self._expected.compatibility_key, message.compatibility_key, "the learner", "this process")
-            return Refusal(reason=f"{what}; make them equal", final=True)
-        if self._run_identity.differs(message.run_identity):
-            self.dropped["another_run"] += 1
-            reason = self._run_identity.refusal(message.run_identity, "this process", "the learner")
-            return Refusal(reason=reason, final=True)
-        if message.architecture != self._expected.architecture:
+    def _refusal_of(self, identity: bytes, message: WeightsHello) -> Refusal | None:
+        if (refusal := self._refusal(message.compatibility_key, message.run_identity)) is not None:
+            return refusal
+        if message.architecture != self._architecture:
             self.dropped["another_architecture"] += 1
             reason = "the network here is another one than the learner's: run the same release everywhere"
             return Refusal(reason=reason, final=True)
@@ -247,9 +221,9 @@ class WeightsServer:
         sockets.send(self._socket, piece, identity)  # dropped if the queue is full; the client requests it again
 
     def _on_goodbye(self, identity: bytes, message: Goodbye, now_seconds: float) -> None:
-        self._remove(identity)
+        self._evict(identity)
 
-    def _remove(self, identity: bytes) -> None:
+    def _evict(self, identity: bytes) -> None:
         client = self.clients.pop(identity)
         self.placement.remove(client.environments, client.shard)
 

@@ -53,7 +53,6 @@ class Actor:
         self._waited_seconds = 0.0  # total time blocked on the replay server
         self._steps = 0  # environment steps made, without resets
         self._steps_before = 0  # those of them made for an earlier replay server
-        self._steps_sent = 0  # environment steps reported to the replay server
         self._disconnects = 0  # from earlier replay servers
         self._next_metrics = 0.0
         self._in_use: Weights | None = None
@@ -213,7 +212,6 @@ class Actor:
         for segment in segments:
             if not self._put_in_time(segment, stop):
                 return
-            self._steps_sent = self._steps
 
     def _put_in_time(self, segment: Segment, stop: StopSignal) -> bool:
         """Waits until the stream accepts a segment; returns False if the actor must stop first."""
@@ -227,7 +225,7 @@ class Actor:
 
     def _put(self, segment: Segment) -> bool:
         started = time.monotonic()
-        is_taken = self.stream.put(segment, self._steps - self._steps_sent, timeout_seconds=0.2)
+        is_taken = self.stream.put(segment, self._steps - self._steps_before, timeout_seconds=0.2)
         self._waited_seconds += time.monotonic() - started
         return is_taken
 

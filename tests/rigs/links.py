@@ -51,12 +51,18 @@ def segment_of(number: int) -> Segment:
 
 
 class CountingStream(ExperienceClient):
-    """Counts segments as produced when they are put; usually the actor counts them."""
+    """Counts transitions and environment steps when a segment is put; usually the actor counts them."""
+
+    steps = 0
 
     def put(self, segment: Segment, environment_steps: int, timeout_seconds: float) -> bool:
+        """`environment_steps`: since the previous segment that was put."""
         self.produced += transitions_of(segment)  # before it can be on its way
-        is_taken = super().put(segment, environment_steps, timeout_seconds)
-        self.produced -= 0 if is_taken else transitions_of(segment)
+        is_taken = super().put(segment, self.steps + environment_steps, timeout_seconds)
+        if is_taken:
+            self.steps += environment_steps
+        else:
+            self.produced -= transitions_of(segment)
         return is_taken
 
 

@@ -47,12 +47,13 @@ class Twin:
 
 @pytest.mark.parametrize("seed", range(10))
 def test_random_operations_equal_the_twin(seed: int) -> None:
-    rng, twin, outbox = np.random.default_rng(seed), Twin(), Outbox(7, SPEC, MAX_STEPS)
+    rng, twin, outbox, made = np.random.default_rng(seed), Twin(), Outbox(7, SPEC, MAX_STEPS), 0
     for number in range(300):
         operation = rng.choice(["add", "send", "acknowledge", "reconnect"], p=[0.4, 0.4, 0.17, 0.03])
         if operation == "add":
             steps = int(rng.integers(0, 3 * MAX_STEPS, endpoint=True))
-            outbox.add(segment_of(number % 200), steps, produced=number)
+            made += steps
+            outbox.add(segment_of(number % 200), made, produced=number)
             twin.add(number % 200, steps)
         elif operation == "send":
             credit = int(rng.integers(0, 6))
@@ -84,7 +85,7 @@ def test_segment_that_cannot_be_encoded_leaves_its_steps_to_the_next() -> None:
     with pytest.raises(CorruptSegment):
         outbox.add(bad, 30, produced=1)
     assert len(outbox) == 0
-    outbox.add(segment_of(2), 20, produced=2)
+    outbox.add(segment_of(2), 50, produced=2)
     message = outbox.next_to_send(1)
     assert message is not None
     assert (message.sequence, message.environment_steps) == (1, 50)

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import zmq
 
+from apex_jax.links import server as link_server
 from apex_jax.links import weights_client, weights_server
 from apex_jax.links.weights_server import Client, WeightsServer
 from apex_jax.transport import params_codec, sockets
@@ -217,7 +218,7 @@ def test_server_is_not_drained_at_any_moment_before_a_client_has_the_final_weigh
 
 @pytest.mark.parametrize("leaves", [True, False], ids=["that leaves", "that dies"])
 def test_learner_does_not_wait_for_a_client(link: Link, monkeypatch: pytest.MonkeyPatch, leaves: bool) -> None:
-    monkeypatch.setattr(weights_server, "PEER_TIMEOUT_SECONDS", 30.0 if leaves else 0.5)
+    monkeypatch.setattr(link_server, "PEER_TIMEOUT_SECONDS", 30.0 if leaves else 0.5)
     server, by_hand = link.server(), link.joined_peer()
     server.publish(params_of(2), 2, 0, final=True)
     if leaves:
@@ -248,7 +249,7 @@ def test_request_of_an_unknown_version_is_answered_with_the_newest(link: Link, r
 
 def test_a_server_knows_its_clients_until_they_leave_or_are_silent(link: Link, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(weights_client, "HEARTBEAT_SECONDS", 0.1)
-    monkeypatch.setattr(weights_server, "PEER_TIMEOUT_SECONDS", 2.0)
+    monkeypatch.setattr(link_server, "PEER_TIMEOUT_SECONDS", 2.0)
     server, clients = link.server(), [link.client() for _ in range(3)]
     link.joined_peer()  # which says no more
     wait_until(lambda: len(server.clients) == 4)

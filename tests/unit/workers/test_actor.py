@@ -46,7 +46,7 @@ class Replay:
 
     def put(self, segment: Segment, environment_steps: int, timeout_seconds: float) -> bool:
         self.segments.append(segment)
-        self.steps_told += environment_steps
+        self.steps_told = environment_steps
         return True
 
     def put_episodes(self, *arrays: np.ndarray) -> None:
@@ -156,7 +156,7 @@ class GivenUp:
 def test_actor_that_waits_for_room_ends_if_its_learner_is_away_for_too_long() -> None:
     actor, replay = Actor.__new__(Actor), FullReplay()  # without threads
     actor._config, actor._stream, actor._weights = CONFIG, replay, GivenUp()  # type: ignore[assignment]
-    actor._steps, actor._steps_sent, actor._waited_seconds, actor._in_use = 10, 0, 0.0, None
+    actor._steps, actor._steps_before, actor._waited_seconds, actor._in_use = 10, 0, 0.0, None
     actor._addresses = ("ipc://one",)
     with pytest.raises(RunError):
         actor._send([segment_of(number) for number in (1, 2, 3)], StopSignal())
