@@ -55,7 +55,7 @@ def store(replay: Replay, segments: list[Stored]) -> None:
     for segment, columns in segments:
         number = replay.buffer.inserted_segments + 1
         replay.insert(segment._replace(sequence=number), columns, 0.0)
-    replay.flush(time.monotonic())
+    replay.journal.flush(time.monotonic())
 
 
 def main() -> None:
@@ -117,7 +117,7 @@ def append_microseconds(
     times = side_by_side({name: storing(replay) for name, replay in replays.items()}, seconds)
     assert replays["journal"].metrics()["replay/journal_errors"] == 0
     wait_for_thread()
-    replays["journal"].close()
+    replays["journal"].journal.close()
     return {name: 1e6 * median / AT_ONCE for name, median in medians(times).items()}
 
 
@@ -133,13 +133,13 @@ def full_replay(
     for _ in range(5):
         wait_for_thread()
         start = time.perf_counter()
-        replay.request_snapshot()
+        replay.journal.request_snapshot()
         replay.snapshot_if_due(time.monotonic())
         stalls.append(time.perf_counter() - start)
     start = time.perf_counter()
     wait_for_thread()
     written = time.perf_counter() - start
-    replay.close()
+    replay.journal.close()
     size = sum(path.stat().st_size for path in Path(directory, "replay").iterdir())
     say(f"{replay.buffer.size_transitions:,} transitions, {size / 2**20:,.0f} MiB; stall {1e3 * max(stalls):.1f} ms")
     loads = {}
@@ -149,7 +149,7 @@ def full_replay(
         start = time.perf_counter()
         again = replay_of(config, spec, directory)
         loads[state] = time.perf_counter() - start
-        again.close()
+        again.journal.close()
         assert again.buffer.size_transitions == replay.buffer.size_transitions
         say(f"loaded in {loads[state]:.2f} s, {state}")
     return {

@@ -76,7 +76,6 @@ def ours(config: Config, num_stored: int, rng: np.random.Generator) -> Callable[
 
     def call() -> object:
         draw = replay.draw(1, BATCH_SIZE, 0.0)
-        replay.drawn(draw.indices.size)
         draw.weights(BETA)
         batch = jax.block_until_ready(gathered(store, draw.indices[0]))
         replay.update_priorities(draw.indices.ravel(), draw.generations.ravel(), priorities)

@@ -94,7 +94,6 @@ def train(config: Config) -> None:
         # 2. Learning, as often as `replay.samples_per_insert` allows: so many draws for each transition inserted.
         while updates < config.total_updates and replay.can_draw(batches * batch_size):
             draw = replay.draw(batches, batch_size, now)  # P(i) ~ priority^alpha, importance weights ~ P(i)^-beta
-            replay.drawn(draw.indices.size)  # counts them for that limit
             # For each batch one step of the optimizer, which brings q(s, a) closer to G: n discounted rewards, plus
             # gamma^n times the target network's value of the action that the online network prefers after them.
             learning_rate_share = 1 - updates / config.total_updates  # falls to 0; with `python main.py` as configured

@@ -95,7 +95,7 @@ class ExperienceServer(LinkServer[Actor]):
             else:
                 break
             self._unanswered.add(self._membership.dequeue().connection)
-        self._replay.flush(now_seconds)
+        self._replay.journal.flush(now_seconds)
         for identity in list(self._unanswered):
             actor = self.actors.get(identity)
             if actor is None or actor.stored == actor.acknowledged or self._acknowledge(identity, actor, now_seconds):
@@ -143,8 +143,8 @@ class ExperienceServer(LinkServer[Actor]):
             run_identity=self._run_identity.name,
         )
         if before is None:  # otherwise a restarted server might reuse the incarnation
-            self._replay.welcome(message.run_id, incarnation)
-            self._replay.flush(now_seconds)
+            self._replay.journal.on_welcome(message.run_id, incarnation)
+            self._replay.journal.flush(now_seconds)
         if not sockets.send(self._socket, welcome, identity):
             return  # this connection is dead, and the actor may have joined on another one
         self._join(identity, message, welcome, now_seconds)
@@ -231,7 +231,7 @@ class ExperienceServer(LinkServer[Actor]):
         produced = max(actor.status.produced, self._replay.ledger.produced(actor.run_id))
         if produced:
             counts = _counts(actor.status)
-            self._replay.record_counts(actor.run_id, counts._replace(produced=produced))
+            self._replay.journal.on_report(actor.run_id, counts._replace(produced=produced))
 
     def _on_goodbye(self, identity: bytes, message: Goodbye, now_seconds: float) -> None:
         actor = digest_of_run_id(self.actors[identity].run_id)

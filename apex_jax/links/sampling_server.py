@@ -105,7 +105,7 @@ class SamplingServer(LinkServer[LearnerPeer]):
             if not sockets.send(self._socket, self._draw(learner.asked[0], now_seconds), learner.identity):
                 return
             learner.asked.popleft()
-            self._replay.drawn(size)
+            self._replay.limiter.sample(size)
 
     @property
     def is_in_arrears(self) -> bool:
@@ -127,7 +127,7 @@ class SamplingServer(LinkServer[LearnerPeer]):
     def _send_segments(self, learner: LearnerPeer) -> bool:
         """Sends the segments the learner lacks. Returns True once all are sent, so that batches may follow."""
         while learner.cursor < self._replay.buffer.inserted_segments:
-            run = self._replay.segments_since(learner.cursor, min(SEGMENTS_AT_ONCE, learner.segments_credit))
+            run = self._replay.buffer.segments_since(learner.cursor, min(SEGMENTS_AT_ONCE, learner.segments_credit))
             if not run.bodies:
                 return False
             body_bytes = np.array([len(body) for body in run.bodies], np.int32)
@@ -150,7 +150,7 @@ class SamplingServer(LinkServer[LearnerPeer]):
         return True
 
     def _draw(self, counts: np.ndarray, now_seconds: float) -> IndexBatches:
-        draw = self._replay.draw_counts(counts, now_seconds)
+        draw = self._replay.buffer.sample_counts(counts, now_seconds)
         return IndexBatches(
             indices=draw.indices,
             generations=draw.generations,
@@ -158,7 +158,7 @@ class SamplingServer(LinkServer[LearnerPeer]):
             total_priority=self._replay.buffer.total_priority,
             size_transitions=self._replay.buffer.size_transitions,
             allowed_draws=max(0, self._replay.allowed_draws - draw.indices.size),
-            replay_id=self._replay.id,
+            replay_id=self._replay.journal.replay_id,
             environment_steps=min(self._replay.environment_steps, MAX_ENVIRONMENT_STEPS),
             samples_per_insert=min(self._replay.samples_per_insert, MAX_SAMPLES_PER_INSERT),
             age_seconds=draw.age_seconds,
@@ -188,7 +188,7 @@ class SamplingServer(LinkServer[LearnerPeer]):
         """Returns the run identity to share: the server's, or the learner's if the server has none; may be empty."""
         if not self._run_identity.name and message.run_identity:
             self._run_identity.adopt(message.run_identity, "the learner")
-            self._replay.join_run(self._run_identity.name)
+            self._replay.journal.on_run(self._run_identity.name)
         return self._run_identity.name
 
     def _refusal_of(self, message: LearnerHello) -> Refusal | None:
@@ -223,12 +223,12 @@ class SamplingServer(LinkServer[LearnerPeer]):
         self.learner.segments_credit = min(self.learner.segments_credit + message.segments, LARGEST_CREDIT)
 
     def _on_priorities(self, identity: bytes, message: PriorityUpdate, now_seconds: float) -> None:
-        result = self._replay.update_priorities(message.indices, message.generations, message.priorities)
+        result = self._replay.buffer.update_priorities(message.indices, message.generations, message.priorities)
         self.dropped["stale_priority"] += result.stale
         self.dropped["invalid_priority"] += result.invalid
 
     def _on_corrupt_segments(self, identity: bytes, message: CorruptSegments, now_seconds: float) -> None:
-        discarded = self._replay.discard(message.slots, message.generations)
+        discarded = self._replay.buffer.discard(message.slots, message.generations)
         if discarded and not self.dropped["corrupt_segment"]:
             _log.warning("the learner cannot decode some segments: they are drawn no more (logged once, counted)")
         self.dropped["corrupt_segment"] += discarded
@@ -244,5 +244,5 @@ class SamplingServer(LinkServer[LearnerPeer]):
     def _on_goodbye(self, identity: bytes, message: Goodbye, now_seconds: float) -> None:
         del self._learners[identity]
         # The learner has saved a checkpoint; a snapshot now lets both resume from the same moment.
-        self._replay.request_snapshot()
+        self._replay.journal.request_snapshot()
         _log.info("the learner leaves")

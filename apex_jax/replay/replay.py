@@ -12,19 +12,19 @@ import numpy as np
 
 from apex_jax.config import Config
 from apex_jax.host.errors import UsageError
-from apex_jax.replay.buffer import Draw, PriorityResult, ReplayBuffer, SegmentRun
+from apex_jax.replay.buffer import Draw, PriorityResult, ReplayBuffer
 from apex_jax.replay.journal import Journal
-from apex_jax.replay.ledger import ActorCounts, Ledger
+from apex_jax.replay.ledger import Ledger
 from apex_jax.replay.rate_limiter import RateLimiter, least_error_buffer
 from apex_jax.replay.saved_state import Counters
 from apex_jax.types import MAX_ALLOWED_DRAWS, Columns, SegmentRecord, SegmentSpec
 
 
 class Replay:
-    """Ring of segments, rate limiter, ledger and journal.
+    """What has to happen together in a `buffer` (ring and sum-tree), a rate `limiter`, a `ledger` and a `journal`.
 
-    When `flush` returns, everything passed to `insert`, `welcome` and `record_counts` is in the journal; refusals
-    follow within a second.
+    Callers use these parts themselves for all that concerns only one of them. When `journal.flush` returns, every
+    segment inserted before is in the journal; refusals follow within a second.
     """
 
     def __init__(self, config: Config, spec: SegmentSpec, rng: np.random.Generator, run: str = "") -> None:
@@ -68,14 +68,6 @@ class Replay:
         self.environment_steps += segment.environment_steps
         self.journal.on_refusal(segment, reason)
 
-    def welcome(self, run_id: int, incarnation: int) -> None:
-        """Records the incarnation of an actor, so that no later server assigns it again."""
-        self.journal.on_welcome(run_id, incarnation)
-
-    def record_counts(self, run_id: int, counts: ActorCounts) -> None:
-        """Records the counts of an actor, in case it and this process die at the same time."""
-        self.journal.on_report(run_id, counts)
-
     # Drawing
 
     def can_draw(self, transitions: int) -> bool:
@@ -83,12 +75,9 @@ class Replay:
         return self.limiter.can_sample(transitions, self.buffer.size_transitions, self.buffer.is_full)
 
     def draw(self, num_batches: int, batch_size: int, now_seconds: float) -> Draw:
-        """Draws K batches of B transitions, see `ReplayBuffer.sample`. The limiter counts them in `drawn`."""
+        """Draws K batches of B transitions, see `ReplayBuffer.sample`, and counts them in the limiter."""
+        self.limiter.sample(num_batches * batch_size)
         return self.buffer.sample(num_batches, batch_size, now_seconds)
-
-    def draw_counts(self, counts: np.ndarray, now_seconds: float) -> Draw:
-        """Draws counts[k] transitions for each of K batches, see `ReplayBuffer.sample_counts`."""
-        return self.buffer.sample_counts(counts, now_seconds)
 
     @property
     def allowed_draws(self) -> int:
@@ -97,37 +86,14 @@ class Replay:
             min(MAX_ALLOWED_DRAWS, self.limiter.allowed_samples(self.buffer.size_transitions, self.buffer.is_full))
         )
 
-    def drawn(self, transitions: int) -> None:
-        """Counts transitions that were sent to the learner."""
-        self.limiter.sample(transitions)
-
-    def segments_since(self, cursor: int, max_segments: int) -> SegmentRun:
-        """Returns the segments stored after insertion `cursor`, see `ReplayBuffer.segments_since`."""
-        return self.buffer.segments_since(cursor, max_segments)
-
     def update_priorities(self, indices: np.ndarray, generations: np.ndarray, priorities: np.ndarray) -> PriorityResult:
         """Sets new priorities of drawn transitions, see `ReplayBuffer.update_priorities`."""
         return self.buffer.update_priorities(indices, generations, priorities)
-
-    def discard(self, slots: np.ndarray, generations: np.ndarray) -> int:
-        """Excludes segments from all draws, see `ReplayBuffer.discard`; the next snapshot contains this."""
-        return self.buffer.discard(slots, generations)
 
     @property
     def samples_per_insert(self) -> float:
         """Transitions drawn per transition stored, since the run began."""
         return self.limiter.sampled / max(1, self.limiter.inserted)
-
-    # The run
-
-    @property
-    def id(self) -> str:
-        """Id of this replay, 16 hexadecimal digits. The journal keeps it; an empty replay gets a new one."""
-        return self.journal.replay_id
-
-    def join_run(self, run: str) -> None:
-        """Sets the identity of the training run that this replay joins."""
-        self.journal.on_run(run)
 
     # The journal
 
@@ -138,25 +104,13 @@ class Replay:
         self.environment_steps = counters.environment_steps
         return self.journal.run
 
-    def flush(self, now_seconds: float) -> None:
-        """Writes pending records to the journal; a disk error is counted, logged once and retried."""
-        self.journal.flush(now_seconds)
-
     def snapshot_if_due(self, now_seconds: float) -> None:
         """Starts a thread that writes a snapshot, if one is due and the previous one is complete."""
         self.journal.snapshot_if_due(self.buffer, self.limiter, self._counters, now_seconds)
 
-    def request_snapshot(self) -> None:
-        """Makes a snapshot due now."""
-        self.journal.request_snapshot()
-
     def finish(self, now_seconds: float) -> None:
         """Writes the last snapshot; returns when it is on disk or the time limit is over."""
         self.journal.finish(self.buffer, self.limiter, self._counters(), now_seconds)
-
-    def close(self) -> None:
-        """Closes the journal, whose log contains every event since the last snapshot."""
-        self.journal.close()
 
     def metrics(self) -> Mapping[str, float]:
         """Returns values under the tags of `apex_jax.run.metrics.TAGS`."""

@@ -44,7 +44,7 @@ class ReplayServer:
         self.replay = Replay(config, spec, rng, run.name)
         self._monitors = {link: ServerMonitor() for link in ("experience", "sampling")}
         with contextlib.ExitStack() as opened:
-            opened.callback(self.replay.close)
+            opened.callback(self.replay.journal.close)
             self._experience_socket = opened.enter_context(
                 sockets.serve_experience(
                     role.sockets,
@@ -100,7 +100,7 @@ class ReplayServer:
         if not self.sampling.is_in_arrears:
             self.experience.store(now_seconds)
         else:
-            self.replay.flush(now_seconds)
+            self.replay.journal.flush(now_seconds)
         self.sampling.stream(now_seconds)
 
     def close(self) -> None:

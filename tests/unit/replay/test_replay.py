@@ -27,32 +27,31 @@ def store(replay: Replay, number: int) -> int:
     """Stores a segment as the replay server does; returns its slot in the ring."""
     segment = segment_of(number)
     slot = replay.insert(encode_record(segment, SPEC, 7, number, 10), segment.columns, now_seconds=0.0)
-    replay.flush(now_seconds=0.0)
+    replay.journal.flush(now_seconds=0.0)
     return slot
 
 
 def test_insert_returns_the_slot_that_the_learner_receives(tmp_path: Path) -> None:
     replay = replay_in(tmp_path, journal=False)
     assert [store(replay, number) for number in range(1, 7)] == [0, 1, 2, 3, 0, 1]
-    assert replay.segments_since(4, 9).slots.tolist() == [0, 1]
+    assert replay.buffer.segments_since(4, 9).slots.tolist() == [0, 1]
 
 
 def test_segments_and_priorities_survive_a_kill(tmp_path: Path) -> None:
     before = replay_in(tmp_path)
     store(before, 1)
     draw = before.draw(num_batches=1, batch_size=8, now_seconds=0.0)
-    before.drawn(8)
     indices, generations = draw.indices.ravel(), draw.generations.ravel()
     assert before.update_priorities(indices, generations, np.full(8, 5.0)).applied == 8
     before.finish(now_seconds=0.0)  # the newest snapshot
     store(before, 2)
-    before.close()  # and no other: killed
+    before.journal.close()  # and no other: killed
     after = replay_in(tmp_path)
-    assert [len(after.segments_since(0, 9).bodies), after.environment_steps, after.limiter.sampled] == [2, 20, 8]
+    assert [len(after.buffer.segments_since(0, 9).bodies), after.environment_steps, after.limiter.sampled] == [2, 20, 8]
     assert after.buffer._tree.leaves[indices] == pytest.approx(np.full(8, 5.0**0.6))
     assert after.ledger.totals((), {})["stored"] == 2 * TRANSITIONS
-    assert after.id == before.id
-    after.close()
+    assert after.journal.replay_id == before.journal.replay_id
+    after.journal.close()
 
 
 def test_endless_refusals_take_one_record_per_second_and_are_counted_exactly_once(tmp_path: Path) -> None:
@@ -61,22 +60,22 @@ def test_endless_refusals_take_one_record_per_second_and_are_counted_exactly_onc
     size = before.metrics()["replay/journal_bytes"]
     for sequence in range(2, 1_002):
         before.refuse(SegmentRecord(7, sequence, 10, 3, b"x", 0), "bad_checksum")
-        before.flush(now_seconds=sequence * 1e-2)
+        before.journal.flush(now_seconds=sequence * 1e-2)
         if sequence == 500:
             before.finish(now_seconds=5.0)  # a snapshot
     assert before.metrics()["replay/journal_bytes"] - size < 100 * 20
-    before.close()
+    before.journal.close()
     after = replay_in(tmp_path)
     assert after.ledger.totals((), {}) == before.ledger.totals((), {})
     assert after.ledger.refused == {"bad_checksum": 3_000}
     assert (after.ledger.sequence(7), after.environment_steps) == (1_001, 10_010)
-    after.close()
+    after.journal.close()
 
 
 def test_replay_without_a_journal_starts_empty(tmp_path: Path) -> None:
     before = replay_in(tmp_path, journal=False)
     store(before, 1)
     before.finish(now_seconds=0.0)
-    before.close()
+    before.journal.close()
     assert replay_in(tmp_path, journal=False).buffer.size_segments == 0
     assert not list(tmp_path.iterdir())

@@ -114,7 +114,8 @@ def test_segments_of_actors_become_batches_of_the_learner(running: Running) -> N
     while sum(received) < 2:
         received.append(len(learner.receive(StreamedSegments).slots))
     batches = learner.receive(IndexBatches)
-    assert (batches.replay_id, batches.environment_steps) == (running.server.replay.id, 200), "of this replay alone"
+    assert batches.replay_id == running.server.replay.journal.replay_id
+    assert batches.environment_steps == 200, "of this replay alone"
     assert batches.size_transitions == 2 * TRANSITIONS
 
 
@@ -224,7 +225,7 @@ def values_written(config: Config) -> dict[str, Any]:
 
 def test_restarted_server_continues_from_the_journal(config: Config) -> None:
     first = Running(config)
-    learner, actor, replay_id = first.learner(), first.actor(), first.server.replay.id
+    learner, actor, replay_id = first.learner(), first.actor(), first.server.replay.journal.replay_id
     send_segments(actor, 1, 2, 3)
     learner.send(credit(5, groups=1, segments=10))
     wait_until(lambda: first.server.replay.limiter.sampled == 4)
@@ -236,7 +237,7 @@ def test_restarted_server_continues_from_the_journal(config: Config) -> None:
         3 * TRANSITIONS,
         4,
     )
-    assert (server.replay.id, server.replay.environment_steps) == (replay_id, 300)
+    assert (server.replay.journal.replay_id, server.replay.environment_steps) == (replay_id, 300)
     assert server.ledger()["stored"] == 3 * TRANSITIONS
     second.close()
     third = Running(config)
@@ -286,7 +287,8 @@ def test_killed_server_keeps_every_acknowledged_segment(config: Config) -> None:
     send_segments(first.actor(), 1, 2)
     second = ReplayServer(RoleContext(as_killed_now(config), context, "replay"), SPEC)
     assert (second.replay.buffer.size_segments, second.replay.environment_steps) == (2, 200)
-    assert second.replay.id == first.server.replay.id, "or the learner would count the steps twice"
+    # Otherwise the learner would count the steps twice.
+    assert second.replay.journal.replay_id == first.server.replay.journal.replay_id
     assert second.replay.incarnations == 1
     second.close()
     context.term()
