@@ -11,7 +11,7 @@ import zmq
 from apex_jax.config import Config
 from apex_jax.links.episode_means import EpisodeMeans
 from apex_jax.links.limited_log import LimitedLog
-from apex_jax.links.membership import Actor, Membership, Waiting
+from apex_jax.links.membership import ActorPeer, Membership, Waiting
 from apex_jax.links.server import LinkServer
 from apex_jax.process import digest_of_run_id
 from apex_jax.replay.ledger import ActorCounts
@@ -41,7 +41,7 @@ MAX_ACTORS = 1024  # connected at once; each may have a full credit of pending s
 GONE_ACTORS = 64  # disconnected actors may have this many full credits of pending segments, all together
 
 
-class ExperienceServer(LinkServer[Actor]):
+class ExperienceServer(LinkServer[ActorPeer]):
     """Receives and stores the segments of actors, which may connect and disconnect at any time.
 
     Flow control is by credit: an actor has at most `max_outstanding_segments` unacknowledged segments, which bounds the
@@ -79,7 +79,7 @@ class ExperienceServer(LinkServer[Actor]):
         }
 
     @property
-    def actors(self) -> dict[bytes, Actor]:
+    def actors(self) -> dict[bytes, ActorPeer]:
         """Connected actors, by connection."""
         return self._membership.actors
 
@@ -157,7 +157,7 @@ class ExperienceServer(LinkServer[Actor]):
         actor = self.actors[before] if before is not None else self._membership.gone.get(run_id)
         if actor is None:
             status = ActorStatus(run_id=run_id, steps_per_second=0.0, weights_version=0)
-            actor = Actor(
+            actor = ActorPeer(
                 run_id, welcome.incarnation, welcome.ladder_indices, status, self._replay.ledger.sequence(run_id)
             )
         actor.incarnation, actor.ladder_indices = welcome.incarnation, welcome.ladder_indices
@@ -190,7 +190,7 @@ class ExperienceServer(LinkServer[Actor]):
         if now_seconds - actor.answered_seconds >= ANSWER_SECONDS:
             self._acknowledge(identity, actor, now_seconds)
 
-    def _take(self, actor: Actor, message: SegmentMessage) -> None:
+    def _take(self, actor: ActorPeer, message: SegmentMessage) -> None:
         actor.received = message.sequence
         columns, transitions, steps, refusal = None, message.transitions, message.environment_steps, ""
         if steps > self._spec.max_environment_steps(len(actor.ladder_indices)):
@@ -206,7 +206,7 @@ class ExperienceServer(LinkServer[Actor]):
         segment = SegmentRecord(actor.run_id, message.sequence, steps, transitions, message.body, message.crc)
         self._membership.enqueue(actor, Waiting(segment, columns, refusal))
 
-    def _acknowledge(self, identity: bytes, actor: Actor, now_seconds: float) -> bool:
+    def _acknowledge(self, identity: bytes, actor: ActorPeer, now_seconds: float) -> bool:
         if not sockets.send(self._socket, SegmentAck(sequence=actor.stored), identity):
             return False
         actor.acknowledged, actor.answered_seconds = actor.stored, now_seconds
@@ -225,7 +225,7 @@ class ExperienceServer(LinkServer[Actor]):
                 self._write_down(actor)
         self._acknowledge(identity, actor, now_seconds)  # serves as the heartbeat to the actor
 
-    def _write_down(self, actor: Actor) -> None:
+    def _write_down(self, actor: ActorPeer) -> None:
         """Writes the actor's counts to the journal, so that they survive a crash of both the actor and this server."""
         actor.written = actor.stored
         produced = max(actor.status.produced, self._replay.ledger.produced(actor.run_id))

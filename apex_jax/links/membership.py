@@ -25,7 +25,7 @@ class Waiting(NamedTuple):
 
 
 @dataclass(eq=False)
-class Actor:
+class ActorPeer:
     """The server's record of an actor."""
 
     run_id: int
@@ -60,12 +60,12 @@ class Membership:
         `index`: of this server among the `servers` of the run. It assigns every `servers`-th ladder index and
         incarnation, so that no two servers assign the same one, and its actors explore over the whole ladder.
         """
-        self.actors: dict[bytes, Actor] = {}  # by connection
-        self.gone: dict[int, Actor] = {}  # disconnected actors with pending segments, by run id, oldest first
+        self.actors: dict[bytes, ActorPeer] = {}  # by connection
+        self.gone: dict[int, ActorPeer] = {}  # disconnected actors with pending segments, by run id, oldest first
         self._most_left_behind = most_left_behind
         self._index, self._servers = index, servers
         self._occupants = np.zeros(ladder_size, np.int64)
-        self._turns: deque[Actor | None] = deque()  # connected actors with pending segments; None = all of `gone`
+        self._turns: deque[ActorPeer | None] = deque()  # connected actors with pending segments; None = all of `gone`
 
     # Joining and leaving
 
@@ -98,7 +98,7 @@ class Membership:
         """Returns the lowest incarnation above `incarnations` that this server may assign."""
         return self._index + 1 + self._servers * max(0, -((self._index - incarnations) // self._servers))
 
-    def join(self, identity: bytes, actor: Actor) -> None:
+    def join(self, identity: bytes, actor: ActorPeer) -> None:
         """Adds an actor, or moves it to this connection, which must be unused."""
         if (connection := self.connection_of(actor.run_id)) is not None:
             del self.actors[connection]
@@ -142,7 +142,7 @@ class Membership:
 
     # Pending segments
 
-    def enqueue(self, actor: Actor, waiting: Waiting) -> None:
+    def enqueue(self, actor: ActorPeer, waiting: Waiting) -> None:
         """Adds a segment of a connected actor."""
         if not actor.waiting:
             self._turns.append(actor)
@@ -158,7 +158,7 @@ class Membership:
         actor = self._turns[0] or next(iter(self.gone.values()))
         return actor.waiting[0]
 
-    def dequeue(self) -> Actor:
+    def dequeue(self) -> ActorPeer:
         """Removes the segment that `next_waiting` returns, and ends the turn; returns the actor of the segment."""
         turn = self._turns.popleft()
         actor = turn or next(iter(self.gone.values()))

@@ -7,18 +7,18 @@ from collections import defaultdict
 import numpy as np
 import pytest
 
-from apex_jax.links.membership import Actor, Membership, Waiting
+from apex_jax.links.membership import ActorPeer, Membership, Waiting
 from apex_jax.transport.messages import ActorHello, ActorStatus
 from apex_jax.types import SegmentRecord
 
 LADDER, MOST_LEFT_BEHIND = 8, 12
 
 
-def actor_of(run_id: int) -> Actor:
-    return Actor(run_id, run_id, np.array([run_id % LADDER], np.int32), ActorStatus(run_id, 0.0, 0), received=0)
+def actor_of(run_id: int) -> ActorPeer:
+    return ActorPeer(run_id, run_id, np.array([run_id % LADDER], np.int32), ActorStatus(run_id, 0.0, 0), received=0)
 
 
-def waiting_of(actor: Actor) -> Waiting:
+def waiting_of(actor: ActorPeer) -> Waiting:
     actor.received += 1
     return Waiting(SegmentRecord(actor.run_id, actor.received, 0, 1, b"", 0), None, "refused")
 
@@ -105,7 +105,7 @@ def test_servers_assign_different_incarnations_and_places_that_span_the_ladder(s
         for run_id in range(1, 24 // servers // 4 + 1):
             hello = ActorHello(run_id, "", num_environments=4)
             newest, ladder_indices = membership.choose(hello, newest, 0.0)
-            actor = Actor(run_id, newest, ladder_indices, ActorStatus(run_id, 0.0, 0), received=0)
+            actor = ActorPeer(run_id, newest, ladder_indices, ActorStatus(run_id, 0.0, 0), received=0)
             membership.join(b"%d" % run_id, actor)
             incarnations.append(newest)
             places += ladder_indices.tolist()
