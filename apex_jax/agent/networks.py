@@ -55,7 +55,7 @@ class QNetwork(nn.Module):
         return value + advantage - advantage.mean(axis=1, keepdims=True)
 
     def _convolutions(self, x: jax.Array) -> jax.Array:
-        """Returns the last convolution's output before its ReLU; dtype[B, H, W, C], as what it takes."""
+        """Returns the last convolution's output before its ReLU; [B, H, W, C] of the dtype of its input."""
         layers = list(zip(self.config.channels, self.config.kernel_sizes, self.config.strides, strict=True))
         for layer, (features, kernel, stride) in enumerate(layers, 1):
             x = nn.Conv(features, (kernel, kernel), (stride, stride), padding="VALID", dtype=self.dtype)(x)

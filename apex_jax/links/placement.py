@@ -19,7 +19,7 @@ class Placement:
         self._loads = [0] * shards
 
     def place(self, environments: int, current: int, may_balance: bool = True) -> int:
-        """Returns the shard of an actor, which counts as being there from now on. `current`: where it was counted.
+        """Returns the shard of an actor, and counts the actor there. `current`: the shard where it was counted before.
 
         `may_balance`: whether an actor may move from one open shard to another; not before all have had time to join.
         """

@@ -193,7 +193,7 @@ class Shards:
         return frozenset(away)
 
     def count_steps(self, environment_steps: int) -> None:
-        """Sets the environment steps of the whole run, which every shard is told."""
+        """Sets the environment steps of the whole run; each shard receives them with the next message."""
         for shard in self.shards:
             shard.client.environment_steps = environment_steps
 
@@ -213,7 +213,7 @@ class Shards:
             self._arrived.wait(min(left_seconds, POLL_SECONDS))
 
     def consumed(self, merged: Merged) -> None:
-        """Returns the credit of processed segments, or asks for batches in place of processed ones."""
+        """Returns the credit of processed segments, or asks for as many batches as were processed."""
         if isinstance(merged.content, Segments):
             (part,) = merged.parts
             self.shards[part.shard].client.consumed(part.item)
@@ -290,7 +290,7 @@ class Shards:
             raise RunError(f"{what}: start them, or raise away_limit_seconds (0 = wait for ever)")
 
     def _rejoin(self, shard: Shard, epoch: int) -> None:
-        """Forgets what was asked of an earlier connection, which is not answered."""
+        """Discards the requests of an earlier connection, which the server does not answer."""
         for plan in [*shard.asked, *([shard.holds] if shard.holds else [])]:
             self._void(plan)
         shard.asked.clear()

@@ -34,7 +34,7 @@ from apex_jax.transport.params_codec import encode_weights
 _log = logging.getLogger(__name__)
 
 MAX_CLIENTS = 4_096
-SETTLED_SECONDS = 30.0  # from the start, in which the actors of an earlier learner join again where they are
+SETTLED_SECONDS = 30.0  # from the start, in which no actor is moved, since those of an earlier learner join again
 MAX_ENCODED = 8  # versions that clients may be fetching, since a transfer on a slow line takes seconds
 OLDEST_SECONDS = 60.0  # age of the newest of these at which the transfers of the oldest one end for a newer one
 
