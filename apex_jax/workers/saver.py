@@ -29,12 +29,14 @@ class Saver:
         self._begun_seconds = -math.inf  # start of the last save
         self._gave_up = False  # saving the last checkpoint
 
-    def on_update(self, now_seconds: float) -> None:
+    def on_update(self, now_seconds: float) -> bool:
         """Starts the clock at the end of the first update call, because waiting and compiling produce nothing to save.
 
-        Later calls have no effect.
+        Returns whether it was the first; later calls have no effect.
         """
+        is_first = math.isinf(self._first_update_seconds)
         self._first_update_seconds = min(self._first_update_seconds, now_seconds)
+        return is_first
 
     def age_seconds(self, now_seconds: float) -> float:
         """Returns the time since this process last saved a checkpoint, at first since its first update, 0 before."""

@@ -27,7 +27,7 @@ from apex_jax.process import StopSignal
 from apex_jax.run.checkpoint import Checkpointer, CheckpointError, Progress
 from apex_jax.transport.sockets import LocalLinks
 from apex_jax.workers import saver
-from apex_jax.workers.learner import Learner
+from apex_jax.workers.learner import Learner, open_learner
 from apex_jax.workers.role import RoleContext
 from tests.rigs.learner_runs import Fleet, bits, config_of, error_lines, files, restored, save_checkpoint
 from tests.rigs.processes import ROOT, Programs, catch, checkpoints, free_tcp_addresses, values
@@ -241,11 +241,10 @@ def learner(tmp_path: Path) -> Iterator[Learner]:
     links, context = LocalLinks(), zmq.Context()
     addresses = Config().addresses.__class__((links.experience,), (links.sampling,), links.weights)
     config = config_of(tmp_path, "learner.failed_checkpoints_limit=2").replace(addresses=addresses)
-    learner = Learner(RoleContext(config, context, "learner"), segment_spec(config))
-    shutil.rmtree(tmp_path / "checkpoints")
-    (tmp_path / "checkpoints").touch()
-    yield learner
-    learner.close()
+    with open_learner(RoleContext(config, context, "learner"), segment_spec(config)) as learner:
+        shutil.rmtree(tmp_path / "checkpoints")
+        (tmp_path / "checkpoints").touch()
+        yield learner
     context.term()
     links.close()
 
@@ -255,20 +254,20 @@ def test_fault_13_last_save_is_retried_before_the_run_fails(
 ) -> None:
     monkeypatch.setattr(saver, "LAST_PAUSE_SECONDS", 0.01)
     with pytest.raises(FatalError, match=r"the last updates are lost: .*; make .* writable, free some space, restart"):
-        learner._saver.save_last(learner._save, StopSignal())
+        learner.saver.save_last(learner.save, StopSignal())
     assert caplog.text.count("was not saved") == saver.LAST_SAVES
     (tmp_path / "checkpoints").unlink()
-    learner._saver.save_last(learner._save, StopSignal())
+    learner.saver.save_last(learner.save, StopSignal())
     assert checkpoints(tmp_path) == [0]
 
 
 def test_fault_13_strict_run_fails_after_its_limit_of_consecutive_failures(tmp_path: Path, learner: Learner) -> None:
-    learner._saver.on_update(-math.inf)
+    learner.saver.on_update(-math.inf)
 
     def save() -> None:
-        learner._saver._begun_seconds = -math.inf  # the next one is due
-        learner._housekeeping()
-        learner._saver.checkpointer._join()
+        learner.saver._begun_seconds = -math.inf  # the next one is due
+        learner._publish_and_save_when_due()
+        learner.saver.checkpointer._join()
 
     save()  # a failure, ...
     (tmp_path / "checkpoints").unlink()
@@ -282,7 +281,7 @@ def test_fault_13_strict_run_fails_after_its_limit_of_consecutive_failures(tmp_p
         FatalError, match=r"^2 checkpoints in a row could not be saved: .*checkpoints/0 was not saved: "
     ):
         save()
-    assert learner._saver.checkpointer.failed_saves == 3
+    assert learner.saver.checkpointer.failed_saves == 3
 
 
 def test_fault_13_strict_run_fails_if_the_disk_does_not_answer(
@@ -290,14 +289,14 @@ def test_fault_13_strict_run_fails_if_the_disk_does_not_answer(
 ) -> None:
     (tmp_path / "checkpoints").unlink()
     answers = threading.Event()
-    monkeypatch.setattr(learner._saver.checkpointer, "_write", lambda *_: answers.wait())
-    interval = learner._role.config.learner.checkpoint_interval_seconds
-    learner._save()
-    learner._saver._begun_seconds = time.monotonic() - 1.5 * interval
-    learner._housekeeping()  # one that was due could not be begun
-    learner._saver._begun_seconds -= interval
+    monkeypatch.setattr(learner.saver.checkpointer, "_write", lambda *_: answers.wait())
+    interval = learner.role.config.learner.checkpoint_interval_seconds
+    learner.save()
+    learner.saver._begun_seconds = time.monotonic() - 1.5 * interval
+    learner._publish_and_save_when_due()  # one that was due could not be begun
+    learner.saver._begun_seconds -= interval
     with pytest.raises(FatalError, match=r"^2 checkpoints in a row could not be saved: the disk does not answer; "):
-        learner._housekeeping()
+        learner._publish_and_save_when_due()
     answers.set()
 
 

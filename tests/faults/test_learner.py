@@ -24,7 +24,7 @@ from apex_jax.links.weights_client import Weights, WeightsClient
 from apex_jax.process import SAME_REQUEST_SECONDS
 from apex_jax.run.checkpoint import Checkpointer
 from apex_jax.transport.sockets import LocalLinks
-from apex_jax.workers.learner import Learner
+from apex_jax.workers.learner import open_learner
 from apex_jax.workers.role import RoleContext
 from tests.rigs.learner_runs import ENDLESS, Fleet, bits, config_of, error_lines, fresh_state, restored, save_checkpoint
 from tests.rigs.processes import ROOT, Programs, catch, checkpoints, free_tcp_addresses, values, wait_until
@@ -42,20 +42,17 @@ def test_fault_06_resumed_learner_equals_its_checkpoint_bit_for_bit(tmp_path: Pa
     context = zmq.Context()
     addresses = Config().addresses.__class__((links.experience,), (links.sampling,), links.weights)
     config = config_of(tmp_path).replace(addresses=addresses)
-    learner = Learner(RoleContext(config, context, "learner"), segment_spec(config))
-    try:
-        assert bits(learner._state) == bits(state)
-        jax.tree.map(lambda ours, saved: None, learner._state, state)  # which raises where their structures differ
+    with open_learner(RoleContext(config, context, "learner"), segment_spec(config)) as learner:
+        assert bits(learner.state) == bits(state)
+        jax.tree.map(lambda ours, saved: None, learner.state, state)  # which raises where their structures differ
         assert (learner.counters.updates, learner.counters.environment_steps) == (
             progress.updates,
             progress.environment_steps,
         )
         assert learner.counters.elapsed_seconds() >= progress.elapsed_seconds
-        assert learner._weights.version >= progress.weights_version
-    finally:
-        learner.close()
-        context.term()
-        links.close()
+        assert learner.weights.version >= progress.weights_version
+    context.term()
+    links.close()
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,8 +22,8 @@ from apex_jax.run.metrics import read_metrics
 from apex_jax.settings import load
 from apex_jax.transport.sockets import LocalLinks
 from apex_jax.types import SegmentSpec
-from apex_jax.workers.actor import Actor
-from apex_jax.workers.learner import Learner
+from apex_jax.workers.actor import open_actor
+from apex_jax.workers.learner import learn_and_end, open_learner
 from apex_jax.workers.replay_server import ReplayServer
 from apex_jax.workers.role import RoleContext
 from tests.rigs.processes import ROOT, wait_until
@@ -70,22 +71,18 @@ def test_workers_run_a_registered_algorithm_without_changes(tmp_path: Path, monk
         addresses=AddressConfig((links.experience,), (links.sampling,), links.weights), run_directory=str(tmp_path)
     )
     spec, context = segment_spec(config), zmq.Context()
-    made = {make: RoleContext(config, context, name) for name, make in (("replay", ReplayServer), ("actor", Actor))}
-    roles: list[Any] = [make(role, spec) for make, role in made.items()]
-    threads = [threading.Thread(target=role.run) for role in roles]
-    for thread in threads:
-        thread.start()
-    learner = Learner(RoleContext(config, context, "learner"), spec)
-    try:
-        learner.run()
+    with contextlib.ExitStack() as opened:
+        opened.callback(links.close)
+        opened.callback(context.term)
+        server = opened.enter_context(contextlib.closing(ReplayServer(RoleContext(config, context, "replay"), spec)))
+        actor = opened.enter_context(open_actor(RoleContext(config, context, "actor"), spec))
+        threads = [threading.Thread(target=role.run) for role in (server, actor)]
+        for thread in threads:
+            thread.start()
+        learner = opened.enter_context(open_learner(RoleContext(config, context, "learner"), spec))
+        learn_and_end(learner)
         for thread in threads:  # the learner told them that the run is over
             wait_until(lambda thread=thread: not thread.is_alive())  # type: ignore[misc]
-    finally:
-        learner.close()
-        for role in roles:
-            role.close()
-        context.term()
-        links.close()
     assert learner.counters.updates >= 64
     lines = read_metrics(tmp_path / "metrics" / "learner.jsonl")
     assert any(0 < line.get("losses/td_loss", 0) < 2 for line in lines)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,18 +14,16 @@ import pytest
 import zmq
 
 from apex_jax.agent.exploration import epsilon_ladder
-from apex_jax.config import AddressConfig, Config
+from apex_jax.agent.registry import make_algorithm
 from apex_jax.environments.environment import Environment, segment_spec
 from apex_jax.host.errors import RunError
 from apex_jax.links.weights_client import Weights
-from apex_jax.process import StopSignal
 from apex_jax.settings import load
 from apex_jax.transport.messages import ActorWelcome
-from apex_jax.transport.sockets import LocalLinks
 from apex_jax.types import Segment, Step
 from apex_jax.workers.actor import Actor
 from apex_jax.workers.role import RoleContext
-from tests.rigs.links import CONFIG, segment_of
+from tests.rigs.links import CONFIG, SPEC, segment_of
 from tests.rigs.processes import ROOT
 
 LADDER_INDICES = np.array([0, 2, 3, 5], np.int32)
@@ -37,10 +34,10 @@ class Replay:
     """A replay server that takes everything, and remembers it."""
 
     def __init__(self) -> None:
-        self.finished = threading.Event()
         self.dropped: Counter[str] = Counter()
         self.disconnects = 0
         self.status: Any = None
+        self.produced = 0
         self.segments: list[Segment] = []
         self.steps_told = 0
 
@@ -70,31 +67,27 @@ def context() -> Iterator[zmq.Context]:
 
 
 @pytest.fixture
-def act(tmp_path: Path, context: zmq.Context, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Acting]]:
+def act(tmp_path: Path, context: zmq.Context, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Acting]:
     """Has an actor of the given incarnation act for some calls."""
-    links = LocalLinks()
     overrides = ["actor.environments=4", "actor.environments_per_step=3", f"actor.ladder_size={LADDER}"]
-    config: Config = load(ROOT / "configs" / "catch.yaml", overrides)
-    addresses = AddressConfig((links.experience,), (links.sampling,), links.weights)
-    config = config.replace(addresses=addresses, run_directory=str(tmp_path))
+    config = load(ROOT / "configs" / "catch.yaml", overrides).replace(run_directory=str(tmp_path))
 
     def act(incarnation: int, calls: int) -> Acting:
-        acting, role = Acting(), RoleContext(config, context, "actor")
-        actor, stop = Actor(role, segment_spec(config)), role.stop
-        actor.close()
-        dqn = actor._algorithm
+        acting, role, spec = Acting(), RoleContext(config, context, "actor"), segment_spec(config)
+        dqn = make_algorithm(config, spec)
         params = dqn.init(jax.random.key(1)).online_params
 
         def policy(params: Any, observation: Any, epsilon: np.ndarray, *rest: Any) -> Any:
             acting.epsilons.append(np.asarray(epsilon))
             if len(acting.epsilons) == calls:
-                stop.set()
+                replay.must_leave = True
             return dqn.act(params, observation, epsilon, *rest)
 
-        actor._algorithm = dqn._replace(act=policy)  # type: ignore[arg-type]
-        actor._stream = acting.replay  # type: ignore[assignment]
+        algorithm = dqn._replace(act=policy)  # type: ignore[arg-type]
+        replay = SimpleNamespace(client=acting.replay, must_leave=False, run_id=1, disconnects=0)
         weights = Weights(params, 1, 1, 0, 0, False, 0.0)
-        actor._weights = SimpleNamespace(fetch_after=lambda last: weights, dropped=Counter())  # type: ignore[assignment]
+        client = SimpleNamespace(fetch_after=lambda last: weights, dropped=Counter())
+        actor = Actor(role, spec, algorithm, client, replay)  # type: ignore[arg-type]
         receive = Environment.receive
 
         def remember(environment: Environment) -> Step:
@@ -102,12 +95,11 @@ def act(tmp_path: Path, context: zmq.Context, monkeypatch: pytest.MonkeyPatch) -
             return acting.steps[-1]
 
         monkeypatch.setattr(Environment, "receive", remember)
-        actor._act(ActorWelcome(incarnation, LADDER_INDICES, LADDER, 64), stop)
+        actor.act(ActorWelcome(incarnation, LADDER_INDICES, LADDER, 64))
         monkeypatch.setattr(Environment, "receive", receive)
         return acting
 
-    yield act
-    links.close()
+    return act
 
 
 def test_each_environment_keeps_the_epsilon_of_its_ladder_index(act: Callable[..., Acting]) -> None:
@@ -153,11 +145,13 @@ class GivenUp:
         raise RunError("the learner has been away")
 
 
-def test_actor_that_waits_for_room_ends_if_its_learner_is_away_for_too_long() -> None:
-    actor, replay = Actor.__new__(Actor), FullReplay()  # without threads
-    actor._config, actor._stream, actor._weights = CONFIG, replay, GivenUp()  # type: ignore[assignment]
-    actor._steps, actor._steps_before, actor._waited_seconds, actor._in_use = 10, 0, 0.0, None
-    actor._addresses = ("ipc://one",)
+def test_actor_that_waits_for_room_ends_if_its_learner_is_away_for_too_long(
+    tmp_path: Path, context: zmq.Context
+) -> None:
+    role, replay = RoleContext(CONFIG.replace(run_directory=str(tmp_path)), context, "actor"), FullReplay()
+    membership: Any = SimpleNamespace(client=replay, must_leave=False)
+    actor = Actor(role, SPEC, None, GivenUp(), membership)  # type: ignore[arg-type]
+    step: Any = SimpleNamespace(first=np.zeros(4, bool))
     with pytest.raises(RunError):
-        actor._send([segment_of(number) for number in (1, 2, 3)], StopSignal())
+        actor._hand_over(step, [segment_of(number) for number in (1, 2, 3)], [], LADDER_INDICES)
     assert len(replay.segments) == 1

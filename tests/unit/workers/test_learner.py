@@ -30,26 +30,25 @@ from apex_jax.settings import load, load_as_written
 from apex_jax.transport.params_codec import architecture_of
 from apex_jax.workers import learner as module
 from apex_jax.workers import saver
-from apex_jax.workers.learner import InFlight, Learner, compute_dtype
+from apex_jax.workers.learner import Learner, compute_dtype, learn_and_end, open_learner
 from apex_jax.workers.learner_metrics import LearnerMetrics
 from apex_jax.workers.role import RoleContext
 from tests.rigs.learner_runs import save_checkpoint
 
 
 def test_network_that_is_not_finite_is_not_saved(config: Config, context: zmq.Context) -> None:
-    learner = Learner(RoleContext(config, context, "learner"), segment_spec(config))
-    learner._save()
-    state = learner._state
-    learner.counters.updates = 7
-    learner._state = state._replace(online_params=jax.tree.map(lambda leaf: leaf * np.nan, state.online_params))
-    with pytest.raises(
-        RunError,
-        match=r"network is not finite after about 7 updates: lower learner\.learning_rate.*delete its .*/replay$",
-    ):
-        learner._save()
-    learner.close()
+    with open_learner(RoleContext(config, context, "learner"), segment_spec(config)) as learner:
+        learner.save()
+        state = learner.state
+        learner.counters.updates = 7
+        learner.state = state._replace(online_params=jax.tree.map(lambda leaf: leaf * np.nan, state.online_params))
+        with pytest.raises(
+            RunError,
+            match=r"network is not finite after about 7 updates: lower learner\.learning_rate.*delete its .*/replay$",
+        ):
+            learner.save()
     checkpointer = Checkpointer(config.directory, read_only=True)
-    architecture = architecture_of(learner._algorithm.acting_params(learner._state))
+    architecture = architecture_of(learner.algorithm.acting_params(learner.state))
     restored = checkpointer.restore_newest(state, config.checkpoint_compatibility_key, architecture)
     assert restored is not None
     assert restored[1].updates == 0
@@ -59,22 +58,21 @@ def test_network_that_is_not_finite_is_not_saved(config: Config, context: zmq.Co
 def test_learner_saves_before_a_refusal_ends_the_run(
     config: Config, context: zmq.Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    learner = Learner(RoleContext(config, context, "learner"), segment_spec(config))
+    with open_learner(RoleContext(config, context, "learner"), segment_spec(config)) as learner:
 
-    def refuse(timeout_seconds: float) -> None:
-        raise RunError("refused by the replay server")
+        def refuse(timeout_seconds: float) -> None:
+            raise RunError("refused by the replay server")
 
-    monkeypatch.setattr(learner._stream, "next", refuse)
-    with pytest.raises(RunError, match="refused by the replay server"):
-        learner.run()
-    assert learner._saver.checkpointer.steps == [], "nothing to save"
-    learner.counters.updates = 11
-    with pytest.raises(RunError, match="refused by the replay server"):
-        learner.run()
-    learner.close()
+        monkeypatch.setattr(learner.replay, "next", refuse)
+        with pytest.raises(RunError, match="refused by the replay server"):
+            learn_and_end(learner)
+        assert learner.saver.checkpointer.steps == [], "nothing to save"
+        learner.counters.updates = 11
+        with pytest.raises(RunError, match="refused by the replay server"):
+            learn_and_end(learner)
     checkpointer = Checkpointer(config.directory, read_only=True)
-    architecture = architecture_of(learner._algorithm.acting_params(learner._state))
-    restored = checkpointer.restore_newest(learner._state, config.checkpoint_compatibility_key, architecture)
+    architecture = architecture_of(learner.algorithm.acting_params(learner.state))
+    restored = checkpointer.restore_newest(learner.state, config.checkpoint_compatibility_key, architecture)
     assert restored is not None
     assert restored[1].updates == 11
     checkpointer.close()
@@ -83,21 +81,23 @@ def test_learner_saves_before_a_refusal_ends_the_run(
 def test_checkpoint_of_another_algorithm_is_refused_even_if_its_name_was_auto(
     config: Config, context: zmq.Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    learner = Learner(RoleContext(config, context, "learner"), segment_spec(config))
-    learner._save()
-    learner.close()
+    with open_learner(RoleContext(config, context, "learner"), segment_spec(config)) as learner:
+        learner.save()
     monkeypatch.setitem(ALGORITHMS, "toy", Entry(make_dqn, "int32"))
     toy = config.replace(algorithm=dataclasses.replace(config.algorithm, name="toy"))
-    with pytest.raises(CheckpointError, match=r"a different configuration: algorithm\.name: was dqn, now toy; use"):
-        Learner(RoleContext(toy, context, "learner"), segment_spec(config)).close()
+    is_refused = pytest.raises(
+        CheckpointError, match=r"a different configuration: algorithm\.name: was dqn, now toy; use"
+    )
+    with is_refused, open_learner(RoleContext(toy, context, "learner"), segment_spec(config)):
+        pass
 
 
 def test_learner_adds_the_algorithm_to_the_checkpoints_of_an_earlier_release(
     config: Config, context: zmq.Context
 ) -> None:
     save_checkpoint(Path(config.directory))  # its compatibility key has no algorithm
-    learner = Learner(RoleContext(config, context, "learner"), segment_spec(config))
-    learner.close()
+    with open_learner(RoleContext(config, context, "learner"), segment_spec(config)) as learner:
+        pass
     assert " name=dqn" in learner.counters.progress(1, "").compatibility_key
 
 
@@ -105,28 +105,28 @@ def test_waiting_time_counts_even_if_a_batch_arrives(
     config: Config, context: zmq.Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     role = RoleContext(config, context, "learner")
-    learner, stop = Learner(role, segment_spec(config)), role.stop
-    comes = iter(range(5))
+    stop = role.stop
+    with open_learner(role, segment_spec(config)) as learner:
+        comes = iter(range(5))
 
-    def next_item(timeout_seconds: float) -> object:
-        if next(comes, None) is None:
-            stop.set()
-            return None
-        time.sleep(0.02)
-        return object()
+        def next_item(timeout_seconds: float) -> object:
+            if next(comes, None) is None:
+                stop.set()
+                return None
+            time.sleep(0.02)
+            return mock.Mock()
 
-    monkeypatch.setattr(learner._stream, "next", next_item)
-    monkeypatch.setattr(learner, "_consume", lambda item: None)  # leaves nothing in flight
-    learner._learn()
-    assert learner._metrics.waited_seconds >= 5 * 0.02
-    learner.close()
+        monkeypatch.setattr(learner.replay, "next", next_item)
+        monkeypatch.setattr(learner, "_update", lambda *_: None)  # leaves nothing in flight
+        learner.learn()
+        assert learner.metrics.waited_seconds >= 5 * 0.02
 
 
 def test_settings_are_recorded_at_the_first_start_and_later_once_an_update_was_made_with_them(
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "FINISH_SECONDS", 0.1)  # nobody serves the sampling link
-    monkeypatch.setattr(Learner, "_learn", lambda learner: "0 updates")
+    monkeypatch.setattr(Learner, "learn", lambda learner: "0 updates")
     for seed in (3, 1):
         module.run(config.replace(seed=seed), "learner", StopSignal())
         assert recorded(config) == (seed, []), "no update was made with other settings"
@@ -136,13 +136,13 @@ def test_settings_are_recorded_at_the_first_start_and_later_once_an_update_was_m
 
     def learn(learner: Learner) -> str:
         for _ in range(2):
-            learner._in_flight.append(InFlight(mock.MagicMock(content=batches), output))
-            learner._collect()
+            learner.in_flight.append((mock.MagicMock(content=batches), output))
+            learner._send_priorities()
         return "9 updates"
 
     batches = mock.MagicMock(spec=Batches)
     output = UpdateOutput(priorities=jnp.ones((1, 1)), metrics={"losses/td_loss": jnp.zeros(1)})
-    monkeypatch.setattr(Learner, "_learn", learn)
+    monkeypatch.setattr(Learner, "learn", learn)
     monkeypatch.setattr(LearnerMetrics, "add", mock.Mock())
     monkeypatch.setattr(Shards, "update_priorities", mock.Mock())
     monkeypatch.setattr(Shards, "consumed", mock.Mock())
@@ -159,12 +159,12 @@ def test_unreachable_replay_server_at_the_end_is_logged_and_not_waited_for_for_e
     config: Config, context: zmq.Context, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(module, "FINISH_SECONDS", 0.1)
-    learner = Learner(RoleContext(config.replace(total_updates=8), context, "learner"), segment_spec(config))
-    learner.counters.updates = 8
-    learner.run()  # nobody serves the sampling link
-    learner.close()
+    role = RoleContext(config.replace(total_updates=8), context, "learner")
+    with open_learner(role, segment_spec(config)) as learner:
+        learner.counters.updates = 8
+        learn_and_end(learner)  # nobody serves the sampling link
     assert "the replay server did not receive that the run is over" in caplog.text
-    assert learner._saver.checkpointer.saved_updates == 8
+    assert learner.saver.checkpointer.saved_updates == 8
 
 
 def test_end_of_the_run_is_announced_after_the_last_save(
@@ -176,13 +176,13 @@ def test_end_of_the_run_is_announced_after_the_last_save(
     monkeypatch.setattr(Checkpointer, "_write", fail)
     monkeypatch.setattr(saver, "LAST_PAUSE_SECONDS", 0.0)
     told: list[object] = []
-    learner = Learner(RoleContext(config.replace(total_updates=8), context, "learner"), segment_spec(config))
-    monkeypatch.setattr(learner._stream, "finish", told.append)
-    monkeypatch.setattr(learner, "_publish", lambda final=False: told.append(final))
-    learner.counters.updates = 8
-    with pytest.raises(FatalError, match="the last updates are lost"):
-        learner.run()
-    learner.close()
+    role = RoleContext(config.replace(total_updates=8), context, "learner")
+    with open_learner(role, segment_spec(config)) as learner:
+        monkeypatch.setattr(learner.replay, "finish", told.append)
+        monkeypatch.setattr(learner, "publish", lambda final=False: told.append(final))
+        learner.counters.updates = 8
+        with pytest.raises(FatalError, match="the last updates are lost"):
+            learn_and_end(learner)
     assert told == []
 
 
@@ -190,18 +190,22 @@ def test_replay_that_does_not_fit_the_device_is_refused_at_the_start(
     config: Config, context: zmq.Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "device_memory_bytes", lambda devices: 1_000_000)
-    with pytest.raises(FatalError, match=r"takes 0\.\d+ GB of frames.*lower replay\.capacity_transitions to at most"):
-        Learner(RoleContext(config, context, "learner"), segment_spec(config))
+    is_refused = pytest.raises(
+        FatalError, match=r"takes 0\.\d+ GB of frames.*lower replay\.capacity_transitions to at most"
+    )
+    with is_refused, open_learner(RoleContext(config, context, "learner"), segment_spec(config)):
+        pass
     small = dataclasses.replace(config.replay, capacity_transitions=2_000)
-    Learner(RoleContext(config.replace(replay=small), context, "learner"), segment_spec(config)).close()
+    with open_learner(RoleContext(config.replace(replay=small), context, "learner"), segment_spec(config)):
+        pass
 
 
-@pytest.mark.parametrize("where", ["_restore", "_learn"])
+@pytest.mark.parametrize("where", [(module, "_restore"), (Learner, "learn")])
 def test_device_error_is_one_line_and_leaves_no_thread(
-    config: Config, monkeypatch: pytest.MonkeyPatch, where: str
+    config: Config, monkeypatch: pytest.MonkeyPatch, where: tuple[object, str]
 ) -> None:
     failure = jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes\nand much more")
-    monkeypatch.setattr(Learner, where, mock.Mock(side_effect=failure))
+    monkeypatch.setattr(*where, mock.Mock(side_effect=failure))
     before = threading.active_count()
     with pytest.raises(RunError, match=r"cpu:0 failed: RESOURCE_EXHAUSTED: .* 9 bytes; .*, lower replay\.capacity"):
         module.run(config, "learner", StopSignal())
@@ -211,10 +215,11 @@ def test_device_error_is_one_line_and_leaves_no_thread(
 def test_a_learner_whose_start_fails_leaves_no_thread(
     config: Config, context: zmq.Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "LearnerMetrics", mock.Mock(side_effect=OSError(errno.EROFS, os.strerror(errno.EROFS))))
+    monkeypatch.setattr(module, "Shards", mock.Mock(side_effect=OSError(errno.EROFS, os.strerror(errno.EROFS))))
     before = threading.active_count()
-    with pytest.raises(OSError, match="Read-only file system"):
-        Learner(RoleContext(config, context, "learner"), segment_spec(config))
+    role = RoleContext(config, context, "learner")
+    with pytest.raises(OSError, match="Read-only file system"), open_learner(role, segment_spec(config)):
+        pass
     assert threading.active_count() == before
 
 

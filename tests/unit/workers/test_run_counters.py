@@ -18,58 +18,59 @@ from apex_jax.config import Config, EnvironmentConfig, EvaluatorConfig, LearnerC
 from apex_jax.environments.environment import segment_spec
 from apex_jax.run.checkpoint import Progress
 from apex_jax.run.metrics import MetricsWriter
-from apex_jax.workers.learner import Learner
+from apex_jax.workers.learner import open_learner
 from apex_jax.workers.role import RoleContext
 from apex_jax.workers.run_counters import RunCounters
 
 
 def test_environment_steps_add_up_over_replays_and_never_fall(config: Config, context: zmq.Context) -> None:
-    learner = Learner(RoleContext(config, context, "learner"), segment_spec(config))
-    told = [("a", 100), ("a", 150), ("b", 20), ("a", 130), ("a", 160), ("b", 30)]  # "a" lost 20 steps of its journal
-    totals = []
-    for replay_id, steps in told:
-        learner.counters.count_steps(replay_id, steps)
-        totals.append(learner.counters.environment_steps)
-    assert totals == [100, 150, 170, 170, 200, 210]
-    learner._save()
-    learner.close()
-    resumed = Learner(RoleContext(config, context, "learner"), segment_spec(config))
-    resumed.counters.count_steps("a", 165)
-    assert resumed.counters.environment_steps == 215
-    resumed.close()
+    with open_learner(RoleContext(config, context, "learner"), segment_spec(config)) as learner:
+        told = [
+            ("a", 100),
+            ("a", 150),
+            ("b", 20),
+            ("a", 130),
+            ("a", 160),
+            ("b", 30),
+        ]  # "a" lost 20 steps of its journal
+        totals = []
+        for replay_id, steps in told:
+            learner.counters.count_steps(replay_id, steps)
+            totals.append(learner.counters.environment_steps)
+        assert totals == [100, 150, 170, 170, 200, 210]
+        learner.save()
+    with open_learner(RoleContext(config, context, "learner"), segment_spec(config)) as resumed:
+        resumed.counters.count_steps("a", 165)
+        assert resumed.counters.environment_steps == 215
 
 
 def test_the_step_size_falls_with_the_limit_that_is_nearest(config: Config, context: zmq.Context) -> None:
     falling = dataclasses.replace(config.learner, final_learning_rate_share=0.2, learning_rate_decay_start=0.0)
     config = config.replace(learner=falling, total_updates=1_000, total_environment_frames=8_000, total_minutes=1e6)
-    learner = Learner(RoleContext(config, context, "learner"), segment_spec(config))
-    shares = []
-    for updates, frames in ((0, 0), (500, 0), (500, 6_000), (1_000, 6_000), (1_008, 6_000)):
-        learner.counters.updates, learner.counters.environment_steps = updates, frames
-        shares.append(learner.counters.learning_rate_share())
-    learner.close()
+    with open_learner(RoleContext(config, context, "learner"), segment_spec(config)) as learner:
+        shares = []
+        for updates, frames in ((0, 0), (500, 0), (500, 6_000), (1_000, 6_000), (1_008, 6_000)):
+            learner.counters.updates, learner.counters.environment_steps = updates, frames
+            shares.append(learner.counters.learning_rate_share())
     np.testing.assert_allclose(shares, [1.0, 0.6, 0.4, 0.2, 0.2], atol=1e-6)
 
 
 def test_the_step_size_is_constant_until_its_decay_starts(config: Config, context: zmq.Context) -> None:
     held = dataclasses.replace(config.learner, final_learning_rate_share=0.2, learning_rate_decay_start=0.6)
-    learner = Learner(
-        RoleContext(config.replace(learner=held, total_updates=1_000), context, "learner"), segment_spec(config)
-    )
-    shares = []
-    for learner.counters.updates in (0, 600, 700, 800, 1_000, 1_008):
-        shares.append(learner.counters.learning_rate_share())
-    learner.close()
+    role = RoleContext(config.replace(learner=held, total_updates=1_000), context, "learner")
+    with open_learner(role, segment_spec(config)) as learner:
+        shares = []
+        for learner.counters.updates in (0, 600, 700, 800, 1_000, 1_008):
+            shares.append(learner.counters.learning_rate_share())
     np.testing.assert_allclose(shares, [1.0, 1.0, 0.8, 0.6, 0.2, 0.2], atol=1e-6)
 
 
 def test_the_step_size_is_constant_if_the_run_has_no_limit(config: Config, context: zmq.Context) -> None:
     falling = dataclasses.replace(config.learner, final_learning_rate_share=0.2)
     config = config.replace(learner=falling, total_updates=0)
-    learner = Learner(RoleContext(config, context, "learner"), segment_spec(config))
-    learner.counters.updates = 1_000_000
-    assert learner.counters.learning_rate_share() == 1.0
-    learner.close()
+    with open_learner(RoleContext(config, context, "learner"), segment_spec(config)) as learner:
+        learner.counters.updates = 1_000_000
+        assert learner.counters.learning_rate_share() == 1.0
 
 
 NOTHING = Progress(0, 0, 0.0, 0, "key", "architecture")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import re
@@ -27,7 +26,7 @@ from apex_jax.process import StopSignal
 from apex_jax.run.checkpoint import Checkpointer, Progress
 from apex_jax.workers import learner as module
 from apex_jax.workers import saver
-from apex_jax.workers.learner import Learner
+from apex_jax.workers.learner import open_learner
 from apex_jax.workers.role import RoleContext
 from apex_jax.workers.saver import Saver
 from tests.rigs.learner_runs import Fleet
@@ -204,27 +203,27 @@ def test_first_checkpoint_comes_soon_after_the_first_update_and_the_next_after_t
     assert saver.FIRST_CHECKPOINT_SECONDS <= 60
     monkeypatch.setattr(saver, "FIRST_CHECKPOINT_SECONDS", 0.1)
     role = RoleContext(config, context, "learner")
-    learner, stop = Learner(role, segment_spec(config)), role.stop
-    until = time.monotonic() + 5  # in vain
-    seen: list[list[int]] = []
+    stop = role.stop
+    with open_learner(role, segment_spec(config)) as learner:
+        until = time.monotonic() + 5  # in vain
+        seen: list[list[int]] = []
 
-    def next_item(timeout_seconds: float) -> object | None:
-        time.sleep(0.01)
-        seen.append(learner._saver.checkpointer.steps)
-        if len(seen) == 20:
-            assert not seen[-1], "nothing had been learned that could be lost"
-        if time.monotonic() > until or sum(map(bool, seen)) > 20:
-            stop.set()
-        return object() if len(seen) > 20 else None
+        def next_item(timeout_seconds: float) -> object | None:
+            time.sleep(0.01)
+            seen.append(learner.saver.checkpointer.steps)
+            if len(seen) == 20:
+                assert not seen[-1], "nothing had been learned that could be lost"
+            if time.monotonic() > until or sum(map(bool, seen)) > 20:
+                stop.set()
+            return mock.Mock() if len(seen) > 20 else None
 
-    def learn(_: object) -> None:
-        learner.counters.updates += 1
-        learner._saver.on_update(time.monotonic())
+        def learn(*_: object) -> None:
+            learner.counters.updates += 1
+            learner.saver.on_update(time.monotonic())
 
-    monkeypatch.setattr(learner._stream, "next", next_item)
-    monkeypatch.setattr(learner, "_consume", learn)  # leaves nothing in flight
-    learner._learn()
-    learner.close()
+        monkeypatch.setattr(learner.replay, "next", next_item)
+        monkeypatch.setattr(learner, "_update", learn)  # leaves nothing in flight
+        learner.learn()
     assert [step > 0 for step in seen[-1]] == [True]
 
 
@@ -232,31 +231,31 @@ def test_waiting_and_compiling_do_not_count_towards_the_first_checkpoint(
     config: Config, context: zmq.Context, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "time", clock)
-    learner = Learner(RoleContext(config, context, "learner"), segment_spec(config))
-    saves = mock.Mock()
-    monkeypatch.setattr(learner, "_save", saves)
+    with open_learner(RoleContext(config, context, "learner"), segment_spec(config)) as learner:
+        saves = mock.Mock()
+        monkeypatch.setattr(learner, "save", saves)
 
-    def compile_and_update(state: Any, *_: object) -> tuple[Any, UpdateOutput]:
-        clock.seconds += 2 * INTERVAL
-        return state, UpdateOutput(jnp.ones((1, 1)), {"losses/td_loss": jnp.ones(1)})
+        def compile_and_update(state: Any, *_: object) -> tuple[Any, UpdateOutput]:
+            clock.seconds += 2 * INTERVAL
+            return state, UpdateOutput(jnp.ones((1, 1)), {"losses/td_loss": jnp.ones(1)})
 
-    monkeypatch.setattr(learner, "_algorithm", learner._algorithm._replace(update=compile_and_update))
-    one = np.zeros((1, 1), np.int32)
-    item = Merged(Batches(one, one, 1.0, 0.0), parts=())
-    with contextlib.closing(learner):
+        monkeypatch.setattr(learner, "algorithm", learner.algorithm._replace(update=compile_and_update))
+        one = np.zeros((1, 1), np.int32)
+        batches = Batches(one, one, 1.0, 0.0)
+        item = Merged(batches, parts=())
         clock.seconds += 2 * INTERVAL  # the replay fills
-        learner._housekeeping()
+        learner._publish_and_save_when_due()
         for _ in range(2):
-            learner._consume(item)
-            learner._housekeeping()
+            learner._update(item, batches)
+            learner._publish_and_save_when_due()
         assert not saves.called, "no update call had finished"
-        assert learner._saver.age_seconds(clock.seconds) == 0, "or the run would be told that its disk is full"
-        learner._collect()
+        assert learner.saver.age_seconds(clock.seconds) == 0, "or the run would be told that its disk is full"
+        learner._send_priorities()
         clock.seconds += saver.FIRST_CHECKPOINT_SECONDS - 1
-        learner._housekeeping()
+        learner._publish_and_save_when_due()
         assert not saves.called
         clock.seconds += 1
-        learner._housekeeping()
+        learner._publish_and_save_when_due()
         assert saves.call_count == 1
 
 
@@ -266,14 +265,13 @@ def test_disk_that_does_not_answer_is_one_line_and_not_a_hang(
     answers = threading.Event()
     monkeypatch.setattr(Checkpointer, "_write", lambda *_: answers.wait(60))
     monkeypatch.setattr(saver, "LAST_SAVE_SECONDS", 0.3)
-    learner = Learner(RoleContext(config, context, "learner"), segment_spec(config))
-    learner._save()  # at an interval: it is still under way when the run ends
-    with pytest.raises(FatalError, match="the last updates are lost: the disk has not answered"):
-        learner._saver.save_last(learner._save, StopSignal())
-    learner.close()
+    with open_learner(RoleContext(config, context, "learner"), segment_spec(config)) as learner:
+        learner.save()  # at an interval: it is still under way when the run ends
+        with pytest.raises(FatalError, match="the last updates are lost: the disk has not answered"):
+            learner.saver.save_last(learner.save, StopSignal())
     assert learner.describe()["checkpoint"] is None
     answers.set()
-    learner._saver.checkpointer.close()
+    learner.saver.checkpointer.close()
 
 
 def test_failed_save_does_not_count_as_saved(
@@ -282,17 +280,16 @@ def test_failed_save_does_not_count_as_saved(
     def fail(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    learner = Learner(RoleContext(config, context, "learner"), segment_spec(config))
-    learner.counters.updates = 5
-    with monkeypatch.context() as patch:
-        patch.setattr(Checkpointer, "_write", fail)
-        learner._save()
-        wait_until(lambda: not learner._saver.checkpointer.is_saving)
-    assert learner.describe()["checkpoint"] is None
-    learner._save()
-    wait_until(lambda: not learner._saver.checkpointer.is_saving)
-    assert learner.describe()["checkpoint"]["updates"] == 5
-    learner.close()
+    with open_learner(RoleContext(config, context, "learner"), segment_spec(config)) as learner:
+        learner.counters.updates = 5
+        with monkeypatch.context() as patch:
+            patch.setattr(Checkpointer, "_write", fail)
+            learner.save()
+            wait_until(lambda: not learner.saver.checkpointer.is_saving)
+        assert learner.describe()["checkpoint"] is None
+        learner.save()
+        wait_until(lambda: not learner.saver.checkpointer.is_saving)
+        assert learner.describe()["checkpoint"]["updates"] == 5
 
 
 @pytest.mark.slow
