@@ -18,6 +18,9 @@ ANSWER_SECONDS = 4.0
 class Watch:
     """Requests the status of each role periodically, in a thread.
 
+    Polls instead of receiving heartbeats, as systemd does, because the supervisor also serves the newest report of each
+    role, even if the role hangs.
+
     Time without an answer counts only while this process itself runs, so a suspended machine or a stopped supervisor
     does not make the roles look silent.
     """
