@@ -165,14 +165,14 @@ def process_rng(seed: int, *key: int) -> np.random.Generator:
     return np.random.default_rng(np.random.SeedSequence([seed, *key]))
 
 
-def new_run_id() -> int:
+def new_peer_id() -> int:
     """Returns a random number that identifies this process; a restarted process gets another."""
     return random.SystemRandom().getrandbits(63)
 
 
-def digest_of_run_id(run_id: int) -> str:
-    """Returns a digest of a run id, for display. The run id is secret: a peer with it could impersonate the process."""
-    return hashlib.sha256(b"run id %d" % run_id).hexdigest()[:16]
+def digest_of_peer_id(peer_id: int) -> str:
+    """Returns a digest of a peer id, for display. The id itself is secret: with it, others could act as the process."""
+    return hashlib.sha256(b"peer id %d" % peer_id).hexdigest()[:16]
 
 
 class _StandardError(logging.Handler):

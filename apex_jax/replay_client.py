@@ -28,7 +28,7 @@ from apex_jax.item_codec import columns_of, item_dtype, item_spec, segment_of
 from apex_jax.links.experience_client import ExperienceClient
 from apex_jax.links.sampling_client import Segments
 from apex_jax.links.shards import Merged, Shards
-from apex_jax.process import check_hosts, new_run_id
+from apex_jax.process import check_hosts, new_peer_id
 from apex_jax.settings import load
 from apex_jax.transport.messages import ActorHello, LearnerHello
 from apex_jax.transport.security import link_context
@@ -174,7 +174,7 @@ class _Writer:
             self._context,
             self._address,
             spec,
-            ActorHello(new_run_id(), config.compatibility_key, num_environments=1),
+            ActorHello(new_peer_id(), config.compatibility_key, num_environments=1),
             config.actor.max_outstanding_segments,
             away_limit_seconds=config.away_limit_seconds,
         )
@@ -239,7 +239,7 @@ class _Reader:
             self._context,
             config.addresses.sampling,
             spec,
-            LearnerHello(new_run_id(), config.compatibility_key, 0, 1, config.learner.batch_size),
+            LearnerHello(new_peer_id(), config.compatibility_key, 0, 1, config.learner.batch_size),
             capacity_segments,
             1 + prefetch,
             config.replay.importance_sampling_exponent,

@@ -158,8 +158,8 @@ class Segment(NamedTuple):
 class SegmentRecord(NamedTuple):
     """An encoded segment and its place in the sequence of its actor."""
 
-    run_id: int  # of the actor's process
-    sequence: int  # 1, 2, 3 ... within a run id
+    peer_id: int  # of the actor's process
+    sequence: int  # 1, 2, 3 ... within a peer id
     environment_steps: int  # made by the actor since its previous segment
     transitions: int  # that start in it; the actor's count if the body cannot be decoded
     body: bytes  # see `apex_jax.segment_codec.encode_segment`

@@ -21,7 +21,7 @@ from apex_jax.agent.registry import make_algorithm
 from apex_jax.config import Config
 from apex_jax.environments.environment import Environment, segment_spec
 from apex_jax.links.weights_server import WeightsServer
-from apex_jax.process import new_run_id
+from apex_jax.process import new_peer_id
 from apex_jax.run.metrics import read_metrics
 from apex_jax.settings import load
 from apex_jax.transport.params_codec import architecture_of
@@ -86,7 +86,9 @@ def actor_steps_per_second(name: str, settings: list[str], seconds: float) -> fl
     context = zmq.Context()
     algorithm = make_algorithm(config, segment_spec(config))
     params = algorithm.acting_params(algorithm.init(jax.random.key(0)))
-    server = WeightsServer(context, weights, new_run_id(), 0, config.weights_compatibility_key, architecture_of(params))
+    server = WeightsServer(
+        context, weights, new_peer_id(), 0, config.weights_compatibility_key, architecture_of(params)
+    )
     server.publish(params, 0, 0)
     sink = Sink(context, experience)
     with role("actor", path, settings) as directory:

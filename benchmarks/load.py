@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import zmq
 
-from apex_jax.process import new_run_id
+from apex_jax.process import new_peer_id
 from apex_jax.transport import sockets
 from apex_jax.transport.messages import (
     NO_COUNTS,
@@ -47,8 +47,8 @@ class SimulatedActor:
     def __init__(self, context: zmq.Context, address: str, compatibility_key: str):
         """Connects; `read` sends the hello."""
         self.socket = sockets.connect_experience(context, address)
-        self.run_id = new_run_id()
-        self._hello = ActorHello(self.run_id, compatibility_key, num_environments=1)
+        self.peer_id = new_peer_id()
+        self._hello = ActorHello(self.peer_id, compatibility_key, num_environments=1)
         self._credit = 0  # 0 until welcomed
         self._sequence = self._acknowledged = 0
         self._next_sign = 0.0
@@ -61,7 +61,7 @@ class SimulatedActor:
             else:
                 self._acknowledged = message.sequence
         if now_seconds >= self._next_sign:
-            sockets.send(self.socket, ActorStatus(self.run_id, 0.0, 0) if self._credit else self._hello)
+            sockets.send(self.socket, ActorStatus(self.peer_id, 0.0, 0) if self._credit else self._hello)
             self._next_sign = now_seconds + 1.0
 
     @property
@@ -73,7 +73,7 @@ class SimulatedActor:
         """Sends a segment if there is credit for it; returns whether it was sent."""
         if self._sequence - self._acknowledged >= self._credit:
             return False
-        sent = sockets.send(self.socket, message._replace(run_id=self.run_id, sequence=self._sequence + 1))
+        sent = sockets.send(self.socket, message._replace(peer_id=self.peer_id, sequence=self._sequence + 1))
         self._sequence += sent
         return sent
 
@@ -214,12 +214,12 @@ class DrawingClient:
         """Joins the server and keeps `groups` groups of batches requested at any time."""
         self._context = LinkContext.of(security)
         self._socket = sockets.connect_sampling(self._context, address)
-        self._run_id = new_run_id()
+        self._peer_id = new_peer_id()
         self._batches_at_once, self._batch_size = batches_at_once, batch_size
         rng = np.random.default_rng(0)
         self._priorities = rng.random(batches_at_once * batch_size).astype(np.float32) + 1e-3
         self._asked_seconds: deque[float] = deque()
-        hello = LearnerHello(self._run_id, compatibility_key, 0, batches_at_once, batch_size)
+        hello = LearnerHello(self._peer_id, compatibility_key, 0, batches_at_once, batch_size)
         until = time.monotonic() + PATIENCE_SECONDS
         while not isinstance(self._receive(), LearnerWelcome):
             sockets.send(self._socket, hello)
@@ -251,7 +251,7 @@ class DrawingClient:
 
     def close(self) -> None:
         """Sends a goodbye and disconnects; without it, the server would store nothing until it evicts this client."""
-        self._send(Goodbye(self._run_id))
+        self._send(Goodbye(self._peer_id))
         self._socket.close()
         self._context.term()
 
@@ -262,11 +262,11 @@ class DrawingClient:
     def _ask(self, groups: int, segments: int) -> None:
         self._asked_seconds.extend([time.monotonic()] * groups)
         counts = np.full((groups, self._batches_at_once), self._batch_size, np.int32)
-        self._send(Credit(self._run_id, segments, counts if groups else NO_COUNTS))
+        self._send(Credit(self._peer_id, segments, counts if groups else NO_COUNTS))
 
     def _answer(self, batches: IndexBatches) -> None:
         indices, generations = batches.indices.ravel(), batches.generations.ravel()
-        self._send(PriorityUpdate(self._run_id, indices, generations, self._priorities))
+        self._send(PriorityUpdate(self._peer_id, indices, generations, self._priorities))
         self._ask(1, 0)
 
     def _send(self, message: Any) -> None:

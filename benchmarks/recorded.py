@@ -48,7 +48,7 @@ def record_segments(config: Config, count: int, exploration: float, seed: int = 
 
 
 def as_messages(config: Config, segments: list[Segment]) -> list[SegmentMessage]:
-    """Returns segments as an actor sends them; the sender sets run id and sequence."""
+    """Returns segments as an actor sends them; the sender sets peer id and sequence."""
     spec = segment_spec(config)
     bodies = [encode_segment(segment, spec) for segment in segments]
     return [SegmentMessage(0, 1, spec.max_transitions, zlib.crc32(body), body) for body in bodies]

@@ -163,7 +163,7 @@ class SimulatedClient:
         """Handles pending messages, and requests an offered version that it does not have."""
         while (message := sockets.receive(self.socket, (WeightsOffer, WeightsPiece))) is not None:
             if isinstance(message, WeightsOffer):
-                self._is_joined, self._offered = True, (message.learner_run_id, message.version)
+                self._is_joined, self._offered = True, (message.learner_peer_id, message.version)
             else:
                 self._on_piece(message, received)
         if self._offered[1] and self._offered != self._held and not self._requested:
@@ -174,7 +174,7 @@ class SimulatedClient:
         self._received += len(message.piece)
         received[2] += len(message.piece)
         if self._received == message.body_bytes:
-            self._held = (message.learner_run_id, message.version)
+            self._held = (message.learner_peer_id, message.version)
             self._requested = self._received = 0
             self._next_sign = 0.0  # the server offers no newer version until it receives a heartbeat with this one
             received[0] += 1

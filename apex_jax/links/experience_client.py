@@ -57,7 +57,7 @@ class ExperienceClient(LinkClient):
         """
         patience = Patience(PEER_TIMEOUT_SECONDS, away_limit_seconds)
         super().__init__(Connection("replay server", address, run, patience))
-        self.status = ActorStatus(run_id=hello.run_id, steps_per_second=0.0, weights_version=0)
+        self.status = ActorStatus(peer_id=hello.peer_id, steps_per_second=0.0, weights_version=0)
         self.produced = 0  # transitions of the actor so far; updated by the actor before each `put`
         self.finished = threading.Event()  # the run is over, or the link failed, see `error`
         self.error: RunError | None = None
@@ -65,7 +65,7 @@ class ExperienceClient(LinkClient):
         self._drops = overflow == "drop"
         self._produced: queue.Queue[tuple[Segment, int]] = queue.Queue(queue_size)  # and the steps of the actor so far
         self._account = Counter[str]()  # transitions by field of `ActorStatus`; one thread counts each
-        self._outbox = Outbox(hello.run_id, spec, spec.max_environment_steps(hello.num_environments))
+        self._outbox = Outbox(hello.peer_id, spec, spec.max_environment_steps(hello.num_environments))
         self._welcome: ActorWelcome | None = None
         self._is_welcome = threading.Event()
         self._start(partial(sockets.connect_experience, context, address), "experience client")
@@ -97,7 +97,7 @@ class ExperienceClient(LinkClient):
 
     def put_episodes(self, exploration: np.ndarray, episode_return: np.ndarray, steps: np.ndarray) -> None:
         """Queues the statistics of finished games, [N] each."""
-        self._outbox.episodes.append(EpisodeStatistics(self._hello.run_id, exploration, episode_return, steps))
+        self._outbox.episodes.append(EpisodeStatistics(self._hello.peer_id, exploration, episode_return, steps))
 
     def turn(self, now_seconds: float) -> None:
         """Encodes the next segment, sends pending messages, and handles those received."""
@@ -117,7 +117,7 @@ class ExperienceClient(LinkClient):
         """Sends the final counts and a goodbye. Transitions never sent are reported as unsent."""
         self._account["unsent"] = self.produced - self._account.total() - self._outbox.transitions_sent
         sockets.send(socket, self._full_status())
-        sockets.send(socket, Goodbye(run_id=self._hello.run_id))
+        sockets.send(socket, Goodbye(peer_id=self._hello.peer_id))
 
     def _make_room(self) -> None:
         """Drops the oldest queued segments while the queue is full."""

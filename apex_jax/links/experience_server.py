@@ -13,7 +13,7 @@ from apex_jax.links.episode_means import EpisodeMeans
 from apex_jax.links.limited_log import LimitedLog
 from apex_jax.links.membership import ActorPeer, Membership, Waiting
 from apex_jax.links.server import LinkServer
-from apex_jax.process import digest_of_run_id
+from apex_jax.process import digest_of_peer_id
 from apex_jax.replay.ledger import ActorCounts
 from apex_jax.replay.replay import Replay
 from apex_jax.run.identity import RunIdentity
@@ -113,16 +113,16 @@ class ExperienceServer(LinkServer[ActorPeer]):
 
     def totals(self) -> dict[str, int]:
         """Returns the ledger: counts of transitions by fate, and their sum as "produced"."""
-        connected = {actor.run_id for actor in self.actors.values()}
+        connected = {actor.peer_id for actor in self.actors.values()}
         return self._replay.ledger.totals(connected, self._membership.waiting_transitions())
 
     def _on_hello(self, identity: bytes, message: ActorHello, now_seconds: float) -> None:
         if (refusal := self._refusal(message.compatibility_key, message.run_identity)) is not None:
             sockets.send(self._socket, refusal, identity)
             return
-        if identity in self.actors and self.actors[identity].run_id == message.run_id:
+        if identity in self.actors and self.actors[identity].peer_id == message.peer_id:
             return  # a repeated hello; a second welcome would cause all segments to be resent
-        before = self._membership.connection_of(message.run_id)
+        before = self._membership.connection_of(message.peer_id)
         if before is None and len(self.actors) >= MAX_ACTORS:
             self.dropped["too_many_actors"] += 1
             reason = f"the replay server has the {MAX_ACTORS} actors it can have; use fewer, of more environments each"
@@ -143,7 +143,7 @@ class ExperienceServer(LinkServer[ActorPeer]):
             run_identity=self._run_identity.name,
         )
         if before is None:  # otherwise a restarted server might reuse the incarnation
-            self._replay.journal.on_welcome(message.run_id, incarnation)
+            self._replay.journal.on_welcome(message.peer_id, incarnation)
             self._replay.journal.flush(now_seconds)
         if not sockets.send(self._socket, welcome, identity):
             return  # this connection is dead, and the actor may have joined on another one
@@ -153,28 +153,28 @@ class ExperienceServer(LinkServer[ActorPeer]):
         """Assigns a connection to an actor, and keeps the server's record of that actor."""
         if identity in self.actors:
             self._remove(identity)  # a connection has only one actor
-        run_id, before = message.run_id, self._membership.connection_of(message.run_id)
-        actor = self.actors[before] if before is not None else self._membership.gone.get(run_id)
+        peer_id, before = message.peer_id, self._membership.connection_of(message.peer_id)
+        actor = self.actors[before] if before is not None else self._membership.gone.get(peer_id)
         if actor is None:
-            status = ActorStatus(run_id=run_id, steps_per_second=0.0, weights_version=0)
+            status = ActorStatus(peer_id=peer_id, steps_per_second=0.0, weights_version=0)
             actor = ActorPeer(
-                run_id, welcome.incarnation, welcome.ladder_indices, status, self._replay.ledger.sequence(run_id)
+                peer_id, welcome.incarnation, welcome.ladder_indices, status, self._replay.ledger.sequence(peer_id)
             )
         actor.incarnation, actor.ladder_indices = welcome.incarnation, welcome.ladder_indices
         self._replay.incarnations = max(self._replay.incarnations, welcome.incarnation)
         self._membership.join(identity, actor)
         actor.seen_seconds = actor.answered_seconds = now_seconds
         # Ignores claims of earlier hellos that no segment has confirmed: another process may have sent them.
-        actor.received = max(actor.newest_waiting or self._replay.ledger.sequence(run_id), message.acknowledged)
+        actor.received = max(actor.newest_waiting or self._replay.ledger.sequence(peer_id), message.acknowledged)
         actor.acknowledged = 0  # earlier acknowledgements may have been lost
         self._unanswered.add(identity)
-        self._replay.ledger.connected.add(run_id)
+        self._replay.ledger.connected.add(peer_id)
         text = "actor %s joins with %d environments (%d actors)"
-        self._log_lines.info(text, digest_of_run_id(run_id), len(actor.ladder_indices), len(self.actors))
+        self._log_lines.info(text, digest_of_peer_id(peer_id), len(actor.ladder_indices), len(self.actors))
 
     def _on_segment(self, identity: bytes, message: SegmentMessage, now_seconds: float) -> None:
         actor = self.actors[identity]
-        self._replay.ledger.hear(actor.run_id, message.produced)
+        self._replay.ledger.hear(actor.peer_id, message.produced)
         if message.sequence <= actor.received:
             self.dropped["duplicate_segment"] += 1
         elif len(actor.waiting) >= self._config.actor.max_outstanding_segments:
@@ -203,7 +203,7 @@ class ExperienceServer(LinkServer[ActorPeer]):
                 transitions = int(np.count_nonzero(columns["priority"]))
             except CorruptSegment as error:
                 refusal = error.reason
-        segment = SegmentRecord(actor.run_id, message.sequence, steps, transitions, message.body, message.crc)
+        segment = SegmentRecord(actor.peer_id, message.sequence, steps, transitions, message.body, message.crc)
         self._membership.enqueue(actor, Waiting(segment, columns, refusal))
 
     def _acknowledge(self, identity: bytes, actor: ActorPeer, now_seconds: float) -> bool:
@@ -218,9 +218,9 @@ class ExperienceServer(LinkServer[ActorPeer]):
 
     def _on_status(self, identity: bytes, message: ActorStatus, now_seconds: float) -> None:
         actor = self.actors[identity]
-        if message.run_id == actor.run_id:
+        if message.peer_id == actor.peer_id:
             actor.status = message
-            self._replay.ledger.report(message.run_id, _counts(message))
+            self._replay.ledger.report(message.peer_id, _counts(message))
             if actor.stored > actor.written:  # a throttled actor must not grow the journal
                 self._write_down(actor)
         self._acknowledge(identity, actor, now_seconds)  # serves as the heartbeat to the actor
@@ -228,24 +228,24 @@ class ExperienceServer(LinkServer[ActorPeer]):
     def _write_down(self, actor: ActorPeer) -> None:
         """Writes the actor's counts to the journal, so that they survive a crash of both the actor and this server."""
         actor.written = actor.stored
-        produced = max(actor.status.produced, self._replay.ledger.produced(actor.run_id))
+        produced = max(actor.status.produced, self._replay.ledger.produced(actor.peer_id))
         if produced:
             counts = _counts(actor.status)
-            self._replay.journal.on_report(actor.run_id, counts._replace(produced=produced))
+            self._replay.journal.on_report(actor.peer_id, counts._replace(produced=produced))
 
     def _on_goodbye(self, identity: bytes, message: Goodbye, now_seconds: float) -> None:
-        actor = digest_of_run_id(self.actors[identity].run_id)
+        actor = digest_of_peer_id(self.actors[identity].peer_id)
         self._remove(identity)
         self._log_lines.info("actor %s leaves (%d actors)", actor, len(self.actors))
 
     def _evict(self, identity: bytes) -> None:
         message = "actor %s has been silent for %.0f s: its places are free"
-        self._log_lines.warning(message, digest_of_run_id(self.actors[identity].run_id), PEER_TIMEOUT_SECONDS)
+        self._log_lines.warning(message, digest_of_peer_id(self.actors[identity].peer_id), PEER_TIMEOUT_SECONDS)
         self._remove(identity)
 
     def _remove(self, identity: bytes) -> None:
         actor = self.actors[identity]
-        self._replay.ledger.connected.discard(actor.run_id)
+        self._replay.ledger.connected.discard(actor.peer_id)
         self._write_down(actor)
         if discarded := self._membership.leave(identity):
             self.dropped["left_by_actor"] += discarded

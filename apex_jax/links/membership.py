@@ -28,7 +28,7 @@ class Waiting(NamedTuple):
 class ActorPeer:
     """The server's record of an actor."""
 
-    run_id: int
+    peer_id: int
     incarnation: int  # number among all actors of the run, from 1
     ladder_indices: np.ndarray  # int32[E], on the exploration ladder
     status: ActorStatus
@@ -61,7 +61,7 @@ class Membership:
         incarnation, so that no two servers assign the same one, and its actors explore over the whole ladder.
         """
         self.actors: dict[bytes, ActorPeer] = {}  # by connection
-        self.gone: dict[int, ActorPeer] = {}  # disconnected actors with pending segments, by run id, oldest first
+        self.gone: dict[int, ActorPeer] = {}  # disconnected actors with pending segments, by peer id, oldest first
         self._most_left_behind = most_left_behind
         self._index, self._servers = index, servers
         self._occupants = np.zeros(ladder_size, np.int64)
@@ -69,9 +69,9 @@ class Membership:
 
     # Joining and leaving
 
-    def connection_of(self, run_id: int) -> bytes | None:
+    def connection_of(self, peer_id: int) -> bytes | None:
         """Returns the connection of an actor, or None."""
-        return next((identity for identity, actor in self.actors.items() if actor.run_id == run_id), None)
+        return next((identity for identity, actor in self.actors.items() if actor.peer_id == peer_id), None)
 
     def choose(self, hello: ActorHello, incarnations: int, now_seconds: float) -> tuple[int, np.ndarray]:
         """Returns an actor's incarnation and ladder indices: those of its hello if they are valid, else new ones.
@@ -79,7 +79,7 @@ class Membership:
         An actor that comes from another server brings its ladder indices, but no incarnation.
         `incarnations`: highest one assigned so far, by this server and those before it.
         """
-        connection = self.connection_of(hello.run_id)
+        connection = self.connection_of(hello.peer_id)
         if connection is not None:
             return self.actors[connection].incarnation, self.actors[connection].ladder_indices
         # An assigned incarnation may exceed MAX_INCARNATION, after another actor has claimed the maximum.
@@ -100,11 +100,11 @@ class Membership:
 
     def join(self, identity: bytes, actor: ActorPeer) -> None:
         """Adds an actor, or moves it to this connection, which must be unused."""
-        if (connection := self.connection_of(actor.run_id)) is not None:
+        if (connection := self.connection_of(actor.peer_id)) is not None:
             del self.actors[connection]
         else:
             np.add.at(self._occupants, actor.ladder_indices, 1)
-            if self.gone.pop(actor.run_id, None) is not None:
+            if self.gone.pop(actor.peer_id, None) is not None:
                 self._turns.append(actor)
                 self._end_turns_of_gone()
         self.actors[identity] = actor
@@ -121,7 +121,7 @@ class Membership:
             return 0
         self._turns.remove(actor)
         self._turns.extend([None] * (not self.gone))
-        self.gone[actor.run_id] = actor
+        self.gone[actor.peer_id] = actor
         left_behind, discarded = sum(len(each.waiting) for each in self.gone.values()), 0
         while left_behind - discarded > self._most_left_behind:
             oldest = self.gone.pop(next(iter(self.gone)))
@@ -164,7 +164,7 @@ class Membership:
         actor = turn or next(iter(self.gone.values()))
         actor.waiting.popleft()
         if turn is None and not actor.waiting:
-            del self.gone[actor.run_id]
+            del self.gone[actor.peer_id]
         if self.gone if turn is None else actor.waiting:
             self._turns.append(turn)
         return actor
@@ -174,6 +174,6 @@ class Membership:
             self._turns.remove(None)
 
     def waiting_transitions(self) -> dict[int, int]:
-        """Returns the transitions in pending segments, by run id."""
+        """Returns the transitions in pending segments, by peer id."""
         actors = [*self.actors.values(), *self.gone.values()]
-        return {actor.run_id: sum(each.segment.transitions for each in actor.waiting) for actor in actors}
+        return {actor.peer_id: sum(each.segment.transitions for each in actor.waiting) for actor in actors}

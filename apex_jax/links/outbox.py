@@ -16,10 +16,10 @@ MAX_EPISODES = 1024  # queued messages; the oldest are dropped
 class Outbox:
     """The unacknowledged segments in order of their sequence numbers; the sent ones come first."""
 
-    def __init__(self, run_id: int, spec: SegmentSpec, max_environment_steps: int) -> None:
+    def __init__(self, peer_id: int, spec: SegmentSpec, max_environment_steps: int) -> None:
         """`max_environment_steps`: the most that the server accepts in one segment."""
         self.episodes: deque[EpisodeStatistics] = deque(maxlen=MAX_EPISODES)  # sent once, not ordered with segments
-        self._run_id = run_id
+        self._peer_id = peer_id
         self._spec = spec
         self._max_environment_steps = max_environment_steps
         self._unacknowledged: deque[SegmentMessage] = deque()
@@ -48,7 +48,7 @@ class Outbox:
         CorruptSegment. `environment_steps`, `produced`: steps and transitions of the actor so far.
         """
         steps = min(environment_steps - self._steps_assigned, self._max_environment_steps)
-        record = encode_record(segment, self._spec, self._run_id, self._sequence + 1, steps)
+        record = encode_record(segment, self._spec, self._peer_id, self._sequence + 1, steps)
         self._sequence = record.sequence
         self._steps_assigned += steps
         self._unacknowledged.append(SegmentMessage(**record._asdict(), produced=produced))

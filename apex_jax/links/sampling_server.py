@@ -11,7 +11,7 @@ import zmq
 
 from apex_jax.config import Config
 from apex_jax.links.server import LinkServer
-from apex_jax.process import digest_of_run_id
+from apex_jax.process import digest_of_peer_id
 from apex_jax.replay.replay import Replay
 from apex_jax.run.identity import RunIdentity
 from apex_jax.transport import sockets
@@ -46,7 +46,7 @@ class LearnerPeer:
     """The server's record of the connected learner."""
 
     identity: bytes
-    run_id: int
+    peer_id: int
     seen_seconds: float
     batches_at_once: int
     batch_size: int
@@ -68,10 +68,10 @@ class SamplingServer(LinkServer[LearnerPeer]):
         socket: zmq.Socket,
         config: Config,
         replay: Replay,
-        run_id: int,
+        peer_id: int,
         run: RunIdentity | None = None,
     ):
-        """`run_id`: of this server's process; `run`: the run that its learner must be part of, None = any."""
+        """`peer_id`: of this server's process; `run`: the run that its learner must be part of, None = any."""
         self._learners: dict[bytes, LearnerPeer] = {}  # one at most
         names, key = ("the replay server", "this learner"), config.compatibility_key
         super().__init__(names, socket, key, run, self._learners, max_peers=1)
@@ -79,7 +79,7 @@ class SamplingServer(LinkServer[LearnerPeer]):
         self.run_steps = 0  # environment steps of the whole run, as counted by the learner
         self._config = config
         self._replay = replay
-        self._run_id = run_id
+        self._peer_id = peer_id
         self._handlers = {
             LearnerHello: self._on_hello,
             Credit: self._on_credit,
@@ -171,18 +171,18 @@ class SamplingServer(LinkServer[LearnerPeer]):
         if self.learner is not None and self.learner.identity == identity:
             return  # a repeated hello; the welcome is in flight, and a second one would double the credit
         welcome = LearnerWelcome(
-            replay_run_id=self._run_id,
+            replay_peer_id=self._peer_id,
             capacity_segments=self._replay.buffer.capacity_segments,
             run_identity=self._join_run(message),
         )
         if not sockets.send(self._socket, welcome, identity):
             return
-        learner = LearnerPeer(identity, message.run_id, now_seconds, message.batches_at_once, message.batch_size)
+        learner = LearnerPeer(identity, message.peer_id, now_seconds, message.batches_at_once, message.batch_size)
         self._learners.clear()  # an earlier connection of this learner
         self._learners[identity] = learner
         self.run_steps = message.environment_steps
         live = self._replay.buffer.size_segments
-        _log.info("learner %s joins; %d segments are live", digest_of_run_id(message.run_id), live)
+        _log.info("learner %s joins; %d segments are live", digest_of_peer_id(message.peer_id), live)
 
     def _join_run(self, message: LearnerHello) -> str:
         """Returns the run identity to share: the server's, or the learner's if the server has none; may be empty."""
@@ -203,7 +203,7 @@ class SamplingServer(LinkServer[LearnerPeer]):
             asked = f"{message.batches_at_once} batches of {message.batch_size}"
             reason = f"{asked} at once exceed the {largest} transitions in the replay server's config; use the same one"
             return Refusal(reason=reason, final=True)
-        if self.learner is not None and self.learner.run_id != message.run_id:
+        if self.learner is not None and self.learner.peer_id != message.peer_id:
             fix = "stop it, or give this one a replay server of its own (addresses.sampling)"
             killed = f"one did that was killed in the last {PEER_TIMEOUT_SECONDS:.0f} s"
             return Refusal(reason=f"another learner draws from this replay server, or {killed}; {fix}", final=False)

@@ -43,7 +43,7 @@ class Weights(NamedTuple):
 
     params: Params  # float32 leaves, on this process's device
     version: int
-    learner_run_id: int
+    learner_peer_id: int
     updates: int  # of the learner, when the params were published
     environment_steps: int  # of the whole run, when the params were published
     final: bool
@@ -61,7 +61,7 @@ class _Transfer:
 
     def is_of(self, piece: WeightsPiece) -> bool:
         first = self.first
-        return (piece.learner_run_id, piece.version) == (first.learner_run_id, first.version)
+        return (piece.learner_peer_id, piece.version) == (first.learner_peer_id, first.version)
 
 
 class WeightsClient(LinkClient):
@@ -98,7 +98,7 @@ class WeightsClient(LinkClient):
         self._last: Weights | None = None  # others than these are requested
         self._error: RunError | None = None
         self._offer = WeightsOffer(0, 0, False)
-        self._held = (0, 0)  # learner_run_id and version received last, usable or not
+        self._held = (0, 0)  # learner_peer_id and version received last, usable or not
         self._transfer: _Transfer | None = None
         self._asked_seconds: float | None = None  # when a piece was last requested or received; None = no request
         self._changed = threading.Condition()  # of `_newest` and `_error`
@@ -152,7 +152,7 @@ class WeightsClient(LinkClient):
     def _on_offer(self, offer: WeightsOffer, now_seconds: float) -> None:
         if self._connection.state != "joined":  # requests on the previous connection will not be answered
             self._asked_seconds = None
-            if self._transfer is not None and self._transfer.first.learner_run_id == offer.learner_run_id:
+            if self._transfer is not None and self._transfer.first.learner_peer_id == offer.learner_peer_id:
                 self._transfer.requested = self._transfer.received
             else:
                 self._transfer = None
@@ -182,15 +182,15 @@ class WeightsClient(LinkClient):
 
     @property
     def _holds_offered(self) -> bool:
-        return (self._offer.learner_run_id, self._offer.version) == self._held
+        return (self._offer.learner_peer_id, self._offer.version) == self._held
 
     def _on_piece(self, piece: WeightsPiece, now_seconds: float) -> None:
         if piece.body_bytes != self._body_bytes:
             raise self._connection.broken(f"sent weights of {piece.body_bytes} bytes, not {self._body_bytes}")
         if self._transfer is None and piece.offset == 0:
             # The newest version, which may be newer than the one offered.
-            self._offer = WeightsOffer(piece.learner_run_id, piece.version, piece.final)
-            if (piece.learner_run_id, piece.version) == self._held:
+            self._offer = WeightsOffer(piece.learner_peer_id, piece.version, piece.final)
+            if (piece.learner_peer_id, piece.version) == self._held:
                 self._asked_seconds = None
                 return
             self._transfer = _Transfer(piece)
@@ -211,7 +211,7 @@ class WeightsClient(LinkClient):
         if zlib.crc32(body) != last.crc:
             self._drop("bad_checksum")
             return  # the version is requested again
-        self._held = (last.learner_run_id, last.version)
+        self._held = (last.learner_peer_id, last.version)
         self._connection.send(self._heartbeat())  # the answer offers a newer version, if there is one
         # 2 ms for 3.3 million parameters, on this thread and without the GIL, so acting continues meanwhile.
         if not np.isfinite(np.frombuffer(body, FLOAT32)).all():
@@ -221,7 +221,7 @@ class WeightsClient(LinkClient):
         newest = Weights(
             params,
             last.version,
-            last.learner_run_id,
+            last.learner_peer_id,
             last.updates,
             last.environment_steps,
             last.final,

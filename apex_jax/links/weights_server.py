@@ -82,7 +82,7 @@ class WeightsServer(LinkServer[Client]):
         self,
         context: zmq.Context,
         address: str,
-        run_id: int,
+        peer_id: int,
         first_version: int,
         compatibility_key: str,
         architecture: str,
@@ -100,7 +100,7 @@ class WeightsServer(LinkServer[Client]):
         socket = sockets.serve_weights(context, address, self._monitor)
         super().__init__(("the learner", "this process"), socket, compatibility_key, run, self.clients, MAX_CLIENTS)
         self._wake = sockets.WakeUp(context)
-        self._run_id = run_id
+        self._peer_id = peer_id
         self._architecture = architecture
         self.version = first_version
         self._newest: Published | None = None
@@ -191,10 +191,10 @@ class WeightsServer(LinkServer[Client]):
         return None
 
     def _on_heartbeat(self, identity: bytes, message: WeightsHeartbeat, now_seconds: float) -> None:
-        held = (message.learner_run_id, message.version)
+        held = (message.learner_peer_id, message.version)
         newest, client = self._offered, self.clients[identity]
-        client.has_newest = newest is not None and held == (self._run_id, newest.version)
-        if client.encoded is not None and held == (self._run_id, client.encoded.published.version):
+        client.has_newest = newest is not None and held == (self._peer_id, newest.version)
+        if client.encoded is not None and held == (self._peer_id, client.encoded.published.version):
             client.encoded = None
         self._offer(identity)
 
@@ -207,7 +207,7 @@ class WeightsServer(LinkServer[Client]):
             return
         client.encoded, published = encoded, encoded.published
         piece = WeightsPiece(
-            learner_run_id=self._run_id,
+            learner_peer_id=self._peer_id,
             version=published.version,
             updates=published.updates,
             environment_steps=published.environment_steps,
@@ -233,7 +233,7 @@ class WeightsServer(LinkServer[Client]):
         if client.environments:
             may_balance = time.monotonic() > self._start_seconds + SETTLED_SECONDS
             client.shard = self.placement.place(client.environments, client.shard, may_balance)
-        offer = WeightsOffer(self._run_id, version, final, run, 0 if client.shard == NOWHERE else client.shard)
+        offer = WeightsOffer(self._peer_id, version, final, run, 0 if client.shard == NOWHERE else client.shard)
         sockets.send(self._socket, offer, identity)
 
     def _fetched(self, client: Client, version: int) -> Encoded | None:

@@ -23,7 +23,7 @@ from rich.text import Text
 from apex_jax.config import Config
 from apex_jax.host.disk import checkpoint_steps
 from apex_jax.host.program import typed
-from apex_jax.operations.progress import Evaluation, Progress
+from apex_jax.operations.progress import EvaluationSummary, RunProgress
 
 PLAIN_INTERVAL_SECONDS = 10.0
 PANEL_WIDTH = 100
@@ -61,7 +61,7 @@ class LiveView:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def update(self, progress: Progress) -> None:
+    def update(self, progress: RunProgress) -> None:
         """Shows `progress`; call it about twice a second. Without a terminal, it prints once in ten seconds."""
         if self._live:
             task, width = self._config.environment.task, self._live.console.width
@@ -103,7 +103,7 @@ def introduction(config: Config) -> str:
     )
 
 
-def final_summary(progress: Progress, run_directory: str, has_screen: bool, film_needs: str = "") -> str:
+def final_summary(progress: RunProgress, run_directory: str, has_screen: bool, film_needs: str = "") -> str:
     """Returns lines with the results of the run, the files that exist, and the commands to look at them.
 
     `has_screen`: whether a game of this task can be recorded; `film_needs`: what a film needs to be installed, if
@@ -154,7 +154,7 @@ def final_summary(progress: Progress, run_directory: str, has_screen: bool, film
     return "\n".join(lines)
 
 
-def finished_summary(progress: Progress, run_directory: str) -> str:
+def finished_summary(progress: RunProgress, run_directory: str) -> str:
     """Returns one line about a finished run that was started once more."""
     limits = progress.reached_limits
     keys = " and ".join(limit.partition("=")[0] for limit in limits)
@@ -178,7 +178,7 @@ def _python() -> str:
     return "python" if path.startswith(os.pardir) else shlex.quote(path)
 
 
-def _panel(task: str, progress: Progress, width: int, page_address: str) -> Panel:
+def _panel(task: str, progress: RunProgress, width: int, page_address: str) -> Panel:
     """Returns the panel for a terminal of `width` columns; a narrow one breaks rows in two."""
     table = Table.grid(padding=(0, 2))
     shown = rows(progress)
@@ -200,7 +200,7 @@ def _panel(task: str, progress: Progress, width: int, page_address: str) -> Pane
     )
 
 
-def rows(progress: Progress) -> list[tuple[str, str]]:
+def rows(progress: RunProgress) -> list[tuple[str, str]]:
     """Returns what the view shows of the progress: (name, text) of each row."""
     total = f" of {progress.total_frames:,}" if progress.total_frames else ""
     return [
@@ -217,7 +217,7 @@ def rows(progress: Progress) -> list[tuple[str, str]]:
     ]
 
 
-def _line(progress: Progress) -> str:
+def _line(progress: RunProgress) -> str:
     return ", ".join(
         (
             f"{progress.phase}: {_time(progress)}",
@@ -237,7 +237,7 @@ def _kind(warning: str) -> str:
     return re.sub(r"\d[\d.,]*", "", warning)
 
 
-def _time(progress: Progress) -> str:
+def _time(progress: RunProgress) -> str:
     if progress.seconds_left is None or progress.phase == "finishing":
         return _duration(progress.elapsed_seconds)
     left = f"about {_duration(progress.seconds_left)} left" if progress.seconds_left >= 1 else "about to finish"
@@ -252,30 +252,30 @@ def _number(value: float | None) -> str:
     return "none yet" if value is None else f"{value:z,.1f}"
 
 
-def _replay(progress: Progress) -> str:
+def _replay(progress: RunProgress) -> str:
     if progress.replay_size < progress.min_size_to_sample:
         share = progress.replay_size / progress.min_size_to_sample
         return f"{progress.replay_size:,} of the {progress.min_size_to_sample:,} needed to start ({share:.0%})"
     return f"{progress.replay_size:,} of {progress.replay_capacity:,} transitions"
 
 
-def _servers(progress: Progress) -> str:
+def _servers(progress: RunProgress) -> str:
     return "; ".join(f"{name} {size:,}, {rate:,.0f} stored/s" for name, (size, rate) in progress.servers.items())
 
 
-def _samples_per_insert(progress: Progress) -> str:
+def _samples_per_insert(progress: RunProgress) -> str:
     target = f"{progress.target_samples_per_insert:g}" if progress.target_samples_per_insert else "none"
     return f"{progress.samples_per_insert:.2f} (target: {target})"
 
 
-def _evaluations(progress: Progress, with_updates: bool = False) -> str:
+def _evaluations(progress: RunProgress, with_updates: bool = False) -> str:
     if progress.latest_evaluation is None or progress.best_evaluation is None:
         return "none yet"
     latest, best = (_evaluation(each, with_updates) for each in (progress.latest_evaluation, progress.best_evaluation))
     return f"{latest}, best {best}"
 
 
-def _evaluation(evaluation: Evaluation, with_updates: bool) -> str:
+def _evaluation(evaluation: EvaluationSummary, with_updates: bool) -> str:
     human, updates = evaluation.human_normalized, evaluation.updates
     text = f"{evaluation.episode_return:z,.1f}" + ("" if human is None else f" ({human:z.0%} of human)")
     return f"{text} after {updates:,} updates" if with_updates and updates is not None else text

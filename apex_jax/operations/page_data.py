@@ -14,7 +14,7 @@ import numpy as np
 from apex_jax.config import Config
 from apex_jax.host.disk import read_regular
 from apex_jax.operations.live_view import rows
-from apex_jax.operations.progress import Progress
+from apex_jax.operations.progress import RunProgress
 from apex_jax.plotting.curves import EVALUATION, UPDATES, Curve, curves_of
 from apex_jax.plotting.video import ENCODERS, video_of_run
 from apex_jax.run.metrics import MetricsFollower
@@ -48,7 +48,7 @@ class RunLines:
         return [line for _, lines in self._files.values() for line in lines]
 
 
-def page_data(config: Config, lines: Sequence[Mapping[str, Any]], progress: Progress | None) -> dict[str, Any]:
+def page_data(config: Config, lines: Sequence[Mapping[str, Any]], progress: RunProgress | None) -> dict[str, Any]:
     """Returns the data of a page that asks for more every POLL_SECONDS; without `progress`, only what files hold."""
     shown = dict(rows(progress)) if progress is not None else {}
     processes = shown.pop("processes", "")

@@ -27,7 +27,7 @@ class _Reading(NamedTuple):
     updates: int
 
 
-class Evaluation(NamedTuple):
+class EvaluationSummary(NamedTuple):
     """Result of the evaluator."""
 
     episode_return: float
@@ -36,7 +36,7 @@ class Evaluation(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Progress:
+class RunProgress:
     """State of a run at one moment."""
 
     phase: str  # "starting", "filling the replay", "compiling the learner", "learning" or "finishing"
@@ -52,8 +52,8 @@ class Progress:
     samples_per_insert: float
     target_samples_per_insert: float  # 0 = none
     training_return: float | None  # mean of the actors' last games
-    latest_evaluation: Evaluation | None
-    best_evaluation: Evaluation | None
+    latest_evaluation: EvaluationSummary | None
+    best_evaluation: EvaluationSummary | None
     seconds_left: float | None  # until the first limit of the run
     roles: Mapping[str, str]  # name of a process -> short state
     memory_bytes: int  # of all processes
@@ -103,7 +103,7 @@ class ProgressReader:
         self._values: dict[str, float] = {}  # newest value of each tag, of any process
         self._learning = False
         self._readings: deque[_Reading] = deque(maxlen=MAX_READINGS)  # while learning, oldest first
-        self._evaluations: list[Evaluation] = []
+        self._evaluations: list[EvaluationSummary] = []
         self._past_frames = 0  # reached by earlier starts of the run
         self._past_updates = 0
         self._past_minutes = 0.0  # of the learner
@@ -111,7 +111,7 @@ class ProgressReader:
         self._diagnosis = Diagnosis(config)
         self._frames_grew = (self._started, self._past_frames)  # time and number of frames when they last grew
 
-    def read(self) -> Progress:
+    def read(self) -> RunProgress:
         """Returns the progress as of now."""
         lines = [[(role, line) for line in role.follower.read_new()] for role in self._roles.values()]
         # In order of time; the lines of one process stay in file order, even if the clock was set back between them.
@@ -122,7 +122,7 @@ class ProgressReader:
         replay = self._config.replay
         shares = self._shares_of_limits(frames, updates)
         reached = tuple(limit for limit, share in shares.items() if share >= 1)
-        return Progress(
+        return RunProgress(
             phase="finishing" if reached else self._phase(),
             elapsed_seconds=self._clock() - self._started,
             frames=frames,
@@ -252,10 +252,10 @@ class ProgressReader:
             self._readings.append(_Reading(self._clock(), frames, updates))
 
 
-def _evaluation_of(line: dict[str, Any]) -> list[Evaluation]:
+def _evaluation_of(line: dict[str, Any]) -> list[EvaluationSummary]:
     episode_return = line.get("eval/episodic_return")
     if episode_return is None:
         return []
     updates = line.get("eval/updates")
     human = line.get("eval/human_normalized_score")
-    return [Evaluation(episode_return, human, None if updates is None else int(updates))]
+    return [EvaluationSummary(episode_return, human, None if updates is None else int(updates))]

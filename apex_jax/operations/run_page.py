@@ -17,7 +17,7 @@ from apex_jax.config import Config
 from apex_jax.host.disk import read_regular
 from apex_jax.host.errors import RunError
 from apex_jax.operations.page_data import MEDIA, RunLines, film_of, page_data, report_data
-from apex_jax.operations.progress import Progress
+from apex_jax.operations.progress import RunProgress
 from apex_jax.plotting.files import written_whole
 from apex_jax.transport.http_link import MAX_CONNECTIONS, Answer, HttpServer, error_answer
 
@@ -59,7 +59,7 @@ class RunPage:
         self._config = config
         self._lines = RunLines(config.directory)
         self._lock = threading.Lock()  # of `_lines`
-        self._progress: Progress | None = None
+        self._progress: RunProgress | None = None
         self._server: HttpServer | None = None
         self._evaluated, self._closing = threading.Event(), False
         self._writer = threading.Thread(target=self._write_reports, name="report", daemon=True)
@@ -78,13 +78,13 @@ class RunPage:
         if self._server is not None:
             self._server.close()
 
-    def update(self, progress: Progress) -> None:
+    def update(self, progress: RunProgress) -> None:
         """Shows `progress` from now on."""
         before, self._progress = self._progress, progress
         if before is not None and progress.latest_evaluation != before.latest_evaluation:
             self._evaluated.set()
 
-    def finish(self, progress: Progress) -> None:
+    def finish(self, progress: RunProgress) -> None:
         """Shows the last progress of the run, and writes the report."""
         warnings = self._progress.warnings if self._progress is not None else ()
         phase = "finished" if progress.reached_limits else "stopped"

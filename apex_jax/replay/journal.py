@@ -80,7 +80,7 @@ class Journal:
         self._obsolete: list[LogFile] = []  # closed files that the newest snapshot does not need
         self._snapshot_errors = 0
         self._failures_in_a_row = 0
-        self._refused: dict[tuple[int, int], SegmentRecord] = {}  # unwritten sums, by kind of record and run id
+        self._refused: dict[tuple[int, int], SegmentRecord] = {}  # unwritten sums, by kind of record and peer id
         self._next_refusals_seconds = 0.0
         self._next_seconds = 0.0  # time at which the next snapshot is due
         self._next_bytes = 0  # size of the log at which it is due
@@ -104,21 +104,21 @@ class Journal:
 
     def on_refusal(self, segment: SegmentRecord, reason: str) -> None:
         """Records a refused segment. Every REFUSALS_SECONDS, one record per actor and reason is written, with sums."""
-        key = FIRST_REFUSAL + REFUSALS.index(reason), segment.run_id
+        key = FIRST_REFUSAL + REFUSALS.index(reason), segment.peer_id
         steps, transitions = segment.environment_steps, segment.transitions
         if (before := self._refused.get(key)) is not None:
             steps, transitions = steps + before.environment_steps, transitions + before.transitions
         refused = segment._replace(environment_steps=steps, transitions=transitions, body=b"", crc=0)
         self._refused[key] = refused
 
-    def on_welcome(self, run_id: int, incarnation: int) -> None:
+    def on_welcome(self, peer_id: int, incarnation: int) -> None:
         """Records the incarnation of an actor."""
-        self._log.append(WELCOME, 0, run_id, incarnation)
+        self._log.append(WELCOME, 0, peer_id, incarnation)
 
-    def on_report(self, run_id: int, counts: ActorCounts) -> None:
+    def on_report(self, peer_id: int, counts: ActorCounts) -> None:
         """Records the newest counts of an actor, which may be its last."""
         body = COUNTS.pack(*counts)
-        self._log.append(REPORT, 0, run_id, 0, body=body, crc=zlib.crc32(body))
+        self._log.append(REPORT, 0, peer_id, 0, body=body, crc=zlib.crc32(body))
 
     @property
     def replay_id(self) -> str:
@@ -319,10 +319,10 @@ def _after(counters: Counters, record: Record) -> Counters:
     if record.kind == WELCOME:
         return counters._replace(incarnations=max(counters.incarnations, record.sequence))
     if record.kind == REPORT:
-        counters.ledger.report(record.run_id, ActorCounts(*COUNTS.unpack(record.body)))
+        counters.ledger.report(record.peer_id, ActorCounts(*COUNTS.unpack(record.body)))
         return counters
     if record.kind == SEGMENT:
-        counters.ledger.store(record.run_id, record.sequence, record.transitions)
+        counters.ledger.store(record.peer_id, record.sequence, record.transitions)
     elif reason < len(REFUSALS):
-        counters.ledger.refuse(record.run_id, record.sequence, record.transitions, REFUSALS[reason])
+        counters.ledger.refuse(record.peer_id, record.sequence, record.transitions, REFUSALS[reason])
     return counters._replace(environment_steps=counters.environment_steps + record.environment_steps)

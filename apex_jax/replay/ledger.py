@@ -68,18 +68,18 @@ class Ledger:
     def __init__(self) -> None:
         self.refused: Counter[str] = Counter()  # transitions by reason
         self.forgotten: Counter[str] = Counter()  # sums of the evicted accounts
-        self.connected: set[int] = set()  # run ids of connected actors, fewer than REMEMBERED_RUNS; never evicted
-        self._accounts: OrderedDict[int, Account] = OrderedDict()  # by run id, the most recently used one last
+        self.connected: set[int] = set()  # peer ids of connected actors, fewer than REMEMBERED_RUNS; never evicted
+        self._accounts: OrderedDict[int, Account] = OrderedDict()  # by peer id, the most recently used one last
 
-    def account(self, run_id: int) -> Account:
+    def account(self, peer_id: int) -> Account:
         """Returns the account of an actor; creates one for a new actor."""
-        account = self._accounts.get(run_id)
+        account = self._accounts.get(peer_id)
         if account is None:
             if len(self._accounts) >= REMEMBERED_RUNS:
                 self._forget_one()
-            account = self._accounts[run_id] = Account()
+            account = self._accounts[peer_id] = Account()
         else:
-            self._accounts.move_to_end(run_id)
+            self._accounts.move_to_end(peer_id)
         return account
 
     def _forget_one(self) -> None:
@@ -88,43 +88,43 @@ class Ledger:
         The account of a connected actor stays, because its next report is a total, which includes the evicted counts.
         """
         away = [item for item in self._accounts.items() if item[0] not in self.connected] or self._accounts.items()
-        empty = (run_id for run_id, account in away if not (account.produced or account.stored or account.refused))
-        run_id = next(empty, next(iter(away))[0])
-        self.forgotten.update(_totals(self._rows([run_id]), np.zeros(1, np.int64)))
-        del self._accounts[run_id]
+        empty = (peer_id for peer_id, account in away if not (account.produced or account.stored or account.refused))
+        peer_id = next(empty, next(iter(away))[0])
+        self.forgotten.update(_totals(self._rows([peer_id]), np.zeros(1, np.int64)))
+        del self._accounts[peer_id]
 
-    def sequence(self, run_id: int) -> int:
+    def sequence(self, peer_id: int) -> int:
         """Returns the sequence number of an actor's newest stored or refused segment; 0 for an unknown actor."""
-        account = self._accounts.get(run_id)
+        account = self._accounts.get(peer_id)
         return 0 if account is None else account.sequence
 
-    def produced(self, run_id: int) -> int:
+    def produced(self, peer_id: int) -> int:
         """Returns the transitions that an actor has produced, as last reported; 0 for an unknown actor."""
-        account = self._accounts.get(run_id)
+        account = self._accounts.get(peer_id)
         return 0 if account is None else account.produced
 
-    def report(self, run_id: int, counts: ActorCounts) -> None:
+    def report(self, peer_id: int, counts: ActorCounts) -> None:
         """Records the counts that an actor reports. A count never decreases; all zeros create no account."""
-        if run_id not in self._accounts and not any(counts):
+        if peer_id not in self._accounts and not any(counts):
             return
-        account = self.account(run_id)
+        account = self.account(peer_id)
         for name, count in zip(counts._fields, counts, strict=True):
             setattr(account, name, max(getattr(account, name), count))
 
-    def hear(self, run_id: int, produced: int) -> None:
+    def hear(self, peer_id: int, produced: int) -> None:
         """Records how many transitions an actor had produced when it sent a segment."""
-        account = self.account(run_id)
+        account = self.account(peer_id)
         account.produced = max(account.produced, produced)
 
-    def store(self, run_id: int, sequence: int, transitions: int) -> None:
+    def store(self, peer_id: int, sequence: int, transitions: int) -> None:
         """Counts a stored segment."""
-        account = self.account(run_id)
+        account = self.account(peer_id)
         account.sequence = max(account.sequence, sequence)
         account.stored += transitions
 
-    def refuse(self, run_id: int, sequence: int, transitions: int, reason: str) -> None:
+    def refuse(self, peer_id: int, sequence: int, transitions: int, reason: str) -> None:
         """Counts a refused segment; `reason`: one of REFUSALS."""
-        account = self.account(run_id)
+        account = self.account(peer_id)
         account.sequence = max(account.sequence, sequence)
         account.refused += transitions
         self.refused[reason] += transitions
@@ -132,20 +132,20 @@ class Ledger:
     def totals(self, connected: Collection[int], waiting: Mapping[int, int]) -> dict[str, int]:
         """Returns the number of transitions by outcome, and their sum under "produced".
 
-        `connected`: run ids of the connected actors; `waiting`: by run id, transitions that the server has received and
-        not stored yet.
+        `connected`: peer ids of the connected actors; `waiting`: by peer id, transitions that the server has received
+        and not stored yet.
         """
-        here = [2**62 if run_id in connected else waiting.get(run_id, 0) for run_id in self._accounts]
+        here = [2**62 if peer_id in connected else waiting.get(peer_id, 0) for peer_id in self._accounts]
         totals = Counter(self.forgotten)
         totals.update(_totals(self.to_array(), np.array(here, np.int64)))
         return {name: totals[name] for name in TOTALS} | {f"dropped_{why}": n for why, n in self.refused.items()}
 
     def to_array(self) -> np.ndarray:
-        """Returns int64[N, COLUMNS]: run id and account of each actor, the most recently used one last."""
+        """Returns int64[N, COLUMNS]: peer id and account of each actor, the most recently used one last."""
         return self._rows(self._accounts)
 
-    def _rows(self, run_ids: Iterable[int]) -> np.ndarray:
-        rows = [(run_id, *_fields(self._accounts[run_id])) for run_id in run_ids]
+    def _rows(self, peer_ids: Iterable[int]) -> np.ndarray:
+        rows = [(peer_id, *_fields(self._accounts[peer_id])) for peer_id in peer_ids]
         return np.array(rows, np.int64).reshape(-1, COLUMNS)
 
     @classmethod
@@ -154,8 +154,8 @@ class Ledger:
         ledger = cls()
         ledger.refused.update(refused)
         ledger.forgotten.update(forgotten)
-        for run_id, *numbers in rows.tolist():
-            ledger._accounts[run_id] = Account(*numbers)
+        for peer_id, *numbers in rows.tolist():
+            ledger._accounts[peer_id] = Account(*numbers)
         return ledger
 
 

@@ -57,14 +57,14 @@ class Replay:
         """Stores a segment and returns its slot in the ring; a full ring evicts its oldest segment."""
         slot = self.buffer.insert(segment.body, columns, now_seconds)
         self.limiter.insert(segment.transitions)
-        self.ledger.store(segment.run_id, segment.sequence, segment.transitions)
+        self.ledger.store(segment.peer_id, segment.sequence, segment.transitions)
         self.environment_steps += segment.environment_steps
         self.journal.on_segment(self.buffer.inserted_segments, segment)
         return slot
 
     def refuse(self, segment: SegmentRecord, reason: str) -> None:
         """Counts a segment that was rejected; `reason`: one of `apex_jax.replay.ledger.REFUSALS`."""
-        self.ledger.refuse(segment.run_id, segment.sequence, segment.transitions, reason)
+        self.ledger.refuse(segment.peer_id, segment.sequence, segment.transitions, reason)
         self.environment_steps += segment.environment_steps
         self.journal.on_refusal(segment, reason)
 

@@ -50,7 +50,7 @@ class Record(NamedTuple):
     event: int  # 1, 2, 3 ... over the whole run
     kind: int
     insertion_id: int  # of the stored segment; 0 if the record stores none
-    run_id: int
+    peer_id: int
     sequence: int
     environment_steps: int
     transitions: int
@@ -104,7 +104,7 @@ class SegmentLog:
         self,
         kind: int,
         insertion_id: int,
-        run_id: int,
+        peer_id: int,
         sequence: int,
         environment_steps: int = 0,
         transitions: int = 0,
@@ -115,7 +115,7 @@ class SegmentLog:
         if self._directory is None:
             return
         self.last_event += 1
-        numbers = (insertion_id, run_id, sequence, environment_steps)
+        numbers = (insertion_id, peer_id, sequence, environment_steps)
         fields = (self.last_event, *numbers, transitions, len(body), crc)
         header = _HEADER.pack(_MARK, kind, *fields)
         self._pending.append(_Pending(header + _CRC.pack(zlib.crc32(header)), body, insertion_id))
@@ -337,12 +337,12 @@ def _record_at(data: bytes, offset: int) -> tuple[Record | None, int]:
     start = offset + HEADER_BYTES
     if start > len(data):
         return None, start
-    _, kind, event, insertion_id, run_id, sequence, steps, transitions, length, crc = _HEADER.unpack_from(data, offset)
+    _, kind, event, insertion_id, peer_id, sequence, steps, transitions, length, crc = _HEADER.unpack_from(data, offset)
     if zlib.crc32(data[offset : offset + _HEADER.size]) != _CRC.unpack_from(data, offset + _HEADER.size)[0]:
         return None, start
     body = data[start : start + length]
     is_sound = len(body) == length and zlib.crc32(body) == crc
-    record = Record(event, kind, insertion_id, run_id, sequence, steps, transitions, body) if is_sound else None
+    record = Record(event, kind, insertion_id, peer_id, sequence, steps, transitions, body) if is_sound else None
     return record, start + length
 
 

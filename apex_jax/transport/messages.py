@@ -64,7 +64,7 @@ class Buffer(NamedTuple):
     max_bytes: int
 
 
-RunId = Annotated[int, Integer()]
+PeerId = Annotated[int, Integer()]
 """Random number drawn by a process at its start; a restarted process has another one."""
 RunIdentity = Annotated[str, Text(16)]
 """Training run that a process is part of, see `apex_jax.run.identity`; empty = not known yet."""
@@ -80,7 +80,7 @@ NO_LADDER_INDICES.flags.writeable = False
 class ActorHello(NamedTuple):
     """First message of an actor, and its answer to `Rejoin`: then with the incarnation and indices it already has."""
 
-    run_id: RunId
+    peer_id: PeerId
     compatibility_key: Annotated[str, Text(1024)]  # see `Config.compatibility_key`
     num_environments: Annotated[int, Integer(1, 4096)]
     acknowledged: Annotated[int, Integer(0, MAX_COUNT)] = 0  # sequence number; the actor still has all later segments
@@ -104,8 +104,8 @@ class ActorWelcome(NamedTuple):
 class SegmentMessage(NamedTuple):
     """One segment; the sender keeps it until a `SegmentAck` covers its sequence number."""
 
-    run_id: RunId
-    sequence: Annotated[int, Integer(1, MAX_COUNT)]  # 1, 2, 3, ... within a run id
+    peer_id: PeerId
+    sequence: Annotated[int, Integer(1, MAX_COUNT)]  # 1, 2, 3, ... within a peer id
     environment_steps: Annotated[int, Integer(0, 2**32)]  # of the actor since its previous segment
     crc: Annotated[int, Integer(0, 2**32 - 1)]  # zlib.crc32 of body
     body: Annotated[bytes, Buffer(MAX_SEGMENT_BYTES)]  # see segment_codec.encode_segment
@@ -125,7 +125,7 @@ class SegmentAck(NamedTuple):
 class EpisodeStatistics(NamedTuple):
     """Full games that ended on an actor, with raw rewards; a lost life does not end a game."""
 
-    run_id: RunId
+    peer_id: PeerId
     exploration: Annotated[np.ndarray, Array("float32", "N", 4096)]  # per environment, see `Algorithm.exploration`
     episode_return: Annotated[np.ndarray, Array("float32", "N", 4096)]
     episode_steps: Annotated[np.ndarray, Array("int32", "N", 4096)]
@@ -138,7 +138,7 @@ class ActorStatus(NamedTuple):
     dropped, are in flight, including those in segments that are not full yet.
     """
 
-    run_id: RunId
+    peer_id: PeerId
     steps_per_second: Annotated[float, Real(0, 1e9)]
     weights_version: Annotated[int, Integer(0)]
     produced: Annotated[int, Integer(0, MAX_COUNT)] = 0  # one for each environment step that is recorded
@@ -155,7 +155,7 @@ class Rejoin(NamedTuple):
 class Goodbye(NamedTuple):
     """The sender disconnects on purpose; the server removes it at once."""
 
-    run_id: RunId
+    peer_id: PeerId
 
 
 class Refusal(NamedTuple):
@@ -177,7 +177,7 @@ class Finish(NamedTuple):
 class LearnerHello(NamedTuple):
     """First message of a learner, and its answer to `Rejoin`. The live segments follow, oldest first."""
 
-    run_id: RunId
+    peer_id: PeerId
     compatibility_key: Annotated[str, Text(1024)]
     environment_steps: Annotated[int, Integer(0, MAX_ENVIRONMENT_STEPS)]  # of the whole run so far
     batches_at_once: Annotated[int, Integer(1, 256)]  # K of each `IndexBatches`
@@ -188,9 +188,9 @@ class LearnerHello(NamedTuple):
 
 
 class LearnerWelcome(NamedTuple):
-    """Answer to `LearnerHello`: the run id of the replay server, and the size that the frame store must have."""
+    """Answer to `LearnerHello`: the peer id of the replay server, and the size that the frame store must have."""
 
-    replay_run_id: RunId
+    replay_peer_id: PeerId
     capacity_segments: Annotated[int, Integer(1, 2**31 - 1)]
     run_identity: RunIdentity = ""
 
@@ -202,7 +202,7 @@ NO_COUNTS.flags.writeable = False
 class Credit(NamedTuple):
     """Additional messages that the learner can take. Without any, a heartbeat, which the server echoes."""
 
-    run_id: RunId
+    peer_id: PeerId
     segments: Annotated[int, Integer(0, 2**20)]
     counts: Annotated[np.ndarray, Array("int32", "GK", 2**13)] = NO_COUNTS  # of each of G `IndexBatches`, see there
     environment_steps: Annotated[int, Integer(0, MAX_ENVIRONMENT_STEPS)] = 0  # of the whole run so far
@@ -241,7 +241,7 @@ class IndexBatches(NamedTuple):
 class PriorityUpdate(NamedTuple):
     """New priorities of drawn transitions; if an index occurs twice, its last priority counts."""
 
-    run_id: RunId
+    peer_id: PeerId
     indices: Annotated[np.ndarray, Array("int32", "N")]
     generations: Annotated[np.ndarray, Array("uint32", "N")]
     priorities: Annotated[np.ndarray, Array("float32", "N")]  # before the priority exponent is applied
@@ -250,7 +250,7 @@ class PriorityUpdate(NamedTuple):
 class CorruptSegments(NamedTuple):
     """Streamed segments that the learner cannot decode; the server must stop drawing from them."""
 
-    run_id: RunId
+    peer_id: PeerId
     slots: Annotated[np.ndarray, Array("int32", "N", MAX_STREAMED_SEGMENTS)]
     generations: Annotated[np.ndarray, Array("uint32", "N", MAX_STREAMED_SEGMENTS)]
 
@@ -273,14 +273,14 @@ class WeightsHello(NamedTuple):
 class WeightsHeartbeat(NamedTuple):
     """Heartbeat, sent every 2 s and after weights have arrived; answered with `WeightsOffer`."""
 
-    learner_run_id: RunId  # of the weights that the client has
+    learner_peer_id: PeerId  # of the weights that the client has
     version: Annotated[int, Integer(0)]  # of these weights; 0 = none
 
 
 class WeightsOffer(NamedTuple):
     """The newest version that the learner has published; also sent to every client when a newer one is published."""
 
-    learner_run_id: RunId
+    learner_peer_id: PeerId
     version: Annotated[int, Integer(0)]  # increases over the whole run, across restarts of the learner; 0 = none yet
     final: Annotated[bool, Flag()]  # the run is over: there will be no newer weights
     run_identity: RunIdentity = ""
@@ -297,7 +297,7 @@ class WeightsRequest(NamedTuple):
 class WeightsPiece(NamedTuple):
     """A piece of the online network's params: WEIGHTS_PIECE_BYTES, or fewer if it is the last."""
 
-    learner_run_id: RunId
+    learner_peer_id: PeerId
     version: Annotated[int, Integer(1)]
     updates: Annotated[int, Integer(0)]
     environment_steps: Annotated[int, Integer(0, MAX_ENVIRONMENT_STEPS)]

@@ -21,7 +21,7 @@ from apex_jax.environments.environment import Environment, Episode, EpisodeTrack
 from apex_jax.host.errors import RunError, shown
 from apex_jax.links.experience_client import ExperienceClient
 from apex_jax.links.weights_client import Weights, WeightsClient
-from apex_jax.process import ROLE_NUMBERS, StopSignal, digest_of_run_id, new_run_id, process_rng
+from apex_jax.process import ROLE_NUMBERS, StopSignal, digest_of_peer_id, new_peer_id, process_rng
 from apex_jax.run.metrics import RateMeter
 from apex_jax.transport.addresses import addresses_of_servers
 from apex_jax.transport.messages import NO_LADDER_INDICES, ActorHello, ActorStatus, ActorWelcome
@@ -41,7 +41,7 @@ class Actor:
     spec: SegmentSpec
     algorithm: Algorithm
     weights: WeightsClient
-    replay: Membership
+    replay: Assignment
     in_use: Weights | None = None
     steps: int = 0  # environment steps made, without resets
     waited_seconds: float = 0.0  # total time blocked on the replay server
@@ -114,7 +114,7 @@ class Actor:
             return
         steps_per_second = self.step_rate.update(self.steps)
         if client is not None:
-            client.status = ActorStatus(self.replay.run_id, steps_per_second, weights.version)
+            client.status = ActorStatus(self.replay.peer_id, steps_per_second, weights.version)
         values = {
             "actor/environment_steps": self.steps,
             "actor/steps_per_second": steps_per_second,
@@ -130,7 +130,7 @@ class Actor:
         weights, client = self.in_use, self.replay.client
         replay = "connecting" if client is None else client.peer_state
         return {
-            "run_id": digest_of_run_id(self.replay.run_id),
+            "peer_id": digest_of_peer_id(self.replay.peer_id),
             "weights_version": weights.version if weights is not None else None,
             "peers": {server_name(self.replay.shard): replay, "learner": self.weights.peer_state},
         }
@@ -157,7 +157,7 @@ def open_actor(role: RoleContext, spec: SegmentSpec) -> Iterator[Actor]:
         role.run_identity,
         config.actor.environments,
     )
-    replay = Membership(role, spec, weights)
+    replay = Assignment(role, spec, weights)
     actor = Actor(role, spec, algorithm, weights, replay)
     try:
         yield actor
@@ -174,7 +174,7 @@ def _begin(actor: Actor, welcome: ActorWelcome) -> tuple[Environment, SegmentBui
     rng = process_rng(config.seed, ROLE_NUMBERS["actor"], welcome.incarnation)
     key, seeds = jax.random.key(int(rng.integers(2**31))), rng.integers(2**31, size=size)
     exploration = actor.algorithm.exploration(welcome.ladder_size)[welcome.ladder_indices]
-    process, highest, lowest = digest_of_run_id(actor.replay.run_id), exploration.max(), exploration.min()
+    process, highest, lowest = digest_of_peer_id(actor.replay.peer_id), exploration.max(), exploration.min()
     text = "acting in %d environments, exploration %.4f to %.4f (process %s)"
     _log.info(text, size, highest, lowest, process)
     threads, batch_size = config.actor.environment_threads, config.actor.batch_size
@@ -184,7 +184,7 @@ def _begin(actor: Actor, welcome: ActorWelcome) -> tuple[Environment, SegmentBui
     return environment, builder, exploration, key
 
 
-class Membership:
+class Assignment:
     """Joins the only replay server, or the one of several that the learner assigns; leaves it for another one."""
 
     def __init__(self, role: RoleContext, spec: SegmentSpec, weights: WeightsClient):
@@ -193,7 +193,7 @@ class Membership:
         self.shard = 0  # the replay server to which this actor belongs
         self._ladder_indices = NO_LADDER_INDICES  # at the replay server that it left
         self.disconnects = 0  # from earlier replay servers
-        self.run_id = 0  # of this process, or of its time with one of several replay servers
+        self.peer_id = 0  # of this process, or of its time with one of several replay servers
         self.client: ExperienceClient | None = None
 
     @property
@@ -254,12 +254,12 @@ class Membership:
         if not is_alone:
             _log.info("joining replay server %d of %d at %s", shard + 1, len(self._addresses), address)
         config, size = self._role.config, self._role.config.actor.environments
-        self.shard, self.run_id = shard, new_run_id()
+        self.shard, self.peer_id = shard, new_peer_id()
         return ExperienceClient(
             self._role.sockets,
             address,
             self._spec,
-            ActorHello(self.run_id, config.compatibility_key, size, ladder_indices=self._ladder_indices),
+            ActorHello(self.peer_id, config.compatibility_key, size, ladder_indices=self._ladder_indices),
             max(size, config.actor.max_outstanding_segments),
             config.actor.overflow,
             config.away_limit_seconds if is_alone else 0.0,  # the learner assigns another server

@@ -277,7 +277,7 @@ def _saved_weights(config: Config, run_directory: str, algorithm: Algorithm, upd
     return Weights(
         params=params,
         version=progress.weights_version,
-        learner_run_id=0,
+        learner_peer_id=0,
         updates=progress.updates,
         environment_steps=progress.environment_steps,
         final=True,

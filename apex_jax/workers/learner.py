@@ -26,7 +26,7 @@ from apex_jax.links.sampling_client import Segments
 from apex_jax.links.shards import Batches, Merged, Shards
 from apex_jax.links.weights_server import WeightsServer
 from apex_jax.operations.stopping import STOPPING, acknowledge, lost_updates
-from apex_jax.process import ROLE_NUMBERS, SUPERVISED, StopSignal, digest_of_run_id, new_run_id, process_rng
+from apex_jax.process import ROLE_NUMBERS, SUPERVISED, StopSignal, digest_of_peer_id, new_peer_id, process_rng
 from apex_jax.run.checkpoint import Checkpointer, Progress
 from apex_jax.run.identity import new_identity
 from apex_jax.run.interface import record_interface
@@ -57,7 +57,7 @@ class Learner:
 
     role: RoleContext
     spec: SegmentSpec
-    run_id: int  # of this process
+    peer_id: int  # of this process
     algorithm: Algorithm
     state: State
     stores: DeviceStores
@@ -195,7 +195,7 @@ class Learner:
         updates, age = self.saver.checkpointer.saved_updates, self.saver.age_seconds(time.monotonic())
         peers = {server_name(number): state for number, state in enumerate(self.replay.peer_states)}
         return {
-            "run_id": digest_of_run_id(self.run_id),
+            "peer_id": digest_of_peer_id(self.peer_id),
             "updates": self.counters.updates,
             "environment_frames": self.counters.environment_frames,
             "weights_version": self.weights.version,
@@ -214,7 +214,7 @@ def open_learner(role: RoleContext, spec: SegmentSpec) -> Iterator[Learner]:
     Closes all three on leaving, since their threads would keep the process alive.
     """
     config, run, now = role.config, role.run_identity, time.monotonic()
-    dtype, devices, run_id = compute_dtype(config), learner_devices(config), new_run_id()
+    dtype, devices, peer_id = compute_dtype(config), learner_devices(config), new_peer_id()
     algorithm = make_algorithm(config.replace(learner=replace(config.learner, devices=devices)), spec, dtype)
     rng = process_rng(config.seed, ROLE_NUMBERS["learner"])
     state = algorithm.init(jax.random.key(int(rng.integers(2**31))))
@@ -237,7 +237,7 @@ def open_learner(role: RoleContext, spec: SegmentSpec) -> Iterator[Learner]:
         weights = WeightsServer(
             role.sockets,
             config.addresses.weights,
-            run_id,
+            peer_id,
             restored.weights_version,
             config.weights_compatibility_key,
             architecture,
@@ -249,9 +249,9 @@ def open_learner(role: RoleContext, spec: SegmentSpec) -> Iterator[Learner]:
             params = copy_params(algorithm.acting_params(state))  # before compilation, since actors wait for it
             weights.publish(params, counters.updates, counters.environment_steps)
         _log.info("learning on %s in %s", ", ".join(map(str, jax.devices()[:devices])), dtype.name)
-        replay = _join_replay(role, spec, run_id, counters.environment_steps, devices)
+        replay = _join_replay(role, spec, peer_id, counters.environment_steps, devices)
         opened.callback(replay.close)
-        yield Learner(role, spec, run_id, algorithm, state, stores, replay, weights, saver, counters)
+        yield Learner(role, spec, peer_id, algorithm, state, stores, replay, weights, saver, counters)
 
 
 def _restore(checkpointer: Checkpointer, state: State, key: str, architecture: str) -> tuple[State, Progress]:
@@ -265,11 +265,11 @@ def _restore(checkpointer: Checkpointer, state: State, key: str, architecture: s
     return state, progress._replace(compatibility_key=key)  # earlier releases saved fewer keys
 
 
-def _join_replay(role: RoleContext, spec: SegmentSpec, run_id: int, environment_steps: int, devices: int) -> Shards:
+def _join_replay(role: RoleContext, spec: SegmentSpec, peer_id: int, environment_steps: int, devices: int) -> Shards:
     config, run = role.config, role.run_identity
     updates_per_call = config.learner.updates_of_a_call(jax.default_backend() == "cpu")
     hello = LearnerHello(
-        run_id=run_id,
+        peer_id=peer_id,
         compatibility_key=config.compatibility_key,
         environment_steps=environment_steps,
         batches_at_once=updates_per_call,

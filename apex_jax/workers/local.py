@@ -20,7 +20,7 @@ from apex_jax.host.disk import checkpoint_steps, lock, open_regular, read_regula
 from apex_jax.host.errors import FatalError, RunError, UsageError
 from apex_jax.host.program import NAME, command
 from apex_jax.operations.live_view import LiveView, final_summary, finished_summary, is_film_of_newest
-from apex_jax.operations.progress import Progress, ProgressReader
+from apex_jax.operations.progress import ProgressReader, RunProgress
 from apex_jax.operations.run_page import RunPage
 from apex_jax.operations.status_page import StatusPage
 from apex_jax.operations.stopping import STOPPING, STOPPING_AFTER_THE_END, acknowledge, lost_transitions, lost_updates
@@ -213,7 +213,7 @@ class LocalRun:
         role.start([*self._arguments, f"addresses.status={self._watch.address_of(role.name)}"])
         self._watch.started(role.name)
 
-    def _as_seen_here(self, progress: Progress) -> Progress:
+    def _as_seen_here(self, progress: RunProgress) -> RunProgress:
         """Adds the supervisor's state (phase and roles) to the progress read from files."""
         if self._over_seconds is not None:  # the stalled progress is then expected
             progress = replace(progress, phase="finishing", warnings=())
@@ -346,7 +346,7 @@ def _end_at_once(local: LocalRun, links: LocalLinks) -> str:
         links.close()
 
 
-def _is_finished(config: Config, progress: Progress) -> bool:
+def _is_finished(config: Config, progress: RunProgress) -> bool:
     """Returns whether the run's newest checkpoint reaches a limit, and has been evaluated and filmed."""
     newest = checkpoint_steps(Path(config.directory, "checkpoints"))[-1:]
     evaluation = progress.latest_evaluation

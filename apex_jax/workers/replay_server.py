@@ -16,7 +16,7 @@ from apex_jax.item_codec import item_spec
 from apex_jax.links.episode_means import EpisodeMeans
 from apex_jax.links.experience_server import ExperienceServer
 from apex_jax.links.sampling_server import SamplingServer
-from apex_jax.process import ROLE_NUMBERS, StopSignal, digest_of_run_id, new_run_id, process_rng
+from apex_jax.process import ROLE_NUMBERS, StopSignal, digest_of_peer_id, new_peer_id, process_rng
 from apex_jax.replay.replay import Replay
 from apex_jax.run.metrics import TRAINING_TAG, RateMeter
 from apex_jax.segment_codec import max_body_bytes
@@ -64,7 +64,7 @@ class ReplayServer:
             )
             opened.callback(self._monitors["sampling"].close)
             self.experience = ExperienceServer(self._experience_socket, config, spec, self.replay, run)
-            self.sampling = SamplingServer(self._sampling_socket, config, self.replay, new_run_id(), run)
+            self.sampling = SamplingServer(self._sampling_socket, config, self.replay, new_peer_id(), run)
             run.adopt(self.replay.restore(time.monotonic()), f"the replay in {config.directory}/replay")
             self._opened = opened.pop_all()
         self._rates = {tag: RateMeter() for tag in ("frames", "inserts", "samples")}
@@ -117,10 +117,10 @@ class ReplayServer:
         return {
             "environment_frames": self._run_steps * self._frame_skip,
             "peers": {
-                "learner": None if learner is None else {"run_id": digest_of_run_id(learner.run_id)},
+                "learner": None if learner is None else {"peer_id": digest_of_peer_id(learner.peer_id)},
                 "actors": [
                     {
-                        "run_id": digest_of_run_id(actor.run_id),
+                        "peer_id": digest_of_peer_id(actor.peer_id),
                         "steps_per_second": actor.status.steps_per_second,
                         "weights_version": actor.status.weights_version,
                     }

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from apex_jax.environments.environment import segment_spec
-from apex_jax.process import digest_of_run_id
+from apex_jax.process import digest_of_peer_id
 from apex_jax.replay.file_heads import Identity
 from apex_jax.replay.ledger import DROPS, Account
 from apex_jax.replay.saved_state import unpack_state
@@ -19,14 +19,14 @@ from tests.chaos.watch import Life
 from tests.rigs.fleet import role_of
 from tests.rigs.processes import ROOT
 
-PROCESS = re.compile(r"acting in .* \(process ([0-9a-f]{16})\)")  # the digest of an actor's run id, in its log
+PROCESS = re.compile(r"acting in .* \(process ([0-9a-f]{16})\)")  # the digest of an actor's peer id, in its log
 
 
 class Books(NamedTuple):
     """Transitions as counted independently by actors, servers and learner."""
 
     ledger: dict[str, float]  # as the replay server wrote it last, by fate
-    accounts: dict[int, Account]  # of which that is the sum, by the digest of the actor's run id
+    accounts: dict[int, Account]  # of which that is the sum, by the digest of the actor's peer id
     inserted: int  # into the replay, as its rate limiter counts
     steps: dict[int, int]  # of the environments, as the actors count that left in peace, by the same
 
@@ -39,7 +39,7 @@ def read_books(directory: Path, lives: Iterable[Life]) -> Books:
     assert snapshot is not None, "the replay server has left no snapshot"
     saved = unpack_state(*snapshot)
     rows = saved.counters.ledger.to_array().tolist()
-    accounts = {int(digest_of_run_id(run_id), 16): Account(*numbers) for run_id, *numbers in rows}
+    accounts = {int(digest_of_peer_id(peer_id), 16): Account(*numbers) for peer_id, *numbers in rows}
     return Books(newest_ledger(directory), accounts, saved.limiter["inserted"], steps_of(lives))
 
 
@@ -50,7 +50,7 @@ def newest_ledger(directory: Path) -> dict[str, float]:
 
 
 def steps_of(lives: Iterable[Life]) -> dict[int, int]:
-    """Returns the environment steps that each actor among these has made, by the digest of its run id."""
+    """Returns the environment steps that each actor among these has made, by the digest of its peer id."""
     steps = {}
     for life in lives:
         if role_of(life.name) == "actor" and (found := PROCESS.search(life.program.stderr)):
@@ -69,8 +69,8 @@ def ledger_violations(books: Books) -> list[str]:
             lines.append(f"the ledger ends with {ledger[name]:g} transitions {name}")
     if ledger["stored"] != books.inserted:
         lines.append(f"the ledger has {ledger['stored']:g} transitions stored, the replay {books.inserted}")
-    for run_id, steps in books.steps.items():
-        lines += account_violations(f"{run_id:016x}", steps, books.accounts.get(run_id, Account()))
+    for peer_id, steps in books.steps.items():
+        lines += account_violations(f"{peer_id:016x}", steps, books.accounts.get(peer_id, Account()))
     return lines
 
 

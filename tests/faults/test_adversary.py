@@ -52,11 +52,11 @@ def full(served: Served) -> Served:
 
 def appear(peer: Peer, number: int) -> None:
     """Sends a segment as each of this many actors in turn, on one connection."""
-    for run_id in range(1, number + 1):
-        peer.send(ActorHello(run_id, CONFIG.compatibility_key, 1))
+    for peer_id in range(1, number + 1):
+        peer.send(ActorHello(peer_id, CONFIG.compatibility_key, 1))
         while not isinstance(sockets.receive(peer.socket, wire.MESSAGES), ActorWelcome):
             peer._meanwhile()
-        peer.send(segment(run_id, 1))
+        peer.send(segment(peer_id, 1))
 
 
 # Counters that grow beyond what they can hold ---------------------------------------------------------------------
@@ -123,12 +123,12 @@ def test_fault_26_largest_sequence_numbers_do_not_damage_the_journal(served: Ser
 # Memory that somebody else fills ----------------------------------------------------------------------------------
 
 
-def test_fault_26_new_run_ids_on_one_connection_do_not_grow_the_queues(full: Served) -> None:
+def test_fault_26_new_peer_ids_on_one_connection_do_not_grow_the_queues(full: Served) -> None:
     peer, credit = full.peer("experience"), full.config.actor.max_outstanding_segments
-    for run_id in range(1, 101):
-        peer.send(ActorHello(run_id, full.config.compatibility_key, 4))
+    for peer_id in range(1, 101):
+        peer.send(ActorHello(peer_id, full.config.compatibility_key, 4))
         peer.receive(ActorWelcome)
-        peer.send(*(segment(run_id, sequence) for sequence in range(1, credit + 1)))
+        peer.send(*(segment(peer_id, sequence) for sequence in range(1, credit + 1)))
     full.until(lambda: waiting_in(full.server.experience) == (1 + GONE_ACTORS) * credit)
     assert len(full.server.experience.actors) == 1
     assert full.server.experience.dropped["left_by_actor"] == (100 - 1 - GONE_ACTORS) * credit
@@ -139,7 +139,7 @@ def test_fault_26_new_run_ids_on_one_connection_do_not_grow_the_queues(full: Ser
 
 
 @pytest.mark.long
-def test_fault_26_thousands_of_run_ids_are_evicted_again(served: Served) -> None:
+def test_fault_26_thousands_of_peer_ids_are_evicted_again(served: Served) -> None:
     peer = served.peer("experience")
     appear(peer, MANY_RUNS)
     served.until(lambda: served.server.replay.buffer.inserted_segments == MANY_RUNS)
@@ -251,8 +251,8 @@ def test_fault_26_extreme_statistics_do_not_break_a_line_of_metrics(served: Serv
 
 
 def test_fault_26_actor_with_the_largest_number_of_environments_frees_its_ladder_indices(served: Served) -> None:
-    for run_id in range(1, 20):
-        actor = served.actor(run_id, num_environments=4096)
+    for peer_id in range(1, 20):
+        actor = served.actor(peer_id, num_environments=4096)
         actor.socket.close(linger=0)
         served.peers.remove(actor)
     served.now_seconds += 60.0

@@ -48,10 +48,10 @@ def served(tmp_path: Path) -> Iterator[Served]:
     served.close()
 
 
-def statistics(run_id: int, number: int) -> EpisodeStatistics:
+def statistics(peer_id: int, number: int) -> EpisodeStatistics:
     """Games with epsilons in all bands."""
     epsilon = np.linspace(0, 1, number, dtype=np.float32)
-    return EpisodeStatistics(run_id, epsilon, np.ones(number, np.float32), np.ones(number, np.int32))
+    return EpisodeStatistics(peer_id, epsilon, np.ones(number, np.float32), np.ones(number, np.int32))
 
 
 def calls_of(action: Callable[[], Any]) -> int:
@@ -118,8 +118,8 @@ def test_fault_39_backlog_of_slow_messages_does_not_starve_the_learner(
 # Names of others --------------------------------------------------------------------------------------------------
 
 
-def hello(run_id: int, acknowledged: int = 0) -> ActorHello:
-    return ActorHello(run_id, CONFIG.compatibility_key, 4, acknowledged)
+def hello(peer_id: int, acknowledged: int = 0) -> ActorHello:
+    return ActorHello(peer_id, CONFIG.compatibility_key, 4, acknowledged)
 
 
 def test_fault_39_no_peer_can_claim_more_for_an_actor_than_the_server_has_acknowledged(served: Served) -> None:
@@ -158,14 +158,14 @@ def test_fault_39_actor_keeps_its_ladder_indices_after_a_claim_of_the_largest_in
     assert actor.receive(ActorWelcome).ladder_indices.tolist() == ladder_indices.tolist()
 
 
-def test_fault_39_the_status_page_shows_no_run_id(served: Served) -> None:
-    run_id = 0x1234_5678_9ABC_DEF0
-    served.actor(run_id)
-    served.learner(run_id)
+def test_fault_39_the_status_page_shows_no_peer_id(served: Served) -> None:
+    peer_id = 0x1234_5678_9ABC_DEF0
+    served.actor(peer_id)
+    served.learner(peer_id)
     report = json.dumps(served.server.describe())
-    assert f"{run_id:x}" not in report
-    assert str(run_id) not in report
-    digests = [peer["run_id"] for peer in served.server.describe()["peers"]["actors"]]
+    assert f"{peer_id:x}" not in report
+    assert str(peer_id) not in report
+    digests = [peer["peer_id"] for peer in served.server.describe()["peers"]["actors"]]
     assert len(digests) == 1
     assert len(digests[0]) == 16
 
@@ -225,13 +225,13 @@ def test_fault_39_segments_out_of_order_are_not_buffered_and_nothing_is_lost_whe
         stores_for(served, peer, 1, sequence)
 
 
-def test_fault_39_connection_with_ever_new_run_ids_does_not_starve_others(served: Served) -> None:
+def test_fault_39_connection_with_ever_new_peer_ids_does_not_starve_others(served: Served) -> None:
     served.server.replay.limiter.can_insert = lambda *_, **__: False  # type: ignore[method-assign]
     honest, other = served.actor(1), served.peer("experience")
-    for run_id in range(100, 140):
-        other.send(hello(run_id))
+    for peer_id in range(100, 140):
+        other.send(hello(peer_id))
         other.receive(ActorWelcome)
-        other.send(segment(run_id, 1))
+        other.send(segment(peer_id, 1))
     served.until(lambda: waiting_in(served.server.experience) == 40)
     honest.send(*(segment(1, sequence) for sequence in (1, 2, 3)))
     served.until(lambda: waiting_in(served.server.experience) == 43)
@@ -239,13 +239,13 @@ def test_fault_39_connection_with_ever_new_run_ids_does_not_starve_others(served
     insert = served.server.replay.insert
 
     def recorded(record: Any, *arguments: Any) -> None:
-        stored.append(record.run_id)
+        stored.append(record.peer_id)
         insert(record, *arguments)
 
     served.server.replay.insert = recorded  # type: ignore[assignment, method-assign]
     del served.server.replay.limiter.can_insert  # type: ignore[method-assign]
     served.until(lambda: len(stored) == 43)
-    assert [place for place, run_id in enumerate(stored) if run_id == 1] <= [3, 6, 9], "not behind all the others"
+    assert [place for place, peer_id in enumerate(stored) if peer_id == 1] <= [3, 6, 9], "not behind all the others"
 
 
 def test_fault_39_endless_joins_and_leaves_do_not_fill_the_log(
@@ -255,8 +255,8 @@ def test_fault_39_endless_joins_and_leaves_do_not_fill_the_log(
     caplog.set_level(logging.INFO)
     peer, service = served.peer("experience"), served.server.experience
     service.evict_dead_peers(served.now_seconds)
-    for run_id in range(1, 51):
-        peer.send(hello(run_id))
+    for peer_id in range(1, 51):
+        peer.send(hello(peer_id))
         peer.receive(ActorWelcome)
     lines = [record.getMessage() for record in caplog.records if "joins with" in record.getMessage()]
     assert len(lines) == 10
@@ -264,7 +264,7 @@ def test_fault_39_endless_joins_and_leaves_do_not_fill_the_log(
     assert "40 more lines about actors that join and leave were left out" in caplog.text
 
 
-def test_fault_39_thousands_of_run_ids_do_not_evict_the_account_of_a_connected_actor(
+def test_fault_39_thousands_of_peer_ids_do_not_evict_the_account_of_a_connected_actor(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("apex_jax.replay.ledger.REMEMBERED_RUNS", 3)
@@ -276,16 +276,16 @@ def test_fault_39_thousands_of_run_ids_do_not_evict_the_account_of_a_connected_a
         actor.receive(SegmentAck)
 
     reports()
-    for run_id in range(2, 12):
-        joins_and_reports(other, run_id)
+    for peer_id in range(2, 12):
+        joins_and_reports(other, peer_id)
     reports()
     assert served.server.ledger()["produced"] == 100 + 10
 
 
-def joins_and_reports(peer: Peer, run_id: int) -> None:
-    peer.send(hello(run_id))
+def joins_and_reports(peer: Peer, peer_id: int) -> None:
+    peer.send(hello(peer_id))
     peer.receive(ActorWelcome)
-    peer.send(ActorStatus(run_id, 0.0, 0, produced=1))
+    peer.send(ActorStatus(peer_id, 0.0, 0, produced=1))
     peer.receive(SegmentAck)
 
 
@@ -295,8 +295,8 @@ def test_fault_39_replies_to_an_actor_that_does_not_read_are_limited(served: Ser
     peer.socket.set(zmq.RCVBUF, 4096)
     peer.socket.disconnect(served.config.addresses.experience[0])
     peer.socket.connect(served.config.addresses.experience[0])
-    for run_id in range(1, 601):
-        peer.send(ActorHello(run_id, CONFIG.compatibility_key, MOST_GAMES))
+    for peer_id in range(1, 601):
+        peer.send(ActorHello(peer_id, CONFIG.compatibility_key, MOST_GAMES))
     peer.send(statistics(1, 1))
     served.until(lambda: served.server.experience.episodes.length.count)  # all that came before has been read
     assert served.server.replay.incarnations < 400  # the welcomes that went out: the kernel takes some hundreds, too

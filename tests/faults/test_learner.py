@@ -83,7 +83,7 @@ def test_fault_06_a_killed_learner_resumes_and_neither_updates_nor_weights_go_ba
         assert found is not None
         lines = len(fleet.updates())
         second = fleet.start("learner")
-        second.wait_until(lambda: weights_of(client).learner_run_id != before.learner_run_id)
+        second.wait_until(lambda: weights_of(client).learner_peer_id != before.learner_peer_id)
         after = weights_of(client)
         assert after.version > before.version
         assert after.updates == held, "the weights of the checkpoint's moment, and of no other"
@@ -299,8 +299,8 @@ def test_fault_37_refused_learner_logs_it_once_and_gives_up(
     monkeypatch.setattr(sampling_client, "REFUSED_SECONDS", 0.3)
     link = Link()
     server = link.server()
-    link.peer(server, hello_of(run_id=1))
-    stream = link.stream(hello_of(run_id=2))
+    link.peer(server, hello_of(peer_id=1))
+    stream = link.stream(hello_of(peer_id=2))
     raised: list[RunError] = []
 
     def is_given_up() -> bool:

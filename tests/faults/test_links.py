@@ -79,7 +79,7 @@ def test_fault_01_incomplete_segment_of_a_dead_actor_is_not_stored(experience: e
     server.until(lambda: server.stored() == [1])
     actor.send(segment, cut={"all_but_a_byte": 1, "half": body // 2, "its_header": body}[left])
     actor.leave()
-    back = experience.peer(server, run_id=1)
+    back = experience.peer(server, peer_id=1)
     assert server.stored() == [1]
     assert +server.dropped == {}
     back.send(segment)

@@ -64,7 +64,7 @@ def test_fault_03_reconnected_actor_is_accepted_and_its_old_connection_ignored(
     experience: ExperienceLink,
 ) -> None:
     server = experience.server()
-    half_open, back = experience.peer(server, run_id=1), experience.peer(server)
+    half_open, back = experience.peer(server, peer_id=1), experience.peer(server)
     half_open.send(message_of(1))
     half_open.receive(SegmentAck)
     welcome = join(back, 1)
@@ -84,7 +84,7 @@ def test_fault_34_duplicated_and_reordered_segments_are_stored_once_in_order_and
 ) -> None:
     rng = np.random.default_rng(0)
     server = experience.server()
-    peer = experience.peer(server, run_id=1)
+    peer = experience.peer(server, peer_id=1)
     acknowledged = 0
     while acknowledged < 30:
         first = acknowledged + 1

@@ -16,7 +16,7 @@ import pytest
 import zmq
 
 from apex_jax.environments.environment import segment_spec
-from apex_jax.process import new_run_id
+from apex_jax.process import new_peer_id
 from apex_jax.settings import load
 from apex_jax.transport import wire
 from apex_jax.transport.messages import IndexBatches, LearnerHello
@@ -75,7 +75,7 @@ def test_fault_02_a_stopped_actor_is_marked_stale_then_healthy_and_sends_nothing
     end(server, signal.SIGTERM)
     assert all_accounted_for(site)["lost_with_replay"] == 0
     for producer in (stopped, other):
-        assert_once_and_in_order(site.journal()[producer.run_id])
+        assert_once_and_in_order(site.journal()[producer.peer_id])
 
 
 # The replay server goes away --------------------------------------------------------------------------------------
@@ -88,7 +88,7 @@ def test_fault_04_empty_replay_is_filled_again_without_other_restarts(
     caplog.set_level(logging.INFO, logger="apex_jax")
     server, producer = site.server("replay.journal=false"), site.producer(rate=200)
     config, context = load(CATCH), zmq.Context()
-    hello = LearnerHello(new_run_id(), config.compatibility_key, 0, batches_at_once=1, batch_size=8)
+    hello = LearnerHello(new_peer_id(), config.compatibility_key, 0, batches_at_once=1, batch_size=8)
     segments = 20_000 // SPEC.max_transitions
     learner = AskingClient(context, site.address(1), SPEC, hello, segments, groups=1)
     try:
@@ -143,14 +143,14 @@ def test_fault_04_dropping_actors_go_on_without_a_replay_and_count(site: Site) -
     ledger = all_accounted_for(site)
     assert ledger["dropped_overflow"] >= 100 * SPEC.max_transitions
     assert ledger["lost_with_replay"] == 0
-    assert_once_and_in_order(site.journal()[producer.run_id])
+    assert_once_and_in_order(site.journal()[producer.peer_id])
 
 
 @pytest.mark.slow
 def test_fault_05_restarted_replay_equals_the_stopped_one_bit_for_bit(site: Site) -> None:
     server, producer = site.server(), site.producer(rate=1000)
     config, context = load(CATCH), zmq.Context()
-    hello = LearnerHello(new_run_id(), config.compatibility_key, 5_000, batches_at_once=1, batch_size=8)
+    hello = LearnerHello(new_peer_id(), config.compatibility_key, 5_000, batches_at_once=1, batch_size=8)
     learner = AskingClient(context, site.address(1), SPEC, hello, 20_000 // SPEC.max_transitions, groups=1)
     for priority in range(1, 30):
         item = learner.next(60.0)
@@ -194,7 +194,7 @@ def test_fault_05_killed_replay_has_every_acknowledged_segment_once(site: Site) 
         end(server, signal.SIGKILL)
         known = site.journal()
         for i, producer in enumerate(producers):
-            sequences = known[producer.run_id]
+            sequences = known[producer.peer_id]
             assert_once_and_in_order(sequences)
             acknowledged[i] = producer.get("acknowledged")
             assert len(sequences) * SPEC.max_transitions >= acknowledged[i]
@@ -263,7 +263,7 @@ def test_fault_12_full_disk_stops_no_service_and_loses_no_acknowledged_segment(s
     server.wait_until(lambda: site.value("replay/journal_errors") > 0)
     producer.wait_for_more("acknowledged", 1_000)
     end(server, signal.SIGKILL)
-    sequences = site.journal()[producer.run_id]
+    sequences = site.journal()[producer.peer_id]
     assert_once_and_in_order(sequences)
     assert len(sequences) * SPEC.max_transitions >= producer.get("acknowledged")
 
@@ -289,7 +289,7 @@ def test_fault_14_learner_that_does_not_draw_blocks_actors_and_memory_stays_flat
 def test_fault_15_learner_notices_a_frozen_replay_and_continues_with_it(site: Site) -> None:
     server, config, context = site.server(), load(CATCH), zmq.Context()
     site.producer(rate=200)
-    hello = LearnerHello(new_run_id(), config.compatibility_key, 0, batches_at_once=1, batch_size=8)
+    hello = LearnerHello(new_peer_id(), config.compatibility_key, 0, batches_at_once=1, batch_size=8)
     learner = AskingClient(context, site.address(1), SPEC, hello, 20_000 // SPEC.max_transitions, groups=1)
     try:
         next_batches(learner)
@@ -320,7 +320,7 @@ def test_fault_15_a_stopped_replay_makes_actors_wait_and_loses_nothing(site: Sit
     assert producer.stderr.count("has been silent") == producer.stderr.count("is back") == 1
     server.wait_until(lambda: site.value("replay/actors") == 0)
     end(server, signal.SIGTERM)
-    assert_once_and_in_order(site.journal()[producer.run_id])
+    assert_once_and_in_order(site.journal()[producer.peer_id])
     assert site.ledger()["lost_with_actor"] == 0
 
 

@@ -15,7 +15,7 @@ import pytest
 import zmq
 
 from apex_jax.environments.environment import segment_spec
-from apex_jax.process import new_run_id
+from apex_jax.process import new_peer_id
 from apex_jax.run.metrics import read_metrics
 from apex_jax.settings import load
 from apex_jax.transport.messages import IndexBatches, LearnerHello
@@ -103,7 +103,7 @@ class Draws:
 
     def __init__(self, site: Site) -> None:
         self._context = zmq.Context()
-        hello = LearnerHello(new_run_id(), CONFIG.compatibility_key, 0, batches_at_once=1, batch_size=32)
+        hello = LearnerHello(new_peer_id(), CONFIG.compatibility_key, 0, batches_at_once=1, batch_size=32)
         segments = SPEC.ring_segments(CONFIG.replay.capacity_transitions)
         self._stream = AskingClient(self._context, site.address(1), SPEC, hello, segments, groups=1)
 
@@ -183,7 +183,7 @@ def test_fault_38_killed_actor_loses_only_its_unsent_transitions(site: Site) -> 
     assert ledger["produced"] == produced
     assert (ledger["in_flight"], ledger["lost_with_actor"]) == (sent, waiting), "the server may yet store what it has"
     end(server, signal.SIGTERM)
-    assert SPEC.max_transitions * len(site.journal()[producer.run_id]) == produced - sent - waiting
+    assert SPEC.max_transitions * len(site.journal()[producer.peer_id]) == produced - sent - waiting
     lines = len(read_metrics(site.directory / "metrics" / "replay.jsonl"))
     server = site.server(held_back)
     server.wait_until(lambda: len(read_metrics(site.directory / "metrics" / "replay.jsonl")) > lines)

@@ -44,7 +44,7 @@ class Served:
         self.program = programs.start("--role", "replay", *catch(directory, *settings))
         self.program.wait_until(lambda: "replay of " in self.program.stderr, 90)  # Python and its libraries are loaded
         self._contexts = {role: link_context(self.config, role) for role in ("actor", "learner")}
-        self._run_id = 0
+        self._peer_id = 0
         self.is_sound()
 
     def address(self, link: str) -> str:
@@ -57,15 +57,15 @@ class Served:
 
     def is_sound(self) -> None:
         """Fails unless the next good message on either link is answered."""
-        self._run_id += 1
+        self._peer_id += 1
         actor, learner = self.peer("experience"), self.peer("sampling")
         try:
-            actor.send(ActorHello(self._run_id, self.config.compatibility_key, num_environments=1))
+            actor.send(ActorHello(self._peer_id, self.config.compatibility_key, num_environments=1))
             actor.receive(ActorWelcome)
-            actor.send(Goodbye(self._run_id))
-            learner.send(LearnerHello(self._run_id, self.config.compatibility_key, 0, 1, 8))
+            actor.send(Goodbye(self._peer_id))
+            learner.send(LearnerHello(self._peer_id, self.config.compatibility_key, 0, 1, 8))
             learner.receive(LearnerWelcome)
-            learner.send(Goodbye(self._run_id))
+            learner.send(Goodbye(self._peer_id))
         finally:
             actor.socket.close()
             learner.socket.close()

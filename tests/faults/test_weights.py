@@ -25,7 +25,7 @@ from apex_jax.transport.params_codec import architecture_of, encode_weights
 from tests.rigs.links import wait_until
 from tests.rigs.proxy import Proxy
 from tests.rigs.weights_link import (
-    RUN_ID,
+    PEER_ID,
     FalseLearner,
     Link,
     assert_equal_bits,
@@ -75,7 +75,7 @@ def test_fault_18_weights_with_a_flipped_bit_are_counted_and_requested_again(lin
     learner.gives(version=1, seed=1)
     client.fetch_after(kept := newest(client, 1))
     body = encode_weights(params_of(2))
-    learner.send(WeightsOffer(RUN_ID, 2, False))
+    learner.send(WeightsOffer(PEER_ID, 2, False))
     for place in range(0, len(body), 7):
         flipped = bytearray(body)
         flipped[place] ^= 1 << place % 8
@@ -108,7 +108,7 @@ def test_fault_19_unrequested_piece_is_ignored(link: Link, learner: FalseLearner
     learner.receive(WeightsHello)
     learner.gives(version=5, seed=5)
     client.fetch_after(kept := newest(client, 5))
-    learner.send(piece_of(5, 6), WeightsOffer(RUN_ID, 5, False))
+    learner.send(piece_of(5, 6), WeightsOffer(PEER_ID, 5, False))
     learner.gives(version=6, seed=7)
     assert newest(client, 7).version == 6
     assert_equal_bits(kept.params, params_of(5))
@@ -129,7 +129,7 @@ def test_a_learner_that_breaks_the_protocol_ends_its_clients_in_one_line(
 ) -> None:
     client = link.client()
     learner.receive(WeightsHello)
-    learner.send(WeightsOffer(RUN_ID, 1, False))
+    learner.send(WeightsOffer(PEER_ID, 1, False))
     learner.receive(WeightsRequest)
     learner.send(answer)
     with pytest.raises(RunError, match=f"^the learner at {link.address} {said}") as caught:
@@ -156,11 +156,11 @@ def test_weights_newer_than_their_offer_are_accepted(
     monkeypatch.setattr(weights_client, "STALLED_SECONDS", 1_000.0)
     client = link.client()
     learner.receive(WeightsHello)
-    learner.send(WeightsOffer(RUN_ID, 1, False))
+    learner.send(WeightsOffer(PEER_ID, 1, False))
     learner.receive(WeightsRequest)
     learner.send(piece_of(2, 2))  # published meanwhile
     client.fetch_after(newest(client, 2))
-    learner.send(WeightsOffer(RUN_ID, 3, False))
+    learner.send(WeightsOffer(PEER_ID, 3, False))
     learner.receive(WeightsRequest)
     learner.send(piece_of(2, 2))  # as when as many versions are held as may be
     learner.gives(version=4, seed=4)
@@ -172,7 +172,7 @@ def test_fault_06_a_new_learner_whose_clock_is_behind_is_followed_at_once(link: 
     learner.receive(WeightsHello)
     learner.gives(version=2**40, seed=5)
     client.fetch_after(newest(client, 5))
-    learner.gives(version=7, seed=6, run_id=RUN_ID + 1)
+    learner.gives(version=7, seed=6, peer_id=PEER_ID + 1)
     assert newest(client, 6).version == 7
 
 

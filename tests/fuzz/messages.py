@@ -77,7 +77,7 @@ class Fuzzer:
         self.random = random.Random(seed)
         self._rng = np.random.default_rng(seed)
         self._compatibility_key = compatibility_key
-        self.run_ids = [self.random.getrandbits(63) for _ in range(6)]
+        self.peer_ids = [self.random.getrandbits(63) for _ in range(6)]
         self.pickled = pickle.dumps(Unpickled(marker))
         self._pools = {kind: [self.message_of(kind) for _ in range(64)] for kind in kinds}
         self._frames = {kind: [_frames_of(message) for message in pool] for kind, pool in self._pools.items()}
@@ -130,8 +130,8 @@ class Fuzzer:
 
     def _value(self, name: str, mark: Any, sizes: dict[str, int]) -> Any:
         choice = self.random.choice
-        if name == "run_id":
-            return choice(self.run_ids)
+        if name == "peer_id":
+            return choice(self.peer_ids)
         if name == "compatibility_key":
             return self._compatibility_key if self.random.random() < 0.9 else "another"
         if isinstance(mark, Integer):

@@ -46,7 +46,7 @@ HOUSEKEEPING_MESSAGES = 5_000  # between two checks of the dead and two lines of
 CUT_OFF = 8  # connections
 # Of a frame for which nobody cuts a connection off; only a learner takes longer ones.
 LONGEST_BYTES = sockets.SMALL_MESSAGE_BYTES + sockets.ENCRYPTION_BYTES
-GOOD_RUN_ID = 12345
+GOOD_PEER_ID = 12345
 
 
 class Target(Protocol):
@@ -141,7 +141,7 @@ class ReplayTarget:
 
     def send(self, frames: Frames) -> None:
         if self._sent % 200 < 2:  # the first two are peers that are known, again and again
-            frames = [bytes(frame) for frame in wire.encode(self._hello(self.fuzzer.run_ids[self._sent % 200]))]
+            frames = [bytes(frame) for frame in wire.encode(self._hello(self.fuzzer.peer_ids[self._sent % 200]))]
         if is_end_of_the_run(frames):
             return
         self.refusable.update(self._strangers.send(self._sent % 3, frames, BELONG[self._link], self.serve))
@@ -164,16 +164,16 @@ class ReplayTarget:
         if self._link == "experience":
             body = encode_segment(segment_of(1), SPEC)
             segment = SegmentMessage(
-                run_id=GOOD_RUN_ID, sequence=self._sequence, environment_steps=1, crc=zlib.crc32(body), body=body
+                peer_id=GOOD_PEER_ID, sequence=self._sequence, environment_steps=1, crc=zlib.crc32(body), body=body
             )
-            self._ask(self._hello(GOOD_RUN_ID), segment, answer=SegmentAck)
+            self._ask(self._hello(GOOD_PEER_ID), segment, answer=SegmentAck)
         else:
             while self.server._sampling_socket.poll(5):
                 self.serve()
             self._good.close()
             self._good = self._connect()
-            self._ask(self._hello(GOOD_RUN_ID + self._sequence), answer=LearnerWelcome)
-            self._ask(Goodbye(GOOD_RUN_ID + self._sequence))
+            self._ask(self._hello(GOOD_PEER_ID + self._sequence), answer=LearnerWelcome)
+            self._ask(Goodbye(GOOD_PEER_ID + self._sequence))
 
     def dropped(self) -> Counter[str]:
         return self.server.experience.dropped + self.server.sampling.dropped
@@ -220,10 +220,10 @@ class ReplayTarget:
         except Exception as error:
             self.crashes[_end_of(error)] += 1
 
-    def _hello(self, run_id: int) -> Any:
+    def _hello(self, peer_id: int) -> Any:
         if self._link == "experience":
-            return ActorHello(run_id, CONFIG.compatibility_key, num_environments=4)
-        return LearnerHello(run_id, CONFIG.compatibility_key, 0, batches_at_once=1, batch_size=4)
+            return ActorHello(peer_id, CONFIG.compatibility_key, num_environments=4)
+        return LearnerHello(peer_id, CONFIG.compatibility_key, 0, batches_at_once=1, batch_size=4)
 
     def _connect(self) -> zmq.Socket:
         connect = sockets.connect_experience if self._link == "experience" else sockets.connect_sampling

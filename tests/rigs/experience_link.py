@@ -91,21 +91,21 @@ class Link:
 
     def stream(
         self,
-        run_id: int = 1,
+        peer_id: int = 1,
         compatibility_key: str = CONFIG.compatibility_key,
         queue_size: int = 2,
         overflow: str = "wait",
     ) -> CountingStream:
-        hello = ActorHello(run_id, compatibility_key, num_environments=4)
+        hello = ActorHello(peer_id, compatibility_key, num_environments=4)
         self._streams.append(CountingStream(self._context, self.address, SPEC, hello, queue_size, overflow))
         return self._streams[-1]
 
-    def peer(self, server: Server, run_id: int | None = None) -> Peer:
-        """A peer that the test controls; it joins if it is given a run id."""
+    def peer(self, server: Server, peer_id: int | None = None) -> Peer:
+        """A peer that the test controls; it joins if it is given a peer id."""
         peer = Peer(sockets.connect_experience(self._context, self.address), server.serve)
         self._peers.append(peer)
-        if run_id is not None:
-            join(peer, run_id)
+        if peer_id is not None:
+            join(peer, peer_id)
         return peer
 
     def close(self) -> None:
@@ -118,14 +118,14 @@ class Link:
             server.close()
 
 
-def join(peer: Peer, run_id: int, num_environments: int = 4) -> ActorWelcome:
-    peer.send(ActorHello(run_id, CONFIG.compatibility_key, num_environments))
+def join(peer: Peer, peer_id: int, num_environments: int = 4) -> ActorWelcome:
+    peer.send(ActorHello(peer_id, CONFIG.compatibility_key, num_environments))
     return peer.receive(ActorWelcome)
 
 
-def message_of(number: int, run_id: int = 1) -> SegmentMessage:
+def message_of(number: int, peer_id: int = 1) -> SegmentMessage:
     body = encode_segment(segment_of(number), SPEC)
-    return SegmentMessage(run_id, number, environment_steps=10, crc=zlib.crc32(body), body=body)
+    return SegmentMessage(peer_id, number, environment_steps=10, crc=zlib.crc32(body), body=body)
 
 
 def put_all(stream: CountingStream, numbers: range, server: Server) -> None:

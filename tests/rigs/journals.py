@@ -19,7 +19,7 @@ from apex_jax.replay.rate_limiter import RateLimiter
 from apex_jax.segment_codec import decode_frames, encode_record
 from tests.rigs.links import CONFIG, SPEC, TRANSITIONS, buffer_of, segment_of
 
-RUN = 77  # run id of the actor from whom the segments are
+RUN = 77  # peer id of the actor from whom the segments are
 
 
 def config_of(directory: Path, **replay: Any) -> Config:

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 from apex_jax.config import ActorConfig, Config, ReplayConfig
-from apex_jax.operations.progress import Evaluation, Progress
+from apex_jax.operations.progress import EvaluationSummary, RunProgress
 
 START = 1_000_000.0  # unix seconds
 
@@ -38,8 +38,8 @@ def config(**changes: object) -> Config:
     return Config(replay=replay, actor=ActorConfig(processes=2)).replace(**changes)
 
 
-def progress(**changes: object) -> Progress:
-    base = Progress(
+def progress(**changes: object) -> RunProgress:
+    base = RunProgress(
         phase="learning",
         elapsed_seconds=3723.9,
         frames=12_345_678,
@@ -53,8 +53,8 @@ def progress(**changes: object) -> Progress:
         samples_per_insert=2.013,
         target_samples_per_insert=2.0,
         training_return=-12.34,
-        latest_evaluation=Evaluation(7.25, 0.7918, 98_000),
-        best_evaluation=Evaluation(9.5, 0.8555, 5_000),
+        latest_evaluation=EvaluationSummary(7.25, 0.7918, 98_000),
+        best_evaluation=EvaluationSummary(9.5, 0.8555, 5_000),
         seconds_left=5400.0,
         roles={"learner": "running", "replay": "running", "actor-0": "restarted 1x", "evaluator": "running"},
         memory_bytes=3 * 2**30,

@@ -17,7 +17,7 @@ import numpy as np
 import zmq
 
 from apex_jax.environments.environment import segment_spec
-from apex_jax.process import new_run_id, start_log
+from apex_jax.process import new_peer_id, start_log
 from apex_jax.run.metrics import resident_memory_bytes
 from apex_jax.settings import load
 from apex_jax.transport.messages import ActorHello
@@ -49,10 +49,10 @@ def main(arguments: Sequence[str]) -> int:
     ending = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: ending.set())
     start_log("producer")
-    hello = ActorHello(new_run_id(), config.compatibility_key, 2)
+    hello = ActorHello(new_peer_id(), config.compatibility_key, 2)
     context = zmq.Context()
     stream = CountingStream(context, address, spec, hello, QUEUE, overflow)
-    print(json.dumps({"run_id": hello.run_id}), flush=True)
+    print(json.dumps({"peer_id": hello.peer_id}), flush=True)
     number, next_report, next_segment = 0, 0.0, time.monotonic()
     while not ending.is_set() and not stream.finished.is_set():
         now = time.monotonic()

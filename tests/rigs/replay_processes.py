@@ -41,8 +41,8 @@ class Producer:
         return [json.loads(line) for line in lines if line.endswith("}")]
 
     @property
-    def run_id(self) -> int:
-        return int(json.loads(self._output.read_text().splitlines()[0])["run_id"])
+    def peer_id(self) -> int:
+        return int(json.loads(self._output.read_text().splitlines()[0])["peer_id"])
 
     def get(self, name: str) -> Any:
         """Returns the newest value that it has told."""
@@ -113,12 +113,12 @@ class Site:
         return {tag.removeprefix("ledger/"): number for tag, number in line.items() if tag.startswith("ledger/")}
 
     def journal(self) -> dict[int, list[int]]:
-        """Returns the sequence numbers of all segments on the disk by their actors' run id; no server may run."""
+        """Returns the sequence numbers of all segments on the disk by their actors' peer id; no server may run."""
         log = SegmentLog(self.directory / "replay", self._identity(), 1)
         sequences: dict[int, list[int]] = {}
         for record in log.read():
             if record.kind == SEGMENT:
-                sequences.setdefault(record.run_id, []).append(record.sequence)
+                sequences.setdefault(record.peer_id, []).append(record.sequence)
         assert not log.left_out
         log.close()
         return sequences

@@ -45,9 +45,9 @@ L = SPEC.slots
 
 
 def hello_of(
-    run_id: int = 1, environment_steps: int = 0, batches: int = K, compatibility_key: str = CONFIG.compatibility_key
+    peer_id: int = 1, environment_steps: int = 0, batches: int = K, compatibility_key: str = CONFIG.compatibility_key
 ) -> Any:
-    return LearnerHello(run_id, compatibility_key, environment_steps, batches_at_once=batches, batch_size=B)
+    return LearnerHello(peer_id, compatibility_key, environment_steps, batches_at_once=batches, batch_size=B)
 
 
 def streamed(*numbers: int, slots: list[int] | None = None, bodies: list[bytes] | None = None) -> StreamedSegments:
@@ -122,7 +122,7 @@ class Server:
         self._context = zmq.Context()
         self._socket = sockets.serve_sampling(self._context, address)
         config = CONFIG.replace(replay=replace(CONFIG.replay, index=index))
-        self.service = SamplingServer(self._socket, config, self.replay, run_id=9)
+        self.service = SamplingServer(self._socket, config, self.replay, peer_id=9)
         self.dropped = self.service.dropped
 
     def insert(self, count: int = 1) -> None:

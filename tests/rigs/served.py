@@ -45,15 +45,15 @@ class Served:
         self.peers.append(Peer(connect(self._context, self.config.addresses.of_link(link)[0]), self.serve))
         return self.peers[-1]
 
-    def actor(self, run_id: int, num_environments: int = 4, acknowledged: int = 0) -> Peer:
+    def actor(self, peer_id: int, num_environments: int = 4, acknowledged: int = 0) -> Peer:
         peer = self.peer("experience")
-        peer.send(ActorHello(run_id, self.config.compatibility_key, num_environments, acknowledged))
+        peer.send(ActorHello(peer_id, self.config.compatibility_key, num_environments, acknowledged))
         peer.receive(ActorWelcome)
         return peer
 
-    def learner(self, run_id: int = 5, environment_steps: int = 0, batches: int = 1) -> Peer:
+    def learner(self, peer_id: int = 5, environment_steps: int = 0, batches: int = 1) -> Peer:
         peer = self.peer("sampling")
-        peer.send(LearnerHello(run_id, self.config.compatibility_key, environment_steps, batches, batch_size=4))
+        peer.send(LearnerHello(peer_id, self.config.compatibility_key, environment_steps, batches, batch_size=4))
         peer.receive(LearnerWelcome)
         return peer
 
@@ -77,11 +77,11 @@ class Served:
         self._server_context.term()  # the addresses are free when this returns
 
 
-def segment(run_id: int, sequence: int, environment_steps: int = 1, produced: int = 0) -> SegmentMessage:
-    return SegmentMessage(run_id, sequence, environment_steps, zlib.crc32(BODY), BODY, produced=produced)
+def segment(peer_id: int, sequence: int, environment_steps: int = 1, produced: int = 0) -> SegmentMessage:
+    return SegmentMessage(peer_id, sequence, environment_steps, zlib.crc32(BODY), BODY, produced=produced)
 
 
-def stores_for(served: Served, actor: Peer, run_id: int, sequence: int) -> None:
-    actor.send(segment(run_id, sequence))
+def stores_for(served: Served, actor: Peer, peer_id: int, sequence: int) -> None:
+    actor.send(segment(peer_id, sequence))
     while actor.receive(SegmentAck).sequence < sequence:
         pass

@@ -26,7 +26,7 @@ PARAMS = {
     "q": np.zeros((4, 2), "f4"),
 }
 ARCHITECTURE = architecture_of(PARAMS)
-RUN_ID = 1  # of the learner
+PEER_ID = 1  # of the learner
 
 
 def params_of(seed: int) -> Any:
@@ -78,11 +78,11 @@ class FalseLearner:
             frames = message if isinstance(message, list) else wire.encode(message)
             self._socket.send_multipart([self._identity, *frames])
 
-    def gives(self, version: int, seed: int, run_id: int = RUN_ID, **changes: Any) -> None:
+    def gives(self, version: int, seed: int, peer_id: int = PEER_ID, **changes: Any) -> None:
         """Offers a version, waits for the request, and sends it."""
-        self.send(WeightsOffer(run_id, version, False))
+        self.send(WeightsOffer(peer_id, version, False))
         self.receive(WeightsRequest)
-        self.send(piece_of(version, seed, learner_run_id=run_id, **changes))
+        self.send(piece_of(version, seed, learner_peer_id=peer_id, **changes))
 
 
 class Link:
@@ -98,12 +98,12 @@ class Link:
         first_version: int = 0,
         run: RunIdentity | None = None,
         params: Any = PARAMS,
-        run_id: int = RUN_ID,
+        peer_id: int = PEER_ID,
         shards: int = 1,
     ) -> WeightsServer:
         architecture = architecture_of(params)
         key = COMPATIBILITY_KEY
-        server = WeightsServer(self._context, self.address, run_id, first_version, key, architecture, run, shards)
+        server = WeightsServer(self._context, self.address, peer_id, first_version, key, architecture, run, shards)
         self._ends.append(server)
         return server
 
@@ -133,7 +133,7 @@ class Link:
     def restarted_server(self, server: WeightsServer, first_version: int = 0, shards: int = 1) -> WeightsServer:
         server.close()
         self._ends.remove(server)
-        return self.when_free(lambda: self.server(first_version, run_id=RUN_ID + 1, shards=shards))
+        return self.when_free(lambda: self.server(first_version, peer_id=PEER_ID + 1, shards=shards))
 
     def when_free(self, make: Callable[[], WeightsServer]) -> WeightsServer:
         made: list[WeightsServer] = []
@@ -172,7 +172,7 @@ def newest(client: WeightsClient, updates: int) -> Weights:
 def piece_of(version: int, seed: int = 0, body: bytes | None = None, **changes: Any) -> WeightsPiece:
     """The one piece of small parameters."""
     body = encode_weights(params_of(seed)) if body is None else body
-    piece = WeightsPiece(RUN_ID, version, seed, 0, False, 0.0, zlib.crc32(body), len(body), 0, body)
+    piece = WeightsPiece(PEER_ID, version, seed, 0, False, 0.0, zlib.crc32(body), len(body), 0, body)
     return piece._replace(**changes)
 
 

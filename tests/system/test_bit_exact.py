@@ -85,7 +85,7 @@ class Replay:
     def insert(self, segment: Segment) -> None:
         """Actor -> replay server."""
         body = encode_segment(segment, self.spec)
-        message = SegmentMessage(run_id=1, sequence=1, environment_steps=0, crc=zlib.crc32(body), body=body)
+        message = SegmentMessage(peer_id=1, sequence=1, environment_steps=0, crc=zlib.crc32(body), body=body)
         received = wire.decode([bytes(frame) for frame in wire.encode(message)])
         assert isinstance(received, SegmentMessage)
         self.buffer.insert(received.body, decode_columns(received.body, self.spec), now_seconds=0.0)

@@ -11,7 +11,7 @@ import pytest
 
 from apex_jax import process
 from apex_jax.host.errors import RunError
-from apex_jax.process import ROLE_NUMBERS, SUPERVISED, new_run_id, process_rng
+from apex_jax.process import ROLE_NUMBERS, SUPERVISED, new_peer_id, process_rng
 from apex_jax.settings import load
 from tests.rigs.processes import ROOT
 
@@ -21,7 +21,7 @@ def test_processes_of_one_seed_draw_different_numbers_and_the_same_again() -> No
     draws = [process_rng(seed, *key).integers(2**31) for seed in (1, 2) for key in keys]
     assert len(set(draws)) == len(draws)
     assert process_rng(1, *keys[0]).integers(2**31) == draws[0]
-    assert new_run_id() != new_run_id()
+    assert new_peer_id() != new_peer_id()
 
 
 def test_process_exits_with_1_if_one_of_its_threads_dies() -> None:

@@ -34,7 +34,7 @@ def test_returns_are_averaged_over_all_games_and_by_band_of_epsilon(link: Link) 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_a_return_that_is_no_number_is_counted_and_not_averaged(link: Link, value: float) -> None:
     server = link.server()
-    peer = link.peer(server, run_id=1)
+    peer = link.peer(server, peer_id=1)
     for numbers in ([value], [4.0]):
         peer.send(
             EpisodeStatistics(1, np.full(1, 0.4, np.float32), np.array(numbers, np.float32), np.ones(1, np.int32))

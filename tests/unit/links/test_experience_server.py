@@ -30,7 +30,7 @@ __all__ = ["link"]
 
 
 def test_a_status_is_answered_with_the_stored_sequence(link: Link) -> None:
-    peer = link.peer(link.server(), run_id=1)
+    peer = link.peer(link.server(), peer_id=1)
     peer.send(message_of(1))
     assert peer.receive(SegmentAck).sequence == 1
     for _ in range(3):
@@ -40,7 +40,7 @@ def test_a_status_is_answered_with_the_stored_sequence(link: Link) -> None:
 
 def test_segments_are_answered_while_the_limiter_allows_no_insert(link: Link) -> None:
     server = link.server(limiter_that_lets_in(1))
-    peer = link.peer(server, run_id=1)
+    peer = link.peer(server, peer_id=1)
     for number in range(1, 4):
         peer.send(message_of(number))
         if number > 1:
@@ -53,7 +53,7 @@ def test_segments_are_answered_while_the_limiter_allows_no_insert(link: Link) ->
 
 def test_segments_that_come_twice_are_stored_once_and_counted(link: Link) -> None:
     server = link.server()
-    peer = link.peer(server, run_id=1)
+    peer = link.peer(server, peer_id=1)
     peer.send(message_of(1), message_of(1), message_of(2), message_of(1), message_of(2), message_of(3))
     while peer.receive(SegmentAck).sequence < 3:
         pass
@@ -63,7 +63,7 @@ def test_segments_that_come_twice_are_stored_once_and_counted(link: Link) -> Non
 
 def test_a_segment_after_a_missing_one_is_not_kept_and_its_actor_joins_again(link: Link) -> None:
     server = link.server()
-    peer = link.peer(server, run_id=1)
+    peer = link.peer(server, peer_id=1)
     peer.send(*(message_of(number) for number in range(2, CREDIT + 5)))
     for _ in range(2, CREDIT + 5):
         peer.receive(Rejoin)
@@ -74,7 +74,7 @@ def test_a_segment_after_a_missing_one_is_not_kept_and_its_actor_joins_again(lin
 
 def test_an_actor_whose_segment_arrived_damaged_rejoins_and_sends_it_again(link: Link) -> None:
     server = link.server()
-    peer = link.peer(server, run_id=1)
+    peer = link.peer(server, peer_id=1)
     peer.send(message_of(1))
     assert peer.receive(SegmentAck).sequence == 1
     peer.send_frames(b"damaged", *map(bytes, wire.encode(message_of(2))[1:]))
@@ -103,7 +103,7 @@ def test_an_empty_server_accepts_the_oldest_unacknowledged_segment_of_an_actor(l
 
 def test_a_refused_segment_counts_its_steps_and_is_acknowledged_after_the_earlier_ones(link: Link) -> None:
     server = link.server(limiter_that_lets_in(1))
-    peer = link.peer(server, run_id=1)
+    peer = link.peer(server, peer_id=1)
     bad = message_of(3)
     peer.send(message_of(1), message_of(2), bad._replace(crc=bad.crc ^ 1, transitions=5))
     assert peer.receive(SegmentAck).sequence == 1
@@ -140,20 +140,20 @@ def test_an_invalid_protocol_version_is_counted_and_not_answered(link: Link, ver
 
 def test_the_end_of_the_run_reaches_every_actor(link: Link) -> None:
     server = link.server()
-    streams = [link.stream(run_id) for run_id in (1, 2)]
+    streams = [link.stream(peer_id) for peer_id in (1, 2)]
     server.until(lambda: len(server.service.actors) == 2)
     server.service.finish("enough")
     for stream in streams:
         server.until(stream.finished.is_set)
         assert stream.error is None
-    peer = link.peer(server, run_id=3)
+    peer = link.peer(server, peer_id=3)
     server.service.finish("enough")
     assert peer.receive(Finish).reason == "enough"
 
 
 def test_only_stored_segments_are_acknowledged(link: Link) -> None:
     server = link.server(limiter_that_lets_in(2))
-    peer = link.peer(server, run_id=1)
+    peer = link.peer(server, peer_id=1)
     peer.send(*(message_of(number) for number in (1, 2, 3, 4)))
     acknowledged = 0
     while acknowledged < 2:
@@ -168,7 +168,7 @@ def test_only_stored_segments_are_acknowledged(link: Link) -> None:
 
 def test_a_sender_beyond_its_credit_is_counted_and_not_stored(link: Link) -> None:
     server = link.server(limiter_that_lets_in(1))
-    peer = link.peer(server, run_id=1)
+    peer = link.peer(server, peer_id=1)
     peer.send(message_of(1))
     peer.receive(SegmentAck)
     peer.send(*(message_of(number) for number in range(2, CREDIT + 2)))
@@ -214,7 +214,7 @@ def corrupt_bodies() -> dict[str, SegmentMessage]:
 @pytest.mark.parametrize("reason", corrupt_bodies())
 def test_a_corrupt_segment_is_counted_by_reason_and_acknowledged(link: Link, reason: str) -> None:
     server = link.server()
-    peer = link.peer(server, run_id=1)
+    peer = link.peer(server, peer_id=1)
     peer.send(corrupt_bodies()[reason])
     assert peer.receive(SegmentAck).sequence == 1
     assert +server.dropped == {reason: 1}
@@ -225,7 +225,7 @@ def test_a_corrupt_segment_is_counted_by_reason_and_acknowledged(link: Link, rea
 
 def test_garbage_is_counted_and_the_next_message_is_served(link: Link) -> None:
     server = link.server()
-    peer = link.peer(server, run_id=1)
+    peer = link.peer(server, peer_id=1)
     peer.send_frames(b"\xc1garbage")
     peer.send_frames(b"", b"", b"")
     peer.send(SegmentAck(5), message_of(1))  # the first does not belong here

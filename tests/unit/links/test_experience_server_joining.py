@@ -12,7 +12,7 @@ import zmq
 
 from apex_jax.links import connection, experience_client, experience_server, membership
 from apex_jax.links.membership import MAX_INCARNATION
-from apex_jax.process import digest_of_run_id
+from apex_jax.process import digest_of_peer_id
 from apex_jax.transport import sockets
 from apex_jax.transport.messages import ActorHello, ActorStatus, ActorWelcome, Goodbye, Refusal, Rejoin, SegmentAck
 from apex_jax.types import PEER_TIMEOUT_SECONDS
@@ -45,7 +45,7 @@ def test_an_actor_is_logged_under_the_digest_that_it_logs_itself(link: Link, cap
     server.until(lambda: not server.service.actors)
     join(link.peer(server), 2)
     server.service.evict_dead_peers(PEER_TIMEOUT_SECONDS + 0.1)
-    first, second = digest_of_run_id(1), digest_of_run_id(2)
+    first, second = digest_of_peer_id(1), digest_of_peer_id(2)
     assert [" ".join(message.split()[:3]) for message in caplog.messages] == [
         f"actor {first} joins", f"actor {first} leaves", f"actor {second} joins", f"actor {second} has"
     ]  # fmt: skip
@@ -71,7 +71,7 @@ def test_a_silent_actor_is_evicted_and_its_ladder_indices_go_to_the_next(link: L
     server.service.evict_dead_peers(PEER_TIMEOUT_SECONDS)
     assert len(server.service.actors) == 2
     server.service.evict_dead_peers(PEER_TIMEOUT_SECONDS + 0.1)
-    assert [actor.run_id for actor in server.service.actors.values()] == [2]
+    assert [actor.peer_id for actor in server.service.actors.values()] == [2]
     assert join(link.peer(server), 3).ladder_indices.tolist() == ladder_indices.tolist()
 
 
@@ -98,7 +98,7 @@ def test_an_actor_that_reconnects_keeps_its_ladder_indices(link: Link) -> None:
 def test_an_actor_that_reconnects_gets_the_acknowledgement_again(link: Link) -> None:
     server = link.server()
     for _ in range(2):
-        peer = link.peer(server, run_id=1)
+        peer = link.peer(server, peer_id=1)
         peer.send(message_of(1))
         assert peer.receive(SegmentAck).sequence == 1
     assert server.stored() == [1]
@@ -106,17 +106,17 @@ def test_an_actor_that_reconnects_gets_the_acknowledgement_again(link: Link) -> 
 
 def test_a_repeated_hello_is_welcomed_once(link: Link) -> None:
     server = link.server()
-    peer = link.peer(server, run_id=1)
+    peer = link.peer(server, peer_id=1)
     peer.send(ActorHello(1, CONFIG.compatibility_key, 4))
     assert peer.hears_nothing()
     assert len(server.service.actors) == 1
 
 
-def test_a_new_run_id_on_a_connection_frees_the_ladder_indices_of_the_previous_one(link: Link) -> None:
+def test_a_new_peer_id_on_a_connection_frees_the_ladder_indices_of_the_previous_one(link: Link) -> None:
     server = link.server()
-    peer = link.peer(server, run_id=1)
-    for run_id in range(2, 10):
-        join(peer, run_id)
+    peer = link.peer(server, peer_id=1)
+    for peer_id in range(2, 10):
+        join(peer, peer_id)
     assert len(server.service.actors) == 1
     peer.send(Goodbye(9))
     server.until(lambda: not server.service.actors)
@@ -130,20 +130,20 @@ def test_actors_that_reconnect_before_the_server_is_ready_are_each_welcomed_once
     monkeypatch.setattr(experience_client, "PEER_TIMEOUT_SECONDS", 0.5)
     monkeypatch.setattr(connection, "HEARTBEAT_SECONDS", 0.1)
     server = link.server()
-    streams = [link.stream(run_id) for run_id in (1, 2)]
+    streams = [link.stream(peer_id) for peer_id in (1, 2)]
     streams[0].finished.wait(3)  # nobody serves
     server.until(lambda: all(stream.peer_state == "joined" for stream in streams))
     until = time.monotonic() + 1
     server.until(lambda: time.monotonic() > until)
     assert server.replay.incarnations == 2
     for actor in server.service.actors.values():
-        welcome: Any = streams[actor.run_id - 1].wait_for_welcome(0)
+        welcome: Any = streams[actor.peer_id - 1].wait_for_welcome(0)
         assert (actor.incarnation, [*actor.ladder_indices]) == (welcome.incarnation, [*welcome.ladder_indices])
 
 
 def test_a_restarted_server_accepts_the_ladder_indices_and_the_incarnation_of_an_actor(link: Link) -> None:
     first = link.server()
-    streams = [link.stream(run_id) for run_id in (1, 2)]
+    streams = [link.stream(peer_id) for peer_id in (1, 2)]
     first.until(lambda: all(stream.wait_for_welcome(0) for stream in streams))
     welcomes: list[Any] = [stream.wait_for_welcome(0) for stream in streams]
     first.close()
@@ -151,10 +151,10 @@ def test_a_restarted_server_accepts_the_ladder_indices_and_the_incarnation_of_an
     newcomer = join(link.peer(second), 3)
     second.until(lambda: len(second.service.actors) == 3)
     for actor in second.service.actors.values():
-        if actor.run_id != 3:
-            welcome = welcomes[actor.run_id - 1]
+        if actor.peer_id != 3:
+            welcome = welcomes[actor.peer_id - 1]
             assert (actor.incarnation, [*actor.ladder_indices]) == (welcome.incarnation, [*welcome.ladder_indices])
-    assert sorted(actor.incarnation for actor in second.service.actors.values() if actor.run_id != 3) == [1, 2]
+    assert sorted(actor.incarnation for actor in second.service.actors.values() if actor.peer_id != 3) == [1, 2]
     assert newcomer.ladder_size == 8
     assert join(link.peer(second), 4).incarnation == 3
 
@@ -172,7 +172,7 @@ def test_a_new_actor_gets_the_ladder_indices_of_a_quiet_one_before_its_eviction(
     link: Link,
 ) -> None:
     server = link.server()
-    living, dead = link.peer(server, run_id=1), join(link.peer(server), 2)
+    living, dead = link.peer(server, peer_id=1), join(link.peer(server), 2)
     server.now_seconds = membership.QUIET_SECONDS + 1.0
     living.send(ActorStatus(1, 0.0, 0))
     assert living.receive(SegmentAck).sequence == 0
@@ -216,8 +216,8 @@ def test_an_actor_beyond_the_limit_is_refused_and_retries(
 ) -> None:
     monkeypatch.setattr(experience_server, "MAX_ACTORS", 1)
     server = link.server()
-    peer = link.peer(server, run_id=1)
-    stream = link.stream(run_id=2)
+    peer = link.peer(server, peer_id=1)
+    stream = link.stream(peer_id=2)
     server.until(lambda: stream.dropped["refused"] >= 3)
     assert not stream.finished.is_set()
     assert [record.getMessage() for record in caplog.records] == [
@@ -233,7 +233,7 @@ def test_an_actor_beyond_the_limit_is_refused_and_retries(
 
 def test_actors_whose_messages_are_still_unread_are_not_evicted(link: Link, monkeypatch: pytest.MonkeyPatch) -> None:
     server = link.server()
-    peers = [link.peer(server, run_id=number) for number in range(1, 6)]
+    peers = [link.peer(server, peer_id=number) for number in range(1, 6)]
     monkeypatch.setattr(sockets, "MESSAGES_AT_ONCE", 3)
     for _ in range(4):
         for number, peer in enumerate(peers, 1):

@@ -14,20 +14,20 @@ from apex_jax.types import SegmentRecord
 LADDER, MOST_LEFT_BEHIND = 8, 12
 
 
-def actor_of(run_id: int) -> ActorPeer:
-    return ActorPeer(run_id, run_id, np.array([run_id % LADDER], np.int32), ActorStatus(run_id, 0.0, 0), received=0)
+def actor_of(peer_id: int) -> ActorPeer:
+    return ActorPeer(peer_id, peer_id, np.array([peer_id % LADDER], np.int32), ActorStatus(peer_id, 0.0, 0), received=0)
 
 
 def waiting_of(actor: ActorPeer) -> Waiting:
     actor.received += 1
-    return Waiting(SegmentRecord(actor.run_id, actor.received, 0, 1, b"", 0), None, "refused")
+    return Waiting(SegmentRecord(actor.peer_id, actor.received, 0, 1, b"", 0), None, "refused")
 
 
 def turns(membership: Membership) -> list[int]:
-    """The run ids whose segments are stored, in their order, until none waits."""
+    """The peer ids whose segments are stored, in their order, until none waits."""
     order = []
     while (waiting := membership.next_waiting()) is not None:
-        order.append(waiting.segment.run_id)
+        order.append(waiting.segment.peer_id)
         membership.dequeue()
     return order
 
@@ -35,19 +35,19 @@ def turns(membership: Membership) -> list[int]:
 @pytest.mark.parametrize("seed", range(20))
 def test_every_segment_is_stored_once_and_in_its_actors_order_unless_it_was_left_behind(seed: int) -> None:
     rng, membership = np.random.default_rng(seed), Membership(LADDER, MOST_LEFT_BEHIND)
-    known = {run_id: actor_of(run_id) for run_id in range(1, 9)}
+    known = {peer_id: actor_of(peer_id) for peer_id in range(1, 9)}
     expected: defaultdict[int, list[int]] = defaultdict(list)
     stored: defaultdict[int, list[int]] = defaultdict(list)
     discarded = 0
     for step in range(400):
-        run_id = int(rng.integers(1, 9))
-        actor, connection = known[run_id], membership.connection_of(run_id)
+        peer_id = int(rng.integers(1, 9))
+        actor, connection = known[peer_id], membership.connection_of(peer_id)
         choice = rng.random()
         if choice < 0.25:
-            if run_id not in membership.gone and connection is None:
-                actor = known[run_id] = actor_of(run_id)  # what was left behind comes again, under the same numbers
-                actor.received = max([0, *stored[run_id]])
-                expected[run_id] = expected[run_id][: len(stored[run_id])]
+            if peer_id not in membership.gone and connection is None:
+                actor = known[peer_id] = actor_of(peer_id)  # what was left behind comes again, under the same numbers
+                actor.received = max([0, *stored[peer_id]])
+                expected[peer_id] = expected[peer_id][: len(stored[peer_id])]
             membership.join(b"%d" % step, actor)
         elif choice < 0.4 and connection is not None:
             before = dict(membership.gone)
@@ -56,30 +56,30 @@ def test_every_segment_is_stored_once_and_in_its_actors_order_unless_it_was_left
             assert before.keys() - membership.gone.keys() <= before.keys()
         elif choice < 0.75 and connection is not None:
             waiting = waiting_of(actor)
-            expected[run_id].append(waiting.segment.sequence)
+            expected[peer_id].append(waiting.segment.sequence)
             membership.enqueue(actor, waiting)
         elif (next_waiting := membership.next_waiting()) is not None:
-            stored[next_waiting.segment.run_id].append(next_waiting.segment.sequence)
+            stored[next_waiting.segment.peer_id].append(next_waiting.segment.sequence)
             membership.dequeue()
         assert membership._occupants.sum() == len(membership.actors)
-    for run_id in turns(membership):
-        stored[run_id].append(max([0, *stored[run_id]]) + 1)
-    for run_id, sequences in stored.items():
+    for peer_id in turns(membership):
+        stored[peer_id].append(max([0, *stored[peer_id]]) + 1)
+    for peer_id, sequences in stored.items():
         assert sequences == list(range(1, len(sequences) + 1))
-        assert sequences == expected[run_id][: len(sequences)]
-    missing = sum(len(expected[run_id]) - len(stored[run_id]) for run_id in known)
+        assert sequences == expected[peer_id][: len(sequences)]
+    missing = sum(len(expected[peer_id]) - len(stored[peer_id]) for peer_id in known)
     assert 0 <= missing <= discarded
     assert not membership.gone
 
 
 def test_connected_actors_take_turns_and_those_that_left_share_one_turn() -> None:
     membership = Membership(LADDER, MOST_LEFT_BEHIND)
-    for run_id, segments in ((1, 4), (2, 2), (3, 2), (4, 2)):
-        membership.join(b"%d" % run_id, actor := actor_of(run_id))
+    for peer_id, segments in ((1, 4), (2, 2), (3, 2), (4, 2)):
+        membership.join(b"%d" % peer_id, actor := actor_of(peer_id))
         for _ in range(segments):
             membership.enqueue(actor, waiting_of(actor))
-    for run_id in (3, 4):
-        membership.leave(b"%d" % run_id)
+    for peer_id in (3, 4):
+        membership.leave(b"%d" % peer_id)
     assert turns(membership) == [1, 2, 3, 1, 2, 3, 1, 4, 1, 4]
 
 
@@ -102,11 +102,11 @@ def test_servers_assign_different_incarnations_and_places_that_span_the_ladder(s
     incarnations: list[int] = []
     for index in range(servers):
         membership, newest = Membership(ladder, MOST_LEFT_BEHIND, index, servers), 0
-        for run_id in range(1, 24 // servers // 4 + 1):
-            hello = ActorHello(run_id, "", num_environments=4)
+        for peer_id in range(1, 24 // servers // 4 + 1):
+            hello = ActorHello(peer_id, "", num_environments=4)
             newest, ladder_indices = membership.choose(hello, newest, 0.0)
-            actor = ActorPeer(run_id, newest, ladder_indices, ActorStatus(run_id, 0.0, 0), received=0)
-            membership.join(b"%d" % run_id, actor)
+            actor = ActorPeer(peer_id, newest, ladder_indices, ActorStatus(peer_id, 0.0, 0), received=0)
+            membership.join(b"%d" % peer_id, actor)
             incarnations.append(newest)
             places += ladder_indices.tolist()
             assert ladder_indices.min() < ladder / 3

@@ -108,7 +108,7 @@ def test_heartbeat_is_always_answered(sampling: Link) -> None:
     for _ in range(3):
         peer.send(credit(1, groups=0, segments=0))
         answer = peer.receive(Credit)
-        assert (answer.run_id, answer.segments, answer.counts.size) == (1, 0, 0)
+        assert (answer.peer_id, answer.segments, answer.counts.size) == (1, 0, 0)
     peer.send(credit(1, groups=1, segments=1))
     assert peer.hears_nothing()
 

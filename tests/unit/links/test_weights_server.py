@@ -32,7 +32,7 @@ from tests.rigs.links import wait_until
 from tests.rigs.weights_link import (
     ARCHITECTURE,
     COMPATIBILITY_KEY,
-    RUN_ID,
+    PEER_ID,
     Link,
     assert_equal_bits,
     large_params,
@@ -190,7 +190,7 @@ def test_server_knows_when_every_client_has_the_final_weights(link: Link) -> Non
     assert newest(client, 2).final
     assert not server.is_drained
     assert by_hand.receive(WeightsOffer).final
-    by_hand.send(WeightsHeartbeat(RUN_ID, server.version))
+    by_hand.send(WeightsHeartbeat(PEER_ID, server.version))
     wait_until(lambda: server.is_drained)
 
 
@@ -199,7 +199,7 @@ def test_server_is_not_drained_at_any_moment_before_a_client_has_the_final_weigh
     server.publish(params_of(1), 1, 0)
     while by_hand.receive(WeightsOffer).version != server.version:
         pass
-    by_hand.send(WeightsHeartbeat(RUN_ID, server.version))
+    by_hand.send(WeightsHeartbeat(PEER_ID, server.version))
     wait_until(lambda: server.is_drained)
     seen: list[bool] = []
 

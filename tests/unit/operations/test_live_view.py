@@ -10,7 +10,7 @@ from rich.text import Text
 
 from apex_jax.config import EnvironmentConfig, EvaluatorConfig
 from apex_jax.operations.live_view import LiveView, introduction
-from apex_jax.operations.progress import Evaluation
+from apex_jax.operations.progress import EvaluationSummary
 from tests.rigs.live_views import START, Clock, config, progress
 
 
@@ -131,7 +131,7 @@ def test_narrow_terminal_shows_every_process(terminal: Terminal, monkeypatch: py
 def test_narrow_terminal_cuts_no_row(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "58")
     with LiveView(config(), terminal) as view:
-        view.update(progress(latest_evaluation=Evaluation(-0.04, -0.004, 7)))
+        view.update(progress(latest_evaluation=EvaluationSummary(-0.04, -0.004, 7)))
     panel = " ".join(Text.from_ansi(terminal.getvalue()).plain.replace("│", " ").split())
     assert "evaluation 0.0 (0% of human), best 9.5 (86% of human)" in panel  # neither is minus zero a number
 

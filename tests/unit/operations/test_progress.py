@@ -8,7 +8,7 @@ import pytest
 
 from apex_jax.config import EvaluatorConfig, ReplayConfig
 from apex_jax.operations.live_view import rows
-from apex_jax.operations.progress import Evaluation, ProgressReader
+from apex_jax.operations.progress import EvaluationSummary, ProgressReader
 from apex_jax.run.metrics import MetricsWriter
 from tests.rigs.live_views import START, Clock, config, write
 
@@ -182,8 +182,8 @@ def test_best_evaluation_stays_when_a_worse_one_follows(tmp_path: Path) -> None:
     write(tmp_path, "evaluator", 2, 4, eval__episodic_return=-20.7, eval__human_normalized_score=0.0)
     write(tmp_path, "evaluator", 3, 4, system__resident_memory_bytes=1)
     now = reader.read()
-    assert now.latest_evaluation == Evaluation(-20.7, 0.0, None)
-    assert now.best_evaluation == Evaluation(14.6, 1.0, 7)
+    assert now.latest_evaluation == EvaluationSummary(-20.7, 0.0, None)
+    assert now.best_evaluation == EvaluationSummary(14.6, 1.0, 7)
 
 
 def test_resumed_run_goes_on_from_the_history_but_not_with_its_rates(tmp_path: Path) -> None:
@@ -194,7 +194,7 @@ def test_resumed_run_goes_on_from_the_history_but_not_with_its_rates(tmp_path: P
     now = reader.read()
     assert (now.phase, now.frames, now.updates) == ("starting", 4000, 70)
     assert (now.updates_per_second, now.frames_per_second, now.replay_size, now.seconds_left) == (0, 0, 0, None)
-    assert now.best_evaluation == Evaluation(3.0, None, None)
+    assert now.best_evaluation == EvaluationSummary(3.0, None, None)
     assert set(now.roles.values()) == {"starting"}
     write(tmp_path, "learner", 1, 4004, started=START + 500, learner__updates=70)
     assert reader.read().roles["learner"] == "running"  # the start of a resumed run is no restart

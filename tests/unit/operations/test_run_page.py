@@ -14,7 +14,7 @@ from apex_jax.config import Config
 from apex_jax.host.errors import RunError
 from apex_jax.operations import run_page
 from apex_jax.operations.page_data import report_data
-from apex_jax.operations.progress import Evaluation
+from apex_jax.operations.progress import EvaluationSummary
 from apex_jax.operations.run_page import RunPage, document, write_report
 from tests.rigs.live_views import progress
 from tests.rigs.pages_served import ask, data_in
@@ -87,7 +87,7 @@ def test_report_is_written_after_each_evaluation_and_at_the_end(config: Config, 
     page.update(progress())  # no new evaluation
     for number in (1.0, 2.0):
         assert not report.exists()
-        page.update(progress(latest_evaluation=Evaluation(number, None, 99_000)))
+        page.update(progress(latest_evaluation=EvaluationSummary(number, None, 99_000)))
         wait_until(report.exists)
         report.unlink()
     page.finish(progress(reached_limits=("total_updates=9",)))

@@ -32,7 +32,7 @@ def test_table_contains_no_control_characters_of_a_peer(served: Served, capsys: 
         "progress_age_seconds": 75.0,
         "memory_bytes": 2**21,
         "rates": {"updates_per_second": 12.345},
-        "peers": [{"run_id": "ab"}],
+        "peers": [{"peer_id": "ab"}],
         "\x1b[2J": "\x1b]0;evil\x07",
     }
     assert status_command.run([served.address]) == 0
@@ -41,7 +41,7 @@ def test_table_contains_no_control_characters_of_a_peer(served: Served, capsys: 
     assert [line.split() for line in rest_of(lines)[:3]] == [
         ["memory_bytes", "2.0", "MiB"],
         ["rates.updates_per_second", "12.35"],
-        ["peers.0.run_id", "ab"],
+        ["peers.0.peer_id", "ab"],
     ]
     assert all(line.isprintable() for line in lines)
     served.healthy = False

@@ -52,7 +52,7 @@ def test_learner_that_has_saved_nothing_has_no_checkpoint() -> None:
 
 
 def test_summary_counts_the_peers_of_a_replay_server() -> None:
-    report = {"role": "replay", "peers": {"learner": None, "actors": [{"run_id": "a"}, {"run_id": "b"}]}}
+    report = {"role": "replay", "peers": {"learner": None, "actors": [{"peer_id": "a"}, {"peer_id": "b"}]}}
     assert dict(summary(report))["peers"] == "no learner, 2 actors"
 
 

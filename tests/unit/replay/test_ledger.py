@@ -74,9 +74,9 @@ def test_counts_never_decrease_and_an_outdated_report_changes_nothing() -> None:
 def test_evicted_accounts_are_summed_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ledger, "REMEMBERED_RUNS", 3)
     book = Ledger()
-    for run_id in range(1, 11):
-        book.store(run_id, 1, 10)
-        book.report(run_id, counts_of(produced=15, unsent=1))
+    for peer_id in range(1, 11):
+        book.store(peer_id, 1, 10)
+        book.report(peer_id, counts_of(produced=15, unsent=1))
         book.account(1)  # is heard of all the time
     totals = book.totals({1}, {})
     assert len(book.to_array()) == 3
@@ -93,8 +93,8 @@ def test_empty_account_is_evicted_first(monkeypatch: pytest.MonkeyPatch) -> None
     book.store(1, 1, 10)
     book.refuse(2, 1, 0, "bad_length")
     book.hear(3, 0)
-    for run_id in (4, 5):
-        book.store(run_id, 1, 10)
+    for peer_id in (4, 5):
+        book.store(peer_id, 1, 10)
         assert len(book.to_array()) == 3
     assert book.to_array()[:, 0].tolist() == [1, 4, 5]
     assert not +book.forgotten
@@ -110,9 +110,9 @@ def test_peers_that_only_send_a_hello_evict_no_account(
     actor.send(segment(1, 1, produced=produced))
     assert actor.receive(SegmentAck).sequence == 1
     actor.send(Goodbye(1))
-    for run_id in range(2, 6):
-        peer = served.actor(run_id)
-        peer.send(ActorStatus(run_id, 0.0, 0), Goodbye(run_id))
+    for peer_id in range(2, 6):
+        peer = served.actor(peer_id)
+        peer.send(ActorStatus(peer_id, 0.0, 0), Goodbye(peer_id))
     served.until(lambda: not served.server.experience.actors)
     if is_restarted:
         served.restart()
@@ -136,10 +136,10 @@ class Fleet:
         self.context = zmq.Context()
         self.server: ReplayServer | None = None
         self.streams: dict[int, CountingStream] = {}
-        self.unfinished: Counter[int] = Counter()  # transitions in segments that are not full yet, by run id
-        self.produced: Counter[int] = Counter()  # transitions, by run id
-        self.heard: Counter[int] = Counter()  # of those, as much as any server has been told, by run id
-        self.gone: set[int] = set()  # run ids of the actors that were killed
+        self.unfinished: Counter[int] = Counter()  # transitions in segments that are not full yet, by peer id
+        self.produced: Counter[int] = Counter()  # transitions, by peer id
+        self.heard: Counter[int] = Counter()  # of those, as much as any server has been told, by peer id
+        self.gone: set[int] = set()  # peer ids of the actors that were killed
         self.next_segment = 0
 
     def start_server(self) -> ReplayServer:
@@ -151,7 +151,7 @@ class Fleet:
 
     def _hear(self, handle: Callable[..., None], identity: bytes, message: Any, now_seconds: float) -> None:
         handle(identity, message, now_seconds)
-        self.heard[message.run_id] = max(self.heard[message.run_id], message.produced)
+        self.heard[message.peer_id] = max(self.heard[message.peer_id], message.produced)
 
     def stop_server(self) -> None:
         assert self.server is not None
@@ -160,28 +160,28 @@ class Fleet:
         self.server = None
 
     def start_actor(self) -> None:
-        run_id = int(self.rng.integers(1, 2**62))
-        hello = ActorHello(run_id, self.config.compatibility_key, 2)
+        peer_id = int(self.rng.integers(1, 2**62))
+        hello = ActorHello(peer_id, self.config.compatibility_key, 2)
         overflow = str(self.rng.choice(["wait", "drop"]))
         address = self.config.addresses.experience[0]
-        self.streams[run_id] = CountingStream(self.context, address, SPEC, hello, 3, overflow)
+        self.streams[peer_id] = CountingStream(self.context, address, SPEC, hello, 3, overflow)
 
     def produce(self) -> None:
         """Has a random actor produce a segment, if it can take it."""
-        run_ids = [run_id for run_id, stream in self.streams.items() if stream.wait_for_welcome(0)]
-        if run_ids:
+        peer_ids = [peer_id for peer_id, stream in self.streams.items() if stream.wait_for_welcome(0)]
+        if peer_ids:
             segment = segment_of(self.next_segment)
             if self.rng.random() < 0.1:
                 columns = segment.columns
                 segment = segment._replace(columns=columns | {"priority": columns["priority"] * np.float32("nan")})
-            run_id = int(self.rng.choice(run_ids))
-            if self.streams[run_id].put(segment, 10, 0.0):
-                self.produced[run_id] += int(np.count_nonzero(segment.columns["priority"]))
+            peer_id = int(self.rng.choice(peer_ids))
+            if self.streams[peer_id].put(segment, 10, 0.0):
+                self.produced[peer_id] += int(np.count_nonzero(segment.columns["priority"]))
                 self.next_segment += 1
             more = int(self.rng.integers(10))
-            self.unfinished[run_id] += more
-            self.produced[run_id] += more
-            self.streams[run_id].produced += more
+            self.unfinished[peer_id] += more
+            self.produced[peer_id] += more
+            self.streams[peer_id].produced += more
 
     def serve(self) -> None:
         if self.server is not None:
@@ -189,13 +189,13 @@ class Fleet:
 
     def known(self) -> int:
         """Transitions that must be in the ledger: all, but for what killed actors made after their last word."""
-        return sum((self.heard if run_id in self.gone else self.produced)[run_id] for run_id in self.produced)
+        return sum((self.heard if peer_id in self.gone else self.produced)[peer_id] for peer_id in self.produced)
 
     def forget_unwritten_reports(self) -> None:
         """After a restart without a snapshot: of an actor that dies now, only the reports in the journal count."""
         assert self.server is not None
         ledger = self.server.replay.ledger
-        self.heard = Counter({run_id: min(count, ledger.produced(run_id)) for run_id, count in self.heard.items()})
+        self.heard = Counter({peer_id: min(count, ledger.produced(peer_id)) for peer_id, count in self.heard.items()})
 
     def until_told(self) -> None:
         """Serves until the server knows how much everybody who lives has produced."""
@@ -203,26 +203,26 @@ class Fleet:
 
     def connected(self) -> set[int]:
         assert self.server is not None
-        return {actor.run_id for actor in self.server.experience.actors.values()}
+        return {actor.peer_id for actor in self.server.experience.actors.values()}
 
     def in_flight(self) -> int:
         assert self.server is not None
         return self.server.ledger()["in_flight"]
 
     def remove_actor(self, dies: bool) -> None:
-        run_id = int(self.rng.choice(list(self.streams)))
-        stream = self.streams.pop(run_id)
+        peer_id = int(self.rng.choice(list(self.streams)))
+        stream = self.streams.pop(peer_id)
         # One that leaves cut off would be as one that is killed, and the hello of one that is dead be a ghost's.
-        wait_until(lambda: run_id in self.connected(), self.serve)
+        wait_until(lambda: peer_id in self.connected(), self.serve)
         if dies:
-            self.gone.add(run_id)
+            self.gone.add(peer_id)
             stream._leave = lambda socket: None  # type: ignore[method-assign]
         thread = threading.Thread(target=stream.close)
         thread.start()
         wait_until(lambda: not thread.is_alive(), self.serve)
         if dies and self.server is not None:
             service = self.server.experience
-            for identity in [identity for identity, actor in service.actors.items() if actor.run_id == run_id]:
+            for identity in [identity for identity, actor in service.actors.items() if actor.peer_id == peer_id]:
                 service._remove(identity)
             self.serve()
 
@@ -288,7 +288,7 @@ def live_and_die(fleet: Fleet) -> dict[str, int]:
         totals = fleet.server.ledger() if fleet.server is not None else {}
         assert adds_up(totals), totals
     fleet.until_told()
-    wait_until(lambda: fleet.in_flight() == sum(fleet.unfinished[run_id] for run_id in fleet.streams), fleet.serve)
+    wait_until(lambda: fleet.in_flight() == sum(fleet.unfinished[peer_id] for peer_id in fleet.streams), fleet.serve)
     while fleet.streams:
         fleet.remove_actor(dies=False)
     wait_until(lambda: fleet.in_flight() == 0, fleet.serve)
@@ -344,8 +344,8 @@ def test_an_actor_killed_together_with_the_server_is_counted_up_to_its_last_repo
     wait_until(lambda: all(a.written == 2 for a in server.experience.actors.values()), fleet.serve)
     fleet.serve()
     fleet.stop_server()  # without a snapshot
-    (run_id,) = fleet.streams
-    fleet.streams.pop(run_id)._leave = lambda socket: None  # type: ignore[method-assign]
+    (peer_id,) = fleet.streams
+    fleet.streams.pop(peer_id)._leave = lambda socket: None  # type: ignore[method-assign]
     assert fleet.start_server().ledger()["lost_with_actor"] == 9
     stream.close()
     fleet.close()

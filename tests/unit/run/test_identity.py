@@ -168,12 +168,12 @@ def served(config: Config) -> Iterator[Served]:
     served.close()
 
 
-def learner_hello(run: str, is_new_run: bool = False, run_id: int = 5) -> LearnerHello:
-    return LearnerHello(run_id, CONFIG.compatibility_key, 0, 1, batch_size=4, run_identity=run, is_new_run=is_new_run)
+def learner_hello(run: str, is_new_run: bool = False, peer_id: int = 5) -> LearnerHello:
+    return LearnerHello(peer_id, CONFIG.compatibility_key, 0, 1, batch_size=4, run_identity=run, is_new_run=is_new_run)
 
 
-def actor_hello(run: str, run_id: int = 1) -> ActorHello:
-    return ActorHello(run_id, CONFIG.compatibility_key, 4, run_identity=run)
+def actor_hello(run: str, peer_id: int = 1) -> ActorHello:
+    return ActorHello(peer_id, CONFIG.compatibility_key, 4, run_identity=run)
 
 
 def test_a_replay_server_joins_the_run_of_its_learner_and_its_actors_that_of_the_server(
@@ -185,7 +185,7 @@ def test_a_replay_server_joins_the_run_of_its_learner_and_its_actors_that_of_the
     learner.send(learner_hello(MINE, is_new_run=True))
     assert learner.receive(LearnerWelcome).run_identity == MINE
     assert kept_in(tmp_path / "replay-server") == MINE
-    late.send(actor_hello("", run_id=2))
+    late.send(actor_hello("", peer_id=2))
     assert late.receive(ActorWelcome).run_identity == MINE
 
 

@@ -80,7 +80,7 @@ def raw_connection(end: zmq.Socket) -> raw_sockets.socket:
 def is_served(router: zmq.Socket, opened: Opened) -> bool:
     """Tells whether a peer's message arrives, past whatever strangers have left."""
     with sockets.connect_experience(opened.context, address_of(router)) as peer:
-        wait_until(lambda: sockets.send(peer, Goodbye(run_id=77)))
+        wait_until(lambda: sockets.send(peer, Goodbye(peer_id=77)))
         received: list[Goodbye] = []
 
         def arrived() -> bool:
@@ -89,7 +89,7 @@ def is_served(router: zmq.Socket, opened: Opened) -> bool:
             return bool(received)
 
         wait_until(arrived)
-        return received == [Goodbye(run_id=77)]
+        return received == [Goodbye(peer_id=77)]
 
 
 def virtual_bytes() -> int:
@@ -244,7 +244,7 @@ def test_send_to_an_absent_identity_returns_false(opened: Opened, router: zmq.So
 def test_send_to_a_peer_that_does_not_read_returns_false_in_the_end(opened: Opened, router: zmq.Socket) -> None:
     peer = opened(sockets.connect_experience, address_of(router))
     wait_until(lambda: sockets.send(peer, Goodbye(1)))
-    large = SegmentMessage(run_id=1, sequence=1, environment_steps=0, crc=0, body=bytes(2**14))
+    large = SegmentMessage(peer_id=1, sequence=1, environment_steps=0, crc=0, body=bytes(2**14))
     assert any(not sockets.send(peer, large) for _ in range(100_000))  # 1.6 GB, far beyond what any buffer takes
 
 

@@ -108,7 +108,7 @@ def reason_of(frames: list[Any], **options: Any) -> str:
 INDICES, GENERATIONS = np.array([3, 1], np.int32), np.array([1, 2**32 - 1], np.uint32)
 UPDATE: Any = messages.PriorityUpdate(7, INDICES, GENERATIONS, priorities=np.array([0.5, np.nan], np.float32))
 SEGMENT: Any = messages.SegmentMessage(1, 2, environment_steps=3, crc=4, body=b"body", transitions=5, produced=6)
-STATUS: Any = messages.ActorStatus(run_id=1, steps_per_second=2.5, weights_version=3)
+STATUS: Any = messages.ActorStatus(peer_id=1, steps_per_second=2.5, weights_version=3)
 REFUSAL: Any = messages.Refusal(reason="why", final=True)
 
 
@@ -173,8 +173,8 @@ def test_socket_takes_only_the_kinds_it_expects() -> None:
     [
         (SEGMENT._replace(sequence=0), r"SegmentMessage\.sequence is 0, must be Integer\(low=1"),
         (SEGMENT._replace(crc=2**32), r"SegmentMessage\.crc is 4294967296, must be .*high=4294967295"),
-        (SEGMENT._replace(run_id=True), r"SegmentMessage\.run_id is True, must be Integer"),
-        (SEGMENT._replace(run_id=1.0), r"SegmentMessage\.run_id is 1\.0, must be Integer"),
+        (SEGMENT._replace(peer_id=True), r"SegmentMessage\.peer_id is True, must be Integer"),
+        (SEGMENT._replace(peer_id=1.0), r"SegmentMessage\.peer_id is 1\.0, must be Integer"),
         (SEGMENT._replace(body="text"), r"SegmentMessage\.body is str, must be bytes"),
         (SEGMENT._replace(body=bytes(2**25 + 1)), r"SegmentMessage\.body has 33554433 bytes, at most 33554432"),
         (STATUS._replace(steps_per_second=math.nan), r"ActorStatus\.steps_per_second is nan, must be Real\(low=0"),
@@ -200,7 +200,7 @@ def test_outgoing_arrays_and_scalars_are_converted_to_the_wire_format() -> None:
     square = np.arange(16, dtype=np.int64).reshape(4, 4)
     priorities = np.array([0.25, 0.5])
     message = UPDATE._replace(
-        run_id=np.int64(7), indices=square[::2, 1], generations=np.zeros(2, ">u4"), priorities=priorities
+        peer_id=np.int64(7), indices=square[::2, 1], generations=np.zeros(2, ">u4"), priorities=priorities
     )
     expected = UPDATE._replace(
         indices=np.array([1, 9], np.int32), generations=np.zeros(2, np.uint32), priorities=np.float32(priorities)

@@ -84,7 +84,7 @@ def act(tmp_path: Path, context: zmq.Context, monkeypatch: pytest.MonkeyPatch) -
             return dqn.act(params, observation, epsilon, *rest)
 
         algorithm = dqn._replace(act=policy)  # type: ignore[arg-type]
-        replay = SimpleNamespace(client=acting.replay, must_leave=False, run_id=1, disconnects=0)
+        replay = SimpleNamespace(client=acting.replay, must_leave=False, peer_id=1, disconnects=0)
         weights = Weights(params, 1, 1, 0, 0, False, 0.0)
         client = SimpleNamespace(fetch_after=lambda last: weights, dropped=Counter())
         actor = Actor(role, spec, algorithm, client, replay)  # type: ignore[arg-type]

@@ -17,7 +17,7 @@ from apex_jax.command_line import parse
 from apex_jax.config import ActorConfig, AddressConfig, Config, ReplayConfig
 from apex_jax.host.errors import RunError
 from apex_jax.operations.live_view import LiveView
-from apex_jax.operations.progress import Progress
+from apex_jax.operations.progress import RunProgress
 from apex_jax.operations.run_page import RunPage
 from apex_jax.operations.watch import Watch
 from apex_jax.process import StopSignal
@@ -125,7 +125,7 @@ def test_role_is_starting_until_it_reports_its_status(stage: Stage, monkeypatch:
     def started(watch: Watch, name: str) -> None:
         watch.reports |= {name: {}} if name == "replay" else {}
 
-    def update(_: LiveView, progress: Progress) -> None:
+    def update(_: LiveView, progress: RunProgress) -> None:
         shown.append(progress.roles)
         (stage.folder / "shown").touch()
 

@@ -64,10 +64,10 @@ class Running:
         self.thread.start()
         self._peers: list[Peer] = []
 
-    def actor(self, run_id: int = 1) -> Peer:
+    def actor(self, peer_id: int = 1) -> Peer:
         peer = Peer(sockets.connect_experience(self.context, self.config.addresses.experience[0]), lambda: None)
         self._peers.append(peer)
-        peer.send(ActorHello(run_id, self.config.compatibility_key, num_environments=4))
+        peer.send(ActorHello(peer_id, self.config.compatibility_key, num_environments=4))
         peer.receive(ActorWelcome)
         return peer
 
@@ -241,7 +241,7 @@ def test_restarted_server_continues_from_the_journal(config: Config) -> None:
     assert server.ledger()["stored"] == 3 * TRANSITIONS
     second.close()
     third = Running(config)
-    third.actor(run_id=2)
+    third.actor(peer_id=2)
     assert third.server.replay.incarnations == 2
     third.close()
     values = values_written(config)
