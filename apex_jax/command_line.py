@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from apex_jax import __version__
-from apex_jax.config import Config
+from apex_jax.config import Config, server_name
 from apex_jax.host.disk import run_of_checkpoint
 from apex_jax.host.errors import Parser, UsageError, shown
 from apex_jax.host.program import CONFIGS, NAME
@@ -37,7 +37,7 @@ class Command(NamedTuple):
     """The parsed command line."""
 
     role: str  # one of ROLES
-    name: str  # of this process: its role, or the name that a supervisor gives it, such as actor-1
+    name: str  # of this process: its role (replay-1: the second server), or what a supervisor gives it, such as actor-1
     config: Config
     action: Literal["run", "print_config"]
     seeds: tuple[int, ...] = ()  # to train with one after the other; `config` has the first; empty = only that of it
@@ -50,9 +50,10 @@ def parse(argv: Sequence[str]) -> Command:
         if text.startswith("-"):
             raise UsageError(_unknown_option(text))
     rest, seeds = _without_seeds(rest, options.role)
-    name = options.role if options.name is None else options.name
-    if not re.fullmatch(r"\w[\w.-]{0,63}", name, re.ASCII):
-        raise UsageError(f"--name {name!r}: names a log file; use 1 to 64 letters, digits and _ . -, no . or - first")
+    if options.name is not None and not re.fullmatch(r"\w[\w.-]{0,63}", options.name, re.ASCII):
+        raise UsageError(
+            f"--name {options.name!r}: names a log file; use 1 to 64 letters, digits and _ . -, no . or - first"
+        )
     _check_given_once(rest, options.role)
     checkpoint = parsed_overrides(rest, options.role).get("evaluator.checkpoint")
     path = DEFAULT_CONFIG if options.config is None else _file_of(options.config)
@@ -67,6 +68,8 @@ def parse(argv: Sequence[str]) -> Command:
         raise UsageError(f"{what}: items of your own need --role replay, got --role {options.role}")
     if seeds:
         _check_series(config, seeds)
+    name = server_name(config.replay.index) if options.role == "replay" else options.role
+    name = name if options.name is None else options.name
     return Command(options.role, name, config, "print_config" if options.print_config else "run", seeds)
 
 

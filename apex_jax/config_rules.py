@@ -64,8 +64,6 @@ def _size_rules(config: Config) -> Iterator[Rule]:
     yield "replay.servers", servers == 1 or not replay.columns, "must be 1 with replay.columns"
     most = f"must be at most {config.ladder_size}, the environments of the fleet (actor.ladder_size)"
     yield "replay.servers", servers <= config.ladder_size, most
-    why = "must be 1 with storage.url, which keeps a copy of one replay server"
-    yield "replay.servers", servers == 1 or not config.storage.url, why
     devices = learner.devices or 1  # of 0, the learner finds out
     equal = (
         f"must divide replay.servers={servers} and learner.batch_size={learner.batch_size}, of which each gets a part"

@@ -101,7 +101,7 @@ def fetch_missing(config: Config, sections: Sequence[Section], stop: StopSignal)
     storage, directory = Storage(config.storage.url), Path(config.directory)
     for section in sections:
         if (local := local_progress(section, directory)) is not None:
-            if section == "replay":
+            if section != "learner":
                 continue
             copy = storage.manifest(section)
             if (remote := progress_of(section, copy.files)) is None or remote <= local:

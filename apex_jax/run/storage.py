@@ -3,7 +3,7 @@
     <url>/<section>/files/<name>     one file of the run, whole; its name is random, and never reused
     <url>/<section>/manifest.json    the file of each path in the run directory; written last, so a copy is complete
 
-The learner and the replay server each write their own section; two processes may safely write the same one. Each push
+The learner and each replay server write their own section; two processes may safely write the same one. Each push
 reads the manifest, checks run and progress, and replaces the manifest only if no other process has replaced it since
 (S3: If-Match; a folder: a lock and a rename); otherwise it starts again. The new manifest names only files that the
 old one named or that this push uploaded. The push deletes only files that it listed before it replaced the manifest: a
@@ -30,8 +30,9 @@ import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import IO, Any, Literal, NamedTuple, TypeAlias
+from typing import IO, Any, NamedTuple, TypeAlias
 
+from apex_jax.config import server_name
 from apex_jax.host.disk import (
     is_sound,
     open_regular,
@@ -43,6 +44,7 @@ from apex_jax.host.disk import (
 )
 from apex_jax.host.errors import RunError, first_line, shown
 from apex_jax.run.identity import RunIdentity, is_identity
+from apex_jax.types import MAX_SHARDS
 
 FORMAT = 2  # format 1 stored parts of files
 KEPT_SECONDS = 3600  # files no longer named by the manifest are kept this long: a process may be fetching them
@@ -52,20 +54,19 @@ MAX_FILE_BYTES = 2**42
 ATTEMPTS = 3  # including the first, if other processes change files or manifest meanwhile
 TIMEOUTS = {"connect_timeout": 5, "read_timeout": 20, "retries": {"max_attempts": 2}}  # of boto
 
-Section: TypeAlias = Literal["learner", "replay"]
-SECTIONS: tuple[Section, ...] = ("learner", "replay")
-FOLDERS = {"checkpoints", "metrics", "tensorboard", "logs", "replay", "best"}
-COPIED = {  # files with other names, such as keys and locks, are not copied
-    "learner": re.compile(
-        r"run_identity|config[.]yaml|interface[.]json|(changes|starts|evaluations)[.]jsonl|(curves|plot)[.]png"
-        r"|video[.](mp4|gif)|best/(config[.]yaml|interface[.]json|evaluation[.]json|params-[0-9]+)"
-        r"|checkpoints/[0-9]{1,18}/.+|metrics/\w[\w.-]*[.]jsonl|tensorboard/\w[\w.-]*/\w[\w.-]*|logs/\w[\w.-]*[.]log"
-    ),
-    "replay": re.compile(r"replay/(segments-[0-9-]+[.]log|snapshot-[0-9]+)"),
+Section: TypeAlias = str  # "learner", or the name of a replay server, which is also that of its folder in the run
+SERVERS = tuple(map(server_name, range(MAX_SHARDS)))
+SECTIONS: tuple[Section, ...] = ("learner", *SERVERS)
+FOLDERS = {"checkpoints", "metrics", "tensorboard", "logs", "replay", "best"}  # beside that of the section's name
+COPIED = {  # patterns of paths; files with other names, such as keys and locks, are not copied
+    "learner": r"run_identity|config[.]yaml|interface[.]json|(changes|starts|evaluations)[.]jsonl|(curves|plot)[.]png"
+    r"|video[.](mp4|gif)|best/(config[.]yaml|interface[.]json|evaluation[.]json|params-[0-9]+)"
+    r"|checkpoints/[0-9]{1,18}/.+|metrics/\w[\w.-]*[.]jsonl|tensorboard/\w[\w.-]*/\w[\w.-]*|logs/\w[\w.-]*[.]log",
+    **{server: server + r"/(segments-[0-9-]+[.]log|snapshot-[0-9]+)" for server in SERVERS},
 }
-PROGRESS = {  # progress in file names: updates of a checkpoint; first event of a replay log
-    "learner": re.compile(r"checkpoints/([0-9]{1,18})/.+"),
-    "replay": re.compile(r"replay/(?:segments-([0-9]{20})(?:-[0-9]{6})?[.]log|snapshot-[0-9]+)"),
+PROGRESS = {  # progress in paths: updates of a checkpoint; first event of a replay log
+    "learner": r"checkpoints/([0-9]{1,18})/.+",
+    **{server: server + r"/(?:segments-([0-9]{20})(?:-[0-9]{6})?[.]log|snapshot-[0-9]+)" for server in SERVERS},
 }
 
 
@@ -310,21 +311,21 @@ def files_of(section: Section, run_directory: Path) -> list[tuple[str, Path]]:
     found = []
     for folder, folders, names in os.walk(run_directory):  # it does not follow links
         if folder == str(run_directory):
-            folders[:] = FOLDERS.intersection(folders)
+            folders[:] = {*FOLDERS, section}.intersection(folders)
             if links := [name for name in folders if Path(folder, name).is_symlink()]:
                 raise StorageError(f"{folder}/{links[0]} is a link, which no copy follows: link {folder} instead")
         elif section == "learner" and folder == str(run_directory / "checkpoints"):
             folders[:] = map(str, sound_steps(Path(folder)))
         for path in (Path(folder, name) for name in names):
             relative = path.relative_to(run_directory).as_posix()
-            if COPIED[section].fullmatch(relative) and path.is_file() and not path.is_symlink():
+            if re.fullmatch(COPIED[section], relative) and path.is_file() and not path.is_symlink():
                 found.append((relative, path))
     return sorted(found, key=lambda item: (item[0].endswith(".log"), item[0]))
 
 
 def progress_of(section: Section, names: Iterable[str]) -> int | None:
     """Returns the progress that file names show: updates of the newest checkpoint, or first event of the newest log."""
-    return max((int(match[1] or 0) for name in names if (match := PROGRESS[section].fullmatch(name))), default=None)
+    return max((int(match[1] or 0) for name in names if (match := re.fullmatch(PROGRESS[section], name))), default=None)
 
 
 def local_progress(section: Section, run_directory: Path) -> int | None:
@@ -350,7 +351,7 @@ def _install(arriving: Path, run_directory: Path) -> None:
     A damaged checkpoint of the same name is set aside; a sound one stays, because it has the same progress. Raises
     StorageError if another folder is in the way.
     """
-    folders = {*arriving.glob("checkpoints/*"), *arriving.glob("replay")}
+    folders = {*arriving.glob("checkpoints/*"), *arriving.glob("replay*")}
     files = [path for path in arriving.rglob("*") if path.is_file() and not folders.intersection(path.parents)]
     for unit in [*sorted(files), *sorted(folders)]:
         place = run_directory / unit.relative_to(arriving)
@@ -376,7 +377,7 @@ def _checked(section: Section, record: dict[str, Any]) -> tuple[str, Files, dict
         raise ValueError("no identity of a run")
     files = {path: Stored(*file) for path, file in json.loads(record["files"]).items()}
     for path, (name, size, sha256) in files.items():
-        if not COPIED[section].fullmatch(path) or ".." in path.split("/") or "\0" in path:
+        if not re.fullmatch(COPIED[section], path) or ".." in path.split("/") or "\0" in path:
             raise ValueError("a path that no copy has")
         if not re.fullmatch("[0-9a-f]{32}", name) or not re.fullmatch("[0-9a-f]{64}", sha256):
             raise ValueError("a name or a checksum that was never given")

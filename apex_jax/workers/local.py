@@ -30,7 +30,6 @@ from apex_jax.plotting.video import video_of_run, video_paths
 from apex_jax.process import FETCHED, SUPERVISED, StopSignal
 from apex_jax.replay.replay import make_limiter
 from apex_jax.run.provenance import check_resumable, record_start
-from apex_jax.run.storage import SECTIONS
 from apex_jax.settings import to_yaml, yaml_text
 from apex_jax.transport.sockets import LocalLinks
 from apex_jax.workers.recording import COMPLETING_THE_FILM, FILM_EXTRA, check_video, draw_curves
@@ -368,7 +367,7 @@ def run(config: Config, name: str, stop: StopSignal) -> int:
     try:
         with locked(Path(config.directory)), StatusPage(config, "local", name, stop) as page:
             if config.storage.url:  # before the roles do: metrics fetched later would look like new ones
-                fetch_missing(config, SECTIONS, stop)
+                fetch_missing(config, ["learner", *map(server_name, range(config.replay.servers))], stop)
                 check_resumable(config)  # the fetched run
             progress = ProgressReader(config.directory, config).read()
             if _is_finished(config, progress):

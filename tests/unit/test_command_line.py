@@ -36,6 +36,11 @@ def test_role_is_the_name_unless_a_name_is_given(role: str) -> None:
     assert parse(["--role", role, "--name", "actor-1"])[:2] == (role, "actor-1")
 
 
+def test_second_replay_server_has_a_name_of_its_own() -> None:
+    server = ["--role", "replay", "replay.servers=2"]
+    assert [parse([*server, f"replay.index={index}"]).name for index in (0, 1)] == ["replay", "replay-1"]
+
+
 def test_overrides_may_precede_and_follow_options() -> None:
     command = parse(["seed=3", "--role", "actor", "environment.task=Breakout-v5", "--print-config", "actor.device=gpu"])
     assert (command.role, command.action) == ("actor", "print_config")

@@ -15,7 +15,7 @@ from apex_jax.config import Config, StorageConfig
 from apex_jax.config_rules import check
 from apex_jax.host.errors import RunError, UsageError
 from apex_jax.run import storage as module
-from apex_jax.run.storage import SECTIONS, Storage, StorageError, local_progress
+from apex_jax.run.storage import Storage, StorageError, local_progress
 from tests.rigs.storages import IDENTITY, LOG, content, copied, pull, push, run, write
 
 __all__ = ["run"]
@@ -138,7 +138,7 @@ def test_copy_of_another_run_is_never_overwritten(tmp_path: Path, run: Path) -> 
     (other / "run_identity").write_text(IDENTITY[::-1])
     (other / "checkpoints" / "200").rename(other / "checkpoints" / "1000")
     before = content(tmp_path / "copy")
-    for section in SECTIONS:
+    for section in ("learner", "replay"):
         with pytest.raises(StorageError, match=rf"holds the {section} of another run than .*: choose another URL"):
             Storage(str(tmp_path / "copy")).push(section, other)
     assert content(tmp_path / "copy") == before
@@ -152,7 +152,9 @@ def test_copy_of_a_run_without_an_identity_is_taken_over_when_it_has_one(tmp_pat
     assert pull(tmp_path / "copy", tmp_path / "back").keys() == copied(run).keys()
     write(run, "run_identity", IDENTITY.encode())
     push(tmp_path / "copy", run)
-    assert {Storage(str(tmp_path / "copy")).manifest(section).identity for section in SECTIONS} == {IDENTITY}
+    assert {Storage(str(tmp_path / "copy")).manifest(section).identity for section in ("learner", "replay")} == {
+        IDENTITY
+    }
     (run / "run_identity").unlink()
     with pytest.raises(StorageError, match="holds the learner of another run"):
         push(tmp_path / "copy", run)

@@ -18,6 +18,9 @@ from apex_jax.transport.security import LINKS
 from apex_jax.transport.status_link import StatusError, fetch
 from apex_jax.workers.role import Role, RoleContext, open_role
 from tests.rigs.links import free_address
+from tests.rigs.storages import IDENTITY, LOG, content, push, run, write
+
+__all__ = ["run"]
 
 
 def config_in(folder: Path, *settings: str):  # type: ignore[no-untyped-def]
@@ -67,6 +70,15 @@ def test_start_that_fails_frees_the_name_and_the_address(tmp_path: Path, role: R
     with open_role(config, role, role, stop) as context:
         context.write_metrics(0, {})
         assert fetch(address, 5.0)[1]["role"] == role
+
+
+def test_second_replay_server_fetches_its_own_copy_on_an_empty_machine(tmp_path: Path, run: Path) -> None:
+    write(run, LOG.replace("replay/", "replay-1/"), b"of the second")
+    push(tmp_path / "copy", run)
+    settings = ("replay.servers=2", "replay.index=1", f"storage.url={tmp_path / 'copy'}")
+    with open_role(config_in(tmp_path / "new", *settings), "replay", "replay-1", StopSignal()):
+        held = content(tmp_path / "new")
+    assert held == {LOG.replace("replay/", "replay-1/"): b"of the second", "run_identity": IDENTITY.encode()}
 
 
 def test_status_shows_the_metrics_and_the_description_of_the_role(tmp_path: Path) -> None:
