@@ -43,7 +43,7 @@ def prepare() -> None:
     if path := os.environ.get("APEX_JAX_KEY_PATH"):
         fetch_keys(path, os.environ["APEX_JAX_KEY_FILES"].split(), Path(os.environ.get("APEX_JAX_KEYS", KEYS)))
     if service := os.environ.get("APEX_JAX_SERVICE_ID"):
-        register_name(service, os.environ["APEX_JAX_ROLE"])
+        register_name(service, os.environ.get("APEX_JAX_NAME", os.environ["APEX_JAX_ROLE"]))
 
 
 def fetch_keys(path: str, files: Iterable[str], directory: Path) -> None:
@@ -81,10 +81,10 @@ def _write(path: Path, text: str, mode: int, owner: os.stat_result) -> None:
     part.replace(path)
 
 
-def register_name(service_id: str, role: str) -> None:
-    """Points the role's private name at this host.
+def register_name(service_id: str, name: str) -> None:
+    """Points a private name at this host.
 
-    The role serves as the instance id in Cloud Map, so that a replacement host overwrites its predecessor's record.
+    The name serves as the instance id in Cloud Map, so that a replacement host overwrites its predecessor's record.
     """
     address = Metadata().get("local-ipv4")
     if address is None:
@@ -92,10 +92,10 @@ def register_name(service_id: str, role: str) -> None:
     ipaddress.IPv4Address(address)
     discovery = client("servicediscovery")
     asked = discovery.register_instance(
-        ServiceId=service_id, InstanceId=role, Attributes={"AWS_INSTANCE_IPV4": address}
+        ServiceId=service_id, InstanceId=name, Attributes={"AWS_INSTANCE_IPV4": address}
     )
     _wait_for(discovery, asked["OperationId"])
-    print(f"name: {role} is {address}", flush=True)
+    print(f"name: {name} is {address}", flush=True)
 
 
 def _wait_for(discovery: Any, operation_id: str) -> None:

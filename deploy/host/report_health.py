@@ -24,8 +24,9 @@ def main() -> int:
         "MemoryUsedPercent": memory_used_percent(MEMINFO.read_text()),
         "DiskUsedPercent": disk_used_percent(environment.get("APEX_JAX_DATA", DATA)),
     }
+    name = environment.get("APEX_JAX_NAME", environment["APEX_JAX_ROLE"])
     try:
-        report(values, environment["APEX_JAX_NAMESPACE"], environment["APEX_JAX_FLEET"], environment["APEX_JAX_ROLE"])
+        report(values, environment["APEX_JAX_NAMESPACE"], environment["APEX_JAX_FLEET"], name)
     except Exception as error:  # the timer retries in a minute, and missing reports raise an alarm
         print(f"error: {error}", file=sys.stderr)
         return 1
@@ -54,9 +55,12 @@ def disk_used_percent(path: str) -> float:
     return 100.0 * usage.used / usage.total
 
 
-def report(values: dict[str, float], namespace: str, fleet: str, role: str) -> None:
-    """Sends the values; their dimensions are fleet and role, not the host, because alarms outlive hosts."""
-    dimensions = [{"Name": "Fleet", "Value": fleet}, {"Name": "Role", "Value": role}]
+def report(values: dict[str, float], namespace: str, fleet: str, name: str) -> None:
+    """Sends the values; their dimensions are fleet and role (of a replay server its name), not the host.
+
+    Alarms outlive hosts.
+    """
+    dimensions = [{"Name": "Fleet", "Value": fleet}, {"Name": "Role", "Value": name}]
     client("cloudwatch").put_metric_data(
         Namespace=namespace,
         MetricData=[{"MetricName": name, "Dimensions": dimensions, "Value": value} for name, value in values.items()],

@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 
 from deploy.host.aws import client
 
-BY_EVERY_ROLE = ("metrics/{role}.jsonl", "tensorboard/{role}/*")
+BY_EVERY_ROLE = ("metrics/{role}.jsonl", "tensorboard/{role}/*")  # by a further replay server under its name
 BY_ROLE = {"learner": ("config.yaml", "starts.jsonl"), "evaluator": ("video.*",), "replay": ()}  # actors have none
 
 
@@ -35,7 +35,7 @@ def main() -> int:
     if sys.argv[1] == "fetch" and role == "learner":
         return 0  # its copy of the run contains them, in the state of its newest checkpoint
     try:
-        actions[sys.argv[1]](url, Path(run), role)
+        actions[sys.argv[1]](url, Path(run), os.environ.get("APEX_JAX_NAME", role))
     except Exception as error:  # a network or AWS error: systemd runs this again
         print(f"error: {url}: {error}", file=sys.stderr)
         return 1
@@ -72,7 +72,7 @@ def mirror(url: str, run: Path, role: str) -> None:
     for name, size in _stored(store, bucket, prefix).items():
         path = shown / name
         here = path.stat().st_size if path.is_file() else -1
-        if here == size or not any(is_of_role(name, one) for one in BY_ROLE):
+        if here == size or not any(is_of_role(name, one) for one in (*BY_ROLE, "replay-*")):
             continue
         if name.startswith("tensorboard/") and 0 <= here < size:
             _extend(store, bucket, prefix + name, path, here)
@@ -97,10 +97,10 @@ def _extend(store: Any, bucket: str, key: str, path: Path, here: int) -> None:
 
 
 def is_of_role(name: str, role: str) -> bool:
-    """Returns whether a file, named by its path in the run directory, is a result of this role."""
+    """Returns whether a file, named by its path in the run directory, is a result of this role or replay server."""
     if ".." in name.split("/") or name.startswith("/"):
         return False
-    patterns = (*(pattern.format(role=role) for pattern in BY_EVERY_ROLE), *BY_ROLE[role])
+    patterns = (*(pattern.format(role=role) for pattern in BY_EVERY_ROLE), *BY_ROLE.get(role, ()))
     return any(fnmatch(name, pattern) and name.count("/") == pattern.count("/") for pattern in patterns)
 
 

@@ -8,16 +8,13 @@ locals {
     minutes = 15, of_which = 8, missing = "breaching"
   }
 
-  alarms = { for name, alarm in local.every_alarm : name => alarm if var.running && local.hosts[alarm.role] > 0 }
+  alarms = { for name, alarm in local.every_alarm : name => alarm if var.running && local.hosts[local.role_of[alarm.role]] > 0 }
 
-  every_alarm = {
+  # `role` is what hosts report as their role: a replay server reports its name, so that none hides another.
+  every_alarm = merge(local.replay_alarms, {
     learner-stopped = merge(local.health, {
       description = "The learner is not healthy: it has ended the run, hangs, or fails. See its log."
       role        = "learner"
-    })
-    replay-stopped = merge(local.health, {
-      description = "The replay server is not healthy: everyone waits for it. See its log."
-      role        = "replay"
     })
     evaluator-stopped = merge(local.health, {
       description = "The evaluator is not healthy, or spot capacity is short: the curve of results has a gap. See its log."
@@ -27,22 +24,29 @@ locals {
       description = "More than a tenth of the actor hosts is not healthy, though they are there: see the actors' logs."
       role        = "actor", statistic = "Average", threshold = 0.9
     })
-    replay-memory = {
-      description = "The replay server's memory is nearly full: lower replay.capacity_transitions or take a larger type."
-      metric      = "MemoryUsedPercent", role = "replay", statistic = "Maximum", operator = "GreaterThanThreshold", threshold = 85
-      minutes     = 5, of_which = 5, missing = "missing"
-    }
-    replay-disk = {
-      description = "The replay server's disk is nearly full: its journal and snapshots need room."
-      metric      = "DiskUsedPercent", role = "replay", statistic = "Maximum", operator = "GreaterThanThreshold", threshold = 85
-      minutes     = 5, of_which = 5, missing = "missing"
-    }
     learner-disk = {
       description = "The learner's disk is nearly full: lower learner.checkpoints_kept."
       metric      = "DiskUsedPercent", role = "learner", statistic = "Maximum", operator = "GreaterThanThreshold", threshold = 85
       minutes     = 5, of_which = 5, missing = "missing"
     }
-  }
+  })
+
+  replay_alarms = merge([for name in local.replay_names : {
+    "${name}-stopped" = merge(local.health, {
+      description = local.replay_hosts == 1 ? "The replay server is not healthy: everyone waits for it. See its log." : "The replay server ${name} is not healthy: the learner draws from the others. See its log."
+      role        = name
+    })
+    "${name}-memory" = {
+      description = "The replay server's memory is nearly full: lower replay.capacity_transitions or take a larger type."
+      metric      = "MemoryUsedPercent", role = name, statistic = "Maximum", operator = "GreaterThanThreshold", threshold = 85
+      minutes     = 5, of_which = 5, missing = "missing"
+    }
+    "${name}-disk" = {
+      description = "The replay server's disk is nearly full: its journal and snapshots need room."
+      metric      = "DiskUsedPercent", role = name, statistic = "Maximum", operator = "GreaterThanThreshold", threshold = 85
+      minutes     = 5, of_which = 5, missing = "missing"
+    }
+  }]...)
 }
 
 resource "aws_sns_topic" "alarms" {

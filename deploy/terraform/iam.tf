@@ -97,12 +97,12 @@ data "aws_iam_policy_document" "role" {
   }
 
   dynamic "statement" { # its copy of the run's state; it deletes files that a newer copy no longer names
-    for_each = contains(local.state_keepers, each.key) ? ["${local.bucket_arn}/${local.run_prefix}/${each.key}/*"] : []
+    for_each = contains(local.state_keepers, each.key) ? [[for name in local.names_of[each.key] : "${local.bucket_arn}/${local.run_prefix}/${name}/*"]] : []
 
     content {
       sid       = "State"
       actions   = ["s3:GetObject", "s3:PutObject", "s3:DeleteObject", "s3:AbortMultipartUpload", "s3:ListMultipartUploadParts"]
-      resources = [statement.value]
+      resources = statement.value
     }
   }
 
@@ -142,13 +142,13 @@ data "aws_iam_policy_document" "role" {
     }
   }
 
-  dynamic "statement" { # its own private name only
-    for_each = contains(keys(local.host), each.key) ? [aws_service_discovery_service.host[each.key].arn] : []
+  dynamic "statement" { # its own private name only, or those of all replay servers
+    for_each = contains(keys(local.host), each.key) ? [[for name in local.names_of[each.key] : aws_service_discovery_service.host[name].arn]] : []
 
     content {
       sid       = "Name"
       actions   = ["servicediscovery:RegisterInstance"]
-      resources = [statement.value]
+      resources = statement.value
     }
   }
 
@@ -164,7 +164,7 @@ data "aws_iam_policy_document" "role" {
       condition {
         test     = "ForAllValues:StringEquals"
         variable = "route53:ChangeResourceRecordSetsNormalizedRecordNames"
-        values   = [local.host[each.key]]
+        values   = [for name in local.names_of[each.key] : local.host[name]]
       }
       condition {
         test     = "ForAllValues:StringEquals"

@@ -1,4 +1,4 @@
-# The learner: one GPU. A group of one host, on demand: a replacement resumes from the newest checkpoint in the bucket
+# The learner: one GPU, or several (learner_devices). A group of one host, on demand: a replacement resumes from the newest checkpoint in the bucket
 # and takes over the private name.
 
 module "learner" {

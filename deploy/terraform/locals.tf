@@ -11,8 +11,13 @@ locals {
   roles = toset(["replay", "learner", "actor", "evaluator"])
   ports = { experience = 5550, sampling = 5551, weights = 5552, status = 5559, tensorboard = 6006 }
 
-  domain = "${var.name}.internal" # contains the private names of replay and learner
-  host   = { for role in ["replay", "learner"] : role => "${role}.${local.domain}" }
+  # The names of the replay servers, as the program gives them, also to their folders; and the role of every name.
+  replay_names = [for index in range(local.replay_hosts) : index == 0 ? "replay" : "replay-${index}"]
+  role_of      = merge({ for role in local.roles : role => role }, { for name in local.replay_names : name => "replay" })
+  names_of     = { for role in local.roles : role => role == "replay" ? local.replay_names : [role] }
+
+  domain = "${var.name}.internal" # contains the private names of replay servers and learner
+  host   = { for name in concat(local.replay_names, ["learner"]) : name => "${name}.${local.domain}" }
 
   zone_arn = "arn:${local.partition}:route53:::hostedzone/${aws_service_discovery_private_dns_namespace.fleet.hosted_zone}"
 
@@ -22,12 +27,12 @@ locals {
   run_prefix     = "runs/${var.run}"
   run_url        = "s3://${local.bucket_name}/${local.run_prefix}"
 
-  # The roles with a copy of the run's state (storage.url), in the folder of their name; evaluator and actors have none.
+  # The roles with a copy of the run's state (storage.url), in folders of their names; evaluator and actors have none.
   state_keepers = ["replay", "learner"]
   # The results that each role writes, with the names of deploy/host/results.py.
   result_files = {
     for role, more in { replay = [], learner = ["config.yaml", "starts.jsonl"], evaluator = ["video.*"] } : role => concat(
-      ["metrics/${role}.jsonl", "tensorboard/${role}/*"], more
+      flatten([for name in local.names_of[role] : ["metrics/${name}.jsonl", "tensorboard/${name}/*"]]), more
     )
   }
 

@@ -113,7 +113,7 @@ resource "aws_cloudwatch_log_group" "flow" {
   kms_key_id        = aws_kms_key.fleet.arn
 }
 
-# --- the names replay.NAME.internal and learner.NAME.internal ---
+# --- the names replay.NAME.internal (replay-1.NAME.internal, ...) and learner.NAME.internal ---
 
 resource "aws_service_discovery_private_dns_namespace" "fleet" {
   name        = local.domain

@@ -34,7 +34,7 @@ output "commands" {
 }
 
 locals {
-  group_names = concat([module.replay.group_name, module.learner.group_name, module.actor.group_name], module.evaluator[*].group_name)
+  group_names = concat(module.replay[*].group_name, [module.learner.group_name, module.actor.group_name], module.evaluator[*].group_name)
   find_hosts = format(
     "aws ec2 describe-instances --region %s --filters Name=tag:Fleet,Values=%s Name=instance-state-name,Values=pending,running,stopping,shutting-down --query 'Reservations[].Instances[].InstanceId' --output text",
     var.region, var.name
@@ -50,6 +50,6 @@ locals {
 # --- what the tests read ---
 
 output "user_data" {
-  description = "Cloud-init user data of each role; no secret is in it."
+  description = "Cloud-init user data of each role, and of each replay server by its name; no secret is in it."
   value       = local.user_data
 }

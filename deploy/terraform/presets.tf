@@ -1,11 +1,14 @@
 # The presets of `size`. The variable of the same name overrides an entry; volume_gib and instance_types override it
-# for each role separately. A disk is at least as large as that of its image (deploy/packer).
+# for each role separately, settings for each key. A disk is at least as large as that of its image (deploy/packer).
 
 locals {
   presets = {
     small = { # one game in an afternoon: 128 of the paper's 360 environments, the paper's network and batch
       config_file             = "atari.yaml"
+      settings                = {}
       ladder_environments     = 128
+      replay_hosts            = 1
+      learner_devices         = 1
       actor_hosts             = 2
       actor_host_environments = 64
       volume_gib              = { replay = 40, learner = 100, actor = 20, evaluator = 20 }
@@ -18,7 +21,10 @@ locals {
     }
     paper = { # Horgan et al. 2018: 360 environments, 2 M transitions of 7.8 kB on a device of 24 GB
       config_file             = "paper.yaml"
+      settings                = {}
       ladder_environments     = 360
+      replay_hosts            = 1
+      learner_devices         = 1
       actor_hosts             = 6
       actor_host_environments = 60
       volume_gib              = { replay = 80, learner = 120, actor = 20, evaluator = 20 }
@@ -29,11 +35,30 @@ locals {
         evaluator = ["c7i.xlarge", "c6i.xlarge", "c7a.xlarge", "c6a.xlarge"]
       }
     }
+    large = { # four times the paper's environments, frames and batch: for each of four GPUs what paper has for one
+      config_file             = "paper.yaml"
+      settings                = { "replay.capacity_transitions" = "8000000", "learner.batch_size" = "2048" }
+      ladder_environments     = 1440
+      replay_hosts            = 4
+      learner_devices         = 4
+      actor_hosts             = 24
+      actor_host_environments = 60
+      volume_gib              = { replay = 80, learner = 120, actor = 20, evaluator = 20 }
+      instance_types = {
+        replay    = ["r7i.xlarge", "r6i.xlarge", "r7a.xlarge", "r6a.xlarge"]
+        learner   = ["g6.12xlarge", "g5.12xlarge"]
+        actor     = ["c7i.2xlarge", "c6i.2xlarge", "c7a.2xlarge", "c6a.2xlarge", "m7i.2xlarge", "m6i.2xlarge"]
+        evaluator = ["c7i.xlarge", "c6i.xlarge", "c7a.xlarge", "c6a.xlarge"]
+      }
+    }
   }
   preset = local.presets[var.size]
 
   config_file             = coalesce(var.config_file, local.preset.config_file)
+  settings                = merge(local.preset.settings, var.settings)
   ladder_environments     = coalesce(var.ladder_environments, local.preset.ladder_environments)
+  replay_hosts            = coalesce(var.replay_hosts, local.preset.replay_hosts)
+  learner_devices         = var.learner_devices == null ? local.preset.learner_devices : var.learner_devices
   actor_hosts             = var.actor_hosts == null ? local.preset.actor_hosts : var.actor_hosts
   actor_host_environments = coalesce(var.actor_host_environments, local.preset.actor_host_environments)
   volume_gib              = merge(local.preset.volume_gib, var.volume_gib)

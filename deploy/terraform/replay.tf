@@ -1,14 +1,20 @@
-# The replay server: memory, and one busy core. A group of one host, on demand: a replacement loads the replay's copy
-# from the bucket and takes over the private name; learner and actors reconnect automatically.
+# The replay servers: memory, and one busy core each. Each is a group of one host, on demand: a replacement loads that
+# server's copy from the bucket and takes over its private name; learner and actors reconnect automatically.
 
 module "replay" {
   source = "./role"
+  count  = local.replay_hosts
 
-  settings        = local.group["replay"]
+  settings        = local.group[local.replay_names[count.index]]
   subnet_ids      = slice(local.subnet_ids, 0, min(1, length(local.subnet_ids))) # the learner's subnet
   hosts           = var.running ? 1 : 0
   spot_percentage = 0
   only_one        = true
 
   depends_on = [terraform_data.host_needs]
+}
+
+moved { # a fleet of the version that had one replay server keeps it
+  from = module.replay
+  to   = module.replay[0]
 }

@@ -31,6 +31,18 @@ resource "terraform_data" "rules" {
       error_message = "ladder_environments: ${local.ladder_environments} places for the ${local.actor_host_environments} environments of one actor host (actor_host_environments), which each need one."
     }
     precondition {
+      condition     = local.ladder_environments >= local.replay_hosts
+      error_message = "replay_hosts: ${local.replay_hosts} replay servers for ${local.ladder_environments} environments (ladder_environments), of which each needs one: give fewer."
+    }
+    precondition {
+      condition     = local.actor_hosts == 0 || local.actor_hosts >= local.replay_hosts
+      error_message = "actor_hosts: ${local.actor_hosts} hosts for ${local.replay_hosts} replay servers (replay_hosts), of which each needs an actor host: give at least ${local.replay_hosts}."
+    }
+    precondition {
+      condition     = local.replay_hosts % max(1, local.learner_devices) == 0
+      error_message = "learner_devices: ${local.learner_devices} GPUs do not divide replay_hosts = ${local.replay_hosts}, of which each needs as many as the others: give replay_hosts = ${local.learner_devices}, or fewer GPUs."
+    }
+    precondition {
       condition     = local.finds_interfaces == (var.endpoints_security_group_id != "")
       error_message = "endpoints_security_group_id is for endpoints that the VPC has (create_endpoints = false, existing_endpoints), and needed there."
     }

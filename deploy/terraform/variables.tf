@@ -24,12 +24,12 @@ variable "region" {
 
 variable "size" {
   type        = string
-  description = "Preset of machines and settings: small (an afternoon on one game) or paper (360 environments)."
+  description = "Preset of machines and settings: small (an afternoon on one game), paper (360 environments) or large (four times that, four GPUs)."
   default     = "small"
 
   validation {
-    condition     = contains(["small", "paper"], var.size)
-    error_message = "size: small or paper."
+    condition     = contains(["small", "paper", "large"], var.size)
+    error_message = "size: small, paper or large."
   }
 }
 
@@ -111,7 +111,7 @@ variable "config_file" {
 
 variable "settings" {
   type        = map(string)
-  description = "Further keys of the run for every role, such as { \"seed\" = \"3\", \"total_minutes\" = \"600\" }."
+  description = "Further keys of the run for every role, such as { \"seed\" = \"3\", \"total_minutes\" = \"600\" }; those of the preset stay, unless given here."
   default     = {}
   nullable    = false
 
@@ -126,10 +126,10 @@ variable "settings" {
   validation {
     condition = alltrue([
       for key in keys(var.settings) : !can(regex(
-        "^(run_directory|environment\\.task|storage\\.url|actor\\.(environments|ladder_size)|(actor|learner)\\.device|(addresses|security)\\..*)$", key
+        "^(run_directory|environment\\.task|storage\\.url|actor\\.(environments|ladder_size)|replay\\.(servers|index)|learner\\.devices|(actor|learner)\\.device|(addresses|security)\\..*)$", key
       ))
     ])
-    error_message = "settings: run_directory, environment.task, storage.url, actor.environments, actor.ladder_size (ladder_environments), *.device, addresses.* and security.* are set by the fleet."
+    error_message = "settings: run_directory, environment.task, storage.url, actor.environments, actor.ladder_size (ladder_environments), replay.servers (replay_hosts), replay.index, learner.devices (learner_devices), *.device, addresses.* and security.* are set by the fleet."
   }
 }
 
@@ -148,6 +148,28 @@ variable "ladder_environments" {
 }
 
 # --- machines ---
+
+variable "replay_hosts" {
+  type        = number
+  description = "Number of replay servers, each on a host of its own; actors are spread over them, and the learner draws from all."
+  default     = null
+
+  validation {
+    condition     = var.replay_hosts == null || try(var.replay_hosts >= 1 && var.replay_hosts <= 64 && floor(var.replay_hosts) == var.replay_hosts, false)
+    error_message = "replay_hosts: a whole number from 1 to 64."
+  }
+}
+
+variable "learner_devices" {
+  type        = number
+  description = "GPUs of the learner's host that share frames and batches, each with replay servers of its own; 0 = all of its GPUs."
+  default     = null
+
+  validation {
+    condition     = var.learner_devices == null || try(var.learner_devices >= 0 && var.learner_devices <= 64 && floor(var.learner_devices) == var.learner_devices, false)
+    error_message = "learner_devices: a whole number from 0 to 64."
+  }
+}
 
 variable "actor_hosts" {
   type        = number

@@ -18,7 +18,7 @@ from tests.rigs.processes import ROOT
 SUBNET = "10.83.7"
 GATEWAY = f"{SUBNET}.1"  # of the bridge: moto and the metadata service answer here
 DOMAIN = "apex-jax.internal"
-NAMED = ("replay", "learner")
+NAMED = ("replay", "replay-1", "learner")  # by which others find a host
 
 
 def do(*command: str | Path, seconds: float = 60) -> str:
@@ -75,8 +75,9 @@ class Bridge:
 class Host:
     """One instance: from its boot to its end."""
 
-    def __init__(self, folder: Path, number: int, role: str, bridge: str, timer_seconds: float):
-        self.role, self.address = role, f"{SUBNET}.{number}"
+    def __init__(self, folder: Path, number: int, name: str, bridge: str, timer_seconds: float):
+        """`name`: its role, or that of a further replay server."""
+        self.name, self.role, self.address = name, name.partition("-")[0], f"{SUBNET}.{number}"
         self._timer_seconds = timer_seconds
         self.folder = folder
         self._namespace = f"{bridge}n{number}"
@@ -110,7 +111,7 @@ class Host:
         """Returns the host's logs, at most the last `characters` of each."""
         paths = [self.folder / "console.log", *sorted((self.folder / "own/var/log").rglob("*.log"))]
         return "\n".join(
-            f"== {self.role} {path.name}\n{path.read_text()[-characters:]}" for path in paths if path.exists()
+            f"== {self.name} {path.name}\n{path.read_text()[-characters:]}" for path in paths if path.exists()
         )
 
     def run(self, *command: str) -> str:
@@ -167,10 +168,10 @@ class Hosts:
         operation = self._discovery.get_operation(OperationId=namespace["OperationId"])["Operation"]
         records = {"DnsRecords": [{"Type": "A", "TTL": 10}]}
         self._services = {
-            role: self._discovery.create_service(
-                Name=role, NamespaceId=operation["Targets"]["NAMESPACE"], DnsConfig=records
+            name: self._discovery.create_service(
+                Name=name, NamespaceId=operation["Targets"]["NAMESPACE"], DnsConfig=records
             )["Service"]["Id"]
-            for role in NAMED
+            for name in NAMED
         }
         self._resolver = threading.Thread(target=self._resolve)
         self._resolver.start()
@@ -182,42 +183,46 @@ class Hosts:
         for host in self.all:
             host.die()
 
-    def start(self, role: str) -> Host:
-        """Starts a host with a new address."""
+    def start(self, name: str) -> Host:
+        """Starts a host with a new address. `name`: its role, or that of a further replay server."""
         self._number += 1
-        folder = self._folder / f"{self._number}-{role}"
+        folder = self._folder / f"{self._number}-{name}"
         folder.mkdir()
         (folder / "image").symlink_to(self._image)
-        no_gpu = self._user_data[role].replace("learner.device=gpu", "learner.device=cpu")
+        no_gpu = self._user_data[name].replace("learner.device=gpu", "learner.device=cpu")
         (folder / "user-data").write_text(no_gpu)
         (folder / "hosts").write_text("127.0.0.1 localhost\n")
         environment = {
             **CREDENTIALS,
             "AWS_ENDPOINT_URL": self._url,
             "APEX_JAX_METADATA_URL": self._bridge.metadata_url,
-            "APEX_JAX_SERVICE_ID": self._services.get(role, ""),
+            "APEX_JAX_SERVICE_ID": self._services.get(name, ""),
             "APEX_JAX_RETRY_SECONDS": "1",
             "JAX_PLATFORMS": "cpu",
         }
         (folder / "extra-environment").write_text("".join(f'{key}="{value}"\n' for key, value in environment.items()))
-        host = Host(folder, self._number, role, self._bridge.name, self._timer_seconds)
+        host = Host(folder, self._number, name, self._bridge.name, self._timer_seconds)
         self.all.append(host)
         host.boot()
         return host
 
     def replace(self, host: Host) -> Host:
         """Kills the instance; its group starts another."""
+        self.lose(host)
+        return self.start(host.name)
+
+    def lose(self, host: Host) -> None:
+        """Kills the instance; its group starts none yet."""
         host.die()
         self.all.remove(host)
-        return self.start(host.role)
 
     def _resolve(self) -> None:
         """Imitates the private zone: the newest registration of each name, in every host's /etc/hosts."""
         while not self._ended.wait(0.5):
             lines = ["127.0.0.1 localhost"]
-            for role, service in self._services.items():
+            for name, service in self._services.items():
                 if instances := self._discovery.list_instances(ServiceId=service)["Instances"]:
-                    lines.append(f"{instances[-1]['Attributes']['AWS_INSTANCE_IPV4']} {role}.{DOMAIN}")
+                    lines.append(f"{instances[-1]['Attributes']['AWS_INSTANCE_IPV4']} {name}.{DOMAIN}")
             for host in list(self.all):
                 with open(host.folder / "hosts", "r+") as file:  # in place: it is mounted
                     file.write("\n".join(lines) + "\n")

@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.deploy, pytest.mark.timeout(1500)]
 
 ROLES = ("replay", "learner", "actor", "evaluator")
 FILM = "runs/run-1/results/video.mp4"
-GROUPS = r"module\.\w+(\[0\])?\.aws_autoscaling_group\.role"
+GROUPS = r"module\.\w+(\[\d+\])?\.aws_autoscaling_group\.role"
 NEEDS = (  # of a host
     r"aws_(iam_role_policy\.role|vpc_endpoint\.|route_table_association\.private|"
     r"vpc_security_group_\w+_rule\.(endpoints|link|s3))"

@@ -23,6 +23,8 @@ from deploy.tests.tools import CREDENTIALS, aws, moto_server, rendered_user_data
 from tests.rigs.processes import ROOT
 
 ACTORS = 3
+SERVERS = ("replay", "replay-1")
+HOSTS = ("actor", "actor", "actor", "evaluator", "learner", *SERVERS)  # whom they need comes last
 
 
 class Game(NamedTuple):
@@ -92,8 +94,9 @@ class Fleet(NamedTuple):
     def all(self, role: str) -> list[Host]:
         return [host for host in self.hosts.all if host.role == role]
 
-    def of(self, role: str) -> Host:
-        return self.all(role)[0]
+    def of(self, name: str) -> Host:
+        """Returns a host by its role, or by the name of its replay server."""
+        return next(host for host in self.hosts.all if host.name == name)
 
     def wait(self, condition: Callable[[], bool], what: str, minutes: float = GAME.patience_minutes) -> None:
         deadline, pause = time.monotonic() + 60 * minutes, threading.Event()
@@ -113,10 +116,18 @@ class Fleet(NamedTuple):
     def wait_for_progress(self, what: str) -> None:
         """Waits until the learner continues with experience that is newer than the call."""
         now, updates = time.time(), self.updates()
-        replay = self.of("replay")
         self.wait(lambda: self.updates(now) > updates + 100, f"{what}: learning")
-        self.wait(lambda: self.value(replay, "replay/inserts_per_second", now) > 0, f"{what}: experience")
-        self.wait(lambda: self.value(replay, "replay/actors", now) == ACTORS, f"{what}: {ACTORS} actors")
+        self.wait(lambda: min(self.inserts(now)) > 0, f"{what}: experience of each replay server")
+        self.wait(lambda: self.actors(now) == ACTORS, f"{what}: {ACTORS} actors")
+
+    def inserts(self, since: float) -> list[float]:
+        """Returns the rate at which each replay server has stored transitions after a time."""
+        return [self.value(self.of(server), "replay/inserts_per_second", since) for server in SERVERS]
+
+    def actors(self, since: float) -> float:
+        """Returns how many actors the replay servers have reported after a time; -1 until all have."""
+        counts = [self.value(self.of(server), "replay/actors", since) for server in SERVERS]
+        return sum(counts) if min(counts) >= 0 else -1.0
 
     def wait_for_acting(self, host: Host, what: str) -> None:
         self.wait(lambda: self.value(host, "actor/steps_per_second") > 0, f"{what}: acting")
@@ -136,7 +147,7 @@ class Fleet(NamedTuple):
 def metrics(host: Host, since: float = 0.0) -> list[dict[str, Any]]:
     """Returns the lines that a host's role has written after a time (unix seconds)."""
     try:
-        lines = read_metrics(host.run_directory / "metrics" / f"{host.role}.jsonl")
+        lines = read_metrics(host.run_directory / "metrics" / f"{host.name}.jsonl")
     except FileNotFoundError:
         return []
     return [line for line in lines if line["time"] > since]
@@ -154,6 +165,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     settings = ", ".join(f'"{key}" = "{value}"' for key, value in {**UNTIL_STOPPED, **GAME.settings}.items())
     user_data = rendered_user_data(
         folder, f'task = "{GAME.task}"', f'config_file = "{GAME.config_file}"', f'bucket = "{BUCKET}"',
+        f"replay_hosts = {len(SERVERS)}", f"actor_hosts = {ACTORS}",
         f"actor_host_environments = {GAME.host_environments}",
         f"ladder_environments = {ACTORS * GAME.host_environments}", f"settings = {{ {settings} }}",
     )  # fmt: skip
@@ -161,8 +173,8 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     with Bridge() as bridge, moto_server(folder, GATEWAY) as url:
         aws(url, "s3").create_bucket(Bucket=BUCKET)
         with Hosts(folder, image, user_data, url, bridge, GAME.timer_seconds) as hosts:
-            for role in ("actor", "actor", "actor", "evaluator", "learner", "replay"):  # whom they need comes last
-                hosts.start(role)
+            for name in HOSTS:
+                hosts.start(name)
             push_keys(url)  # after the hosts: they wait for them
             yield Fleet(url, hosts, bridge)
 
@@ -185,8 +197,8 @@ def test_hosts_of_the_fleet_find_each_other_and_train(fleet: Fleet) -> None:
 
 
 def test_links_are_encrypted(fleet: Fleet) -> None:
-    for role in ("replay", "learner", "actor"):
-        assert "links over tcp are encrypted" in fleet.of(role).log()
+    for name in (*SERVERS, "learner", "actor"):
+        assert "links over tcp are encrypted" in fleet.of(name).log()
 
 
 def test_fleet_learns_its_game(fleet: Fleet) -> None:
@@ -198,7 +210,10 @@ def wait_until_stored(fleet: Fleet, name: str) -> None:
     fleet.wait(lambda: name in stored(fleet.url, BUCKET), f"{name} in the bucket")
 
 
-@pytest.mark.parametrize("name", ["results/metrics/evaluator.jsonl", "learner/manifest.json", "replay/manifest.json"])
+@pytest.mark.parametrize("name", [
+    "results/metrics/evaluator.jsonl", "results/metrics/replay-1.jsonl", "learner/manifest.json",
+    "replay/manifest.json", "replay-1/manifest.json",
+])  # fmt: skip
 def test_results_and_state_reach_the_bucket(fleet: Fleet, name: str) -> None:
     wait_until_stored(fleet, f"runs/run-1/{name}")
     assert f"runs/run-1/{name}" in stored(fleet.url, BUCKET)
@@ -210,7 +225,7 @@ def tensorboard(fleet: Fleet, path: str) -> Any:
 
 
 def test_tensorboard_shows_the_metrics_of_all_hosts_during_the_run(fleet: Fleet) -> None:
-    fleet.wait(lambda: {"learner", "replay", "evaluator"} <= {*tensorboard(fleet, "runs")}, "TensorBoard")
+    fleet.wait(lambda: {"learner", *SERVERS, "evaluator"} <= {*tensorboard(fleet, "runs")}, "TensorBoard")
     points = "plugin/scalars/scalars?run=learner&tag=learner/updates"
     fleet.wait(lambda: tensorboard(fleet, points) != [], "the learner's updates in TensorBoard")
     shown = tensorboard(fleet, points)[-1]
@@ -229,21 +244,35 @@ def test_fleet_survives_the_loss_of_each_actor_host_and_takes_its_replacement_in
     assert not {*lost} & {*fleet.all("actor")}
 
 
-@pytest.mark.parametrize("role", ["evaluator", "replay", "learner"])
+@pytest.mark.parametrize("role", ["evaluator", "learner"])
 def test_fleet_survives_the_loss_of_a_host_and_takes_its_replacement_in(fleet: Fleet, role: str) -> None:
-    before, now = fleet.updates(), time.time()
-    held = fleet.value(fleet.of("replay"), "replay/size_transitions")
+    before = fleet.updates()
     new = fleet.hosts.replace(fleet.of(role))
     if role == "learner":  # a new one, which knows only what is in the bucket
         fleet.wait(lambda: fleet.updates() > 0, "the learner's return")
         assert fleet.updates() > before / 2
-    if role == "replay":  # so does this one
-        fleet.wait(lambda: sizes(new, now) != [], "the replay server's return")
-        assert "fetched the replay of the run from s3://" in new.log()
-        assert sizes(new, now)[0] > held / 2
     if role == "evaluator":
         fleet.wait(lambda: fleet.value(new, "eval/updates") > before, "an evaluation of newer weights")
     fleet.wait_for_progress(f"after the loss of {role}")
+    assert new.is_up()
+
+
+@pytest.mark.parametrize("server", SERVERS)
+def test_fleet_learns_on_without_one_of_its_replay_servers_which_returns_with_its_copy(
+    fleet: Fleet, server: str
+) -> None:
+    lost, learner, now = fleet.of(server), fleet.of("learner"), time.time()
+    held, said = fleet.value(lost, "replay/size_transitions"), learner.log()
+    fleet.hosts.lose(lost)
+    one_of_two = "1 of 2 replay servers are joined"
+    fleet.wait(lambda: learner.log().count(one_of_two) > said.count(one_of_two), "the learner's notice")
+    updates = fleet.updates()
+    fleet.wait(lambda: fleet.updates() > updates + 100, f"learning without {server}")
+    new = fleet.hosts.start(server)
+    fleet.wait(lambda: sizes(new, now) != [], f"the return of {server}")
+    assert f"fetched the {server} of the run from s3://" in new.log()
+    assert sizes(new, now)[0] > held / 2
+    fleet.wait_for_progress(f"after the loss of {server}")
     assert new.is_up()
 
 
@@ -254,8 +283,7 @@ def test_spot_notice_ends_an_actor_cleanly_before_its_instance_goes(fleet: Fleet
     fleet.wait(lambda: ended in host.log(), "the end of the role", SPOT_NOTICE_SECONDS / 60)
     assert "spot notice: " in host.log()
     now = time.time()
-    replay = fleet.of("replay")
-    fleet.wait(lambda: fleet.value(replay, "replay/actors", now) == ACTORS - 1, "an actor less")
+    fleet.wait(lambda: fleet.actors(now) == ACTORS - 1, "an actor less")
     assert host.is_up()
     assert host.log().count("apex-jax@actor.service has ended") == 1  # it was not started again
     fleet.hosts.replace(host)
@@ -283,8 +311,8 @@ def test_stopped_fleet_has_stored_its_last_checkpoint_and_a_new_one_goes_on(flee
     for host in list(fleet.hosts.all):
         host.shut_down()
         fleet.hosts.all.remove(host)
-    for role in ("replay", "learner", "actor", "actor", "actor", "evaluator"):
-        fleet.hosts.start(role)
+    for name in reversed(HOSTS):
+        fleet.hosts.start(name)
     fleet.wait(lambda: fleet.updates() >= updates, "what had been learned")
     fleet.wait_for_progress("after stop and start")
     fleet.wait_for_score("after stop and start", updates)

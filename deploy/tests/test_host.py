@@ -115,6 +115,12 @@ def keys_environment(url: str, folder: Path, *files: str) -> dict[str, str]:
     }
 
 
+def named(name: str) -> dict[str, str]:
+    """Returns the variables that name a host: its role, or a further replay server."""
+    role = name.partition("-")[0]
+    return {"APEX_JAX_ROLE": role} if role == name else {"APEX_JAX_ROLE": role, "APEX_JAX_NAME": name}
+
+
 def mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
@@ -146,22 +152,23 @@ def test_boot_waits_for_keys_that_are_pushed_later(url: str, tmp_path: Path) -> 
     assert log.read_text().count("late.secret") == 1  # said once, not at each try
 
 
-def test_boot_points_the_name_at_the_host_that_booted_last(url: str, stub: Stub) -> None:
+@pytest.mark.parametrize("name", ["replay", "replay-1"])
+def test_boot_points_the_name_at_the_host_that_booted_last(url: str, stub: Stub, name: str) -> None:
     discovery = aws(url, "servicediscovery")
-    namespace = discovery.create_private_dns_namespace(Name="test.internal", Vpc="vpc-12345678")
+    namespace = discovery.create_private_dns_namespace(Name=f"{name}.internal", Vpc=f"vpc-of-{name}")
     operation = discovery.get_operation(OperationId=namespace["OperationId"])["Operation"]
     service = discovery.create_service(
-        Name="replay",
+        Name=name,
         NamespaceId=operation["Targets"]["NAMESPACE"],
         DnsConfig={"DnsRecords": [{"Type": "A", "TTL": 10}]},
     )["Service"]["Id"]
     for address in ("10.83.0.5", "10.83.0.9"):
         stub.pages["/latest/meta-data/local-ipv4"] = address
-        environment = {"APEX_JAX_SERVICE_ID": service, "APEX_JAX_ROLE": "replay", "APEX_JAX_METADATA_URL": stub.url}
+        environment = {"APEX_JAX_SERVICE_ID": service, "APEX_JAX_METADATA_URL": stub.url, **named(name)}
         done = run("deploy.host.boot", AWS_ENDPOINT_URL=url, **environment)
         assert done.returncode == 0, done.stderr
     instances = discovery.list_instances(ServiceId=service)["Instances"]
-    assert {one["Id"] for one in instances} == {"replay"}  # one identity: AWS overwrites it, moto appends
+    assert {one["Id"] for one in instances} == {name}  # one identity: AWS overwrites it, moto appends
     assert instances[-1]["Attributes"]["AWS_INSTANCE_IPV4"] == "10.83.0.9"
     assert stub.refused == 0
 
@@ -210,18 +217,17 @@ def test_spot_watch_goes_on_while_the_metadata_service_is_unreachable(stub: Stub
             one.kill()
 
 
-@pytest.mark.parametrize("healthy", [True, False])
+@pytest.mark.parametrize(("role", "healthy"), [("replay", True), ("actor", False), ("replay-1", True)])
 def test_health_report_has_the_metrics_that_the_alarms_read(
-    url: str, stub: Stub, tmp_path: Path, healthy: bool
+    url: str, stub: Stub, tmp_path: Path, role: str, healthy: bool
 ) -> None:
     if healthy:
         stub.pages["/status"] = json.dumps({"role": "replay"})
-    role = f"role-{healthy}"
     environment = {
+        **named(role),
         "APEX_JAX_STATUS": f"{stub.url}/status",
         "APEX_JAX_NAMESPACE": "ApexJax",
         "APEX_JAX_FLEET": FLEET,
-        "APEX_JAX_ROLE": role,
         "APEX_JAX_DATA": str(tmp_path),
     }
     done = run("deploy.host.report_health", AWS_ENDPOINT_URL=url, **environment)
@@ -253,7 +259,7 @@ def results(url: str, action: str, run_directory: Path, role: str, bucket: str =
     environment = {
         "APEX_JAX_STORAGE": f"s3://{bucket}/runs/a",
         "APEX_JAX_RUN": str(run_directory),
-        "APEX_JAX_ROLE": role,
+        **named(role),
     }
     done = run("deploy.host.results", action, AWS_ENDPOINT_URL=url, **environment)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
@@ -274,7 +280,7 @@ def test_results_of_all_hosts_make_one_run_directory(url: str, tmp_path: Path) -
     s3 = aws(url, "s3")
     s3.create_bucket(Bucket="results")
     own: dict[str, str] = {}
-    for role in ("replay", "learner", "evaluator"):
+    for role in ("replay", "replay-1", "learner", "evaluator"):
         shown = {f"metrics/{role}.jsonl": f"{role} 1", f"tensorboard/{role}/events.1": role}
         shown |= {"learner": {"config.yaml": "seed: 1"}, "evaluator": {"video.mp4": "film"}}.get(role, {})
         own |= written(tmp_path / role, shown)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -82,7 +83,7 @@ def unit_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
         elif path.suffix in (".service", ".timer"):
             shutil.copy(path, units)
     programs = root / "opt/apex-jax/current/.venv/bin"
-    for path in (programs / "python", programs / "tensorboard", root / "usr/bin/nvidia-modprobe"):
+    for path in (programs / "python", programs / "tensorboard", root / "usr/bin/nvidia-modprobe", root / "bin/sh"):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("#!/bin/sh\n")
         path.chmod(0o755)
@@ -154,9 +155,22 @@ def test_failing_unit_is_restarted_after_growing_pauses_without_a_limit() -> Non
 def test_gpu_is_opened_for_the_learner_with_all_rights_and_before_it_starts() -> None:
     drop_in = "apex-jax@learner.service.d/gpu.conf"
     opening = "+/usr/bin/nvidia-modprobe -c 0"  # + is without the hardening
-    assert setting(drop_in, "ExecStartPre") == [f"{opening} -c 255", f"{opening} -u"]
+    first, others, last = setting(drop_in, "ExecStartPre")
+    assert (first, last) == (f"{opening} -c 255", f"{opening} -u")
+    assert others.startswith("+/bin/sh -c ")
     assert setting(drop_in, "PrivateDevices") == ["no"]
     assert setting("apex-jax@.service", "NoNewPrivileges") == ["yes"]
+
+
+def test_every_gpu_that_the_driver_has_found_is_opened(tmp_path: Path) -> None:
+    _, script = shlex.split(setting("apex-jax@learner.service.d/gpu.conf", "ExecStartPre")[1])[1:]
+    for minor, place in enumerate(("0000:31:00.0", "0000:37:00.0")):
+        (tmp_path / place).mkdir()
+        (tmp_path / place / "information").write_text(
+            f"Model: \t NVIDIA L4\nDevice Minor: \t {minor}\nGPU Excluded:\t No\n"
+        )
+    script = script.replace("/proc/driver/nvidia/gpus", str(tmp_path)).replace("/usr/bin/nvidia-modprobe", "echo")
+    assert say("sh", "-c", script) == (0, "-c 0 -c 1\n")
 
 
 def test_every_program_that_a_unit_starts_is_there() -> None:
@@ -219,7 +233,7 @@ def test_disks_hold_their_images() -> None:
     cpu, gpu = (int(size) for size in re.findall(r"volume_size += (\d+)", (PACKER / "apex-jax.pkr.hcl").read_text()))
     assert gpu >= 100  # the base image has 75
     presets = re.findall(r"volume_gib += \{ (.*) \}", (TERRAFORM / "presets.tf").read_text())
-    assert len(presets) == 2
+    assert len(presets) == 3
     for preset in presets:
         disks = {role: int(size) for role, size in re.findall(r"(\w+) = (\d+)", preset)}
         assert set(disks) == set(ROLES)
@@ -344,18 +358,29 @@ def test_role_stops_before_the_agent_that_sends_its_last_log_lines() -> None:
 @pytest.mark.terraform
 @pytest.mark.parametrize("role", ROLES)
 def test_settings_of_the_user_data_are_keys_of_the_program(user_data: dict[str, str], role: str) -> None:
-    """The command line that the unit makes of the environment file is one that main.py takes."""
+    assert "seed: 3" in config_of(user_data[role])
+
+
+@pytest.mark.terraform
+def test_settings_of_a_fleet_with_several_replay_servers_and_gpus_are_keys_of_the_program(tmp_path: Path) -> None:
+    rendered = rendered_user_data(tmp_path, 'size = "large"', 'bucket = "my-results"')
+    assert rendered.keys() == {*ROLES, "replay-1", "replay-2", "replay-3"}
+    configs = {name: config_of(text) for name, text in rendered.items()}
+    assert all("  servers: 4\n" in text for text in configs.values())
+    assert "  index: 3\n" in configs["replay-3"]
+    assert "  devices: 4\n" in configs["learner"]
+
+
+def config_of(user_data: str) -> str:
+    """Returns the configuration that main.py makes of the command line of the role's unit."""
     import yaml
 
-    data = yaml.safe_load(user_data[role])
-    environment = environment_of(data["write_files"][0]["content"])
+    environment = environment_of(yaml.safe_load(user_data)["write_files"][0]["content"])
+    role, config = environment["APEX_JAX_ROLE"], environment["APEX_JAX_CONFIG"]
     settings = environment["APEX_JAX_SETTINGS"].split()
-    code, said = say(
-        sys.executable, "main.py", "--role", role, "--config", environment["APEX_JAX_CONFIG"], *settings,
-        "--print-config",
-    )  # fmt: skip
+    code, said = say(sys.executable, "main.py", "--role", role, "--config", config, *settings, "--print-config")
     assert code == 0, said
-    assert "seed: 3" in said
+    return said
 
 
 @pytest.mark.terraform

@@ -68,7 +68,7 @@ def test_every_variable_is_typed_and_described_and_refuses_invalid_values() -> N
 
 def test_every_entry_of_a_preset_has_a_variable_of_its_name() -> None:
     entries = re.findall(r"^ {6}(\w+) += ", (TERRAFORM / "presets.tf").read_text(), re.MULTILINE)
-    assert len(entries) == 2 * len({*entries})
+    assert len(entries) == 3 * len({*entries})
     assert {"volume_gib", "instance_types", "actor_hosts"} <= {*entries} <= {*blocks("variable")}
 
 

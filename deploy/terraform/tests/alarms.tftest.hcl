@@ -55,6 +55,26 @@ run "hosts_of_actors_that_do_not_act_are_told_of" {
   }
 }
 
+run "each_replay_server_is_watched_under_its_name" {
+  variables {
+    replay_hosts = 2
+  }
+
+  assert {
+    condition = {
+      for name, alarm in aws_cloudwatch_metric_alarm.host : name => "${alarm.dimensions.Role} ${alarm.metric_name}" if startswith(name, "replay")
+      } == {
+      replay-stopped   = "replay Healthy"
+      replay-memory    = "replay MemoryUsedPercent"
+      replay-disk      = "replay DiskUsedPercent"
+      replay-1-stopped = "replay-1 Healthy"
+      replay-1-memory  = "replay-1 MemoryUsedPercent"
+      replay-1-disk    = "replay-1 DiskUsedPercent"
+    }
+    error_message = "A healthy replay server must not hide another, as it would in a maximum of both."
+  }
+}
+
 run "roles_without_hosts_raise_nothing" {
   variables {
     actor_hosts = 0

@@ -12,14 +12,14 @@ variables {
 run "every_host_is_hardened" {
   assert {
     condition = alltrue([
-      for template in [module.replay.template, module.learner.template, module.actor.template, module.evaluator[0].template] :
+      for template in [module.replay[0].template, module.learner.template, module.actor.template, module.evaluator[0].template] :
       template.metadata_options.http_tokens == "required" && template.metadata_options.http_put_response_hop_limit == 1
     ])
     error_message = "IMDSv2 only, for the host itself only."
   }
   assert {
     condition = alltrue([
-      for template in [module.replay.template, module.learner.template, module.actor.template, module.evaluator[0].template] :
+      for template in [module.replay[0].template, module.learner.template, module.actor.template, module.evaluator[0].template] :
       template.volume.encrypted == "true" && template.volume.volume_type == "gp3"
     ])
     error_message = "Disks are encrypted."
@@ -32,12 +32,12 @@ run "small" {
     error_message = "The preset small has two actor hosts and a small GPU."
   }
   assert {
-    condition     = module.replay.group.min_size == 1 && module.replay.group.max_size == 1 && module.learner.group.min_size == 1 && module.learner.group.max_size == 1
+    condition     = module.replay[0].group.min_size == 1 && module.replay[0].group.max_size == 1 && module.learner.group.min_size == 1 && module.learner.group.max_size == 1
     error_message = "Replay and learner are groups of exactly one."
   }
   assert {
     condition = (
-      module.replay.group.distribution.on_demand_percentage_above_base_capacity == 100 && !module.replay.group.capacity_rebalance &&
+      module.replay[0].group.distribution.on_demand_percentage_above_base_capacity == 100 && !module.replay[0].group.capacity_rebalance &&
       module.learner.group.distribution.on_demand_percentage_above_base_capacity == 100 && !module.learner.group.capacity_rebalance
     )
     error_message = "Replay and learner are on demand."
@@ -51,20 +51,20 @@ run "small" {
   }
   assert {
     condition = alltrue([
-      for group in [module.replay.group, module.learner.group, module.evaluator[0].group] :
+      for group in [module.replay[0].group, module.learner.group, module.evaluator[0].group] :
       group.maintenance.min_healthy_percentage == 0 && group.maintenance.max_healthy_percentage == 100 && !group.capacity_rebalance
     ]) && module.actor.group.maintenance == null
     error_message = "Where there is one host, AWS starts no second before it has told the first to go."
   }
   assert {
     condition = alltrue([
-      for group in [module.replay.group, module.learner.group, module.actor.group, module.evaluator[0].group] :
+      for group in [module.replay[0].group, module.learner.group, module.actor.group, module.evaluator[0].group] :
       group.refresh.skip_matching && group.refresh.min_healthy_percentage == (group.hosts > 1 ? 50 : 0) && group.refresh.max_healthy_percentage == 100
     ])
     error_message = "A new template replaces the hosts that are not of it: of several half at a time, of one never a second beside it."
   }
   assert {
-    condition     = module.replay.group.subnet_ids == module.learner.group.subnet_ids && length(module.actor.group.subnet_ids) == 2
+    condition     = module.replay[0].group.subnet_ids == module.learner.group.subnet_ids && length(module.actor.group.subnet_ids) == 2
     error_message = "Replay and learner are side by side, actors everywhere."
   }
   assert {
@@ -89,6 +89,40 @@ run "paper" {
   assert {
     condition     = output.estimated_hourly_usd == "2.35"
     error_message = "An hour of paper costs ${output.estimated_hourly_usd}: deploy/README.md says another number."
+  }
+}
+
+run "large" {
+  variables {
+    size = "large"
+  }
+
+  assert {
+    condition     = length(module.replay) == 4 && module.actor.group.hosts * local.actor_host_environments == local.ladder_environments
+    error_message = "The preset large has four replay servers, and a place on the ladder for each environment."
+  }
+  assert {
+    condition = module.learner.group.instance_types[0] == "g6.12xlarge" && alltrue([
+      for word in ["learner.devices=4 ", "learner.batch_size=2048 ", "replay.capacity_transitions=8000000 ", "replay.servers=4 "] :
+      strcontains(output.user_data.learner, word)
+    ])
+    error_message = "The learner has four GPUs, of which each has the batch and the transitions of the paper's one."
+  }
+  assert {
+    condition     = output.estimated_hourly_usd == "9.48"
+    error_message = "An hour of large costs ${output.estimated_hourly_usd}: deploy/README.md says another number."
+  }
+}
+
+run "settings_of_the_preset_can_be_changed_one_by_one" {
+  variables {
+    size     = "large"
+    settings = { "learner.batch_size" = "1024" }
+  }
+
+  assert {
+    condition     = strcontains(output.user_data.learner, "learner.batch_size=1024 ") && strcontains(output.user_data.learner, "replay.capacity_transitions=8000000 ")
+    error_message = "A given setting replaces that of the preset, and the others stay."
   }
 }
 
@@ -131,7 +165,7 @@ run "disks_are_as_large_as_said_and_are_paid_for" {
 
   assert {
     condition = join(" ", [
-      for template in [module.replay.template, module.learner.template, module.actor.template, module.evaluator[0].template] : template.volume.volume_size
+      for template in [module.replay[0].template, module.learner.template, module.actor.template, module.evaluator[0].template] : template.volume.volume_size
     ]) == "1040 100 20 20"
     error_message = "Roles that are named have the given disk, the others the preset's."
   }
@@ -168,10 +202,73 @@ run "prices_of_another_region_are_not_made_up" {
   }
 }
 
+run "two_replay_hosts" {
+  variables {
+    replay_hosts = 2
+    actor_hosts  = 2
+  }
+
+  assert {
+    condition     = [for host in module.replay : host.group_name] == ["apex-jax-replay", "apex-jax-replay-1"] && toset(keys(output.user_data)) == toset(["replay", "replay-1", "learner", "actor", "evaluator"])
+    error_message = "Each replay server has a group of its own, under its name."
+  }
+  assert {
+    condition = alltrue([
+      for host in module.replay : host.group.min_size == 1 && host.group.max_size == 1 && host.group.maintenance.max_healthy_percentage == 100 &&
+      host.group.subnet_ids == module.learner.group.subnet_ids && host.group.distribution.on_demand_percentage_above_base_capacity == 100
+    ])
+    error_message = "Each is a group of exactly one, on demand, beside the learner."
+  }
+  assert {
+    condition = (
+      strcontains(output.user_data.actor, "addresses.experience=[tcp://replay.apex-jax.internal:5550,tcp://replay-1.apex-jax.internal:5550] ") &&
+      strcontains(output.user_data.learner, "addresses.sampling=[tcp://replay.apex-jax.internal:5551,tcp://replay-1.apex-jax.internal:5551] ")
+    )
+    error_message = "Actors and learner know all replay servers, in one order."
+  }
+  assert {
+    condition     = alltrue([for name, text in output.user_data : strcontains(text, "replay.servers=2 ")])
+    error_message = "Every role knows their number."
+  }
+  assert {
+    condition = (
+      !strcontains(output.user_data.replay, "replay.index=") && strcontains(output.user_data["replay-1"], "replay.index=1 ") &&
+      alltrue([for name in ["replay", "replay-1"] : strcontains(output.user_data[name], "addresses.experience=tcp://*:5550 ") && strcontains(output.user_data[name], "storage.url=s3://")])
+    )
+    error_message = "Each replay server has its place in that order, and serves on its own host."
+  }
+  assert {
+    condition = (
+      local.environment["replay-1"].APEX_JAX_ROLE == "replay" && local.environment["replay-1"].APEX_JAX_NAME == "replay-1" &&
+      !contains(keys(local.environment.replay), "APEX_JAX_NAME") && local.environment["replay-1"].APEX_JAX_KEY_FILES == local.environment.replay.APEX_JAX_KEY_FILES
+    )
+    error_message = "A further replay server has the role's unit and keys, and reports under its own name."
+  }
+  assert {
+    condition     = output.estimated_hourly_usd == "1.40"
+    error_message = "A second replay host costs its instance, disk, metrics and three alarms: not ${output.estimated_hourly_usd}."
+  }
+}
+
+run "learner_uses_all_gpus_of_its_host" {
+  variables {
+    learner_devices = 0
+  }
+
+  assert {
+    condition     = strcontains(output.user_data.learner, "learner.devices=0 ") && !strcontains(output.user_data.replay, "learner.devices")
+    error_message = "Nought is all GPUs, not the preset's number."
+  }
+}
+
 run "roles_are_told_where_the_others_are" {
   assert {
     condition     = strcontains(output.user_data.actor, "addresses.experience=tcp://replay.apex-jax.internal:5550 ") && strcontains(output.user_data.actor, "addresses.weights=tcp://learner.apex-jax.internal:5552 ")
     error_message = "An actor sends to the replay server and hears from the learner."
+  }
+  assert {
+    condition     = alltrue([for word in ["replay.servers", "replay.index", "learner.devices", "APEX_JAX_NAME="] : !strcontains(jsonencode(output.user_data), word)])
+    error_message = "One replay server and one GPU need no setting."
   }
   assert {
     condition     = strcontains(output.user_data.learner, "learner.device=gpu")
@@ -212,7 +309,7 @@ run "stopped" {
   }
 
   assert {
-    condition     = module.replay.group.hosts + module.learner.group.hosts + module.actor.group.hosts + module.evaluator[0].group.hosts == 0
+    condition     = module.replay[0].group.hosts + module.learner.group.hosts + module.actor.group.hosts + module.evaluator[0].group.hosts == 0
     error_message = "No instance runs."
   }
   assert {

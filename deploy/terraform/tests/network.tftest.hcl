@@ -65,7 +65,7 @@ run "private" {
   }
   assert {
     condition = alltrue([
-      for template in [module.replay.template, module.learner.template, module.actor.template, module.evaluator[0].template] :
+      for template in [module.replay[0].template, module.learner.template, module.actor.template, module.evaluator[0].template] :
       template.network_interface.associate_public_ip_address == "false"
     ])
     error_message = "No host has a public address."
@@ -107,6 +107,25 @@ run "names" {
   }
 }
 
+run "names_of_two_replay_servers" {
+  variables {
+    replay_hosts = 2
+  }
+
+  assert {
+    condition = { for name, service in aws_service_discovery_service.host : name => service.name } == {
+      replay = "replay", replay-1 = "replay-1", learner = "learner"
+    }
+    error_message = "Each replay server has a name of its own."
+  }
+  assert {
+    condition = length(aws_vpc_security_group_ingress_rule.link) == 4 && alltrue([
+      for host in module.replay : host.template.network_interface.security_groups == toset([aws_security_group.role["replay"].id])
+    ])
+    error_message = "All replay servers are in one security group, to which the links lead."
+  }
+}
+
 run "zones_by_name" {
   variables {
     zone_names = ["us-east-1c", "us-east-1a"]
@@ -118,7 +137,7 @@ run "zones_by_name" {
   }
   assert {
     condition = (
-      module.replay.group.subnet_ids == toset([aws_subnet.private["us-east-1c"].id]) &&
+      module.replay[0].group.subnet_ids == toset([aws_subnet.private["us-east-1c"].id]) &&
       module.learner.group.subnet_ids == toset([aws_subnet.private["us-east-1c"].id]) &&
       module.actor.group.subnet_ids == toset([aws_subnet.private["us-east-1a"].id, aws_subnet.private["us-east-1c"].id])
     )
@@ -170,7 +189,7 @@ run "existing_vpc" {
     error_message = "The groups are in the given VPC."
   }
   assert {
-    condition     = module.actor.group.subnet_ids == toset(var.subnet_ids) && module.replay.group.subnet_ids == toset([var.subnet_ids[0]])
+    condition     = module.actor.group.subnet_ids == toset(var.subnet_ids) && module.replay[0].group.subnet_ids == toset([var.subnet_ids[0]])
     error_message = "Actors are in all given subnets, the replay server in the first."
   }
   assert {

@@ -95,6 +95,36 @@ run "ladder_has_a_place_for_each_environment_of_a_host" {
   expect_failures = [terraform_data.rules]
 }
 
+run "ladder_has_an_environment_for_each_replay_server" {
+  command = plan
+
+  variables {
+    replay_hosts            = 2
+    ladder_environments     = 1
+    actor_host_environments = 1
+  }
+  expect_failures = [terraform_data.rules]
+}
+
+run "each_replay_server_has_an_actor_host" {
+  command = plan
+
+  variables {
+    replay_hosts = 3 # and two actor hosts
+  }
+  expect_failures = [terraform_data.rules]
+}
+
+run "gpus_divide_the_replay_servers" {
+  command = plan
+
+  variables {
+    replay_hosts    = 2
+    learner_devices = 4
+  }
+  expect_failures = [terraform_data.rules]
+}
+
 run "own_vpc_needs_endpoints" {
   command = plan
 

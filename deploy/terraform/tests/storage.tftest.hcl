@@ -53,6 +53,28 @@ run "own_bucket" {
   }
 }
 
+run "two_replay_servers_have_a_folder_each" {
+  variables {
+    replay_hosts = 2
+  }
+
+  assert {
+    condition = toset([
+      for rule in aws_s3_bucket_lifecycle_configuration.results[0].rule : rule.filter[0].prefix if startswith(rule.id, "old-")
+    ]) == toset(["runs/run-1/replay/", "runs/run-1/replay-1/", "runs/run-1/results/"])
+    error_message = "What each replay server replaces stays a day."
+  }
+  assert {
+    condition = {
+      for one in data.aws_iam_policy_document.role["replay"].statement : one.sid => sort(one.resources) if contains(["State", "Results"], one.sid)
+      } == {
+      State   = sort([for name in ["replay", "replay-1"] : "${local.bucket_arn}/runs/run-1/${name}/*"])
+      Results = sort([for name in ["metrics/replay.jsonl", "tensorboard/replay/*", "metrics/replay-1.jsonl", "tensorboard/replay-1/*"] : "${local.bucket_arn}/runs/run-1/results/${name}"])
+    }
+    error_message = "The replay servers may write their folders and results, and no others."
+  }
+}
+
 run "leave_to_delete_results" {
   variables {
     delete_results = true

@@ -179,6 +179,69 @@ run "settings_refuses_ladder" {
   expect_failures = [var.settings]
 }
 
+run "settings_refuses_replay_servers" {
+  command = plan
+
+  variables {
+    settings = { "replay.servers" = "2" }
+  }
+  expect_failures = [var.settings]
+}
+
+run "settings_refuses_learner_devices" {
+  command = plan
+
+  variables {
+    settings = { "learner.devices" = "2" }
+  }
+  expect_failures = [var.settings]
+}
+
+run "replay_hosts_refuses_zero" {
+  command = plan
+
+  variables {
+    replay_hosts = 0
+  }
+  expect_failures = [var.replay_hosts]
+}
+
+run "replay_hosts_refuses_more_than_the_program_knows" {
+  command = plan
+
+  variables {
+    replay_hosts = 65
+  }
+  expect_failures = [var.replay_hosts]
+}
+
+run "replay_hosts_refuses_fraction" {
+  command = plan
+
+  variables {
+    replay_hosts = 1.5
+  }
+  expect_failures = [var.replay_hosts]
+}
+
+run "learner_devices_refuses_negative" {
+  command = plan
+
+  variables {
+    learner_devices = -1
+  }
+  expect_failures = [var.learner_devices]
+}
+
+run "learner_devices_refuses_fraction" {
+  command = plan
+
+  variables {
+    learner_devices = 1.5
+  }
+  expect_failures = [var.learner_devices]
+}
+
 run "ladder_environments_refuses_zero" {
   command = plan
 

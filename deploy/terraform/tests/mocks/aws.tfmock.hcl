@@ -13,7 +13,7 @@ mock_data "aws_availability_zones" {
 }
 
 mock_data "aws_ec2_instance_type_offerings" {
-  defaults = { instance_types = ["r7i.large", "r7i.xlarge", "g6.xlarge", "g6.2xlarge"] }
+  defaults = { instance_types = ["r7i.large", "r7i.xlarge", "g6.xlarge", "g6.2xlarge", "g6.12xlarge"] }
 }
 
 mock_data "aws_ami" {
