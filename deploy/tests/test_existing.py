@@ -1,7 +1,9 @@
-"""A fleet in an existing VPC with an existing bucket, on moto with the real provider; both stay unchanged."""
+"""A fleet of two replay hosts in an existing VPC with an existing bucket, on moto with the real provider; both stay."""
 
 from __future__ import annotations
 
+import base64
+import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -14,7 +16,7 @@ pytestmark = [pytest.mark.deploy, pytest.mark.timeout(900)]
 
 BUCKET, FOREIGN_BUCKET = "my-results", "far-results"
 CHECKPOINT = "runs/run-1/learner/checkpoints/200/state"
-ROLES = ("replay", "learner", "actor", "evaluator")
+GROUPS = ("replay", "replay-1", "learner", "actor", "evaluator")
 
 
 class Given(NamedTuple):
@@ -44,7 +46,7 @@ class Applied(NamedTuple):
         return aws(self.fleet.url, "ec2")
 
     def variables(self, bucket: str = BUCKET) -> tuple[str, ...]:
-        return (*self.given.variables, f"-var=bucket={bucket}")
+        return (*self.given.variables, f"-var=bucket={bucket}", "-var=replay_hosts=2")
 
     def state_of_what_was_given(self) -> Any:
         """Returns VPCs, subnets, their routes, and what is in the bucket, as AWS describes them."""
@@ -94,9 +96,9 @@ def applied(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Applied]:
 
 def test_hosts_are_in_the_given_subnets(applied: Applied) -> None:
     zones = {role: {*group["VPCZoneIdentifier"].split(",")} for role, group in applied.fleet.groups().items()}
-    assert zones.keys() == {*ROLES}
+    assert zones.keys() == {*GROUPS}
     assert zones["actor"] == {*applied.given.subnet_ids}
-    assert zones["replay"] == zones["learner"] == {applied.given.subnet_ids[0]}
+    assert zones["replay"] == zones["replay-1"] == zones["learner"] == {applied.given.subnet_ids[0]}
 
 
 def test_endpoints_are_made_in_the_given_vpc_and_that_of_s3_in_its_route_table(applied: Applied) -> None:
@@ -112,6 +114,17 @@ def test_run_goes_into_the_given_bucket_and_no_other_is_made(applied: Applied) -
     assert buckets == {BUCKET, FOREIGN_BUCKET}
     for role in ("replay", "learner"):
         assert f"arn:aws:s3:::{BUCKET}/" in str(applied.fleet.policy(role))
+
+
+def test_each_replay_host_has_a_name_and_a_folder_of_its_own(applied: Applied) -> None:
+    discovery = aws(applied.fleet.url, "servicediscovery")
+    services = {one["Id"]: one["Name"] for one in discovery.list_services()["Services"]}
+    assert {*services.values()} == {"replay", "replay-1", "learner"}
+    for name in ("replay", "replay-1"):
+        user_data = base64.b64decode(applied.fleet.template(name)["UserData"]).decode()
+        (service,) = re.findall(r'APEX_JAX_SERVICE_ID="(.+)"', user_data)
+        assert services[service] == name
+        assert f"arn:aws:s3:::{BUCKET}/runs/run-1/{name}/*" in str(applied.fleet.policy("replay"))
 
 
 def test_bucket_of_another_region_is_refused_before_anything_is_made(applied: Applied) -> None:
