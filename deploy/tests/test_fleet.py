@@ -300,7 +300,8 @@ def test_fleet_learns_on_with_keys_that_were_rotated(fleet: Fleet) -> None:
     for host in before:  # as deploy/README.md says
         host.run("systemctl", "restart", "apex-jax-boot.service")
     fleet.wait(lambda: all(host.secret_key() not in ("", old) for host, old in before.items()), "new keys on all hosts")
-    assert all(ends(host) > ended[host] for host in before)  # a role holds the keys that it was started with
+    restarted = "the end of each role, which holds the keys that it was started with"
+    fleet.wait(lambda: all(ends(host) > ended[host] for host in before), restarted)
     fleet.wait_for_progress("with new keys")
     fleet.wait(lambda: fleet.value(fleet.of("evaluator"), "eval/updates") > updates, "an evaluation with new keys")
     assert fleet.hosts.all == [*before]
