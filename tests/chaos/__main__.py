@@ -1,10 +1,10 @@
-"""Injects random faults into a fleet: `python -m tests.chaos --minutes 30 --seed 1 [--report FILE]`.
+"""Injects random faults into a fleet: `python -m tests.chaos --minutes 30 --seed 1 [--servers N] [--report FILE]`.
 
-One replay server, a learner, three actors and an evaluator, real processes with keys over loopback tcp with a proxy at
-every client; whatever ends is started again after a second, as systemd would. Every 10 to 30 s one of them is killed,
-terminated, stopped for a while, cut off for a while, or has its connections reset or lost, each of which befalls each
-process once in about 18 minutes; the same order for the same seed. Prints a report and a line of JSON; exit code 1
-where something that must hold did not.
+One replay server, or several, a learner, three actors and an evaluator, real processes with keys over loopback tcp with
+a proxy at every client; whatever ends is started again after a second, as systemd would. Every 10 to 30 s one of them
+is killed, terminated, stopped for a while, cut off for a while, or has its connections reset or lost, each of which
+befalls each process once in about 18 minutes; the same order for the same seed. One of several replay servers may also
+lose its disk. Prints a report and a line of JSON; exit code 1 where something that must hold did not.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import argparse
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -31,13 +32,13 @@ from apex_jax.transport import keys
 from tests.chaos.deck import Deck
 from tests.chaos.ledger import ledger_violations, newest_ledger, read_books
 from tests.chaos.watch import Advance, Learning, Life, growth, trend_of
-from tests.rigs.fleet import CONNECTS_TO, Fleet, role_of
+from tests.rigs.fleet import Fleet, role_of
 from tests.rigs.processes import ROOT, Programs, catch
 from tests.rigs.proxy import Proxy
 
-NAMES = ("replay", "learner", "actor-0", "actor-1", "actor-2", "evaluator")
-SERVES = {"replay": ("experience", "sampling"), "learner": ("weights",)}
+OTHERS = ("learner", "actor-0", "actor-1", "actor-2", "evaluator")  # than the replay servers
 KINDS = ("SIGKILL", "SIGTERM", "SIGSTOP", "partition", "reset", "lose")
+EMPTY = "empty"  # SIGKILL, and the loss of the disk
 PAUSE_SECONDS = (10.0, 30.0)  # between two faults
 LASTS_SECONDS = (5.0, 20.0)  # being stopped, or cut off
 RESTART_SECONDS = 1.0
@@ -74,19 +75,20 @@ class Soak:
     recoveries: list[tuple[float, str, Callable[[], None]]] = field(default_factory=list)  # when, whose, how
 
     def __post_init__(self) -> None:
-        metrics = self.fleet.directory / "metrics"
+        metrics, servers = self.fleet.directory / "metrics", self.fleet.servers
+        self.names = (*servers, *OTHERS)
         self.updates = Advance(metrics / "learner.jsonl", "learner/updates")
-        self.frames = Advance(metrics / "replay.jsonl", "step")
+        self.frames = Advance(metrics / ("replay.jsonl" if len(servers) == 1 else "learner.jsonl"), "step")
         self.learning = Learning(metrics / "evaluator.jsonl")
         self.longest_leave_seconds = 0.0  # of the end of the soak
         self._has_begun = False
         self._next_sample = 0.0
         self._restart_at: dict[str, float] = {}
         self._pause = threading.Event()
-        self._deck = Deck(self.rng, NAMES, KINDS)
-        for name in NAMES:
-            for link in CONNECTS_TO[role_of(name)]:
-                self.fleet.proxy(name, link)
+        cards = [(name, kind) for name in self.names for kind in KINDS]
+        self._deck = Deck(self.rng, cards + [(name, EMPTY) for name in servers if len(servers) > 1])
+        for name in OTHERS:
+            self.fleet.all_proxies(name)
 
     @property
     def now(self) -> float:
@@ -94,7 +96,7 @@ class Soak:
 
     def run(self, seconds: float) -> None:
         """Starts the fleet, injects faults for this long, and lets it settle."""
-        for name in NAMES:
+        for name in self.names:
             self._start(name)
         self._tick_until(lambda: self.updates.total > 0, START_SECONDS, "learning has not begun")
         self._has_begun = True
@@ -123,12 +125,15 @@ class Soak:
 
     def end(self) -> None:
         """Sends SIGTERM to the actors and, once the replay has their segments, to the learner and the rest."""
-        actors = [name for name in NAMES if role_of(name) == "actor"]
+        actors = [name for name in self.names if role_of(name) == "actor"]
         self._leave(actors)
         until = time.monotonic() + PROGRESS_SECONDS
-        while time.monotonic() < until and (self.fleet.actors() or self.fleet.newest("replay", "ledger/in_flight", 1)):
+        while time.monotonic() < until and (self.fleet.actors() or self._in_flight()):
             self._pause.wait(TICK_SECONDS)
-        self._leave(["learner", *(name for name in NAMES if name not in (*actors, "learner"))])
+        self._leave(["learner", *(name for name in self.names if name not in (*actors, "learner"))])
+
+    def _in_flight(self) -> float:
+        return sum(self.fleet.newest(name, "ledger/in_flight", 1) for name in self.fleet.servers)
 
     def _leave(self, names: Sequence[str]) -> None:
         for name in names:
@@ -146,7 +151,7 @@ class Soak:
             self._bury(life)
 
     def _tick(self) -> None:
-        for name in NAMES:
+        for name in self.names:
             self._keep_alive(name)
         for when, name, recover in [*self.recoveries]:
             if self.now >= when:
@@ -227,7 +232,12 @@ class Soak:
             return
         name, kind = drawn
         life, proxies = self.lives[name], self._proxies_of(name)
-        if kind in ("SIGKILL", "SIGTERM"):
+        if kind == EMPTY:
+            life.ended_by = "SIGKILL"
+            life.program.send(signal.SIGKILL)
+            life.program.process.wait(LEAVE_SECONDS)
+            shutil.rmtree(self.fleet.directory / name)
+        elif kind in ("SIGKILL", "SIGTERM"):
             life.ended_by = kind
             life.program.send(signal.Signals[kind])
             if kind == "SIGTERM":
@@ -252,8 +262,12 @@ class Soak:
 
     def _proxies_of(self, name: str) -> list[Proxy]:
         """Returns the proxies between a process and all others."""
-        served = SERVES.get(name, ())
-        return [proxy for (client, link), proxy in self.fleet.proxies.items() if client == name or link in served]
+        if name in self.fleet.servers:
+            served = {(link, self.fleet.servers.index(name)) for link in ("experience", "sampling")}
+        else:
+            served = {("weights", 0)} if name == "learner" else set()
+        proxies = self.fleet.proxies.items()
+        return [proxy for (client, *served_at), proxy in proxies if client == name or tuple(served_at) in served]
 
 
 def heal(proxies: Sequence[Proxy]) -> None:
@@ -274,7 +288,10 @@ def check_end(soak: Soak, programs: Programs) -> None:
     final = programs.start(*config, "--role", "evaluator", f"checkpoint={soak.fleet.directory}", "episodes=100")
     if final.exit_code(120) != 0 or "mean return" not in final.stdout:
         soak.violations.append(f"the last checkpoint does not load: {final.stdout}{final.stderr}")
-    soak.violations += ledger_violations(read_books(soak.fleet.directory, soak.lives.values()))
+    emptied = {fault.name for fault in soak.faults if fault.kind == EMPTY}
+    for name in soak.fleet.servers:
+        books = read_books(soak.fleet.directory, name, soak.lives.values(), len(soak.fleet.servers))
+        soak.violations += ledger_violations(books, name in emptied)
 
 
 def report(soak: Soak, minutes: float, seed: int) -> tuple[str, dict[str, Any]]:
@@ -296,13 +313,14 @@ def report(soak: Soak, minutes: float, seed: int) -> tuple[str, dict[str, Any]]:
         "lowest_minute_return": round(min(means), 2) if means else None,
         "final_minute_return": round(means[-1], 2) if means else None,
         "dropped": soak.fleet.dropped(),
-        "ledger": newest_ledger(soak.fleet.directory),
+        "ledger": newest_ledger(soak.fleet.directory, "replay"),
         "trends": {},
         "violations": soak.violations,
     }
-    text = [f"Chaos soak of {minutes:g} minutes, seed {seed}", ""]
+    several = f", {len(soak.fleet.servers)} replay servers" if len(soak.fleet.servers) > 1 else ""
+    text = [f"Chaos soak of {minutes:g} minutes, seed {seed}{several}", ""]
     text += [f"{len(soak.faults)} faults: " + ", ".join(f"{number} {kind}" for kind, number in kinds.items())]
-    for name in NAMES:
+    for name in soak.names:
         own = [life for life in lives if life.name == name]
         of_name = [fault.kind for fault in soak.faults if fault.name == name]
         line = f"  {name:10} {len(of_name):3} faults, {len(own):3} lives"
@@ -324,12 +342,12 @@ def report(soak: Soak, minutes: float, seed: int) -> tuple[str, dict[str, Any]]:
     return "\n".join(text), figures
 
 
-def soak(folder: Path, minutes: float, seed: int) -> tuple[str, dict[str, Any]]:
+def soak(folder: Path, minutes: float, seed: int, servers: int = 1) -> tuple[str, dict[str, Any]]:
     """Runs a soak in an empty folder and returns its report."""
     os.environ["PYTHONFAULTHANDLER"] = "1"  # see `_make_end`
     keys.create(folder / "keys")
     arguments = (*ARGUMENTS, f"security.keys={folder / 'keys'}")
-    with Programs(folder) as programs, Fleet(programs, folder / "run", *arguments) as fleet:
+    with Programs(folder) as programs, Fleet(programs, folder / "run", *arguments, servers=servers) as fleet:
         # First lives would else compile, and stay larger than those that read from the cache what they did.
         assert programs.start(*catch(folder / "compiled", "total_updates=200", *ARGUMENTS)).exit_code() == 0
         soak = Soak(fleet, random.Random(seed))
@@ -344,13 +362,14 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--servers", type=int, default=1, choices=(1, 2, 3), help="of replay, with three actors (1)")
     parser.add_argument("--report", type=Path, help="file for the report")
     parser.add_argument("--keep", type=Path, help="folder for logs and metrics, which are else removed")
     chosen = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory(prefix="apex-jax-chaos-") as temporary:
         folder = chosen.keep or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
-        text, figures = soak(folder, chosen.minutes, chosen.seed)
+        text, figures = soak(folder, chosen.minutes, chosen.seed, chosen.servers)
     print(text)
     print(json.dumps(figures), flush=True)
     if chosen.report:

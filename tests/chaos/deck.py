@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 class Deck:
     """A shuffled deck of pairs of a process and a kind of fault; an empty deck is replaced."""
 
-    def __init__(self, rng: random.Random, names: Sequence[str], kinds: Sequence[str]) -> None:
+    def __init__(self, rng: random.Random, cards: Sequence[tuple[str, str]]) -> None:
         self._rng = rng
-        self._cards = [(name, kind) for name in names for kind in kinds]
+        self._cards = cards
         self._left: list[tuple[str, str]] = []
 
     def draw(self, can_break: Callable[[str], bool]) -> tuple[str, str] | None:

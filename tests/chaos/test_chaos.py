@@ -13,19 +13,28 @@ from typing import cast
 import pytest
 
 from apex_jax.replay.ledger import Account
-from tests.chaos.__main__ import KINDS, NAMES, PAUSE_SECONDS, soak
+from tests.chaos.__main__ import KINDS, OTHERS, PAUSE_SECONDS, soak
 from tests.chaos.deck import Deck
 from tests.chaos.ledger import Books, ledger_violations
 from tests.chaos.watch import Advance, Learning, Life, Sample, growth, trend_of
 from tests.rigs.processes import Program
 
 MIB = 2**20
+CARDS = [(name, kind) for name in ("replay", *OTHERS) for kind in KINDS]
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_fault_38_a_minute_of_chaos_violates_no_invariant(tmp_path: Path) -> None:
     text, figures = soak(tmp_path, minutes=1, seed=1)
+    assert figures["violations"] == [], text
+    assert sum(figures["faults"].values()) >= 2
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_fault_40_a_minute_of_chaos_with_three_replay_servers_violates_no_invariant(tmp_path: Path) -> None:
+    text, figures = soak(tmp_path, minutes=1, seed=1, servers=3)
     assert figures["violations"] == [], text
     assert sum(figures["faults"].values()) >= 2
 
@@ -120,27 +129,27 @@ def other_than(broken: str | None) -> Callable[[str], bool]:
 @pytest.mark.parametrize("seed", range(20))
 def test_fault_38_every_process_has_every_fault_within_the_half_hour(seed: int) -> None:
     rng = random.Random(seed)
-    deck, broken, drawn = Deck(rng, NAMES, KINDS), None, []
+    deck, broken, drawn = Deck(rng, CARDS), None, []
     for _ in range(int(30 * 60 / max(PAUSE_SECONDS))):
         card = deck.draw(other_than(broken))  # what was broken last is still down
         if card is not None:
             drawn.append(card)
         broken = card[0] if card is not None else None
-    assert set(drawn) == {(name, kind) for name in NAMES for kind in KINDS}
+    assert set(drawn) == set(CARDS)
 
 
 def test_fault_38_seed_determines_the_order_of_faults_and_no_deck_has_duplicates() -> None:
-    pairs = {(name, kind) for name in NAMES for kind in KINDS}
+    pairs = set(CARDS)
     orders = []
     for seed in (1, 1, 2):
-        deck = Deck(random.Random(seed), NAMES, KINDS)
+        deck = Deck(random.Random(seed), CARDS)
         orders.append([deck.draw(always) for _ in range(2 * len(pairs))])
         assert set(orders[-1][: len(pairs)]) == set(orders[-1][len(pairs) :]) == pairs
     assert orders[0] == orders[1] != orders[2]
 
 
 def test_fault_38_stopped_process_gets_its_fault_later() -> None:
-    deck = Deck(random.Random(1), ("replay", "learner"), ("SIGKILL",))
+    deck = Deck(random.Random(1), [("replay", "SIGKILL"), ("learner", "SIGKILL")])
     assert deck.draw(other_than("replay")) == ("learner", "SIGKILL")
     assert deck.draw(other_than("replay")) is None
     assert deck.draw(always) == ("replay", "SIGKILL")

@@ -82,7 +82,7 @@ def leave_in_order(fleet: Fleet, *actors: str) -> list[str]:
         assert fleet.end(name, by=signal.SIGTERM) == 128 + signal.SIGTERM
     metrics = fleet.directory / "metrics"
     lives = [Life(name, 1, fleet.running[name], metrics=metrics / f"{name}.jsonl") for name in actors]
-    books = read_books(fleet.directory, lives)
+    books = read_books(fleet.directory, "replay", lives)
     assert len(books.steps) == len(actors)
     assert books.ledger["lost_with_actor"] == 0
     return ledger_violations(books)
@@ -125,7 +125,7 @@ class Seen(NamedTuple):
 def look_at(fleet: Fleet, frozen: str) -> Seen:
     others = [name for name in fleet.running if name != frozen]
     return Seen(
-        newest_ledger(fleet.directory),
+        newest_ledger(fleet.directory, "replay"),
         fleet.newest("actor-0", "actor/environment_steps", 0.0),
         fleet.newest("actor-0", "actor/wait_seconds_share", 0.0),
         {name: fleet.newest(name, "system/resident_memory_bytes", 0.0) for name in others},

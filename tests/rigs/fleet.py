@@ -6,15 +6,16 @@ import signal
 import threading
 from pathlib import Path
 
+from apex_jax.config import server_name
 from apex_jax.links.sampling_client import SILENT_SECONDS
 from apex_jax.run.metrics import read_metrics
 from apex_jax.types import PEER_TIMEOUT_SECONDS
+from tests.rigs.ports import free_port
 from tests.rigs.processes import (
     PATIENCE_SECONDS,
     Program,
     Programs,
     catch,
-    free_tcp_addresses,
     leave,
     values,
     wait_until,
@@ -44,13 +45,17 @@ def role_of(name: str) -> str:
 class Fleet:
     """Starts roles by name, and reads their progress from their metrics."""
 
-    def __init__(self, programs: Programs, directory: Path, *arguments: str) -> None:
+    def __init__(self, programs: Programs, directory: Path, *arguments: str, servers: int = 1) -> None:
         self.directory = directory
+        self.servers = [server_name(index) for index in range(servers)]  # of replay
         self.running: dict[str, Program] = {}  # the last of each name, which may have ended
-        self.proxies: dict[tuple[str, str], Proxy] = {}  # by the name of the client and the link
+        self.proxies: dict[tuple[str, str, int], Proxy] = {}  # by name of the client, link, and index of the server
         self._programs = programs
         self._arguments = arguments
-        self._addresses = dict(setting.removeprefix("addresses.").split("=") for setting in free_tcp_addresses())
+        self._addresses = {
+            link: [f"tcp://127.0.0.1:{free_port()}" for _ in range(number)]
+            for link, number in (("experience", servers), ("sampling", servers), ("weights", 1))
+        }
 
     def __enter__(self) -> Fleet:
         return self
@@ -66,16 +71,24 @@ class Fleet:
     def start(self, *names: str) -> None:
         """Starts and restarts processes."""
         for name in names:
-            addresses = [f"addresses.{link}={self._address(name, link)}" for link in self._addresses]
-            arguments = catch(self.directory, ENDLESS, *addresses, *self._arguments)
+            addresses = [f"addresses.{link}={self._of_link(name, link)}" for link in self._addresses]
+            settings = [f"replay.servers={len(self.servers)}"]
+            if name in self.servers:
+                settings.append(f"replay.index={self.servers.index(name)}")
+            arguments = catch(self.directory, ENDLESS, *addresses, *settings, *self._arguments)
             self.running[name] = self._programs.start("--role", role_of(name), "--name", name, *arguments)
 
-    def proxy(self, name: str, link: str) -> Proxy:
-        """Returns the proxy through which a process uses a link; ask for it before the start."""
+    def proxy(self, name: str, link: str, server: int = 0) -> Proxy:
+        """Returns the proxy through which a process uses a link to a server; ask for it before the start."""
         assert link in CONNECTS_TO[role_of(name)], f"{name} does not connect to {link}"
-        if (name, link) not in self.proxies:
-            self.proxies[name, link] = Proxy(self._addresses[link])
-        return self.proxies[name, link]
+        if (name, link, server) not in self.proxies:
+            self.proxies[name, link, server] = Proxy(self._addresses[link][server])
+        return self.proxies[name, link, server]
+
+    def all_proxies(self, name: str) -> list[Proxy]:
+        """Returns the proxies through which a process uses its links; ask for them before the start."""
+        links = CONNECTS_TO[role_of(name)]
+        return [self.proxy(name, link, server) for link in links for server in range(len(self._addresses[link]))]
 
     def end(self, name: str, by: signal.Signals = signal.SIGKILL) -> int:
         """Ends a process, waits until it has gone, and returns its exit code."""
@@ -87,8 +100,8 @@ class Fleet:
         return self.newest("learner", "learner/updates", 0.0)
 
     def actors(self) -> float:
-        """Returns how many actors the replay server counted last."""
-        return self.newest("replay", "replay/actors", 0.0)
+        """Returns how many actors the replay servers counted last."""
+        return sum(self.newest(name, "replay/actors", 0.0) for name in self.servers)
 
     def newest(self, name: str, tag: str, otherwise: float) -> float:
         """Returns the last value that a process has written under a tag."""
@@ -108,9 +121,11 @@ class Fleet:
         """Returns the names of the processes that have written a traceback since their last start."""
         return [name for name, program in self.running.items() if "Traceback" in program.stderr]
 
-    def _address(self, name: str, link: str) -> str:
-        proxy = self.proxies.get((name, link))
-        return proxy.address if proxy is not None else self._addresses[link]
+    def _of_link(self, name: str, link: str) -> str:
+        """Returns the address of the only server of a link, or the list of the addresses of all."""
+        proxies = [self.proxies.get((name, link, server)) for server in range(len(self._addresses[link]))]
+        addresses = [proxy.address if proxy else own for proxy, own in zip(proxies, self._addresses[link], strict=True)]
+        return addresses[0] if len(addresses) == 1 else f"[{','.join(addresses)}]"
 
 
 def begins(fleet: Fleet, actors: int) -> None:
