@@ -137,8 +137,11 @@ class Policy:
         self._calls = 0
         self._stack: np.ndarray | None = None
 
+    def __repr__(self) -> str:
+        return f"Policy(observation={self.interface.spec.frame_shape}, updates={self.updates:,})"
+
     def reset(self) -> None:
-        """Forgets the frames seen so far: the next one starts an episode."""
+        """Discards the frames seen so far: the next one starts an episode."""
         self._stack = None
 
     def __call__(self, observation: Observation) -> Any:

@@ -17,6 +17,7 @@ from apex_jax.types import SegmentSpec
 
 CONFIGS = {
     "CartPole-v1": "cartpole",
+    "CartPole-v0": "cartpole",
     "Catch-v0": "catch",
     "HumanoidRun-v1": "humanoid",
     "HumanoidStand-v1": "humanoid",

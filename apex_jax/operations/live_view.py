@@ -9,7 +9,7 @@ import shlex
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import TextIO
@@ -143,6 +143,8 @@ def final_summary(progress: RunProgress, run_directory: str, has_screen: bool, f
     if not checkpoint_steps(Path(run_directory, "checkpoints")):
         lines.append("Checkpoint:  none was saved: the same command starts from the beginning")
         return "\n".join(lines)
+    if not reached:
+        lines.append("Go on:       the same command resumes the run")
     play = f"{typed(_python())} --role evaluator checkpoint={directory}"
     lines.append(f"Play again:  {play} episodes=100")
     if progress.best_evaluation != progress.latest_evaluation and present("best"):
@@ -154,14 +156,15 @@ def final_summary(progress: RunProgress, run_directory: str, has_screen: bool, f
     return "\n".join(lines)
 
 
-def finished_summary(progress: RunProgress, run_directory: str) -> str:
-    """Returns one line about a finished run that was started once more."""
+def finished_summary(progress: RunProgress, run_directory: str, changed_settings: Sequence[str] = ()) -> str:
+    """Returns a line about a finished run that was started once more, and one about settings that it did not have."""
     limits = progress.reached_limits
     keys = " and ".join(limit.partition("=")[0] for limit in limits)
+    changed = f"\nNot used:    {', '.join(changed_settings)}; for a run with it, give another run_directory"
     return (
         f"Finished:    {shlex.quote(run_directory)} has reached {' and '.join(limits)},"
         f" with {progress.updates:,} updates and {progress.frames:,} frames; evaluation {_evaluations(progress)}."
-        f" Nothing was started: raise {keys} to go on"
+        f" Nothing was started: raise {keys} to go on{changed if changed_settings else ''}"
     )
 
 

@@ -74,7 +74,7 @@ def record_start(config: Config) -> None:
 
     Logs a warning if the run resumes with changed settings, because the user may have meant a new run.
     """
-    if changes := _changes(config):
+    if changes := changed_settings(config):
         message = "%s resumes with changed settings, %s: to start afresh, choose another run_directory"
         _log.warning(message, config.directory, ", ".join(changes))
     append_line(Path(config.directory, FILE_NAME), json.dumps(_this_start(config)).encode() + b"\n")
@@ -96,7 +96,7 @@ def record_config(config: Config) -> None:
 
     Changed settings are recorded in `changes.jsonl`.
     """
-    if changes := _changes(config):
+    if changes := changed_settings(config):
         line = {"time": time.time(), "settings": changes}
         append_line(Path(config.directory, CHANGES_NAME), json.dumps(line).encode() + b"\n")
     write_config(config, config.directory)
@@ -120,7 +120,7 @@ def _written(directory: str) -> Config | None:
         return None
 
 
-def _changes(config: Config) -> list[str]:
+def changed_settings(config: Config) -> list[str]:
     """Returns the settings that differ from the recorded configuration; none if that cannot be read."""
     if (before := _written(config.directory)) is None:
         return []

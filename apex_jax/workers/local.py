@@ -29,7 +29,7 @@ from apex_jax.operations.watch import Watch
 from apex_jax.plotting.video import video_of_run, video_paths
 from apex_jax.process import FETCHED, SUPERVISED, StopSignal
 from apex_jax.replay.replay import make_limiter
-from apex_jax.run.provenance import check_resumable, record_start
+from apex_jax.run.provenance import changed_settings, check_resumable, record_start
 from apex_jax.settings import to_yaml, yaml_text
 from apex_jax.transport.sockets import LocalLinks
 from apex_jax.workers.recording import COMPLETING_THE_FILM, FILM_EXTRA, check_video, draw_curves
@@ -371,7 +371,7 @@ def run(config: Config, name: str, stop: StopSignal) -> int:
                 check_resumable(config)  # the fetched run
             progress = ProgressReader(config.directory, config).read()
             if _is_finished(config, progress):
-                print(finished_summary(progress, config.directory), flush=True)
+                print(finished_summary(progress, config.directory, changed_settings(config)), flush=True)
                 return stop.exit_code
             with RunPage(config) as run_page:
                 record_start(config)

@@ -9,6 +9,7 @@ import re
 import sys
 import threading
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,7 @@ from apex_jax.operations.progress import RunProgress
 from apex_jax.operations.run_page import RunPage
 from apex_jax.operations.watch import Watch
 from apex_jax.process import StopSignal
-from apex_jax.run.provenance import read_starts
+from apex_jax.run.provenance import read_starts, write_config
 from apex_jax.settings import load
 from apex_jax.workers import local
 from apex_jax.workers.local import LocalRun, locked
@@ -229,6 +230,23 @@ def test_finished_run_is_not_started_again(
         " evaluation 14.6, best 14.6. Nothing was started: raise total_updates to go on\n"
     )
     assert capsys.readouterr().out == ("" if lacks else said)
+
+
+def test_finished_run_names_the_changed_settings_that_are_not_used(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = Config(run_directory=str(tmp_path), total_updates=100)
+    write(tmp_path, "learner", 9, 4000, learner__updates=100.0)
+    write(tmp_path, "evaluator", 9, 4000, eval__episodic_return=14.6, eval__updates=100.0)
+    (tmp_path / "checkpoints" / "100").mkdir(parents=True)
+    for name in ("video.mp4", "video.gif"):
+        (tmp_path / name).touch()
+    write_config(config, tmp_path)
+    changed = config.replace(learner=replace(config.learner, learning_rate=0.5))
+    assert local.run(changed, "local", StopSignal()) == 0
+    settings = f"learner.learning_rate=0.5 (was {config.learner.learning_rate})"
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last == f"Not used:    {settings}; for a run with it, give another run_directory"
 
 
 def test_role_that_rejects_its_configuration_is_not_restarted(stage: Stage) -> None:
