@@ -1,0 +1,1 @@
+"""A whole fleet in one process under a virtual clock, with faults: python -m tests.simulation."""

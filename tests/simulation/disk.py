@@ -1,0 +1,96 @@
+"""The disk of a replay server: real files, of which a loss of power takes what was not synced."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from apex_jax.replay import segment_log
+from tests.simulation.clock import Clock, Killed
+
+
+class Disk:
+    """Counts the bytes that are safe. One for all replay servers, as their paths differ."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+        self.full_until: dict[str, float] = {}  # by host
+        self._synced: dict[str, int] = {}  # bytes by path
+
+    def __getattr__(self, name: str) -> Any:
+        """Everything else is that of the module `os`, in whose place this object is."""
+        return getattr(os, name)
+
+    def fsync(self, descriptor: int) -> None:
+        """The snapshot in this file counts as safe: `power_loss` takes only logs."""
+
+    def writev(self, descriptor: int, buffers: list[bytes]) -> int:
+        assert self.clock.task is not None
+        process = self.clock.task.process
+        if self.full_until.get(process.host, 0.0) > self.clock.now:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        try:
+            process.effect()
+        except Killed:  # in the middle of the write
+            data = b"".join(buffers)
+            os.write(descriptor, data[: self.clock.rng.randrange(len(data) + 1)])
+            raise
+        return os.writev(descriptor, buffers)
+
+    def synchronize(self, path: Path) -> None:
+        self._synced[str(path)] = os.stat(path).st_size  # raises FileNotFoundError as the real one does
+
+    def power_loss(self, directory: Path) -> None:
+        """Cuts the log somewhere behind what was synced. Names of files survive, as does the order of writes."""
+        cut = False
+        for path in sorted(directory.glob("segments-*.log")):
+            size, safe = path.stat().st_size, self._synced.get(str(path), 0)
+            if cut and not safe:
+                path.unlink()
+            elif safe < size:
+                os.truncate(path, self.clock.rng.randint(safe, size))
+                cut = True
+            else:
+                assert not cut, f"{path} was synced before an older file"
+
+
+class SimWriter:
+    """In place of the thread that writes a snapshot: runs at a moment that the clock chooses."""
+
+    clock: Clock  # set by the fleet
+
+    def __init__(self, unsynced: list[Path], obsolete: list[Any], write: Callable[[], None]) -> None:
+        self.unsynced = unsynced
+        self.obsolete = obsolete
+        self.error: Exception | None = None
+        self._write = write
+        self._is_alive = True
+
+    def start(self) -> None:
+        assert self.clock.task is not None
+        self._process = self.clock.task.process
+        oracle = self._process.fleet.oracle
+        self._written, self._is_disk_full = oracle.written(self._process), oracle.has_unwritten(self._process)
+        self.clock.after(self.clock.rng.expovariate(2.0), self._run)
+
+    def is_alive(self) -> bool:
+        return self._is_alive
+
+    def join(self, timeout: float) -> None:
+        self._run()
+
+    def _run(self) -> None:
+        if not self._is_alive or not self._process.is_alive:
+            return
+        self._is_alive = False
+        try:
+            if self._is_disk_full:  # for the log, and so for a snapshot, too
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            segment_log.sync(self.unsynced)
+            self._process.fleet.oracle.on_synced(self._process, self._written)
+            self._write()
+        except Exception as error:
+            self.error = error

@@ -1,0 +1,217 @@
+"""A fleet of simulated processes: its configuration by seed, its faults, and what must be true once they have ended."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from unittest import mock
+
+from apex_jax.config import ActorConfig, Config, LearnerConfig, ReplayConfig
+from apex_jax.links import shards, weights_client, weights_server
+from apex_jax.links.client import LinkClient
+from apex_jax.replay import file_heads, journal, segment_log, snapshots
+from apex_jax.transport import sockets
+from apex_jax.workers import replay_server
+from tests.rigs.links import TRANSITIONS
+from tests.simulation.clock import Clock, Violation
+from tests.simulation.disk import Disk, SimWriter
+from tests.simulation.faults import Faults
+from tests.simulation.invariants import Oracle
+from tests.simulation.network import Network
+from tests.simulation.processes import (
+    PIECE_BYTES,
+    ActorProcess,
+    EvaluatorProcess,
+    LearnerProcess,
+    Process,
+    ReplayProcess,
+    ServerThread,
+    SimEvent,
+    start_client,
+)
+
+CHECK_SECONDS = 10.0  # between two of the dear checks
+CHAOS_SECONDS = (60.0, 240.0)
+GRACE_SECONDS = 60.0  # after the last fault, until all must have joined again
+PROGRESS_SECONDS = 20.0  # in which all must advance then
+
+
+class Fleet:
+    """One fleet. Its size, its configuration, its faults and their times follow from the seed."""
+
+    def __init__(self, seed: int, directory: Path) -> None:
+        self.clock = clock = Clock(seed)
+        self.network = Network(clock)
+        self.disk = Disk(clock)
+        rng = clock.rng
+        self.servers = rng.choice((1, 1, 2))
+        self.actors = rng.randint(1, 4)
+        self.environments = rng.randint(1, 4)
+        self.overflow = rng.choice(("wait", "wait", "drop"))
+        self.segment_seconds = rng.choice((1.0, 2.0, 5.0))
+        self.update_seconds = rng.choice((0.3, 1.0, 3.0))
+        self.checkpoint = (
+            0,
+            0,
+            "",
+        )  # of the learner: updates, version of the weights, run identity
+        self.capacity_segments = rng.choice((6, 16, 40))
+        ratio = rng.choice((0.0, 1.0, 2.0))
+        self.config = Config(
+            actor=replace(
+                ActorConfig(),
+                environments=self.environments,
+                ladder_size=self.servers * self.environments * self.actors + rng.randint(0, 3),
+                max_outstanding_segments=rng.choice((1, 4, 8)),
+            ),
+            learner=replace(LearnerConfig(), batch_size=4, updates_per_call=2),
+            replay=replace(
+                ReplayConfig(),
+                servers=self.servers,
+                capacity_transitions=self.servers * self.capacity_segments * TRANSITIONS,
+                min_size_to_sample=24 * self.servers,
+                samples_per_insert=ratio,
+                error_buffer=rng.choice((0.6, 1.0)),
+                snapshot_interval_seconds=rng.choice((5.0, 20.0, 60.0)),
+            ),
+        )
+        self.directory = directory
+        self.oracle = Oracle(self)
+        self.faults = Faults(self)
+        self.makers: dict[str, Callable[[], Process]] = {
+            **{f"replay{index}": partial(ReplayProcess, self, index) for index in range(self.servers)},
+            "learner": partial(LearnerProcess, self),
+            **{f"actor{number}": partial(ActorProcess, self, number) for number in range(self.actors)},
+            "evaluator": partial(EvaluatorProcess, self),
+        }
+        self.processes: dict[str, Process] = {}
+
+    def config_of(self, index: int) -> Config:
+        """Configuration of a replay server, which has a directory of its own."""
+        place = dict(run_directory=str(self.directory / f"host{index}"))
+        return self.config.replace(
+            replay=replace(self.config.replay, index=index), addresses=self._addresses(), **place
+        )
+
+    def _addresses(self):
+        names = {link: tuple(self.address(link, i) for i in range(self.servers)) for link in ("experience", "sampling")}
+        return replace(self.config.addresses, **names)
+
+    def address(self, link: str, index: int = 0) -> str:
+        port = {"experience": 5_100, "sampling": 5_200, "weights": 5_300}[link] + index
+        return f"tcp://127.0.0.1:{port}"
+
+    def run_id(self) -> int:
+        return self.clock.rng.getrandbits(62)
+
+    def identity(self) -> str:
+        return f"{self.clock.rng.getrandbits(64):016x}"
+
+    def start(self, name: str) -> None:
+        """Starts a process unless it runs."""
+        if name not in self.processes or not self.processes[name].is_alive:
+            self.processes[name] = self.makers[name]()
+
+    def replays(self) -> list[ReplayProcess]:
+        """The replay servers that run."""
+        return [each for each in self.processes.values() if isinstance(each, ReplayProcess) and each.is_alive]
+
+    # The run
+
+    def run(self, hours: float) -> None:
+        """Runs for so many hours of virtual time: faults, then calm, again and again. Raises Violation."""
+        end = self.clock.now + 3600 * hours
+        with virtual(self):
+            for name in self.makers:
+                self.start(name)
+            while self.clock.now < end:
+                self.faults.begin()
+                self._advance(self.clock.between(*CHAOS_SECONDS))
+                self.faults.end()
+                self._advance(GRACE_SECONDS)
+                self._check_progress()
+            for process in self.processes.values():
+                process.die()
+
+    def _advance(self, seconds: float) -> None:
+        end = self.clock.now + seconds
+        while self.clock.now < end:
+            self.clock.run(min(end, self.clock.now + CHECK_SECONDS))
+            self.oracle.check_all()
+
+    def _check_progress(self) -> None:
+        """All processes are joined and advance, since nothing has been broken for GRACE_SECONDS."""
+        before = self._progress()
+        self._advance(PROGRESS_SECONDS)
+        after = self._progress()
+        for name, (state, count) in after.items():
+            stuck = state != "joined" or count <= before[name][1]
+            if stuck:
+                raise Violation(f"{name} waits for ever: {before[name]}, {PROGRESS_SECONDS:.0f} s later {after[name]}")
+
+    def _progress(self) -> dict[str, tuple[str, int]]:
+        """State and a count that must grow, by name."""
+        progress = {}
+        for process in self.processes.values():
+            if isinstance(process, ActorProcess):
+                assert process.stream is not None
+                stream = process.stream
+                progress[process.name] = stream.peer_state, stream.acknowledged
+            if isinstance(process, LearnerProcess):
+                states = process.shards.peer_states
+                progress["learner"] = ("joined" if set(states) == {"joined"} else str(states)), process.updates
+            if isinstance(process, ActorProcess | EvaluatorProcess):
+                version = process.in_use.version if process.in_use is not None else 0
+                progress[f"weights of {process.name}"] = process.weights.peer_state, version
+        return progress
+
+
+@contextlib.contextmanager
+def virtual(fleet: Fleet) -> Iterator[None]:
+    """Gives the modules of the links the clock and the disk of the fleet, and keeps them quiet."""
+    clock, disk = fleet.clock, fleet.disk
+
+    def writer(*args):
+        made = SimWriter(*args)
+        made.clock = clock
+        return made
+
+    timed = (
+        "links.shards",
+        "links.sampling_client",
+        "links.weights_server",
+        "transport.monitor",
+        "workers.replay_server",
+    )
+    changes = {
+        **{f"{module}.time": clock for module in timed},
+        "links.shards.threading": mock.Mock(Event=partial(SimEvent, clock)),
+        "links.weights_server.threading": mock.Mock(Thread=ServerThread, Event=weights_server.threading.Event),
+        "links.weights_server.WEIGHTS_PIECE_BYTES": PIECE_BYTES,
+        "links.weights_client.WEIGHTS_PIECE_BYTES": PIECE_BYTES,
+        "workers.replay_server.new_run_id": fleet.run_id,
+        "replay.file_heads.new_identity": fleet.identity,
+        "replay.journal.SnapshotWriter": writer,
+        "replay.journal.LOG_BYTES_AT_MOST": 60_000,
+        "replay.segment_log.FILE_BYTES": 8_000,
+        "replay.segment_log.os": disk,
+        "replay.segment_log.synchronize": disk.synchronize,
+        "replay.snapshots.os": disk,
+        "replay.snapshots.synchronize": disk.synchronize,
+    }
+    modules = (shards, weights_client, weights_server, file_heads, journal, segment_log, snapshots, replay_server)
+    assert all(modules), "imported before they are changed"
+    with contextlib.ExitStack() as changed:
+        for name, value in changes.items():
+            changed.enter_context(mock.patch(f"apex_jax.{name}", value))
+        start = partial(start_client, clock=clock)
+        changed.enter_context(mock.patch.object(LinkClient, "_start", lambda *args: start(*args)))
+        changed.enter_context(mock.patch.object(sockets.reading_turn, "__defaults__", (clock.reading_clock,)))
+        before = logging.root.manager.disable
+        logging.disable(logging.CRITICAL)
+        changed.callback(logging.disable, before)
+        yield

@@ -1,0 +1,311 @@
+"""What must hold. The oracle is told of each event, keeps its own account of the fleet, and raises `Violation`."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from apex_jax.links.sampling_client import SEGMENTS_WINDOW
+from apex_jax.links.weights_client import Weights
+from apex_jax.segment_codec import decode_frames
+from apex_jax.types import MAX_STREAMED_SEGMENTS, SegmentRecord
+from tests.rigs.links import SPEC
+from tests.simulation.clock import Clock, Violation
+from tests.simulation.segments import number_in, priority_of
+
+QUIET_SECONDS = 3.0  # as in `apex_jax.links.membership`
+GROUPS = 4  # of batches that the learner asks for at once
+NEVER = ("over_credit", "early_segment", "bad_acknowledgement", "bad_request", "invalid_priority", "corrupt_segment")
+NEVER += ("another_config", "another_run", "bad_field", "bad_shape", "unknown_kind", "wrong_frames", "not_msgpack")
+
+
+class Stored(NamedTuple):
+    """A segment that a replay server has stored."""
+
+    run_id: int
+    sequence: int
+    number: int
+    transitions: int
+
+
+class ShardBooks:
+    """What one replay server has stored, across its restarts."""
+
+    def __init__(self) -> None:
+        self.log: list[Stored] = []
+        self.durable = 0  # segments of the log that also survive a loss of power
+        self.newest: dict[int, int] = {}  # sequence number of the newest segment stored or refused, by run id
+        self.stored: dict[int, int] = {}  # transitions by run id
+        self.inserted = self.sampled = 0
+        self.drawn = 0  # transitions that were drawn and not sent yet
+        self.numbers = np.zeros(0, np.int64)  # by slot of the ring
+        self.needed = 0  # segments that must be there after the restart
+        self.incarnations: dict[int, int] = {}  # run id by incarnation
+
+    def cut(self, length: int) -> None:
+        """Forgets the segments after the first `length`."""
+        del self.log[length:]
+        self.stored.clear()
+        self.newest.clear()
+        for each in self.log:
+            self.stored[each.run_id] = self.stored.get(each.run_id, 0) + each.transitions
+            self.newest[each.run_id] = each.sequence
+        self.inserted = sum(self.stored.values())
+
+
+class Oracle:
+    """Compares what the fleet does with what it should do."""
+
+    def __init__(self, fleet: Any) -> None:
+        self.fleet = fleet
+        self.clock: Clock = fleet.clock
+        self.shards = [ShardBooks() for _ in range(fleet.servers)]
+        self.updates = 0  # groups of batches that were learned from
+        self._owners: list[int] = [0]  # run id by number of the segment
+        self._streams: dict[int, tuple[Any, int]] = {}  # client and shard of each actor there ever was, by run id
+        self._draws: dict[tuple[int, bytes], np.ndarray] = {}
+        self._weights: dict[tuple[int, int], float] = {}  # value by learner and version
+        self._learners: list[int] = []
+        self._published = 0
+
+    def check(self, holds: Any, what: str, *details: Any) -> None:
+        if not holds:
+            raise Violation(f"{what} {' '.join(map(str, details))}".strip())
+
+    # Actors
+
+    def new_segment(self, run_id: int) -> int:
+        self._owners.append(run_id)
+        return len(self._owners) - 1
+
+    def on_actor(self, run_id: int, stream: Any, shard: int) -> None:
+        self._streams[run_id] = (stream, shard)
+
+    def acknowledged(self, run_id: int) -> int:
+        """Sequence number up to which an actor has deleted its segments."""
+        return int(self._streams[run_id][0]._outbox.acknowledged_sequence)
+
+    # Replay servers
+
+    def on_restored(self, process: Any) -> None:
+        """Checks what a replay server has restored, and attaches the oracle to it."""
+        server, books = process.server, self.shards[process.index]
+        buffer, limiter = server.replay.buffer, server.replay.limiter
+        run = buffer.segments_since(0, 10**9)
+        numbers = [number_in(decode_frames(body, SPEC)) for body in run.bodies]
+        length = buffer.inserted_segments
+        self.check(books.needed <= length <= len(books.log), "segments are lost:", books.needed, length, len(books.log))
+        live = books.log[max(0, length - buffer.capacity_segments) : length]
+        self.check(numbers == [each.number for each in live], "other segments are restored", numbers, live)
+        books.cut(length)
+        books.durable = min(books.durable, length)
+        ledger = server.replay.ledger
+        for run_id, stored in books.stored.items():
+            account = ledger.account(run_id)
+            self.check(account.stored == stored, "the ledger has", account, "of", stored, run_id)
+            self.check(account.sequence >= books.newest[run_id], "the ledger has", account, books.newest[run_id])
+            books.newest[run_id] = account.sequence
+        self.check(limiter.inserted == books.inserted, "the limiter has", limiter.inserted, "not", books.inserted)
+        books.sampled = limiter.sampled
+        books.numbers = np.full(buffer.capacity_segments, -1, np.int64)
+        books.numbers[run.slots] = numbers
+        self._attach(process)
+
+    def _attach(self, process: Any) -> None:
+        server = process.server
+        replay, sampling, membership = server.replay, server.sampling, server.experience._membership
+        replay.insert = partial(self._insert, process, replay.insert)
+        replay.refuse = partial(self._refuse, process, replay.refuse)
+        sampling._draw = partial(self._draw, process, sampling._draw)
+        membership.choose = partial(self._choose, process, membership.choose)
+        socket = server._sampling_socket
+        socket.send_multipart = partial(self._send, self.shards[process.index], socket.send_multipart)
+
+    def _limits(self, process: Any) -> tuple[float, int, float]:
+        replay = process.config.replay
+        least = -(-replay.min_size_to_sample // replay.servers)
+        return replay.samples_per_insert, least, replay.error_buffer * least * replay.samples_per_insert
+
+    def _insert(self, process: Any, insert: Any, segment: SegmentRecord, columns: Any, now: float) -> int:
+        books, buffer = self.shards[process.index], process.server.replay.buffer
+        ratio, least, error = self._limits(process)
+        is_filled = buffer.size_transitions >= least or buffer.is_full
+        surplus = ratio * (books.inserted + segment.transitions - least) - books.sampled
+        self.check(not ratio or not is_filled or surplus <= error, "the limiter lets in", surplus, error)
+        number = number_in(decode_frames(segment.body, SPEC))
+        run_id, sequence, newest = segment.run_id, segment.sequence, books.newest.get(segment.run_id, 0)
+        self.check(self._owners[number] == run_id, "segment", number, "is not of actor", run_id)
+        self.check(sequence > newest, "segment", sequence, "of", run_id, "is stored twice")
+        is_next = sequence == newest + 1 or self.acknowledged(run_id) >= sequence - 1
+        self.check(is_next, "segment", sequence, "of", run_id, "is stored after", newest)
+        slot: int = insert(segment, columns, now)
+        books.log.append(Stored(run_id, sequence, number, segment.transitions))
+        books.newest[run_id] = sequence
+        books.stored[run_id] = books.stored.get(run_id, 0) + segment.transitions
+        books.inserted += segment.transitions
+        books.numbers[slot] = number
+        self.clock.trace("store", process.name, number, slot)
+        return slot
+
+    def _refuse(self, process: Any, refuse: Any, segment: SegmentRecord, reason: str) -> None:
+        books = self.shards[process.index]
+        self.check(reason == "bad_checksum", "a sound segment is refused:", reason)
+        books.newest[segment.run_id] = segment.sequence
+        refuse(segment, reason)
+
+    def _draw(self, process: Any, draw: Any, counts: np.ndarray, now: float) -> Any:
+        books, buffer = self.shards[process.index], process.server.replay.buffer
+        size = int(counts.sum())
+        ratio, least, error = self._limits(process)
+        is_filled = buffer.size_transitions >= least or buffer.is_full
+        surplus = ratio * (books.inserted - least) - books.sampled
+        self.check(not size or is_filled, "a draw from a replay that is not filled")
+        self.check(not size or not ratio or surplus - size >= -error, "the limiter lets out", surplus, size, error)
+        books.drawn = size
+        batches = draw(counts, now)
+        slots = batches.indices // SPEC.slots
+        leaves = buffer._tree.leaves[batches.indices]
+        shares = leaves / buffer._tree.leaves.sum()
+        self.check(np.allclose(batches.probabilities, shares, rtol=1e-6), "stale probabilities")
+        self.check((buffer._generations[slots] == batches.generations).all(), "stale generations")
+        if size:
+            self._draws[_key(process.index, batches)] = books.numbers[slots]
+        while len(self._draws) > 1_000:
+            del self._draws[next(iter(self._draws))]
+        return batches
+
+    def _send(self, books: ShardBooks, send: Any, *message: Any, **options: Any) -> None:
+        drawn, books.drawn = books.drawn, 0
+        send(*message, **options)
+        books.sampled += drawn  # only if it was sent
+
+    def _choose(self, process: Any, choose: Any, hello: Any, incarnations: int, now: float) -> Any:
+        server, books = process.server, self.shards[process.index]
+        membership = server.experience._membership
+        is_known = membership.connection_of(hello.run_id) is not None
+        chosen: tuple[int, np.ndarray] = choose(hello, incarnations, now)
+        incarnation, indices = chosen
+        owner = books.incarnations.setdefault(incarnation, hello.run_id)
+        self.check(owner == hello.run_id, "incarnation", incarnation, "is that of", owner, "and", hello.run_id)
+        if not is_known and not hello.ladder_indices.size:
+            mine = set(range(process.index, process.config.ladder_size, self.fleet.servers))
+            seen = [actor for actor in server.experience.actors.values() if actor.seen_seconds >= now - QUIET_SECONDS]
+            free = mine - {index for actor in seen for index in actor.ladder_indices.tolist()}
+            is_shared = len(free) >= hello.num_environments and not set(indices.tolist()) <= free
+            self.check(not is_shared, "ladder indices", indices, "are shared without need; free:", free)
+        return chosen
+
+    def after_turn(self, process: Any) -> None:
+        """The cheap checks of a replay server."""
+        server, books = process.server, self.shards[process.index]
+        limiter, most = server.replay.limiter, process.config.actor.max_outstanding_segments
+        self.check(limiter.sampled == books.sampled, "draws are not counted:", limiter.sampled, books.sampled)
+        self.check(limiter.inserted == books.inserted, "insertions are not counted:", limiter.inserted, books.inserted)
+        for actor in server.experience.actors.values():
+            self.check(len(actor.waiting) <= most, "an actor has", len(actor.waiting), "pending segments")
+        dropped = server.experience.dropped + server.sampling.dropped
+        self.check(not any(dropped[reason] for reason in NEVER), "dropped", dict(dropped))
+        if (learner := server.sampling.learner) is not None:
+            window = max(MAX_STREAMED_SEGMENTS, SEGMENTS_WINDOW // self.fleet.servers)
+            self.check(learner.segments_credit <= window, "credit for", learner.segments_credit, "segments")
+            self.check(len(learner.asked) <= GROUPS, "credit for", len(learner.asked), "groups of batches")
+
+    def written(self, process: Any) -> int:
+        """How many segments of the log are in a file."""
+        return len(self.shards[process.index].log) - self._pending(process)
+
+    def has_unwritten(self, process: Any) -> bool:
+        """Whether the disk has refused records."""
+        return len(process.server.replay.journal._log._pending) > 0
+
+    def on_synced(self, process: Any, written: int) -> None:
+        """The first so many segments survive a loss of power."""
+        self.shards[process.index].durable = written
+
+    def _pending(self, process: Any) -> int:
+        """Segments that are stored but not written."""
+        return sum(pending.insertion_id > 0 for pending in process.server.replay.journal._log._pending)
+
+    def on_death(self, process: Any) -> None:
+        """Decides which segments must be there after the restart."""
+        books = self.shards[process.index]
+        acknowledged = [i for i, each in enumerate(books.log) if self.acknowledged(each.run_id) >= each.sequence]
+        books.needed = acknowledged[-1] + 1 if acknowledged else 0
+        if not process.has_power:
+            books.needed, books.incarnations = min(books.needed, books.durable), {}
+        elif process.server.replay.journal._log.errors and self.fleet.faults.is_lossy:
+            books.needed = min(books.needed, self.written(process))
+
+    # The learner
+
+    def on_batches(self, process: Any, merged: Any, numbers: np.ndarray) -> None:
+        """Checks that the learner's frame store was what each shard was when it drew."""
+        for part in merged.parts:
+            if not part.item.content.indices.size:
+                continue
+            expected = self._draws.pop(_key(part.shard, part.item.content), None)
+            self.check(expected is not None, "batches arrive that were not drawn, or twice")
+            found = numbers[part.where]
+            self.check(np.array_equal(found, expected), "batch of other segments:", found, "drawn:", expected)
+        self.clock.trace("learn", process.updates, int(numbers.sum()))
+
+    # Weights
+
+    def new_weights(self) -> int:
+        self._published += 1
+        return self._published
+
+    def on_published(self, process: Any, value: float) -> None:
+        if process.run_id not in self._learners:
+            self._learners.append(process.run_id)
+        self._weights[process.run_id, process.weights.version] = value
+
+    def on_weights(self, process: Any, newer: Weights, last: Weights | None) -> None:
+        value = self._weights.get((newer.learner_run_id, newer.version))
+        found = np.unique(np.asarray(newer.params["kernel"]))
+        self.check(value is not None and found.tolist() == [value], process.name, "has weights", found, "not", value)
+        if last is not None:
+            before, after = self._learners.index(last.learner_run_id), self._learners.index(newer.learner_run_id)
+            is_newer = after > before or (after == before and newer.version > last.version)
+            self.check(is_newer, process.name, "goes back to weights", newer.version, "from", last.version)
+
+    # From time to time
+
+    def check_all(self) -> None:
+        """The dear checks of the whole fleet."""
+        for process in self.fleet.replays():
+            server, books = process.server, self.shards[process.index]
+            server.replay.buffer.check_valid()
+            self._check_priorities(server.replay.buffer, books)
+            membership = server.experience._membership
+            occupants = np.zeros_like(membership._occupants)
+            for actor in membership.actors.values():
+                np.add.at(occupants, actor.ladder_indices, 1)
+            self.check((occupants == membership._occupants).all(), "occupants of the ladder", membership._occupants)
+            for run_id, stored in books.stored.items():
+                account = server.replay.ledger.account(run_id)
+                self.check(account.stored == stored, "the ledger has", account.stored, "of", stored)
+            totals = server.ledger()
+            fates = sum(count for fate, count in totals.items() if fate != "produced")
+            self.check(totals["produced"] == fates, "the ledger does not add up:", totals)
+            self._check_acknowledged(process.index, books)
+
+    def _check_acknowledged(self, index: int, books: ShardBooks) -> None:
+        for run_id, (_, shard) in self._streams.items():
+            if shard == index and (acknowledged := self.acknowledged(run_id)) > books.newest.get(run_id, 0):
+                what = "segments up to", acknowledged, "are acknowledged, stored are", books.newest.get(run_id, 0)
+                self.check(self.fleet.faults.is_lossy, *map(str, what))
+
+    def _check_priorities(self, buffer: Any, books: ShardBooks) -> None:
+        leaves = buffer._tree.leaves[: buffer.capacity_segments * SPEC.slots].reshape(-1, SPEC.slots)
+        slots, frames = np.nonzero(leaves)
+        found = leaves[slots, frames] ** (1 / buffer._alpha)
+        wanted = priority_of(books.numbers[slots])
+        wrong = (found < wanted - 1e-3) | (found > wanted + 0.8)
+        self.check(not wrong.any(), "priorities of other segments:", found[wrong], wanted[wrong])
+
+
+def _key(shard: int, batches: Any) -> tuple[int, bytes]:
+    return shard, b"".join(array.tobytes() for array in (batches.indices, batches.generations, batches.probabilities))

@@ -1,0 +1,184 @@
+"""Mistakes in the protocol, one at a time, that the simulation must find: `python -m tests.simulation.mutations`."""
+
+from __future__ import annotations
+
+import __future__
+
+import argparse
+import contextlib
+import inspect
+import sys
+import textwrap
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+from unittest import mock
+
+from apex_jax.links.connection import Connection
+from apex_jax.links.experience_server import ExperienceServer
+from apex_jax.links.membership import Membership
+from apex_jax.links.outbox import Outbox
+from apex_jax.links.sampling_client import SamplingClient
+from apex_jax.links.sampling_server import SamplingServer
+from apex_jax.links.weights_client import WeightsClient
+from apex_jax.replay.buffer import ReplayBuffer
+from apex_jax.replay.journal import Journal
+from tests.simulation.__main__ import Outcome, simulate
+
+
+class Mutation(NamedTuple):
+    """A replacement in the source of a method."""
+
+    what: str
+    owner: type
+    method: str
+    old: str
+    new: str
+
+
+MUTATIONS = (
+    Mutation(
+        "segments are acknowledged before they are written",
+        ExperienceServer,
+        "store",
+        "self._replay.journal.flush(now_seconds)\n",
+        "pass\n",
+    ),
+    Mutation(
+        "a segment that was sent again is stored twice",
+        ExperienceServer,
+        "_on_segment",
+        "message.sequence <= actor.received",
+        "message.sequence < actor.received",
+    ),
+    Mutation(
+        "the incarnation of a new actor is not in the journal",
+        ExperienceServer,
+        "_on_hello",
+        "self._replay.journal.on_welcome(message.run_id, incarnation)",
+        "pass",
+    ),
+    Mutation(
+        "an actor that leaves keeps its indices of the ladder",
+        Membership,
+        "leave",
+        "np.subtract.at(self._occupants, actor.ladder_indices, 1)",
+        "pass",
+    ),
+    Mutation(
+        "priorities are applied without a look at the generation",
+        ReplayBuffer,
+        "update_priorities",
+        "generations = np.ascontiguousarray(generations, np.int64)",
+        "generations = self._generations[leaves // self._slots].astype(np.int64)",
+    ),
+    Mutation(
+        "a repeated hello of the learner is welcomed again",
+        SamplingServer,
+        "_on_hello",
+        "self.learner is not None and self.learner.identity == identity",
+        "False",
+    ),
+    Mutation(
+        "a learner that joins again gets no segments that were sent before",
+        SamplingServer,
+        "_on_hello",
+        "message.batches_at_once, message.batch_size)",
+        "message.batches_at_once, message.batch_size, self.learner.cursor if self.learner else 0)",
+    ),
+    Mutation(
+        "draws are not counted in the rate limiter",
+        SamplingServer,
+        "stream",
+        "self._replay.limiter.sample(size)",
+        "pass",
+    ),
+    Mutation(
+        "the learner returns the credit of segments twice",
+        SamplingClient,
+        "consumed",
+        "len(item.content.slots)",
+        "2 * len(item.content.slots)",
+    ),
+    Mutation(
+        "requests of an earlier connection are sent on the next one",
+        SamplingClient,
+        "_flush",
+        "epoch == self.epoch and not",
+        "not",
+    ),
+    Mutation(
+        "a Rejoin is not answered with a hello",
+        Connection,
+        "_on_rejoin",
+        'self.state == "joined"',
+        'self.state == "lost"',
+    ),
+    Mutation(
+        "segments in flight are not sent again on a new connection",
+        Outbox,
+        "on_new_connection",
+        "self._num_sent = 0",
+        "pass",
+    ),
+    Mutation(
+        "events before the snapshot are counted again by a restart",
+        Journal,
+        "restore",
+        "record.event > snapshot_event",
+        "record.event > 0",
+    ),
+    Mutation(
+        "pieces of two versions of the weights are put together",
+        WeightsClient,
+        "_on_piece",
+        "transfer is None or not transfer.is_of(piece) or",
+        "transfer is None or",
+    ),
+)
+
+
+@contextlib.contextmanager
+def mutated(mutation: Mutation) -> Iterator[None]:
+    """Replaces the method. Fails if the text to be replaced does not occur exactly once: then the product changed."""
+    method = getattr(mutation.owner, mutation.method)
+    source = textwrap.dedent(inspect.getsource(method))
+    assert source.count(mutation.old) == 1, f"{mutation.method} holds {source.count(mutation.old)} of {mutation.old!r}"
+    namespace: dict[str, object] = {}
+    flags = __future__.annotations.compiler_flag
+    code = compile(source.replace(mutation.old, mutation.new), f"<{mutation.what}>", "exec", flags)
+    exec(code, method.__globals__, namespace)
+    with mock.patch.object(mutation.owner, mutation.method, namespace[mutation.method]):
+        yield
+
+
+def find(mutation: Mutation, seeds: int, hours: float) -> tuple[Outcome, float] | None:
+    """Simulates seed after seed; returns the first violation, and the virtual hours until then."""
+    spent = 0.0
+    with mutated(mutation):
+        for seed in range(1, seeds + 1):
+            outcome = simulate(seed, hours)
+            spent += outcome.hours
+            if outcome.violation:
+                return outcome, spent
+    return None
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.simulation.mutations", description=__doc__)
+    parser.add_argument("--seeds", type=int, default=20, help="of one hour each, until a mutation counts as not found")
+    options = parser.parse_args(arguments)
+    missed = 0
+    for mutation in MUTATIONS:
+        found = find(mutation, options.seeds, 1.0)
+        missed += found is None
+        text = (
+            f"after {3600 * found[1]:.0f} s (seed {found[0].seed}): {found[0].violation[:150]}"
+            if found
+            else "not found"
+        )
+        print(f"{mutation.what}: {text}", flush=True)
+    return missed > 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
