@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -22,18 +23,10 @@ from tests.simulation.disk import Disk, SimWriter
 from tests.simulation.faults import Faults
 from tests.simulation.invariants import Oracle
 from tests.simulation.network import Network
-from tests.simulation.processes import (
-    PIECE_BYTES,
-    ActorProcess,
-    EvaluatorProcess,
-    LearnerProcess,
-    Process,
-    ReplayProcess,
-    ServerThread,
-    SimEvent,
-    start_client,
-)
+from tests.simulation.processes import Process, ServerThread, SimEvent, start_client
+from tests.simulation.roles import ActorProcess, EvaluatorProcess, LearnerProcess, ReplayProcess
 
+PIECE_BYTES = 64  # of weights
 CHECK_SECONDS = 10.0  # between two of the dear checks
 CHAOS_SECONDS = (60.0, 240.0)
 GRACE_SECONDS = 60.0  # after the last fault, until all must have joined again
@@ -89,6 +82,7 @@ class Fleet:
             "evaluator": partial(EvaluatorProcess, self),
         }
         self.processes: dict[str, Process] = {}
+        self.is_over = False  # the learner has ended the run
 
     def config_of(self, index: int) -> Config:
         """Configuration of a replay server, which has a directory of its own."""
@@ -134,6 +128,7 @@ class Fleet:
                 self.faults.end()
                 self._advance(GRACE_SECONDS)
                 self._check_progress()
+            self._finish()
             for process in self.processes.values():
                 process.die()
 
@@ -152,6 +147,19 @@ class Fleet:
             stuck = state != "joined" or count <= before[name][1]
             if stuck:
                 raise Violation(f"{name} waits for ever: {before[name]}, {PROGRESS_SECONDS:.0f} s later {after[name]}")
+
+    def _finish(self) -> None:
+        """The learner ends the run: all others learn of it, and no transition is in flight any more."""
+        learner = self.processes["learner"]
+        assert isinstance(learner, LearnerProcess)
+        self.is_over = True
+        learner.finish()
+        self._advance(PROGRESS_SECONDS)
+        left = [name for name, process in self.processes.items() if name.startswith("actor") and process.is_alive]
+        if left or not learner.shards.is_finish_received or not learner.weights.is_drained:
+            what = f"{learner.shards.is_finish_received} {learner.weights.is_drained}"
+            raise Violation(f"the end of the run does not reach all: {left} {what}")
+        self.oracle.check_drained()
 
     def _progress(self) -> dict[str, tuple[str, int]]:
         """State and a count that must grow, by name."""
@@ -190,7 +198,7 @@ def virtual(fleet: Fleet) -> Iterator[None]:
     changes = {
         **{f"{module}.time": clock for module in timed},
         "links.shards.threading": mock.Mock(Event=partial(SimEvent, clock)),
-        "links.weights_server.threading": mock.Mock(Thread=ServerThread, Event=weights_server.threading.Event),
+        "links.weights_server.threading": mock.Mock(Thread=ServerThread, Event=threading.Event),
         "links.weights_server.WEIGHTS_PIECE_BYTES": PIECE_BYTES,
         "links.weights_client.WEIGHTS_PIECE_BYTES": PIECE_BYTES,
         "workers.replay_server.new_run_id": fleet.run_id,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import __future__
-
 import argparse
 import contextlib
 import inspect
@@ -144,9 +142,8 @@ def mutated(mutation: Mutation) -> Iterator[None]:
     source = textwrap.dedent(inspect.getsource(method))
     assert source.count(mutation.old) == 1, f"{mutation.method} holds {source.count(mutation.old)} of {mutation.old!r}"
     namespace: dict[str, object] = {}
-    flags = __future__.annotations.compiler_flag
-    code = compile(source.replace(mutation.old, mutation.new), f"<{mutation.what}>", "exec", flags)
-    exec(code, method.__globals__, namespace)
+    text = "from __future__ import annotations\n" + source.replace(mutation.old, mutation.new)
+    exec(compile(text, f"<{mutation.what}>", "exec"), method.__globals__, namespace)
     with mock.patch.object(mutation.owner, mutation.method, namespace[mutation.method]):
         yield
 

@@ -6,13 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from apex_jax.types import Segment
+from apex_jax.types import Columns, Segment
 from tests.rigs.links import SPEC
 
 PRIORITIES = 1_009  # different initial priorities
 _STARTS = np.zeros(SPEC.slots, bool)
 _STARTS[SPEC.frame_stack - 1 : -SPEC.n_step] = True
-_COLUMNS = dict(
+_COLUMNS: Columns = dict(
     n_step_return=np.zeros(SPEC.slots, np.float32),
     discount=_STARTS * np.float32(0.9),
     action=np.zeros(SPEC.slots, np.int32),
