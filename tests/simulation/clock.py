@@ -85,6 +85,7 @@ class Task:
         self._due = float("inf")
         self.process = process
         self.is_over = False
+        self.stalled_until = 0.0  # another thread has the processor
 
     def wake(self, seconds: float | None = None) -> None:
         """Has the turn called in so many seconds, by default a few milliseconds, or earlier."""
@@ -100,6 +101,9 @@ class Task:
         self._due = float("inf")
         if self.process.is_frozen:
             return  # thawing wakes every task
+        if self.stalled_until > self._clock.now:
+            self.wake(self.stalled_until - self._clock.now)
+            return
         again = self.execute(lambda: self._turn(self._clock.now))
         self.wake(again if again is not None else self._clock.between(0.6, 1.0) * self._idle)
 

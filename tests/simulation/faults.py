@@ -18,7 +18,7 @@ class Faults:
         self._mean_seconds = self._rng.uniform(*MEAN_SECONDS)
         self._round = 0  # numbers what `begin` and `end` enclose; 0 = calm
         self._rounds = 0
-        kinds = ("kill", "kill_in_turn", "stop", "freeze", "cut", "partition", "slow", "wall")
+        kinds = ("kill", "kill_in_turn", "stop", "freeze", "stall", "cut", "partition", "slow", "wall")
         self.kinds = kinds + (LOSSY if self._rng.random() < 0.4 else ())
         self.is_lossy = "power" in self.kinds
 
@@ -91,6 +91,12 @@ class Faults:
         if process is not None and not process.is_frozen:
             process.freeze(True)
             self._later(0.2, self._rng.choice((2.0, 25.0)), lambda: process.is_alive and process.freeze(False))
+
+    def _stall(self) -> None:
+        """One thread gets no processor time, while ZMQ's own threads go on and may connect again."""
+        if (process := self._any()) is not None:
+            task = self._rng.choice(process.tasks)
+            task.stalled_until = self._clock.now + self._rng.uniform(0.1, 8.0)
 
     def _cut(self) -> None:
         wires = list(self._fleet.network.wires.values())

@@ -47,11 +47,7 @@ class Fleet:
         self.overflow = rng.choice(("wait", "wait", "drop"))
         self.segment_seconds = rng.choice((1.0, 2.0, 5.0))
         self.update_seconds = rng.choice((0.3, 1.0, 3.0))
-        self.checkpoint = (
-            0,
-            0,
-            "",
-        )  # of the learner: updates, version of the weights, run identity
+        self.checkpoint = 0, 0  # the learner's: updates, version of the weights
         self.capacity_segments = rng.choice((6, 16, 40))
         ratio = rng.choice((0.0, 1.0, 2.0))
         self.config = Config(
@@ -86,14 +82,18 @@ class Fleet:
 
     def config_of(self, index: int) -> Config:
         """Configuration of a replay server, which has a directory of its own."""
-        place = dict(run_directory=str(self.directory / f"host{index}"))
+        experience, sampling = (
+            tuple(self.address(link, number) for number in range(self.servers)) for link in ("experience", "sampling")
+        )
         return self.config.replace(
-            replay=replace(self.config.replay, index=index), addresses=self._addresses(), **place
+            replay=replace(self.config.replay, index=index),
+            addresses=replace(self.config.addresses, experience=experience, sampling=sampling),
+            run_directory=self.directory_of(f"replay{index}"),
         )
 
-    def _addresses(self):
-        names = {link: tuple(self.address(link, i) for i in range(self.servers)) for link in ("experience", "sampling")}
-        return replace(self.config.addresses, **names)
+    def directory_of(self, name: str) -> str:
+        """Run directory of a process, which survives a restart."""
+        return str(self.directory / name)
 
     def address(self, link: str, index: int = 0) -> str:
         port = {"experience": 5_100, "sampling": 5_200, "weights": 5_300}[link] + index

@@ -7,7 +7,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from apex_jax.links.client import LinkClient
 from apex_jax.links.sampling_client import SEGMENTS_WINDOW
+from apex_jax.links.shards import Shards
 from apex_jax.links.weights_client import Weights
 from apex_jax.segment_codec import decode_frames
 from apex_jax.transport.wire import WireError
@@ -22,6 +24,8 @@ NEVER = (  # reasons for which nothing may be dropped
     *("over_credit", "early_segment", "bad_acknowledgement", "bad_request", "invalid_priority", "corrupt_segment"),
     *("another_config", "another_run", *WireError.REASONS),
 )
+
+CLIENTS_DROP = {"refused", "overflow"}  # reasons for which clients may count something as dropped
 
 
 class Stored(NamedTuple):
@@ -295,6 +299,10 @@ class Oracle:
             fates = sum(count for fate, count in totals.items() if fate != "produced")
             self.check(totals["produced"] == fates, "the ledger does not add up:", totals)
             self._check_acknowledged(process.index, books)
+        for process in self.fleet.processes.values():
+            for link in (getattr(process, name, None) for name in ("weights", "stream", "shards")):
+                dropped = set(link.dropped) - CLIENTS_DROP if isinstance(link, LinkClient | Shards) else set()
+                self.check(not dropped, process.name, "drops", dropped)
 
     def check_drained(self) -> None:
         """All actors have left: each transition has its fate."""

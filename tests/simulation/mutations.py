@@ -17,7 +17,7 @@ from apex_jax.links.membership import Membership
 from apex_jax.links.outbox import Outbox
 from apex_jax.links.sampling_client import SamplingClient
 from apex_jax.links.sampling_server import SamplingServer
-from apex_jax.links.weights_client import WeightsClient
+from apex_jax.links.weights_server import WeightsServer
 from apex_jax.replay.buffer import ReplayBuffer
 from apex_jax.replay.journal import Journal
 from tests.simulation.__main__ import Outcome, simulate
@@ -126,11 +126,11 @@ MUTATIONS = (
         "record.event > 0",
     ),
     Mutation(
-        "pieces of two versions of the weights are put together",
-        WeightsClient,
-        "_on_piece",
-        "transfer is None or not transfer.is_of(piece) or",
-        "transfer is None or",
+        "versions of the weights follow a clock that is set back",
+        WeightsServer,
+        "publish",
+        "max(self.version + 1, int(time.time() * 1000))",
+        "int(time.time() * 1000)",
     ),
 )
 

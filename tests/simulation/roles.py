@@ -83,9 +83,8 @@ class LearnerProcess(Process):
     def start(self) -> None:
         fleet, clock = self.fleet, self.clock
         self.run_id = fleet.run_id()
-        self.updates, first_version, name = fleet.checkpoint
-        self.identity = RunIdentity()
-        self.identity.name = name
+        self.updates, first_version = fleet.checkpoint
+        self.identity = RunIdentity(self.fleet.directory_of(self.name))
         self.weights = WeightsServer(
             self.context,
             fleet.address("weights"),
@@ -102,8 +101,8 @@ class LearnerProcess(Process):
             0,
             fleet.config.learner.updates_per_call,
             fleet.config.learner.batch_size,
-            name or f"{clock.rng.getrandbits(64):016x}",
-            not name,
+            self.identity.name or f"{clock.rng.getrandbits(64):016x}",
+            not self.identity.name,
         )
         self.shards = Shards(
             self.context,
@@ -133,7 +132,7 @@ class LearnerProcess(Process):
         if now >= self._next_save:
             self._next_save = now + 20.0
             self.weights.placement.closed = self.shards.gone(now)
-            self.fleet.checkpoint = self.updates, self.weights.version, self.identity.name
+            self.fleet.checkpoint = self.updates, self.weights.version
         if item is not None and len(self.in_flight) < CALLS_IN_FLIGHT:
             return 0.001
         return max(0.001, self.in_flight[0][2] - now) if self.in_flight else None
@@ -168,7 +167,7 @@ class LearnerProcess(Process):
         self.fleet.oracle.on_published(self, value)
 
     def leave(self) -> None:
-        self.fleet.checkpoint = self.updates, self.weights.version, self.identity.name
+        self.fleet.checkpoint = self.updates, self.weights.version
         self.shards.close()
         self.weights.close()
 
@@ -177,7 +176,7 @@ class WeightsUser(Process):
     """What actors and the evaluator share."""
 
     def connect_weights(self, environments: int) -> None:
-        self.identity = RunIdentity()
+        self.identity = RunIdentity(self.fleet.directory_of(self.name))
         self.in_use: Weights | None = None
         self.weights = WeightsClient(
             self.context,

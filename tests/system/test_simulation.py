@@ -17,11 +17,11 @@ from tests.simulation.mutations import MUTATIONS, Mutation, find, mutated
 ACKNOWLEDGED_TOO_EARLY = MUTATIONS[0]
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("seed", [1, 2, 3, 4])
 def test_fleet_keeps_every_invariant_under_faults(seed):
-    outcome = simulate(seed, hours=0.2)
+    outcome = simulate(seed, hours=0.15)
     assert not outcome.violation, report(outcome)
-    assert outcome.hours >= 0.2
+    assert outcome.hours >= 0.15
     assert min(outcome.updates, outcome.stored) > 50
 
 
