@@ -99,7 +99,7 @@ class Fleet:
         port = {"experience": 5_100, "sampling": 5_200, "weights": 5_300}[link] + index
         return f"tcp://127.0.0.1:{port}"
 
-    def run_id(self) -> int:
+    def peer_id(self) -> int:
         return self.clock.rng.getrandbits(62)
 
     def identity(self) -> str:
@@ -201,7 +201,7 @@ def virtual(fleet: Fleet) -> Iterator[None]:
         "links.weights_server.threading": mock.Mock(Thread=ServerThread, Event=threading.Event),
         "links.weights_server.WEIGHTS_PIECE_BYTES": PIECE_BYTES,
         "links.weights_client.WEIGHTS_PIECE_BYTES": PIECE_BYTES,
-        "workers.replay_server.new_run_id": fleet.run_id,
+        "workers.replay_server.new_peer_id": fleet.peer_id,
         "replay.file_heads.new_identity": fleet.identity,
         "replay.journal.SnapshotWriter": writer,
         "replay.journal.LOG_BYTES_AT_MOST": 60_000,

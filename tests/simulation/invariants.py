@@ -31,7 +31,7 @@ CLIENTS_DROP = {"refused", "overflow"}  # reasons for which clients may count so
 class Stored(NamedTuple):
     """A segment that a replay server has stored."""
 
-    run_id: int
+    peer_id: int
     sequence: int
     number: int
     transitions: int
@@ -43,13 +43,13 @@ class ShardBooks:
     def __init__(self) -> None:
         self.log: list[Stored] = []
         self.durable = 0  # segments of the log that also survive a loss of power
-        self.newest: dict[int, int] = {}  # sequence number of the newest segment stored or refused, by run id
-        self.stored: dict[int, int] = {}  # transitions by run id
+        self.newest: dict[int, int] = {}  # sequence number of the newest segment stored or refused, by peer id
+        self.stored: dict[int, int] = {}  # transitions by peer id
         self.inserted = self.sampled = 0
         self.drawn = 0  # transitions that were drawn and not sent yet
         self.numbers = np.zeros(0, np.int64)  # by slot of the ring
         self.needed = 0  # segments that must be there after the restart
-        self.incarnations: dict[int, int] = {}  # run id by incarnation
+        self.incarnations: dict[int, int] = {}  # peer id by incarnation
 
     def cut(self, length: int) -> None:
         """Forgets the segments after the first `length`."""
@@ -57,8 +57,8 @@ class ShardBooks:
         self.stored.clear()
         self.newest.clear()
         for each in self.log:
-            self.stored[each.run_id] = self.stored.get(each.run_id, 0) + each.transitions
-            self.newest[each.run_id] = each.sequence
+            self.stored[each.peer_id] = self.stored.get(each.peer_id, 0) + each.transitions
+            self.newest[each.peer_id] = each.sequence
         self.inserted = sum(self.stored.values())
 
 
@@ -70,8 +70,8 @@ class Oracle:
         self.clock: Clock = fleet.clock
         self.shards = [ShardBooks() for _ in range(fleet.servers)]
         self.updates = 0  # groups of batches that were learned from
-        self._owners: list[int] = [0]  # run id by number of the segment
-        self._streams: dict[int, tuple[Any, int]] = {}  # client and shard of each actor there ever was, by run id
+        self._owners: list[int] = [0]  # peer id by number of the segment
+        self._streams: dict[int, tuple[Any, int]] = {}  # client and shard of each actor there ever was, by peer id
         self._draws: dict[tuple[int, bytes], np.ndarray] = {}
         self._weights: dict[tuple[int, int], float] = {}  # value by learner and version
         self._learners: list[int] = []
@@ -83,16 +83,16 @@ class Oracle:
 
     # Actors
 
-    def new_segment(self, run_id: int) -> int:
-        self._owners.append(run_id)
+    def new_segment(self, peer_id: int) -> int:
+        self._owners.append(peer_id)
         return len(self._owners) - 1
 
-    def on_actor(self, run_id: int, stream: Any, shard: int) -> None:
-        self._streams[run_id] = (stream, shard)
+    def on_actor(self, peer_id: int, stream: Any, shard: int) -> None:
+        self._streams[peer_id] = (stream, shard)
 
-    def acknowledged(self, run_id: int) -> int:
+    def acknowledged(self, peer_id: int) -> int:
         """Sequence number up to which an actor has deleted its segments."""
-        return int(self._streams[run_id][0]._outbox.acknowledged_sequence)
+        return int(self._streams[peer_id][0]._outbox.acknowledged_sequence)
 
     # Replay servers
 
@@ -109,11 +109,11 @@ class Oracle:
         books.cut(length)
         books.durable = min(books.durable, length)
         ledger = server.replay.ledger
-        for run_id, stored in books.stored.items():
-            account = ledger.account(run_id)
-            self.check(account.stored == stored, "the ledger has", account, "of", stored, run_id)
-            self.check(account.sequence >= books.newest[run_id], "the ledger has", account, books.newest[run_id])
-            books.newest[run_id] = account.sequence
+        for peer_id, stored in books.stored.items():
+            account = ledger.account(peer_id)
+            self.check(account.stored == stored, "the ledger has", account, "of", stored, peer_id)
+            self.check(account.sequence >= books.newest[peer_id], "the ledger has", account, books.newest[peer_id])
+            books.newest[peer_id] = account.sequence
         self.check(limiter.inserted == books.inserted, "the limiter has", limiter.inserted, "not", books.inserted)
         books.sampled = limiter.sampled
         books.numbers = np.full(buffer.capacity_segments, -1, np.int64)
@@ -142,15 +142,15 @@ class Oracle:
         surplus = ratio * (books.inserted + segment.transitions - least) - books.sampled
         self.check(not ratio or not is_filled or surplus <= error, "the limiter lets in", surplus, error)
         number = number_in(decode_frames(segment.body, SPEC))
-        run_id, sequence, newest = segment.run_id, segment.sequence, books.newest.get(segment.run_id, 0)
-        self.check(self._owners[number] == run_id, "segment", number, "is not of actor", run_id)
-        self.check(sequence > newest, "segment", sequence, "of", run_id, "is stored twice")
-        is_next = sequence == newest + 1 or self.acknowledged(run_id) >= sequence - 1
-        self.check(is_next, "segment", sequence, "of", run_id, "is stored after", newest)
+        peer_id, sequence, newest = segment.peer_id, segment.sequence, books.newest.get(segment.peer_id, 0)
+        self.check(self._owners[number] == peer_id, "segment", number, "is not of actor", peer_id)
+        self.check(sequence > newest, "segment", sequence, "of", peer_id, "is stored twice")
+        is_next = sequence == newest + 1 or self.acknowledged(peer_id) >= sequence - 1
+        self.check(is_next, "segment", sequence, "of", peer_id, "is stored after", newest)
         slot: int = insert(segment, columns, now)
-        books.log.append(Stored(run_id, sequence, number, segment.transitions))
-        books.newest[run_id] = sequence
-        books.stored[run_id] = books.stored.get(run_id, 0) + segment.transitions
+        books.log.append(Stored(peer_id, sequence, number, segment.transitions))
+        books.newest[peer_id] = sequence
+        books.stored[peer_id] = books.stored.get(peer_id, 0) + segment.transitions
         books.inserted += segment.transitions
         books.numbers[slot] = number
         self.clock.trace("store", process.name, number, slot)
@@ -159,7 +159,7 @@ class Oracle:
     def _refuse(self, process: Any, refuse: Any, segment: SegmentRecord, reason: str) -> None:
         books = self.shards[process.index]
         self.check(reason == "bad_checksum", "a sound segment is refused:", reason)
-        books.newest[segment.run_id] = segment.sequence
+        books.newest[segment.peer_id] = segment.sequence
         refuse(segment, reason)
 
     def _draw(self, process: Any, draw: Any, counts: np.ndarray, now: float) -> Any:
@@ -191,11 +191,11 @@ class Oracle:
     def _choose(self, process: Any, choose: Any, hello: Any, incarnations: int, now: float) -> Any:
         server, books = process.server, self.shards[process.index]
         membership = server.experience._membership
-        is_known = membership.connection_of(hello.run_id) is not None
+        is_known = membership.connection_of(hello.peer_id) is not None
         chosen: tuple[int, np.ndarray] = choose(hello, incarnations, now)
         incarnation, indices = chosen
-        owner = books.incarnations.setdefault(incarnation, hello.run_id)
-        self.check(owner == hello.run_id, "incarnation", incarnation, "is that of", owner, "and", hello.run_id)
+        owner = books.incarnations.setdefault(incarnation, hello.peer_id)
+        self.check(owner == hello.peer_id, "incarnation", incarnation, "is that of", owner, "and", hello.peer_id)
         if not is_known and not hello.ladder_indices.size:
             mine = set(range(process.index, process.config.ladder_size, self.fleet.servers))
             seen = [actor for actor in server.experience.actors.values() if actor.seen_seconds >= now - QUIET_SECONDS]
@@ -238,7 +238,7 @@ class Oracle:
     def on_death(self, process: Any) -> None:
         """Decides which segments must be there after the restart."""
         books = self.shards[process.index]
-        acknowledged = [i for i, each in enumerate(books.log) if self.acknowledged(each.run_id) >= each.sequence]
+        acknowledged = [i for i, each in enumerate(books.log) if self.acknowledged(each.peer_id) >= each.sequence]
         books.needed = acknowledged[-1] + 1 if acknowledged else 0
         if not process.has_power:
             books.needed, books.incarnations = min(books.needed, books.durable), {}
@@ -266,16 +266,16 @@ class Oracle:
         return self._published
 
     def on_published(self, process: Any, value: float) -> None:
-        if process.run_id not in self._learners:
-            self._learners.append(process.run_id)
-        self._weights[process.run_id, process.weights.version] = value
+        if process.peer_id not in self._learners:
+            self._learners.append(process.peer_id)
+        self._weights[process.peer_id, process.weights.version] = value
 
     def on_weights(self, process: Any, newer: Weights, last: Weights | None) -> None:
-        value = self._weights.get((newer.learner_run_id, newer.version))
+        value = self._weights.get((newer.learner_peer_id, newer.version))
         found = np.unique(np.asarray(newer.params["kernel"]))
         self.check(value is not None and found.tolist() == [value], process.name, "has weights", found, "not", value)
         if last is not None:
-            before, after = self._learners.index(last.learner_run_id), self._learners.index(newer.learner_run_id)
+            before, after = self._learners.index(last.learner_peer_id), self._learners.index(newer.learner_peer_id)
             is_newer = after > before or (after == before and newer.version > last.version)
             self.check(is_newer, process.name, "goes back to weights", newer.version, "from", last.version)
 
@@ -292,8 +292,8 @@ class Oracle:
             for actor in membership.actors.values():
                 np.add.at(occupants, actor.ladder_indices, 1)
             self.check((occupants == membership._occupants).all(), "occupants of the ladder", membership._occupants)
-            for run_id, stored in books.stored.items():
-                account = server.replay.ledger.account(run_id)
+            for peer_id, stored in books.stored.items():
+                account = server.replay.ledger.account(peer_id)
                 self.check(account.stored == stored, "the ledger has", account.stored, "of", stored)
             totals = server.ledger()
             fates = sum(count for fate, count in totals.items() if fate != "produced")
@@ -309,8 +309,8 @@ class Oracle:
         for process in self.fleet.replays():
             totals, ledger = process.server.ledger(), process.server.replay.ledger
             self.check(totals["in_flight"] == 0, "transitions are in flight:", totals)
-            for run_id, stream in self._newest_streams(process.index):
-                account = ledger.account(run_id)
+            for peer_id, stream in self._newest_streams(process.index):
+                account = ledger.account(peer_id)
                 self.check(account.produced == stream.produced, account, "of", stream.produced, "produced")
                 fates = account.stored + account.refused + account.overflow + account.unsent
                 self.check(fates == stream.produced or self.fleet.faults.is_lossy, account, "lacks a fate")
@@ -323,9 +323,9 @@ class Oracle:
         ]
 
     def _check_acknowledged(self, index: int, books: ShardBooks) -> None:
-        for run_id, (_, shard) in self._streams.items():
-            if shard == index and (acknowledged := self.acknowledged(run_id)) > books.newest.get(run_id, 0):
-                what = "segments up to", acknowledged, "are acknowledged, stored are", books.newest.get(run_id, 0)
+        for peer_id, (_, shard) in self._streams.items():
+            if shard == index and (acknowledged := self.acknowledged(peer_id)) > books.newest.get(peer_id, 0):
+                what = "segments up to", acknowledged, "are acknowledged, stored are", books.newest.get(peer_id, 0)
                 self.check(self.fleet.faults.is_lossy, *map(str, what))
 
     def _check_priorities(self, buffer: Any, books: ShardBooks) -> None:

@@ -52,7 +52,7 @@ MUTATIONS = (
         "the incarnation of a new actor is not in the journal",
         ExperienceServer,
         "_on_hello",
-        "self._replay.journal.on_welcome(message.run_id, incarnation)",
+        "self._replay.journal.on_welcome(message.peer_id, incarnation)",
         "pass",
     ),
     Mutation(

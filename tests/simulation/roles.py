@@ -82,13 +82,13 @@ class LearnerProcess(Process):
 
     def start(self) -> None:
         fleet, clock = self.fleet, self.clock
-        self.run_id = fleet.run_id()
+        self.peer_id = fleet.peer_id()
         self.updates, first_version = fleet.checkpoint
         self.identity = RunIdentity(self.fleet.directory_of(self.name))
         self.weights = WeightsServer(
             self.context,
             fleet.address("weights"),
-            self.run_id,
+            self.peer_id,
             first_version,
             fleet.config.weights_compatibility_key,
             architecture_of(PARAMS),
@@ -96,7 +96,7 @@ class LearnerProcess(Process):
             fleet.servers,
         )
         hello = LearnerHello(
-            self.run_id,
+            self.peer_id,
             fleet.config.compatibility_key,
             0,
             fleet.config.learner.updates_per_call,
@@ -228,20 +228,20 @@ class ActorProcess(WeightsUser):
             self._connect()
 
     def _connect(self) -> None:
-        self.run_id = self.fleet.run_id()
+        self.peer_id = self.fleet.peer_id()
         self.steps = 0
         self.stream = ExperienceClient(
             self.context,
             self.fleet.address("experience", self._shard),
             SPEC,
             ActorHello(
-                self.run_id, self.fleet.config.compatibility_key, self.environments, ladder_indices=self._places
+                self.peer_id, self.fleet.config.compatibility_key, self.environments, ladder_indices=self._places
             ),
             4,
             self.fleet.overflow,
             run=self.identity,
         )
-        self.fleet.oracle.on_actor(self.run_id, self.stream, self._shard)
+        self.fleet.oracle.on_actor(self.peer_id, self.stream, self._shard)
         self.stream_task: Task = self.stream._thread.task  # type: ignore[attr-defined]
 
     def turn(self, now: float) -> float | None:
@@ -257,14 +257,14 @@ class ActorProcess(WeightsUser):
         if stream is None or self.in_use is None or stream.wait_for_welcome(0.0) is None:
             return 0.1
         if self._waiting is None:
-            self._waiting = segment_of(self.fleet.oracle.new_segment(self.run_id))
+            self._waiting = segment_of(self.fleet.oracle.new_segment(self.peer_id))
             self.steps += TRANSITIONS
             stream.produced = self.steps
         if not stream.put(self._waiting, self.steps, 0.0):
             return 0.2
         self._waiting = None
         self.stream_task.wake(self.clock.between(0.0, 0.02))
-        stream.status = ActorStatus(self.run_id, 1.0, self.in_use.version)
+        stream.status = ActorStatus(self.peer_id, 1.0, self.in_use.version)
         return self.clock.between(0.5, 1.5) * self.fleet.segment_seconds
 
     def _is_reassigned(self) -> bool:
