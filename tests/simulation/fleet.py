@@ -12,11 +12,8 @@ from pathlib import Path
 from unittest import mock
 
 from apex_jax.config import ActorConfig, Config, LearnerConfig, ReplayConfig
-from apex_jax.links import shards, weights_client, weights_server
 from apex_jax.links.client import LinkClient
-from apex_jax.replay import file_heads, journal, segment_log, snapshots
 from apex_jax.transport import sockets
-from apex_jax.workers import replay_server
 from tests.rigs.links import TRANSITIONS
 from tests.simulation.clock import Clock, Violation
 from tests.simulation.disk import Disk, SimWriter
@@ -49,25 +46,7 @@ class Fleet:
         self.update_seconds = rng.choice((0.3, 1.0, 3.0))
         self.checkpoint = 0, 0  # the learner's: updates, version of the weights
         self.capacity_segments = rng.choice((6, 16, 40))
-        ratio = rng.choice((0.0, 1.0, 2.0))
-        self.config = Config(
-            actor=replace(
-                ActorConfig(),
-                environments=self.environments,
-                ladder_size=self.servers * self.environments * self.actors + rng.randint(0, 3),
-                max_outstanding_segments=rng.choice((1, 4, 8)),
-            ),
-            learner=replace(LearnerConfig(), batch_size=4, updates_per_call=2),
-            replay=replace(
-                ReplayConfig(),
-                servers=self.servers,
-                capacity_transitions=self.servers * self.capacity_segments * TRANSITIONS,
-                min_size_to_sample=24 * self.servers,
-                samples_per_insert=ratio,
-                error_buffer=rng.choice((0.6, 1.0)),
-                snapshot_interval_seconds=rng.choice((5.0, 20.0, 60.0)),
-            ),
-        )
+        self.config = self._config()
         self.directory = directory
         self.oracle = Oracle(self)
         self.faults = Faults(self)
@@ -79,6 +58,25 @@ class Fleet:
         }
         self.processes: dict[str, Process] = {}
         self.is_over = False  # the learner has ended the run
+
+    def _config(self) -> Config:
+        rng = self.clock.rng
+        actor = replace(
+            ActorConfig(),
+            environments=self.environments,
+            ladder_size=self.servers * self.environments * self.actors + rng.randint(0, 3),
+            max_outstanding_segments=rng.choice((1, 4, 8)),
+        )
+        replay = replace(
+            ReplayConfig(),
+            servers=self.servers,
+            capacity_transitions=self.servers * self.capacity_segments * TRANSITIONS,
+            min_size_to_sample=24 * self.servers,
+            samples_per_insert=rng.choice((0.0, 1.0, 2.0)),
+            error_buffer=rng.choice((0.6, 1.0)),
+            snapshot_interval_seconds=rng.choice((5.0, 20.0, 60.0)),
+        )
+        return Config(actor=actor, replay=replay, learner=replace(LearnerConfig(), batch_size=4, updates_per_call=2))
 
     def config_of(self, index: int) -> Config:
         """Configuration of a replay server, which has a directory of its own."""
@@ -211,8 +209,6 @@ def virtual(fleet: Fleet) -> Iterator[None]:
         "replay.snapshots.os": disk,
         "replay.snapshots.synchronize": disk.synchronize,
     }
-    modules = (shards, weights_client, weights_server, file_heads, journal, segment_log, snapshots, replay_server)
-    assert all(modules), "imported before they are changed"
     with contextlib.ExitStack() as changed:
         for name, value in changes.items():
             changed.enter_context(mock.patch(f"apex_jax.{name}", value))
