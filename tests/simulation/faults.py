@@ -18,7 +18,7 @@ class Faults:
         self._mean_seconds = self._rng.uniform(*MEAN_SECONDS)
         self._round = 0  # numbers what `begin` and `end` enclose; 0 = calm
         self._rounds = 0
-        kinds = ("kill", "kill_in_turn", "stop", "freeze", "stall", "cut", "partition", "slow", "wall")
+        kinds = ("kill", "kill_in_turn", "vanish", "stop", "freeze", "stall", "cut", "partition", "slow", "wall")
         self.kinds = kinds + (LOSSY if self._rng.random() < 0.4 else ())
         self.is_lossy = "power" in self.kinds
 
@@ -71,8 +71,15 @@ class Faults:
             process.effects_left = self._rng.randrange(12)
             self._restart(process.name)
 
+    def _vanish(self) -> None:
+        """The host of a process that has no disk loses its power: nobody is told."""
+        process = self._any()
+        if process is not None and not process.name.startswith("replay"):
+            process.die(has_power=False)
+            self._restart(process.name)
+
     def _restart(self, name: str) -> None:
-        self._later(0.2, self._rng.choice((2.0, 15.0)), lambda: self._start(name))
+        self._later(0.2, self._rng.choice((2.0, 15.0, 120.0)), lambda: self._start(name))
 
     def _start(self, name: str) -> None:
         process = self._fleet.processes[name]

@@ -166,7 +166,7 @@ class Fleet:
             if isinstance(process, ActorProcess):
                 assert process.stream is not None
                 stream = process.stream
-                progress[process.name] = stream.peer_state, stream.acknowledged
+                progress[process.name] = stream.peer_state, process.acknowledged + stream.acknowledged
             if isinstance(process, LearnerProcess):
                 states = process.shards.peer_states
                 progress["learner"] = ("joined" if set(states) == {"joined"} else str(states)), process.updates

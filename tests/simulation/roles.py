@@ -222,6 +222,7 @@ class ActorProcess(WeightsUser):
     def start(self) -> None:
         self._places: np.ndarray = NO_LADDER_INDICES
         self._shard = 0
+        self.acknowledged = 0  # transitions, at replay servers that it has left
         self._waiting: Any = None  # the segment that could not be put yet
         self.connect_weights(self.environments)
         if self.fleet.servers == 1:
@@ -274,6 +275,7 @@ class ActorProcess(WeightsUser):
         if self.stream is not None:
             welcome = self.stream.wait_for_welcome(0.0)
             self.stream.close()
+            self.acknowledged += self.stream.acknowledged
             self._places = welcome.ladder_indices if welcome is not None else self._places
             self._waiting = None
         self._shard = shard
