@@ -81,7 +81,7 @@ class ClientThread:
 
     def __init__(self, process: Process, client: LinkClient, connect: Any) -> None:
         self._client = client
-        self.task = process.task(self._turn, 0.5)
+        self.task = process.task(self._turn, 0.9)  # less than STOOD_STILL_SECONDS of a connection
         self.task.execute(partial(self._open, connect))
         self.task.wake()
 
