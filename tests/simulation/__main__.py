@@ -85,6 +85,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     **{name: getattr(outcome, name) for name in ("seed", "events", "digest", "updates", "stored")},
                     "hours": round(hours, 2),
                     "seconds": round(seconds, 1),
+                    "cpu_seconds": round(time.process_time(), 1),
                     "hours_per_minute": round(60 * hours / seconds, 2),
                 }
             ),

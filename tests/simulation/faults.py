@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 MEAN_SECONDS = (3.0, 20.0)  # between two faults, by seed
+AWAY_SECONDS = (2.0, 2.0, 2.0, 2.0, 15.0, 15.0, 15.0, 120.0)  # at most, until a process is started again
 LOSSY = ("power", "full_disk", "damage")  # acknowledged segments may be lost, as the documentation says
 
 
@@ -79,7 +80,7 @@ class Faults:
             self._restart(process.name)
 
     def _restart(self, name: str) -> None:
-        self._later(0.2, self._rng.choice((2.0, 15.0, 120.0)), lambda: self._start(name))
+        self._later(0.2, self._rng.choice(AWAY_SECONDS), lambda: self._start(name))
 
     def _start(self, name: str) -> None:
         process = self._fleet.processes[name]
