@@ -138,12 +138,13 @@ class Wire:
             self.ends[end].lost(self)
             self._tell(1 - end)
 
-    def close(self, end: int, is_told: bool = True) -> None:
+    def close(self, end: int) -> None:
         """Closes the connection from this end; the other one is told unless the host has lost its power."""
+        process = self.ends[end].context.process
         if self.is_open[end]:
             self._close(end)
-            if is_told:
-                self._tell(1 - end)
+            if process.has_power:
+                self._tell(1 - end, is_orderly=process.is_alive)
             else:
                 self.lanes[1 - end].queue.clear()
                 self.network.clock.after(self.network.clock.between(0.1, 11.0), partial(self.lose, 1 - end))
@@ -155,11 +156,11 @@ class Wire:
         if not any(self.is_open):
             self.network.wires.pop(self.number, None)
 
-    def _tell(self, end: int) -> None:
-        """Closes the other end: behind the messages on their way, or in place of them (a reset)."""
+    def _tell(self, end: int, is_orderly: bool = False) -> None:
+        """Closes this end, too: behind the messages on their way, or in place of them (a reset)."""
         clock = self.network.clock
         arrival = clock.now + self.network.latency(*self.path(end))
-        if clock.rng.random() < 0.7:
+        if is_orderly or clock.rng.random() < 0.7:
             arrival = max(arrival, self.lanes[end].last_arrival)
         clock.after(arrival - clock.now, partial(self._lose_unless_blocked, end))
         clock.after(clock.between(*GIVE_UP_SECONDS), partial(self.lose, end))
@@ -321,7 +322,7 @@ class Dealer(SimSocket):
     def close(self, linger: int | None = None) -> None:
         super().close()
         if self.wire is not None:
-            self.wire.close(0, self.context.process.has_power)
+            self.wire.close(0)
 
 
 class Identity:
@@ -376,4 +377,4 @@ class Router(SimSocket):
         if self.network.listeners.get(self._address) is self:
             del self.network.listeners[self._address]
         for wire in list(self.peers.values()):
-            wire.close(1, self.context.process.has_power)
+            wire.close(1)
