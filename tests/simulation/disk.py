@@ -51,7 +51,9 @@ class Disk:
             if cut and not safe:
                 path.unlink()
             elif safe < size:
-                os.truncate(path, self.clock.rng.randint(safe, size))
+                left = self.clock.rng.randint(safe, size)
+                os.truncate(path, left)
+                self._synced[str(path)] = left  # what has survived is on the disk
                 cut = True
             else:
                 assert not cut, f"{path} was synced before an older file"
