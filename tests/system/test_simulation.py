@@ -14,7 +14,7 @@ import pytest
 from tests.simulation.__main__ import main, report, simulate
 from tests.simulation.mutations import MUTATIONS, Mutation, find, mutated
 
-ACKNOWLEDGED_TOO_EARLY = MUTATIONS[0]
+CREDIT_TWICE = next(each for each in MUTATIONS if each.what == "the learner returns the credit of segments twice")
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3, 4])
@@ -42,12 +42,12 @@ def test_same_seed_gives_the_same_events_in_another_process():
 
 
 def test_violation_ends_the_program_with_the_command_that_repeats_it(capsys):
-    with mutated(ACKNOWLEDGED_TOO_EARLY):
+    with mutated(CREDIT_TWICE):
         assert main(["--hours", "1", "--seed", "1"]) == 1
         shown = capsys.readouterr().err
         assert main(["--hours", "1", "--seed", "1"]) == 1
         assert capsys.readouterr().err == shown
-    assert "seed 1: Violation: " in shown
+    assert "seed 1: Violation: credit for 257 segments" in shown
     assert shown.endswith("repeat: python -m tests.simulation --hours 1 --seed 1\n")
 
 
@@ -58,6 +58,6 @@ def test_mistake_in_the_protocol_is_found(mutation):
 
 
 def test_mutation_of_code_that_has_changed_fails():
-    gone = Mutation("gone", ACKNOWLEDGED_TOO_EARLY.owner, "store", "a text that the method does not have", "")
+    gone = Mutation("gone", CREDIT_TWICE.owner, CREDIT_TWICE.method, "a text that the method does not have", "")
     with pytest.raises(AssertionError, match="holds 0 of"), mutated(gone):
         pass
