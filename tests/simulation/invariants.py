@@ -195,7 +195,8 @@ class Oracle:
         chosen: tuple[int, np.ndarray] = choose(hello, incarnations, now)
         incarnation, indices = chosen
         owner = books.incarnations.setdefault(incarnation, hello.peer_id)
-        self.check(owner == hello.peer_id, "incarnation", incarnation, "is that of", owner, "and", hello.peer_id)
+        is_unique = owner == hello.peer_id or self.fleet.faults.is_lossy  # the record of the welcome may be lost
+        self.check(is_unique, "incarnation", incarnation, "is that of", owner, "and", hello.peer_id)
         if not is_known and not hello.ladder_indices.size:
             mine = set(range(process.index, process.config.ladder_size, self.fleet.servers))
             seen = [actor for actor in server.experience.actors.values() if actor.seen_seconds >= now - QUIET_SECONDS]
@@ -241,7 +242,7 @@ class Oracle:
         acknowledged = [i for i, each in enumerate(books.log) if self.acknowledged(each.peer_id) >= each.sequence]
         books.needed = acknowledged[-1] + 1 if acknowledged else 0
         if not process.has_power:
-            books.needed, books.incarnations = min(books.needed, books.durable), {}
+            books.needed = min(books.needed, books.durable)
         elif process.server.replay.journal._log.errors and self.fleet.faults.is_lossy:
             books.needed = min(books.needed, self.written(process))
 
