@@ -158,6 +158,8 @@ class SamplingClient(LinkClient):
 
     def turn(self, now_seconds: float) -> None:
         """Sends the outbox and handles the messages received."""
+        if self._hello.shard and self._hello.is_new_run and not self._connection.run.name:
+            return  # the first server names a new run: two servers could adopt the proposals of two learners
         self._connection.turn(now_seconds, self._current_hello, self._heartbeat)
         self._flush()
         self._receive(now_seconds)
@@ -179,7 +181,8 @@ class SamplingClient(LinkClient):
         self._arrived.set()
 
     def _current_hello(self) -> LearnerHello:
-        return self._hello._replace(environment_steps=self.environment_steps)
+        hello, run = self._hello._replace(environment_steps=self.environment_steps), self._connection.run.name
+        return hello._replace(run_identity=run, is_new_run=False) if run else hello
 
     def _heartbeat(self) -> Finish | Credit:
         return self._last_word or Credit(self._hello.peer_id, 0, environment_steps=self.environment_steps)
@@ -211,7 +214,6 @@ class SamplingClient(LinkClient):
             fix = "replay.capacity_transitions and replay.servers must be the same for both"
             raise RunError(f"{error} {self._capacity_segments}: {fix}")
         self._connection.join(now_seconds, message.run_identity)
-        self._hello = self._hello._replace(run_identity=self._connection.run.name, is_new_run=False)
         self.epoch += 1
         self._discard_items()
         self._connection.send_heartbeat()  # a pending Finish is sent at once

@@ -19,7 +19,8 @@ from apex_jax.links.shards import Batches, Merged, Plan, Shards, merge
 from apex_jax.replay.buffer import ReplayBuffer
 from apex_jax.replay.rate_limiter import RateLimiter
 from apex_jax.replay.shares import counts_of, importance_weights, shares_of
-from apex_jax.transport.messages import IndexBatches
+from apex_jax.run.identity import RunIdentity
+from apex_jax.transport.messages import IndexBatches, LearnerHello
 from tests.rigs.buffers import L as BUFFER_L
 from tests.rigs.buffers import buffer_of, columns_of
 from tests.rigs.links import SPEC, TRANSITIONS, free_address, free_limiter, wait_until
@@ -108,9 +109,9 @@ class Fleet:
     def kill(self, index: int) -> None:
         self.servers.pop(index).close()
 
-    def join(self, groups: int = 2, **options: Any) -> Shards:
-        rng = np.random.default_rng(0)
-        self.stream = Shards(self.context, self.addresses, SPEC, hello_of(), CAPACITY, groups, BETA, rng, **options)
+    def join(self, groups: int = 2, hello: LearnerHello | None = None, **options: Any) -> Shards:
+        rng, hello = np.random.default_rng(0), hello or hello_of()
+        self.stream = Shards(self.context, self.addresses, SPEC, hello, CAPACITY, groups, BETA, rng, **options)
         return self.stream
 
     def consume(self) -> Merged | None:
@@ -155,6 +156,24 @@ class Fleet:
 def fleet() -> Iterator[Fleet]:
     with contextlib.closing(Fleet(3)) as fleet:
         yield fleet
+
+
+def proposal(run: str) -> LearnerHello:
+    """The hello of a learner that begins a run, and proposes this identity for it."""
+    return hello_of()._replace(run_identity=run, is_new_run=True)
+
+
+def test_first_server_names_a_new_run_for_all_even_if_the_learner_dies_in_between(fleet: Fleet) -> None:
+    first, others = fleet.start(0, 1), [fleet.start(index, 1) for index in (1, 2)]
+    first.service._run_identity.name = "a" * 16  # the proposal of a learner that was killed before its welcome
+    run = RunIdentity()
+    stream = fleet.join(hello=proposal("b" * 16), run=run)
+    for other in others * 20:
+        other.service._socket.poll(10)
+        other.serve()
+    assert [other.service._run_identity.name for other in others] == ["", ""]
+    wait_until(lambda: stream.peer_states == ["joined"] * 3, fleet.serve)
+    assert {run.name, *(server.service._run_identity.name for server in fleet.servers.values())} == {"a" * 16}
 
 
 def of(*shards: int) -> Callable[[Merged], bool]:
