@@ -38,6 +38,7 @@ from tests.rigs.proxy import Proxy
 
 OTHERS = ("learner", "actor-0", "actor-1", "actor-2", "evaluator")  # than the replay servers
 KINDS = ("SIGKILL", "SIGTERM", "SIGSTOP", "partition", "reset", "lose")
+REPLAY_LINKS = ("experience", "sampling")
 EMPTY = "empty"  # SIGKILL, and the loss of the disk
 PAUSE_SECONDS = (10.0, 30.0)  # between two faults
 LASTS_SECONDS = (5.0, 20.0)  # being stopped, or cut off
@@ -231,7 +232,8 @@ class Soak:
         if drawn is None:
             return
         name, kind = drawn
-        life, proxies = self.lives[name], self._proxies_of(name)
+        life, served = self.lives[name], self._proxies_of(name)
+        proxies = [proxy for _, proxy in served]
         if kind == EMPTY:
             life.ended_by = "SIGKILL"
             life.program.send(signal.SIGKILL)
@@ -250,8 +252,9 @@ class Soak:
                 proxy.stop()
             self.recoveries.append((self.now + lasts, name, partial(heal, proxies)))
         else:
-            for proxy in proxies:
+            for server, proxy in served:
                 proxy.reset() if kind == "reset" else proxy.lose()
+                self.lives[server].held_open += kind == "lose"
         self.faults.append(Fault(self.now, name, kind, lasts if kind in ("SIGSTOP", "partition") else 0.0))
         print(f"{self.now:6.0f} s  {kind:9} {name:9} {self.faults[-1].lasts_seconds or '':>4}", flush=True)
 
@@ -260,14 +263,12 @@ class Soak:
         is_afflicted = any(name == other for _, other, _ in self.recoveries)
         return not is_afflicted and life.ended_seconds is None and not life.ended_by
 
-    def _proxies_of(self, name: str) -> list[Proxy]:
-        """Returns the proxies between a process and all others."""
-        if name in self.fleet.servers:
-            served = {(link, self.fleet.servers.index(name)) for link in ("experience", "sampling")}
-        else:
-            served = {("weights", 0)} if name == "learner" else set()
-        proxies = self.fleet.proxies.items()
-        return [proxy for (client, *served_at), proxy in proxies if client == name or tuple(served_at) in served]
+    def _proxies_of(self, name: str) -> list[tuple[str, Proxy]]:
+        """Returns the proxies between a process and all others, each with the name of its server."""
+        names = {(link, index): server for index, server in enumerate(self.fleet.servers) for link in REPLAY_LINKS}
+        names["weights", 0] = "learner"
+        proxies = [(client, names[link, index], p) for (client, link, index), p in self.fleet.proxies.items()]
+        return [(server, proxy) for client, server, proxy in proxies if name in (client, server)]
 
 
 def heal(proxies: Sequence[Proxy]) -> None:

@@ -77,6 +77,12 @@ def test_fault_38_slow_leak_is_reported(grows: tuple[float, float, float], what:
     assert line.startswith(f"learner, life 1, grew: {what}")
 
 
+def test_fault_38_descriptors_of_connections_that_the_proxy_holds_open_are_not_reported() -> None:
+    server = straight(memory=0, fds=9, threads=0)
+    server.held_open = 5
+    assert growth([server]) == []
+
+
 def test_fault_38_growth_during_the_start_is_not_reported() -> None:
     grown = life("learner", 1, (400, 30, 20), (400, 30, 20))
     grown.samples[:0] = [Sample(age, 50 * MIB, 5, 2) for age in range(0, 30, 2)]

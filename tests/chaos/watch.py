@@ -41,6 +41,7 @@ class Life:
     program: Program
     started_seconds: float = field(default_factory=time.monotonic)
     ended_seconds: float | None = None
+    held_open: int = 0  # lost connections to this server, whose other end the proxy holds open
     ended_by: str = ""  # what the harness sent, where it did
     samples: list[Sample] = field(default_factory=list)
     metrics: Path = Path()  # where it writes, as those of its name before did
@@ -161,7 +162,7 @@ def growth(lives: list[Life]) -> list[str]:
     for life in lives:
         if (trend := trend_of(life)) is None:
             continue
-        excess = GROWTH.exceeded(trend.first, trend.last)
+        excess = GROWTH._replace(fds=GROWTH.fds + life.held_open).exceeded(trend.first, trend.last)
         lines += [f"{life.name}, life {life.number}, grew: {text}" for text in excess]
         settled[role_of(life.name)][f"{life.name}, life {life.number},"] = trend.last
     for levels in settled.values():
