@@ -137,7 +137,7 @@ class Shards:
         self._arrived = threading.Event()
         self._plans: deque[Plan] = deque()  # without those that are void, oldest first
         self._in_process = 0  # groups returned by `next` and not consumed
-        self._first = 0  # shard that is read first at the next call
+        self._next = 0  # shard that is read next
         self._shown = len(addresses)  # number of shards last logged
         window = max(MAX_STREAMED_SEGMENTS, SEGMENTS_WINDOW // len(addresses))
         limit = away_limit_seconds if len(addresses) == 1 else 0.0
@@ -325,10 +325,11 @@ class Shards:
 
     def _take(self) -> Merged | None:
         """Returns the oldest group of batches if it is complete, else the next segments of a shard, else None."""
-        for step in range(len(self.shards)):
+        for _ in self.shards:
             if (merged := self._merged()) is not None:
                 return merged
-            shard = self.shards[(self._first + step) % len(self.shards)]
+            shard = self.shards[self._next]
+            self._next = (self._next + 1) % len(self.shards)  # or one whose items always wait would delay the others
             while shard.holds is None and (item := shard.client.next(0.0)) is not None:
                 if item.epoch != shard.epoch:
                     self._rejoin(shard, item.epoch)
@@ -336,7 +337,6 @@ class Shards:
                 shard.total_priority, shard.size_transitions = content.total_priority, content.size_transitions
                 shard.allowed_draws = content.allowed_draws
                 if isinstance(content, Segments):
-                    self._first = shard.number + 1  # a shard that sends all of its segments must not delay the others
                     slots = content.slots + np.int32(shard.number * self._offset)
                     return Merged(content._replace(slots=slots), (Part(shard.number, item, slice(0)),))
                 plan = shard.asked.popleft()

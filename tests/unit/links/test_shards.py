@@ -241,6 +241,27 @@ def test_lost_shard_is_drawn_around_and_drawn_from_again_once_it_is_back(
     assert stream.peer_states == ["joined"] * 3
 
 
+def test_segments_of_a_shard_are_read_although_answers_of_the_others_always_wait(fleet: Fleet) -> None:
+    for index in range(3):
+        fleet.start(index, segments=3)
+    stream = fleet.join()
+    fleet.batches(of(0, 1, 2))
+    fleet.servers[1].insert(1)
+    wait_until(lambda: fleet.batches() and fleet.ring[CAPACITY + 3])  # the last segment that was read is of shard 1
+    fleet.kill(1)
+    fleet.batches(of(0, 2))
+    fleet.start(1, segments=5)
+    contents = []
+    for _ in stream.shards:
+        wait_until(lambda: not any(shard.client._items.empty() for shard in stream.shards), fleet.serve)
+        merged = stream.next(0.0)
+        assert merged is not None
+        if isinstance(merged.content, Segments):
+            return
+        stream.consumed(merged)
+    pytest.fail("only batches of the others were read")
+
+
 def indices_of(merged: Merged) -> np.ndarray:
     assert isinstance(merged.content, Batches)
     return merged.content.indices
