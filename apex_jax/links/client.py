@@ -43,7 +43,7 @@ class LinkClient:
         return self._connection.dropped
 
     def turn(self, now_seconds: float) -> None:
-        """Sends what is due, and handles the messages received."""
+        """Sends a hello or heartbeat if one is due, and queued messages; handles what was received."""
         raise NotImplementedError
 
     def close(self) -> None:

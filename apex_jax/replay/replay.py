@@ -21,9 +21,9 @@ from apex_jax.types import MAX_ALLOWED_DRAWS, Columns, SegmentRecord, SegmentSpe
 
 
 class Replay:
-    """What has to happen together in a `buffer` (ring and sum-tree), a rate `limiter`, a `ledger` and a `journal`.
+    """Stores and draws segments: updates a `buffer` (ring and sum-tree), `limiter`, `ledger` and `journal` together.
 
-    Callers use these parts themselves for all that concerns only one of them. When `journal.flush` returns, every
+    Callers use one of these parts directly where the others are not concerned. When `journal.flush` returns, every
     segment inserted before is in the journal; refusals follow within a second.
     """
 

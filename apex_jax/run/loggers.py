@@ -47,7 +47,7 @@ def check_loggers(config: Config) -> None:
             spec = importlib.util.find_spec(name)
         except ModuleNotFoundError:  # the package that it would be in
             spec = None
-        if spec is None or spec.origin is None:  # None: a folder that is no package, such as wandb/
+        if spec is None or spec.origin is None:  # origin None: a mere folder, such as wandb/
             package = name.partition(".")[0]
             raise UsageError(f"{what} is not installed; run `python -m pip install {package}`, or leave it out")
         try:

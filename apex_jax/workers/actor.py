@@ -35,7 +35,7 @@ PATIENCE_SECONDS = 10.0  # between two log lines while the actor waits for its s
 
 @dataclass(eq=False)
 class Actor:
-    """The loop that acts, with what it needs; `open_actor` makes it. Sending and receiving run on other threads."""
+    """The loop that acts, and its state; `open_actor` makes it. Sending and receiving run on other threads."""
 
     role: RoleContext
     spec: SegmentSpec
@@ -237,7 +237,7 @@ class Assignment:
     def _leave(self, client: ExperienceClient) -> None:
         """Leaves a replay server, as if this actor ended and a new one took its places on the ladder.
 
-        So no transition is counted or stored twice. What was not stored is counted as unsent or lost with the actor.
+        So no transition is counted or stored twice. Steps in segments that were not stored count as unsent or lost.
         """
         client.close()
         if (welcome := client.wait_for_welcome(0.0)) is not None:

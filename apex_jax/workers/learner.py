@@ -50,7 +50,7 @@ FINISH_SECONDS = 60.0  # timeout for delivering the end of the run to the others
 
 @dataclass(eq=False)
 class Learner:
-    """The loop that learns, with what it needs: `open_learner` makes it, `learn_and_end` runs it and ends the run.
+    """The loop that learns, and its state: `open_learner` makes it, `learn_and_end` runs it and ends the run.
 
     While update calls are in flight, the loop blocks only on the oldest one.
     """

@@ -47,7 +47,7 @@ def read_books(directory: Path, server: str, lives: Iterable[Life], servers: int
 
 
 def newest_ledger(directory: Path, server: str) -> dict[str, float]:
-    """Returns the ledger as a replay server wrote it last; empty where it has none."""
+    """Returns the newest ledger that a replay server wrote to its metrics, by name; empty before the first."""
     line = read_metrics(directory / "metrics" / f"{server}.jsonl")[-1]
     return {tag.removeprefix("ledger/"): value for tag, value in line.items() if tag.startswith("ledger/")}
 

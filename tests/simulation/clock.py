@@ -55,7 +55,7 @@ class Clock:
         return self.rng.uniform(low, high)
 
     def trace(self, what: str, *details: Any) -> None:
-        """Adds a line to the trace, whose digest tells whether two runs were the same."""
+        """Adds a line to the trace; two runs were the same if the digests of their traces are."""
         line = f"{self.now:.6f} {what} {' '.join(map(str, details))}"
         self._digest.update(line.encode())
         self.recent.append(line)

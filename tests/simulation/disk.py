@@ -1,4 +1,4 @@
-"""The disk of a replay server: real files, of which a loss of power takes what was not synced."""
+"""The disk of a replay server: real files; a simulated loss of power removes what was not synced."""
 
 from __future__ import annotations
 

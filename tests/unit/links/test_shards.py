@@ -251,7 +251,6 @@ def test_segments_of_a_shard_are_read_although_answers_of_the_others_always_wait
     fleet.kill(1)
     fleet.batches(of(0, 2))
     fleet.start(1, segments=5)
-    contents = []
     for _ in stream.shards:
         wait_until(lambda: not any(shard.client._items.empty() for shard in stream.shards), fleet.serve)
         merged = stream.next(0.0)
