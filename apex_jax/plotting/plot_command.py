@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,6 +12,8 @@ from apex_jax.host.program import NAME
 from apex_jax.plotting.curves import Group, Run, grouped, read_run
 from apex_jax.plotting.packed_runs import is_packed, read_packed
 from apex_jax.plotting.plot import draw_groups, table
+
+_log = logging.getLogger(__name__)
 
 FORMATS = (".png", ".svg", ".pdf")
 FILE_NAME = "plot.png"  # not curves.png, which a run draws at its end, with its training games
@@ -62,9 +65,13 @@ def _labelled(argument: str) -> tuple[str, str]:
 
 
 def groups_of(arguments: Sequence[str]) -> list[Group]:
-    """Returns the runs of `PATH` and `LABEL=PATH` arguments in groups. Raises UsageError."""
+    """Returns the runs of `PATH` and `LABEL=PATH` arguments in groups, without those that have no evaluation yet.
+
+    Raises UsageError if none has one, or an argument is wrong.
+    """
     labelled: dict[str, list[Run]] = {}
     given: dict[tuple[str, str], str] = {}
+    blank: list[str] = []
     for text in arguments:
         label, directory = _labelled(text)
         before = given.setdefault((label, os.path.realpath(directory)), text)
@@ -74,11 +81,14 @@ def groups_of(arguments: Sequence[str]) -> list[Group]:
             raise UsageError(f"{shown(label)}: cannot be drawn; use a label of printable characters")
         runs = read_packed(directory) if is_packed(directory) else [read_run(directory)]
         for run in runs:
-            if not run.evaluation.returns.size:
-                raise UsageError(
-                    f"{shown(run.directory)}: has no evaluation yet; plot it once its evaluator has played"
-                )
-        labelled.setdefault(label, []).extend(runs)
+            if run.evaluation.returns.size:
+                labelled.setdefault(label, []).append(run)
+            else:
+                blank.append(f"{shown(run.directory)}: has no evaluation yet")
+    if not labelled:
+        raise UsageError(f"{blank[0]}; plot it once its evaluator has played")
+    for text in blank:
+        _log.warning("%s: left out", text)
     unlabelled = labelled.pop("", [])
     return (grouped(unlabelled) if unlabelled else []) + [Group(*item) for item in labelled.items()]
 

@@ -57,6 +57,14 @@ def test_wrong_use_of_plot_is_a_one_line_error(tmp_path: Path, arguments: list[s
     assert str(caught.value).isprintable()
 
 
+def test_run_without_an_evaluation_is_left_out_with_a_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    make_run(tmp_path / "a", [1.0, 2.0])
+    make_run(tmp_path / "empty", [])
+    groups = groups_of([str(tmp_path / "a"), f"empty={tmp_path / 'empty'}"])
+    assert [group.label for group in groups] == [str(tmp_path / "a")]
+    assert caplog.messages == [f"{tmp_path / 'empty'}: has no evaluation yet: left out"]
+
+
 def test_unprintable_label_is_wrong_usage(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="use a label of printable characters"):
         groups_of([f"\udcff={tmp_path}"])
