@@ -2,15 +2,17 @@
 
 Costs are CPU time, not wall-clock time, so that other work on the machine hardly changes them: of this process for what
 actor and learner compute, of a real replay server for what it serves to simulated actors and a learner over tcp. The
-table multiplies them by 1, 10, 100 and 1,000 times the paper's fleet, whose limits are those of docs/scaling.md.
+table multiplies them by 1, 10, 100 and 1,000 times the paper's fleet, whose limits are those of docs/scaling.md. Then,
+what they predict is compared with fleets of 1,000 and 10,000 simulated actors, on 1 and 10 real replay servers.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,6 +24,7 @@ from apex_jax.environments.environment import segment_spec
 from apex_jax.segment_codec import decode_segment, encode_segment
 from apex_jax.settings import load
 from apex_jax.transport.params_codec import encode_weights
+from apex_jax.types import Segment
 from benchmarks.load import ActorLoad, DrawingClient
 from benchmarks.recorded import as_messages, num_transitions, record_segments
 from benchmarks.replay_server import (
@@ -43,6 +46,7 @@ STORED_TRANSITIONS = 200_000
 BATCHES_AT_ONCE = 8
 SIZES = (1, 10, 100, 1000)  # times the paper's fleet
 SERVER_ACTORS = 1_000  # of one replay server, which takes at most 1,024
+FLEETS = (1_000, 10_000)  # actors that what the costs predict is compared with
 NETWORK_BYTES = 1.25e9  # a second on a line of 10 Gbit/s
 
 
@@ -64,23 +68,23 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=15.0, help="of each measurement of the server (15)")
     seconds = parser.parse_args().seconds
     config = load(ROOT / "configs" / "paper.yaml")
-    costs, predicted, measured = measure(config, seconds)
+    segments = record_segments(config, SEGMENTS, exploration=0.1)
+    say(f"recorded {SEGMENTS} segments of {config.environment.task}")
+    costs = measure(config, segments, seconds)
     for line in table(costs):
         print(line)
-    figures = {"costs": costs._asdict(), "needed, by size of the fleet": loads_by_size(costs)}
-    targets = {
-        f"CPU of a server with {SERVER_ACTORS} actors, of what the costs predict": target(
-            measured / predicted, 0.7, 1.3
-        )
-    }
-    finish("scaling", figures, targets)
+    targets = {}
+    for actors in FLEETS:
+        found = server_cores(config, segments, seconds, actors, PAPER_TRANSITIONS_PER_SECOND, is_drawn=False)
+        predicted = costs.connected_seconds * actors + costs.insert_seconds * found.transitions_per_second
+        of_fleet = f"CPU of the servers of {actors:,} actors, of what the costs predict"
+        targets[of_fleet] = target(found.cores / predicted, 0.7, 1.3)
+    finish("scaling", {"costs": costs._asdict(), "needed, by size of the fleet": loads_by_size(costs)}, targets)
 
 
-def measure(config: Config, seconds: float) -> tuple[Costs, float, float]:
-    """Returns the costs; and what they predict for a server with more actors, beside what that takes, in cores."""
+def measure(config: Config, segments: list[Segment], seconds: float) -> Costs:
+    """Returns the costs, those of the replay server from one with the paper's actors."""
     spec = segment_spec(config)
-    say(f"recording {SEGMENTS} segments of {config.environment.task}")
-    segments = record_segments(config, SEGMENTS, exploration=0.1)
     count = num_transitions(segments)
     bodies = [encode_segment(segment, spec) for segment in segments]
     encode = cpu_seconds_of(lambda: [encode_segment(segment, spec) for segment in segments]) / count
@@ -91,8 +95,7 @@ def measure(config: Config, seconds: float) -> tuple[Costs, float, float]:
     idle = server_cores(config, segments, seconds, PAPER_ACTORS, 1.0, is_drawn=False)
     busy = server_cores(config, segments, seconds, PAPER_ACTORS, PAPER_TRANSITIONS_PER_SECOND, is_drawn=False)
     drawn = server_cores(config, segments, seconds, PAPER_ACTORS, PAPER_TRANSITIONS_PER_SECOND, is_drawn=True)
-    more = server_cores(config, segments, seconds, SERVER_ACTORS, PAPER_TRANSITIONS_PER_SECOND, is_drawn=False)
-    costs = Costs(
+    return Costs(
         encode_seconds=encode,
         decode_seconds=decode,
         connected_seconds=idle.cores / PAPER_ACTORS,
@@ -101,8 +104,6 @@ def measure(config: Config, seconds: float) -> tuple[Costs, float, float]:
         segment_bytes=sum(map(len, bodies)) / count,
         weights_bytes=len(encode_weights(params)),
     )
-    predicted = costs.connected_seconds * SERVER_ACTORS + costs.insert_seconds * more.transitions_per_second
-    return costs, predicted, more.cores
 
 
 def cpu_seconds_of(work: Callable[[], Any]) -> float:
@@ -116,48 +117,71 @@ def cpu_seconds_of(work: Callable[[], Any]) -> float:
 
 
 class ServerLoad(NamedTuple):
-    """What a replay server does and takes."""
+    """What the replay servers do and take together."""
 
     cores: float
     transitions_per_second: float
     batches_per_second: float
 
 
+class Server(NamedTuple):
+    """A replay server and the actors that send to it."""
+
+    pid: int
+    actors: ActorLoad
+    sampling_address: str
+
+
 def server_cores(
-    config: Config, segments: list[Any], seconds: float, actors: int, transitions_per_second: float, is_drawn: bool
+    config: Config, segments: list[Segment], seconds: float, actors: int, transitions_per_second: float, is_drawn: bool
 ) -> ServerLoad:
-    """Returns the CPU time a second of a replay server that so many actors, and a learner if `is_drawn`, use."""
-    experience, sampling = free_tcp_addresses(2)
-    settings = server_settings(experience, sampling, STORED_TRANSITIONS)
-    path = ROOT / "configs" / "paper.yaml"
-    config = load(path, settings)
+    """Returns what the replay servers of so many actors take, SERVER_ACTORS each; one is drawn from if `is_drawn`."""
     per_segment = num_transitions(segments) / len(segments)
-    with role("replay", path, settings) as directory:
-        fleet = ActorLoad(experience, config.compatibility_key, as_messages(config, segments), actors, 0.0, None)
-        fill(fleet, STORED_TRANSITIONS / per_segment)
-        fleet.set_rate(transitions_per_second / per_segment)
+    number = -(-actors // SERVER_ACTORS)
+    rate = transitions_per_second / per_segment / number
+    with contextlib.ExitStack() as stack:
+        servers = [stack.enter_context(server(config, segments, actors // number)) for _ in range(number)]
+        for each in servers:
+            each.actors.set_rate(rate)
         client, batches = None, 0.0
         if is_drawn:
-            client = DrawingClient(
-                sampling, config.compatibility_key, BATCHES_AT_ONCE, BATCH_SIZE, GROUPS[BATCHES_AT_ONCE]
-            )
+            groups = GROUPS[BATCHES_AT_ONCE]
+            address, key = servers[0].sampling_address, config.compatibility_key
+            client = DrawingClient(address, key, BATCHES_AT_ONCE, BATCH_SIZE, groups)
+            stack.callback(client.close)
             while not client.draw(1.0).batches_per_second:
                 pass
         time.sleep(2.0)  # of the rate before
-        pid = process_of(directory)
-        sent, cpu, start = fleet.sent_segments, cpu_seconds(pid), time.monotonic()
+
+        def counted() -> tuple[float, float, float]:
+            sent, cpu = (each.actors.sent_segments for each in servers), (cpu_seconds(each.pid) for each in servers)
+            return sum(sent) * per_segment, sum(cpu), time.monotonic()
+
+        before = counted()
         if client is None:
             time.sleep(seconds)
         else:
             batches = client.draw(seconds).batches_per_second
-        elapsed = time.monotonic() - start
-        cores = (cpu_seconds(pid) - cpu) / elapsed
-        rate = (fleet.sent_segments - sent) * per_segment / elapsed
-        if client is not None:
-            client.close()
-        fleet.close()
-    say(f"{actors} actors, {rate:,.0f} transitions/s in, {batches:,.0f} batches/s out: {cores:.3f} of a core")
+        sent, cpu, elapsed = (after - value for after, value in zip(counted(), before, strict=True))
+    cores, rate = cpu / elapsed, sent / elapsed
+    say(f"{actors:,} actors, {rate:,.0f} transitions/s in, {batches:,.0f} batches/s out: {cores:.3f} of a core")
     return ServerLoad(cores, rate, batches)
+
+
+@contextlib.contextmanager
+def server(config: Config, segments: list[Segment], actors: int) -> Iterator[Server]:
+    """Starts a replay server with so many actors, which have filled it."""
+    experience, sampling = free_tcp_addresses(2)
+    settings = server_settings(experience, sampling, STORED_TRANSITIONS)
+    config = load(ROOT / "configs" / "paper.yaml", settings)
+    with role("replay", ROOT / "configs" / "paper.yaml", settings) as directory:
+        peers = ActorLoad(experience, config.compatibility_key, as_messages(config, segments), actors, 0.0, None)
+        try:
+            fill(peers, STORED_TRANSITIONS * len(segments) / num_transitions(segments))
+            peers.set_rate(1.0)  # until all are filled
+            yield Server(process_of(directory), peers, sampling)
+        finally:
+            peers.close()
 
 
 def process_of(directory: Path) -> int:

@@ -49,6 +49,7 @@ class ShardBooks:
         self.drawn = 0  # transitions that were drawn and not sent yet
         self.numbers = np.zeros(0, np.int64)  # by slot of the ring
         self.needed = 0  # segments that must be there after the restart
+        self.overwritten = 0  # the first ones, which may be gone even if the restart has a place for them in the ring
         self.incarnations: dict[int, int] = {}  # peer id by incarnation
 
     def cut(self, length: int) -> None:
@@ -105,7 +106,9 @@ class Oracle:
         length = buffer.inserted_segments
         self.check(books.needed <= length <= len(books.log), "segments are lost:", books.needed, length, len(books.log))
         live = books.log[max(0, length - buffer.capacity_segments) : length]
-        self.check(numbers == [each.number for each in live], "other segments are restored", numbers, live)
+        gone = max(0, min(len(live) - len(numbers), books.overwritten - (length - len(live))))
+        self.check(numbers == [each.number for each in live[gone:]], "other segments are restored", numbers, live)
+        books.overwritten = length - len(numbers)
         books.cut(length)
         books.durable = min(books.durable, length)
         ledger = server.replay.ledger
@@ -241,9 +244,13 @@ class Oracle:
         books = self.shards[process.index]
         acknowledged = [i for i, each in enumerate(books.log) if self.acknowledged(each.peer_id) >= each.sequence]
         books.needed = acknowledged[-1] + 1 if acknowledged else 0
+        had_errors = process.server.replay.journal._log.errors > 0
         if not process.has_power:
             books.needed = min(books.needed, books.durable)
-        elif process.server.replay.journal._log.errors and self.fleet.faults.is_lossy:
+            if had_errors:  # a full disk makes room at once, before those are safe that took the places in the ring
+                capacity = process.server.replay.buffer.capacity_segments
+                books.overwritten = max(books.overwritten, len(books.log) - capacity)
+        elif had_errors and self.fleet.faults.is_lossy:
             books.needed = min(books.needed, self.written(process))
 
     # The learner
