@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from apex_jax.config import Config
+from apex_jax.config import Config, server_name
 from apex_jax.host.disk import read_regular
 from apex_jax.operations.live_view import rows
 from apex_jax.operations.progress import RunProgress
@@ -38,14 +38,20 @@ class RunLines:
         self._files: dict[Path, tuple[MetricsFollower, list[dict[str, Any]]]] = {}
 
     def read(self) -> list[dict[str, Any]]:
-        """Returns the lines so far, with the tags in KEPT only."""
+        """Returns the lines so far, with the tags in KEPT only, FRAME_RATE as `frame_rate_of` its process."""
         for path in sorted(self._folder.glob("*.jsonl")):
             self._files.setdefault(path, (MetricsFollower(path), []))
-        for follower, lines in self._files.values():
-            lines += [{tag: line[tag] for tag in KEPT if tag in line} for line in follower.read_new()]
+        for path, (follower, lines) in self._files.items():
+            name = {tag: tag for tag in KEPT} | {FRAME_RATE: frame_rate_of(path.stem)}
+            lines += [{name[tag]: line[tag] for tag in KEPT if tag in line} for line in follower.read_new()]
             while len(lines) > MOST_LINES:
                 del lines[-2::-2]  # keeps the newest
         return [line for _, lines in self._files.values() for line in lines]
+
+
+def frame_rate_of(process: str) -> str:
+    """Returns the tag of the frames per second that one replay server has received."""
+    return f"{FRAME_RATE} of {process}"
 
 
 def page_data(config: Config, lines: Sequence[Mapping[str, Any]], progress: RunProgress | None) -> dict[str, Any]:
@@ -67,7 +73,7 @@ def page_data(config: Config, lines: Sequence[Mapping[str, Any]], progress: RunP
         "poll_seconds": POLL_SECONDS,
         "warnings": list(progress.warnings) if progress is not None else [],
         "tiles": [_tile(name, text) for name, text in shown.items()],
-        "charts": _charts(curves_of(starts, lines, KEPT[3:])),
+        "charts": _charts(_curves(config, starts, lines)),
         "facts": [[name, text] for name, text in facts.items() if text],
         "settings": [list(setting) for setting in chosen_settings(config)],
         "film": _film(config),
@@ -105,6 +111,29 @@ def _tile(name: str, text: str) -> dict[str, str]:
     parts = re.fullmatch(r"(none yet|[^ ]*?),?(?: (.*))?", text)
     value, detail = parts.groups("") if parts else (text, "")
     return {"name": name, "value": value, "detail": detail}
+
+
+def _curves(
+    config: Config, starts: Sequence[Mapping[str, Any]], lines: Sequence[Mapping[str, Any]]
+) -> dict[str, Curve]:
+    """Returns the curve of each tag in KEPT; that of FRAME_RATE is the sum over the replay servers."""
+    rates = [frame_rate_of(server_name(index)) for index in range(config.replay.servers)]
+    curves = curves_of(starts, lines, [*KEPT[3:], *rates])
+    return curves | {FRAME_RATE: _sum([curves[rate] for rate in rates], 3 * config.metrics_interval_seconds / 60)}
+
+
+def _sum(curves: Sequence[Curve], most_minutes: float) -> Curve:
+    """Returns the sum of each curve's newest value, at the points of all; a value older than `most_minutes` is 0."""
+    columns = [np.concatenate(column) for column in zip(*curves, strict=True)]
+    minutes = columns[1][order := np.argsort(columns[1], kind="stable")]
+    total = np.zeros(len(minutes))
+    for curve in curves:
+        newest = np.searchsorted(curve.minutes, minutes, side="right") - 1
+        is_fresh = (
+            (newest >= 0) & (minutes - curve.minutes[newest] <= most_minutes) if curve.minutes.size else newest >= 0
+        )
+        total[is_fresh] += curve.returns[newest[is_fresh]]
+    return Curve(columns[0][order], minutes, total)
 
 
 def _charts(curves: Mapping[str, Curve]) -> list[dict[str, Any]]:
