@@ -27,7 +27,7 @@ PIECE_BYTES = 64  # of weights
 CHECK_SECONDS = 10.0  # between two of the dear checks
 CHAOS_SECONDS = (60.0, 240.0)
 GRACE_SECONDS = 60.0  # after the last fault, until all must have joined again
-PROGRESS_SECONDS = 20.0  # in which all must advance then
+PROGRESS_SECONDS = 20.0  # in which all must advance then; longer if updates take longer
 
 
 class Fleet:
@@ -138,13 +138,14 @@ class Fleet:
 
     def _check_progress(self) -> None:
         """All processes are joined and advance, since nothing has been broken for GRACE_SECONDS."""
+        seconds = PROGRESS_SECONDS * max(1.0, self.update_seconds)  # the rate limiter holds the actors to its pace
         before = self._progress()
-        self._advance(PROGRESS_SECONDS)
+        self._advance(seconds)
         after = self._progress()
         for name, (state, count) in after.items():
             stuck = state != "joined" or count <= before[name][1]
             if stuck:
-                raise Violation(f"{name} waits for ever: {before[name]}, {PROGRESS_SECONDS:.0f} s later {after[name]}")
+                raise Violation(f"{name} waits for ever: {before[name]}, {seconds:.0f} s later {after[name]}")
 
     def _finish(self) -> None:
         """The learner ends the run: all others learn of it, and no transition is in flight any more."""
