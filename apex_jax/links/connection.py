@@ -142,6 +142,12 @@ class Connection:
             _log.info("%s is back after %.0f s", self.name.split(" at ")[0], now_seconds - (self._since_seconds or 0.0))
         self._enter("joined", now_seconds)
 
+    def start_over(self, now_seconds: float) -> None:
+        """Joins again on a new connection, on which no message for an earlier welcome can be under way."""
+        self._lose(now_seconds, f"{self.name} had forgotten this process meanwhile: joining it again")
+        self._monitor.reconnect()
+        self._received_seconds = now_seconds
+
     def send_heartbeat(self) -> None:
         """Makes the next heartbeat or hello due now."""
         self._next_heartbeat = 0.0

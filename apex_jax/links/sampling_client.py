@@ -198,17 +198,26 @@ class SamplingClient(LinkClient):
     def _receive(self, now_seconds: float) -> None:
         expected = (LearnerWelcome, StreamedSegments, IndexBatches, Finish, Credit)
         for message in self._connection.receive(now_seconds, expected):
-            if isinstance(message, StreamedSegments):
-                self._on_segments(message)
-            elif isinstance(message, IndexBatches):
-                self._on_batches(message)
-            elif isinstance(message, LearnerWelcome):
+            if isinstance(message, LearnerWelcome):
                 self._on_welcome(message, now_seconds)
+            elif isinstance(message, StreamedSegments | IndexBatches):
+                self._on_content(message)
             elif isinstance(message, Finish) and self._last_word is not None:  # answers our Finish
                 self.is_finish_received.set()
                 self._connection.server_may_end = True
 
+    def _on_content(self, message: StreamedSegments | IndexBatches) -> None:
+        if self._connection.state != "joined":
+            return  # sent before the next welcome, with which the stream begins anew
+        if isinstance(message, StreamedSegments):
+            self._on_segments(message)
+        else:
+            self._on_batches(message)
+
     def _on_welcome(self, message: LearnerWelcome, now_seconds: float) -> None:
+        if self._connection.state == "joined":  # it would also receive the credit that was sent for the first welcome
+            self._connection.start_over(now_seconds)
+            return
         if message.capacity_segments != self._capacity_segments:
             error = f"{self._connection.name} holds {message.capacity_segments} segments, this learner"
             fix = "replay.capacity_transitions and replay.servers must be the same for both"

@@ -138,21 +138,37 @@ def test_a_server_that_is_away_for_longer_than_the_limit_ends_the_learner_in_one
 # What is taken from it --------------------------------------------------------------------------------------------
 
 
-def test_repeated_welcomes_do_not_grow_memory(sampling: Link, false_server: FalseServer) -> None:
+def test_server_that_forgets_the_learner_again_and_again_does_not_grow_its_memory(
+    sampling: Link, false_server: FalseServer
+) -> None:
     stream = sampling.stream()
     false_server.welcome()
-    for _ in range(50):
+    for _ in range(20):
         false_server.send(batches_of(1))
         false_server.send(batches_of(1))
-        false_server.send(LearnerWelcome(9, CAPACITY))
-        false_server.until_received(lambda message: isinstance(message, Credit) and message.counts.size > 0)
-        false_server.received.clear()
+        false_server.send(Rejoin())
+        false_server.welcome()
     false_server.send(batches_of(2))
     item = stream.next(5.0)
     assert item is not None
     assert isinstance(item.content, IndexBatches)
     assert item.content.indices.max() == 2, "what came before the newest welcome is void"
     assert stream.next(0.2) is None
+
+
+def test_second_welcome_to_a_connection_makes_the_learner_join_on_a_new_one(
+    sampling: Link, false_server: FalseServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    stream = sampling.stream()
+    false_server.welcome()
+    first = false_server._identity
+    false_server.send(LearnerWelcome(9, CAPACITY))  # for a repeated hello that a long stall has delayed
+    false_server.welcome()
+    assert false_server._identity != first
+    assert (stream.peer_state, stream.disconnects, stream.next(0.0)) == ("joined", 1, None)
+    assert lines(caplog) == [
+        f"the replay server at {sampling.address} had forgotten this process meanwhile: joining it again"
+    ]
 
 
 def test_batch_from_before_a_new_welcome_is_discarded(
@@ -173,6 +189,8 @@ def test_batch_from_before_a_new_welcome_is_discarded(
         return item
 
     monkeypatch.setattr(stream._items, "get_nowait", slowly)
+    false_server.send(Rejoin())
+    false_server.until_received(lambda message: isinstance(message, LearnerHello))
     false_server.send(LearnerWelcome(9, CAPACITY))
     assert is_half_void.wait(10), "the segments are"
     assert stream.next(0.2) is None
