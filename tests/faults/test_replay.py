@@ -111,7 +111,13 @@ def test_fault_04_empty_replay_is_filled_again_without_other_restarts(
         assert producer.process.poll() is None
         assert producer.stop() == 0
         server.wait_until(lambda: site.value("replay/actors") == 0)
-        assert all_accounted_for(site)["lost_with_replay"] > 0, "what the first had stored is lost with it, and said so"
+        ledger = site.ledger()
+        assert adds_up(ledger)
+        assert (ledger["produced"], ledger["in_flight"]) == (site.produced(), 0)
+        assert ledger["lost_with_replay"] > 0, "what the first had stored is lost with it, and said so"
+        # Segments stored at the end whose acknowledgement the producer did not await: of a ledger that began anew, they
+        # hide as many of the lost ones.
+        assert ledger["lost_with_actor"] <= config.actor.max_outstanding_segments * SPEC.max_transitions
         assert not (site.directory / "replay").exists()
     finally:
         learner.close()
