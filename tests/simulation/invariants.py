@@ -130,6 +130,7 @@ class Oracle:
         replay.refuse = partial(self._refuse, process, replay.refuse)
         sampling._draw = partial(self._draw, process, sampling._draw)
         membership.choose = partial(self._choose, process, membership.choose)
+        server.experience._join = partial(self._join, self.shards[process.index], server.experience._join)
         socket = server._sampling_socket
         socket.send_multipart = partial(self._send, self.shards[process.index], socket.send_multipart)
 
@@ -192,14 +193,11 @@ class Oracle:
         books.sampled += drawn  # only if it was sent
 
     def _choose(self, process: Any, choose: Any, hello: Any, incarnations: int, now: float) -> Any:
-        server, books = process.server, self.shards[process.index]
+        server = process.server
         membership = server.experience._membership
         is_known = membership.connection_of(hello.peer_id) is not None
         chosen: tuple[int, np.ndarray] = choose(hello, incarnations, now)
-        incarnation, indices = chosen
-        owner = books.incarnations.setdefault(incarnation, hello.peer_id)
-        is_unique = owner == hello.peer_id or self.fleet.faults.is_lossy  # the record of the welcome may be lost
-        self.check(is_unique, "incarnation", incarnation, "is that of", owner, "and", hello.peer_id)
+        _, indices = chosen
         if not is_known and not hello.ladder_indices.size:
             mine = set(range(process.index, process.config.ladder_size, self.fleet.servers))
             seen = [actor for actor in server.experience.actors.values() if actor.seen_seconds >= now - QUIET_SECONDS]
@@ -207,6 +205,12 @@ class Oracle:
             is_shared = len(free) >= hello.num_environments and not set(indices.tolist()) <= free
             self.check(not is_shared, "ladder indices", indices, "are shared without need; free:", free)
         return chosen
+
+    def _join(self, books: ShardBooks, join: Any, identity: bytes, hello: Any, welcome: Any, now: float) -> None:
+        owner = books.incarnations.setdefault(welcome.incarnation, hello.peer_id)
+        is_unique = owner == hello.peer_id or self.fleet.faults.is_lossy  # the record of the welcome may be lost
+        self.check(is_unique, "incarnation", welcome.incarnation, "is that of", owner, "and", hello.peer_id)
+        join(identity, hello, welcome, now)
 
     def after_turn(self, process: Any) -> None:
         """The cheap checks of a replay server."""
