@@ -70,13 +70,6 @@ MUTATIONS = (
         "generations = self._generations[leaves // self._slots].astype(np.int64)",
     ),
     Mutation(
-        "a repeated hello of the learner is welcomed again",
-        SamplingServer,
-        "_on_hello",
-        "self.learner is not None and self.learner.identity == identity",
-        "False",
-    ),
-    Mutation(
         "a learner that joins again gets no segments that were sent before",
         SamplingServer,
         "_on_hello",
