@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from apex_jax.config import Config, server_name
+from apex_jax.config import Config
 from apex_jax.host.disk import read_regular
 from apex_jax.operations.live_view import rows
 from apex_jax.operations.progress import RunProgress
@@ -117,7 +117,7 @@ def _curves(
     config: Config, starts: Sequence[Mapping[str, Any]], lines: Sequence[Mapping[str, Any]]
 ) -> dict[str, Curve]:
     """Returns the curve of each tag in KEPT; that of FRAME_RATE is the sum over the replay servers."""
-    rates = [frame_rate_of(server_name(index)) for index in range(config.replay.servers)]
+    rates = sorted({tag for line in lines for tag in line if tag.startswith(FRAME_RATE)}) or [FRAME_RATE]
     curves = curves_of(starts, lines, [*KEPT[3:], *rates])
     return curves | {FRAME_RATE: _sum([curves[rate] for rate in rates], 3 * config.metrics_interval_seconds / 60)}
 
@@ -128,11 +128,9 @@ def _sum(curves: Sequence[Curve], most_minutes: float) -> Curve:
     minutes = columns[1][order := np.argsort(columns[1], kind="stable")]
     total = np.zeros(len(minutes))
     for curve in curves:
-        newest = np.searchsorted(curve.minutes, minutes, side="right") - 1
-        is_fresh = (
-            (newest >= 0) & (minutes - curve.minutes[newest] <= most_minutes) if curve.minutes.size else newest >= 0
-        )
-        total[is_fresh] += curve.returns[newest[is_fresh]]
+        known = np.concatenate(([-np.inf], curve.minutes))  # at first none
+        newest = np.searchsorted(known, minutes, side="right") - 1
+        total += np.where(minutes - known[newest] <= most_minutes, np.append(0.0, curve.returns)[newest], 0.0)
     return Curve(columns[0][order], minutes, total)
 
 

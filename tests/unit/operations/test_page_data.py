@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from apex_jax.config import Config, ReplayConfig
+from apex_jax.config import Config
 from apex_jax.operations import page_data as module
 from apex_jax.operations.live_view import rows
 from apex_jax.operations.page_data import MOST_POINTS, RunLines, page_data, report_data
@@ -63,14 +63,14 @@ def test_loss_and_speed_are_curves_and_values_without_a_logarithm_are_left_out(t
 def test_speed_of_the_actors_is_the_sum_over_the_replay_servers(tmp_path: Path) -> None:
     rates = {
         "replay": [(60, 100.0), (70, 110.0), (80, 120.0)],
-        "replay-1": [(65, 30.0)],  # lost after this one
+        "spare": [(65, 30.0)],  # lost after this one
         "replay-2": [],
     }
     (tmp_path / "metrics").mkdir()
     for name, values in rates.items():
         lines = [(seconds, 1.0, {"charts/environment_frames_per_second": rate}) for seconds, rate in values]
         write_lines(tmp_path / "metrics" / f"{name}.jsonl", lines)
-    config = Config(run_directory=str(tmp_path), replay=ReplayConfig(servers=3), metrics_interval_seconds=2.0)
+    config = Config(run_directory=str(tmp_path), metrics_interval_seconds=2.0)
     data = page_data(config, RunLines(config.directory).read(), progress())
     assert charts(data)["Speed of the actors"]["series"][0]["y"] == [100.0, 130.0, 140.0, 120.0]
 
