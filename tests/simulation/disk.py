@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -19,10 +20,18 @@ class Disk:
         self.clock = clock
         self.full_until: dict[str, float] = {}  # by host
         self._synced: dict[str, int] = {}  # bytes by path
+        self._made: dict[str, int] = {}  # number by path, in the order in which files were made
+        self._numbers = itertools.count()
 
     def __getattr__(self, name: str) -> Any:
         """Everything else is that of the module `os`, in whose place this object is."""
         return getattr(os, name)
+
+    def open(self, path: Path, flags: int, mode: int = 0o777) -> int:
+        descriptor = os.open(path, flags, mode)
+        if flags & os.O_CREAT:
+            self._made[str(path)] = next(self._numbers)
+        return descriptor
 
     def fsync(self, descriptor: int) -> None:
         """The snapshot in this file counts as safe: `power_loss` takes only logs."""
@@ -46,7 +55,8 @@ class Disk:
     def power_loss(self, directory: Path) -> None:
         """Cuts the log somewhere behind what was synced. Names of files survive, as does the order of writes."""
         cut = False
-        for path in sorted(directory.glob("segments-*.log")):
+        # Not in the order of names: a file whose head is torn holds no event, and the next one has the same number.
+        for path in sorted(directory.glob("segments-*.log"), key=lambda path: self._made[str(path)]):
             size, safe = path.stat().st_size, self._synced.get(str(path), 0)
             if cut and not safe:
                 path.unlink()
