@@ -46,7 +46,7 @@ def table() -> str:
 
 def published() -> Iterator[tuple[str, int, Run]]:
     """Yields the name, seed and run of each run under results/, in the order of their names."""
-    for path in sorted(FOLDER.glob("*/*.jsonl")):
+    for path in sorted(set(FOLDER.glob("*/*.jsonl")) - set(FOLDER.glob("suite/*"))):  # a suite holds no runs
         seeds = [json.loads(line)["starts"][0]["seed"] for line in path.read_text().splitlines()]
         for seed, run in zip(seeds, read_packed(path), strict=True):
             yield f"{path.parent.name}/{path.stem}", seed, run

@@ -1,7 +1,7 @@
 """Trains one configuration on several Atari games, and says in one number how well it plays them.
 
-    python -m results.suite baseline --minutes 15                               # Boxing, Breakout, SpaceInvaders
-    python -m results.suite munchausen --minutes 15 --against results/suite/baseline.jsonl algorithm.munchausen=true
+    python -m results.suite atari_cpu --minutes 15                              # Boxing, Breakout, SpaceInvaders
+    python -m results.suite one_step --minutes 15 --against results/suite/atari_cpu.jsonl algorithm.n_step=1
 
 Game after game is trained for so many minutes, or updates; then the last params of each run play 30 full games. The
 number is the interquartile mean (IQM) of the human-normalised scores of all runs: 0 is random play, 1 a human tester.
@@ -86,7 +86,7 @@ def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("name", help="of what is tried; names its runs and its result")
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="of every run")
-    parser.add_argument("--config", default="pong_cpu", help="of every run (pong_cpu)")
+    parser.add_argument("--config", default="atari_cpu", help="of every run (atari_cpu)")
     parser.add_argument("--minutes", type=float, default=15.0, help="of each run (15)")
     parser.add_argument(
         "--updates", type=int, help="of each run, in place of --minutes: on a machine that has other work"

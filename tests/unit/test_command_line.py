@@ -25,6 +25,15 @@ def test_without_arguments_the_default_file_runs_locally() -> None:
     assert command.config == load(DEFAULT_CONFIG)
 
 
+def test_each_atari_game_but_pong_has_the_configuration_for_any_game() -> None:
+    breakout = "environment.task=Breakout-v5"
+    assert parse([breakout]).config == load(CONFIGS / "atari_cpu.yaml", [breakout])
+    assert parse(["--config", "paper", breakout]).config == load(CONFIGS / "paper.yaml", [breakout])
+    for task in ("Pong-v5", "Hopper-v5", "gymnasium:LunarLander-v3"):
+        other = f"environment.task={task}"
+        assert parse([other]).config == load(DEFAULT_CONFIG, [other])
+
+
 def test_default_file_is_found_from_any_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert parse([]).config == load(CONFIGS / "pong_cpu.yaml")
@@ -296,5 +305,5 @@ def test_configuration_is_found_by_its_name_from_any_folder(
 
 
 def test_missing_file_is_named_with_the_existing_configurations(tmp_path: Path) -> None:
-    assert re.search("one of .*atari, cartpole, catch, ", message("--config", "nowhere.yaml"))
+    assert re.search("one of .*atari, atari_cpu, cartpole, catch, ", message("--config", "nowhere.yaml"))
     assert "directory" in message("--config", str(tmp_path)).lower()

@@ -36,7 +36,7 @@ def error_of(program: Program, exit_code: int) -> str:
 @pytest.mark.parametrize(("arguments", "words"), [
     (["lerner.batch_size=64"], ["lerner.batch_size", "did you mean learner.batch_size?"]),
     (["learner.batch_size=0"], ["learner.batch_size=0", "1 to 65_536"]),
-    (["--config", "no/such.yaml"], ["no/such.yaml", "one of atari, cartpole, catch"]),
+    (["--config", "no/such.yaml"], ["no/such.yaml", "one of atari, atari_cpu, cartpole"]),
     (["environment.task=Catsh-v0"], ["Catsh-v0", "did you mean Catch-v0"]),
     pytest.param(
         ["environment.task=Pendulum-v1", "environment.frame_stack=4"],

@@ -221,7 +221,7 @@ def unseen(config: Config) -> tuple[list[int], list[int]]:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", ["pong_cpu", "atari", "paper"])
+@pytest.mark.parametrize("name", ["pong_cpu", "atari_cpu", "atari", "paper"])
 def test_network_sees_every_pixel(name: str) -> None:
     assert unseen(load(CONFIGS / f"{name}.yaml")) == ([], [])
 
