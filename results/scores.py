@@ -44,9 +44,14 @@ def table() -> str:
     return text.getvalue()
 
 
+def packed_files() -> list[Path]:
+    """Returns the files of runs under results/; those of a suite hold no more than the returns of games."""
+    return sorted(path for path in FOLDER.glob("*/*.jsonl") if path.parent.name != "suite")
+
+
 def published() -> Iterator[tuple[str, int, Run]]:
     """Yields the name, seed and run of each run under results/, in the order of their names."""
-    for path in sorted(set(FOLDER.glob("*/*.jsonl")) - set(FOLDER.glob("suite/*"))):  # a suite holds no runs
+    for path in packed_files():
         seeds = [json.loads(line)["starts"][0]["seed"] for line in path.read_text().splitlines()]
         for seed, run in zip(seeds, read_packed(path), strict=True):
             yield f"{path.parent.name}/{path.stem}", seed, run

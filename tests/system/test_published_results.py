@@ -11,15 +11,22 @@ from PIL import Image
 from apex_jax.plotting.packed_runs import read_packed
 from apex_jax.plotting.plot import draw_each_against_the_first
 from apex_jax.plotting.plot_command import groups_of
-from results import ablations, scores
+from results import ablations, scores, suite
 from tests.rigs.runs import ROOT
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "results").glob("*/*.jsonl")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", scores.packed_files(), ids=lambda path: path.stem)
 def test_published_file_holds_runs_that_plot_reads(path: Path) -> None:
     for published in read_packed(path):
         assert published.evaluation.returns.size > 3
         assert re.search(r"-v\d$", published.task)
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "results" / "suite").glob("*.jsonl")), ids=lambda path: path.stem)
+def test_published_suite_holds_all_games_of_each_run(path: Path) -> None:
+    runs = suite.read(path)
+    assert runs
+    assert {len(run.returns) for run in runs} == {suite.EPISODES}
 
 
 @pytest.mark.long
