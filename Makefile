@@ -12,7 +12,7 @@ PYTEST := JAX_PLATFORMS=cpu $(RUN) -m pytest -n $(shell expr 1 + $$(nproc)) --di
 TRAIN_REQUIREMENTS := $(if $(GPU),requirements-gpu,requirements)
 
 help:
-	@echo "make train             train on Pong with the CPU, about 30 minutes; first sets up .venv (about 2 minutes)"
+	@echo "make train             train on Pong with the CPU, about 20 minutes; first sets up .venv (about 2 minutes)"
 	@echo "make train GPU=1       the same with JAX for NVIDIA GPUs (driver 580 or newer)"
 	@echo "make train ARGS='...'  ARGS go to main.py, such as ARGS='--config configs/atari.yaml seed=3'; ARGS=--help lists all"
 	@echo "make test              style, types and tests, 5 minutes on 2 cores; first sets up .venv"

@@ -17,10 +17,10 @@ from apex_jax.host.disk import run_of_checkpoint
 from apex_jax.host.errors import Parser, UsageError, shown
 from apex_jax.host.program import CONFIGS, NAME
 from apex_jax.settings import (
+    DEFAULT_CONFIG,
     OWNERS,
     closest,
     config_names,
-    default_config,
     heading,
     load,
     parsed_override,
@@ -55,9 +55,8 @@ def parse(argv: Sequence[str]) -> Command:
             f"--name {options.name!r}: names a log file; use 1 to 64 letters, digits and _ . -, no . or - first"
         )
     _check_given_once(rest, options.role)
-    given = parsed_overrides(rest, options.role)
-    checkpoint, task = given.get("evaluator.checkpoint"), given.get("environment.task", "")
-    path = default_config(task) if options.config is None else _file_of(options.config)
+    checkpoint = parsed_overrides(rest, options.role).get("evaluator.checkpoint")
+    path = DEFAULT_CONFIG if options.config is None else _file_of(options.config)
     if checkpoint and options.role == "evaluator" and options.config is None:
         path = _config_of(checkpoint)
     config = load(path, rest, options.role)
@@ -154,7 +153,7 @@ def _parser() -> Parser:
     parser.add_argument(
         "--config",
         metavar="FILE",
-        help=f"YAML file, or {config_names()} (default: the checkpoint's, atari_cpu for an Atari game, pong_cpu)",
+        help=f"YAML file, or {config_names()} (default: the checkpoint's, else {DEFAULT_CONFIG.stem})",
     )
     parser.add_argument("--version", action="version", version=f"apex-jax {__version__}", help="print it, and stop")
     parser.add_argument("--print-config", action="store_true", help="print the whole configuration as YAML, and stop")

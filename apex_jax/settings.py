@@ -18,14 +18,13 @@ from typing import Any, NamedTuple, get_args, get_type_hints
 
 from omegaconf import OmegaConf
 
-from apex_jax.config import Config, EnvironmentConfig
+from apex_jax.config import Config
 from apex_jax.config_key import JsonObject, Key
 from apex_jax.config_rules import check
 from apex_jax.host.errors import UsageError, shown
 from apex_jax.host.program import CONFIGS
 
-DEFAULT_CONFIG = CONFIGS / "pong_cpu.yaml"
-ATARI_CONFIG = CONFIGS / "atari_cpu.yaml"
+DEFAULT_CONFIG = CONFIGS / "atari_cpu.yaml"
 MAX_YAML_LENGTH = 16_384  # libyaml is recursive: some 30,000 open brackets overflow the stack and kill the process
 
 
@@ -73,13 +72,6 @@ GROUPS: dict[str, type] = {
 }
 OWNERS: list[tuple[str, type]] = [("", Config), *GROUPS.items()]
 SETTINGS = {setting.name: setting for group, owner in OWNERS for setting in settings_of(owner, group)}
-
-
-def default_config(task: str) -> Path:
-    """Returns the configuration of a command that names none: that of Pong, or the one for any other Atari game."""
-    environment = EnvironmentConfig(task=task)
-    is_other_game = environment.is_atari and task != EnvironmentConfig.task
-    return ATARI_CONFIG if is_other_game else DEFAULT_CONFIG
 
 
 def config_names() -> str:

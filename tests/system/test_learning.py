@@ -13,13 +13,13 @@ from apex_jax.plotting.curves import read_run
 from tests.rigs.processes import ROOT
 
 CPU_ONLY = {**os.environ, "JAX_PLATFORMS": "cpu"}
-MINUTES = 30  # the default's
-SCORE = 18.0  # of 21, the mean of 10 games; each published seed of the default has it, see results/
+MINUTES = 20  # the default's
+SCORE = 18.0  # of 21, the mean of 10 games; four of five published seeds have it after 12 minutes, see results/
 
 
 @pytest.mark.slow
 @pytest.mark.timeout((MINUTES + 10) * 60)
-def test_pong_is_won_within_30_minutes_on_2_cores(tmp_path: Path) -> None:
+def test_pong_is_won_within_20_minutes_on_2_cores(tmp_path: Path) -> None:
     subprocess.run([sys.executable, str(ROOT / "main.py"), "seed=3"], check=True, cwd=tmp_path, env=CPU_ONLY)
     directory = tmp_path / "runs" / "Pong-v5-3"
     _, minutes, returns = read_run(directory).evaluation

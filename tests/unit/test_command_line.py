@@ -25,18 +25,9 @@ def test_without_arguments_the_default_file_runs_locally() -> None:
     assert command.config == load(DEFAULT_CONFIG)
 
 
-def test_each_atari_game_but_pong_has_the_configuration_for_any_game() -> None:
-    breakout = "environment.task=Breakout-v5"
-    assert parse([breakout]).config == load(CONFIGS / "atari_cpu.yaml", [breakout])
-    assert parse(["--config", "paper", breakout]).config == load(CONFIGS / "paper.yaml", [breakout])
-    for task in ("Pong-v5", "Hopper-v5", "gymnasium:LunarLander-v3"):
-        other = f"environment.task={task}"
-        assert parse([other]).config == load(DEFAULT_CONFIG, [other])
-
-
 def test_default_file_is_found_from_any_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert parse([]).config == load(CONFIGS / "pong_cpu.yaml")
+    assert parse([]).config == load(CONFIGS / "atari_cpu.yaml")
 
 
 @pytest.mark.parametrize("role", ROLES)
