@@ -78,12 +78,12 @@ def test_key_that_an_earlier_release_did_not_have_is_no_difference() -> None:
 def test_option_of_dqn_is_compared_for_weights_and_checkpoints_and_is_off_in_those_of_earlier_releases(
     option: str,
 ) -> None:
-    other = parse([option]).config
-    assert differences(DEFAULT.compatibility_key, other.compatibility_key) == {}
+    plain, other = parse(["--config", "pong_cpu"]).config, parse(["--config", "pong_cpu", option]).config
+    assert differences(plain.compatibility_key, other.compatibility_key) == {}
     name, _, value = option.partition("=")
     word = name.rpartition(".")[2]
     for key in ("weights_compatibility_key", "checkpoint_compatibility_key"):
-        default, changed = getattr(DEFAULT, key), getattr(other, key)
+        default, changed = getattr(plain, key), getattr(other, key)
         found = differences(default, changed)
         assert list(found) == [name]
         assert found[name][1] == value
