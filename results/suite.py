@@ -5,6 +5,8 @@
 
 Game after game is trained for so many minutes, or updates; then the last params of each run play 30 full games. The
 number is the interquartile mean (IQM) of the human-normalised scores of all runs: 0 is random play, 1 a human tester.
+To tell two settings apart the training games are the better measure: they are thousands, of params that keep changing,
+while 30 games of a game without chance can be seven different ones.
 What has run is not run again, so that an interrupted suite goes on; the result is one line a run in --publish, a
 picture, and a table.
 """
@@ -23,11 +25,12 @@ from matplotlib.figure import Figure
 
 from apex_jax.environments.atari_scores import ATARI_SCORES, human_normalized_score
 from apex_jax.host.disk import checkpoint_steps
-from apex_jax.plotting.curves import read_run
+from apex_jax.plotting.curves import Run, read_run
 from apex_jax.plotting.files import written_whole
 from apex_jax.plotting.plot import COLORS
 from apex_jax.plotting.statistics import CONFIDENCE, RESAMPLES, interquartile_mean
 from apex_jax.run.evaluations import best_evaluation
+from apex_jax.run.metrics import EPSILON_BANDS
 from results.ablations import train
 
 GAMES = ("Boxing", "Breakout", "SpaceInvaders")  # for choosing settings; others are for reporting what was chosen
@@ -48,6 +51,7 @@ class Played(NamedTuple):
     minutes: float  # of the run
     updates: int
     returns: list[float]  # of full games, raw rewards
+    training: float | None  # mean return of the training games that explore least, in the last fifth of the frames
 
     @property
     def scores(self) -> np.ndarray:
@@ -125,8 +129,15 @@ def result(game: str, seed: int, directory: Path) -> Played | None:
     games = best_evaluation(directory, updates)
     if games is None or games.returns.size < EPISODES:
         return None
-    curve = read_run(directory).evaluation
-    return Played(game, seed, curve.frames[-1], round(curve.minutes[-1], 2), updates, games.returns.tolist())
+    run = read_run(directory)
+    frames, minutes = run.evaluation.frames[-1], round(run.evaluation.minutes[-1], 2)
+    return Played(game, seed, frames, minutes, updates, games.returns.tolist(), last_training(run))
+
+
+def last_training(run: Run) -> float | None:
+    """Returns the mean return of the training games that explore least, in the last fifth of the frames, if any."""
+    curve = run.training.get(EPSILON_BANDS.names[0])
+    return None if curve is None else round(curve.returns[curve.frames >= 0.8 * curve.frames[-1]].mean(), 2)
 
 
 def read(path: Path) -> list[Played]:
@@ -175,8 +186,8 @@ def _interval(values: Sequence[float]) -> tuple[float, float]:
 def table(suites: dict[str, Sequence[Played]]) -> str:
     """Returns a Markdown table of one suite, or of two, the second compared with the first.
 
-    A row for each game of the last suite has the mean return of each run, and the human-normalised score of their mean;
-    a row for each statistic is of the games that all suites have.
+    A row for each game of the last suite has the mean return of each run, and the human-normalised score of their mean,
+    the next one the returns in training; a row for each statistic is of the games that all suites have.
     """
     names = list(suites)
     games = list(dict.fromkeys(run.game for run in suites[names[-1]]))
@@ -187,6 +198,8 @@ def table(suites: dict[str, Sequence[Played]]) -> str:
         cells = [", ".join(f"{np.mean(run.returns):.1f}" for run in runs) + _human(runs) for runs in of_game]
         compared = [_shown(*difference(of_game[1], of_game[0]), sign="+")] if len(names) == 2 and all(of_game) else []
         rows.append((game, *cells, *compared))
+        training = [[run.training for run in runs if run.training is not None] for runs in of_game]
+        rows.append((f"{game}, in training", *(", ".join(f"{value:.1f}" for value in values) for values in training)))
     shared = set.intersection(*({run.game for run in runs} for runs in suites.values()))
     for statistic, function in STATISTICS.items():
         values = [statistic_of([run for run in suites[name] if run.game in shared], function) for name in names]

@@ -20,7 +20,7 @@ def run_of(game: str, score: float, seed: int = 1, spread: float = 0.0) -> Playe
     """Returns a run whose 30 games have this mean human-normalised score."""
     random, human = ATARI_SCORES[game].random, ATARI_SCORES[game].human
     scores = score + spread * np.linspace(-1, 1, suite.EPISODES)
-    return Played(game, seed, 1e6, 15.0, 100, (random + (human - random) * scores).tolist())
+    return Played(game, seed, 1e6, 15.0, 100, (random + (human - random) * scores).tolist(), training=score)
 
 
 def write_run(directory: Path, games: int) -> None:
@@ -29,6 +29,9 @@ def write_run(directory: Path, games: int) -> None:
     (directory / "metrics").mkdir()
     line = {"time": 60.0, "seconds": 60.0, "step": 5_000, "eval/episodic_return": 2.0}
     (directory / "metrics" / "evaluator.jsonl").write_text(json.dumps(line) + "\n")
+    tag = "charts/episodic_return_epsilon_below_0.01"
+    training = [{"time": n, "seconds": n, "step": 100 * n, tag: float(n)} for n in range(1, 51)]
+    (directory / "metrics" / "actor.jsonl").write_text("".join(json.dumps(each) + "\n" for each in training))
     evaluations = [{"time": 60.0 + n, "updates": 100, "exploration": 0.0, "returns": [2.0] * n} for n in (10, games)]
     (directory / "evaluations.jsonl").write_text("".join(json.dumps(each) + "\n" for each in evaluations))
 
@@ -56,6 +59,7 @@ def test_table_compares_two_suites_over_the_games_of_both() -> None:
     cells = {line.split(" | ")[0].strip("| "): [cell.strip(" |") for cell in line.split(" | ")[1:]] for line in lines}
     assert cells[""] == ["base", "better", "difference"]
     assert cells["Boxing"][2].startswith("+0.40 [+0.3")
+    assert cells["Boxing, in training"] == ["0.2", "0.6", ""]
     assert cells["Breakout"][0] == cells["Breakout"][2] == ""
     assert "Pong" not in cells
     assert cells["IQM of human-normalised scores"][2] == "3.00 times"
@@ -84,9 +88,10 @@ def test_finished_runs_are_not_repeated_and_the_result_is_read_back(
     assert {"environment.task=Breakout-v5", "seed=1", "algorithm.n_step=3", "total_minutes=2"} <= set(trained)
     assert {"--role", "evaluator", f"checkpoint={tmp_path}/runs/mine/Breakout-1", "episodes=30"} == set(evaluated)
     read = suite.read(tmp_path / "results" / "mine.jsonl")
-    assert [(run.game, run.frames, run.updates, run.returns) for run in read] == [
-        ("Boxing", 5_000.0, 100, [2.0] * 30),
-        ("Breakout", 5_000.0, 100, [3.0] * 30),
+    last_fifth = np.arange(40, 51).mean()
+    assert [(run.game, run.frames, run.updates, run.returns, run.training) for run in read] == [
+        ("Boxing", 5_000.0, 100, [2.0] * 30, last_fifth),
+        ("Breakout", 5_000.0, 100, [3.0] * 30, last_fifth),
     ]
     assert (tmp_path / "results" / "mine.png").stat().st_size > 1_000
     assert "IQM of human-normalised scores" in capsys.readouterr().out
