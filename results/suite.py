@@ -5,8 +5,8 @@
 
 Game after game is trained for so many minutes, or updates; then the last params of each run play 30 full games. The
 number is the interquartile mean (IQM) of the human-normalised scores of all runs: 0 is random play, 1 a human tester.
-To tell two settings apart the training games are the better measure: they are thousands, of params that keep changing,
-while 30 games of a game without chance can be seven different ones.
+The returns of training games stand beside it: they are of params that keep changing, while 30 games of a game without
+chance can be seven different ones.
 What has run is not run again, so that an interrupted suite goes on; the result is one line a run in --publish, a
 picture, and a table.
 """
