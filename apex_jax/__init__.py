@@ -23,6 +23,7 @@
       algorithm      the interface to the workers: init, act, update, acting_params, exploration
       registry       the algorithms by name
       networks       observations -> q-values; observations -> actions and their values
+      space_to_depth their first convolution on blocks of pixels, for GPUs
       losses         the paper's equations
       dqn            Ape-X DQN, for discrete actions
       munchausen     an option of DQN: soft targets with a bonus for the probability of the action

@@ -74,12 +74,23 @@ def replicated(state: T, count: int) -> T:
 class DeviceStores:
     """The frame store of a learner with `count` devices: a part on each."""
 
-    def __init__(self, spec: SegmentSpec, capacity_segments: int, count: int, memory_bytes: int | None = None):
-        """`capacity_segments`: of all parts; `memory_bytes`: of one device. Raises ValueError if a part needs more."""
+    def __init__(
+        self,
+        spec: SegmentSpec,
+        capacity_segments: int,
+        count: int,
+        memory_bytes: int | None = None,
+        block_size: int = 1,
+    ):
+        """`capacity_segments`: of all parts; `memory_bytes`: of one device; `block_size`: see `create_store`.
+
+        Raises ValueError if a part needs more memory.
+        """
         self._count = count
         self._part_segments, rest = divmod(capacity_segments, count)
         assert not rest, (capacity_segments, count)
-        self.parts = [create_store(spec, self._part_segments, memory_bytes, device) for device in _places(count)]
+        part = spec, self._part_segments, memory_bytes
+        self.parts = [create_store(*part, device, block_size) for device in _places(count)]
 
     def insert(self, slots: np.ndarray, frames: np.ndarray, columns: Columns) -> None:
         """Writes segments in place, see `insert_segments`; all slots int32[N] are of one device."""

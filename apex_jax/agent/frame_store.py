@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from apex_jax.agent.space_to_depth import from_blocks, to_blocks
 from apex_jax.types import Columns, SegmentSpec, zero_columns
 
 Array: TypeAlias = jax.Array | np.ndarray  # JAX accepts either
@@ -17,7 +18,7 @@ Array: TypeAlias = jax.Array | np.ndarray  # JAX accepts either
 class FrameStore(NamedTuple):
     """The C segments of the replay ring; slot f of segment c has the replay index c x L + f."""
 
-    frames: Array  # uint8|float32[C, L, *O]
+    frames: Array  # uint8|float32[C, L, *O], or frames in blocks of s x s pixels: uint8[C, L, H/s, W/s, s, s, ...]
     columns: dict[str, Array]  # [C, L, ...] each, without the priority, which only the replay server keeps
 
 
@@ -36,9 +37,16 @@ def store_bytes(spec: SegmentSpec, capacity_segments: int) -> int:
 
 
 def create_store(
-    spec: SegmentSpec, capacity_segments: int, memory_bytes: int | None = None, device: jax.Device | None = None
+    spec: SegmentSpec,
+    capacity_segments: int,
+    memory_bytes: int | None = None,
+    device: jax.Device | None = None,
+    block_size: int = 1,
 ) -> FrameStore:
     """Returns an empty store for `capacity_segments` segments on a device; None: JAX's default device.
+
+    `block_size`: see `space_to_depth.frame_block_size`; with more than 1, frames lie there in blocks of pixels, in
+    which the first convolution reads them. No caller sees the difference.
 
     Raises ValueError if it needs more than `memory_bytes`, so that a run fails at its start, with a clear message.
     """
@@ -48,8 +56,11 @@ def create_store(
             f"a replay of {capacity_segments * spec.max_transitions} transitions takes {needed / 1e9:.1f} GB of frames,"
             f" of which {memory_bytes / 1e9:.1f} GB fit: lower replay.capacity_transitions to at most {most}"
         )
+    plain = (capacity_segments, spec.slots, *spec.frame_shape)
+    height_and_width, rest = plain[2:4], plain[4:]
+    in_blocks = (*plain[:2], *(side // block_size for side in height_and_width), block_size, block_size, *rest)
     return FrameStore(
-        frames=jnp.zeros((capacity_segments, spec.slots, *spec.frame_shape), spec.frame_dtype, device=device),
+        frames=jnp.zeros(in_blocks if block_size > 1 else plain, spec.frame_dtype, device=device),
         columns={
             name: jnp.zeros((capacity_segments, *column.shape), column.dtype, device=device)
             for name, column in _stored(zero_columns(spec)).items()
@@ -81,7 +92,13 @@ def insert_segments(store: FrameStore, slots: np.ndarray, frames: np.ndarray, co
 
 @partial(jax.jit, donate_argnums=0)
 def _scatter(store: FrameStore, slots: Array, values: FrameStore) -> FrameStore:
+    if _are_blocks(store.frames):
+        values = values._replace(frames=to_blocks(values.frames, store.frames.shape[4]))
     return jax.tree.map(lambda array, value: array.at[slots].set(value, mode="drop"), store, values)
+
+
+def _are_blocks(frames: Array) -> bool:
+    return frames.ndim > 5  # [C, L, H, W, 3] are whole frames in color
 
 
 def gather(store: FrameStore, indices: Array, frame_stack: int) -> Transitions:
@@ -94,8 +111,10 @@ def gather(store: FrameStore, indices: Array, frame_stack: int) -> Transitions:
     window = jnp.arange(1 - frame_stack, 1)
     columns = {name: column[indices] for name, column in flat.columns.items()}
     offset = columns["bootstrap_offset"].astype(jnp.int32)
-    return Transitions(
-        observation_t=flat.frames[indices[:, None] + window],
-        observation_tpk=flat.frames[(indices + offset)[:, None] + window],
-        columns=columns,
-    )
+
+    def observation(slots: Array) -> jax.Array:
+        frames = flat.frames[slots[:, None] + window]
+        # The network makes blocks of the frames again, and XLA removes both.
+        return from_blocks(frames) if _are_blocks(store.frames) else frames
+
+    return Transitions(observation(indices), observation(indices + offset), columns)

@@ -10,6 +10,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from apex_jax.agent.space_to_depth import BlockConvolution, block_size
 from apex_jax.config import IMPALA_OUTPUTS, NetworkConfig
 
 
@@ -36,11 +37,11 @@ class QNetwork(nn.Module):
         """Returns q-values, float32[B, num_actions], or quantiles, float32[B, num_actions, quantiles]."""
         x = observation
         if x.dtype == jnp.uint8:
-            x = jnp.moveaxis(x, 1, 3)  # transposed while still uint8, which moves fewer bytes
-            x = x.reshape(*x.shape[:3], -1).astype(self.dtype) / 255
             is_impala = self.config.torso == "impala"
-            if self.config.channels:
-                x = self._impala(x) if is_impala else self._convolutions(x)
+            if not self.config.channels:
+                x = self._scaled(x)
+            else:
+                x = self._impala(self._scaled(x)) if is_impala else self._convolutions(x)
                 if self.config.layer_norm:
                     axes = (-3, -2, -1)
                     x = nn.LayerNorm(dtype=self.dtype, reduction_axes=axes, feature_axes=axes, name="torso_norm")(x)
@@ -54,12 +55,24 @@ class QNetwork(nn.Module):
         value, advantage = self._head(for_value, 1, "value"), self._head(for_advantage, self.num_actions, "advantage")
         return value + advantage - advantage.mean(axis=1, keepdims=True)
 
-    def _convolutions(self, x: jax.Array) -> jax.Array:
-        """Returns the last convolution's output before its ReLU; [B, H, W, C] of the dtype of its input."""
+    def _scaled(self, observation: jax.Array) -> jax.Array:
+        """Returns pixels uint8[B, F, H, W, ...] in [0, 1], with the frames among the channels: dtype[B, H, W, C]."""
+        x = jnp.moveaxis(observation, 1, 3)  # transposed while still uint8, which moves fewer bytes
+        return x.reshape(*x.shape[:3], -1).astype(self.dtype) / 255
+
+    def _convolutions(self, observation: jax.Array) -> jax.Array:
+        """Maps pixels uint8[B, F, H, W, ...] to the last convolution's output before its ReLU, dtype[B, H, W, C]."""
         layers = list(zip(self.config.channels, self.config.kernel_sizes, self.config.strides, strict=True))
-        for layer, (features, kernel, stride) in enumerate(layers, 1):
-            x = nn.Conv(features, (kernel, kernel), (stride, stride), padding="VALID", dtype=self.dtype)(x)
-            x = x if layer == len(layers) else nn.relu(x)
+        in_blocks = block_size(self.config) > 1
+        x = observation if in_blocks else self._scaled(observation)
+        for layer, (features, kernel, stride) in enumerate(layers):
+            name = f"Conv_{layer}"
+            if layer == 0 and in_blocks:
+                x = BlockConvolution(features, kernel, stride, self.dtype, name=name)(x)
+            else:
+                sizes = (kernel, kernel), (stride, stride)
+                x = nn.Conv(features, *sizes, padding="VALID", dtype=self.dtype, name=name)(x)
+            x = nn.relu(x) if layer + 1 < len(layers) else x
         return x
 
     def _impala(self, x: jax.Array) -> jax.Array:

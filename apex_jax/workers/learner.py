@@ -18,6 +18,7 @@ import numpy as np
 from apex_jax.agent.algorithm import Algorithm, State, UpdateOutput, copy_params
 from apex_jax.agent.devices import DeviceStores, replicated
 from apex_jax.agent.registry import make_algorithm, resolved
+from apex_jax.agent.space_to_depth import frame_block_size
 from apex_jax.config import Config, server_name
 from apex_jax.environments.environment import interface_of, segment_spec
 from apex_jax.host.device import device_memory_bytes, learner_devices
@@ -221,7 +222,8 @@ def open_learner(role: RoleContext, spec: SegmentSpec) -> Iterator[Learner]:
     capacity_segments = spec.ring_segments(config.replay.capacity_of_server)
     try:
         memory_bytes = int(MEMORY_SHARE * device_memory_bytes(devices))
-        stores = DeviceStores(spec, config.replay.servers * capacity_segments, devices, memory_bytes)
+        block_size = frame_block_size(config.network, spec.frame_shape)
+        stores = DeviceStores(spec, config.replay.servers * capacity_segments, devices, memory_bytes, block_size)
     except ValueError as error:
         raise FatalError(f"{jax.devices()[0]}: {error}") from None
     with contextlib.ExitStack() as opened:
