@@ -159,8 +159,6 @@ def _make_update(
         policy = optax.apply_updates(state.policy, optax.tree.scale(learning_rate_share, deltas))
 
         updates = state.updates + 1
-        online, targets = (policy, critics), (state.target_policy, state.target_critics)
-        target_policy, target_critics = copied_if(updates % config.learner.target_update_interval == 0, online, targets)
         metrics = {
             "losses/td_loss": value,  # of the critics: weighted, mean over the batch
             "losses/q_values": q_value,  # mean of q(s_t, a_t)
@@ -169,10 +167,14 @@ def _make_update(
             "losses/policy_gradient_norm": optax.tree.norm(policy_grads),
             "losses/action_saturation": saturation,
         }
-        state = DPGState(
-            policy, critics, target_policy, target_critics, policy_opt_state, critic_opt_state, moments, updates
-        )
+        targets = state.target_policy, state.target_critics
+        state = DPGState(policy, critics, *targets, policy_opt_state, critic_opt_state, moments, updates)
         return state, UpdateOutput(priorities, metrics)
+
+    def copy_target(is_due: jax.Array, state: DPGState) -> DPGState:
+        online, target = (state.policy, state.critics), (state.target_policy, state.target_critics)
+        policy, critics = copied_if(is_due, online, target)
+        return state._replace(target_policy=policy, target_critics=critics)
 
     def update(
         state: DPGState, store: FrameStore, indices: jax.Array, weights: jax.Array, learning_rate_share: jax.Array
@@ -180,6 +182,7 @@ def _make_update(
         def once(state: DPGState, indices: jax.Array, weights: jax.Array) -> tuple[DPGState, UpdateOutput]:
             return update_once(state, store, indices, weights, learning_rate_share)
 
-        return in_turn(once, state, indices, weights, unrolled=False)
+        interval = config.learner.target_update_interval
+        return in_turn(once, copy_target, interval, state, indices, weights, unrolled=False)
 
     return update

@@ -131,14 +131,16 @@ def make_dqn(
         deltas = optax.tree.scale(learning_rate_share, deltas)
         online_params = optax.apply_updates(state.online_params, deltas)
         updates = state.updates + 1
-        interval = config.learner.target_update_interval
-        target_params = copied_if(updates % interval == 0, online_params, state.target_params)
         metrics = {
             "losses/td_loss": value,  # weighted, mean over the batch
             "losses/q_values": q_value,  # mean of q(s_t, a_t)
             "losses/gradient_norm": optax.tree.norm(grads),  # global, before clipping
         }
-        return LearnerState(online_params, target_params, opt_state, updates), UpdateOutput(priorities, metrics)
+        state = LearnerState(online_params, state.target_params, opt_state, updates)
+        return state, UpdateOutput(priorities, metrics)
+
+    def copy_target(is_due: jax.Array, state: LearnerState) -> LearnerState:
+        return state._replace(target_params=copied_if(is_due, state.online_params, state.target_params))
 
     def update(
         state: LearnerState, store: FrameStore, indices: jax.Array, weights: jax.Array, learning_rate_share: jax.Array
@@ -146,8 +148,8 @@ def make_dqn(
         def once(state: LearnerState, indices: jax.Array, weights: jax.Array) -> tuple[LearnerState, UpdateOutput]:
             return update_once(state, store, indices, weights, learning_rate_share)
 
-        # In a loop, XLA would run convolutions on one core of a CPU.
-        return in_turn(once, state, indices, weights, unrolled=jax.default_backend() == "cpu")
+        unrolled = jax.default_backend() == "cpu"  # in a loop, XLA would run convolutions on one core of a CPU
+        return in_turn(once, copy_target, config.learner.target_update_interval, state, indices, weights, unrolled)
 
     return Algorithm(
         init=jax.jit(init),

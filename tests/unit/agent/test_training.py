@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -93,22 +94,39 @@ def test_a_target_copy_is_a_branch_only_on_a_cpu(backend: str, branches: bool, m
 # Several updates in one call --------------------------------------------------------------------------------------
 
 
-def toy_update(state: jax.Array, indices: jax.Array, weights: jax.Array) -> tuple[jax.Array, UpdateOutput]:
+class Toy(NamedTuple):
+    """A state whose parameters are one number."""
+
+    online: jax.Array
+    target: jax.Array
+    updates: jax.Array
+
+
+def toy_update(state: Toy, indices: jax.Array, weights: jax.Array) -> tuple[Toy, UpdateOutput]:
     """An update whose result depends on all updates before it, and on their order."""
-    state = 3 * state + indices.sum()
-    return state, UpdateOutput(weights * state, {"losses/td_loss": state + weights.sum()})
+    online = 3 * state.online + indices.sum()
+    output = UpdateOutput(weights * online, {"losses/td_loss": online + state.target + weights.sum()})
+    return Toy(online, state.target, state.updates + 1), output
 
 
-def updates_of_a_call(indices: np.ndarray, weights: np.ndarray, unrolled: bool) -> tuple[jax.Array, UpdateOutput]:
-    return jax.jit(partial(in_turn, toy_update, unrolled=unrolled))(jnp.float32(1), indices, weights)
+def copy_target(is_due: jax.Array, state: Toy) -> Toy:
+    return state._replace(target=copied_if(is_due, state.online, state.target))
+
+
+def call(unrolled: bool, interval: int = 1_000_000) -> Callable[..., tuple[Toy, UpdateOutput]]:
+    return partial(in_turn, toy_update, copy_target, interval, unrolled=unrolled)
+
+
+def toy(updates: int = 0) -> Toy:
+    return Toy(jnp.float32(1), jnp.float32(0), jnp.int32(updates))
 
 
 @pytest.mark.parametrize("unrolled", [False, True])
 def test_updates_of_a_call_are_made_in_turn(unrolled: bool) -> None:
     indices = np.array([[1, 2], [3, 4], [5, 6]], np.int32)
     weights = np.array([[1, 0.5], [0.25, 1], [0, 2]], np.float32)
-    state, output = updates_of_a_call(indices, weights, unrolled)
-    assert state == 3 * (3 * (3 * 1 + 3) + 7) + 11 == 86
+    state, output = jax.jit(call(unrolled))(toy(), indices, weights)
+    assert state.online == 3 * (3 * (3 * 1 + 3) + 7) + 11 == 86
     np.testing.assert_array_equal(output.priorities, [[6, 3], [6.25, 25], [0, 172]])  # of states 6, 25, 86
     np.testing.assert_array_equal(output.metrics["losses/td_loss"], [7.5, 26.25, 88])
 
@@ -116,13 +134,38 @@ def test_updates_of_a_call_are_made_in_turn(unrolled: bool) -> None:
 @pytest.mark.parametrize("count", [1, 5])
 def test_unrolled_updates_equal_those_in_a_loop(count: int) -> None:
     rng = np.random.default_rng(3)
-    indices, weights = rng.integers(0, 100, (count, 8), np.int32), rng.random((count, 8), np.float32)
-    loop, unrolled = (updates_of_a_call(indices, weights, unrolled) for unrolled in (False, True))
+    batches = rng.integers(0, 100, (count, 8), np.int32), rng.random((count, 8), np.float32)
+    loop, unrolled = (jax.jit(call(unrolled, interval=2))(toy(), *batches) for unrolled in (False, True))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, strict=True), loop, unrolled)
 
 
 @pytest.mark.parametrize(("unrolled", "loops"), [(False, 1), (True, 0)])
 def test_unrolled_updates_are_a_program_without_a_loop(unrolled: bool, loops: int) -> None:
     batches = np.zeros((6, 2), np.int32), np.zeros((6, 2), np.float32)
-    program = jax.make_jaxpr(partial(in_turn, toy_update, unrolled=unrolled))(jnp.float32(1), *batches)
+    program = jax.make_jaxpr(call(unrolled))(toy(), *batches)
     assert str(program).count("scan[") == loops
+
+
+@pytest.mark.parametrize("backend", ["cpu", "gpu"])
+@pytest.mark.parametrize("interval", [4, 5])
+def test_a_target_is_copied_every_interval_of_updates_in_whatever_part_of_a_call(
+    interval: int, backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jax, "default_backend", lambda: backend)
+    state, online, target, program = toy(), 1.0, 0.0, jax.jit(call(unrolled=False, interval=interval))
+    for number in range(0, 12, 2):
+        indices = np.arange(number, number + 2, dtype=np.int32)[:, None] % 3
+        state, _ = program(state, indices, np.ones((2, 1), np.float32))
+        for update in (number, number + 1):
+            online = 3 * online + update % 3
+            target = online if (update + 1) % interval == 0 else target
+        assert (state.online, state.target, state.updates) == (np.float32(online), np.float32(target), number + 2)
+
+
+def test_on_a_gpu_a_target_is_copied_once_a_call_though_earlier_calls_had_another_length(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    program, batches = call(unrolled=False, interval=8), (np.zeros((4, 2), np.int32), np.ones((4, 2), np.float32))
+    state, _ = program(toy(updates=5), *batches)  # reaches 8 within the call
+    assert state.target == state.online == 81
