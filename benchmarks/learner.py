@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -48,7 +49,9 @@ def main() -> None:
     finish("learner", figures, targets)
 
 
-def measure(name: str, transitions_per_second: float, seconds: float) -> dict[str, float]:
+def measure(
+    name: str, transitions_per_second: float, seconds: float, more_settings: Sequence[str] = ()
+) -> dict[str, float]:
     """Returns updates/s of the learner and of the bare update."""
     links = LocalLinks()
     settings = [
@@ -60,6 +63,7 @@ def measure(name: str, transitions_per_second: float, seconds: float) -> dict[st
         "replay.min_size_to_sample=5000",
         "replay.samples_per_insert=0",
         "total_minutes=0",
+        *more_settings,
     ]
     path = ROOT / "configs" / f"{name}.yaml"
     config = load(path, settings)

@@ -35,7 +35,7 @@ def main() -> None:
     config = load(ROOT / "configs" / f"{arguments.config}.yaml")
     frame_skip = config.environment.frame_skip
     parts = [parts_alone(arguments.config)]
-    frames, updates = whole(arguments.config, arguments.minutes)
+    frames, updates = whole(arguments.config, ["total_minutes=0"], WARM_UP_SECONDS, 60 * arguments.minutes)
     say(f"the whole: {frames:,.0f} frames/s, {updates:,.1f} updates/s")
     parts.append(parts_alone(arguments.config))
     actor, learner = (2 / (1 / a + 1 / b) for a, b in zip(*parts, strict=True))
@@ -60,19 +60,22 @@ def parts_alone(name: str) -> tuple[float, float]:
     return actor, learner
 
 
-def whole(name: str, minutes: float) -> tuple[float, float]:
-    """Returns frames/s and updates/s of a run with all its roles, evaluations included."""
+def whole(name: str, settings: list[str], warm_up_seconds: float, seconds: float) -> tuple[float, float]:
+    """Returns frames/s and updates/s of a run with all its roles, evaluations included.
+
+    `warm_up_seconds`: after the first update.
+    """
     with tempfile.TemporaryDirectory(prefix="apex-jax-benchmark-") as directory:
         config = str(ROOT / "configs" / f"{name}.yaml")
-        command = [sys.executable, str(ROOT / "main.py"), "--config", config, f"run_directory={directory}"]
-        with subprocess.Popen([*command, "total_minutes=0"], stdout=subprocess.DEVNULL) as process:
+        command = [sys.executable, str(ROOT / "main.py"), "--config", config, f"run_directory={directory}", *settings]
+        with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
             learner, replay = (Path(directory) / "metrics" / f"{role}.jsonl" for role in ("learner", "replay"))
             while not any(line["learner/updates"] for line in lines_of(learner)):
                 assert process.poll() is None, "the run ended by itself"
-                time.sleep(0.5)
-            time.sleep(WARM_UP_SECONDS)
+                time.sleep(0.1)
+            time.sleep(warm_up_seconds)
             skip = len(lines_of(learner)), len(lines_of(replay))
-            time.sleep(60 * minutes)
+            time.sleep(seconds)
             updates = [line["charts/updates_per_second"] for line in lines_of(learner)[skip[0] :]]
             frames = [line["charts/environment_frames_per_second"] for line in lines_of(replay)[skip[1] :]]
             process.send_signal(signal.SIGINT)

@@ -1,13 +1,15 @@
 """The jitted update alone: its time, its operations and bytes, and their share of the device's measured peaks.
 
-Operations and bytes are XLA's own count of the compiled program; the peaks are those of a large matrix product and of a
-large copy on the same device in the same run. XLA counts every byte that an operation reads or writes, but some of them
-stay in caches and never reach the memory: a small update may therefore exceed the peak bandwidth.
+Operations are those of the matrix products and convolutions, counted from their shapes: XLA's own count does not see
+what cuDNN computes. Bytes are XLA's count; the peaks are those of a large matrix product and of a large copy on the
+same device in the same run. XLA counts every byte that an operation reads or writes, but some of them stay in caches
+and never reach the memory: a small update may therefore exceed the peak bandwidth.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import statistics
 import time
 from collections.abc import Callable
@@ -19,6 +21,7 @@ import numpy as np
 
 from apex_jax.agent.frame_store import FrameStore, create_store
 from apex_jax.agent.registry import make_algorithm
+from apex_jax.agent.space_to_depth import frame_block_size
 from apex_jax.config import Config
 from apex_jax.environments.environment import segment_spec
 from apex_jax.settings import load
@@ -88,19 +91,21 @@ class BareUpdate:
         """Compiles the update."""
         spec = segment_spec(config)
         self.updates_per_call = config.learner.updates_of_a_call(jax.default_backend() == "cpu")
-        self._algorithm = make_algorithm(config, spec, dtype)
-        self._store = noise_store(spec, SEGMENTS)
+        algorithm = make_algorithm(config, spec, dtype)
+        self._store = noise_store(spec, SEGMENTS, frame_block_size(config.network, spec.frame_shape))
         rng = np.random.default_rng(0)
         shape = (self.updates_per_call, config.learner.batch_size)
         first, last = spec.frame_stack - 1, spec.slots - spec.n_step
         indices = rng.integers(SEGMENTS, size=shape) * spec.slots + rng.integers(first, last, size=shape)
         self._batch = jax.device_put((indices.astype(np.int32), np.ones(shape, np.float32), np.float32(1)))
-        self._state = self._algorithm.init(jax.random.key(0))
-        compiled: Any = self._algorithm.update
-        indices, weights, share = self._batch
-        one = compiled.lower(self._state, self._store, indices[:1], weights[:1], share)  # XLA counts a loop's body once
-        cost = one.compile().cost_analysis()
-        self.operations, self.bytes = float(cost["flops"]), float(cost["bytes accessed"])
+        self._state = algorithm.init(jax.random.key(0))
+        arguments = self._state, self._store, *self._batch
+        update: Any = algorithm.update
+        self.operations = num_operations(jax.make_jaxpr(update)(*arguments).jaxpr) / self.updates_per_call
+        self._update = update.lower(*arguments).compile()
+        is_unrolled = jax.default_backend() == "cpu" and spec.action.dtype == "int32"  # XLA counts a loop's body once
+        self.bytes = float(self._update.cost_analysis()["bytes accessed"])
+        self.bytes /= self.updates_per_call if is_unrolled else 1
         self._run(1)
 
     def per_second(self, seconds: float) -> float:
@@ -114,17 +119,41 @@ class BareUpdate:
     def _run(self, calls: int) -> float:
         start = time.perf_counter()
         for _ in range(calls):
-            self._state, output = self._algorithm.update(self._state, self._store, *self._batch)
+            self._state, output = self._update(self._state, self._store, *self._batch)
         jax.block_until_ready(output)
         return time.perf_counter() - start
 
 
-def noise_store(spec: SegmentSpec, num_segments: int) -> FrameStore:
+def num_operations(jaxpr: Any) -> float:
+    """Returns the operations of the matrix products and convolutions of a program; a product and its sum are two."""
+    total = 0.0
+    for equation in jaxpr.eqns:
+        values, parameters = [each.aval for each in (*equation.invars, *equation.outvars)], equation.params
+        if equation.primitive.name == "dot_general":
+            (contracted, _), _ = parameters["dimension_numbers"]
+            total += 2.0 * values[-1].size * math.prod(values[0].shape[axis] for axis in contracted)
+        elif equation.primitive.name == "conv_general_dilated":
+            image, kernel, output = values
+            layout = parameters["dimension_numbers"]
+            features, channels = (kernel.shape[axis] for axis in layout.rhs_spec[:2])
+            window = math.prod(kernel.shape[axis] for axis in layout.rhs_spec[2:])
+            # The smaller one: in a backward pass, most pixels of the output meet zeros between those of the image.
+            total += 2.0 * window * min(output.size * channels, image.size * features)
+        for parameter in parameters.values():
+            inner = getattr(parameter, "jaxpr", parameter)
+            if hasattr(inner, "eqns"):
+                total += parameters.get("length", 1) * num_operations(inner)
+    return total
+
+
+def noise_store(spec: SegmentSpec, num_segments: int, block_size: int = 1) -> FrameStore:
     """Returns a frame store full of noise."""
-    store = create_store(spec, num_segments)
+    store = create_store(spec, num_segments, block_size=block_size)
     rng = np.random.default_rng(0)
     is_pixels = store.frames.dtype == np.uint8
-    noise = rng.integers(256, size=store.frames.shape) if is_pixels else rng.normal(size=store.frames.shape)
+    noise = (
+        rng.integers(256, size=store.frames.shape, dtype=np.uint8) if is_pixels else rng.normal(size=store.frames.shape)
+    )
     return store._replace(
         frames=jnp.asarray(noise, store.frames.dtype),
         columns=store.columns
@@ -135,15 +164,15 @@ def noise_store(spec: SegmentSpec, num_segments: int) -> FrameStore:
     )
 
 
-def measure_peak(dtype: str) -> Peak:
-    """Returns the speed of the fastest of 5 matrix products and of the fastest of 5 copies."""
-    device = jax.default_backend()
-    size = MATRIX[device]
+def measure_peak(dtype: str, size: int = 0, copy_bytes: int = 0) -> Peak:
+    """Returns the speed of the fastest of 5 matrix products and of the fastest of 5 copies; 0: sizes by the device."""
+    size = size or MATRIX[jax.default_backend()]
+    copy_bytes = copy_bytes or COPY_BYTES[jax.default_backend()]
     matrix = jnp.ones((size, size), dtype)
     product = jax.jit(lambda a: a @ a)
-    array = jnp.ones(COPY_BYTES[device] // 4, jnp.float32)
+    array = jnp.ones(copy_bytes // 4, jnp.float32)
     copy = jax.jit(lambda a: a + 1)  # reads and writes each byte once
-    return Peak(2 * size**3 / fastest(lambda: product(matrix)), 2 * COPY_BYTES[device] / fastest(lambda: copy(array)))
+    return Peak(2 * size**3 / fastest(lambda: product(matrix)), 2 * copy_bytes / fastest(lambda: copy(array)))
 
 
 def fastest(call: Callable[[], jax.Array]) -> float:
