@@ -5,7 +5,7 @@ import errno
 import importlib
 import sys
 
-from apex_jax.host.errors import RunError, UsageError
+from apex_jax.host.errors import RunError, UsageError, first_line
 from apex_jax.host.output import end_output, outlast_lost_output
 from apex_jax.host.program import CHECKOUT
 
@@ -69,14 +69,16 @@ def _run() -> tuple[int, bool]:
         return int(worker.run(command.config, command.name, stop)), command.config.evaluator.checkpoint != ""
     except KeyboardInterrupt:  # before the signal handler is installed
         return 130, False
-    except ModuleNotFoundError as error:
-        package = str(error.name).partition(".")[0]
-        if package == "apex_jax":
+    except ImportError as error:
+        if str(error.name).partition(".")[0] == "apex_jax":
             raise
         advice = "run `. .venv/bin/activate`, which `make train` makes, or `python -m pip install -r requirements.txt`"
         if CHECKOUT is None:
             advice = "run `python -m pip install apex-jax` again: it installs what this program needs"
-        print(f"error: {sys.executable} has no package {package}: {advice}", file=sys.stderr)
+        problem = f"has no package {str(error.name).partition('.')[0]}"
+        if not isinstance(error, ModuleNotFoundError):  # such as a version that needs libraries of the system
+            problem = f"cannot load {error.path or error.name} ({first_line(error)})"
+        print(f"error: {sys.executable} {problem}: {advice}", file=sys.stderr)
         return 1, False
     except UsageError as error:
         print(f"error: {error}", file=sys.stderr)

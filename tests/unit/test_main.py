@@ -70,6 +70,26 @@ def test_python_without_the_packages_is_named_with_the_fix(command: list[str]) -
     assert ". .venv/bin/activate" in done.stderr
 
 
+@pytest.mark.parametrize("command", [
+    ["tasks", "Pong"],
+    pytest.param(["--role", "actor"], marks=pytest.mark.long),
+    pytest.param(["--config", "catch"], marks=pytest.mark.long),
+    pytest.param(["environment.task=gymnasium:CartPole-v1"], marks=pytest.mark.long),
+], ids=lambda words: words[-1])  # fmt: skip
+def test_package_that_cannot_be_loaded_is_named_with_the_fix(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, command: list[str]
+) -> None:
+    (tmp_path / "envpool.py").write_text("raise ImportError('libEGL.so.1: no such file', name='x', path=__file__)")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    program = [sys.executable, str(ROOT / "main.py"), *command]
+    done = subprocess.run(program, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 1
+    error = done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr
+    assert error.startswith(f"error: {sys.executable} cannot load {tmp_path / 'envpool.py'} (libEGL.so.1: ")
+    assert "pip install -r requirements.txt" in error
+
+
 def test_config_is_printed_and_nothing_started(programs: Programs, tmp_path: Path) -> None:
     program = programs.start(*catch(tmp_path / "run"), "--print-config", "seed=7")
     assert (program.exit_code(), program.stderr) == (0, "")
