@@ -44,16 +44,17 @@ def check_loggers(config: Config) -> None:
     for name in _modules(config):
         what = f"metrics.loggers: {name}"
         try:
-            spec = importlib.util.find_spec(name)
-        except ModuleNotFoundError:  # the package that it would be in
-            spec = None
-        if spec is None or spec.origin is None:  # origin None: a mere folder, such as wandb/
+            spec = importlib.util.find_spec(name)  # imports the package that it is in
+            module = importlib.import_module(name) if spec and spec.origin else None  # no origin: a mere folder, wandb/
+        except Exception as error:  # of any type: it is not ours
+            module = None
+            if not isinstance(error, ModuleNotFoundError) or not f"{name}.".startswith(f"{error.name}."):
+                raise UsageError(
+                    f"{what} cannot be imported: {first_line(error)}; repair it, or leave it out"
+                ) from None
+        if module is None:
             package = name.partition(".")[0]
             raise UsageError(f"{what} is not installed; run `python -m pip install {package}`, or leave it out")
-        try:
-            module = importlib.import_module(name)
-        except Exception as error:  # of any type: it is not ours
-            raise UsageError(f"{what} cannot be imported: {first_line(error)}; repair it, or leave it out") from None
         if missing := [function for function in FUNCTIONS if not callable(getattr(module, function, None))]:
             raise UsageError(f"{what} has no {missing[0]}(), as wandb and trackio have; leave it out")
 

@@ -71,6 +71,21 @@ def test_a_module_of_another_form_or_that_fails_is_one_line(packages: Path) -> N
         check_loggers(config_with("broken_service"))
 
 
+@pytest.mark.parametrize(("name", "problem"), [
+    ("__main__", "cannot be imported"),  # it has no `__spec__`
+    ("broken_package.service", "cannot be imported: too old"),
+    ("json.service", "is not installed"),
+    ("os.path.service", "is not installed"),
+])  # fmt: skip
+def test_a_name_that_is_no_module_of_a_package_is_one_line(
+    packages: Path, monkeypatch: pytest.MonkeyPatch, name: str, problem: str
+) -> None:
+    (packages / "broken_package.py").write_text("raise RuntimeError('too old')")
+    monkeypatch.setattr(sys.modules["__main__"], "__spec__", None)
+    with pytest.raises(UsageError, match=f"^metrics.loggers: {name} {problem}"):
+        check_loggers(config_with(name))
+
+
 def test_a_process_is_a_run_in_the_group_of_its_run_directory(packages: Path, tmp_path: Path) -> None:
     write_service(packages)
     config = config_with(NAME, directory=str(tmp_path / "Pong-v5-7"))
