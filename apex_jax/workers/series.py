@@ -24,17 +24,18 @@ def run(config: Config, seeds: Sequence[int], name: str, stop: StopSignal) -> in
         exit_code = local.run(each, name, stop)
         if exit_code or stop.is_set():
             return exit_code
-    plot([each.directory for each in configs], config.environment.task)
+    plot(configs)
     return stop.exit_code
 
 
-def plot(directories: Sequence[str], task: str) -> None:
+def plot(configs: Sequence[Config]) -> None:
     """Draws the runs in one picture beside the first of them, writes their table there, and prints both paths."""
     from apex_jax.plotting.plot import draw_groups, table  # imported here: matplotlib takes 1 s
     from apex_jax.plotting.plot_command import groups_of
 
-    groups = groups_of(directories)
-    picture = Path(directories[0]).parent / f"{task}-seeds.png"
+    groups = groups_of([each.directory for each in configs])
+    first = configs[0]  # the name of its directory is a task, without characters that no file name has, and a seed
+    picture = Path(f"{first.directory.removesuffix(f'-{first.seed}')}-seeds.png")
     draw_groups(groups, picture)
     text = table(groups)
     picture.with_suffix(".md").write_text(f"{text}\n")

@@ -48,8 +48,8 @@ def trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Trainer:
     return trainer
 
 
-def train(trainer: Trainer, *seeds: int) -> int:
-    return series.run(CONFIG, seeds, "local", trainer._stop)
+def train(trainer: Trainer, *seeds: int, config: Config = CONFIG) -> int:
+    return series.run(config, seeds, "local", trainer._stop)
 
 
 def test_each_seed_trains_in_its_own_directory_and_all_are_plotted_together(
@@ -65,6 +65,13 @@ def test_each_seed_trains_in_its_own_directory_and_all_are_plotted_together(
     assert table in printed
     assert "| 3 |" in table, "three runs in one group"
     assert "7.0, 4.0, 11.0" in table
+
+
+def test_runs_of_a_task_with_a_namespace_are_plotted_beside_their_directories(trainer: Trainer) -> None:
+    config = load(ROOT / "configs" / "catch.yaml", ["environment.task=gymnasium:ale_py:ALE/Pong-v5"])
+    assert train(trainer, 5, 2, config=config) == 0
+    assert Path("runs/gymnasium-ale_py-ALE-Pong-v5-5/metrics").is_dir()
+    assert {path.suffix for path in Path("runs").glob("gymnasium-ale_py-ALE-Pong-v5-seeds.*")} == {".png", ".md"}
 
 
 def test_ctrl_c_ends_the_whole_series(trainer: Trainer) -> None:
