@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import itertools
 import re
 import time
 from collections.abc import Mapping, Sequence
@@ -21,7 +22,7 @@ from apex_jax.run.metrics import MetricsFollower
 from apex_jax.run.provenance import chosen_settings, read_starts
 
 POLL_SECONDS = 3.0  # between two requests of a page
-MOST_LINES = 5_000  # of the metrics of one process; of more, every second one is dropped
+MOST_LINES = 5_000  # of the metrics of one process; of more, one is kept in each span of time, of equal lengths
 MOST_POINTS = 400  # of a curve
 MOST_INLINED_BYTES = 5 * 2**20  # a larger film is left out of a report
 TRAINING, LOSS = "charts/episodic_return", "losses/td_loss"
@@ -35,18 +36,40 @@ class RunLines:
 
     def __init__(self, run_directory: str) -> None:
         self._folder = Path(run_directory, "metrics")
-        self._files: dict[Path, tuple[MetricsFollower, list[dict[str, Any]]]] = {}
+        self._processes: dict[Path, _ProcessLines] = {}
 
     def read(self) -> list[dict[str, Any]]:
         """Returns the lines so far, with the tags in KEPT only, FRAME_RATE as `frame_rate_of` its process."""
         for path in sorted(self._folder.glob("*.jsonl")):
-            self._files.setdefault(path, (MetricsFollower(path), []))
-        for path, (follower, lines) in self._files.items():
-            name = {tag: tag for tag in KEPT} | {FRAME_RATE: frame_rate_of(path.stem)}
-            lines += [{name[tag]: line[tag] for tag in KEPT if tag in line} for line in follower.read_new()]
-            while len(lines) > MOST_LINES:
-                del lines[-2::-2]  # keeps the newest
-        return [line for _, lines in self._files.values() for line in lines]
+            self._processes.setdefault(path, _ProcessLines(path))
+        return [line for process in self._processes.values() for line in process.read()]
+
+
+class _ProcessLines:
+    """Follows the metrics of one process."""
+
+    def __init__(self, path: Path) -> None:
+        self._follower = MetricsFollower(path)
+        self._names = {tag: tag for tag in KEPT} | {FRAME_RATE: frame_rate_of(path.stem)}
+        self._lines: list[dict[str, Any]] = []
+        self._span_seconds = 0.0  # of which one line is kept; 0 = all are
+
+    def read(self) -> list[dict[str, Any]]:
+        """Returns at most MOST_LINES lines, whose distances are equal from the beginning to the end of the run."""
+        new = self._follower.read_new()
+        self._lines += [{name: line[tag] for tag, name in self._names.items() if tag in line} for line in new]
+        if self._span_seconds:
+            self._thin()
+        while len(self._lines) > MOST_LINES:
+            self._span_seconds = max(1.0, 2 * self._span_seconds)
+            self._thin()
+        return self._lines
+
+    def _thin(self) -> None:
+        """Keeps the last line of each span of time."""
+        spans = [int(line["time"] / self._span_seconds) for line in self._lines]
+        is_last = [span != following for span, following in zip(spans, [*spans[1:], None], strict=False)]
+        self._lines = list(itertools.compress(self._lines, is_last))
 
 
 def frame_rate_of(process: str) -> str:
@@ -119,11 +142,17 @@ def _curves(
     """Returns the curve of each tag in KEPT; that of FRAME_RATE is the sum over the replay servers."""
     rates = sorted({tag for line in lines for tag in line if tag.startswith(FRAME_RATE)}) or [FRAME_RATE]
     curves = curves_of(starts, lines, [*KEPT[3:], *rates])
-    return curves | {FRAME_RATE: _sum([curves[rate] for rate in rates], 3 * config.metrics_interval_seconds / 60)}
+    return curves | {FRAME_RATE: _sum([curves[rate] for rate in rates], config.metrics_interval_seconds / 60)}
 
 
-def _sum(curves: Sequence[Curve], most_minutes: float) -> Curve:
-    """Returns the sum of each curve's newest value, at the points of all; a value older than `most_minutes` is 0."""
+def _sum(curves: Sequence[Curve], interval_minutes: float) -> Curve:
+    """Returns the sum of each curve's newest value, at the points of all; the value of a process that is gone is 0.
+
+    A process is gone if three of its values are missing. `interval_minutes`: between two values, of which `RunLines`
+    may have dropped some.
+    """
+    distances = np.concatenate([np.diff(curve.minutes) for curve in curves])
+    most_minutes = 3 * max(interval_minutes, float(np.median(distances)) if distances.size else 0.0)
     columns = [np.concatenate(column) for column in zip(*curves, strict=True)]
     minutes = columns[1][order := np.argsort(columns[1], kind="stable")]
     total = np.zeros(len(minutes))

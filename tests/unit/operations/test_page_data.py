@@ -62,8 +62,8 @@ def test_loss_and_speed_are_curves_and_values_without_a_logarithm_are_left_out(t
 
 def test_speed_of_the_actors_is_the_sum_over_the_replay_servers(tmp_path: Path) -> None:
     rates = {
-        "replay": [(60, 100.0), (70, 110.0), (80, 120.0)],
-        "spare": [(65, 30.0)],  # lost after this one
+        "replay": [(60, 100.0), (62, 110.0), (64, 120.0), (66, 130.0), (68, 140.0)],
+        "spare": [(61, 30.0)],  # lost after this one
         "replay-2": [],
     }
     (tmp_path / "metrics").mkdir()
@@ -72,7 +72,21 @@ def test_speed_of_the_actors_is_the_sum_over_the_replay_servers(tmp_path: Path) 
         write_lines(tmp_path / "metrics" / f"{name}.jsonl", lines)
     config = Config(run_directory=str(tmp_path), metrics_interval_seconds=2.0)
     data = page_data(config, RunLines(config.directory).read(), progress())
-    assert charts(data)["Speed of the actors"]["series"][0]["y"] == [100.0, 130.0, 140.0, 120.0]
+    assert charts(data)["Speed of the actors"]["series"][0]["y"] == [100.0, 130.0, 140.0, 150.0, 160.0, 140.0]
+
+
+@pytest.mark.parametrize("minutes", [9, 10, 12, 17, 40])
+def test_speed_of_the_actors_includes_all_replay_servers_on_long_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, minutes: int
+) -> None:
+    monkeypatch.setattr(module, "MOST_LINES", 100)
+    (tmp_path / "metrics").mkdir()
+    for name, rate, first in (("replay", 100.0, 0), ("replay-1", 30.0, 3)):
+        times = range(first, 60 * minutes, 5)
+        lines = [(float(i), i, {"charts/environment_frames_per_second": rate}) for i in times]
+        write_lines(tmp_path / "metrics" / f"{name}.jsonl", lines)
+    [series] = charts(data_of(tmp_path))["Speed of the actors"]["series"]
+    assert set(series["y"][2:]) == {130.0}
 
 
 def test_page_of_a_run_without_files_is_complete_json(tmp_path: Path) -> None:
