@@ -17,7 +17,7 @@ from apex_jax.agent.algorithm import Algorithm
 from apex_jax.agent.registry import make_algorithm
 from apex_jax.agent.segments import SegmentBuilder, spread_first_slots
 from apex_jax.config import Config, server_name
-from apex_jax.environments.environment import Environment, Episode, EpisodeTracker, segment_spec
+from apex_jax.environments.environment import Environment, Episode, EpisodeTracker
 from apex_jax.host.errors import RunError, shown
 from apex_jax.links.experience_client import ExperienceClient
 from apex_jax.links.weights_client import Weights, WeightsClient
@@ -26,7 +26,7 @@ from apex_jax.run.metrics import RateMeter
 from apex_jax.transport.addresses import addresses_of_servers
 from apex_jax.transport.messages import NO_LADDER_INDICES, ActorHello, ActorStatus, ActorWelcome
 from apex_jax.types import Segment, SegmentSpec, Step
-from apex_jax.workers.role import RoleContext, open_role
+from apex_jax.workers.role import RoleContext, checked_spec, open_role
 
 _log = logging.getLogger(__name__)
 
@@ -269,7 +269,8 @@ class Assignment:
 
 def run(config: Config, name: str, stop: StopSignal) -> int:
     """Runs the role and returns the process's exit code."""
-    with open_role(config, "actor", name, stop) as role, open_actor(role, segment_spec(config)) as actor:
+    spec = checked_spec(config)
+    with open_role(config, "actor", name, stop) as role, open_actor(role, spec) as actor:
         role.describe = actor.describe
         actor.run()
     return stop.exit_code

@@ -27,7 +27,6 @@ from apex_jax.environments.environment import (
     has_screen,
     has_stage,
     interface_of,
-    segment_spec,
 )
 from apex_jax.host.disk import run_of_checkpoint
 from apex_jax.host.errors import RunError, shown
@@ -50,7 +49,7 @@ from apex_jax.workers.recording import (
     film_on_stage,
     frames_per_second,
 )
-from apex_jax.workers.role import RoleContext, open_role
+from apex_jax.workers.role import RoleContext, checked_spec, open_role
 from apex_jax.workers.saver import FIRST_CHECKPOINT_SECONDS
 
 _log = logging.getLogger(__name__)
@@ -379,7 +378,7 @@ def _age(run_directory: str, updates: int) -> str:
 
 def run(config: Config, name: str, stop: StopSignal) -> int:
     """Runs the role and returns the process's exit code."""
-    spec = segment_spec(config)
+    spec = checked_spec(config)
     check_video(config)  # fails before the games are played
     run_directory, _ = run_of_checkpoint(config.evaluator.checkpoint)
     if config.evaluator.video:

@@ -20,7 +20,7 @@ from apex_jax.agent.devices import DeviceStores, replicated
 from apex_jax.agent.registry import make_algorithm, resolved
 from apex_jax.agent.space_to_depth import frame_block_size
 from apex_jax.config import Config, server_name
-from apex_jax.environments.environment import interface_of, segment_spec
+from apex_jax.environments.environment import interface_of
 from apex_jax.host.device import device_memory_bytes, learner_devices
 from apex_jax.host.errors import DivergenceError, FatalError, RunError
 from apex_jax.links.sampling_client import Segments
@@ -37,7 +37,7 @@ from apex_jax.transport.messages import IndexBatches, LearnerHello
 from apex_jax.transport.params_codec import architecture_of
 from apex_jax.types import SegmentSpec
 from apex_jax.workers.learner_metrics import LearnerMetrics
-from apex_jax.workers.role import RoleContext, open_role
+from apex_jax.workers.role import RoleContext, checked_spec, open_role
 from apex_jax.workers.run_counters import RunCounters
 from apex_jax.workers.saver import Saver
 
@@ -360,12 +360,13 @@ def _wait_for_others(learner: Learner) -> None:
 
 def run(config: Config, name: str, stop: StopSignal) -> int:
     """Runs the role and returns the process's exit code."""
+    spec = checked_spec(config)
     with open_role(config, "learner", name, stop) as role:
         if stop.is_set():
             return stop.exit_code  # stopped while the run was fetched; starting would replace its remote copy
         check_resumable(config)
         try:
-            with open_learner(role, segment_spec(config)) as learner:
+            with open_learner(role, spec) as learner:
                 role.describe = learner.describe
                 counters, checkpointer = learner.counters, learner.saver.checkpointer
                 stop.on_second_signal = lambda: lost_updates(

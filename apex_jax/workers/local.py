@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from apex_jax.config import AddressConfig, Config, server_name
-from apex_jax.environments.environment import has_screen, has_stage, segment_spec
+from apex_jax.environments.environment import has_screen, has_stage
 from apex_jax.host.disk import checkpoint_steps, lock, open_regular, read_regular, write_durably
 from apex_jax.host.errors import FatalError, RunError, UsageError
 from apex_jax.host.program import NAME, command
@@ -33,6 +33,7 @@ from apex_jax.run.provenance import changed_settings, check_resumable, record_st
 from apex_jax.settings import to_yaml, yaml_text
 from apex_jax.transport.sockets import LocalLinks
 from apex_jax.workers.recording import COMPLETING_THE_FILM, FILM_EXTRA, check_video, draw_curves
+from apex_jax.workers.role import checked_spec
 
 _log = logging.getLogger(__name__)
 
@@ -357,7 +358,7 @@ def _is_finished(config: Config, progress: RunProgress) -> bool:
 
 def run(config: Config, name: str, stop: StopSignal) -> int:
     """Runs all roles and returns the process's exit code."""
-    make_limiter(config, segment_spec(config))  # rejects an impossible config before anything starts
+    make_limiter(config, checked_spec(config))  # rejects an impossible config before anything starts
     check_video(config)
     if (actors := config.actor.processes) < (servers := config.replay.servers):
         raise UsageError(

@@ -9,7 +9,9 @@ from typing import Any, Literal, SupportsFloat, TypeAlias
 
 import zmq
 
+from apex_jax.agent.registry import resolved
 from apex_jax.config import Config, server_name
+from apex_jax.environments.environment import segment_spec
 from apex_jax.operations.status_page import StatusPage
 from apex_jax.operations.storage_copy import StorageCopy
 from apex_jax.process import StopSignal, name_of_its_own
@@ -17,6 +19,7 @@ from apex_jax.run.identity import RunIdentity
 from apex_jax.run.loggers import Logger, make_loggers
 from apex_jax.run.metrics import MetricsWriter, resident_memory_bytes
 from apex_jax.transport.security import LinkContext, link_context
+from apex_jax.types import SegmentSpec
 
 Role: TypeAlias = Literal["actor", "replay", "learner", "evaluator"]
 
@@ -65,6 +68,16 @@ class RoleContext:
         """Returns the role's status, with its metrics. Callable from any thread."""
         security = self.sockets.report() if isinstance(self.sockets, LinkContext) else {}
         return {**self.describe(), **security, "metrics": self._written}
+
+
+def checked_spec(config: Config) -> SegmentSpec:
+    """Returns the geometry of the run's segments, after checks that need the task's observations and actions.
+
+    Every process calls it before it starts anything. Raises UsageError or RunError, see `segment_spec` and `resolved`.
+    """
+    spec = segment_spec(config)
+    resolved(config, spec)
+    return spec
 
 
 @contextlib.contextmanager
