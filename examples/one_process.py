@@ -105,11 +105,11 @@ def train(config: Config) -> None:
         params = copy_params(algorithm.acting_params(state))
         if now >= next_report and actor.returns:  # of games with exploration
             mean, games = np.mean(actor.returns), len(actor.returns)
-            print(f"{now:3.0f} s: {actor.steps:,} steps, {updates:,} updates, mean return {mean:.1f} of {games} games")
+            print(f"{now:3.0f} s: {actor.steps:,} steps, {updates:,} updates, mean return {mean:.2f} of {games} games")
             actor.returns, next_report = [], now + REPORT_SECONDS
     returns = Evaluator(config, spec, algorithm).evaluate(params, cancelled=lambda: False)
     assert returns is not None  # only a cancelled evaluation has none
-    print(f"evaluation: mean return {returns.mean():.1f} of {len(returns)} games")
+    print(f"evaluation: mean return {returns.mean():.2f} of {len(returns)} games")
 
 
 if __name__ == "__main__":

@@ -45,4 +45,4 @@ if __name__ == "__main__":
         returns = play(arguments.run, arguments.episodes)
     except (RunError, gymnasium.error.Error) as error:
         sys.exit(f"error: {error}")
-    print(f"mean return {sum(returns) / len(returns):.1f} of {len(returns)} episodes:", *(f"{r:.1f}" for r in returns))
+    print(f"mean return {sum(returns) / len(returns):.2f} of {len(returns)} episodes:", *(f"{r:.2f}" for r in returns))

@@ -13,6 +13,7 @@ from omegaconf import OmegaConf
 from apex_jax import __version__
 from apex_jax.agent.frozen_policy import observation_shape
 from apex_jax.policy import Agent
+from apex_jax.run.evaluations import return_text
 from apex_jax.run.provenance import read_changes, read_starts
 
 AGENTS = {  # by algorithm.name: the agent, and what its networks are
@@ -82,7 +83,7 @@ def metadata(agent: Agent, results: Mapping[str, Any] | None, files: Collection[
 
 
 def _score(results: Mapping[str, Any]) -> str:
-    return f"{results['mean_reward']:.2f} +/- {results['std_reward']:.2f}"
+    return f"{return_text(results['mean_reward'])} +/- {return_text(results['std_reward'])}"
 
 
 def _name(agent: Agent) -> str:

@@ -24,6 +24,7 @@ from apex_jax.config import Config
 from apex_jax.host.disk import checkpoint_steps
 from apex_jax.host.program import typed
 from apex_jax.operations.progress import EvaluationSummary, RunProgress
+from apex_jax.run.evaluations import return_text
 
 PLAIN_INTERVAL_SECONDS = 10.0
 PANEL_WIDTH = 100
@@ -129,7 +130,7 @@ def final_summary(progress: RunProgress, run_directory: str, has_screen: bool, f
     films = [name for name in ("video.mp4", "video.gif") if is_film_of_newest(Path(run_directory, name), run_directory)]
     if progress.film_return is not None:
         lines.append(
-            f"Film:        {progress.film_return:,.1f}, in the task's own simulator, which no training has seen"
+            f"Film:        {_number(progress.film_return)}, in the task's own simulator, which no training has seen"
         )
     elif film_needs and not films:
         lines.append(f"Film:        none; it needs {film_needs}")
@@ -252,7 +253,7 @@ def _duration(seconds: float) -> str:
 
 
 def _number(value: float | None) -> str:
-    return "none yet" if value is None else f"{value:z,.1f}"
+    return "none yet" if value is None else return_text(value, ",")
 
 
 def _replay(progress: RunProgress) -> str:
@@ -280,7 +281,7 @@ def _evaluations(progress: RunProgress, with_updates: bool = False) -> str:
 
 def _evaluation(evaluation: EvaluationSummary, with_updates: bool) -> str:
     human, updates = evaluation.human_normalized, evaluation.updates
-    text = f"{evaluation.episode_return:z,.1f}" + ("" if human is None else f" ({human:z.0%} of human)")
+    text = _number(evaluation.episode_return) + ("" if human is None else f" ({human:z.0%} of human)")
     return f"{text} after {updates:,} updates" if with_updates and updates is not None else text
 
 

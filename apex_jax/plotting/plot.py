@@ -16,6 +16,7 @@ from apex_jax.host.errors import UsageError, shown
 from apex_jax.plotting.curves import Curve, Group, Run, held, steps
 from apex_jax.plotting.files import written_whole
 from apex_jax.plotting.statistics import CONFIDENCE, FEWEST_RUNS, bootstrap_interval, interquartile_mean
+from apex_jax.run.evaluations import return_text
 from apex_jax.run.metrics import EPSILON_BANDS, NOISE_BANDS
 
 AXES = {"frames": "million emulator frames", "minutes": "minutes"}
@@ -199,7 +200,7 @@ def _table_row(group: Group) -> tuple[str, ...]:
     interval = ""
     if _has_interval(group):
         low, high = bootstrap_interval(by_game(group, list(last)), interquartile_mean, np.random.default_rng(0))
-        interval = f" [{low:.1f}, {high:.1f}]"
+        interval = f" [{return_text(float(low))}, {return_text(float(high))}]"
     several_games = len({run.task for run in group.runs}) > 1
     human = [run.normalized(run.evaluation.returns[-1:]) for run in group.runs]
     iqm = None if any(h is None for h in human) else float(interquartile_mean(np.array(human))[0])
@@ -208,8 +209,8 @@ def _table_row(group: Group) -> tuple[str, ...]:
         str(len(group.runs)),
         f"{np.median([curve.frames[-1] for curve in ends]) / 1e6:.2f} M",
         f"{np.median([curve.minutes[-1] for curve in ends]):.1f}",
-        ", ".join(f"{value:.1f}" for value in last),
-        "" if several_games else f"{np.median(last):.1f}",
-        "" if several_games else f"{interquartile_mean(last):.1f}{interval}",
+        ", ".join(map(return_text, last)),
+        "" if several_games else return_text(float(np.median(last))),
+        "" if several_games else f"{return_text(float(interquartile_mean(last)))}{interval}",
         "" if iqm is None else f"{iqm:z.0%}",
     )

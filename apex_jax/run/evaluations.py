@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,6 +22,16 @@ class PlayedGames(NamedTuple):
     updates: int  # of the params
     exploration: float  # epsilon (DQN) or standard deviation of the noise (DPG)
     returns: np.ndarray  # float64[games], raw rewards
+
+
+def return_text(value: float, separator: str = "") -> str:
+    """Returns a return with four digits, or more before its point, and at least one decimal: 0.955, 14.6, -29981.2.
+
+    `separator`: between thousands.
+    """
+    decimals = min(6, max(1, 3 - math.floor(math.log10(abs(value))))) if value else 1
+    text = f"{value:z{separator}.{decimals}f}".rstrip("0")
+    return f"{text}0" if text.endswith(".") else text
 
 
 def best_evaluation(run_directory: str | os.PathLike[str], updates: int) -> PlayedGames | None:

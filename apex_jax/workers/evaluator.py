@@ -37,6 +37,7 @@ from apex_jax.policy import restore_params
 from apex_jax.process import ROLE_NUMBERS, SUPERVISED, StopSignal, process_rng
 from apex_jax.run import evaluations
 from apex_jax.run.best import BestEvaluation, keep_if_best
+from apex_jax.run.evaluations import return_text
 from apex_jax.run.metrics import append_line, read_metrics
 from apex_jax.run.provenance import CONFIG_NAME, check_resumable
 from apex_jax.transport.params_codec import architecture_of, encode_weights
@@ -246,7 +247,9 @@ def _film_on_stage(role: RoleContext, algorithm: Algorithm, weights: Weights, vi
 
 def _log_staged(episode_return: float, paths: list[Path]) -> None:
     files = " and ".join(map(str, paths))
-    _log.info("recorded an episode in the task's own simulator, with a return of %.2f: %s", episode_return, files)
+    _log.info(
+        "recorded an episode in the task's own simulator, with a return of %s: %s", return_text(episode_return), files
+    )
 
 
 def _log_film(config: Config, film: Film, game_return: float) -> None:
@@ -256,7 +259,7 @@ def _log_film(config: Config, film: Film, game_return: float) -> None:
         _log.info("no video: %s has no screen", config.environment.task)
     else:
         files = " and ".join(map(str, film.paths))
-        _log.info("recorded the first of these games, with a return of %g: %s", game_return, files)
+        _log.info("recorded the first of these games, with a return of %s: %s", return_text(game_return), files)
 
 
 def _saved_weights(config: Config, run_directory: str, algorithm: Algorithm, updates: int | None = None) -> Weights:
@@ -354,8 +357,8 @@ def _describe(config: Config, evaluation: Evaluation) -> str:
     values = evaluation.values(config.environment.task)
     frames = evaluation.environment_steps * config.environment.frame_skip
     text = (
-        f"{config.environment.task}: mean return {values['eval/episodic_return']:.2f},"
-        f" median {values['eval/episodic_return_median']:.2f},"
+        f"{config.environment.task}: mean return {return_text(values['eval/episodic_return'])},"
+        f" median {return_text(values['eval/episodic_return_median'])},"
         f" lowest {evaluation.returns.min():g}, highest {evaluation.returns.max():g}"
         f" over {len(evaluation.returns)} game{'s' * (len(evaluation.returns) != 1)}"
     )

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from apex_jax.config import Config
 from apex_jax.run.checkpoint import Progress
+from apex_jax.run.evaluations import return_text
 from apex_jax.run.metrics import EVALUATED_RETURN, MetricsFollower
 
 
@@ -78,7 +79,7 @@ class RunCounters:
     def limit_reached(self) -> str | None:
         """Returns the text of a limit that the run has reached, or None."""
         if self._config.evaluator.stop_at_return and self._best_return >= self._config.evaluator.stop_at_return:
-            return f"a mean return of {self._best_return:.2f} in an evaluation"
+            return f"a mean return of {return_text(self._best_return)} in an evaluation"
         return next((limit.text for limit in self.limits() if limit.at >= limit.end), None)
 
     def learning_rate_share(self) -> float:

@@ -52,7 +52,7 @@ def test_the_hub_reads_an_evaluation_in_its_schema(tmp_path: Path) -> None:
         "Catch-v0",
     )
     assert (result.metric_type, result.metric_name) == ("mean_reward", "mean_reward")
-    assert result.metric_value == "-12.50 +/- 3.14"
+    assert result.metric_value == "-12.5 +/- 3.142"
     assert (data.model_name, data.library_name) == ("Ape-X DQN", "apex_jax")
     assert {"reinforcement-learning", "deep-reinforcement-learning", "dqn", "Catch-v0", "onnx"} <= set(data.tags or [])
     assert data.license is None
@@ -81,7 +81,7 @@ def test_card_without_an_evaluation_states_that_there_is_none(tmp_path: Path) ->
         "pixels in stacks",
         ["`uint8[N, 3, 44, 44]`: the newest 3", "`q_values` `float32[N, 6]`", "np.zeros((1, 3, 44, 44), np.uint8)"],
     ),
-    ("a vector", ["`float32[N, 10]`", "0 to 2", "actions at a rate of 0.05", "of 20 episodes: **-12.50 +/- 3.14**"]),
+    ("a vector", ["`float32[N, 10]`", "0 to 2", "actions at a rate of 0.05", "of 20 episodes: **-12.5 +/- 3.142**"]),
     (
         "continuous, normalized",
         ["the parts height [], joints [2, 2], each flattened", "from [-2.0, 0.0] to [2.0, 10.0]", "`value` `float32"],

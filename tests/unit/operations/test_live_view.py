@@ -34,8 +34,8 @@ def test_plain_output_begins_at_once_and_is_a_line_each_ten_seconds() -> None:
     assert "\x1b" not in stream.getvalue()
     assert lines[0] == (
         "learning: 1:02:03, about 1:30:00 left, 12,345,678 frames (5,120/s), 98,765 updates (42.1/s),"
-        " replay 61,234 of 200,000 transitions, samples per insert 2.01 (target: 2), training return -12.3,"
-        " evaluation 7.2 (79% of human), best 9.5 (86% of human), actor-0 restarted 1x"
+        " replay 61,234 of 200,000 transitions, samples per insert 2.01 (target: 2), training return -12.34,"
+        " evaluation 7.25 (79% of human), best 9.5 (86% of human), actor-0 restarted 1x"
     )
 
 
@@ -83,8 +83,8 @@ def test_panel_shows_every_number_within_80_columns(terminal: Terminal) -> None:
         "98,765, 42.1 per second",
         "61,234 of 200,000 transitions",
         "2.01 (target: 2)",
-        "-12.3",
-        "7.2 (79% of human), best 9.5 (86% of human)",
+        "-12.34",
+        "7.25 (79% of human), best 9.5 (86% of human)",
         "restarted 1x: actor-0; running: learner, replay",
         "3.00 GiB",
     ):
@@ -131,7 +131,7 @@ def test_narrow_terminal_shows_every_process(terminal: Terminal, monkeypatch: py
 def test_narrow_terminal_cuts_no_row(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "58")
     with LiveView(config(), terminal) as view:
-        view.update(progress(latest_evaluation=EvaluationSummary(-0.04, -0.004, 7)))
+        view.update(progress(latest_evaluation=EvaluationSummary(-1e-7, -0.004, 7)))
     panel = " ".join(Text.from_ansi(terminal.getvalue()).plain.replace("│", " ").split())
     assert "evaluation 0.0 (0% of human), best 9.5 (86% of human)" in panel  # neither is minus zero a number
 

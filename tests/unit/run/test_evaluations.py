@@ -6,7 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from apex_jax.run.evaluations import FILE_NAME, best_evaluation
+import pytest
+
+from apex_jax.run.evaluations import FILE_NAME, best_evaluation, return_text
 
 
 def line(time: float, updates: int, returns: list[Any], **more: Any) -> dict[str, Any]:
@@ -45,3 +47,12 @@ def test_invalid_lines_of_evaluations_are_skipped(tmp_path: Path) -> None:
     found = best_evaluation(tmp_path, 7)
     assert found is not None
     assert found.returns.tolist() == [3.0]
+
+
+@pytest.mark.parametrize(("value", "text"), [
+    (0.955, "0.955"), (0.9996, "0.9996"), (1.0, "1.0"), (0.0, "0.0"), (-0.0, "0.0"), (1e-9, "0.0"), (-2 / 3, "-0.6667"),
+    (14.6, "14.6"), (16.666, "16.67"), (487.25, "487.2"), (1000.0, "1000.0"), (-29_981.25, "-29981.2"),
+])  # fmt: skip
+def test_returns_are_printed_with_four_digits_or_one_decimal(value: float, text: str) -> None:
+    assert return_text(value) == text
+    assert return_text(value, ",") == (f"{text[:-5]},{text[-5:]}" if abs(value) >= 1000 else text)
