@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
+from matplotlib.figure import Figure, FigureBase
 
-from apex_jax.host.errors import UsageError, shown
 from apex_jax.plotting.curves import Curve, Group, Run, held, steps
 from apex_jax.plotting.files import written_whole
 from apex_jax.plotting.statistics import CONFIDENCE, FEWEST_RUNS, bootstrap_interval, interquartile_mean
@@ -28,7 +27,8 @@ BAND_COLORS = ("#7A0177", "#C51B8A", "#F768A1", "#FBB4B9")  # from little explor
 
 def draw_run(run: Run, path: str | os.PathLike[str]) -> None:
     """Draws one run: evaluations, and training games by band of exploration, over frames and over minutes."""
-    figure, panels = _figure(f"{run.task} (training games: running mean)", run)
+    figure = _figure()
+    panels = _panels(figure, f"{run.task} (training games: running mean)", run)
     for panel, axis in panels:
         bands = [*zip(EPSILON_BANDS.names, BAND_COLORS, strict=True), *zip(NOISE_BANDS.names, BAND_COLORS, strict=True)]
         for band, color in bands:
@@ -37,26 +37,39 @@ def draw_run(run: Run, path: str | os.PathLike[str]) -> None:
                 label = f"training, {band.replace('_', ' ')}"
                 _line(panel, axis, running_mean(curve), label=label, color=color, lw=1.2)
         _line(panel, axis, run.evaluation, label="evaluation", color=COLORS[0], lw=2, marker="o", ms=3)
-    _finish(figure, panels[0][0], path)
+    _draw_legend(figure, panels[0][0])
+    _save(figure, path)
 
 
 def draw_groups(groups: Sequence[Group], path: str | os.PathLike[str]) -> None:
-    """Draws the evaluations of groups of runs in one picture. Raises UsageError if they have no common axis.
+    """Draws the evaluations of groups of runs in one picture, below each other if they have no common axis.
 
     Runs, means and intervals are staircases: an evaluation is valid until the next one, so a mean lies between its
     runs. Thin lines are the runs of a group, thick ones their interquartile mean (or the only run), dotted ones the
     median; the shaded area is the bootstrap interval, from three runs of each game. Several games are human-normalised.
     """
+    rows = _with_common_axes(groups)
+    figure = _figure(len(rows))
+    parts: Iterable[FigureBase] = [figure] if len(rows) == 1 else figure.subfigures(len(rows), squeeze=False).flat
+    for part, row in zip(parts, rows, strict=True):
+        runs = [run for group in row for run in group.runs]
+        tasks = sorted({run.task for run in runs})
+        panels = _panels(part, ", ".join(tasks), runs[0] if len(tasks) == 1 else None)
+        for panel, axis in panels:
+            for i, group in enumerate(row):
+                if group.runs:
+                    _draw_group(panel, axis, group, COLORS[i % len(COLORS)], normalized=len(tasks) > 1)
+        _draw_legend(part, panels[0][0])
+    _save(figure, path)
+
+
+def _with_common_axes(groups: Sequence[Group]) -> list[list[Group]]:
+    """Returns the groups, once for each task if several tasks have no common axis, then with the runs of that task."""
     runs = [run for group in groups for run in group.runs]
     tasks = sorted({run.task for run in runs})
-    strangers = [run.directory for run in runs if len(tasks) > 1 and run.normalized(np.zeros(1)) is None]
-    if strangers:
-        raise UsageError(f"{shown(strangers[0])}: has no human score to share an axis with other games; plot it alone")
-    figure, panels = _figure(", ".join(tasks), runs[0] if len(tasks) == 1 else None)
-    for panel, axis in panels:
-        for i, group in enumerate(groups):
-            _draw_group(panel, axis, group, COLORS[i % len(COLORS)], normalized=len(tasks) > 1)
-    _finish(figure, panels[0][0], path)
+    if len(tasks) == 1 or all(run.normalized(np.zeros(1)) is not None for run in runs):
+        return [list(groups)]
+    return [[Group(label, [run for run in runs if run.task == task]) for label, runs in groups] for task in tasks]
 
 
 def draw_each_against_the_first(groups: Sequence[Group], path: str | os.PathLike[str]) -> None:
@@ -74,12 +87,10 @@ def draw_each_against_the_first(groups: Sequence[Group], path: str | os.PathLike
         _draw_group(panel, "frames", first, COLORS[-1], normalized=False)
         _draw_group(panel, "frames", group, COLORS[0], normalized=False)
         panel.set_title(_plain(group.label), fontsize="medium")
-    _finish(
-        figure,
-        panels[0, 0],
-        path,
-        labels=[f"{first.label}: {_drawn_statistics(first)}", "the same, changed as the title says"],
+    _draw_legend(
+        figure, panels[0, 0], [f"{first.label}: {_drawn_statistics(first)}", "the same, changed as the title says"]
     )
+    _save(figure, path)
 
 
 def _draw_group(panel: Axes, axis: str, group: Group, color: str, normalized: bool) -> None:
@@ -132,9 +143,15 @@ def by_game(group: Group, values: Sequence[np.ndarray]) -> list[np.ndarray]:
     return [np.stack([v for v, t in zip(values, tasks, strict=True) if t == task]) for task in sorted(set(tasks))]
 
 
-def _figure(title: str, normalized_by: Run | None) -> tuple[Figure, list[tuple[Axes, str]]]:
-    """`normalized_by`: the run whose game defines the second axis; None if returns are human-normalised."""
-    figure = Figure(figsize=(11, 4.2), dpi=100, layout="constrained")
+def _figure(rows: int = 1) -> Figure:
+    return Figure(figsize=(11, 4.2 * rows), dpi=100, layout="constrained")
+
+
+def _panels(figure: FigureBase, title: str, normalized_by: Run | None) -> list[tuple[Axes, str]]:
+    """Returns a panel for each of AXES.
+
+    `normalized_by`: the run whose game defines the second axis; None if returns are human-normalised.
+    """
     axes = figure.subplots(1, 2, sharey=True)
     figure.suptitle(_plain(title))
     axes[0].set_ylabel("return" if normalized_by else "human-normalised score")
@@ -149,7 +166,7 @@ def _figure(title: str, normalized_by: Run | None) -> tuple[Figure, list[tuple[A
         second = axes[1].secondary_yaxis("right", functions=(forward, back))
         second.set_ylabel("human-normalised score")
         second.ticklabel_format(axis="y", useOffset=False)
-    return figure, list(zip(axes, AXES, strict=True))
+    return list(zip(axes, AXES, strict=True))
 
 
 def _plain(text: str) -> str:
@@ -169,17 +186,20 @@ def _scaled(axis: str, positions: np.ndarray) -> np.ndarray:
     return positions / 1e6 if axis == "frames" else positions
 
 
-def _finish(figure: Figure, first: Axes, path: str | os.PathLike[str], labels: Sequence[str] = ()) -> None:
+def _draw_legend(figure: FigureBase, first: Axes, labels: Sequence[str] = ()) -> None:
     handles, own_labels = first.get_legend_handles_labels()
     labels = labels or own_labels
     if labels:  # below the panels, so that it hides no curve
         figure.legend(handles, labels, loc="outside lower center", ncols=min(4, len(labels)), fontsize="small")
+
+
+def _save(figure: Figure, path: str | os.PathLike[str]) -> None:
     with written_whole(Path(path)) as half:
         figure.savefig(half)
 
 
 def table(groups: Sequence[Group]) -> str:
-    """Returns the last evaluations of each group as a Markdown table."""
+    """Returns the last evaluations of each group as a Markdown table, by task if they have no common axis."""
     header = (
         "runs",
         "n",
@@ -190,7 +210,14 @@ def table(groups: Sequence[Group]) -> str:
         f"IQM [{CONFIDENCE:.0%}]",
         "human-normalised IQM",
     )
-    rows = [header, ("---",) * len(header), *(_table_row(group) for group in groups)]
+    apart = _with_common_axes(groups)
+    each = [
+        group if len(apart) == 1 else Group(f"{group.label}, {group.runs[0].task}", group.runs)
+        for row in apart
+        for group in row
+        if group.runs
+    ]
+    rows = [header, ("---",) * len(header), *map(_table_row, each)]
     return "\n".join("| " + " | ".join(row) + " |" for row in rows)
 
 

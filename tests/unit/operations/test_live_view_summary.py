@@ -29,7 +29,9 @@ def test_summary_lists_results_and_commands_to_look_at_them(tmp_path: Path) -> N
     run = run_with(tmp_path / "my runs", CHECKPOINT, "tensorboard", "metrics")
     text = final_summary(progress(), run, has_screen=True)
     assert "Ran for 1:02:03: 12,345,678 frames and 98,765 updates in all" in text
-    assert "Evaluation:  7.25 (79% of human) after 98,000 updates, best 9.5 (86% of human) after 5,000 updates\n" in text
+    assert (
+        "Evaluation:  7.25 (79% of human) after 98,000 updates, best 9.5 (86% of human) after 5,000 updates\n" in text
+    )
     assert f"Files:       '{run}' (checkpoints, metrics)" in text
     assert f"-m tensorboard.main --logdir '{run}/tensorboard'" in text
     assert f"python main.py --role evaluator checkpoint='{run}' episodes=100" in text

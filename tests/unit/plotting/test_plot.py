@@ -14,7 +14,6 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from PIL import Image
 
-from apex_jax.host.errors import UsageError
 from apex_jax.plotting.curves import Curve, Group, Run, grouped, read_run
 from apex_jax.plotting.plot import draw_groups, draw_run, running_mean, table
 from tests.rigs.runs import make_run, plain_run
@@ -142,7 +141,12 @@ def test_table_of_several_games_has_only_normalised_statistics() -> None:
     assert [cell.strip() for cell in text.splitlines()[2].split("|")][5:9] == ["14.6, 42054.7", "", "", "100%"]
 
 
-def test_games_without_a_human_score_share_no_axis_with_others(tmp_path: Path) -> None:
-    runs = [plain_run([1.0]), plain_run([400.0], "CartPole-v1")]
-    with pytest.raises(UsageError, match="has no human score to share an axis with other games; plot it alone"):
-        draw_groups([Group("x", runs)], tmp_path / "x.png")
+def test_tasks_without_a_human_score_are_drawn_and_listed_each_on_its_own(tmp_path: Path) -> None:
+    runs = [plain_run([1.0, 2.0]), plain_run([400.0, 450.0], "CartPole-v1"), plain_run([0.5, 0.955], "Catch-v0")]
+    groups = [Group("a", runs), Group("b", runs[1:2])]
+    panels = drawn(groups, tmp_path).axes
+    assert [panel.get_ylabel() for panel in panels[::2]] == ["return"] * 3
+    shown = [[list(map(float, np.asarray(line.get_ydata()))) for line in panel.get_lines()] for panel in panels[::2]]
+    assert shown == [[[400.0, 450.0]] * 2, [[0.5, 0.955]], [[1.0, 2.0]]]
+    rows = [line.split("|")[1].strip() + line.split("|")[5] for line in table(groups).splitlines()[2:]]
+    assert rows == ["a, CartPole-v1 450.0 ", "b, CartPole-v1 450.0 ", "a, Catch-v0 0.955 ", "a, Pong-v5 2.0 "]
