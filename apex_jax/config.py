@@ -299,7 +299,7 @@ class Config:
         0, "the run ends after this many emulator frames of all actors; 0 = no limit", "frames", 0, 10**15
     )
     total_minutes: float = key(
-        0.0, "the run ends after this much wall-clock time of the learner; 0 = no limit", "minutes", 0, 10**7
+        0.0, "the run ends this long after its first update, without pauses; 0 = no limit", "minutes", 0, 10**7
     )
     total_updates: int = key(
         0, "the run ends after this many learner updates, counted a call at a time; 0 = no limit", "updates", 0, 10**12

@@ -39,7 +39,7 @@ class EvaluationSummary(NamedTuple):
 class RunProgress:
     """State of a run at one moment."""
 
-    phase: str  # "starting", "filling the replay", "compiling the learner", "learning" or "finishing"
+    phase: str  # "starting the replay server", ... the actors", "filling the replay", ..., "learning" or "finishing"
     elapsed_seconds: float
     frames: int  # emulator frames of the whole run
     total_frames: int  # 0 = no limit
@@ -59,6 +59,7 @@ class RunProgress:
     memory_bytes: int  # of all processes
     warnings: tuple[str, ...] = ()  # problems, with the key to change
     earlier_updates: int = 0  # by earlier starts of the run
+    earlier_learning_rate: float | None = None  # at their end
     reached_limits: tuple[str, ...] = ()  # of the run, as KEY=VALUE
     share: float | None = None  # of the run that is done, by the nearest of its limits, 0 to 1; None without limits
     servers: Mapping[str, tuple[int, float]] = field(default_factory=dict)  # of several: transitions, stored a second
@@ -107,6 +108,7 @@ class ProgressReader:
         self._past_frames = 0  # reached by earlier starts of the run
         self._past_updates = 0
         self._past_minutes = 0.0  # of the learner
+        self._past_learning_rate: float | None = None
         self._read_history()
         self._diagnosis = Diagnosis(config)
         self._frames_grew = (self._started, self._past_frames)  # time and number of frames when they last grew
@@ -143,6 +145,7 @@ class ProgressReader:
             memory_bytes=int(sum(role.memory_bytes for role in self._roles.values())),
             warnings=self._warnings(frames),
             earlier_updates=self._past_updates,
+            earlier_learning_rate=self._past_learning_rate,
             reached_limits=reached,
             share=min(1.0, max(shares.values())) if shares else None,
             servers=self._of_servers() if len(self._servers) > 1 else {},
@@ -157,6 +160,7 @@ class ProgressReader:
                     self._past_frames = line["step"]
                     self._past_updates = int(line.get("learner/updates") or self._past_updates)
                     self._past_minutes = line.get("charts/elapsed_minutes") or self._past_minutes
+                    self._past_learning_rate = line.get("charts/learning_rate") or self._past_learning_rate
 
     def _take(self, role: _Role, line: dict[str, Any]) -> None:
         if role.last is not None and line["seconds"] < role.last["seconds"]:
@@ -203,7 +207,7 @@ class ProgressReader:
     def _learner_seconds(self) -> float:
         """Returns the time that counts towards `total_minutes`: the learner's count plus the time since it was read."""
         learner = self._roles["learner"]
-        since_seconds = self._clock() - learner.read_seconds if learner.last else 0.0
+        since_seconds = self._clock() - learner.read_seconds if learner.last and self._learning else 0.0
         return self._value("charts/elapsed_minutes", self._past_minutes) * 60 + since_seconds
 
     def _shares_of_limits(self, frames: int, updates: int) -> dict[str, float]:
@@ -219,12 +223,16 @@ class ProgressReader:
         return {f"evaluator.stop_at_return={goal:g}": float(is_reached), **shares}
 
     def _phase(self) -> str:
-        """Returns the phase of a run that has not reached a limit."""
+        """Returns the phase of a run that has not reached a limit: what the others wait for."""
         if self._learning:
             return "learning"
+        if not all(self._roles[name].last for name in self._servers):
+            return "starting the replay server"
+        if not self._roles["learner"].last:
+            return "starting the learner"
         if self._value("replay/size_transitions") >= self._config.replay.min_size_to_sample:
             return "compiling the learner"
-        return "filling the replay" if self._value("replay/size_transitions") else "starting"
+        return "filling the replay" if self._value("replay/size_transitions") else "starting the actors"
 
     def _seconds_left(self, frames: int, updates: int) -> float | None:
         """Returns the time until the first limit; limits with an unknown rate are ignored.

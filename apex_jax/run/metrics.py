@@ -44,7 +44,7 @@ TAGS: dict[str, str] = {
     "charts/environment_frames_per_second": "emulator frames a second of all actors; steady, less during evaluations",
     "charts/updates_per_second": "learner updates a second; steady, less during evaluations",
     "charts/learning_rate": "step size of the optimizer; constant, or falls to learner.final_learning_rate_share of it",
-    "charts/elapsed_minutes": "minutes of learning since the run began, without the pauses between its starts; grows",
+    "charts/elapsed_minutes": "minutes of learning, which in each start begin with its first update; grows",
     "charts/episodic_return": "mean return of training games, raw rewards, all exploration mixed; rises, below eval/",
     "charts/episodic_return_epsilon_<band>": "DQN: the same, of one band of epsilon; low bands rise first",
     "charts/episodic_return_noise_<band>": "DPG: the same, of one band of noise on the actions; rises",

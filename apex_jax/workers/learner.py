@@ -119,7 +119,8 @@ class Learner:
         item, output = self.in_flight.popleft()
         output = jax.tree.map(np.asarray, output)
         self._check_finite("loss", np.stack(list(output.metrics.values())))  # and the other metrics
-        if self.saver.on_update(time.monotonic()):
+        if self.saver.on_update(now := time.monotonic()):
+            self.counters.on_first_update(now)
             record_config(self.role.config)  # what a reader of the run needs, now that it has made an update
             record_interface(self.role.config.directory, interface_of(self.role.config, self.spec))
         self.replay.update_priorities(item, output.priorities)
@@ -214,7 +215,7 @@ def open_learner(role: RoleContext, spec: SegmentSpec) -> Iterator[Learner]:
 
     Closes all three on leaving, since their threads would keep the process alive.
     """
-    config, run, now = role.config, role.run_identity, time.monotonic()
+    config, run = role.config, role.run_identity
     dtype, devices, peer_id = compute_dtype(config), learner_devices(config), new_peer_id()
     algorithm = make_algorithm(config.replace(learner=replace(config.learner, devices=devices)), spec, dtype)
     rng = process_rng(config.seed, ROLE_NUMBERS["learner"])
@@ -235,7 +236,7 @@ def open_learner(role: RoleContext, spec: SegmentSpec) -> Iterator[Learner]:
         state, restored = _restore(checkpointer, state, key, architecture)
         state = replicated(state, devices)
         run.adopt(restored.run_identity, f"the checkpoint in {checkpointer.directory}")
-        counters = RunCounters(config, restored, now)
+        counters = RunCounters(config, restored)
         weights = WeightsServer(
             role.sockets,
             config.addresses.weights,

@@ -34,6 +34,7 @@ from apex_jax.settings import to_yaml, yaml_text
 from apex_jax.transport.sockets import LocalLinks
 from apex_jax.workers.recording import COMPLETING_THE_FILM, FILM_EXTRA, check_video, draw_curves
 from apex_jax.workers.role import checked_spec
+from apex_jax.workers.run_counters import describe_learning_rate
 
 _log = logging.getLogger(__name__)
 
@@ -374,6 +375,8 @@ def run(config: Config, name: str, stop: StopSignal) -> int:
             if _is_finished(config, progress):
                 print(finished_summary(progress, config.directory, changed_settings(config)), flush=True)
                 return stop.exit_code
+            if how := describe_learning_rate(config, progress):
+                print(how, flush=True)
             with RunPage(config) as run_page:
                 record_start(config)
                 experience, sampling = (links.of_servers(link, servers) for link in ("experience", "sampling"))

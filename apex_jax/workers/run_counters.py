@@ -7,7 +7,8 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from apex_jax.config import Config
+from apex_jax.config import Config, LearnerConfig
+from apex_jax.operations.progress import RunProgress
 from apex_jax.run.checkpoint import Progress
 from apex_jax.run.evaluations import return_text
 from apex_jax.run.metrics import EVALUATED_RETURN, MetricsFollower
@@ -21,16 +22,32 @@ class Limit(NamedTuple):
     text: str
 
 
+def describe_learning_rate(config: Config, progress: RunProgress) -> str:
+    """Returns how the learning rate goes on in a run that resumes; empty if it does as if the run had not ended."""
+    before, learner = progress.earlier_learning_rate, config.learner
+    now = learner.learning_rate * _learning_rate_share(learner, progress.share or 0.0)
+    if before is None or math.isclose(before, now, rel_tol=0.05):
+        return ""
+    end = learner.learning_rate * (learner.final_learning_rate_share if progress.share is not None else 1.0)
+    falls = f", and falls to {end:.2g} at the end of the run" if end < now else ""
+    return f"The learning rate was {before:.2g}: with these limits it goes on at {now:.2g}{falls}"
+
+
+def _learning_rate_share(learner: LearnerConfig, done: float) -> float:
+    fallen = (done - learner.learning_rate_decay_start) / (1 - learner.learning_rate_decay_start)
+    return 1 - (1 - learner.final_learning_rate_share) * min(1.0, max(0.0, fallen))
+
+
 class RunCounters:
     """Updates, environment steps and time of the whole run, across restarts of its learner."""
 
-    def __init__(self, config: Config, progress: Progress, now_seconds: float) -> None:
-        """`progress`: of the checkpoint from which the learner resumes; `now_seconds`: of the monotonic clock."""
+    def __init__(self, config: Config, progress: Progress) -> None:
+        """`progress`: of the checkpoint from which the learner resumes."""
         self.updates = progress.updates
         self.environment_steps = progress.environment_steps  # of all actors
         self._config = config
         self._saved = progress
-        self._start_seconds = now_seconds - progress.elapsed_seconds
+        self._first_update_seconds = math.inf  # end of this process's first update call, on the monotonic clock
         self._replay_steps = dict(progress.replay_steps)  # environment steps by replay id
         self._evaluator_metrics = MetricsFollower(Path(config.directory, "metrics", "evaluator.jsonl"))
         self._best_return = -math.inf  # of all evaluations of the run, if one of them can end it
@@ -41,9 +58,13 @@ class RunCounters:
         """Emulator frames of the environment steps."""
         return self.environment_steps * self._config.environment.frame_skip
 
+    def on_first_update(self, now_seconds: float) -> None:
+        """Starts the clock of the learning time: actors, a full replay and compilation take no time of the run."""
+        self._first_update_seconds = now_seconds
+
     def elapsed_seconds(self) -> float:
-        """Returns the learning time of the whole run."""
-        return time.monotonic() - self._start_seconds
+        """Returns the learning time of the whole run, which in each process begins with its first update."""
+        return self._saved.elapsed_seconds + max(0.0, time.monotonic() - self._first_update_seconds)
 
     def count_steps(self, replay_id: str, steps: int) -> None:
         """Adds the environment steps that a replay server received since its last batch.
@@ -84,10 +105,9 @@ class RunCounters:
 
     def learning_rate_share(self) -> float:
         """Returns 1 up to `learning_rate_decay_start`, then falls to `final_learning_rate_share` at the next limit."""
-        learner = self._config.learner
-        done = max((limit.at / limit.end for limit in self.limits()), default=0.0)
-        fallen = (done - learner.learning_rate_decay_start) / (1 - learner.learning_rate_decay_start)
-        return 1 - (1 - learner.final_learning_rate_share) * min(1.0, max(0.0, fallen))
+        return _learning_rate_share(
+            self._config.learner, max((each.at / each.end for each in self.limits()), default=0.0)
+        )
 
     def progress(self, weights_version: int, run_identity: str) -> Progress:
         """Returns the counters for a checkpoint."""

@@ -19,6 +19,7 @@ from apex_jax.environments.environment import segment_spec
 from apex_jax.run.checkpoint import Checkpointer, Progress
 from apex_jax.settings import load
 from apex_jax.transport.params_codec import architecture_of
+from tests.rigs.learner_runs import save_checkpoint
 from tests.rigs.processes import ROOT, Program, Programs, catch, free_tcp_addresses
 
 LOG_LINE = r"\d\d:\d\d:\d\d [A-Z]+ [\w-]+: .*"
@@ -123,7 +124,8 @@ def test_roles_wait_for_absent_peers_and_log_their_addresses(programs: Programs,
 
 @pytest.mark.long
 def test_learner_at_the_end_of_its_run_logs_the_absent_replay_server(programs: Programs, tmp_path: Path) -> None:
-    over = catch(tmp_path / "run", *free_tcp_addresses(), "total_updates=0", "total_minutes=0.00001")
+    save_checkpoint(tmp_path / "run", updates=8)
+    over = catch(tmp_path / "run", *free_tcp_addresses(), "total_updates=8")
     learner = programs.start("--role", "learner", *over)
     learner.wait_until(partial(_says, learner, "INFO learner: waiting up to 60 s for the replay server"))
     learner.send(signal.SIGTERM)

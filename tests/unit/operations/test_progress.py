@@ -51,6 +51,7 @@ def test_minutes_of_earlier_starts_reduce_the_time_left(tmp_path: Path) -> None:
     assert reader.read().seconds_left == 210.0
     clock.now += 1
     write(tmp_path, "learner", 1, 200, started=START + 120, charts__elapsed_minutes=1.2)  # of its checkpoint
+    clock.now += 5  # which are not minutes of learning
     assert reader.read().seconds_left == 228.0
 
 
@@ -71,11 +72,11 @@ def test_share_of_the_run_is_that_of_its_nearest_limit(
 
 def test_run_passes_from_starting_over_filling_and_learning_to_finishing(tmp_path: Path) -> None:
     reader = ProgressReader(str(tmp_path), config(total_updates=100), Clock())
-    assert reader.read().phase == "starting"
-    write(tmp_path, "learner", 1, 0, learner__updates=0, charts__updates_per_second=0.0)
-    assert reader.read().phase == "starting"
+    assert reader.read().phase == "starting the replay server"
     write(tmp_path, "replay", 1, 0, replay__size_transitions=0)
-    assert reader.read().phase == "starting", "no actor has sent anything"
+    assert reader.read().phase == "starting the learner"
+    write(tmp_path, "learner", 1, 0, learner__updates=0, charts__updates_per_second=0.0)
+    assert reader.read().phase == "starting the actors", "no actor has sent anything"
     write(tmp_path, "replay", 1, 40, replay__size_transitions=10)
     assert reader.read().phase == "filling the replay"
     write(tmp_path, "replay", 2, 5000, replay__size_transitions=5000)
@@ -91,11 +92,11 @@ def test_run_passes_from_starting_over_filling_and_learning_to_finishing(tmp_pat
 def test_each_limit_ends_the_run(tmp_path: Path) -> None:
     clock = Clock()
     for limit, reached in (("total_environment_frames", 4000), ("total_updates", 100), ("total_minutes", 1.0)):
-        for value, phase in ((reached, "finishing"), (reached * 2, "starting")):
+        for value, phase in ((reached, "finishing"), (reached * 2, "learning")):
             directory = tmp_path / f"{limit}-{value}"
             directory.mkdir()
             reader = ProgressReader(str(directory), config(**{limit: value}), clock)
-            write(directory, "learner", 0, 4000, learner__updates=100)
+            write(directory, "learner", 0, 4000, learner__updates=100, charts__updates_per_second=8.0)
             reader.read()
             clock.now += 60
             assert reader.read().phase == phase, (limit, value)
@@ -192,7 +193,7 @@ def test_resumed_run_goes_on_from_the_history_but_not_with_its_rates(tmp_path: P
     write(tmp_path, "evaluator", 90, 4000, eval__episodic_return=3.0)
     reader = ProgressReader(str(tmp_path), config(total_updates=140), Clock(START + 500))
     now = reader.read()
-    assert (now.phase, now.frames, now.updates) == ("starting", 4000, 70)
+    assert (now.phase, now.frames, now.updates) == ("starting the replay server", 4000, 70)
     assert (now.updates_per_second, now.frames_per_second, now.replay_size, now.seconds_left) == (0, 0, 0, None)
     assert now.best_evaluation == EvaluationSummary(3.0, None, None)
     assert set(now.roles.values()) == {"starting"}

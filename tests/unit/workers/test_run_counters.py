@@ -16,11 +16,12 @@ from hypothesis import strategies as st
 
 from apex_jax.config import Config, EnvironmentConfig, EvaluatorConfig, LearnerConfig
 from apex_jax.environments.environment import segment_spec
+from apex_jax.operations.progress import ProgressReader
 from apex_jax.run.checkpoint import Progress
 from apex_jax.run.metrics import MetricsWriter
 from apex_jax.workers.learner import open_learner
 from apex_jax.workers.role import RoleContext
-from apex_jax.workers.run_counters import RunCounters
+from apex_jax.workers.run_counters import RunCounters, describe_learning_rate
 
 
 def test_environment_steps_add_up_over_replays_and_never_fall(config: Config, context: zmq.Context) -> None:
@@ -73,12 +74,31 @@ def test_the_step_size_is_constant_if_the_run_has_no_limit(config: Config, conte
         assert learner.counters.learning_rate_share() == 1.0
 
 
+@pytest.mark.parametrize(("settings", "said"), [
+    ({"total_updates": 1_000}, ""),  # resumed
+    ({"total_updates": 4_000}, "was 0.00028: with these limits it goes on at 0.001, and falls to 0.0001 at"),
+    ({"total_updates": 1_700}, "was 0.00028: with these limits it goes on at 0.00095, and falls to 0.0001 at"),
+    ({"total_updates": 0}, "was 0.00028: with these limits it goes on at 0.001"),
+])  # fmt: skip
+def test_a_run_that_is_extended_prints_what_happens_to_its_learning_rate(
+    tmp_path: Path, settings: dict[str, Any], said: str
+) -> None:
+    falling = LearnerConfig(learning_rate=0.001, final_learning_rate_share=0.1, learning_rate_decay_start=0.5)
+    values = {"learner/updates": 900, "charts/learning_rate": 0.00028}
+    MetricsWriter(str(tmp_path), "learner").write(0, values)
+    config = Config(run_directory=str(tmp_path), learner=falling).replace(**settings)
+    text = describe_learning_rate(config, ProgressReader(str(tmp_path), config).read())
+    assert said in text if said else text == ""
+    config = config.replace(learner=LearnerConfig(learning_rate=0.00028))
+    assert describe_learning_rate(config, ProgressReader(str(tmp_path), config).read()) == "", "constant"
+
+
 NOTHING = Progress(0, 0, 0.0, 0, "key", "architecture")
 
 
-def counters_of(progress: Progress = NOTHING, started_ago: float = 0.0, **settings: Any) -> RunCounters:
+def counters_of(progress: Progress = NOTHING, **settings: Any) -> RunCounters:
     environment = EnvironmentConfig(frame_skip=4)
-    return RunCounters(Config(environment=environment).replace(**settings), progress, time.monotonic() - started_ago)
+    return RunCounters(Config(environment=environment).replace(**settings), progress)
 
 
 @given(
@@ -100,7 +120,8 @@ def test_steps_are_the_growth_of_each_replays_count_also_across_a_restart(
 
 def test_restart_continues_from_the_saved_progress_of_every_replay() -> None:
     saved = Progress(70, 5000, 600.0, 9, "key", "architecture", "", (("a", 3000), ("b", 2000)))
-    counters = counters_of(saved, started_ago=30.0)
+    counters = counters_of(saved)
+    counters.on_first_update(time.monotonic() - 30.0)
     assert (counters.updates, counters.environment_steps) == (70, 5000)
     assert 630.0 <= counters.elapsed_seconds() < 690.0
     counters.updates += 1
@@ -110,6 +131,20 @@ def test_restart_continues_from_the_saved_progress_of_every_replay() -> None:
         71, 5500, 0.0, 10, "key", "architecture", "0" * 16, (("a", 3000), ("b", 2500))
     )
     assert progress.elapsed_seconds >= 630.0
+
+
+def test_time_of_the_run_passes_from_the_first_update_of_each_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, saved = 1_000.0, NOTHING
+    monkeypatch.setattr("time.monotonic", lambda: clock)
+    for _ in range(2):
+        counters = counters_of(saved, total_minutes=5.0)
+        clock += 400.0  # until the replay is full and the learner compiled
+        assert counters.elapsed_seconds() == saved.elapsed_seconds
+        counters.on_first_update(clock)
+        clock += 90.0
+        assert counters.elapsed_seconds() == saved.elapsed_seconds + 90.0
+        assert counters.limit_reached() is None
+        saved = counters.progress(1, "run")
 
 
 @pytest.mark.parametrize(("settings", "text"), [
