@@ -14,7 +14,7 @@ from apex_jax import __version__
 from apex_jax.agent.frozen_policy import observation_shape
 from apex_jax.policy import Agent
 from apex_jax.run.evaluations import return_text
-from apex_jax.run.provenance import read_changes, read_starts
+from apex_jax.run.provenance import machine_of, read_changes, read_starts
 
 AGENTS = {  # by algorithm.name: the agent, and what its networks are
     "dqn": ("Ape-X DQN", "double Q-learning with n-step returns and prioritized replay"),
@@ -203,7 +203,7 @@ def _origin(starts: list[dict[str, Any]]) -> list[str]:
     """Returns the machines, packages and commit of a run's starts, as far as they are recorded."""
     if not starts:
         return []
-    machines = dict.fromkeys(f"{start.get('cores')} cores of {start.get('processor')}" for start in starts)
+    machines = dict.fromkeys(map(machine_of, starts))
     newest = starts[-1]
     versions = newest.get("versions")
     versions = versions if isinstance(versions, dict) else {}

@@ -117,6 +117,15 @@ def learner_devices(config: Config) -> int:
     return devices
 
 
+def accelerator_name(devices: int) -> str | None:
+    """Returns the name of the learner's GPU, or of several of them; None if it learns on a CPU."""
+    import jax  # not at the top: the device is chosen before JAX is imported
+
+    first = jax.devices()[0]
+    name = first.device_kind if devices == 1 else f"{devices} x {first.device_kind}"
+    return None if first.platform == "cpu" else name
+
+
 def device_memory_bytes(devices: int = 1) -> int:
     """Returns the memory of each of the learner's devices; of a CPU's, its part of what this process may use."""
     import jax  # not at the top: the device is chosen before JAX is imported

@@ -18,16 +18,19 @@ from apex_jax.operations.live_view import rows
 from apex_jax.operations.progress import RunProgress
 from apex_jax.plotting.curves import EVALUATION, UPDATES, Curve, curves_of
 from apex_jax.plotting.video import ENCODERS, video_of_run
+from apex_jax.run.evaluations import return_text
 from apex_jax.run.metrics import MetricsFollower
-from apex_jax.run.provenance import chosen_settings, read_starts
+from apex_jax.run.provenance import chosen_settings, machine_of, read_starts
 
 POLL_SECONDS = 3.0  # between two requests of a page
 MOST_LINES = 5_000  # of the metrics of one process; of more, one is kept in each span of time, of equal lengths
 MOST_POINTS = 400  # of a curve
 MOST_INLINED_BYTES = 5 * 2**20  # a larger film is left out of a report
 TRAINING, LOSS = "charts/episodic_return", "losses/td_loss"
+SPREAD = ("eval/episodic_return_lowest", "eval/episodic_return_highest", "eval/episodic_return_standard_deviation")
+GAMES, SECONDS = "eval/episodes", "eval/seconds"
 FRAME_RATE, UPDATE_RATE = "charts/environment_frames_per_second", "charts/updates_per_second"
-KEPT = ("time", "step", UPDATES, EVALUATION, TRAINING, LOSS, FRAME_RATE, UPDATE_RATE)
+KEPT = ("time", "step", UPDATES, EVALUATION, TRAINING, LOSS, FRAME_RATE, UPDATE_RATE, *SPREAD, GAMES, SECONDS)
 MEDIA = {".mp4": "video/mp4", ".gif": "image/gif"}  # by ending of a film
 
 
@@ -86,7 +89,9 @@ def page_data(config: Config, lines: Sequence[Mapping[str, Any]], progress: RunP
         "directory": config.directory,
         "command": str(starts[-1].get("command") or "") if starts else "",
         "commit": str(starts[-1].get("commit") or "")[:12] if starts else "",
+        "machine": machine_of(starts[-1]) if starts and "cores" in starts[-1] else "",
         "processes": processes,
+        "newest evaluation": _spread(lines),
     }
     return {
         "task": config.environment.task,
@@ -136,12 +141,24 @@ def _tile(name: str, text: str) -> dict[str, str]:
     return {"name": name, "value": value, "detail": detail}
 
 
+def _spread(lines: Sequence[Mapping[str, Any]]) -> str:
+    """Returns the spread of the newest evaluation, and how long it took; empty if there is none."""
+    tags = (*SPREAD, GAMES, SECONDS)
+    evaluations = [line for line in lines if all(line.get(tag) is not None for tag in tags)]
+    if not evaluations:
+        return ""
+    newest = max(evaluations, key=lambda line: line["time"])
+    lowest, highest, deviation = (return_text(newest[tag]) for tag in SPREAD)
+    took = f"{newest[GAMES]:.0f} games in {newest[SECONDS]:.1f} s"
+    return f"{took}, returns from {lowest} to {highest}, standard deviation {deviation}"
+
+
 def _curves(
     config: Config, starts: Sequence[Mapping[str, Any]], lines: Sequence[Mapping[str, Any]]
 ) -> dict[str, Curve]:
     """Returns the curve of each tag in KEPT; that of FRAME_RATE is the sum over the replay servers."""
     rates = sorted({tag for line in lines for tag in line if tag.startswith(FRAME_RATE)}) or [FRAME_RATE]
-    curves = curves_of(starts, lines, [*KEPT[3:], *rates])
+    curves = curves_of(starts, lines, [EVALUATION, TRAINING, LOSS, UPDATE_RATE, *rates])
     return curves | {FRAME_RATE: _sum([curves[rate] for rate in rates], config.metrics_interval_seconds / 60)}
 
 

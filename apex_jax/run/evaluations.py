@@ -34,6 +34,11 @@ def return_text(value: float, separator: str = "") -> str:
     return f"{text}0" if text.endswith(".") else text
 
 
+def spread(returns: np.ndarray) -> dict[str, float]:
+    """Returns the spread of the returns of an evaluation, float64[games], by its name in a line and in tags."""
+    return {"lowest": float(returns.min()), "highest": float(returns.max()), "standard_deviation": float(returns.std())}
+
+
 def best_evaluation(run_directory: str | os.PathLike[str], updates: int) -> PlayedGames | None:
     """Returns the evaluation with most games among those of the params of `updates`, of equals the newest; or None."""
     records = [_games(record) for record in read_records(Path(run_directory, FILE_NAME))]

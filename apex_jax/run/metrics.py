@@ -70,7 +70,11 @@ TAGS: dict[str, str] = {
     "learner/replay_disconnects": "times the replay server was lost, since the learner began; 0",
     "eval/episodic_return": "mean return of full games with the newest weights; the result of the run",
     "eval/episodic_return_median": "median return of the same games; far from the mean = a few games decide",
+    "eval/episodic_return_lowest": "lowest return of the same games; rises with the mean",
+    "eval/episodic_return_highest": "highest return of the same games; rises with the mean",
+    "eval/episodic_return_standard_deviation": "standard deviation of these returns; small beside the mean",
     "eval/episodes": "games of the evaluation; evaluator.episodes",
+    "eval/seconds": "time that the evaluation took, seconds; grows with the length of the games",
     "eval/human_normalized_score": "episodic_return with random play as 0 and a human tester as 1; rises above 1",
     "eval/film_return": "return of the filmed episode, in the task's own simulator and not in EnvPool; near"
     " eval/episodic_return",

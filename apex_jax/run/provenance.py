@@ -80,13 +80,17 @@ def record_start(config: Config) -> None:
     append_line(Path(config.directory, FILE_NAME), json.dumps(_this_start(config)).encode() + b"\n")
 
 
-def record_acceptance(config: Config, is_start: bool, is_new: bool) -> None:
+def record_acceptance(config: Config, is_start: bool, is_new: bool, accelerator: str | None) -> None:
     """Records the start if `is_start`, and the configuration if `is_new`, that is, if the run has no updates yet.
 
-    Raises OSError.
+    The name of the `accelerator`, which only the learner knows, is added to the newest start. Raises OSError.
     """
     if is_start:
         record_start(config)
+    path = Path(config.directory, FILE_NAME)
+    if starts := read_records(path):
+        starts[-1]["accelerator"] = accelerator
+        write_durably(path, "".join(f"{json.dumps(start)}\n" for start in starts))
     if is_new:
         write_config(config, config.directory)
 
@@ -153,6 +157,12 @@ def chosen_settings(config: Config) -> list[tuple[str, str, str]]:
 def read_starts(run_directory: str | os.PathLike[str]) -> list[dict[str, Any]]:
     """Returns the recorded starts, oldest first, without lines torn by a kill; empty if there is no file."""
     return read_records(Path(run_directory, FILE_NAME))
+
+
+def machine_of(start: Mapping[str, Any]) -> str:
+    """Returns the machine of a recorded start, such as "2 cores of an AMD EPYC, NVIDIA H100"."""
+    accelerator = f", {start['accelerator']}" if start.get("accelerator") else ""
+    return f"{start.get('cores')} cores of {start.get('processor')}{accelerator}"
 
 
 def read_changes(run_directory: str | os.PathLike[str]) -> list[str]:

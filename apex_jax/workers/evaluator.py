@@ -21,13 +21,7 @@ from apex_jax.agent.algorithm import Algorithm, Params
 from apex_jax.agent.registry import make_algorithm, resolved
 from apex_jax.config import Config
 from apex_jax.environments.atari_scores import human_normalized_score
-from apex_jax.environments.environment import (
-    Environment,
-    EpisodeTracker,
-    has_screen,
-    has_stage,
-    interface_of,
-)
+from apex_jax.environments.environment import Environment, EpisodeTracker, has_screen, has_stage, interface_of
 from apex_jax.host.disk import run_of_checkpoint
 from apex_jax.host.errors import RunError, shown
 from apex_jax.links.weights_client import Weights, WeightsClient
@@ -35,9 +29,8 @@ from apex_jax.operations.run_page import write_report
 from apex_jax.plotting.video import video_of_run
 from apex_jax.policy import restore_params
 from apex_jax.process import ROLE_NUMBERS, SUPERVISED, StopSignal, process_rng
-from apex_jax.run import evaluations
 from apex_jax.run.best import BestEvaluation, keep_if_best
-from apex_jax.run.evaluations import return_text
+from apex_jax.run.evaluations import FILE_NAME, return_text, spread
 from apex_jax.run.metrics import append_line, read_metrics
 from apex_jax.run.provenance import CONFIG_NAME, check_resumable
 from apex_jax.transport.params_codec import architecture_of, encode_weights
@@ -62,6 +55,7 @@ class Evaluation(NamedTuple):
     returns: np.ndarray  # float64[episodes]
     updates: int  # of the weights
     environment_steps: int  # of the whole run, at those updates
+    seconds: float  # that the games took
 
     def values(self, task: str) -> dict[str, float]:
         """Returns the evaluation under the tags of `apex_jax.run.metrics.TAGS`."""
@@ -69,7 +63,9 @@ class Evaluation(NamedTuple):
         values: dict[str, float] = {
             "eval/episodic_return": mean,
             "eval/episodic_return_median": float(np.median(self.returns)),
+            **{f"eval/episodic_return_{name}": value for name, value in spread(self.returns).items()},
             "eval/episodes": len(self.returns),
+            "eval/seconds": self.seconds,
             "eval/updates": self.updates,
         }
         score = human_normalized_score(task, mean)
@@ -93,6 +89,7 @@ class Evaluator:
         """`filmed`: whether evaluations can be filmed; `beat`: called at each step."""
         self._beat = beat
         self.steps_per_second = 0.0  # over all games of the current or last evaluation
+        self.seconds = 0.0  # of that evaluation
         self._settings = config.evaluator
         self._algorithm = algorithm
         self._rng = process_rng(config.seed, ROLE_NUMBERS["evaluator"])
@@ -124,7 +121,8 @@ class Evaluator:
                 for episode in tracker.add(step):
                     returns[episode.env_id] = episode.episode_return
             steps += playing.size
-            self.steps_per_second = steps / max(1e-9, time.monotonic() - started)
+            self.seconds = time.monotonic() - started
+            self.steps_per_second = steps / max(1e-9, self.seconds)
             has_ended = ~np.isnan(returns[playing])
             self._environment.leave_out(playing[has_ended])
             playing = playing[~has_ended]
@@ -193,7 +191,7 @@ def follow(role: RoleContext, spec: SegmentSpec) -> None:
                 returns = evaluator.evaluate(weights.params, cancelled, film.add if weights.final else None)
                 if returns is None:
                     continue
-                evaluation = Evaluation(returns, weights.updates, weights.environment_steps)
+                evaluation = Evaluation(returns, weights.updates, weights.environment_steps, evaluator.seconds)
                 _write(role, evaluation, client.dropped)
                 _keep(config, config.directory, evaluation, algorithm.evaluation_exploration)
                 _keep_if_best(config, spec, evaluation, weights.params)
@@ -223,7 +221,7 @@ def evaluate_checkpoint(config: Config, spec: SegmentSpec, stop: StopSignal) -> 
         returns = evaluator.evaluate(weights.params, stop.is_set, film.add if video else None)
         if returns is None:
             return
-        evaluation = Evaluation(returns, weights.updates, weights.environment_steps)
+        evaluation = Evaluation(returns, weights.updates, weights.environment_steps, evaluator.seconds)
         print(_describe(config, evaluation) + _age(run_directory, evaluation.updates))
         _keep(config, run_directory, evaluation, algorithm.evaluation_exploration)
         film.finish()
@@ -332,10 +330,13 @@ def _keep(config: Config, run_directory: str, evaluation: Evaluation, exploratio
         "frames": evaluation.environment_steps * config.environment.frame_skip,
         "exploration": exploration,
         "seed": config.seed,
+        "seconds": evaluation.seconds,
+        "mean": float(evaluation.returns.mean()),
+        **spread(evaluation.returns),
         "returns": evaluation.returns.tolist(),
     }
     try:
-        append_line(Path(run_directory, evaluations.FILE_NAME), json.dumps(line).encode() + b"\n")
+        append_line(Path(run_directory, FILE_NAME), json.dumps(line).encode() + b"\n")
     except OSError as error:  # not fatal: the run directory of another user may be read-only
         _log.warning("the games' returns are not kept: %s", error)
 
@@ -359,7 +360,8 @@ def _describe(config: Config, evaluation: Evaluation) -> str:
     text = (
         f"{config.environment.task}: mean return {return_text(values['eval/episodic_return'])},"
         f" median {return_text(values['eval/episodic_return_median'])},"
-        f" lowest {evaluation.returns.min():g}, highest {evaluation.returns.max():g}"
+        f" lowest {evaluation.returns.min():g}, highest {evaluation.returns.max():g},"
+        f" standard deviation {return_text(values['eval/episodic_return_standard_deviation'])}"
         f" over {len(evaluation.returns)} game{'s' * (len(evaluation.returns) != 1)}"
     )
     if (score := values.get("eval/human_normalized_score")) is not None:

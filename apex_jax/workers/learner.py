@@ -21,7 +21,7 @@ from apex_jax.agent.registry import make_algorithm, resolved
 from apex_jax.agent.space_to_depth import frame_block_size
 from apex_jax.config import Config, server_name
 from apex_jax.environments.environment import interface_of
-from apex_jax.host.device import device_memory_bytes, learner_devices
+from apex_jax.host.device import accelerator_name, device_memory_bytes, learner_devices
 from apex_jax.host.errors import DivergenceError, FatalError, RunError
 from apex_jax.links.sampling_client import Segments
 from apex_jax.links.shards import Batches, Merged, Shards
@@ -164,7 +164,8 @@ class Learner:
         """Records the start: from now on, this learner may write to the run."""
         self.is_accepted = True
         is_start, is_new = SUPERVISED not in os.environ, not self.saver.checkpointer.saved_updates
-        record_acceptance(self.role.config, is_start, is_new)
+        accelerator = accelerator_name(learner_devices(self.role.config))
+        record_acceptance(self.role.config, is_start, is_new, accelerator)
 
     def publish(self, final: bool = False) -> None:
         """Makes the current params available to actors and evaluator. `final`: the run has ended with them."""

@@ -6,13 +6,14 @@ import dataclasses
 import os
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import pytest
 
 from apex_jax.config import ActorConfig, Config, LearnerConfig, ReplayConfig
 from apex_jax.host import device
-from apex_jax.host.device import choose_device, keep_compiled_programs, learner_devices
+from apex_jax.host.device import accelerator_name, choose_device, keep_compiled_programs, learner_devices
 from apex_jax.host.errors import FatalError
 from apex_jax.settings import load
 
@@ -52,6 +53,17 @@ def test_a_cpu_gets_as_many_virtual_devices_as_the_learner_is_to_use(environ: di
     assert environ["JAX_NUM_CPU_DEVICES"] == "4"
     choose_device("actor", Config(learner=LearnerConfig(devices=2)))
     assert environ["JAX_NUM_CPU_DEVICES"] == "4"
+
+
+@pytest.mark.parametrize(("platform", "devices", "name"), [
+    ("cpu", 2, None), ("gpu", 1, "NVIDIA H100"), ("gpu", 4, "4 x NVIDIA H100"),
+])  # fmt: skip
+def test_name_of_the_accelerator_is_that_of_the_learners_devices(
+    monkeypatch: pytest.MonkeyPatch, platform: str, devices: int, name: str | None
+) -> None:
+    kind = SimpleNamespace(platform=platform, device_kind="NVIDIA H100")
+    monkeypatch.setattr(jax, "devices", lambda: [kind] * 8)
+    assert accelerator_name(devices) == name
 
 
 @pytest.mark.parametrize(

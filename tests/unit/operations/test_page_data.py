@@ -15,8 +15,9 @@ from apex_jax.operations import page_data as module
 from apex_jax.operations.live_view import rows
 from apex_jax.operations.page_data import MOST_POINTS, RunLines, page_data, report_data
 from apex_jax.plotting.curves import read_run
+from apex_jax.workers.evaluator import Evaluation
 from tests.rigs.live_views import progress
-from tests.rigs.runs import make_run, write_lines
+from tests.rigs.runs import START, make_run, write_lines
 
 
 def data_of(directory: Path, **changes: object) -> dict[str, Any]:
@@ -87,6 +88,24 @@ def test_speed_of_the_actors_includes_all_replay_servers_on_long_runs(
         write_lines(tmp_path / "metrics" / f"{name}.jsonl", lines)
     [series] = charts(data_of(tmp_path))["Speed of the actors"]["series"]
     assert set(series["y"][2:]) == {130.0}
+
+
+def test_page_names_the_machine_and_the_spread_of_the_newest_evaluation(tmp_path: Path) -> None:
+    directory = make_run(tmp_path / "run", [])
+    start = {"time": START, "cores": 16, "processor": "AMD EPYC", "accelerator": "NVIDIA H100"}
+    (directory / "starts.jsonl").write_text(json.dumps(start) + "\n")
+    evaluations = [
+        Evaluation(np.array(returns), i, 100 * i, 2.5 * i)
+        for i, returns in enumerate([[0.0, 0.0], [-1.0, 1.0, 1.0, 0.0]], 1)
+    ]
+    write_lines(
+        directory / "metrics" / "evaluator.jsonl",
+        [(60.0 * each.updates, each.updates, each.values("Catch-v0")) for each in evaluations],
+    )
+    facts = dict(data_of(directory)["facts"])
+    assert facts["machine"] == "16 cores of AMD EPYC, NVIDIA H100"
+    spread = "4 games in 5.0 s, returns from -1.0 to 1.0, standard deviation 0.8292"
+    assert facts["newest evaluation"] == spread
 
 
 def test_page_of_a_run_without_files_is_complete_json(tmp_path: Path) -> None:

@@ -32,6 +32,21 @@ def test_each_start_records_the_data_to_repeat_the_run(tmp_path: Path, monkeypat
     assert first["command"] == f"{Path(sys.executable).name} main.py seed=7"
 
 
+@pytest.mark.parametrize("accelerator", ["NVIDIA H100 80GB HBM3", None])
+def test_the_newest_start_records_the_accelerator_once_the_learner_is_accepted(
+    tmp_path: Path, accelerator: str | None
+) -> None:
+    config = Config(run_directory=str(tmp_path))
+    provenance.record_acceptance(config, is_start=True, is_new=False, accelerator="another")
+    provenance.record_start(config)  # by the local supervisor
+    for _ in range(2):  # a restarted learner repeats it
+        provenance.record_acceptance(config, is_start=False, is_new=False, accelerator=accelerator)
+    first, second = provenance.read_starts(tmp_path)
+    assert (first["accelerator"], second["accelerator"]) == ("another", accelerator)
+    ending = f"{second['processor']}, {accelerator}" if accelerator else second["processor"]
+    assert provenance.machine_of(second) == f"{second['cores']} cores of {ending}"
+
+
 def test_chosen_settings_are_those_that_differ_from_their_defaults_with_both_values() -> None:
     written = ["seed=7", "network.policy_units=[64]", "environment.reward_clip=0.0", "addresses.status=ipc://x"]
     assert provenance.chosen_settings(load(None, [*written, "run_directory=a", "learner.batch_size=512"])) == [

@@ -25,7 +25,7 @@ from apex_jax.policy import load_policy
 from apex_jax.process import ROLE_NUMBERS, StopSignal, process_rng
 from apex_jax.run.checkpoint import Checkpointer, CheckpointError, Progress
 from apex_jax.run.metrics import MetricsWriter
-from apex_jax.run.provenance import record_config
+from apex_jax.run.provenance import read_records, record_config
 from apex_jax.settings import load
 from apex_jax.transport.params_codec import architecture_of
 from apex_jax.types import SegmentSpec, Step
@@ -188,7 +188,11 @@ def test_a_checkpoint_is_played_by_its_path_and_the_best_evaluation_by_its_folde
     assert config.environment.task == "CartPole-v1"
     assert evaluator.run(config, "evaluator", StopSignal()) == 0
     assert capsys.readouterr().out.endswith(f" over 2 games, after {updates} updates and {10 * updates} frames\n")
-    assert (tmp_path / ("best" if path == "best" else "") / "evaluations.jsonl").exists()
+    [line] = read_records(tmp_path / ("best" if path == "best" else "") / "evaluations.jsonl")
+    returns = line["returns"]
+    assert (line["lowest"], line["highest"]) == (min(returns), max(returns))
+    assert (line["mean"], line["standard_deviation"]) == (np.mean(returns), np.std(returns))
+    assert 0 < line["seconds"] < 100
 
 
 def test_the_params_of_the_best_evaluation_are_kept_while_the_learner_is_followed(
