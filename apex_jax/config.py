@@ -83,11 +83,7 @@ class AlgorithmConfig:
     double_q: bool = key(True, "DQN: the online network chooses the bootstrap action, the target network values it")
     loss: str = key("squared", "form of the loss on the TD error", choices=("squared", "huber"))
     action_gradient_clip: float = key(
-        1.0,
-        "DPG: each element of the critic's gradient by the action is clipped to [-this, this]; 0 = never",
-        "",
-        0,
-        1e9,
+        1.0, "DPG: the elements of the critic's action gradient are clipped to [-this, this]; 0 = never", "", 0, 1e9
     )
     twin_critics: bool = key(
         False,
@@ -144,7 +140,9 @@ class NetworkConfig:
 class ActorConfig:
     """Acting: environments, exploration, segments."""
 
-    processes: int = key(1, "actor processes that --role local starts", "", 1, 256)
+    processes: int = key(
+        0, "actors of --role local; 0 = one for five cores with a GPU, else one; at least replay.servers", "", 0, 256
+    )
     environments: int = key(32, "environments of one actor process", "", 1, 4096)
     environments_per_step: int = key(
         0, "environments acted on at once, while the others step; 0 = half of them", "", 0, 4096
@@ -235,11 +233,7 @@ class LearnerConfig:
 
     batch_size: int = key(512, "transitions of an update", "transitions", 1, 65536)
     updates_per_call: int = key(
-        0,
-        "updates per device call, on batches drawn together; 0 = 8, on a CPU at most 256 transitions' worth",
-        "updates",
-        0,
-        256,
+        0, "updates in one device call; 0 = 8, on a CPU those of at most 256 transitions", "updates", 0, 256
     )
     prefetch_batches: int = key(16, "batches drawn ahead of the two calls in flight", "batches", 1, 4096)
     optimizer: str = key("rmsprop", "rmsprop is the centered form", choices=("rmsprop", "adam"))
@@ -335,8 +329,11 @@ class Config:
 
     @property
     def ladder_size(self) -> int:
-        """Length N of the exploration ladder: environments of the whole fleet."""
-        return self.actor.ladder_size or self.actor.processes * self.actor.environments
+        """Length N of the exploration ladder: environments of the whole fleet.
+
+        Only a local run chooses `actor.processes`; on a fleet, 0 counts as one actor for each replay server.
+        """
+        return self.actor.ladder_size or (self.actor.processes or self.replay.servers) * self.actor.environments
 
     @property
     def compatibility_key(self) -> str:

@@ -16,8 +16,10 @@ from typing import Any
 
 from apex_jax.config import AddressConfig, Config, server_name
 from apex_jax.environments.environment import has_screen, has_stage
+from apex_jax.host.device import actor_processes, has_gpu
 from apex_jax.host.disk import checkpoint_steps, lock, open_regular, read_regular, write_durably
 from apex_jax.host.errors import FatalError, RunError, UsageError
+from apex_jax.host.machine import usable_cores
 from apex_jax.host.program import NAME, command
 from apex_jax.operations.live_view import LiveView, final_summary, finished_summary, is_film_of_newest
 from apex_jax.operations.progress import ProgressReader, RunProgress
@@ -361,9 +363,13 @@ def run(config: Config, name: str, stop: StopSignal) -> int:
     """Runs all roles and returns the process's exit code."""
     make_limiter(config, checked_spec(config))  # rejects an impossible config before anything starts
     check_video(config)
-    if (actors := config.actor.processes) < (servers := config.replay.servers):
+    actors, servers, chosen = config.actor.processes, config.replay.servers, ""
+    if actors == 0:  # chosen here, once, because the exploration ladder of all roles depends on it
+        actors, chosen = actor_processes(usable_cores(), has_gpu(config), servers)
+        config = config.replace(actor=replace(config.actor, processes=actors))
+    if actors < servers:
         raise UsageError(
-            f"actor.processes={actors}: must be at least replay.servers={servers}: each sends to one server"
+            f"actor.processes={actors}: must be 0 or at least replay.servers={servers}: each sends to one server"
         )
     links = LocalLinks()
     try:
@@ -382,6 +388,8 @@ def run(config: Config, name: str, stop: StopSignal) -> int:
                 experience, sampling = (links.of_servers(link, servers) for link in ("experience", "sampling"))
                 addresses = AddressConfig(experience, sampling, links.weights, links.status)
                 if not stop.is_set():
+                    if chosen:
+                        print(chosen, flush=True)
                     local = LocalRun(config.replace(run_directory=config.directory), addresses, stop, run_page)
                     page.report = local.report
                     stop.on_second_signal = lambda: _end_at_once(local, links)

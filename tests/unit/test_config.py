@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 from envpool.registration import registry
 
-from apex_jax.config import ActorConfig, AlgorithmConfig, Config, EnvironmentConfig, LearnerConfig
+from apex_jax.config import ActorConfig, AlgorithmConfig, Config, EnvironmentConfig, LearnerConfig, ReplayConfig
 from apex_jax.settings import SETTINGS, Setting, load
 
 
@@ -51,6 +51,8 @@ def test_ladder_is_as_long_as_all_environments_of_this_machine_unless_the_fleet_
     config = Config(actor=ActorConfig(processes=3, environments=8))
     assert config.ladder_size == 24
     assert config.replace(actor=ActorConfig(processes=3, environments=8, ladder_size=360)).ladder_size == 360
+    fleet = Config(actor=ActorConfig(environments=8))  # in which no local run chooses actor.processes
+    assert (fleet.ladder_size, fleet.replace(replay=ReplayConfig(servers=2)).ladder_size) == (8, 16)
 
 
 def test_atari_games_are_distinguished_from_gym_mujoco_by_their_names_alone() -> None:

@@ -112,6 +112,58 @@ def test_without_a_writable_cache_programs_are_compiled_again(environ: dict[str,
     assert not [name for name in environ if name.startswith("JAX")]
 
 
+@pytest.mark.parametrize(
+    ("cores", "gpu", "servers", "number", "line"),
+    [
+        (1, False, 1, 1, "1 actor process, for 1 core"),
+        (64, False, 1, 1, "1 actor process, for 64 cores"),
+        (2, True, 1, 1, "1 actor process, for 2 cores and a GPU"),
+        (8, True, 1, 2, "2 actor processes, for 8 cores and a GPU"),
+        (16, True, 1, 3, "3 actor processes, for 16 cores and a GPU"),
+        (26, True, 1, 5, "5 actor processes, for 26 cores and a GPU"),
+        (208, True, 1, 8, "8 actor processes, for 208 cores and a GPU"),
+        (16, True, 3, 3, "3 actor processes, for 16 cores and a GPU"),
+        (16, True, 4, 4, "4 actor processes, for 4 replay servers"),
+        (2, False, 3, 3, "3 actor processes, for 3 replay servers"),
+        (208, True, 64, 64, "64 actor processes, for 64 replay servers"),
+    ],
+)
+def test_machine_and_replay_servers_choose_the_number_of_actors(
+    cores: int, gpu: bool, servers: int, number: int, line: str
+) -> None:
+    assert device.actor_processes(cores, gpu, servers) == (number, line)
+
+
+@pytest.mark.parametrize(
+    ("setting", "variables", "lacks", "found"),
+    [
+        ("learner.device=auto", {}, "", True),
+        ("learner.device=auto", {}, "file", False),
+        ("learner.device=auto", {}, "plugin", False),
+        ("learner.device=auto", {"JAX_PLATFORMS": "cpu"}, "", False),
+        ("learner.device=auto", {"JAX_PLATFORMS": "cuda,cpu"}, "", True),
+        ("learner.device=auto", {"CUDA_VISIBLE_DEVICES": ""}, "", False),
+        ("learner.device=auto", {"CUDA_VISIBLE_DEVICES": "1"}, "", True),
+        ("learner.device=gpu", {"JAX_PLATFORMS": "cpu"}, "", True),
+        ("learner.device=cpu", {}, "", False),
+    ],
+)
+def test_gpu_is_found_without_jax(
+    environ: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    setting: str,
+    variables: dict[str, str],
+    lacks: str,
+    found: bool,
+) -> None:
+    environ |= variables
+    (tmp_path / "nvidia0").touch()
+    monkeypatch.setattr(device, "GPU_FILES", (tmp_path / ("missing" if lacks == "file" else "nvidia0"),))
+    monkeypatch.setattr(device, "CUDA_PLUGINS", ("no_such_plugin", "no_such_plugin" if lacks == "plugin" else "json"))
+    assert device.has_gpu(load(None, [setting])) == found
+
+
 @pytest.mark.parametrize(("role", "setting"), [("learner", "learner.device=gpu"), ("actor", "actor.device=gpu")])
 def test_missing_gpu_is_a_one_line_error(role: str, setting: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail() -> None:

@@ -22,7 +22,7 @@ from apex_jax.operations.progress import RunProgress
 from apex_jax.operations.run_page import RunPage
 from apex_jax.operations.watch import Watch
 from apex_jax.process import StopSignal
-from apex_jax.run.provenance import read_starts, write_config
+from apex_jax.run.provenance import check_resumable, read_starts, write_config
 from apex_jax.settings import load
 from apex_jax.workers import local
 from apex_jax.workers.local import LocalRun, locked
@@ -215,7 +215,8 @@ def test_finished_run_is_not_started_again(
 ) -> None:
     started: list[LocalRun] = []
     monkeypatch.setattr(LocalRun, "run", lambda run: started.append(run))
-    config = Config(run_directory=str(tmp_path), total_updates=120 if lacks == "updates" else 100)
+    actor = ActorConfig(processes=1)
+    config = Config(run_directory=str(tmp_path), total_updates=120 if lacks == "updates" else 100, actor=actor)
     write(tmp_path, "learner", 9, 4000, learner__updates=100.0)
     evaluated = 90.0 if lacks == "last evaluation" else 100.0
     write(tmp_path, "evaluator", 9, 4000, eval__episodic_return=14.6, eval__updates=evaluated)
@@ -235,7 +236,7 @@ def test_finished_run_is_not_started_again(
 def test_finished_run_names_the_changed_settings_that_are_not_used(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    config = Config(run_directory=str(tmp_path), total_updates=100)
+    config = Config(run_directory=str(tmp_path), total_updates=100, actor=ActorConfig(processes=1))
     write(tmp_path, "learner", 9, 4000, learner__updates=100.0)
     write(tmp_path, "evaluator", 9, 4000, eval__episodic_return=14.6, eval__updates=100.0)
     (tmp_path / "checkpoints" / "100").mkdir(parents=True)
@@ -247,6 +248,23 @@ def test_finished_run_names_the_changed_settings_that_are_not_used(
     settings = f"learner.learning_rate=0.5 (was {config.learner.learning_rate})"
     last = capsys.readouterr().out.splitlines()[-1]
     assert last == f"Not used:    {settings}; for a run with it, give another run_directory"
+
+
+def test_number_of_actors_is_printed_and_the_same_for_all_roles_and_resumes_on_another_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "checkpoints" / "1").mkdir(parents=True)
+    monkeypatch.setattr(LocalRun, "run", lambda run: write_config(run._config, tmp_path))  # as the learner does
+    for cores, gpu, given, number in ((16, True, [], 3), (2, False, [], 1), (16, True, ["actor.processes=2"], 2)):
+        monkeypatch.setattr(local, "usable_cores", lambda cores=cores: cores)
+        monkeypatch.setattr(local, "has_gpu", lambda _, gpu=gpu: gpu)
+        config = load(None, [f"run_directory={tmp_path}", "actor.environments=8", *given])
+        check_resumable(config)
+        assert local.run(config, "local", StopSignal()) == 0
+        line = f"{number} actor process{'es' * (number > 1)}, for {cores} cores{' and a GPU' * gpu}\n"
+        assert capsys.readouterr().out == ("" if given else line)
+        of_roles, of_run = load(tmp_path / "logs" / "config.yaml"), load(tmp_path / "config.yaml")
+        assert [(each.actor.processes, each.ladder_size) for each in (of_roles, of_run)] == [(number, 8 * number)] * 2
 
 
 def test_role_that_rejects_its_configuration_is_not_restarted(stage: Stage) -> None:
