@@ -35,6 +35,11 @@ class EvaluatorConfig:
         "a game is recorded to this file after the last evaluation: .mp4, .gif, or without ending both; without a"
         " folder, in the run directory; empty = video when a run ends, none of a checkpoint",
     )
+    device: str = key(
+        "auto",
+        "where the policy runs; auto = GPU where there is one, but CPU with learner.device=cpu",
+        choices=("auto", "cpu", "gpu"),
+    )
 
 
 @dataclass(frozen=True)

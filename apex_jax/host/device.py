@@ -33,15 +33,23 @@ def choose_device(role: str, config: Config) -> None:
     """
     if role == "local":
         return  # computes nothing, and its roles would inherit the settings
-    device = {"learner": config.learner.device, "actor": config.actor.device}.get(role, "cpu")
+    device = _device_of(role, config)
     if device != "auto":
         os.environ["JAX_PLATFORMS"] = {"cpu": "cpu", "gpu": "cuda"}[device]
     if role == "learner" and config.learner.devices > 1:  # those of a CPU are virtual: they share its cores
         os.environ.setdefault("JAX_NUM_CPU_DEVICES", str(config.learner.devices))
-    if role == "actor":  # may share the learner's GPU; by default JAX reserves most of its memory for the first process
+    if role != "learner":  # may share the learner's GPU; by default JAX reserves most of its memory for each process
         os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     if usable_cores() < len(os.sched_getaffinity(0)):
         os.environ.setdefault("PJRT_NPROC", str(usable_cores()))
+
+
+def _device_of(role: str, config: Config) -> str:
+    """Returns auto, cpu or gpu; for an evaluator with auto, the CPU unless the learner finds a GPU."""
+    if role == "evaluator" and config.evaluator.device == "auto":
+        return "auto" if has_gpu(config) else "cpu"
+    devices = {"learner": config.learner.device, "actor": config.actor.device, "evaluator": config.evaluator.device}
+    return devices.get(role, "cpu")
 
 
 def has_gpu(config: Config) -> bool:
@@ -69,7 +77,7 @@ def actor_processes(cores: int, has_gpu: bool, servers: int) -> tuple[int, str]:
 
 def check_device(role: str, config: Config) -> None:
     """Raises FatalError if JAX cannot use the device of the configuration or of JAX_PLATFORMS."""
-    wanted = {"learner": config.learner.device, "actor": config.actor.device}.get(role)
+    wanted = _device_of(role, config)
     platforms = os.environ.get("JAX_PLATFORMS", "")  # if the device is "auto", the user has set it
     if wanted != "gpu" and not (wanted == "auto" and platforms):
         return

@@ -126,7 +126,7 @@ variable "settings" {
   validation {
     condition = alltrue([
       for key in keys(var.settings) : !can(regex(
-        "^(run_directory|environment\\.task|storage\\.url|actor\\.(environments|ladder_size)|replay\\.(servers|index)|learner\\.devices|(actor|learner)\\.device|(addresses|security)\\..*)$", key
+        "^(run_directory|environment\\.task|storage\\.url|actor\\.(environments|ladder_size)|replay\\.(servers|index)|learner\\.devices|(actor|learner|evaluator)\\.device|(addresses|security)\\..*)$", key
       ))
     ])
     error_message = "settings: run_directory, environment.task, storage.url, actor.environments, actor.ladder_size (ladder_environments), replay.servers (replay_hosts), replay.index, learner.devices (learner_devices), *.device, addresses.* and security.* are set by the fleet."

@@ -97,7 +97,10 @@ def test_several_replay_servers_have_a_list_of_addresses_or_each_its_own() -> No
         ([*TWO, "addresses.sampling=[]"], "must have one entry"),
         ([*TWO, "replay.index=2"], r"replay\.index=2: must be 0 to 1, with replay\.servers=2"),
         ([*TWO, "replay.columns=x:int8"], r"replay\.servers=2: must be 1 with replay\.columns"),
-        (["replay.servers=40", "actor.processes=1"], r"replay\.servers=40: must be at most 32, the environments of the fleet"),
+        (
+            ["replay.servers=40", "actor.processes=1"],
+            r"replay\.servers=40: must be at most 32, the environments of the fleet",
+        ),
         ([*TWO, "replay.capacity_transitions=100", "replay.min_size_to_sample=1"], r"actor\.segment_slots=64 x replay"),
     ],
 )

@@ -43,9 +43,38 @@ def test_best_device_is_left_to_jax(environ: dict[str, str]) -> None:
     assert "JAX_PLATFORMS" not in environ
 
 
-def test_actor_leaves_memory_of_a_shared_gpu_to_the_learner(environ: dict[str, str]) -> None:
-    choose_device("actor", dataclasses.replace(DEVICES, actor=ActorConfig(device="auto")))
-    assert environ["XLA_PYTHON_CLIENT_PREALLOCATE"] == "false"
+@pytest.mark.parametrize("role", ["actor", "evaluator", "learner"])
+def test_actor_and_evaluator_leave_memory_of_a_shared_gpu_to_the_learner(environ: dict[str, str], role: str) -> None:
+    choose_device(role, load(None, ["actor.device=auto"]))
+    assert environ.get("XLA_PYTHON_CLIENT_PREALLOCATE") == (None if role == "learner" else "false")
+
+
+@pytest.mark.parametrize(
+    ("learner", "evaluator", "gpu", "platform"),
+    [
+        ("auto", "auto", True, None),  # left to JAX, as for the learner
+        ("auto", "auto", False, "cpu"),
+        ("auto", "cpu", True, "cpu"),
+        ("auto", "gpu", False, "cuda"),
+        ("gpu", "auto", True, None),
+        ("gpu", "auto", False, "cpu"),  # the learner's GPU is that of another machine
+        ("cpu", "auto", True, "cpu"),
+        ("cpu", "gpu", True, "cuda"),
+    ],
+)
+def test_evaluator_uses_the_gpu_where_the_learner_does(
+    environ: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    learner: str,
+    evaluator: str,
+    gpu: bool,
+    platform: str | None,
+) -> None:
+    monkeypatch.setattr(device, "GPU_FILES", (tmp_path if gpu else tmp_path / "missing",))
+    monkeypatch.setattr(device, "CUDA_PLUGINS", ("json",))
+    choose_device("evaluator", load(None, [f"learner.device={learner}", f"evaluator.device={evaluator}"]))
+    assert environ.get("JAX_PLATFORMS") == platform
 
 
 def test_a_cpu_gets_as_many_virtual_devices_as_the_learner_is_to_use(environ: dict[str, str]) -> None:
@@ -164,7 +193,9 @@ def test_gpu_is_found_without_jax(
     assert device.has_gpu(load(None, [setting])) == found
 
 
-@pytest.mark.parametrize(("role", "setting"), [("learner", "learner.device=gpu"), ("actor", "actor.device=gpu")])
+@pytest.mark.parametrize(
+    ("role", "setting"), [(role, f"{role}.device=gpu") for role in ("learner", "actor", "evaluator")]
+)
 def test_missing_gpu_is_a_one_line_error(role: str, setting: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail() -> None:
         raise AssertionError("no plugin\nof that name")
