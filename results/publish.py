@@ -1,8 +1,9 @@
 """Copies the small files of a run to results/: `python -m results.publish RUN FOLDER`.
 
-The copy reads like a run: `python main.py plot FOLDER`. Metrics are thinned to about one line a minute,
-evaluations are all kept; checkpoints, logs and TensorBoard files stay behind. With a destination that ends in .jsonl,
-all runs go into that one file, without pictures: `python -m results.publish runs/Pong-v5-* results/pong/pong.jsonl`.
+The copy reads like a run: `python main.py plot FOLDER`. Metrics are thinned to about one line a minute, or 30
+lines of a run of less than half an hour; evaluations are all kept; checkpoints, logs and TensorBoard files stay
+behind. With a destination that ends in .jsonl, all runs go into that one file, without pictures:
+`python -m results.publish runs/Pong-v5-* results/pong/pong.jsonl`.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from apex_jax.settings import SETTINGS, load_as_written
 TEXTS = (CONFIG_NAME, FILE_NAME, CHANGES_NAME, "evaluations.jsonl")
 PICTURES = ("curves.png", "video.gif")
 LINE_SECONDS = 60.0
+LEAST_LINES = 30  # of a run of less than half an hour
 
 
 def main() -> None:
@@ -79,11 +81,12 @@ def thinned_metrics(run: Path) -> dict[str, list[dict[str, Any]]]:
 
 
 def thinned(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Returns the first line of each minute, and the last of each start of the process."""
+    """Returns the first line of each minute (of a short run: of each 30th part), and the last of each start."""
     kept: list[dict[str, Any]] = []
+    interval = min(LINE_SECONDS, (lines[-1]["time"] - lines[0]["time"]) / LEAST_LINES)
     for line, following in zip(lines, [*lines[1:], None], strict=True):
         is_last = following is None or following["seconds"] < line["seconds"]
-        if not kept or line["time"] - kept[-1]["time"] >= LINE_SECONDS or is_last:
+        if not kept or line["time"] - kept[-1]["time"] >= interval or is_last:
             kept.append({key: rounded(value) for key, value in line.items()})
     return kept
 
