@@ -13,7 +13,7 @@ TRAIN_REQUIREMENTS := $(if $(GPU),requirements-gpu,requirements)
 
 help:
 	@echo "make train             train on Pong with the CPU, about 20 minutes; first sets up .venv (about 2 minutes)"
-	@echo "make train GPU=1       the same with JAX for NVIDIA GPUs (driver 580 or newer)"
+	@echo "make train GPU=1       with JAX for NVIDIA GPUs (driver 580 or newer), in five minutes"
 	@echo "make train ARGS='...'  ARGS go to main.py, such as ARGS='--config configs/atari.yaml seed=3'; ARGS=--help lists all"
 	@echo "make test              style, types and tests, 5 minutes on 2 cores; first sets up .venv"
 	@echo "make test-all          make test, then test-long (the tests of many seconds) and test-slow (those of minutes)"
@@ -31,7 +31,7 @@ help:
 
 # exec: Ctrl-C and SIGTERM reach main.py itself, with no shell in between.
 train: $(VENV)/$(TRAIN_REQUIREMENTS).installed
-	@exec $(RUN) main.py $(ARGS)
+	@exec $(RUN) main.py $(or $(ARGS),$(if $(GPU),--config atari total_minutes=5))
 
 test: $(VENV)/requirements-dev.installed
 	$(RUN) -m ruff check .

@@ -1,4 +1,4 @@
-"""The commands of the README run as they stand there, one after the other in one folder, with less to train.
+"""The commands of README and docs/gpu.md run as they stand there, in one folder, on the CPU, with less to train.
 
 Training to the scores that the README names is in test_learning; what is no command of this program is in ELSEWHERE.
 """
@@ -15,7 +15,7 @@ from tests.rigs.ports import free_port
 from tests.rigs.processes import ROOT, Programs
 from tests.rigs.services import calls_of, write_service
 
-PAGE = Page(ROOT / "README.md")
+PAGE, GPU = Page(ROOT / "README.md"), Page(ROOT / "docs" / "gpu.md")
 ELSEWHERE = {  # the first words of other commands -> where they are tested
     ("make", "test"): ".ci/run",
     ("pip", "install"): "tests/system/test_package.py",
@@ -25,7 +25,7 @@ ELSEWHERE = {  # the first words of other commands -> where they are tested
     ("tensorboard", "--logdir"): "tests/unit/run/test_metrics.py",
     ("apt", "install"): "tests/unit/environments/test_stage_process.py",
 }
-LESS = (  # the last value of a key counts
+LESS = (  # in place of the values of a command
     "actor.processes=1",
     "actor.environments=4",
     "replay.capacity_transitions=20000",
@@ -34,6 +34,7 @@ LESS = (  # the last value of a key counts
     "evaluator.episodes=2",
     "evaluator.max_episode_frames=400",
 )
+SMALL_NETWORK = ("network.channels=[4,8,8]", "network.hidden_units=16")  # of commands for a GPU
 LESS_TO_PLAY = ("evaluator.episodes=2", "evaluator.max_episode_frames=400")
 MINE = """
 import gymnasium, numpy
@@ -60,7 +61,8 @@ def arguments_of(words: tuple[str, ...]) -> list[str] | None:
     return list(words[2:]) if words[:2] == ("python", "main.py") else None
 
 
-ALL = [words for words in PAGE.commands if len(words) > 1 and words[0] not in ("from", ".", "--config")]
+COMMANDS = dict.fromkeys([*PAGE.commands, *GPU.commands])
+ALL = [words for words in COMMANDS if len(words) > 1 and words[0] not in ("from", ".", "--config")]
 OURS = [arguments for words in ALL if (arguments := arguments_of(words)) is not None]
 LOCAL = [arguments for arguments in OURS if "security.keys=keys" not in arguments]
 FLEET = [arguments for arguments in OURS if "security.keys=keys" in arguments]
@@ -76,7 +78,9 @@ def smaller(arguments: list[str]) -> list[str]:
     if "evaluator" in arguments:
         return [*(word for word in arguments if not word.startswith("episodes=")), *LESS_TO_PLAY]
     updates = 40 * (1 + LOCAL.index(arguments))  # more than the command before, which may have had the same directory
-    return [*arguments, *LESS, f"total_updates={updates}"]
+    less = (*LESS, *(SMALL_NETWORK if "atari" in arguments else ()), f"total_updates={updates}")
+    keys = {setting.partition("=")[0] for setting in less}
+    return [*(word for word in arguments if word.partition("=")[0] not in keys), *less]
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +103,8 @@ def test_each_command_is_run_here_or_elsewhere() -> None:
     others = {words[:2] for words in ALL if arguments_of(words) is None}
     assert others == set(ELSEWHERE)
     assert all((ROOT / path).is_file() for path in ELSEWHERE.values())
-    assert len(LOCAL) >= 15
+    assert len(LOCAL) >= 20
+    assert len([words for words in GPU.commands if arguments_of(words) is not None]) >= 6
     assert len(FLEET) == 4
 
 
