@@ -93,6 +93,8 @@ def steady_rates(metrics: Any, seconds: float) -> float:
         time.sleep(0.2)
     skip = len(rates())
     time.sleep(seconds)
+    while len(rates()) == skip:
+        time.sleep(0.2)
     return sum(rates()[skip:]) / len(rates()[skip:])
 
 
