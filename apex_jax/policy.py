@@ -21,7 +21,7 @@ from apex_jax.agent.algorithm import Algorithm, Params
 from apex_jax.agent.registry import make_algorithm, resolved
 from apex_jax.config import Config
 from apex_jax.host.disk import run_of_checkpoint
-from apex_jax.host.errors import RunError, first_line
+from apex_jax.host.errors import RunError, first_line, shown
 from apex_jax.run import params_file
 from apex_jax.run.best import is_best, read_best
 from apex_jax.run.checkpoint import Checkpointer, CheckpointError, Progress
@@ -29,9 +29,9 @@ from apex_jax.run.interface import of_record, read_interface
 from apex_jax.run.provenance import CONFIG_NAME
 from apex_jax.settings import load_as_written
 from apex_jax.transport.params_codec import architecture_of, decode_weights
-from apex_jax.types import Interface
+from apex_jax.types import Interface, Part
 
-Observation: TypeAlias = Any  # an array, or a mapping of arrays by name if the environment returns one
+Observation: TypeAlias = Any  # what the environment returns: a number, an array, or a mapping or tuple of them
 
 
 def load_policy(run: str | os.PathLike[str], updates: int | None = None, exploration: float = 0.0) -> Policy:
@@ -118,10 +118,10 @@ def restore_params(
 class Policy:
     """A trained agent: takes observations of its environment, returns actions that the environment accepts.
 
-    An observation is what the environment returned: an array, or a mapping of the parts that a Gymnasium `Dict` space
-    or DM control names. A batch of N of them has one more axis in front. An agent that sees stacks of F frames takes
-    stacks [F, *O] or [N, F, *O], or one frame [*O] at a time, which it stacks itself: then call `reset` at the start of
-    each episode.
+    An observation is what the environment returned: a number, an array, or a mapping or tuple of such parts, nested as
+    Gymnasium's `Dict` and `Tuple` are; or the vector float[D] that its parts make. In a batch of N observations each
+    array has one more axis in front. An agent that sees stacks of F frames takes stacks [F, *O] or [N, F, *O], or one
+    frame [*O] at a time, which it stacks itself: then call `reset` at the start of each episode.
     """
 
     def __init__(
@@ -156,7 +156,7 @@ class Policy:
 
         The value estimates the discounted return from here, q(s, a), of the rewards that the agent was trained on
         (Atari: clipped ones, of one life). Raises ValueError if the observation has another
-        shape or dtype than those that the agent was trained on.
+        shape, dtype or range than those that the agent was trained on.
         """
         stacks, is_batch = self._stacks(observation)
         exploration = np.full(len(stacks), self._exploration, np.float32)
@@ -200,23 +200,71 @@ class Policy:
         """Returns the parts of one observation as one vector [D], or those of a batch as [N, D]."""
         parts = self.interface.parts
         assert parts is not None
-        if not isinstance(observation, Mapping):
-            return np.asarray(observation)  # already flattened, in the order of the parts
-        if missing := [name for name in parts if name not in observation]:
+        if _is_flat(observation, parts, self.interface.spec.frame_shape[0]):
+            return np.asarray(observation)
+        found = [_value_at(observation, part.path) for part in parts]
+        if missing := [part.name for part, value in zip(parts, found, strict=True) if value is None]:
             raise ValueError(self._expected(f"an observation without {', '.join(missing)}"))
-        arrays = {name: np.asarray(observation[name]) for name in parts}
-        leading = {name: array.shape[: array.ndim - len(parts[name])] for name, array in arrays.items()}
-        fits = all(leading[name] + shape == arrays[name].shape for name, shape in parts.items())
-        batch = next(iter(leading.values()))  # () or (N,)
-        if not fits or len(batch) > 1 or set(leading.values()) != {batch}:
-            shapes = ", ".join(f"{name} {array.shape}" for name, array in arrays.items())
-            raise ValueError(self._expected(f"an observation of {shapes}"))
-        return np.concatenate([array.reshape(*batch, -1) for array in arrays.values()], axis=-1, dtype=np.float32)
+        arrays = [np.asarray(value) for value in found]
+        batch = arrays[0].shape[: arrays[0].ndim - len(parts[0].shape)]  # () or (N,)
+        for part, array in zip(parts, arrays, strict=True):
+            if array.dtype.kind not in ("iu" if part.counts else "biuf"):
+                raise ValueError(self._expected(f"an observation of {_named(part, array.dtype)}"))
+            if array.shape != batch + part.shape or len(batch) > 1:
+                shapes = (f"{part.name or 'shape'} {array.shape}" for part, array in zip(parts, arrays, strict=True))
+                raise ValueError(self._expected(f"an observation of {', '.join(shapes)}"))
+        return np.concatenate([self._encoded(*each, batch) for each in zip(parts, arrays, strict=True)], axis=-1)
+
+    def _encoded(self, part: Part, array: np.ndarray, batch: tuple[int, ...]) -> np.ndarray:
+        """Returns a part as float32[..., D], as `gymnasium.spaces.flatten` encodes it."""
+        rows = array.reshape(*batch, -1)
+        if not part.counts:
+            return rows.astype(np.float32)
+        values, counts = rows.astype(np.int64) - np.array(part.starts), np.array(part.counts)
+        if not ((values >= 0) & (values < counts)).all():
+            raise ValueError(self._expected(f"an observation of {_named(part, shown(array.tolist()))}"))
+        places = counts.cumsum() - counts + values
+        return (places[..., None] == np.arange(counts.sum())).any(axis=-2).astype(np.float32)
 
     def _expected(self, found: str) -> str:
         spec, parts = self.interface.spec, self.interface.parts
         if parts:
-            return f"{found}; expected {', '.join(f'{name} {shape}' for name, shape in parts.items())}, or a batch"
+            return f"{found}; expected {', '.join(map(_described, parts))}, or a batch of them (N, ...)"
         item = spec.frame_shape if spec.frame_stack == 1 else (spec.frame_stack, *spec.frame_shape)
         frame = f", or one frame {spec.frame_shape}" if spec.frame_stack > 1 else ""
         return f"{found}; expected {spec.frame_dtype} {item}, a batch of them (N, ...){frame}"
+
+
+def _is_flat(observation: Observation, parts: tuple[Part, ...], size: int) -> bool:
+    """Returns whether an observation, or a batch, was given as vectors [D] that hold all parts; `size`: D."""
+    first = parts[0]
+    if first.path:
+        is_vector = isinstance(observation, list) and isinstance(first.path[0], str)
+        return is_vector or not isinstance(observation, Mapping | tuple | list)
+    array = np.asarray(observation)
+    if first.counts:
+        return array.dtype.kind == "f"
+    axes = array.ndim - len(first.shape)
+    return array.shape[-1:] == (size,) and (axes not in (0, 1) or array.shape[axes:] != first.shape)
+
+
+def _value_at(observation: Observation, path: tuple[str | int, ...]) -> Any:
+    """Returns the part of an observation at a path, None if there is none."""
+    for key in path:
+        try:
+            observation = observation[key]
+        except (KeyError, IndexError, TypeError):
+            return None
+    return observation
+
+
+def _named(part: Part, value: Any) -> str:
+    return f"{part.name} {value}".lstrip()
+
+
+def _described(part: Part) -> str:
+    """Returns a part as a message names it, such as `arm/0 (3,)`."""
+    values = {f"{start} to {start + count - 1}" for start, count in zip(part.starts, part.counts, strict=True)}
+    if values:
+        return _named(part, f"{part.shape} of whole numbers {', '.join(sorted(values))}")
+    return _named(part, part.shape) if part.path else f"float32 {part.shape}"

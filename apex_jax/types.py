@@ -111,11 +111,25 @@ class SegmentSpec(NamedTuple):
         return 16 * num_environments * self.slots
 
 
+class Part(NamedTuple):
+    """An array in an observation, such as the `Box` at `observation["arm"][0]` of nested spaces of Gymnasium."""
+
+    path: tuple[str | int, ...]  # keys and indices that lead to it; empty: the observation itself
+    shape: tuple[int, ...]
+    counts: tuple[int, ...] = ()  # of the values of each element, which is encoded one-hot; empty: numbers as they are
+    starts: tuple[int, ...] = ()  # lowest value of each of these elements
+
+    @property
+    def name(self) -> str:
+        """Its path as a text, such as arm/0."""
+        return "/".join(map(str, self.path))
+
+
 class Interface(NamedTuple):
     """The observations that an environment returns and the actions that it accepts, for a policy used without it."""
 
     spec: SegmentSpec
-    parts: dict[str, tuple[int, ...]] | None  # name and shape of each part of an observation; None: it is one array
+    parts: tuple[Part, ...] | None  # of an observation, in the order in which they make the vector; None: not recorded
     low: tuple[float, ...] | None  # bounds of the elements of an action; None if actions are discrete
     high: tuple[float, ...] | None
 

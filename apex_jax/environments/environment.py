@@ -89,6 +89,9 @@ class Environment:
         else:
             self._pool = make_pool(environment, seeds, max_episode_frames, threads, per_step, rendered)
         self._interface = interface_of(config, spec)
+        # Environments of Gymnasium return vectors already.
+        parts = () if environment.is_gymnasium else self._interface.parts or ()
+        self._names = [part.name for part in parts if part.path] or None
         self._first = np.ones(self.num_environments, bool)
         self._lives = np.zeros(self.num_environments, np.int32)
         self._waits = np.zeros(self.num_environments, bool)  # whether its last step was received, and no action sent
@@ -114,8 +117,7 @@ class Environment:
         self._lives[env_id] = lives
         self._first[env_id] = terminated | truncated
         shape = len(env_id), self._spec.frame_stack, *self._spec.frame_shape
-        parts = None if isinstance(self._pool, GymnasiumPool) else self._interface.parts  # its observations are vectors
-        stack = flattened(observation, parts).reshape(shape).astype(self._spec.frame_dtype, copy=False)
+        stack = flattened(observation, self._names).reshape(shape).astype(self._spec.frame_dtype, copy=False)
         reward = np.where(first, 0, reward).astype(np.float32)
         return Step(env_id, stack, reward, first, terminated, truncated, life_lost)
 

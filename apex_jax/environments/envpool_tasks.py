@@ -17,6 +17,7 @@ from apex_jax.environments.observations import parts_of, size_of
 from apex_jax.environments.task import Description, action_spec
 from apex_jax.host.errors import UsageError, first_line
 from apex_jax.host.machine import usable_cores
+from apex_jax.types import Part
 
 
 def describe(config: Config) -> Description:
@@ -50,8 +51,11 @@ def describe(config: Config) -> Description:
     if names is not None and not set(names) <= set(getattr(observation, "spaces", ())):
         raise UsageError(f"environment.task={task}: its observations are not plain arrays; choose another task")
     frame_shape = observation.shape[1:] if is_pixels else (size_of(observation, names),)
-    parts = None if names is None else {name: tuple(observation[name].shape) for name in names}
-    return Description(frame_shape, "uint8" if is_pixels else "float32", action, parts)
+    if is_pixels:
+        return Description(frame_shape, "uint8", action, None)
+    leaves = [(observation, ())] if names is None else [(observation[name], (name,)) for name in names]
+    parts = tuple(Part(path, tuple(map(int, leaf.shape))) for leaf, path in leaves)
+    return Description(frame_shape, "float32", action, parts)
 
 
 def make_pool(

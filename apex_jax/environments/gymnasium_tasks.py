@@ -30,6 +30,7 @@ from apex_jax.config import Config
 from apex_jax.config_rules import check_convolutions
 from apex_jax.environments.task import Description, action_spec
 from apex_jax.host.errors import RunError, UsageError, first_line
+from apex_jax.types import Part
 
 PREFIX = "gymnasium:"
 MANY_STEPS = 10**9  # no time limit
@@ -59,7 +60,7 @@ def describe(config: Config) -> Description:
         raise UsageError(f"environment.task={task}: no algorithm here learns {adapted.action_space} from pixels")
     if has_pixels:
         check_convolutions(config.network, min(adapted.frame_shape[:2]))
-    parts = parts_of(adapted.original_space)
+    parts = None if has_pixels else parts_of(adapted.original_space)
     return Description(adapted.frame_shape, adapted.frame_dtype, adapted.action_space, parts, rate)
 
 
@@ -143,10 +144,17 @@ class Adapted(gymnasium.Wrapper[np.ndarray, Any, Any, Any]):
         return np.asarray(spaces.flatten(self.original_space, observation), np.float32)
 
 
-def parts_of(space: spaces.Space[Any]) -> dict[str, tuple[int, ...]] | None:
-    """Returns the shapes of the arrays of a `Dict` space by name, in its order; None for another space."""
-    if isinstance(space, spaces.Dict) and all(isinstance(part, spaces.Box) for part in space.values()):
-        return {str(name): tuple(part.shape or ()) for name, part in space.items()}
+def parts_of(space: spaces.Space[Any], path: tuple[str | int, ...] = ()) -> tuple[Part, ...] | None:
+    """Returns the arrays of a space in the order of `gymnasium.spaces.flatten`; None if one of them is a text."""
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        members = space.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
+        inner = [parts_of(member, (*path, key)) for key, member in members]
+        return None if None in inner else tuple(part for parts in inner for part in parts or ())
+    if isinstance(space, spaces.Box | spaces.MultiBinary):
+        return (Part(path, tuple(space.shape)),)
+    if isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
+        counts = np.ravel(space.nvec if isinstance(space, spaces.MultiDiscrete) else space.n)
+        return (Part(path, tuple(space.shape or ()), tuple(counts.tolist()), tuple(np.ravel(space.start).tolist())),)
     return None
 
 

@@ -8,7 +8,7 @@ import numpy as np
 from gymnasium.spaces import Discrete
 
 from apex_jax.host.errors import UsageError
-from apex_jax.types import ActionSpec
+from apex_jax.types import ActionSpec, Part
 
 UNBOUNDED = 1e6  # of an element of an action, see `action_bounds`
 
@@ -19,7 +19,7 @@ class Description(NamedTuple):
     frame_shape: tuple[int, ...]  # of one frame: (height, width) or (height, width, colours), or (D,) of a vector
     frame_dtype: str  # "uint8" of pixels, "float32" of a vector
     action: Any  # Gymnasium's space
-    parts: dict[str, tuple[int, ...]] | None  # name and shape of each part of an observation; None: it is one array
+    parts: tuple[Part, ...] | None  # of an observation that becomes a vector, in order; None: pixels
     frames_per_second: float | None = None  # Gymnasium: of its screens; None if it has none
 
 

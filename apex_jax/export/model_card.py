@@ -15,6 +15,7 @@ from apex_jax.agent.frozen_policy import observation_shape
 from apex_jax.policy import Agent
 from apex_jax.run.evaluations import return_text
 from apex_jax.run.provenance import machine_of, read_changes, read_starts
+from apex_jax.types import Part
 
 AGENTS = {  # by algorithm.name: the agent, and what its networks are
     "dqn": ("Ape-X DQN", "double Q-learning with n-step returns and prioritized replay"),
@@ -118,10 +119,19 @@ def _observations(agent: Agent) -> str:
             f"the newest {spec.frame_stack} screens, oldest first, one every {environment.frame_skip} frames of the"
         )
         return f"{text}: {screens} emulator, in grey and scaled to {shape[-2]}x{shape[-1]} pixels as EnvPool does it."
-    if interface.parts is None:
-        return f"{text}, as EnvPool's {environment.task} returns them, flattened. {RAW}"
-    parts = ", ".join(f"{name} {list(size)}" for name, size in interface.parts.items())
-    return f"{text}: the parts {parts}, each flattened, joined in this order. {RAW}"
+    parts = interface.parts or (Part((), shape),)
+    if not parts[0].path:
+        return f"{text}, as EnvPool's {environment.task} returns them, {_encoding(parts[0])}. {RAW}"
+    listed = ", ".join(f"{part.name} {list(part.shape)} {_encoding(part)}" for part in parts)
+    return f"{text}: the parts {listed}; joined in this order. {RAW}"
+
+
+def _encoding(part: Part) -> str:
+    """Returns how a part of an observation becomes part of the vector."""
+    if not part.counts:
+        return "flattened"
+    ranges = zip(part.starts, part.counts, strict=True)
+    return f"one-hot ({', '.join(f'{start} to {start + count - 1}' for start, count in ranges)})"
 
 
 def _actions(agent: Agent) -> str:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from apex_jax.host.disk import read_regular, write_durably
 from apex_jax.host.errors import RunError, first_line
-from apex_jax.types import ActionSpec, Interface, SegmentSpec
+from apex_jax.types import ActionSpec, Interface, Part, SegmentSpec
 
 FILE_NAME = "interface.json"
 
@@ -22,7 +23,8 @@ def record_interface(run_directory: str | os.PathLike[str], interface: Interface
 def as_record(interface: Interface) -> dict[str, Any]:
     """Returns the interface as JSON can hold it; `of_record` returns the interface."""
     spec = interface.spec._asdict() | {"action": interface.spec.action._asdict()}
-    return interface._asdict() | {"spec": spec}
+    parts = None if interface.parts is None else [part._asdict() for part in interface.parts]
+    return interface._asdict() | {"spec": spec, "parts": parts}
 
 
 def of_record(record: Any) -> Interface:
@@ -31,9 +33,17 @@ def of_record(record: Any) -> Interface:
     action = ActionSpec(**spec["action"] | {"shape": tuple(spec["action"]["shape"])})
     return Interface(
         SegmentSpec(**spec | {"frame_shape": tuple(spec["frame_shape"]), "action": action}),
-        None if parts is None else {str(name): tuple(map(int, shape)) for name, shape in parts.items()},
+        None if parts is None else tuple(_parts(parts)),
         *(None if bound is None else tuple(map(float, bound)) for bound in (record["low"], record["high"])),
     )
+
+
+def _parts(record: Any) -> Iterator[Part]:
+    if isinstance(record, dict):  # shapes by name, which earlier versions wrote
+        record = [{"path": [name], "shape": shape, "counts": [], "starts": []} for name, shape in record.items()]
+    for part in record:
+        path = tuple(key if isinstance(key, int) else str(key) for key in part["path"])
+        yield Part(path, *(tuple(map(int, part[name])) for name in ("shape", "counts", "starts")))
 
 
 def read_interface(run_directory: str | os.PathLike[str]) -> Interface:

@@ -16,7 +16,7 @@ from apex_jax.agent.registry import make_algorithm, resolved
 from apex_jax.policy import Agent
 from apex_jax.run.checkpoint import Progress
 from apex_jax.settings import load
-from apex_jax.types import ActionSpec, Interface, SegmentSpec
+from apex_jax.types import ActionSpec, Interface, Part, SegmentSpec
 from tests.rigs.runs import ROOT
 
 NORMALIZED = ("network.layer_norm=true", "network.normalize_observations=true", "network.policy_units=[16, 24, 8]")
@@ -28,6 +28,7 @@ PLAIN = ("network.layer_norm=false", "network.normalize_observations=false", "al
 PIXELS = SegmentSpec((44, 44), "uint8", 3, 40, 3, ActionSpec.discrete(6))
 VECTOR = SegmentSpec((10,), "float32", 1, 40, 3, ActionSpec.discrete(3))
 BODY = SegmentSpec((5,), "float32", 1, 40, 3, ActionSpec.continuous(2))
+PARTS = (Part(("height",), ()), Part(("joints",), (2, 2)))
 BOUNDS = ((-2.0, 0.0), (2.0, 10.0))
 KINDS: dict[str, tuple[str, Interface, tuple[str, ...]]] = {
     "pixels in stacks": (
@@ -38,7 +39,7 @@ KINDS: dict[str, tuple[str, Interface, tuple[str, ...]]] = {
     "a vector": ("catch", Interface(VECTOR, None, None, None), ()),
     "a vector, one stream": ("catch", Interface(VECTOR, None, None, None), ("network.dueling=false",)),
     "a vector, all options": ("catch", Interface(VECTOR, None, None, None), OPTIONS),
-    "continuous, normalized": ("walker", Interface(BODY, {"height": (), "joints": (2, 2)}, *BOUNDS), NORMALIZED),
+    "continuous, normalized": ("walker", Interface(BODY, PARTS, *BOUNDS), NORMALIZED),
     "continuous, plain": ("pendulum", Interface(BODY, None, *BOUNDS), PLAIN),
 }
 OF_OTHERS = """

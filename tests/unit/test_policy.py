@@ -112,7 +112,9 @@ def test_observation_given_as_a_matrix_equals_its_flat_vector(runs: dict[str, Co
     policy = load_policy(runs["Catch-v0"].directory)
     matrix = np.eye(10, 5, dtype=np.float32)  # as Catch returns it
     assert policy.act(matrix) == policy.act(matrix.ravel())
-    with pytest.raises(ValueError, match=r"of object; expected float32 \(50,\)"):
+    boards = np.stack([matrix, 1 - matrix])
+    np.testing.assert_array_equal(policy(boards), policy(boards.reshape(2, -1)))
+    with pytest.raises(ValueError, match=r"of object; expected float32 \(10, 5\)"):
         policy({"board": matrix})
 
 
@@ -162,7 +164,7 @@ def test_a_checkpoint_is_loaded_by_its_path_and_the_best_evaluation_by_its_folde
 
 
 @pytest.mark.parametrize(("task", "observation", "message"), [
-    ("CartPole-v1", np.zeros(5), r"shape \(5,\); expected float32 \(4,\), a batch of them \(N, ...\)$"),
+    ("CartPole-v1", np.zeros(5), r"shape \(5,\); expected float32 \(4,\), or a batch of them \(N, ...\)$"),
     ("CartPole-v1", np.zeros((1, 2, 4)), r"shape \(1, 2, 4\); expected"),
     ("CartPole-v1", 0.0, r"shape \(\); expected"),
     ("Pong-v5", np.zeros((3, 44, 44)), r"of float64; expected uint8 \(3, 44, 44\), .* or one frame \(44, 44\)"),

@@ -12,6 +12,7 @@ from apex_jax.environments.environment import segment_spec
 from apex_jax.environments.envpool_tasks import describe, family_of
 from apex_jax.host.errors import UsageError
 from apex_jax.settings import load
+from apex_jax.types import Part
 
 
 def config(task: str, **environment: Any) -> Config:
@@ -29,7 +30,7 @@ def test_family_of_a_task_is_the_part_of_envpool_that_has_it(task: str, family: 
 def test_dict_of_a_task_is_described_by_its_parts_in_envpools_order() -> None:
     task = describe(config("WalkerWalk-v1"))
     assert (task.frame_shape, task.frame_dtype, task.action.shape) == ((24,), "float32", (6,))
-    assert task.parts == {"orientations": (14,), "height": (), "velocity": (9,)}
+    assert task.parts == (Part(("orientations",), (14,)), Part(("height",), ()), Part(("velocity",), (9,)))
 
 
 @pytest.mark.parametrize(("task", "suggestion"), [

@@ -5,18 +5,23 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import gymnasium
 import numpy as np
 import pytest
+from gymnasium import spaces
+from gymnasium.vector.utils import concatenate, create_empty_array
 
 from apex_jax.config import Config
 from apex_jax.environments.environment import Environment, interface_of, segment_spec
-from apex_jax.environments.gymnasium_tasks import BrokenEnvironment, describe, make
+from apex_jax.environments.gymnasium_tasks import BrokenEnvironment, describe, make, parts_of
 from apex_jax.host.errors import UsageError
 from apex_jax.policy import Policy
+from apex_jax.run.interface import read_interface, record_interface
 from apex_jax.settings import load
+from apex_jax.types import ActionSpec, Interface, SegmentSpec
 from tests.rigs import environments
 
 OWN = "gymnasium:tests.rigs.environments:"
@@ -57,7 +62,7 @@ def test_name_without_a_module_is_an_environment_registered_in_gymnasium() -> No
 def test_box_actions_have_the_bounds_of_the_environment() -> None:
     settings = config("gymnasium:Pendulum-v1")
     interface = interface_of(settings, segment_spec(settings))
-    assert (interface.low, interface.high, interface.parts) == ((-2.0,), (2.0,), None)
+    assert (interface.low, interface.high) == ((-2.0,), (2.0,))
     sent: list[Any] = []
     adapted = make("gymnasium:Pendulum-v1", "{}")
 
@@ -72,22 +77,71 @@ def test_box_actions_have_the_bounds_of_the_environment() -> None:
     assert sent[0].dtype == np.float32
 
 
-def test_policy_takes_the_dict_that_the_environment_returns() -> None:
-    settings = config(f"{OWN}Corridor")
-    interface = interface_of(settings, segment_spec(settings))
-    assert interface.parts == {"end": (), "place": (1, 2)}
-    seen: list[np.ndarray] = []
+SPACES: dict[str, spaces.Space[Any]] = {
+    "number": spaces.Discrete(16),
+    "number from -2": spaces.Discrete(5, start=-2),
+    "numbers": spaces.MultiDiscrete([2, 5, 3]),
+    "numbers from 1, in a matrix": spaces.MultiDiscrete(np.array([[2, 3], [4, 2]]), start=np.array([[1, 1], [0, -7]])),
+    "bits": spaces.MultiBinary((2, 3)),
+    "matrix": spaces.Box(-1, 1, (3, 2)),
+    "float64": spaces.Box(-1, 1, (), np.float64),
+    "whole numbers": spaces.Box(-9, 9, (2,), np.int64),
+    "tuple": spaces.Tuple([spaces.Discrete(3), spaces.Box(0, 1, (2,)), spaces.Discrete(2)]),
+    "dict": spaces.Dict({"b": spaces.Discrete(3), "a": spaces.Box(0, 1, (1, 2)), "c": spaces.MultiBinary(2)}),
+    "nested": spaces.Dict({
+        "arm": spaces.Tuple([spaces.Dict({"z": spaces.Discrete(2), "y": spaces.Box(0, 1, (2,))}), spaces.Discrete(4)]),
+        "bits": spaces.MultiDiscrete([2, 2]),
+    }),
+}  # fmt: skip
 
-    class Algorithm:
-        def act(self, params: Any, observation: np.ndarray, *_: Any) -> Any:
-            seen.append(observation)
-            raise KeyboardInterrupt
 
-    observation, _ = environments.Corridor().reset(seed=1)
-    with pytest.raises(KeyboardInterrupt):
-        Policy(Algorithm(), {}, interface)(observation)  # type: ignore[arg-type]
-    adapted, _ = make(settings.environment.task, "{}").reset(seed=1)
-    np.testing.assert_array_equal(seen[0][0, 0], adapted)
+@pytest.mark.parametrize("name", SPACES)
+def test_policy_takes_what_the_environment_returns_alone_in_a_batch_and_flattened(name: str, tmp_path: Path) -> None:
+    space = SPACES[name]
+    space.seed(3)
+    vectors = spaces.flatten_space(space)
+    spec = SegmentSpec(vectors.shape or (), "float32", 1, 32, 3, ActionSpec.discrete(2))
+    record_interface(tmp_path, Interface(spec, parts_of(space), None, None))
+    seen = Seen()
+    policy = Policy(seen, {}, read_interface(tmp_path))  # type: ignore[arg-type]
+    observations = [space.sample() for _ in range(5)]
+    expected = np.array([spaces.flatten(space, each) for each in observations], np.float32)
+    for observation, vector in zip(observations, expected, strict=True):
+        assert policy(observation) == 0
+        assert seen.vectors.tolist() == [vector.tolist()]
+    empty: Any = create_empty_array(space, 5)
+    batch = concatenate(space, observations, empty)  # as Gymnasium's vector environments do
+    for given in (batch, expected):
+        assert policy(given).tolist() == [0] * 5
+        np.testing.assert_array_equal(seen.vectors, expected)
+
+
+class Seen:
+    """An algorithm that always acts 0."""
+
+    def act(self, params: Any, stacks: np.ndarray, *_: Any) -> Any:
+        self.vectors = stacks[:, 0]
+        return SimpleNamespace(action=np.zeros(len(stacks), np.int32), value=np.zeros(len(stacks)))
+
+
+@pytest.mark.parametrize(("name", "observation", "message"), [
+    ("number", 16, r"16; expected \(\) of whole numbers 0 to 15, or a batch"),
+    ("number", [3, -1], r"\[3, -1\]; expected"),
+    ("number", 3.0, r"expected \(\) of whole numbers 0 to 15"),
+    ("number from -2", 3, "expected .* -2 to 2"),
+    ("numbers", [1, 5, 0], r"expected \(3,\) of whole numbers 0 to 1, 0 to 2, 0 to 4"),
+    ("tuple", (1, [0.0, 0.0]), "without 2; expected 0 .* 0 to 2, 1 \\(2,\\), 2 .* 0 to 1"),
+    ("nested", {"arm": 3, "bits": [0, 0]}, "without arm/0/y, arm/0/z, arm/1; expected"),
+    ("dict", {"b": 1.5, "a": [[0.0, 0.0]], "c": [0, 1]}, "of b float64; expected"),
+])  # fmt: skip
+def test_policy_refuses_an_observation_outside_the_space_and_names_the_part(
+    name: str, observation: Any, message: str
+) -> None:
+    size = spaces.flatten_space(SPACES[name]).shape or ()
+    spec = SegmentSpec(size, "float32", 1, 32, 3, ActionSpec.discrete(2))
+    policy = Policy(Seen(), {}, Interface(spec, parts_of(SPACES[name]), None, None))  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=message):
+        policy(observation)
 
 
 @pytest.mark.parametrize("shape", [(20, 24), (20, 24, 3)])

@@ -84,7 +84,11 @@ def test_card_without_an_evaluation_states_that_there_is_none(tmp_path: Path) ->
     ("a vector", ["`float32[N, 10]`", "0 to 2", "actions at a rate of 0.05", "of 20 episodes: **-12.5 +/- 3.142**"]),
     (
         "continuous, normalized",
-        ["the parts height [], joints [2, 2], each flattened", "from [-2.0, 0.0] to [2.0, 10.0]", "`value` `float32"],
+        [
+            "the parts height [] flattened, joints [2, 2] flattened; joined in this order",
+            "from [-2.0, 0.0] to [2.0, 10.0]",
+            "`value` `float32",
+        ],
     ),
 ])  # fmt: skip
 def test_the_page_describes_observations_actions_and_result(kind: str, texts: list[str], tmp_path: Path) -> None:
