@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax import export
 
 from apex_jax.agent.algorithm import Params
+from apex_jax.host.errors import RunError, first_line
 from apex_jax.types import Interface
 
 Outputs: TypeAlias = dict[str, jax.Array]  # "action" and values by name, each with the batch as its first axis
@@ -38,6 +39,24 @@ def frozen(
         return outputs
 
     return jax.jit(act)
+
+
+def for_any_batch(
+    function: Callable[[jax.Array], Outputs], like: jax.ShapeDtypeStruct
+) -> Callable[[jax.Array], Outputs]:
+    """Returns a function of `like`, whose batch size is unknown, that computes the same as `function`.
+
+    A network that needs the size as a number, such as for `len(x)`, is traced with one observation, and this trace is
+    mapped over the batch. Raises RunError if that fails, too.
+    """
+    for candidate in (function, jax.jit(jax.vmap(lambda row: jax.tree.map(lambda x: x[0], function(row[None]))))):
+        try:
+            jax.eval_shape(candidate, like)
+        except Exception as error:  # of any type: the code of a user's network raises it
+            problem = first_line(error)
+        else:
+            return candidate
+    raise RunError(f"the network cannot be traced for a batch of any size: {problem}; nothing is written")
 
 
 def any_batch(interface: Interface) -> jax.ShapeDtypeStruct:

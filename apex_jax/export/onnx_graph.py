@@ -22,7 +22,8 @@ ELEMENTWISE = {
     **{"exp": "Exp", "log": "Log", "sqrt": "Sqrt", "abs": "Abs", "tanh": "Tanh", "logistic": "Sigmoid"},
 }
 """By the name of the primitive. Both broadcast as NumPy does."""
-INNER_JAXPRS = ("jaxpr", "call_jaxpr")  # parameters with the function that a primitive such as jit calls
+CALLS = {"jit": "jaxpr", "custom_jvp_call": "call_jaxpr", "custom_vjp_call": "call_jaxpr"}
+"""Primitives that compute one function once, and their parameter with it; loops also have one."""
 
 Value: TypeAlias = "np.ndarray | str"  # a constant, or the name of a value that the graph computes
 
@@ -81,10 +82,10 @@ class _Graph:
         return [value_of(variable) for variable in jaxpr.outvars]
 
     def _apply(self, equation: Any, values: list[Value]) -> list[Value]:
-        inner = next((equation.params[name] for name in INNER_JAXPRS if name in equation.params), None)
-        if inner is not None:
-            return self.run(inner.jaxpr, inner.consts, values)
         name = equation.primitive.name
+        if name in CALLS:
+            inner = equation.params[CALLS[name]]
+            return self.run(inner.jaxpr, inner.consts, values)
         is_sized = all(isinstance(size, int) for variable in equation.outvars for size in variable.aval.shape)
         if is_sized and all(isinstance(value, np.ndarray) for value in values):
             results = equation.primitive.bind(*values, **equation.params)

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import os
 import re
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from apex_jax import load_policy
+from apex_jax.agent.dqn import make_dqn
+from apex_jax.agent.registry import ALGORITHMS, Entry
 from apex_jax.export import programs
 from apex_jax.export.folder import exported_config, write_files
 from apex_jax.host.errors import RunError
@@ -85,6 +88,22 @@ def test_an_earlier_checkpoint_without_evaluation_has_no_results(run: Path, tmp_
     assert advice[:60] in note
     assert not (tmp_path / "results.json").exists()
     assert "These parameters have not been evaluated." in (tmp_path / "README.md").read_text()
+
+
+@pytest.mark.long
+def test_a_network_of_ones_own_is_exported_as_stablehlo_and_the_missing_onnx_is_explained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(ALGORITHMS, "pair_dqn", ALGORITHMS["dqn"])  # removes the entry after the test
+    from examples.own_network import PairNetwork  # imported here: it registers itself
+
+    ALGORITHMS["pair_dqn"] = Entry(partial(make_dqn, network_class=PairNetwork), action_dtype="int32")
+    (tmp_path / "folder").mkdir()
+    save_run("CartPole-v1", tmp_path / "run", (1,), "algorithm.name=pair_dqn")
+    results, onnx = write_files(tmp_path / "folder", tmp_path / "run")
+    assert results.startswith("results.json is left out")
+    assert re.fullmatch("policy.onnx is left out: JAX's operation dot_general .* has no translation to ONNX here", onnx)
+    assert (tmp_path / "folder" / "policy.stablehlo").is_file()
 
 
 def test_a_program_that_differs_from_the_policy_is_one_line_of_error(

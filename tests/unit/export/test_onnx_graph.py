@@ -68,6 +68,8 @@ def test_each_operation_computes_what_jax_computes(function: Callable[[jax.Array
 @pytest.mark.parametrize(("function", "name"), [
     (lambda x: jnp.sort(x, axis=1), "sort"),
     (lambda x: jnp.einsum("bi,bj->bij", x, x).reshape(x.shape[0], -1), "dot_general"),
+    (lambda x: jax.lax.scan(lambda carry, y: (carry + y, y), x, jnp.ones((3, 1)))[0], "scan"),
+    (lambda x: jax.lax.cond(x.sum().astype(bool), jnp.sin, jnp.cos, x), "cond"),
     (lambda x: x + jnp.broadcast_to(jnp.float32(2), (x.shape[0], 12)), "broadcast_in_dim"),
 ])  # fmt: skip
 def test_an_operation_without_a_translation_is_named(function: Callable[[jax.Array], jax.Array], name: str) -> None:
