@@ -53,7 +53,7 @@ def _parser() -> Parser:
         epilog=f"example: {NAME} export runs/Pong-v5-1 pong; then: hf upload USER/pong pong",
         allow_abbrev=False,
     )
-    parser.add_argument("run", metavar="RUN", help="run directory, such as runs/Pong-v5-1")
+    parser.add_argument("run", metavar="RUN", help="run directory, such as runs/Pong-v5-1, or its best/")
     parser.add_argument("folder", metavar="FOLDER", help="folder to write, new or empty")
     what = "number of updates of a checkpoint in RUN/checkpoints (default: the newest undamaged one)"
     parser.add_argument("--updates", type=int, metavar="N", help=what)

@@ -16,10 +16,11 @@ from apex_jax import __version__
 from apex_jax.agent.frozen_policy import any_batch, for_any_batch, frozen, observation_shape
 from apex_jax.config import Config
 from apex_jax.export import check, programs
-from apex_jax.export.model_card import model_card
+from apex_jax.export.model_card import model_card, task_name
 from apex_jax.host.errors import RunError, shown
 from apex_jax.host.program import NAME
 from apex_jax.policy import Agent, load_agent
+from apex_jax.run.best import run_directory_of
 from apex_jax.run.evaluations import best_evaluation
 from apex_jax.run.interface import as_record
 from apex_jax.run.params_file import FILE_NAME, load_params, save_params
@@ -42,13 +43,14 @@ def write_files(folder: Path, run: str | os.PathLike[str], updates: int | None =
         )
     config = exported_config(agent.config)
     (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
-    results, notes = results_of(run, agent), []
+    directory = run_directory_of(run)
+    results, notes = results_of(directory, agent), []
     if results is not None:
         (folder / RESULTS).write_text(json.dumps(results, indent=2) + "\n")
     else:
         advice = f"{NAME} --role evaluator checkpoint={shown(run)} episodes=100"
         notes.append(f"{RESULTS} is left out: no evaluation of these parameters is recorded; to make one: {advice}")
-    _copy_film(Path(run), folder / FILM)
+    _copy_film(directory, folder / FILM)
     _write_params(folder, agent, config)
 
     like = any_batch(agent.interface)
@@ -63,7 +65,7 @@ def write_files(folder: Path, run: str | os.PathLike[str], updates: int | None =
     for name, run_file in ((programs.STABLEHLO, programs.run_stablehlo), (programs.ONNX, programs.run_onnx)):
         if (folder / name).exists():
             check.check_outputs(name, run_file(folder / name, observations), expected)
-    card = model_card(agent, run, results, {path.name for path in folder.iterdir()})
+    card = model_card(agent, directory, results, {path.name for path in folder.iterdir()})
     (folder / CARD).write_text(card)
     return notes
 
@@ -78,14 +80,14 @@ def exported_config(config: Config) -> dict[str, Any]:
     return record
 
 
-def results_of(run: str | os.PathLike[str], agent: Agent) -> dict[str, Any] | None:
+def results_of(run_directory: Path, agent: Agent) -> dict[str, Any] | None:
     """Returns the evaluation of an agent, with the hub's names; None if none of exactly its params is recorded."""
-    games = best_evaluation(run, agent.progress.updates)
+    games = best_evaluation(run_directory, agent.progress.updates)
     if games is None:
         return None
-    environment = agent.config.environment
+    environment, minutes = agent.config.environment, round(agent.progress.elapsed_seconds / 60, 2)
     return {
-        "env_id": environment.task,
+        "env_id": task_name(environment),
         "mean_reward": float(games.returns.mean()),
         "std_reward": float(games.returns.std()),  # of the games, not of the mean
         "n_eval_episodes": len(games.returns),
@@ -95,7 +97,7 @@ def results_of(run: str | os.PathLike[str], agent: Agent) -> dict[str, Any] | No
         "updates": agent.progress.updates,
         "environment_steps": agent.progress.environment_steps,
         "environment_frames": agent.progress.environment_steps * environment.frame_skip,
-        "training_minutes": round(agent.progress.elapsed_seconds / 60, 2),
+        **({"training_minutes": minutes} if minutes else {}),  # which a best evaluation does not record
         "seed": agent.config.seed,
     }
 

@@ -12,6 +12,7 @@ from omegaconf import OmegaConf
 
 from apex_jax import __version__
 from apex_jax.agent.frozen_policy import observation_shape
+from apex_jax.config import EnvironmentConfig
 from apex_jax.policy import Agent
 from apex_jax.run.evaluations import return_text
 from apex_jax.run.provenance import machine_of, read_changes, read_starts
@@ -38,11 +39,12 @@ def model_card(
     agent: Agent, run: str | os.PathLike[str], results: Mapping[str, Any] | None, files: Collection[str]
 ) -> str:
     """Returns README.md. `results`: the content of results.json, if there is one; `files`: the others in the folder."""
-    task, name = agent.config.environment.task, _name(agent)
+    environment, name = agent.config.environment, _name(agent)
+    task, source = task_name(environment), "Gymnasium" if environment.is_gymnasium else "EnvPool"
     sections = [
         f"---\n{OmegaConf.to_yaml(OmegaConf.create(metadata(agent, results, files)))}---",
         f"# {name}, trained on {task}",
-        f"An Ape-X agent ({PAPER}) for {task} of EnvPool: {_what(agent)}. It was trained with apex_jax {__version__},"
+        f"An Ape-X agent ({PAPER}) for {task} of {source}: {_what(agent)}. It was trained with apex_jax {__version__},"
         " an implementation of Ape-X in JAX, and acts here without exploration.",
         "## Result",
         _result(agent, results),
@@ -63,9 +65,14 @@ def model_card(
     return "\n\n".join(sections) + "\n"
 
 
+def task_name(environment: EnvironmentConfig) -> str:
+    """Returns the name of a task without the module that registers it."""
+    return environment.task.rpartition(":")[2]
+
+
 def metadata(agent: Agent, results: Mapping[str, Any] | None, files: Collection[str]) -> dict[str, Any]:
     """Returns what the hub reads; `model-index` has the evaluation as the hub's course on deep RL writes it."""
-    task = agent.config.environment.task
+    task = task_name(agent.config.environment)
     formats = [name for name, file in (("safetensors", "model.safetensors"), ("onnx", "policy.onnx")) if file in files]
     tags = ["reinforcement-learning", "deep-reinforcement-learning", "apex_jax", "ape-x", agent.config.algorithm.name]
     record: dict[str, Any] = {
@@ -114,14 +121,18 @@ def _observations(agent: Agent) -> str:
     interface, environment = agent.interface, agent.config.environment
     spec, shape = interface.spec, observation_shape(interface)
     text = f"Observations are `{spec.frame_dtype}{['N', *shape]}`".replace("'", "")
+    task, source = task_name(environment), "Gymnasium" if environment.is_gymnasium else "EnvPool"
     if spec.frame_dtype == "uint8":
-        screens = (
-            f"the newest {spec.frame_stack} screens, oldest first, one every {environment.frame_skip} frames of the"
-        )
-        return f"{text}: {screens} emulator, in grey and scaled to {shape[-2]}x{shape[-1]} pixels as EnvPool does it."
+        stack = spec.frame_stack
+        screens = f"the newest {stack} screens, oldest first" if stack > 1 else "one screen"
+        if environment.is_gymnasium:
+            axes = "height, width and colors" if len(spec.frame_shape) == 3 else "height and width, in grey"
+            return f"{text}: {screens}, each with axes of {axes}, as {task} returns it."
+        rate = f"one every {environment.frame_skip} frames of the emulator"
+        return f"{text}: {screens}, {rate}, in grey and scaled to {shape[-2]}x{shape[-1]} pixels as EnvPool does it."
     parts = interface.parts or (Part((), shape),)
     if not parts[0].path:
-        return f"{text}, as EnvPool's {environment.task} returns them, {_encoding(parts[0])}. {RAW}"
+        return f"{text}, as {task} of {source} returns them, {_encoding(parts[0])}. {RAW}"
     listed = ", ".join(f"{part.name} {list(part.shape)} {_encoding(part)}" for part in parts)
     return f"{text}: the parts {listed}; joined in this order. {RAW}"
 
@@ -200,7 +211,7 @@ def _training(agent: Agent, run: str | os.PathLike[str]) -> str:
     rows = [
         f"{progress.updates:,} updates with batches of {agent.config.learner.batch_size}",
         f"{progress.environment_steps:,} steps of the environment" + (f" ({frames:,} frames)" if skip > 1 else ""),
-        f"{progress.elapsed_seconds / 60:.1f} minutes of learning",
+        *([f"{progress.elapsed_seconds / 60:.1f} minutes of learning"] if progress.elapsed_seconds else []),
         *_origin(starts),
     ]
     if changes := read_changes(run):

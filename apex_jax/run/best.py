@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from apex_jax.config import Config
-from apex_jax.host.disk import read_regular, write_durably
+from apex_jax.host.disk import read_regular, run_of_checkpoint, write_durably
 from apex_jax.host.errors import first_line
 from apex_jax.run.checkpoint import FIX_OF_DIFFERENCE, CheckpointError
 from apex_jax.run.interface import record_interface
@@ -54,6 +54,12 @@ class BestEvaluation(NamedTuple):
 def is_best(directory: str | os.PathLike[str]) -> bool:
     """Returns whether this is the folder of a best evaluation, complete or not, and no run directory."""
     return Path(directory, FILE_NAME).exists() or any(Path(directory).glob("params-*"))
+
+
+def run_directory_of(path: str | os.PathLike[str]) -> Path:
+    """Returns the directory of the run of which a path is a checkpoint, or the folder of the best evaluation."""
+    directory = Path(os.path.abspath(run_of_checkpoint(path)[0]))
+    return directory.parent if directory.name == FOLDER and is_best(directory) else directory
 
 
 def keep_if_best(config: Config, interface: Interface, evaluation: BestEvaluation, params: bytes) -> bool:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from apex_jax.run.best import FOLDER
 from apex_jax.run.metrics import is_number
 from apex_jax.run.provenance import read_records
 
@@ -40,8 +41,12 @@ def spread(returns: np.ndarray) -> dict[str, float]:
 
 
 def best_evaluation(run_directory: str | os.PathLike[str], updates: int) -> PlayedGames | None:
-    """Returns the evaluation with most games among those of the params of `updates`, of equals the newest; or None."""
-    records = [_games(record) for record in read_records(Path(run_directory, FILE_NAME))]
+    """Returns the evaluation with most games among those of the params of `updates`, of equals the newest; or None.
+
+    Evaluations of `RUN/best` are stored in that folder.
+    """
+    paths = (Path(run_directory, FILE_NAME), Path(run_directory, FOLDER, FILE_NAME))
+    records = [_games(record) for path in paths for record in read_records(path)]
     candidates = [games for games in records if games is not None and games.updates == updates]
     return max(candidates, key=lambda games: (games.returns.size, games.time), default=None)
 

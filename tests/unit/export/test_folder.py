@@ -21,7 +21,7 @@ from apex_jax.policy import load_agent
 from apex_jax.run.params_file import read_metadata
 from apex_jax.settings import load_as_written
 from tests.rigs.exported import run_elsewhere
-from tests.rigs.saved_runs import save_run
+from tests.rigs.saved_runs import save_best, save_run
 
 EVALUATION = {"time": 1795594958.0, "updates": 2, "exploration": 0.05, "returns": [1.0, 0.0, -1.0, 1.0]}
 PLAIN = ("network.layer_norm=false", "network.normalize_observations=false")
@@ -29,9 +29,9 @@ PLAIN = ("network.layer_norm=false", "network.normalize_observations=false")
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Returns a run directory with two checkpoints, an evaluation of the second, and two films."""
+    """Returns a run directory with two checkpoints, of which the second is evaluated and the best, and two films."""
     directory = tmp_path_factory.mktemp("runs") / "catch"
-    save_run("Catch-v0", directory)
+    save_best(save_run("Catch-v0", directory), updates=2)
     (directory / "evaluations.jsonl").write_text(json.dumps(EVALUATION) + "\n")
     for age, name in enumerate(("new.mp4", "old.mp4", ".unfinished.half.mp4")):
         (directory / name).write_text(name)
@@ -88,6 +88,20 @@ def test_an_earlier_checkpoint_without_evaluation_has_no_results(run: Path, tmp_
     assert advice[:60] in note
     assert not (tmp_path / "results.json").exists()
     assert "These parameters have not been evaluated." in (tmp_path / "README.md").read_text()
+
+
+@pytest.mark.parametrize("part", ["best", "checkpoints/2"])
+def test_export_of_a_part_of_a_run_has_evaluation_start_and_film_of_the_run(
+    part: str, run: Path, tmp_path: Path
+) -> None:
+    assert write_files(tmp_path, run / part) == []
+    assert json.loads((tmp_path / "results.json").read_text())["n_eval_episodes"] == 4
+    page = (tmp_path / "README.md").read_text()
+    assert "- started on 20" in page
+    assert "- apex_jax at commit `" in page
+    assert "```bash\n" in page.partition("## Training")[2]
+    assert ("minutes of learning" in page) == (part != "best"), "a best evaluation does not record them"
+    assert (tmp_path / "replay.mp4").read_text() == "new.mp4"
 
 
 @pytest.mark.long

@@ -10,7 +10,9 @@ import pytest
 import yaml
 from huggingface_hub import ModelCard, ModelCardData
 
+from apex_jax.config import EnvironmentConfig
 from apex_jax.export.model_card import model_card, shown_command
+from apex_jax.types import ActionSpec, Interface, Part, SegmentSpec
 from tests.rigs.exported import KINDS, agent_of
 
 RESULTS = {
@@ -31,6 +33,9 @@ START: dict[str, Any] = {
     "processor": "a processor",
     "cores": 2,
 }
+
+
+COLOR = SegmentSpec((48, 40, 3), "uint8", 2, 40, 3, ActionSpec.discrete(4))
 
 
 def card_of(kind: str, run: Path, results: dict[str, Any] | None = RESULTS, files: set[str] = FILES) -> str:
@@ -94,6 +99,26 @@ def test_card_without_an_evaluation_states_that_there_is_none(tmp_path: Path) ->
 def test_the_page_describes_observations_actions_and_result(kind: str, texts: list[str], tmp_path: Path) -> None:
     card = card_of(kind, tmp_path)
     assert [text for text in texts if text not in card] == []
+
+
+@pytest.mark.parametrize(("parts", "text"), [
+    (None, "`uint8[N, 2, 48, 40, 3]`: the newest 2 screens, oldest first, each with axes of height, width and colors"),
+    ((Part((), (), (10,), (0,)),), "`float32[N, 10]`, as Maze-v0 of Gymnasium returns them, one-hot (0 to 9). "),
+])  # fmt: skip
+def test_the_page_of_an_environment_of_gymnasium_describes_what_it_returns(
+    parts: tuple[Part, ...] | None, text: str, tmp_path: Path
+) -> None:
+    agent = agent_of("a vector" if parts else "pixels in stacks")
+    spec = agent.interface.spec if parts else COLOR
+    environment = EnvironmentConfig(task="gymnasium:a:Maze-v0", frame_stack=spec.frame_stack, frame_skip=1)
+    config, interface = agent.config.replace(environment=environment), Interface(spec, parts, None, None)
+    agent = agent._replace(config=config, interface=interface)
+    card = model_card(agent, tmp_path, RESULTS, FILES)
+    assert text in card
+    assert "# Ape-X DQN, trained on Maze-v0\n" in card
+    assert "for Maze-v0 of Gymnasium: " in card
+    [result] = read_by_the_hub(card).eval_results or []
+    assert result.dataset_name == "Maze-v0"
 
 
 def test_the_page_describes_the_training_of_the_agent(tmp_path: Path) -> None:

@@ -33,6 +33,15 @@ def test_of_equal_evaluations_the_newest_is_chosen(tmp_path: Path) -> None:
     assert found.returns.tolist() == [4.0]
 
 
+def test_evaluations_of_the_folder_of_the_best_params_count(tmp_path: Path) -> None:
+    (tmp_path / "best").mkdir()
+    write(tmp_path, line(1, 7, [2.0]))
+    write(tmp_path / "best", line(2, 7, [3.0, 4.0]))
+    found = best_evaluation(tmp_path, 7)
+    assert found is not None
+    assert found.returns.tolist() == [3.0, 4.0]
+
+
 def test_without_an_evaluation_of_these_params_there_is_none(tmp_path: Path) -> None:
     assert best_evaluation(tmp_path, 7) is None
     write(tmp_path, line(1, 6, [1.0]), line(2, 8, [1.0]))
