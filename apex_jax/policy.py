@@ -27,7 +27,7 @@ from apex_jax.run.best import is_best, read_best
 from apex_jax.run.checkpoint import Checkpointer, CheckpointError, Progress
 from apex_jax.run.interface import of_record, read_interface
 from apex_jax.run.provenance import CONFIG_NAME
-from apex_jax.settings import load_as_written
+from apex_jax.settings import config_of, load_as_written
 from apex_jax.transport.params_codec import architecture_of, decode_weights
 from apex_jax.types import Interface, Part
 
@@ -76,15 +76,15 @@ def _exported_policy(path: Path, updates: int | None, exploration: float) -> Pol
     """Returns the policy of a file that `python main.py export` has written. Raises RunError or UsageError."""
     metadata = params_file.read_metadata(path)
     try:
-        config, interface = json.loads(metadata["config"]), of_record(json.loads(metadata["interface"]))
+        config, interface = config_of(json.loads(metadata["config"])), of_record(json.loads(metadata["interface"]))
         made = int(metadata["updates"])
-    except (KeyError, ValueError, TypeError, AttributeError, RecursionError) as error:
+        algorithm = make_algorithm(config, interface.spec)
+        like = algorithm.acting_params(jax.eval_shape(algorithm.init, jax.random.key(0)))
+    except Exception as error:  # of any type: the file may describe any network
         what = f"{path} is no policy that `export` wrote: {first_line(error)}"
         raise RunError(f"{what}; give the folder of one, or a run directory") from None
     if updates not in (None, made):
         raise RunError(f"{path} has the parameters of {made} updates, not of {updates}; leave `updates` out")
-    algorithm = make_algorithm(load_as_written(config), interface.spec)
-    like = algorithm.acting_params(jax.eval_shape(algorithm.init, jax.random.key(0)))
     return Policy(algorithm, jax.device_put(params_file.load_params(path, like)), interface, made, exploration)
 
 

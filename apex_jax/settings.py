@@ -115,15 +115,22 @@ def load(path: Path | str | None, overrides: Sequence[str] = (), group: str = ""
     return config
 
 
-def load_as_written(
-    source: Path | str | Mapping[str, Any] | None, overrides: Sequence[str] = (), group: str = ""
-) -> Config:
-    """Returns the same as `load`, but unchecked by the rules between keys, which an earlier run may break.
+def load_as_written(path: Path | str | None, overrides: Sequence[str] = (), group: str = "") -> Config:
+    """Returns the same as `load`, but unchecked by the rules between keys, which an earlier run may break."""
+    return _config_of(({} if path is None else _read(Path(path))) | parsed_overrides(overrides, group))
 
-    `source` may also be a mapping of keys to values, as a file has them.
+
+def config_of(record: object) -> Config:
+    """Returns the configuration of a mapping from keys to values, as a file has them; unchecked by rules between keys.
+
+    Raises UsageError for anything else, such as a text, which is not taken for a path.
     """
-    values = _values(source) if isinstance(source, Mapping) else {} if source is None else _read(Path(source))
-    values |= parsed_overrides(overrides, group)
+    if not isinstance(record, Mapping):
+        raise UsageError(f"{shown(record)}: is no configuration; it must be a mapping from keys to values")
+    return _config_of(_values(record))
+
+
+def _config_of(values: Mapping[str, Any]) -> Config:
     members: dict[str, dict[str, Any]] = {group: {} for group in ("", *GROUPS)}
     for name, value in values.items():
         group, _, short_name = name.rpartition(".")
@@ -232,7 +239,7 @@ def _flatten(tree: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, A
         if name in SETTINGS:
             yield name, value
         elif name not in GROUPS:
-            near = closest(name)
+            near = closest(name[:80])  # the search takes time in proportion to the square of the length
             fix = f"did you mean {' or '.join(near)}?" if near else "--help lists all keys"
             raise UsageError(f"unknown key {shown(name)} (value {shown(value)}); {fix}")
         elif isinstance(value, Mapping):

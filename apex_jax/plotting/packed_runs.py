@@ -17,7 +17,7 @@ from apex_jax.host.errors import UsageError, shown
 from apex_jax.plotting.curves import Run, run_of
 from apex_jax.run.metrics import checked_line
 from apex_jax.run.provenance import changes_of, is_record
-from apex_jax.settings import load_as_written
+from apex_jax.settings import config_of
 
 ENDING = ".jsonl"
 
@@ -57,5 +57,5 @@ def _run(values: dict[str, Any], place: str) -> Run:
     lines = [checked_line(line) for of_process in values["metrics"].values() for line in of_process]
     starts = [start for start in values["starts"] if is_record(start)]
     changes = changes_of([change for change in values["changes"] if is_record(change)])
-    config = load_as_written(values["config"]) if values["config"] else None
+    config = config_of(values["config"]) if values["config"] else None
     return run_of(str(values.get("name") or place), config, starts, changes, [line for line in lines if line])

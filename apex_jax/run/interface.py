@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 
 from apex_jax.host.disk import read_regular, write_durably
 from apex_jax.host.errors import RunError, first_line
-from apex_jax.types import ActionSpec, Interface, Part, SegmentSpec
+from apex_jax.types import MAX_SEGMENT_BYTES, ActionSpec, Interface, Part, SegmentSpec
 
 FILE_NAME = "interface.json"
 
@@ -31,11 +32,41 @@ def of_record(record: Any) -> Interface:
     """Returns the interface of a record. Raises ValueError, TypeError, KeyError or AttributeError for another one."""
     spec, parts = record["spec"], record["parts"]
     action = ActionSpec(**spec["action"] | {"shape": tuple(spec["action"]["shape"])})
-    return Interface(
+    interface = Interface(
         SegmentSpec(**spec | {"frame_shape": tuple(spec["frame_shape"]), "action": action}),
         None if parts is None else tuple(_parts(parts)),
         *(None if bound is None else tuple(map(float, bound)) for bound in (record["low"], record["high"])),
     )
+    _check(interface)
+    return interface
+
+
+def _check(interface: Interface) -> None:
+    """Raises ValueError if no environment has this interface."""
+    spec, action = interface.spec, interface.spec.action
+    sizes = [*spec.frame_shape, *action.shape, spec.frame_stack, spec.slots, spec.n_step]
+    if any(type(size) is not int or not 1 <= size <= MAX_SEGMENT_BYTES for size in sizes):
+        raise ValueError(f"its sizes are {sizes}, must be whole numbers from 1 to {MAX_SEGMENT_BYTES}")
+    if (spec.frame_dtype, len(spec.frame_shape)) not in (("float32", 1), ("uint8", 2), ("uint8", 3)):
+        raise ValueError(f"its frames are {spec.frame_dtype}{list(spec.frame_shape)}, must be a vector or pixels")
+    if spec.frame_bytes * spec.frame_stack > MAX_SEGMENT_BYTES:
+        raise ValueError(f"its frames are {spec.frame_dtype}{list(spec.frame_shape)}: too large for a segment")
+    bounds = [bound for bound in (interface.low, interface.high) if bound is not None]
+    sizes = [len(bound) for bound in bounds]
+    if action.dtype == "int32":
+        is_valid = action.shape == () and sizes == [] and type(action.high) is int and 0 <= action.high < 2**31
+    else:
+        is_valid = action == ActionSpec.continuous(*action.shape) and sizes == [*action.shape] * 2
+    if not is_valid or not all(math.isfinite(value) for bound in bounds for value in bound):
+        raise ValueError(f"its actions are {action} from {interface.low} to {interface.high}")
+    size = sum(sum(part.counts) or math.prod(part.shape) for part in interface.parts or ())
+    if interface.parts is not None and (spec.frame_shape != (size,) or not all(map(_is_part, interface.parts))):
+        raise ValueError(f"the parts of its observations do not make a vector of {spec.frame_shape}")
+
+
+def _is_part(part: Part) -> bool:
+    is_encoded = len(part.counts) == math.prod(part.shape)
+    return len(part.starts) == len(part.counts) and min(part.counts, default=1) > 0 and (is_encoded or not part.counts)
 
 
 def _parts(record: Any) -> Iterator[Part]:

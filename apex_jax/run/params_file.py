@@ -6,6 +6,7 @@ A leaf has the name of its path in the tree, such as `policy.params.torso.Dense_
 from __future__ import annotations
 
 import os
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,15 +17,17 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from apex_jax.host.disk import open_regular
-from apex_jax.host.errors import RunError, first_line
+from apex_jax.host.errors import RunError, first_line, shown
 
 FILE_NAME = "model.safetensors"
+CHECKSUM = "params_crc32"  # a text of the file: of the arrays in the order of their names
+FIX = "copy it again, or export the run again"
 
 
 def save_params(path: Path, params: Any, metadata: Mapping[str, str]) -> None:
-    """Writes the arrays of a tree, and texts about them. Raises OSError."""
+    """Writes the arrays of a tree, texts about them, and a checksum of the arrays. Raises OSError."""
     leaves = {name: np.asarray(leaf, order="C") for name, leaf in _named_leaves(params).items()}
-    path.write_bytes(save(leaves, dict(metadata)))
+    path.write_bytes(save(leaves, {**metadata, CHECKSUM: _checksum(leaves)}))
 
 
 def read_metadata(path: Path) -> dict[str, str]:
@@ -38,19 +41,31 @@ def load_params(path: Path, like_params: Any) -> Any:
 
     Raises RunError if the file is damaged, or if the names, shapes or dtypes of its arrays are others.
     """
-    likes = _named_leaves(like_params)
+    likes, metadata = _named_leaves(like_params), read_metadata(path)
     with _opened(path) as file:
-        arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is no mapping)
+        try:
+            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is no mapping)
+        except Exception as error:  # AttributeError for a dtype that NumPy lacks
+            raise RunError(f"{path} cannot be read: {first_line(error)}; {FIX}") from None
     for name in sorted({*likes, *arrays}):
         found, expected = (_described(leaves.get(name)) for leaves in (arrays, likes))
         if found != expected:
-            raise RunError(f"{path}: {name} is {found}, where this network has {expected}; export the run again")
+            raise RunError(f"{path}: {shown(name)} is {found}, where this network has {expected}; {FIX}")
+    if metadata.get(CHECKSUM, _checksum(arrays)) != _checksum(arrays):  # files of earlier versions have none
+        raise RunError(f"{path}: its parameters are not as they were written; {FIX}")
     return jax.tree.unflatten(jax.tree.structure(like_params), [arrays[name] for name in likes])
 
 
 def _named_leaves(params: Any) -> dict[str, Any]:
     leaves = jax.tree_util.tree_leaves_with_path(params)
     return {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}
+
+
+def _checksum(arrays: Mapping[str, np.ndarray]) -> str:
+    crc = 0
+    for name in sorted(arrays):
+        crc = zlib.crc32(arrays[name].tobytes(), crc)
+    return f"{crc:08x}"
 
 
 def _described(leaf: Any) -> str:
@@ -63,4 +78,4 @@ def _opened(path: Path) -> Any:
         os.close(open_regular(path, os.O_RDONLY))
         return safe_open(path, framework="numpy")
     except (OSError, SafetensorError) as error:
-        raise RunError(f"{path} cannot be read: {first_line(error)}; copy it again, or export the run again") from None
+        raise RunError(f"{path} cannot be read: {first_line(error)}; {FIX}") from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -16,7 +17,9 @@ from apex_jax.config import Config
 from apex_jax.environments.environment import Environment
 from apex_jax.host.errors import RunError
 from apex_jax.policy import Policy
+from apex_jax.run.interface import as_record
 from apex_jax.run.params_file import save_params
+from apex_jax.types import ActionSpec, Interface, SegmentSpec
 from apex_jax.workers.evaluator import Evaluator
 from tests.rigs.runs import ROOT
 from tests.rigs.saved_runs import RUNS, save_best, save_run
@@ -201,9 +204,19 @@ def test_a_folder_that_is_no_run_is_one_clear_error(tmp_path: Path) -> None:
     ({}, r"model.safetensors is no policy that `export` wrote: 'config'; give the folder of one, or a run directory"),
     ({"config": "{", "interface": "{}", "updates": "1"}, "is no policy that `export` wrote: "),
     ({"config": "{}", "interface": "[]", "updates": "1"}, "is no policy that `export` wrote: "),
+    ({"config": '"/secret/of/the/user"'}, "is no policy .*/secret/of/the/user: is no configuration; it must be"),
+    ({"config": '{"lerner": {}}'}, "is no policy that `export` wrote: unknown key lerner"),
+    ({"config": json.dumps({"k" * 10**6: 1})}, "is no policy that `export` wrote: unknown key kkk"),
+    ({"config": '{"network": {"hidden_units": -1}}'}, "is no policy .*: network.hidden_units=-1: must be"),
+    ({"config": '{"algorithm": {"name": "mine"}}'}, "is no policy .*: algorithm.name=mine: .*must be one of auto, dqn"),
+    ({"config": '{"network": {"strides": [1]}}'}, "is no policy that `export` wrote: "),
+    ({"config": "{}", "updates": "many"}, "is no policy that `export` wrote: .*many"),
+    ({"config": "{}"}, r"is missing, where this network has float32"),
 ])  # fmt: skip
 def test_a_file_of_another_program_is_one_clear_error(metadata: dict[str, str], message: str, tmp_path: Path) -> None:
-    save_params(tmp_path / "model.safetensors", {"weight": np.zeros(3)}, metadata)
+    interface = Interface(SegmentSpec((44, 44), "uint8", 4, 40, 3, ActionSpec.discrete(6)), None, None, None)
+    others = {"interface": json.dumps(as_record(interface)), "updates": "1"} if metadata else {}
+    save_params(tmp_path / "model.safetensors", {"weight": np.zeros(3, np.float32)}, others | metadata)
     with pytest.raises(RunError, match=message) as error:
         load_policy(tmp_path)
     assert "\n" not in str(error.value)

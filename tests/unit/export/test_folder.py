@@ -19,7 +19,7 @@ from apex_jax.export.folder import exported_config, write_files
 from apex_jax.host.errors import RunError
 from apex_jax.policy import load_agent
 from apex_jax.run.params_file import read_metadata
-from apex_jax.settings import load_as_written
+from apex_jax.settings import config_of
 from tests.rigs.exported import run_elsewhere
 from tests.rigs.saved_runs import save_best, save_run
 
@@ -68,7 +68,7 @@ def test_the_configuration_is_that_of_the_run_without_its_paths(run: Path, folde
     text = (folder / "config.json").read_text()
     assert str(run) not in text
     assert not re.search("run_directory|url|keys|tcp://", text)
-    assert exported_config(load_as_written(json.loads(text))) == exported_config(load_agent(run).config)
+    assert exported_config(config_of(json.loads(text))) == exported_config(load_agent(run).config)
     assert json.loads(read_metadata(folder / "model.safetensors")["config"]) == json.loads(text)
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from apex_jax import settings
 from apex_jax.host.errors import UsageError
 from apex_jax.plotting.curves import read_run
 from apex_jax.plotting.packed_runs import read_packed
@@ -43,6 +44,15 @@ def test_published_metrics_are_a_line_a_minute_but_30_of_a_short_run(lines: int,
     published = thinned(written)
     assert kept <= len(published) <= kept + 1
     assert published[-1:] == written[-1:]
+
+
+def test_a_text_in_place_of_a_configuration_is_not_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[Path] = []
+    monkeypatch.setattr(settings, "_read", opened.append)
+    (tmp_path / "x.jsonl").write_text('{"name":"a","config":"/secret","starts":[],"changes":[],"metrics":{}}')
+    with pytest.raises(UsageError, match=r"x\.jsonl: line 1 is no packed run"):
+        read_packed(tmp_path / "x.jsonl")
+    assert opened == []
 
 
 @pytest.mark.parametrize("line", [

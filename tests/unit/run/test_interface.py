@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from apex_jax.host.errors import RunError
-from apex_jax.run.interface import FILE_NAME, as_record, read_interface, record_interface
+from apex_jax.run.interface import FILE_NAME, as_record, of_record, read_interface, record_interface
 from apex_jax.types import ActionSpec, Interface, Part, SegmentSpec
 
 PIXELS = SegmentSpec((84, 84), "uint8", 4, 40, 3, ActionSpec.discrete(6))
@@ -17,8 +19,8 @@ VECTORS = SegmentSpec((24,), "float32", 1, 64, 5, ActionSpec.continuous(2))
 
 @pytest.mark.parametrize("interface", [
     Interface(PIXELS, None, None, None),
-    Interface(VECTORS, (Part(("velocity",), (9,)), Part(("arms", 1), (3, 2))), (-2.0, 0.1), (2.0, 1e6)),
-    Interface(VECTORS, (Part((), (2,), (3, 4), (0, -1)),), None, None),
+    Interface(VECTORS, (Part(("velocity",), (9, 2)), Part(("arms", 1), (3, 2))), (-2.0, 0.1), (2.0, 1e6)),
+    Interface(VECTORS, (Part((), (2,), (3, 21), (0, -1)),), (-2.0, 0.1), (2.0, 1e6)),
 ])  # fmt: skip
 def test_interface_is_read_as_it_was_written(interface: Interface, tmp_path: Path) -> None:
     record_interface(tmp_path, interface)
@@ -26,9 +28,42 @@ def test_interface_is_read_as_it_was_written(interface: Interface, tmp_path: Pat
 
 
 def test_shapes_by_name_that_earlier_versions_wrote_are_parts_in_their_order(tmp_path: Path) -> None:
-    record = as_record(Interface(VECTORS, None, None, None)) | {"parts": {"velocity": [9], "height": []}}
+    record = as_record(Interface(VECTORS, None, (0.0, 0.0), (1.0, 1.0))) | {"parts": {"velocity": [23], "height": []}}
     (tmp_path / FILE_NAME).write_text(json.dumps(record))
-    assert read_interface(tmp_path).parts == (Part(("velocity",), (9,)), Part(("height",), ()))
+    assert read_interface(tmp_path).parts == (Part(("velocity",), (23,)), Part(("height",), ()))
+
+
+@pytest.mark.parametrize(("change", "interface"), [
+    ({"spec": {"frame_stack": 0}}, PIXELS),
+    ({"spec": {"frame_stack": 2.5}}, PIXELS),
+    ({"spec": {"frame_stack": True}}, PIXELS),
+    ({"spec": {"frame_shape": [10**5, 10**5]}}, PIXELS),
+    ({"spec": {"frame_shape": [84, 84, 3, 3]}}, PIXELS),
+    ({"spec": {"frame_dtype": "object"}}, PIXELS),
+    ({"spec": {"slots": "4"}}, PIXELS),
+    ({"spec": {"action": ActionSpec.discrete(0)._asdict()}}, PIXELS),
+    ({"spec": {"action": ActionSpec((), "int32", 0, 2.5)._asdict()}}, PIXELS),
+    ({"low": [0.0], "high": [1.0]}, PIXELS),
+    ({"low": [math.nan, 0.0]}, VECTORS),
+    ({"high": [math.inf, 0.0]}, VECTORS),
+    ({"high": [1.0]}, VECTORS),
+    ({"high": None}, VECTORS),
+    ({"parts": [{"path": [], "shape": [23], "counts": [], "starts": []}]}, VECTORS),
+    ({"parts": [{"path": [], "shape": [2], "counts": [24], "starts": [0]}]}, VECTORS),
+    ({"parts": [{"path": [], "shape": [2], "counts": [25, -1], "starts": [0, 0]}]}, VECTORS),
+    ({"parts": []}, VECTORS),
+])  # fmt: skip
+def test_values_that_no_environment_has_are_one_line_of_error(
+    change: dict[str, Any], interface: SegmentSpec, tmp_path: Path
+) -> None:
+    bounds = (None, None) if interface is PIXELS else ((-1.0, -1.0), (1.0, 1.0))
+    record = json.loads(json.dumps(as_record(Interface(interface, None, *bounds))))
+    assert of_record(record)
+    record["spec"] |= change.pop("spec", {})
+    (tmp_path / FILE_NAME).write_text(json.dumps(record | change))
+    with pytest.raises(RunError, match=r"interface.json cannot be read: its|make a vector") as error:
+        read_interface(tmp_path)
+    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"spec": 1, "parts": null}', "\xff", '{"spec": {}, "parts": {}}'])
