@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import json
@@ -61,13 +62,18 @@ def synchronize(path: Path) -> None:
 
 
 def write_durably(path: Path, content: str | bytes) -> None:
-    """Writes a file atomically and flushes it to the disk. Raises OSError."""
+    """Writes a file atomically and flushes it to the disk. Raises OSError, and then leaves nothing behind."""
     half = path.with_name(f"{path.name}.half")
     half.unlink(missing_ok=True)  # left by a killed process
-    with open(open_regular(half, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb") as file:
-        file.write(content.encode() if isinstance(content, str) else content)
-    synchronize(half)
-    os.replace(half, path)
+    try:
+        with open(open_regular(half, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
+        synchronize(half)
+        os.replace(half, path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            half.unlink()
+        raise
     synchronize(path.parent)
 
 

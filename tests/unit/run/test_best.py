@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
+import os
 from pathlib import Path
 
 import pytest
@@ -142,6 +144,21 @@ def test_a_disk_error_is_logged_and_not_raised(tmp_path: Path, caplog: pytest.Lo
     (tmp_path / FOLDER).touch()  # in the way
     assert not keep(tmp_path, 1.0)
     assert "the params of the best evaluation are not kept in" in caplog.text
+
+
+def test_a_full_disk_leaves_no_half_written_file_and_the_params_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keep(tmp_path, 1.0, b"before")
+    names = {path.name for path in (tmp_path / FOLDER).iterdir()}
+
+    def fail(path: Path) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(disk, "synchronize", fail)
+    assert not keep(tmp_path, 2.0, b"after")
+    assert {path.name for path in (tmp_path / FOLDER).iterdir()} == names
+    assert kept(tmp_path) == (1.0, b"before")
 
 
 def test_a_record_with_invalid_values_is_refused(tmp_path: Path) -> None:
