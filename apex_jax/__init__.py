@@ -148,6 +148,7 @@ settings -> run -> agent, environments, replay, transport (none of which imports
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -157,14 +158,16 @@ if TYPE_CHECKING:
 __version__ = "0.2.0"
 
 
+_MODULES = {"load_policy": "apex_jax.policy", "ReplayClient": "apex_jax.replay_client"}
+"""By the name that is imported when it is used: JAX takes a second, and `ReplayClient` does without it."""
+
+
 def __getattr__(name: str) -> Any:
-    """Imports `load_policy` when it is used, because JAX takes a second; `ReplayClient` does without JAX."""
-    if name == "load_policy":
-        from apex_jax.policy import load_policy
+    """Imports and returns a name of `_MODULES`."""
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_MODULES[name]), name)
 
-        return load_policy
-    if name == "ReplayClient":
-        from apex_jax.replay_client import ReplayClient
 
-        return ReplayClient
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_MODULES])

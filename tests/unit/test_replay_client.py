@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import apex_jax
 from apex_jax import ReplayClient
 from apex_jax.host.errors import RunError, UsageError
 from apex_jax.links import sampling_client
@@ -256,6 +257,10 @@ def test_priorities_that_do_not_fit_the_batch_are_refused(served: Served) -> Non
 def test_wrong_settings_are_one_line_of_an_error(served: Served, settings: str, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         served.client(settings)
+
+
+def test_dir_of_the_package_lists_what_it_imports_when_it_is_used() -> None:
+    assert {"load_policy", "ReplayClient", "__version__"} <= set(dir(apex_jax))
 
 
 def test_client_loads_neither_jax_nor_envpool() -> None:
