@@ -52,8 +52,8 @@ class GymnasiumPool:
         self._frame_stack = environment.frame_stack
         members = np.array_split(np.arange(len(seeds)), -(-len(seeds) // per_step))
         parts = [
-            functools.partial(make, environment.task, environment.settings, max_steps, rendered and i == 0)
-            for i in range(len(seeds))
+            functools.partial(make, environment.task, environment.settings, max_steps, rendered and i == 0, int(seed))
+            for i, seed in enumerate(seeds)
         ]
         self._groups = [_Group(environment, ids, [parts[i] for i in ids], seeds[ids]) for ids in members]
         self._sent: deque[_Group] = deque()

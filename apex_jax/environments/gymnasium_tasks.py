@@ -7,15 +7,20 @@ this module, so it imports neither EnvPool nor JAX.
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import importlib
 import inspect
+import itertools
 import json
 import math
 import multiprocessing
 import multiprocessing.connection
 import os
+import random
+import re
 import signal
+import socket
 import sys
 import threading
 import traceback
@@ -34,6 +39,7 @@ from apex_jax.types import Part
 
 PREFIX = "gymnasium:"
 MANY_STEPS = 10**9  # no time limit
+NUMBER = "ENVIRONMENT_NUMBER"  # stands for the number of an environment in environment.settings
 FORMS = "give gymnasium:ID, or gymnasium:MODULE:ID for an environment that a module registers"
 FRAMES_PER_SECOND = 30.0  # of the film of an environment that does not state its own
 
@@ -46,7 +52,7 @@ class BrokenEnvironment(RunError):
 def describe(config: Config) -> Description:
     """Makes an environment and describes it; raises as `make`."""
     environment, task = config.environment, config.environment.task
-    adapted = make(task, environment.settings)
+    adapted = make(task, environment.settings, seed=config.seed)
     metadata, has_pixels = adapted.metadata or {}, adapted.frame_dtype == "uint8"
     with _reported(task):
         can_render = "rgb_array" in (metadata.get("render_modes") or ())
@@ -64,21 +70,30 @@ def describe(config: Config) -> Description:
     return Description(adapted.frame_shape, adapted.frame_dtype, adapted.action_space, parts, rate)
 
 
-def make(task: str, settings: str, max_steps: int = MANY_STEPS, rendered: bool = False) -> Adapted:
+def make(task: str, settings: str, max_steps: int = MANY_STEPS, rendered: bool = False, seed: int = 0) -> Adapted:
     """Returns an environment.
 
     `task`: see above; `settings`: its keyword arguments, as the text of a JSON object; `max_steps`: of an episode, in
-    addition to the environment's own limit; `rendered`: whether `render` is called. Raises UsageError if there is no
-    such environment, BrokenEnvironment if it cannot be made.
+    addition to the environment's own limit; `rendered`: whether `render` is called; `seed`: of the global random
+    generators. Raises UsageError if there is no such environment, BrokenEnvironment if it cannot be made.
     """
     if multiprocessing.parent_process() is not None:
         _end_with_the_parent()
     function = _function_of(task, rendered)
-    with _reported(task):
+    with _reported(task), contextlib.ExitStack() as opened:
+        if NUMBER in settings:
+            number = opened.enter_context(_NumberedSocket()).number
+            settings = re.sub(rf'"{NUMBER}"(?!:)', str(number), settings).replace(NUMBER, str(number))
+        had_torch = _seed_generators(seed)
         environment = function(**json.loads(settings))
+        if "torch" in sys.modules and not had_torch:  # the constructor imported it; its first seed is always the same
+            _seed_generators(seed)
         if not isinstance(environment, gymnasium.Env):
             raise TypeError(f"{task.rpartition(':')[2]} returned {type(environment).__name__}, not a gymnasium.Env")
-        return Adapted(gymnasium.wrappers.TimeLimit(environment, max_steps), task)
+        opened.callback(environment.close)
+        adapted = Adapted(gymnasium.wrappers.TimeLimit(environment, max_steps), task)
+        adapted.opened = opened.pop_all()
+        return adapted
 
 
 class Adapted(gymnasium.Wrapper[np.ndarray, Any, Any, Any]):
@@ -87,6 +102,8 @@ class Adapted(gymnasium.Wrapper[np.ndarray, Any, Any, Any]):
     A vector holds the parts of the original observation in the order of its space. Rewards and flags are Python's;
     `info` keeps only the number of lives. Every method raises BrokenEnvironment if the environment fails.
     """
+
+    opened = contextlib.ExitStack()  # closes the environment, and frees its number
 
     def __init__(self, environment: gymnasium.Env[Any, Any], task: str):
         """Raises UsageError for spaces that no agent here can learn."""
@@ -137,6 +154,10 @@ class Adapted(gymnasium.Wrapper[np.ndarray, Any, Any, Any]):
             return None
         return screen if screen.dtype == np.uint8 and screen.ndim == 3 and screen.shape[2] == 3 else None
 
+    def close(self) -> None:
+        """Closes the environment, and frees its number."""
+        self.opened.close()
+
     def _adapted(self, observation: Any) -> np.ndarray:
         _check(self._task, "", self.original_space, observation)
         if self.frame_dtype == "uint8":
@@ -178,6 +199,34 @@ def _check(task: str, name: str, space: spaces.Space[Any], observation: Any) -> 
 
 def _lives(info: dict[str, Any]) -> dict[str, int]:
     return {"lives": int(info["lives"])} if "lives" in info else {}
+
+
+# What environments must not share ---------------------------------------------------------------------------------
+
+
+class _NumberedSocket(socket.socket):
+    """Holds the lowest number that no other environment on this machine has, until it is closed.
+
+    If the process is killed, the kernel frees the number.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(socket.AF_UNIX)
+        for self.number in itertools.count():
+            try:
+                return self.bind(f"\0apex_jax environment {self.number}")
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE:
+                    raise
+
+
+def _seed_generators(seed: int) -> bool:
+    """Seeds the global generators, whose state is else that of the fork server; returns whether torch is imported."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    if torch := sys.modules.get("torch"):
+        torch.manual_seed(seed)
+    return torch is not None
 
 
 # Names and failures ----------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import time
 from pathlib import Path
 from typing import Any
@@ -90,6 +91,33 @@ class Dies(Corridor):
         if self.steps == 2:
             os._exit(7)
         return super().step(action)
+
+
+class Draws(Corridor):
+    """Draws from the global generators, and from one of its own that it seeds with them; writes down its number."""
+
+    def __init__(self, number: Any = None, folder: str = "", closed: str = ""):
+        super().__init__()
+        self.observation_space = spaces.Box(0, 1, (4,), np.float64)
+        self.own = np.random.RandomState(np.random.randint(2**31))
+        self.number, self.folder, self.closed = number, folder, closed
+
+    def observation(self) -> Any:
+        number = self.number / 100 if self.number is not None else 0.0
+        return np.array([np.random.rand(), random.random(), self.own.rand(), number])
+
+    def close(self) -> None:
+        if self.closed:
+            with open(self.closed, "a") as file:
+                file.write(f"{self.number!r} {self.folder}\n")
+
+
+class DrawsForNoAgent(Draws):
+    """Has actions that no agent here can choose."""
+
+    def __init__(self, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self.action_space = spaces.MultiDiscrete([2, 3])  # type: ignore[assignment]
 
 
 class Endless(Corridor):

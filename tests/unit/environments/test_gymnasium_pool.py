@@ -16,7 +16,7 @@ import pytest
 from apex_jax.config import Config
 from apex_jax.environments import gymnasium_pool
 from apex_jax.environments.environment import Environment, segment_spec
-from apex_jax.environments.gymnasium_tasks import BrokenEnvironment, make
+from apex_jax.environments.gymnasium_tasks import NUMBER, BrokenEnvironment, make
 from apex_jax.settings import load
 from apex_jax.types import Step
 
@@ -79,6 +79,27 @@ def test_steps_are_those_of_each_environment_played_alone(task: str, own_process
             assert step.reward == np.float32(reward)
             assert [step.first, step.terminated, step.truncated] == flags
         assert any(step.first for step in steps[1:])
+
+
+@PLACES
+def test_environments_that_draw_from_global_generators_differ_and_repeat_with_the_seed(own_processes: bool) -> None:
+    settings = config(f"{OWN}Draws", own_processes)
+    draws = [np.array([step.observation[0] for step in steps]) for steps in play(settings, [1, 2, 3], 5)]
+    for generator in range(3):
+        assert len({environment[0, generator] for environment in draws}) == 3
+        assert len({float(draw) for environment in draws for draw in environment[:, generator]}) == 15
+    again = [np.array([step.observation[0] for step in steps]) for steps in play(settings, [1, 2, 3], 5)]
+    np.testing.assert_array_equal(draws, again)
+
+
+@PLACES
+def test_environments_learn_numbers_that_differ_in_their_settings(own_processes: bool, tmp_path: Path) -> None:
+    closed = tmp_path / "closed"
+    numbers = f"environment.settings={{number: {NUMBER}, folder: work-{NUMBER}, closed: {closed}}}"
+    rows = play(config(f"{OWN}Draws", own_processes, numbers), [1, 2, 3], 2, per_step=2)
+    found = {round(100 * float(row[0].observation[0][3])) for row in rows}
+    assert len(found) == 3
+    assert {f"{number} work-{number}" for number in found} <= set(closed.read_text().splitlines())
 
 
 @PLACES

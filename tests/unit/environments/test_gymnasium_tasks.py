@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
 from pathlib import Path
@@ -16,7 +17,7 @@ from gymnasium.vector.utils import concatenate, create_empty_array
 
 from apex_jax.config import Config
 from apex_jax.environments.environment import Environment, interface_of, segment_spec
-from apex_jax.environments.gymnasium_tasks import BrokenEnvironment, describe, make, parts_of
+from apex_jax.environments.gymnasium_tasks import NUMBER, BrokenEnvironment, describe, make, parts_of
 from apex_jax.host.errors import UsageError
 from apex_jax.policy import Policy
 from apex_jax.run.interface import read_interface, record_interface
@@ -217,6 +218,31 @@ def test_step_outside_the_declared_spaces_is_refused(what: str, message: str) ->
     adapted.step(0)
     with pytest.raises(BrokenEnvironment, match=message):
         adapted.step(0)
+
+
+def test_torch_gets_the_seed_of_the_environment_if_it_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    seeds: list[int] = []
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(manual_seed=seeds.append))  # type: ignore[arg-type]
+    make(f"{OWN}Corridor", "{}", seed=7)
+    monkeypatch.delitem(sys.modules, "torch")
+
+    def imports_torch() -> environments.Corridor:
+        monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(manual_seed=seeds.append))  # type: ignore[arg-type]
+        return environments.Corridor()
+
+    monkeypatch.setattr(environments, "from_a_function", imports_torch)
+    make(f"{OWN}from_a_function", "{}", seed=8)
+    assert seeds == [7, 8]
+
+
+@pytest.mark.parametrize("name", ["Draws", "DrawsForNoAgent"])
+def test_environment_that_is_only_described_has_a_number_of_its_own_and_is_closed(name: str, tmp_path: Path) -> None:
+    closed = tmp_path / "closed"
+    settings = config(f"{OWN}{name}", f"environment.settings={{number: {NUMBER}, closed: {closed}}}")
+    with contextlib.closing(make(f"{OWN}Draws", f'{{"number":"{NUMBER}"}}')) as playing:
+        with contextlib.suppress(UsageError):
+            segment_spec(settings)
+        assert closed.read_text() != f"{round(100 * playing.reset()[0][3])} \n"
 
 
 def test_failing_or_foreign_render_is_no_screen(capfd: pytest.CaptureFixture[str]) -> None:
