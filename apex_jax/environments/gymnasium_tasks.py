@@ -13,7 +13,6 @@ import importlib
 import inspect
 import itertools
 import json
-import math
 import multiprocessing
 import multiprocessing.connection
 import os
@@ -39,6 +38,7 @@ from apex_jax.types import Part
 
 PREFIX = "gymnasium:"
 MANY_STEPS = 10**9  # no time limit
+LARGEST = float(np.finfo(np.float32).max)  # rewards and observations reach the learner as float32
 NUMBER = "ENVIRONMENT_NUMBER"  # stands for the number of an environment in environment.settings
 FORMS = "give gymnasium:ID, or gymnasium:MODULE:ID for an environment that a module registers"
 FRAMES_PER_SECOND = 30.0  # of the film of an environment that does not state its own
@@ -141,7 +141,7 @@ class Adapted(gymnasium.Wrapper[np.ndarray, Any, Any, Any]):
             else:
                 action = int(action)
             observation, reward, terminated, truncated, info = self.env.step(action)
-            if not math.isfinite(reward):
+            if not abs(reward) <= LARGEST:  # also if it is not a number
                 raise BrokenEnvironment(f"environment.task={self._task}: it returned a reward of {reward}")
             return self._adapted(observation), float(reward), bool(terminated), bool(truncated), _lives(info)
 
@@ -159,10 +159,17 @@ class Adapted(gymnasium.Wrapper[np.ndarray, Any, Any, Any]):
         self.opened.close()
 
     def _adapted(self, observation: Any) -> np.ndarray:
-        _check(self._task, "", self.original_space, observation)
+        leaves = list(_leaves(self._task, self.original_space, observation))
+        for name, space, leaf in leaves:
+            _check(self._task, name, space, leaf)
         if self.frame_dtype == "uint8":
             return np.asarray(observation)
-        return np.asarray(spaces.flatten(self.original_space, observation), np.float32)
+        vector = _vector(self.original_space, observation)
+        if not np.isfinite(vector).all():
+            name = next(name for name, space, leaf in leaves if not np.isfinite(_vector(space, leaf)).all())
+            what = f"an observation{name} that is not finite as float32"
+            raise BrokenEnvironment(f"environment.task={self._task}: it returned {what}")
+        return vector
 
 
 def parts_of(space: spaces.Space[Any], path: tuple[str | int, ...] = ()) -> tuple[Part, ...] | None:
@@ -179,22 +186,34 @@ def parts_of(space: spaces.Space[Any], path: tuple[str | int, ...] = ()) -> tupl
     return None
 
 
+def _leaves(
+    task: str, space: spaces.Space[Any], observation: Any, name: str = ""
+) -> Iterator[tuple[str, spaces.Space[Any], Any]]:
+    """Yields the parts of an observation that have no parts themselves: their name, such as [a][0], space and value."""
+    if not isinstance(space, spaces.Dict | spaces.Tuple):
+        yield name, space, observation
+        return
+    for key, part in space.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces):
+        if key not in (observation if isinstance(space, spaces.Dict) else range(len(observation))):
+            raise BrokenEnvironment(f"environment.task={task}: it returned an observation{name} without {key}")
+        yield from _leaves(task, part, observation[key], f"{name}[{key}]")
+
+
+def _vector(space: spaces.Space[Any], observation: Any) -> np.ndarray:
+    """Returns an observation as float32[D]; a number that is too large becomes infinite."""
+    with np.errstate(over="ignore"):
+        return np.asarray(spaces.flatten(space, observation), np.float32)
+
+
 def _check(task: str, name: str, space: spaces.Space[Any], observation: Any) -> None:
-    """Raises BrokenEnvironment if an observation, or the part `name` of one, is not of its space."""
-    if isinstance(space, spaces.Dict):
-        for key, part in space.items():
-            if key not in observation:
-                raise BrokenEnvironment(f"environment.task={task}: it returned an observation without {key}")
-            _check(task, f"{name}[{key}]", part, observation[key])
-    elif isinstance(space, spaces.Box):
+    """Raises BrokenEnvironment if the part `name` of an observation has another shape or type than its space."""
+    if isinstance(space, spaces.Box):
         array = np.asarray(observation)
         is_other = array.dtype.kind not in "biuf" or (space.dtype == np.uint8 and array.dtype != np.uint8)
         if is_other or array.shape != space.shape:
             found, promised = f"{array.dtype}{list(array.shape)}", f"{space.dtype}{list(space.shape)}"
             what = f"an observation{name} of {found}, and its observation_space has {promised}"
             raise BrokenEnvironment(f"environment.task={task}: it returned {what}")
-        if array.dtype.kind == "f" and not np.isfinite(array).all():
-            raise BrokenEnvironment(f"environment.task={task}: it returned an observation{name} that is not finite")
 
 
 def _lives(info: dict[str, Any]) -> dict[str, int]:

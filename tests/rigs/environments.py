@@ -147,6 +147,24 @@ class Returns(Corridor):
         return wrong.get(self.what, observation), (np.inf if self.what == "reward" else reward), *others
 
 
+class Observes(Corridor):
+    """Returns one observation of a space, or a reward, that the test sets."""
+
+    space: Any = spaces.Discrete(2)
+    value: Any = 0
+    reward: Any = 0.0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.observation_space = self.space
+
+    def observation(self) -> Any:
+        return self.value
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        return self.value, self.reward, False, False, {}
+
+
 class Pixels(Corridor):
     """Draws the place as pixels of a shape."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -17,7 +18,7 @@ from gymnasium.vector.utils import concatenate, create_empty_array
 
 from apex_jax.config import Config
 from apex_jax.environments.environment import Environment, interface_of, segment_spec
-from apex_jax.environments.gymnasium_tasks import NUMBER, BrokenEnvironment, describe, make, parts_of
+from apex_jax.environments.gymnasium_tasks import NUMBER, Adapted, BrokenEnvironment, describe, make, parts_of
 from apex_jax.host.errors import UsageError
 from apex_jax.policy import Policy
 from apex_jax.run.interface import read_interface, record_interface
@@ -217,6 +218,37 @@ def test_step_outside_the_declared_spaces_is_refused(what: str, message: str) ->
     adapted.step(0)
     adapted.step(0)
     with pytest.raises(BrokenEnvironment, match=message):
+        adapted.step(0)
+
+
+def observing(monkeypatch: pytest.MonkeyPatch, space: Any, value: Any, reward: Any = 0.0) -> Adapted:
+    for name, of in {"space": space, "value": value, "reward": reward}.items():
+        monkeypatch.setattr(environments.Observes, name, of)
+    return make(f"{OWN}Observes", "{}")
+
+
+@pytest.mark.parametrize(
+    ("space", "value", "part"),
+    [
+        (spaces.Box(-np.inf, np.inf, (2,), np.float32), np.array([0, np.nan], np.float32), ""),
+        (spaces.Box(-np.inf, np.inf, (1,), np.float64), np.array([1e39]), ""),
+        (spaces.Box(-np.inf, np.inf, (), np.float32), 1e39, ""),
+        (spaces.Tuple([spaces.Discrete(2), spaces.Box(-1, 1, (1,))]), (1, np.array([np.nan], np.float32)), r"\[1\]"),
+        (spaces.Dict(a=spaces.Dict(b=spaces.Box(-1, 1, (1,)))), {"a": {"b": np.array([-np.inf])}}, r"\[a\]\[b\]"),
+    ],
+)
+def test_observation_that_is_not_finite_as_float32_is_refused_with_its_part(
+    space: Any, value: Any, part: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(BrokenEnvironment, match=f"an observation{part} that is not finite"):
+        observing(monkeypatch, space, value).reset()
+
+
+@pytest.mark.parametrize("reward", [np.nan, -np.inf, 1e39, np.float64(-1e39)])
+def test_reward_that_is_not_finite_as_float32_is_refused(reward: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    adapted = observing(monkeypatch, spaces.Discrete(2), 0, reward)
+    adapted.reset()
+    with pytest.raises(BrokenEnvironment, match=re.escape(f"a reward of {reward}")):
         adapted.step(0)
 
 
