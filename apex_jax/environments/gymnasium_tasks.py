@@ -33,11 +33,14 @@ from gymnasium import spaces
 from apex_jax.config import Config
 from apex_jax.config_rules import check_convolutions
 from apex_jax.environments.task import Description, action_spec
-from apex_jax.host.errors import RunError, UsageError, first_line
+from apex_jax.host.errors import RunError, UsageError, first_line, shown
 from apex_jax.types import Part
 
 PREFIX = "gymnasium:"
 MANY_STEPS = 10**9  # no time limit
+CHECKED_OBSERVATIONS = 100  # of each environment; in later ones, only what costs little is checked
+CHEAP_ELEMENTS = 1000  # of an array whose later values are checked
+ROUNDING = 1e-6  # of a bound, by which a value may miss it
 LARGEST = float(np.finfo(np.float32).max)  # rewards and observations reach the learner as float32
 NUMBER = "ENVIRONMENT_NUMBER"  # stands for the number of an environment in environment.settings
 FORMS = "give gymnasium:ID, or gymnasium:MODULE:ID for an environment that a module registers"
@@ -108,7 +111,7 @@ class Adapted(gymnasium.Wrapper[np.ndarray, Any, Any, Any]):
     def __init__(self, environment: gymnasium.Env[Any, Any], task: str):
         """Raises UsageError for spaces that no agent here can learn."""
         super().__init__(environment)
-        self._task = task
+        self._task, self._observations = task, 0
         self.original_space = space = environment.observation_space
         action_spec(task, environment.action_space)
         shape = tuple(space.shape or ())
@@ -161,7 +164,8 @@ class Adapted(gymnasium.Wrapper[np.ndarray, Any, Any, Any]):
     def _adapted(self, observation: Any) -> np.ndarray:
         leaves = list(_leaves(self._task, self.original_space, observation))
         for name, space, leaf in leaves:
-            _check(self._task, name, space, leaf)
+            _check(self._task, name, space, leaf, self._observations < CHECKED_OBSERVATIONS)
+        self._observations += 1
         if self.frame_dtype == "uint8":
             return np.asarray(observation)
         vector = _vector(self.original_space, observation)
@@ -205,8 +209,11 @@ def _vector(space: spaces.Space[Any], observation: Any) -> np.ndarray:
         return np.asarray(spaces.flatten(space, observation), np.float32)
 
 
-def _check(task: str, name: str, space: spaces.Space[Any], observation: Any) -> None:
-    """Raises BrokenEnvironment if the part `name` of an observation has another shape or type than its space."""
+def _check(task: str, name: str, space: spaces.Space[Any], observation: Any, is_early: bool) -> None:
+    """Raises BrokenEnvironment if the part `name` of an observation is outside its space.
+
+    Gymnasium would make another observation of it. A number that is not finite is no error here.
+    """
     if isinstance(space, spaces.Box):
         array = np.asarray(observation)
         is_other = array.dtype.kind not in "biuf" or (space.dtype == np.uint8 and array.dtype != np.uint8)
@@ -214,6 +221,23 @@ def _check(task: str, name: str, space: spaces.Space[Any], observation: Any) -> 
             found, promised = f"{array.dtype}{list(array.shape)}", f"{space.dtype}{list(space.shape)}"
             what = f"an observation{name} of {found}, and its observation_space has {promised}"
             raise BrokenEnvironment(f"environment.task={task}: it returned {what}")
+        outside = _outside(space, array, is_early)
+    else:
+        outside = [] if space.contains(observation) else [observation]
+    if len(outside):
+        what = f"an observation{name} with the value {shown(outside[0])}, which its space {shown(space)} excludes"
+        raise BrokenEnvironment(f"environment.task={task}: it returned {what}; correct the one or the other")
+
+
+def _outside(space: spaces.Box, array: np.ndarray, is_early: bool) -> np.ndarray:
+    """Returns the elements that the space excludes, [N]. float64 is right for a space of float32, int64 for int8."""
+    if not is_early and (space.dtype.kind == "f" or array.size > CHEAP_ELEMENTS):
+        return array.ravel()[:0]
+    if space.dtype.kind == "f":
+        low, high = (bound - sign * ROUNDING * (1 + abs(bound)) for bound, sign in ((space.low, 1), (space.high, -1)))
+        return array[(array < low) | (array > high)]
+    is_whole = array.dtype.kind != "f"
+    return array[(array < space.low) | (array > space.high)] if is_whole else array.ravel()
 
 
 def _lives(info: dict[str, Any]) -> dict[str, int]:

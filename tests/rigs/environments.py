@@ -24,7 +24,7 @@ class Corridor(gymnasium.Env[Any, Any]):
         self.length, self.render_mode, self.place, self.steps = length, render_mode, 0, 0
         self.observation_space: Any = spaces.Dict({
             "place": spaces.Box(-1, 1, (1, 2), np.float32),
-            "end": spaces.Box(0, 100, (), np.float64),
+            "end": spaces.Box(0, np.inf, (), np.float64),
         })  # fmt: skip
         self.action_space = spaces.Discrete(2)
 

@@ -234,7 +234,11 @@ def observing(monkeypatch: pytest.MonkeyPatch, space: Any, value: Any, reward: A
         (spaces.Box(-np.inf, np.inf, (1,), np.float64), np.array([1e39]), ""),
         (spaces.Box(-np.inf, np.inf, (), np.float32), 1e39, ""),
         (spaces.Tuple([spaces.Discrete(2), spaces.Box(-1, 1, (1,))]), (1, np.array([np.nan], np.float32)), r"\[1\]"),
-        (spaces.Dict(a=spaces.Dict(b=spaces.Box(-1, 1, (1,)))), {"a": {"b": np.array([-np.inf])}}, r"\[a\]\[b\]"),
+        (
+            spaces.Dict(a=spaces.Dict(b=spaces.Box(-np.inf, np.inf, (1,)))),
+            {"a": {"b": np.array([-np.inf])}},
+            r"\[a\]\[b\]",
+        ),
     ],
 )
 def test_observation_that_is_not_finite_as_float32_is_refused_with_its_part(
@@ -250,6 +254,63 @@ def test_reward_that_is_not_finite_as_float32_is_refused(reward: Any, monkeypatc
     adapted.reset()
     with pytest.raises(BrokenEnvironment, match=re.escape(f"a reward of {reward}")):
         adapted.step(0)
+
+
+INT64 = spaces.Box(-9, 9, (2,), np.int64)
+
+
+@pytest.mark.parametrize(
+    ("space", "value", "part", "shown"),
+    [
+        (INT64, np.array([1, 0.5]), "", "1.0"),
+        (INT64, np.array([1, 10]), "", "10"),
+        (spaces.Box(-100, 100, (2,), np.int8), np.array([1, 200]), "", "200"),
+        (spaces.Box(0, 1, (1,), np.float32), np.array([1.5]), "", "1.5"),
+        (spaces.Discrete(5), -1, "", "-1"),
+        (spaces.Discrete(5), 5, "", "5"),
+        (spaces.Discrete(5), 2.0, "", "2.0"),
+        (spaces.MultiDiscrete([2, 3]), np.array([2, 0]), "", "[2 0]"),
+        (spaces.MultiBinary(2), np.array([2, 0]), "", "[2 0]"),
+        (spaces.Text(3, charset="four"), "four", "", "four"),
+        (spaces.Tuple([INT64, spaces.Discrete(2, start=3)]), (np.array([0, 0]), 1), "[1]", "1"),
+        (spaces.Dict(a=spaces.Dict(b=spaces.MultiDiscrete([2]))), {"a": {"b": np.array([9])}}, "[a][b]", "[9]"),
+        (spaces.Box(0, 9, (8, 8), np.uint8), np.full((8, 8), 10, np.uint8), "", "10"),
+    ],
+)
+def test_observation_outside_its_space_is_refused_with_its_part_its_value_and_the_space(
+    space: Any, value: Any, part: str, shown: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leaf = space
+    for key in re.findall(r"\w+", part):
+        leaf = leaf[int(key) if key.isdecimal() else key]
+    with pytest.raises(BrokenEnvironment) as error:
+        observing(monkeypatch, space, value).reset()
+    assert f"an observation{part} with the value {shown}, which its space {leaf} excludes" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("space", "value"),
+    [
+        (spaces.Box(0, 1, (2,), np.float32), np.array([1.0000001, 0.5])),
+        (spaces.Box(0, 1, (2,), np.float32), np.array([0, 1])),
+        (spaces.Box(-100, 100, (2,), np.int8), np.array([-100, 100])),
+        (spaces.Discrete(3, start=-1), np.int64(-1)),
+    ],
+)
+def test_observation_of_another_type_or_with_a_rounding_error_is_accepted(
+    space: Any, value: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    observing(monkeypatch, space, value).reset()
+
+
+def test_every_observation_is_checked_where_that_is_cheap(monkeypatch: pytest.MonkeyPatch) -> None:
+    space = spaces.Dict(whole=INT64, real=spaces.Box(0, 1, ()))
+    adapted = observing(monkeypatch, space, {"whole": np.array([0, 9]), "real": 0.5})
+    for _ in range(200):
+        adapted.reset()
+    monkeypatch.setattr(environments.Observes, "value", {"whole": np.array([10, 0]), "real": 0.5})
+    with pytest.raises(BrokenEnvironment, match="the value 10, "):
+        adapted.reset()
 
 
 def test_torch_gets_the_seed_of_the_environment_if_it_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
