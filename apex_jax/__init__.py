@@ -85,7 +85,7 @@
       environment    the environments of a run, with the beginning and end of every episode marked
       task           what a task returns and accepts
       envpool_tasks, gymnasium_tasks     tasks of EnvPool, and any environment of Gymnasium
-      gymnasium_pool environments of Gymnasium in processes of their own
+      gymnasium_pool environments of Gymnasium, many at once; gymnasium_processes are the processes in which they run
       observations   observations of several parts -> vectors
       tasks          which tasks can be trained; operations/tasks_command lists them
       atari_scores   random, human and Ape-X scores of 57 games

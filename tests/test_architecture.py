@@ -55,6 +55,8 @@ MUST_NOT_IMPORT = {  # part of the package -> what its files can do without
     "plotting": {"jax", "envpool", "zmq"},
     "replay": {"jax", "zmq", "time"},
     "environments/stage.py": {"jax", "envpool", "zmq", "dm_control", "gymnasium", "mujoco"},
+    "environments/gymnasium_pool.py": {"jax", "envpool", "zmq"},
+    "environments/gymnasium_processes.py": {"jax", "envpool", "zmq"},
     "environments/gymnasium_tasks.py": {"jax", "envpool", "zmq"},
     "environments/stage_process.py": {"jax", "envpool", "zmq"},
 }

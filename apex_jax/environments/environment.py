@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from apex_jax.config import Config
-from apex_jax.environments import envpool_tasks, gymnasium_tasks
+from apex_jax.environments import envpool_tasks, gymnasium_processes
 from apex_jax.environments.envpool_tasks import family_of, make_pool
 from apex_jax.environments.gymnasium_pool import GymnasiumPool
 from apex_jax.environments.observations import flattened
@@ -49,7 +49,8 @@ def segment_spec(config: Config) -> SegmentSpec:
 
 def describe(config: Config) -> Description:
     """Describes the run's task; raises as `segment_spec`."""
-    return gymnasium_tasks.describe(config) if config.environment.is_gymnasium else envpool_tasks.describe(config)
+    provider = gymnasium_processes if config.environment.is_gymnasium else envpool_tasks
+    return provider.describe(config)
 
 
 def interface_of(config: Config, spec: SegmentSpec) -> Interface:
@@ -85,7 +86,8 @@ class Environment:
         environment = config.environment
         if environment.is_gymnasium:
             group = per_step or len(seeds)
-            self._pool: Any = GymnasiumPool(environment, seeds, max_episode_frames, group, rendered)
+            described = describe(config)
+            self._pool: Any = GymnasiumPool(environment, described, seeds, max_episode_frames, group, rendered)
         else:
             self._pool = make_pool(environment, seeds, max_episode_frames, threads, per_step, rendered)
         self._interface = interface_of(config, spec)
@@ -159,7 +161,7 @@ class Environment:
             return None
 
     def close(self) -> None:
-        """Stops the pool's threads."""
+        """Stops the pool's threads, or closes the environments of Gymnasium."""
         self._pool.close()
 
 

@@ -12,19 +12,23 @@ import multiprocessing
 import time
 from collections import deque
 from collections.abc import Callable
+from multiprocessing.connection import wait
+from multiprocessing.util import Finalize
 from typing import Any
 
+import gymnasium
 import numpy as np
-from gymnasium import logger
+from gymnasium import logger, spaces
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
+from gymnasium.vector.async_vector_env import _async_worker
+from gymnasium.vector.utils import batch_space
 
 from apex_jax.config import EnvironmentConfig
+from apex_jax.environments.gymnasium_processes import CLOSE_SECONDS, START_SECONDS, end_groups, fork_server, lead_group
 from apex_jax.environments.gymnasium_tasks import BrokenEnvironment, make
+from apex_jax.environments.task import Description
 
-START_SECONDS = 240.0  # until the first observation
 ANSWER_SECONDS = 50.0  # of a step or reset; the supervisor kills an actor that makes no progress for 60
-CLOSE_SECONDS = 2.0
-PRELOADED = ["apex_jax.environments.gymnasium_tasks"]  # by the process from which those of environments are forked
 
 Result = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict[str, np.ndarray]]
 
@@ -39,12 +43,13 @@ class GymnasiumPool:
     def __init__(
         self,
         environment: EnvironmentConfig,
+        described: Description,
         seeds: np.ndarray,
         max_steps: int,
         per_step: int,
         rendered: bool,
     ):
-        """`seeds`: int[E]; `max_steps`: of an episode; `per_step`: environments of a group.
+        """`described`: the task; `seeds`: int[E]; `max_steps`: of an episode; `per_step`: environments of a group.
 
         `rendered`: environment 0 can be rendered.
         """
@@ -55,7 +60,12 @@ class GymnasiumPool:
             functools.partial(make, environment.task, environment.settings, max_steps, rendered and i == 0, int(seed))
             for i, seed in enumerate(seeds)
         ]
-        self._groups = [_Group(environment, ids, [parts[i] for i in ids], seeds[ids]) for ids in members]
+        self._groups: list[_Group] = []
+        with contextlib.ExitStack() as failed:
+            failed.callback(self.close)
+            for ids in members:
+                self._groups.append(_Group(environment, described, ids, [parts[i] for i in ids], seeds[ids]))
+            failed.pop_all()
         self._sent: deque[_Group] = deque()
         self._stacks: np.ndarray | None = None  # uint8[E, F, *O] of pixels, see `_stacked`
 
@@ -91,10 +101,14 @@ class GymnasiumPool:
 
     def render(self) -> tuple[np.ndarray | None, ...]:
         """Returns the screen of environment 0, uint8[height, width, 3]."""
-        return self._groups[0].vector.call("render")
+        with self._groups[0].reported():
+            return self._groups[0].vector.call("render")
 
     def close(self) -> None:
         """Ends the environments and their processes."""
+        vectors = [group.vector for group in self._groups if isinstance(group.vector, _Processes)]
+        pipes = [pipe for vector in vectors for pipe in vector.parent_pipes]
+        _end(pipes, [process for vector in vectors for process in vector.processes])  # all at the same time
         for group in self._groups:
             with contextlib.suppress(Exception):  # of an environment's own `close`
                 group.vector.close()
@@ -112,28 +126,95 @@ class GymnasiumPool:
 
 
 class _Processes(AsyncVectorEnv):
-    """Can be closed even if environments have failed or hang, for which Gymnasium's own method waits for ever."""
+    """Environments in processes of their own.
 
-    def close_extras(self, timeout: float | None = CLOSE_SECONDS, terminate: bool = False) -> None:
-        """Asks the processes to end, waits up to `timeout` seconds, and kills the remaining ones."""
-        until = time.monotonic() + (0.0 if terminate else timeout or 0.0)
-        pipes = [pipe for pipe in self.parent_pipes if pipe is not None and not pipe.closed]
-        for pipe in pipes:
-            with contextlib.suppress(OSError):
-                pipe.send(("close", None))
-        for process in self.processes:
-            process.join(max(0.0, until - time.monotonic()))
-            process.kill()
-            process.join()
-        for pipe in pipes:
-            pipe.close()
+    They are closed at the latest when this process ends, even if some have failed or hang, for which Gymnasium's own
+    method waits for ever.
+    """
+
+    def __init__(self, described: Description, functions: list[Callable[[], Any]]):
+        """`functions`: make the environments. Raises what one of them raises."""
+        pixels, shape = described.frame_dtype == "uint8", described.frame_shape
+        space = spaces.Box(0, 255, shape, np.uint8) if pixels else spaces.Box(-np.inf, np.inf, shape, np.float32)
+        example = gymnasium.Env[Any, Any]()  # has the spaces, so that no environment is made in this process
+        example.observation_space, example.action_space = space, described.action
+        self.parent_pipes, self.processes = [], []
+        fork_server()
+        try:
+            super().__init__(
+                [lambda: example] * len(functions),
+                context="forkserver",
+                daemon=False,  # an environment may start processes itself
+                worker=functools.partial(lead_group, _serve, functions),
+                observation_mode=(batch_space(space, len(functions)), space),
+            )
+        except BaseException:
+            self.closed = True
+            _end(self.parent_pipes, self.processes)
+            raise
+        # Called before `multiprocessing` waits for processes at the end of this one.
+        self._end = Finalize(self, _end, (self.parent_pipes, self.processes), exitpriority=1)
+
+    def _poll_pipe_envs(self, timeout: float | None = None) -> bool:
+        """Returns whether all have answered; False as soon as a process has ended, whose pipe its children may hold."""
+        until = time.monotonic() + (ANSWER_SECONDS if timeout is None else timeout)
+        for pipe, process in zip(self.parent_pipes, self.processes, strict=True):
+            wait([pipe, process.sentinel], max(0.0, until - time.monotonic()))
+            if not pipe.poll():
+                return False
+        return True
+
+    def close_extras(self, **_: Any) -> None:
+        """Ends the processes."""
+        self._end()
+
+
+def _end(pipes: list[Any], processes: list[Any]) -> None:
+    """Asks the processes to close their environments, waits up to CLOSE_SECONDS, and kills what remains of them."""
+    pipes = [pipe for pipe in pipes if pipe is not None and not pipe.closed]  # those of failed environments are
+    for pipe in pipes:
+        with contextlib.suppress(OSError):
+            pipe.send(("close", None))
+    end_groups(processes, CLOSE_SECONDS)
+    for pipe in pipes:
+        pipe.close()
+
+
+def _serve(functions: list[Callable[[], Any]], index: int, _: Any, pipe: Any, parent_pipe: Any, *others: Any) -> None:
+    """Makes an environment and does what `_Processes` asks for: `_async_worker`, but returns an error of `make`."""
+    parent_pipe.close()  # before the environment starts processes, which would inherit it
+    try:
+        environment = functions[index]()
+    except Exception as error:
+        errors = others[1]
+        errors.put((index, type(error), error, ""))
+        pipe.recv()
+        pipe.send((None, False))
+    else:
+        _async_worker(index, lambda: environment, pipe, parent_pipe, *others)
+
+
+def _in_this_process(functions: list[Callable[[], Any]]) -> SyncVectorEnv:
+    """Returns environments in this process; if one cannot be made, closes the others."""
+    environments: list[Any] = []
+    with contextlib.ExitStack() as failed:
+        for function in functions:
+            environments.append(function())
+            failed.callback(environments[-1].close)
+        failed.pop_all()
+    return SyncVectorEnv([functools.partial(environments.__getitem__, i) for i in range(len(functions))])
 
 
 class _Group:
     """Environments that step together."""
 
     def __init__(
-        self, environment: EnvironmentConfig, ids: np.ndarray, functions: list[Callable[[], Any]], seeds: np.ndarray
+        self,
+        environment: EnvironmentConfig,
+        described: Description,
+        ids: np.ndarray,
+        functions: list[Callable[[], Any]],
+        seeds: np.ndarray,
     ):
         self.ids = ids.astype(np.int32)
         self.begins = np.ones(len(ids), bool)  # whether the next observation is the first of an episode
@@ -142,29 +223,27 @@ class _Group:
         self._actions: np.ndarray | None = None  # None: reset
         self.vector: AsyncVectorEnv | SyncVectorEnv
         if environment.own_processes:
-            # Processes are not forked from this one, whose threads, JAX's among them, may hold locks.
-            multiprocessing.set_forkserver_preload(PRELOADED)
-            with self._reported():
-                self.vector = _Processes(functions, context="forkserver")
+            with self.reported():
+                self.vector = _Processes(described, functions)
         else:
-            self.vector = SyncVectorEnv(functions)
+            self.vector = _in_this_process(functions)
 
     def reset(self) -> None:
         self._actions = None
         self.begins[:] = True
         if isinstance(self.vector, AsyncVectorEnv):
-            with self._reported():
+            with self.reported():
                 self.vector.reset_async(seed=self._seeds)
 
     def step(self, actions: np.ndarray) -> None:
         self._actions = actions
         if isinstance(self.vector, AsyncVectorEnv):
-            with self._reported():
+            with self.reported():
                 self.vector.step_async(actions)
 
     def receive(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
         """Returns the result of `reset` or `step`: observations, rewards, terminated, truncated, infos."""
-        with self._reported():
+        with self.reported():
             if self._actions is not None:
                 if isinstance(self.vector, AsyncVectorEnv):
                     return self.vector.step_wait(timeout=ANSWER_SECONDS)
@@ -178,21 +257,19 @@ class _Group:
         return observation, np.zeros(len(self.ids)), none, none, info
 
     @contextlib.contextmanager
-    def _reported(self) -> Any:
+    def reported(self) -> Any:
         """Raises BrokenEnvironment if a process of an environment has ended or does not answer."""
         try:
             yield
-        except multiprocessing.TimeoutError:
-            what = "has not answered in time; it hangs, or a step of it is too slow"
-            raise BrokenEnvironment(
-                f"environment.task={self._task}: one of {len(self.ids)} environments {what}"
-            ) from None
-        except (EOFError, OSError):
-            vector = getattr(self, "vector", None)
-            for process in getattr(vector, "processes", []):
+        except (multiprocessing.TimeoutError, EOFError, OSError) as error:
+            processes = getattr(getattr(self, "vector", None), "processes", [])
+            for process in processes:
                 process.join(0.1)
-            codes = [process.exitcode for process in getattr(vector, "processes", []) if process.exitcode is not None]
-            code = f" with exit code {codes[0]}" if codes else ""
-            raise BrokenEnvironment(
-                f"environment.task={self._task}: the process of an environment ended{code}"
-            ) from None
+            codes = [process.exitcode for process in processes if process.exitcode is not None]
+            what = f"the process of an environment ended{f' with exit code {codes[0]}' if any(codes) else ''}"
+            if (
+                isinstance(error, multiprocessing.TimeoutError) and not codes
+            ):  # else processes that it started hold pipes
+                hangs = "has not answered in time; it hangs, or a step of it is too slow"
+                what = f"one of {len(self.ids)} environments {hangs}"
+            raise BrokenEnvironment(f"environment.task={self._task}: {what}") from None

@@ -13,15 +13,11 @@ import importlib
 import inspect
 import itertools
 import json
-import multiprocessing
-import multiprocessing.connection
 import os
 import random
 import re
-import signal
 import socket
 import sys
-import threading
 import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -51,7 +47,6 @@ class BrokenEnvironment(RunError):
     """An environment raised an exception, ended its process, or broke the promise of its spaces."""
 
 
-@functools.lru_cache(maxsize=4)
 def describe(config: Config) -> Description:
     """Makes an environment and describes it; raises as `make`."""
     environment, task = config.environment, config.environment.task
@@ -80,8 +75,6 @@ def make(task: str, settings: str, max_steps: int = MANY_STEPS, rendered: bool =
     addition to the environment's own limit; `rendered`: whether `render` is called; `seed`: of the global random
     generators. Raises UsageError if there is no such environment, BrokenEnvironment if it cannot be made.
     """
-    if multiprocessing.parent_process() is not None:
-        _end_with_the_parent()
     function = _function_of(task, rendered)
     with _reported(task), contextlib.ExitStack() as opened:
         if NUMBER in settings:
@@ -318,16 +311,3 @@ def _reported(task: str) -> Iterator[None]:
         place = traceback.extract_tb(error.__traceback__)[-1]
         what = f"{type(error).__name__}: {first_line(error)} ({place.filename}, line {place.lineno})"
         raise BrokenEnvironment(f"environment.task={task}: {what}") from None
-
-
-def _end_with_the_parent() -> None:
-    """Ends this process when its parent does, even while the environment hangs; leaves Ctrl-C to the parent."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-    def wait() -> None:
-        multiprocessing.connection.wait([parent.sentinel])
-        os._exit(1)
-
-    threading.Thread(target=wait, name="end with the parent", daemon=True).start()

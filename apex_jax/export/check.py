@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import jax.numpy as jnp
 import numpy as np
 
@@ -24,14 +26,14 @@ def real_observations(config: Config) -> np.ndarray:
     seeds = rng.integers(2**31, size=ENVIRONMENTS)
     environment = Environment(config, spec, seeds, config.environment.max_episode_frames)
     seen = []
-    for _ in range(STEPS):
-        step = environment.receive()
-        seen.append(step.observation)
-        size = (len(step.env_id), *spec.action.shape)
-        discrete = spec.action.dtype == "int32"
-        action = rng.integers(spec.action.num_actions, size=size) if discrete else rng.uniform(-1, 1, size)
-        environment.send(action.astype(spec.action.dtype), step.env_id)
-    environment.close()
+    with contextlib.closing(environment):
+        for _ in range(STEPS):
+            step = environment.receive()
+            seen.append(step.observation)
+            size = (len(step.env_id), *spec.action.shape)
+            discrete = spec.action.dtype == "int32"
+            action = rng.integers(spec.action.num_actions, size=size) if discrete else rng.uniform(-1, 1, size)
+            environment.send(action.astype(spec.action.dtype), step.env_id)
     return np.concatenate(seen)
 
 

@@ -57,6 +57,10 @@ class Actor:
     def act(self, welcome: ActorWelcome) -> None:
         """Acts with the ladder indices of the welcome, as long as the actor belongs to this replay server."""
         environment, builder, exploration, key = _begin(self, welcome)
+        with contextlib.closing(environment):
+            self._act(environment, builder, exploration, key)
+
+    def _act(self, environment: Environment, builder: SegmentBuilder, exploration: np.ndarray, key: jax.Array) -> None:
         tracker, call = EpisodeTracker(len(exploration)), 0
         self.next_metrics = time.monotonic() + self.role.config.metrics_interval_seconds
         while not self.replay.must_leave:
@@ -69,7 +73,6 @@ class Actor:
             segments = builder.add(step, *map(np.asarray, output))
             self._hand_over(step, segments, tracker.add(step), exploration)
             self._write_metrics_when_due()
-        environment.close()
 
     def _newest_weights(self) -> Weights:
         self.in_use = self.weights.fetch_after(self.in_use) or self.in_use

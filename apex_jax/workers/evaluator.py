@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import logging
@@ -73,7 +74,7 @@ class Evaluation(NamedTuple):
 
 
 class Evaluator:
-    """Plays `evaluator.episodes` games in parallel, exactly one per environment.
+    """Plays `evaluator.episodes` games in parallel, exactly one per environment; the caller closes the environments.
 
     Counting the first games to end instead would bias the result towards short, lost games.
     """
@@ -96,7 +97,7 @@ class Evaluator:
         seeds = self._rng.integers(2**31, size=self._settings.episodes)
         # One pool for all evaluations, since EnvPool leaks about 2 MB per closed pool.
         limit = self._settings.max_episode_frames
-        self._environment = Environment(config, spec, seeds, limit, per_step=1, rendered=filmed)
+        self.environment = Environment(config, spec, seeds, limit, per_step=1, rendered=filmed)
         self._observation = np.zeros((len(seeds), spec.frame_stack, *spec.frame_shape), spec.frame_dtype)
 
     def evaluate(
@@ -116,7 +117,7 @@ class Evaluator:
         for call in itertools.count():
             self._beat()
             for _ in playing:
-                step = self._environment.receive()  # of one game
+                step = self.environment.receive()  # of one game
                 self._observation[step.env_id] = step.observation
                 for episode in tracker.add(step):
                     returns[episode.env_id] = episode.episode_return
@@ -124,14 +125,14 @@ class Evaluator:
             self.seconds = time.monotonic() - started
             self.steps_per_second = steps / max(1e-9, self.seconds)
             has_ended = ~np.isnan(returns[playing])
-            self._environment.leave_out(playing[has_ended])
+            self.environment.leave_out(playing[has_ended])
             playing = playing[~has_ended]
             if not playing.size or cancelled():
                 break
             if film is not None and playing[0] == 0:
-                film(self._environment.screen())
-            self._environment.send(self._actions(params, playing, key, call), playing)
-        self._environment.reset()  # for the next evaluation
+                film(self.environment.screen())
+            self.environment.send(self._actions(params, playing, key, call), playing)
+        self.environment.reset()  # for the next evaluation
         return None if playing.size else returns
 
     def _actions(self, params: Params, playing: np.ndarray, key: jax.Array, call: int) -> np.ndarray:
@@ -207,6 +208,7 @@ def follow(role: RoleContext, spec: SegmentSpec) -> None:
                     draw_curves(Path(config.directory), config.environment.task)
                     write_report(config)
     finally:
+        evaluator.environment.close()
         client.close()
 
 
@@ -218,7 +220,8 @@ def evaluate_checkpoint(config: Config, spec: SegmentSpec, stop: StopSignal) -> 
     video = config.evaluator.video
     with Film(video, frames_per_second(config)) as film:
         evaluator = Evaluator(config, spec, algorithm, filmed=video != "" and has_screen(config))
-        returns = evaluator.evaluate(weights.params, stop.is_set, film.add if video else None)
+        with contextlib.closing(evaluator.environment):
+            returns = evaluator.evaluate(weights.params, stop.is_set, film.add if video else None)
         if returns is None:
             return
         evaluation = Evaluation(returns, weights.updates, weights.environment_steps, evaluator.seconds)

@@ -198,6 +198,7 @@ class LocalRun:
             with contextlib.suppress(ChildProcessError):
                 while os.waitpid(process.pid, os.WNOHANG) == (0, 0) and time.monotonic() < until:
                     time.sleep(0.01)
+        self._end_processes_of_environments(self._roles)
         with contextlib.suppress(Exception):  # the terminal does not respond, or a write was interrupted
             if self._view is not None:
                 self._view.close()
@@ -213,6 +214,7 @@ class LocalRun:
         return Role(role, name, self._directory / "logs" / f"{name}.log", arguments)
 
     def _start(self, role: Role) -> None:
+        self._end_processes_of_environments([role])
         role.start([*self._arguments, f"addresses.status={self._watch.address_of(role.name)}"])
         self._watch.started(role.name)
 
@@ -315,6 +317,14 @@ class LocalRun:
                 process.wait()
         for role in self._roles:
             role.close_pipe()
+        self._end_processes_of_environments(self._roles)
+
+    def _end_processes_of_environments(self, roles: list[Role]) -> None:
+        """Kills what environments in a role's own process have started; it would hold the role's locks."""
+        has_them = self._config.environment.is_gymnasium and not self._config.environment.own_processes
+        for process in [role.process for role in roles if has_them and role.process is not None]:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
 
     def _patience_seconds(self, role: Role) -> float:
         """Returns how long a role may take to end; roles that save state may take longer."""

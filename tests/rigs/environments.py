@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import random
+import subprocess
 import time
 from pathlib import Path
 from typing import Any
@@ -85,7 +87,12 @@ class Hangs(Corridor):
 
 
 class Dies(Corridor):
-    """Ends its own process at its third step."""
+    """Ends its own process at its third step, or when it is made."""
+
+    def __init__(self, made: bool = False):
+        super().__init__()
+        if made:
+            os._exit(7)
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         if self.steps == 2:
@@ -118,6 +125,39 @@ class DrawsForNoAgent(Draws):
     def __init__(self, **arguments: Any) -> None:
         super().__init__(**arguments)
         self.action_space = spaces.MultiDiscrete([2, 3])  # type: ignore[assignment]
+
+
+class Simulated(Corridor):
+    """Starts two processes that it never ends.
+
+    It writes its own id and theirs to the file `processes`, of at most `most` lines, and its own to `closed`.
+    """
+
+    def __init__(self, processes: str, closed: str, most: int = 1000, step: int = -1):
+        super().__init__()
+        self.closed, self.last = closed, step
+        program = subprocess.Popen(["sleep", "600"])
+        fork = multiprocessing.get_context("fork").Process(target=time.sleep, args=(600,))
+        fork.start()
+        with open(processes, "a") as file:
+            file.write(f"{os.getpid()} {program.pid} {fork.pid}\n")
+        if len(Path(processes).read_text().splitlines()) > most:
+            raise ValueError("there are too many")
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        if self.steps + 1 == self.last:
+            raise ValueError("the step failed")
+        return super().step(action)
+
+    def close(self) -> None:
+        with open(self.closed, "a") as file:
+            file.write(f"{os.getpid()}\n")
+
+
+def processes_of(file: Path) -> tuple[list[int], list[int]]:
+    """Returns the processes of `Simulated` environments, one an environment, and those that these have started."""
+    rows = [[int(word) for word in line.split()] for line in file.read_text().splitlines()]
+    return [row[0] for row in rows], [process for row in rows for process in row[1:]]
 
 
 class Endless(Corridor):

@@ -171,6 +171,15 @@ def wait_until(condition: Callable[[], T], seconds: float = PATIENCE_SECONDS) ->
     return result
 
 
+def wait_for_the_end_of(*processes: Iterable[int]) -> None:
+    """Waits until none of the processes, given by their ids, is running."""
+
+    def is_running(pid: int) -> bool:
+        return _proc(pid, "stat").rpartition(b")")[2].split()[:1] not in ([], [b"Z"])
+
+    wait_until(lambda: not any(map(is_running, itertools.chain(*processes))))
+
+
 def leave(programs: Iterable[Program]) -> None:
     """Sends SIGTERM to all processes, and checks that each ends in time and without an error.
 

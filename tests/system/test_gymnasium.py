@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 from pathlib import Path
 
 import gymnasium
@@ -16,7 +17,8 @@ from apex_jax.policy import load_policy
 from apex_jax.segment_codec import decode_segment, encode_segment
 from apex_jax.settings import load
 from tests.rigs import environments
-from tests.rigs.processes import ROOT, Program, Programs
+from tests.rigs.environments import processes_of
+from tests.rigs.processes import ROOT, Program, Programs, wait_for_the_end_of
 
 SECONDS = 300.0
 ERROR = re.compile(r"ValueError: the (made|step) failed \(.*/tests/rigs/environments\.py, line \d+\)")
@@ -74,6 +76,30 @@ def test_environment_that_always_fails_ends_the_run_with_one_line_and_a_tracebac
         assert program.exit_code(SECONDS) == 1
     assert ERROR.search(program.stderr.splitlines()[-1])
     assert "Traceback" in (program.stderr if at == "made" else (run / "logs" / "actor-0.log").read_text())
+
+
+@pytest.mark.long
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("end", ["normal", signal.SIGINT, signal.SIGKILL])
+def test_environments_are_closed_and_their_processes_end_with_the_run(
+    end: str | signal.Signals, programs: Programs, tmp_path: Path
+) -> None:
+    started, closed = tmp_path / "processes", tmp_path / "closed"
+    settings = [f"environment.settings={{processes: {started}, closed: {closed}}}"]
+    with programs:
+        program = train(
+            programs, tmp_path / "run", "Simulated", *settings, "total_updates=20", "evaluator.max_episode_frames=100"
+        )
+        if isinstance(end, signal.Signals):
+            evaluations = tmp_path / "run" / "evaluations.jsonl"
+            program.wait_until(evaluations.exists)
+            program.send(end)
+        code = program.exit_code(SECONDS)
+        assert code == {"normal": 0, signal.SIGINT: 130, signal.SIGKILL: -9}[end], program.stderr
+        leaders, processes = processes_of(started)
+        wait_for_the_end_of(leaders, processes)
+        assert set(leaders) == set(map(int, closed.read_text().split()))
+        assert len(leaders) >= 2 + 2 + 3  # of the actor, of the evaluator, and of roles that read the spaces
 
 
 @pytest.mark.long

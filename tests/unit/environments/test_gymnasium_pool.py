@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,9 @@ from apex_jax.environments.environment import Environment, segment_spec
 from apex_jax.environments.gymnasium_tasks import NUMBER, BrokenEnvironment, make
 from apex_jax.settings import load
 from apex_jax.types import Step
+from tests.rigs import environments
+from tests.rigs.environments import Corridor, processes_of
+from tests.rigs.processes import wait_for_the_end_of
 
 OWN = "gymnasium:tests.rigs.environments:"
 PLACES = pytest.mark.parametrize("own_processes", [True, False], ids=["processes", "in one process"])
@@ -169,6 +172,60 @@ def test_hanging_environment_is_one_line_and_its_process_is_ended(monkeypatch: p
     assert not any(process.is_alive() for process in processes)
 
 
+@pytest.mark.parametrize("end", ["closed", "failed", "killed"])
+def test_processes_that_environments_start_end_with_them(end: str, tmp_path: Path) -> None:
+    processes, closed = tmp_path / "processes", tmp_path / "closed"
+    step = ", step: 3" if end == "failed" else ""
+    settings = config(
+        f"{OWN}Simulated", True, f"environment.settings={{processes: {processes}, closed: {closed}{step}}}"
+    )
+    spec = segment_spec(settings)
+    wait_for_the_end_of(*processes_of(processes))  # those of the environment that was described
+    assert os.getpid() not in processes_of(processes)[0]
+    assert len(closed.read_text().split()) == 1
+    environment = Environment(settings, spec, np.array([1, 2]), 60, per_step=1)
+    leaders = [group.vector.processes[0].pid for group in environment._pool._groups]
+    with contextlib.closing(environment), contextlib.suppress(BrokenEnvironment):
+        for _ in range(8):
+            step = environment.receive()
+            if end == "killed":
+                os.kill(leaders[0], signal.SIGKILL)
+            environment.send(np.zeros(1, np.int32), step.env_id)
+    wait_for_the_end_of(*processes_of(processes))
+    assert sorted(map(int, closed.read_text().split()[1:])) == sorted(leaders[1:] if end == "killed" else leaders)
+
+
+@pytest.mark.parametrize("per_step", [1, 2])
+def test_environment_that_cannot_be_made_in_its_process_is_one_line_and_ends_the_others(
+    per_step: int, tmp_path: Path
+) -> None:
+    processes = tmp_path / "processes"
+    arguments = f"environment.settings={{processes: {processes}, closed: {tmp_path / 'closed'}, most: 2}}"
+    settings = config(f"{OWN}Simulated", True, arguments)
+    with pytest.raises(BrokenEnvironment, match=r"ValueError: there are too many \(.*environments.py, line \d+\)$"):
+        Environment(settings, segment_spec(settings), np.array([1, 2]), 60, per_step=per_step)
+    leaders, started = processes_of(processes)
+    assert len(leaders) == 3
+    wait_for_the_end_of(leaders, started)
+
+
+def test_environment_that_cannot_be_made_in_this_process_closes_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = config(f"{OWN}from_a_function", False, "environment.settings={length: 3}")
+    spec, made, closed = segment_spec(settings), list[Corridor](), list[Corridor]()
+
+    def make_one(length: int) -> Corridor:
+        if made:
+            raise ValueError("the second")
+        made.append(Corridor(length))
+        made[0].close = lambda: closed.append(made[0])  # type: ignore[method-assign]
+        return made[0]
+
+    monkeypatch.setattr(environments, "from_a_function", make_one)
+    with pytest.raises(BrokenEnvironment, match="the second"):
+        Environment(settings, spec, np.array([1, 2]), 60)
+    assert made == closed
+
+
 PARENT = """
 import os, sys, time
 import numpy as np
@@ -176,27 +233,34 @@ import numpy as np
 if __name__ == "__main__":
     from apex_jax.environments.environment import Environment, segment_spec
     from tests.unit.environments.test_gymnasium_pool import OWN, config
-    settings = config(OWN + "Hangs", True)
+    settings = config(OWN + sys.argv[1], True, *sys.argv[3:])
     environment = Environment(settings, segment_spec(settings), np.array([1, 2]), 60)
     for _ in range(3):
         environment.send(np.zeros(2, np.int32), environment.receive().env_id)
     print(*(process.pid for process in environment._pool._groups[0].vector.processes), flush=True)
-    time.sleep(600)
+    time.sleep(float(sys.argv[2]))
 """
 
 
 @pytest.mark.long
-def test_killed_actor_leaves_no_hanging_environment_behind(tmp_path: Path) -> None:
-    script = tmp_path / "parent.py"
+@pytest.mark.parametrize(("name", "end"), [("Hangs", "killed"), ("Simulated", "killed"), ("Simulated", "never closed")])
+def test_actor_that_ends_leaves_no_environment_and_no_process_of_one_behind(
+    name: str, end: str, tmp_path: Path
+) -> None:
+    script, started, closed = tmp_path / "parent.py", tmp_path / "processes", tmp_path / "closed"
+    started.touch()
     script.write_text(PARENT)
+    settings = [f"environment.settings={{processes: {started}, closed: {closed}}}"] if name == "Simulated" else []
+    command = [sys.executable, str(script), name, "600" if end == "killed" else "0", *settings]
     with subprocess.Popen(
-        [sys.executable, str(script)], stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": os.getcwd()}
+        command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": os.getcwd()}
     ) as parent:
         assert parent.stdout is not None
         processes = [int(word) for word in parent.stdout.readline().split()]
         assert len(processes) == 2
-        parent.send_signal(signal.SIGKILL)
-    until = time.monotonic() + 30
-    while any(Path(f"/proc/{process}").exists() for process in processes):
-        assert time.monotonic() < until, "an environment outlived its actor"
-        time.sleep(0.1)
+        if end == "killed":
+            parent.send_signal(signal.SIGKILL)
+        assert parent.wait(30) == (-signal.SIGKILL if end == "killed" else 0)
+    wait_for_the_end_of(processes, processes_of(started)[1])
+    if name == "Simulated":
+        assert set(map(int, closed.read_text().split())) >= set(processes)

@@ -370,8 +370,8 @@ def test_endless_episode_is_truncated_at_the_limit() -> None:
     assert [i for i, ended in enumerate(truncated) if ended] == [20, 41]
 
 
-def test_module_imports_neither_envpool_nor_jax() -> None:
-    code = "import sys, apex_jax.environments.gymnasium_tasks; print({'envpool', 'jax', 'zmq'} & set(sys.modules))"
+def test_processes_of_environments_import_neither_envpool_nor_jax() -> None:
+    code = "import sys, apex_jax.environments.gymnasium_pool; print({'envpool', 'jax', 'zmq'} & set(sys.modules))"
     assert subprocess.check_output([sys.executable, "-c", code], text=True, timeout=60) == "set()\n"
 
 

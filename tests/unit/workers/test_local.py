@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from apex_jax.command_line import parse
-from apex_jax.config import ActorConfig, AddressConfig, Config, ReplayConfig
+from apex_jax.config import ActorConfig, AddressConfig, Config, EnvironmentConfig, ReplayConfig
 from apex_jax.host.errors import RunError
 from apex_jax.operations.live_view import LiveView
 from apex_jax.operations.progress import RunProgress
@@ -28,12 +28,12 @@ from apex_jax.workers import local
 from apex_jax.workers.local import LocalRun, locked
 from apex_jax.workers.recording import COMPLETING_THE_FILM
 from tests.rigs.live_views import START, write
-from tests.rigs.processes import wait_until
+from tests.rigs.processes import wait_for_the_end_of, wait_until
 
 WAIT = "sys.stdin.buffer.read()"  # until the supervisor is gone
 WAIT_FOR_WORD = "sys.stdin.buffer.read(1)"  # that the run is over
 STAND_IN = """
-import os, pathlib, signal, sys, threading
+import os, pathlib, signal, subprocess, sys, threading
 folder = pathlib.Path(__file__).parent
 
 def lives(name):  # process ids of all that have begun
@@ -143,6 +143,18 @@ def test_role_that_fails_is_started_again(stage: Stage, end: str, caplog: pytest
     assert stage.lives == {**ONCE_EACH, "learner": 3}
     assert {record.levelno for record in caplog.records} == {logging.WARNING}
     assert "learner ended with exit code" in caplog.text
+
+
+def test_processes_that_environments_started_in_a_role_s_own_process_end_with_it(stage: Stage) -> None:
+    task = EnvironmentConfig(task="gymnasium:CartPole-v1", own_processes=False, frame_stack=1, frame_skip=1)
+    stage.config = stage.config.replace(environment=task)
+    start = "(folder / f'started-{life}').write_text(str(subprocess.Popen(['sleep', '600']).pid))"
+    stage.run(
+        actor_0=f"{start}; life == 1 and os.kill(os.getpid(), signal.SIGKILL); {READY}; {WAIT}",
+        learner="wait_until((folder / 'ready').exists)",
+    )
+    wait_for_the_end_of([int(path.read_text()) for path in stage.folder.glob("started-*")])
+    assert stage.lives["actor-0"] == 2
 
 
 def test_a_learner_that_ends_as_soon_as_it_is_restarted_is_not_started_once_more(

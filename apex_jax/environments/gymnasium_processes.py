@@ -1,0 +1,109 @@
+"""The processes in which environments of Gymnasium run, and those that an environment starts itself.
+
+They are forked from a fork server, not from this process, whose threads, JAX's among them, may hold locks. Each leads
+a process group: what an environment starts, such as a simulator, is of that group, and is killed with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import ForkServerContext
+from typing import Any
+
+from apex_jax.config import Config
+from apex_jax.environments import gymnasium_tasks
+from apex_jax.environments.gymnasium_tasks import BrokenEnvironment
+from apex_jax.environments.task import Description
+
+PRELOADED = ["apex_jax.environments.gymnasium_pool"]  # by the fork server
+START_SECONDS = 240.0  # until an environment is made, or has returned its first observation
+CLOSE_SECONDS = 2.0  # for environments to close
+
+
+def fork_server() -> ForkServerContext:
+    """Returns the context of processes that are forked from the fork server."""
+    multiprocessing.set_forkserver_preload(PRELOADED)
+    return multiprocessing.get_context("forkserver")
+
+
+@functools.lru_cache(maxsize=4)
+def describe(config: Config) -> Description:
+    """Makes and closes an environment in a process of its own, and describes it.
+
+    So no code of a user runs in learner and replay server, and no process of an environment inherits a lock of this
+    one. Raises UsageError or BrokenEnvironment, see `gymnasium_tasks.describe`.
+    """
+    context, task = fork_server(), config.environment.task
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=lead_group, args=(_send_description, sender, config))
+    process.start()
+    sender.close()
+    result = None
+    with receiver, contextlib.suppress(EOFError):
+        try:
+            wait([receiver, process.sentinel], START_SECONDS)
+            if receiver.poll():
+                result = receiver.recv()
+        finally:
+            process.join(CLOSE_SECONDS)
+            code = process.exitcode
+            end_groups([process], 0.0)
+    if result is None:
+        what = f"was not made within {START_SECONDS:.0f} s" if code is None else f"ended its process, exit code {code}"
+        raise BrokenEnvironment(f"environment.task={task}: it {what}")
+    if isinstance(result, Exception):
+        raise result
+    return result
+
+
+def _send_description(sender: Connection, config: Config) -> None:
+    try:
+        result: Any = gymnasium_tasks.describe(config)
+    except Exception as error:
+        result = error
+    sender.send(result)
+
+
+def lead_group(function: Callable[..., None], *arguments: Any) -> None:
+    """Runs a function, the whole work of this process, as the leader of a group that ends with the parent process.
+
+    Once that has ended, even by SIGKILL, the function has CLOSE_SECONDS to return. Leaves Ctrl-C to the parent.
+    """
+    os.setpgid(0, 0)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def kill_when_over() -> None:
+        wait([parent.sentinel])
+        time.sleep(CLOSE_SECONDS)
+        os.killpg(0, signal.SIGKILL)
+
+    threading.Thread(target=kill_when_over, name="end with the parent", daemon=True).start()
+    try:
+        function(*arguments)
+    finally:
+        for child in multiprocessing.active_children():  # for which this process would wait
+            child.kill()
+        if wait([parent.sentinel], 0.05):  # which may close after the pipe whose end has ended the function
+            os.killpg(0, signal.SIGKILL)
+
+
+def end_groups(processes: Sequence[Any], seconds: float) -> None:
+    """Waits up to `seconds` for processes to end, then kills them with their groups."""
+    until = time.monotonic() + seconds
+    for process in processes:
+        process.join(max(0.0, until - time.monotonic()))
+    for process in processes:
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # also after the leader's end
+            os.killpg(process.pid, signal.SIGKILL)
+        process.kill()
+        process.join()
