@@ -24,7 +24,7 @@ from gymnasium.vector.async_vector_env import _async_worker
 from gymnasium.vector.utils import batch_space
 
 from apex_jax.config import EnvironmentConfig
-from apex_jax.environments.gymnasium_processes import CLOSE_SECONDS, START_SECONDS, end_groups, fork_server, lead_group
+from apex_jax.environments.gymnasium_processes import CLOSE_SECONDS, START_SECONDS, end_groups, fork_server, leader
 from apex_jax.environments.gymnasium_tasks import BrokenEnvironment, make
 from apex_jax.environments.task import Description
 
@@ -145,7 +145,7 @@ class _Processes(AsyncVectorEnv):
                 [lambda: example] * len(functions),
                 context="forkserver",
                 daemon=False,  # an environment may start processes itself
-                worker=functools.partial(lead_group, _serve, functions),
+                worker=leader(_serve, functions),
                 observation_mode=(batch_space(space, len(functions)), space),
             )
         except BaseException:

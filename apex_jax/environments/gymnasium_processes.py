@@ -11,9 +11,11 @@ import functools
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerContext
 from typing import Any
@@ -24,14 +26,40 @@ from apex_jax.environments.gymnasium_tasks import BrokenEnvironment
 from apex_jax.environments.task import Description
 
 PRELOADED = ["apex_jax.environments.gymnasium_pool"]  # by the fork server
+PATH_VARIABLES = ("PYTHONPATH", "PYTHONSAFEPATH")  # with which the fork server is started
 START_SECONDS = 240.0  # until an environment is made, or has returned its first observation
 CLOSE_SECONDS = 2.0  # for environments to close
 
 
 def fork_server() -> ForkServerContext:
-    """Returns the context of processes that are forked from the fork server."""
+    """Returns the context of processes that are forked from the fork server, which has the `sys.path` of this process.
+
+    Else it would look for modules as a new interpreter does, in the working directory first.
+    """
     multiprocessing.set_forkserver_preload(PRELOADED)
+    before = _path_variables()
+    _set({"PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path)), "PYTHONSAFEPATH": "1"})
+    try:
+        forkserver.ensure_running()
+    finally:
+        _set(before)
     return multiprocessing.get_context("forkserver")
+
+
+def leader(function: Callable[..., None], *arguments: Any) -> Callable[..., None]:
+    """Returns `lead_group` with a function, as the target of a process of the fork server."""
+    return functools.partial(lead_group, _path_variables(), function, *arguments)
+
+
+def _path_variables() -> dict[str, str | None]:
+    return {name: os.environ.get(name) for name in PATH_VARIABLES}
+
+
+def _set(variables: dict[str, str | None]) -> None:
+    for name, value in variables.items():
+        os.environ.pop(name, None)
+        if value is not None:
+            os.environ[name] = value
 
 
 @functools.lru_cache(maxsize=4)
@@ -43,7 +71,7 @@ def describe(config: Config) -> Description:
     """
     context, task = fork_server(), config.environment.task
     receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=lead_group, args=(_send_description, sender, config))
+    process = context.Process(target=leader(_send_description, sender, config))
     process.start()
     sender.close()
     result = None
@@ -72,11 +100,13 @@ def _send_description(sender: Connection, config: Config) -> None:
     sender.send(result)
 
 
-def lead_group(function: Callable[..., None], *arguments: Any) -> None:
+def lead_group(variables: dict[str, str | None], function: Callable[..., None], *arguments: Any) -> None:
     """Runs a function, the whole work of this process, as the leader of a group that ends with the parent process.
 
     Once that has ended, even by SIGKILL, the function has CLOSE_SECONDS to return. Leaves Ctrl-C to the parent.
+    `variables`: of the parent's environment, which programs that an environment starts inherit.
     """
+    _set(variables)
     os.setpgid(0, 0)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
