@@ -136,8 +136,10 @@
       replay_server  serves the buffer
       learner        updates; learner_metrics, run_counters and saver belong to it
       role           parts common to these processes: status page, metrics, sockets, copy of the run
-      evaluator      plays full games; recording films one, and draws the run's curves
-      local          all roles on this machine, supervised; series runs several seeds one after the other
+      evaluator      evaluates the newest params, or those of a checkpoint; evaluation plays its games, recording films
+                     one, and draws the run's curves
+      local          all roles on this machine, supervised; role_process is one of them, series runs several seeds one
+                     after the other
 
     main             the program: main.py, apex-jax and python -m apex_jax
 

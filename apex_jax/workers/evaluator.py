@@ -3,39 +3,35 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
 import logging
 import os
 import time
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import jax
-import numpy as np
 
 from apex_jax.agent.algorithm import Algorithm, Params
 from apex_jax.agent.registry import make_algorithm, resolved
 from apex_jax.config import Config
-from apex_jax.environments.atari_scores import human_normalized_score
-from apex_jax.environments.environment import Environment, EpisodeTracker, has_screen, has_stage, interface_of
+from apex_jax.environments.environment import has_screen, has_stage, interface_of
 from apex_jax.host.disk import run_of_checkpoint
 from apex_jax.host.errors import RunError, shown
 from apex_jax.links.weights_client import Weights, WeightsClient
 from apex_jax.operations.run_page import write_report
 from apex_jax.plotting.video import video_of_run
 from apex_jax.policy import restore_params
-from apex_jax.process import ROLE_NUMBERS, SUPERVISED, StopSignal, process_rng
+from apex_jax.process import SUPERVISED, StopSignal
 from apex_jax.run.best import BestEvaluation, keep_if_best
 from apex_jax.run.evaluations import FILE_NAME, return_text, spread
 from apex_jax.run.metrics import append_line, read_metrics
 from apex_jax.run.provenance import CONFIG_NAME, check_resumable
 from apex_jax.transport.params_codec import architecture_of, encode_weights
 from apex_jax.types import SegmentSpec
+from apex_jax.workers.evaluation import Evaluation, Evaluator
 from apex_jax.workers.recording import (
     COMPLETING_THE_FILM,
     Film,
@@ -48,110 +44,6 @@ from apex_jax.workers.role import RoleContext, checked_spec, open_role
 from apex_jax.workers.saver import FIRST_CHECKPOINT_SECONDS
 
 _log = logging.getLogger(__name__)
-
-
-class Evaluation(NamedTuple):
-    """Result of full games, with raw rewards."""
-
-    returns: np.ndarray  # float64[episodes]
-    updates: int  # of the weights
-    environment_steps: int  # of the whole run, at those updates
-    seconds: float  # that the games took
-
-    def values(self, task: str) -> dict[str, float]:
-        """Returns the evaluation under the tags of `apex_jax.run.metrics.TAGS`."""
-        mean = float(self.returns.mean())
-        values: dict[str, float] = {
-            "eval/episodic_return": mean,
-            "eval/episodic_return_median": float(np.median(self.returns)),
-            **{f"eval/episodic_return_{name}": value for name, value in spread(self.returns).items()},
-            "eval/episodes": len(self.returns),
-            "eval/seconds": self.seconds,
-            "eval/updates": self.updates,
-        }
-        score = human_normalized_score(task, mean)
-        return values if score is None else values | {"eval/human_normalized_score": score}
-
-
-class Evaluator:
-    """Plays `evaluator.episodes` games in parallel, exactly one per environment; the caller closes the environments.
-
-    Counting the first games to end instead would bias the result towards short, lost games.
-    """
-
-    def __init__(
-        self,
-        config: Config,
-        spec: SegmentSpec,
-        algorithm: Algorithm,
-        filmed: bool = False,
-        beat: Callable[[], None] = lambda: None,
-    ):
-        """`filmed`: whether evaluations can be filmed; `beat`: called at each step."""
-        self._beat = beat
-        self.steps_per_second = 0.0  # over all games of the current or last evaluation
-        self.seconds = 0.0  # of that evaluation
-        self._settings = config.evaluator
-        self._algorithm = algorithm
-        self._rng = process_rng(config.seed, ROLE_NUMBERS["evaluator"])
-        seeds = self._rng.integers(2**31, size=self._settings.episodes)
-        # One pool for all evaluations, since EnvPool leaks about 2 MB per closed pool.
-        limit = self._settings.max_episode_frames
-        self.environment = Environment(config, spec, seeds, limit, per_step=1, rendered=filmed)
-        self._observation = np.zeros((len(seeds), spec.frame_stack, *spec.frame_shape), spec.frame_dtype)
-
-    def evaluate(
-        self, params: Params, cancelled: Callable[[], bool], film: Callable[[np.ndarray | None], None] | None = None
-    ) -> np.ndarray | None:
-        """Returns the games' returns, float64[episodes]; None if `cancelled` before they all ended.
-
-        All games advance in lockstep, so that equal seeds give equal games. Games that have ended are excluded from
-        stepping and from the policy's batch, so that one game stuck for 27,000 steps does not cost ten times as many.
-        `film`: receives each screen of the first game, see `Environment.screen`.
-        """
-        key = jax.random.key(int(self._rng.integers(2**31)))
-        tracker = EpisodeTracker(self._settings.episodes)
-        returns = np.full(self._settings.episodes, np.nan)
-        playing = np.arange(self._settings.episodes)
-        steps, started = 0, time.monotonic()
-        for call in itertools.count():
-            self._beat()
-            for _ in playing:
-                step = self.environment.receive()  # of one game
-                self._observation[step.env_id] = step.observation
-                for episode in tracker.add(step):
-                    returns[episode.env_id] = episode.episode_return
-            steps += playing.size
-            self.seconds = time.monotonic() - started
-            self.steps_per_second = steps / max(1e-9, self.seconds)
-            has_ended = ~np.isnan(returns[playing])
-            self.environment.leave_out(playing[has_ended])
-            playing = playing[~has_ended]
-            if not playing.size or cancelled():
-                break
-            if film is not None and playing[0] == 0:
-                film(self.environment.screen())
-            self.environment.send(self._actions(params, playing, key, call), playing)
-        self.environment.reset()  # for the next evaluation
-        return None if playing.size else returns
-
-    def _actions(self, params: Params, playing: np.ndarray, key: jax.Array, call: int) -> np.ndarray:
-        """Returns the actions [P, ...] of the games `playing`."""
-        rows = np.resize(playing, batch_size(playing.size, self._settings.episodes))  # padded with repeated games
-        exploration = np.full(rows.size, self._algorithm.evaluation_exploration, np.float32)
-        output = self._algorithm.act(params, self._observation[rows], exploration, key, call)
-        return np.asarray(output.action)[: playing.size]
-
-
-def batch_size(playing: int, episodes: int) -> int:
-    """Returns the policy's batch size while `playing` of `episodes` games are running.
-
-    It is `episodes`, or a half, a quarter, ... of it, rounded up, so that few sizes are compiled.
-    """
-    size = episodes
-    while (half := -(-size // 2)) >= playing and half < size:
-        size = half
-    return size
 
 
 def follow(role: RoleContext, spec: SegmentSpec) -> None:

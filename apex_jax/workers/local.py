@@ -10,17 +10,17 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from apex_jax.config import AddressConfig, Config, server_name
 from apex_jax.environments.environment import has_screen, has_stage
 from apex_jax.host.device import actor_processes, has_gpu
-from apex_jax.host.disk import checkpoint_steps, lock, open_regular, read_regular, write_durably
+from apex_jax.host.disk import checkpoint_steps, lock, open_regular, write_durably
 from apex_jax.host.errors import FatalError, RunError, UsageError
 from apex_jax.host.machine import usable_cores
-from apex_jax.host.program import NAME, command
+from apex_jax.host.program import NAME
 from apex_jax.operations.live_view import LiveView, final_summary, finished_summary, is_film_of_newest
 from apex_jax.operations.progress import ProgressReader, RunProgress
 from apex_jax.operations.run_page import RunPage
@@ -29,18 +29,18 @@ from apex_jax.operations.stopping import STOPPING, STOPPING_AFTER_THE_END, ackno
 from apex_jax.operations.storage_copy import LAST_COPY_SECONDS, fetch_missing
 from apex_jax.operations.watch import Watch
 from apex_jax.plotting.video import video_of_run, video_paths
-from apex_jax.process import FETCHED, SUPERVISED, StopSignal
+from apex_jax.process import StopSignal
 from apex_jax.replay.replay import make_limiter
 from apex_jax.run.provenance import changed_settings, check_resumable, record_start
 from apex_jax.settings import to_yaml, yaml_text
 from apex_jax.transport.sockets import LocalLinks
 from apex_jax.workers.recording import COMPLETING_THE_FILM, FILM_EXTRA, check_video, draw_curves
 from apex_jax.workers.role import checked_spec
+from apex_jax.workers.role_process import RoleProcess
 from apex_jax.workers.run_counters import describe_learning_rate
 
 _log = logging.getLogger(__name__)
 
-COMMAND = command()
 TICK_SECONDS = 0.25
 FIRST_DELAY_SECONDS = 1.0  # backoff before a role is restarted; doubled each time
 MAX_RESTARTS = 5  # consecutive restarts of one role
@@ -50,75 +50,6 @@ KILLED_SECONDS = 2.0  # timeout for killed processes to end; one blocked on the 
 SAVE_SECONDS = 35.0  # from SIGTERM to SIGKILL, for roles that save their state; the learner gives up after 30
 LAST_EVALUATION_SECONDS = 1800.0  # after the end of the run; the watch detects a hung evaluator much sooner
 FILM_SECONDS = 300.0  # for completing the film, after the last evaluation; a simulator takes 20 to 130
-LOG_TAIL_LINES = 8
-
-
-@dataclass
-class Role:
-    """One role of the run and its process."""
-
-    role: str
-    name: str
-    log_path: Path
-    arguments: tuple[str, ...] = ()  # beside those that all roles have
-    process: subprocess.Popen[bytes] | None = None
-    started_seconds: float = 0.0
-    restarts: int = 0  # consecutive
-    restart_at: float = 0.0
-    last_error: str = ""  # error line of its last failure
-    fault: str = ""  # reason why the supervisor killed it
-    fault_seconds: float = 0.0  # duration of the fault when it was killed
-    state: str = "starting"
-
-    def start(self, arguments: list[str]) -> None:
-        """Starts the process in a new session, so that only the supervisor receives Ctrl-C."""
-        self.close_pipe()
-        command = [*COMMAND, "--role", self.role, "--name", self.name, *arguments, *self.arguments]
-        with open(open_regular(self.log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "ab") as log:
-            self.process = subprocess.Popen(
-                command,
-                stdin=subprocess.PIPE,  # closes when the supervisor dies, which ends the role
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                env={**os.environ, SUPERVISED: "1", FETCHED: "1"},
-            )
-        self.started_seconds = time.monotonic()
-        self.fault, self.fault_seconds = "", 0.0
-        self.state = f"restarted {self.restarts}x" if self.restarts else "starting"
-
-    def exit_code(self) -> int | None:
-        """Returns the exit code of a process that has ended, else None."""
-        return self.process.poll() if self.process is not None else None
-
-    def said_error(self) -> str:
-        """Returns the error line with which the role ended; empty if it was killed or crashed."""
-        prefix = {error.exit_code: error.prefix for error in (RunError, FatalError)}.get(self.exit_code() or 0)
-        return "".join(line for line in self._log()[-1:] if prefix and line.startswith(prefix))
-
-    def log_tail(self) -> str:
-        """Returns the last lines of the role's log, indented."""
-        return "\n".join(f"  {line}" for line in self._log()[-LOG_TAIL_LINES:])
-
-    def _log(self) -> list[str]:
-        try:
-            return read_regular(self.log_path).decode(errors="replace").splitlines()
-        except OSError:  # a user may delete logs
-            return []
-
-    def tell_run_is_over(self) -> None:
-        """Writes a line to the role's stdin, see `StopSignal.run_is_over`."""
-        assert self.process is not None
-        assert self.process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):
-            self.process.stdin.write(b"\n")
-            self.process.stdin.flush()
-
-    def close_pipe(self) -> None:
-        """Closes the pipe to a process that has ended."""
-        if self.process is not None and self.process.stdin is not None:
-            with contextlib.suppress(BrokenPipeError):
-                self.process.stdin.close()
 
 
 class LocalRun:
@@ -210,10 +141,10 @@ class LocalRun:
         states = {role.name: role.state for role in self._roles}
         return {"roles": states, "reports": self._watch.reports.copy()}
 
-    def _new_role(self, role: str, name: str, *arguments: str) -> Role:
-        return Role(role, name, self._directory / "logs" / f"{name}.log", arguments)
+    def _new_role(self, role: str, name: str, *arguments: str) -> RoleProcess:
+        return RoleProcess(role, name, self._directory / "logs" / f"{name}.log", arguments)
 
-    def _start(self, role: Role) -> None:
+    def _start(self, role: RoleProcess) -> None:
         self._end_processes_of_environments([role])
         role.start([*self._arguments, f"addresses.status={self._watch.address_of(role.name)}"])
         self._watch.started(role.name)
@@ -269,13 +200,13 @@ class LocalRun:
             elif now >= role.restart_at:
                 self._restart(role)
 
-    def _kill(self, role: Role) -> None:
+    def _kill(self, role: RoleProcess) -> None:
         """Kills a stuck role, which is then restarted as after a crash."""
         assert role.process is not None
         self._watch.ended(role.name)
         role.process.kill()
 
-    def _restart(self, role: Role) -> None:
+    def _restart(self, role: RoleProcess) -> None:
         """Restarts a role. With a learner that failed while ending the run, also restarts the roles that have ended."""
         role.restart_at = 0.0
         self._start(role)
@@ -283,7 +214,7 @@ class LocalRun:
             if role.role == "learner" and other is not role and other.exit_code() == 0:
                 self._start(other)
 
-    def _schedule_restart(self, role: Role, code: int, now: float) -> None:
+    def _schedule_restart(self, role: RoleProcess, code: int, now: float) -> None:
         well_seconds = now - role.started_seconds - role.fault_seconds
         role.restarts = 1 if well_seconds > STEADY_SECONDS else role.restarts + 1
         error_before, role.last_error = role.last_error, role.said_error()
@@ -319,20 +250,20 @@ class LocalRun:
             role.close_pipe()
         self._end_processes_of_environments(self._roles)
 
-    def _end_processes_of_environments(self, roles: list[Role]) -> None:
+    def _end_processes_of_environments(self, roles: list[RoleProcess]) -> None:
         """Kills what environments in a role's own process have started; it would hold the role's locks."""
         has_them = self._config.environment.is_gymnasium and not self._config.environment.own_processes
         for process in [role.process for role in roles if has_them and role.process is not None]:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
 
-    def _patience_seconds(self, role: Role) -> float:
+    def _patience_seconds(self, role: RoleProcess) -> float:
         """Returns how long a role may take to end; roles that save state may take longer."""
         if role.role not in ("learner", "replay"):
             return KILL_SECONDS
         return SAVE_SECONDS + (LAST_COPY_SECONDS if self._config.storage.url else 0.0)
 
-    def _role(self, name: str) -> Role:
+    def _role(self, name: str) -> RoleProcess:
         return next(role for role in self._roles if role.name == name)
 
 

@@ -89,7 +89,8 @@ def test_fault_35_actor_that_always_crashes_is_given_up_after_doubling_pauses(
 ) -> None:
     crashing = tmp_path / "crashing.py"
     crashing.write_text(CRASHING)
-    lines = f"import sys\nfrom apex_jax.workers import local\nlocal.COMMAND = [sys.executable, {str(crashing)!r}]"
+    command = f"role_process.COMMAND = [sys.executable, {str(crashing)!r}]"
+    lines = f"import sys\nfrom apex_jax.workers import role_process\n{command}"
     program = programs.start(*catch(tmp_path / "run", ENDLESS), lines=lines, environment={"PYTHONPATH": str(ROOT)})
     assert program.exit_code(400) == 1
     assert programs.living() == {}

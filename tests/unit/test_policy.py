@@ -20,7 +20,7 @@ from apex_jax.policy import Policy
 from apex_jax.run.interface import as_record
 from apex_jax.run.params_file import save_params
 from apex_jax.types import ActionSpec, Interface, SegmentSpec
-from apex_jax.workers.evaluator import Evaluator
+from apex_jax.workers.evaluation import Evaluator
 from tests.rigs.runs import ROOT
 from tests.rigs.saved_runs import RUNS, save_best, save_run
 
@@ -53,7 +53,7 @@ def test_actions_are_bit_equal_to_those_that_the_evaluator_sends_to_envpool(
     evaluator = Evaluator(config, spec, algorithm)
     sent: list[np.ndarray] = []
     batches: list[np.ndarray] = []
-    send = evaluator._environment._pool.send
+    send = evaluator.environment._pool.send
 
     def record(actions: np.ndarray, env_id: np.ndarray) -> None:
         if len(env_id) == config.evaluator.episodes:  # later, the policy's batch is a smaller one
@@ -61,7 +61,7 @@ def test_actions_are_bit_equal_to_those_that_the_evaluator_sends_to_envpool(
             batches.append(evaluator._observation[env_id].copy())
         send(actions, env_id)
 
-    monkeypatch.setattr(evaluator._environment, "_pool", Recorder(evaluator._environment._pool, record))
+    monkeypatch.setattr(evaluator.environment, "_pool", Recorder(evaluator.environment._pool, record))
     returns = evaluator.evaluate(policy._params, lambda: False)
     assert returns is not None
     assert len(sent) >= 8

@@ -32,9 +32,9 @@ threading.Event().wait(120)
 SUPERVISOR = """
 import sys
 from apex_jax import process
-from apex_jax.workers import local
+from apex_jax.workers import local, role_process
 process.SAME_PRESS_SECONDS = process.SAME_REQUEST_SECONDS = 0.0
-local.COMMAND = [sys.executable, {main!r}]
+role_process.COMMAND = [sys.executable, {main!r}]
 """
 
 

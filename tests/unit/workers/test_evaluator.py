@@ -1,4 +1,4 @@
-"""Specification of an evaluation: whole games, the same for equal seeds, and no step beyond their ends."""
+"""Specification of the evaluator: which weights it plays, and what it keeps of an evaluation."""
 
 from __future__ import annotations
 
@@ -6,31 +6,30 @@ import threading
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 from unittest import mock
 
 import jax
 import numpy as np
 import pytest
 
-from apex_jax.agent.algorithm import Action, Algorithm, Params
+from apex_jax.agent.algorithm import Params
 from apex_jax.agent.dqn import make_dqn
 from apex_jax.agent.registry import ALGORITHMS, Entry, make_algorithm
 from apex_jax.command_line import parse
-from apex_jax.config import Config
-from apex_jax.environments.environment import Environment, EpisodeTracker, segment_spec
+from apex_jax.environments.environment import segment_spec
 from apex_jax.host.errors import RunError
 from apex_jax.links.weights_client import Weights, WeightsClient
 from apex_jax.policy import load_policy
-from apex_jax.process import ROLE_NUMBERS, StopSignal, process_rng
+from apex_jax.process import StopSignal
 from apex_jax.run.checkpoint import Checkpointer, CheckpointError, Progress
 from apex_jax.run.metrics import MetricsWriter
 from apex_jax.run.provenance import read_records, record_config
 from apex_jax.settings import load
 from apex_jax.transport.params_codec import architecture_of
-from apex_jax.types import SegmentSpec, Step
 from apex_jax.workers import evaluator
-from apex_jax.workers.evaluator import Evaluator, _is_cancelled, _next_weights, batch_size
+from apex_jax.workers.evaluation import Evaluator
+from apex_jax.workers.evaluator import _is_cancelled, _next_weights
 from apex_jax.workers.role import RoleContext
 from tests.rigs import saved_runs
 from tests.rigs.learner_runs import config_of, save_checkpoint
@@ -41,117 +40,9 @@ from tests.rigs.weights_link import Link, link, newest, params_of
 
 __all__ = ["link"]
 
-GAMES = 5
-
-
-class Player(NamedTuple):
-    """A policy, and all that it takes to have it play."""
-
-    config: Config
-    spec: SegmentSpec
-    dqn: Algorithm
-    params: Params
-
-
-@pytest.fixture(scope="module", params=["CartPole-v1", "Catch-v0"])
-def player(request: pytest.FixtureRequest) -> Player:
-    overrides = [f"environment.task={request.param}", f"evaluator.episodes={GAMES}", "evaluator.epsilon=0.3", "seed=7"]
-    config = load(ROOT / "configs" / "catch.yaml", overrides)
-    spec = segment_spec(config)
-    dqn = make_dqn(config, spec)
-    return Player(config, spec, dqn, dqn.init(jax.random.key(1)).online_params)
-
-
-def lockstep_returns(player: Player, steps_broken_off: int = 0) -> list[float]:
-    """Naive twin: an evaluation in which every environment is stepped and computed until the last game has ended.
-
-    `steps_broken_off`: of an evaluation before it.
-    """
-    config, spec, dqn, params = player
-    rng = process_rng(config.seed, ROLE_NUMBERS["evaluator"])
-    pool = Environment(config, spec, rng.integers(2**31, size=GAMES), config.evaluator.max_episode_frames)
-
-    def act(step: Step, playing: np.ndarray, key: jax.Array, call: int) -> np.ndarray:
-        """The games that have ended get any action."""
-        rows = np.resize(playing, batch_size(playing.size, GAMES))
-        observation = step.observation[np.argsort(step.env_id)]
-        epsilon = np.full(rows.size, config.evaluator.epsilon, np.float32)
-        action = np.zeros(GAMES, np.int32)
-        action[rows] = dqn.act(params, observation[rows], epsilon, key, call).action
-        return action[step.env_id]
-
-    if steps_broken_off:
-        key = jax.random.key(int(rng.integers(2**31)))
-        for call in range(steps_broken_off):
-            step = pool.receive()
-            pool.send(act(step, np.arange(GAMES), key, call), step.env_id)
-        pool.receive()
-        pool.reset()
-    key, call = jax.random.key(int(rng.integers(2**31))), 0
-    returns: dict[int, float] = {}
-    tracker = EpisodeTracker(GAMES)
-    while True:
-        step = pool.receive()
-        for episode in tracker.add(step):
-            returns.setdefault(episode.env_id, episode.episode_return)
-        if len(returns) == GAMES:
-            break
-        playing = np.array([game for game in range(GAMES) if game not in returns])
-        pool.send(act(step, playing, key, call), step.env_id)
-        call += 1
-    pool.close()
-    return [returns[game] for game in range(GAMES)]
-
-
-def test_evaluation_equals_that_of_a_naive_twin(player: Player) -> None:
-    returns = Evaluator(player.config, player.spec, player.dqn).evaluate(player.params, lambda: False)
-    assert returns is not None
-    assert returns.tolist() == lockstep_returns(player)
-
-
-def test_equal_seeds_make_equal_evaluations_and_each_evaluation_has_new_games(player: Player) -> None:
-    one, other = (Evaluator(player.config, player.spec, player.dqn) for _ in range(2))
-    rounds = []
-    for _ in range(6):
-        returns = one.evaluate(player.params, lambda: False)
-        np.testing.assert_array_equal(returns, other.evaluate(player.params, lambda: False))
-        rounds.append(np.asarray(returns).tolist())
-    assert any(returns != rounds[0] for returns in rounds)
-
 
 def weights_of(updates: int, final: bool = False) -> Weights:
     return Weights({}, 1, 1, updates, environment_steps=0, final=final, published_seconds=0.0)
-
-
-def test_no_game_is_stepped_beyond_its_end(player: Player, monkeypatch: pytest.MonkeyPatch) -> None:
-    sent: list[int] = []
-    send = Environment.send
-
-    def count(pool: Environment, action: np.ndarray, env_id: np.ndarray) -> None:
-        sent.extend(env_id.tolist())
-        send(pool, action, env_id)
-
-    ended: list[Any] = []
-    add = EpisodeTracker.add
-
-    def remember(tracker: EpisodeTracker, step: Any) -> Any:
-        ended.extend(episodes := add(tracker, step))
-        return episodes
-
-    monkeypatch.setattr(Environment, "send", count)
-    monkeypatch.setattr(EpisodeTracker, "add", remember)
-    Evaluator(player.config, player.spec, player.dqn).evaluate(player.params, lambda: False)
-    assert sorted(episode.env_id for episode in ended) == list(range(GAMES))
-    assert np.bincount(sent).tolist() == [episode.steps for episode in sorted(ended, key=lambda e: e.env_id)]
-
-
-def test_interrupted_evaluation_reports_nothing_and_the_next_one_starts_again(player: Player) -> None:
-    evaluator = Evaluator(player.config, player.spec, player.dqn)
-    turns = iter([False, False, True])
-    assert evaluator.evaluate(player.params, lambda: next(turns)) is None
-    returns = evaluator.evaluate(player.params, lambda: False)
-    assert returns is not None
-    assert returns.tolist() == lockstep_returns(player, steps_broken_off=2)
 
 
 def test_parameters_of_a_checkpoint_are_put_on_the_device_once_and_not_at_each_step(
@@ -293,42 +184,3 @@ def test_evaluation_of_the_final_weights_goes_on_after_the_link_is_lost() -> Non
     assert not _is_cancelled(StopSignal(), client, weights_of(500, final=True))
     with pytest.raises(RunError):
         _is_cancelled(StopSignal(), client, weights_of(500))
-
-
-@pytest.mark.parametrize(
-    ("episodes", "sizes"), [(1, [1]), (5, [5, 3, 2, 1]), (10, [10, 5, 3, 2, 1]), (8, [8, 4, 2, 1])]
-)
-def test_policy_is_computed_for_running_games_in_few_batch_sizes(episodes: int, sizes: list[int]) -> None:
-    chosen = [batch_size(playing, episodes) for playing in range(episodes, 0, -1)]
-    assert list(dict.fromkeys(chosen)) == sizes
-    assert all(size >= playing for size, playing in zip(chosen, range(episodes, 0, -1), strict=True))
-    assert all(size == min(each for each in sizes if each >= playing)
-               for size, playing in zip(chosen, range(episodes, 0, -1), strict=True))  # fmt: skip
-
-
-def test_policy_is_not_computed_for_finished_games(player: Player) -> None:
-    sizes: list[int] = []
-
-    def act(params: Params, observation: Any, epsilon: Any, key: jax.Array, step: int) -> Action:
-        sizes.append(len(observation))
-        return player.dqn.act(params, observation, epsilon, key, step)
-
-    games = Evaluator(player.config, player.spec, player.dqn._replace(act=act))
-    assert games.evaluate(player.params, lambda: False) is not None
-    assert sizes == sorted(sizes, reverse=True)
-    assert set(sizes) <= {5, 3, 2, 1}
-    if player.config.environment.task == "CartPole-v1":  # its games are of unequal length
-        assert sizes[-1] < GAMES
-
-
-def test_film_shows_the_first_reported_game() -> None:
-    config = load(ROOT / "configs" / "catch.yaml", ["environment.task=CartPole-v1", "evaluator.epsilon=0.3"])
-    spec = segment_spec(config)
-    dqn = make_dqn(config, spec)
-    params = dqn.init(jax.random.key(1)).online_params
-    screens: list[np.ndarray | None] = []
-    returns = Evaluator(config, spec, dqn, filmed=True).evaluate(params, lambda: False, screens.append)
-    assert returns is not None
-    assert len(screens) == returns[0]  # CartPole pays 1 for each step, and a screen is shown before each
-    assert len({screen.tobytes() for screen in screens if screen is not None}) > 1
-    np.testing.assert_array_equal(Evaluator(config, spec, dqn).evaluate(params, lambda: False), returns)

@@ -24,7 +24,7 @@ from apex_jax.operations.watch import Watch
 from apex_jax.process import StopSignal
 from apex_jax.run.provenance import check_resumable, read_starts, write_config
 from apex_jax.settings import load
-from apex_jax.workers import local
+from apex_jax.workers import local, role_process
 from apex_jax.workers.local import LocalRun, locked
 from apex_jax.workers.recording import COMPLETING_THE_FILM
 from tests.rigs.live_views import START, write
@@ -82,7 +82,7 @@ class Stage:
 
 @pytest.fixture
 def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stage:
-    monkeypatch.setattr(local, "COMMAND", [sys.executable, str(tmp_path / "main.py")])
+    monkeypatch.setattr(role_process, "COMMAND", [sys.executable, str(tmp_path / "main.py")])
     monkeypatch.setattr(local, "TICK_SECONDS", 0.01)
     monkeypatch.setattr(local, "FIRST_DELAY_SECONDS", 0.01)
     return Stage(tmp_path)
@@ -160,15 +160,15 @@ def test_processes_that_environments_started_in_a_role_s_own_process_end_with_it
 def test_a_learner_that_ends_as_soon_as_it_is_restarted_is_not_started_once_more(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    start = local.Role.start
+    start = role_process.RoleProcess.start
 
-    def start_and_wait(role: local.Role, arguments: list[str]) -> None:
+    def start_and_wait(role: role_process.RoleProcess, arguments: list[str]) -> None:
         start(role, arguments)
         if role.restarts:
             assert role.process is not None
             role.process.wait()
 
-    monkeypatch.setattr(local.Role, "start", start_and_wait)
+    monkeypatch.setattr(role_process.RoleProcess, "start", start_and_wait)
     stage.run(learner="sys.exit(4 if life == 1 else 0)")
     assert stage.lives == {**ONCE_EACH, "learner": 2}
 
@@ -386,12 +386,6 @@ def test_failed_save_at_a_stop_is_printed(stage: Stage) -> None:
         pytest.raises(RunError, match=r"^learner ended with exit code 3, see .*learner\.log: the last updates are l"),
     ):
         stage.run(learner=f"{lost}; {READY}; {WAIT}")
-
-
-def test_removed_log_file_does_not_end_a_run(stage: Stage) -> None:
-    gone = "(folder / 'run' / 'logs' / 'actor-0.log').unlink(); sys.exit(1)"
-    stage.run(actor_0=f"if life == 1: {gone}\n{WAIT}", learner="wait_until(lambda: len(lives('actor-0')) == 2)")
-    assert stage.lives == {**ONCE_EACH, "actor-0": 2}
 
 
 def test_run_directory_is_for_one_run_at_a_time(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from apex_jax.run.metrics import MetricsWriter
 from apex_jax.settings import load
 from apex_jax.transport.params_codec import architecture_of
 from apex_jax.workers import evaluator, local, recording
-from apex_jax.workers.evaluator import Evaluator
+from apex_jax.workers.evaluation import Evaluator
 from apex_jax.workers.recording import Film, check_video, draw_curves, frames_per_second
 from tests.rigs.recordings import PONG
 
