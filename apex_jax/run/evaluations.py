@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from apex_jax.run.best import FOLDER
 from apex_jax.run.metrics import is_number
 from apex_jax.run.provenance import read_records
 
@@ -45,7 +44,7 @@ def best_evaluation(run_directory: str | os.PathLike[str], updates: int) -> Play
 
     Evaluations of `RUN/best` are stored in that folder.
     """
-    paths = (Path(run_directory, FILE_NAME), Path(run_directory, FOLDER, FILE_NAME))
+    paths = (Path(run_directory, FILE_NAME), Path(run_directory, "best", FILE_NAME))
     records = [_games(record) for path in paths for record in read_records(path)]
     candidates = [games for games in records if games is not None and games.updates == updates]
     return max(candidates, key=lambda games: (games.returns.size, games.time), default=None)

@@ -14,7 +14,10 @@ from apex_jax.operations.progress import ProgressReader
 from apex_jax.run.metrics import MetricsWriter
 
 CONFIG = Config(
-    learner=LearnerConfig(learning_rate=0.01), replay=ReplayConfig(samples_per_insert=4.0), run_directory="runs/x"
+    actor=ActorConfig(processes=1),
+    learner=LearnerConfig(learning_rate=0.01),
+    replay=ReplayConfig(samples_per_insert=4.0),
+    run_directory="runs/x",
 )
 WELL: dict[str, float] = {
     "losses/q_values": -1.5,
