@@ -22,7 +22,7 @@ from tests.rigs.services import NAME as SERVICE
 from tests.rigs.services import calls_of, write_service
 
 ROLES = ("replay", "learner", "actor-0", "evaluator")
-UPDATES = 8000  # of configs/catch.yaml
+UPDATES = 2000  # of the finished run
 ENDLESS = "total_updates=100000000"
 LEAVING_SECONDS = 30  # 5 on a machine that is not busy; shorter than the 35 s after which roles are killed
 
@@ -44,7 +44,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
     folder = tmp_path_factory.mktemp("finished")
     directory = folder / "run"
     with Programs(folder) as programs:
-        program = programs.start(*catch(directory))
+        program = programs.start(*catch(directory, f"total_updates={UPDATES}"))
         exit_code = program.exit_code()
         return FinishedRun(directory, exit_code, program.stdout, program.stderr, programs.living())
 
@@ -71,8 +71,7 @@ def test_run_ends_with_exit_code_0_and_leaves_no_process(finished: FinishedRun) 
     assert (finished.exit_code, finished.left) == (0, {})
 
 
-def test_catch_is_solved(finished: FinishedRun) -> None:
-    assert values(finished.directory, "evaluator", "eval/episodic_return")[-1] >= 0.9
+def test_last_evaluation_is_of_the_last_update(finished: FinishedRun) -> None:
     assert values(finished.directory, "evaluator", "eval/updates")[-1] == UPDATES
 
 
@@ -106,7 +105,7 @@ def test_each_process_has_a_tensorboard_directory_of_its_own(finished: FinishedR
 def test_run_directory_has_the_configuration(finished: FinishedRun) -> None:
     kept = load(finished.directory / "config.yaml")
     given = load(ROOT / "configs" / "catch.yaml")
-    changed = {"run_directory": str(finished.directory), "metrics_interval_seconds": 0.25}
+    changed = {"run_directory": str(finished.directory), "metrics_interval_seconds": 0.25, "total_updates": UPDATES}
     assert kept == given.replace(**changed)
 
 
@@ -130,10 +129,10 @@ def test_summary_lists_results_and_their_files(finished: FinishedRun) -> None:
 
 def test_run_records_its_origin_and_can_be_plotted(finished: FinishedRun, programs: Programs, tmp_path: Path) -> None:
     (start,) = read_starts(finished.directory)
-    assert (start["task"], start["seed"]) == ("Catch-v0", 1)
+    assert (start["task"], start["seed"], start["accelerator"]) == ("Catch-v0", 1, None)
     program = programs.start("plot", str(finished.directory), "--output", str(tmp_path / "plot.png"))
     assert program.exit_code() == 0
-    assert re.search(r"\| \S+ \| 1 \| .* \| (1.0|0.9) \|", program.stdout)
+    assert re.search(r"\| \S+ \| 1 \| .* \| -?[\d.]+ \|", program.stdout)
     assert {(tmp_path / "plot.png").read_bytes()[:4], (finished.directory / "curves.png").read_bytes()[:4]} == {
         b"\x89PNG"
     }
@@ -154,7 +153,6 @@ def test_finished_run_can_be_evaluated_again_and_records_each_game(copy: Path, p
         program.stdout,
     )
     assert result is not None
-    assert float(result[1]) >= 0.9
     *before, again = evaluations(copy)
     assert len(before) == len(means)
     assert (again["updates"], len(again["returns"])) == (UPDATES, 3)
@@ -180,27 +178,27 @@ def test_start_of_a_finished_run_makes_up_for_a_missing_last_evaluation_and_no_m
 ) -> None:
     (copy / "metrics" / "evaluator.jsonl").unlink()
     for _ in range(2):
-        program = programs.start(*catch(copy))
+        program = programs.start(*catch(copy, f"total_updates={UPDATES}"))
         assert program.exit_code() == 0
         assert values(copy, "evaluator", "eval/updates") == [UPDATES]
     assert program.stdout.startswith(f"Finished:    {copy} has reached total_updates={UPDATES}")
 
 
 @pytest.mark.long
-def test_run_ends_once_an_evaluation_has_the_return_to_stop_at(programs: Programs, tmp_path: Path) -> None:
-    directory, goal = tmp_path / "run", "evaluator.stop_at_return=0.7"
+def test_catch_is_learned_until_an_evaluation_has_the_return_to_stop_at(programs: Programs, tmp_path: Path) -> None:
+    directory, goal = tmp_path / "run", "evaluator.stop_at_return=0.9"
     program = programs.start(*catch(directory, ENDLESS, goal, "evaluator.interval_seconds=0"))
     assert program.exit_code() == 0
-    assert "or an evaluation with a return of 0.7, whichever comes first" in program.stdout
-    assert "\nEnded:       evaluator.stop_at_return=0.7 is reached\n" in program.stdout
+    assert "or an evaluation with a return of 0.9, whichever comes first" in program.stdout
+    assert "\nEnded:       evaluator.stop_at_return=0.9 is reached\n" in program.stdout
     assert "the run is over: a mean return of" in log(directory, "learner")
-    assert max(values(directory, "evaluator", "eval/episodic_return")) >= 0.7
+    assert max(values(directory, "evaluator", "eval/episodic_return")) >= 0.9
     last = int(values(directory, "learner", "learner/updates")[-1])
     assert values(directory, "evaluator", "eval/updates")[-1] == checkpoints(directory)[-1] == last
     assert (directory / "curves.png").exists()
     again = programs.start(*catch(directory, ENDLESS, goal))
     assert again.exit_code() == 0
-    assert again.stdout.startswith(f"Finished:    {directory} has reached evaluator.stop_at_return=0.7, with {last:,} ")
+    assert again.stdout.startswith(f"Finished:    {directory} has reached evaluator.stop_at_return=0.9, with {last:,} ")
 
 
 @pytest.mark.long
