@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 import subprocess
 import sys
 import threading
@@ -162,6 +163,22 @@ def test_draw_of_too_few_items_times_out_with_the_reason(served: Served) -> None
     assert len(client.draw().weights) == BATCH
 
 
+@pytest.mark.parametrize("prefetch", [0, 3])
+def test_batch_of_a_draw_that_timed_out_is_not_the_next_draws(served: Served, prefetch: int) -> None:
+    served.start("replay.min_size_to_sample=10")
+    client = served.client("replay.min_size_to_sample=10", prefetch=prefetch)
+    client.insert(items_of(range(7)))
+    client.flush()
+    for _ in range(2):  # the second time with the answer to the first still to come
+        with pytest.raises(TimeoutError):
+            client.draw(timeout_seconds=0.3)
+    client.insert(items_of(range(7, 14)))  # now the server answers
+    client.flush()
+    client.insert(items_of(range(14, 21)), np.full(7, 1e20))
+    client.flush()
+    assert client.draw(60).items["number"].min() >= 14, "drawn before those were inserted"
+
+
 @pytest.mark.parametrize("act", ["insert", "draw"])
 def test_other_columns_than_the_servers_are_one_error(served: Served, act: str) -> None:
     served.start()
@@ -257,6 +274,52 @@ def test_priorities_that_do_not_fit_the_batch_are_refused(served: Served) -> Non
 def test_wrong_settings_are_one_line_of_an_error(served: Served, settings: str, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         served.client(settings)
+
+
+FORKS = """
+import os, sys, warnings
+from apex_jax import ReplayClient
+warnings.simplefilter("ignore")  # Python 3.12 warns of the fork of a process with threads
+unused, client = (ReplayClient(*sys.argv[1:]) for _ in range(2))
+items = {"number": [1], "tokens": [[1, 2, 3]], "mask": [[[True, False]] * 2], "value": [0.5]}
+import numpy as np
+items = {name: np.asarray(items[name], client.dtype[name].base) for name in items}
+try:
+    client.draw(0.0)
+except TimeoutError:
+    pass
+client.insert(items)
+if os.fork():
+    code = os.waitstatus_to_exitcode(os.wait()[1])
+    client.close()
+    sys.exit(code)
+for use in (lambda: client.insert(items), client.flush, lambda: client.draw(1.0)):
+    try:
+        use()
+    except Exception as error:
+        print(type(error).__name__, error)
+client.close()
+unused.insert(items)
+unused.close()
+print("closed", flush=True)
+os._exit(0)
+"""
+
+
+def test_client_that_was_connected_before_a_fork_is_one_error_in_the_child(served: Served) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", FORKS, str(served.file), *served.settings],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    *errors, closed = done.stdout.splitlines()
+    assert closed == "closed"
+    assert len(errors) == 3
+    assert all(re.match(r"RunError this ReplayClient belongs to process \d+, .* after the fork$", e) for e in errors)
 
 
 def test_dir_of_the_package_lists_what_it_imports_when_it_is_used() -> None:
