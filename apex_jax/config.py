@@ -260,7 +260,7 @@ class LearnerConfig:
     )
     compute_dtype: str = key(
         "auto",
-        "of the network's activations; auto = float32: bfloat16 is slower on CPUs, and as fast on an H100",
+        "of the network's activations; auto = float32; bfloat16 is slower on CPUs, and faster on GPUs",
         choices=("auto", "float32", "bfloat16"),
     )
     device: str = key("auto", "where the learner runs; auto = GPU where there is one", choices=("auto", "cpu", "gpu"))
