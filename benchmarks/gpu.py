@@ -93,7 +93,7 @@ def frame_store(config: Config, seconds: float, peak: Peak) -> dict[str, float]:
     store = create_store(spec, SEGMENTS, block_size=frame_block_size(config.network, spec.frame_shape))
     slots = [np.arange(start, start + 8, dtype=np.int32) for start in range(0, SEGMENTS, 8)]
 
-    times = []
+    times: list[float] = []
     while len(times) < 2 or sum(times) < seconds:  # the first one compiles
         start = time.perf_counter()
         for of_a_call in slots:

@@ -24,7 +24,7 @@ from apex_jax.agent.exploration import epsilon_ladder
 from apex_jax.agent.frame_store import FrameStore, Transitions, gather
 from apex_jax.agent.networks import QNetwork
 from apex_jax.agent.quantiles import quantile_losses
-from apex_jax.agent.training import copied_if, in_turn, make_optimizer
+from apex_jax.agent.training import copied_if, in_turn_with_target, make_optimizer
 from apex_jax.config import Config
 from apex_jax.types import SegmentSpec
 
@@ -149,7 +149,8 @@ def make_dqn(
             return update_once(state, store, indices, weights, learning_rate_share)
 
         unrolled = jax.default_backend() == "cpu"  # in a loop, XLA would run convolutions on one core of a CPU
-        return in_turn(once, copy_target, config.learner.target_update_interval, state, indices, weights, unrolled)
+        interval = config.learner.target_update_interval
+        return in_turn_with_target(once, copy_target, interval, state, indices, weights, unrolled)
 
     return Algorithm(
         init=jax.jit(init),

@@ -60,8 +60,6 @@ def copied_if(is_due: jax.Array, online_params: Params, target_params: Params) -
 
 def in_turn(
     update_once: Callable[[State, jax.Array, jax.Array], tuple[State, UpdateOutput]],
-    copy_target: Callable[[jax.Array, State], State],
-    interval: int,
     state: State,
     indices: jax.Array,
     weights: jax.Array,
@@ -69,26 +67,39 @@ def in_turn(
 ) -> tuple[State, UpdateOutput]:
     """Makes the K updates of a call: `update_once(state, indices int32[B], weights float32[B])`, K times in turn.
 
-    `copy_target(is_due bool[], state)`: copies the online parameters to the target's if that is due, every `interval`
-    updates. On a GPU, where even a copy that is not due reads all parameters, it is called once for the K updates if
-    K divides the interval.
     `unrolled`: as K copies of the program, which compile longer, instead of a loop.
+    """
+    if not unrolled:
+        return jax.lax.scan(lambda state, batch: update_once(state, *batch), state, (indices, weights))
+    outputs = []
+    for batch in zip(indices, weights, strict=True):
+        state, output = update_once(state, *batch)
+        outputs.append(output)
+    return state, jax.tree.map(lambda *leaves: jnp.stack(leaves), *outputs)
+
+
+def in_turn_with_target(
+    update_once: Callable[[State, jax.Array, jax.Array], tuple[State, UpdateOutput]],
+    copy_target: Callable[[jax.Array, State], State],
+    interval: int,
+    state: State,
+    indices: jax.Array,
+    weights: jax.Array,
+    unrolled: bool,
+) -> tuple[State, UpdateOutput]:
+    """Makes the K updates of a call as `in_turn`, and copies the target parameters every `interval` updates.
+
+    `copy_target(is_due bool[], state)`: copies them if that is due. On a GPU, where even a copy that is not due reads
+    all parameters, it is called once for the K updates if K divides the interval. `state.updates`: int32[], the count.
     """
     copies_at_the_end = jax.default_backend() != "cpu" and interval % len(indices) == 0
     updates_before = state.updates
 
-    def once(state: State, batch: tuple[jax.Array, jax.Array]) -> tuple[State, UpdateOutput]:
-        state, output = update_once(state, *batch)
+    def once(state: State, indices: jax.Array, weights: jax.Array) -> tuple[State, UpdateOutput]:
+        state, output = update_once(state, indices, weights)
         return state if copies_at_the_end else copy_target(state.updates % interval == 0, state), output
 
-    if unrolled:
-        outputs = []
-        for batch in zip(indices, weights, strict=True):
-            state, one = once(state, batch)
-            outputs.append(one)
-        output = jax.tree.map(lambda *leaves: jnp.stack(leaves), *outputs)
-    else:
-        state, output = jax.lax.scan(once, state, (indices, weights))
+    state, output = in_turn(once, state, indices, weights, unrolled)
     if copies_at_the_end:  # passed, not reached: calls may have had other lengths before the run was resumed
         state = copy_target(state.updates // interval > updates_before // interval, state)
     return state, output

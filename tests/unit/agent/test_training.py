@@ -13,7 +13,7 @@ import optax
 import pytest
 
 from apex_jax.agent.algorithm import UpdateOutput
-from apex_jax.agent.training import copied_if, in_turn, make_optimizer
+from apex_jax.agent.training import copied_if, in_turn_with_target, make_optimizer
 from apex_jax.config import LearnerConfig
 from tests.rigs import reference
 
@@ -114,7 +114,7 @@ def copy_target(is_due: jax.Array, state: Toy) -> Toy:
 
 
 def call(unrolled: bool, interval: int = 1_000_000) -> Callable[..., tuple[Toy, UpdateOutput]]:
-    return partial(in_turn, toy_update, copy_target, interval, unrolled=unrolled)
+    return partial(in_turn_with_target, toy_update, copy_target, interval, unrolled=unrolled)
 
 
 def toy(updates: int = 0) -> Toy:
