@@ -7,11 +7,10 @@
 
 FROM python:3.12.13-slim-trixie
 
-# EnvPool is linked with libopengl0; the others draw the films of MuJoCo tasks. Debian keeps no older versions of them
-# that could be named here.
+# They draw the films of MuJoCo tasks. Debian keeps no older versions of them that could be named here.
 # hadolint ignore=DL3008
 RUN apt-get update \
-    && apt-get install --yes --no-install-recommends libegl1 libgl1 libopengl0 \
+    && apt-get install --yes --no-install-recommends libegl1 libgl1 \
     && rm -rf /var/lib/apt/lists/*
 
 # A new volume gets the owner of its folder here. The uid is fixed: a volume outlives the image that filled it.

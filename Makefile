@@ -2,7 +2,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help train test test-long test-slow test-all test-faults fleet-tools test-deploy test-deploy-quick test-slurm test-fleet clean FORCE
+.PHONY: help train test test-long test-slow test-pythons test-all test-faults fleet-tools test-deploy test-deploy-quick test-slurm test-fleet clean FORCE
 
 VENV := .venv
 RUN := $(VENV)/bin/python
@@ -17,6 +17,7 @@ help:
 	@echo "make train ARGS='...'  ARGS go to main.py, such as ARGS='--config configs/atari.yaml seed=3'; ARGS=--help lists all"
 	@echo "make test              style, types and tests, 5 minutes on 2 cores; first sets up .venv"
 	@echo "make test-all          make test, then test-long (the tests of many seconds) and test-slow (those of minutes)"
+	@echo "make test-pythons      make train ARGS='--config catch' with each of Python 3.11, 3.12 and 3.13 that is here"
 	@echo "make test-faults       every fault of docs/faults.md, slow ones included; one of them needs root"
 	@echo "make test-faults FAULT=31   those of one number, of two digits"
 	@echo "make fleet-tools       sets up .venv with the Python packages for the commands of deploy/README.md"
@@ -45,6 +46,10 @@ test-long: $(VENV)/requirements-dev.installed
 # Two at a time: they hold real processes to real seconds.
 test-slow: $(VENV)/requirements-dev.installed
 	$(PYTEST) -n 2 -m 'slow and not deploy'
+
+# On a machine without graphics libraries; make test-slow has the rest of this file.
+test-pythons: $(VENV)/requirements-dev.installed
+	$(RUN) -m pytest -m slow -k catch tests/system/test_bare_machine.py
 
 test-all: test test-long test-slow
 
