@@ -87,6 +87,7 @@
       envpool_tasks, gymnasium_tasks     tasks of EnvPool, and any environment of Gymnasium
       gymnasium_pool environments of Gymnasium, many at once; gymnasium_processes are the processes in which they run
       observations   observations of several parts -> vectors
+      images         observations of Gymnasium -> pixels, by their layout
       tasks          which tasks can be trained; operations/tasks_command lists them
       atari_scores   random, human and Ape-X scores of 57 games
       stage          an episode of a continuous task in its original simulator, with its screens; stage_process

@@ -42,6 +42,12 @@ class EnvironmentConfig:
     settings: JsonObject = key(
         JsonObject("{}"), "gymnasium: tasks: arguments of the environment, a mapping such as {gravity: -5.0}"
     )
+    observation_layout: str = key(
+        "auto",
+        "gymnasium: tasks: axes of an observation that is an image: H height, W width, C colors or stacked frames;"
+        " vector = it is no image; auto = by its shape and bounds, which the run prints at its start",
+        choices=("auto", "vector", "HW", "HWC", "CHW", "HWCC", "CHWC", "CCHW"),
+    )
     own_processes: bool = key(
         True,
         "gymnasium: tasks: each environment runs in a process of its own, beside the actor; false: in the actor's,"
@@ -62,10 +68,8 @@ class EnvironmentConfig:
     @property
     def is_atari(self) -> bool:
         """Whether the name of the task is one of EnvPool's Atari games."""
-        if self.is_gymnasium:
-            return False
         name, _, version = self.task.rpartition("-")
-        return version == "v5" and name not in GYM_MUJOCO
+        return not self.is_gymnasium and version == "v5" and name not in GYM_MUJOCO
 
     @property
     def is_gymnasium(self) -> bool:
@@ -347,6 +351,7 @@ class Config:
             f" n_step={algorithm.n_step} discount={algorithm.discount!r} reward_clip={environment.reward_clip!r}"
             f" life_loss_terminates={str(environment.life_loss_terminates).lower()}"
             + (f" settings={environment.settings}" if environment.is_gymnasium else "")
+            + (f" observation_layout={environment.observation_layout}" if environment.is_gymnasium else "")
         )
 
     @property
@@ -381,11 +386,6 @@ class Config:
             return "raise learner.optimizer_epsilon (now 0: a gradient of zero is divided by zero)"
         huber = "" if self.algorithm.loss == "huber" or self.algorithm.quantiles else " or set algorithm.loss=huber"
         return f"lower learner.learning_rate (now {self.learner.learning_rate:g}){huber}"
-
-    @property
-    def fix_of_bad_replay(self) -> str:
-        """What the user can do if learning diverges again from every checkpoint: the replay may be at fault."""
-        return f"if this happens at each start, stop the replay server and delete its {self.directory}/replay"
 
     def replace(self, **changes: Any) -> Config:
         """Returns a copy with these top-level fields replaced."""

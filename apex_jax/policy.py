@@ -29,7 +29,7 @@ from apex_jax.run.interface import of_record, read_interface
 from apex_jax.run.provenance import CONFIG_NAME
 from apex_jax.settings import config_of, load_as_written
 from apex_jax.transport.params_codec import architecture_of, decode_weights
-from apex_jax.types import Interface, Part
+from apex_jax.types import ImageSpec, Interface, Part
 
 Observation: TypeAlias = Any  # what the environment returns: a number, an array, or a mapping or tuple of them
 
@@ -172,7 +172,10 @@ class Policy:
         spec = self.interface.spec
         stack = (spec.frame_stack, *spec.frame_shape)
         item = stack if spec.frame_stack > 1 else spec.frame_shape  # shape of one observation
-        frames = self._vectors(observation) if self.interface.parts else np.asarray(observation)
+        if self.interface.image is not None:
+            frames = self._frames(self.interface.image, np.asarray(observation))
+        else:
+            frames = self._vectors(observation) if self.interface.parts else np.asarray(observation)
         if spec.frame_dtype == "uint8" and frames.dtype != np.uint8:
             raise ValueError(self._expected(f"an observation of {frames.dtype}"))
         if frames.dtype.kind not in "biuf":
@@ -187,6 +190,13 @@ class Policy:
         if frames.shape[int(is_batch) :] != item:
             raise ValueError(self._expected(f"an observation of shape {frames.shape}"))
         return frames.reshape(-1, *stack), is_batch
+
+    def _frames(self, image: ImageSpec, images: np.ndarray) -> np.ndarray:
+        """Returns images [..., *image.shape] as frames [..., *O]."""
+        is_other = images.dtype.kind not in "biuf" or (image.dtype == "uint8" and images.dtype != np.uint8)
+        if is_other or images.shape[-len(image.shape) :] != image.shape:
+            raise ValueError(self._expected(f"an observation of {images.dtype} {images.shape}"))
+        return image.frames(images)
 
     def _stacked(self, frame: np.ndarray) -> np.ndarray:
         """Returns the stack that ends with this frame; that of the first frame of an episode repeats it."""
@@ -230,9 +240,11 @@ class Policy:
         spec, parts = self.interface.spec, self.interface.parts
         if parts:
             return f"{found}; expected {', '.join(map(_described, parts))}, or a batch of them (N, ...)"
-        item = spec.frame_shape if spec.frame_stack == 1 else (spec.frame_stack, *spec.frame_shape)
-        frame = f", or one frame {spec.frame_shape}" if spec.frame_stack > 1 else ""
-        return f"{found}; expected {spec.frame_dtype} {item}, a batch of them (N, ...){frame}"
+        image = self.interface.image
+        dtype, one = (spec.frame_dtype, spec.frame_shape) if image is None else (image.dtype, image.shape)
+        item = one if spec.frame_stack == 1 else (spec.frame_stack, *one)
+        frame = f", or one frame {one}" if spec.frame_stack > 1 else ""
+        return f"{found}; expected {dtype} {item}, a batch of them (N, ...){frame}"
 
 
 def _is_flat(observation: Observation, parts: tuple[Part, ...], size: int) -> bool:

@@ -125,6 +125,37 @@ class Part(NamedTuple):
         return "/".join(map(str, self.path))
 
 
+class ImageSpec(NamedTuple):
+    """The images that an environment of Gymnasium returns, and how they become frames."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    layout: str  # one letter for each axis: H height, W width; C others, whose elements become channels
+    low: float  # of the elements; becomes 0
+    high: float  # becomes 255
+
+    @property
+    def frame_shape(self) -> tuple[int, ...]:
+        """The shape of a frame: (height, width) or (height, width, channels)."""
+        channels = [size for size, axis in zip(self.shape, self.layout, strict=True) if axis == "C"]
+        sides = (self.shape[self.layout.index("H")], self.shape[self.layout.index("W")])
+        return (*sides, math.prod(channels)) if channels else sides
+
+    def frames(self, images: np.ndarray) -> np.ndarray:
+        """Returns images [*N, *shape] as uint8[*N, *frame_shape]. Raises ValueError for elements beyond the bounds."""
+        leading = images.ndim - len(self.shape)
+        order = sorted(range(len(self.shape)), key=lambda axis: "HWC".index(self.layout[axis]))
+        frames = images.transpose(*range(leading), *(leading + axis for axis in order))
+        frames = frames.reshape(*images.shape[:leading], *self.frame_shape)
+        if (self.dtype, self.low, self.high) == ("uint8", 0, 255):
+            return frames
+        levels = np.rint((frames.astype(np.float32) - self.low) * (255 / (self.high - self.low)))
+        if not (levels.min() >= 0 and levels.max() <= 255):  # also for NaN
+            found = f"{images.min():g} to {images.max():g}"
+            raise ValueError(f"an observation of elements from {found}; expected {self.low:g} to {self.high:g}")
+        return levels.astype(np.uint8)
+
+
 class Interface(NamedTuple):
     """The observations that an environment returns and the actions that it accepts, for a policy used without it."""
 
@@ -132,6 +163,7 @@ class Interface(NamedTuple):
     parts: tuple[Part, ...] | None  # of an observation, in the order in which they make the vector; None: not recorded
     low: tuple[float, ...] | None  # bounds of the elements of an action; None if actions are discrete
     high: tuple[float, ...] | None
+    image: ImageSpec | None = None  # how images become frames; None: the environment returns frames, or no images
 
     def scaled(self, actions: np.ndarray) -> np.ndarray:
         """Returns actions of the spec as the environment accepts them: int32[N], or float64[N, A] within its bounds."""

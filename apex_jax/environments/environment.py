@@ -8,6 +8,7 @@ actions would crash the process inside EnvPool, so `Environment.send` checks the
 
 from __future__ import annotations
 
+import logging
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,6 +22,8 @@ from apex_jax.environments.task import Description, action_bounds, action_spec
 from apex_jax.host.errors import UsageError
 from apex_jax.segment_codec import max_slots
 from apex_jax.types import MAX_SEGMENT_BYTES, ActionSpec, Interface, SegmentSpec, Step
+
+_log = logging.getLogger(__name__)
 
 
 def segment_spec(config: Config) -> SegmentSpec:
@@ -53,11 +56,17 @@ def describe(config: Config) -> Description:
     return provider.describe(config)
 
 
+def log_reading(config: Config) -> None:
+    """Logs how the observations of an environment of Gymnasium are read: what is read wrongly is not learned."""
+    if line := describe(config).reading:
+        _log.info("%s", line)
+
+
 def interface_of(config: Config, spec: SegmentSpec) -> Interface:
     """Returns what observations and actions of the run's task look like; `spec`: see `segment_spec`."""
     task = describe(config)
     if spec.action.dtype == "int32":
-        return Interface(spec, task.parts, None, None)
+        return Interface(spec, task.parts, None, None, task.image)
     low, high = action_bounds(task.action)
     return Interface(spec, task.parts, tuple(low.tolist()), tuple(high.tolist()))
 

@@ -57,7 +57,15 @@ class GymnasiumPool:
         self._frame_stack = environment.frame_stack
         members = np.array_split(np.arange(len(seeds)), -(-len(seeds) // per_step))
         parts = [
-            functools.partial(make, environment.task, environment.settings, max_steps, rendered and i == 0, int(seed))
+            functools.partial(
+                make,
+                environment.task,
+                environment.settings,
+                max_steps,
+                rendered and i == 0,
+                int(seed),
+                environment.observation_layout,
+            )
             for i, seed in enumerate(seeds)
         ]
         self._groups: list[_Group] = []

@@ -28,9 +28,10 @@ from gymnasium import spaces
 
 from apex_jax.config import Config
 from apex_jax.config_rules import check_convolutions
-from apex_jax.environments.task import Description, action_spec
+from apex_jax.environments.images import image_spec, reading
+from apex_jax.environments.task import Description, action_spec, one_line
 from apex_jax.host.errors import RunError, UsageError, first_line, shown
-from apex_jax.types import Part
+from apex_jax.types import ImageSpec, Part
 
 PREFIX = "gymnasium:"
 MANY_STEPS = 10**9  # no time limit
@@ -50,8 +51,8 @@ class BrokenEnvironment(RunError):
 def describe(config: Config) -> Description:
     """Makes an environment and describes it; raises as `make`."""
     environment, task = config.environment, config.environment.task
-    adapted = make(task, environment.settings, seed=config.seed)
-    metadata, has_pixels = adapted.metadata or {}, adapted.frame_dtype == "uint8"
+    adapted = make(task, environment.settings, seed=config.seed, layout=environment.observation_layout)
+    metadata, has_pixels = adapted.metadata or {}, adapted.image is not None
     with _reported(task):
         can_render = "rgb_array" in (metadata.get("render_modes") or ())
         rate = float(metadata.get("render_fps") or FRAMES_PER_SECOND) if can_render else None
@@ -61,19 +62,30 @@ def describe(config: Config) -> Description:
         what = "none are skipped" if has_pixels else "no frames are stacked or skipped"
         raise UsageError(f"environment.task={task}: in this environment {what}; set {stack}environment.frame_skip=1")
     if has_pixels and isinstance(adapted.action_space, spaces.Box):
-        raise UsageError(f"environment.task={task}: no algorithm here learns {adapted.action_space} from pixels")
+        raise UsageError(
+            f"environment.task={task}: no algorithm here learns {one_line(adapted.action_space)} from pixels"
+        )
     if has_pixels:
         check_convolutions(config.network, min(adapted.frame_shape[:2]))
-    parts = None if has_pixels else parts_of(adapted.original_space)
-    return Description(adapted.frame_shape, adapted.frame_dtype, adapted.action_space, parts, rate)
+    space, image, shape = adapted.original_space, adapted.image, adapted.frame_shape
+    parts, line = None if has_pixels else parts_of(space), reading(task, space, image, shape[0])
+    return Description(shape, adapted.frame_dtype, adapted.action_space, parts, rate, image, line)
 
 
-def make(task: str, settings: str, max_steps: int = MANY_STEPS, rendered: bool = False, seed: int = 0) -> Adapted:
+def make(
+    task: str,
+    settings: str,
+    max_steps: int = MANY_STEPS,
+    rendered: bool = False,
+    seed: int = 0,
+    layout: str = "auto",
+) -> Adapted:
     """Returns an environment.
 
     `task`: see above; `settings`: its keyword arguments, as the text of a JSON object; `max_steps`: of an episode, in
     addition to the environment's own limit; `rendered`: whether `render` is called; `seed`: of the global random
-    generators. Raises UsageError if there is no such environment, BrokenEnvironment if it cannot be made.
+    generators; `layout`: of its observations, see `image_spec`. Raises UsageError if there is no such environment,
+    BrokenEnvironment if it cannot be made.
     """
     function = _function_of(task, rendered)
     with _reported(task), contextlib.ExitStack() as opened:
@@ -87,7 +99,7 @@ def make(task: str, settings: str, max_steps: int = MANY_STEPS, rendered: bool =
         if not isinstance(environment, gymnasium.Env):
             raise TypeError(f"{task.rpartition(':')[2]} returned {type(environment).__name__}, not a gymnasium.Env")
         opened.callback(environment.close)
-        adapted = Adapted(gymnasium.wrappers.TimeLimit(environment, max_steps), task)
+        adapted = Adapted(gymnasium.wrappers.TimeLimit(environment, max_steps), task, layout)
         adapted.opened = opened.pop_all()
         return adapted
 
@@ -101,21 +113,22 @@ class Adapted(gymnasium.Wrapper[np.ndarray, Any, Any, Any]):
 
     opened = contextlib.ExitStack()  # closes the environment, and frees its number
 
-    def __init__(self, environment: gymnasium.Env[Any, Any], task: str):
-        """Raises UsageError for spaces that no agent here can learn."""
+    def __init__(self, environment: gymnasium.Env[Any, Any], task: str, layout: str):
+        """`layout`: see `image_spec`. Raises UsageError for spaces that no agent here can learn."""
         super().__init__(environment)
         self._task, self._observations = task, 0
         self.original_space = space = environment.observation_space
         action_spec(task, environment.action_space)
-        shape = tuple(space.shape or ())
-        if isinstance(space, spaces.Box) and space.dtype == np.uint8 and len(shape) in (2, 3):
-            self.frame_shape, self.frame_dtype = shape, "uint8"
-            self.observation_space = space
+        self.image = image_spec(task, space, layout)
+        if self.image is not None:
+            self.frame_shape, self.frame_dtype = self.image.frame_shape, "uint8"
+            self.observation_space = spaces.Box(0, 255, self.frame_shape, np.uint8)
             return
         try:
             self.frame_shape = tuple(spaces.flatten_space(space).shape or ())
         except NotImplementedError:
-            raise UsageError(f"environment.task={task}: no vector can be made of its observations, {space}") from None
+            what = f"no vector can be made of its observations, {one_line(space)}"
+            raise UsageError(f"environment.task={task}: {what}") from None
         self.frame_dtype = "float32"
         self.observation_space = spaces.Box(-np.inf, np.inf, self.frame_shape, np.float32)
 
@@ -159,14 +172,20 @@ class Adapted(gymnasium.Wrapper[np.ndarray, Any, Any, Any]):
         for name, space, leaf in leaves:
             _check(self._task, name, space, leaf, self._observations < CHECKED_OBSERVATIONS)
         self._observations += 1
-        if self.frame_dtype == "uint8":
-            return np.asarray(observation)
+        if self.image is not None:
+            return self._frame(self.image, np.asarray(observation))
         vector = _vector(self.original_space, observation)
         if not np.isfinite(vector).all():
             name = next(name for name, space, leaf in leaves if not np.isfinite(_vector(space, leaf)).all())
             what = f"an observation{name} that is not finite as float32"
             raise BrokenEnvironment(f"environment.task={self._task}: it returned {what}")
         return vector
+
+    def _frame(self, image: ImageSpec, observation: np.ndarray) -> np.ndarray:
+        try:
+            return image.frames(observation)
+        except ValueError as error:
+            raise BrokenEnvironment(f"environment.task={self._task}: it returned {error}") from None
 
 
 def parts_of(space: spaces.Space[Any], path: tuple[str | int, ...] = ()) -> tuple[Part, ...] | None:

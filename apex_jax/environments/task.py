@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import textwrap
 from typing import Any, NamedTuple
 
 import numpy as np
 from gymnasium.spaces import Discrete
 
 from apex_jax.host.errors import UsageError
-from apex_jax.types import ActionSpec, Part
+from apex_jax.types import ActionSpec, ImageSpec, Part
 
 UNBOUNDED = 1e6  # of an element of an action, see `action_bounds`
 
@@ -21,6 +22,8 @@ class Description(NamedTuple):
     action: Any  # Gymnasium's space
     parts: tuple[Part, ...] | None  # of an observation that becomes a vector, in order; None: pixels
     frames_per_second: float | None = None  # Gymnasium: of its screens; None if it has none
+    image: ImageSpec | None = None  # Gymnasium: how images become frames
+    reading: str = ""  # Gymnasium: one line that says how observations are read
 
 
 def action_spec(task: str, space: Any) -> ActionSpec:
@@ -29,10 +32,15 @@ def action_spec(task: str, space: Any) -> ActionSpec:
         return ActionSpec.discrete(int(space.n))
     if space.dtype is None or space.dtype.kind != "f" or len(space.shape) != 1:
         raise UsageError(
-            f"environment.task={task}: no algorithm here has its actions, {space}; choose a task with discrete actions,"
-            " such as Pong-v5, or with a vector of numbers, such as WalkerWalk-v1"
+            f"environment.task={task}: no algorithm here has its actions, {one_line(space)}; choose a task with"
+            " discrete actions, such as Pong-v5, or with a vector of numbers, such as WalkerWalk-v1"
         )
     return ActionSpec.continuous(space.shape[0])
+
+
+def one_line(space: Any) -> str:
+    """Returns the text of a space without the line breaks of its arrays, and not too long for an error or a log."""
+    return textwrap.shorten(str(space), 200, placeholder=" ...")
 
 
 def action_bounds(space: Any) -> tuple[np.ndarray, np.ndarray]:

@@ -41,7 +41,8 @@ def expected_outputs(agent: Agent, stacks: np.ndarray) -> dict[str, np.ndarray]:
     """Returns the actions and values of the policy itself for observations [N, F, *O]."""
     assert agent.algorithm.greedy is not None
     observations = stacks.reshape(len(stacks), *observation_shape(agent.interface))
-    action, _ = Policy(agent.algorithm, agent.params, agent.interface).act(observations)
+    of_frames = agent.interface._replace(image=None)  # as the exported programs, which take frames
+    action, _ = Policy(agent.algorithm, agent.params, of_frames).act(observations)
     outputs = agent.algorithm.greedy(agent.params, jnp.asarray(stacks))
     return {name: np.asarray(output) for name, output in outputs.items()} | {"action": action}
 

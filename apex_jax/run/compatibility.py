@@ -29,12 +29,14 @@ KEYS = (
     "environment.life_loss_terminates",
     "replay.columns",
     "environment.settings",
+    "environment.observation_layout",
     *NETWORK_KEYS,
     "learner.optimizer",
     "algorithm.name",
 )
 """A checkpoint is rejected if one of these differs; processes compare all but the last two."""
 OFF = {
+    "observation_layout": "auto",
     "torso": "convolutions",
     "layer_norm": "false",
     "munchausen": "false",

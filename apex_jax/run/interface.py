@@ -11,7 +11,7 @@ from typing import Any
 
 from apex_jax.host.disk import read_regular, write_durably
 from apex_jax.host.errors import RunError, first_line
-from apex_jax.types import MAX_SEGMENT_BYTES, ActionSpec, Interface, Part, SegmentSpec
+from apex_jax.types import MAX_SEGMENT_BYTES, ActionSpec, ImageSpec, Interface, Part, SegmentSpec
 
 FILE_NAME = "interface.json"
 
@@ -25,17 +25,20 @@ def as_record(interface: Interface) -> dict[str, Any]:
     """Returns the interface as JSON can hold it; `of_record` returns the interface."""
     spec = interface.spec._asdict() | {"action": interface.spec.action._asdict()}
     parts = None if interface.parts is None else [part._asdict() for part in interface.parts]
-    return interface._asdict() | {"spec": spec, "parts": parts}
+    image = interface.image and interface.image._asdict()
+    return interface._asdict() | {"spec": spec, "parts": parts, "image": image}
 
 
 def of_record(record: Any) -> Interface:
     """Returns the interface of a record. Raises ValueError, TypeError, KeyError or AttributeError for another one."""
     spec, parts = record["spec"], record["parts"]
+    image = record.get("image")  # absent in runs of earlier versions
     action = ActionSpec(**spec["action"] | {"shape": tuple(spec["action"]["shape"])})
     interface = Interface(
         SegmentSpec(**spec | {"frame_shape": tuple(spec["frame_shape"]), "action": action}),
         None if parts is None else tuple(_parts(parts)),
         *(None if bound is None else tuple(map(float, bound)) for bound in (record["low"], record["high"])),
+        None if image is None else ImageSpec(**image | {"shape": tuple(image["shape"])}),
     )
     _check(interface)
     return interface
@@ -51,6 +54,8 @@ def _check(interface: Interface) -> None:
         raise ValueError(f"its frames are {spec.frame_dtype}{list(spec.frame_shape)}, must be a vector or pixels")
     if spec.frame_bytes * spec.frame_stack > MAX_SEGMENT_BYTES:
         raise ValueError(f"its frames are {spec.frame_dtype}{list(spec.frame_shape)}: too large for a segment")
+    if interface.image is not None and interface.image.frame_shape != spec.frame_shape:
+        raise ValueError(f"its images are {interface.image}, its frames {spec.frame_shape}")
     bounds = [bound for bound in (interface.low, interface.high) if bound is not None]
     sizes = [len(bound) for bound in bounds]
     if action.dtype == "int32":

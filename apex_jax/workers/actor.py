@@ -17,7 +17,7 @@ from apex_jax.agent.algorithm import Algorithm
 from apex_jax.agent.registry import make_algorithm
 from apex_jax.agent.segments import SegmentBuilder, spread_first_slots
 from apex_jax.config import Config, server_name
-from apex_jax.environments.environment import Environment, Episode, EpisodeTracker
+from apex_jax.environments.environment import Environment, Episode, EpisodeTracker, log_reading
 from apex_jax.host.errors import RunError, shown
 from apex_jax.links.experience_client import ExperienceClient
 from apex_jax.links.weights_client import Weights, WeightsClient
@@ -273,6 +273,7 @@ class Assignment:
 def run(config: Config, name: str, stop: StopSignal) -> int:
     """Runs the role and returns the process's exit code."""
     spec = checked_spec(config)
+    log_reading(config)
     with open_role(config, "actor", name, stop) as role, open_actor(role, spec) as actor:
         role.describe = actor.describe
         actor.run()

@@ -157,7 +157,8 @@ class Learner:
         if not np.isfinite(values).all():
             raise DivergenceError(
                 f"the {what} is not finite after about {self.counters.updates} updates: {config.fix_of_divergence};"
-                f" the last checkpoint is sound; {config.fix_of_bad_replay}"
+                f" the last checkpoint is sound; if this happens at each start, stop the replay server and delete its"
+                f" {config.directory}/replay"
             )
 
     def accept(self) -> None:

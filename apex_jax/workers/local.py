@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from apex_jax.config import AddressConfig, Config, server_name
-from apex_jax.environments.environment import has_screen, has_stage
+from apex_jax.environments.environment import has_screen, has_stage, log_reading
 from apex_jax.host.device import actor_processes, has_gpu
 from apex_jax.host.disk import checkpoint_steps, lock, open_regular, write_durably
 from apex_jax.host.errors import FatalError, RunError, UsageError
@@ -304,6 +304,7 @@ def run(config: Config, name: str, stop: StopSignal) -> int:
     """Runs all roles and returns the process's exit code."""
     make_limiter(config, checked_spec(config))  # rejects an impossible config before anything starts
     check_video(config)
+    log_reading(config)
     actors, servers, chosen = config.actor.processes, config.replay.servers, ""
     if actors == 0:  # chosen here, once, because the exploration ladder of all roles depends on it
         actors, chosen = actor_processes(usable_cores(), has_gpu(config), servers)

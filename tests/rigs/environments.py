@@ -206,16 +206,19 @@ class Observes(Corridor):
 
 
 class Pixels(Corridor):
-    """Draws the place as pixels of a shape."""
+    """Draws the place as pixels of a shape, from 0 to `high`: uint8 up to 255, or else float32 up to 1."""
 
-    def __init__(self, shape: tuple[int, ...] = (20, 24), continuous: bool = False):
+    def __init__(self, shape: tuple[int, ...] = (20, 24), continuous: bool = False, high: int = 255):
         super().__init__()
         if continuous:
             self.action_space = spaces.Box(-1, 1, (2,), np.float32)  # type: ignore[assignment]
-        self.observation_space = spaces.Box(0, 255, tuple(shape), np.uint8)
+        self.observation_space = spaces.Box(0, high, tuple(shape), np.uint8 if high == 255 else np.float32)
 
     def observation(self) -> Any:
-        return np.full(self.observation_space.shape, 10 * self.place + self.steps % 10, np.uint8)
+        space = self.observation_space
+        image = np.full(space.shape, 10 * self.place + self.steps % 10, np.uint8)
+        image[tuple(size - 1 for size in space.shape)] = 255  # the last corner, in the last channel
+        return (image * (space.high.max() / 255)).astype(space.dtype)
 
 
 class Unlearnable(Corridor):

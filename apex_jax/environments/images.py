@@ -1,0 +1,62 @@
+"""Which observations of Gymnasium are images, and which of their axes are height and width."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+from apex_jax.environments.task import one_line
+from apex_jax.host.errors import UsageError
+from apex_jax.types import ImageSpec
+
+KEY = "environment.observation_layout"
+USUAL_BOUNDS = ((0, 1), (0, 255))
+LEAST_SIDE = 16  # of images that are not uint8; smaller arrays are more often tables
+
+
+def image_spec(task: str, space: spaces.Space[Any], layout: str = "auto") -> ImageSpec | None:
+    """Returns how the observations of a space are read as images; None if they become vectors.
+
+    `layout`: `environment.observation_layout`. Raises UsageError if the space has no such layout.
+    """
+    if layout == "vector" or (layout == "auto" and not _looks_like_images(space)):
+        return None
+    if not isinstance(space, spaces.Box) or not (layout == "auto" or len(layout) == len(space.shape)):
+        raise UsageError(f"{KEY}={layout}: environment.task={task} returns {one_line(space)}; set {KEY}=auto or vector")
+    low, high = float(space.low.min()), float(space.high.max())
+    if not (np.isfinite([low, high]).all() and low < high):
+        what = f"{KEY}={layout}: environment.task={task} returns {one_line(space)}, whose elements have no bounds"
+        raise UsageError(f"{what}; wrap it in gymnasium.wrappers.TransformObservation with a Box from 0 to 1")
+    return ImageSpec(space.shape, str(space.dtype), layout if layout != "auto" else _layout(space.shape), low, high)
+
+
+def reading(task: str, space: spaces.Space[Any], image: ImageSpec | None, size: int) -> str:
+    """Returns one line that says how observations are read; `size`: the number of elements of a vector."""
+    if image is None:
+        return f"observations of {task}, {one_line(space)}, are read as vectors of {size:,} numbers ({KEY}=vector)"
+    height, width, channels = (*image.frame_shape, 1)[:3]
+    what = f"images of {height} x {width} pixels with {channels} channel{'s' * (channels != 1)}"
+    return f"observations of {task}, {one_line(space)}, are read as {what} ({KEY}={image.layout})"
+
+
+def _looks_like_images(space: spaces.Space[Any]) -> bool:
+    if not isinstance(space, spaces.Box) or len(space.shape) < 2:
+        return False
+    bounds, sides = (space.low.min(), space.high.max()), _sides(space.shape)
+    return space.dtype == np.uint8 or (bounds in USUAL_BOUNDS and min(space.shape[i] for i in sides) >= LEAST_SIDE)
+
+
+def _layout(shape: tuple[int, ...]) -> str:
+    height, width = _sides(shape)
+    return "".join({height: "H", width: "W"}.get(axis, "C") for axis in range(len(shape)))
+
+
+def _sides(shape: tuple[int, ...]) -> tuple[int, int]:
+    """Returns the axes of height and width: two neighbours, and the shorter one as long as possible.
+
+    So channels and stacked frames, which are few, may come first or last.
+    """
+    height = max(range(len(shape) - 1), key=lambda axis: min(shape[axis : axis + 2]))
+    return height, height + 1

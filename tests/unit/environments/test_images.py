@@ -1,0 +1,110 @@
+"""Images of Gymnasium's environments: which spaces are images, and what becomes of their axes and elements."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from apex_jax.environments.images import image_spec, reading
+from apex_jax.host.errors import UsageError
+
+COLOR = spaces.Box(0, 255, (64, 48, 3), np.uint8)
+
+
+@pytest.mark.parametrize(
+    ("shape", "layout", "frame"),
+    [
+        ((84, 84), "HW", (84, 84)),
+        ((210, 160, 3), "HWC", (210, 160, 3)),
+        ((7, 7, 3), "HWC", (7, 7, 3)),
+        ((3, 64, 48), "CHW", (64, 48, 3)),
+        ((4, 64, 64), "CHW", (64, 64, 4)),  # FrameStackObservation over grey
+        ((3, 64, 48, 3), "CHWC", (64, 48, 9)),  # the same over color
+        ((4, 3, 64, 48), "CCHW", (64, 48, 12)),  # over channels first
+        ((4, 84, 84, 1), "CHWC", (84, 84, 4)),
+        ((64, 48, 3, 4), "HWCC", (64, 48, 12)),
+    ],
+)
+@pytest.mark.parametrize(("dtype", "high"), [(np.uint8, 255), (np.float32, 1), (np.float64, 255), (np.int64, 255)])
+def test_height_and_width_are_the_two_neighbouring_axes_that_are_long(
+    shape: tuple[int, ...], layout: str, frame: tuple[int, ...], dtype: Any, high: int
+) -> None:
+    image = image_spec("A", spaces.Box(0, high, shape, dtype))
+    if dtype != np.uint8 and min(frame[:2]) < 16:
+        assert image is None, "a small array is more often a table"
+        return
+    assert image is not None
+    assert (image.layout, image.frame_shape) == (layout, frame)
+
+
+@pytest.mark.parametrize("space", [
+    spaces.Box(0, 255, (9,), np.uint8),
+    spaces.Box(-np.inf, np.inf, (64, 64, 3), np.float32),
+    spaces.Box(-5, 5, (64, 64), np.float32),
+    spaces.Box(0, 1, (10, 5), np.float32),
+    spaces.Dict({"image": COLOR}),
+])  # fmt: skip
+def test_other_observations_are_vectors(space: Any) -> None:
+    assert image_spec("A", space) is None
+    assert "vectors of 12 numbers" in reading("A", space, None, 12)
+
+
+def test_frame_holds_each_pixel_with_its_channels_in_their_order() -> None:
+    image = image_spec("A", spaces.Box(0, 255, (2, 5, 4, 3), np.uint8), "CHWC")
+    assert image is not None
+    images = np.random.default_rng(0).integers(256, size=(6, 2, 5, 4, 3), dtype=np.uint8)
+    frames = image.frames(images)
+    assert frames.shape == (6, 5, 4, 6)
+    assert frames.dtype == np.uint8
+    for n, y, x in np.ndindex(6, 5, 4):
+        np.testing.assert_array_equal(frames[n, y, x], [*images[n, 0, y, x], *images[n, 1, y, x]])
+
+
+@pytest.mark.parametrize(("low", "high", "dtype"), [(0, 1, np.float32), (-1, 1, np.float64), (0, 1, np.uint8)])
+def test_bounds_become_0_and_255(low: float, high: float, dtype: Any) -> None:
+    image = image_spec("A", spaces.Box(low, high, (2, 2), dtype), "HW")
+    assert image is not None
+    np.testing.assert_array_equal(image.frames(np.array([[low, high], [high, low]], dtype)), [[0, 255], [255, 0]])
+    if dtype == np.float32:
+        every = np.arange(256, dtype=np.uint8).reshape(64, 2, 2)
+        np.testing.assert_array_equal(image.frames(every / np.float32(255)), every)
+
+
+@pytest.mark.parametrize("element", [1.5, -0.1, np.nan])
+def test_element_beyond_the_bounds_is_refused(element: float) -> None:
+    image = image_spec("A", spaces.Box(0, 1, (16, 16), np.float32))
+    assert image is not None
+    with pytest.raises(ValueError, match="expected 0 to 1"):
+        image.frames(np.full((16, 16), element, np.float32))
+
+
+def test_layout_of_the_user_replaces_that_of_the_shape() -> None:
+    assert image_spec("A", COLOR, "vector") is None
+    space = spaces.Box(-1, 1, (3, 12, 12), np.float32)
+    image = image_spec("A", space, "CHW")
+    assert image is not None
+    assert image.frame_shape == (12, 12, 3)
+    line = reading("A", space, image, 0)
+    assert "12 x 12 pixels with 3 channels" in line
+    assert "environment.observation_layout=CHW" in line
+
+
+@pytest.mark.parametrize(
+    ("space", "layout", "message"),
+    [
+        (COLOR, "CHWC", "set environment.observation_layout=auto or vector"),
+        (spaces.Discrete(3), "HW", r"environment.observation_layout=HW: environment.task=A returns Discrete\(3\)"),
+        (spaces.Box(-np.inf, np.inf, (64, 64), np.float32), "HW", "have no bounds; wrap it in .*TransformObservation"),
+    ],
+)
+def test_layout_that_the_space_does_not_have_is_refused(space: Any, layout: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        image_spec("A", space, layout)
+
+
+def test_space_of_many_bounds_is_one_line() -> None:
+    space = spaces.Box(np.linspace(-9, 0, 90, dtype=np.float32), np.linspace(0, 9, 90, dtype=np.float32))
+    assert "\n" not in reading("A", space, None, 90)
