@@ -101,6 +101,25 @@ def test_own_environment_is_learned(tmp_path: Path) -> None:
     assert (tmp_path / "runs" / "gymnasium-own_environment-Docking-1" / "video.mp4").is_file()
 
 
+@pytest.mark.long
+@pytest.mark.timeout(400)
+def test_images_of_an_own_environment_are_read_learned_and_filmed(tmp_path: Path) -> None:
+    short = ("total_minutes=0", "replay.min_size_to_sample=500", "actor.environments=4", *SHORT)
+    done = run(tmp_path, *short, seconds=350, script=SCRIPT.with_name("own_pixels.py"))
+    assert done.returncode == 0, done.stderr
+    assert "64 x 64 pixels with 3 channels (environment.observation_layout=HWC)" in done.stderr
+    assert re.search(r"^Evaluation: .* after 16 updates", done.stdout, re.MULTILINE), done.stdout
+    assert (tmp_path / "runs" / "gymnasium-own_pixels-Grid-1" / "video.mp4").is_file()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_images_of_an_own_environment_are_learned_within_ten_minutes(tmp_path: Path) -> None:
+    done = run(tmp_path, "evaluator.stop_at_return=0.9", seconds=800, script=SCRIPT.with_name("own_pixels.py"))
+    assert done.returncode == 0, done.stderr
+    assert "evaluator.stop_at_return=0.9 is reached" in done.stdout
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
