@@ -147,7 +147,7 @@ class Policy:
     def __call__(self, observation: Observation) -> Any:
         """Returns the action for an observation, or an array of the actions for a batch.
 
-        Discrete: int, or int32[N]. Continuous: float64[A] or [N, A], within the environment's bounds.
+        Discrete: int, or int32[N]. Continuous: [A] or [N, A] of the environment's dtype, within its bounds.
         """
         return self.act(observation)[0]
 

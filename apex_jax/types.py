@@ -164,13 +164,19 @@ class Interface(NamedTuple):
     low: tuple[float, ...] | None  # bounds of the elements of an action; None if actions are discrete
     high: tuple[float, ...] | None
     image: ImageSpec | None = None  # how images become frames; None: the environment returns frames, or no images
+    action_dtype: str = "float32"  # of the environment's actions, if they are continuous
+    first_action: int = 0  # the environment's number of the discrete action 0
 
     def scaled(self, actions: np.ndarray) -> np.ndarray:
-        """Returns actions of the spec as the environment accepts them: int32[N], or float64[N, A] within its bounds."""
+        """Returns actions of the spec as the environment accepts them.
+
+        Discrete: int32[N]. Continuous: [N, A] of the environment's dtype, within its bounds.
+        """
         if self.low is None or self.high is None:
-            return actions.astype(np.int32)
+            return actions.astype(np.int32) + np.int32(self.first_action)
         low, high = np.array(self.low), np.array(self.high)
-        return low + (actions.astype(np.float64) + 1) / 2 * (high - low)
+        scaled = low + (actions.astype(np.float64) + 1) / 2 * (high - low)
+        return np.clip(scaled, low, high).astype(self.action_dtype)
 
 
 class Step(NamedTuple):

@@ -27,7 +27,7 @@ def frozen(
 ) -> Callable[[jax.Array], Outputs]:
     """Returns a jitted function: observations [N, *observation_shape] -> the outputs of `Algorithm.greedy`.
 
-    Actions are int32[N], or float32[N, A] within the bounds of the environment.
+    Actions are int32[N], the environment's own numbers, or float32[N, A] within its bounds.
     """
     spec = interface.spec
 
@@ -36,6 +36,8 @@ def frozen(
         if interface.low is not None and interface.high is not None:
             low, high = jnp.array(interface.low), jnp.array(interface.high)
             outputs = outputs | {"action": low + (outputs["action"] + 1) / 2 * (high - low)}
+        elif interface.first_action:
+            outputs = outputs | {"action": outputs["action"] + interface.first_action}
         return outputs
 
     return jax.jit(act)

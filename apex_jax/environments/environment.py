@@ -66,9 +66,9 @@ def interface_of(config: Config, spec: SegmentSpec) -> Interface:
     """Returns what observations and actions of the run's task look like; `spec`: see `segment_spec`."""
     task = describe(config)
     if spec.action.dtype == "int32":
-        return Interface(spec, task.parts, None, None, task.image)
-    low, high = action_bounds(task.action)
-    return Interface(spec, task.parts, tuple(low.tolist()), tuple(high.tolist()))
+        return Interface(spec, task.parts, None, None, task.image, first_action=int(task.action.start))
+    low, high = (tuple(bound.tolist()) for bound in action_bounds(task.action))
+    return Interface(spec, task.parts, low, high, action_dtype=str(task.action.dtype))
 
 
 class Environment:

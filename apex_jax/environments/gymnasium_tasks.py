@@ -29,7 +29,7 @@ from gymnasium import spaces
 from apex_jax.config import Config
 from apex_jax.config_rules import check_convolutions
 from apex_jax.environments.images import image_spec, reading
-from apex_jax.environments.task import Description, action_spec, one_line
+from apex_jax.environments.task import Description, action_spec, check_bounds, one_line
 from apex_jax.host.errors import RunError, UsageError, first_line, shown
 from apex_jax.types import ImageSpec, Part
 
@@ -119,6 +119,7 @@ class Adapted(gymnasium.Wrapper[np.ndarray, Any, Any, Any]):
         self._task, self._observations = task, 0
         self.original_space = space = environment.observation_space
         action_spec(task, environment.action_space)
+        check_bounds(task, environment.action_space)
         self.image = image_spec(task, space, layout)
         if self.image is not None:
             self.frame_shape, self.frame_dtype = self.image.frame_shape, "uint8"

@@ -6,7 +6,7 @@ import textwrap
 from typing import Any, NamedTuple
 
 import numpy as np
-from gymnasium.spaces import Discrete
+from gymnasium.spaces import Box, Discrete
 
 from apex_jax.host.errors import UsageError
 from apex_jax.types import ActionSpec, ImageSpec, Part
@@ -28,7 +28,7 @@ class Description(NamedTuple):
 
 def action_spec(task: str, space: Any) -> ActionSpec:
     """Returns the spec of the actions in a space of Gymnasium. Raises UsageError if no agent has such actions."""
-    if isinstance(space, Discrete) and space.start == 0:
+    if isinstance(space, Discrete):
         return ActionSpec.discrete(int(space.n))
     if space.dtype is None or space.dtype.kind != "f" or len(space.shape) != 1:
         raise UsageError(
@@ -36,6 +36,14 @@ def action_spec(task: str, space: Any) -> ActionSpec:
             " discrete actions, such as Pong-v5, or with a vector of numbers, such as WalkerWalk-v1"
         )
     return ActionSpec.continuous(space.shape[0])
+
+
+def check_bounds(task: str, space: Any) -> None:
+    """Raises UsageError if an element of an action has an open bound: there is no range to scale actions to."""
+    if isinstance(space, Box) and (np.abs(np.array([space.low, space.high], np.float64)) > UNBOUNDED).any():
+        what = f"its actions, {one_line(space)}, have an open bound (one beyond {UNBOUNDED:g} counts as open)"
+        fix = "wrap it in gymnasium.wrappers.TransformAction with a Box of finite bounds, and leave ClipAction out"
+        raise UsageError(f"environment.task={task}: {what}; {fix}, which opens them")
 
 
 def one_line(space: Any) -> str:
@@ -48,6 +56,6 @@ def action_bounds(space: Any) -> tuple[np.ndarray, np.ndarray]:
 
     -1 and 1 replace bounds beyond UNBOUNDED, which are no real bounds (those of LQR are 1e10).
     """
-    is_bound = (space.low > -UNBOUNDED) & (space.high < UNBOUNDED)
-    low, high = np.where(is_bound, space.low, -1.0), np.where(is_bound, space.high, 1.0)
-    return low.astype(np.float64), high.astype(np.float64)
+    low, high = space.low.astype(np.float64), space.high.astype(np.float64)
+    is_bound = (low > -UNBOUNDED) & (high < UNBOUNDED)
+    return np.where(is_bound, low, -1.0), np.where(is_bound, high, 1.0)

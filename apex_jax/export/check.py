@@ -47,8 +47,13 @@ def expected_outputs(agent: Agent, stacks: np.ndarray) -> dict[str, np.ndarray]:
     return {name: np.asarray(output) for name, output in outputs.items()} | {"action": action}
 
 
-def check_outputs(file: str, outputs: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> None:
-    """Raises RunError if the outputs of an exported file differ from those of the policy by more than TOLERANCE."""
+def check_outputs(
+    file: str, outputs: dict[str, np.ndarray], expected: dict[str, np.ndarray], first_action: int = 0
+) -> None:
+    """Raises RunError if the outputs of an exported file differ from those of the policy by more than TOLERANCE.
+
+    `first_action`: see `Interface`.
+    """
     for name, wanted in expected.items():
         found = outputs.get(name)
         if found is None or found.shape != wanted.shape:
@@ -56,7 +61,7 @@ def check_outputs(file: str, outputs: dict[str, np.ndarray], expected: dict[str,
                 f"{file} has no output {name} of shape {wanted.shape}: please report this; nothing is written"
             )
         if name == "action" and "q_values" in expected:  # of two actions with one value, either is right
-            found, wanted = (_chosen(expected["q_values"], actions) for actions in (found, wanted))
+            found, wanted = (_chosen(expected["q_values"], actions - first_action) for actions in (found, wanted))
         difference = float(np.abs(found - wanted).max() / max(1.0, np.abs(wanted).max()))
         if not difference <= TOLERANCE:  # also if it is not a number
             what = f"{file} differs from the policy: {name} by {difference:.1e}, where {TOLERANCE:g} is allowed"

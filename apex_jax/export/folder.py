@@ -64,7 +64,8 @@ def write_files(folder: Path, run: str | os.PathLike[str], updates: int | None =
     expected = check.expected_outputs(agent, stacks)
     for name, run_file in ((programs.STABLEHLO, programs.run_stablehlo), (programs.ONNX, programs.run_onnx)):
         if (folder / name).exists():
-            check.check_outputs(name, run_file(folder / name, observations), expected)
+            outputs = run_file(folder / name, observations)
+            check.check_outputs(name, outputs, expected, agent.interface.first_action)
     card = model_card(agent, directory, results, {path.name for path in folder.iterdir()})
     (folder / CARD).write_text(card)
     return notes

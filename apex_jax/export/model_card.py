@@ -151,7 +151,8 @@ def _actions(agent: Agent) -> str:
     if interface.low is None or interface.high is None:
         count = action.num_actions
         values = f"`q_values` `float32[N, {count}]` estimate the discounted return of each action"
-        return f"`action` is `int32[N]`, 0 to {count - 1}, the action with the highest value; {values}."
+        first = interface.first_action
+        return f"`action` is `int32[N]`, {first} to {first + count - 1}, the action with the highest value; {values}."
     bounds = sorted(set(zip(interface.low, interface.high, strict=True)))
     low, high = interface.low, interface.high
     within = f"from {bounds[0][0]:g} to {bounds[0][1]:g}" if len(bounds) == 1 else f"from {list(low)} to {list(high)}"

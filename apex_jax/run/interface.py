@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from apex_jax.host.disk import read_regular, write_durably
 from apex_jax.host.errors import RunError, first_line
 from apex_jax.types import MAX_SEGMENT_BYTES, ActionSpec, ImageSpec, Interface, Part, SegmentSpec
@@ -32,13 +34,17 @@ def as_record(interface: Interface) -> dict[str, Any]:
 def of_record(record: Any) -> Interface:
     """Returns the interface of a record. Raises ValueError, TypeError, KeyError or AttributeError for another one."""
     spec, parts = record["spec"], record["parts"]
-    image = record.get("image")  # absent in runs of earlier versions
+    low, high = (None if bound is None else tuple(map(float, bound)) for bound in (record["low"], record["high"]))
+    image = record.get("image")  # this and the last two are absent in runs of earlier versions
     action = ActionSpec(**spec["action"] | {"shape": tuple(spec["action"]["shape"])})
     interface = Interface(
         SegmentSpec(**spec | {"frame_shape": tuple(spec["frame_shape"]), "action": action}),
         None if parts is None else tuple(_parts(parts)),
-        *(None if bound is None else tuple(map(float, bound)) for bound in (record["low"], record["high"])),
+        low,
+        high,
         None if image is None else ImageSpec(**image | {"shape": tuple(image["shape"])}),
+        str(np.dtype(record.get("action_dtype", "float32"))),
+        int(record.get("first_action", 0)),
     )
     _check(interface)
     return interface

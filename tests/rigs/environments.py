@@ -221,6 +221,22 @@ class Pixels(Corridor):
         return (image * (space.high.max() / 255)).astype(space.dtype)
 
 
+class Acts(Corridor):
+    """Asserts that its space contains each action: "start" is a Discrete from 5, or else a Box of that dtype."""
+
+    def __init__(self, what: str):
+        super().__init__()
+        low, high = np.array([-0.1, 0.1]), np.array([0.2, 0.7])
+        space = spaces.Discrete(2, start=5) if what == "start" else spaces.Box(low, high, dtype=np.dtype(what).type)
+        self.action_space = space  # type: ignore[assignment]
+        self.actions: list[Any] = []
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        assert self.action_space.contains(action), action
+        self.actions.append(action)
+        return super().step(0)
+
+
 class Unlearnable(Corridor):
     """Has actions that no agent here can choose."""
 

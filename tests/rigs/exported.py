@@ -37,7 +37,7 @@ KINDS: dict[str, tuple[str, Interface, tuple[str, ...]]] = {
         ("network.hidden_units=8", "network.layer_norm=true"),
     ),
     "a vector": ("catch", Interface(VECTOR, None, None, None), ()),
-    "a vector, one stream": ("catch", Interface(VECTOR, None, None, None), ("network.dueling=false",)),
+    "a vector, one stream": ("catch", Interface(VECTOR, None, None, None, first_action=5), ("network.dueling=false",)),
     "a vector, all options": ("catch", Interface(VECTOR, None, None, None), OPTIONS),
     "continuous, normalized": ("walker", Interface(BODY, PARTS, *BOUNDS), NORMALIZED),
     "continuous, plain": ("pendulum", Interface(BODY, None, *BOUNDS), PLAIN),

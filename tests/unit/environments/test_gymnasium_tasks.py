@@ -16,6 +16,7 @@ import pytest
 from gymnasium import spaces
 from gymnasium.vector.utils import concatenate, create_empty_array
 
+from apex_jax.agent.algorithm import Action
 from apex_jax.config import Config
 from apex_jax.environments.environment import Environment, interface_of, log_reading, segment_spec
 from apex_jax.environments.gymnasium_tasks import NUMBER, Adapted, BrokenEnvironment, describe, make, parts_of
@@ -77,6 +78,34 @@ def test_box_actions_have_the_bounds_of_the_environment() -> None:
     adapted.step(np.array([2.0000001]))
     assert sent == [np.float32(2)]
     assert sent[0].dtype == np.float32
+
+
+@pytest.mark.parametrize("what", ["start", "float32", "float64", "float16"])
+def test_space_contains_every_action_of_actors_and_policies(what: str) -> None:
+    settings = config(f"{OWN}Acts", f"environment.settings={{what: {what}}}", "environment.own_processes=false")
+    spec = segment_spec(settings)
+    environment = Environment(settings, spec, np.zeros(1, np.int64), 60)
+    played = environment._pool._groups[0].vector.envs[0].unwrapped
+    interface = interface_of(settings, spec)
+
+    class Algorithm:
+        action: np.ndarray
+
+        def act(self, params: Any, observation: np.ndarray, *_: Any) -> Any:
+            return Action(self.action, np.zeros(1), np.zeros(1))  # type: ignore[arg-type]
+
+    algorithm, space = Algorithm(), played.action_space
+    bounds = (5, 6) if what == "start" else (space.low, space.high)
+    environment.receive()
+    for end, bound in zip((spec.action.low, spec.action.high), bounds, strict=True):
+        algorithm.action = np.full((1, *spec.action.shape), end, spec.action.dtype)
+        environment.send(algorithm.action, np.zeros(1, np.int32))
+        environment.receive()
+        of_policy = Policy(algorithm, {}, interface)(environments.Corridor().observation())  # type: ignore[arg-type]
+        assert space.contains(of_policy)
+        np.testing.assert_array_equal(of_policy, bound)
+        np.testing.assert_array_equal(played.actions[-1], bound)
+    environment.close()
 
 
 SPACES: dict[str, spaces.Space[Any]] = {

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from gymnasium.spaces import Box, Discrete, MultiBinary
 
-from apex_jax.environments.task import action_bounds, action_spec
+from apex_jax.environments.task import action_bounds, action_spec, check_bounds
 from apex_jax.host.errors import UsageError
 from apex_jax.types import ActionSpec
 
@@ -28,12 +28,19 @@ def test_bounds_beyond_a_million_count_as_minus_1_and_1(low: Any, high: Any, bou
     assert {bound.dtype for bound in found} == {np.dtype(np.float64)}
 
 
-def test_whole_numbers_from_0_or_a_vector_are_actions() -> None:
-    assert action_spec("A", Discrete(3)) == ActionSpec.discrete(3)
+def test_whole_numbers_or_a_vector_are_actions() -> None:
+    assert action_spec("A", Discrete(3)) == action_spec("A", Discrete(3, start=-1)) == ActionSpec.discrete(3)
     assert action_spec("A", Box(-2, 2, (4,), np.float32)) == ActionSpec.continuous(4)
 
 
-@pytest.mark.parametrize("space", [Discrete(3, start=1), Box(-1, 1, (2, 2)), Box(0, 9, (2,), np.int64), MultiBinary(3)])
+@pytest.mark.parametrize(("low", "high"), [(2, np.inf), (-np.inf, 0), (-np.inf, np.inf), (-1e10, 1e10), (0, 2e6)])
+def test_open_bound_is_refused_with_the_wrapper_that_closes_it(low: float, high: float) -> None:
+    check_bounds("A", Box(-2, 9e5, (2,)))
+    with pytest.raises(UsageError, match=r"A: its actions, Box.* have an open bound .*TransformAction"):
+        check_bounds("A", Box(np.array([-1, low]), np.array([1, high]), dtype=np.float64))
+
+
+@pytest.mark.parametrize("space", [Box(-1, 1, (2, 2)), Box(0, 9, (2,), np.int64), MultiBinary(3)])
 def test_other_actions_are_refused(space: Any) -> None:
     with pytest.raises(UsageError, match=r"environment\.task=A: no algorithm here has its actions"):
         action_spec("A", space)

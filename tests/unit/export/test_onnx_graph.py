@@ -39,7 +39,8 @@ def test_policies_compute_the_same_in_onnx_runtime(kind: str) -> None:
         observations = observations_of(agent.interface, count)
         found, expected = computed(model, observations), function(observations)  # type: ignore[arg-type]
         assert {name: each.dtype for name, each in found.items()} == {name: x.dtype for name, x in expected.items()}
-        check_outputs("a graph", found, {name: np.asarray(each) for name, each in expected.items()})
+        arrays = {name: np.asarray(each) for name, each in expected.items()}
+        check_outputs("a graph", found, arrays, agent.interface.first_action)
 
 
 @pytest.mark.parametrize("function", [

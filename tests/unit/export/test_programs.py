@@ -32,7 +32,7 @@ def test_a_process_without_apex_jax_computes_the_same_from_either_file(kind: str
     here = [run_stablehlo(tmp_path / STABLEHLO, observations), run_onnx(tmp_path / ONNX, observations)]
     for outputs in (*here, *outputs_elsewhere(tmp_path, observations)):
         assert set(outputs) == set(expected)
-        check_outputs("a program", outputs, expected)
+        check_outputs("a program", outputs, expected, agent.interface.first_action)
 
 
 def test_the_stablehlo_is_for_cpu_and_cuda_and_multiplies_in_float32(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from apex_jax.host.errors import RunError
 from apex_jax.run.interface import FILE_NAME, as_record, of_record, read_interface, record_interface
-from apex_jax.types import ActionSpec, Interface, Part, SegmentSpec
+from apex_jax.types import ActionSpec, ImageSpec, Interface, Part, SegmentSpec
 
 PIXELS = SegmentSpec((84, 84), "uint8", 4, 40, 3, ActionSpec.discrete(6))
 VECTORS = SegmentSpec((24,), "float32", 1, 64, 5, ActionSpec.continuous(2))
@@ -19,8 +19,9 @@ VECTORS = SegmentSpec((24,), "float32", 1, 64, 5, ActionSpec.continuous(2))
 
 @pytest.mark.parametrize("interface", [
     Interface(PIXELS, None, None, None),
+    Interface(PIXELS, None, None, None, ImageSpec((84, 84), "float32", "HW", 0.0, 1.0), first_action=-3),
     Interface(VECTORS, (Part(("velocity",), (9, 2)), Part(("arms", 1), (3, 2))), (-2.0, 0.1), (2.0, 1e6)),
-    Interface(VECTORS, (Part((), (2,), (3, 21), (0, -1)),), (-2.0, 0.1), (2.0, 1e6)),
+    Interface(VECTORS, (Part((), (2,), (3, 21), (0, -1)),), (-2.0, 0.1), (2.0, 1e6), None, "float64"),
 ])  # fmt: skip
 def test_interface_is_read_as_it_was_written(interface: Interface, tmp_path: Path) -> None:
     record_interface(tmp_path, interface)
