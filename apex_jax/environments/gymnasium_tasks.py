@@ -19,7 +19,8 @@ import re
 import socket
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -40,6 +41,7 @@ CHEAP_ELEMENTS = 1000  # of an array whose later values are checked
 ROUNDING = 1e-6  # of a bound, by which a value may miss it
 LARGEST = float(np.finfo(np.float32).max)  # rewards and observations reach the learner as float32
 NUMBER = "ENVIRONMENT_NUMBER"  # stands for the number of an environment in environment.settings
+LIBRARIES = tuple(f"{folder}/" for folder in (*gymnasium.__path__, *np.__path__, Path(__file__).parents[1]))
 FORMS = "give gymnasium:ID, or gymnasium:MODULE:ID for an environment that a module registers"
 FRAMES_PER_SECOND = 30.0  # of the film of an environment that does not state its own
 
@@ -62,9 +64,9 @@ def describe(config: Config) -> Description:
         what = "none are skipped" if has_pixels else "no frames are stacked or skipped"
         raise UsageError(f"environment.task={task}: in this environment {what}; set {stack}environment.frame_skip=1")
     if has_pixels and isinstance(adapted.action_space, spaces.Box):
-        raise UsageError(
-            f"environment.task={task}: no algorithm here learns {one_line(adapted.action_space)} from pixels"
-        )
+        what = f"no algorithm here learns {one_line(adapted.action_space)} from pixels"
+        fix = "wrap it in gymnasium.wrappers.FlattenObservation (or set environment.observation_layout=vector)"
+        raise UsageError(f"environment.task={task}: {what}; {fix}, or in a TransformAction with a Discrete space")
     if has_pixels:
         check_convolutions(config.network, min(adapted.frame_shape[:2]))
     space, image, shape = adapted.original_space, adapted.image, adapted.frame_shape
@@ -88,7 +90,7 @@ def make(
     BrokenEnvironment if it cannot be made.
     """
     function = _function_of(task, rendered)
-    with _reported(task), contextlib.ExitStack() as opened:
+    with _reported(task, function.func), contextlib.ExitStack() as opened:
         if NUMBER in settings:
             number = opened.enter_context(_NumberedSocket()).number
             settings = re.sub(rf'"{NUMBER}"(?!:)', str(number), settings).replace(NUMBER, str(number))
@@ -125,23 +127,22 @@ class Adapted(gymnasium.Wrapper[np.ndarray, Any, Any, Any]):
             self.frame_shape, self.frame_dtype = self.image.frame_shape, "uint8"
             self.observation_space = spaces.Box(0, 255, self.frame_shape, np.uint8)
             return
-        try:
-            self.frame_shape = tuple(spaces.flatten_space(space).shape or ())
-        except NotImplementedError:
-            what = f"no vector can be made of its observations, {one_line(space)}"
-            raise UsageError(f"environment.task={task}: {what}") from None
+        self.frame_shape = _vector_shape(task, space)
         self.frame_dtype = "float32"
         self.observation_space = spaces.Box(-np.inf, np.inf, self.frame_shape, np.float32)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict]:
         """Starts an episode."""
-        with _reported(self._task):
-            observation, info = self.env.reset(seed=seed, options=options)
+        with _reported(self._task, self.unwrapped.reset):
+            result = self.env.reset(seed=seed, options=options)
+            if not isinstance(result, tuple):  # a dict or array of two elements could be unpacked
+                raise TypeError(f"reset returned a {type(result).__name__}, not the tuple (observation, info)")
+            observation, info = result
             return self._adapted(observation), _lives(info)
 
     def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict]:
         """`action`: int, or float[A] within the bounds."""
-        with _reported(self._task):
+        with _reported(self._task, self.unwrapped.step):
             if isinstance(self.env.action_space, spaces.Box):
                 action = np.clip(
                     np.asarray(action, self.env.action_space.dtype),
@@ -151,6 +152,9 @@ class Adapted(gymnasium.Wrapper[np.ndarray, Any, Any, Any]):
             else:
                 action = int(action)
             observation, reward, terminated, truncated, info = self.env.step(action)
+            number = np.asarray(reward)
+            if number.ndim or number.dtype.kind not in "biuf":
+                raise TypeError(f"the reward is {shown(str(reward))}, not one number")
             if not abs(reward) <= LARGEST:  # also if it is not a number
                 raise BrokenEnvironment(f"environment.task={self._task}: it returned a reward of {reward}")
             return self._adapted(observation), float(reward), bool(terminated), bool(truncated), _lives(info)
@@ -187,6 +191,17 @@ class Adapted(gymnasium.Wrapper[np.ndarray, Any, Any, Any]):
             return image.frames(observation)
         except ValueError as error:
             raise BrokenEnvironment(f"environment.task={self._task}: it returned {error}") from None
+
+
+def _vector_shape(task: str, space: spaces.Space[Any]) -> tuple[int, ...]:
+    """Returns the shape of flattened observations. Raises UsageError for a space whose observations vary in size."""
+    with contextlib.suppress(NotImplementedError):  # a space of another package
+        vector = spaces.flatten_space(space)
+        if isinstance(vector, spaces.Box):
+            return vector.shape
+    what = f"no vector can be made of its observations, {one_line(space)}"
+    fix = "wrap it in one that returns arrays: minigrid's ImgObsWrapper, gymnasium.wrappers.FilterObservation"
+    raise UsageError(f"environment.task={task}: {what}; {fix} or TransformObservation")
 
 
 def parts_of(space: spaces.Space[Any], path: tuple[str | int, ...] = ()) -> tuple[Part, ...] | None:
@@ -254,6 +269,8 @@ def _outside(space: spaces.Box, array: np.ndarray, is_early: bool) -> np.ndarray
 
 
 def _lives(info: dict[str, Any]) -> dict[str, int]:
+    if not isinstance(info, dict):
+        raise TypeError(f"the info is {shown(str(info))}, not a dict")
     return {"lives": int(info["lives"])} if "lives" in info else {}
 
 
@@ -288,7 +305,7 @@ def _seed_generators(seed: int) -> bool:
 # Names and failures ----------------------------------------------------------------------------------------------
 
 
-def _function_of(task: str, rendered: bool) -> Callable[..., Any]:
+def _function_of(task: str, rendered: bool) -> functools.partial[Any]:
     """Returns the function that makes the environment from its settings."""
     module_name, _, name = task.removeprefix(PREFIX).rpartition(":")
     render_mode: dict[str, Any] = {"render_mode": "rgb_array"} if rendered else {}
@@ -301,7 +318,8 @@ def _function_of(task: str, rendered: bool) -> Callable[..., Any]:
         gymnasium.spec(name)
     except gymnasium.error.Error as error:
         where = f"{module_name} has no function {name}, and registers no such environment; " if module_name else ""
-        raise UsageError(f"environment.task={task}: {where}{first_line(error)}; {FORMS}") from None
+        forms = f"give gymnasium:ale_py:{name}" if name.startswith("ALE/") and not module_name else FORMS
+        raise UsageError(f"environment.task={task}: {where}{first_line(error)}; {forms}") from None
     return functools.partial(gymnasium.make, name, disable_env_checker=True, **render_mode)
 
 
@@ -320,14 +338,21 @@ def _imported(task: str, module_name: str) -> Any:
 
 
 @contextlib.contextmanager
-def _reported(task: str) -> Iterator[None]:
-    """Prints the traceback of an exception to the process's log, and raises BrokenEnvironment with one line."""
+def _reported(task: str, function: Any = None) -> Iterator[None]:
+    """Prints the traceback of an exception to the process's log, and raises BrokenEnvironment with one line.
+
+    `function`: the user's, which is called; its file is named if no other line of the user's raised the exception.
+    """
     try:
         yield
     except (RunError, UsageError):
         raise
     except Exception as error:
         traceback.print_exc()
-        place = traceback.extract_tb(error.__traceback__)[-1]
-        what = f"{type(error).__name__}: {first_line(error)} ({place.filename}, line {place.lineno})"
+        calls = [(call.filename, call.lineno) for call in traceback.extract_tb(error.__traceback__)]
+        of_user = [call for call in calls if not call[0].startswith(LIBRARIES)]
+        if not of_user and (code := getattr(function, "__code__", getattr(function.__init__, "__code__", None))):
+            of_user = [(code.co_filename, code.co_firstlineno)]
+        file, line = (of_user or calls)[-1]
+        what = f"{type(error).__name__}: {first_line(error)} ({file}, line {line})"
         raise BrokenEnvironment(f"environment.task={task}: {what}") from None

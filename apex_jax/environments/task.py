@@ -31,10 +31,10 @@ def action_spec(task: str, space: Any) -> ActionSpec:
     if isinstance(space, Discrete):
         return ActionSpec.discrete(int(space.n))
     if space.dtype is None or space.dtype.kind != "f" or len(space.shape) != 1:
-        raise UsageError(
-            f"environment.task={task}: no algorithm here has its actions, {one_line(space)}; choose a task with"
-            " discrete actions, such as Pong-v5, or with a vector of numbers, such as WalkerWalk-v1"
-        )
+        fix = "choose a task with discrete actions, such as Pong-v5, or with a vector of numbers, such as WalkerWalk-v1"
+        if task.startswith("gymnasium:"):
+            fix = "wrap it in gymnasium.wrappers.TransformAction, with a Discrete space or a Box of one axis of floats"
+        raise UsageError(f"environment.task={task}: no algorithm here has its actions, {one_line(space)}; {fix}")
     return ActionSpec.continuous(space.shape[0])
 
 

@@ -6,8 +6,10 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from apex_jax.config import Config
+from apex_jax.run.metrics import EVALUATED_RETURN
 
 PATIENCE_SECONDS = 60.0  # a shorter problem is not reported
+ENDLESS_SECONDS = 180.0  # of learning without the end of an episode
 SILENCE_SECONDS = 30.0  # without a new frame; the longer of this and the next limit applies
 SILENCE_LINES = 3  # the same limit, in intervals of the metrics
 OLD_WEIGHTS_SECONDS = 30.0  # age of an actor's weights; the longer of this and the next limit applies
@@ -56,6 +58,7 @@ class Diagnosis:
             *_divergence(self._config, values),
             *_flow(self._config, values, learning, silent_seconds, self._ratio),
             *_upkeep(self._config, values, learning),
+            *_endless(self._config, values, learning),
             *_durability(self._config, values),
         ]
         self._since = {symptom.name: self._since.get(symptom.name, now) for symptom in symptoms}
@@ -158,6 +161,14 @@ def _upkeep(config: Config, values: Mapping[str, float], learning: bool) -> Iter
         if tag.startswith("replay/dropped_") and number and tag not in expected:
             reason = tag.removeprefix("replay/dropped_").replace("_", " ")
             yield Symptom(tag, f"{number:,.0f} messages were refused ({reason}): see the logs of the roles")
+
+
+def _endless(config: Config, values: Mapping[str, float], learning: bool) -> Iterator[Symptom]:
+    """Yields a symptom if episodes of a user's environment seem to have no end; EnvPool's tasks have limits."""
+    if learning and config.environment.is_gymnasium and not {"charts/episodic_return", EVALUATED_RETURN} & set(values):
+        limits = ("environment", config.environment), ("evaluator", config.evaluator)
+        keys = " and ".join(f"{name}.max_episode_frames (now {group.max_episode_frames:,})" for name, group in limits)
+        yield Symptom("endless", f"no episode has ended yet: if episodes have no end, lower {keys}", ENDLESS_SECONDS)
 
 
 def _durability(config: Config, values: Mapping[str, float]) -> Iterator[Symptom]:

@@ -205,6 +205,37 @@ class Observes(Corridor):
         return self.value, self.reward, False, False, {}
 
 
+class Mistaken(Corridor):
+    """Returns what an older Gymnasium did ("reset", "step"), or another type; or has a space of no fixed size."""
+
+    def __init__(self, what: str):
+        super().__init__()
+        self.what = what
+        place = spaces.Box(0, 1, (2,), np.float32)
+        others: dict[str, Any] = {"sequence": spaces.Sequence(place), "graph": spaces.Graph(place, None)}
+        self.observation_space = others.get(what, self.observation_space)
+        if what == "part":
+            self.observation_space = spaces.Dict({"place": place, "visited": spaces.Sequence(place)})
+
+    def reset(self, **arguments: Any) -> Any:
+        observation, info = super().reset(**arguments)
+        return {"reset": observation, "info": (observation, None)}.get(self.what, (observation, info))
+
+    def step(self, action: Any) -> Any:
+        observation, reward, terminated, truncated, info = super().step(action)
+        rewards = {"none": None, "shape": np.ones(1), "text": "1"}
+        if self.what == "step":
+            return observation, reward, terminated, info
+        return observation, rewards.get(self.what, reward), terminated, truncated, info
+
+
+class Old(Corridor):
+    """Has the `reset` of an older Gymnasium."""
+
+    def reset(self) -> Any:  # type: ignore[override]
+        return self.observation()
+
+
 class Pixels(Corridor):
     """Draws the place as pixels of a shape, from 0 to `high`: uint8 up to 255, or else float32 up to 1."""
 

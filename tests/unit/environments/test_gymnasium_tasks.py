@@ -235,11 +235,19 @@ def test_other_spaces_are_flattened_as_gymnasium_does() -> None:
         ("gymnasium:Cartpol-v1", (), "doesn't exist. Did you mean: `CartPole`"),
         ("gymnasium:no_such_module:Env-v0", (), "there is no module no_such_module; start in its folder"),
         (f"{OWN}Corridr", (), "has no function Corridr, and registers no such environment"),
-        (f"{OWN}Unlearnable", (), r"no algorithm here has its actions, MultiDiscrete\(\[2 3\]\)"),
+        (f"{OWN}Unlearnable", (), r"no algorithm here has its actions, MultiDiscrete\(\[2 3\]\); .*TransformAction"),
+        (f"{OWN}Mistaken", ("environment.settings={what: sequence}",), r"no vector .* Sequence\(.*ImgObsWrapper"),
+        (f"{OWN}Mistaken", ("environment.settings={what: graph}",), r"no vector .* Graph\(.*TransformObservation"),
+        (f"{OWN}Mistaken", ("environment.settings={what: part}",), r"no vector .* Dict\(.*FilterObservation"),
+        ("gymnasium:ALE/Pong-v5", (), "gymnasium:ale_py:ALE/Pong-v5"),
         (f"{OWN}Corridor", ("environment.frame_stack=4",), "set environment.frame_stack=1 environment.frame_skip=1"),
         (f"{OWN}Pixels", ("environment.frame_skip=4",), "none are skipped; set environment.frame_skip=1"),
         (f"{OWN}Pixels", (), r"network.kernel_sizes=\[8, 4, 3\]: 3 does not fit on the 1 pixels that are left of 20"),
-        (f"{OWN}Pixels", ("environment.settings={continuous: true}",), r"no algorithm here learns Box\(.* from pixels"),
+        (
+            f"{OWN}Pixels",
+            ("environment.settings={continuous: true}",),
+            r"no algorithm here learns Box\(.* from pixels.*Flatten",
+        ),
         ("gymnasium:a b", (), "environment.task=gymnasium:a b: must be"),
         ("gymnasium:a:b:c", (), "environment.task=gymnasium:a:b:c: must be"),
         (f"{OWN}Corridor", ("environment.settings=3",), r"environment.settings=3: must be a mapping"),
@@ -404,6 +412,27 @@ def test_environment_that_is_only_described_has_a_number_of_its_own_and_is_close
         with contextlib.suppress(UsageError):
             segment_spec(settings)
         assert closed.read_text() != f"{round(100 * playing.reset()[0][3])} \n"
+def play(adapted: Adapted) -> None:
+    adapted.reset(seed=0)
+    adapted.step(0)
+
+
+@pytest.mark.parametrize(
+    ("task", "what", "message"),
+    [
+        ("Old", "", "unexpected keyword argument 'seed'"),
+        ("Mistaken", "reset", "reset returned a dict, not the tuple"),
+        ("Mistaken", "info", "the info is .*None.*, not a dict"),
+        ("Mistaken", "step", "unpack"),
+        ("Mistaken", "none", "the reward is .*None.*, not one number"),
+        ("Mistaken", "shape", "the reward is .*, not one number"),
+        ("Mistaken", "text", "the reward is .*, not one number"),
+    ],
+)
+def test_method_that_returns_or_takes_something_else_is_named_with_its_file(task: str, what: str, message: str) -> None:
+    adapted = make(f"{OWN}{task}", f'{{"what":"{what}"}}' if what else "{}")
+    with pytest.raises(BrokenEnvironment, match=rf"{message}.* \(.*tests/rigs/environments.py, line \d+\)$"):
+        play(adapted)
 
 
 def test_image_beyond_its_bounds_is_refused() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 
 from apex_jax.config import ActorConfig, AlgorithmConfig, Config, EnvironmentConfig, LearnerConfig, ReplayConfig
-from apex_jax.operations.diagnosis import PATIENCE_SECONDS, SILENCE_SECONDS, Diagnosis
+from apex_jax.operations.diagnosis import ENDLESS_SECONDS, PATIENCE_SECONDS, SILENCE_SECONDS, Diagnosis
 from apex_jax.operations.progress import ProgressReader
 from apex_jax.run.metrics import MetricsWriter
 
@@ -33,6 +34,15 @@ def told(values: dict[str, float], config: Config = CONFIG, learning: bool = Tru
     diagnosis = Diagnosis(config)
     diagnosis.warnings(0.0, WELL | values, learning, silent)
     return "\n".join(diagnosis.warnings(PATIENCE_SECONDS, WELL | values, learning, silent))
+
+
+def test_episodes_of_a_users_environment_that_never_end_name_the_limits() -> None:
+    config = dataclasses.replace(CONFIG, environment=EnvironmentConfig(task="gymnasium:my_file:MyEnv"))
+    for values, is_endless in ((WELL, True), (WELL | {"charts/episodic_return": 1.0}, False)):
+        diagnosis = Diagnosis(config)
+        assert not diagnosis.warnings(0.0, values, True, 0.0)
+        found = "".join(diagnosis.warnings(ENDLESS_SECONDS, values, True, 0.0))
+        assert ("evaluator.max_episode_frames (now 108,000)" in found) == is_endless
 
 
 def test_healthy_run_has_no_warnings() -> None:
