@@ -154,7 +154,7 @@ class _Processes(AsyncVectorEnv):
                 context="forkserver",
                 daemon=False,  # an environment may start processes itself
                 worker=leader(_serve, functions),
-                observation_mode=(batch_space(space, len(functions)), space),
+                observation_mode=(batch_space(space, len(functions)), space),  # type: ignore[arg-type]
             )
         except BaseException:
             self.closed = True
@@ -172,7 +172,7 @@ class _Processes(AsyncVectorEnv):
                 return False
         return True
 
-    def close_extras(self, **_: Any) -> None:
+    def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:
         """Ends the processes."""
         self._end()
 

@@ -155,7 +155,7 @@ class Adapted(gymnasium.Wrapper[np.ndarray, Any, Any, Any]):
             number = np.asarray(reward)
             if number.ndim or number.dtype.kind not in "biuf":
                 raise TypeError(f"the reward is {shown(str(reward))}, not one number")
-            if not abs(reward) <= LARGEST:  # also if it is not a number
+            if not abs(float(reward)) <= LARGEST:  # also if it is not a number
                 raise BrokenEnvironment(f"environment.task={self._task}: it returned a reward of {reward}")
             return self._adapted(observation), float(reward), bool(terminated), bool(truncated), _lives(info)
 
@@ -249,7 +249,7 @@ def _check(task: str, name: str, space: spaces.Space[Any], observation: Any, is_
             found, promised = f"{array.dtype}{list(array.shape)}", f"{space.dtype}{list(space.shape)}"
             what = f"an observation{name} of {found}, and its observation_space has {promised}"
             raise BrokenEnvironment(f"environment.task={task}: it returned {what}")
-        outside = _outside(space, array, is_early)
+        outside: Any = _outside(space, array, is_early)
     else:
         outside = [] if space.contains(observation) else [observation]
     if len(outside):

@@ -175,9 +175,9 @@ def test_hanging_environment_is_one_line_and_its_process_is_ended(monkeypatch: p
 @pytest.mark.parametrize("end", ["closed", "failed", "killed"])
 def test_processes_that_environments_start_end_with_them(end: str, tmp_path: Path) -> None:
     processes, closed = tmp_path / "processes", tmp_path / "closed"
-    step = ", step: 3" if end == "failed" else ""
+    fails = ", step: 3" if end == "failed" else ""
     settings = config(
-        f"{OWN}Simulated", True, f"environment.settings={{processes: {processes}, closed: {closed}{step}}}"
+        f"{OWN}Simulated", True, f"environment.settings={{processes: {processes}, closed: {closed}{fails}}}"
     )
     spec = segment_spec(settings)
     wait_for_the_end_of(*processes_of(processes))  # those of the environment that was described

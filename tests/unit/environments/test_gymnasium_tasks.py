@@ -412,6 +412,8 @@ def test_environment_that_is_only_described_has_a_number_of_its_own_and_is_close
         with contextlib.suppress(UsageError):
             segment_spec(settings)
         assert closed.read_text() != f"{round(100 * playing.reset()[0][3])} \n"
+
+
 def play(adapted: Adapted) -> None:
     adapted.reset(seed=0)
     adapted.step(0)
