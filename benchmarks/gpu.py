@@ -33,7 +33,7 @@ PROCESSES = (1, 2, 3, 4)
 SMALL_PEAK = 256, 2**20  # rows of a matrix, bytes of a copy
 SMALL = ["learner.updates_per_call=1", "network.channels=[4,4,4]", "network.hidden_units=8"]
 SMALL += ["network.policy_units=[8,8]", "network.critic_units=[8,8]"]
-SMALL_RUN = [*SMALL, "actor.environments=4", "replay.capacity_transitions=20000", "replay.min_size_to_sample=500"]
+SMALL_RUN = ["actor.environments=4", "replay.capacity_transitions=20000", "replay.min_size_to_sample=500"]
 METRICS = "metrics_interval_seconds=1"
 SEGMENTS = 512  # of the frame store that segments are inserted into: 231 MB
 
@@ -44,6 +44,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, help="of each measurement; 2, and on a CPU 0.1")
     parser.add_argument("--batch-size", type=int, help="512; on a CPU 4, with tiny networks")
     parser.add_argument("--processes", type=int, nargs="*", help="actor processes of the whole runs; on a CPU only 1")
+    parser.add_argument("--configs", nargs="+", default=CONFIGS, help="of the updates")
     arguments = parser.parse_args()
     is_gpu = jax.default_backend() == "gpu"
     keep_compiled_programs()
@@ -54,13 +55,13 @@ def main() -> None:
     figures["peak"] = {dtype: peak._asdict() for dtype, peak in peaks.items()}
     for dtype, peak in peaks.items():
         say(f"{figures['device']}, {dtype}: {peak.operations_per_second / 1e12:,.1f} TFLOP/s")
-    figures["update"] = {name: updates(name, settings, peaks, seconds) for name in CONFIGS}
+    figures["update"] = {name: updates(name, settings, peaks, seconds) for name in arguments.configs}
     figures["frame store"] = frame_store(load(ROOT / "configs" / "atari.yaml"), seconds, peaks["float32"])
     figures["learner"] = learner.measure("atari", 12_500.0 if is_gpu else 500.0, 5 * seconds, settings)
     say(f"learner: {figures['learner']['of the bare update']:.2f} of the bare update")
     figures["whole"] = {}
     for processes in arguments.processes if arguments.processes is not None else PROCESSES if is_gpu else (1,):
-        run = [f"actor.processes={processes}", METRICS, "total_minutes=0", *([] if is_gpu else [*SMALL_RUN, *settings])]
+        run = [f"actor.processes={processes}", METRICS, "total_minutes=0", *settings, *([] if is_gpu else SMALL_RUN)]
         frames, rate = system.whole("atari", run, warm_up_seconds=3 * seconds, seconds=5 * seconds)
         figures["whole"][f"{processes} actor processes"] = {"frames/s": frames, "updates/s": rate}
         say(f"whole, {processes} actor processes: {frames:,.0f} frames/s, {rate:,.1f} updates/s")

@@ -76,6 +76,8 @@ def whole(name: str, settings: list[str], warm_up_seconds: float, seconds: float
             time.sleep(warm_up_seconds)
             skip = len(lines_of(learner)), len(lines_of(replay))
             time.sleep(seconds)
+            while len(lines_of(learner)) == skip[0] or len(lines_of(replay)) == skip[1]:
+                time.sleep(0.1)
             updates = [line["charts/updates_per_second"] for line in lines_of(learner)[skip[0] :]]
             frames = [line["charts/environment_frames_per_second"] for line in lines_of(replay)[skip[1] :]]
             process.send_signal(signal.SIGINT)
