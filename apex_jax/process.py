@@ -19,7 +19,7 @@ import numpy as np
 
 from apex_jax.config import Config
 from apex_jax.host.disk import lock
-from apex_jax.host.errors import RunError
+from apex_jax.host.errors import RunError, printable
 from apex_jax.transport.addresses import UnresolvedHost, resolve, split
 
 SUPERVISED = "APEX_JAX_SUPERVISED"  # set by the local supervisor: stdin is a pipe that closes when the supervisor dies
@@ -187,14 +187,20 @@ class _StandardError(logging.Handler):
             self.handleError(record)
 
 
+class _OneLine(logging.Formatter):
+    """Formats an event without the control characters that a text of a file or peer may have."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        """Returns the line of an event."""
+        record.message = printable(record.message)
+        return super().formatMessage(record)
+
+
 def start_log(name: str) -> logging.Logger:
     """Returns the process's log: one line per event on standard error, with the time and the process's name."""
-    logging.basicConfig(
-        format=f"%(asctime)s %(levelname)s {name}: %(message)s",
-        datefmt="%H:%M:%S",
-        level=logging.WARNING,
-        handlers=[_StandardError()],
-    )
+    handler = _StandardError()
+    handler.setFormatter(_OneLine(f"%(asctime)s %(levelname)s {name}: %(message)s", "%H:%M:%S"))
+    logging.basicConfig(level=logging.WARNING, handlers=[handler])
     log = logging.getLogger("apex_jax")
     log.setLevel(logging.INFO)
     return log

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import os
 import shlex
 import time
@@ -13,6 +14,7 @@ from omegaconf import OmegaConf
 from apex_jax import __version__
 from apex_jax.agent.frozen_policy import observation_shape
 from apex_jax.config import EnvironmentConfig
+from apex_jax.host.errors import printable
 from apex_jax.policy import Agent
 from apex_jax.run.evaluations import return_text
 from apex_jax.run.provenance import machine_of, read_changes, read_starts
@@ -43,14 +45,14 @@ def model_card(
     task, source = task_name(environment), "Gymnasium" if environment.is_gymnasium else "EnvPool"
     sections = [
         f"---\n{OmegaConf.to_yaml(OmegaConf.create(metadata(agent, results, files)))}---",
-        f"# {name}, trained on {task}",
-        f"An Ape-X agent ({PAPER}) for {task} of {source}: {_what(agent)}. It was trained with apex_jax {__version__},"
-        " an implementation of Ape-X in JAX, and acts here without exploration.",
+        _text(f"# {name}, trained on {task}"),
+        _text(f"An Ape-X agent ({PAPER}) for {task} of {source}: {_what(agent)}.")
+        + f" It was trained with apex_jax {__version__}, an implementation of Ape-X in JAX, and acts here without"
+        " exploration.",
         "## Result",
         _result(agent, results),
         "## Observations and actions",
-        _observations(agent),
-        _actions(agent),
+        _text(_observations(agent), _actions(agent)),
         "## Use",
         _use_jax(agent),
         *([_use_onnx(agent)] if "policy.onnx" in files else []),
@@ -63,6 +65,11 @@ def model_card(
         "None is stated here. Whoever publishes these parameters chooses one: `license:` in the metadata of this page.",
     ]
     return "\n\n".join(sections) + "\n"
+
+
+def _text(*paragraphs: str) -> str:
+    """Returns paragraphs in which texts from the run's files are neither HTML nor control characters."""
+    return html.escape("\n\n".join(map(printable, paragraphs)), quote=False)
 
 
 def task_name(environment: EnvironmentConfig) -> str:
@@ -218,7 +225,7 @@ def _training(agent: Agent, run: str | os.PathLike[str]) -> str:
     if changes := read_changes(run):
         rows.append(f"settings changed during the run: {', '.join(changes)}")
     command = f"\n\n```bash\n{shown_command(str(starts[-1].get('command')))}\n```" if starts else ""
-    return "\n".join(f"- {row}" for row in rows) + "\n\n`config.json` has every setting." + command
+    return "\n".join(f"- {_text(row)}" for row in rows) + "\n\n`config.json` has every setting." + command
 
 
 def _origin(starts: list[dict[str, Any]]) -> list[str]:
@@ -245,5 +252,5 @@ def shown_command(command: str) -> str:
     try:
         words = shlex.split(command)
     except ValueError:
-        return command
-    return shlex.join(word for word in words if not word.startswith(OF_THE_MACHINE))
+        return printable(command)
+    return printable(shlex.join(word for word in words if not word.startswith(OF_THE_MACHINE)))

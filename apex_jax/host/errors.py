@@ -8,13 +8,20 @@ from typing import Any, NoReturn
 from apex_jax.host.program import NAME
 
 
-class UsageError(ValueError):
+class _OneLine(Exception):
+    """Its message has no control characters, whatever values from files or peers are in it."""
+
+    def __str__(self) -> str:
+        return printable(super().__str__())
+
+
+class UsageError(_OneLine, ValueError):
     """A mistake of the user; the message has the value, the range and the fix."""
 
     exit_code = 2
 
 
-class RunError(RuntimeError):
+class RunError(_OneLine, RuntimeError):
     """An error that ends the run; the message says what happened, where, and what to do."""
 
     exit_code = 1
@@ -59,8 +66,8 @@ class Parser(argparse.ArgumentParser):
 
 
 def first_line(error: Exception) -> str:
-    """Returns the first line of an exception's message, or its class name if there is none."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+    """Returns the first line of an exception's message, printable, or its class name if there is none."""
+    return printable((str(error).strip().splitlines() or [type(error).__name__])[0])
 
 
 def printable(text: str) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from apex_jax.host.disk import read_regular
-from apex_jax.host.errors import UsageError, shown
+from apex_jax.host.errors import UsageError, printable, shown
 from apex_jax.plotting.curves import Run, run_of
 from apex_jax.run.metrics import checked_line
 from apex_jax.run.provenance import changes_of, is_record
@@ -58,4 +58,5 @@ def _run(values: dict[str, Any], place: str) -> Run:
     starts = [start for start in values["starts"] if is_record(start)]
     changes = changes_of([change for change in values["changes"] if is_record(change)])
     config = config_of(values["config"]) if values["config"] else None
-    return run_of(str(values.get("name") or place), config, starts, changes, [line for line in lines if line])
+    name = printable(str(values.get("name") or place))
+    return run_of(name, config, starts, changes, [line for line in lines if line])

@@ -33,6 +33,7 @@ _log = logging.getLogger(__name__)
 FILE_NAME = "starts.jsonl"
 CONFIG_NAME = "config.yaml"
 CHANGES_NAME = "changes.jsonl"
+LATEST_SECONDS = 2.0**37  # of a recorded time; Python has no dates after the year 9999
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy", "numba", "envpool", "pyzmq", "orbax-checkpoint")
 RESULT_KEYS = (
     *("seed", "environment.", "algorithm.", "network.", "actor.", "replay.", "learner."),
@@ -194,8 +195,8 @@ def read_records(path: Path) -> list[dict[str, Any]]:
 
 
 def is_record(record: object) -> bool:
-    """Returns whether this is a line of `starts.jsonl` or `changes.jsonl`: it has a time."""
-    return isinstance(record, dict) and is_number(record.get("time"))
+    """Returns whether this is a line of `starts.jsonl` or `changes.jsonl`: it has a time that is a date."""
+    return isinstance(record, dict) and is_number(record.get("time")) and 0 <= record["time"] < LATEST_SECONDS
 
 
 def commit() -> str | None:

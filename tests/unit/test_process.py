@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import subprocess
@@ -14,6 +15,11 @@ from apex_jax.host.errors import RunError
 from apex_jax.process import ROLE_NUMBERS, SUPERVISED, new_peer_id, process_rng
 from apex_jax.settings import load
 from tests.rigs.processes import ROOT
+
+
+def test_log_line_has_no_control_characters_of_a_file_or_peer() -> None:
+    record = logging.makeLogRecord({"msg": "run %s", "args": ("\x1b[2J of\nsomebody",)})
+    assert process._OneLine("%(levelname)s %(message)s").format(record).isprintable()
 
 
 def test_processes_of_one_seed_draw_different_numbers_and_the_same_again() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -130,6 +131,23 @@ def test_the_page_describes_the_training_of_the_agent(tmp_path: Path) -> None:
     assert "- apex_jax at commit `6a58e6e1`, with uncommitted changes\n" in card
     assert "- settings changed during the run: seed=3 (was 2)\n" in card
     assert "```bash\npython main.py --config catch seed=3\n```" in card
+
+
+def test_texts_of_somebodys_run_are_neither_html_nor_escape_sequences_on_the_page(tmp_path: Path) -> None:
+    evil = "<img src=x onerror=alert(1)>\x1b[2J\n\n```\n<script>"
+    start = START | {"command": evil, "commit": evil, "python": evil, "processor": evil, "versions": {"jax": evil}}
+    (tmp_path / "starts.jsonl").write_text(json.dumps(start) + "\n")
+    (tmp_path / "changes.jsonl").write_text(json.dumps({"time": 1, "settings": [evil]}) + "\n")
+    agent = agent_of("continuous, normalized")
+    parts = (Part((evil,), ()), Part(("joints",), (2, 2)))
+    environment = EnvironmentConfig(task=f"gymnasium:{evil}")
+    config = agent.config.replace(environment=environment)
+    agent = agent._replace(config=config, interface=agent.interface._replace(parts=parts))
+    _, metadata, page = model_card(agent, tmp_path, RESULTS, FILES).split("---\n", 2)
+    assert "<" not in re.sub("```bash\n.*?\n```\n", "", page, flags=re.DOTALL)
+    assert (page + metadata).replace("\n", "").isprintable()
+    [command] = re.findall("```bash\n(.*?)\n```\n", page, re.DOTALL)
+    assert "\n" not in command
 
 
 @pytest.mark.parametrize(("command", "shown"), [

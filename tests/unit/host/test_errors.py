@@ -35,6 +35,14 @@ def test_first_line_of_an_error_is_its_text_or_its_name(error: Exception, line: 
     assert first_line(error) == line
 
 
+@pytest.mark.parametrize("kind", [UsageError, RunError, FatalError])
+def test_text_of_a_file_reaches_no_terminal_with_its_escape_sequences(kind: type[Exception]) -> None:
+    error = kind("run \x1b[2J\x1b]0;title\x07 of\nsomebody")
+    assert str(error).isprintable()
+    assert first_line(ValueError("\x1b[31mred")).isprintable()
+    assert str(kind("an error")) == "an error"
+
+
 def test_exit_codes_distinguish_usage_run_and_fatal_errors() -> None:
     assert (UsageError.exit_code, RunError.exit_code, FatalError.exit_code) == (2, 1, 3)
     assert issubclass(DivergenceError, FatalError)

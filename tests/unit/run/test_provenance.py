@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -74,6 +75,13 @@ def test_start_after_a_torn_line_is_kept(tmp_path: Path) -> None:
     (tmp_path / "starts.jsonl").write_text('{"time": 1.5, "ta')
     provenance.record_start(Config(run_directory=str(tmp_path)))
     assert len(provenance.read_starts(tmp_path)) == 1
+
+
+@pytest.mark.parametrize("seconds", [1e30, -1, 2.0**40, True, "now"])
+def test_start_at_a_time_that_is_no_date_is_left_out(seconds: object, tmp_path: Path) -> None:
+    lines = [json.dumps({"time": each}) for each in (seconds, 1.7e9)]
+    (tmp_path / "starts.jsonl").write_text("\n".join(lines) + "\n")
+    assert [start["time"] for start in provenance.read_starts(tmp_path)] == [1.7e9]
 
 
 def test_torn_line_of_a_start_is_skipped(tmp_path: Path) -> None:
