@@ -16,7 +16,7 @@ import pytest
 from apex_jax.config import Config
 from apex_jax.environments import gymnasium_pool
 from apex_jax.environments.environment import Environment, segment_spec
-from apex_jax.environments.gymnasium_tasks import NUMBER, BrokenEnvironment, make
+from apex_jax.environments.gymnasium_tasks import NUMBER, Adapted, BrokenEnvironment, make
 from apex_jax.settings import load
 from apex_jax.types import Step
 from tests.rigs import environments
@@ -143,6 +143,29 @@ def test_screen_is_that_of_environment_0(own_processes: bool) -> None:
     assert screen.shape == (64, 96, 3)
     assert (screen == 10 * place).all()
     environment.close()
+
+
+def reset_and_step(adapted: Adapted) -> None:
+    adapted.reset(seed=0)
+    adapted.step(0)
+
+
+@pytest.mark.parametrize(
+    ("task", "what", "message"),
+    [
+        ("Old", "", "unexpected keyword argument 'seed'"),
+        ("Mistaken", "reset", "reset returned a dict, not the tuple"),
+        ("Mistaken", "info", "the info is .*None.*, not a dict"),
+        ("Mistaken", "step", "unpack"),
+        ("Mistaken", "none", "the reward is .*None.*, not one number"),
+        ("Mistaken", "shape", "the reward is .*, not one number"),
+        ("Mistaken", "text", "the reward is .*, not one number"),
+    ],
+)
+def test_method_that_returns_or_takes_something_else_is_named_with_its_file(task: str, what: str, message: str) -> None:
+    adapted = make(f"{OWN}{task}", f'{{"what":"{what}"}}' if what else "{}")
+    with pytest.raises(BrokenEnvironment, match=rf"{message}.* \(.*tests/rigs/environments.py, line \d+\)$"):
+        reset_and_step(adapted)
 
 
 @PLACES

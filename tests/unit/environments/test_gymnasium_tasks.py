@@ -16,9 +16,8 @@ import pytest
 from gymnasium import spaces
 from gymnasium.vector.utils import concatenate, create_empty_array
 
-from apex_jax.agent.algorithm import Action
 from apex_jax.config import Config
-from apex_jax.environments.environment import Environment, interface_of, log_reading, segment_spec
+from apex_jax.environments.environment import Environment, interface_of, segment_spec
 from apex_jax.environments.gymnasium_tasks import NUMBER, Adapted, BrokenEnvironment, describe, make, parts_of
 from apex_jax.host.errors import UsageError
 from apex_jax.policy import Policy
@@ -78,34 +77,6 @@ def test_box_actions_have_the_bounds_of_the_environment() -> None:
     adapted.step(np.array([2.0000001]))
     assert sent == [np.float32(2)]
     assert sent[0].dtype == np.float32
-
-
-@pytest.mark.parametrize("what", ["start", "float32", "float64", "float16"])
-def test_space_contains_every_action_of_actors_and_policies(what: str) -> None:
-    settings = config(f"{OWN}Acts", f"environment.settings={{what: {what}}}", "environment.own_processes=false")
-    spec = segment_spec(settings)
-    environment = Environment(settings, spec, np.zeros(1, np.int64), 60)
-    played = environment._pool._groups[0].vector.envs[0].unwrapped
-    interface = interface_of(settings, spec)
-
-    class Algorithm:
-        action: np.ndarray
-
-        def act(self, params: Any, observation: np.ndarray, *_: Any) -> Any:
-            return Action(self.action, np.zeros(1), np.zeros(1))  # type: ignore[arg-type]
-
-    algorithm, space = Algorithm(), played.action_space
-    bounds = (5, 6) if what == "start" else (space.low, space.high)
-    environment.receive()
-    for end, bound in zip((spec.action.low, spec.action.high), bounds, strict=True):
-        algorithm.action = np.full((1, *spec.action.shape), end, spec.action.dtype)
-        environment.send(algorithm.action, np.zeros(1, np.int32))
-        environment.receive()
-        of_policy = Policy(algorithm, {}, interface)(environments.Corridor().observation())  # type: ignore[arg-type]
-        assert space.contains(of_policy)
-        np.testing.assert_array_equal(of_policy, bound)
-        np.testing.assert_array_equal(played.actions[-1], bound)
-    environment.close()
 
 
 SPACES: dict[str, spaces.Space[Any]] = {
@@ -182,45 +153,6 @@ def test_uint8_arrays_of_two_or_three_axes_are_pixels(shape: tuple[int, ...]) ->
     )
     spec = segment_spec(settings)
     assert (spec.frame_shape, spec.frame_dtype, spec.frame_stack) == (shape, "uint8", 4)
-
-
-@pytest.mark.parametrize(("shape", "high"), [((3, 20, 24), 255), ((2, 20, 24, 3), 255), ((20, 24), 1)])
-@pytest.mark.parametrize("stack", [1, 2])
-def test_policy_takes_the_images_that_the_environment_returns(shape: tuple[int, ...], high: int, stack: int) -> None:
-    arguments = f"environment.settings={{shape: {list(shape)}, high: {high}}}"
-    settings = config(f"{OWN}Pixels", arguments, "network.kernel_sizes=[8,4,1]", stack=stack)
-    interface = interface_of(settings, segment_spec(settings))
-    seen: list[np.ndarray] = []
-
-    class Algorithm:
-        def act(self, params: Any, observation: np.ndarray, *_: Any) -> Any:
-            seen.append(observation)
-            raise KeyboardInterrupt
-
-    frame, _ = make(settings.environment.task, settings.environment.settings).reset(seed=1)
-    assert frame.shape[:2] == (20, 24)
-    assert frame.ravel()[-1] == 255
-    observation, _ = environments.Pixels(shape, high=high).reset(seed=1)
-    for given in (observation, np.stack([[observation] * stack] * 2) if stack > 1 else observation[None]):
-        with pytest.raises(KeyboardInterrupt):
-            Policy(Algorithm(), {}, interface)(given)  # type: ignore[arg-type]
-        for each in seen.pop():
-            np.testing.assert_array_equal(each, [frame] * stack)
-    with pytest.raises(ValueError, match=re.escape(str(shape))):
-        Policy(Algorithm(), {}, interface)(frame[:10])  # type: ignore[arg-type]
-
-
-def test_reading_of_the_observations_is_one_line_of_the_log_with_the_key_that_changes_it(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    shape, kernels = "environment.settings={shape: [4, 20, 24]}", "network.kernel_sizes=[8,4,1]"
-    caplog.set_level("INFO")
-    log_reading(config(f"{OWN}Pixels", shape, kernels))
-    log_reading(config(f"{OWN}Pixels", shape, "environment.observation_layout=vector"))
-    log_reading(config("CartPole-v1"))
-    images, vectors = caplog.messages
-    assert "20 x 24 pixels with 4 channels (environment.observation_layout=CHW)" in images
-    assert "1,920 numbers (environment.observation_layout=vector)" in vectors
 
 
 def test_other_spaces_are_flattened_as_gymnasium_does() -> None:
@@ -412,37 +344,6 @@ def test_environment_that_is_only_described_has_a_number_of_its_own_and_is_close
         with contextlib.suppress(UsageError):
             segment_spec(settings)
         assert closed.read_text() != f"{round(100 * playing.reset()[0][3])} \n"
-
-
-def play(adapted: Adapted) -> None:
-    adapted.reset(seed=0)
-    adapted.step(0)
-
-
-@pytest.mark.parametrize(
-    ("task", "what", "message"),
-    [
-        ("Old", "", "unexpected keyword argument 'seed'"),
-        ("Mistaken", "reset", "reset returned a dict, not the tuple"),
-        ("Mistaken", "info", "the info is .*None.*, not a dict"),
-        ("Mistaken", "step", "unpack"),
-        ("Mistaken", "none", "the reward is .*None.*, not one number"),
-        ("Mistaken", "shape", "the reward is .*, not one number"),
-        ("Mistaken", "text", "the reward is .*, not one number"),
-    ],
-)
-def test_method_that_returns_or_takes_something_else_is_named_with_its_file(task: str, what: str, message: str) -> None:
-    adapted = make(f"{OWN}{task}", f'{{"what":"{what}"}}' if what else "{}")
-    with pytest.raises(BrokenEnvironment, match=rf"{message}.* \(.*tests/rigs/environments.py, line \d+\)$"):
-        play(adapted)
-
-
-def test_image_beyond_its_bounds_is_refused() -> None:
-    adapted = make(f"{OWN}Pixels", '{"high":1}')
-    adapted.reset(seed=0)
-    adapted.env.unwrapped.observation = lambda: np.full((20, 24), 255, np.float32)  # type: ignore[attr-defined]
-    with pytest.raises(BrokenEnvironment, match=f"^environment.task={OWN}Pixels: it returned an observation .*255"):
-        adapted.step(0)
 
 
 def test_failing_or_foreign_render_is_no_screen(capfd: pytest.CaptureFixture[str]) -> None:

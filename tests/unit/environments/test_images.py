@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
 import pytest
 from gymnasium import spaces
 
+from apex_jax.environments.environment import interface_of, log_reading, segment_spec
+from apex_jax.environments.gymnasium_tasks import BrokenEnvironment, make
 from apex_jax.environments.images import image_spec, reading
 from apex_jax.host.errors import UsageError
+from apex_jax.policy import Policy
+from tests.rigs import environments
+from tests.unit.environments.test_gymnasium_tasks import OWN, config
 
 COLOR = spaces.Box(0, 255, (64, 48, 3), np.uint8)
 
@@ -108,3 +114,50 @@ def test_layout_that_the_space_does_not_have_is_refused(space: Any, layout: str,
 def test_space_of_many_bounds_is_one_line() -> None:
     space = spaces.Box(np.linspace(-9, 0, 90, dtype=np.float32), np.linspace(0, 9, 90, dtype=np.float32))
     assert "\n" not in reading("A", space, None, 90)
+
+
+@pytest.mark.parametrize(("shape", "high"), [((3, 20, 24), 255), ((2, 20, 24, 3), 255), ((20, 24), 1)])
+@pytest.mark.parametrize("stack", [1, 2])
+def test_policy_takes_the_images_that_the_environment_returns(shape: tuple[int, ...], high: int, stack: int) -> None:
+    arguments = f"environment.settings={{shape: {list(shape)}, high: {high}}}"
+    settings = config(f"{OWN}Pixels", arguments, "network.kernel_sizes=[8,4,1]", stack=stack)
+    interface = interface_of(settings, segment_spec(settings))
+    seen: list[np.ndarray] = []
+
+    class Algorithm:
+        def act(self, params: Any, observation: np.ndarray, *_: Any) -> Any:
+            seen.append(observation)
+            raise KeyboardInterrupt
+
+    frame, _ = make(settings.environment.task, settings.environment.settings).reset(seed=1)
+    assert frame.shape[:2] == (20, 24)
+    assert frame.ravel()[-1] == 255
+    observation, _ = environments.Pixels(shape, high=high).reset(seed=1)
+    for given in (observation, np.stack([[observation] * stack] * 2) if stack > 1 else observation[None]):
+        with pytest.raises(KeyboardInterrupt):
+            Policy(Algorithm(), {}, interface)(given)  # type: ignore[arg-type]
+        for each in seen.pop():
+            np.testing.assert_array_equal(each, [frame] * stack)
+    with pytest.raises(ValueError, match=re.escape(str(shape))):
+        Policy(Algorithm(), {}, interface)(frame[:10])  # type: ignore[arg-type]
+
+
+def test_reading_of_the_observations_is_one_line_of_the_log_with_the_key_that_changes_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    shape, kernels = "environment.settings={shape: [4, 20, 24]}", "network.kernel_sizes=[8,4,1]"
+    caplog.set_level("INFO")
+    log_reading(config(f"{OWN}Pixels", shape, kernels))
+    log_reading(config(f"{OWN}Pixels", shape, "environment.observation_layout=vector"))
+    log_reading(config("CartPole-v1"))
+    images, vectors = caplog.messages
+    assert "20 x 24 pixels with 4 channels (environment.observation_layout=CHW)" in images
+    assert "1,920 numbers (environment.observation_layout=vector)" in vectors
+
+
+def test_image_beyond_its_bounds_is_refused() -> None:
+    adapted = make(f"{OWN}Pixels", '{"high":1}')
+    adapted.reset(seed=0)
+    adapted.env.unwrapped.observation = lambda: np.full((20, 24), 255, np.float32)  # type: ignore[attr-defined]
+    with pytest.raises(BrokenEnvironment, match=f"^environment.task={OWN}Pixels: it returned an observation .*255"):
+        adapted.step(0)

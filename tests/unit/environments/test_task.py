@@ -8,9 +8,14 @@ import numpy as np
 import pytest
 from gymnasium.spaces import Box, Discrete, MultiBinary
 
+from apex_jax.agent.algorithm import Action
+from apex_jax.environments.environment import Environment, interface_of, segment_spec
 from apex_jax.environments.task import action_bounds, action_spec, check_bounds
 from apex_jax.host.errors import UsageError
+from apex_jax.policy import Policy
 from apex_jax.types import ActionSpec
+from tests.rigs import environments
+from tests.unit.environments.test_gymnasium_tasks import OWN, config
 
 
 @pytest.mark.parametrize(
@@ -44,3 +49,31 @@ def test_open_bound_is_refused_with_the_wrapper_that_closes_it(low: float, high:
 def test_other_actions_are_refused(space: Any) -> None:
     with pytest.raises(UsageError, match=r"environment\.task=A: no algorithm here has its actions"):
         action_spec("A", space)
+
+
+@pytest.mark.parametrize("what", ["start", "float32", "float64", "float16"])
+def test_space_contains_every_action_of_actors_and_policies(what: str) -> None:
+    settings = config(f"{OWN}Acts", f"environment.settings={{what: {what}}}", "environment.own_processes=false")
+    spec = segment_spec(settings)
+    environment = Environment(settings, spec, np.zeros(1, np.int64), 60)
+    played = environment._pool._groups[0].vector.envs[0].unwrapped
+    interface = interface_of(settings, spec)
+
+    class Algorithm:
+        action: np.ndarray
+
+        def act(self, params: Any, observation: np.ndarray, *_: Any) -> Any:
+            return Action(self.action, np.zeros(1), np.zeros(1))  # type: ignore[arg-type]
+
+    algorithm, space = Algorithm(), played.action_space
+    bounds = (5, 6) if what == "start" else (space.low, space.high)
+    environment.receive()
+    for end, bound in zip((spec.action.low, spec.action.high), bounds, strict=True):
+        algorithm.action = np.full((1, *spec.action.shape), end, spec.action.dtype)
+        environment.send(algorithm.action, np.zeros(1, np.int32))
+        environment.receive()
+        of_policy = Policy(algorithm, {}, interface)(environments.Corridor().observation())  # type: ignore[arg-type]
+        assert space.contains(of_policy)
+        np.testing.assert_array_equal(of_policy, bound)
+        np.testing.assert_array_equal(played.actions[-1], bound)
+    environment.close()
