@@ -65,8 +65,9 @@ def write_durably(path: Path, content: str | bytes) -> None:
     """Writes a file atomically and flushes it to the disk. Raises OSError, and then leaves nothing behind."""
     half = path.with_name(f"{path.name}.half")
     half.unlink(missing_ok=True)  # left by a killed process
+    descriptor = open_regular(half, os.O_WRONLY | os.O_CREAT | os.O_EXCL)  # fails if another process writes the file
     try:
-        with open(open_regular(half, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb") as file:
+        with open(descriptor, "wb") as file:
             file.write(content.encode() if isinstance(content, str) else content)
         synchronize(half)
         os.replace(half, path)

@@ -8,20 +8,20 @@ from typing import Any, NoReturn
 from apex_jax.host.program import NAME
 
 
-class _OneLine(Exception):
-    """Its message has no control characters, whatever values from files or peers are in it."""
+class _Printable(Exception):
+    """Its message has no control characters but new lines, whatever values from files or peers are in it."""
 
     def __str__(self) -> str:
-        return printable(super().__str__())
+        return "\n".join(map(printable, super().__str__().split("\n")))
 
 
-class UsageError(_OneLine, ValueError):
+class UsageError(_Printable, ValueError):
     """A mistake of the user; the message has the value, the range and the fix."""
 
     exit_code = 2
 
 
-class RunError(_OneLine, RuntimeError):
+class RunError(_Printable, RuntimeError):
     """An error that ends the run; the message says what happened, where, and what to do."""
 
     exit_code = 1

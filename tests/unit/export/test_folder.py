@@ -57,7 +57,7 @@ def test_results_are_of_the_exported_params(folder: Path) -> None:
     assert (results["mean_reward"], results["n_eval_episodes"], results["updates"]) == (0.25, 4, 2)
     assert results["std_reward"] == pytest.approx(np.std(EVALUATION["returns"]))  # type: ignore[call-overload]
     assert results["eval_datetime"] == "2026-11-25T08:22:38+00:00"
-    assert "0.25 +/- 0.83" in (folder / "README.md").read_text()
+    assert "0.25 +/- 0.8292" in (folder / "README.md").read_text()
 
 
 def test_the_film_is_the_newest_complete_one(folder: Path) -> None:
