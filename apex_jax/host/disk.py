@@ -71,6 +71,8 @@ def write_durably(path: Path, content: str | bytes) -> None:
             file.write(content.encode() if isinstance(content, str) else content)
         synchronize(half)
         os.replace(half, path)
+    except FileNotFoundError:  # another process has taken the file for a dead one's, and writes its own now
+        raise
     except OSError:
         with contextlib.suppress(OSError):
             half.unlink()
