@@ -44,16 +44,15 @@ def test_last_line_is_a_json_object_or_names_the_missing_package() -> None:
     assert last["versions"]["numpy"]
 
 
-@pytest.mark.long
-@pytest.mark.timeout(600)
+@pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_benchmark_of_a_gpu_runs_in_small_on_a_cpu() -> None:
-    command = [sys.executable, "-m", "benchmarks.gpu", "--configs", "atari", "humanoid", "--processes", "1"]
+    command = [sys.executable, "-m", "benchmarks.gpu", "--configs", "humanoid", "--processes", "1"]
     environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=580, env=environment)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=880, env=environment)
     assert done.returncode == 0, done.stderr
     figures = json.loads(done.stdout.splitlines()[-1])["figures"]
-    assert figures["update"].keys() == {"atari", "humanoid"}
-    assert figures["update"]["atari"]["bfloat16"]["updates/s"] > 0
+    assert figures["update"]["humanoid"]["bfloat16"]["updates/s"] > 0
     assert figures["frame store"]["GB of a million transitions"] == pytest.approx(8.08, abs=0.01)
     assert figures["whole"]["1 actor processes"]["updates/s"] > 0
 
