@@ -32,7 +32,7 @@ help:
 
 # exec: Ctrl-C and SIGTERM reach main.py itself, with no shell in between.
 train: $(VENV)/$(TRAIN_REQUIREMENTS).installed
-	@exec $(RUN) main.py $(or $(ARGS),$(if $(GPU),--config atari total_minutes=5))
+	@exec $(RUN) main.py $(if $(GPU),$(if $(filter --%,$(ARGS)),,--config atari)) $(or $(ARGS),$(if $(GPU),run_directory=runs/Pong-v5-gpu total_minutes=5))
 
 test: $(VENV)/requirements-dev.installed
 	$(RUN) -m ruff check .

@@ -121,7 +121,7 @@ class ReplayClient:
 
         Blocks until `replay.min_size_to_sample` items are stored and the rate limiter allows the draw; the first call
         of a client also waits for all items in the replay, which are sent to it once. Raises TimeoutError after the
-        timeout (None = never), after which the batch that was asked for is discarded when it arrives, and RunError
+        timeout (None = never), after which the next call returns the batch that this one has asked for, and RunError
         once the link has failed.
         """
         self._check_process()
@@ -273,7 +273,6 @@ class _Reader:
             item = self._client.next(min(WAIT_SECONDS, until - time.monotonic()))
             if item is None:
                 if time.monotonic() >= until:
-                    self._client.discard_asked()
                     raise TimeoutError(f"no batch after {timeout_seconds:g} s: {self._why_no_batch()}")
             elif isinstance(item.content, Segments):
                 self._ring[item.content.slots] = item.content.frames

@@ -130,6 +130,7 @@ def lead_group(variables: dict[str, str | None], function: Callable[..., None], 
 def end_groups(processes: Sequence[Any], seconds: float) -> None:
     """Waits up to `seconds` for processes to end, then kills them with their groups."""
     until = time.monotonic() + seconds
+    processes = [process for process in processes if process.pid]  # the others could not be started
     for process in processes:
         process.join(max(0.0, until - time.monotonic()))
     for process in processes:

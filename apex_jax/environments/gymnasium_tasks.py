@@ -351,7 +351,8 @@ def _reported(task: str, function: Any = None) -> Iterator[None]:
         traceback.print_exc()
         calls = [(call.filename, call.lineno) for call in traceback.extract_tb(error.__traceback__)]
         of_user = [call for call in calls if not call[0].startswith(LIBRARIES)]
-        if not of_user and (code := getattr(function, "__code__", getattr(function.__init__, "__code__", None))):
+        code = getattr(function, "__code__", getattr(function.__init__, "__code__", None))
+        if not of_user and code and not code.co_filename.startswith(LIBRARIES):
             of_user = [(code.co_filename, code.co_firstlineno)]
         file, line = (of_user or calls)[-1]
         what = f"{type(error).__name__}: {first_line(error)} ({file}, line {line})"

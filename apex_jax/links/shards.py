@@ -58,7 +58,7 @@ class Plan:
     counts: np.ndarray  # int32[K, S], transitions asked for
     asked_seconds: float
     answers: dict[int, Item] = field(default_factory=dict)  # by shard
-    is_void: bool = False  # a shard was lost before it answered, or the caller gave up; no answer is used
+    is_void: bool = False  # a shard was lost before it answered; the answers of the others are not used
 
 
 @dataclass(eq=False)
@@ -221,11 +221,6 @@ class Shards:
             self._in_process -= 1
             self._ask()
 
-    def discard_asked(self) -> None:
-        """Discards the batches that were asked for and not returned, whenever they arrive."""
-        for plan in list(self._plans):
-            self._void(plan)
-
     def update_priorities(self, merged: Merged, priorities: np.ndarray) -> None:
         """Sends each shard the new priorities, float32[K, B], of its transitions."""
         flat = priorities.ravel()
@@ -264,8 +259,7 @@ class Shards:
     def _totals(self, transitions: int) -> np.ndarray:
         """Returns float64[S], the priorities of the shards to draw from, 0 for the others."""
         if len(self.shards) == 1:
-            [shard] = self.shards
-            return np.array([shard.is_joined and not any(plan.is_void for plan in shard.asked)], np.float64)
+            return np.array([self.shards[0].is_joined], np.float64)
         joined = [shard for shard in self.shards if shard.is_joined]
         enough = sum(shard.size_transitions for shard in joined) >= self._min_size
         self._has_begun |= enough or all(shard.allowed_draws for shard in joined)  # full rings may hold fewer

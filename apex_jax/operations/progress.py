@@ -39,7 +39,7 @@ class EvaluationSummary(NamedTuple):
 class RunProgress:
     """State of a run at one moment."""
 
-    phase: str  # "starting the replay server", ... the actors", "filling the replay", ..., "learning" or "finishing"
+    phase: str  # see `ProgressReader._phase`; "finishing" once a limit is reached
     elapsed_seconds: float
     frames: int  # emulator frames of the whole run
     total_frames: int  # 0 = no limit

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from apex_jax.host.errors import RunError
-from apex_jax.run.compatibility import told
+from apex_jax.run.compatibility import differences, told
 from apex_jax.run.identity import is_identity, new_identity
 from apex_jax.types import SegmentSpec
 
@@ -50,7 +50,9 @@ class Identity:
     def check(self, path: Path, facts: dict[str, Any]) -> None:
         """Adopts the replay id and the run of a file. Raises JournalError for another configuration or run."""
         for name, ours in self._configuration.items():
-            if (theirs := facts.get(name)) != ours:
+            theirs = facts.get(name)
+            is_key = name == "compatibility_key" and isinstance(theirs, str)  # earlier releases had fewer keys
+            if bool(differences(theirs, ours)) if is_key else theirs != ours:
                 raise JournalError(
                     f"{path} is the replay of another configuration: {told(str(theirs), ours)}; use the"
                     f" configuration it was made with, another run_directory, or move {path.parent} away"

@@ -43,7 +43,7 @@ def of_record(record: Any) -> Interface:
         low,
         high,
         None if image is None else ImageSpec(**image | {"shape": tuple(image["shape"])}),
-        str(np.dtype(record.get("action_dtype", "float32"))),
+        str(np.dtype(record.get("action_dtype", "float64"))),
         int(record.get("first_action", 0)),
     )
     _check(interface)

@@ -90,8 +90,9 @@ def record_acceptance(config: Config, is_start: bool, is_new: bool, accelerator:
         record_start(config)
     path = Path(config.directory, FILE_NAME)
     if starts := read_records(path):
-        starts[-1]["accelerator"] = accelerator
-        write_durably(path, "".join(f"{json.dumps(start)}\n" for start in starts))
+        *before, _ = read_regular(path).splitlines(keepends=True)
+        line = json.dumps(starts[-1] | {"accelerator": accelerator}).encode() + b"\n"
+        write_durably(path, b"".join([*before, line]))
     if is_new:
         write_config(config, config.directory)
 

@@ -37,7 +37,6 @@ from apex_jax.transport.sockets import LocalLinks
 from apex_jax.workers.recording import COMPLETING_THE_FILM, FILM_EXTRA, check_video, draw_curves
 from apex_jax.workers.role import checked_spec
 from apex_jax.workers.role_process import RoleProcess
-from apex_jax.workers.run_counters import describe_learning_rate
 
 _log = logging.getLogger(__name__)
 
@@ -254,7 +253,7 @@ class LocalRun:
         """Kills what environments in a role's own process have started; it would hold the role's locks."""
         has_them = self._config.environment.is_gymnasium and not self._config.environment.own_processes
         for process in [role.process for role in roles if has_them and role.process is not None]:
-            with contextlib.suppress(ProcessLookupError):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)
 
     def _patience_seconds(self, role: RoleProcess) -> float:
@@ -323,8 +322,11 @@ def run(config: Config, name: str, stop: StopSignal) -> int:
             if _is_finished(config, progress):
                 print(finished_summary(progress, config.directory, changed_settings(config)), flush=True)
                 return stop.exit_code
-            if how := describe_learning_rate(config, progress):
-                print(how, flush=True)
+            if progress.earlier_learning_rate is not None:
+                from apex_jax.workers.run_counters import describe_learning_rate  # not at the top: it imports orbax
+
+                if how := describe_learning_rate(config, progress):
+                    print(how, flush=True)
             with RunPage(config) as run_page:
                 record_start(config)
                 experience, sampling = (links.of_servers(link, servers) for link in ("experience", "sampling"))

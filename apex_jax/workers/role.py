@@ -9,7 +9,6 @@ from typing import Any, Literal, SupportsFloat, TypeAlias
 
 import zmq
 
-from apex_jax.agent.registry import resolved
 from apex_jax.config import Config, server_name
 from apex_jax.environments.environment import segment_spec
 from apex_jax.operations.status_page import StatusPage
@@ -73,8 +72,11 @@ class RoleContext:
 def checked_spec(config: Config) -> SegmentSpec:
     """Returns the geometry of the run's segments, after checks that need the task's observations and actions.
 
-    Every process calls it before it starts anything. Raises UsageError or RunError, see `segment_spec` and `resolved`.
+    Every process but the replay server calls it before it starts anything. Raises UsageError or RunError, see
+    `segment_spec` and `resolved`.
     """
+    from apex_jax.agent.registry import resolved  # not at the top: it imports JAX, which the replay server does without
+
     spec = segment_spec(config)
     resolved(config, spec)
     return spec

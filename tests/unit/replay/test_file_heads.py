@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from apex_jax.replay.file_heads import JournalError
+from apex_jax.environments.environment import segment_spec
+from apex_jax.replay.file_heads import Identity, JournalError
 from tests.rigs.journals import World, config_of
 from tests.rigs.links import CONFIG
 
@@ -37,3 +38,11 @@ def test_a_journal_of_another_format_is_refused(tmp_path: Path, monkeypatch: pyt
     monkeypatch.undo()
     with pytest.raises(JournalError, match="has format 9, this release reads format 2"):
         World(tmp_path)
+
+
+def test_a_journal_from_before_a_key_existed_is_accepted_unless_its_value_was_another() -> None:
+    spec = segment_spec(CONFIG)
+    before = Identity("task=gymnasium:X frame_stack=1", spec).facts
+    Identity("task=gymnasium:X frame_stack=1 observation_layout=auto", spec).check(Path("segments"), before)
+    with pytest.raises(JournalError, match=r"observation_layout: was auto, now CHW"):
+        Identity("task=gymnasium:X frame_stack=1 observation_layout=CHW", spec).check(Path("segments"), before)

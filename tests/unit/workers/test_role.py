@@ -17,7 +17,7 @@ from apex_jax.run.metrics import read_metrics
 from apex_jax.settings import load
 from apex_jax.transport.security import LINKS
 from apex_jax.transport.status_link import StatusError, fetch
-from apex_jax.workers import actor, evaluator, learner, local, replay_server
+from apex_jax.workers import actor, evaluator, learner, local
 from apex_jax.workers.role import Role, RoleContext, open_role
 from tests.rigs.links import free_address
 from tests.rigs.storages import IDENTITY, LOG, content, push, run, write
@@ -112,7 +112,7 @@ def test_error_of_a_role_ends_its_status_and_its_sockets(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("setting", ["algorithm.name=ppo", "algorithm.name=dpg"])
-@pytest.mark.parametrize("worker", [local, replay_server, learner, actor, evaluator])
+@pytest.mark.parametrize("worker", [local, learner, actor, evaluator])
 def test_an_algorithm_that_cannot_learn_the_task_is_refused_before_anything_starts(
     tmp_path: Path, worker: ModuleType, setting: str
 ) -> None:
