@@ -32,7 +32,7 @@ from apex_jax.workers.role import RoleContext
 from tests.rigs.learner_runs import Fleet, bits, config_of, error_lines, files, restored, save_checkpoint
 from tests.rigs.processes import ROOT, Programs, catch, checkpoints, free_tcp_addresses, values
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(480)
 
 
 # Damaged files ----------------------------------------------------------------------------------------------------

@@ -30,7 +30,7 @@ from tests.rigs.learner_runs import ENDLESS, Fleet, bits, config_of, error_lines
 from tests.rigs.processes import ROOT, Programs, catch, checkpoints, free_tcp_addresses, values, wait_until
 from tests.rigs.sampling_link import Link, hello_of
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(480)
 
 
 # Killed and stopped -----------------------------------------------------------------------------------------------

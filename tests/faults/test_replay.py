@@ -28,7 +28,7 @@ from tests.rigs.sampling_link import AskingClient
 SPEC = segment_spec(load(CATCH))
 MEGABYTES = 2**20
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(480)
 
 
 @pytest.fixture

@@ -31,7 +31,7 @@ SPEC = segment_spec(CONFIG)
 MINIMUM = CONFIG.replay.min_size_to_sample
 LOST = re.compile(r"the replay server at \S+ is lost: looking for it")
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(480)
 
 
 @pytest.fixture

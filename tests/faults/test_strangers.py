@@ -271,7 +271,7 @@ def folders(tmp_path: Path) -> Folders:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(480)
 def test_run_over_encrypted_links_learns_to_its_end(programs: Programs, folders: Folders, tmp_path: Path) -> None:
     settings = [*free_tcp_addresses(), f"security.keys={folders.sound()}", "total_updates=200"]
     roles = [
@@ -295,7 +295,7 @@ def error_of(program: Program) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(480)
 def test_fault_29_actors_that_may_not_join_end_with_the_reason_and_good_ones_are_served(
     programs: Programs, folders: Folders, tmp_path: Path
 ) -> None:
@@ -325,7 +325,7 @@ def test_fault_29_actors_that_may_not_join_end_with_the_reason_and_good_ones_are
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(480)
 def test_fault_29_learner_with_the_key_of_an_actor_draws_nothing(
     programs: Programs, folders: Folders, tmp_path: Path
 ) -> None:
@@ -340,7 +340,7 @@ def test_fault_29_learner_with_the_key_of_an_actor_draws_nothing(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(480)
 def test_fault_29_evaluator_that_the_learner_does_not_know_gets_no_weights(
     programs: Programs, folders: Folders, tmp_path: Path
 ) -> None:
@@ -356,7 +356,7 @@ def test_fault_29_evaluator_that_the_learner_does_not_know_gets_no_weights(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(480)
 def test_fault_29_actor_with_keys_refuses_a_server_without_keys(
     programs: Programs, folders: Folders, tmp_path: Path
 ) -> None:

@@ -21,7 +21,7 @@ ROLES = ("replay", "learner", "actor-0", "evaluator")
 ENDLESS = "total_updates=100000000"
 LEAVING_SECONDS = 40  # 30 to save, and a busy machine
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(480)
 
 
 def updates(directory: Path) -> list[float]:

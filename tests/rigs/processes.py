@@ -23,7 +23,7 @@ from tests.rigs.ports import free_port
 ROOT = Path(__file__).parents[2]
 MARK = "APEX_JAX_TEST_MARK"  # in the environment of a test's processes, which their children inherit
 POLL_SECONDS = 0.05
-PATIENCE_SECONDS = 120.0  # a hang, not a slow machine
+PATIENCE_SECONDS = 240.0  # a hang, not a slow machine
 LEAVING_SECONDS = 40.0  # 30 to save, and a busy machine
 
 T = TypeVar("T")

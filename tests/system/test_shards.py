@@ -19,7 +19,7 @@ ENDLESS = "total_updates=100000000"
 LEARNED = (ENDLESS, "evaluator.stop_at_return=0.9", "evaluator.interval_seconds=1")
 THREE = ("replay.servers=3", "actor.environments=8")  # thus three actors
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(480)
 
 
 @pytest.fixture

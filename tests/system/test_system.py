@@ -27,7 +27,7 @@ UPDATES = 2000  # of the finished run
 ENDLESS = "total_updates=100000000"
 LEAVING_SECONDS = 30  # 5 on a machine that is not busy; shorter than the 35 s after which roles are killed
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(480)
 
 
 class FinishedRun(NamedTuple):

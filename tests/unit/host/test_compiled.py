@@ -11,7 +11,7 @@ import pytest
 
 from tests.rigs.processes import ROOT
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(300)
 
 PROGRAM = """
 from numba.core.caching import IndexDataCacheFile

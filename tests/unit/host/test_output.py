@@ -53,7 +53,7 @@ def test_command_whose_result_does_not_fit_on_disk_fails_with_the_reason() -> No
 
 
 @pytest.mark.long
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(480)
 @pytest.mark.parametrize("lost", ["| head -1 >/dev/null", ">/dev/full 2>/dev/full"])
 def test_run_whose_output_is_lost_trains_to_its_end(tmp_path: Path, lost: str) -> None:
     arguments = shlex.join(catch(tmp_path / "run", "total_updates=200"))

@@ -14,7 +14,7 @@ from apex_jax.operations.stopping import STOPPING_AFTER_THE_END, acknowledge, lo
 from apex_jax.process import SUPERVISED
 from tests.rigs.processes import ROOT, Program, Programs, catch, free_tcp_addresses
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(480)
 
 BY_HAND = {SUPERVISED: "", "PYTHONPATH": str(ROOT)}
 STOPPING = "stopping: saving a checkpoint; Ctrl-C again to stop without\n"

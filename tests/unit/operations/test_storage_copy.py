@@ -186,7 +186,7 @@ def test_without_a_url_nothing_happens_and_nothing_is_imported(tmp_path: Path) -
 
 
 @pytest.mark.slow  # three starts of a learner
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(480)
 def test_replacement_of_a_learner_continues_from_the_copy(tmp_path: Path) -> None:
     """A learner's machine is lost; another one, with an empty disk, goes on with the run."""
     addresses, endless = free_tcp_addresses(), "total_updates=100000000"

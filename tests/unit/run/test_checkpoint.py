@@ -231,7 +231,7 @@ def test_readable_state_with_a_wrong_checksum_is_damage(damageable: Path, log: p
 
 
 @pytest.mark.parametrize("kind", ["link", "dangling link", "fifo"])
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(300)
 def test_file_replaced_by_a_link_or_a_fifo_is_damage_and_does_not_block(
     damageable: Path, tmp_path: Path, log: pytest.LogCaptureFixture, kind: str
 ) -> None:

@@ -96,7 +96,7 @@ def test_replaced_machine_that_is_still_alive_does_not_overwrite_a_copy_that_is_
     assert "checkpoints/300/x" not in back
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(300)
 def test_push_does_not_delete_new_files_of_another_push(
     url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -146,7 +146,7 @@ def test_fetch_during_a_newer_copy_returns_the_newer_copy(url: str, tmp_path: Pa
     assert back["config.yaml"] == b"one"
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 def test_many_pushes_at_once_leave_a_copy_that_can_be_restored(url: str, tmp_path: Path) -> None:
     run = run_in(tmp_path)
     succeeded = []

@@ -32,7 +32,7 @@ from apex_jax.workers.saver import Saver
 from tests.rigs.learner_runs import Fleet
 from tests.rigs.processes import Programs, checkpoints, wait_until
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(480)
 
 STATE, PROGRESS = object(), Progress(1, 1, 0.0, 1, "key", "architecture")
 INTERVAL = 600.0
