@@ -51,8 +51,8 @@ class Identity:
         """Adopts the replay id and the run of a file. Raises JournalError for another configuration or run."""
         for name, ours in self._configuration.items():
             theirs = facts.get(name)
-            is_key = name == "compatibility_key" and isinstance(theirs, str)  # earlier releases had fewer keys
-            if bool(differences(theirs, ours)) if is_key else theirs != ours:
+            is_key = name == "compatibility_key"  # earlier releases had fewer keys
+            if bool(differences(str(theirs), ours)) if is_key else theirs != ours:
                 raise JournalError(
                     f"{path} is the replay of another configuration: {told(str(theirs), ours)}; use the"
                     f" configuration it was made with, another run_directory, or move {path.parent} away"

@@ -8,6 +8,7 @@ locals {
   common_settings = merge(
     {
       "environment.task"         = var.task
+      "actor.environments"       = tostring(local.actor_host_environments) # every role checks the ladder against it
       "actor.ladder_size"        = tostring(local.ladder_environments)
       "run_directory"            = "/var/lib/apex-jax/${var.run}"
       "security.keys"            = "/etc/apex-jax/keys"
@@ -48,7 +49,6 @@ locals {
     actor = {
       "addresses.experience" = local.replay_addresses.experience
       "addresses.weights"    = "tcp://${local.host.learner}:${local.ports.weights}"
-      "actor.environments"   = tostring(local.actor_host_environments)
       "actor.device"         = "cpu"
     }
     evaluator = {
