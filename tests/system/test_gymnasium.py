@@ -110,7 +110,7 @@ def test_frames_of_an_atari_game_of_gymnasium_reach_the_segments_bit_for_bit() -
     assert spec.frame_shape == (210, 160)
     environment = Environment(settings, spec, np.array(seeds), 600)
     builder = SegmentBuilder(spec, len(seeds), 0.99, 1.0, True)
-    twins = [gymnasium.make("ALE/Breakout-v5", obs_type="grayscale") for _ in seeds]
+    twins = [gymnasium.make("ale_py:ALE/Breakout-v5", obs_type="grayscale") for _ in seeds]
     frames: list[list[np.ndarray]] = [[], []]  # as the twins return them, the first of an episode four times
     ended, lives_lost, before = [True, True], 0, np.zeros(2, np.int32)
     values, segments = np.zeros(2, np.float32), []
