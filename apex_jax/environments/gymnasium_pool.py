@@ -163,12 +163,20 @@ class _Processes(AsyncVectorEnv):
         # Called before `multiprocessing` waits for processes at the end of this one.
         self._end = Finalize(self, _end, (self.parent_pipes, self.processes), exitpriority=1)
 
+    def _check_spaces(self) -> None:
+        self.call_async("frame_dtype")  # answered once the environment is made; Gymnasium would wait for ever
+        self.call_wait(START_SECONDS)
+        super()._check_spaces()
+
     def _poll_pipe_envs(self, timeout: float | None = None) -> bool:
-        """Returns whether all have answered; False as soon as a process has ended, whose pipe its children may hold."""
+        """Returns whether all have answered. Raises EOFError if a process has ended, whose pipe its children may hold.
+        """
         until = time.monotonic() + (ANSWER_SECONDS if timeout is None else timeout)
         for pipe, process in zip(self.parent_pipes, self.processes, strict=True):
-            wait([pipe, process.sentinel], max(0.0, until - time.monotonic()))
+            ready = wait([pipe, process.sentinel], max(0.0, until - time.monotonic()))
             if not pipe.poll():
+                if ready:
+                    raise EOFError
                 return False
         return True
 
@@ -275,9 +283,7 @@ class _Group:
                 process.join(0.1)
             codes = [process.exitcode for process in processes if process.exitcode is not None]
             what = f"the process of an environment ended{f' with exit code {codes[0]}' if any(codes) else ''}"
-            if (
-                isinstance(error, multiprocessing.TimeoutError) and not codes
-            ):  # else processes that it started hold pipes
+            if isinstance(error, multiprocessing.TimeoutError):
                 hangs = "has not answered in time; it hangs, or a step of it is too slow"
                 what = f"one of {len(self.ids)} environments {hangs}"
             raise BrokenEnvironment(f"environment.task={self._task}: {what}") from None

@@ -78,7 +78,14 @@ class Raises(Corridor):
 
 
 class Hangs(Corridor):
-    """Never returns from its third step."""
+    """Never returns from its third step; or, with the path of a file, from its constructor after the first."""
+
+    def __init__(self, made: str = ""):
+        super().__init__()
+        while made and Path(made).exists():
+            time.sleep(0.01)
+        if made:
+            Path(made).touch()
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         while self.steps == 2:

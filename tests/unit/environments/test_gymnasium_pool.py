@@ -195,6 +195,15 @@ def test_hanging_environment_is_one_line_and_its_process_is_ended(monkeypatch: p
     assert not any(process.is_alive() for process in processes)
 
 
+def test_environment_that_hangs_while_it_is_made_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    settings = config(f"{OWN}Hangs", True, f"environment.settings={{made: {tmp_path / 'made'}}}")
+    spec = segment_spec(settings)
+    monkeypatch.setattr(gymnasium_pool, "START_SECONDS", 1.0)
+    monkeypatch.setattr(gymnasium_pool, "CLOSE_SECONDS", 0.2)
+    with pytest.raises(BrokenEnvironment, match="one of 2 environments has not answered in time"):
+        Environment(settings, spec, np.array([1, 2]), 60)
+
+
 @pytest.mark.parametrize("end", ["closed", "failed", "killed"])
 def test_processes_that_environments_start_end_with_them(end: str, tmp_path: Path) -> None:
     processes, closed = tmp_path / "processes", tmp_path / "closed"
