@@ -17,12 +17,14 @@ from apex_jax.host.disk import run_of_checkpoint
 from apex_jax.host.errors import Parser, UsageError, shown
 from apex_jax.host.program import CONFIGS, NAME
 from apex_jax.settings import (
+    CONFIG_NAME,
     DEFAULT_CONFIG,
     OWNERS,
     closest,
     config_names,
     heading,
     load,
+    load_run_to_play,
     parsed_override,
     parsed_overrides,
     settings_of,
@@ -56,10 +58,10 @@ def parse(argv: Sequence[str]) -> Command:
         )
     _check_given_once(rest, options.role)
     checkpoint = parsed_overrides(rest, options.role).get("evaluator.checkpoint")
-    path = DEFAULT_CONFIG if options.config is None else _file_of(options.config)
     if checkpoint and options.role == "evaluator" and options.config is None:
-        path = _config_of(checkpoint)
-    config = load(path, rest, options.role)
+        config = load_run_to_play(_run_of(checkpoint), rest, options.role)
+    else:
+        config = load(DEFAULT_CONFIG if options.config is None else _file_of(options.config), rest, options.role)
     if config.evaluator.checkpoint and options.role != "evaluator":
         what = f"evaluator.checkpoint={shown(config.evaluator.checkpoint)}"
         raise UsageError(f"{what}: needs --role evaluator, got --role {options.role}")
@@ -128,15 +130,15 @@ def _is_file(path: Path) -> bool:
         return False
 
 
-def _config_of(checkpoint: str) -> Path:
-    """Returns the configuration file of the run whose checkpoint is given."""
-    path = Path(run_of_checkpoint(checkpoint)[0], "config.yaml")
-    if not _is_file(path):
-        what = "holds no config.yaml" if os.path.isdir(checkpoint) else "no such directory"
+def _run_of(checkpoint: str) -> str:
+    """Returns the directory of the run whose checkpoint is given."""
+    directory = run_of_checkpoint(checkpoint)[0]
+    if not _is_file(Path(directory, CONFIG_NAME)):
+        what = f"holds no {CONFIG_NAME}" if os.path.isdir(checkpoint) else "no such directory"
         raise UsageError(
             f"evaluator.checkpoint={shown(checkpoint)}: {what}; give the directory of a run, such as runs/Pong-v5-1"
         )
-    return path
+    return directory
 
 
 def _parser() -> Parser:

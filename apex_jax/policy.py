@@ -26,8 +26,7 @@ from apex_jax.run import params_file
 from apex_jax.run.best import is_best, read_best
 from apex_jax.run.checkpoint import Checkpointer, CheckpointError, Progress
 from apex_jax.run.interface import of_record, read_interface
-from apex_jax.run.provenance import CONFIG_NAME
-from apex_jax.settings import config_of, load_as_written
+from apex_jax.settings import RESULT_KEYS, config_of, load_run
 from apex_jax.transport.params_codec import architecture_of, decode_weights
 from apex_jax.types import ImageSpec, Interface, Part
 
@@ -64,7 +63,7 @@ def load_agent(run: str | os.PathLike[str], updates: int | None = None) -> Agent
     """Returns the agent of a run. Arguments, but for exported policies, and errors: see `load_policy`."""
     directory, step = run_of_checkpoint(run)
     interface = read_interface(directory)
-    config = resolved(load_as_written(Path(directory, CONFIG_NAME)), interface.spec)
+    config = resolved(load_run(directory, RESULT_KEYS), interface.spec)
     algorithm = make_algorithm(config, interface.spec)
     restored = restore_params(config, directory, algorithm, step if updates is None else updates)
     if restored is None:

@@ -12,19 +12,27 @@ import difflib
 import io
 import json
 import math
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, get_args, get_type_hints
 
 from omegaconf import OmegaConf
 
-from apex_jax.config import Config
+from apex_jax.config import Config, EnvironmentConfig
 from apex_jax.config_key import JsonObject, Key
 from apex_jax.config_rules import check
+from apex_jax.host.disk import open_regular
 from apex_jax.host.errors import UsageError, shown
 from apex_jax.host.program import CONFIGS
 
 DEFAULT_CONFIG = CONFIGS / "atari_cpu.yaml"
+CONFIG_NAME = "config.yaml"  # of a run directory
+RESULT_KEYS = (
+    *("seed", "environment.", "algorithm.", "network.", "actor.", "replay.", "learner."),
+    *("evaluator.epsilon", "evaluator.max_episode_frames"),
+)
+"""Keys that affect a run's results; a name that ends with a dot is a whole group."""
 MAX_YAML_LENGTH = 16_384  # libyaml is recursive: some 30,000 open brackets overflow the stack and kill the process
 
 
@@ -120,6 +128,35 @@ def load_as_written(path: Path | str | None, overrides: Sequence[str] = (), grou
     return _config_of(({} if path is None else _read(Path(path))) | parsed_overrides(overrides, group))
 
 
+def load_run(directory: str | os.PathLike[str], keys: tuple[str, ...] = ("",)) -> Config:
+    """Returns the configuration of a run directory, which somebody else may have made; unchecked as `load_as_written`.
+
+    `keys`: beginnings of the names of the keys that are taken from its file. Raises UsageError; also if the file is a
+    link or a FIFO.
+    """
+    return _config_of(_values_of_run(directory, keys))
+
+
+def load_run_to_play(directory: str, overrides: Sequence[str], group: str) -> Config:
+    """Returns the checked Config to evaluate a run with: its own, as far as it concerns learning and network.
+
+    Raises UsageError; also if the task is code (see `names_code`) and no override names the same.
+    """
+    given = parsed_overrides(overrides, group)
+    config = _config_of(_values_of_run(directory, (*RESULT_KEYS, "evaluator.episodes")) | given)
+    check(config)
+    task = config.environment.task
+    if names_code(config.environment) and task != given.get("environment.task"):
+        what = f"{shown(directory)} names environment.task={shown(task)}, which would run code with that run's settings"
+        raise UsageError(f"{what}; if you trust both, add environment.task={shown(task)}")
+    return config
+
+
+def _values_of_run(directory: str | os.PathLike[str], keys: tuple[str, ...]) -> dict[str, Any]:
+    values = _read(Path(directory, CONFIG_NAME), open_regular)
+    return {name: value for name, value in values.items() if name.startswith(keys)}
+
+
 def config_of(record: object) -> Config:
     """Returns the configuration of a mapping from keys to values, as a file has them; unchecked by rules between keys.
 
@@ -137,6 +174,14 @@ def _config_of(values: Mapping[str, Any]) -> Config:
         members[group][short_name] = value
     groups = {name: group(**members[name]) for name, group in GROUPS.items()}
     return Config(**members[""], **groups)
+
+
+def names_code(environment: EnvironmentConfig) -> bool:
+    """Returns whether this environment is made by importing a module, or by a call with arguments.
+
+    If only the files of a run say so, which may be somebody else's, it must not be made.
+    """
+    return environment.is_gymnasium and (environment.task.count(":") > 1 or environment.settings != "{}")
 
 
 def to_yaml(config: Config) -> str:
@@ -158,14 +203,15 @@ def yaml_text(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))  # JSON on one line is YAML
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read(path: Path, opener: Callable[[str, int], int] | None = None) -> dict[str, Any]:
     """Returns the checked values of a file by dotted name."""
-    where = f"--config {shown(path)}"
+    where = shown(path) if opener else f"--config {shown(path)}"
     try:
-        with path.open(encoding="utf-8-sig") as file:
+        with open(path, encoding="utf-8-sig", opener=opener) as file:
             text = file.read(MAX_YAML_LENGTH + 1)
     except OSError as error:
-        raise UsageError(f"{where}: {error.strerror}; give a YAML file, or {config_names()}") from None
+        fix = "" if opener else f"; give a YAML file, or {config_names()}"
+        raise UsageError(f"{where}: {error.strerror}{fix}") from None
     except ValueError:  # bytes that are not UTF-8
         raise UsageError(f"{where}: is not text; give a YAML file") from None
     try:

@@ -23,7 +23,10 @@ from apex_jax.run.provenance import read_starts
 def play(run: str, episodes: int) -> list[float]:
     """Returns the return of each episode, played without exploration."""
     policy = load_policy(run)
-    environment = gymnasium.make(read_starts(run)[0]["task"])
+    task = read_starts(run)[0]["task"]
+    if ":" in task:  # names a module, which somebody else's run could choose
+        sys.exit(f"error: {run} was trained on {task}: write this loop around that environment")
+    environment = gymnasium.make(task)
     returns = []
     for seed in range(episodes):
         observation, _ = environment.reset(seed=seed)

@@ -18,8 +18,8 @@ from typing import Any
 
 from apex_jax.plotting.packed_runs import ENDING, packed
 from apex_jax.run.metrics import read_metrics
-from apex_jax.run.provenance import CHANGES_NAME, CONFIG_NAME, FILE_NAME, read_records, value_of
-from apex_jax.settings import SETTINGS, load_as_written
+from apex_jax.run.provenance import CHANGES_NAME, FILE_NAME, read_records, value_of
+from apex_jax.settings import CONFIG_NAME, SETTINGS, load_as_written
 
 TEXTS = (CONFIG_NAME, FILE_NAME, CHANGES_NAME, "evaluations.jsonl")
 PICTURES = ("curves.png", "video.gif")

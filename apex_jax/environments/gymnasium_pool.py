@@ -169,8 +169,7 @@ class _Processes(AsyncVectorEnv):
         super()._check_spaces()
 
     def _poll_pipe_envs(self, timeout: float | None = None) -> bool:
-        """Returns whether all have answered. Raises EOFError if a process has ended, whose pipe its children may hold.
-        """
+        """Returns whether all have answered. Raises EOFError if one has ended, even if its children hold its pipe."""
         until = time.monotonic() + (ANSWER_SECONDS if timeout is None else timeout)
         for pipe, process in zip(self.parent_pipes, self.processes, strict=True):
             ready = wait([pipe, process.sentinel], max(0.0, until - time.monotonic()))

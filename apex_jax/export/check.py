@@ -12,6 +12,7 @@ from apex_jax.config import Config
 from apex_jax.environments.environment import Environment, segment_spec
 from apex_jax.host.errors import RunError
 from apex_jax.policy import Agent, Policy
+from apex_jax.types import SegmentSpec
 
 TOLERANCE = 1e-5  # of the largest value of the batch, or of 1 if all are smaller
 ENVIRONMENTS, STEPS = 8, 8
@@ -35,6 +36,14 @@ def real_observations(config: Config) -> np.ndarray:
             action = rng.integers(spec.action.num_actions, size=size) if discrete else rng.uniform(-1, 1, size)
             environment.send(action.astype(spec.action.dtype), step.env_id)
     return np.concatenate(seen)
+
+
+def random_observations(spec: SegmentSpec) -> np.ndarray:
+    """Returns 64 observations [64, F, *O] that no environment made."""
+    rng, shape = np.random.default_rng(0), (ENVIRONMENTS * STEPS, spec.frame_stack, *spec.frame_shape)
+    if spec.frame_dtype == "uint8":
+        return rng.integers(256, size=shape, dtype=np.uint8)
+    return rng.normal(size=shape).astype(np.float32)
 
 
 def expected_outputs(agent: Agent, stacks: np.ndarray) -> dict[str, np.ndarray]:

@@ -23,7 +23,7 @@ def run(arguments: Sequence[str]) -> int:
     shutil.rmtree(half, ignore_errors=True)  # left by a killed process
     try:
         half.mkdir()
-        notes = write_files(half, options.run, options.updates)
+        notes = write_files(half, options.run, options.updates, options.task)
         os.rename(half, folder)  # replaces an empty folder
     except OSError as error:
         raise RunError(f"{error.filename or folder}: {error.strerror or error}; give another folder") from None
@@ -57,4 +57,6 @@ def _parser() -> Parser:
     parser.add_argument("folder", metavar="FOLDER", help="folder to write, new or empty")
     what = "number of updates of a checkpoint in RUN/checkpoints (default: the newest undamaged one)"
     parser.add_argument("--updates", type=int, metavar="N", help=what)
+    what = "of an environment of your own, which checks the files with its observations: the task that RUN names"
+    parser.add_argument("--task", metavar="gymnasium:MODULE:NAME", help=what)
     return parser

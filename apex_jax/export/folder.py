@@ -17,30 +17,36 @@ from apex_jax.agent.frozen_policy import any_batch, for_any_batch, frozen, obser
 from apex_jax.config import Config
 from apex_jax.export import check, programs
 from apex_jax.export.model_card import model_card, task_name
-from apex_jax.host.errors import RunError, shown
+from apex_jax.host.disk import open_regular
+from apex_jax.host.errors import RunError, UsageError, shown
 from apex_jax.host.program import NAME
 from apex_jax.policy import Agent, load_agent
 from apex_jax.run.best import run_directory_of
 from apex_jax.run.evaluations import best_evaluation
 from apex_jax.run.interface import as_record
 from apex_jax.run.params_file import FILE_NAME, load_params, save_params
-from apex_jax.run.provenance import RESULT_KEYS, value_of
-from apex_jax.settings import SETTINGS
+from apex_jax.run.provenance import playing_arguments, value_of
+from apex_jax.settings import RESULT_KEYS, SETTINGS, names_code
 
 CONFIG, RESULTS, CARD, FILM = "config.json", "results.json", "README.md", "replay.mp4"
 EXPORTED_KEYS = (*RESULT_KEYS, "total_")  # no paths, addresses or keys of the machine
 
 
-def write_files(folder: Path, run: str | os.PathLike[str], updates: int | None = None) -> list[str]:
+def write_files(
+    folder: Path, run: str | os.PathLike[str], updates: int | None = None, task: str | None = None
+) -> list[str]:
     """Writes all files of a run's policy into an empty folder, and checks them; returns notes for the user.
 
-    `updates`: see `load_policy`. Raises OSError, UsageError and RunError.
+    `updates`: see `load_policy`; `task`: of the run, given by the user, who trusts its code, see `names_code`. Raises
+    OSError, UsageError and RunError.
     """
     agent = load_agent(run, updates)
     if agent.algorithm.greedy is None:
         raise RunError(
             f"{shown(run)}: algorithm.name={agent.config.algorithm.name} sets no `greedy`, so none is exported"
         )
+    if task not in (None, agent.config.environment.task):
+        raise UsageError(f"--task {shown(task)}: {shown(run)} was trained on {shown(agent.config.environment.task)}")
     config = exported_config(agent.config)
     (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
     directory = run_directory_of(run)
@@ -48,7 +54,7 @@ def write_files(folder: Path, run: str | os.PathLike[str], updates: int | None =
     if results is not None:
         (folder / RESULTS).write_text(json.dumps(results, indent=2) + "\n")
     else:
-        advice = f"{NAME} --role evaluator checkpoint={shown(run)} episodes=100"
+        advice = f"{NAME} {playing_arguments(run, agent.config.environment)} episodes=100"
         notes.append(f"{RESULTS} is left out: no evaluation of these parameters is recorded; to make one: {advice}")
     _copy_film(directory, folder / FILM)
     _write_params(folder, agent, config)
@@ -59,7 +65,12 @@ def write_files(folder: Path, run: str | os.PathLike[str], updates: int | None =
     if problem := programs.write_onnx(folder / programs.ONNX, function, like):
         notes.append(f"{programs.ONNX} is left out: {problem}")
 
-    stacks = check.real_observations(agent.config)
+    if names_code(agent.config.environment) and task is None:
+        stacks = check.random_observations(agent.interface.spec)
+        what = f"{agent.config.environment.task}, which the run names, was not imported"
+        notes.append(f"checked on random observations: {what}; add --task to check on its own")
+    else:
+        stacks = check.real_observations(agent.config)
     observations = stacks.reshape(len(stacks), *observation_shape(agent.interface))
     expected = check.expected_outputs(agent, stacks)
     for name, run_file in ((programs.STABLEHLO, programs.run_stablehlo), (programs.ONNX, programs.run_onnx)):
@@ -121,7 +132,9 @@ def _write_params(folder: Path, agent: Agent, config: dict[str, Any]) -> None:
 
 
 def _copy_film(run: Path, path: Path) -> None:
-    """Copies the newest film of a run directory, if there is one."""
-    films = [film for film in run.glob("*.mp4") if film.is_file() and not film.name.startswith(".")]
+    """Copies the newest film of a run directory, if there is one. Raises OSError, also for a link."""
+    films = [film for film in run.glob("*.mp4") if not film.name.startswith(".")]
     if films:
-        shutil.copyfile(max(films, key=lambda film: film.stat().st_mtime), path)
+        newest = max(films, key=lambda film: film.lstat().st_mtime)
+        with open(newest, "rb", opener=open_regular) as source, open(path, "wb") as copy:
+            shutil.copyfileobj(source, copy)

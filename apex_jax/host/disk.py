@@ -22,7 +22,7 @@ PIECE_BYTES = 2**20  # read from a file at once
 NOT_SUPPORTED = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EBADF)  # errors of file systems without fsync
 
 
-def open_regular(path: Path, flags: int) -> int:
+def open_regular(path: str | os.PathLike[str], flags: int) -> int:
     """Opens a file of a run directory and returns its descriptor. Raises OSError if it is no regular file.
 
     A symbolic link could lead to a file outside the directory, and opening a FIFO could block until its other end is

@@ -25,6 +25,7 @@ from apex_jax.host.disk import checkpoint_steps
 from apex_jax.host.program import typed
 from apex_jax.operations.progress import EvaluationSummary, RunProgress
 from apex_jax.run.evaluations import return_text
+from apex_jax.run.provenance import playing_arguments
 
 PLAIN_INTERVAL_SECONDS = 10.0
 PANEL_WIDTH = 100
@@ -104,12 +105,14 @@ def introduction(config: Config) -> str:
     )
 
 
-def final_summary(progress: RunProgress, run_directory: str, has_screen: bool, film_needs: str = "") -> str:
+def final_summary(progress: RunProgress, config: Config, has_screen: bool, film_needs: str = "") -> str:
     """Returns lines with the results of the run, the files that exist, and the commands to look at them.
 
     `has_screen`: whether a game of this task can be recorded; `film_needs`: what a film needs to be installed, if
     anything, which is printed if there is no film.
     """
+
+    run_directory = config.directory
 
     def present(*names: str) -> list[str]:
         return [name for name in names if Path(run_directory, name).exists()]
@@ -146,11 +149,11 @@ def final_summary(progress: RunProgress, run_directory: str, has_screen: bool, f
         return "\n".join(lines)
     if not reached:
         lines.append("Go on:       the same command resumes the run")
-    play = f"{typed(_python())} --role evaluator checkpoint={directory}"
+    play = f"{typed(_python())} {playing_arguments(run_directory, config.environment)}"
     lines.append(f"Play again:  {play} episodes=100")
     if progress.best_evaluation != progress.latest_evaluation and present("best"):
-        best = shlex.quote(os.path.join(run_directory, "best"))
-        lines.append(f"Play best:   {typed(_python())} --role evaluator checkpoint={best} episodes=100")
+        best = playing_arguments(os.path.join(run_directory, "best"), config.environment)
+        lines.append(f"Play best:   {typed(_python())} {best} episodes=100")
     if has_screen:
         video = shlex.quote(os.path.join(run_directory, "game"))
         lines.append(f"Record:      {play} episodes=1 video={video}")

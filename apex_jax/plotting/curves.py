@@ -16,7 +16,7 @@ from apex_jax.environments.atari_scores import human_normalized_score
 from apex_jax.host.errors import UsageError, shown
 from apex_jax.run.metrics import TRAINING_TAG, read_metrics
 from apex_jax.run.provenance import read_changes, read_starts, value_of
-from apex_jax.settings import SETTINGS, load_as_written
+from apex_jax.settings import CONFIG_NAME, SETTINGS, load_run
 
 NOT_OF_THE_METHOD = (
     "seed",
@@ -83,7 +83,7 @@ def read_run(directory: str | os.PathLike[str]) -> Run:
         raise UsageError(f"{shown(directory)}: {what}; give the directory of a run, such as runs/*")
     return run_of(
         str(directory),
-        load_as_written(path / "config.yaml") if (path / "config.yaml").is_file() else None,
+        load_run(path) if (path / CONFIG_NAME).exists() else None,
         read_starts(path),
         read_changes(path),
         [line for file in metrics for line in read_metrics(file)],

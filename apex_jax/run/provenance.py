@@ -19,27 +19,21 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from apex_jax.config import AddressConfig, Config, server_name
+from apex_jax.config import AddressConfig, Config, EnvironmentConfig, server_name
 from apex_jax.host.disk import open_regular, read_regular, write_durably
 from apex_jax.host.errors import UsageError, shown
 from apex_jax.host.machine import usable_cores
 from apex_jax.host.program import CHECKOUT, NAME
 from apex_jax.run.compatibility import differences, told
 from apex_jax.run.metrics import append_line, is_number
-from apex_jax.settings import SETTINGS, load_as_written, to_yaml
+from apex_jax.settings import CONFIG_NAME, RESULT_KEYS, SETTINGS, load_run, names_code, to_yaml
 
 _log = logging.getLogger(__name__)
 
 FILE_NAME = "starts.jsonl"
-CONFIG_NAME = "config.yaml"
 CHANGES_NAME = "changes.jsonl"
 LATEST_SECONDS = 2.0**37  # of a recorded time; Python has no dates after the year 9999
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy", "numba", "envpool", "pyzmq", "orbax-checkpoint")
-RESULT_KEYS = (
-    *("seed", "environment.", "algorithm.", "network.", "actor.", "replay.", "learner."),
-    *("evaluator.epsilon", "evaluator.max_episode_frames"),
-)
-"""Keys that affect a run's results; a name that ends with a dot is a whole group."""
 
 
 def check_resumable(config: Config, run_directory: str = "", fix: str = "") -> None:
@@ -118,10 +112,9 @@ def _written(directory: str) -> Config | None:
 
     Raises OSError if the path is no regular file, such as a FIFO, which would block when it is opened.
     """
-    path = Path(directory, CONFIG_NAME)
     try:
-        os.close(open_regular(path, os.O_RDONLY))
-        return load_as_written(path)
+        os.close(open_regular(Path(directory, CONFIG_NAME), os.O_RDONLY))
+        return load_run(directory)
     except (UsageError, FileNotFoundError, NotADirectoryError, PermissionError):
         return None
 
@@ -154,6 +147,12 @@ def chosen_settings(config: Config) -> list[tuple[str, str, str]]:
         for name, setting in SETTINGS.items()
         if not name.startswith(("addresses.", "run_directory")) and (value := value_of(config, name)) != setting.default
     ]
+
+
+def playing_arguments(run: str | os.PathLike[str], environment: EnvironmentConfig) -> str:
+    """Returns the arguments that evaluate a run, for a shell; with its task, if that must be given."""
+    task = f" environment.task={shlex.quote(environment.task)}" if names_code(environment) else ""
+    return f"--role evaluator checkpoint={shlex.quote(os.fspath(run))}{task}"
 
 
 def read_starts(run_directory: str | os.PathLike[str]) -> list[dict[str, Any]]:

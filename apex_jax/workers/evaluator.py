@@ -28,7 +28,8 @@ from apex_jax.process import SUPERVISED, StopSignal
 from apex_jax.run.best import BestEvaluation, keep_if_best
 from apex_jax.run.evaluations import FILE_NAME, return_text, spread
 from apex_jax.run.metrics import append_line, read_metrics
-from apex_jax.run.provenance import CONFIG_NAME, check_resumable
+from apex_jax.run.provenance import check_resumable
+from apex_jax.settings import CONFIG_NAME
 from apex_jax.transport.params_codec import architecture_of, encode_weights
 from apex_jax.types import SegmentSpec
 from apex_jax.workers.evaluation import Evaluation, Evaluator

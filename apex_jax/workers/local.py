@@ -31,7 +31,7 @@ from apex_jax.operations.watch import Watch
 from apex_jax.plotting.video import video_of_run, video_paths
 from apex_jax.process import StopSignal
 from apex_jax.replay.replay import make_limiter
-from apex_jax.run.provenance import changed_settings, check_resumable, record_start
+from apex_jax.run.provenance import changed_settings, check_resumable, playing_arguments, record_start
 from apex_jax.settings import to_yaml, yaml_text
 from apex_jax.transport.sockets import LocalLinks
 from apex_jax.workers.recording import COMPLETING_THE_FILM, FILM_EXTRA, check_video, draw_curves
@@ -107,7 +107,7 @@ class LocalRun:
         can_film, needs = has_screen(self._config) or is_staged, FILM_EXTRA if is_staged else ""
         progress = reader.read()
         self._page.finish(progress)
-        print(final_summary(progress, str(self._directory), can_film, needs), flush=True)
+        print(final_summary(progress, self._config, can_film, needs), flush=True)
         for role in self._roles:
             if role.role in ("learner", "replay") and (error := role.said_error()):
                 # The updates or transitions that it failed to save are lost.
@@ -167,7 +167,7 @@ class LocalRun:
         code, now = evaluator.exit_code(), time.monotonic()
         if self._watch.reports.get(evaluator.name, {}).get("phase") == COMPLETING_THE_FILM:
             self._film_seconds = self._film_seconds or now
-        what, play = "last evaluation", f"--role evaluator checkpoint={self._directory}"
+        what, play = "last evaluation", playing_arguments(self._directory, self._config.environment)
         since, limit_seconds = self._over_seconds, LAST_EVALUATION_SECONDS
         if self._film_seconds:
             what, play = "film of the last evaluation", f"{play} episodes=1 video=FILE"

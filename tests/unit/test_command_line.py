@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from apex_jax.command_line import ROLES, parse
-from apex_jax.config import EvaluatorConfig
+from apex_jax.config import Config, EvaluatorConfig, NetworkConfig
 from apex_jax.host.errors import UsageError
 from apex_jax.host.program import CONFIGS
 from apex_jax.settings import DEFAULT_CONFIG, SETTINGS, load
@@ -74,6 +74,36 @@ def test_checkpoint_is_evaluated_with_the_configuration_of_its_run(tmp_path: Pat
     assert "checkpoint=nowhere: no such directory; give" in message("--role", "evaluator", "checkpoint=nowhere")
     (tmp_path / "empty").mkdir()
     assert "holds no config.yaml; give" in message("--role", "evaluator", f"checkpoint={tmp_path / 'empty'}")
+
+
+def test_from_the_files_of_a_run_come_learning_and_network_and_no_path_or_address(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        "run_directory: /other\nmetrics: {loggers: [antigravity]}\nstorage: {url: /other}\n"
+        "addresses: {status: ipc:///o}\nsecurity: {insecure: true}\nnetwork: {hidden_units: 9}\n"
+        "evaluator: {video: /other.mp4, episodes: 7, checkpoint: /x}",
+    )
+    config = parse(["--role", "evaluator", f"checkpoint={tmp_path}"]).config
+    evaluator = EvaluatorConfig(checkpoint=str(tmp_path), episodes=7)
+    assert config == Config(network=NetworkConfig(hidden_units=9), evaluator=evaluator)
+
+
+@pytest.mark.parametrize("settings", ["{}", "{command: touch x}"])
+def test_code_that_a_run_names_must_be_named_on_the_command_line_too(tmp_path: Path, settings: str) -> None:
+    write(
+        tmp_path, f"environment: {{task: 'gymnasium:os:system', settings: {settings}, frame_stack: 1, frame_skip: 1}}"
+    )
+    arguments = ["--role", "evaluator", f"checkpoint={tmp_path}"]
+    assert f"{tmp_path} names environment.task=gymnasium:os:system" in message(*arguments)
+    task = "environment.task=gymnasium:os:system"
+    assert parse([*arguments, task]).config.environment.task == "gymnasium:os:system"
+
+
+def test_configuration_of_a_run_that_is_a_link_is_not_read(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("seed: 3")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.yaml").symlink_to(tmp_path / "secret")
+    assert "config.yaml: is a symbolic link" in message("--role", "evaluator", f"checkpoint={tmp_path / 'run'}")
 
 
 def test_empty_argument_of_an_unset_variable_is_not_ignored() -> None:

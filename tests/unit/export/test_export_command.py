@@ -17,8 +17,8 @@ def _keep_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")  # which the command sets
 
 
-def write(path: Path, run: str, updates: int | None) -> list[str]:
-    (path / "file").write_text(f"{run} {updates}")
+def write(path: Path, run: str, updates: int | None, task: str | None) -> list[str]:
+    (path / "file").write_text(f"{run} {updates} {task}")
     return ["a note"]
 
 
@@ -29,12 +29,12 @@ def test_a_new_or_empty_folder_is_written(
     (tmp_path / "empty").mkdir()
     (tmp_path / ".new.half").mkdir()  # left by a killed process
     (tmp_path / ".new.half" / "old").touch()
-    for name, arguments in (("new", []), ("empty", ["--updates", "7"])):
+    for name, arguments in (("new", []), ("empty", ["--updates", "7", "--task", "gymnasium:a:B"])):
         assert export_command.run(["run", str(tmp_path / name), *arguments]) == 0
         assert capsys.readouterr().out == f"{tmp_path / name}: file\na note\n"
     assert {path.name for path in tmp_path.iterdir()} == {"new", "empty"}
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["file"]
-    assert (tmp_path / "empty" / "file").read_text() == "run 7"
+    assert (tmp_path / "empty" / "file").read_text() == "run 7 gymnasium:a:B"
 
 
 @pytest.mark.parametrize(("name", "message"), [

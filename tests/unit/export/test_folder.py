@@ -14,9 +14,10 @@ import pytest
 from apex_jax import load_policy
 from apex_jax.agent.dqn import make_dqn
 from apex_jax.agent.registry import ALGORITHMS, Entry
+from apex_jax.environments.gymnasium_processes import describe
 from apex_jax.export import programs
 from apex_jax.export.folder import exported_config, write_files
-from apex_jax.host.errors import RunError
+from apex_jax.host.errors import RunError, UsageError
 from apex_jax.policy import load_agent
 from apex_jax.run.params_file import read_metadata
 from apex_jax.settings import config_of
@@ -88,6 +89,38 @@ def test_an_earlier_checkpoint_without_evaluation_has_no_results(run: Path, tmp_
     assert advice[:60] in note
     assert not (tmp_path / "results.json").exists()
     assert "These parameters have not been evaluated." in (tmp_path / "README.md").read_text()
+
+
+def test_code_that_a_run_names_is_not_imported_unless_the_user_names_it_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, imported = "gymnasium:of_the_run:Corridor", tmp_path / "imported"
+    module = f"from tests.rigs.environments import Corridor\nopen({str(imported)!r}, 'a')\n"
+    (tmp_path / "of_the_run.py").write_text(module)
+    save_run("CartPole-v1", tmp_path / "run", (1,), f"environment.task={code}")
+    imported.unlink()
+    describe.cache_clear()
+    for name in ("first", "second", "third"):
+        (tmp_path / name).mkdir()
+    note = write_files(tmp_path / "first", "run")[-1]
+    assert "random observations" in note
+    assert code in note
+    with pytest.raises(UsageError, match=r"--task gymnasium:os:system"):
+        write_files(tmp_path / "second", "run", task="gymnasium:os:system")
+    assert not imported.exists()
+    assert len(write_files(tmp_path / "third", "run", task=code)) == 1
+    assert imported.exists()
+
+
+def test_film_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
+    save_run("Catch-v0", tmp_path / "run", (1,))
+    (tmp_path / "secret").write_text("secret")
+    (tmp_path / "run" / "film.mp4").symlink_to(tmp_path / "secret")
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(OSError, match="symbolic link"):
+        write_files(tmp_path / "folder", tmp_path / "run")
+    assert not (tmp_path / "folder" / "replay.mp4").exists()
 
 
 @pytest.mark.parametrize("part", ["best", "checkpoints/2"])
