@@ -64,7 +64,7 @@
     host/            the machine, and this program on it
       errors         the errors that users see, one line each, and the argument parser that raises them
       program        how this program was started: from a checkout, or installed
-      disk           durable writes, and locks on directories
+      disk           regular files only, atomic and durable writes, and locks on directories
       machine        the cores and memory that a process may use
       device         the device of a process: CPU or GPU
       compiled       the decorator that compiles numeric loops
@@ -99,7 +99,6 @@
       statistics     interquartile mean, bootstrap intervals
       plot           curves -> pictures and a table; plot_command is `python main.py plot`
       video          frames -> .mp4 and .gif
-      files          writes pictures atomically
 
     links/           the protocol of each link, both ends; no maths (transport/ moves the bytes)
       experience_client, experience_server   run in an actor and in the replay server

@@ -9,6 +9,7 @@ action = policy(observation)
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,6 +23,7 @@ from apex_jax.agent.registry import make_algorithm, resolved
 from apex_jax.config import Config
 from apex_jax.host.disk import run_of_checkpoint
 from apex_jax.host.errors import RunError, first_line, shown
+from apex_jax.host.machine import usable_memory_bytes
 from apex_jax.run import params_file
 from apex_jax.run.best import is_best, read_best
 from apex_jax.run.checkpoint import Checkpointer, CheckpointError, Progress
@@ -78,7 +80,7 @@ def _exported_policy(path: Path, updates: int | None, exploration: float) -> Pol
         config, interface = config_of(json.loads(metadata["config"])), of_record(json.loads(metadata["interface"]))
         made = int(metadata["updates"])
         algorithm = make_algorithm(config, interface.spec)
-        like = algorithm.acting_params(jax.eval_shape(algorithm.init, jax.random.key(0)))
+        like = algorithm.acting_params(_shapes_of(algorithm))
     except Exception as error:  # of any type: the file may describe any network
         what = f"{path} is no policy that `export` wrote: {first_line(error)}"
         raise RunError(f"{what}; give the folder of one, or a run directory") from None
@@ -95,7 +97,7 @@ def restore_params(
     `config`: as `agent.registry.resolved` returns it; `run`: may also be the folder of the best evaluation, see
     `apex_jax.run.best`. Raises CheckpointError, see `Checkpointer.restore_newest`.
     """
-    state = jax.eval_shape(algorithm.init, jax.random.key(0))
+    state = _shapes_of(algorithm)
     architecture = architecture_of(algorithm.acting_params(state))
     if is_best(run):
         best, body = read_best(run, architecture)
@@ -112,6 +114,15 @@ def restore_params(
     saved, progress = restored
     # On the device, because a jitted call would copy NumPy arrays each time.
     return jax.device_put(algorithm.acting_params(type(state)(*saved))), progress
+
+
+def _shapes_of(algorithm: Algorithm) -> Any:
+    """Returns the shapes and dtypes of an algorithm's state. Raises RunError if they need more memory than there is."""
+    state = jax.eval_shape(algorithm.init, jax.random.key(0))
+    size = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
+    if size > usable_memory_bytes():
+        raise RunError(f"its network and optimizer have {size >> 30:,} GiB, more than the memory of this machine")
+    return state
 
 
 class Policy:

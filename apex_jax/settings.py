@@ -153,7 +153,7 @@ def load_run_to_play(directory: str, overrides: Sequence[str], group: str) -> Co
 
 
 def _values_of_run(directory: str | os.PathLike[str], keys: tuple[str, ...]) -> dict[str, Any]:
-    values = _read(Path(directory, CONFIG_NAME), open_regular)
+    values = _read(Path(directory, CONFIG_NAME), of_run=True)
     return {name: value for name, value in values.items() if name.startswith(keys)}
 
 
@@ -203,14 +203,14 @@ def yaml_text(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))  # JSON on one line is YAML
 
 
-def _read(path: Path, opener: Callable[[str, int], int] | None = None) -> dict[str, Any]:
-    """Returns the checked values of a file by dotted name."""
-    where = shown(path) if opener else f"--config {shown(path)}"
+def _read(path: Path, of_run: bool = False) -> dict[str, Any]:
+    """Returns the checked values of a file by dotted name; `of_run`: only of a regular file."""
+    where = shown(path) if of_run else f"--config {shown(path)}"
     try:
-        with open(path, encoding="utf-8-sig", opener=opener) as file:
+        with open(open_regular(path, os.O_RDONLY) if of_run else path, encoding="utf-8-sig") as file:
             text = file.read(MAX_YAML_LENGTH + 1)
     except OSError as error:
-        fix = "" if opener else f"; give a YAML file, or {config_names()}"
+        fix = "" if of_run else f"; give a YAML file, or {config_names()}"
         raise UsageError(f"{where}: {error.strerror}{fix}") from None
     except ValueError:  # bytes that are not UTF-8
         raise UsageError(f"{where}: is not text; give a YAML file") from None

@@ -24,9 +24,8 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from apex_jax.environments.atari_scores import ATARI_SCORES, human_normalized_score
-from apex_jax.host.disk import checkpoint_steps
+from apex_jax.host.disk import checkpoint_steps, written_whole
 from apex_jax.plotting.curves import Run, read_run
-from apex_jax.plotting.files import written_whole
 from apex_jax.plotting.plot import COLORS
 from apex_jax.plotting.statistics import CONFIDENCE, RESAMPLES, interquartile_mean
 from apex_jax.run.evaluations import best_evaluation

@@ -136,5 +136,5 @@ def _copy_film(run: Path, path: Path) -> None:
     films = [film for film in run.glob("*.mp4") if not film.name.startswith(".")]
     if films:
         newest = max(films, key=lambda film: film.lstat().st_mtime)
-        with open(newest, "rb", opener=open_regular) as source, open(path, "wb") as copy:
+        with open(open_regular(newest, os.O_RDONLY), "rb") as source, open(path, "wb") as copy:
             shutil.copyfileobj(source, copy)

@@ -1,4 +1,4 @@
-"""Opens only regular files of a run directory, flushes and verifies them, and locks directories."""
+"""Opens only regular files of a run directory, writes, flushes and verifies them, and locks directories."""
 
 from __future__ import annotations
 
@@ -11,18 +11,22 @@ import os
 import stat
 import time
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
+
+from apex_jax.host.machine import usable_memory_bytes
 
 _log = logging.getLogger(__name__)
 
 NOT_REGULAR = "is a symbolic link, a FIFO or a device where a run keeps a regular file: remove it"
 CHECKSUMS = "checksums.json"  # in each checkpoint: size and CRC of its other files, verified before any is parsed
 MAX_CHECKSUMS_BYTES = 2**24
+MAX_READ_BYTES = 2**30  # of a file that is read whole
 PIECE_BYTES = 2**20  # read from a file at once
 NOT_SUPPORTED = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EBADF)  # errors of file systems without fsync
 
 
-def open_regular(path: str | os.PathLike[str], flags: int) -> int:
+def open_regular(path: Path, flags: int) -> int:
     """Opens a file of a run directory and returns its descriptor. Raises OSError if it is no regular file.
 
     A symbolic link could lead to a file outside the directory, and opening a FIFO could block until its other end is
@@ -43,9 +47,11 @@ def open_regular(path: str | os.PathLike[str], flags: int) -> int:
     raise OSError(errno.EINVAL, NOT_REGULAR, str(path))
 
 
-def read_regular(path: Path) -> bytes:
-    """Returns the content of a file of a run directory. Raises OSError, see `open_regular`."""
+def read_regular(path: Path, most: int = MAX_READ_BYTES) -> bytes:
+    """Returns the content of a file of a run directory. Raises OSError, see `open_regular`; also for `most` bytes."""
     with open(open_regular(path, os.O_RDONLY), "rb") as file:
+        if os.fstat(file.fileno()).st_size >= most:  # a sparse one takes no room on the disk, but in memory
+            raise OSError(errno.EFBIG, f"has {most:,} bytes or more, which no run writes", str(path))
         return file.read()
 
 
@@ -78,6 +84,21 @@ def write_durably(path: Path, content: str | bytes) -> None:
             half.unlink()
         raise
     synchronize(path.parent)
+
+
+@contextlib.contextmanager
+def written_whole(path: Path) -> Iterator[Path]:
+    """Yields a path to write to; it becomes `path` if the context ends without an error, otherwise it is deleted.
+
+    For libraries that open files by their path and choose the format by its ending. Raises OSError.
+    """
+    half = path.with_name(f".{path.stem}.half{path.suffix}")
+    half.unlink(missing_ok=True)  # it may be a link, which the library would follow
+    try:
+        yield half
+        half.replace(path)
+    finally:
+        half.unlink(missing_ok=True)
 
 
 def lock(directory: Path, descriptor: int) -> bool:
@@ -135,20 +156,35 @@ def set_damaged_aside(step: Path) -> None:
 
 def write_checksums(step: Path) -> None:
     """Writes the size and CRC of each file of a checkpoint, and flushes all files to the disk."""
-    paths = sorted(path for path in step.rglob("*") if path.is_file())
-    files = {path.relative_to(step).as_posix(): _checksum(path) for path in paths}
+    files = {name: _checksum(step / name) for name in sorted(_names(step))}
     (step / CHECKSUMS).write_text(json.dumps({"files": files}))
     for path in (*step.rglob("*"), step):
         synchronize(path)
 
 
 def check_files(step: Path) -> None:
-    """Raises various exceptions if a file differs from what was saved, before any parser reads it."""
-    with open(open_regular(step / CHECKSUMS, os.O_RDONLY), "rb") as file:
-        files = json.loads(file.read(MAX_CHECKSUMS_BYTES))["files"]
+    """Raises various exceptions if a file differs from what was saved, before any parser reads it.
+
+    Its files are those that the checksums list, and no others, in folders that are no links.
+    """
+    files = json.loads(read_regular(step / CHECKSUMS, MAX_CHECKSUMS_BYTES))["files"]
+    if others := _names(step) - {CHECKSUMS} ^ files.keys():
+        raise ValueError(f"{min(others)} is not one of its files, or is missing")
+    sizes = [(step / name).lstat().st_size for name in files]
+    if sizes != [checksum[0] for checksum in files.values()] or sum(sizes) > usable_memory_bytes():
+        raise ValueError("its files do not have the sizes with which they were saved, or do not fit into the memory")
     for name, checksum in files.items():
         if _checksum(step / name) != checksum:
             raise ValueError(f"{name} is not as it was saved")
+
+
+def _names(step: Path) -> set[str]:
+    """Returns the paths of everything in a checkpoint that is no folder; links to folders are not followed."""
+    return {
+        Path(folder, name).relative_to(step).as_posix()
+        for folder, folders, names in os.walk(step)
+        for name in (*names, *(name for name in folders if Path(folder, name).is_symlink()))
+    }
 
 
 def _checksum(path: Path) -> list[int]:

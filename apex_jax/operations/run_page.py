@@ -14,11 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from apex_jax.config import Config
-from apex_jax.host.disk import read_regular
+from apex_jax.host.disk import read_regular, written_whole
 from apex_jax.host.errors import RunError
 from apex_jax.operations.page_data import MEDIA, RunLines, film_of, page_data, report_data
 from apex_jax.operations.progress import RunProgress
-from apex_jax.plotting.files import written_whole
 from apex_jax.transport.http_link import MAX_CONNECTIONS, Answer, HttpServer, error_answer
 
 _log = logging.getLogger(__name__)

@@ -12,8 +12,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure, FigureBase
 
+from apex_jax.host.disk import written_whole
 from apex_jax.plotting.curves import Curve, Group, Run, held, steps
-from apex_jax.plotting.files import written_whole
 from apex_jax.plotting.statistics import CONFIDENCE, FEWEST_RUNS, bootstrap_interval, interquartile_mean
 from apex_jax.run.evaluations import return_text
 from apex_jax.run.metrics import EPSILON_BANDS, NOISE_BANDS

@@ -13,8 +13,8 @@ import av
 import numpy as np
 from PIL import Image
 
+from apex_jax.host.disk import written_whole
 from apex_jax.host.errors import UsageError, shown
-from apex_jax.plotting.files import written_whole
 
 ENLARGED = 2  # an Atari screen of 160 x 210 pixels is small on a modern display
 LARGE_PIXELS = 300  # height from which a screen is not enlarged in a video, but halved in an animation

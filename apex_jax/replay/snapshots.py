@@ -13,6 +13,7 @@ import logging
 import math
 import os
 import re
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -93,7 +94,7 @@ class Snapshots:
         return None
 
     def _read(self, path: Path) -> Snapshot:
-        data = memoryview(read_regular(path))
+        data = memoryview(read_regular(path, sys.maxsize))
         head, offset = unpack(path, data, MAGIC)
         self._identity.check(path, head)
         if crc32(data[offset:]) != head["crc"]:

@@ -33,6 +33,7 @@ from apex_jax.host.disk import (
 )
 from apex_jax.host.errors import RunError, first_line
 from apex_jax.run.compatibility import differences, told
+from apex_jax.run.provenance import LATEST_SECONDS
 
 _log = logging.getLogger(__name__)
 
@@ -136,7 +137,6 @@ class Checkpointer:
         for path in self.directory.glob("[0-9]*"):
             if path.name.isdecimal() and not path.is_dir():
                 _log.warning("checkpoint %s is left out: it is no folder, or a link that leads nowhere", path)
-        like = jax.tree.map(lambda leaf: np.empty(leaf.shape, leaf.dtype), like_state)
         steps = self.steps
         if updates is not None and updates not in steps:
             choice = ", ".join(map(str, steps)) or "none"
@@ -146,7 +146,8 @@ class Checkpointer:
             try:
                 check_files(path)
                 progress = self._read_progress(path, compatibility_key, architecture)
-                self._check_leaves(path, like)
+                self._check_leaves(path, like_state)
+                like = jax.tree.map(lambda leaf: np.empty(leaf.shape, leaf.dtype), like_state)
                 items = ocp.args.Composite(state=ocp.args.StandardRestore(like))
                 state = self._orbax.restore(path, args=items)["state"]
             except CheckpointError:
@@ -187,7 +188,10 @@ class Checkpointer:
         """
         with contextlib.suppress(OSError):
             for path in self.directory.iterdir():
-                if path.is_dir() and (path.name.startswith(".") or ".orbax-checkpoint-tmp" in path.name):
+                is_half = path.name.startswith(".") or ".orbax-checkpoint-tmp" in path.name
+                if is_half and path.is_symlink():  # orbax would follow it
+                    path.unlink()
+                elif is_half and path.is_dir():
                     shutil.rmtree(path, ignore_errors=True)
             aside = sorted(self.directory.glob("damaged-*"), key=lambda path: path.name.rpartition("-")[2])  # by time
             for path in aside[:-1]:
@@ -254,8 +258,7 @@ class Checkpointer:
             raise CheckpointError(f"{where} has a different configuration: {told(made_with, compatibility_key)}; {fix}")
         if (saved := record.get("architecture")) != architecture:
             raise CheckpointError(f"{where} has a different network: {saved}, not {architecture}; {fix}")
-        replay_steps = tuple((replay_id, steps) for replay_id, steps in record["replay_steps"])
-        return Progress(**{name: record[name] for name in Progress._fields} | {"replay_steps": replay_steps})
+        return _checked_progress(record)
 
     def _check_leaves(self, path: Path, like: Any) -> None:
         """Raises CheckpointError if a leaf's shape or dtype differs; orbax ignores shapes and casts to the dtype."""
@@ -268,6 +271,18 @@ class Checkpointer:
             if (was := saved.get(name, "absent")) != (now := expected.get(name, "absent")):
                 what = f"has a different state: {name}: was {was}, now {now}"
                 raise CheckpointError(f"checkpoint {path} {what}; {FIX_OF_DIFFERENCE}")
+
+
+def _checked_progress(record: dict[str, Any]) -> Progress:
+    """Returns the progress of a checkpoint's record. Raises ValueError, TypeError or KeyError for another record."""
+    replay_steps = tuple((str(replay_id), steps) for replay_id, steps in record["replay_steps"])
+    values = {name: record[name] for name in Progress._fields} | {"replay_steps": replay_steps}
+    counts = [values[name] for name in ("updates", "environment_steps", "weights_version")]
+    seconds, texts = values["elapsed_seconds"], [values["architecture"], values["run_identity"]]
+    is_valid = all(type(count) is int and 0 <= count < 2**63 for count in (*counts, *dict(replay_steps).values()))
+    if not is_valid or not 0 <= seconds < LATEST_SECONDS or not all(isinstance(text, str) for text in texts):
+        raise ValueError("its progress is none that a learner writes")
+    return Progress(**values)
 
 
 def _set_up_orbax() -> None:

@@ -14,7 +14,7 @@ import secrets
 import threading
 from pathlib import Path
 
-from apex_jax.host.disk import write_durably
+from apex_jax.host.disk import read_regular, write_durably
 from apex_jax.host.errors import RunError, printable, shown
 
 _log = logging.getLogger(__name__)
@@ -80,14 +80,11 @@ class RunIdentity:
             return ""
         path = Path(self._directory, FILE_NAME)
         try:
-            if not path.exists():
-                return ""
-            if not path.is_file():
-                raise RunError(f"{path} is no file; move it away")
-            with open(path, errors="replace") as file:
-                name = file.read(MAX_FILE_BYTES).strip()
+            name = read_regular(path, MAX_FILE_BYTES).decode(errors="replace").strip()
+        except (FileNotFoundError, NotADirectoryError):
+            return ""
         except OSError as error:
-            raise RunError(f"{path} cannot be read: {error.strerror}; make it readable") from None
+            raise RunError(f"{path} cannot be read: {error.strerror}; move it away") from None
         if name and not is_identity(name):
             what = f"holds {shown(name)}, must hold the run's 16 hexadecimal digits"
             raise RunError(f"{path} {what}; remove it, so that it is written anew")

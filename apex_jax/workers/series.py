@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from apex_jax.config import Config
+from apex_jax.host.disk import write_durably
 from apex_jax.process import StopSignal
 from apex_jax.run.provenance import check_resumable
 from apex_jax.workers import local
@@ -38,5 +39,5 @@ def plot(configs: Sequence[Config]) -> None:
     picture = Path(f"{first.directory.removesuffix(f'-{first.seed}')}-seeds.png")
     draw_groups(groups, picture)
     text = table(groups)
-    picture.with_suffix(".md").write_text(f"{text}\n")
+    write_durably(picture.with_suffix(".md"), f"{text}\n")
     print(f"\n{text}\n\nAll seeds:   {picture}, {picture.with_suffix('.md')}", flush=True)

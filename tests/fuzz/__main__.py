@@ -1,5 +1,7 @@
 """Fuzzes the sockets: `python -m tests.fuzz --messages 1000000 --seed 1 [--socket LINK|status|tcp|curve]`.
 
+`--files 10000` opens as many damaged runs, exported folders and packed results instead.
+
 Sends as many messages as asked for to the server of each link, and to the status page; and to real processes raw bytes,
 HTTP and broken handshakes. Prints a line of JSON for each. Exit code 1 if the system crashed, grew, or did not serve
 the next good message.
@@ -24,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from apex_jax.run.metrics import resident_memory_bytes
+from tests.fuzz.files import fuzz_files
 from tests.fuzz.targets import Target, make_target
 from tests.fuzz.tcp import fuzz_tcp
 
@@ -111,8 +114,14 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--messages", type=int, default=1_000_000, help="to each socket")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--socket", choices=(*SOCKETS, *PORTS), action="append", help="default: all")
+    parser.add_argument("--files", type=int, metavar="N", help="instead of the sockets: N damaged files")
     chosen = parser.parse_args(arguments)
     logging.disable(logging.WARNING)  # what is refused is counted
+    if chosen.files:
+        with tempfile.TemporaryDirectory(prefix="apex-jax-fuzz-") as folder:
+            figures = fuzz_files(Path(folder), chosen.files, chosen.seed)
+        print(json.dumps(figures), flush=True)
+        return int(bool(figures["failures"]))
     failed = False
     for link in chosen.socket or (*SOCKETS, *PORTS):
         with tempfile.TemporaryDirectory(prefix="apex-jax-fuzz-") as folder:

@@ -14,6 +14,7 @@ from apex_jax.transport import wire
 from apex_jax.transport.messages import Array, Buffer
 from apex_jax.types import MAX_SEGMENT_BYTES
 from tests.fuzz.__main__ import SOCKETS, fuzz
+from tests.fuzz.files import fuzz_files
 from tests.fuzz.messages import Fuzzer
 from tests.fuzz.tcp import ATTACKS, ATTACKS_ON_KEYS, BEHIND_THE_HANDSHAKE, fuzz_tcp
 from tests.rigs.links import CONFIG
@@ -38,6 +39,14 @@ def test_fault_26_hostile_messages_neither_end_a_service_nor_grow_it(link: str) 
     counted = sum(figures["dropped"].get(reason, 0) for reason in wire.WireError.REASONS)
     refusable = sum(figures["refusable"].values())
     assert COUNTED_SHARE * refusable <= counted <= refusable
+
+
+def test_damaged_files_of_others_open_or_are_refused_in_one_line_and_lead_nowhere_else(tmp_path: Path) -> None:
+    figures = fuzz_files(tmp_path, 120, seed=1)
+    assert figures["failures"] == []
+    assert {f"{kind} {end}" for kind in ("run", "folder", "packed") for end in ("opened", "refused")} == set(
+        figures["outcomes"]
+    )
 
 
 @pytest.mark.slow

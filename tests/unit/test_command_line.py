@@ -103,7 +103,7 @@ def test_configuration_of_a_run_that_is_a_link_is_not_read(tmp_path: Path) -> No
     (tmp_path / "secret").write_text("seed: 3")
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "config.yaml").symlink_to(tmp_path / "secret")
-    assert "config.yaml: is a symbolic link" in message("--role", "evaluator", f"checkpoint={tmp_path / 'run'}")
+    assert "is a symbolic link" in message("--role", "evaluator", f"checkpoint={tmp_path / 'run'}")
 
 
 def test_empty_argument_of_an_unset_variable_is_not_ignored() -> None:

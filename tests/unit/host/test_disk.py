@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
@@ -74,6 +75,59 @@ def test_newest_damaged_checkpoints_are_not_sound(tmp_path: Path, checksums: byt
         path = tmp_path / str(updates) / disk.CHECKSUMS
         path.unlink() if checksums is None else path.write_bytes(checksums)
     assert disk.sound_steps(tmp_path) == [100, 200], "only up to the newest sound one are they read"
+
+
+@pytest.mark.parametrize("kind", ["file", "link to a file", "link to a folder", "fifo"])
+def test_checkpoint_with_something_that_its_checksums_do_not_list_is_not_sound(tmp_path: Path, kind: str) -> None:
+    step, outside = tmp_path / "100", tmp_path / "outside"
+    (step / "state").mkdir(parents=True)
+    outside.mkdir()
+    (outside / "y").touch()
+    (step / "state" / "x").write_bytes(b"x")
+    disk.write_checksums(step)
+    assert disk.is_sound(step)
+    more = step / "state" / "more"
+    if kind == "fifo":
+        os.mkfifo(more)
+    elif kind == "file":
+        more.touch()
+    else:
+        more.symlink_to(outside if kind == "link to a folder" else outside / "y")
+    assert not disk.is_sound(step)
+
+
+def test_file_too_large_to_be_read_is_refused_before_it_is(tmp_path: Path) -> None:
+    os.truncate(os.open(tmp_path / "sparse", os.O_CREAT | os.O_WRONLY), 2**40)
+    with pytest.raises(OSError, match="sparse"):
+        disk.read_regular(tmp_path / "sparse")
+
+
+def test_reader_sees_the_old_file_until_the_new_one_is_complete(tmp_path: Path) -> None:
+    path = tmp_path / "curves.png"
+    path.write_text("before")
+    with disk.written_whole(path) as half:
+        half.write_text("ne")
+        assert path.read_text() == "before"
+        assert half.suffix == ".png", "writers choose their format by the ending"
+        half.write_text("new")
+    assert path.read_text() == "new"
+    with contextlib.suppress(RuntimeError), disk.written_whole(path) as half:
+        half.write_text("half")
+        raise RuntimeError("broken")
+    assert path.read_text() == "new"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_half_file_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
+    path, outside = tmp_path / "run" / "curves.png", tmp_path / "outside"
+    path.parent.mkdir()
+    outside.write_text("mine")
+    path.symlink_to(outside)
+    path.with_name(".curves.half.png").symlink_to(outside)
+    with disk.written_whole(path) as half:
+        half.write_text("new")
+    assert outside.read_text() == "mine"
+    assert (path.read_text(), path.is_symlink()) == ("new", False)
 
 
 @pytest.mark.parametrize(("path", "run", "updates"), [
