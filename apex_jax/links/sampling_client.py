@@ -17,8 +17,16 @@ import zmq
 from apex_jax.host.errors import RunError
 from apex_jax.links.client import LinkClient
 from apex_jax.links.connection import Connection, Patience
+from apex_jax.replay.shares import MIN_PROBABILITY
 from apex_jax.run.identity import RunIdentity
-from apex_jax.segment_codec import CorruptSegment, decode_columns, decode_frames, max_streamed_bytes
+from apex_jax.segment_codec import (
+    NO_LIMITS,
+    CorruptSegment,
+    ValueLimits,
+    decode_columns,
+    decode_frames,
+    max_streamed_bytes,
+)
 from apex_jax.transport import sockets
 from apex_jax.transport.messages import (
     CorruptSegments,
@@ -79,17 +87,18 @@ class SamplingClient(LinkClient):
         run: RunIdentity | None = None,
         window: int = SEGMENTS_WINDOW,
         arrived: threading.Event | None = None,
+        limits: ValueLimits = NO_LIMITS,
     ):
         """Connects. `capacity_segments`: of the server; `groups`: most `IndexBatches` asked for and not returned.
 
         `run`: the run of this learner, which adopts the server's if it has none yet; None = any.
         `away_limit_seconds`: how long the server may be unreachable before a RunError is raised; 0 = forever.
         `window`: segments sent to the learner and not yet processed; `arrived`: set with each new item, and when the
-        server is joined.
+        server is joined; `limits`: of the values of a segment; one beyond them is corrupt.
         """
         patience = Patience(SILENT_SECONDS, away_limit_seconds, REFUSED_SECONDS)
         super().__init__(Connection("replay server", address, run, patience))
-        self._spec = spec
+        self._spec, self._limits = spec, limits
         self._hello = hello
         self.environment_steps = hello.environment_steps  # of the whole run; updated by the learner
         self._capacity_segments = capacity_segments
@@ -264,7 +273,7 @@ class SamplingClient(LinkClient):
     def _decoded(self, body: memoryview, out: np.ndarray) -> Columns | None:
         """Returns a segment's columns and writes its frames to `out`; None and zeros if it is corrupt."""
         try:
-            columns = decode_columns(body, self._spec)
+            columns = decode_columns(body, self._spec, self._limits)
             decode_frames(body, self._spec, out=out)
         except CorruptSegment as error:
             self.dropped[error.reason] += 1
@@ -292,8 +301,9 @@ class SamplingClient(LinkClient):
         limit, size = self._capacity_segments * self._spec.slots, message.indices.size
         is_drawn = size == 0 or (
             0 <= message.indices.min() <= message.indices.max() < limit
-            and message.probabilities.min() > 0
-            and message.probabilities.max() <= 1 + ROUNDING  # False for NaN
+            and message.probabilities.min() >= MIN_PROBABILITY  # False for NaN
+            and message.probabilities.max() <= 1 + ROUNDING
+            and message.size_transitions > 0
         )
         if size != asked[1] or not is_drawn:
             raise self._connection.broken("sends batches that do not fit the replay")

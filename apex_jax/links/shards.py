@@ -16,6 +16,7 @@ from apex_jax.host.errors import RunError
 from apex_jax.links.sampling_client import SEGMENTS_WINDOW, Item, SamplingClient, Segments
 from apex_jax.replay.shares import counts_of, importance_weights, shares_of
 from apex_jax.run.identity import RunIdentity
+from apex_jax.segment_codec import NO_LIMITS, ValueLimits
 from apex_jax.transport.messages import IndexBatches, LearnerHello
 from apex_jax.types import MAX_STREAMED_SEGMENTS, SegmentSpec
 
@@ -115,13 +116,14 @@ class Shards:
         away_limit_seconds: float = 0.0,
         run: RunIdentity | None = None,
         devices: int = 1,
+        limits: ValueLimits = NO_LIMITS,
     ):
         """Connects. `capacity_segments`: of each shard; `groups`: of batches, asked for or being processed.
 
         `beta`: exponent of the importance weights; `rng`: for the rounding of shares; `min_size_to_sample`: transitions
         of all shards together at which learning begins; `away_limit_seconds`: how long all shards may be unreachable
-        before a RunError is raised, 0 = forever; `run`: see `SamplingClient`; `devices`: of the learner, each of which
-        has the segments of equally many shards, in their order, and gets an equal share of each batch.
+        before a RunError is raised, 0 = forever; `run`, `limits`: see `SamplingClient`; `devices`: of the learner, each
+        of which has the segments of equally many shards, in their order, and gets an equal share of each batch.
         """
         self._devices = devices
         self._hello = hello
@@ -155,6 +157,7 @@ class Shards:
                     run,
                     window,
                     self._arrived,
+                    limits,
                 ),
                 self._joined_seconds,
             )

@@ -9,12 +9,11 @@ import numba
 import numpy as np
 
 from apex_jax.host.compiled import FLOATS_READ, INTEGERS_READ, compiled
-from apex_jax.replay.shares import importance_weights
+from apex_jax.replay.shares import MIN_PROBABILITY, importance_weights
 from apex_jax.replay.sum_tree import SumTree
 from apex_jax.types import Columns, SegmentSpec
 
 MAX_EXPONENT = 10.0
-MIN_PROBABILITY = 1e-300  # so that no weight divides by 0, with the largest exponent and the smallest priorities
 MIN_PRIORITY, MAX_PRIORITY = 1e-29, 1e29  # clipping range; raised to MAX_EXPONENT, both stay finite and above 0
 
 

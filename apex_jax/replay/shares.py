@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
+MIN_PROBABILITY = 1e-300  # of a draw: times a share, it is still above 0, so that no weight divides by 0
 ROUNDED_TO = 9  # decimal places of the sums of counts, which rounding errors would bring below whole numbers
 
 

@@ -19,6 +19,7 @@ from apex_jax.types import (
     MAX_SEGMENT_BYTES,
     MAX_SHARDS,
     MAX_STREAMED_SEGMENTS,
+    MAX_TOTAL_PRIORITY,
     MAX_WEIGHTS_BYTES,
 )
 
@@ -215,7 +216,7 @@ class StreamedSegments(NamedTuple):
     generations: Annotated[np.ndarray, Array("uint32", "N", MAX_STREAMED_SEGMENTS)]
     body_bytes: Annotated[np.ndarray, Array("int32", "N", MAX_STREAMED_SEGMENTS)]  # length of each body
     bodies: Annotated[bytes, Buffer(MAX_SEGMENT_BYTES)]  # all bodies, concatenated
-    total_priority: Annotated[float, Real(0, 1e308)]  # sum of priority^alpha over the replay buffer, as of now
+    total_priority: Annotated[float, Real(0, MAX_TOTAL_PRIORITY)]  # sum of priority^alpha over the replay buffer now
     size_transitions: Annotated[int, Integer(0)]
     allowed_draws: Annotated[int, Integer(0, MAX_ALLOWED_DRAWS)]  # transitions that could be drawn now
 
@@ -229,7 +230,7 @@ class IndexBatches(NamedTuple):
     indices: Annotated[np.ndarray, Array("int32", "N")]  # segment slot x L + frame slot
     generations: Annotated[np.ndarray, Array("uint32", "N")]  # of the segment in that slot; returned with priorities
     probabilities: Annotated[np.ndarray, Array("float64", "N")]  # P(i) of a draw from this replay buffer alone
-    total_priority: Annotated[float, Real(0, 1e308)]  # as in `StreamedSegments`
+    total_priority: Annotated[float, Real(0, MAX_TOTAL_PRIORITY)]  # as in `StreamedSegments`
     size_transitions: Annotated[int, Integer(0)]
     allowed_draws: Annotated[int, Integer(0, MAX_ALLOWED_DRAWS)]  # after this one
     replay_id: Annotated[str, Text(16)]  # of the replay buffer; survives a restart that restores it

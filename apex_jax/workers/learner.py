@@ -32,6 +32,7 @@ from apex_jax.run.checkpoint import Checkpointer, Progress
 from apex_jax.run.identity import new_identity
 from apex_jax.run.interface import record_interface
 from apex_jax.run.provenance import check_resumable, record_acceptance, record_config
+from apex_jax.segment_codec import value_limits
 from apex_jax.transport.addresses import addresses_of_servers
 from apex_jax.transport.messages import IndexBatches, LearnerHello
 from apex_jax.transport.params_codec import architecture_of
@@ -295,6 +296,7 @@ def _join_replay(role: RoleContext, spec: SegmentSpec, peer_id: int, environment
         config.away_limit_seconds,
         run,
         devices,
+        value_limits(config),
     )
 
 

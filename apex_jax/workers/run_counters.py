@@ -12,6 +12,7 @@ from apex_jax.operations.progress import RunProgress
 from apex_jax.run.checkpoint import Progress
 from apex_jax.run.evaluations import return_text
 from apex_jax.run.metrics import EVALUATED_RETURN, MetricsFollower
+from apex_jax.types import MAX_ENVIRONMENT_STEPS
 
 
 class Limit(NamedTuple):
@@ -71,7 +72,8 @@ class RunCounters:
 
         `steps`: its total, which is lower than before if it lost part of its journal.
         """
-        self.environment_steps += max(0, steps - self._replay_steps.get(replay_id, 0))
+        new = max(0, steps - self._replay_steps.get(replay_id, 0))
+        self.environment_steps = min(self.environment_steps + new, MAX_ENVIRONMENT_STEPS)  # more could not be sent
         self._replay_steps[replay_id] = steps
 
     def read_evaluations(self) -> None:

@@ -20,7 +20,7 @@ from apex_jax.replay.buffer import ReplayBuffer
 from apex_jax.replay.rate_limiter import RateLimiter
 from apex_jax.replay.replay import Replay
 from apex_jax.transport import sockets, wire
-from apex_jax.transport.messages import NO_COUNTS, Credit, Integer
+from apex_jax.transport.messages import NO_COUNTS, Credit, Integer, Real
 from apex_jax.types import ActionSpec, Columns, Segment, SegmentSpec
 from tests.rigs.ports import free_port
 
@@ -66,10 +66,10 @@ class CountingStream(ExperienceClient):
         return is_taken
 
 
-def highest(kind: type, field: str) -> int:
+def highest(kind: type, field: str) -> Any:
     """Returns the largest number that this field can have."""
     mark = get_type_hints(kind, include_extras=True)[field].__metadata__[0]
-    assert isinstance(mark, Integer)
+    assert isinstance(mark, Integer | Real)
     return mark.high
 
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from apex_jax.replay.shares import counts_of, importance_weights, shares_of
+from apex_jax.replay.shares import MIN_PROBABILITY, counts_of, importance_weights, shares_of
+from apex_jax.transport.messages import IndexBatches
+from apex_jax.types import MAX_SHARDS
+from tests.rigs.links import highest
 
 
 @pytest.mark.parametrize(
@@ -22,6 +25,12 @@ def test_shares_are_in_proportion_within_a_group_and_equal_between_groups(
     totals: list[float], groups: int, shares: list[float]
 ) -> None:
     np.testing.assert_allclose(shares_of(np.array(totals), groups), shares)
+
+
+def test_weights_are_finite_for_the_most_extreme_numbers_that_servers_may_send() -> None:
+    totals = np.full(MAX_SHARDS, highest(IndexBatches, "total_priority"))
+    probabilities = MIN_PROBABILITY * shares_of(totals)
+    assert importance_weights(probabilities[None], 10.0).tolist() == [[1.0] * MAX_SHARDS]
 
 
 def test_counts_are_the_shares_rounded_and_sum_up_to_the_batch() -> None:

@@ -26,14 +26,19 @@ from apex_jax.links.shards import Batches, Shards
 from apex_jax.process import StopSignal
 from apex_jax.run.checkpoint import Checkpointer, CheckpointError
 from apex_jax.run.provenance import read_changes
+from apex_jax.segment_codec import encode_segment
 from apex_jax.settings import load, load_as_written
+from apex_jax.transport.messages import LearnerHello, LearnerWelcome
 from apex_jax.transport.params_codec import architecture_of
+from apex_jax.types import Segment, zero_columns
 from apex_jax.workers import learner as module
 from apex_jax.workers import saver
 from apex_jax.workers.learner import Learner, compute_dtype, learn_and_end, open_learner
 from apex_jax.workers.learner_metrics import LearnerMetrics
 from apex_jax.workers.role import RoleContext
 from tests.rigs.learner_runs import save_checkpoint
+from tests.rigs.links import wait_until
+from tests.rigs.sampling_link import FalseServer, streamed
 
 
 def test_network_that_is_not_finite_is_not_saved(config: Config, context: zmq.Context) -> None:
@@ -153,6 +158,23 @@ def test_settings_are_recorded_at_the_first_start_and_later_once_an_update_was_m
 def recorded(config: Config) -> tuple[int, list[str]]:
     """Returns the recorded seed, and the recorded changes of settings."""
     return load_as_written(config.directory + "/config.yaml").seed, read_changes(config.directory)
+
+
+def test_segment_whose_returns_the_rewards_do_not_allow_is_not_learned_from(
+    config: Config, context: zmq.Context
+) -> None:
+    spec = segment_spec(config)
+    frames = np.zeros((spec.slots, *spec.frame_shape), spec.frame_dtype)
+    columns = zero_columns(spec)
+    columns["priority"][spec.frame_stack] = columns["bootstrap_offset"][spec.frame_stack] = 1
+    columns["n_step_return"][:] = 1e38
+    server = FalseServer(zmq.Context(), config.addresses.sampling[0])
+    with open_learner(RoleContext(config, context, "learner"), spec) as learner:
+        server.until_received(lambda message: isinstance(message, LearnerHello))
+        server.send(LearnerWelcome(9, spec.ring_segments(config.replay.capacity_transitions)))
+        server.send(streamed(1, bodies=[encode_segment(Segment(frames, columns), spec)]))
+        wait_until(lambda: learner.replay.dropped["bad_return"])
+    server.close()
 
 
 def test_unreachable_replay_server_at_the_end_is_logged_and_not_waited_for_for_ever(

@@ -19,6 +19,7 @@ from apex_jax.environments.environment import segment_spec
 from apex_jax.operations.progress import ProgressReader
 from apex_jax.run.checkpoint import Progress
 from apex_jax.run.metrics import MetricsWriter
+from apex_jax.types import MAX_ENVIRONMENT_STEPS
 from apex_jax.workers.learner import open_learner
 from apex_jax.workers.role import RoleContext
 from apex_jax.workers.run_counters import RunCounters, describe_learning_rate
@@ -116,6 +117,13 @@ def test_steps_are_the_growth_of_each_replays_count_also_across_a_restart(
         last[replay_id] = steps
         assert counters.environment_steps == total
         assert counters.environment_frames == 4 * total
+
+
+def test_servers_that_report_too_many_steps_leave_a_count_that_can_be_sent() -> None:
+    counters = counters_of()
+    for replay_id in "ab":
+        counters.count_steps(replay_id, MAX_ENVIRONMENT_STEPS)
+    assert counters.environment_steps == MAX_ENVIRONMENT_STEPS
 
 
 def test_restart_continues_from_the_saved_progress_of_every_replay() -> None:
