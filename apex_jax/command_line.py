@@ -181,6 +181,6 @@ def _keys_help() -> str:
 def _unknown_option(text: str) -> str:
     option, _, value = text.partition("=")
     near = difflib.get_close_matches(option, OPTIONS, 1)
-    near = near or [f"{name}={value or '...'}" for name in closest(option.lstrip("-"))]
+    near = near or [f"{name}={shown(value) or '...'}" for name in closest(option.lstrip("-"))]
     fix = f"did you mean {' or '.join(near)}?" if near else "see --help"
     return f"unknown option {shown(option)}: settings are given as KEY=VALUE, without dashes; {fix}"

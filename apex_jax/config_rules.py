@@ -10,7 +10,7 @@ from operator import attrgetter
 from typing import TypeAlias
 
 from apex_jax.config import IMPALA_OUTPUTS, Config, NetworkConfig
-from apex_jax.host.errors import UsageError, shown
+from apex_jax.host.errors import CREDENTIALS, UsageError, shown
 
 MAX_IPC_PATH_BYTES = 107  # longest path of a Unix socket
 MAX_PARAMETER_BYTES = 2**29  # copies apex_jax.types.MAX_WEIGHTS_BYTES, because that module imports numpy
@@ -210,7 +210,8 @@ def _security_rules(config: Config) -> Iterator[Rule]:
 
 def _storage_rules(config: Config) -> Iterator[Rule]:
     url = config.storage.url
-    yield "storage.url", url == "" or is_storage_url(url), STORAGE_URL
+    requirement = url and requirement_of_storage_url(url)
+    yield "storage.url", not requirement, requirement
 
 
 def _metrics_rules(config: Config) -> Iterator[Rule]:
@@ -222,13 +223,14 @@ def _metrics_rules(config: Config) -> Iterator[Rule]:
     yield "metrics.project", config.metrics.project != "", "must be the name of a project"
 
 
-STORAGE_URL = "must be SCHEME://PLACE such as s3://bucket/prefix, or the path of a folder"
-
-
-def is_storage_url(url: str) -> bool:
-    """Returns whether `url` has the form that STORAGE_URL describes."""
+def requirement_of_storage_url(url: str) -> str:
+    """Returns what `url` must be; empty if it is that."""
+    if CREDENTIALS.search(url):
+        instead = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY in the environment, or AWS_PROFILE"
+        return f"must be without credentials, which others could read; {instead}"
     scheme, separator, place = url.partition("://")
-    if not separator:
-        return url.strip("/.") != "" and ":" not in url
-    is_scheme = re.fullmatch("[a-z][a-z0-9]*", scheme) is not None and scheme != "memory"
-    return is_scheme and place.strip("/") != "" and "::" not in url
+    is_right = url.strip("/.") != "" and ":" not in url
+    if separator:
+        is_scheme = re.fullmatch("[a-z][a-z0-9]*", scheme) is not None and scheme != "memory"
+        is_right = is_scheme and place.strip("/") != "" and "::" not in url
+    return "" if is_right else "must be SCHEME://PLACE such as s3://bucket/prefix, or the path of a folder"

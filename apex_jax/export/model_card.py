@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import html
 import os
-import shlex
 import time
 from collections.abc import Collection, Mapping
 from typing import Any
@@ -17,7 +16,7 @@ from apex_jax.config import EnvironmentConfig
 from apex_jax.host.errors import printable
 from apex_jax.policy import Agent
 from apex_jax.run.evaluations import return_text
-from apex_jax.run.provenance import machine_of, read_changes, read_starts
+from apex_jax.run.provenance import machine_of, read_changes, read_starts, shown_command
 from apex_jax.types import Part
 
 AGENTS = {  # by algorithm.name: the agent, and what its networks are
@@ -25,7 +24,6 @@ AGENTS = {  # by algorithm.name: the agent, and what its networks are
     "dpg": ("Ape-X DPG", "deterministic policy gradient with n-step returns and prioritized replay"),
 }
 PAPER = "[Horgan et al. 2018](https://arxiv.org/abs/1803.00933)"
-OF_THE_MACHINE = ("addresses.", "security.", "storage.", "run_directory=", "status=")  # settings that are not shown
 RAW = "Give them as they are: the policy contains the scaling that it was trained with."
 FILES = {
     "model.safetensors": "the parameters, with shapes and settings as metadata",
@@ -245,12 +243,3 @@ def _origin(starts: list[dict[str, Any]]) -> list[str]:
         changed = ", with uncommitted changes" if newest.get("uncommitted_changes") else ""
         rows.append(f"apex_jax at commit `{newest['commit']}`{changed}")
     return rows
-
-
-def shown_command(command: str) -> str:
-    """Returns a command without the settings that only concern the machine it ran on, such as addresses and paths."""
-    try:
-        words = shlex.split(command)
-    except ValueError:
-        return printable(command)
-    return printable(shlex.join(word for word in words if not word.startswith(OF_THE_MACHINE)))

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import re
 from typing import Any, NoReturn
 
 from apex_jax.host.program import NAME
+
+CREDENTIALS = re.compile("(?<=://)[^/:@]*+(:.*)?@")  # of a URL: KEY:SECRET@, or USER@; a secret may contain slashes
 
 
 class _Printable(Exception):
@@ -76,10 +79,10 @@ def printable(text: str) -> str:
 
 
 def shown(value: Any) -> str:
-    """Returns a value as the user writes it, on one line of at most 80 characters."""
+    """Returns a value as the user writes it, on one line of at most 80 characters, without the credentials of a URL."""
     try:
         text = "" if value is None else str(value)
     except ValueError:  # Python does not convert integers of more than 4,300 digits
         text = "(a number of thousands of digits)"
-    text = printable(text.lower() if isinstance(value, bool) else text)
+    text = CREDENTIALS.sub("***@", printable(text.lower() if isinstance(value, bool) else text))
     return text if len(text) <= 80 else f"{text[:77]}..."

@@ -183,7 +183,7 @@ def _durability(config: Config, values: Mapping[str, float]) -> Iterator[Symptom
             "storage/copy_age_seconds",
             config.storage.interval_seconds,
             "the run has not been copied",
-            f"see learner.log and replay.log for what is wrong with {config.storage.url}",
+            "see learner.log and replay.log for what is wrong with storage.url",
         ),
     ):
         age = values.get(tag, 0.0)

@@ -20,7 +20,7 @@ from apex_jax.plotting.curves import EVALUATION, UPDATES, Curve, curves_of
 from apex_jax.plotting.video import ENCODERS, video_of_run
 from apex_jax.run.evaluations import return_text
 from apex_jax.run.metrics import MetricsFollower
-from apex_jax.run.provenance import chosen_settings, machine_of, read_starts
+from apex_jax.run.provenance import chosen_settings, machine_of, read_starts, shown_command
 
 POLL_SECONDS = 3.0  # between two requests of a page
 MOST_LINES = 5_000  # of the metrics of one process; of more, one is kept in each span of time, of equal lengths
@@ -86,8 +86,8 @@ def page_data(config: Config, lines: Sequence[Mapping[str, Any]], progress: RunP
     processes = shown.pop("processes", "")
     starts = read_starts(config.directory)
     facts = {
-        "directory": config.directory,
-        "command": str(starts[-1].get("command") or "") if starts else "",
+        "directory": Path(config.directory).absolute().name,
+        "command": shown_command(str(starts[-1].get("command") or "")) if starts else "",
         "commit": str(starts[-1].get("commit") or "")[:12] if starts else "",
         "machine": machine_of(starts[-1]) if starts and "cores" in starts[-1] else "",
         "processes": processes,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from apex_jax.config_rules import STORAGE_URL, is_storage_url
+from apex_jax.config_rules import requirement_of_storage_url
 from apex_jax.host.errors import Parser, RunError, UsageError, shown
 from apex_jax.host.program import NAME
 from apex_jax.run.storage import SECTIONS, Storage, local_progress
@@ -16,8 +16,8 @@ MEANINGS = {"run": "run directory, such as runs/Pong-v5-1", "url": "place of the
 def run(arguments: Sequence[str]) -> int:
     """Runs the command; `arguments`: after "storage". Returns the exit code. Raises UsageError, RunError."""
     options = _parser().parse_args(arguments)
-    if not is_storage_url(options.url):
-        raise UsageError(f"storage: URL {shown(options.url) or repr('')}: {STORAGE_URL}")
+    if requirement := requirement_of_storage_url(options.url):
+        raise UsageError(f"storage: URL {shown(options.url) or repr('')}: {requirement}")
     directory, storage = Path(options.run), Storage(options.url)
     held = [section for section in SECTIONS if local_progress(section, directory) is not None]
     if options.action == "push" and "learner" not in held:

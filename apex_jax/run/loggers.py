@@ -22,7 +22,7 @@ from typing import SupportsFloat
 
 from apex_jax.config import Config
 from apex_jax.host.errors import FatalError, UsageError, first_line
-from apex_jax.run.provenance import value_of
+from apex_jax.run.provenance import is_of_the_machine, value_of
 from apex_jax.settings import SETTINGS
 
 _log = logging.getLogger(__name__)
@@ -30,7 +30,6 @@ _log = logging.getLogger(__name__)
 FILES = ("jsonl", "tensorboard")  # which `MetricsWriter` writes
 PROMETHEUS = "prometheus"  # which reads the status page; other names are those of modules
 FUNCTIONS = ("init", "log", "finish")
-NOT_SENT = ("addresses.", "security.", "storage.")  # keys that are nobody else's business
 
 
 def check_loggers(config: Config) -> None:
@@ -78,7 +77,7 @@ class Logger:
         self._module: ModuleType | None = None
         is_first_start = not Path(config.directory, "metrics", f"{process_name}.jsonl").exists()
         group = Path(config.directory).absolute().name
-        sent = [key for key in SETTINGS if not key.startswith(NOT_SENT)]
+        sent = [key for key in SETTINGS if not is_of_the_machine(key)]
         try:
             module = importlib.import_module(name)
             module.init(

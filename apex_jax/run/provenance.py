@@ -21,7 +21,7 @@ from typing import Any
 
 from apex_jax.config import AddressConfig, Config, EnvironmentConfig, server_name
 from apex_jax.host.disk import open_regular, read_regular, write_durably
-from apex_jax.host.errors import UsageError, shown
+from apex_jax.host.errors import UsageError, printable, shown
 from apex_jax.host.machine import usable_cores
 from apex_jax.host.program import CHECKOUT, NAME
 from apex_jax.run.compatibility import differences, told
@@ -34,6 +34,8 @@ FILE_NAME = "starts.jsonl"
 CHANGES_NAME = "changes.jsonl"
 LATEST_SECONDS = 2.0**37  # of a recorded time; Python has no dates after the year 9999
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy", "numba", "envpool", "pyzmq", "orbax-checkpoint")
+OF_THE_MACHINE = ("addresses", "security", "storage", "run_directory")
+"""Groups and keys that concern only the machine of a run; they are not shown to others."""
 
 
 def check_resumable(config: Config, run_directory: str = "", fix: str = "") -> None:
@@ -136,8 +138,22 @@ def value_of(config: Config, name: str) -> Any:
     return getattr(getattr(config, group) if group else config, key)
 
 
+def is_of_the_machine(name: str) -> bool:
+    """Returns whether the key or group of this name is in OF_THE_MACHINE."""
+    return name.partition(".")[0] in OF_THE_MACHINE
+
+
+def shown_command(command: str) -> str:
+    """Returns a command without the settings in OF_THE_MACHINE, on one line."""
+    try:
+        words = shlex.split(command)
+    except ValueError:
+        return printable(command)
+    return printable(shlex.join(word for word in words if not is_of_the_machine(word.partition("=")[0])))
+
+
 def chosen_settings(config: Config) -> list[tuple[str, str, str]]:
-    """Returns (name, value, default) of each key that differs from its default, without addresses and directory."""
+    """Returns (name, value, default) of each key that differs from its default, without those in OF_THE_MACHINE."""
 
     def typed(value: Any) -> str:
         return shown(list(value) if isinstance(value, tuple) else value)
@@ -145,7 +161,7 @@ def chosen_settings(config: Config) -> list[tuple[str, str, str]]:
     return [
         (name, typed(value), typed(setting.default))
         for name, setting in SETTINGS.items()
-        if not name.startswith(("addresses.", "run_directory")) and (value := value_of(config, name)) != setting.default
+        if not is_of_the_machine(name) and (value := value_of(config, name)) != setting.default
     ]
 
 

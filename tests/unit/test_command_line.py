@@ -275,6 +275,14 @@ def test_mistake_is_one_line_with_key_value_range_and_fix(argv: str | list[str],
     assert all(part in text for part in parts), text
 
 
+@pytest.mark.parametrize("url", ["s3://KEY:hidden@bucket/x", "s3://KEY:hid/den@bucket/x", "https://hidden@host/x"])
+def test_credentials_in_a_url_are_refused_and_not_repeated(url: str) -> None:
+    given = f"storage.url={url}"
+    for argv in ([given], [given, "storage.url=x"], [f"--{given}"], [f"storage.ulr={url}"]):
+        assert "hid" not in message(*argv)
+    assert "AWS_PROFILE" in message(given)
+
+
 @pytest.mark.parametrize(
     ("text", "part"),
     [

@@ -12,7 +12,7 @@ import yaml
 from huggingface_hub import ModelCard, ModelCardData
 
 from apex_jax.config import EnvironmentConfig
-from apex_jax.export.model_card import model_card, shown_command
+from apex_jax.export.model_card import model_card
 from apex_jax.types import ActionSpec, Interface, Part, SegmentSpec
 from tests.rigs.exported import KINDS, agent_of
 
@@ -148,11 +148,3 @@ def test_texts_of_somebodys_run_are_neither_html_nor_escape_sequences_on_the_pag
     assert (page + metadata).replace("\n", "").isprintable()
     [command] = re.findall("```bash\n(.*?)\n```\n", page, re.DOTALL)
     assert "\n" not in command
-
-
-@pytest.mark.parametrize(("command", "shown"), [
-    ("apex-jax 'actor.x=[1, 2]' security.keys=/secret addresses.status=tcp://me:1", "apex-jax 'actor.x=[1, 2]'"),
-    ("python main.py 'open", "python main.py 'open"),
-])  # fmt: skip
-def test_settings_of_the_machine_are_not_shown(command: str, shown: str) -> None:
-    assert shown_command(command) == shown

@@ -15,6 +15,7 @@ from apex_jax.operations import page_data as module
 from apex_jax.operations.live_view import rows
 from apex_jax.operations.page_data import MOST_POINTS, RunLines, page_data, report_data
 from apex_jax.plotting.curves import read_run
+from apex_jax.settings import load
 from apex_jax.workers.evaluation import Evaluation
 from tests.rigs.live_views import progress
 from tests.rigs.runs import START, make_run, write_lines
@@ -106,6 +107,18 @@ def test_page_names_the_machine_and_the_spread_of_the_newest_evaluation(tmp_path
     assert facts["machine"] == "16 cores of AMD EPYC, NVIDIA H100"
     spread = "4 games in 5.0 s, returns from -1.0 to 1.0, standard deviation 0.8292"
     assert facts["newest evaluation"] == spread
+
+
+def test_page_holds_nothing_of_the_machine_that_a_reader_need_not_know(tmp_path: Path) -> None:
+    settings = ("storage.url=s3://hidden/x", "security.keys=/hidden/keys", "seed=3")
+    start = {"time": START, "command": f"apex-jax {' '.join(settings)} run_directory=/hidden/run"}
+    (tmp_path / "hidden" / "run").mkdir(parents=True)
+    (tmp_path / "hidden" / "run" / "starts.jsonl").write_text(json.dumps(start) + "\n")
+    config = load(None, [*settings, f"run_directory={tmp_path / 'hidden' / 'run'}"])
+    data = page_data(config, [], progress())
+    assert "hidden" not in json.dumps(data)
+    assert ["command", "apex-jax seed=3"] in data["facts"]
+    assert ["seed", "3", "1"] in data["settings"]
 
 
 def test_page_of_a_run_without_files_is_complete_json(tmp_path: Path) -> None:

@@ -99,7 +99,8 @@ def test_a_process_is_a_run_in_the_group_of_its_run_directory(packages: Path, tm
     begun = calls[0][1]
     assert (begun["project"], begun["name"], begun["group"]) == ("mine", "Pong-v5-7-learner", "Pong-v5-7")
     assert (begun["config"]["seed"], begun["config"]["learner.batch_size"]) == (7, 512)
-    assert not [name for name in begun["config"] if name.startswith(("addresses.", "security.", "storage."))]
+    kept = ("addresses.", "security.", "storage.", "run_directory")
+    assert not [name for name in begun["config"] if name.startswith(kept)]
     assert calls[1][1] == {"values": {"losses/td_loss": 0.25, "learner/updates": 7.0}, "step": 400}
     assert calls[2][1] == {"values": {"losses/td_loss": 0.5}, "step": 800}
 

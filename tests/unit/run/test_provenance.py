@@ -57,6 +57,15 @@ def test_chosen_settings_are_those_that_differ_from_their_defaults_with_both_val
     ]
 
 
+@pytest.mark.parametrize(("command", "shown"), [
+    ("apex-jax 'actor.x=[1, 2]' security.keys=/secret addresses.status=tcp://me:1", "apex-jax 'actor.x=[1, 2]'"),
+    ("apex-jax 'storage={url: s3://bucket/x}' run_directory=/home/me seed=1", "apex-jax seed=1"),
+    ("python main.py 'open", "python main.py 'open"),
+])  # fmt: skip
+def test_command_is_shown_without_the_settings_of_the_machine(command: str, shown: str) -> None:
+    assert provenance.shown_command(command) == shown
+
+
 def test_commit_is_the_checkouts_if_git_knows_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(provenance, "CHECKOUT", tmp_path)
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
