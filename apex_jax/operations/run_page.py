@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import re
 import socket
 import threading
 from collections.abc import Callable, Mapping
@@ -14,17 +13,16 @@ from pathlib import Path
 from typing import Any
 
 from apex_jax.config import Config
-from apex_jax.host.disk import read_regular, written_whole
+from apex_jax.host.disk import open_regular, written_whole
 from apex_jax.host.errors import RunError
 from apex_jax.operations.page_data import MEDIA, RunLines, film_of, page_data, report_data
 from apex_jax.operations.progress import RunProgress
-from apex_jax.transport.http_link import MAX_CONNECTIONS, Answer, HttpServer, error_answer
+from apex_jax.transport.http_link import MAX_CONNECTIONS, Answer, HttpServer
 
 _log = logging.getLogger(__name__)
 
 REPORT_NAME = "report.html"  # in the run directory
 HOST = "127.0.0.1"
-THIS_MACHINE = re.compile(r"(127\.0\.0\.1|localhost)(:[0-9]{1,5})?", re.IGNORECASE)
 CLOSING_SECONDS = 5.0  # for a report that is being written
 
 
@@ -68,7 +66,7 @@ class RunPage:
         if self._config.page_port >= 0:
             listener = _listen(self._config.page_port)
             self.address = f"http://{HOST}:{listener.getsockname()[1]}/"
-            self._server = HttpServer(listener, self._answer, "page")
+            self._server = HttpServer(listener, self._answer, "page", is_loopback=True)
         self._writer.start()
         return self
 
@@ -105,16 +103,13 @@ class RunPage:
         with self._lock:
             return page_data(self._config, self._lines.read(), self._progress)
 
-    def _answer(self, path: str, host: str) -> Answer | None:
-        """Answers a request. Another host than this machine would be a page elsewhere whose name leads here."""
-        if not THIS_MACHINE.fullmatch(host):
-            return error_answer(403, f"open {self.address}")
+    def _answer(self, path: str) -> Answer | None:
         if path == "/":
             return Answer(200, "text/html; charset=utf-8", document(self._data()).encode())
         if path == "/data.json":
             return Answer(200, "application/json", json.dumps(self._data(), allow_nan=False).encode())
         film = film_of(self._config) if path == "/film" else None
-        return None if film is None else Answer(200, MEDIA[film.suffix], read_regular(film))
+        return None if film is None else Answer(200, MEDIA[film.suffix], open(open_regular(film, os.O_RDONLY), "rb"))
 
 
 def _listen(port: int) -> socket.socket:

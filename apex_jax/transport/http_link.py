@@ -10,6 +10,7 @@ import contextlib
 import io
 import json
 import logging
+import re
 import socket
 import sys
 import threading
@@ -17,15 +18,17 @@ import time
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler
 from socketserver import BaseServer, TCPServer, ThreadingMixIn
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 _log = logging.getLogger(__name__)
 
 MAX_CONNECTIONS = 64
 MAX_REQUEST_BYTES = 8192
 MAX_DRAINED_BYTES = 2**16  # read and discarded after an answer
+PIECE_BYTES = 2**16  # of a body, sent at once
 CONNECTION_SECONDS = 5.0  # lifetime of a connection, without the next limit
 SLOWEST_BYTES_PER_SECOND = 100_000  # a body extends the lifetime by its time at this rate; matters for films only
+THIS_MACHINE = re.compile(r"(127(\.[0-9]{1,3}){3}|localhost|\[::1\])(:[0-9]{1,5})?", re.IGNORECASE)
 
 
 class Answer(NamedTuple):
@@ -33,7 +36,7 @@ class Answer(NamedTuple):
 
     status: int
     content_type: str
-    body: bytes
+    body: bytes | BinaryIO  # a file is read in pieces while it is sent, and then closed
 
 
 class HttpServer(ThreadingMixIn, TCPServer):
@@ -42,15 +45,18 @@ class HttpServer(ThreadingMixIn, TCPServer):
     daemon_threads = True
     block_on_close = False
 
-    def __init__(self, listener: socket.socket, answer: Callable[[str, str], Answer | None], name: str):
+    def __init__(self, listener: socket.socket, answer: Callable[[str], Answer | None], name: str, is_loopback: bool):
         """Starts the thread of this name, which accepts connections on `listener`, a socket that does not block.
 
-        `answer`: receives the path of a request without its query, and its Host; None = there is no such path. It is
-        called on the connection's thread; an exception becomes code 500.
+        `answer`: receives the path of a request without its query; None = there is no such path. It is called on the
+        connection's thread; an exception becomes code 500.
+        `is_loopback`: the address is a loopback one. Then a request whose Host is another machine gets code 403: it is
+        of a page elsewhere whose name leads here (DNS rebinding). One without Host is of no browser. Other addresses
+        have names that only the network knows, so any Host is accepted there.
         """
         BaseServer.__init__(self, listener.getsockname(), _Handler)
         self.socket = listener
-        self.answer = answer
+        self.answer, self.is_loopback = answer, is_loopback
         self._connections: dict[socket.socket, None] = {}  # oldest first
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self.serve_forever, args=(0.1,), name=name, daemon=True)
@@ -122,8 +128,11 @@ class _Handler(BaseHTTPRequestHandler):
                 drained_bytes += len(data)
 
     def do_GET(self) -> None:
+        if self.server.is_loopback and not THIS_MACHINE.fullmatch(self.headers.get("Host", "localhost")):
+            self.send_error(403, "the host must be 127.0.0.1 or localhost")
+            return
         try:
-            answer = self.server.answer(self.path.partition("?")[0], self.headers.get("Host", ""))
+            answer = self.server.answer(self.path.partition("?")[0])
         except Exception:  # a failing answer must not end its process
             _log.exception("the answer to a request failed")
             self.send_error(500, "the answer failed; see the log of the process")
@@ -148,18 +157,22 @@ class _Handler(BaseHTTPRequestHandler):
         pass
 
     def _send(self, answer: Answer) -> None:
-        body = answer.body
+        with io.BytesIO(answer.body) if isinstance(answer.body, bytes) else answer.body as body:
+            self._send_head(answer, size := body.seek(0, io.SEEK_END))
+            until = self._until + size / SLOWEST_BYTES_PER_SECOND
+            body.seek(0)
+            while self.command != "HEAD" and (piece := body.read(PIECE_BYTES)):
+                self.connection.settimeout(max(0.01, until - time.monotonic()))
+                self.wfile.write(piece)
+
+    def _send_head(self, answer: Answer, body_bytes: int) -> None:
         self.send_response(answer.status)
-        headers = {"Content-Type": answer.content_type, "Content-Length": str(len(body)), "Cache-Control": "no-store"}
+        headers = {"Content-Type": answer.content_type, "Content-Length": str(body_bytes), "Cache-Control": "no-store"}
         headers |= {"X-Content-Type-Options": "nosniff", "Connection": "close"}
         headers |= {"Allow": "GET, HEAD"} if answer.status == 405 else {}
         for name, value in headers.items():
             self.send_header(name, value)
         self.end_headers()
-        seconds = self._until - time.monotonic() + len(body) / SLOWEST_BYTES_PER_SECOND
-        self.connection.settimeout(max(0.01, seconds))
-        if self.command != "HEAD":
-            self.wfile.write(body)
 
     def _read_head(self) -> bytes:
         """Returns the request's head, over MAX_REQUEST_BYTES if it is too large; b"" if it is incomplete."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from apex_jax.host.errors import RunError
-from apex_jax.transport.addresses import check_path_is_free, resolve, split
+from apex_jax.transport.addresses import check_path_is_free, is_loopback, resolve, split
 from apex_jax.transport.http_link import MAX_CONNECTIONS, Answer, HttpServer, error_answer
 
 MAX_REPLY_BYTES = 2**20
@@ -32,7 +32,7 @@ class StatusServer(HttpServer):
         """Binds (or raises StatusError) and starts the thread. `report` is called on other threads and must be fast."""
         self._report = report
         self._path = split(address).path
-        super().__init__(_listen(address), self._status, "status")
+        super().__init__(_listen(address), self._status, "status", is_loopback(address) and not self._path)
 
     def close(self) -> None:
         """Ends the thread and frees the address."""
@@ -41,7 +41,7 @@ class StatusServer(HttpServer):
             with contextlib.suppress(OSError):
                 os.unlink(self._path)
 
-    def _status(self, path: str, host: str) -> Answer:
+    def _status(self, path: str) -> Answer:
         if path not in ("/", "/status", "/metrics"):
             return error_answer(404, "there are only /status and /metrics")
         healthy, content = self._report()
@@ -86,7 +86,7 @@ def fetch(address: str, seconds: float) -> tuple[bool, dict[str, Any]]:
     until = time.monotonic() + seconds
     try:
         with _connected(address, seconds) as client:
-            client.sendall(b"GET /status HTTP/1.1\r\nHost: status\r\nConnection: close\r\n\r\n")
+            client.sendall(b"GET /status HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
             reply = bytearray()
             while len(reply) <= MAX_REPLY_BYTES:
                 client.settimeout(max(0.01, until - time.monotonic()))

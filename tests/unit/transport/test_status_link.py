@@ -14,12 +14,12 @@ from prometheus_client.parser import text_string_to_metric_families
 from apex_jax.transport import http_link
 from apex_jax.transport.http_link import MAX_CONNECTIONS
 from apex_jax.transport.status_link import StatusError, fetch
-from tests.rigs.links import wait_until
+from tests.rigs.links import free_address, wait_until
 from tests.rigs.statuses import Served, served, speak
 
 __all__ = ["served"]
 
-GOOD = b"GET /status HTTP/1.1\r\nHost: x\r\n\r\n"
+GOOD = b"GET /status HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
 # The link ---------------------------------------------------------------------------------------------------------
@@ -50,6 +50,14 @@ def test_other_requests_are_refused_with_the_reason(served: Served, request_byte
     reply = served.answer(request_bytes)
     assert reply.startswith(b"HTTP/1.1 " + status)
     assert fetch(served.address, 5.0)[0]
+
+
+@pytest.mark.parametrize(("place", "status"), [("127.0.0.1", b"403"), ("0.0.0.0", b"200")])
+def test_name_of_another_machine_is_refused_on_loopback_only(place: str, status: bytes) -> None:
+    served = Served(free_address().replace("127.0.0.1", place))
+    assert served.answer(b"GET / HTTP/1.1\r\nHost: evil.example\r\n\r\n").startswith(b"HTTP/1.1 " + status)
+    assert served.answer(GOOD).startswith(b"HTTP/1.1 200")
+    served.server.close()
 
 
 def test_prometheus_reads_every_number_of_the_report(served: Served) -> None:
