@@ -26,6 +26,7 @@
       space_to_depth their first convolution on blocks of pixels, for GPUs
       losses         the paper's equations
       dqn            Ape-X DQN, for discrete actions
+      estimator      what the outputs of its network mean and learn, by the options:
       munchausen     an option of DQN: soft targets with a bonus for the probability of the action
       value_rescaling  an option of DQN: h, which makes large values smaller
       quantiles      an option of DQN: the loss of quantiles of the return

@@ -1,15 +1,13 @@
 """Ape-X DQN (Horgan et al. 2018): double Q-learning with n-step returns, epsilon-greedy over a ladder.
 
-Options that the paper does not have, all off by default: Munchausen targets (`munchausen.py`), rescaled values
-(`value_rescaling.py`), quantiles (`quantiles.py`), and layer normalization (`networks.py`). All can be combined; the
-policy, the bonus m, the soft value V and the means of quantiles are then those of the network's own scale:
-
-    G = m(S_t, A_t) + h(sum_{j<k} gamma^j r_{t+j+1} + gamma^k h^-1(V(S_{t+k})))
+Options that the paper does not have, all off by default: Munchausen targets, rescaled values and quantiles, which
+`estimator.py` combines, and layer normalization (`networks.py`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple, cast
 
 import flax.linen as nn
@@ -17,13 +15,13 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from apex_jax.agent import losses, munchausen, value_rescaling
+from apex_jax.agent import losses
 from apex_jax.agent.algorithm import Action, Algorithm, Params, UpdateOutput
 from apex_jax.agent.devices import jit_update, mean_over_devices
+from apex_jax.agent.estimator import make_estimator
 from apex_jax.agent.exploration import epsilon_ladder
 from apex_jax.agent.frame_store import FrameStore, Transitions, gather
 from apex_jax.agent.networks import QNetwork
-from apex_jax.agent.quantiles import quantile_losses
 from apex_jax.agent.training import copied_if, in_turn_with_target, make_optimizer
 from apex_jax.config import Config
 from apex_jax.types import SegmentSpec
@@ -49,31 +47,17 @@ def make_dqn(
     `network_class`: makes the network of a configuration, for so many actions; it takes and returns what `QNetwork`
     does, and its parameters are float32. With `algorithm.quantiles` it also gets their number.
     """
-    num_actions = spec.action.num_actions
-    options = config.algorithm
+    num_actions, options = spec.action.num_actions, config.algorithm
     number = [options.quantiles] if options.quantiles else []
     network = network_class(config.network, num_actions, compute_dtype, *number)
-    optimizer = make_optimizer(config.learner)
-    h, inverse_h = (value_rescaling.rescaled, value_rescaling.unscaled) if options.value_rescaling else (_same, _same)
+    optimizer, estimator = make_optimizer(config.learner), make_estimator(options)
 
     def outputs(params: Params, observation: jax.Array) -> jax.Array:
         """Returns q-values float32[B, A], or the quantiles of each, float32[B, A, N]."""
         return cast(jax.Array, network.apply(params, observation))
 
-    def mean(values: jax.Array) -> jax.Array:
-        """Returns the means of the quantiles, if there are any."""
-        return values.mean(axis=-1) if options.quantiles else values
-
     def q_values(params: Params, observation: jax.Array) -> jax.Array:
-        return mean(outputs(params, observation))
-
-    def estimates(q: jax.Array) -> jax.Array:
-        """Returns the estimated return of each action, without its Munchausen bonus, in the scale of the rewards."""
-        return inverse_h(q - munchausen.bonus(q) if options.munchausen else q)
-
-    def state_value(q: jax.Array) -> jax.Array:
-        """Returns what a target bootstraps from, float32[B], in the scale of the rewards."""
-        return inverse_h(munchausen.soft_value(q) if options.munchausen else q.max(axis=-1))
+        return estimator.mean(outputs(params, observation))
 
     def init(key: jax.Array) -> LearnerState:
         observation = jnp.zeros((1, spec.frame_stack, *spec.frame_shape), spec.frame_dtype)
@@ -87,37 +71,19 @@ def make_dqn(
         explore = jax.random.uniform(explore_key, epsilon.shape) < epsilon
         random_action = jax.random.randint(action_key, epsilon.shape, 0, num_actions)
         action = jnp.where(explore, random_action, jnp.argmax(q, axis=-1)).astype(jnp.int32)
-        return Action(action, losses.select_action_value(estimates(q), action), state_value(q))
+        return Action(action, losses.select_action_value(estimator.action_values(q), action), estimator.state_value(q))
 
     def greedy(params: Params, observation: jax.Array) -> dict[str, jax.Array]:
         q = q_values(params, observation)
-        return {"action": jnp.argmax(q, axis=-1).astype(jnp.int32), "q_values": estimates(q)}
-
-    def target(online_params: Params, target_params: Params, batch: Transitions) -> jax.Array:
-        """Returns the targets, float32[B], or those of quantiles, float32[B, N], in the scale of the network."""
-        returns = batch.columns["n_step_return"], batch.columns["discount"]
-        if options.munchausen:
-            outputs_tpk = outputs(target_params, batch.observation_tpk)
-            value = munchausen.soft_value(mean(outputs_tpk), outputs_tpk if options.quantiles else None)
-            bonuses = munchausen.bonus(q_values(target_params, batch.observation_t))
-            bonus = losses.select_action_value(bonuses, batch.columns["action"])
-            bonus = bonus[:, None] if options.quantiles else bonus
-            return bonus + h(losses.bootstrapped(*returns, inverse_h(value)))
-        q_online_tpk = q_values(jax.lax.stop_gradient(online_params), batch.observation_tpk)
-        outputs_tpk = outputs(target_params, batch.observation_tpk)
-        chooser = q_online_tpk if options.double_q else mean(outputs_tpk)
-        return h(losses.n_step_target(*returns, chooser, inverse_h(outputs_tpk), double_q=True))
+        return {"action": jnp.argmax(q, axis=-1).astype(jnp.int32), "q_values": estimator.action_values(q)}
 
     def loss(
         online_params: Params, target_params: Params, batch: Transitions, weights: jax.Array
     ) -> tuple[jax.Array, tuple]:
         outputs_t = losses.select_action_value(outputs(online_params, batch.observation_t), batch.columns["action"])
-        targets = target(online_params, target_params, batch)
-        td_error = mean(targets) - mean(outputs_t)
-        if options.quantiles:
-            value = jnp.mean(weights * quantile_losses(outputs_t, targets))
-        else:
-            value = losses.weighted_loss(td_error, weights, options.loss)
+        targets = estimator.target(batch, partial(outputs, online_params), partial(outputs, target_params))
+        td_error = estimator.mean(targets) - estimator.mean(outputs_t)
+        value = estimator.loss(outputs_t, targets, weights)
         return value, (losses.priority(td_error), outputs_t.mean())
 
     def update_once(
@@ -161,7 +127,3 @@ def make_dqn(
         evaluation_exploration=config.evaluator.epsilon,
         greedy=greedy,
     )
-
-
-def _same(values: jax.Array) -> jax.Array:
-    return values

@@ -40,9 +40,13 @@ def bootstrapped(n_step_return: jax.Array, discount: jax.Array, value_tpk: jax.A
     `value_tpk`: float32[B], or float32[B, N] of quantiles; the result has its shape.
     """
     assert n_step_return.shape == discount.shape == value_tpk.shape[:1], (n_step_return.shape, value_tpk.shape)
-    if value_tpk.ndim == 2:
-        n_step_return, discount = n_step_return[:, None], discount[:, None]
+    n_step_return, discount = per_row(n_step_return, value_tpk.ndim), per_row(discount, value_tpk.ndim)
     return jax.lax.stop_gradient(n_step_return + discount * value_tpk)
+
+
+def per_row(values: jax.Array, ndim: int) -> jax.Array:
+    """Returns values of each row, float32[B], as an array of `ndim` axes, float32[B, 1, ...]."""
+    return values.reshape(-1, *(1,) * (ndim - 1))
 
 
 def policy_target(n_step_return: jax.Array, discount: jax.Array, q_target_tpk: jax.Array) -> jax.Array:

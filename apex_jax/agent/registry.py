@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from apex_jax.agent.algorithm import Algorithm
 from apex_jax.agent.dpg import make_dpg
 from apex_jax.agent.dqn import make_dqn
+from apex_jax.agent.estimator import OPTIONS
 from apex_jax.config import Config
 from apex_jax.host.errors import UsageError, shown
 from apex_jax.types import SegmentSpec
@@ -31,8 +32,6 @@ ALGORITHMS: dict[str, Entry] = {
 
 "auto" selects the first one whose `action_dtype` is that of the environment.
 """
-
-DQN_OPTIONS = ("munchausen", "value_rescaling", "quantiles")  # keys of `algorithm`
 
 
 def make_algorithm(config: Config, spec: SegmentSpec, compute_dtype: Any = jnp.float32) -> Algorithm:
@@ -57,7 +56,7 @@ def resolved(config: Config, spec: SegmentSpec) -> Config:
         raise UsageError(
             f"algorithm.name={name}: for the actions of {config.environment.task} it must be one of {choice}"
         )
-    for option in DQN_OPTIONS if name == "dpg" else ():
+    for option in OPTIONS if name == "dpg" else ():
         if value := getattr(config.algorithm, option):
             raise UsageError(f"algorithm.{option}={shown(value)}: is an option of DQN, not of DPG; leave it out")
     return config.replace(algorithm=replace(config.algorithm, name=name))
