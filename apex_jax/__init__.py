@@ -13,8 +13,8 @@
     types            the records that modules exchange, and the axis legend
     segment_codec    segments <-> bytes
     item_codec       items of a program of your own <-> segments
-    config           every key of a run, with its meaning, unit and range, which config_key defines; config_services
-                     has the keys of addresses, storage, security and metrics
+    config           every key of a run, with its meaning, unit and range, which config_key defines; config_agent has
+                     those of algorithm and network, config_services of addresses, storage, security and metrics
     config_rules     rules that relate several keys
     settings         YAML and key=value -> a checked Config
     command_line     argv -> a checked Config, and the action to take with it
@@ -144,9 +144,10 @@
 
     main             the program: main.py, apex-jax and python -m apex_jax
 
-Imports run one way: types, config_key, config_services, config -> host -> segment_codec, config_rules -> item_codec,
-settings -> run -> agent, environments, replay, transport (none of which imports another) -> plotting, process, policy
--> export, links, operations -> replay_client, workers -> main. Beside that, settings -> command_line -> main.
+Imports run one way: types, config_key, config_agent, config_services, config -> host -> segment_codec, config_rules ->
+item_codec, settings -> run -> agent, environments, replay, transport (none of which imports another) -> plotting,
+process, policy -> export, links, operations -> replay_client, workers -> main. Beside that, settings -> command_line ->
+main.
 """
 
 from __future__ import annotations

@@ -12,6 +12,8 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+from apex_jax.config_agent import AlgorithmConfig as AlgorithmConfig
+from apex_jax.config_agent import NetworkConfig as NetworkConfig
 from apex_jax.config_key import JsonObject, key
 from apex_jax.config_services import AddressConfig as AddressConfig
 from apex_jax.config_services import EvaluatorConfig as EvaluatorConfig
@@ -38,31 +40,38 @@ class EnvironmentConfig:
         "EnvPool task: any Atari game (Breakout-v5, ...), CartPole-v1, MountainCar-v0, Catch-v0, and with continuous"
         " actions DM control (WalkerWalk-v1, ...), Gym MuJoCo (HalfCheetah-v4, ...), Pendulum-v1; or one of Gymnasium:"
         " gymnasium:ID, gymnasium:MODULE:ID (of a module that registers it), gymnasium:MODULE:FUNCTION",
+        scope="run",
     )
     settings: JsonObject = key(
-        JsonObject("{}"), "gymnasium: tasks: arguments of the environment, a mapping such as {gravity: -5.0}"
+        JsonObject("{}"),
+        "gymnasium: tasks: arguments of the environment, a mapping such as {gravity: -5.0}",
+        scope="run",
+        of="gymnasium",
     )
     observation_layout: str = key(
         "auto",
         "gymnasium: tasks: axes of an observation that is an image: H height, W width, C colors or stacked frames;"
         " vector = it is no image; auto = by its shape and bounds, which the run prints at its start",
         choices=("auto", "vector", "HW", "HWC", "CHW", "HWCC", "CHWC", "CCHW"),
+        scope="run",
+        of="gymnasium",
+        before="auto",
     )
     own_processes: bool = key(
         True,
         "gymnasium: tasks: each environment runs in a process of its own, beside the actor; false: in the actor's,"
         " which is faster if a step takes less than some 50 microseconds",
     )
-    frame_size: int = key(84, "height and width of an Atari frame", "pixels", 20, 210)
-    frame_stack: int = key(4, "newest frames that make an observation", "frames", 1, 16)
-    frame_skip: int = key(4, "emulator frames an action is repeated for", "frames", 1, 16)
+    frame_size: int = key(84, "height and width of an Atari frame", "pixels", 20, 210, scope="run")
+    frame_stack: int = key(4, "newest frames that make an observation", "frames", 1, 16, scope="run")
+    frame_skip: int = key(4, "emulator frames an action is repeated for", "frames", 1, 16, scope="run")
     noop_max: int = key(30, "an episode starts with 1 to this many no-ops", "frames", 1, 100)
     fire_reset: bool = key(True, "an episode starts with FIRE, too, where the game has that action")
     repeat_action_probability: float = key(
         0.0, "sticky actions: probability that the emulator repeats the previous action", "", 0, 1
     )
-    life_loss_terminates: bool = key(True, "a lost life ends the n-step return (the episode goes on)")
-    reward_clip: float = key(1.0, "training rewards are clipped to [-this, this]; 0 = never", "", 0, 1e9)
+    life_loss_terminates: bool = key(True, "a lost life ends the n-step return (the episode goes on)", scope="run")
+    reward_clip: float = key(1.0, "training rewards are clipped to [-this, this]; 0 = never", "", 0, 1e9, scope="run")
     max_episode_frames: int = key(50_000, "time limit of a training episode", "frames", 16, 10**9)
 
     @property
@@ -76,68 +85,11 @@ class EnvironmentConfig:
         """Whether the task is an environment of Gymnasium, not of EnvPool."""
         return self.task.startswith("gymnasium:")
 
-
-@dataclass(frozen=True)
-class AlgorithmConfig:
-    """Ape-X DQN or Ape-X DPG, with n-step returns (Horgan et al. 2018)."""
-
-    name: str = key("auto", "auto = the one for the task's actions: dqn for discrete ones, dpg for continuous ones")
-    n_step: int = key(3, "rewards summed before the bootstrap", "steps", 1, 64)
-    discount: float = key(0.99, "gamma, per step", "", 0, 1)
-    double_q: bool = key(True, "DQN: the online network chooses the bootstrap action, the target network values it")
-    loss: str = key("squared", "form of the loss on the TD error", choices=("squared", "huber"))
-    action_gradient_clip: float = key(
-        1.0, "DPG: the elements of the critic's action gradient are clipped to [-this, this]; 0 = never", "", 0, 1e9
-    )
-    twin_critics: bool = key(
-        False,
-        "DPG: two critics, of which the smaller value is the target (Fujimoto et al. 2018); for tasks that terminate",
-    )
-    munchausen: bool = key(
-        False,
-        "DQN: soft target with the log-probability of the action added to the reward (Vieillard et al. 2020), instead"
-        " of double_q",
-    )
-    value_rescaling: bool = key(
-        False,
-        "DQN: the network learns returns whose size is nearly that of their square root (Pohlen et al. 2018); for"
-        " environment.reward_clip=0",
-    )
-    quantiles: int = key(
-        0, "DQN: quantiles of the returns that the network learns (Dabney et al. 2018); 0 = their mean", "", 0, 256
-    )
-
-
-@dataclass(frozen=True)
-class NetworkConfig:
-    """DQN: convolutions (pixels only), then one hidden layer a stream, then q-values. DPG: a policy and a critic."""
-
-    channels: tuple[int, ...] = key((32, 64, 64), "output channels of each convolution", "", 1, 4096)
-    kernel_sizes: tuple[int, ...] = key((8, 4, 3), "kernel height and width of each convolution", "pixels", 1, 64)
-    strides: tuple[int, ...] = key((4, 2, 1), "stride of each convolution", "pixels", 1, 16)
-    hidden_units: int = key(512, "units of the hidden layer of each stream", "", 1, 65536)
-    dueling: bool = key(True, "separate value and advantage streams (Wang et al. 2016)")
-    unseen_pixels: bool = key(False, "kernels and strides may leave pixels unseen, in between or at two edges")
-    torso: str = key(
-        "convolutions",
-        "of pixels; impala = for each of network.channels a convolution, max-pooling and two residual blocks (Espeholt"
-        " et al. 2018), for GPUs, not measured; kernel_sizes and strides do not apply",
-        choices=("convolutions", "impala"),
-    )
-    policy_units: tuple[int, ...] = key((300, 200), "DPG: units of each hidden layer of the policy", "", 1, 65536)
-    critic_units: tuple[int, ...] = key(
-        (400, 300),
-        "DPG: units of each hidden layer of the critic; the action joins at the second (layer_norm: first)",
-        "",
-        1,
-        65536,
-    )
-    layer_norm: bool = key(
-        False,
-        "layer normalization; DQN: of the last convolution and of the hidden layers; DPG: in hidden layers after the"
-        " first, which are residual blocks (Lee et al. 2024)",
-    )
-    normalize_observations: bool = key(False, "DPG: observations are normalized by their running mean and variance")
+    @property
+    def kinds(self) -> set[str]:
+        """The kinds of tasks that this one is or may be, as keys name them (`Key.of`)."""
+        kinds = {"gymnasium", "pixels", "vectors"} if self.is_gymnasium else {"vectors"}
+        return {"pixels"} if self.is_atari else kinds
 
 
 @dataclass(frozen=True)
@@ -166,7 +118,7 @@ class ActorConfig:
         10,
     )
     smallest_noise: float = key(0.3, "DPG: the other end of the ladder, see largest_noise", "", 1e-6, 10)
-    segment_slots: int = key(64, "frame slots of a segment, the unit an actor sends", "frames", 8, 4096)
+    segment_slots: int = key(64, "frame slots of a segment, the unit an actor sends", "frames", 8, 4096, scope="run")
     max_outstanding_segments: int = key(
         64,
         "segments sent but not acknowledged; acting pauses once as many again, or one per environment, are queued",
@@ -223,6 +175,8 @@ class ReplayConfig:
         "",
         "the replay server alone, for items of programs of your own (docs/replay.md): NAME:DTYPE or NAME:DTYPE[SHAPE]"
         " of each column, as in 'tokens:int32[512], reward:float32'; empty = experience of environment.task",
+        scope="run",
+        of="items",
     )
 
     @property
@@ -240,7 +194,7 @@ class LearnerConfig:
         0, "updates in one device call; 0 = 8, on a CPU those of at most 256 transitions", "updates", 0, 256
     )
     prefetch_batches: int = key(16, "batches drawn ahead of the two calls in flight", "batches", 1, 4096)
-    optimizer: str = key("rmsprop", "rmsprop is the centered form", choices=("rmsprop", "adam"))
+    optimizer: str = key("rmsprop", "rmsprop is the centered form", choices=("rmsprop", "adam"), scope="checkpoint")
     learning_rate: float = key(0.00025 / 4, "step size", "", 0, 10)
     final_learning_rate_share: float = key(
         1.0, "the step size falls linearly to this share of it as the run nears its limit; 1 = constant", "", 0, 1
@@ -342,32 +296,14 @@ class Config:
     @property
     def compatibility_key(self) -> str:
         """Text of the values that all roles of a run must share; a peer that differs is rejected with the reason."""
-        environment, algorithm = self.environment, self.algorithm
         if self.replay.columns:  # without their spaces, which separate the words of the text
             return f"columns={''.join(self.replay.columns.split())} segment_slots={self.actor.segment_slots}"
-        return (
-            f"task={environment.task} frame_size={environment.frame_size} frame_stack={environment.frame_stack}"
-            f" frame_skip={environment.frame_skip} segment_slots={self.actor.segment_slots}"
-            f" n_step={algorithm.n_step} discount={algorithm.discount!r} reward_clip={environment.reward_clip!r}"
-            f" life_loss_terminates={str(environment.life_loss_terminates).lower()}"
-            + (f" settings={environment.settings}" if environment.is_gymnasium else "")
-            + (f" observation_layout={environment.observation_layout}" if environment.is_gymnasium else "")
-        )
+        return self._values_of("run")
 
     @property
     def weights_compatibility_key(self) -> str:
         """Text of the values that the learner and a receiver of its weights must share."""
-        network = self.network
-        names, twins = ["hidden_units", "dueling", "layer_norm"], []
-        if self.environment.is_atari or self.environment.is_gymnasium:
-            names = ["torso", "channels", "kernel_sizes", "strides", *names]
-        if not self.environment.is_atari:
-            names += ["policy_units", "critic_units", "normalize_observations"]
-            twins = ["twin_critics"]
-        words = [(name, getattr(network, name)) for name in names]
-        options = [*twins, "munchausen", "value_rescaling", "quantiles"]
-        words += [(name, getattr(self.algorithm, name)) for name in options]
-        return " ".join([self.compatibility_key, *(f"{name}={_word(value)}" for name, value in words)])
+        return self._values_of("run", "weights")
 
     @property
     def checkpoint_compatibility_key(self) -> str:
@@ -375,9 +311,18 @@ class Config:
 
         It omits the algorithm if the name is "auto", which depends on the environment: see `agent.registry.resolved`.
         """
-        name = self.algorithm.name
-        algorithm = "" if name == "auto" else f" name={name}"
-        return f"{self.weights_compatibility_key} optimizer={self.learner.optimizer}{algorithm}"
+        return self._values_of("run", "weights", "checkpoint")
+
+    def _values_of(self, *scopes: str) -> str:
+        """Returns `name=value` of each key of these scopes that concerns the task, separated by spaces."""
+        words = []
+        for group in (getattr(self, item.name) for item in dataclasses.fields(self) if "key" not in item.metadata):
+            for item in dataclasses.fields(group):
+                value, scoped = getattr(group, item.name), item.metadata["key"]
+                concerned = not scoped.of or scoped.of in self.environment.kinds
+                if scoped.scope in scopes and concerned and (item.name, value) != ("name", "auto"):
+                    words.append(f"{item.name}={_word(value)}")
+        return " ".join(words)
 
     @property
     def fix_of_divergence(self) -> str:
@@ -392,6 +337,8 @@ class Config:
         return dataclasses.replace(self, **changes)
 
 
-def _word(value: tuple[int, ...] | bool | int) -> str:
+def _word(value: Any) -> str:
     """Returns a value as it stands in a compatibility key."""
-    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value).lower()
+    if isinstance(value, tuple):
+        return ",".join(map(str, value))
+    return str(value).lower() if isinstance(value, bool) else str(value)

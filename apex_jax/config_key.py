@@ -14,13 +14,22 @@ class JsonObject(str):
 
 @dataclass(frozen=True)
 class Key:
-    """The help text of a key, and the limits of its values."""
+    """The help text of a key, the limits of its values, and who must have the same value.
+
+    `scope`: "run": all roles of a run, and its files; "weights": the learner, receivers of its weights and checkpoints;
+    "checkpoint": a learner and the checkpoint from which it resumes; empty: nobody. `of`: the kind of tasks that the
+    scope is for ("pixels", "vectors", "gymnasium", "items"); empty: all. `before`: the value, as text, in files from
+    before the key existed; empty: unknown, and then not compared.
+    """
 
     text: str
     unit: str = ""
     low: float | None = None
     high: float | None = None
     choices: tuple[str, ...] = ()
+    scope: str = ""
+    of: str = ""
+    before: str = ""
 
 
 def key(
@@ -30,6 +39,7 @@ def key(
     low: float | None = None,
     high: float | None = None,
     choices: tuple[str, ...] = (),
+    **scope: str,
 ) -> Any:
-    """Returns a dataclass field whose metadata holds its `Key`."""
-    return field(default=default, metadata={"key": Key(text, unit, low, high, choices)})
+    """Returns a dataclass field whose metadata holds its `Key`; `scope`: its last three fields."""
+    return field(default=default, metadata={"key": Key(text, unit, low, high, choices, **scope)})

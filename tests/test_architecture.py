@@ -14,14 +14,15 @@ UNIT = ROOT / "tests" / "unit"
 FOLDERS_OF_SCRIPTS = ("benchmarks", "examples", "results")
 SCRIPTS = sorted([*ROOT.glob("*.py"), *(path for name in FOLDERS_OF_SCRIPTS for path in (ROOT / name).rglob("*.py"))])
 
-FOUNDATION = {"types", "segment_codec", "config", "config_key", "config_services", "host"}
+FOUNDATION = {"types", "segment_codec", "config", "config_key", "config_agent", "config_services", "host"}
 MIDDLE = {"agent", "replay", "transport", "environments", "run"}
 MAY_IMPORT = {  # part of the package -> other parts of it
     "__init__": {"policy", "replay_client"},
     "types": set(),
     "config_key": set(),
+    "config_agent": {"config_key"},
     "config_services": {"config_key"},
-    "config": {"config_key", "config_services"},
+    "config": {"config_key", "config_agent", "config_services"},
     "host": {"config"},
     "segment_codec": {"config", "types"},
     "item_codec": {"config", "host", "segment_codec", "types"},

@@ -7,53 +7,21 @@ A compatibility key is the text of `Config.compatibility_key`, `Config.weights_c
 from __future__ import annotations
 
 from apex_jax.host.errors import printable
+from apex_jax.settings import SETTINGS
 
-_OF_PIXELS = ("torso", "channels", "kernel_sizes", "strides")  # absent for a task without pixels
-_OF_VECTORS = ("policy_units", "critic_units", "normalize_observations")  # absent for a task with pixels
-NETWORK_KEYS = (
-    *(f"network.{name}" for name in (*_OF_PIXELS, "hidden_units", "dueling", "layer_norm", *_OF_VECTORS)),
-    "algorithm.twin_critics",
-    "algorithm.munchausen",
-    "algorithm.value_rescaling",
-    "algorithm.quantiles",
-)
-KEYS = (
-    "environment.task",
-    "environment.frame_size",
-    "environment.frame_stack",
-    "environment.frame_skip",
-    "actor.segment_slots",
-    "algorithm.n_step",
-    "algorithm.discount",
-    "environment.reward_clip",
-    "environment.life_loss_terminates",
-    "replay.columns",
-    "environment.settings",
-    "environment.observation_layout",
-    *NETWORK_KEYS,
-    "learner.optimizer",
-    "algorithm.name",
-)
-"""A checkpoint is rejected if one of these differs; processes compare all but the last two."""
-OFF = {
-    "observation_layout": "auto",
-    "torso": "convolutions",
-    "layer_norm": "false",
-    "munchausen": "false",
-    "value_rescaling": "false",
-    "quantiles": "0",
-}
-"""The values of options that a text of an earlier release, which does not have them, implies."""
+KEYS = tuple(name for name, setting in SETTINGS.items() if setting.key.scope)
+"""A checkpoint is rejected if one of these differs; processes compare those of their scope, see `Key`."""
+BEFORE = {name.rpartition(".")[2]: SETTINGS[name].key.before for name in KEYS if SETTINGS[name].key.before}
+"""The values that a text of an earlier release, which does not have these keys, implies."""
 MOST_TOLD = 2_500  # characters: enough for two compatibility keys; their UTF-8 always fits in a `Refusal`
 
 
 def differences(before: str, now: str) -> dict[str, tuple[str, str]]:
     """Returns the values (before, now) of each key of KEYS that differs between two compatibility keys.
 
-    A key that only one of them has is ignored, unless it is one of OFF: the compatibility keys of earlier releases have
-    fewer.
+    A key that only one of them has is ignored, unless it is one of BEFORE: those of earlier releases have fewer.
     """
-    ours, theirs = _values(now), OFF | _values(before)
+    ours, theirs = _values(now), BEFORE | _values(before)
     found = {}
     for key in KEYS:
         name = key.rpartition(".")[2]
