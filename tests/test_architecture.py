@@ -10,7 +10,6 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGE = sorted((ROOT / "apex_jax").rglob("*.py"))
 TESTS = sorted([*(ROOT / "tests").rglob("*.py"), *(ROOT / "deploy").rglob("*.py")])
-UNIT = ROOT / "tests" / "unit"
 FOLDERS_OF_SCRIPTS = ("benchmarks", "examples", "results")
 SCRIPTS = sorted([*ROOT.glob("*.py"), *(path for name in FOLDERS_OF_SCRIPTS for path in (ROOT / name).rglob("*.py"))])
 
@@ -129,19 +128,6 @@ def test_no_module_unpickles(path: Path) -> None:  # a test may, to show what it
 def test_file_has_a_docstring_and_at_most_400_lines(path: Path) -> None:
     assert ast.get_docstring(tree_of(path))
     assert len(path.read_text(encoding="utf-8").splitlines()) <= 400
-
-
-@every_module
-def test_module_has_its_test_file(path: Path) -> None:
-    place = path.relative_to(ROOT / "apex_jax")
-    assert path.stem.startswith("__") or (UNIT / place.parent / f"test_{path.name}").exists()
-
-
-@pytest.mark.parametrize("path", sorted(UNIT.rglob("test_*.py")), ids=lambda path: str(path.relative_to(UNIT)))
-def test_test_file_is_of_a_module(path: Path) -> None:
-    modules = {module.stem for module in (ROOT / "apex_jax" / path.parent.relative_to(UNIT)).glob("*.py")}
-    words = path.stem.removeprefix("test_").split("_")
-    assert modules & {"_".join(words[:number]) for number in range(1, len(words) + 1)}
 
 
 @pytest.mark.parametrize(("source", "parts"), [

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
 
 from tests.rigs.processes import ROOT
 
@@ -19,14 +18,6 @@ _LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)|<(?:img|a) [^>]*(?:src|href)=\"([
 _FUNCTION = re.compile(r"^(\w+)\(\) \{ (python main\.py .*) \"\$@\"; \}$", re.MULTILINE)
 _ENDS_COMMAND = frozenset(["||", "&&", ";", ";;", "|", "&", "(", ")", "()", ">", ">>", "<", "{", "}", ")>"])
 _BEFORE_PROGRAM = ("exec", "sudo", "then", "do", "until", "while", "if", "nice", "time")
-
-
-class Recipe(NamedTuple):
-    """A section of docs/extending.md."""
-
-    name: str  # its anchor
-    diff: str
-    commands: str  # of the shell, which show that it works
 
 
 @dataclass(frozen=True)
@@ -81,16 +72,6 @@ class Page:
         found = [words for block in self.shell for words in commands_of(block)]
         found += [words for span in self.spans for words in commands_of(span)]
         return list(dict.fromkeys(found))
-
-    @property
-    def recipes(self) -> list[Recipe]:
-        """Each section that has a diff, which is followed by a block of commands."""
-        sections = re.split(r"^## (.+)$", self.text, flags=re.MULTILINE)[1:]
-        return [
-            Recipe(anchor_of(title), blocks[0], blocks[1])
-            for title, body in zip(sections[::2], sections[1::2], strict=True)
-            if len(blocks := [code for _, code in _FENCE.findall(body)]) == 2
-        ]
 
 
 def anchor_of(title: str) -> str:

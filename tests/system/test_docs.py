@@ -6,13 +6,9 @@ import contextlib
 import fnmatch
 import importlib
 import importlib.util
-import json
 import os
 import re
 import shutil
-import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from operator import attrgetter
 from pathlib import Path
@@ -24,7 +20,7 @@ from apex_jax.command_line import parse
 from apex_jax.config import Config
 from apex_jax.main import COMMANDS
 from apex_jax.settings import SETTINGS
-from tests.rigs.pages import Page, Recipe, commands_of
+from tests.rigs.pages import Page, commands_of
 from tests.rigs.processes import ROOT
 
 SINGLE = (
@@ -37,12 +33,8 @@ SINGLE = (
 )
 PATHS = [*(ROOT / name for name in SINGLE), *sorted((ROOT / "docs").glob("*.md"))]
 PAGES = [Page(path) for path in PATHS if path.is_file()]
-EXTENDING, ARCHITECTURE = (Page(ROOT / "docs" / name) for name in ("extending.md", "architecture.md"))
-RECIPES = EXTENDING.recipes
-SHOWN = {  # recipe -> what its commands print, beside the end of a run
-    "a-metric": '"losses/step_norm": 0.',
-    "a-field-of-a-message": "actors.0.memory_bytes",
-}
+ARCHITECTURE = Page(ROOT / "docs" / "architecture.md")
+OF_CHANGED_CODE = "docs/extending.md"  # whose commands run after its diffs
 FOLDERS = {path.name for path in ROOT.iterdir() if path.is_dir()} - {"runs", "replay", "logs", "keys", "metrics"}
 SUFFIXES = {".py", ".md", ".toml", ".txt", ".sh", ".tf", ".hcl", ".service", ".timer"}
 MADE_BY_USERS = {"deploy/terraform/.terraform.lock.hcl", "deploy/terraform/fleet.auto.tfvars"}
@@ -130,14 +122,8 @@ def arguments_of(words: tuple[str, ...]) -> list[str] | None:
     return list(words[1:]) if words[0] == "apex-jax" else None
 
 
-def is_of_today(page: Page) -> Callable[[tuple[str, ...]], bool]:
-    """Returns whether a command of a page needs no diff of that page."""
-    of_recipes = {words for recipe in page.recipes for words in commands_of(recipe.commands)}
-    return lambda words: words not in of_recipes
-
-
 @each(
-    lambda page: [words for words in page.commands if arguments_of(words) is not None and is_of_today(page)(words)],
+    lambda page: [words for words in page.commands if arguments_of(words) is not None and page.name != OF_CHANGED_CODE],
     " ".join,
 )
 def test_command_line_of_this_program_parses(
@@ -201,89 +187,3 @@ def test_page_is_read_without_its_code(monkeypatch: pytest.MonkeyPatch) -> None:
     assert page.anchors == {"a-b-and-c", "a-b-and-c-1"}
     assert page.links == ["d.md#e", "h.png"]
     assert page.spans == ["b", "[x](y)", "i j"]
-
-
-# The recipes of docs/extending.md --------------------------------------------------------------------------------
-
-
-def copy_to(folder: Path) -> Path:
-    """Returns a copy of what a recipe can change, and of what its commands need."""
-    copy = folder / "apex_jax"
-    for name in ("apex_jax", "configs", "docs", "tests"):
-        shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("main.py", "pyproject.toml"):
-        shutil.copy(ROOT / name, copy / name)
-    return copy
-
-
-def run(copy: Path, *command: str, text: str = "") -> str:
-    """Runs a command in the copy; its output. Whatever fails is shown."""
-    environment = {**os.environ, "PYTHONPATH": str(copy), "GIT_CEILING_DIRECTORIES": str(copy.parent)}
-    done = subprocess.run(command, cwd=copy, env=environment, input=text, capture_output=True, text=True, timeout=100)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
-def apply(copy: Path, recipe: Recipe) -> None:
-    """Applies a diff. If its context has changed: make the change by hand, and paste `git diff -U2` into the page."""
-    run(copy, "git", "apply", "--verbose", "-", text=recipe.diff)
-
-
-def check_effect(copy: Path, recipes: list[Recipe]) -> None:
-    """Checks style, and what each recipe promises, without starting a run; its commands parse."""
-    changed = [name for recipe in recipes for name in re.findall(r"^\+\+\+ b/(.+\.py)$", recipe.diff, re.MULTILINE)]
-    for command in (["check"], ["format", "--check"]):
-        run(copy, sys.executable, "-m", "ruff", *command, "apex_jax", *changed)
-    commands = [words for recipe in recipes for words in commands_of(recipe.commands)]
-    lines = [words for words in map(arguments_of, commands) if words is not None and words[0] not in COMMANDS]
-    effects = str(copy / "tests" / "rigs" / "extended.py")
-    run(copy, sys.executable, effects, *(recipe.name for recipe in recipes), text=json.dumps(lines))
-
-
-def test_each_diff_applies(tmp_path: Path) -> None:
-    copy = copy_to(tmp_path)
-    for recipe in RECIPES:
-        run(copy, "git", "apply", "--check", "-", text=recipe.diff)
-
-
-@pytest.mark.long
-def test_all_diffs_apply_and_have_their_effects(tmp_path: Path) -> None:
-    copy = copy_to(tmp_path)
-    for recipe in RECIPES:
-        run(copy, "git", "apply", "--check", "-", text=recipe.diff)  # without the others
-    for recipe in RECIPES:
-        apply(copy, recipe)
-    check_effect(copy, RECIPES)
-
-
-def test_table_of_recipes_has_each_with_the_number_of_lines_that_it_adds() -> None:
-    rows = dict(re.findall(r"^\| \[[^]]+\]\(#([\w-]+)\) \|.*\| (\d+) \|$", EXTENDING.text, re.MULTILINE))
-    assert rows == {recipe.name: str(len(re.findall(r"^\+(?!\+\+ )", recipe.diff, re.MULTILINE))) for recipe in RECIPES}
-    assert len(rows) == 8
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(400)
-@pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.name)
-def test_recipe_alone_has_its_effect_and_its_commands_run(tmp_path: Path, recipe: Recipe) -> None:
-    copy = copy_to(tmp_path)
-    apply(copy, recipe)
-    check_effect(copy, [recipe])
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    with subprocess.Popen(
-        ["bash", "-e", "-c", recipe.commands],
-        cwd=copy,
-        env={**os.environ, "PATH": path},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,  # so that nothing outlives this test
-    ) as shell:
-        try:
-            output, _ = shell.communicate(timeout=300)
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(shell.pid, signal.SIGKILL)
-    assert shell.returncode == 0, output
-    assert SHOWN.get(recipe.name, "updates in all") in output, output
-    assert "Traceback" not in output
