@@ -1,4 +1,4 @@
-"""Ape-X DPG: whole updates against a NumPy twin, acting, donation, traces, dtypes, and a checkpoint."""
+"""Ape-X DPG: whole updates against a NumPy twin, acting, dtypes, a checkpoint, and the moments of observations."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import pytest
 from apex_jax.agent.algorithm import Algorithm
 from apex_jax.agent.dpg import DPGState, make_dpg
 from apex_jax.agent.frame_store import FrameStore
+from apex_jax.agent.moments import EPSILON, LARGEST_TOTAL, add_observations, initial_moments, normalized
 from apex_jax.config import ActorConfig, AlgorithmConfig, Config, EnvironmentConfig, LearnerConfig, NetworkConfig
 from apex_jax.run.checkpoint import Checkpointer, Progress
 from apex_jax.run.metrics import TAGS
@@ -183,27 +184,6 @@ def test_updates_in_one_call_equal_single_calls_bit_for_bit(dpg: Algorithm, lear
     assert_equal_bits(outputs, jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *singles))
 
 
-def test_update_donates_the_state_but_not_the_store_and_is_traced_once_per_shape() -> None:
-    dpg, store = make_dpg(config(), SPEC), random_store(5)
-    state = dpg.init(jax.random.key(0))
-    for count, traces in ((1, 1), (1, 1), (4, 2), (4, 2), (1, 2)):
-        old = state
-        state, _ = dpg.update(old, store, *random_batches(count, count), 1 / count)
-        assert dpg.update._cache_size() == traces  # type: ignore[attr-defined]
-        assert all(leaf.is_deleted() for leaf in jax.tree.leaves(old))
-        assert not any(array.is_deleted() for array in jax.tree.leaves(store))
-
-
-def test_updates_on_a_gpu_have_no_conditional_branch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    dpg = make_dpg(config(**ALL), SPEC)
-    state = jax.eval_shape(dpg.init, jax.random.key(0))
-    program = str(jax.make_jaxpr(dpg.update)(state, random_store(4), *random_batches(5, 4), 1.0))
-    assert "scan[" in program
-    assert "cond[" not in program
-    assert "while[" not in program
-
-
 def test_bfloat16_activations_leave_parameters_priorities_and_metrics_float32(dpg: Algorithm) -> None:
     half, store, batches = make_dpg(config(**ALL), SPEC, jnp.bfloat16), random_store(6), random_batches(7, 4)
     state, output = half.update(half.init(jax.random.key(0)), store, *batches, 1.0)
@@ -239,12 +219,6 @@ def test_target_networks_start_equal_to_the_others_and_share_no_buffer(dpg: Algo
     for ours, other in ((state.policy, again.policy), (state.critics, again.critics), state.critics):
         kernels = zip(jax.tree.leaves(ours), jax.tree.leaves(other), strict=True)
         assert not any(np.array_equal(a, b) for a, b in kernels if a.ndim > 1)  # another key, another critic
-
-
-@pytest.mark.parametrize(("twin_critics", "count"), [(False, 1), (True, 2)])
-def test_there_are_two_critics_only_if_twin_critics_is_set(twin_critics: bool, count: int) -> None:
-    state = jax.eval_shape(make_dpg(config(twin_critics=twin_critics), SPEC).init, jax.random.key(0))
-    assert len(state.critics) == len(state.target_critics) == count
 
 
 def test_acting_params_are_policy_critics_and_observation_moments_and_travel_bit_for_bit(
@@ -330,15 +304,41 @@ def test_noise_depends_only_on_key_and_step(dpg: Algorithm, learned: DPGState) -
     assert not (draws[0] == draws[3]).all(axis=1).any()
 
 
-def test_acting_is_traced_once_per_batch_size() -> None:
-    dpg = make_dpg(config(), SPEC)
-    params = dpg.acting_params(dpg.init(jax.random.key(0)))
-    for size, step, traces in ((2, 0, 1), (2, 1, 1), (3, 2, 2), (2, 3, 2)):
-        dpg.act(params, observations(size, step), np.zeros(size, np.float32), jax.random.key(step), step)
-        assert dpg.act._cache_size() == traces  # type: ignore[attr-defined]
-
-
 def test_fleet_explores_by_the_noise_ladder_and_evaluations_without_noise() -> None:
     dpg = make_dpg(config().replace(actor=ActorConfig(largest_noise=0.8, smallest_noise=0.05)), SPEC)
     np.testing.assert_allclose(dpg.exploration(3), [0.8, 0.2, 0.05], rtol=1e-6)
     assert dpg.evaluation_exploration == 0
+
+
+def test_moments_of_batches_equal_those_of_all_observations_at_once() -> None:
+    rng, add = np.random.default_rng(1), jax.jit(add_observations)
+    scale, offset = np.array([1e-3, 1.0, 300.0, 0.0]), np.array([5.0, -2.0, 1e3, 7.0])
+    moments, seen = initial_moments(4), np.zeros((0, 4), np.float32)
+    for _ in range(200):
+        batch = (rng.normal(size=(16, 4)) * scale + offset).astype(np.float32)
+        moments, seen = add(moments, batch), np.concatenate([seen, batch])
+        exact = seen.astype(np.float64)
+        assert moments.total == len(seen)
+        np.testing.assert_allclose(moments.mean, exact.mean(axis=0), rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(moments.variance, exact.var(axis=0), rtol=1e-3, atol=1e-6)
+
+
+def test_initial_moments_leave_observations_nearly_as_they_are() -> None:
+    observations = np.random.default_rng(2).normal(size=(5, 3)).astype(np.float32)
+    moments = initial_moments(3)
+    x = np.asarray(normalized(observations, moments.mean, moments.variance))
+    np.testing.assert_allclose(x, observations, rtol=1e-5)
+
+
+def test_normalized_observations_have_mean_0_and_variance_1_and_a_constant_is_0() -> None:
+    observations = np.random.default_rng(3).normal(7, 5, size=(1000, 2)).astype(np.float32)
+    observations[:, 1] = 3.5
+    moments = add_observations(initial_moments(2), jnp.asarray(observations))
+    x = np.asarray(normalized(observations, moments.mean, moments.variance))
+    np.testing.assert_allclose([x[:, 0].mean(), x[:, 0].var()], [0, 1], atol=1e-3)
+    assert np.abs(x[:, 1]).max() <= 1e-3 / np.sqrt(EPSILON)
+
+
+def test_count_of_observations_stops_growing_at_the_precision_of_float32() -> None:
+    moments = initial_moments(1)._replace(total=jnp.float32(LARGEST_TOTAL))
+    assert add_observations(moments, jnp.ones((128, 1))).total == jnp.float32(LARGEST_TOTAL)

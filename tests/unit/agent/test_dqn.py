@@ -70,18 +70,6 @@ def test_updates_equal_their_numpy_twin(config: Config) -> None:
         assert_params_equal(state.target_params, twin.target)
 
 
-def test_updates_on_a_gpu_have_no_conditional_branch(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    dqn, rng = make_dqn(config(), VECTORS), np.random.default_rng(4)
-    state = jax.eval_shape(dqn.init, jax.random.key(0))
-    program = str(jax.make_jaxpr(dqn.update)(state, random_store(rng), *random_batches(rng, 4), 1.0))
-    assert "scan[" in program
-    assert "cond[" not in program
-    assert "while[" not in program
-
-
 @pytest.mark.parametrize("backend", ["cpu", pytest.param("gpu", marks=pytest.mark.long)])  # unrolled, or a loop
 def test_four_updates_in_one_call_equal_four_calls(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jax, "default_backend", lambda: backend)
@@ -151,15 +139,6 @@ def test_epsilon_0_is_greedy_and_epsilon_1_is_uniform_for_any_network(dueling: b
     half = dqn.act(params, observation, jnp.full(6000, 0.5), jax.random.key(1), 0)
     same = float((half.action == greedy.action).mean())
     assert abs(same - (0.5 + 0.5 / 3)) < 5 * np.sqrt(0.25 / 6000)
-
-
-def test_acting_is_traced_once_per_batch_size() -> None:
-    dqn = make_dqn(config(), VECTORS)
-    params = dqn.init(jax.random.key(0)).online_params
-    for size, step, traces in ((2, 0, 1), (2, 1, 1), (3, 2, 2), (2, 3, 2)):
-        observation = np.zeros((size, 2, 5), np.float32)
-        dqn.act(params, observation, np.zeros(size, np.float32), jax.random.key(step), step)
-        assert dqn.act._cache_size() == traces  # type: ignore[attr-defined]
 
 
 def test_every_environment_explores_at_its_own_epsilon(dqn: Algorithm, params: Any) -> None:

@@ -1,7 +1,9 @@
-"""The options of Ape-X DQN that the paper does not have: what holds for each of them, and for several together."""
+"""Options of Ape-X DQN beyond the paper: Munchausen targets, quantiles, rescaled values, and several together."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -9,8 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from apex_jax.agent import munchausen
 from apex_jax.agent.dqn import make_dqn
 from apex_jax.agent.losses import initial_priority
+from apex_jax.agent.quantiles import quantile_losses
+from apex_jax.agent.value_rescaling import rescaled, unscaled
+from tests.rigs import reference_dqn
 from tests.rigs.dqn import BATCH, VECTORS, batch_of, config, random_batches, random_store
 
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -97,3 +103,94 @@ def test_acting_and_learning_are_traced_once_per_shape(options: dict[str, Any]) 
         dqn.act(state.online_params, np.zeros((4, 2, 5), np.float32), np.zeros(4, np.float32), jax.random.key(1), step)
         state, _ = dqn.update(state, store, *random_batches(rng, 2), 1 / (1 + step))
     assert dqn.act._cache_size() == dqn.update._cache_size() == 1  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("scale", [0.01, 0.1, 1.0])  # from a policy that is nearly uniform to one that is nearly greedy
+def test_bonus_and_soft_value_equal_their_twin(scale: float) -> None:
+    q = np.random.default_rng(1).normal(scale=scale, size=(20, 6)).astype(np.float32)
+    bonuses = [[reference_dqn.munchausen_bonus(row, action) for action in range(6)] for row in q.astype(np.float64)]
+    np.testing.assert_allclose(jax.jit(munchausen.bonus)(q), bonuses, rtol=1e-4, atol=1e-6)
+    values = [reference_dqn.soft_value(row, row) for row in q.astype(np.float64)]
+    np.testing.assert_allclose(jax.jit(munchausen.soft_value)(q), values, rtol=1e-5, atol=1e-6)
+
+
+def test_two_equal_actions_share_the_bonus_and_add_their_entropy_to_the_value() -> None:
+    q = jnp.array([[5.0, 5.0]])
+    np.testing.assert_allclose(munchausen.bonus(q), [[-0.9 * 0.03 * math.log(2)] * 2], rtol=1e-5)
+    np.testing.assert_allclose(munchausen.soft_value(q), [5 + 0.03 * math.log(2)], rtol=1e-6)
+
+
+def test_actions_far_below_the_best_get_the_least_bonus_and_do_not_change_the_value() -> None:
+    q = jnp.array([[7.0, 6.5, -300.0], [1e9, -1e9, 0.0]])
+    np.testing.assert_allclose(munchausen.bonus(q), [[0, -0.45, -0.9], [0, -0.9, -0.9]], rtol=1e-5)
+    np.testing.assert_allclose(munchausen.soft_value(q), [7, 1e9], rtol=1e-6)
+
+
+def test_the_soft_value_is_the_soft_maximum_of_the_q_values() -> None:
+    q = np.random.default_rng(2).normal(scale=0.1, size=(20, 6)).astype(np.float32)
+    maximum = 0.03 * jax.nn.logsumexp(q / 0.03, axis=-1)
+    np.testing.assert_allclose(munchausen.soft_value(jnp.asarray(q)), maximum, rtol=1e-5, atol=1e-6)
+
+
+def test_loss_of_two_quantiles_by_hand() -> None:
+    quantiles, target = jnp.array([[0.0, 1.0]]), jnp.array([[0.5, 3.0]])
+    low = (0.25 * 0.125 + 0.25 * 2.5) / 2  # tau = 1/4: errors 0.5 and 3, both positive
+    high = (0.25 * 0.125 + 0.75 * 1.5) / 2  # tau = 3/4: errors -0.5 and 2
+    np.testing.assert_allclose(quantile_losses(quantiles, target), [low + high], rtol=1e-6)
+
+
+def test_weighted_loss_and_its_gradient_equal_their_twin() -> None:
+    rng = np.random.default_rng(1)
+    z, target, weight = (rng.normal(scale=2, size=size).astype(np.float32) for size in ((6, 3, 5), (6, 5), 6))
+    action = rng.integers(0, 3, 6)
+
+    def loss(z: jax.Array) -> jax.Array:
+        return jnp.mean(weight * quantile_losses(z[np.arange(6), action], jnp.asarray(target)))
+
+    value, gradient = jax.jit(jax.value_and_grad(loss))(jnp.asarray(z))
+    twin_value, twin_gradient, _ = reference_dqn.quantile_loss_and_gradient(z, action, target, weight)
+    np.testing.assert_allclose(value, twin_value, rtol=1e-5)
+    np.testing.assert_allclose(gradient, twin_gradient, rtol=1e-4, atol=1e-7)
+
+
+def test_descent_finds_the_quantiles_of_the_targets() -> None:
+    target = jnp.tile(jnp.arange(1000.0, 1004.0), (1, 1))  # so far apart that Huber's loss is that of quantiles
+    z = jnp.zeros((1, 4)) + 1001.5
+    step = jax.jit(lambda z: z - 0.05 * jax.grad(lambda z: quantile_losses(z, target).sum())(z))
+    for _ in range(2000):
+        z = step(z)
+    assert (np.diff(z[0]) > 0).all()
+    np.testing.assert_allclose(z[0], [1000, 1001, 1002, 1003], atol=0.6)
+
+
+SIZES = 10.0 ** np.arange(-8, 13)
+ANY = np.concatenate([-SIZES[::-1], [0.0], SIZES]).astype(np.float32)  # in order
+
+
+@pytest.fixture(params=["numpy", "jitted"])
+def of(request: pytest.FixtureRequest) -> Callable[[Callable, Any], Any]:
+    """Applies a function to an array of NumPy, or jitted."""
+    return lambda function, x: (jax.jit(function) if request.param == "jitted" else function)(x)
+
+
+def test_rescaling_and_its_inverse_equal_the_formulas_of_the_paper(of: Callable) -> None:
+    np.testing.assert_allclose(of(rescaled, ANY), [reference_dqn.h(float(x)) for x in ANY], rtol=1e-6, atol=1e-15)
+    exact = [reference_dqn.inverse_h(float(x)) for x in ANY]  # the formula loses 1e-14 even in float64
+    np.testing.assert_allclose(of(unscaled, ANY), exact, rtol=1e-6, atol=1e-12)
+
+
+def test_rescaling_and_then_its_inverse_return_values_of_any_size(of: Callable) -> None:
+    np.testing.assert_allclose(of(unscaled, of(rescaled, ANY)), ANY, rtol=1e-6, atol=0)
+    np.testing.assert_allclose(of(rescaled, of(unscaled, ANY)), ANY, rtol=1e-6, atol=0)
+
+
+def test_rescaling_and_its_inverse_are_odd_and_increasing(of: Callable) -> None:
+    for function in (rescaled, unscaled):
+        values = np.asarray(of(function, ANY))
+        assert values.dtype == np.float32
+        assert (np.diff(values) > 0).all()
+        np.testing.assert_array_equal(values, -of(function, -ANY))
+
+
+def test_a_return_of_ten_thousand_is_learned_as_199() -> None:
+    np.testing.assert_allclose(rescaled(jnp.array([1e4, 0.0, 1.0])), [199.005, 0, 0.424214], rtol=1e-5)

@@ -16,16 +16,6 @@ def test_ladder_is_the_paper_formula(size: int) -> None:
     np.testing.assert_allclose(ladder, reference.epsilon_ladder(size, 0.4, 7.0), rtol=1e-6)
 
 
-def test_single_environment_explores_with_the_base_epsilon() -> None:
-    np.testing.assert_allclose(epsilon_ladder(1, base=0.4, exponent=7.0), [0.4], rtol=1e-6)
-
-
-def test_ladder_decreases_from_base_to_base_to_the_power_8() -> None:
-    ladder = epsilon_ladder(8, base=0.4, exponent=7.0)
-    assert (np.diff(ladder) < 0).all()
-    np.testing.assert_allclose(ladder, 0.4 ** np.arange(1, 9), rtol=1e-6)
-
-
 @pytest.mark.parametrize("size", [1, 2, 3, 32, 360])
 @pytest.mark.parametrize(("largest", "smallest"), [(0.8, 0.05), (0.3, 0.3), (10.0, 1e-6)])
 def test_noise_ladder_is_geometric_from_largest_to_smallest(size: int, largest: float, smallest: float) -> None:
@@ -33,20 +23,6 @@ def test_noise_ladder_is_geometric_from_largest_to_smallest(size: int, largest: 
     assert ladder.dtype == np.float32
     assert ladder.shape == (size,)
     np.testing.assert_allclose(ladder, reference.noise_ladder(size, largest, smallest), rtol=1e-6)
-
-
-def test_noise_ladder_decreases_and_has_both_ends() -> None:
-    ladder = noise_ladder(32, largest=0.8, smallest=0.05)
-    assert (np.diff(ladder) < 0).all()
-    np.testing.assert_allclose(ladder[[0, -1]], [0.8, 0.05], rtol=1e-6)
-
-
-def test_noise_ladder_with_equal_ends_is_constant() -> None:
-    np.testing.assert_array_equal(noise_ladder(7, largest=0.3, smallest=0.3), np.full(7, 0.3, np.float32))
-
-
-def test_single_environment_has_the_largest_noise() -> None:
-    np.testing.assert_array_equal(noise_ladder(1, largest=0.8, smallest=0.05), np.array([0.8], np.float32))
 
 
 @pytest.mark.parametrize(("occupants", "count", "ladder_indices"), [

@@ -47,10 +47,3 @@ def test_a_network_that_cannot_be_traced_is_one_line_of_error() -> None:
 
     with pytest.raises(RunError, match=r"cannot be traced for a batch of any size: .*; nothing is written$"):
         for_any_batch(outputs, any_batch(agent_of("a vector").interface))
-
-
-def test_the_size_of_a_batch_is_symbolic() -> None:
-    like = any_batch(agent_of("pixels in stacks").interface)
-    assert [str(size) for size in like.shape] == ["batch", "3", "44", "44"]
-    assert like.dtype == np.uint8
-    assert [str(size) for size in any_batch(agent_of("a vector").interface).shape] == ["batch", "10"]

@@ -88,11 +88,6 @@ def test_policy_descends_against_the_clipped_action_gradient_over_the_batch_size
     np.testing.assert_array_equal(maybe_jit(losses.policy_descent, static_argnums=1)(dq_da, clip), expected)
 
 
-def test_value_of_the_chosen_action_is_selected(maybe_jit: Callable) -> None:
-    q = jnp.array([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
-    np.testing.assert_array_equal(maybe_jit(losses.select_action_value)(q, jnp.array([2, 0])), [3.0, 4.0])
-
-
 @pytest.mark.parametrize(("form", "expected"), [
     ("squared", (1 * 0.125 + 0.5 * 4.5 + 0 * 50) / 3),
     ("huber", (1 * 0.125 + 0.5 * 2.5 + 0 * 9.5) / 3),  # quadratic up to 1, then |delta| - 1/2
@@ -128,27 +123,3 @@ def test_transition_without_error_keeps_a_priority_above_0(maybe_jit: Callable) 
     initial = losses.initial_priority(*arrays)
     assert initial.dtype == np.float32
     np.testing.assert_allclose(initial, [1e-6, 2.0], rtol=1e-6)  # |1 + 0.5 x 2 - 2| and |1 - 3|
-
-
-@pytest.mark.parametrize("shapes", [((3,), (4,), (3, 2)), ((3,), (3,), (4, 2)), ((3, 1), (3,), (3, 2))])
-def test_target_of_unequal_batches_is_refused(shapes: tuple[tuple[int, ...], ...]) -> None:
-    n_step_return, discount, q = (jnp.zeros(shape) for shape in shapes)
-    with pytest.raises(AssertionError):
-        losses.n_step_target(n_step_return, discount, q, q, True)
-
-
-@pytest.mark.parametrize(
-    "shapes", [((3,), (4,), (1, 3)), ((3,), (3,), (2, 4)), ((3,), (3,), (3,)), ((3, 1), (3,), (1, 3))]
-)
-def test_policy_target_of_unequal_batches_is_refused(shapes: tuple[tuple[int, ...], ...]) -> None:
-    with pytest.raises(AssertionError):
-        losses.policy_target(*(jnp.zeros(shape) for shape in shapes))
-
-
-def test_arrays_that_would_broadcast_are_refused() -> None:
-    with pytest.raises(AssertionError):
-        losses.weighted_loss(jnp.zeros(3), jnp.zeros((3, 1)), "squared")
-    with pytest.raises(AssertionError):
-        losses.select_action_value(jnp.zeros((3, 2)), jnp.zeros(2, jnp.int32))
-    with pytest.raises(AssertionError):
-        losses.select_action_value(jnp.zeros(3), jnp.zeros(3, jnp.int32))

@@ -239,20 +239,3 @@ def test_geometry_is_refused_with_the_number_of_unseen_rows_and_columns() -> Non
         fits = dataclasses.replace(config, environment=EnvironmentConfig(frame_size=size))
         check(fits)
         assert unseen(fits) == ([], [])
-
-
-@pytest.mark.long
-def test_bfloat16_activations_give_float32_q_values_near_those_of_float32() -> None:
-    rng = np.random.default_rng(9)
-    network = NetworkConfig(channels=(8,), kernel_sizes=(8,), strides=(4,), hidden_units=16)
-    single, half = (make_dqn(Config(network=network), PIXELS, dtype) for dtype in (jnp.float32, jnp.bfloat16))
-    params = single.init(jax.random.key(0)).online_params
-    observation = rng.integers(0, 256, (8, 4, 84, 84), dtype=np.uint8)
-    q, q_half = (
-        dqn.act(params, observation, jnp.zeros(8), jax.random.key(0), 0).bootstrap_value for dqn in (single, half)
-    )
-    assert q_half.dtype == jnp.float32
-    np.testing.assert_allclose(q_half, q, rtol=0.05, atol=0.01)
-    assert not np.array_equal(q_half, q)
-    state = jax.eval_shape(half.init, jax.random.key(0))
-    assert {leaf.dtype for leaf in jax.tree.leaves(state.online_params)} == {jnp.dtype(jnp.float32)}

@@ -212,21 +212,6 @@ def test_episode_shorter_than_n_is_stored_whole() -> None:
     assert columns["bootstrap_offset"][:4].tolist() == [1, 0, 1, 0]
 
 
-@pytest.mark.parametrize(("reward_clip", "returns"), [(0.0, [20, -7]), (1.0, [1, -1]), (10.0, [10, -7])])
-def test_rewards_are_clipped_unless_the_limit_is_0(reward_clip: float, returns: list[float]) -> None:
-    columns = columns_of([(20, ""), (-7, "")], n=1, reward_clip=reward_clip)
-    np.testing.assert_array_equal(columns["n_step_return"][:2], returns)
-
-
-def test_transition_with_zero_td_error_has_a_priority_above_0() -> None:
-    history = History(1, np.random.default_rng(0))
-    for _ in range(3):
-        history.add(reward=0.0, q=(GAMMA, 1.0))
-    spec = make_spec(frame_stack=1, slots=3, n=1)
-    (segment,) = build(SegmentBuilder(spec, 1, GAMMA, 0.0, True), {0: history.steps})
-    np.testing.assert_allclose(segment.columns["priority"], [1e-6, 1e-6, 0], rtol=0.1)
-
-
 def test_priorities_of_rescaled_values_are_differences_of_h_of_returns_and_of_h_of_values() -> None:
     history = History(1, np.random.default_rng(0))
     for _ in range(3):
@@ -236,20 +221,6 @@ def test_priorities_of_rescaled_values_are_differences_of_h_of_returns_and_of_h_
     expected = reference_dqn.h(20 + GAMMA * 50) - reference_dqn.h(-40)
     np.testing.assert_allclose(segment.columns["priority"], [expected, expected, 0], rtol=1e-6)
     np.testing.assert_allclose(segment.columns["n_step_return"], [20, 20, 0])
-
-
-def test_consecutive_segments_overlap_and_each_transition_starts_in_one() -> None:
-    spec, history = make_spec(frame_stack=3, slots=12, n=3), History(3, np.random.default_rng(0))
-    for _ in range(40):
-        history.add()
-    segments = build(SegmentBuilder(spec, 1, GAMMA, 0.0, True), {0: history.steps})
-    assert len(segments) == 5  # 42 frames: 12, then 7 more each
-    for before, after in itertools.pairwise(segments):
-        np.testing.assert_array_equal(before.frames[-spec.overlap :], after.frames[: spec.overlap])
-    for segment in segments:
-        starts = np.flatnonzero(segment.columns["priority"])
-        assert starts.tolist() == list(range(spec.frame_stack - 1, spec.slots - spec.n_step))
-        assert len(starts) == spec.max_transitions
 
 
 def test_segment_in_which_no_transition_starts_is_not_sent() -> None:
@@ -273,8 +244,3 @@ def test_segments_are_copies_that_later_steps_do_not_change() -> None:
     build(builder, {0: [history.steps[0]._replace(terminated=True), *history.steps[1:]]})
     for now, then in zip([early[0].frames, *early[0].columns.values()], before, strict=True):
         np.testing.assert_array_equal(now, then)
-
-
-def test_dtypes_are_those_of_the_records() -> None:
-    columns = columns_of([(1, ""), (2, "")], n=1)
-    assert [column.dtype for column in columns.values()] == [np.float32, np.float32, np.float32, np.int32, np.uint8]
