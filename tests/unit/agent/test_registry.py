@@ -1,4 +1,4 @@
-"""An algorithm is chosen by its name or the actions of the environment; a new one costs a file and a line of a table."""
+"""An algorithm is chosen by its name or by the actions of the environment; a new one takes one line of a table."""
 
 from __future__ import annotations
 

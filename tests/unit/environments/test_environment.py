@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -89,40 +88,11 @@ def test_lost_life_is_marked_and_the_episode_goes_on(breakout: list[Step]) -> No
         assert games >= 1
 
 
-@pytest.mark.parametrize("limit", [50_000, 240])
-def test_observation_of_an_end_is_the_real_last_frame_and_the_next_episode_shares_none(limit: int) -> None:
-    ends = 0
-    for history in by_environment(play("Breakout-v5", 400, seeds=[5, 6], max_episode_frames=limit)):
-        for before, now in itertools.pairwise(history):
-            rolled = np.array_equal(now.observation[:-1], before.observation[1:])
-            ended = bool(now.terminated or now.truncated)
-            ends += ended
-            assert now.first or rolled
-            assert not ended or not np.array_equal(now.observation[-1], history[0].observation[-1])
-    assert ends >= 3
-
-
-def test_unpixeled_task_returns_flat_float32_observations() -> None:
-    for task, size, num_actions in (("CartPole-v1", 4, 2), ("Catch-v0", 50, 3)):
-        spec = segment_spec(config(task))
-        assert (spec.frame_shape, spec.frame_dtype, spec.frame_stack) == ((size,), "float32", 1)
-        assert spec.action.num_actions == num_actions
-        step = play(task, 1, seeds=[1, 2, 3])[0]
-        assert step.observation.shape == (3, 1, size)
-        assert step.observation.dtype == np.float32
-        assert not step.life_lost.any()  # no lives, none lost
-
-
 def test_spec_of_an_atari_game_follows_the_configuration() -> None:
     settings = config("MsPacman-v5", frame_size=64, frame_stack=3)
     spec = segment_spec(settings)
     assert (spec.frame_shape, spec.frame_dtype, spec.frame_stack, spec.action.num_actions) == ((64, 64), "uint8", 3, 9)
     assert (spec.slots, spec.n_step) == (settings.actor.segment_slots, settings.algorithm.n_step)
-
-
-def test_cartpole_stops_at_its_own_limit_if_ours_is_longer() -> None:
-    limited = by_environment(play("CartPole-v1", 12, seeds=[1], max_episode_frames=5))[0]
-    assert [i for i, step in enumerate(limited) if step.truncated] == [5, 11]
 
 
 def games(steps: list[Step]) -> list[tuple[int, list[Step]]]:
@@ -208,14 +178,6 @@ def pong() -> Iterator[Environment]:
     pool.close()
 
 
-@pytest.mark.parametrize("action", [[0, 6], [-1, 0], [0], [0, 0, 0], [[0, 0]], np.array([np.nan, 0]), np.zeros(2)])
-def test_action_that_would_crash_envpool_is_refused(pong: Environment, action: Any) -> None:
-    step = pong.receive()
-    with pytest.raises(ValueError, match=re.escape("[0, 5]")):
-        pong.send(np.asarray(action), step.env_id)
-    pong.send(np.array([0, 5], np.int32), step.env_id)  # the pool has seen nothing of it, and goes on
-
-
 def test_reset_starts_new_episodes_also_in_mid_game(pong: Environment) -> None:
     for _ in range(30):
         step = pong.receive()
@@ -227,14 +189,6 @@ def test_reset_starts_new_episodes_also_in_mid_game(pong: Environment) -> None:
     assert (step.observation == step.observation[:, :1]).all()  # an initial stack repeats one frame
     np.testing.assert_array_equal(step.reward, 0)
     pong.send(np.array([0, 0], np.int32), step.env_id)
-
-
-@pytest.mark.parametrize("env_id", [[0, 2], [-1, 0], []])
-def test_invalid_environment_id_is_refused(pong: Environment, env_id: list[int]) -> None:
-    step = pong.receive()
-    with pytest.raises(ValueError, match=re.escape("[0, 2)")):
-        pong.send(np.zeros(len(env_id), np.int32), np.array(env_id, np.int32))
-    pong.send(np.array([0, 5], np.int32), step.env_id)  # the pool has seen nothing of it, and goes on
 
 
 @pytest.mark.parametrize(("task", "staged"), [

@@ -111,11 +111,6 @@ def test_layout_that_the_space_does_not_have_is_refused(space: Any, layout: str,
         image_spec("A", space, layout)
 
 
-def test_space_of_many_bounds_is_one_line() -> None:
-    space = spaces.Box(np.linspace(-9, 0, 90, dtype=np.float32), np.linspace(0, 9, 90, dtype=np.float32))
-    assert "\n" not in reading("A", space, None, 90)
-
-
 @pytest.mark.parametrize(("shape", "high"), [((3, 20, 24), 255), ((2, 20, 24, 3), 255), ((20, 24), 1)])
 @pytest.mark.parametrize("stack", [1, 2])
 def test_policy_takes_the_images_that_the_environment_returns(shape: tuple[int, ...], high: int, stack: int) -> None:
