@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -13,14 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from apex_jax.host.errors import RunError
-from apex_jax.links import connection, experience_client
+from apex_jax.links import connection
 from apex_jax.links.connection import Connection, Patience
 from apex_jax.run.identity import RunIdentity
 from apex_jax.transport.messages import Refusal, Rejoin
 from apex_jax.transport.wire import WireError
-from tests.rigs.experience_link import Link, link, put_all
-
-__all__ = ["link"]
 
 PATIENCE = Patience(silent=5.0, heartbeat=1.0)
 TICK_SECONDS = 0.25
@@ -322,43 +318,3 @@ def test_in_any_order_of_events_losses_are_counted_and_only_a_joined_server_gets
         assert (state == "joined") >= (message == WELCOME)
         assert (state == "connecting") <= (before == "connecting")
         last_message = client.link.now_seconds if message is not None else last_message
-
-
-def test_a_server_that_sends_only_heartbeats_is_not_lost(link: Link, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(experience_client, "PEER_TIMEOUT_SECONDS", 3.0)
-    monkeypatch.setattr(connection, "HEARTBEAT_SECONDS", 0.05)
-    server = link.server()
-    stream = link.stream()
-    server.until(lambda: stream.wait_for_welcome(0))
-    identities = set(server.service.actors)
-    until = time.monotonic() + 5
-    server.until(lambda: time.monotonic() > until)
-    assert set(server.service.actors) == identities, "on the connection that it had"
-    assert stream.disconnects == 0
-
-
-def test_silence_and_return_of_a_server_are_each_logged_once(
-    link: Link, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(experience_client, "PEER_TIMEOUT_SECONDS", 0.3)
-    caplog.set_level(logging.INFO)
-    server = link.server()
-    stream = link.stream()
-    put_all(stream, range(2), server)
-    server.until(lambda: not stream._outbox and stream._outbox._sequence == 2)
-
-    def wait_for_silence() -> None:  # nobody serves meanwhile
-        stream.finished.wait(0.1)
-
-    for disconnects in (1, 2):
-        while stream.disconnects < disconnects:
-            wait_for_silence()
-        wait_for_silence()
-        assert stream.disconnects == disconnects
-        assert stream.peer_state == "lost"
-        server.until(lambda: stream.peer_state == "joined")
-    said = [record.getMessage() for record in caplog.records if record.name == connection.__name__]
-    assert [message.split(" for ")[0].split(" after ")[0] for message in said] == [
-        f"the replay server at {link.address} has been silent",
-        "the replay server is back",
-    ] * 2

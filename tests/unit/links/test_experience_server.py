@@ -1,29 +1,32 @@
-"""The replay server stores each segment once and in order, acknowledges what is stored, and counts what it refuses."""
+"""The replay server stores each segment once and in order, acknowledges, counts refusals, and averages games."""
 
 from __future__ import annotations
 
-import zlib
 from typing import Any
 
 import msgpack
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from apex_jax.links import experience_server
+from apex_jax.links.episode_means import EpisodeMeans
+from apex_jax.run.metrics import EPSILON_BANDS
 from apex_jax.transport import wire
 from apex_jax.transport.messages import (
     ActorHello,
     ActorStatus,
     ActorWelcome,
+    EpisodeStatistics,
     Finish,
     LearnerHello,
     Rejoin,
     SegmentAck,
-    SegmentMessage,
 )
 from apex_jax.types import PEER_TIMEOUT_SECONDS
-from tests.rigs.experience_link import CREDIT, KEY, Link, join, limiter_that_lets_in, link, message_of, put_all
-from tests.rigs.links import TRANSITIONS, segment_of, waiting_in
+from tests.rigs.experience_link import CREDIT, KEY, Link, limiter_that_lets_in, link, message_of, put_all
+from tests.rigs.links import TRANSITIONS, waiting_in
 from tests.rigs.messages import speaking
 
 __all__ = ["link"]
@@ -49,27 +52,6 @@ def test_segments_are_answered_while_the_limiter_allows_no_insert(link: Link) ->
             peer.send(message_of(number))  # once more
         assert peer.receive(SegmentAck).sequence == 1
     assert server.stored() == [1]
-
-
-def test_segments_that_come_twice_are_stored_once_and_counted(link: Link) -> None:
-    server = link.server()
-    peer = link.peer(server, peer_id=1)
-    peer.send(message_of(1), message_of(1), message_of(2), message_of(1), message_of(2), message_of(3))
-    while peer.receive(SegmentAck).sequence < 3:
-        pass
-    assert server.stored() == [1, 2, 3]
-    assert +server.dropped == {"duplicate_segment": 3}
-
-
-def test_a_segment_after_a_missing_one_is_not_kept_and_its_actor_joins_again(link: Link) -> None:
-    server = link.server()
-    peer = link.peer(server, peer_id=1)
-    peer.send(*(message_of(number) for number in range(2, CREDIT + 5)))
-    for _ in range(2, CREDIT + 5):
-        peer.receive(Rejoin)
-    assert server.stored() == []
-    assert +server.dropped == {"early_segment": 1}, "the others come from an actor that is not connected"
-    join(link.peer(server), 2)
 
 
 def test_an_actor_whose_segment_arrived_damaged_rejoins_and_sends_it_again(link: Link) -> None:
@@ -198,38 +180,45 @@ def test_segments_of_an_evicted_actor_are_stored_once_and_within_its_credit(link
     server.until(lambda: not stream._outbox)
 
 
-def corrupt_bodies() -> dict[str, SegmentMessage]:
-    sound = message_of(1)
-    columns = segment_of(1).columns
-    priority = columns["priority"].copy()
-    priority[3] = np.nan
-    nan = priority.tobytes() + sound.body[priority.nbytes :]
-    return {
-        "bad_checksum": sound._replace(crc=sound.crc ^ 1),
-        "bad_length": sound._replace(body=sound.body[:9], crc=zlib.crc32(sound.body[:9])),
-        "bad_priority": sound._replace(body=nan, crc=zlib.crc32(nan)),
-    }
+GAME = st.tuples(st.sampled_from([0.0, 0.005, 0.03, 0.1, 0.9, 1.0]), st.integers(-100, 1000), st.integers(0, 10**6))
 
 
-@pytest.mark.parametrize("reason", corrupt_bodies())
-def test_a_corrupt_segment_is_counted_by_reason_and_acknowledged(link: Link, reason: str) -> None:
-    server = link.server()
-    peer = link.peer(server, peer_id=1)
-    peer.send(corrupt_bodies()[reason])
-    assert peer.receive(SegmentAck).sequence == 1
-    assert +server.dropped == {reason: 1}
-    peer.send(message_of(2))
-    assert peer.receive(SegmentAck).sequence == 2
-    assert server.stored() == [2]
+def statistics_of(games: list[tuple[float, int, int]]) -> EpisodeStatistics:
+    epsilon, returns, steps = zip(*games, strict=True) if games else ((), (), ())
+    return EpisodeStatistics(1, np.array(epsilon, np.float32), np.array(returns, np.float32), np.array(steps, np.int32))
 
 
-def test_garbage_is_counted_and_the_next_message_is_served(link: Link) -> None:
-    server = link.server()
-    peer = link.peer(server, peer_id=1)
-    peer.send_frames(b"\xc1garbage")
-    peer.send_frames(b"", b"", b"")
-    peer.send(SegmentAck(5), message_of(1))  # the first does not belong here
-    assert peer.receive(SegmentAck).sequence == 1
-    assert sum(server.dropped.values()) == 3
-    assert server.dropped["unknown_kind"] == 1
-    assert server.stored() == [1]
+def band_of(epsilon: float) -> str:
+    """The slow twin: the name of the band of an epsilon that is no edge of a band."""
+    if epsilon < 0.01:
+        return "epsilon_below_0.01"
+    if epsilon < 0.05:
+        return "epsilon_0.01_to_0.05"
+    return "epsilon_0.05_to_0.2" if epsilon < 0.2 else "epsilon_above_0.2"
+
+
+@given(messages=st.lists(st.lists(GAME, max_size=5), max_size=5))
+def test_means_are_of_all_games_however_they_are_spread_over_messages(messages: list[list[Any]]) -> None:
+    means, games = EpisodeMeans(EPSILON_BANDS), [game for message in messages for game in message]
+    assert all(means.add(statistics_of(message)) for message in messages)
+    assert means.episode_return.count == means.length.count == len(games)
+    if games:
+        assert means.episode_return.result() == pytest.approx(np.mean([returned for _, returned, _ in games]))
+        assert means.length.result() == pytest.approx(np.mean([steps for *_, steps in games]))
+    by_band: dict[str, list[int]] = {}
+    for epsilon, returned, _ in games:
+        by_band.setdefault(band_of(epsilon), []).append(returned)
+    assert {band: mean.count for band, mean in means.by_band.items()} == {b: len(of) for b, of in by_band.items()}
+    for band, returns in by_band.items():
+        assert means.by_band[band].result() == pytest.approx(np.mean(returns))
+
+
+@pytest.mark.parametrize(("field", "value"), [
+    ("exploration", -0.1), ("exploration", np.inf), ("exploration", np.nan),
+    ("episode_return", -np.inf), ("episode_return", np.nan), ("episode_steps", -1),
+])  # fmt: skip
+def test_message_with_one_impossible_value_adds_none_of_its_games(field: str, value: float) -> None:
+    means, message = EpisodeMeans(EPSILON_BANDS), statistics_of([(0.5, 7, 10), (0.5, 9, 20)])
+    getattr(message, field)[1] = value
+    assert not means.add(message)
+    assert (means.episode_return.count, means.length.count, means.by_band) == (0, 0, {})

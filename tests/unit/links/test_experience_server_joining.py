@@ -8,13 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-import zmq
 
 from apex_jax.links import connection, experience_client, experience_server, membership
 from apex_jax.links.membership import MAX_INCARNATION
 from apex_jax.process import digest_of_peer_id
-from apex_jax.transport import sockets
-from apex_jax.transport.messages import ActorHello, ActorStatus, ActorWelcome, Goodbye, Refusal, Rejoin, SegmentAck
+from apex_jax.transport.messages import ActorHello, ActorStatus, ActorWelcome, Goodbye, Rejoin, SegmentAck
 from apex_jax.types import PEER_TIMEOUT_SECONDS
 from tests.rigs.experience_link import CREDIT, KEY, Link, join, link, message_of
 from tests.rigs.links import CONFIG
@@ -30,12 +28,6 @@ def test_each_actor_is_welcomed_with_ladder_indices_of_its_own(link: Link) -> No
     assert (first.ladder_size, first.max_outstanding_segments) == (8, CREDIT)
 
 
-def test_a_refusal_of_an_actor_is_final(link: Link) -> None:
-    peer = link.peer(link.server())
-    peer.send(ActorHello(1, "task=Other-v5", 4))
-    assert peer.receive(Refusal).final
-
-
 def test_an_actor_is_logged_under_the_digest_that_it_logs_itself(link: Link, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     server = link.server()
@@ -49,15 +41,6 @@ def test_an_actor_is_logged_under_the_digest_that_it_logs_itself(link: Link, cap
     assert [" ".join(message.split()[:3]) for message in caplog.messages] == [
         f"actor {first} joins", f"actor {first} leaves", f"actor {second} joins", f"actor {second} has"
     ]  # fmt: skip
-
-
-@pytest.mark.parametrize("message", [message_of(1), ActorStatus(1, 0.0, 0), Goodbye(1)])
-def test_peer_without_a_hello_is_asked_for_one(link: Link, message: Any) -> None:
-    server = link.server()
-    peer = link.peer(server)
-    peer.send(message)
-    peer.receive(Rejoin)
-    assert server.stored() == []
 
 
 def test_a_silent_actor_is_evicted_and_its_ladder_indices_go_to_the_next(link: Link) -> None:
@@ -93,15 +76,6 @@ def test_an_actor_that_reconnects_keeps_its_ladder_indices(link: Link) -> None:
     after = join(link.peer(server), 1)
     assert (after.incarnation, after.ladder_indices.tolist()) == (before.incarnation, before.ladder_indices.tolist())
     assert len(server.service.actors) == 2
-
-
-def test_an_actor_that_reconnects_gets_the_acknowledgement_again(link: Link) -> None:
-    server = link.server()
-    for _ in range(2):
-        peer = link.peer(server, peer_id=1)
-        peer.send(message_of(1))
-        assert peer.receive(SegmentAck).sequence == 1
-    assert server.stored() == [1]
 
 
 def test_a_repeated_hello_is_welcomed_once(link: Link) -> None:
@@ -229,23 +203,3 @@ def test_an_actor_beyond_the_limit_is_refused_and_retries(
     server.until(lambda: stream.wait_for_welcome(0))
     peer.send(message_of(1))
     peer.receive(Rejoin)
-
-
-def test_actors_whose_messages_are_still_unread_are_not_evicted(link: Link, monkeypatch: pytest.MonkeyPatch) -> None:
-    server = link.server()
-    peers = [link.peer(server, peer_id=number) for number in range(1, 6)]
-    monkeypatch.setattr(sockets, "MESSAGES_AT_ONCE", 3)
-    for _ in range(4):
-        for number, peer in enumerate(peers, 1):
-            peer.send(ActorStatus(number, 0.0, 0))
-    for peer in peers:
-        assert peer.socket.poll(0, zmq.POLLOUT)
-    server.until(lambda: server.service._unread_after > 0)
-    server.now_seconds += 60.0  # in which the server stood still
-    server.service.read(server.now_seconds)
-    server.service.evict_dead_peers(server.now_seconds)
-    assert len(server.service.actors) == 5
-    for _ in range(10):
-        server.serve()
-    server.service.evict_dead_peers(server.now_seconds + 60.0)
-    assert len(server.service.actors) == 0

@@ -23,11 +23,9 @@ from apex_jax.transport.messages import (
     IndexBatches,
     LearnerHello,
     LearnerWelcome,
-    Refusal,
     Rejoin,
 )
 from tests.rigs.links import SPEC, segment_of, wait_until
-from tests.rigs.proxy import Proxy
 from tests.rigs.sampling_link import (
     CAPACITY,
     AskingClient,
@@ -35,7 +33,6 @@ from tests.rigs.sampling_link import (
     FalseServer,
     K,
     L,
-    Learner,
     Link,
     batches_of,
     hello_of,
@@ -73,22 +70,6 @@ def test_a_server_that_dies_is_lost_once_and_joined_again_once(
     ]
 
 
-def test_silent_server_is_lost_and_joined_again(sampling: Link, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sampling_client, "SILENT_SECONDS", 2.0)
-    server = sampling.server()
-    server.insert(2)
-    with Proxy(sampling.address) as proxy:
-        sampling.address = proxy.address
-        learner = Learner(sampling.stream())
-        server.until(lambda: learner.consume() and learner.batches)
-        proxy.stop()
-        server.until(lambda: learner.stream.peer_state == "lost")
-        proxy.heal()
-        server.until(lambda: learner.stream.peer_state == "joined")
-        assert learner.stream.disconnects == 1
-        learner.stream.close()
-
-
 def test_idle_server_is_not_lost(sampling: Link, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sampling_client, "SILENT_SECONDS", 3.0)
     monkeypatch.setattr(connection, "HEARTBEAT_SECONDS", 0.05)
@@ -101,38 +82,6 @@ def test_idle_server_is_not_lost(sampling: Link, monkeypatch: pytest.MonkeyPatch
     wait_until(lambda: stream.disconnects == 1)  # nobody serves
     assert stream.peer_state == "lost"
     server.until(lambda: stream.peer_state == "joined")
-
-
-def test_a_server_that_has_forgotten_the_learner_counts_as_lost(
-    sampling: Link, false_server: FalseServer, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO)
-    stream = sampling.stream()
-    false_server.welcome()
-    false_server.send(Rejoin())
-    false_server.until_received(lambda message: isinstance(message, LearnerHello))
-    false_server.send(LearnerWelcome(9, CAPACITY))
-    wait_until(lambda: stream.peer_state == "joined", false_server.read)
-    assert stream.disconnects == 1
-    assert lines(caplog)[1:] == [
-        f"the replay server at {sampling.address} no longer knows this process: joining it again",
-        "the replay server is back",
-    ]
-
-
-def test_a_server_that_is_away_for_longer_than_the_limit_ends_the_learner_in_one_line(sampling: Link) -> None:
-    stream = AskingClient(
-        sampling._context, sampling.address, SPEC, hello_of(), CAPACITY, groups=2, away_limit_seconds=0.5
-    )
-    server = sampling.server()
-    server.until(lambda: stream.peer_state == "joined")
-    assert stream.next(0.7) is None, "it is here: no time runs"
-    server.close()
-    with pytest.raises(
-        RunError, match=rf"at {sampling.address} has been away for \d s: start it, or raise away_limit_sec"
-    ):
-        stream.next(20.0)
-    stream.close()
 
 
 # What is taken from it --------------------------------------------------------------------------------------------
@@ -293,17 +242,6 @@ def test_learner_limits_the_size_of_received_messages(
     assert given == [limit]
 
 
-def test_text_of_a_server_is_logged_on_one_line_without_control_characters(
-    sampling: Link, false_server: FalseServer
-) -> None:
-    stream = sampling.stream()
-    false_server.until_received(lambda message: isinstance(message, LearnerHello))
-    false_server.send(Refusal("no\n\x1b[31m\x07", final=True))
-    with pytest.raises(RunError, match=rf"^refused by the replay server at {sampling.address}: 'no\\n") as caught:
-        wait_until(lambda: stream.next(0.0))
-    assert str(caught.value).isprintable()
-
-
 def test_close_does_not_wait_for_room(sampling: Link, false_server: FalseServer) -> None:
     stream: SamplingClient = sampling.stream(groups=1)
     false_server.welcome()
@@ -318,19 +256,6 @@ def test_a_replay_of_another_capacity_ends_the_learner(sampling: Link) -> None:
     stream = sampling.stream()
     with pytest.raises(RunError, match=r"holds 7 segments, this learner 6: replay\.capacity_transitions"):
         server.until(lambda: stream.next(0.0))
-
-
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_learner_with_a_broken_stream_gets_an_error(
-    sampling: Link, false_server: FalseServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stream = sampling.stream()
-    monkeypatch.setattr(sampling_client, "decode_frames", None)
-    false_server.welcome()
-    false_server.send(streamed(1))
-    with pytest.raises(RunError, match="link to the replay server"):
-        stream.next(5.0)
-    stream.close()
 
 
 @pytest.mark.parametrize("is_served", [True, False])

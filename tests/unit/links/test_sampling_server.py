@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -153,17 +152,6 @@ def test_a_second_learner_waits_until_the_first_is_silent(sampling: Link) -> Non
     second.receive(LearnerWelcome)
 
 
-def test_learner_restarted_after_a_kill_is_refused_for_now_with_the_reason(sampling: Link) -> None:
-    server = sampling.server()
-    sampling.peer(server, hello_of(1))  # killed: it sends no more, and no goodbye
-    restarted = sampling.peer(server)
-    restarted.send(hello_of(2))
-    refusal = restarted.receive(Refusal)
-    assert not refusal.final
-    said = "another learner draws from this replay server, or one did that was killed in the last 10 s; stop it, or"
-    assert refusal.reason.startswith(said)
-
-
 def test_a_second_learner_takes_over_when_the_first_leaves(sampling: Link) -> None:
     server = sampling.server()
     server.insert(2)
@@ -277,27 +265,6 @@ def test_new_priorities_reach_the_replay(sampling: Link) -> None:
     assert +server.dropped == {}
 
 
-def test_late_priorities_of_overwritten_segments_are_counted_as_stale(sampling: Link) -> None:
-    server = sampling.server()
-    server.insert(1)
-    learner = Learner(sampling.stream())
-    item = drawn(learner, server)
-    server.insert(CAPACITY)
-    learner.stream.update_priorities(item, np.full((K, B), 1e6, np.float32))
-    server.until(lambda: server.dropped["stale_priority"] == K * B)
-    assert server.buffer.max_priority < 1e6
-
-
-@pytest.mark.parametrize("value", [np.nan, np.inf, 0.0, -1.0])
-def test_invalid_priorities_are_counted_and_change_nothing(sampling: Link, value: float) -> None:
-    server = sampling.server()
-    server.insert(1)
-    learner = Learner(sampling.stream())
-    learner.stream.update_priorities(drawn(learner, server), np.full((K, B), value, np.float32))
-    server.until(lambda: server.dropped["invalid_priority"] == K * B)
-    server.buffer.check_valid()
-
-
 def test_restart_of_the_server_restarts_the_stream_and_voids_old_priorities(sampling: Link) -> None:
     server = sampling.server()
     server.insert(4)
@@ -315,28 +282,3 @@ def test_restart_of_the_server_restarts_the_stream_and_voids_old_priorities(samp
     server.until(lambda: server.buffer.max_priority == 1e6)
     assert +server.dropped == {}
     assert server.service.run_steps == 1234, "as the learner says to each server"
-
-
-# Segments that the learner cannot decode -------------------------------------------------------------------------
-
-
-def test_segment_reported_as_undecodable_is_not_drawn_again(sampling: Link) -> None:
-    server = sampling.server()
-    server.insert(3)
-    body = server.buffer._bodies[1]
-    server.buffer._bodies[1] = body[: SPEC.slots * 17].ljust(len(body), b"\xff")
-    stream, drawn_slots = sampling.stream(), []
-
-    def consumed_until(condition: Callable[[], bool]) -> bool:
-        if (item := stream.next(0.0)) is not None:
-            stream.consumed(item)
-            if isinstance(item.content, IndexBatches):
-                drawn_slots.append(set((item.content.indices // SPEC.slots).ravel().tolist()))
-        return condition()
-
-    server.until(lambda: consumed_until(lambda: server.dropped["corrupt_segment"] == 1))
-    server.buffer.check_valid()
-    assert server.buffer.size_transitions == 2 * TRANSITIONS
-    under_way = len(drawn_slots) + 3
-    server.until(lambda: consumed_until(lambda: len(drawn_slots) > under_way + 3))
-    assert all(slots == {0, 2} for slots in drawn_slots[under_way:])

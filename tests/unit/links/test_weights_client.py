@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 
 from apex_jax.host.errors import RunError
-from apex_jax.run.identity import RunIdentity
 from apex_jax.transport.messages import WEIGHTS_PIECE_BYTES, WeightsHello, WeightsOffer, WeightsPiece, WeightsRequest
 from tests.rigs.links import DEADLINE_SECONDS, wait_until
 from tests.rigs.weights_link import COMPATIBILITY_KEY, Link, assert_equal_bits, large_params, link, newest, params_of
@@ -89,27 +86,6 @@ def test_a_client_of_another_configuration_is_refused_for_good_with_both_values(
     assert str(caught.value) == f"refused by the learner at {link.address}: {differs}; make them equal"
     assert client.peer_state == "refused"
     assert server.dropped == {"another_config": 1}
-
-
-def test_a_client_of_another_run_is_refused_for_good_with_both_names(link: Link, tmp_path: Any) -> None:
-    for name in ("learner", "client"):
-        (tmp_path / name).mkdir()
-    (tmp_path / "learner" / "run_identity").write_text("a" * 16)
-    (tmp_path / "client" / "run_identity").write_text("b" * 16)
-    link.server(run=RunIdentity(str(tmp_path / "learner")))
-    client = link.client(run=RunIdentity(str(tmp_path / "client")))
-    with pytest.raises(RunError, match=f"this process is of run {'b' * 16}, the learner of run {'a' * 16}"):
-        wait_until(lambda: client.newest)
-
-
-def test_a_client_becomes_part_of_the_learners_run(link: Link, tmp_path: Any) -> None:
-    run, learners = RunIdentity(str(tmp_path)), RunIdentity()
-    learners.name = "c" * 16
-    link.server(run=learners)
-    client = link.client(run=run)
-    wait_until(lambda: client.peer_state == "joined")
-    assert run.name == "c" * 16
-    assert (tmp_path / "run_identity").read_text() == "c" * 16
 
 
 def test_a_client_of_another_network_is_refused_for_good(link: Link) -> None:

@@ -1,10 +1,9 @@
-"""The learner's server sends each client the newest weights in pieces, and knows which clients have the final ones."""
+"""The learner sends each client the newest weights, knows who has the final ones, and places actors evenly."""
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from functools import partial
 from typing import Any
 
 import jax
@@ -14,13 +13,13 @@ import zmq
 
 from apex_jax.links import server as link_server
 from apex_jax.links import weights_client, weights_server
+from apex_jax.links.placement import NOWHERE, Placement
 from apex_jax.links.weights_server import Client, WeightsServer
-from apex_jax.transport import params_codec, sockets
+from apex_jax.transport import sockets
 from apex_jax.transport.messages import (
     WEIGHTS_PIECE_BYTES,
     Goodbye,
     Refusal,
-    Rejoin,
     WeightsHeartbeat,
     WeightsHello,
     WeightsOffer,
@@ -125,23 +124,6 @@ def test_nothing_but_heartbeats_is_sent_while_nothing_changes(
     assert sent[WeightsPiece] == sent[WeightsRequest] == 3
 
 
-def test_version_is_encoded_once_on_the_first_request(link: Link, monkeypatch: pytest.MonkeyPatch) -> None:
-    encode, encoded = params_codec.encode_weights, Counter[float]()
-
-    def counted(params: Any) -> bytes:
-        encoded[float(params["kernel"][0])] += 1
-        return encode(params)
-
-    monkeypatch.setattr(weights_server, "encode_weights", counted)
-    server = link.server(params=large_params(0))
-    for updates in (1, 2):
-        server.publish(large_params(updates), updates, 0)
-    clients = [link.client(large_params(0)) for _ in range(5)]
-    for client in clients:
-        newest(client, 2)
-    assert encoded == {2.0: 1}
-
-
 def versions_fetched(server: WeightsServer) -> set[int]:
     """Updates of the versions that clients hold."""
     return {client.encoded.published.updates for client in list(server.clients.values()) if client.encoded is not None}
@@ -229,14 +211,6 @@ def test_learner_does_not_wait_for_a_client(link: Link, monkeypatch: pytest.Monk
 # Who is served ---------------------------------------------------------------------------------------------------
 
 
-def test_peer_without_a_hello_is_asked_for_one(link: Link) -> None:
-    link.server()
-    peer = link.peer()
-    for message in (WeightsHeartbeat(0, 0), WeightsRequest(0, 0), Goodbye(1)):
-        peer.send(message)
-        peer.receive(Rejoin)
-
-
 @pytest.mark.parametrize("request_", [(0, 0), (7, 0), (0, 1), (0, WEIGHTS_PIECE_BYTES), (0, 2**29)], ids=str)
 def test_request_of_an_unknown_version_is_answered_with_the_newest(link: Link, request_: tuple[int, int]) -> None:
     server, peer = link.server(), link.joined_peer()
@@ -256,18 +230,6 @@ def test_a_server_knows_its_clients_until_they_leave_or_are_silent(link: Link, m
     clients[0].close()
     wait_until(lambda: len(server.clients) == 2)
     assert [client.peer_state for client in clients[1:]] == ["joined"] * 2
-
-
-def test_client_beyond_the_limit_is_refused_and_retries(link: Link, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(weights_server, "MAX_CLIENTS", 1)
-    monkeypatch.setattr(weights_client, "HEARTBEAT_SECONDS", 0.05)
-    server, first = link.server(), link.joined_peer()
-    server.publish(params_of(1), 1, 0)
-    second = link.client()
-    wait_until(lambda: second.dropped["refused"] >= 2)
-    assert second.peer_state == "refused"
-    first.send(Goodbye(0))
-    newest(second, 1)
 
 
 def test_client_that_does_not_read_occupies_only_its_queue(link: Link) -> None:
@@ -311,15 +273,78 @@ def test_each_actor_is_assigned_a_replay_server_and_told_when_it_should_move(
     wait_until(lambda: sorted(actor.shard for actor in actors if actor.shard is not None) == [0, 1])
 
 
-# Addresses and threads -------------------------------------------------------------------------------------------
+def test_client_beyond_the_limit_is_refused_and_retries(link: Link, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(weights_server, "MAX_CLIENTS", 1)
+    monkeypatch.setattr(weights_client, "HEARTBEAT_SECONDS", 0.05)
+    server, first = link.server(), link.joined_peer()
+    server.publish(params_of(1), 1, 0)
+    second = link.client()
+    wait_until(lambda: second.dropped["refused"] >= 2)
+    assert second.peer_state == "refused"
+    first.send(Goodbye(0))
+    newest(second, 1)
 
 
-def test_an_address_in_use_is_one_line_and_leaves_nothing_open(link: Link) -> None:
-    link.server()
-    context = zmq.Context()
-    make = partial(WeightsServer, context, link.address, 2, 0, COMPATIBILITY_KEY, ARCHITECTURE)
-    with pytest.raises(sockets.BindError, match=rf"addresses\.weights={link.address} cannot be served") as caught:
-        make()
-    assert str(caught.value).isprintable()
-    context.term()
-    assert context.closed
+def placed(placement: Placement, actors: dict[int, int], environments: int = 16) -> dict[int, int]:
+    """Places each actor, whose shard `actors` holds, once more."""
+    return {actor: placement.place(environments, shard) for actor, shard in actors.items()}
+
+
+@pytest.mark.parametrize(("shards", "actors", "counts"), [(1, 5, [5]), (2, 5, [2, 3]), (3, 9, [3, 3, 3])])
+def test_new_actors_fill_the_shards_evenly(shards: int, actors: int, counts: list[int]) -> None:
+    where = placed(Placement(shards), dict.fromkeys(range(actors), NOWHERE))
+    assert sorted(np.bincount(list(where.values()), minlength=shards)) == counts
+
+
+def test_actors_of_many_environments_count_as_many() -> None:
+    placement = Placement(2)
+    assert placement.place(64, NOWHERE) == 0
+    assert [placement.place(16, NOWHERE) for _ in range(4)] == [1, 1, 1, 1]
+
+
+def test_actors_stay_where_they_are_while_the_shards_are_even() -> None:
+    placement = Placement(2)
+    where = placed(placement, dict.fromkeys(range(5), NOWHERE))
+    for _ in range(3):
+        assert placed(placement, where) == where
+
+
+def test_actors_leave_a_closed_shard_evenly_and_come_back_once_it_is_open() -> None:
+    placement = Placement(3)
+    first = placed(placement, dict.fromkeys(range(12), NOWHERE))
+    placement.closed = frozenset({1})
+    away = placed(placement, first)
+    assert np.bincount(list(away.values()), minlength=3).tolist() == [6, 0, 6]
+    assert all(away[actor] == shard for actor, shard in first.items() if shard != 1)
+    placement.closed = frozenset()
+    back = placed(placement, placed(placement, away))
+    assert np.bincount(list(back.values()), minlength=3).tolist() == [4, 4, 4]
+
+
+def test_nobody_moves_if_all_shards_are_closed() -> None:
+    placement = Placement(2)
+    where = placed(placement, dict.fromkeys(range(4), NOWHERE))
+    placement.closed = frozenset({0, 1})
+    assert placed(placement, where) == where
+
+
+def test_learner_that_restarts_learns_where_actors_are_and_moves_none_of_an_even_fleet() -> None:
+    placement = Placement(2)
+    where = {actor: placement.add(16, actor % 2) for actor in range(6)}
+    assert placed(placement, where) == where
+    assert placement.add(16, 2) == placement.add(16, NOWHERE) == NOWHERE
+
+
+def test_actor_that_left_counts_no_more() -> None:
+    placement = Placement(2)
+    placed(placement, dict.fromkeys(range(4), NOWHERE))
+    placement.remove(16, 1)
+    placement.remove(16, NOWHERE)
+    assert placement.place(16, NOWHERE) == 1
+
+
+def test_nobody_moves_to_make_it_even_before_all_have_joined() -> None:
+    placement = Placement(2)
+    assert [placement.place(16, placement.add(16, 0), may_balance=False) for _ in range(3)] == [0, 0, 0]
+    assert placement.place(16, NOWHERE, may_balance=False) == 1
+    assert placement.place(16, 0) == 1
