@@ -1,12 +1,18 @@
-"""Specification of the replay buffer."""
+"""The replay buffer equals a naive ring, and new transitions get the priority of the actor or the largest so far."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
+import zmq
 
 from apex_jax.replay.buffer import PriorityResult, ReplayBuffer
-from apex_jax.types import SegmentSpec
+from apex_jax.settings import load
+from apex_jax.types import Columns, SegmentSpec
+from apex_jax.workers.replay_server import ReplayServer
+from apex_jax.workers.role import RoleContext
 from tests.rigs.buffers import SPEC, L, buffer_of, columns_of, leaf, priorities_at, random_columns, update
 
 assert SPEC.max_transitions == 9
@@ -95,15 +101,6 @@ def test_agrees_with_a_naive_ring_under_random_operations(seed: int) -> None:
     assert streamed == sorted(set(streamed))
 
 
-def test_the_oldest_segment_leaves_when_the_ring_is_full() -> None:
-    buffer = buffer_of(num_segments=2)
-    bodies = (b"first", b"second", b"third")
-    assert [buffer.insert(body, priorities_at(f1=1.0), 0.0) for body in bodies] == [0, 1, 0]
-    live = buffer.segments_since(0, 10).bodies
-    assert live == bodies[1:]
-    assert live[0] is bodies[1]  # kept without a copy
-
-
 def test_alpha_zero_draws_all_transitions_alike_and_no_other_slot() -> None:
     buffer = buffer_of(alpha=0.0)
     buffer.insert(b"", priorities_at(f1=4.0, f2=1e-20), 0.0)
@@ -144,23 +141,6 @@ def test_max_priority_is_the_largest_ever_stored() -> None:
     buffer.insert(b"", priorities_at(f1=2.0), 0.0)
     update(buffer, (1, 1, 5.0), (1, 9, 7.0), (1, 1, 0.5))
     assert buffer.max_priority == 5.0
-
-
-@pytest.mark.parametrize(
-    ("priority", "message"),
-    [
-        ([1.0, np.nan] * 6, "finite"),
-        ([1.0, np.inf] * 6, "finite"),
-        ([1.0, -1.0] * 6, "finite"),
-        ([1.0] * (L + 1), "12 frame slots"),
-    ],
-)
-def test_a_segment_with_bad_priorities_is_refused_and_changes_nothing(priority: list[float], message: str) -> None:
-    buffer = buffer_of()
-    with pytest.raises(ValueError, match=message):
-        buffer.insert(b"", columns_of(np.array(priority)), 0.0)
-    assert buffer.inserted_segments == buffer.size_transitions == 0
-    buffer.check_valid()
 
 
 @pytest.mark.parametrize(
@@ -224,15 +204,6 @@ def test_weights_are_n_times_p_to_the_minus_beta_over_the_largest_of_the_batch()
     assert (of_draw.max(axis=1) == 1.0).all()
 
 
-def test_a_draw_has_the_dtypes_and_shapes_of_its_message() -> None:
-    buffer = buffer_of()
-    buffer.insert(b"", priorities_at(f1=1.0), 5.0)
-    draw = buffer.sample(2, 3, 7.5)
-    assert [array.dtype for array in draw[:3]] == [np.int32, np.uint32, np.float64]
-    assert [array.shape for array in draw[:3]] == [(2, 3)] * 3
-    assert draw.age_seconds == 2.5
-
-
 def test_drawing_from_an_empty_replay_is_refused() -> None:
     buffer = buffer_of()
     with pytest.raises(ValueError, match="nothing to draw"):
@@ -242,28 +213,12 @@ def test_drawing_from_an_empty_replay_is_refused() -> None:
         buffer.sample(1, 1, 0.0)
 
 
-def test_late_priority_of_an_overwritten_slot_is_ignored_and_counted() -> None:
-    buffer = buffer_of(num_segments=2, alpha=1.0)
-    for _ in range(3):
-        buffer.insert(b"", priorities_at(f1=1.0), 0.0)
-    assert update(buffer, (1, 1, 9.0), (1, 3, 5.0), (L + 1, 2, 7.0)) == PriorityResult(applied=2, stale=1, invalid=0)
-    assert (leaf(buffer, 1), leaf(buffer, L + 1)) == (5.0, 7.0)
-
-
 def test_late_priority_is_stale_even_if_the_new_segment_has_no_transition_there() -> None:
     buffer = buffer_of(num_segments=2)
     for columns in (priorities_at(f1=1.0), priorities_at(f1=1.0), priorities_at(f2=1.0)):
         buffer.insert(b"", columns, 0.0)
     assert update(buffer, (1, 1, 9.0)) == PriorityResult(applied=0, stale=1, invalid=0)
     assert leaf(buffer, 1) == 0.0
-
-
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, -1.0, 0.0])
-def test_invalid_priority_is_counted_and_the_valid_ones_of_its_message_are_applied(bad: float) -> None:
-    buffer = buffer_of(alpha=1.0)
-    buffer.insert(b"", priorities_at(f1=1.0, f2=1.0), 0.0)
-    assert update(buffer, (1, 1, bad), (2, 1, 3.0)) == PriorityResult(applied=1, stale=0, invalid=1)
-    assert (leaf(buffer, 1), leaf(buffer, 2)) == (1.0, 3.0)
 
 
 @pytest.mark.parametrize("index", [-1, -(4 * L) + 1, 4 * L, 2**31, 2**32 + 1, -(2**32) + 1, 2**63 + 1, 2**64 - 1, 0, 3])
@@ -282,39 +237,6 @@ def test_a_generation_never_wraps_into_a_live_one() -> None:
     assert update(buffer, (1, 2**32 + 1, 9.0)) == PriorityResult(applied=0, stale=1, invalid=0)
 
 
-def test_last_valid_value_of_duplicate_indices_counts() -> None:
-    buffer = buffer_of(alpha=1.0)
-    buffer.insert(b"", priorities_at(f1=1.0), 0.0)
-    result = update(buffer, (1, 1, 2.0), (1, 1, 3.0), (1, 1, np.nan), (1, 7, 9.0))
-    assert result == PriorityResult(applied=2, stale=1, invalid=1)
-    assert leaf(buffer, 1) == 3.0
-
-
-@pytest.mark.parametrize(
-    ("indices", "generations", "priorities", "message"),
-    [
-        ([1, 2], [1], [1.0], "one and the same"),
-        ([1], [1, 1], [1.0], "one and the same"),
-        ([1], [1], [1.0, 1.0], "one and the same"),
-        ([[1]], [[1]], [[1.0]], "one and the same"),
-        ([1.0], [1], [1.0], "integers"),
-        ([1], [1.0], [1.0], "integers"),
-    ],
-)
-def test_an_update_of_ragged_arrays_or_without_integers_is_refused(
-    indices: list[int], generations: list[int], priorities: list[float], message: str
-) -> None:
-    with pytest.raises(ValueError, match=message):
-        buffer_of().update_priorities(np.array(indices), np.array(generations), np.array(priorities))
-
-
-def test_learner_that_has_every_segment_gets_none() -> None:
-    buffer = buffer_of()
-    buffer.insert(b"a", priorities_at(f1=1.0), 0.0)
-    run = buffer.segments_since(1, 10)
-    assert (run.slots.size, run.generations.size, run.bodies, run.cursor) == (0, 0, (), 1)
-
-
 def test_cursor_behind_the_ring_continues_at_the_oldest_live_segment() -> None:
     buffer = buffer_of(num_segments=3)
     for number in range(1, 9):
@@ -323,14 +245,6 @@ def test_cursor_behind_the_ring_continues_at_the_oldest_live_segment() -> None:
     assert run.bodies == (b"\x06", b"\x07")
     assert (run.slots.tolist(), run.generations.tolist(), run.cursor) == ([2, 0], [6, 7], 7)
     assert [array.dtype for array in run[:2]] == [np.int32, np.uint32]
-
-
-@pytest.mark.parametrize("cursor", [-1, 2])
-def test_cursor_beyond_the_newest_insertion_is_refused(cursor: int) -> None:
-    buffer = buffer_of()
-    buffer.insert(b"a", priorities_at(f1=1.0), 0.0)
-    with pytest.raises(ValueError, match="cursor"):
-        buffer.segments_since(cursor, 1)
 
 
 def test_generations_are_the_low_32_bits_of_the_insertion_id() -> None:
@@ -343,21 +257,34 @@ def test_generations_are_the_low_32_bits_of_the_insertion_id() -> None:
     assert (run.generations.tolist(), run.bodies, run.cursor) == ([0, 1], (b"b", b"c"), 2**32 + 1)
 
 
-@pytest.mark.parametrize(
-    ("attribute", "message"),
-    [("size_transitions", "size_transitions"), ("inserted_segments", "generations"), ("_body_bytes", "stored_bytes")],
-)
-def test_check_valid_detects_a_drifted_counter(attribute: str, message: str) -> None:
-    buffer = buffer_of()
-    buffer.insert(b"a", priorities_at(f1=1.0), 0.0)
-    setattr(buffer, attribute, getattr(buffer, attribute) + 1)
-    with pytest.raises(AssertionError, match=message):
-        buffer.check_valid()
+def inserted(buffer: ReplayBuffer, columns: Columns) -> list[float]:
+    """Returns the leaves of a segment after its insertion."""
+    slot = buffer.insert(b"", columns, 0.0)
+    return [leaf(buffer, slot * L + i) for i in range(4)]
 
 
-def test_check_valid_detects_a_leaf_without_a_transition() -> None:
-    buffer = buffer_of()
-    buffer.insert(b"a", priorities_at(f1=1.0), 0.0)
-    buffer._tree.set(np.array([0]), np.array([1.0]))
-    with pytest.raises(AssertionError, match="not the transitions"):
-        buffer.check_valid()
+def test_initial_priorities_are_the_actors_unless_maximum_is_configured() -> None:
+    columns = priorities_at(f1=70.0, f3=0.5)
+    of_actors = ReplayBuffer(SPEC, 18, 1.0, np.random.default_rng(0))
+    assert inserted(of_actors, columns) == [0.0, 70.0, 0.0, 0.5]
+    maximum = ReplayBuffer(SPEC, 18, 1.0, np.random.default_rng(0), from_actors=False)
+    assert inserted(maximum, columns) == [0.0, 1.0, 0.0, 1.0]
+    update(maximum, (1, 1, 5.0), (3, 1, 0.5))
+    assert inserted(maximum, columns) == [0.0, 5.0, 0.0, 5.0]
+    assert [leaf(maximum, 1), leaf(maximum, 3)] == [5.0, 0.5]
+    maximum.check_valid()
+
+
+def test_initial_priority_setting_selects_actor_or_maximum(tmp_path: Path) -> None:
+    for choice, leaves in (("actor", [0.0, 70.0, 0.0, 0.5]), ("maximum", [0.0, 1.0, 0.0, 1.0])):
+        sizes = "capacity_transitions: 64, min_size_to_sample: 1"
+        settings = [
+            f"run_directory={tmp_path}/{choice}",
+            f"replay={{initial_priority: {choice}, priority_exponent: 1, {sizes}}}",
+            *(f"addresses.{link}=ipc://{tmp_path}/{choice}-{link}" for link in ("experience", "sampling")),
+        ]
+        context = zmq.Context()
+        server = ReplayServer(RoleContext(load(None, settings), context, "replay"), SPEC)
+        assert inserted(server.replay.buffer, priorities_at(f1=70.0, f3=0.5)) == leaves
+        server.close()
+        context.term()

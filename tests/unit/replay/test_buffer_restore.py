@@ -187,16 +187,6 @@ def test_older_segments_move_up_into_gaps_and_keep_their_priorities(missing: set
         assert [body[0] for body in restored.segments_since(0, 99).bodies] == list(live)
 
 
-def test_without_a_saved_state_only_segments_are_restored() -> None:
-    disk, buffer = Disk(), buffer_of(2, alpha=1.0)
-    for number in range(1, 4):
-        disk.insert(buffer, bytes([number]), priorities_at(f1=float(number))["priority"], 0.0)
-    restored = buffer_of(2, alpha=1.0)
-    assert disk.restore(restored, 0.0) == 0
-    assert (restored.inserted_segments, restored.max_priority) == (3, 3.0)
-    assert [leaf(restored, 1), leaf(restored, L + 1)] == [3.0, 2.0]
-
-
 def test_restored_priorities_are_the_maximum_if_new_ones_are() -> None:
     disk, buffer = Disk(), ReplayBuffer(SPEC, 36, 1.0, np.random.default_rng(0), from_actors=False)
     disk.insert(buffer, b"a", priorities_at(f1=70.0)["priority"], 0.0)
@@ -206,13 +196,6 @@ def test_restored_priorities_are_the_maximum_if_new_ones_are() -> None:
     restored = ReplayBuffer(SPEC, 36, 1.0, np.random.default_rng(0), from_actors=False)
     disk.restore(restored, 0.0)
     assert (leaf(restored, 1), leaf(restored, L + 2), restored.max_priority) == (5.0, 5.0, 5.0)
-
-
-def test_only_an_empty_buffer_is_restored() -> None:
-    buffer = buffer_of()
-    buffer.insert(b"a", priorities_at(f1=1.0), 0.0)
-    with pytest.raises(ValueError, match="only an empty buffer"):
-        buffer.restore(stored([]), None, 0.0)
 
 
 # The rate limiter -------------------------------------------------------------------------------------------------

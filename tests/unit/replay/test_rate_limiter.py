@@ -80,14 +80,6 @@ def test_inserting_stops_when_the_error_buffer_is_used_up() -> None:
     assert not limiter.can_insert(4, 100)
 
 
-def test_counters_hold_everything_that_was_stored_and_drawn() -> None:
-    limiter = limiter_of()
-    for amount in (3, 0, 4):
-        limiter.insert(amount)
-        limiter.sample(2 * amount)
-    assert (limiter.inserted, limiter.sampled) == (7, 14)
-
-
 @pytest.mark.parametrize("faster", ["actors", "learner"])
 def test_ratio_is_kept_whichever_side_is_faster(faster: str) -> None:
     limiter = limiter_of(ratio=4.0)
@@ -130,16 +122,6 @@ def test_at_least_one_side_is_always_allowed(
             limiter.sample(num_drawn)
 
 
-def test_refused_error_buffer_would_deadlock_both_sides() -> None:
-    with pytest.raises(ValueError, match="waiting for each other for ever"):
-        limiter_of(min_size=10, ratio=1.0, error_buffer=1.0, largest_insert=4, largest_draw=4)
-    limiter = limiter_of(min_size=10, ratio=1.0, error_buffer=4.0, largest_insert=4, largest_draw=4)
-    limiter._error_buffer = 1.0
-    limiter.insert(12)
-    assert not limiter.can_insert(4, 12)
-    assert not limiter.can_sample(4, 12)
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -157,10 +139,3 @@ def test_refused_error_buffer_would_deadlock_both_sides() -> None:
 def test_impossible_parameters_are_refused(arguments: dict[str, float], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         limiter_of(**arguments)  # type: ignore[arg-type]
-
-
-def test_a_negative_count_is_refused() -> None:
-    with pytest.raises(ValueError, match="-1 transitions"):
-        limiter_of().insert(-1)
-    with pytest.raises(ValueError, match="-1 transitions"):
-        limiter_of().sample(-1)

@@ -52,13 +52,6 @@ def test_expected_count_is_exactly_the_share_of_the_batch() -> None:
     np.testing.assert_allclose(counts_of(shares, 512, uniforms).mean(axis=0), shares * 512, atol=1e-3)
 
 
-def test_equal_shares_that_divide_the_batch_never_vary() -> None:
-    counts = counts_of(
-        shares_of(np.array([0.3, 1000.0, 7.0, 1e-9]), groups=4), 512, np.random.default_rng(1).random(999)
-    )
-    assert (counts == 128).all()
-
-
 def test_each_group_gives_exactly_its_part_of_every_batch() -> None:
     """As the update on several devices requires, however its part is divided among the shards of the group."""
     rng = np.random.default_rng(1)

@@ -1,15 +1,24 @@
-"""Snapshots: whole or not at all, the one before if the newest is damaged."""
+"""Snapshots restore the very state that was saved, the one before if the newest is damaged, and no other journal."""
 
 from __future__ import annotations
 
 import errno
 import os
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from apex_jax.environments.environment import segment_spec
 from apex_jax.replay import journal, snapshots
-from tests.rigs.journals import RUN, World, files, first_leaves, flip, warnings
+from apex_jax.replay.file_heads import Identity, JournalError
+from apex_jax.replay.ledger import ActorCounts, Ledger
+from apex_jax.replay.rate_limiter import RateLimiter
+from apex_jax.replay.saved_state import Counters, pack_state, ratio_of, unpack_state
+from apex_jax.replay.snapshots import Snapshots
+from tests.rigs.journals import RUN, World, config_of, files, first_leaves, flip, warnings
+from tests.rigs.links import CONFIG, SPEC, TRANSITIONS, buffer_of, segment_of
 
 
 def test_damaged_snapshot_is_logged_and_the_previous_one_is_used(
@@ -99,3 +108,65 @@ def test_failed_snapshot_leaves_no_half_file_and_is_retried(
     world = World(tmp_path)
     assert max(world.leaves()[1]) == 9.0**0.6
     world.kill()
+
+
+@pytest.mark.parametrize("num_segments", [0, 1, 6], ids=["empty", "one segment", "after evictions"])
+def test_unpacked_state_equals_the_packed_one(tmp_path: Path, num_segments: int) -> None:
+    buffer, limiter, ledger = buffer_of(4), RateLimiter(1, 0.0, 0.0, 1, 1), Ledger()
+    for number in range(1, num_segments + 1):
+        buffer.insert(b"body", segment_of(number).columns, 1.0)
+        limiter.insert(TRANSITIONS)
+        ledger.store(2**63 - number, number, TRANSITIONS)
+        ledger.refuse(7, number, 3, "bad_checksum")
+        ledger.report(7, ActorCounts(2**48, 1, 2, 3, 4))
+        buffer.sample(2, 3, 2.0)
+        limiter.sample(6)
+    state, counters = buffer.state(5.0), Counters(ledger, 10 * num_segments, 9)
+    snapshots = Snapshots(tmp_path, Identity(CONFIG.compatibility_key, SPEC))
+    snapshots.write(*pack_state(11, state, limiter, CONFIG, counters))
+    snapshot = snapshots.read_newest()
+    assert snapshot is not None
+    saved = unpack_state(*snapshot)
+    assert saved.event == 11
+    assert saved.limiter == {"inserted": limiter.inserted, "sampled": limiter.sampled, "ratio": ratio_of(CONFIG)}
+    assert saved.counters[1:] == counters[1:]
+    np.testing.assert_array_equal(saved.counters.ledger.to_array(), ledger.to_array())
+    assert saved.counters.ledger.totals((), {}) == ledger.totals((), {})
+    for name, value in state._asdict().items():
+        np.testing.assert_array_equal(getattr(saved.buffer, name), value, err_msg=name)
+        assert type(getattr(saved.buffer, name)) is type(value), name
+
+
+@pytest.mark.parametrize("kept", ["segments", "snapshot"])
+def test_journal_of_another_configuration_is_refused_and_unchanged(tmp_path: Path, kept: str) -> None:
+    world = World(tmp_path)
+    world.store(1)
+    world.stop()
+    for path in (tmp_path / "replay").glob("s*"):
+        if not path.name.startswith(kept):
+            path.unlink()
+    before = {path.name: path.read_bytes() for path in (tmp_path / "replay").iterdir()}
+    other = config_of(tmp_path).replace(environment=replace(CONFIG.environment, task="Catch-v0"))
+    with pytest.raises(
+        JournalError, match=r"environment.task: was Pong-v5, now Catch-v0; .*another run_directory, or move .*/replay"
+    ):
+        World(tmp_path, config=other)
+    assert {path.name: path.read_bytes() for path in (tmp_path / "replay").iterdir()} == before
+
+
+def test_a_journal_of_another_format_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(tmp_path)
+    monkeypatch.setattr("apex_jax.replay.file_heads.FORMAT", 9)
+    world.store(1)
+    world.kill()
+    monkeypatch.undo()
+    with pytest.raises(JournalError, match="has format 9, this release reads format 2"):
+        World(tmp_path)
+
+
+def test_a_journal_from_before_a_key_existed_is_accepted_unless_its_value_was_another() -> None:
+    spec = segment_spec(CONFIG)
+    before = Identity("task=gymnasium:X frame_stack=1", spec).facts
+    Identity("task=gymnasium:X frame_stack=1 observation_layout=auto", spec).check(Path("segments"), before)
+    with pytest.raises(JournalError, match=r"observation_layout: was auto, now CHW"):
+        Identity("task=gymnasium:X frame_stack=1 observation_layout=CHW", spec).check(Path("segments"), before)
