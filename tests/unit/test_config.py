@@ -8,6 +8,8 @@ import pytest
 from envpool.registration import registry
 
 from apex_jax.config import ActorConfig, AlgorithmConfig, Config, EnvironmentConfig, LearnerConfig, ReplayConfig
+from apex_jax.config_key import Key, key
+from apex_jax.config_services import AddressConfig, SecurityConfig, StorageConfig, server_name
 from apex_jax.settings import SETTINGS, Setting, load
 
 
@@ -64,12 +66,6 @@ def test_atari_games_are_distinguished_from_gym_mujoco_by_their_names_alone() ->
     assert {name for name in registry.specs if EnvironmentConfig(task=name).is_atari} == atari
 
 
-def test_hopper_of_gym_mujoco_has_the_networks_of_continuous_actions_and_no_convolutions() -> None:
-    config = load(None, ["environment.task=Hopper-v5", "environment.frame_size=20", "network.kernel_sizes=[64,64,64]"])
-    assert "policy_units=300,200" in config.weights_compatibility_key
-    assert "channels=" not in config.weights_compatibility_key
-
-
 def test_geometry_of_convolutions_binds_only_tasks_with_pixels() -> None:
     pixels = Config(environment=EnvironmentConfig(task="Pong-v5"))
     vector = Config(environment=EnvironmentConfig(task="CartPole-v1"))
@@ -97,3 +93,35 @@ def test_number_of_updates_per_call_is_configured_or_chosen_for_the_device(
 ) -> None:
     config = LearnerConfig(batch_size=batch_size, updates_per_call=asked)
     assert config.updates_of_a_call(on_cpu) == updates
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+    """A group of one key."""
+
+    size: int = key(8, "how many there are", "segments", 1, 64)
+
+
+def test_field_has_the_default_and_carries_text_unit_and_limits() -> None:
+    [field] = dataclasses.fields(Group)
+    assert Group().size == 8
+    assert field.metadata["key"] == Key("how many there are", "segments", 1, 64)
+
+
+def test_by_default_a_run_stays_on_its_machine() -> None:
+    config = Config()
+    links = [address for link in ("experience", "sampling", "weights") for address in config.addresses.of_link(link)]
+    assert all(address.startswith("tcp://127.0.0.1:") for address in links)
+    assert len(set(links)) == len(links)
+    assert config.addresses.status == config.storage.url == config.security.keys == ""
+    assert (config.addresses, config.security, config.storage) == (AddressConfig(), SecurityConfig(), StorageConfig())
+
+
+def test_replay_server_binds_its_own_address_of_a_list_or_the_only_one() -> None:
+    of_all, own = AddressConfig(experience=("ipc://a", "ipc://b")), AddressConfig(experience=("ipc://a",))
+    assert [of_all.of_server("experience", index) for index in range(2)] == ["ipc://a", "ipc://b"]
+    assert [own.of_server("experience", index) for index in range(2)] == ["ipc://a", "ipc://a"]
+
+
+def test_first_replay_server_has_the_name_of_the_only_one() -> None:
+    assert [server_name(index) for index in range(3)] == ["replay", "replay-1", "replay-2"]

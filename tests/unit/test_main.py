@@ -7,20 +7,13 @@ import json
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 from functools import partial
 from pathlib import Path
 
-import jax
 import pytest
 
-from apex_jax.agent.dqn import make_dqn
-from apex_jax.environments.environment import segment_spec
-from apex_jax.run.checkpoint import Checkpointer, Progress
-from apex_jax.settings import load
-from apex_jax.transport.params_codec import architecture_of
 from tests.rigs.learner_runs import save_checkpoint
 from tests.rigs.processes import ROOT, Program, Programs, catch, free_tcp_addresses
 
@@ -41,16 +34,6 @@ def error_of(program: Program, exit_code: int) -> str:
     (["learner.batch_size=0"], ["learner.batch_size=0", "1 to 65_536"]),
     (["--config", "no/such.yaml"], ["no/such.yaml", "one of atari, atari_cpu, cartpole"]),
     (["environment.task=Catsh-v0"], ["Catsh-v0", "did you mean Catch-v0"]),
-    pytest.param(
-        ["environment.task=Pendulum-v1", "environment.frame_stack=4"],
-        ["Pendulum-v1", "use --config walker"],
-        marks=pytest.mark.long,
-    ),
-    pytest.param(
-        ["environment.task=CartPole-v1", "environment.frame_stack=4"],
-        ["CartPole-v1", "environment.frame_stack=1"],
-        marks=pytest.mark.long,
-    ),
     (["metrics.loggers=[jsonl,no_such_tracker]"], ["no_such_tracker is not installed", "pip install no_such_tracker"]),
     pytest.param(["replay.error_buffer=0.001"], ["replay.error_buffer=0.001"], marks=pytest.mark.long),
     (["--role", "learner", "evaluator.checkpoint=runs/x"], ["evaluator.checkpoint", "--role evaluator"]),
@@ -100,30 +83,6 @@ def test_config_is_printed_and_nothing_started(programs: Programs, tmp_path: Pat
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize(("role", "link"), [
-    ("replay", "experience"),
-    pytest.param("replay", "sampling", marks=pytest.mark.long),
-    pytest.param("learner", "weights", marks=pytest.mark.long),
-])  # fmt: skip
-def test_port_in_use_ends_the_role_that_serves_there(programs: Programs, tmp_path: Path, role: str, link: str) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        address = f"addresses.{link}=tcp://127.0.0.1:{taken.getsockname()[1]}"
-        program = programs.start("--role", role, *catch(tmp_path / "run", *free_tcp_addresses(), address))
-        assert address in error_of(program, 1)
-
-
-@pytest.mark.slow
-def test_roles_wait_for_absent_peers_and_log_their_addresses(programs: Programs, tmp_path: Path) -> None:
-    addresses = free_tcp_addresses()
-    actor, evaluator = (
-        programs.start("--role", role, *catch(tmp_path / "run", *addresses)) for role in ("actor", "evaluator")
-    )
-    for program, address in ((actor, addresses[0]), (evaluator, addresses[2])):
-        program.wait_until(partial(_says, program, f" at {address.partition('=')[2]}"))
-        program.send(signal.SIGTERM)
-        assert program.exit_code() == 143
-
-
 @pytest.mark.long
 def test_learner_at_the_end_of_its_run_logs_the_absent_replay_server(programs: Programs, tmp_path: Path) -> None:
     save_checkpoint(tmp_path / "run", updates=8)
@@ -139,14 +98,6 @@ def _says(program: Program, words: str) -> bool:
 
 
 @pytest.mark.long
-def test_checkpoint_of_an_empty_directory_cannot_be_evaluated(programs: Programs, tmp_path: Path) -> None:
-    (tmp_path / "empty").mkdir()
-    checkpoint = f"evaluator.checkpoint={tmp_path / 'empty'}"
-    error = error_of(programs.start("--role", "evaluator", *catch(tmp_path / "run", checkpoint)), 1)
-    assert f"no checkpoint in {tmp_path / 'empty'}" in error
-
-
-@pytest.mark.long
 def test_folder_named_like_the_default_video_is_no_error(
     programs: Programs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -154,35 +105,6 @@ def test_folder_named_like_the_default_video_is_no_error(
     monkeypatch.chdir(tmp_path)
     error = error_of(programs.start("--role", "evaluator", *catch(tmp_path / "run", f"checkpoint={tmp_path}")), 1)
     assert f"no checkpoint in {tmp_path}" in error
-
-
-@pytest.mark.slow
-def test_checkpoint_of_another_network_is_refused_by_evaluator_learner_and_whole_run(
-    programs: Programs, tmp_path: Path
-) -> None:
-    directory, other = tmp_path / "run", "network.hidden_units=32"
-    differs = f"network.hidden_units: was {load(ROOT / 'configs' / 'catch.yaml').network.hidden_units}, now 32"
-    _save_checkpoint(directory)
-    evaluator = programs.start("--role", "evaluator", *catch(directory, f"evaluator.checkpoint={directory}", other))
-    learner = programs.start("--role", "learner", *catch(directory, *free_tcp_addresses(), other))
-    for program in (evaluator, learner):
-        assert f"checkpoints/1 has a different configuration: {differs}; use" in error_of(program, 1)
-    local = programs.start(*catch(directory, other))
-    assert local.exit_code() == 1
-    [error, *log] = [line for line in local.stderr.splitlines() if not re.fullmatch(LOG_LINE, line)]
-    assert error.startswith("error: learner failed 2 times in a row")
-    assert "  error: checkpoint" in log[-1]
-    assert differs in log[-1]
-    assert programs.living() == {}
-
-
-def _save_checkpoint(directory: Path) -> None:
-    config = load(ROOT / "configs" / "catch.yaml")
-    state = make_dqn(config, segment_spec(config)).init(jax.random.key(0))
-    progress = Progress(1, 1, 0.0, 1, config.checkpoint_compatibility_key, architecture_of(state.online_params))
-    checkpointer = Checkpointer(str(directory))
-    checkpointer.save(state, progress)
-    checkpointer.close()
 
 
 def test_directory_of_a_running_run_is_refused(programs: Programs, tmp_path: Path) -> None:

@@ -169,9 +169,7 @@ def test_a_checkpoint_is_loaded_by_its_path_and_the_best_evaluation_by_its_folde
 @pytest.mark.parametrize(("task", "observation", "message"), [
     ("CartPole-v1", np.zeros(5), r"shape \(5,\); expected float32 \(4,\), or a batch of them \(N, ...\)$"),
     ("CartPole-v1", np.zeros((1, 2, 4)), r"shape \(1, 2, 4\); expected"),
-    ("CartPole-v1", 0.0, r"shape \(\); expected"),
     ("Pong-v5", np.zeros((3, 44, 44)), r"of float64; expected uint8 \(3, 44, 44\), .* or one frame \(44, 44\)"),
-    ("Pong-v5", np.zeros((4, 44, 44), np.uint8), r"shape \(4, 44, 44\); expected"),
     ("WalkerWalk-v1", {"height": 1.0}, r"without orientations, velocity; expected orientations \(14,\), height \(\)"),
     (
         "WalkerWalk-v1",
@@ -203,13 +201,10 @@ def test_a_folder_that_is_no_run_is_one_clear_error(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("metadata", "message"), [
     ({}, r"model.safetensors is no policy that `export` wrote: 'config'; give the folder of one, or a run directory"),
     ({"config": "{", "interface": "{}", "updates": "1"}, "is no policy that `export` wrote: "),
-    ({"config": "{}", "interface": "[]", "updates": "1"}, "is no policy that `export` wrote: "),
     ({"config": '"/secret/of/the/user"'}, "is no policy .*/secret/of/the/user: is no configuration; it must be"),
     ({"config": '{"lerner": {}}'}, "is no policy that `export` wrote: unknown key lerner"),
     ({"config": json.dumps({"k" * 10**6: 1})}, "is no policy that `export` wrote: unknown key kkk"),
-    ({"config": '{"network": {"hidden_units": -1}}'}, "is no policy .*: network.hidden_units=-1: must be"),
     ({"config": '{"algorithm": {"name": "mine"}}'}, "is no policy .*: algorithm.name=mine: .*must be one of auto, dqn"),
-    ({"config": '{"network": {"strides": [1]}}'}, "is no policy that `export` wrote: "),
     ({"config": "{}", "updates": "many"}, "is no policy that `export` wrote: .*many"),
     ({"config": "{}"}, r"is missing, where this network has float32"),
 ])  # fmt: skip

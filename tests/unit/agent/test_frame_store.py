@@ -9,8 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from apex_jax import segment_codec
 from apex_jax.agent.frame_store import FrameStore, create_store, gather, insert_segments, store_bytes
-from apex_jax.types import ActionSpec, Columns, SegmentSpec
+from apex_jax.segment_codec import CorruptSegment, decode_segment, encode_segment
+from apex_jax.types import ActionSpec, Column, Columns, SegmentSpec
+from tests.rigs.agents import CONTINUOUS
+from tests.rigs.links import SPEC, segment_of
 
 PIXELS = SegmentSpec(
     frame_shape=(6, 5), frame_dtype="uint8", frame_stack=4, slots=12, n_step=3, action=ActionSpec.discrete(6)
@@ -110,3 +114,37 @@ def test_store_bytes_equals_the_bytes_of_its_arrays(spec: SegmentSpec) -> None:
 def test_two_million_atari_transitions_take_about_15_gigabytes() -> None:
     spec = SegmentSpec((84, 84), "uint8", frame_stack=4, slots=64, n_step=3, action=ActionSpec.discrete(6))
     assert store_bytes(spec, 2_000_000 // spec.max_transitions) == 34_482 * 64 * (7_056 + 13)
+
+
+def travelled(spec: SegmentSpec, **columns: np.ndarray) -> Any:
+    """What the update gathers of slot 1 of a segment that has been encoded, decoded and stored."""
+    segment = segment_of(7)
+    segment = segment._replace(columns=segment.columns | columns)
+    decoded = decode_segment(encode_segment(segment, spec), spec)
+    stacked = {name: column[None] for name, column in decoded.columns.items()}
+    store = insert_segments(create_store(spec, 3), np.array([2], np.int32), decoded.frames[None], stacked)
+    return gather(store, jnp.array([2 * spec.slots + 1]), spec.frame_stack)
+
+
+def test_a_new_column_takes_one_line_of_segment_spec_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    columns = (*SPEC.columns, Column("reward_parts", "float32", (2, 2)))
+    monkeypatch.setattr(SegmentSpec, "columns", columns)
+    monkeypatch.setattr(segment_codec, "layout_of", segment_codec.layout_of.__wrapped__)  # without its cache
+    parts = np.random.default_rng(0).normal(size=(SPEC.slots, 2, 2)).astype(np.float32)
+    batch = travelled(SPEC, reward_parts=parts)
+    np.testing.assert_array_equal(batch.columns["reward_parts"][0], parts[1])
+    assert batch.columns["n_step_return"].shape == (1,)
+
+
+def test_actions_of_any_shape_travel_bit_for_bit() -> None:
+    spec = SPEC._replace(action=CONTINUOUS)
+    action = np.random.default_rng(0).uniform(-1, 1, (spec.slots, 3)).astype(np.float32)
+    np.testing.assert_array_equal(travelled(spec, action=action).columns["action"][0], action[1])
+
+
+@pytest.mark.parametrize("value", [1.0001, -1.0001, np.nan, np.inf])
+def test_an_action_outside_its_bounds_is_refused(value: float) -> None:
+    action = np.zeros((SPEC.slots, 3), np.float32)
+    action[4, 2] = value
+    with pytest.raises(CorruptSegment, match="bad_action"):
+        travelled(SPEC._replace(action=CONTINUOUS), action=action)

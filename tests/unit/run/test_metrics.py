@@ -228,20 +228,6 @@ def test_follower_starts_again_if_the_file_was_truncated(tmp_path: Path) -> None
     assert follower.read_new() == [LINE]
 
 
-def test_follower_joins_lines_written_in_random_pieces(tmp_path: Path) -> None:
-    rng = np.random.default_rng(0)
-    path, seen = tmp_path / "x.jsonl", []
-    follower = MetricsFollower(path)
-    lines = [LINE | {"step": step} for step in range(100)]
-    data = "".join(json.dumps(line) + "\n" for line in lines).encode()
-    cuts = np.sort(rng.integers(0, len(data), 200))
-    for piece in np.split(np.frombuffer(data, np.uint8), cuts):
-        with open(path, "ab") as file:
-            file.write(piece.tobytes())
-        seen += follower.read_new()
-    assert seen == lines
-
-
 def test_rate_is_the_growth_since_the_last_update() -> None:
     seconds = iter([10.0, 12.0, 12.0, 13.0, 14.0])
     meter = RateMeter(clock=lambda: next(seconds))
@@ -282,14 +268,6 @@ def test_epsilon_band_holds_its_lower_edge(epsilon: float, band: str) -> None:
 def test_noise_band_holds_its_lower_edge_and_the_last_one_has_no_end(noise: float, band: str) -> None:
     [(name, values)] = NOISE_BANDS.split(np.array([noise]), np.array([7.0]))
     assert (name, values.tolist()) == (f"noise_{band}", [7.0])
-
-
-def test_values_are_split_by_the_band_of_their_exploration() -> None:
-    exploration = np.array([0.3, 0.0, 0.1, 0.9], np.float32)
-    split = {name: values.tolist() for name, values in EPSILON_BANDS.split(exploration, np.arange(4))}
-    assert split == {"epsilon_below_0.01": [1], "epsilon_0.05_to_0.2": [2], "epsilon_above_0.2": [0, 3]}
-    split = {name: values.tolist() for name, values in NOISE_BANDS.split(exploration, np.arange(4))}
-    assert split == {"noise_below_0.1": [1], "noise_0.1_to_0.2": [2], "noise_0.2_to_0.4": [0], "noise_above_0.4": [3]}
 
 
 def test_resident_memory_is_known_with_and_without_proc(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from apex_jax.agent.algorithm import Action, Algorithm, Params
+from apex_jax.agent.algorithm import Algorithm, Params
 from apex_jax.agent.dqn import make_dqn
 from apex_jax.config import Config
 from apex_jax.environments.environment import Environment, EpisodeTracker, segment_spec
@@ -136,21 +136,6 @@ def test_policy_is_computed_for_running_games_in_few_batch_sizes(episodes: int, 
     assert all(size >= playing for size, playing in zip(chosen, range(episodes, 0, -1), strict=True))
     assert all(size == min(each for each in sizes if each >= playing)
                for size, playing in zip(chosen, range(episodes, 0, -1), strict=True))  # fmt: skip
-
-
-def test_policy_is_not_computed_for_finished_games(player: Player) -> None:
-    sizes: list[int] = []
-
-    def act(params: Params, observation: Any, epsilon: Any, key: jax.Array, step: int) -> Action:
-        sizes.append(len(observation))
-        return player.dqn.act(params, observation, epsilon, key, step)
-
-    games = Evaluator(player.config, player.spec, player.dqn._replace(act=act))
-    assert games.evaluate(player.params, lambda: False) is not None
-    assert sizes == sorted(sizes, reverse=True)
-    assert set(sizes) <= {5, 3, 2, 1}
-    if player.config.environment.task == "CartPole-v1":  # its games are of unequal length
-        assert sizes[-1] < GAMES
 
 
 def test_film_shows_the_first_reported_game() -> None:

@@ -3,30 +3,23 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 from unittest import mock
 
 import jax
 import numpy as np
 import pytest
 
-from apex_jax.agent.algorithm import Params
-from apex_jax.agent.dqn import make_dqn
-from apex_jax.agent.registry import ALGORITHMS, Entry, make_algorithm
+from apex_jax.agent.registry import make_algorithm
 from apex_jax.command_line import parse
 from apex_jax.environments.environment import segment_spec
 from apex_jax.host.errors import RunError
 from apex_jax.links.weights_client import Weights, WeightsClient
 from apex_jax.policy import load_policy
 from apex_jax.process import StopSignal
-from apex_jax.run.checkpoint import Checkpointer, CheckpointError, Progress
 from apex_jax.run.metrics import MetricsWriter
 from apex_jax.run.provenance import read_records, record_config
-from apex_jax.settings import load
-from apex_jax.transport.params_codec import architecture_of
 from apex_jax.workers import evaluator
 from apex_jax.workers.evaluation import Evaluator
 from apex_jax.workers.evaluator import _is_cancelled, _next_weights
@@ -34,7 +27,6 @@ from apex_jax.workers.role import RoleContext
 from tests.rigs import saved_runs
 from tests.rigs.learner_runs import config_of, save_checkpoint
 from tests.rigs.links import wait_until
-from tests.rigs.processes import ROOT
 from tests.rigs.saved_runs import save_best, save_run
 from tests.rigs.weights_link import Link, link, newest, params_of
 
@@ -43,31 +35,6 @@ __all__ = ["link"]
 
 def weights_of(updates: int, final: bool = False) -> Weights:
     return Weights({}, 1, 1, updates, environment_steps=0, final=final, published_seconds=0.0)
-
-
-def test_parameters_of_a_checkpoint_are_put_on_the_device_once_and_not_at_each_step(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    overrides = ["environment.task=Catch-v0", "evaluator.episodes=2", f"evaluator.checkpoint={tmp_path}"]
-    config = load(ROOT / "configs" / "catch.yaml", overrides)
-    dqn = make_dqn(config, segment_spec(config))
-    state = dqn.init(jax.random.key(1))
-    checkpointer = Checkpointer(str(tmp_path))
-    architecture = architecture_of(state.online_params)
-    checkpointer.save(state, Progress(1, 1, 0.0, 1, config.checkpoint_compatibility_key, architecture))
-    checkpointer.close()
-    leaves: list[list[Any]] = []
-
-    def act(params: Params, *arguments: Any) -> Any:
-        leaves.append(jax.tree.leaves(params))
-        return dqn.act(params, *arguments)
-
-    monkeypatch.setattr(evaluator, "make_algorithm", lambda *_: dqn._replace(act=act))
-    assert evaluator.run(config, "evaluator", StopSignal()) == 0
-    assert len(leaves) > 1
-    for step in leaves:
-        assert all(isinstance(leaf, jax.Array) for leaf in step)
-        assert all(leaf is first for leaf, first in zip(step, leaves[0], strict=True))
 
 
 @pytest.mark.parametrize(("path", "updates"), [("", 2), ("checkpoints/1", 1), ("best", 1)])
@@ -154,18 +121,6 @@ def test_evaluating_a_run_without_a_checkpoint_reports_when_the_first_is_due(
     record_config(config)
     when = f"saves the first checkpoint {seconds} s after its first update; try again then$"
     with pytest.raises(RunError, match=f"^{tmp_path}: nothing is saved yet, the learner {when}"):
-        evaluator.run(config, "evaluator", StopSignal())
-
-
-def test_checkpoint_of_another_algorithm_is_not_evaluated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(ALGORITHMS, "toy", Entry(make_dqn, "int32"))
-    config = load(ROOT / "configs" / "catch.yaml", [f"evaluator.checkpoint={tmp_path}"])
-    toy = config.replace(algorithm=replace(config.algorithm, name="toy"))
-    state = make_dqn(config, segment_spec(config)).init(jax.random.key(1))
-    checkpointer, architecture = Checkpointer(str(tmp_path)), architecture_of(state.online_params)
-    checkpointer.save(state, Progress(1, 1, 0.0, 1, toy.checkpoint_compatibility_key, architecture))
-    checkpointer.close()
-    with pytest.raises(CheckpointError, match=r"algorithm\.name: was toy, now dqn"):
         evaluator.run(config, "evaluator", StopSignal())
 
 

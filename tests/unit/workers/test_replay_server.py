@@ -223,33 +223,6 @@ def values_written(config: Config) -> dict[str, Any]:
     return values
 
 
-def test_restarted_server_continues_from_the_journal(config: Config) -> None:
-    first = Running(config)
-    learner, actor, replay_id = first.learner(), first.actor(), first.server.replay.journal.replay_id
-    send_segments(actor, 1, 2, 3)
-    learner.send(credit(5, groups=1, segments=10))
-    wait_until(lambda: first.server.replay.limiter.sampled == 4)
-    first.close()
-    second = Running(config)
-    server = second.server
-    assert (server.replay.buffer.size_segments, server.replay.limiter.inserted, server.replay.limiter.sampled) == (
-        3,
-        3 * TRANSITIONS,
-        4,
-    )
-    assert (server.replay.journal.replay_id, server.replay.environment_steps) == (replay_id, 300)
-    assert server.ledger()["stored"] == 3 * TRANSITIONS
-    second.close()
-    third = Running(config)
-    third.actor(peer_id=2)
-    assert third.server.replay.incarnations == 2
-    third.close()
-    values = values_written(config)
-    assert values["ledger/stored"] == values["ledger/produced"] == 3 * TRANSITIONS
-    assert values["replay/journal_errors"] == 0
-    assert values["replay/journal_bytes"] > 0
-
-
 def steps_written(config: Config) -> list[float]:
     path = Path(config.directory, "metrics", "replay.jsonl")
     return [line["step"] for line in read_metrics(path)] if path.exists() else [0.0]
@@ -281,20 +254,6 @@ def test_server_killed_before_a_welcome_does_not_reuse_the_incarnation(
     first.close()
 
 
-def test_killed_server_keeps_every_acknowledged_segment(config: Config) -> None:
-    context = zmq.Context()
-    first = Running(config)
-    send_segments(first.actor(), 1, 2)
-    second = ReplayServer(RoleContext(as_killed_now(config), context, "replay"), SPEC)
-    assert (second.replay.buffer.size_segments, second.replay.environment_steps) == (2, 200)
-    # Otherwise the learner would count the steps twice.
-    assert second.replay.journal.replay_id == first.server.replay.journal.replay_id
-    assert second.replay.incarnations == 1
-    second.close()
-    context.term()
-    first.close()
-
-
 def test_a_learner_that_leaves_has_a_snapshot_written(config: Config) -> None:
     first = Running(config)
     learner, actor = first.learner(), first.actor()
@@ -307,16 +266,6 @@ def test_a_learner_that_leaves_has_a_snapshot_written(config: Config) -> None:
     assert second.server.replay.limiter.sampled == 4
     second.close()
     first.close()
-
-
-def test_without_a_journal_nothing_is_written_and_a_start_is_empty(config: Config) -> None:
-    without = config.replace(replay=replace(config.replay, journal=False))
-    for _ in range(2):
-        running = Running(without)
-        assert running.server.replay.buffer.size_segments == 0
-        send_segments(running.actor(), 1)
-        running.close()
-    assert not Path(config.directory, "replay").exists()
 
 
 def test_a_directory_in_use_is_one_line_and_leaves_nothing_open(running: Running) -> None:

@@ -1,7 +1,8 @@
-"""The status of a role shows the metrics that it wrote last, and two processes of a run cannot have one name."""
+"""The status, the name and the start of a role, and what the log of its process says of its end."""
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -17,8 +18,9 @@ from apex_jax.run.metrics import read_metrics
 from apex_jax.settings import load
 from apex_jax.transport.security import LINKS
 from apex_jax.transport.status_link import StatusError, fetch
-from apex_jax.workers import actor, evaluator, learner, local
+from apex_jax.workers import actor, evaluator, learner, local, role_process
 from apex_jax.workers.role import Role, RoleContext, open_role
+from apex_jax.workers.role_process import LOG_TAIL_LINES, RoleProcess
 from tests.rigs.links import free_address
 from tests.rigs.storages import IDENTITY, LOG, content, push, run, write
 
@@ -83,17 +85,6 @@ def test_second_replay_server_fetches_its_own_copy_on_an_empty_machine(tmp_path:
     assert held == {LOG.replace("replay/", "replay-1/"): b"of the second", "run_identity": IDENTITY.encode()}
 
 
-def test_status_shows_the_metrics_and_the_description_of_the_role(tmp_path: Path) -> None:
-    address = free_address()
-    config = config_in(tmp_path / "run", f"addresses.status={address}")
-    with open_role(config, "learner", "learner", StopSignal()) as context:
-        assert fetch(address, 5.0)[1]["metrics"] == {}
-        context.describe = lambda: {"updates": 7, "metrics": "hidden by the role's own"}
-        context.write_metrics(0, {"learner/updates": 7.0})
-        report = fetch(address, 5.0)[1]
-        assert (report["updates"], report["metrics"]["learner/updates"]) == (7, 7.0)
-
-
 def test_error_of_a_role_ends_its_status_and_its_sockets(tmp_path: Path) -> None:
     address = free_address()
     config = config_in(tmp_path / "run", f"addresses.status={address}")
@@ -120,3 +111,29 @@ def test_an_algorithm_that_cannot_learn_the_task_is_refused_before_anything_star
     with pytest.raises(UsageError, match=rf"^{setting}: .* CartPole-v1 it must be one of auto, dqn$"):
         worker.run(config, "any", StopSignal())
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("last_line", "code", "error"),
+    [
+        ("error: no room", 1, "error: no room"),
+        ("fatal: no room", 3, "fatal: no room"),
+        ("error: no room", 0, ""),
+        ("Segmentation fault", 1, ""),
+    ],
+)
+def test_error_of_a_role_is_the_last_line_of_its_log_if_its_exit_code_fits(
+    last_line: str, code: int, error: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = f"import sys; print(*range(20), {last_line!r}, sep='\\n'); sys.exit({code})"
+    monkeypatch.setattr(role_process, "COMMAND", [sys.executable, "-c", program])
+    role = RoleProcess("actor", "actor-0", tmp_path / "actor-0.log")
+    role.start([])
+    assert role.process is not None
+    role.process.wait(30)
+    assert role.exit_code() == code
+    assert role.said_error() == error
+    assert role.log_tail().splitlines() == [f"  {line}" for line in [*range(20 - LOG_TAIL_LINES + 1, 20), last_line]]
+    role.log_path.unlink()  # by a user
+    assert (role.said_error(), role.log_tail()) == ("", "")
+    role.close_pipe()

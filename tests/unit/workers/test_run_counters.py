@@ -25,27 +25,6 @@ from apex_jax.workers.role import RoleContext
 from apex_jax.workers.run_counters import RunCounters, describe_learning_rate
 
 
-def test_environment_steps_add_up_over_replays_and_never_fall(config: Config, context: zmq.Context) -> None:
-    with open_learner(RoleContext(config, context, "learner"), segment_spec(config)) as learner:
-        told = [
-            ("a", 100),
-            ("a", 150),
-            ("b", 20),
-            ("a", 130),
-            ("a", 160),
-            ("b", 30),
-        ]  # "a" lost 20 steps of its journal
-        totals = []
-        for replay_id, steps in told:
-            learner.counters.count_steps(replay_id, steps)
-            totals.append(learner.counters.environment_steps)
-        assert totals == [100, 150, 170, 170, 200, 210]
-        learner.save()
-    with open_learner(RoleContext(config, context, "learner"), segment_spec(config)) as resumed:
-        resumed.counters.count_steps("a", 165)
-        assert resumed.counters.environment_steps == 215
-
-
 def test_the_step_size_falls_with_the_limit_that_is_nearest(config: Config, context: zmq.Context) -> None:
     falling = dataclasses.replace(config.learner, final_learning_rate_share=0.2, learning_rate_decay_start=0.0)
     config = config.replace(learner=falling, total_updates=1_000, total_environment_frames=8_000, total_minutes=1e6)
@@ -55,24 +34,6 @@ def test_the_step_size_falls_with_the_limit_that_is_nearest(config: Config, cont
             learner.counters.updates, learner.counters.environment_steps = updates, frames
             shares.append(learner.counters.learning_rate_share())
     np.testing.assert_allclose(shares, [1.0, 0.6, 0.4, 0.2, 0.2], atol=1e-6)
-
-
-def test_the_step_size_is_constant_until_its_decay_starts(config: Config, context: zmq.Context) -> None:
-    held = dataclasses.replace(config.learner, final_learning_rate_share=0.2, learning_rate_decay_start=0.6)
-    role = RoleContext(config.replace(learner=held, total_updates=1_000), context, "learner")
-    with open_learner(role, segment_spec(config)) as learner:
-        shares = []
-        for learner.counters.updates in (0, 600, 700, 800, 1_000, 1_008):
-            shares.append(learner.counters.learning_rate_share())
-    np.testing.assert_allclose(shares, [1.0, 1.0, 0.8, 0.6, 0.2, 0.2], atol=1e-6)
-
-
-def test_the_step_size_is_constant_if_the_run_has_no_limit(config: Config, context: zmq.Context) -> None:
-    falling = dataclasses.replace(config.learner, final_learning_rate_share=0.2)
-    config = config.replace(learner=falling, total_updates=0)
-    with open_learner(RoleContext(config, context, "learner"), segment_spec(config)) as learner:
-        learner.counters.updates = 1_000_000
-        assert learner.counters.learning_rate_share() == 1.0
 
 
 @pytest.mark.parametrize(("settings", "said"), [

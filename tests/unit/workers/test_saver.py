@@ -4,11 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import re
-import signal
-import threading
-import time
-from pathlib import Path
 from typing import Any, cast
 from unittest import mock
 
@@ -29,8 +24,7 @@ from apex_jax.workers import saver
 from apex_jax.workers.learner import open_learner
 from apex_jax.workers.role import RoleContext
 from apex_jax.workers.saver import Saver
-from tests.rigs.learner_runs import Fleet
-from tests.rigs.processes import Programs, checkpoints, wait_until
+from tests.rigs.processes import wait_until
 
 pytestmark = pytest.mark.timeout(480)
 
@@ -197,36 +191,6 @@ def test_last_save_waits_for_a_save_in_progress_within_its_time_limit_and_sends_
     assert checkpointer.saves == [first, last], "none starts behind one that does not end"
 
 
-def test_first_checkpoint_comes_soon_after_the_first_update_and_the_next_after_the_usual_interval(
-    config: Config, context: zmq.Context, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert saver.FIRST_CHECKPOINT_SECONDS <= 60
-    monkeypatch.setattr(saver, "FIRST_CHECKPOINT_SECONDS", 0.1)
-    role = RoleContext(config, context, "learner")
-    stop = role.stop
-    with open_learner(role, segment_spec(config)) as learner:
-        until = time.monotonic() + 5  # in vain
-        seen: list[list[int]] = []
-
-        def next_item(timeout_seconds: float) -> object | None:
-            time.sleep(0.01)
-            seen.append(learner.saver.checkpointer.steps)
-            if len(seen) == 20:
-                assert not seen[-1], "nothing had been learned that could be lost"
-            if time.monotonic() > until or sum(map(bool, seen)) > 20:
-                stop.set()
-            return mock.Mock() if len(seen) > 20 else None
-
-        def learn(*_: object) -> None:
-            learner.counters.updates += 1
-            learner.saver.on_update(time.monotonic())
-
-        monkeypatch.setattr(learner.replay, "next", next_item)
-        monkeypatch.setattr(learner, "_update", learn)  # leaves nothing in flight
-        learner.learn()
-    assert [step > 0 for step in seen[-1]] == [True]
-
-
 def test_waiting_and_compiling_do_not_count_towards_the_first_checkpoint(
     config: Config, context: zmq.Context, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -259,21 +223,6 @@ def test_waiting_and_compiling_do_not_count_towards_the_first_checkpoint(
         assert saves.call_count == 1
 
 
-def test_disk_that_does_not_answer_is_one_line_and_not_a_hang(
-    config: Config, context: zmq.Context, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    answers = threading.Event()
-    monkeypatch.setattr(Checkpointer, "_write", lambda *_: answers.wait(60))
-    monkeypatch.setattr(saver, "LAST_SAVE_SECONDS", 0.3)
-    with open_learner(RoleContext(config, context, "learner"), segment_spec(config)) as learner:
-        learner.save()  # at an interval: it is still under way when the run ends
-        with pytest.raises(FatalError, match="the last updates are lost: the disk has not answered"):
-            learner.saver.save_last(learner.save, StopSignal())
-    assert learner.describe()["checkpoint"] is None
-    answers.set()
-    learner.saver.checkpointer.close()
-
-
 def test_failed_save_does_not_count_as_saved(
     config: Config, context: zmq.Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -290,27 +239,3 @@ def test_failed_save_does_not_count_as_saved(
         learner.save()
         wait_until(lambda: not learner.saver.checkpointer.is_saving)
         assert learner.describe()["checkpoint"]["updates"] == 5
-
-
-@pytest.mark.slow
-def test_first_checkpoint_comes_early_so_that_a_kill_of_everything_does_not_lose_everything(
-    programs: Programs, tmp_path: Path
-) -> None:
-    assert saver.FIRST_CHECKPOINT_SECONDS <= 60
-    early = "from apex_jax.workers import saver\nsaver.FIRST_CHECKPOINT_SECONDS = 0.5"
-    rarely = "learner.checkpoint_interval_seconds=300"
-    fleet = Fleet(programs, tmp_path / "run", rarely)
-    first = fleet.start("learner", lines=early)
-    saved = first.wait_until(lambda: checkpoints(fleet.directory))
-    assert saved[0] > 0
-    first.wait_until(lambda: fleet.updates()[-1] > saved[0] + 1000)
-    assert checkpoints(fleet.directory) == saved, "then the usual interval"
-    for pid in programs.living().values():
-        os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: not programs.living())
-    lines = len(fleet.updates())
-    replay, second = fleet.start("replay"), fleet.start("learner")
-    second.wait_until(lambda: f"resuming from the checkpoint at {saved[0]} updates" in second.stderr)
-    [live] = replay.wait_until(lambda: re.findall(r"(\d+) segments are live", replay.stderr))
-    assert int(live) > 0
-    second.wait_until(lambda: fleet.updates()[lines:] and fleet.updates()[-1] > saved[0])
