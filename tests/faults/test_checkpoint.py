@@ -2,34 +2,22 @@
 
 from __future__ import annotations
 
-import math
 import os
 import resource
 import shutil
 import signal
 import subprocess
 import sys
-import threading
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 import pytest
-import zmq
 
-from apex_jax.config import Config
-from apex_jax.environments.environment import segment_spec
 from apex_jax.host.disk import CHECKSUMS
-from apex_jax.host.errors import FatalError
-from apex_jax.process import StopSignal
 from apex_jax.run.checkpoint import Checkpointer, CheckpointError, Progress
-from apex_jax.transport.sockets import LocalLinks
-from apex_jax.workers import saver
-from apex_jax.workers.learner import Learner, open_learner
-from apex_jax.workers.role import RoleContext
-from tests.rigs.learner_runs import Fleet, bits, config_of, error_lines, files, restored, save_checkpoint
+from tests.rigs.learner_runs import Fleet, bits, error_lines, files, restored, save_checkpoint
 from tests.rigs.processes import ROOT, Programs, catch, checkpoints, free_tcp_addresses, values
 
 pytestmark = pytest.mark.timeout(480)
@@ -233,71 +221,6 @@ def test_fault_13_failed_background_save_is_reported_before_the_next_save(tmp_pa
     checkpointer.wait()
     assert checkpointer.steps == [7]
     checkpointer.close()
-
-
-@pytest.fixture
-def learner(tmp_path: Path) -> Iterator[Learner]:
-    """A learner whose checkpoints cannot be saved."""
-    links, context = LocalLinks(), zmq.Context()
-    addresses = Config().addresses.__class__((links.experience,), (links.sampling,), links.weights)
-    config = config_of(tmp_path, "learner.failed_checkpoints_limit=2").replace(addresses=addresses)
-    with open_learner(RoleContext(config, context, "learner"), segment_spec(config)) as learner:
-        shutil.rmtree(tmp_path / "checkpoints")
-        (tmp_path / "checkpoints").touch()
-        yield learner
-    context.term()
-    links.close()
-
-
-def test_fault_13_last_save_is_retried_before_the_run_fails(
-    tmp_path: Path, learner: Learner, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(saver, "LAST_PAUSE_SECONDS", 0.01)
-    with pytest.raises(FatalError, match=r"the last updates are lost: .*; make .* writable, free some space, restart"):
-        learner.saver.save_last(learner.save, StopSignal())
-    assert caplog.text.count("was not saved") == saver.LAST_SAVES
-    (tmp_path / "checkpoints").unlink()
-    learner.saver.save_last(learner.save, StopSignal())
-    assert checkpoints(tmp_path) == [0]
-
-
-def test_fault_13_strict_run_fails_after_its_limit_of_consecutive_failures(tmp_path: Path, learner: Learner) -> None:
-    learner.saver.on_update(-math.inf)
-
-    def save() -> None:
-        learner.saver._begun_seconds = -math.inf  # the next one is due
-        learner._publish_and_save_when_due()
-        learner.saver.checkpointer._join()
-
-    save()  # a failure, ...
-    (tmp_path / "checkpoints").unlink()
-    save()  # ... which this one makes up for
-    assert checkpoints(tmp_path) == [0]
-    shutil.rmtree(tmp_path / "checkpoints")
-    (tmp_path / "checkpoints").touch()
-    save()
-    save()
-    with pytest.raises(
-        FatalError, match=r"^2 checkpoints in a row could not be saved: .*checkpoints/0 was not saved: "
-    ):
-        save()
-    assert learner.saver.checkpointer.failed_saves == 3
-
-
-def test_fault_13_strict_run_fails_if_the_disk_does_not_answer(
-    tmp_path: Path, learner: Learner, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "checkpoints").unlink()
-    answers = threading.Event()
-    monkeypatch.setattr(learner.saver.checkpointer, "_write", lambda *_: answers.wait())
-    interval = learner.role.config.learner.checkpoint_interval_seconds
-    learner.save()
-    learner.saver._begun_seconds = time.monotonic() - 1.5 * interval
-    learner._publish_and_save_when_due()  # one that was due could not be begun
-    learner.saver._begun_seconds -= interval
-    with pytest.raises(FatalError, match=r"^2 checkpoints in a row could not be saved: the disk does not answer; "):
-        learner._publish_and_save_when_due()
-    answers.set()
 
 
 @pytest.mark.slow

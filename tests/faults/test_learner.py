@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import signal
 import subprocess
@@ -18,8 +17,6 @@ import zmq
 
 from apex_jax.config import Config
 from apex_jax.environments.environment import segment_spec
-from apex_jax.host.errors import RunError
-from apex_jax.links import connection, sampling_client
 from apex_jax.links.weights_client import Weights, WeightsClient
 from apex_jax.process import SAME_REQUEST_SECONDS
 from apex_jax.run.checkpoint import Checkpointer
@@ -28,7 +25,6 @@ from apex_jax.workers.learner import open_learner
 from apex_jax.workers.role import RoleContext
 from tests.rigs.learner_runs import ENDLESS, Fleet, bits, config_of, error_lines, fresh_state, restored, save_checkpoint
 from tests.rigs.processes import ROOT, Programs, catch, checkpoints, free_tcp_addresses, values, wait_until
-from tests.rigs.sampling_link import Link, hello_of
 
 pytestmark = pytest.mark.timeout(480)
 
@@ -276,44 +272,3 @@ def test_fault_37_learner_frozen_for_long_gives_up_once_it_was_replaced(programs
     assert "Traceback" not in frozen.stderr
     known = learned()[-1]
     second.wait_until(lambda: learned()[-1] > known)
-
-
-@pytest.mark.slow
-def test_fault_37_the_place_of_a_killed_learner_is_taken_by_the_next(programs: Programs, tmp_path: Path) -> None:
-    fleet = Fleet(programs, tmp_path / "run")
-    first = fleet.start("learner")
-    first.wait_until(lambda: fleet.updates() and fleet.updates()[-1] > 0)
-    os.kill(first.process.pid, signal.SIGKILL)
-    first.exit_code()
-    lines = len(fleet.updates())
-    second = fleet.start("learner")
-    wait_until(lambda: any(fleet.updates()[lines:]) and len(set(fleet.updates()[lines:])) > 1)
-    assert second.process.poll() is None
-    assert second.stderr.count("retrying until it has a place") <= 1
-
-
-def test_fault_37_refused_learner_logs_it_once_and_gives_up(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(connection, "HEARTBEAT_SECONDS", 0.02)
-    monkeypatch.setattr(sampling_client, "REFUSED_SECONDS", 0.3)
-    link = Link()
-    server = link.server()
-    link.peer(server, hello_of(peer_id=1))
-    stream = link.stream(hello_of(peer_id=2))
-    raised: list[RunError] = []
-
-    def is_given_up() -> bool:
-        try:
-            stream.next(0.0)
-        except RunError as error:
-            raised.append(error)
-        return bool(raised)
-
-    server.until(is_given_up)
-    assert "another learner draws from this replay server, or one did that was killed in the last 10 s; stop it" in str(
-        raised[0]
-    )
-    assert caplog.text.count("retrying until it has a place") == 1
-    assert stream.peer_state == "refused"
-    link.close()

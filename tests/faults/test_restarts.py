@@ -1,9 +1,10 @@
-"""Processes that end during a run: what the others do, what returns, and what is counted."""
+"""Processes that end during a run, and a disk that is full: what the others do, what returns, and what is counted."""
 
 from __future__ import annotations
 
 import os
 import re
+import resource
 import shutil
 import signal
 from collections.abc import Iterator
@@ -191,3 +192,93 @@ def test_fault_38_killed_actor_loses_only_its_unsent_transitions(site: Site) -> 
     assert ledger["produced"] == produced, "as the journal knows"
     assert ledger["stored"] == produced - sent - waiting
     assert (ledger["in_flight"], ledger["lost_with_actor"]) == (0, sent + waiting)
+
+
+def assert_once_and_in_order(sequences: list[int]) -> None:
+    assert sequences == list(range(1, len(sequences) + 1))
+
+
+def adds_up(ledger: dict[str, float]) -> bool:
+    return ledger["produced"] == sum(number for name, number in ledger.items() if name != "produced")
+
+
+def all_accounted_for(site: Site) -> dict[str, float]:
+    """Returns the ledger once the producers have left, none of them killed: what they count themselves is in it."""
+    ledger = site.ledger()
+    assert adds_up(ledger)
+    assert ledger["produced"] == site.produced()
+    assert ledger["in_flight"] == ledger["lost_with_actor"] == 0
+    return ledger
+
+
+# The replay server goes away --------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_fault_04_dropping_actors_go_on_without_a_replay_and_count(site: Site) -> None:
+    server, producer = site.server(), site.producer(rate=300, overflow="drop")
+    server.wait_until(lambda: producer.get("acknowledged") > 0)
+    end(server, signal.SIGKILL)
+    wait_until(lambda: producer.get("dropped").get("overflow", 0) > 100)
+    server = site.server()
+    producer.wait_for_more("acknowledged", 1_000)
+    server.wait_until(lambda: site.value("replay/actors") == 1)
+    assert producer.stop() == 0
+    server.wait_until(lambda: site.value("replay/actors") == 0)
+    end(server, signal.SIGTERM)
+    ledger = all_accounted_for(site)
+    assert ledger["dropped_overflow"] >= 100 * SPEC.max_transitions
+    assert ledger["lost_with_replay"] == 0
+    assert_once_and_in_order(site.journal()[producer.peer_id])
+
+
+@pytest.mark.slow
+def test_fault_05_killed_replay_has_every_acknowledged_segment_once(site: Site) -> None:
+    roomy = "replay.capacity_transitions=1000000"  # nothing that was stored is overwritten
+    producers = [site.producer(rate=150) for _ in range(2)]
+    acknowledged = [0, 0]
+    for _ in range(3):
+        server = site.server(roomy)
+        for producer in producers:
+            producer.wait_for_more("acknowledged", 2_000)
+        end(server, signal.SIGKILL)
+        known = site.journal()
+        for i, producer in enumerate(producers):
+            sequences = known[producer.peer_id]
+            assert_once_and_in_order(sequences)
+            acknowledged[i] = producer.get("acknowledged")
+            assert len(sequences) * SPEC.max_transitions >= acknowledged[i]
+    server = site.server(roomy)
+    for producer in producers:
+        producer.wait_for_more("acknowledged")  # who leaves cut off can tell nobody what it takes with it
+    server.wait_until(lambda: site.value("replay/actors") == 2)
+    assert [producer.stop() for producer in producers] == [0, 0]
+    server.wait_until(lambda: site.value("replay/actors") == 0)
+    end(server, signal.SIGTERM)
+    ledger = all_accounted_for(site)
+    assert ledger["lost_with_replay"] == 0
+    assert ledger["stored"] == SPEC.max_transitions * sum(map(len, site.journal().values()))
+    assert len({report["incarnation"] for producer in producers for report in producer.reports} - {0}) == 2
+
+
+def test_fault_12_full_disk_stops_no_service_and_loses_no_acknowledged_segment(site: Site) -> None:
+    server = site.server("replay.snapshot_interval_seconds=1")
+    producer = site.producer(rate=100)
+    server.wait_until(lambda: producer.get("acknowledged") > 1_000)
+    pid = server.process.pid
+    _, hard = resource.prlimit(pid, resource.RLIMIT_FSIZE)
+    # Of any file: room for the log of this server, and not for the segments of a second, the first delay.
+    resource.prlimit(pid, resource.RLIMIT_FSIZE, (4_096, hard))
+    server.wait_until(lambda: "cannot write segments to" in server.stderr)
+    server.wait_until(lambda: "cannot write a snapshot to" in server.stderr)
+    producer.wait_for_more("acknowledged", 5_000)
+    assert server.stderr.count("cannot write segments to") == 1
+    assert server.stderr.count("cannot write a snapshot to") == 1
+    resource.prlimit(pid, resource.RLIMIT_FSIZE, (hard, hard))
+    server.wait_until(lambda: "segments are written to" in server.stderr)
+    server.wait_until(lambda: site.value("replay/journal_errors") > 0)
+    producer.wait_for_more("acknowledged", 1_000)
+    end(server, signal.SIGKILL)
+    sequences = site.journal()[producer.peer_id]
+    assert_once_and_in_order(sequences)
+    assert len(sequences) * SPEC.max_transitions >= producer.get("acknowledged")

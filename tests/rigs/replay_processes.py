@@ -13,7 +13,6 @@ from typing import Any
 from apex_jax.environments.environment import segment_spec
 from apex_jax.replay.file_heads import Identity
 from apex_jax.replay.segment_log import SEGMENT, SegmentLog
-from apex_jax.replay.snapshots import Snapshot, Snapshots
 from apex_jax.run.metrics import read_metrics
 from apex_jax.settings import load
 from tests.rigs.processes import ROOT, Program, Programs, catch, free_tcp_addresses, wait_until
@@ -122,11 +121,6 @@ class Site:
         assert not log.left_out
         log.close()
         return sequences
-
-    def snapshot(self) -> Snapshot:
-        snapshot = Snapshots(self.directory / "replay", self._identity()).read_newest()
-        assert snapshot is not None
-        return snapshot
 
     @property
     def newest_snapshot(self) -> str:

@@ -368,15 +368,3 @@ def test_falls_and_time_limits_in_any_order_of_environments_are_stored_bit_for_b
     ends = count_ends(histories)
     assert ends["game over"] >= 3
     assert ends["time limit"] >= 3
-
-
-def test_only_stored_transitions_are_drawn(recorders: list[Recorder]) -> None:
-    config = make_config("CartPole-v1", slots=16, frame_stack=1, frame_skip=1)
-    spec = segment_spec(config)
-    replay = Replay(spec, capacity_segments=20)
-    play(config, spec, replay, recorders, real_steps=600)
-    draw = replay.buffer.sample(20, 128, now_seconds=0.0)
-    starts = {slot * 16 + int(f) for slot, columns in replay.live.items() for f in np.flatnonzero(columns["priority"])}
-    drawn = set(draw.indices.ravel().tolist())
-    assert drawn <= starts
-    assert len(drawn) > 0.9 * len(starts)

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from apex_jax.host.errors import UsageError
 from tests.rigs.ports import free_port
 from tests.rigs.processes import Program, Programs, catch, values
 
@@ -164,10 +163,3 @@ def test_fault_40_actor_of_a_shard_that_is_gone_moves_on_and_back(programs: Prog
     learner.wait_until(lambda: fleet.actors(0) == fleet.actors(1) == 1)
     learner.wait_until(more_updates(fleet.directory))
     assert all("Traceback" not in program.stderr for program in (learner, *actors))
-
-
-def test_learner_with_fewer_addresses_than_servers_is_refused_in_one_line(programs: Programs, tmp_path: Path) -> None:
-    refused = programs.start("--role", "learner", *catch(tmp_path / "run", "replay.servers=2"))
-    assert refused.exit_code() == UsageError.exit_code
-    assert "must have one entry for each of replay.servers=2" in refused.stderr
-    assert "Traceback" not in refused.stderr

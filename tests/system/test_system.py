@@ -275,17 +275,6 @@ def test_shutdown_with_sigterm_to_every_process_loses_nothing(programs: Programs
     assert checkpoints(directory) == [values(directory, "learner", "learner/updates")[-1]]
 
 
-@pytest.mark.long
-def test_roles_end_by_themselves_when_the_supervisor_is_killed(programs: Programs, tmp_path: Path) -> None:
-    directory = tmp_path / "run"
-    program = programs.start(*catch(directory, ENDLESS))
-    program.wait_until(lambda: is_learning(directory))
-    program.send(signal.SIGKILL)
-    assert program.exit_code() == -signal.SIGKILL
-    wait_until(lambda: not programs.living(), LEAVING_SECONDS)
-    assert len(checkpoints(directory)) == 1
-
-
 @pytest.mark.slow
 def test_killed_roles_are_started_again_and_the_run_completes(programs: Programs, tmp_path: Path) -> None:
     directory = tmp_path / "run"
@@ -344,20 +333,6 @@ def test_actors_join_late_and_leave_and_the_fleet_ends_when_the_learner_does(
     last_learner = start("learner", "learner", f"total_updates={saved + 800}")
     assert [program.exit_code() for program in (last_learner, replay, early)] == [0, 0, 0]
     assert checkpoints(directory)[-1] == saved + 800
-
-
-@pytest.mark.long
-def test_peers_of_another_configuration_are_refused_with_the_differences(programs: Programs, tmp_path: Path) -> None:
-    arguments = catch(tmp_path / "run", *free_tcp_addresses())
-    replay = programs.start("--role", "replay", *arguments)
-    others = [programs.start("--role", role, *arguments, "algorithm.n_step=2") for role in ("learner", "actor")]
-    for other in others:
-        assert other.exit_code() == 1
-        [error] = [line for line in other.stderr.splitlines() if line.startswith("error: ")]
-        assert re.search(r"/127.0.0.1:\d+: algorithm.n_step: the replay server 3, this (learner|actor) 2; make", error)
-        assert "Traceback" not in other.stderr
-    replay.send(signal.SIGTERM)
-    assert replay.exit_code(LEAVING_SECONDS) == 143
 
 
 @pytest.mark.long

@@ -149,7 +149,7 @@ def test_steps_of_many_dropped_segments_are_carried_by_several_later_ones(link: 
     assert +server.dropped == {}
 
 
-def test_an_actor_refused_for_its_version_ends_with_both_versions_in_one_line(
+def test_fault_30_an_actor_refused_for_its_version_ends_with_both_versions_in_one_line(
     link: Link, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = link.server()

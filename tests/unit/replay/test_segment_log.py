@@ -33,7 +33,7 @@ def test_torn_end_is_cut_off_and_logged_once(tmp_path: Path, caplog: pytest.LogC
 
 
 @pytest.mark.parametrize("place", [8, segment_log.HEADER_BYTES], ids=["header", "body"])
-def test_each_file_is_read_up_to_its_first_damaged_record(
+def test_fault_10_each_file_is_read_up_to_its_first_damaged_record(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, place: int
 ) -> None:
     for numbers in ((1, 2, 3), (4, 5)):

@@ -21,7 +21,7 @@ from tests.rigs.journals import RUN, World, config_of, files, first_leaves, flip
 from tests.rigs.links import CONFIG, SPEC, TRANSITIONS, buffer_of, segment_of
 
 
-def test_damaged_snapshot_is_logged_and_the_previous_one_is_used(
+def test_fault_10_damaged_snapshot_is_logged_and_the_previous_one_is_used(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     world = World(tmp_path)
@@ -138,7 +138,7 @@ def test_unpacked_state_equals_the_packed_one(tmp_path: Path, num_segments: int)
 
 
 @pytest.mark.parametrize("kept", ["segments", "snapshot"])
-def test_journal_of_another_configuration_is_refused_and_unchanged(tmp_path: Path, kept: str) -> None:
+def test_fault_11_journal_of_another_configuration_is_refused_and_unchanged(tmp_path: Path, kept: str) -> None:
     world = World(tmp_path)
     world.store(1)
     world.stop()
