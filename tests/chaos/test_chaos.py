@@ -16,7 +16,7 @@ from apex_jax.replay.ledger import Account
 from tests.chaos.__main__ import KINDS, OTHERS, PAUSE_SECONDS, soak
 from tests.chaos.deck import Deck
 from tests.chaos.ledger import Books, ledger_violations
-from tests.chaos.watch import Advance, Learning, Life, Sample, growth, trend_of
+from tests.chaos.watch import Advance, Learning, Life, Sample, growth
 from tests.rigs.processes import Program
 
 MIB = 2**20
@@ -77,18 +77,6 @@ def test_fault_38_slow_leak_is_reported(grows: tuple[float, float, float], what:
     assert line.startswith(f"learner, life 1, grew: {what}")
 
 
-def test_fault_38_descriptors_of_connections_that_the_proxy_holds_open_are_not_reported() -> None:
-    server = straight(memory=0, fds=9, threads=0)
-    server.held_open = 5
-    assert growth([server]) == []
-
-
-def test_fault_38_growth_during_the_start_is_not_reported() -> None:
-    grown = life("learner", 1, (400, 30, 20), (400, 30, 20))
-    grown.samples[:0] = [Sample(age, 50 * MIB, 5, 2) for age in range(0, 30, 2)]
-    assert growth([grown]) == []
-
-
 def test_fault_38_a_learner_is_working_once_its_updates_grow_and_others_once_they_write_metrics(tmp_path: Path) -> None:
     me = cast(Program, SimpleNamespace(process=SimpleNamespace(pid=os.getpid())))
     path = tmp_path / "learner.jsonl"
@@ -104,28 +92,12 @@ def test_fault_38_a_learner_is_working_once_its_updates_grow_and_others_once_the
     assert works == [(False, True), (False, True), (True, True)]
 
 
-def test_fault_38_report_has_first_and_last_size_and_slope() -> None:
-    trend = trend_of(straight(memory=60, fds=12, threads=6))
-    assert trend is not None
-    assert trend.figures() == {"memory_bytes": pytest.approx([410 * MIB, 450 * MIB, 120 * MIB], rel=0.01),
-                               "fds": pytest.approx([32, 40, 24], abs=0.3),
-                               "threads": pytest.approx([21, 25, 12], abs=0.3)}  # fmt: skip
-    assert str(trend).startswith(
-        "1800 s, 410 -> 450 MiB (+120 an hour), 32 -> 40 fds (+24.1), 21 -> 25 threads (+12.2)"
-    )
-    assert trend_of(life("actor-0", 1)) is None
-
-
 def test_fault_38_process_larger_than_another_of_its_role_is_reported() -> None:
     lives = [life("actor-0", 1, (300, 40, 10)), life("actor-1", 1, (300, 90, 10))]
     assert growth(lives) == ["actor-1, life 1, is larger than another of its role: fds 40 -> 90"]
 
 
 # The schedule -----------------------------------------------------------------------------------------------------
-
-
-def always(name: str) -> bool:
-    return True
 
 
 def other_than(broken: str | None) -> Callable[[str], bool]:
@@ -142,23 +114,6 @@ def test_fault_38_every_process_has_every_fault_within_the_half_hour(seed: int) 
             drawn.append(card)
         broken = card[0] if card is not None else None
     assert set(drawn) == set(CARDS)
-
-
-def test_fault_38_seed_determines_the_order_of_faults_and_no_deck_has_duplicates() -> None:
-    pairs = set(CARDS)
-    orders = []
-    for seed in (1, 1, 2):
-        deck = Deck(random.Random(seed), CARDS)
-        orders.append([deck.draw(always) for _ in range(2 * len(pairs))])
-        assert set(orders[-1][: len(pairs)]) == set(orders[-1][len(pairs) :]) == pairs
-    assert orders[0] == orders[1] != orders[2]
-
-
-def test_fault_38_stopped_process_gets_its_fault_later() -> None:
-    deck = Deck(random.Random(1), [("replay", "SIGKILL"), ("learner", "SIGKILL")])
-    assert deck.draw(other_than("replay")) == ("learner", "SIGKILL")
-    assert deck.draw(other_than("replay")) is None
-    assert deck.draw(always) == ("replay", "SIGKILL")
 
 
 # Progress ---------------------------------------------------------------------------------------------------------

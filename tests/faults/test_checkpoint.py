@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import resource
 import shutil
 import signal
 import subprocess
@@ -17,7 +16,7 @@ import pytest
 
 from apex_jax.host.disk import CHECKSUMS
 from apex_jax.run.checkpoint import Checkpointer, CheckpointError, Progress
-from tests.rigs.learner_runs import Fleet, bits, error_lines, files, restored, save_checkpoint
+from tests.rigs.learner_runs import Fleet, bits, error_lines, files, save_checkpoint
 from tests.rigs.processes import ROOT, Programs, catch, checkpoints, free_tcp_addresses, values
 
 pytestmark = pytest.mark.timeout(480)
@@ -124,36 +123,6 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
                 subprocess.run(["umount", "-l", str(place)], check=True)
             return
     pytest.skip("needs the right to mount")
-
-
-@pytest.mark.slow
-def test_fault_12_learner_on_a_full_disk_goes_on_and_saves_once_there_is_room(
-    programs: Programs, tmp_path: Path
-) -> None:
-    def goes_on_without_a_save() -> bool:
-        assert checkpoints(fleet.directory) == held, "what is half written is no checkpoint"
-        return failed(fleet) >= 3 and fleet.updates()[-1] > known
-
-    wide = "network.hidden_units=8192"  # of which a checkpoint has more bytes than a file may then have
-    fleet = Fleet(programs, tmp_path / "run", wide)
-    learner = fleet.start("learner")
-    learner.wait_until(lambda: len(checkpoints(fleet.directory)) > 1 and failed(fleet) == 0)
-    pid = learner.process.pid
-    _, hard = resource.prlimit(pid, resource.RLIMIT_FSIZE)
-    resource.prlimit(pid, resource.RLIMIT_FSIZE, (2**20, hard))
-    learner.wait_until(lambda: failed(fleet) > 0)  # one that was under way may have come to its end
-    held, known = checkpoints(fleet.directory), fleet.updates()[-1]
-    learner.wait_until(goes_on_without_a_save)
-    found = restored(fleet.directory, wide)
-    assert found is not None
-    assert int(found[0].updates) == found[1].updates == held[-1]
-    resource.prlimit(pid, resource.RLIMIT_FSIZE, (hard, hard))
-    learner.wait_until(lambda: checkpoints(fleet.directory)[-1] > held[-1])
-    learner.wait_until(lambda: "checkpoints are saved again" in learner.stderr)
-    learner.send(signal.SIGTERM)
-    assert learner.exit_code(30) == 143
-    assert "Traceback" not in learner.stderr
-    assert not list((fleet.directory / "checkpoints").glob(".saving*"))
 
 
 def failed(fleet: Fleet) -> float:

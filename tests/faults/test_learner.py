@@ -235,23 +235,6 @@ def test_fault_37_a_second_learner_on_the_same_directory_is_refused_at_once(prog
 
 
 @pytest.mark.slow
-def test_fault_37_a_second_learner_on_the_same_replay_server_gives_up(programs: Programs, tmp_path: Path) -> None:
-    fleet = Fleet(programs, tmp_path / "run")
-    first = fleet.start("learner")
-    first.wait_until(lambda: fleet.updates() and fleet.updates()[-1] > 0)
-    addresses = [*fleet.addresses[:2], free_tcp_addresses()[2]]
-    second = programs.start("--role", "learner", "--name", "second", *catch(tmp_path / "other", *addresses))
-    assert second.exit_code() == 1
-    [error] = error_lines(second)
-    assert (
-        "another learner draws from this replay server, or one did that was killed in the last 10 s; stop it" in error
-    )
-    assert second.stderr.count("another learner draws") == 2, "said once when it waits, and once at the end"
-    known = fleet.updates()[-1]
-    first.wait_until(lambda: fleet.updates()[-1] > known)
-
-
-@pytest.mark.slow
 def test_fault_37_learner_frozen_for_long_gives_up_once_it_was_replaced(programs: Programs, tmp_path: Path) -> None:
     def learned() -> list[float]:
         return values(tmp_path / "other", "second", "learner/updates")

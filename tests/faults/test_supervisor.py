@@ -208,18 +208,6 @@ def test_fault_36_a_signal_ends_a_role_that_waits_for_its_peers(
 # Bad input --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("role", "link"), [
-    ("actor", "experience"), ("actor", "weights"), ("learner", "sampling"), ("evaluator", "weights"),
-])  # fmt: skip
-def test_fault_36_unknown_host_is_a_one_line_error(programs: Programs, tmp_path: Path, role: str, link: str) -> None:
-    address = f"addresses.{link}=tcp://no.such.host.invalid:5550"
-    program = programs.start("--role", role, *catch(tmp_path / "run", *free_tcp_addresses(), address))
-    assert program.exit_code() == 1
-    [line] = program.stderr.splitlines()
-    assert line.startswith(f"error: {address}: ")
-    assert line.endswith("; correct the name, or give an IP address")
-
-
 @pytest.mark.parametrize(("arguments", "code", "words"), [
     (
         ("--role", "replay", "security.insecure=true", "addresses.experience=tcp://192.0.2.1:5550"),

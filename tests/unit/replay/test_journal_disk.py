@@ -42,8 +42,12 @@ def test_files_are_deleted_once_both_snapshots_cover_them_and_their_segments_are
     world.kill()
 
 
-def test_restore_from_the_previous_snapshot_is_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("log_bytes", [2**30, 5_000])
+def test_restore_from_the_previous_snapshot_is_complete_with_a_log_within_its_limit_or_beyond(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log_bytes: int
+) -> None:
     monkeypatch.setattr(segment_log, "FILE_BYTES", 1_000)
+    monkeypatch.setattr(journal, "LOG_BYTES_AT_MOST", log_bytes)
     world = World(tmp_path, capacity=4)
     for number in range(1, 60):
         world.store(number)
@@ -54,25 +58,6 @@ def test_restore_from_the_previous_snapshot_is_complete(tmp_path: Path, monkeypa
     files(tmp_path, "snapshot")[-1].unlink()
     world = World(tmp_path, capacity=4)
     assert world.numbers() == [56, 57, 58, 59]
-    assert world.counters.environment_steps == 590
-    assert world.counters.ledger.totals((), {})["stored"] == 59 * TRANSITIONS
-    world.kill()
-
-
-def test_restore_from_the_previous_snapshot_is_complete_with_a_fast_growing_log(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(segment_log, "FILE_BYTES", 1_000)
-    monkeypatch.setattr(journal, "LOG_BYTES_AT_MOST", 5_000)
-    world = World(tmp_path, capacity=4)
-    world.store(1)
-    world.save()
-    for number in range(2, 60):
-        world.store(number)
-    world.save()
-    world.kill()
-    files(tmp_path, "snapshot")[-1].unlink()
-    world = World(tmp_path, capacity=4)
     assert world.counters.environment_steps == 590
     assert world.counters.ledger.totals((), {})["stored"] == 59 * TRANSITIONS
     world.kill()
