@@ -130,15 +130,10 @@ def test_unwritable_file_is_a_one_line_error(programs: Programs, tmp_path: Path)
     assert "choose another run_directory" in error
 
 
-@pytest.mark.parametrize(("lines", "exit_code"), [
-    ("os.kill(os.getpid(), signal.SIGTERM); assert stop.wait(1); sys.exit(stop.exit_code)", 143),
-    ("stop._event._cond.acquire(); os.kill(os.getpid(), signal.SIGINT); sys.exit(stop.exit_code)", 130),
-    ("stop.set(); assert stop.wait(1); sys.exit(stop.exit_code)", 0),
-], ids=["one signal", "amid a wait", "no signal"])  # fmt: skip
-def test_signal_asks_a_worker_to_stop(lines: str, exit_code: int) -> None:
-    imports = "import os, signal, sys\nfrom apex_jax.process import StopSignal\n"
-    program = f"{imports}stop = StopSignal()\nstop.install()\n{lines}"
-    assert subprocess.run([sys.executable, "-c", program], cwd=ROOT, timeout=60, check=False).returncode == exit_code
+def test_signal_amid_a_wait_asks_a_worker_to_stop() -> None:
+    lines = "stop._event._cond.acquire(); os.kill(os.getpid(), signal.SIGINT); sys.exit(stop.exit_code)"
+    program = f"import os, signal, sys, apex_jax.process as p; stop = p.StopSignal(); stop.install(); {lines}"
+    assert subprocess.run([sys.executable, "-c", program], cwd=ROOT, timeout=60, check=False).returncode == 130
 
 
 SHOWN = """

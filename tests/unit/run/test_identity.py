@@ -11,7 +11,7 @@ import pytest
 
 from apex_jax.config import AddressConfig, Config
 from apex_jax.host.errors import RunError
-from apex_jax.run.identity import RunIdentity, is_identity, new_identity
+from apex_jax.run.identity import RunIdentity
 from apex_jax.transport.messages import ActorHello, ActorWelcome, LearnerHello, LearnerWelcome, Refusal
 from apex_jax.transport.sockets import LocalLinks
 from tests.rigs.links import CONFIG, wait_until
@@ -101,12 +101,6 @@ def test_an_empty_file_left_by_a_loss_of_power_is_no_identity(tmp_path: Path) ->
     run = of_run(tmp_path, "")
     run.adopt(MINE, "the learner")
     assert kept_in(tmp_path) == MINE
-
-
-def test_each_run_has_an_identity_of_its_own() -> None:
-    names = {new_identity() for _ in range(100)}
-    assert len(names) == 100
-    assert all(map(is_identity, names))
 
 
 # With the weights -------------------------------------------------------------------------------------------------

@@ -213,14 +213,6 @@ def test_diverged_learner_is_not_restarted(stage: Stage) -> None:
     assert stage.lives == ONCE_EACH
 
 
-def test_run_records_each_of_its_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(LocalRun, "run", lambda run: None)
-    config = Config(run_directory=str(tmp_path / "run"))
-    for starts in (1, 2):
-        assert local.run(config, "local", StopSignal()) == 0
-        assert len(read_starts(config.directory)) == starts
-
-
 @pytest.mark.parametrize("lacks", ["", "updates", "checkpoint", "last evaluation", "film", "film of these weights"])
 def test_finished_run_is_not_started_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], lacks: str
