@@ -2,30 +2,22 @@
 
 from __future__ import annotations
 
-import os
 import re
 import resource
-import shutil
 import signal
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 
-import numpy as np
 import pytest
-import zmq
 
 from apex_jax.environments.environment import segment_spec
-from apex_jax.process import new_peer_id
 from apex_jax.run.metrics import read_metrics
 from apex_jax.settings import load
-from apex_jax.transport.messages import IndexBatches, LearnerHello
 from apex_jax.types import PEER_TIMEOUT_SECONDS
 from tests.rigs.fleet import Fleet
-from tests.rigs.processes import Program, Programs, values, wait_until
+from tests.rigs.processes import Programs, values, wait_until
 from tests.rigs.producer import QUEUE
 from tests.rigs.replay_processes import CATCH, Site, end
-from tests.rigs.sampling_link import AskingClient
 
 CONFIG = load(CATCH)
 SPEC = segment_spec(CONFIG)
@@ -94,76 +86,6 @@ def test_fault_04_learner_and_actor_of_a_fleet_wait_for_an_empty_replay_and_go_o
         assert learner.stderr.count("the replay server is back after") == 1
         actor.wait_until(lambda: actor.stderr.count("the replay server is back after") == 1)
         assert fleet.with_traceback() == []
-
-
-# A replay that goes on from its journal ---------------------------------------------------------------------------
-
-
-class Draws:
-    """A learner that receives the batches of a server, one at a time."""
-
-    def __init__(self, site: Site) -> None:
-        self._context = zmq.Context()
-        hello = LearnerHello(new_peer_id(), CONFIG.compatibility_key, 0, batches_at_once=1, batch_size=32)
-        segments = SPEC.ring_segments(CONFIG.replay.capacity_transitions)
-        self._stream = AskingClient(self._context, site.address(1), SPEC, hello, segments, groups=1)
-
-    def take(self, count: int, priority: float | None = None) -> list[IndexBatches]:
-        """Returns so many; `priority`: what all that was drawn is given back."""
-        taken: list[IndexBatches] = []
-        while len(taken) < count:
-            item = self._stream.next(60.0)
-            assert item is not None
-            if isinstance(item.content, IndexBatches):
-                taken.append(item.content)
-                if priority is not None:
-                    self._stream.update_priorities(item, np.full((1, 32), priority * len(taken), np.float32))
-            self._stream.consumed(item)
-        return taken
-
-    def close(self) -> None:
-        self._stream.close()
-        self._context.term()
-
-
-@pytest.mark.slow
-def test_fault_05_restarted_replay_draws_the_same_batches_as_before(site: Site, programs: Programs) -> None:
-    server, producer = site.server("replay.snapshot_interval_seconds=1"), site.producer(rate=100)
-    with closing(Draws(site)) as draws:
-        first = draws.take(20, priority=0.5)
-        assert producer.stop() == 0
-    server.wait_until(lambda: site.value("replay/actors") == 0)
-    server.wait_until(lambda: "the learner leaves" in server.stderr)
-    for _ in range(2):  # the next may have been begun before
-        wait_for_a_snapshot(site, server)
-    copy = copy_of(site, server.process.pid, programs)
-    with closing(Draws(site)) as draws:
-        expected = draws.take(5)
-    end(server, signal.SIGKILL)
-    other = copy.server()
-    with closing(Draws(copy)) as draws:
-        drawn = draws.take(5)
-    for one, same in zip(expected, drawn, strict=True):
-        for name in ("indices", "generations", "probabilities"):
-            np.testing.assert_array_equal(getattr(same, name), getattr(one, name), err_msg=name)
-    end(other, signal.SIGTERM)
-    assert len({batches.indices.tobytes() for batches in first + expected}) == 25, "no two draws are alike"
-    assert any(np.ptp(batches.probabilities) > 0 for batches in expected), "priorities were learned"
-
-
-def wait_for_a_snapshot(site: Site, server: Program) -> None:
-    known = site.newest_snapshot
-    server.wait_until(lambda: site.newest_snapshot > known)
-
-
-def copy_of(site: Site, pid: int, programs: Programs) -> Site:
-    """Copies the directory of a running server, which is stopped meanwhile."""
-    folder = site.folder / "copy"
-    os.kill(pid, signal.SIGSTOP)
-    wait_until(lambda: "T (stopped)" in Path(f"/proc/{pid}/status").read_text())
-    shutil.copytree(site.directory, folder / "run")
-    os.kill(pid, signal.SIGCONT)
-    return Site(folder, programs)
 
 
 # An actor that does not come back ---------------------------------------------------------------------------------

@@ -8,7 +8,6 @@ import shutil
 import socket as tcp
 import struct
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -77,9 +76,6 @@ class Served:
 
     def dropped(self, reason: str) -> float:
         return max(values(self.directory, "replay", f"replay/dropped_{reason}"), default=0.0)
-
-    def has_dropped(self, reason: str) -> bool:
-        return self.dropped(reason) > 0
 
     def close(self) -> None:
         for context in self._contexts.values():
@@ -175,12 +171,6 @@ class Folders:
             shutil.copy(self._folder / source / f"{source_role}.{kind}", copy / f"{role}.{kind}")
         return str(copy)
 
-    def with_stale(self, role: str) -> str:
-        """Where the public key of a server is not the server's."""
-        copy = shutil.copytree(self._folder / "sound", self._folder / f"stale-{role}")
-        shutil.copy(self._folder / "foreign" / f"{role}.public", copy)
-        return str(copy)
-
 
 @pytest.fixture
 def folders(tmp_path: Path) -> Folders:
@@ -209,36 +199,6 @@ def error_of(program: Program) -> str:
     hint = last.removeprefix("error: ").rpartition(" (tried for")[0]
     assert hint in program.stderr.partition(last)[0], "it was said when it was first known"
     return last
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(480)
-def test_fault_29_actors_that_may_not_join_end_with_the_reason_and_good_ones_are_served(
-    programs: Programs, folders: Folders, tmp_path: Path
-) -> None:
-    served = Served(programs, tmp_path / "run", folders.sound())
-    given = {
-        "none": ("", "takes encrypted connections only: set security.keys=DIR here"),
-        "stale": (folders.with_stale("replay"), "does not have the key in replay.public here"),
-        "unknown": (folders.with_pair("actor", "foreign", "actor"), "refused the key of this actor"),
-        "learners": (folders.with_pair("actor", "sound", "learner"), "refused the key of this actor"),
-    }
-    addresses = [f"addresses.{link}={served.address(link)}" for link in ("experience", "sampling", "weights")]
-    strangers = {
-        name: programs.start("--role", "actor", *catch(tmp_path / name, *addresses, f"security.keys={path}"))
-        for name, (path, _) in given.items()
-    }
-    while any(stranger.process.poll() is None for stranger in strangers.values()):
-        served.is_sound()
-    for name, (_, words) in given.items():
-        error = error_of(strangers[name])
-        assert words in error
-        assert served.address("experience") in error
-    for reason in ("refused_key", "failed_handshake"):
-        served.program.wait_until(partial(served.has_dropped, reason))
-    served.is_sound()
-    assert "connections refused on the experience link" in served.program.stderr
-    served.close()
 
 
 @pytest.mark.slow

@@ -122,12 +122,6 @@ class Site:
         log.close()
         return sequences
 
-    @property
-    def newest_snapshot(self) -> str:
-        """The name of its file; empty if there is none."""
-        paths = (self.directory / "replay").glob("snapshot-*")
-        return max((path.name for path in paths if not path.suffix), default="")
-
     def _identity(self) -> Identity:
         config = load(CATCH)
         return Identity(config.compatibility_key, segment_spec(config))

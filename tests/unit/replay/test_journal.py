@@ -27,7 +27,7 @@ def test_new_run_starts_empty_without_a_log_line(tmp_path: Path, caplog: pytest.
     world.kill()
 
 
-def test_restart_after_a_stop_restores_everything(tmp_path: Path) -> None:
+def test_fault_05_restart_after_a_stop_restores_everything(tmp_path: Path) -> None:
     before = World(tmp_path, capacity=3)
     before.store(1, 2, 3, 4, 5, now_seconds=2.0)
     before.learn(4, 9.0)
