@@ -60,6 +60,9 @@ MUST_NOT_IMPORT = {  # part of the package -> what its files can do without
     "environments/gymnasium_tasks.py": {"jax", "envpool", "zmq"},
     "environments/stage_process.py": {"jax", "envpool", "zmq"},
 }
+# The most lines of Python and HTML of a folder. Lower a number once there are fewer; a commit that adds a feature may
+# raise one, and says why.
+BUDGETS = {"apex_jax": 21_919, "tests": 36_197}
 UNPICKLING = {"pickle", "_pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve", "joblib"}
 
 every_module = pytest.mark.parametrize("path", PACKAGE, ids=lambda path: str(path.relative_to(ROOT)))
@@ -128,6 +131,13 @@ def test_no_module_unpickles(path: Path) -> None:  # a test may, to show what it
 def test_file_has_a_docstring_and_at_most_400_lines(path: Path) -> None:
     assert ast.get_docstring(tree_of(path))
     assert len(path.read_text(encoding="utf-8").splitlines()) <= 400
+
+
+@pytest.mark.parametrize(("folder", "most"), BUDGETS.items())
+def test_folder_keeps_to_its_budget_of_lines(folder: str, most: int) -> None:
+    paths = [path for path in (ROOT / folder).rglob("*") if path.suffix in (".py", ".html")]
+    lines = sum(len(path.read_text(encoding="utf-8").splitlines()) for path in paths)
+    assert lines <= most, f"{folder} has {lines} lines: make it shorter by {lines - most}, or say in the commit why not"
 
 
 @pytest.mark.parametrize(("source", "parts"), [
