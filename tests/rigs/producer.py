@@ -18,7 +18,6 @@ import zmq
 
 from apex_jax.environments.environment import segment_spec
 from apex_jax.process import new_peer_id, start_log
-from apex_jax.run.metrics import resident_memory_bytes
 from apex_jax.settings import load
 from apex_jax.transport.messages import ActorHello
 from apex_jax.types import Columns, Segment, SegmentSpec
@@ -80,10 +79,7 @@ def report(stream: CountingStream, segments: int, spec: SegmentSpec) -> dict[str
         "produced": segments * spec.max_transitions,
         "acknowledged": stream._account["acknowledged"],
         "incarnation": welcome.incarnation if welcome else 0,
-        "places": welcome.ladder_indices.tolist() if welcome else [],
-        "disconnects": stream.disconnects,
         "dropped": dict(stream.dropped),
-        "memory_bytes": resident_memory_bytes(),
     }
 
 

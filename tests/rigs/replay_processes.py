@@ -31,10 +31,6 @@ class Producer:
             self.process = subprocess.Popen(command, cwd=ROOT, stdout=out, stderr=err, env=environment)
 
     @property
-    def stderr(self) -> str:
-        return self._errors.read_text()
-
-    @property
     def reports(self) -> list[dict[str, Any]]:
         lines = self._output.read_text().splitlines()[1:]
         return [json.loads(line) for line in lines if line.endswith("}")]

@@ -68,16 +68,10 @@ def is_learning(directory: Path, name: str = "learner") -> bool:
 # A run that nothing disturbs -------------------------------------------------------------------------------------
 
 
-def test_run_ends_with_exit_code_0_and_leaves_no_process(finished: FinishedRun) -> None:
+def test_run_ends_at_its_limit_with_a_checkpoint_an_evaluation_and_no_process(finished: FinishedRun) -> None:
     assert (finished.exit_code, finished.left) == (0, {})
-
-
-def test_last_evaluation_is_of_the_last_update(finished: FinishedRun) -> None:
-    assert values(finished.directory, "evaluator", "eval/updates")[-1] == UPDATES
-
-
-def test_run_ends_at_its_limit_with_a_checkpoint(finished: FinishedRun) -> None:
     assert values(finished.directory, "learner", "learner/updates")[-1] == UPDATES
+    assert values(finished.directory, "evaluator", "eval/updates")[-1] == UPDATES
     assert checkpoints(finished.directory)[-1] == UPDATES
 
 

@@ -8,7 +8,7 @@ import pytest
 from apex_jax.host.errors import RunError
 from apex_jax.transport.messages import WEIGHTS_PIECE_BYTES, WeightsHello, WeightsOffer, WeightsPiece, WeightsRequest
 from tests.rigs.links import DEADLINE_SECONDS, wait_until
-from tests.rigs.weights_link import COMPATIBILITY_KEY, Link, assert_equal_bits, large_params, link, newest, params_of
+from tests.rigs.weights_link import Link, assert_equal_bits, large_params, link, newest, params_of
 
 __all__ = ["link"]
 
@@ -75,17 +75,6 @@ def test_client_with_final_weights_takes_those_of_a_learner_that_continues_the_r
     again.close()
     wait_until(lambda: client.peer_state == "lost")
     assert client._connection.disconnects == 1, "this learner was not expected to end"
-
-
-def test_a_client_of_another_configuration_is_refused_for_good_with_both_values(link: Link) -> None:
-    server = link.server()
-    client = link.client(compatibility_key=COMPATIBILITY_KEY.replace("task=", "task=Other"))
-    with pytest.raises(RunError) as caught:
-        wait_until(lambda: client.newest)
-    differs = "environment.task: the learner Pong-v5, this process OtherPong-v5"
-    assert str(caught.value) == f"refused by the learner at {link.address}: {differs}; make them equal"
-    assert client.peer_state == "refused"
-    assert server.dropped == {"another_config": 1}
 
 
 def test_a_client_of_another_network_is_refused_for_good(link: Link) -> None:
