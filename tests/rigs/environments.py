@@ -20,7 +20,7 @@ LENGTH = 5
 class Corridor(gymnasium.Env[Any, Any]):
     """Go right: the end of the corridor pays 1 and ends the episode; each step costs 0.01."""
 
-    metadata = {"render_modes": ["rgb_array"], "render_fps": 10}
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 10}  # noqa: RUF012 - as in Gymnasium's own
 
     def __init__(self, length: int = LENGTH, render_mode: str | None = None):
         self.length, self.render_mode, self.place, self.steps = length, render_mode, 0, 0
