@@ -48,8 +48,7 @@
       ledger         the outcome of every transition
       journal        records every event, and restores the replay from these records
       segment_log    the journal's log of events, in append-only files
-      snapshots      the journal's snapshots of priorities and counters, written atomically; saved_state packs them
-      file_heads     the head of each of these files: format and configuration
+      snapshots      the journal's snapshots of priorities and counters, and the head of each of its files
 
     transport/       bytes between processes
       params_codec   parameters of a network <-> bytes

@@ -22,12 +22,10 @@ import numpy as np
 
 from apex_jax.config import Config, server_name
 from apex_jax.replay.buffer import ReplayBuffer, StoredSegments
-from apex_jax.replay.file_heads import Identity
 from apex_jax.replay.ledger import REFUSALS, ActorCounts, Ledger
 from apex_jax.replay.rate_limiter import RateLimiter
-from apex_jax.replay.saved_state import Counters, Saved, pack_state, ratio_of, unpack_state
 from apex_jax.replay.segment_log import SEGMENT, LogFile, Record, SegmentLog, sync
-from apex_jax.replay.snapshots import Snapshots
+from apex_jax.replay.snapshots import Counters, Identity, Saved, Snapshots, pack_state, ratio_of, unpack_state
 from apex_jax.segment_codec import CorruptSegment, decode_columns, value_limits
 from apex_jax.types import SegmentRecord, SegmentSpec
 

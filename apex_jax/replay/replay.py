@@ -16,7 +16,7 @@ from apex_jax.replay.buffer import Draw, PriorityResult, ReplayBuffer
 from apex_jax.replay.journal import Journal
 from apex_jax.replay.ledger import Ledger
 from apex_jax.replay.rate_limiter import RateLimiter, least_error_buffer
-from apex_jax.replay.saved_state import Counters
+from apex_jax.replay.snapshots import Counters
 from apex_jax.types import MAX_ALLOWED_DRAWS, Columns, SegmentRecord, SegmentSpec
 
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from apex_jax.host.disk import lock, open_regular, read_regular, synchronize
-from apex_jax.replay.file_heads import CorruptFile, Identity, JournalError, pack, unpack
+from apex_jax.replay.snapshots import CorruptFile, Identity, JournalError, pack_head, unpack_head
 
 _log = logging.getLogger(__name__)
 
@@ -199,7 +199,7 @@ class SegmentLog:
 
     def _open_file(self) -> None:
         """Creates the next file. No old one is continued, because after a disk error it may end within a record."""
-        head = pack(MAGIC, self._identity.facts)
+        head = pack_head(MAGIC, self._identity.facts)
         path, descriptor = self._make_file(self.last_event - len(self._pending) + 1)
         try:
             if os.write(descriptor, head) != len(head):
@@ -277,7 +277,7 @@ class SegmentLog:
     def _check_head(self, path: Path) -> None:
         try:
             with open(open_regular(path, os.O_RDONLY), "rb") as file:
-                facts, _ = unpack(path, memoryview(file.read(2**16)), MAGIC)
+                facts, _ = unpack_head(path, memoryview(file.read(2**16)), MAGIC)
         except (CorruptFile, OSError):  # logged when it is read
             return
         self._identity.check(path, facts)
@@ -286,7 +286,7 @@ class SegmentLog:
         event = _first_event(path) - 1  # of the previous record
         try:
             data = read_regular(path)
-            _, offset = unpack(path, memoryview(data), MAGIC)
+            _, offset = unpack_head(path, memoryview(data), MAGIC)
         except (CorruptFile, OSError) as error:
             self.left_out["unreadable files"] += 1
             _log.warning("%s is left out: %s", path, error)

@@ -1,18 +1,24 @@
-"""Snapshots: facts and arrays in one file, written atomically; the newest sound one is read.
+"""The journal's snapshots: priorities, counters and random state in one file; the newest sound one is read.
 
-    head: the caller's facts, the name, dtype and shape of each array, and the CRC-32 of all arrays
-    the arrays, concatenated, little-endian
+Every file of the journal, those of `segment_log` too, begins with a head:
 
-A file is named after its number; the newest two are kept.
+    8 bytes of magic | format | length of the facts | CRC-32 of these three and of the facts | facts, a JSON object
+
+All numbers are uint32, little-endian. A damaged head raises CorruptFile; an intact one of another format or
+configuration raises JournalError. The facts of a snapshot are those of the state, the name, dtype and shape of each
+array, and the CRC-32 of all arrays, which follow, concatenated and little-endian. A snapshot is written atomically and
+named after its number; the newest two are kept.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import math
 import os
 import re
+import struct
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,15 +27,168 @@ from zlib import crc32
 
 import numpy as np
 
+from apex_jax.config import Config
 from apex_jax.host.disk import open_regular, read_regular, synchronize
-from apex_jax.replay.file_heads import CorruptFile, Identity, pack, unpack
+from apex_jax.host.errors import RunError
+from apex_jax.replay.buffer import BufferState
+from apex_jax.replay.ledger import Ledger
+from apex_jax.replay.rate_limiter import RateLimiter
+from apex_jax.run.compatibility import differences, told
+from apex_jax.run.identity import is_identity, new_identity
+from apex_jax.types import SegmentSpec
 
 _log = logging.getLogger(__name__)
 
+FORMAT = 2
+_PREFIX = struct.Struct("<8sII")
+_CRC = struct.Struct("<I")
 MAGIC = b"APEXSNAP"
 KEPT = 2
 DTYPES = ("<f8", "<i8")
 _NAME = re.compile(r"snapshot-([0-9]{12})")
+
+
+class JournalError(RunError):
+    """The existing journal cannot be used; the message says why and what to do."""
+
+
+class CorruptFile(ValueError):
+    """Bytes that differ from what was written; the message says what is wrong."""
+
+
+class Identity:
+    """The configuration and run of a journal; files of another configuration or run are rejected."""
+
+    def __init__(self, compatibility_key: str, spec: SegmentSpec, run: str = "") -> None:
+        """`compatibility_key`: see `Config`; `run`: see `apex_jax.run.identity`, empty = taken from the files."""
+        self.run = run
+        self.replay_id = new_identity()  # unless a file contains one
+        fields = {name: list(value) if isinstance(value, tuple) else value for name, value in spec._asdict().items()}
+        self._configuration = {"compatibility_key": compatibility_key, "segments": json.dumps(fields)}
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """The facts for the head of a file, without the run if it is not known yet."""
+        return self._configuration | {"replay": self.replay_id} | ({"run": self.run} if self.run else {})
+
+    def check(self, path: Path, facts: dict[str, Any]) -> None:
+        """Adopts the replay id and the run of a file. Raises JournalError for another configuration or run."""
+        for name, ours in self._configuration.items():
+            theirs = facts.get(name)
+            is_key = name == "compatibility_key"  # earlier releases had fewer keys
+            if bool(differences(str(theirs), ours)) if is_key else theirs != ours:
+                raise JournalError(
+                    f"{path} is the replay of another configuration: {told(str(theirs), ours)}; use the"
+                    f" configuration it was made with, another run_directory, or move {path.parent} away"
+                )
+        if is_identity(replay_id := str(facts.get("replay"))):
+            self.replay_id = replay_id
+        run = facts.get("run")
+        if isinstance(run, str) and is_identity(run):
+            self.run = self.run or run
+            if run != self.run:
+                raise JournalError(
+                    f"{path} is the replay of run {run}, {path.parent.parent} is of run {self.run}: use the"
+                    f" run_directory of its run, or move {path.parent} away"
+                )
+
+
+def pack_head(magic: bytes, facts: dict[str, Any]) -> bytes:
+    """Returns the head of a file."""
+    text = json.dumps(facts, allow_nan=False).encode()
+    prefix = _PREFIX.pack(magic, FORMAT, len(text))
+    return prefix + _CRC.pack(crc32(text, crc32(prefix))) + text
+
+
+def unpack_head(path: Path, data: memoryview, magic: bytes) -> tuple[dict[str, Any], int]:
+    """Returns the facts at the start of `data`, and the offset of their end.
+
+    Raises CorruptFile, and JournalError for a sound head of another format; `path` is for the message.
+    """
+    start = _PREFIX.size + _CRC.size
+    if len(data) < start:
+        raise CorruptFile(f"it ends after {len(data)} bytes")
+    found, version, length = _PREFIX.unpack_from(data)
+    (crc,) = _CRC.unpack_from(data, _PREFIX.size)
+    if found != magic:
+        raise CorruptFile("it does not begin as such a file does")
+    if length > len(data) - start:
+        raise CorruptFile(f"its head of {length} bytes is cut short")
+    text = data[start : start + length]
+    if crc32(text, crc32(data[: _PREFIX.size])) != crc:
+        raise CorruptFile("the checksum of its head is wrong")
+    if version != FORMAT:
+        raise JournalError(
+            f"{path} has format {version}, this release reads format {FORMAT}; use the release that wrote it, another"
+            f" run_directory, or move {path.parent} away"
+        )
+    return json.loads(bytes(text)), start + length
+
+
+class Counters(NamedTuple):
+    """The counters that survive a restart of the server."""
+
+    ledger: Ledger
+    environment_steps: int
+    incarnations: int  # number of actors welcomed so far
+
+
+class Saved(NamedTuple):
+    """The content of a snapshot."""
+
+    event: int  # number of the last event that it contains
+    buffer: BufferState
+    limiter: dict[str, Any]
+    counters: Counters
+
+
+def ratio_of(config: Config) -> list[float]:
+    """Returns the settings that must not have changed if saved counters of the rate limiter are to be used."""
+    return [config.replay.samples_per_insert, float(config.replay.min_size_to_sample)]
+
+
+def pack_state(
+    event: int, state: BufferState, limiter: RateLimiter, config: Config, counters: Counters
+) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """Returns the facts and arrays of a snapshot, as `unpack_state` takes them."""
+    facts = {
+        "event": event,
+        "inserted_segments": state.inserted_segments,
+        "priority_exponent": float(state.priority_exponent),
+        "max_priority": state.max_priority,
+        "random_state": state.random_state,
+        "limiter": {"inserted": limiter.inserted, "sampled": limiter.sampled, "ratio": ratio_of(config)},
+        "environment_steps": counters.environment_steps,
+        "welcomed": counters.incarnations,
+        "refused": dict(counters.ledger.refused),
+        "forgotten": dict(counters.ledger.forgotten),
+    }
+    arrays = {
+        "insertion_ids": state.insertion_ids,
+        "leaves": state.leaves,
+        "ages_seconds": state.ages_seconds,
+        "accounts": counters.ledger.to_array(),
+    }
+    return facts, arrays
+
+
+def unpack_state(facts: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Saved:
+    """Returns the content of a snapshot whose checksums are right."""
+    state = BufferState(
+        inserted_segments=facts["inserted_segments"],
+        priority_exponent=facts["priority_exponent"],
+        max_priority=facts["max_priority"],
+        random_state=facts["random_state"],
+        insertion_ids=arrays["insertion_ids"],
+        leaves=arrays["leaves"],
+        ages_seconds=arrays["ages_seconds"],
+    )
+    counters = Counters(
+        ledger=Ledger.from_array(arrays["accounts"], facts["refused"], facts["forgotten"]),
+        environment_steps=facts["environment_steps"],
+        incarnations=facts["welcomed"],
+    )
+    return Saved(facts["event"], state, facts["limiter"], counters)
 
 
 class Snapshot(NamedTuple):
@@ -55,7 +214,7 @@ class Snapshots:
         for array in arrays.values():
             crc = crc32(_raw(array), crc)
         layout = [[name, array.dtype.str, list(array.shape)] for name, array in arrays.items()]
-        head = pack(MAGIC, {**self._identity.facts, "facts": dict(facts), "arrays": layout, "crc": crc})
+        head = pack_head(MAGIC, {**self._identity.facts, "facts": dict(facts), "arrays": layout, "crc": crc})
         numbers = self._numbers()
         path = self._path(max(numbers, default=0) + 1)
         temporary = path.with_suffix(".tmp")
@@ -95,7 +254,7 @@ class Snapshots:
 
     def _read(self, path: Path) -> Snapshot:
         data = memoryview(read_regular(path, sys.maxsize))
-        head, offset = unpack(path, data, MAGIC)
+        head, offset = unpack_head(path, data, MAGIC)
         self._identity.check(path, head)
         if crc32(data[offset:]) != head["crc"]:
             raise CorruptFile("the checksum of its arrays is wrong")

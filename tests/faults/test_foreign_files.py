@@ -12,9 +12,8 @@ import pytest
 from apex_jax.config import Config
 from apex_jax.host import disk
 from apex_jax.host.errors import RunError
-from apex_jax.replay.file_heads import Identity, JournalError
 from apex_jax.replay.segment_log import SegmentLog
-from apex_jax.replay.snapshots import Snapshots
+from apex_jax.replay.snapshots import Identity, JournalError, Snapshots
 from apex_jax.run.checkpoint import Checkpointer, CheckpointError
 from apex_jax.run.metrics import MetricsFollower, append_line, read_metrics
 from apex_jax.run.provenance import read_starts, record_config

@@ -13,9 +13,9 @@ import pytest
 from apex_jax.config import Config
 from apex_jax.replay import segment_log
 from apex_jax.replay.buffer import ReplayBuffer
-from apex_jax.replay.file_heads import pack
 from apex_jax.replay.journal import Journal
 from apex_jax.replay.rate_limiter import RateLimiter
+from apex_jax.replay.snapshots import pack_head
 from apex_jax.segment_codec import decode_frames, encode_record
 from tests.rigs.links import CONFIG, SPEC, TRANSITIONS, buffer_of, segment_of
 
@@ -118,4 +118,4 @@ def flip(path: Path, offset: int) -> None:
 
 
 def head_bytes(world: World) -> int:
-    return len(pack(segment_log.MAGIC, world.journal._log._identity.facts))
+    return len(pack_head(segment_log.MAGIC, world.journal._log._identity.facts))

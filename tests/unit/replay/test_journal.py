@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 
 from apex_jax.replay import segment_log, snapshots
-from apex_jax.replay.file_heads import JournalError
 from apex_jax.replay.journal import FIRST_REFUSAL
 from apex_jax.replay.ledger import REFUSALS, ActorCounts
-from apex_jax.replay.saved_state import pack_state
+from apex_jax.replay.snapshots import JournalError, pack_state
 from tests.rigs.journals import RUN, World, config_of, files, first_leaves, warnings
 from tests.rigs.links import TRANSITIONS
 

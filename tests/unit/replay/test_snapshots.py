@@ -12,11 +12,9 @@ import pytest
 
 from apex_jax.environments.environment import segment_spec
 from apex_jax.replay import journal, snapshots
-from apex_jax.replay.file_heads import Identity, JournalError
 from apex_jax.replay.ledger import ActorCounts, Ledger
 from apex_jax.replay.rate_limiter import RateLimiter
-from apex_jax.replay.saved_state import Counters, pack_state, ratio_of, unpack_state
-from apex_jax.replay.snapshots import Snapshots
+from apex_jax.replay.snapshots import Counters, Identity, JournalError, Snapshots, pack_state, ratio_of, unpack_state
 from tests.rigs.journals import RUN, World, config_of, files, first_leaves, flip, warnings
 from tests.rigs.links import CONFIG, SPEC, TRANSITIONS, buffer_of, segment_of
 
@@ -156,7 +154,7 @@ def test_fault_11_journal_of_another_configuration_is_refused_and_unchanged(tmp_
 
 def test_a_journal_of_another_format_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(tmp_path)
-    monkeypatch.setattr("apex_jax.replay.file_heads.FORMAT", 9)
+    monkeypatch.setattr("apex_jax.replay.snapshots.FORMAT", 9)
     world.store(1)
     world.kill()
     monkeypatch.undo()
