@@ -23,7 +23,7 @@ from apex_jax.agent.algorithm import Action, Algorithm, Params, UpdateOutput
 from apex_jax.agent.frame_store import FrameStore, gather
 from apex_jax.agent.networks import QNetwork
 from apex_jax.agent.registry import ALGORITHMS, Entry
-from apex_jax.agent.training import in_turn, make_optimizer
+from apex_jax.agent.training import make_optimizer, scan_updates
 from apex_jax.config import Config
 from apex_jax.settings import load
 from apex_jax.types import SegmentSpec
@@ -86,7 +86,7 @@ def make_soft_q(config: Config, spec: SegmentSpec, compute_dtype: Any = jnp.floa
         def once(state: State, indices: jax.Array, weights: jax.Array) -> tuple[State, UpdateOutput]:
             return update_once(state, store, indices, weights, share)
 
-        return in_turn(once, state, indices, weights, unrolled=True)  # the K batches of a call
+        return scan_updates(once, state, indices, weights, unrolled=True)  # the K batches of a call
 
     return Algorithm(
         init=jax.jit(init),

@@ -21,7 +21,7 @@ from apex_jax.agent.exploration import noise_ladder
 from apex_jax.agent.frame_store import Array, FrameStore, gather
 from apex_jax.agent.moments import Moments, add_observations, initial_moments, normalized
 from apex_jax.agent.networks import Critic, Policy
-from apex_jax.agent.training import copied_if, in_turn_with_target, make_optimizer
+from apex_jax.agent.training import make_optimizer, maybe_copy_target, scan_updates_with_target
 from apex_jax.config import Config
 from apex_jax.types import SegmentSpec
 
@@ -173,7 +173,7 @@ def _make_update(
 
     def copy_target(is_due: jax.Array, state: DPGState) -> DPGState:
         online, target = (state.policy, state.critics), (state.target_policy, state.target_critics)
-        policy, critics = copied_if(is_due, online, target)
+        policy, critics = maybe_copy_target(is_due, online, target)
         return state._replace(target_policy=policy, target_critics=critics)
 
     def update(
@@ -183,6 +183,6 @@ def _make_update(
             return update_once(state, store, indices, weights, learning_rate_share)
 
         interval = config.learner.target_update_interval
-        return in_turn_with_target(once, copy_target, interval, state, indices, weights, unrolled=False)
+        return scan_updates_with_target(once, copy_target, interval, state, indices, weights, unrolled=False)
 
     return update

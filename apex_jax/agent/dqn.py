@@ -22,7 +22,7 @@ from apex_jax.agent.estimator import make_estimator
 from apex_jax.agent.exploration import epsilon_ladder
 from apex_jax.agent.frame_store import FrameStore, Transitions, gather
 from apex_jax.agent.networks import QNetwork
-from apex_jax.agent.training import copied_if, in_turn_with_target, make_optimizer
+from apex_jax.agent.training import make_optimizer, maybe_copy_target, scan_updates_with_target
 from apex_jax.config import Config
 from apex_jax.types import SegmentSpec
 
@@ -106,7 +106,7 @@ def make_dqn(
         return state, UpdateOutput(priorities, metrics)
 
     def copy_target(is_due: jax.Array, state: LearnerState) -> LearnerState:
-        return state._replace(target_params=copied_if(is_due, state.online_params, state.target_params))
+        return state._replace(target_params=maybe_copy_target(is_due, state.online_params, state.target_params))
 
     def update(
         state: LearnerState, store: FrameStore, indices: jax.Array, weights: jax.Array, learning_rate_share: jax.Array
@@ -116,7 +116,7 @@ def make_dqn(
 
         unrolled = jax.default_backend() == "cpu"  # in a loop, XLA would run convolutions on one core of a CPU
         interval = config.learner.target_update_interval
-        return in_turn_with_target(once, copy_target, interval, state, indices, weights, unrolled)
+        return scan_updates_with_target(once, copy_target, interval, state, indices, weights, unrolled)
 
     return Algorithm(
         init=jax.jit(init),

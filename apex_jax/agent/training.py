@@ -47,7 +47,7 @@ def _centered_rmsprop(learning_rate: float, decay: float, epsilon: float) -> opt
     return optax.chain(scale_by_stddev, optax.scale_by_learning_rate(learning_rate), optax.identity())
 
 
-def copied_if(is_due: jax.Array, online_params: Params, target_params: Params) -> Params:
+def maybe_copy_target(is_due: jax.Array, online_params: Params, target_params: Params) -> Params:
     """Returns the next target parameters: the online ones if a copy is due, otherwise the current ones.
 
     On a GPU a branch may wait for the host, so both are read and one is selected. On a CPU a branch costs nothing, and
@@ -58,7 +58,7 @@ def copied_if(is_due: jax.Array, online_params: Params, target_params: Params) -
     return jax.tree.map(partial(jnp.where, is_due), online_params, target_params)
 
 
-def in_turn(
+def scan_updates(
     update_once: Callable[[State, jax.Array, jax.Array], tuple[State, UpdateOutput]],
     state: State,
     indices: jax.Array,
@@ -78,7 +78,7 @@ def in_turn(
     return state, jax.tree.map(lambda *leaves: jnp.stack(leaves), *outputs)
 
 
-def in_turn_with_target(
+def scan_updates_with_target(
     update_once: Callable[[State, jax.Array, jax.Array], tuple[State, UpdateOutput]],
     copy_target: Callable[[jax.Array, State], State],
     interval: int,
@@ -87,7 +87,7 @@ def in_turn_with_target(
     weights: jax.Array,
     unrolled: bool,
 ) -> tuple[State, UpdateOutput]:
-    """Makes the K updates of a call as `in_turn`, and copies the target parameters every `interval` updates.
+    """Makes the K updates of a call as `scan_updates`, and copies the target parameters every `interval` updates.
 
     `copy_target(is_due bool[], state)`: copies them if that is due. On a GPU, where even a copy that is not due reads
     all parameters, it is called once for the K updates if K divides the interval. `state.updates`: int32[], the count.
@@ -99,7 +99,7 @@ def in_turn_with_target(
         state, output = update_once(state, indices, weights)
         return state if copies_at_the_end else copy_target(state.updates % interval == 0, state), output
 
-    state, output = in_turn(once, state, indices, weights, unrolled)
+    state, output = scan_updates(once, state, indices, weights, unrolled)
     if copies_at_the_end:  # passed, not reached: calls may have had other lengths before the run was resumed
         state = copy_target(state.updates // interval > updates_before // interval, state)
     return state, output

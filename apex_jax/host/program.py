@@ -23,6 +23,6 @@ def command() -> list[str]:
     return [sys.executable, "-P", "-m", "apex_jax"]
 
 
-def typed(python: str) -> str:
+def shell_command(python: str) -> str:
     """Returns what to type to start this program with the interpreter `python`."""
     return f"{python} main.py" if NAME == "python main.py" else NAME

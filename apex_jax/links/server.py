@@ -8,7 +8,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import zmq
 
-from apex_jax.run.compatibility import told
+from apex_jax.run.compatibility import describe_differences
 from apex_jax.run.identity import RunIdentity
 from apex_jax.transport import sockets
 from apex_jax.transport.messages import Refusal, Rejoin
@@ -89,7 +89,7 @@ class LinkServer(Generic[PeerT]):
         server, peer = self._names
         if compatibility_key != self._compatibility_key:
             self.dropped["another_config"] += 1
-            what = told(self._compatibility_key, compatibility_key, server, peer)
+            what = describe_differences(self._compatibility_key, compatibility_key, server, peer)
             return Refusal(reason=f"{what}; make them equal", final=True)
         if self._run_identity.differs(run_identity):
             self.dropped["another_run"] += 1

@@ -22,7 +22,7 @@ from rich.text import Text
 
 from apex_jax.config import Config
 from apex_jax.host.disk import checkpoint_steps
-from apex_jax.host.program import typed
+from apex_jax.host.program import shell_command
 from apex_jax.operations.progress import EvaluationSummary, RunProgress
 from apex_jax.run.evaluations import return_text
 from apex_jax.run.provenance import playing_arguments
@@ -149,11 +149,11 @@ def final_summary(progress: RunProgress, config: Config, has_screen: bool, film_
         return "\n".join(lines)
     if not reached:
         lines.append("Go on:       the same command resumes the run")
-    play = f"{typed(_python())} {playing_arguments(run_directory, config.environment)}"
+    play = f"{shell_command(_python())} {playing_arguments(run_directory, config.environment)}"
     lines.append(f"Play again:  {play} episodes=100")
     if progress.best_evaluation != progress.latest_evaluation and present("best"):
         best = playing_arguments(os.path.join(run_directory, "best"), config.environment)
-        lines.append(f"Play best:   {typed(_python())} {best} episodes=100")
+        lines.append(f"Play best:   {shell_command(_python())} {best} episodes=100")
     if has_screen:
         video = shlex.quote(os.path.join(run_directory, "game"))
         lines.append(f"Record:      {play} episodes=1 video={video}")

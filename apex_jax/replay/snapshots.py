@@ -33,7 +33,7 @@ from apex_jax.host.errors import RunError
 from apex_jax.replay.buffer import BufferState
 from apex_jax.replay.ledger import Ledger
 from apex_jax.replay.rate_limiter import RateLimiter
-from apex_jax.run.compatibility import differences, told
+from apex_jax.run.compatibility import describe_differences, differences
 from apex_jax.run.identity import is_identity, new_identity
 from apex_jax.types import SegmentSpec
 
@@ -78,7 +78,7 @@ class Identity:
             is_key = name == "compatibility_key"  # earlier releases had fewer keys
             if bool(differences(str(theirs), ours)) if is_key else theirs != ours:
                 raise JournalError(
-                    f"{path} is the replay of another configuration: {told(str(theirs), ours)}; use the"
+                    f"{path} is the replay of another configuration: {describe_differences(str(theirs), ours)}; use the"
                     f" configuration it was made with, another run_directory, or move {path.parent} away"
                 )
         if is_identity(replay_id := str(facts.get("replay"))):

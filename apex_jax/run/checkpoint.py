@@ -32,7 +32,7 @@ from apex_jax.host.disk import (
     write_checksums,
 )
 from apex_jax.host.errors import RunError, first_line
-from apex_jax.run.compatibility import differences, told
+from apex_jax.run.compatibility import describe_differences, differences
 from apex_jax.run.provenance import LATEST_SECONDS
 
 _log = logging.getLogger(__name__)
@@ -255,7 +255,8 @@ class Checkpointer:
             raise CheckpointError(f"{where} has a different format: {saved}, not {FORMAT}; {fix}")
         made_with = str(record.get("compatibility_key"))
         if differences(made_with, compatibility_key):
-            raise CheckpointError(f"{where} has a different configuration: {told(made_with, compatibility_key)}; {fix}")
+            what = describe_differences(made_with, compatibility_key)
+            raise CheckpointError(f"{where} has a different configuration: {what}; {fix}")
         if (saved := record.get("architecture")) != architecture:
             raise CheckpointError(f"{where} has a different network: {saved}, not {architecture}; {fix}")
         return _checked_progress(record)

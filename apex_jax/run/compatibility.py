@@ -30,7 +30,7 @@ def differences(before: str, now: str) -> dict[str, tuple[str, str]]:
     return found
 
 
-def told(before: str, now: str, was: str = "was", is_now: str = "now") -> str:
+def describe_differences(before: str, now: str, was: str = "was", is_now: str = "now") -> str:
     """Returns the keys that differ: `environment.task: was Pong-v5, now Boxing-v5; ...`.
 
     Returns both whole texts if none of KEYS differs. A text may come from a peer, so both are made printable, which

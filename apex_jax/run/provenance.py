@@ -24,7 +24,7 @@ from apex_jax.host.disk import open_regular, read_regular, write_durably
 from apex_jax.host.errors import UsageError, printable, shown
 from apex_jax.host.machine import usable_cores
 from apex_jax.host.program import CHECKOUT, NAME
-from apex_jax.run.compatibility import differences, told
+from apex_jax.run.compatibility import describe_differences, differences
 from apex_jax.run.metrics import append_line, is_number
 from apex_jax.settings import CONFIG_NAME, RESULT_KEYS, SETTINGS, load_run, names_code, to_yaml
 
@@ -54,7 +54,7 @@ def check_resumable(config: Config, run_directory: str = "", fix: str = "") -> N
         (each.checkpoint_compatibility_key if has_checkpoint else each.compatibility_key) for each in (before, config)
     )
     if differences(was, now):
-        what = told(was, now)
+        what = describe_differences(was, now)
         fix = fix or "choose a new run_directory, or the old values"
         raise UsageError(f"{directory} cannot be resumed: {what}; {fix}")
 

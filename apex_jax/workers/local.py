@@ -109,7 +109,7 @@ class LocalRun:
         self._page.finish(progress)
         print(final_summary(progress, self._config, can_film, needs), flush=True)
         for role in self._roles:
-            if role.role in ("learner", "replay") and (error := role.said_error()):
+            if role.role in ("learner", "replay") and (error := role.error_line()):
                 # The updates or transitions that it failed to save are lost.
                 what = f"{role.name} ended with exit code {role.exit_code()}, see {role.log_path}"
                 raise RunError(f"{what}: {error.partition(': ')[2]}")
@@ -216,7 +216,7 @@ class LocalRun:
     def _schedule_restart(self, role: RoleProcess, code: int, now: float) -> None:
         well_seconds = now - role.started_seconds - role.fault_seconds
         role.restarts = 1 if well_seconds > STEADY_SECONDS else role.restarts + 1
-        error_before, role.last_error = role.last_error, role.said_error()
+        error_before, role.last_error = role.last_error, role.error_line()
         is_in_vain = role.restarts > 1 and role.last_error != "" and role.last_error == error_before
         is_final = code in (UsageError.exit_code, FatalError.exit_code)
         self._watch.ended(role.name)

@@ -56,7 +56,7 @@ class RoleProcess:
         """Returns the exit code of a process that has ended, else None."""
         return self.process.poll() if self.process is not None else None
 
-    def said_error(self) -> str:
+    def error_line(self) -> str:
         """Returns the error line with which the role ended; empty if it was killed or crashed."""
         prefix = {error.exit_code: error.prefix for error in (RunError, FatalError)}.get(self.exit_code() or 0)
         return "".join(line for line in self._log()[-1:] if prefix and line.startswith(prefix))

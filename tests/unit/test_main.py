@@ -140,7 +140,7 @@ SHOWN = """
 import json, sys
 sys.argv[0] = {argv0!r}
 from apex_jax.host import program as p
-print(json.dumps([p.NAME, str(p.CHECKOUT), str(p.CONFIGS), p.command(), p.typed("py")]))
+print(json.dumps([p.NAME, str(p.CHECKOUT), str(p.CONFIGS), p.command(), p.shell_command("py")]))
 """
 
 

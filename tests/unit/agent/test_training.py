@@ -13,7 +13,7 @@ import optax
 import pytest
 
 from apex_jax.agent.algorithm import UpdateOutput
-from apex_jax.agent.training import copied_if, in_turn_with_target, make_optimizer
+from apex_jax.agent.training import make_optimizer, maybe_copy_target, scan_updates_with_target
 from apex_jax.config import LearnerConfig
 from tests.rigs import reference
 
@@ -80,7 +80,7 @@ def test_targets_are_the_online_parameters_if_a_copy_is_due_and_otherwise_stay(
     monkeypatch.setattr(jax, "default_backend", lambda: backend)
     rng = np.random.default_rng(2)
     online, targets = ((random_tree(rng), (random_tree(rng),)) for _ in range(2))  # several networks at once
-    copied = jax.jit(partial(copied_if))(is_due, online, targets)  # JAX keeps programs by function: a fresh one
+    copied = jax.jit(partial(maybe_copy_target))(is_due, online, targets)  # JAX keeps programs by function: a fresh one
     jax.tree.map(np.testing.assert_array_equal, copied, online if is_due else targets)
 
 
@@ -88,7 +88,7 @@ def test_targets_are_the_online_parameters_if_a_copy_is_due_and_otherwise_stay(
 def test_a_target_copy_is_a_branch_only_on_a_cpu(backend: str, branches: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jax, "default_backend", lambda: backend)
     tree = random_tree(np.random.default_rng(2))
-    assert ("cond[" in str(jax.make_jaxpr(partial(copied_if))(True, tree, tree))) == branches
+    assert ("cond[" in str(jax.make_jaxpr(partial(maybe_copy_target))(True, tree, tree))) == branches
 
 
 # Several updates in one call --------------------------------------------------------------------------------------
@@ -110,11 +110,11 @@ def toy_update(state: Toy, indices: jax.Array, weights: jax.Array) -> tuple[Toy,
 
 
 def copy_target(is_due: jax.Array, state: Toy) -> Toy:
-    return state._replace(target=copied_if(is_due, state.online, state.target))
+    return state._replace(target=maybe_copy_target(is_due, state.online, state.target))
 
 
 def call(unrolled: bool, interval: int = 1_000_000) -> Callable[..., tuple[Toy, UpdateOutput]]:
-    return partial(in_turn_with_target, toy_update, copy_target, interval, unrolled=unrolled)
+    return partial(scan_updates_with_target, toy_update, copy_target, interval, unrolled=unrolled)
 
 
 def toy(updates: int = 0) -> Toy:

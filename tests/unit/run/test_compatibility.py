@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from apex_jax.command_line import parse
-from apex_jax.run.compatibility import KEYS, MOST_TOLD, differences, told
+from apex_jax.run.compatibility import KEYS, MOST_TOLD, describe_differences, differences
 
 DEFAULT = parse([]).config
 
@@ -26,7 +26,7 @@ def test_setting_that_all_roles_share_is_found_with_both_values(
     assert list(found) == [key]
     if values is not None:
         assert tuple(map(float, found[key])) == tuple(map(float, values)) if "task" not in key else found[key] == values
-    assert told(DEFAULT.compatibility_key, other.compatibility_key).startswith(f"{key}: was ")
+    assert describe_differences(DEFAULT.compatibility_key, other.compatibility_key).startswith(f"{key}: was ")
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_option_of_dqn_is_compared_for_weights_and_checkpoints_and_is_off_in_tho
 
 @given(before=st.text(), now=st.text())
 def test_any_text_of_a_peer_is_shown_on_one_line_of_limited_length(before: str, now: str) -> None:
-    text = told(before, now)
+    text = describe_differences(before, now)
     assert text.isprintable()
     assert len(text) <= MOST_TOLD + 3
     assert set(differences(before, now)) <= set(KEYS)

@@ -132,8 +132,8 @@ def test_error_of_a_role_is_the_last_line_of_its_log_if_its_exit_code_fits(
     assert role.process is not None
     role.process.wait(30)
     assert role.exit_code() == code
-    assert role.said_error() == error
+    assert role.error_line() == error
     assert role.log_tail().splitlines() == [f"  {line}" for line in [*range(20 - LOG_TAIL_LINES + 1, 20), last_line]]
     role.log_path.unlink()  # by a user
-    assert (role.said_error(), role.log_tail()) == ("", "")
+    assert (role.error_line(), role.log_tail()) == ("", "")
     role.close_pipe()
