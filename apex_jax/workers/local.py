@@ -159,7 +159,7 @@ class LocalRun:
         learner, evaluator = self._role("learner"), self._role("evaluator")
         if self._over_seconds is None and learner.exit_code() == 0:
             self._over_seconds = time.monotonic()
-            if evaluator.exit_code():  # restarts now: its last evaluation is the run's result
+            if evaluator.exit_code():  # restart it at once: its final evaluation is the result of the run
                 self._restart(evaluator)
             evaluator.tell_run_is_over()
         if self._over_seconds is None:
