@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
@@ -157,6 +158,7 @@ def test_a_checkpoint_is_loaded_by_its_path_and_the_best_evaluation_by_its_folde
     for path in (tmp_path / "checkpoints" / "10", tmp_path / "best"):
         policy = load_policy(path)
         assert policy.updates == 10
+        assert all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(policy._params)), "not copied at each call"
         np.testing.assert_array_equal(policy.act(observation)[0], first.act(observation)[0])
         assert policy.act(observation)[1] == first.act(observation)[1]
     with pytest.raises(RunError, match="holds the params after 10 updates, not 20"):

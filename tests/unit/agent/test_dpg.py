@@ -1,4 +1,4 @@
-"""Ape-X DPG: whole updates against a NumPy twin, acting, dtypes, a checkpoint, and the moments of observations."""
+"""Ape-X DPG: whole updates against a NumPy twin, traces, acting, dtypes, a checkpoint, and moments of observations."""
 
 from __future__ import annotations
 
@@ -182,6 +182,29 @@ def test_updates_in_one_call_equal_single_calls_bit_for_bit(dpg: Algorithm, lear
         singles.append(output)
     assert_equal_bits(together, apart)
     assert_equal_bits(outputs, jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *singles))
+
+
+def test_update_donates_the_state_but_not_the_store_and_all_is_traced_once_per_shape() -> None:
+    dpg, store = make_dpg(config(), SPEC), random_store(5)
+    state = dpg.init(jax.random.key(0))
+    for step, (count, traces) in enumerate(((1, 1), (1, 1), (4, 2), (4, 2), (1, 2))):
+        dpg.act(dpg.acting_params(state), observations(2, step), np.zeros(2, np.float32), jax.random.key(step), step)
+        old = state
+        state, _ = dpg.update(old, store, *random_batches(count, count), 1 / count)
+        assert dpg.update._cache_size() == traces  # type: ignore[attr-defined]
+        assert all(leaf.is_deleted() for leaf in jax.tree.leaves(old))
+        assert not any(array.is_deleted() for array in jax.tree.leaves(store))
+    assert dpg.act._cache_size() == 1  # type: ignore[attr-defined]
+
+
+def test_updates_on_a_gpu_have_no_conditional_branch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    dpg = make_dpg(config(**ALL), SPEC)
+    state = jax.eval_shape(dpg.init, jax.random.key(0))
+    program = str(jax.make_jaxpr(dpg.update)(state, random_store(4), *random_batches(5, 4), 1.0))
+    assert "scan[" in program
+    assert "cond[" not in program
+    assert "while[" not in program
 
 
 def test_bfloat16_activations_leave_parameters_priorities_and_metrics_float32(dpg: Algorithm) -> None:

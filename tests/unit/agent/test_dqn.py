@@ -70,6 +70,16 @@ def test_updates_equal_their_numpy_twin(config: Config) -> None:
         assert_params_equal(state.target_params, twin.target)
 
 
+def test_updates_on_a_gpu_have_no_conditional_branch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    dqn, rng = make_dqn(config(), VECTORS), np.random.default_rng(4)
+    state = jax.eval_shape(dqn.init, jax.random.key(0))
+    program = str(jax.make_jaxpr(dqn.update)(state, random_store(rng), *random_batches(rng, 4), 1.0))
+    assert "scan[" in program
+    assert "cond[" not in program
+    assert "while[" not in program
+
+
 @pytest.mark.parametrize("backend", ["cpu", pytest.param("gpu", marks=pytest.mark.long)])  # unrolled, or a loop
 def test_four_updates_in_one_call_equal_four_calls(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jax, "default_backend", lambda: backend)

@@ -88,6 +88,18 @@ def test_lost_life_is_marked_and_the_episode_goes_on(breakout: list[Step]) -> No
         assert games >= 1
 
 
+@pytest.mark.parametrize("limit", [50_000, 240])
+def test_observation_of_an_end_is_the_real_last_frame_and_the_next_episode_shares_none(limit: int) -> None:
+    ends = 0
+    for history in by_environment(play("Breakout-v5", 400, seeds=[5, 6], max_episode_frames=limit)):
+        for before, now in itertools.pairwise(history):
+            ended = bool(now.terminated or now.truncated)
+            ends += ended
+            assert now.first or np.array_equal(now.observation[:-1], before.observation[1:])
+            assert not ended or not np.array_equal(now.observation[-1], history[0].observation[-1])
+    assert ends >= 3
+
+
 def test_spec_of_an_atari_game_follows_the_configuration() -> None:
     settings = config("MsPacman-v5", frame_size=64, frame_stack=3)
     spec = segment_spec(settings)

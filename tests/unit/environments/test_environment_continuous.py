@@ -1,4 +1,4 @@
-"""Tasks with continuous actions: scaled and checked actions, and rewards of resets."""
+"""Tasks with continuous actions: scaled and checked actions, rewards of resets, and time limits."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import pytest
 
 from apex_jax.config import Config, EnvironmentConfig
 from apex_jax.environments.environment import Environment, Episode, EpisodeTracker, segment_spec
+from apex_jax.types import Step
 
 LEG = ([-1, -1, -0.8], [1, 1.1, 0.8])  # of the quadruped: yaw, lift, extend
 
@@ -154,3 +155,21 @@ def test_reward_of_a_reset_is_0_whatever_the_pool_returns_there(
         environment.send(np.zeros((1, 1), np.float32), step.env_id)
     assert rewards == [0, -1, -2, -4] * 2
     assert episodes == [Episode(env_id=0, episode_return=-7.0, steps=3)] * 2
+
+
+def test_episode_ends_at_the_time_limit_with_its_true_last_observation() -> None:
+    settings, steps = config_of("Pendulum-v1"), list[Step]()
+    environment = Environment(settings, segment_spec(settings), np.array([1, 2]), 10_000)
+    for _ in range(403):
+        steps.append(environment.receive())
+        environment.send(np.ones((2, 1), np.float32), steps[-1].env_id)
+    environment.close()
+    assert [i for i, step in enumerate(steps) if step.truncated.all()] == [200, 401]  # a reset lies between
+    assert not any(step.terminated.any() for step in steps)
+    for before, now in itertools.pairwise(steps):
+        np.testing.assert_array_equal(now.first, before.truncated)
+        turned = np.abs(now.observation - before.observation)[:, 0, :2].max(axis=1)
+        assert now.first.all() or (turned <= 0.4 + 1e-5).all()  # at most 8 radians a second, in 0.05 s
+    for last, row in itertools.product((200, 401), range(2)):  # neither repeated, nor that of the reset
+        own, *others = (steps[i].observation[row] for i in (last, last - 1, last + 1))
+        assert not any(np.array_equal(own, other) for other in others)

@@ -172,6 +172,14 @@ def test_a_draw_larger_than_configured_is_refused_for_good(sampling: Link, batch
     assert server.service.learner is None
 
 
+def test_learner_of_another_configuration_is_refused_for_good_with_the_differences(sampling: Link) -> None:
+    server = sampling.server()
+    stream = sampling.stream(hello_of(compatibility_key=CONFIG.compatibility_key.replace("n_step=3", "n_step=5")))
+    with pytest.raises(RunError, match=r"algorithm\.n_step: the replay server 3, this learner 5; make them equal$"):
+        server.until(lambda: stream.next(0.0))
+    assert server.service.learner is None
+
+
 @pytest.mark.parametrize("message", [credit(1, 1, 1), Finish("enough"), Goodbye(1)])
 def test_unknown_peer_is_asked_for_a_hello(sampling: Link, message: Any) -> None:
     server = sampling.server()

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from apex_jax.host.errors import RunError
+from apex_jax.run.identity import RunIdentity
 from apex_jax.transport.messages import WEIGHTS_PIECE_BYTES, WeightsHello, WeightsOffer, WeightsPiece, WeightsRequest
 from tests.rigs.links import DEADLINE_SECONDS, wait_until
-from tests.rigs.weights_link import Link, assert_equal_bits, large_params, link, newest, params_of
+from tests.rigs.weights_link import COMPATIBILITY_KEY, Link, assert_equal_bits, large_params, link, newest, params_of
 
 __all__ = ["link"]
 
@@ -75,6 +76,23 @@ def test_client_with_final_weights_takes_those_of_a_learner_that_continues_the_r
     again.close()
     wait_until(lambda: client.peer_state == "lost")
     assert client._connection.disconnects == 1, "this learner was not expected to end"
+
+
+@pytest.mark.parametrize(("key", "run", "words"), [
+    (COMPATIBILITY_KEY.replace("task=", "task=Other"), "a" * 16,
+     "environment.task: the learner Pong-v5, this process OtherPong-v5; make them equal"),
+    (COMPATIBILITY_KEY, "b" * 16, f"this process is of run {'b' * 16}, the learner of run {'a' * 16}"),
+], ids=["configuration", "run"])  # fmt: skip
+def test_a_client_of_another_configuration_or_run_is_refused_for_good_with_both_values(
+    link: Link, key: str, run: str, words: str
+) -> None:
+    learners, its = RunIdentity(), RunIdentity()
+    learners.name, its.name = "a" * 16, run
+    server, client = link.server(run=learners), link.client(compatibility_key=key, run=its)
+    with pytest.raises(RunError, match=f"^refused by the learner at {link.address}: {words}"):
+        wait_until(lambda: client.newest)
+    assert client.peer_state == "refused"
+    assert not server.clients
 
 
 def test_a_client_of_another_network_is_refused_for_good(link: Link) -> None:

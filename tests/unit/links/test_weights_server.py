@@ -26,7 +26,7 @@ from apex_jax.transport.messages import (
     WeightsPiece,
     WeightsRequest,
 )
-from apex_jax.transport.params_codec import architecture_of
+from apex_jax.transport.params_codec import architecture_of, encode_weights
 from tests.rigs.links import wait_until
 from tests.rigs.weights_link import (
     ARCHITECTURE,
@@ -122,6 +122,22 @@ def test_nothing_but_heartbeats_is_sent_while_nothing_changes(
     heartbeats = sent[WeightsHeartbeat]
     wait_until(lambda: sent[WeightsHeartbeat] > heartbeats + 30)
     assert sent[WeightsPiece] == sent[WeightsRequest] == 3
+
+
+def test_version_is_encoded_once_on_the_first_request(link: Link, monkeypatch: pytest.MonkeyPatch) -> None:
+    encoded = Counter[float]()
+
+    def counted(params: Any) -> bytes:
+        encoded[float(params["kernel"][0])] += 1
+        return encode_weights(params)
+
+    monkeypatch.setattr(weights_server, "encode_weights", counted)
+    server = link.server(params=large_params(0))
+    for updates in (1, 2):
+        server.publish(large_params(updates), updates, 0)
+    for client in [link.client(large_params(0)) for _ in range(5)]:
+        newest(client, 2)
+    assert encoded == {2.0: 1}
 
 
 def versions_fetched(server: WeightsServer) -> set[int]:

@@ -18,6 +18,7 @@ from apex_jax.host.errors import RunError
 from apex_jax.links.weights_client import Weights, WeightsClient
 from apex_jax.policy import load_policy
 from apex_jax.process import StopSignal
+from apex_jax.run.checkpoint import CheckpointError
 from apex_jax.run.metrics import MetricsWriter
 from apex_jax.run.provenance import read_records, record_config
 from apex_jax.workers import evaluator
@@ -121,6 +122,13 @@ def test_evaluating_a_run_without_a_checkpoint_reports_when_the_first_is_due(
     record_config(config)
     when = f"saves the first checkpoint {seconds} s after its first update; try again then$"
     with pytest.raises(RunError, match=f"^{tmp_path}: nothing is saved yet, the learner {when}"):
+        evaluator.run(config, "evaluator", StopSignal())
+
+
+def test_checkpoint_of_another_configuration_is_not_evaluated(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path)
+    config = config_of(tmp_path / "other", f"evaluator.checkpoint={tmp_path}", "network.hidden_units=32")
+    with pytest.raises(CheckpointError, match=r"different configuration: network\.hidden_units: was \d+, now 32; use"):
         evaluator.run(config, "evaluator", StopSignal())
 
 

@@ -165,3 +165,6 @@ def test_share_of_the_learning_rate_never_rises_and_ends_at_its_final_value(
             assert shares[-1] == pytest.approx(final)
     assert shares == sorted(shares, reverse=True)
     assert all(final - 1e-9 <= share <= 1.0 for share in shares)
+    endless = counters_of(learner=learner, total_updates=0, total_environment_frames=0)
+    endless.updates = 1_000_000
+    assert endless.learning_rate_share() == pytest.approx(1.0)
