@@ -1,4 +1,4 @@
-"""The commands of README and docs/gpu.md run as they stand there, in one folder, on the CPU, with less to train.
+"""The commands of README, docs/recipes.md and docs/gpu.md run as they stand there, in one folder, on a CPU, in small.
 
 Training to the scores that the README names is in test_learning; what is no command of this program is in ELSEWHERE.
 """
@@ -15,7 +15,7 @@ from tests.rigs.ports import free_port
 from tests.rigs.processes import ROOT, Programs
 from tests.rigs.services import calls_of, write_service
 
-PAGE, GPU = Page(ROOT / "README.md"), Page(ROOT / "docs" / "gpu.md")
+PAGE, RECIPES, GPU = (Page(ROOT / name) for name in ("README.md", "docs/recipes.md", "docs/gpu.md"))
 ELSEWHERE = {  # the first words of other commands -> where they are tested
     ("make", "test"): ".ci/run",
     ("pip", "install"): "tests/system/test_package.py",
@@ -61,7 +61,7 @@ def arguments_of(words: tuple[str, ...]) -> list[str] | None:
     return list(words[2:]) if words[:2] == ("python", "main.py") else None
 
 
-COMMANDS = dict.fromkeys([*PAGE.commands, *GPU.commands])
+COMMANDS = dict.fromkeys([*PAGE.commands, *RECIPES.commands, *GPU.commands])
 ALL = [words for words in COMMANDS if len(words) > 1 and words[0] not in ("from", ".", "--config")]
 OURS = [arguments for words in ALL if (arguments := arguments_of(words)) is not None]
 LOCAL = [arguments for arguments in OURS if "security.keys=keys" not in arguments]
