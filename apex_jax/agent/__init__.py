@@ -1,1 +1,21 @@
-"""The algorithms: arrays in, arrays out; the only modules that use jax.jit. No clock, socket, file or thread."""
+"""The algorithms: arrays in, arrays out; the only modules that use jax.jit. No clock, socket, file or thread.
+
+algorithm        the interface to the workers: init, act, update, acting_params, exploration
+registry         the algorithms by name
+networks         observations -> q-values; observations -> actions and their values
+space_to_depth   their first convolution on blocks of pixels, for GPUs
+losses           the paper's equations
+dqn              Ape-X DQN, for discrete actions
+estimator        what the outputs of its network mean and learn, by its options
+munchausen       an option of DQN: soft targets with a bonus for the probability of the action
+value_rescaling  an option of DQN: h, which makes large values smaller
+quantiles        an option of DQN: the loss of quantiles of the return
+dpg              Ape-X DPG, for continuous actions
+training         parts common to their updates: optimizer, target copies, several updates in one call
+moments          running mean and variance of observations
+frozen_policy    a trained policy as one function of observations, for export
+exploration      the ladders of epsilon and of noise
+segments         steps of environments -> segments with n-step transitions
+frame_store      segments on the learner's device -> batches by index
+devices          updates on several devices, each with its own segments
+"""

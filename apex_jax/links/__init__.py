@@ -1,1 +1,18 @@
-"""Both ends of each link: servers and clients. Clients, and the weights server, run on threads of their own."""
+"""Both ends of each link: servers and clients. Clients, and the weights server, run on threads of their own.
+
+experience_client  actor: sends segments
+experience_server  replay server: stores them
+outbox             an actor's segments until they are stored
+membership         the connected actors, and the order in which their segments are stored
+placement          learner: which replay server each actor sends to
+sampling_client    learner: receives segments and index batches, sends priorities
+sampling_server    replay server: the other end
+shards             the sampling clients of several replay servers as one stream
+weights_client     actors and evaluator: fetch weights
+weights_server     learner: serves them
+client             parts common to the three clients
+server             parts common to the three servers
+connection         of a client: hellos, heartbeats, whether the server is joined or lost
+episode_means      returns of the actors' games between two reports
+limited_log        a log about actors, limited in its rate
+"""

@@ -1,4 +1,12 @@
-"""The results of a run: its curves, its table and its video."""
+"""The results of a run: its curves, its table and its video.
+
+curves        metrics of runs -> curves, and runs that are seeds of the same
+packed_runs   many small runs in one file
+statistics    interquartile mean, bootstrap intervals
+plot          curves -> pictures and a table
+plot_command  `python main.py plot`
+video         frames -> .mp4 and .gif
+"""
 
 import logging
 
