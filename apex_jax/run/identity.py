@@ -84,7 +84,7 @@ class RunIdentity:
         except (FileNotFoundError, NotADirectoryError):
             return ""
         except OSError as error:
-            raise RunError(f"{path} cannot be read: {error.strerror}; move it away") from None
+            raise RunError(f"{path} cannot be read ({error.strerror}); move it away") from None
         if name and not is_identity(name):
             what = f"holds {shown(name)}, must hold the run's 16 hexadecimal digits"
             raise RunError(f"{path} {what}; remove it, so that it is written anew")
