@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 from apex_jax.host.program import NAME
 
 CREDENTIALS = re.compile("(?<=://)[^/:@]*+(:.*)?@")  # of a URL: KEY:SECRET@, or USER@; a secret may contain slashes
+MOST_OF_A_LINE = 1_000  # characters of the message of an exception, which may quote a file
 
 
 class _Printable(Exception):
@@ -69,8 +70,9 @@ class Parser(argparse.ArgumentParser):
 
 
 def first_line(error: Exception) -> str:
-    """Returns the first line of an exception's message, printable, or its class name if there is none."""
-    return printable((str(error).strip().splitlines() or [type(error).__name__])[0])
+    """Returns the first line of an exception's message, printable and cut, or its class name if there is none."""
+    line = printable((str(error).strip().splitlines() or [type(error).__name__])[0])
+    return line if len(line) <= MOST_OF_A_LINE else f"{line[:MOST_OF_A_LINE]}..."
 
 
 def printable(text: str) -> str:

@@ -30,6 +30,7 @@ def test_text_of_a_peer_is_printed_without_control_characters_and_line_breaks(te
 
 @pytest.mark.parametrize(("error", "line"), [
     (ValueError("one\ntwo"), "one"), (ValueError("  \n"), "ValueError"), (KeyError("x"), "'x'"), (OSError(), "OSError"),
+    (ValueError("x" * 2000), "x" * 1000 + "..."),
 ])  # fmt: skip
 def test_first_line_of_an_error_is_its_text_or_its_name(error: Exception, line: str) -> None:
     assert first_line(error) == line
