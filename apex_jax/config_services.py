@@ -20,7 +20,7 @@ class EvaluatorConfig:
     stop_at_return: float = key(
         0.0,
         "the run ends, as at its other limits, once an evaluation has at least this mean return; 0 = never (for 0"
-        " itself: 0.001). On a fleet only if the evaluator has the learner's run directory, and is named evaluator",
+        " itself: 0.001)",
         "",
         -1e9,
         1e9,

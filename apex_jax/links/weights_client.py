@@ -21,6 +21,7 @@ from apex_jax.run.identity import RunIdentity
 from apex_jax.segment_codec import FLOAT32
 from apex_jax.transport import sockets
 from apex_jax.transport.messages import (
+    NO_RETURN,
     WEIGHTS_PIECE_BYTES,
     Goodbye,
     WeightsHeartbeat,
@@ -92,6 +93,7 @@ class WeightsClient(LinkClient):
         super().__init__(Connection("learner", address, run, patience))
         self._like_params = like_params
         self._hello = WeightsHello(compatibility_key, architecture_of(like_params), environments=environments)
+        self.best_return = NO_RETURN  # of an evaluator's evaluations; the learner receives it with each heartbeat
         self.shard: int | None = None  # replay server to which this actor should belong, None before the first offer
         self._body_bytes = sum(FLOAT32.itemsize * leaf.size for leaf in jax.tree.leaves(like_params))
         self._newest: Weights | None = None
@@ -147,7 +149,7 @@ class WeightsClient(LinkClient):
         return self._hello._replace(run_identity=self._connection.run.name, shard=shard)
 
     def _heartbeat(self) -> WeightsHeartbeat:
-        return WeightsHeartbeat(*self._held)
+        return WeightsHeartbeat(*self._held, best_return=self.best_return)
 
     def _on_offer(self, offer: WeightsOffer, now_seconds: float) -> None:
         if self._connection.state != "joined":  # requests on the previous connection will not be answered

@@ -19,6 +19,7 @@ from apex_jax.links.server import LinkServer
 from apex_jax.run.identity import RunIdentity
 from apex_jax.transport import sockets
 from apex_jax.transport.messages import (
+    NO_RETURN,
     WEIGHTS_PIECE_BYTES,
     Goodbye,
     Refusal,
@@ -103,6 +104,7 @@ class WeightsServer(LinkServer[Client]):
         self._peer_id = peer_id
         self._architecture = architecture
         self.version = first_version
+        self.best_return = NO_RETURN  # highest mean return of an evaluation that an evaluator has sent
         self._newest: Published | None = None
         self._offered: Published | None = None  # version last offered to the clients
         self._encoded: Encoded | None = None  # the newest version that was requested
@@ -192,6 +194,7 @@ class WeightsServer(LinkServer[Client]):
 
     def _on_heartbeat(self, identity: bytes, message: WeightsHeartbeat, now_seconds: float) -> None:
         held = (message.learner_peer_id, message.version)
+        self.best_return = max(self.best_return, message.best_return)
         newest, client = self._offered, self.clients[identity]
         client.has_newest = newest is not None and held == (self._peer_id, newest.version)
         if client.encoded is not None and held == (self._peer_id, client.encoded.published.version):

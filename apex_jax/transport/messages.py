@@ -259,6 +259,7 @@ class CorruptSegments(NamedTuple):
 # Weights link: actors, evaluator <-> learner ---------------------------------------------------------------------
 
 WEIGHTS_PIECE_BYTES = 2**18  # 0.3 s at 1 MB/s; heartbeats pass between two pieces
+NO_RETURN = -1e300  # of an evaluator before its first evaluation
 
 
 class WeightsHello(NamedTuple):
@@ -276,6 +277,7 @@ class WeightsHeartbeat(NamedTuple):
 
     learner_peer_id: PeerId  # of the weights that the client has
     version: Annotated[int, Integer(0)]  # of these weights; 0 = none
+    best_return: Annotated[float, Real(NO_RETURN, -NO_RETURN)] = NO_RETURN  # mean of an evaluator's best evaluation
 
 
 class WeightsOffer(NamedTuple):

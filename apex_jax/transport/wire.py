@@ -24,7 +24,7 @@ from apex_jax.transport import messages
 from apex_jax.transport.messages import Array, Buffer, Flag, Integer, Real, Text
 
 MAGIC = "apex"
-PROTOCOL_VERSION = 9
+PROTOCOL_VERSION = 10
 MAX_HEADER_BYTES = 2**16
 
 Message: TypeAlias = (

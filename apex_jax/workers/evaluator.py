@@ -86,6 +86,7 @@ def follow(role: RoleContext, spec: SegmentSpec) -> None:
                 if returns is None:
                     continue
                 evaluation = Evaluation(returns, weights.updates, weights.environment_steps, evaluator.seconds)
+                client.best_return = max(client.best_return, float(returns.mean()))
                 _write(role, evaluation, client.dropped)
                 _keep(config, config.directory, evaluation, algorithm.evaluation_exploration)
                 _keep_if_best(config, spec, evaluation, weights.params)

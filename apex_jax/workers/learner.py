@@ -76,7 +76,7 @@ class Learner:
     def learn(self) -> str | None:
         """Learns; returns the limit that was reached, or None if the process was stopped first."""
         stop, reason = self.role.stop, None
-        while not stop.is_set() and (reason := self.counters.limit_reached()) is None:
+        while not stop.is_set() and (reason := self._limit_reached()) is None:
             stop.beat()
             item = self._draw()
             if item is not None:
@@ -88,6 +88,9 @@ class Learner:
                 self._send_priorities()
             self._publish_and_save_when_due()
         return reason
+
+    def _limit_reached(self) -> str | None:
+        return self.counters.limit_reached(self.weights.best_return)
 
     def _draw(self) -> Merged | None:
         """Returns the next segments or batches of the replay servers. Waits for them only if no call is in flight."""
@@ -139,7 +142,6 @@ class Learner:
         if now >= self.next_metrics:
             self.weights.placement.closed = self.replay.gone(now)
             self.write_metrics()
-            self.counters.read_evaluations()
             self.next_metrics = now + config.metrics_interval_seconds
         if self.saver.is_due(now):
             self.save()

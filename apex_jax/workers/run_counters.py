@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import math
 import time
-from pathlib import Path
 from typing import NamedTuple
 
 from apex_jax.config import Config, LearnerConfig
 from apex_jax.operations.progress import RunProgress
 from apex_jax.run.checkpoint import Progress
 from apex_jax.run.evaluations import return_text
-from apex_jax.run.metrics import EVALUATED_RETURN, MetricsFollower
 from apex_jax.types import MAX_ENVIRONMENT_STEPS
 
 
@@ -50,9 +48,6 @@ class RunCounters:
         self._saved = progress
         self._first_update_seconds = math.inf  # end of this process's first update call, on the monotonic clock
         self._replay_steps = dict(progress.replay_steps)  # environment steps by replay id
-        self._evaluator_metrics = MetricsFollower(Path(config.directory, "metrics", "evaluator.jsonl"))
-        self._best_return = -math.inf  # of all evaluations of the run, if one of them can end it
-        self.read_evaluations()
 
     @property
     def environment_frames(self) -> int:
@@ -76,15 +71,6 @@ class RunCounters:
         self.environment_steps = min(self.environment_steps + new, MAX_ENVIRONMENT_STEPS)  # more could not be sent
         self._replay_steps[replay_id] = steps
 
-    def read_evaluations(self) -> None:
-        """Reads the evaluations since the last call, if `evaluator.stop_at_return` is set.
-
-        They are in the evaluator's metrics, which the learner sees only if both have the same run directory.
-        """
-        if self._config.evaluator.stop_at_return:
-            returns = [line.get(EVALUATED_RETURN) for line in self._evaluator_metrics.read_new()]
-            self._best_return = max([self._best_return, *(each for each in returns if each is not None)])
-
     def limits(self) -> list[Limit]:
         """Returns the limits that are set and whose distance is known, unlike that of `evaluator.stop_at_return`."""
         config, minutes = self._config, self.elapsed_seconds() / 60
@@ -99,10 +85,10 @@ class RunCounters:
         )
         return [limit for limit in limits if limit.end]
 
-    def limit_reached(self) -> str | None:
-        """Returns the text of a limit that the run has reached, or None."""
-        if self._config.evaluator.stop_at_return and self._best_return >= self._config.evaluator.stop_at_return:
-            return f"a mean return of {return_text(self._best_return)} in an evaluation"
+    def limit_reached(self, best_return: float = -math.inf) -> str | None:
+        """Returns the text of a limit that the run has reached, or None. `best_return`: of the evaluations."""
+        if self._config.evaluator.stop_at_return and best_return >= self._config.evaluator.stop_at_return:
+            return f"a mean return of {return_text(best_return)} in an evaluation"
         return next((limit.text for limit in self.limits() if limit.at >= limit.end), None)
 
     def learning_rate_share(self) -> float:

@@ -125,7 +125,7 @@ def hang(step):
     print("saving", flush=True)
     time.sleep(600)
 checkpoint.write_checksums = hang
-def learn(counters):
+def learn(counters, best_return):
     counters.updates = 2
     print("learning", flush=True)
 RunCounters.limit_reached = learn

@@ -17,6 +17,7 @@ from apex_jax.links.placement import NOWHERE, Placement
 from apex_jax.links.weights_server import Client, WeightsServer
 from apex_jax.transport import sockets
 from apex_jax.transport.messages import (
+    NO_RETURN,
     WEIGHTS_PIECE_BYTES,
     Goodbye,
     Refusal,
@@ -69,6 +70,17 @@ def test_weights_arrive_bit_for_bit_with_their_counts(link: Link) -> None:
     assert got.version > 5
     assert before <= got.published_seconds <= time.monotonic()
     assert not client.dropped
+
+
+def test_the_best_return_of_all_evaluators_reaches_the_learner(link: Link) -> None:
+    server, first, second, actor = link.server(), link.client(), link.client(), link.client(environments=1)
+    wait_until(lambda: len(server.clients) == 3)
+    assert server.best_return == actor.best_return == NO_RETURN
+    for client, best, highest in ((first, -3.5, -3.5), (second, 7.25, 7.25), (first, 1.0, 7.25)):
+        client.best_return = best
+        wait_until(lambda highest=highest: server.best_return == highest)
+    restarted = link.restarted_server(server)
+    wait_until(lambda: restarted.best_return == 7.25)
 
 
 @pytest.mark.parametrize("num_bytes", [4, WEIGHTS_PIECE_BYTES, WEIGHTS_PIECE_BYTES + 4, 11 * WEIGHTS_PIECE_BYTES])

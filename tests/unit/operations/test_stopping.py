@@ -81,7 +81,7 @@ def test_single_learner_acknowledges_ctrl_c_too(programs: Programs, tmp_path: Pa
         "from apex_jax.workers.run_counters import RunCounters\n"
         "process.SAME_PRESS_SECONDS = 0.0\n"
         "checkpoint.write_checksums = lambda step: (print('saving', flush=True), time.sleep(600))\n"
-        "def learn(counters):\n    counters.updates = 2\n    print('learning', flush=True)\n"
+        "def learn(counters, best_return):\n    counters.updates = 2\n    print('learning', flush=True)\n"
         "RunCounters.limit_reached = learn\n"
     )
     arguments = catch(tmp_path, *free_tcp_addresses())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import time
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from apex_jax.environments.environment import segment_spec
 from apex_jax.operations.progress import ProgressReader
 from apex_jax.run.checkpoint import Progress
 from apex_jax.run.metrics import MetricsWriter
+from apex_jax.transport.messages import NO_RETURN
 from apex_jax.types import MAX_ENVIRONMENT_STEPS
 from apex_jax.workers.learner import open_learner
 from apex_jax.workers.role import RoleContext
@@ -131,19 +131,13 @@ def test_limit_is_reached_at_its_value_and_unset_limits_never(settings: dict[str
     assert counters_of(saved, **{"total_updates": 0, "total_environment_frames": 0, **settings}).limit_reached() == text
 
 
-def test_an_evaluation_of_the_run_with_the_return_to_stop_at_ends_it(tmp_path: Path) -> None:
+def test_an_evaluation_with_the_return_to_stop_at_ends_the_run() -> None:
     saved = Progress(70, 5000, 600.0, 9, "key", "architecture")
-    goal = EvaluatorConfig(stop_at_return=-1.5)
-    counters = counters_of(saved, run_directory=str(tmp_path), evaluator=goal, total_updates=0)
-    for value, text in ((-9.0, None), (math.nan, None), (-1.25, "a mean return of -1.25 in an evaluation"), (-9.0, "")):
-        MetricsWriter(str(tmp_path), "evaluator").write(1, {"eval/episodic_return": value})
-        MetricsWriter(str(tmp_path), "learner").write(1, {"eval/episodic_return": 5.0, "learner/updates": 1})
-        counters.read_evaluations()
-        assert counters.limit_reached() == (text if text != "" else "a mean return of -1.25 in an evaluation")
-    settings: dict[str, Any] = {"run_directory": str(tmp_path), "total_updates": 0}
-    assert counters_of(saved, evaluator=goal, **settings).limit_reached(), "a restart ends again"
-    assert counters_of(saved, evaluator=EvaluatorConfig(stop_at_return=-1.0), **settings).limit_reached() is None
-    assert counters_of(saved, **settings).limit_reached() is None, "0 = never"
+    counters = counters_of(saved, evaluator=EvaluatorConfig(stop_at_return=-1.5), total_updates=0)
+    assert counters.limit_reached(NO_RETURN) is None
+    assert counters.limit_reached(-9.0) is None
+    assert counters.limit_reached(-1.25) == "a mean return of -1.25 in an evaluation"
+    assert counters_of(saved, total_updates=0).limit_reached(5.0) is None, "0 = never"
 
 
 @given(
