@@ -24,6 +24,7 @@ from apex_jax.agent.frame_store import create_store, gather, insert_segments
 from apex_jax.config import Config
 from apex_jax.environments.environment import segment_spec
 from apex_jax.replay.replay import Replay
+from apex_jax.replay.shares import importance_weights
 from apex_jax.segment_codec import encode_record
 from apex_jax.settings import load
 from apex_jax.types import Segment, SegmentSpec, zero_columns
@@ -75,10 +76,10 @@ def ours(config: Config, num_stored: int, rng: np.random.Generator) -> Callable[
     priorities = rng.random(BATCH_SIZE).astype(np.float32)
 
     def call() -> object:
-        draw = replay.draw(1, BATCH_SIZE, 0.0)
-        draw.weights(BETA)
-        batch = jax.block_until_ready(gathered(store, draw.indices[0]))
-        replay.update_priorities(draw.indices.ravel(), draw.generations.ravel(), priorities)
+        draw = replay.draw([BATCH_SIZE], 0.0)
+        importance_weights(draw.probabilities[None], BETA)
+        batch = jax.block_until_ready(gathered(store, draw.indices))
+        replay.update_priorities(draw.indices, draw.generations, priorities)
         return batch
 
     return call

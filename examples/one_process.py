@@ -26,6 +26,7 @@ from apex_jax.config import Config
 from apex_jax.environments.environment import Environment, EpisodeTracker, segment_spec
 from apex_jax.host.program import CONFIGS
 from apex_jax.replay.replay import Replay
+from apex_jax.replay.shares import importance_weights
 from apex_jax.segment_codec import encode_record
 from apex_jax.settings import load
 from apex_jax.types import Segment, SegmentSpec
@@ -93,13 +94,15 @@ def train(config: Config) -> None:
             store = insert_segments(store, np.array([slot]), *jax.tree.map(lambda array: array[None], segment))
         # 2. Learning, as often as `replay.samples_per_insert` allows: so many draws for each transition inserted.
         while updates < config.total_updates and replay.can_draw(batches * batch_size):
-            draw = replay.draw(batches, batch_size, now)  # P(i) ~ priority^alpha, importance weights ~ P(i)^-beta
+            draw = replay.draw([batch_size] * batches, now)  # P(i) ~ priority^alpha
+            indices, probabilities = (each.reshape(batches, batch_size) for each in (draw.indices, draw.probabilities))
+            weights = importance_weights(probabilities, beta)  # ~ P(i)^-beta, at most 1
             # For each batch one step of the optimizer, which brings q(s, a) closer to G: n discounted rewards, plus
             # gamma^n times the target network's value of the action that the online network prefers after them.
             learning_rate_share = 1 - updates / config.total_updates  # falls to 0; with `python main.py` as configured
-            state, output = algorithm.update(state, store, draw.indices, draw.weights(beta), learning_rate_share)
+            state, output = algorithm.update(state, store, indices, weights, learning_rate_share)
             priorities = np.asarray(output.priorities)  # the new |G - q(s, a)| of the transitions drawn
-            replay.update_priorities(draw.indices.ravel(), draw.generations.ravel(), priorities.ravel())
+            replay.update_priorities(draw.indices, draw.generations, priorities.ravel())
             updates += batches
         # 3. Parameters for the actors: a copy, because the next update overwrites the learner's.
         params = copy_params(algorithm.acting_params(state))

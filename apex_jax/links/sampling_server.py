@@ -12,6 +12,7 @@ import zmq
 from apex_jax.config import Config
 from apex_jax.links.server import LinkServer
 from apex_jax.process import digest_of_peer_id
+from apex_jax.replay.buffer import Draw
 from apex_jax.replay.replay import Replay
 from apex_jax.run.identity import RunIdentity
 from apex_jax.transport import sockets
@@ -101,11 +102,12 @@ class SamplingServer(LinkServer[LearnerPeer]):
         if learner is None or not self._send_segments(learner):
             return
         learner.has_caught_up = True
-        while learner.asked and self._can_draw(size := int(learner.asked[0].sum())):
-            if not sockets.send(self._socket, self._draw(learner.asked[0], now_seconds), learner.identity):
+        while learner.asked and self._replay.can_draw(int(learner.asked[0].sum())):
+            draw = self._replay.draw(learner.asked[0], now_seconds)
+            if not sockets.send(self._socket, self._batches(draw), learner.identity):
+                self._replay.take_back(draw)
                 return
             learner.asked.popleft()
-            self._replay.limiter.sample(size)
 
     @property
     def is_in_arrears(self) -> bool:
@@ -118,11 +120,7 @@ class SamplingServer(LinkServer[LearnerPeer]):
             return False
         if not learner.asked:  # a learner of several servers asks this one once it has caught up
             return not learner.has_caught_up and self._replay.can_draw(1)
-        return self._can_draw(int(learner.asked[0].sum()))
-
-    def _can_draw(self, size: int) -> bool:
-        """Returns whether so many transitions can be drawn now; none can be drawn at any time."""
-        return size == 0 or self._replay.can_draw(size)
+        return self._replay.can_draw(int(learner.asked[0].sum()))
 
     def _send_segments(self, learner: LearnerPeer) -> bool:
         """Sends the segments the learner lacks. Returns True once all are sent, so that batches may follow."""
@@ -149,15 +147,14 @@ class SamplingServer(LinkServer[LearnerPeer]):
             learner.segments_credit -= count
         return True
 
-    def _draw(self, counts: np.ndarray, now_seconds: float) -> IndexBatches:
-        draw = self._replay.buffer.sample_counts(counts, now_seconds)
+    def _batches(self, draw: Draw) -> IndexBatches:
         return IndexBatches(
             indices=draw.indices,
             generations=draw.generations,
             probabilities=draw.probabilities,
             total_priority=self._replay.buffer.total_priority,
             size_transitions=self._replay.buffer.size_transitions,
-            allowed_draws=max(0, self._replay.allowed_draws - draw.indices.size),
+            allowed_draws=self._replay.allowed_draws,
             replay_id=self._replay.journal.replay_id,
             environment_steps=min(self._replay.environment_steps, MAX_ENVIRONMENT_STEPS),
             samples_per_insert=min(self._replay.samples_per_insert, MAX_SAMPLES_PER_INSERT),
@@ -223,7 +220,7 @@ class SamplingServer(LinkServer[LearnerPeer]):
         self.learner.segments_credit = min(self.learner.segments_credit + message.segments, LARGEST_CREDIT)
 
     def _on_priorities(self, identity: bytes, message: PriorityUpdate, now_seconds: float) -> None:
-        result = self._replay.buffer.update_priorities(message.indices, message.generations, message.priorities)
+        result = self._replay.update_priorities(message.indices, message.generations, message.priorities)
         self.dropped["stale_priority"] += result.stale
         self.dropped["invalid_priority"] += result.invalid
 

@@ -7,9 +7,10 @@ from typing import Any, NamedTuple
 
 import numba
 import numpy as np
+from numpy.typing import ArrayLike
 
 from apex_jax.host.compiled import FLOATS_READ, INTEGERS_READ, compiled
-from apex_jax.replay.shares import MIN_PROBABILITY, importance_weights
+from apex_jax.replay.shares import MIN_PROBABILITY
 from apex_jax.replay.sum_tree import SumTree
 from apex_jax.types import Columns, SegmentSpec
 
@@ -18,16 +19,12 @@ MIN_PRIORITY, MAX_PRIORITY = 1e-29, 1e29  # clipping range; raised to MAX_EXPONE
 
 
 class Draw(NamedTuple):
-    """Transitions drawn from one state of the replay, for K batches: [K, B] of `sample`, [N] of `sample_counts`."""
+    """The N transitions of K batches, one batch after the other, drawn from one state of the replay."""
 
-    indices: np.ndarray  # int32, segment slot x L + frame slot
-    generations: np.ndarray  # uint32, generation of the drawn segment, see `ReplayBuffer`
-    probabilities: np.ndarray  # float64, P(i) of each transition
+    indices: np.ndarray  # int32[N], segment slot x L + frame slot
+    generations: np.ndarray  # uint32[N], generation of the drawn segment, see `ReplayBuffer`
+    probabilities: np.ndarray  # float64[N], P(i) of each transition
     age_seconds: float  # mean over the drawn transitions since their insertion
-
-    def weights(self, beta: float) -> np.ndarray:
-        """Returns the importance weights of a draw of `sample`, float32[K, B]."""
-        return importance_weights(self.probabilities, beta)
 
 
 class PriorityResult(NamedTuple):
@@ -172,25 +169,12 @@ class ReplayBuffer:
         self.max_priority = max(self.max_priority, largest)
         return slot
 
-    def sample(self, num_batches: int, batch_size: int, now_seconds: float) -> Draw:
-        """Draws K batches of B transitions, P(i) = p_i^alpha / sum_j p_j^alpha, each batch stratified into B strata.
-
-        Raises ValueError if no transition is stored.
-        """
-        draw = self.sample_counts(np.full(num_batches, batch_size), now_seconds)
-        shape = num_batches, batch_size
-        return Draw(
-            draw.indices.reshape(shape),
-            draw.generations.reshape(shape),
-            draw.probabilities.reshape(shape),
-            draw.age_seconds,
-        )
-
-    def sample_counts(self, counts: np.ndarray, now_seconds: float) -> Draw:
-        """Draws counts[k] transitions for each of K batches, stratified into so many strata; returns them in a row.
+    def sample(self, counts: ArrayLike, now_seconds: float) -> Draw:
+        """Draws counts[k] transitions for each of K batches, P(i) = p_i^alpha / sum_j p_j^alpha, in counts[k] strata.
 
         `counts`: int[K], which may be 0. Raises ValueError if there is something to draw and no transition is stored.
         """
+        counts = np.asarray(counts)
         strata = np.repeat(counts, counts)  # of its batch, for each draw
         if not strata.size:
             nothing = np.zeros(0, np.int32)

@@ -9,6 +9,7 @@ import math
 from collections.abc import Mapping
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from apex_jax.config import Config
 from apex_jax.host.errors import UsageError
@@ -71,13 +72,20 @@ class Replay:
     # Drawing
 
     def can_draw(self, transitions: int) -> bool:
-        """Returns whether the rate limiter allows a draw of this many transitions."""
-        return self.limiter.can_sample(transitions, self.buffer.size_transitions, self.buffer.is_full)
+        """Returns whether the rate limiter allows a draw of this many transitions; it always allows none."""
+        return transitions == 0 or self.limiter.can_sample(
+            transitions, self.buffer.size_transitions, self.buffer.is_full
+        )
 
-    def draw(self, num_batches: int, batch_size: int, now_seconds: float) -> Draw:
-        """Draws K batches of B transitions, see `ReplayBuffer.sample`, and counts them in the limiter."""
-        self.limiter.sample(num_batches * batch_size)
-        return self.buffer.sample(num_batches, batch_size, now_seconds)
+    def draw(self, counts: ArrayLike, now_seconds: float) -> Draw:
+        """Draws counts[k] transitions for each of K batches, see `ReplayBuffer.sample`; the limiter counts them."""
+        draw = self.buffer.sample(counts, now_seconds)
+        self.limiter.sample(draw.indices.size)
+        return draw
+
+    def take_back(self, draw: Draw) -> None:
+        """Uncounts a draw that did not reach the learner."""
+        self.limiter.sampled -= draw.indices.size
 
     @property
     def allowed_draws(self) -> int:

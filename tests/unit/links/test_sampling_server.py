@@ -39,7 +39,7 @@ def test_a_learner_gets_all_live_segments_oldest_first_and_then_batches(sampling
     assert isinstance(content, IndexBatches)
     assert content.indices.shape == (K * B,)
     assert (content.environment_steps, content.size_transitions) == (77, CAPACITY * TRANSITIONS)
-    assert (content.age_seconds, content.samples_per_insert) == (1.0, 0.0)
+    assert (content.age_seconds, content.samples_per_insert) == (1.0, K * B / ((CAPACITY + 3) * TRANSITIONS))
 
 
 @pytest.mark.parametrize("seed", range(4))

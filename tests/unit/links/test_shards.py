@@ -48,7 +48,7 @@ def drawn_from(buffers: list[ReplayBuffer], batches: int, size: int, rng: np.ran
     shares = shares_of(np.array([buffer.total_priority for buffer in buffers]))
     plan = Plan(shares, counts_of(shares, size, rng.random(batches)), 0.0)
     for number, buffer in enumerate(buffers):
-        draw = buffer.sample_counts(plan.counts[:, number], 0.0)
+        draw = buffer.sample(plan.counts[:, number], 0.0)
         content = IndexBatches(
             draw.indices,
             draw.generations,

@@ -76,9 +76,10 @@ def test_the_best_return_of_all_evaluators_reaches_the_learner(link: Link) -> No
     server, first, second, actor = link.server(), link.client(), link.client(), link.client(environments=1)
     wait_until(lambda: len(server.clients) == 3)
     assert server.best_return == actor.best_return == NO_RETURN
-    for client, best, highest in ((first, -3.5, -3.5), (second, 7.25, 7.25), (first, 1.0, 7.25)):
-        client.best_return = best
-        wait_until(lambda highest=highest: server.best_return == highest)
+    first.best_return = -3.5
+    wait_until(lambda: server.best_return == -3.5)
+    second.best_return = 7.25
+    wait_until(lambda: server.best_return == 7.25)
     restarted = link.restarted_server(server)
     wait_until(lambda: restarted.best_return == 7.25)
 

@@ -9,6 +9,7 @@ import pytest
 import zmq
 
 from apex_jax.replay.buffer import PriorityResult, ReplayBuffer
+from apex_jax.replay.shares import importance_weights
 from apex_jax.settings import load
 from apex_jax.types import Columns, SegmentSpec
 from apex_jax.workers.replay_server import ReplayServer
@@ -93,10 +94,10 @@ def test_agrees_with_a_naive_ring_under_random_operations(seed: int) -> None:
         np.testing.assert_allclose(buffer._tree.get(np.arange(num_segments * L)), powers, rtol=1e-12)
         assert buffer.size_transitions == sum(power > 0 for power in powers)
         if buffer.size_transitions:
-            draw = buffer.sample(2, 5, float(now))
-            assert all(powers[index] > 0 for index in draw.indices.ravel())
-            numbers = [naive.number(index) for index in draw.indices.ravel()]
-            assert draw.generations.ravel().tolist() == numbers
+            draw = buffer.sample([5] * 2, float(now))
+            assert all(powers[index] > 0 for index in draw.indices)
+            numbers = [naive.number(index) for index in draw.indices]
+            assert draw.generations.tolist() == numbers
             assert draw.age_seconds == pytest.approx(now - np.mean([naive.live[number][1] for number in numbers]))
     assert streamed == sorted(set(streamed))
 
@@ -105,7 +106,7 @@ def test_alpha_zero_draws_all_transitions_alike_and_no_other_slot() -> None:
     buffer = buffer_of(alpha=0.0)
     buffer.insert(b"", priorities_at(f1=4.0, f2=1e-20), 0.0)
     assert [leaf(buffer, index) for index in range(4)] == [0.0, 1.0, 1.0, 0.0]
-    assert set(buffer.sample(1, 100, 0.0).indices.ravel().tolist()) == {1, 2}
+    assert set(buffer.sample([100], 0.0).indices.tolist()) == {1, 2}
 
 
 @pytest.mark.parametrize("alpha", [0.6, 1.0, 10.0])
@@ -113,8 +114,8 @@ def test_any_float32_priority_neither_vanishes_nor_overflows(alpha: float) -> No
     buffer = buffer_of(alpha=alpha)
     buffer.insert(b"", priorities_at(f1=1e-45, f2=3.4e38), 0.0)
     assert update(buffer, (1, 1, 3.4e38), (2, 1, 1e-45)) == PriorityResult(2, 0, 0)
-    draw = buffer.sample(2, 50, 0.0)
-    weights = draw.weights(10.0)
+    draw = buffer.sample([50] * 2, 0.0)
+    weights = importance_weights(draw.probabilities[None], 10.0)
     assert np.isfinite(weights).all()
     assert weights.max() == 1.0
     assert buffer.size_transitions == 2
@@ -165,7 +166,7 @@ def test_transitions_are_drawn_in_proportion_to_priority_to_the_power_alpha() ->
     for priority in priorities:
         buffer.insert(b"", columns_of(priority), 0.0)
     draws = 100_000
-    counts = np.bincount(buffer.sample(draws, 1, 0.0).indices.ravel(), minlength=4 * L)
+    counts = np.bincount(buffer.sample(np.ones(draws, int), 0.0).indices, minlength=4 * L)
     powers = np.where(np.concatenate(priorities) > 0, np.concatenate(priorities).astype(np.float64) ** alpha, 0.0)
     expected = draws * powers / powers.sum()
     drawn = powers > 0
@@ -177,7 +178,7 @@ def test_transitions_are_drawn_in_proportion_to_priority_to_the_power_alpha() ->
 def test_each_batch_takes_one_transition_from_each_of_its_strata() -> None:
     buffer = buffer_of(num_segments=2, alpha=1.0)
     buffer.insert(b"", columns_of(np.ones(L)), 0.0)
-    np.testing.assert_array_equal(buffer.sample(5, L, 0.0).indices, np.tile(np.arange(L), (5, 1)))
+    np.testing.assert_array_equal(buffer.sample([L] * 5, 0.0).indices, np.tile(np.arange(L), 5))
 
 
 def test_equal_seeds_draw_equal_batches_and_other_seeds_or_batches_differ() -> None:
@@ -185,9 +186,9 @@ def test_equal_seeds_draw_equal_batches_and_other_seeds_or_batches_differ() -> N
     for seed in (3, 3, 4):
         buffer = buffer_of(seed=seed)
         buffer.insert(b"", columns_of(np.ones(L)), 0.0)
-        draws.append(buffer.sample(4, 16, 0.0).indices.tolist())
+        draws.append(buffer.sample([16] * 4, 0.0).indices.tolist())
     assert draws[0] == draws[1] != draws[2]
-    assert draws[0][0] != draws[0][1]
+    assert draws[0][:16] != draws[0][16:32]
 
 
 def test_weights_are_n_times_p_to_the_minus_beta_over_the_largest_of_the_batch() -> None:
@@ -196,10 +197,10 @@ def test_weights_are_n_times_p_to_the_minus_beta_over_the_largest_of_the_batch()
     rng = np.random.default_rng(2)
     for _ in range(3):
         buffer.insert(b"", random_columns(rng), 0.0)
-    draw = buffer.sample(3, 8, 0.0)
+    draw = buffer.sample([8] * 3, 0.0)
     probabilities = buffer._tree.get(draw.indices) / buffer._tree.total
-    weights = (buffer.size_transitions * probabilities) ** -beta
-    of_draw = draw.weights(beta)
+    weights = ((buffer.size_transitions * probabilities) ** -beta).reshape(3, 8)
+    of_draw = importance_weights(draw.probabilities.reshape(3, 8), beta)
     np.testing.assert_allclose(of_draw, weights / weights.max(axis=1, keepdims=True), rtol=1e-6)
     assert (of_draw.max(axis=1) == 1.0).all()
 
@@ -207,10 +208,10 @@ def test_weights_are_n_times_p_to_the_minus_beta_over_the_largest_of_the_batch()
 def test_drawing_from_an_empty_replay_is_refused() -> None:
     buffer = buffer_of()
     with pytest.raises(ValueError, match="nothing to draw"):
-        buffer.sample(1, 1, 0.0)
+        buffer.sample([1], 0.0)
     buffer.insert(b"", priorities_at(), 0.0)
     with pytest.raises(ValueError, match="nothing to draw"):
-        buffer.sample(1, 1, 0.0)
+        buffer.sample([1], 0.0)
 
 
 def test_late_priority_is_stale_even_if_the_new_segment_has_no_transition_there() -> None:

@@ -30,7 +30,7 @@ def test_fault_05_restart_after_a_stop_restores_everything(tmp_path: Path) -> No
     before = World(tmp_path, capacity=3)
     before.store(1, 2, 3, 4, 5, now_seconds=2.0)
     before.learn(4, 9.0)
-    before.buffer.sample(2, 3, 2.0)
+    before.buffer.sample([3] * 2, 2.0)
     before.limiter.sample(6)
     before.counters.ledger.report(RUN, ActorCounts(99, 0, 7, 0, 0))
     before.counters.ledger.refuse(RUN, 6, 3, "bad_checksum")
@@ -44,7 +44,7 @@ def test_fault_05_restart_after_a_stop_restores_everything(tmp_path: Path) -> No
     assert (after.limiter.inserted, after.limiter.sampled) == (5 * TRANSITIONS, 6)
     assert after.counters[1:] == before.counters[1:] == (50, 5)
     assert after.counters.ledger.totals((), {}) == before.counters.ledger.totals((), {})
-    for one, other in zip(before.buffer.sample(2, 4, 0.0), after.buffer.sample(2, 4, 0.0), strict=True):
+    for one, other in zip(before.buffer.sample([4] * 2, 0.0), after.buffer.sample([4] * 2, 0.0), strict=True):
         np.testing.assert_array_equal(one, other)
     after.buffer.check_valid()
     after.kill()
@@ -183,7 +183,7 @@ def test_no_flipped_or_missing_byte_causes_a_traceback_or_a_wrong_restore(
     world.store(1, 2)
     for number in (1, 2):
         world.learn(number, 10.0 + number)
-    world.buffer.sample(1, 2, 0.0)
+    world.buffer.sample([2], 0.0)
     world.stop()
     learned = world.leaves()
     [path] = files(tmp_path, kind)

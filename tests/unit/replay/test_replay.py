@@ -40,15 +40,14 @@ def test_insert_returns_the_slot_that_the_learner_receives(tmp_path: Path) -> No
 def test_segments_and_priorities_survive_a_kill(tmp_path: Path) -> None:
     before = replay_in(tmp_path)
     store(before, 1)
-    draw = before.draw(num_batches=1, batch_size=8, now_seconds=0.0)
-    indices, generations = draw.indices.ravel(), draw.generations.ravel()
-    assert before.update_priorities(indices, generations, np.full(8, 5.0)).applied == 8
+    draw = before.draw([8], now_seconds=0.0)
+    assert before.update_priorities(draw.indices, draw.generations, np.full(8, 5.0)).applied == 8
     before.finish(now_seconds=0.0)  # the newest snapshot
     store(before, 2)
     before.journal.close()  # and no other: killed
     after = replay_in(tmp_path)
     assert [len(after.buffer.segments_since(0, 9).bodies), after.environment_steps, after.limiter.sampled] == [2, 20, 8]
-    assert after.buffer._tree.leaves[indices] == pytest.approx(np.full(8, 5.0**0.6))
+    assert after.buffer._tree.leaves[draw.indices] == pytest.approx(np.full(8, 5.0**0.6))
     assert after.ledger.totals((), {})["stored"] == 2 * TRANSITIONS
     assert after.journal.replay_id == before.journal.replay_id
     after.journal.close()
