@@ -229,7 +229,7 @@ class _Writer:
         """Queues the items that wait as one segment; returns False if the queue is full until then."""
         segment = segment_of(self._rows[: self._count], self._priorities[: self._count], self._spec)
         self._client.produced = self._queued + self._count
-        while not self._client.put(segment, 0, min(WAIT_SECONDS, max(0.0, until_seconds - time.monotonic()))):
+        while not self._client.put(segment, min(WAIT_SECONDS, max(0.0, until_seconds - time.monotonic()))):
             self._check()
             if time.monotonic() >= until_seconds:
                 return False

@@ -146,13 +146,11 @@ def encode_segment(segment: Segment, spec: SegmentSpec) -> bytes:
     return body
 
 
-def encode_record(
-    segment: Segment, spec: SegmentSpec, peer_id: int, sequence: int, environment_steps: int
-) -> SegmentRecord:
-    """Returns a segment as a replay stores it; the numbers: see `SegmentRecord`. Raises like `encode_segment`."""
+def encode_record(segment: Segment, spec: SegmentSpec, peer_id: int, sequence: int, produced: int) -> SegmentRecord:
+    """Returns a segment as it is sent and stored; the numbers: see `SegmentRecord`. Raises like `encode_segment`."""
     body = encode_segment(segment, spec)
     transitions = int(np.count_nonzero(segment.columns["priority"]))
-    return SegmentRecord(peer_id, sequence, environment_steps, transitions, body, zlib.crc32(body))
+    return SegmentRecord(peer_id, sequence, produced, transitions, body, zlib.crc32(body))
 
 
 def decode_segment(body: Bytes, spec: SegmentSpec) -> Segment:

@@ -12,7 +12,7 @@ Axis legend, used in every shape of this project:
 from __future__ import annotations
 
 import math
-from typing import NamedTuple, TypeAlias
+from typing import Annotated, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -26,6 +26,57 @@ MAX_STREAMED_SEGMENTS = 64  # in one message to the learner; fewer if they excee
 MAX_TOTAL_PRIORITY = 1e300  # of a replay buffer: 2^31 priorities of at most 1e290; no sum of MAX_SHARDS overflows
 MAX_WEIGHTS_BYTES = 2**29
 PEER_TIMEOUT_SECONDS = 10.0  # a peer that has sent nothing for this long is considered dead
+
+
+# The marks of a message's fields, see `apex_jax.transport.messages`
+
+
+class Integer(NamedTuple):
+    """A whole number in [low, high]."""
+
+    low: int = 0
+    high: int = 2**63 - 1
+
+
+class Real(NamedTuple):
+    """A finite number in [low, high]."""
+
+    low: float
+    high: float
+
+
+class Flag(NamedTuple):
+    """True or False."""
+
+
+class Text(NamedTuple):
+    """Unicode text of at most `max_bytes` in UTF-8."""
+
+    max_bytes: int
+
+
+MAX_ARRAY_SIZE = 2**22  # elements, of at most 8 bytes
+
+
+class Array(NamedTuple):
+    """A little-endian array of at most `max_size` elements; `axes` has one letter per dimension."""
+
+    dtype: str
+    axes: str
+    max_size: int = MAX_ARRAY_SIZE
+
+
+class Buffer(NamedTuple):
+    """At most `max_bytes` opaque bytes."""
+
+    max_bytes: int
+
+
+PeerId = Annotated[int, Integer()]
+"""Random number drawn by a process at its start; a restarted process has another one."""
+
+
+# Records
 
 
 class ActionSpec(NamedTuple):
@@ -106,10 +157,6 @@ class SegmentSpec(NamedTuple):
     def frame_bytes(self) -> int:
         """Bytes of one uncompressed frame."""
         return math.prod(self.frame_shape) * np.dtype(self.frame_dtype).itemsize
-
-    def max_environment_steps(self, num_environments: int) -> int:
-        """Maximum of `SegmentRecord.environment_steps`, which include the steps of dropped segments."""
-        return 16 * num_environments * self.slots
 
 
 class Part(NamedTuple):
@@ -209,11 +256,11 @@ class Segment(NamedTuple):
 
 
 class SegmentRecord(NamedTuple):
-    """An encoded segment and its place in the sequence of its actor."""
+    """An encoded segment: a message of its actor, which keeps it until a `SegmentAck`, and a record of the journal."""
 
-    peer_id: int  # of the actor's process
-    sequence: int  # 1, 2, 3 ... within a peer id
-    environment_steps: int  # made by the actor since its previous segment
-    transitions: int  # that start in it; the actor's count if the body cannot be decoded
-    body: bytes  # see `apex_jax.segment_codec.encode_segment`
-    crc: int  # zlib.crc32 of the body
+    peer_id: PeerId  # of the actor's process
+    sequence: Annotated[int, Integer(1, MAX_COUNT)]  # 1, 2, 3 ... within a peer id
+    produced: Annotated[int, Integer(0, MAX_COUNT)]  # transitions of the actor so far
+    transitions: Annotated[int, Integer(0, 4096)]  # that start in it; the actor's count if the body cannot be decoded
+    body: Annotated[bytes, Buffer(MAX_SEGMENT_BYTES)]  # see `apex_jax.segment_codec.encode_segment`
+    crc: Annotated[int, Integer(0, 2**32 - 1)]  # zlib.crc32 of the body

@@ -14,8 +14,8 @@ from typing import NamedTuple
 from apex_jax.config import Config
 from apex_jax.settings import load
 from apex_jax.transport import keys
-from apex_jax.transport.messages import SegmentMessage
 from apex_jax.transport.security import LinkContext, Security, security_of
+from apex_jax.types import SegmentRecord
 from benchmarks.load import ActorLoad, SimulatedActor, split_cores
 from benchmarks.recorded import as_messages, num_transitions, record_segments
 from benchmarks.replay_server import (
@@ -80,7 +80,7 @@ def start(
     stack: contextlib.ExitStack,
     capacity: int,
     directory: str,
-    messages: list[SegmentMessage],
+    messages: list[SegmentRecord],
     server_core: set[int],
     other_cores: set[int],
 ) -> Link:

@@ -22,7 +22,6 @@ from apex_jax.environments.environment import segment_spec
 from apex_jax.replay.replay import Replay
 from apex_jax.segment_codec import decode_columns
 from apex_jax.settings import load
-from apex_jax.transport.messages import SegmentMessage
 from apex_jax.types import Columns, SegmentRecord, SegmentSpec
 from benchmarks.recorded import as_messages, num_transitions, record_segments
 from benchmarks.report import finish, say, target
@@ -87,11 +86,11 @@ def main() -> None:
     finish("journal", figures, targets)
 
 
-def stored(message: SegmentMessage, spec: SegmentSpec) -> Stored:
+def stored(message: SegmentRecord, spec: SegmentSpec) -> Stored:
     """Returns the segment of a message with its columns."""
     columns = decode_columns(message.body, spec)
     transitions = int(np.count_nonzero(columns["priority"]))
-    record = SegmentRecord(1, 0, message.environment_steps, transitions, message.body, message.crc)
+    record = message._replace(peer_id=1, transitions=transitions)
     return Stored(record, columns)
 
 

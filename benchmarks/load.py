@@ -32,10 +32,10 @@ from apex_jax.transport.messages import (
     LearnerWelcome,
     PriorityUpdate,
     SegmentAck,
-    SegmentMessage,
     StreamedSegments,
 )
 from apex_jax.transport.security import NO_KEYS, LinkContext, Security
+from apex_jax.types import SegmentRecord
 
 PATIENCE_SECONDS = 60.0
 SEGMENTS_WINDOW = 256
@@ -69,11 +69,13 @@ class SimulatedActor:
         """Returns whether the server has welcomed this actor."""
         return self._credit > 0
 
-    def send(self, message: SegmentMessage) -> bool:
+    def send(self, message: SegmentRecord) -> bool:
         """Sends a segment if there is credit for it; returns whether it was sent."""
         if self._sequence - self._acknowledged >= self._credit:
             return False
-        sent = sockets.send(self.socket, message._replace(peer_id=self.peer_id, sequence=self._sequence + 1))
+        number, produced = self._sequence + 1, (self._sequence + 1) * message.transitions
+        message = message._replace(peer_id=self.peer_id, sequence=number, produced=produced)
+        sent = sockets.send(self.socket, message)
         self._sequence += sent
         return sent
 
@@ -85,7 +87,7 @@ class ActorLoad:
         self,
         address: str,
         compatibility_key: str,
-        messages: list[SegmentMessage],
+        messages: list[SegmentRecord],
         num_actors: int,
         segments_per_second: float,
         cores: set[int] | None,
@@ -128,7 +130,7 @@ class ActorLoad:
 def _send_segments(
     address: str,
     compatibility_key: str,
-    messages: list[SegmentMessage],
+    messages: list[SegmentRecord],
     num_actors: int,
     rate: Any,
     cores: set[int] | None,
@@ -179,7 +181,7 @@ class Sink:
         self._thread.join()
 
     def _run(self) -> None:
-        kinds = (ActorHello, ActorStatus, SegmentMessage, EpisodeStatistics, Goodbye)
+        kinds = (ActorHello, ActorStatus, SegmentRecord, EpisodeStatistics, Goodbye)
         with self._socket as socket:
             while not self._closing.is_set():
                 socket.poll(200)
@@ -188,7 +190,7 @@ class Sink:
                     if isinstance(message, ActorHello):
                         ladder_indices = np.arange(message.num_environments, dtype=np.int32)
                         sockets.send(socket, ActorWelcome(1, ladder_indices, max(2, len(ladder_indices)), 64), identity)
-                    elif isinstance(message, SegmentMessage):
+                    elif isinstance(message, SegmentRecord):
                         sockets.send(socket, SegmentAck(message.sequence), identity)
 
 

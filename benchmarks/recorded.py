@@ -12,8 +12,7 @@ from apex_jax.agent.segments import SegmentBuilder
 from apex_jax.config import Config
 from apex_jax.environments.environment import Environment, segment_spec
 from apex_jax.segment_codec import encode_segment
-from apex_jax.transport.messages import SegmentMessage
-from apex_jax.types import Segment
+from apex_jax.types import Segment, SegmentRecord
 
 ENVIRONMENTS = 16
 
@@ -47,11 +46,12 @@ def record_segments(config: Config, count: int, exploration: float, seed: int = 
     return segments[:count]
 
 
-def as_messages(config: Config, segments: list[Segment]) -> list[SegmentMessage]:
+def as_messages(config: Config, segments: list[Segment]) -> list[SegmentRecord]:
     """Returns segments as an actor sends them; the sender sets peer id and sequence."""
     spec = segment_spec(config)
     bodies = [encode_segment(segment, spec) for segment in segments]
-    return [SegmentMessage(0, 1, spec.max_transitions, zlib.crc32(body), body) for body in bodies]
+    count = spec.max_transitions
+    return [SegmentRecord(0, 1, count, count, body, zlib.crc32(body)) for body in bodies]
 
 
 def num_transitions(segments: list[Segment]) -> int:

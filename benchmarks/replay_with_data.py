@@ -69,7 +69,7 @@ def ours(config: Config, num_stored: int, rng: np.random.Generator) -> Callable[
     store = create_store(spec, replay.buffer.capacity_segments)
     for number in range(1, num_stored // spec.max_transitions + 1):
         segment = random_segment(spec, rng)
-        record = encode_record(segment, spec, peer_id=1, sequence=number, environment_steps=number * spec.slots)
+        record = encode_record(segment, spec, peer_id=1, sequence=number, produced=number * spec.max_transitions)
         slot = replay.insert(record, segment.columns, 0.0)
         store = insert_segments(store, np.array([slot]), *jax.tree.map(lambda array: array[None], segment))
     gathered = jax.jit(partial(gather, frame_stack=spec.frame_stack))

@@ -88,8 +88,8 @@ def train(config: Config) -> None:
         now = time.monotonic() - started
         # 1. Experience: each full segment gets a number and goes to the replay, and to the same slot of the store.
         for segment in actor.act(params):
-            number, steps = replay.buffer.inserted_segments + 1, actor.steps - replay.environment_steps
-            record = encode_record(segment, spec, peer_id=1, sequence=number, environment_steps=steps)
+            number = replay.buffer.inserted_segments + 1
+            record = encode_record(segment, spec, peer_id=1, sequence=number, produced=actor.steps)
             slot = replay.insert(record, segment.columns, now)
             store = insert_segments(store, np.array([slot]), *jax.tree.map(lambda array: array[None], segment))
         # 2. Learning, as often as `replay.samples_per_insert` allows: so many draws for each transition inserted.

@@ -63,9 +63,9 @@ class ExperienceClient(LinkClient):
         self.error: RunError | None = None
         self._hello = hello
         self._drops = overflow == "drop"
-        self._produced: queue.Queue[tuple[Segment, int]] = queue.Queue(queue_size)  # and the steps of the actor so far
+        self._segments: queue.Queue[Segment] = queue.Queue(queue_size)
         self._account = Counter[str]()  # transitions by field of `ActorStatus`; one thread counts each
-        self._outbox = Outbox(hello.peer_id, spec, spec.max_environment_steps(hello.num_environments))
+        self._outbox = Outbox(hello.peer_id, spec)
         self._welcome: ActorWelcome | None = None
         self._is_welcome = threading.Event()
         self._start(partial(sockets.connect_experience, context, address), "experience client")
@@ -80,17 +80,16 @@ class ExperienceClient(LinkClient):
         self._is_welcome.wait(timeout_seconds)
         return self._welcome
 
-    def put(self, segment: Segment, environment_steps: int, timeout_seconds: float) -> bool:
+    def put(self, segment: Segment, timeout_seconds: float) -> bool:
         """Queues a segment, or returns False if the queue is still full after the timeout.
 
         If `overflow` is "drop", drops the oldest queued segments instead and never blocks.
-        `environment_steps`: of the actor so far.
         """
         if self._drops:
             self._make_room()
             timeout_seconds = 0.0
         try:
-            self._produced.put((segment, environment_steps), block=timeout_seconds > 0, timeout=timeout_seconds or None)
+            self._segments.put(segment, block=timeout_seconds > 0, timeout=timeout_seconds or None)
         except queue.Full:
             return False
         return True
@@ -107,7 +106,7 @@ class ExperienceClient(LinkClient):
         self._receive(now_seconds)
 
     def _wait(self, socket: zmq.Socket) -> None:
-        socket.poll(0 if self._has_room() and not self._produced.empty() else 20)
+        socket.poll(0 if self._has_room() and not self._segments.empty() else 20)
 
     def _fail(self, error: RunError) -> None:
         self.error = error
@@ -121,9 +120,9 @@ class ExperienceClient(LinkClient):
 
     def _make_room(self) -> None:
         """Drops the oldest queued segments while the queue is full."""
-        while self._produced.full():
+        while self._segments.full():
             try:
-                segment, _ = self._produced.get_nowait()
+                segment = self._segments.get_nowait()
             except queue.Empty:  # sent meanwhile
                 continue
             self._account["overflow"] += transitions_of(segment)
@@ -147,11 +146,11 @@ class ExperienceClient(LinkClient):
         if not self._has_room():
             return
         try:
-            segment, environment_steps = self._produced.get_nowait()
+            segment = self._segments.get_nowait()
         except queue.Empty:
             return
         try:
-            self._outbox.add(segment, environment_steps, self.produced)
+            self._outbox.add(segment, self.produced)
         except CorruptSegment as error:  # NaN weights lead to NaN priorities, until newer weights arrive
             self._account["unencodable"] += transitions_of(segment)
             self.dropped[error.reason] += 1

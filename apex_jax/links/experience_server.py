@@ -30,7 +30,6 @@ from apex_jax.transport.messages import (
     Refusal,
     Rejoin,
     SegmentAck,
-    SegmentMessage,
 )
 from apex_jax.types import PEER_TIMEOUT_SECONDS, SegmentRecord, SegmentSpec
 
@@ -72,7 +71,7 @@ class ExperienceServer(LinkServer[ActorPeer]):
         self._log_lines = LimitedLog(_log)
         self._handlers = {
             ActorHello: self._on_hello,
-            SegmentMessage: self._on_segment,
+            SegmentRecord: self._on_segment,
             EpisodeStatistics: self._on_episodes,
             ActorStatus: self._on_status,
             Goodbye: self._on_goodbye,
@@ -172,9 +171,8 @@ class ExperienceServer(LinkServer[ActorPeer]):
         text = "actor %s joins with %d environments (%d actors)"
         self._log_lines.info(text, digest_of_peer_id(peer_id), len(actor.ladder_indices), len(self.actors))
 
-    def _on_segment(self, identity: bytes, message: SegmentMessage, now_seconds: float) -> None:
+    def _on_segment(self, identity: bytes, message: SegmentRecord, now_seconds: float) -> None:
         actor = self.actors[identity]
-        self._replay.ledger.hear(actor.peer_id, message.produced)
         if message.sequence <= actor.received:
             self.dropped["duplicate_segment"] += 1
         elif len(actor.waiting) >= self._config.actor.max_outstanding_segments:
@@ -190,21 +188,18 @@ class ExperienceServer(LinkServer[ActorPeer]):
         if now_seconds - actor.answered_seconds >= ANSWER_SECONDS:
             self._acknowledge(identity, actor, now_seconds)
 
-    def _take(self, actor: ActorPeer, message: SegmentMessage) -> None:
-        actor.received = message.sequence
-        columns, transitions, steps, refusal = None, message.transitions, message.environment_steps, ""
-        if steps > self._spec.max_environment_steps(len(actor.ladder_indices)):
-            steps, refusal = 0, "impossible_steps"
-        elif zlib.crc32(message.body) != message.crc:
+    def _take(self, actor: ActorPeer, segment: SegmentRecord) -> None:
+        actor.received = segment.sequence
+        columns, refusal = None, ""
+        if zlib.crc32(segment.body) != segment.crc:
             refusal = "bad_checksum"
         else:
             try:
-                columns = decode_columns(message.body, self._spec, self._limits)
-                transitions = int(np.count_nonzero(columns["priority"]))
+                columns = decode_columns(segment.body, self._spec, self._limits)
+                segment = segment._replace(transitions=int(np.count_nonzero(columns["priority"])))
             except CorruptSegment as error:
                 refusal = error.reason
-        segment = SegmentRecord(actor.peer_id, message.sequence, steps, transitions, message.body, message.crc)
-        self._membership.enqueue(actor, Waiting(segment, columns, refusal))
+        self._membership.enqueue(actor, Waiting(segment._replace(peer_id=actor.peer_id), columns, refusal))
 
     def _acknowledge(self, identity: bytes, actor: ActorPeer, now_seconds: float) -> bool:
         if not sockets.send(self._socket, SegmentAck(sequence=actor.stored), identity):
@@ -228,10 +223,8 @@ class ExperienceServer(LinkServer[ActorPeer]):
     def _write_down(self, actor: ActorPeer) -> None:
         """Writes the actor's counts to the journal, so that they survive a crash of both the actor and this server."""
         actor.written = actor.stored
-        produced = max(actor.status.produced, self._replay.ledger.produced(actor.peer_id))
-        if produced:
-            counts = _counts(actor.status)
-            self._replay.journal.on_report(actor.peer_id, counts._replace(produced=produced))
+        if any(counts := _counts(actor.status)):
+            self._replay.journal.on_report(actor.peer_id, counts)
 
     def _on_goodbye(self, identity: bytes, message: Goodbye, now_seconds: float) -> None:
         actor = digest_of_peer_id(self.actors[identity].peer_id)

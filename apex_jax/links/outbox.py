@@ -7,8 +7,8 @@ from collections import deque
 import numpy as np
 
 from apex_jax.segment_codec import encode_record
-from apex_jax.transport.messages import EpisodeStatistics, SegmentMessage
-from apex_jax.types import Segment, SegmentSpec
+from apex_jax.transport.messages import EpisodeStatistics
+from apex_jax.types import Segment, SegmentRecord, SegmentSpec
 
 MAX_EPISODES = 1024  # queued messages; the oldest are dropped
 
@@ -16,17 +16,14 @@ MAX_EPISODES = 1024  # queued messages; the oldest are dropped
 class Outbox:
     """The unacknowledged segments in order of their sequence numbers; the sent ones come first."""
 
-    def __init__(self, peer_id: int, spec: SegmentSpec, max_environment_steps: int) -> None:
-        """`max_environment_steps`: the most that the server accepts in one segment."""
+    def __init__(self, peer_id: int, spec: SegmentSpec) -> None:
         self.episodes: deque[EpisodeStatistics] = deque(maxlen=MAX_EPISODES)  # sent once, not ordered with segments
         self._peer_id = peer_id
         self._spec = spec
-        self._max_environment_steps = max_environment_steps
-        self._unacknowledged: deque[SegmentMessage] = deque()
+        self._unacknowledged: deque[SegmentRecord] = deque()
         self._num_sent = 0  # segments sent on this connection, counted from the oldest
         self._sequence = 0  # sequence number of the newest segment
         self._highest_sent = 0  # highest sequence number sent on any connection
-        self._steps_assigned = 0  # environment steps of the actor in the segments so far
 
     def __len__(self) -> int:
         return len(self._unacknowledged)
@@ -41,19 +38,16 @@ class Outbox:
         """Transitions in unacknowledged segments that were sent on any connection, so that a server may hold them."""
         return sum(each.transitions for each in self._unacknowledged if each.sequence <= self._highest_sent)
 
-    def add(self, segment: Segment, environment_steps: int, produced: int) -> None:
-        """Encodes a segment and assigns the next sequence number.
+    def add(self, segment: Segment, produced: int) -> None:
+        """Encodes a segment and assigns the next sequence number. Raises CorruptSegment.
 
-        The segment carries the steps since the one before it, and so those of segments that were dropped. Raises
-        CorruptSegment. `environment_steps`, `produced`: steps and transitions of the actor so far.
+        `produced`: transitions of the actor so far.
         """
-        steps = min(environment_steps - self._steps_assigned, self._max_environment_steps)
-        record = encode_record(segment, self._spec, self._peer_id, self._sequence + 1, steps)
+        record = encode_record(segment, self._spec, self._peer_id, self._sequence + 1, produced)
         self._sequence = record.sequence
-        self._steps_assigned += steps
-        self._unacknowledged.append(SegmentMessage(**record._asdict(), produced=produced))
+        self._unacknowledged.append(record)
 
-    def next_to_send(self, credit: int) -> SegmentMessage | None:
+    def next_to_send(self, credit: int) -> SegmentRecord | None:
         """Returns the oldest segment not sent on this connection; None if there is none, or `credit` are in flight."""
         return self._unacknowledged[self._num_sent] if self._num_sent < min(len(self), credit) else None
 

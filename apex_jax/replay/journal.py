@@ -103,11 +103,9 @@ class Journal:
     def on_refusal(self, segment: SegmentRecord, reason: str) -> None:
         """Records a refused segment. Every REFUSALS_SECONDS, one record per actor and reason is written, with sums."""
         key = FIRST_REFUSAL + REFUSALS.index(reason), segment.peer_id
-        steps, transitions = segment.environment_steps, segment.transitions
-        if (before := self._refused.get(key)) is not None:
-            steps, transitions = steps + before.environment_steps, transitions + before.transitions
-        refused = segment._replace(environment_steps=steps, transitions=transitions, body=b"", crc=0)
-        self._refused[key] = refused
+        before = self._refused.get(key)
+        transitions = segment.transitions + (before.transitions if before is not None else 0)
+        self._refused[key] = segment._replace(transitions=transitions, body=b"", crc=0)
 
     def on_welcome(self, peer_id: int, incarnation: int) -> None:
         """Records the incarnation of an actor."""
@@ -230,7 +228,7 @@ class Journal:
         """
         snapshot = self._snapshots.read_newest() if self._is_on_disk else None
         saved = unpack_state(*snapshot) if snapshot is not None else None
-        counters = saved.counters if saved is not None else Counters(Ledger(), 0, 0)
+        counters = saved.counters if saved is not None else Counters(Ledger(), 0)
         snapshot_event = saved.event if saved is not None else 0
         bodies: deque[tuple[int, bytes]] = deque(maxlen=buffer.capacity_segments)
         inserted_since = 0
@@ -314,13 +312,13 @@ class Journal:
 def _after(counters: Counters, record: Record) -> Counters:
     """Returns the counters after an event."""
     reason = record.kind - FIRST_REFUSAL
+    numbers = record.peer_id, record.sequence, record.produced, record.transitions
     if record.kind == WELCOME:
         return counters._replace(incarnations=max(counters.incarnations, record.sequence))
     if record.kind == REPORT:
         counters.ledger.report(record.peer_id, ActorCounts(*COUNTS.unpack(record.body)))
-        return counters
-    if record.kind == SEGMENT:
-        counters.ledger.store(record.peer_id, record.sequence, record.transitions)
+    elif record.kind == SEGMENT:
+        counters.ledger.store(*numbers)
     elif reason < len(REFUSALS):
-        counters.ledger.refuse(record.peer_id, record.sequence, record.transitions, REFUSALS[reason])
-    return counters._replace(environment_steps=counters.environment_steps + record.environment_steps)
+        counters.ledger.refuse(*numbers, REFUSALS[reason])
+    return counters

@@ -9,7 +9,8 @@ the server has yet to store, and the rest are lost with the actor. Acknowledged 
 counted, because it lost its state, are lost with the replay.
 
 An actor reports every second. Each of its segments also contains the number of transitions produced so far, and its
-final report the number that it drops. If an actor is killed, or leaves without a connection, the transitions that it
+final report the number that it drops. A transition is an environment step: `produced` of all actors are the steps of
+the run. If an actor is killed, or leaves without a connection, the transitions that it
 produced after its last received report are not counted.
 """
 
@@ -26,7 +27,7 @@ import numpy as np
 from apex_jax.segment_codec import CorruptSegment
 
 REMEMBERED_RUNS = 4096  # maximum number of accounts; evicted ones are added to `Ledger.forgotten`
-REFUSALS = ("bad_checksum", *CorruptSegment.REASONS, "impossible_steps")  # reasons for not storing a received segment
+REFUSALS = ("bad_checksum", *CorruptSegment.REASONS)  # reasons for not storing a received segment
 DROPS = ("overflow", "unencodable", "unsent")  # reasons for which an actor drops transitions
 
 
@@ -69,6 +70,7 @@ class Ledger:
         self.refused: Counter[str] = Counter()  # transitions by reason
         self.forgotten: Counter[str] = Counter()  # sums of the evicted accounts
         self.connected: set[int] = set()  # peer ids of connected actors, fewer than REMEMBERED_RUNS; never evicted
+        self.produced = 0  # transitions of all actors
         self._accounts: OrderedDict[int, Account] = OrderedDict()  # by peer id, the most recently used one last
 
     def account(self, peer_id: int) -> Account:
@@ -90,44 +92,42 @@ class Ledger:
         away = [item for item in self._accounts.items() if item[0] not in self.connected] or self._accounts.items()
         empty = (peer_id for peer_id, account in away if not (account.produced or account.stored or account.refused))
         peer_id = next(empty, next(iter(away))[0])
-        self.forgotten.update(_totals(self._rows([peer_id]), np.zeros(1, np.int64)))
-        del self._accounts[peer_id]
+        totals = _totals(self._rows([peer_id]), np.zeros(1, np.int64))
+        self.forgotten.update(totals)
+        self.produced += totals["produced"] - self._accounts.pop(peer_id).produced
 
     def sequence(self, peer_id: int) -> int:
         """Returns the sequence number of an actor's newest stored or refused segment; 0 for an unknown actor."""
         account = self._accounts.get(peer_id)
         return 0 if account is None else account.sequence
 
-    def produced(self, peer_id: int) -> int:
-        """Returns the transitions that an actor has produced, as last reported; 0 for an unknown actor."""
-        account = self._accounts.get(peer_id)
-        return 0 if account is None else account.produced
-
     def report(self, peer_id: int, counts: ActorCounts) -> None:
         """Records the counts that an actor reports. A count never decreases; all zeros create no account."""
         if peer_id not in self._accounts and not any(counts):
             return
         account = self.account(peer_id)
+        self._record_produced(account, counts.produced)
         for name, count in zip(counts._fields, counts, strict=True):
             setattr(account, name, max(getattr(account, name), count))
 
-    def hear(self, peer_id: int, produced: int) -> None:
-        """Records how many transitions an actor had produced when it sent a segment."""
-        account = self.account(peer_id)
-        account.produced = max(account.produced, produced)
+    def store(self, peer_id: int, sequence: int, produced: int, transitions: int) -> None:
+        """Counts a stored segment. `produced`: by its actor so far."""
+        self._answered(peer_id, sequence, produced).stored += transitions
 
-    def store(self, peer_id: int, sequence: int, transitions: int) -> None:
-        """Counts a stored segment."""
-        account = self.account(peer_id)
-        account.sequence = max(account.sequence, sequence)
-        account.stored += transitions
-
-    def refuse(self, peer_id: int, sequence: int, transitions: int, reason: str) -> None:
+    def refuse(self, peer_id: int, sequence: int, produced: int, transitions: int, reason: str) -> None:
         """Counts a refused segment; `reason`: one of REFUSALS."""
+        self._answered(peer_id, sequence, produced).refused += transitions
+        self.refused[reason] += transitions
+
+    def _answered(self, peer_id: int, sequence: int, produced: int) -> Account:
         account = self.account(peer_id)
         account.sequence = max(account.sequence, sequence)
-        account.refused += transitions
-        self.refused[reason] += transitions
+        self._record_produced(account, produced)
+        return account
+
+    def _record_produced(self, account: Account, produced: int) -> None:
+        self.produced += max(0, produced - account.produced)
+        account.produced = max(account.produced, produced)
 
     def totals(self, connected: Collection[int], waiting: Mapping[int, int]) -> dict[str, int]:
         """Returns the number of transitions by outcome, and their sum under "produced".
@@ -156,6 +156,7 @@ class Ledger:
         ledger.forgotten.update(forgotten)
         for peer_id, *numbers in rows.tolist():
             ledger._accounts[peer_id] = Account(*numbers)
+        ledger.produced = ledger.forgotten["produced"] + sum(each.produced for each in ledger._accounts.values())
         return ledger
 
 

@@ -44,7 +44,6 @@ class Replay:
         )
         self.limiter = make_limiter(config, spec)
         self.ledger = Ledger()
-        self.environment_steps = 0  # of all segments stored or refused, across restarts of the server
         self.incarnations = 0  # number of actors welcomed so far
         self.journal = Journal(config, spec, self.buffer.capacity_segments, run)
 
@@ -58,15 +57,13 @@ class Replay:
         """Stores a segment and returns its slot in the ring; a full ring evicts its oldest segment."""
         slot = self.buffer.insert(segment.body, columns, now_seconds)
         self.limiter.insert(segment.transitions)
-        self.ledger.store(segment.peer_id, segment.sequence, segment.transitions)
-        self.environment_steps += segment.environment_steps
+        self.ledger.store(segment.peer_id, segment.sequence, segment.produced, segment.transitions)
         self.journal.on_segment(self.buffer.inserted_segments, segment)
         return slot
 
     def refuse(self, segment: SegmentRecord, reason: str) -> None:
         """Counts a segment that was rejected; `reason`: one of `apex_jax.replay.ledger.REFUSALS`."""
-        self.ledger.refuse(segment.peer_id, segment.sequence, segment.transitions, reason)
-        self.environment_steps += segment.environment_steps
+        self.ledger.refuse(segment.peer_id, segment.sequence, segment.produced, segment.transitions, reason)
         self.journal.on_refusal(segment, reason)
 
     # Drawing
@@ -103,13 +100,17 @@ class Replay:
         """Transitions drawn per transition stored, since the run began."""
         return self.limiter.sampled / max(1, self.limiter.inserted)
 
+    @property
+    def environment_steps(self) -> int:
+        """Environment steps of all actors, as last reported, across restarts of the server."""
+        return self.ledger.produced
+
     # The journal
 
     def restore(self, now_seconds: float) -> str:
         """Continues from the journal. Returns the identity of its training run, or "". Raises JournalError."""
         counters = self.journal.restore(self.buffer, self.limiter, now_seconds)
-        self.ledger, self.incarnations = counters.ledger, counters.incarnations
-        self.environment_steps = counters.environment_steps
+        self.ledger, self.incarnations = counters
         return self.journal.run
 
     def snapshot_if_due(self, now_seconds: float) -> None:
@@ -130,7 +131,7 @@ class Replay:
         }
 
     def _counters(self) -> Counters:
-        return Counters(self.ledger, self.environment_steps, self.incarnations)
+        return Counters(self.ledger, self.incarnations)
 
 
 def make_limiter(config: Config, spec: SegmentSpec) -> RateLimiter:

@@ -52,7 +52,7 @@ class Record(NamedTuple):
     insertion_id: int  # of the stored segment; 0 if the record stores none
     peer_id: int
     sequence: int
-    environment_steps: int
+    produced: int  # by the actor so far
     transitions: int
     body: bytes
 
@@ -106,7 +106,7 @@ class SegmentLog:
         insertion_id: int,
         peer_id: int,
         sequence: int,
-        environment_steps: int = 0,
+        produced: int = 0,
         transitions: int = 0,
         body: bytes = b"",
         crc: int = 0,
@@ -115,7 +115,7 @@ class SegmentLog:
         if self._directory is None:
             return
         self.last_event += 1
-        numbers = (insertion_id, peer_id, sequence, environment_steps)
+        numbers = (insertion_id, peer_id, sequence, produced)
         fields = (self.last_event, *numbers, transitions, len(body), crc)
         header = _HEADER.pack(_MARK, kind, *fields)
         self._pending.append(_Pending(header + _CRC.pack(zlib.crc32(header)), body, insertion_id))
@@ -337,12 +337,12 @@ def _record_at(data: bytes, offset: int) -> tuple[Record | None, int]:
     start = offset + HEADER_BYTES
     if start > len(data):
         return None, start
-    _, kind, event, insertion_id, peer_id, sequence, steps, transitions, length, crc = _HEADER.unpack_from(data, offset)
+    _, kind, event, *numbers, length, crc = _HEADER.unpack_from(data, offset)
     if zlib.crc32(data[offset : offset + _HEADER.size]) != _CRC.unpack_from(data, offset + _HEADER.size)[0]:
         return None, start
     body = data[start : start + length]
     is_sound = len(body) == length and zlib.crc32(body) == crc
-    record = Record(event, kind, insertion_id, peer_id, sequence, steps, transitions, body) if is_sound else None
+    record = Record._make((event, kind, *numbers, body)) if is_sound else None
     return record, start + length
 
 

@@ -39,7 +39,7 @@ from apex_jax.types import SegmentSpec
 
 _log = logging.getLogger(__name__)
 
-FORMAT = 2
+FORMAT = 3
 _PREFIX = struct.Struct("<8sII")
 _CRC = struct.Struct("<I")
 MAGIC = b"APEXSNAP"
@@ -129,7 +129,6 @@ class Counters(NamedTuple):
     """The counters that survive a restart of the server."""
 
     ledger: Ledger
-    environment_steps: int
     incarnations: int  # number of actors welcomed so far
 
 
@@ -158,7 +157,6 @@ def pack_state(
         "max_priority": state.max_priority,
         "random_state": state.random_state,
         "limiter": {"inserted": limiter.inserted, "sampled": limiter.sampled, "ratio": ratio_of(config)},
-        "environment_steps": counters.environment_steps,
         "welcomed": counters.incarnations,
         "refused": dict(counters.ledger.refused),
         "forgotten": dict(counters.ledger.forgotten),
@@ -185,7 +183,6 @@ def unpack_state(facts: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> 
     )
     counters = Counters(
         ledger=Ledger.from_array(arrays["accounts"], facts["refused"], facts["forgotten"]),
-        environment_steps=facts["environment_steps"],
         incarnations=facts["welcomed"],
     )
     return Saved(facts["event"], state, facts["limiter"], counters)

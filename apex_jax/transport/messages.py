@@ -2,7 +2,7 @@
 
 Each field is annotated with a mark: `Integer`, `Real`, `Flag`, `Text`, `Array` or `Buffer`. `apex_jax.transport.wire`
 rejects values that do not fit their marks. An axis letter has the same size in all fields of a message; see
-`apex_jax.types` for the legend of the axes.
+`apex_jax.types` for the legend of the axes, the marks, and the message that carries a segment, `SegmentRecord`.
 """
 
 from __future__ import annotations
@@ -21,52 +21,15 @@ from apex_jax.types import (
     MAX_STREAMED_SEGMENTS,
     MAX_TOTAL_PRIORITY,
     MAX_WEIGHTS_BYTES,
+    Array,
+    Buffer,
+    Flag,
+    Integer,
+    PeerId,
+    Real,
+    Text,
 )
 
-
-class Integer(NamedTuple):
-    """A whole number in [low, high]."""
-
-    low: int = 0
-    high: int = 2**63 - 1
-
-
-class Real(NamedTuple):
-    """A finite number in [low, high]."""
-
-    low: float
-    high: float
-
-
-class Flag(NamedTuple):
-    """True or False."""
-
-
-class Text(NamedTuple):
-    """Unicode text of at most `max_bytes` in UTF-8."""
-
-    max_bytes: int
-
-
-MAX_ARRAY_SIZE = 2**22  # elements, of at most 8 bytes
-
-
-class Array(NamedTuple):
-    """A little-endian array of at most `max_size` elements; `axes` has one letter per dimension."""
-
-    dtype: str
-    axes: str
-    max_size: int = MAX_ARRAY_SIZE
-
-
-class Buffer(NamedTuple):
-    """At most `max_bytes` opaque bytes."""
-
-    max_bytes: int
-
-
-PeerId = Annotated[int, Integer()]
-"""Random number drawn by a process at its start; a restarted process has another one."""
 RunIdentity = Annotated[str, Text(16)]
 """Training run that a process is part of, see `apex_jax.run.identity`; empty = not known yet."""
 
@@ -100,18 +63,6 @@ class ActorWelcome(NamedTuple):
     ladder_size: Annotated[int, Integer(1, 2**20)]
     max_outstanding_segments: Annotated[int, Integer(1, 4096)]
     run_identity: RunIdentity = ""
-
-
-class SegmentMessage(NamedTuple):
-    """One segment; the sender keeps it until a `SegmentAck` covers its sequence number."""
-
-    peer_id: PeerId
-    sequence: Annotated[int, Integer(1, MAX_COUNT)]  # 1, 2, 3, ... within a peer id
-    environment_steps: Annotated[int, Integer(0, 2**32)]  # of the actor since its previous segment
-    crc: Annotated[int, Integer(0, 2**32 - 1)]  # zlib.crc32 of body
-    body: Annotated[bytes, Buffer(MAX_SEGMENT_BYTES)]  # see segment_codec.encode_segment
-    transitions: Annotated[int, Integer(0, 4096)] = 0  # that start in it; for the ledger, in case the body is corrupt
-    produced: Annotated[int, Integer(0, MAX_COUNT)] = 0  # as in `ActorStatus`; may be the last count of a killed actor
 
 
 class SegmentAck(NamedTuple):

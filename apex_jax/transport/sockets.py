@@ -26,10 +26,10 @@ import zmq
 from apex_jax.host.errors import RunError, UsageError
 from apex_jax.transport import wire
 from apex_jax.transport.addresses import check_path_is_free
-from apex_jax.transport.messages import MAX_ARRAY_SIZE, WEIGHTS_PIECE_BYTES
+from apex_jax.transport.messages import WEIGHTS_PIECE_BYTES
 from apex_jax.transport.monitor import ClientMonitor, Monitors, ServerMonitor
 from apex_jax.transport.security import secure
-from apex_jax.types import MAX_SEGMENT_BYTES
+from apex_jax.types import MAX_ARRAY_SIZE, MAX_SEGMENT_BYTES
 
 MESSAGES_AT_ONCE = 256  # maximum per turn, before other links are read and replies are sent
 READING_TURN_SECONDS = 0.02  # time limit of a reading turn; the costs of messages differ by a factor of thousands

@@ -21,7 +21,7 @@ import numpy as np
 import zmq
 
 from apex_jax.transport import messages
-from apex_jax.transport.messages import Array, Buffer, Flag, Integer, Real, Text
+from apex_jax.types import Array, Buffer, Flag, Integer, Real, SegmentRecord, Text
 
 MAGIC = "apex"
 PROTOCOL_VERSION = 10
@@ -30,7 +30,7 @@ MAX_HEADER_BYTES = 2**16
 Message: TypeAlias = (
     messages.ActorHello
     | messages.ActorWelcome
-    | messages.SegmentMessage
+    | SegmentRecord
     | messages.SegmentAck
     | messages.EpisodeStatistics
     | messages.ActorStatus

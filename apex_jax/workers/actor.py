@@ -101,7 +101,7 @@ class Actor:
 
     def _put(self, client: ExperienceClient, segment: Segment) -> bool:
         started = time.monotonic()
-        is_taken = client.put(segment, client.produced, timeout_seconds=0.2)
+        is_taken = client.put(segment, timeout_seconds=0.2)
         self.waited_seconds += time.monotonic() - started
         return is_taken
 

@@ -29,7 +29,6 @@ from apex_jax.transport.messages import (
     Refusal,
     Rejoin,
     SegmentAck,
-    SegmentMessage,
     StreamedSegments,
 )
 from apex_jax.types import MAX_COUNT, SegmentRecord
@@ -173,7 +172,7 @@ def test_fault_39_the_status_page_shows_no_peer_id(served: Served) -> None:
 # Impossible values ------------------------------------------------------------------------------------------------
 
 
-def segment_with(sequence: int, column: int, value: float) -> SegmentMessage:
+def segment_with(sequence: int, column: int, value: float) -> SegmentRecord:
     """A segment whose `column` (0: priority, 1: return, 2: discount) holds `value` wherever a transition starts."""
     floats = np.frombuffer(BODY, "<f4", 3 * SPEC.slots).reshape(3, -1).copy()
     floats[column, floats[0] > 0] = value

@@ -13,7 +13,7 @@ from apex_jax.transport import wire
 from apex_jax.transport.messages import ActorHello, IndexBatches, SegmentAck
 from tests.fuzz.tcp import GREETING, frame, ready
 from tests.rigs import experience_link, sampling_link
-from tests.rigs.links import CONFIG, segment_of, wait_until
+from tests.rigs.links import CONFIG, TRANSITIONS, segment_of, wait_until
 from tests.rigs.proxy import Proxy
 
 FAULTS = ("reset", "lose", "stop", "stop_up", "stop_down")
@@ -98,16 +98,16 @@ def test_fault_31_each_segment_is_stored_exactly_once_despite_connection_failure
         stream = experience.stream(queue_size=100)
         server.until(lambda: stream.wait_for_welcome(0))
         for number in range(1, 21):
-            assert stream.put(segment_of(number), 10, timeout_seconds=1.0)
+            assert stream.put(segment_of(number), timeout_seconds=1.0)
         server.until(lambda: len(server.stored()) >= 5)
         broken = Break(proxy, fault)
         for number in range(21, 41):
-            assert stream.put(segment_of(number), 10, timeout_seconds=1.0)
+            assert stream.put(segment_of(number), timeout_seconds=1.0)
         server.until(broken.is_noticed)
         proxy.heal()
         server.until(lambda: len(server.stored()) == 40 and not stream._outbox)
         assert server.stored() == list(range(1, 41))
-        assert server.replay.environment_steps == 400
+        assert server.replay.environment_steps == 40 * TRANSITIONS
         assert server.dropped.keys() <= {"duplicate_segment"}
         stream.close()
 

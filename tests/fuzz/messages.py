@@ -18,26 +18,20 @@ from apex_jax.transport import wire
 from apex_jax.transport.messages import (
     ActorHello,
     ActorStatus,
-    Array,
-    Buffer,
     CorruptSegments,
     Credit,
     EpisodeStatistics,
     Finish,
-    Flag,
     Goodbye,
-    Integer,
     LearnerHello,
     PriorityUpdate,
-    Real,
-    SegmentMessage,
     StreamedSegments,
-    Text,
     WeightsHeartbeat,
     WeightsHello,
     WeightsPiece,
     WeightsRequest,
 )
+from apex_jax.types import Array, Buffer, Flag, Integer, Real, SegmentRecord, Text
 from tests.rigs.links import SPEC, segment_of
 
 Frames = list[bytes]
@@ -63,7 +57,7 @@ CHECKSUMS = {  # number of a kind -> the place of its checksum in the header
 }
 BODIES = [encode_segment(segment_of(number), SPEC) for number in range(8)]
 BELONG: dict[str, tuple[Any, ...]] = {  # what the server of each link reads
-    "experience": (ActorHello, SegmentMessage, EpisodeStatistics, ActorStatus, Goodbye),
+    "experience": (ActorHello, SegmentRecord, EpisodeStatistics, ActorStatus, Goodbye),
     "sampling": (LearnerHello, Credit, PriorityUpdate, CorruptSegments, Finish, Goodbye),
     "weights": (WeightsHello, WeightsHeartbeat, WeightsRequest, Goodbye),
 }
@@ -100,7 +94,7 @@ class Fuzzer:
         """Returns a message whose every field fits its mark, with values from the ends of what fits."""
         sizes: dict[str, int] = {}
         message = kind(*(self._value(name, mark, sizes) for name, mark in _marks_of(kind)))
-        if isinstance(message, SegmentMessage):
+        if isinstance(message, SegmentRecord):
             body = self.random.choice(BODIES) if self.random.random() < 0.7 else self._damaged(BODIES[0])
             message = message._replace(body=body, crc=zlib.crc32(body))
         elif isinstance(message, StreamedSegments):

@@ -29,12 +29,12 @@ from apex_jax.transport.messages import (
     LearnerWelcome,
     PriorityUpdate,
     SegmentAck,
-    SegmentMessage,
     WeightsHeartbeat,
     WeightsHello,
     WeightsRequest,
 )
 from apex_jax.transport.params_codec import architecture_of
+from apex_jax.types import SegmentRecord
 from apex_jax.workers.replay_server import ReplayServer
 from apex_jax.workers.role import RoleContext
 from tests.fuzz.messages import BELONG, Frames, Fuzzer, refusal_of
@@ -127,7 +127,7 @@ class ReplayTarget:
         config = fuzz_config(directory, samples_per_insert={"experience": 0.0, "sampling": 16.0}[link])
         self._address = config.addresses.of_link(link)[0]
         kinds = {
-            "experience": (ActorHello, SegmentMessage, SegmentMessage, EpisodeStatistics, ActorStatus, Goodbye),
+            "experience": (ActorHello, SegmentRecord, SegmentRecord, EpisodeStatistics, ActorStatus, Goodbye),
             "sampling": (LearnerHello, Credit, PriorityUpdate, PriorityUpdate, Goodbye),
         }[link]
         self.fuzzer = Fuzzer([*kinds * 6, *wire.MESSAGES], seed, config.compatibility_key, marker)
@@ -164,9 +164,7 @@ class ReplayTarget:
         self._sequence += 1
         if self._link == "experience":
             body = encode_segment(segment_of(1), SPEC)
-            segment = SegmentMessage(
-                peer_id=GOOD_PEER_ID, sequence=self._sequence, environment_steps=1, crc=zlib.crc32(body), body=body
-            )
+            segment = SegmentRecord(GOOD_PEER_ID, self._sequence, self._sequence, 0, body, zlib.crc32(body))
             self._ask(self._hello(GOOD_PEER_ID), segment, answer=SegmentAck)
         else:
             while self.server._sampling_socket.poll(5):

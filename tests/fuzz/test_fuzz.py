@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from apex_jax.transport import wire
-from apex_jax.transport.messages import Array, Buffer
-from apex_jax.types import MAX_SEGMENT_BYTES
+from apex_jax.types import MAX_SEGMENT_BYTES, Array, Buffer
 from tests.fuzz.__main__ import SOCKETS, fuzz
 from tests.fuzz.files import fuzz_files
 from tests.fuzz.messages import Fuzzer

@@ -16,7 +16,8 @@ from apex_jax.links.experience_server import ExperienceServer
 from apex_jax.replay.rate_limiter import RateLimiter
 from apex_jax.segment_codec import decode_frames, encode_segment
 from apex_jax.transport import sockets
-from apex_jax.transport.messages import ActorHello, ActorWelcome, SegmentMessage
+from apex_jax.transport.messages import ActorHello, ActorWelcome
+from apex_jax.types import SegmentRecord
 from tests.rigs.links import (
     CONFIG,
     SPEC,
@@ -123,14 +124,14 @@ def join(peer: Peer, peer_id: int, num_environments: int = 4) -> ActorWelcome:
     return peer.receive(ActorWelcome)
 
 
-def message_of(number: int, peer_id: int = 1) -> SegmentMessage:
+def message_of(number: int, peer_id: int = 1) -> SegmentRecord:
     body = encode_segment(segment_of(number), SPEC)
-    return SegmentMessage(peer_id, number, environment_steps=10, crc=zlib.crc32(body), body=body)
+    return SegmentRecord(peer_id, number, 10 * number, TRANSITIONS, body, zlib.crc32(body))
 
 
 def put_all(stream: CountingStream, numbers: range, server: Server) -> None:
     for number in numbers:
-        wait_until(partial(stream.put, segment_of(number), 10, timeout_seconds=0.01), server.serve)
+        wait_until(partial(stream.put, segment_of(number), timeout_seconds=0.01), server.serve)
 
 
 @pytest.fixture

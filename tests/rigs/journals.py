@@ -44,12 +44,10 @@ class World:
         """Stores segments as a server does."""
         for number in numbers:
             segment = segment_of(number)
-            record = encode_record(segment, SPEC, RUN, number, 10)
+            record = encode_record(segment, SPEC, RUN, number, 10 * number)
             self.buffer.insert(record.body, segment.columns, now_seconds)
             self.limiter.insert(TRANSITIONS)
-            self.counters.ledger.store(RUN, number, TRANSITIONS)
-            steps = self.counters.environment_steps + 10
-            self.counters = self.counters._replace(environment_steps=steps)
+            self.counters.ledger.store(RUN, number, record.produced, TRANSITIONS)
             self.journal.on_segment(self.buffer.inserted_segments, record)
         self.journal.flush(now_seconds)
 

@@ -20,8 +20,8 @@ from apex_jax.replay.buffer import ReplayBuffer
 from apex_jax.replay.rate_limiter import RateLimiter
 from apex_jax.replay.replay import Replay
 from apex_jax.transport import sockets, wire
-from apex_jax.transport.messages import NO_COUNTS, Credit, Integer, Real
-from apex_jax.types import ActionSpec, Columns, Segment, SegmentSpec
+from apex_jax.transport.messages import NO_COUNTS, Credit
+from apex_jax.types import ActionSpec, Columns, Integer, Real, Segment, SegmentSpec
 from tests.rigs.ports import free_port
 
 SPEC = SegmentSpec(
@@ -51,18 +51,12 @@ def segment_of(number: int) -> Segment:
 
 
 class CountingStream(ExperienceClient):
-    """Counts transitions and environment steps when a segment is put; usually the actor counts them."""
+    """Counts transitions when a segment is put; usually the actor counts them."""
 
-    steps = 0
-
-    def put(self, segment: Segment, environment_steps: int, timeout_seconds: float) -> bool:
-        """`environment_steps`: since the previous segment that was put."""
+    def put(self, segment: Segment, timeout_seconds: float) -> bool:
         self.produced += transitions_of(segment)  # before it can be on its way
-        is_taken = super().put(segment, self.steps + environment_steps, timeout_seconds)
-        if is_taken:
-            self.steps += environment_steps
-        else:
-            self.produced -= transitions_of(segment)
+        is_taken = super().put(segment, timeout_seconds)
+        self.produced -= 0 if is_taken else transitions_of(segment)
         return is_taken
 
 

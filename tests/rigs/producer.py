@@ -56,7 +56,7 @@ def main(arguments: Sequence[str]) -> int:
     while not ending.is_set() and not stream.finished.is_set():
         now = time.monotonic()
         welcome = stream.wait_for_welcome(0.0)
-        if welcome is not None and now >= next_segment and stream.put(numbered(spec, number + 1), 10, 0.0):
+        if welcome is not None and now >= next_segment and stream.put(numbered(spec, number + 1), 0.0):
             number += 1
             next_segment = max(next_segment + 1 / float(rate), now - 1.0)
         if now >= next_report:

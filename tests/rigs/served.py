@@ -11,17 +11,11 @@ import zmq
 from apex_jax.config import Config
 from apex_jax.segment_codec import encode_segment
 from apex_jax.transport import sockets
-from apex_jax.transport.messages import (
-    ActorHello,
-    ActorWelcome,
-    LearnerHello,
-    LearnerWelcome,
-    SegmentAck,
-    SegmentMessage,
-)
+from apex_jax.transport.messages import ActorHello, ActorWelcome, LearnerHello, LearnerWelcome, SegmentAck
+from apex_jax.types import SegmentRecord
 from apex_jax.workers.replay_server import ReplayServer
 from apex_jax.workers.role import RoleContext
-from tests.rigs.links import SPEC, Peer, segment_of, wait_until
+from tests.rigs.links import SPEC, TRANSITIONS, Peer, segment_of, wait_until
 
 BODY = encode_segment(segment_of(1), SPEC)
 
@@ -77,8 +71,8 @@ class Served:
         self._server_context.term()  # the addresses are free when this returns
 
 
-def segment(peer_id: int, sequence: int, environment_steps: int = 1, produced: int = 0) -> SegmentMessage:
-    return SegmentMessage(peer_id, sequence, environment_steps, zlib.crc32(BODY), BODY, produced=produced)
+def segment(peer_id: int, sequence: int, produced: int = TRANSITIONS) -> SegmentRecord:
+    return SegmentRecord(peer_id, sequence, produced, TRANSITIONS, BODY, zlib.crc32(BODY))
 
 
 def stores_for(served: Served, actor: Peer, peer_id: int, sequence: int) -> None:

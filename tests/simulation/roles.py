@@ -261,7 +261,7 @@ class ActorProcess(WeightsUser):
             self._waiting = segment_of(self.fleet.oracle.new_segment(self.peer_id))
             self.steps += TRANSITIONS
             stream.produced = self.steps
-        if not stream.put(self._waiting, self.steps, 0.0):
+        if not stream.put(self._waiting, 0.0):
             return 0.2
         self._waiting = None
         self.stream_task.wake(self.clock.between(0.0, 0.02))

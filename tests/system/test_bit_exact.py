@@ -27,8 +27,8 @@ from apex_jax.environments.environment import Environment, segment_spec
 from apex_jax.replay.buffer import ReplayBuffer
 from apex_jax.segment_codec import decode_columns, decode_segment, encode_segment
 from apex_jax.transport import wire
-from apex_jax.transport.messages import SegmentMessage, StreamedSegments
-from apex_jax.types import ActionSpec, Columns, Segment, SegmentSpec
+from apex_jax.transport.messages import StreamedSegments
+from apex_jax.types import ActionSpec, Columns, Segment, SegmentRecord, SegmentSpec
 from tests.rigs import reference
 
 GATHER_BATCH = 256
@@ -85,9 +85,9 @@ class Replay:
     def insert(self, segment: Segment) -> None:
         """Actor -> replay server."""
         body = encode_segment(segment, self.spec)
-        message = SegmentMessage(peer_id=1, sequence=1, environment_steps=0, crc=zlib.crc32(body), body=body)
+        message = SegmentRecord(1, 1, produced=0, transitions=0, body=body, crc=zlib.crc32(body))
         received = wire.decode([bytes(frame) for frame in wire.encode(message)])
-        assert isinstance(received, SegmentMessage)
+        assert isinstance(received, SegmentRecord)
         self.buffer.insert(received.body, decode_columns(received.body, self.spec), now_seconds=0.0)
 
     def stream(self, max_segments: int = 11) -> None:

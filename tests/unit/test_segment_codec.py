@@ -125,7 +125,7 @@ def test_body_has_the_layout_of_the_module_docstring(spec: SegmentSpec) -> None:
 
 def test_record_has_the_body_its_checksum_and_the_number_of_its_transitions() -> None:
     segment = random_segment(3, SMALL)
-    record = segment_codec.encode_record(segment, SMALL, peer_id=7, sequence=2, environment_steps=11)
+    record = segment_codec.encode_record(segment, SMALL, peer_id=7, sequence=2, produced=11)
     body = segment_codec.encode_segment(segment, SMALL)
     assert record == SegmentRecord(7, 2, 11, int((segment.columns["priority"] > 0).sum()), body, zlib.crc32(body))
 

@@ -36,7 +36,7 @@ def test_segments_are_stored_in_order_and_their_steps_summed(link: Link) -> None
     put_all(stream, range(20), server)
     server.until(lambda: len(server.stored()) == 20)
     assert server.stored() == list(range(20))
-    assert server.replay.environment_steps == 200
+    assert server.replay.environment_steps == 20 * TRANSITIONS
     server.until(lambda: not stream._outbox)
     assert +server.dropped == {}
 
@@ -46,35 +46,35 @@ def test_an_actor_without_credit_waits_and_loses_nothing(link: Link) -> None:
     stream = link.stream(queue_size=2)
     put_all(stream, range(1 + CREDIT + 2), server)
     server.until(lambda: waiting_in(server.service) == CREDIT)
-    assert not stream.put(segment_of(99), 0, 0.05)
+    assert not stream.put(segment_of(99), 0.05)
     assert len(stream._outbox) == CREDIT
     server.limiter.sample(10**6)
     server.until(lambda: len(server.stored()) == 1 + CREDIT + 2)
     assert server.stored() == list(range(1 + CREDIT + 2))
-    assert stream.put(segment_of(99), 0, 5.0)
+    assert stream.put(segment_of(99), 5.0)
     assert stream.acknowledged <= len(server.stored()) * TRANSITIONS
     server.until(lambda: len(server.stored()) == 2 + CREDIT + 2)
     server.until(lambda: stream.acknowledged == (2 + CREDIT + 2) * TRANSITIONS)
 
 
-def test_a_segment_with_nan_is_dropped_and_its_steps_are_added_to_the_next(link: Link) -> None:
+def test_a_segment_with_nan_is_dropped_and_its_steps_are_counted(link: Link) -> None:
     server = link.server()
     stream = link.stream()
     segment = segment_of(1)
     columns = segment.columns | {"priority": segment.columns["priority"] * np.float32("nan")}
     put_all(stream, range(1), server)
-    assert stream.put(segment._replace(columns=columns), 10, 5.0)
+    assert stream.put(segment._replace(columns=columns), 5.0)
     put_all(stream, range(2, 3), server)
     server.until(lambda: server.stored() == [0, 2])
     assert stream.dropped == {"bad_priority": 1}
-    assert server.replay.environment_steps == 30
+    server.until(lambda: server.replay.environment_steps == 2 * TRANSITIONS + np.isnan(columns["priority"]).sum())
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_client_whose_thread_fails_is_finished_and_has_the_error(link: Link) -> None:
     server = link.server()
     stream = link.stream()
-    assert stream.put(segment_of(1)._replace(frames=np.zeros(3, np.float32)), 0, 5.0)
+    assert stream.put(segment_of(1)._replace(frames=np.zeros(3, np.float32)), 5.0)
     server.until(stream.finished.is_set)
     assert "the segment spec says" in str(stream.error)
 
@@ -86,7 +86,7 @@ def test_segments_sent_while_servers_come_and_go_are_each_stored_by_one_that_ack
     rng = np.random.default_rng(seed)
     stream = link.stream(queue_size=64)
     for number in range(24):
-        assert stream.put(segment_of(number), 10, 5.0)
+        assert stream.put(segment_of(number), 5.0)
 
     def all_acknowledged() -> bool:
         return stream._outbox._sequence == 24 and not stream._outbox
@@ -120,33 +120,19 @@ def test_overflow_drop_removes_the_oldest_unsent_segment_only_if_the_queue_is_fu
     server.until(lambda: stream.wait_for_welcome(0))
     for number in range(1 + CREDIT):
         put_all(stream, range(number, number + 1), server)
-        server.until(stream._produced.empty)
+        server.until(stream._segments.empty)
     server.until(lambda: waiting_in(server.service) == CREDIT)
     for number in range(90, 93):
-        assert stream.put(segment_of(number), 10, 5.0)
+        assert stream.put(segment_of(number), 5.0)
     assert +stream.dropped == {}
     for number in range(93, 98):
-        assert stream.put(segment_of(number), 10, 5.0)
+        assert stream.put(segment_of(number), 5.0)
     assert stream.dropped == {"overflow": 5}
     server.limiter.sample(10**6)
     server.until(lambda: len(server.stored()) == 1 + CREDIT + 3)
     assert server.stored() == [*range(1 + CREDIT), 95, 96, 97]
-    assert server.replay.environment_steps == 10 * (1 + CREDIT + 8), "those of the dropped are carried on"
+    assert server.replay.environment_steps == TRANSITIONS * (1 + CREDIT + 8), "those of the dropped are counted"
     server.until(lambda: server.service.totals()["dropped_overflow"] == 5 * TRANSITIONS)
-
-
-def test_steps_of_many_dropped_segments_are_carried_by_several_later_ones(link: Link) -> None:
-    server = link.server()
-    stream = link.stream()
-    server.until(lambda: stream.wait_for_welcome(0))
-    most = SPEC.max_environment_steps(4)
-    stream.put(segment_of(0), 3 * most + 10, 1.0)  # as behind an hour of dropping
-    server.until(lambda: server.stored() == [0])
-    assert server.replay.environment_steps == most
-    put_all(stream, range(1, 5), server)
-    server.until(lambda: len(server.stored()) == 5)
-    assert server.replay.environment_steps == 3 * most + 10 + 4 * 10
-    assert +server.dropped == {}
 
 
 def test_fault_30_an_actor_refused_for_its_version_ends_with_both_versions_in_one_line(
@@ -167,29 +153,24 @@ def is_hello(message: Any) -> bool:
     return isinstance(message, ActorHello)
 
 
-MAX_STEPS = 100
-
-
 class Kept(NamedTuple):
     """What the twin knows of a segment that is not acknowledged."""
 
     sequence: int
     number: int
-    steps: int
+    produced: int
 
 
 class Twin:
-    """A list of segments, the number of them that were sent, and the steps that no segment carries yet."""
+    """A list of segments, and the number of them that were sent."""
 
     def __init__(self) -> None:
         self.kept: list[Kept] = []
-        self.sequence = self.num_sent = self.highest_sent = self.uncarried = 0
+        self.sequence = self.num_sent = self.highest_sent = 0
 
-    def add(self, number: int, steps: int) -> None:
+    def add(self, number: int, produced: int) -> None:
         self.sequence += 1
-        carried = min(MAX_STEPS, self.uncarried + steps)
-        self.uncarried += steps - carried
-        self.kept.append(Kept(self.sequence, number, carried))
+        self.kept.append(Kept(self.sequence, number, produced))
 
     def acknowledge(self, sequence: int) -> int | None:
         if sequence > self.highest_sent:
@@ -202,14 +183,13 @@ class Twin:
 
 @pytest.mark.parametrize("seed", range(10))
 def test_random_operations_equal_the_twin(seed: int) -> None:
-    rng, twin, outbox, made = np.random.default_rng(seed), Twin(), Outbox(7, SPEC, MAX_STEPS), 0
+    rng, twin, outbox, made = np.random.default_rng(seed), Twin(), Outbox(7, SPEC), 0
     for number in range(300):
         operation = rng.choice(["add", "send", "acknowledge", "reconnect"], p=[0.4, 0.4, 0.17, 0.03])
         if operation == "add":
-            steps = int(rng.integers(0, 3 * MAX_STEPS, endpoint=True))
-            made += steps
-            outbox.add(segment_of(number % 200), made, produced=number)
-            twin.add(number % 200, steps)
+            made += int(rng.integers(300))
+            outbox.add(segment_of(number % 200), made)
+            twin.add(number % 200, made)
         elif operation == "send":
             credit = int(rng.integers(0, 6))
             message = outbox.next_to_send(credit)
@@ -217,7 +197,8 @@ def test_random_operations_equal_the_twin(seed: int) -> None:
             if message is not None:
                 expected = twin.kept[twin.num_sent]
                 body = encode_segment(segment_of(expected.number), SPEC)
-                assert message[:5] == (7, expected.sequence, expected.steps, zlib.crc32(body), body)
+                crc = zlib.crc32(body)
+                assert message == (7, expected.sequence, expected.produced, TRANSITIONS, body, crc)
                 outbox.on_sent()
                 twin.highest_sent = max(twin.highest_sent, expected.sequence)
                 twin.num_sent += 1
@@ -233,17 +214,17 @@ def test_random_operations_equal_the_twin(seed: int) -> None:
         assert outbox.transitions_sent == len(held) * TRANSITIONS
 
 
-def test_segment_that_cannot_be_encoded_leaves_its_steps_to_the_next() -> None:
-    outbox = Outbox(7, SPEC, MAX_STEPS)
+def test_segment_that_cannot_be_encoded_takes_no_sequence_number() -> None:
+    outbox = Outbox(7, SPEC)
     bad = segment_of(1)
     bad.columns["priority"][SPEC.frame_stack - 1] = np.nan
     with pytest.raises(CorruptSegment):
-        outbox.add(bad, 30, produced=1)
+        outbox.add(bad, 30)
     assert len(outbox) == 0
-    outbox.add(segment_of(2), 50, produced=2)
+    outbox.add(segment_of(2), 50)
     message = outbox.next_to_send(1)
     assert message is not None
-    assert (message.sequence, message.environment_steps) == (1, 50)
+    assert (message.sequence, message.produced) == (1, 50)
 
 
 def test_transitions_of_a_segment_are_those_with_a_priority() -> None:

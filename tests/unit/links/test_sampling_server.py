@@ -31,7 +31,7 @@ from tests.rigs.sampling_link import CAPACITY, B, K, Learner, Link, Server, cred
 def test_a_learner_gets_all_live_segments_oldest_first_and_then_batches(sampling: Link) -> None:
     server = sampling.server()
     server.insert(CAPACITY + 3)
-    server.replay.environment_steps = 77
+    server.replay.ledger.store(1, 1, 77, 9)
     learner = Learner(sampling.stream())
     server.until(lambda: learner.consume() and learner.batches)
     assert learner.history == list(range(4, CAPACITY + 4))

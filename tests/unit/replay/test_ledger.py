@@ -34,8 +34,8 @@ def counts_of(**counts: int) -> ActorCounts:
 def test_transitions_of_a_live_actor_are_in_flight_and_those_of_a_dead_one_are_lost() -> None:
     book = Ledger()
     book.report(1, counts_of(produced=100, acknowledged=20, overflow=5, unencodable=3, unsent=2))
-    book.store(1, 1, 30)
-    book.refuse(1, 2, 10, "bad_frames")
+    book.store(1, 1, 30, 30)
+    book.refuse(1, 2, 40, 10, "bad_frames")
     alive, dead = book.totals({1}, {}), book.totals((), {})
     assert alive == {
         "produced": 100, "stored": 30, "in_flight": 50, "lost_with_actor": 0, "lost_with_replay": 0,
@@ -50,7 +50,7 @@ def test_transitions_of_a_live_actor_are_in_flight_and_those_of_a_dead_one_are_l
 def test_acknowledged_transitions_unknown_to_the_server_are_lost_with_the_replay() -> None:
     book = Ledger()
     book.report(1, counts_of(produced=100, acknowledged=70))
-    book.store(1, 9, 30)
+    book.store(1, 9, 30, 30)
     totals = book.totals({1}, {})
     assert (totals["lost_with_replay"], totals["in_flight"], totals["stored"]) == (40, 30, 30)
     assert adds_up(totals)
@@ -58,7 +58,7 @@ def test_acknowledged_transitions_unknown_to_the_server_are_lost_with_the_replay
 
 def test_counts_never_decrease_and_an_outdated_report_changes_nothing() -> None:
     book = Ledger()
-    book.store(1, 3, 90)
+    book.store(1, 3, 90, 90)
     assert book.totals({1}, {})["produced"] == 90
     for produced in (100, 50):
         book.report(1, counts_of(produced=produced))
@@ -69,26 +69,28 @@ def test_evicted_accounts_are_summed_up(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(ledger, "REMEMBERED_RUNS", 3)
     book = Ledger()
     for peer_id in range(1, 11):
-        book.store(peer_id, 1, 10)
+        book.store(peer_id, 1, 10, 10)
         book.report(peer_id, counts_of(produced=15, unsent=1))
         book.account(1)  # is heard of all the time
     totals = book.totals({1}, {})
     assert len(book.to_array()) == 3
+    assert book.produced == 150
     assert (totals["produced"], totals["stored"], totals["in_flight"]) == (150, 100, 4)
     assert (totals["lost_with_actor"], totals["dropped_unsent"]) == (36, 10)
     again = Ledger.from_array(book.to_array(), book.refused, book.forgotten)
     assert again.totals({1}, {}) == totals
+    assert again.produced == 150
     assert again.to_array().tolist() == book.to_array().tolist()
 
 
 def test_empty_account_is_evicted_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ledger, "REMEMBERED_RUNS", 3)
     book = Ledger()
-    book.store(1, 1, 10)
-    book.refuse(2, 1, 0, "bad_length")
-    book.hear(3, 0)
+    book.store(1, 1, 10, 10)
+    book.refuse(2, 1, 0, 0, "bad_length")
+    book.account(3)
     for peer_id in (4, 5):
-        book.store(peer_id, 1, 10)
+        book.store(peer_id, 1, 10, 10)
         assert len(book.to_array()) == 3
     assert book.to_array()[:, 0].tolist() == [1, 4, 5]
     assert not +book.forgotten
@@ -205,7 +207,7 @@ def test_a_killed_actor_is_counted_up_to_its_last_segment(config: Config, monkey
         lambda: stream._connection._next_heartbeat > time.monotonic() + 100.0, fleet.serve
     )  # no report till then
     stream.produced += 7
-    assert stream.put(segment_of(0), 10, 0.0)
+    assert stream.put(segment_of(0), 0.0)
     wait_until(lambda: server.ledger()["stored"] == TRANSITIONS, fleet.serve)
     assert (server.ledger()["produced"], server.ledger()["in_flight"]) == (TRANSITIONS + 7, 7)
     stream.produced += 2  # of the last two nobody hears
@@ -219,13 +221,13 @@ def test_an_actor_killed_together_with_the_server_is_counted_up_to_its_last_repo
 ) -> None:
     fleet = Fleet(config)
     server, stream = fleet.start_server(), joined(fleet)
-    assert stream.put(segment_of(0), 10, 0.0)
+    assert stream.put(segment_of(0), 0.0)
     wait_until(lambda: server.ledger()["stored"] == TRANSITIONS, fleet.serve)
     patience = stream._connection._patience._replace(heartbeat=1_000.0)
     monkeypatch.setattr(stream._connection, "_patience", patience)
     wait_until(lambda: stream._connection._next_heartbeat > time.monotonic() + 100.0, fleet.serve)
     stream.produced += 7
-    assert stream.put(segment_of(1), 10, 0.0)
+    assert stream.put(segment_of(1), 0.0)
     wait_until(lambda: server.ledger()["in_flight"] == 7, fleet.serve)
     stream.produced += 2
     stream._connection.send_heartbeat()  # of these two the next report says
@@ -252,8 +254,8 @@ def test_unsent_transitions_of_a_leaving_actor_are_counted_as_dropped(config: Co
     held = CONFIG.actor.max_outstanding_segments  # by the server, when the limiter lets in no more
 
     def is_stuck() -> bool:
-        stream.put(segment_of(0), 1, 0.0)
-        return waiting_in(server.experience) == held and stream._produced.full()
+        stream.put(segment_of(0), 0.0)
+        return waiting_in(server.experience) == held and stream._segments.full()
 
     wait_until(is_stuck, fleet.serve)
     stream.produced += TRANSITIONS

@@ -26,7 +26,7 @@ def replay_in(directory: Path, journal: bool = True) -> Replay:
 def store(replay: Replay, number: int) -> int:
     """Stores a segment as the replay server does; returns its slot in the ring."""
     segment = segment_of(number)
-    slot = replay.insert(encode_record(segment, SPEC, 7, number, 10), segment.columns, now_seconds=0.0)
+    slot = replay.insert(encode_record(segment, SPEC, 7, number, 10 * number), segment.columns, now_seconds=0.0)
     replay.journal.flush(now_seconds=0.0)
     return slot
 
@@ -58,7 +58,7 @@ def test_endless_refusals_take_one_record_per_second_and_are_counted_exactly_onc
     store(before, 1)
     size = before.metrics()["replay/journal_bytes"]
     for sequence in range(2, 1_002):
-        before.refuse(SegmentRecord(7, sequence, 10, 3, b"x", 0), "bad_checksum")
+        before.refuse(SegmentRecord(7, sequence, 10 * sequence, 3, b"x", 0), "bad_checksum")
         before.journal.flush(now_seconds=sequence * 1e-2)
         if sequence == 500:
             before.finish(now_seconds=5.0)  # a snapshot

@@ -10,7 +10,7 @@ import pytest
 
 from apex_jax.replay import segment_log
 from apex_jax.replay.segment_log import SegmentLog
-from apex_jax.transport.messages import SegmentMessage
+from apex_jax.types import SegmentRecord
 from tests.rigs.journals import RUN, World, files, flip, head_bytes, warnings
 from tests.rigs.links import TRANSITIONS, highest
 
@@ -84,7 +84,7 @@ def test_header_inside_a_body_does_not_hide_the_next_record(tmp_path: Path) -> N
     forger.append(segment_log.SEGMENT, 9, RUN, 9, body=bytes(10_000))
     body = b"apxr" + forger._pending[0].header  # of a record that is longer than the file
     forger.close()
-    last = highest(SegmentMessage, "sequence")
+    last = highest(SegmentRecord, "sequence")
     for number, sequence in ((1, last), (2, 2), (3, 3)):
         log.append(segment_log.SEGMENT, number, RUN, sequence, body=body, crc=zlib.crc32(body))
     world.kill()

@@ -32,7 +32,7 @@ def test_fault_10_damaged_snapshot_is_logged_and_the_previous_one_is_used(
     world.kill()
     flip(files(tmp_path, "snapshot")[-1], -1)
     world = World(tmp_path)
-    assert (world.numbers(), max(world.leaves()[1]), world.counters.environment_steps) == ([1, 2], 9.0**0.6, 20)
+    assert (world.numbers(), max(world.leaves()[1]), world.counters.ledger.produced) == ([1, 2], 9.0**0.6, 20)
     assert len(warnings(caplog)) == 1
     world.save()
     sound = files(tmp_path, "snapshot")
@@ -114,12 +114,12 @@ def test_unpacked_state_equals_the_packed_one(tmp_path: Path, num_segments: int)
     for number in range(1, num_segments + 1):
         buffer.insert(b"body", segment_of(number).columns, 1.0)
         limiter.insert(TRANSITIONS)
-        ledger.store(2**63 - number, number, TRANSITIONS)
-        ledger.refuse(7, number, 3, "bad_checksum")
+        ledger.store(2**63 - number, number, TRANSITIONS, TRANSITIONS)
+        ledger.refuse(7, number, 3 * number, 3, "bad_checksum")
         ledger.report(7, ActorCounts(2**48, 1, 2, 3, 4))
         buffer.sample([3] * 2, 2.0)
         limiter.sample(6)
-    state, counters = buffer.state(5.0), Counters(ledger, 10 * num_segments, 9)
+    state, counters = buffer.state(5.0), Counters(ledger, 9)
     snapshots = Snapshots(tmp_path, Identity(CONFIG.compatibility_key, SPEC))
     snapshots.write(*pack_state(11, state, limiter, CONFIG, counters))
     snapshot = snapshots.read_newest()
@@ -158,7 +158,7 @@ def test_a_journal_of_another_format_is_refused(tmp_path: Path, monkeypatch: pyt
     world.store(1)
     world.kill()
     monkeypatch.undo()
-    with pytest.raises(JournalError, match="has format 9, this release reads format 2"):
+    with pytest.raises(JournalError, match="has format 9, this release reads format 3"):
         World(tmp_path)
 
 

@@ -21,9 +21,9 @@ from apex_jax.config import ActorConfig
 from apex_jax.host.errors import RunError
 from apex_jax.links.sampling_client import SEGMENTS_WINDOW
 from apex_jax.transport import sockets
-from apex_jax.transport.messages import WEIGHTS_PIECE_BYTES, Goodbye, Rejoin, SegmentMessage
+from apex_jax.transport.messages import WEIGHTS_PIECE_BYTES, Goodbye, Rejoin
 from apex_jax.transport.sockets import LocalLinks
-from apex_jax.types import MAX_SEGMENT_BYTES, MAX_WEIGHTS_BYTES
+from apex_jax.types import MAX_SEGMENT_BYTES, MAX_WEIGHTS_BYTES, SegmentRecord
 from tests.rigs.links import free_address, wait_until
 
 SERVE = (sockets.serve_experience, sockets.serve_sampling, sockets.serve_weights)
@@ -244,7 +244,7 @@ def test_send_to_an_absent_identity_returns_false(opened: Opened, router: zmq.So
 def test_send_to_a_peer_that_does_not_read_returns_false_in_the_end(opened: Opened, router: zmq.Socket) -> None:
     peer = opened(sockets.connect_experience, address_of(router))
     wait_until(lambda: sockets.send(peer, Goodbye(1)))
-    large = SegmentMessage(peer_id=1, sequence=1, environment_steps=0, crc=0, body=bytes(2**14))
+    large = SegmentRecord(1, 1, produced=0, transitions=0, body=bytes(2**14), crc=0)
     assert any(not sockets.send(peer, large) for _ in range(100_000))  # 1.6 GB, far beyond what any buffer takes
 
 

@@ -15,8 +15,8 @@ import pytest
 import zmq
 
 from apex_jax.transport import messages, wire
-from apex_jax.transport.messages import Array, Buffer, Finish, Flag, Integer, Real, Refusal, Rejoin, Text
-from apex_jax.types import MAX_SEGMENT_BYTES
+from apex_jax.transport.messages import Finish, Refusal, Rejoin
+from apex_jax.types import MAX_SEGMENT_BYTES, Array, Buffer, Flag, Integer, Real, SegmentRecord, Text
 from tests.rigs.messages import KIND_NUMBERS, speaking
 
 
@@ -107,7 +107,7 @@ def reason_of(frames: list[Any], **options: Any) -> str:
 
 INDICES, GENERATIONS = np.array([3, 1], np.int32), np.array([1, 2**32 - 1], np.uint32)
 UPDATE: Any = messages.PriorityUpdate(7, INDICES, GENERATIONS, priorities=np.array([0.5, np.nan], np.float32))
-SEGMENT: Any = messages.SegmentMessage(1, 2, environment_steps=3, crc=4, body=b"body", transitions=5, produced=6)
+SEGMENT: Any = SegmentRecord(1, 2, produced=3, transitions=4, body=b"body", crc=5)
 STATUS: Any = messages.ActorStatus(peer_id=1, steps_per_second=2.5, weights_version=3)
 REFUSAL: Any = messages.Refusal(reason="why", final=True)
 
@@ -120,7 +120,7 @@ def test_frames_are_a_msgpack_list_and_the_raw_bytes() -> None:
     assert msgpack.unpackb(header) == ["apex", wire.PROTOCOL_VERSION, 15, 7, [2], [2], [2]]
     assert bodies == [b"\3\0\0\0\1\0\0\0", b"\1\0\0\0\xff\xff\xff\xff", b"\0\0\0\x3f\0\0\xc0\x7f"]
     assert [msgpack.unpackb(frames_of(SEGMENT)[0]), frames_of(SEGMENT)[1:]] == [
-        ["apex", wire.PROTOCOL_VERSION, 2, 1, 2, 3, 4, 4, 5, 6],
+        ["apex", wire.PROTOCOL_VERSION, 2, 1, 2, 3, 4, 4, 5],
         [b"body"],
     ]
     assert [msgpack.unpackb(frame) for frame in frames_of(messages.Rejoin())] == [["apex", wire.PROTOCOL_VERSION, 6]]
@@ -161,7 +161,7 @@ def test_received_arrays_are_read_only_views_and_buffers_pin_nothing() -> None:
 
 def test_socket_takes_only_the_kinds_it_expects() -> None:
     frames = frames_of(SEGMENT)
-    assert_same(wire.decode(frames, expected=(messages.ActorHello, messages.SegmentMessage)), SEGMENT)
+    assert_same(wire.decode(frames, expected=(messages.ActorHello, SegmentRecord)), SEGMENT)
     assert reason_of(frames, expected=(messages.ActorHello, messages.Goodbye)) == "unknown_kind"
 
 
@@ -171,12 +171,12 @@ def test_socket_takes_only_the_kinds_it_expects() -> None:
 @pytest.mark.parametrize(
     ("message", "complaint"),
     [
-        (SEGMENT._replace(sequence=0), r"SegmentMessage\.sequence is 0, must be Integer\(low=1"),
-        (SEGMENT._replace(crc=2**32), r"SegmentMessage\.crc is 4294967296, must be .*high=4294967295"),
-        (SEGMENT._replace(peer_id=True), r"SegmentMessage\.peer_id is True, must be Integer"),
-        (SEGMENT._replace(peer_id=1.0), r"SegmentMessage\.peer_id is 1\.0, must be Integer"),
-        (SEGMENT._replace(body="text"), r"SegmentMessage\.body is str, must be bytes"),
-        (SEGMENT._replace(body=bytes(2**25 + 1)), r"SegmentMessage\.body has 33554433 bytes, at most 33554432"),
+        (SEGMENT._replace(sequence=0), r"SegmentRecord\.sequence is 0, must be Integer\(low=1"),
+        (SEGMENT._replace(crc=2**32), r"SegmentRecord\.crc is 4294967296, must be .*high=4294967295"),
+        (SEGMENT._replace(peer_id=True), r"SegmentRecord\.peer_id is True, must be Integer"),
+        (SEGMENT._replace(peer_id=1.0), r"SegmentRecord\.peer_id is 1\.0, must be Integer"),
+        (SEGMENT._replace(body="text"), r"SegmentRecord\.body is str, must be bytes"),
+        (SEGMENT._replace(body=bytes(2**25 + 1)), r"SegmentRecord\.body has 33554433 bytes, at most 33554432"),
         (STATUS._replace(steps_per_second=math.nan), r"ActorStatus\.steps_per_second is nan, must be Real\(low=0"),
         (STATUS._replace(steps_per_second=-0.5), r"ActorStatus\.steps_per_second is -0\.5, must be"),
         (REFUSAL._replace(final=1), r"Refusal\.final is 1, must be Flag"),
@@ -268,7 +268,7 @@ def test_unknown_kind_is_refused(kind: object) -> None:
 @pytest.mark.parametrize(("message", "place", "value"), [
     *((SEGMENT, 4, value) for value in (0, 2**48 + 1, True, 1.0, "1", None, [1])),
     *((SEGMENT, 3, value) for value in (-1, 2**63)),
-    *((SEGMENT, place, 2**32 + 1) for place in (5, 6)),
+    *((SEGMENT, place, 2**32 + 1) for place in (6, 8)),
     *((STATUS, 4, value) for value in (1, True, math.nan, math.inf, -math.inf, -1e-9, 1.1e9)),
     *((REFUSAL, 3, value) for value in ("x" * 4097, "ü" * 2049, 1)),
     *((REFUSAL, 4, value) for value in (0, 1)),

@@ -30,10 +30,9 @@ from apex_jax.transport.messages import (
     LearnerHello,
     LearnerWelcome,
     SegmentAck,
-    SegmentMessage,
     StreamedSegments,
 )
-from apex_jax.types import SegmentSpec
+from apex_jax.types import SegmentRecord, SegmentSpec
 from apex_jax.workers import replay_server
 from apex_jax.workers.replay_server import ReplayServer
 from apex_jax.workers.role import RoleContext
@@ -94,14 +93,14 @@ def running(config: Config) -> Iterator[Running]:
     running.close()
 
 
-def message_of(number: int, environment_steps: int = 100) -> SegmentMessage:
+def message_of(number: int) -> SegmentRecord:
     body = encode_segment(segment_of(number), SPEC)
-    return SegmentMessage(1, number, environment_steps, zlib.crc32(body), body)
+    return SegmentRecord(1, number, 100 * number, TRANSITIONS, body, zlib.crc32(body))
 
 
-def send_segments(actor: Peer, *numbers: int, environment_steps: int = 100) -> None:
+def send_segments(actor: Peer, *numbers: int) -> None:
     for number in numbers:
-        actor.send(message_of(number, environment_steps))
+        actor.send(message_of(number))
     while actor.receive(SegmentAck).sequence < numbers[-1]:
         pass
 
