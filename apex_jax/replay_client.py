@@ -26,8 +26,8 @@ from apex_jax.config import Config
 from apex_jax.host.errors import RunError, UsageError
 from apex_jax.item_codec import columns_of, item_dtype, item_spec, segment_of
 from apex_jax.links.experience_client import ExperienceClient
+from apex_jax.links.replay_servers import Merged, ReplayServers
 from apex_jax.links.sampling_client import Segments
-from apex_jax.links.shards import Merged, Shards
 from apex_jax.process import check_hosts, new_peer_id
 from apex_jax.settings import load
 from apex_jax.transport.messages import ActorHello, LearnerHello
@@ -252,7 +252,7 @@ class _Reader:
         capacity_segments = spec.ring_segments(config.replay.capacity_of_server)
         self._ring = np.zeros((capacity_segments, spec.slots, *spec.frame_shape), np.uint8)  # takes memory when written
         self._last: Merged | None = None  # the newest batch, whose credit is returned at the next draw
-        self._client = Shards(
+        self._client = ReplayServers(
             self._context,
             config.addresses.sampling,
             spec,

@@ -7,7 +7,7 @@ membership         the connected actors, and the order in which their segments a
 placement          learner: which replay server each actor sends to
 sampling_client    learner: receives segments and index batches, sends priorities
 sampling_server    replay server: the other end
-shards             the sampling clients of several replay servers as one stream
+replay_servers     the sampling clients of several replay servers as one stream
 weights_client     actors and evaluator: fetch weights
 weights_server     learner: serves them
 client             parts common to the three clients

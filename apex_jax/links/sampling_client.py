@@ -167,7 +167,7 @@ class SamplingClient(LinkClient):
 
     def turn(self, now_seconds: float) -> None:
         """Sends the outbox and handles the messages received."""
-        if self._hello.shard and self._hello.is_new_run and not self._connection.run.name:
+        if self._hello.replay_index and self._hello.is_new_run and not self._connection.run.name:
             return  # the first server names a new run: two servers could adopt the proposals of two learners
         self._connection.turn(now_seconds, self._current_hello, self._heartbeat)
         self._flush()

@@ -192,8 +192,8 @@ class SamplingServer(LinkServer[LearnerPeer]):
         run_identity = "" if message.is_new_run else message.run_identity
         if (refusal := self._refusal(message.compatibility_key, run_identity)) is not None:
             return refusal
-        if message.shard != (index := self._config.replay.index):
-            expected = f"the learner expects number {message.shard} at this place of its addresses.sampling"
+        if message.replay_index != (index := self._config.replay.index):
+            expected = f"the learner expects number {message.replay_index} at this place of its addresses.sampling"
             reason = f"this replay server has replay.index={index}, {expected}; correct one of them"
             return Refusal(reason=reason, final=True)
         if message.batches_at_once * message.batch_size > (largest := self._config.learner.largest_draw):

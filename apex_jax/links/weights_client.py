@@ -94,7 +94,7 @@ class WeightsClient(LinkClient):
         self._like_params = like_params
         self._hello = WeightsHello(compatibility_key, architecture_of(like_params), environments=environments)
         self.best_return = NO_RETURN  # of an evaluator's evaluations; the learner receives it with each heartbeat
-        self.shard: int | None = None  # replay server to which this actor should belong, None before the first offer
+        self.replay_index: int | None = None  # of the server to which this actor should belong; None = no offer yet
         self._body_bytes = sum(FLOAT32.itemsize * leaf.size for leaf in jax.tree.leaves(like_params))
         self._newest: Weights | None = None
         self._last: Weights | None = None  # others than these are requested
@@ -145,8 +145,8 @@ class WeightsClient(LinkClient):
             self._changed.notify_all()
 
     def _newest_hello(self) -> WeightsHello:
-        shard = NOWHERE if self.shard is None else self.shard
-        return self._hello._replace(run_identity=self._connection.run.name, shard=shard)
+        replay_index = NOWHERE if self.replay_index is None else self.replay_index
+        return self._hello._replace(run_identity=self._connection.run.name, replay_index=replay_index)
 
     def _heartbeat(self) -> WeightsHeartbeat:
         return WeightsHeartbeat(*self._held, best_return=self.best_return)
@@ -160,7 +160,7 @@ class WeightsClient(LinkClient):
                 self._transfer = None
         self._connection.join(now_seconds, offer.run_identity)
         self._offer = offer
-        self.shard = offer.shard
+        self.replay_index = offer.replay_index
 
     def _ask(self, now_seconds: float) -> None:
         """Requests the newest version if due, or the missing pieces of a version; restarts a stalled transfer."""

@@ -67,7 +67,7 @@ class Client:
 
     seen_seconds: float
     environments: int = 0  # of an actor
-    shard: int = NOWHERE  # replay server of an actor
+    replay_index: int = NOWHERE  # replay server of an actor
     has_newest: bool = False
     encoded: Encoded | None = None  # the version that it fetches, until it reports that it has it
 
@@ -88,15 +88,15 @@ class WeightsServer(LinkServer[Client]):
         compatibility_key: str,
         architecture: str,
         run: RunIdentity | None = None,
-        shards: int = 1,
+        servers: int = 1,
     ):
         """Binds the address (BindError if that fails) and starts the thread.
 
         `compatibility_key`: see `Config.weights_compatibility_key`; `architecture`: of the network, see `params_codec`;
-        `run`: None = no specific run, as in a benchmark; `shards`: replay servers, of which each actor is given one.
+        `run`: None = no specific run, as in a benchmark; `servers`: replay servers, of which each actor is given one.
         """
         self.clients: dict[bytes, Client] = {}
-        self.placement = Placement(shards)
+        self.placement = Placement(servers)
         self._monitor = ServerMonitor()
         socket = sockets.serve_weights(context, address, self._monitor)
         super().__init__(("the learner", "this process"), socket, compatibility_key, run, self.clients, MAX_CLIENTS)
@@ -176,8 +176,8 @@ class WeightsServer(LinkServer[Client]):
             sockets.send(self._socket, refusal, identity)
             return
         if identity not in self.clients:
-            shard = self.placement.add(message.environments, message.shard)
-            self.clients[identity] = Client(now_seconds, message.environments, shard)
+            replay_index = self.placement.add(message.environments, message.replay_index)
+            self.clients[identity] = Client(now_seconds, message.environments, replay_index)
         self._offer(identity)
 
     def _refusal_of(self, identity: bytes, message: WeightsHello) -> Refusal | None:
@@ -228,15 +228,16 @@ class WeightsServer(LinkServer[Client]):
 
     def _evict(self, identity: bytes) -> None:
         client = self.clients.pop(identity)
-        self.placement.remove(client.environments, client.shard)
+        self.placement.remove(client.environments, client.replay_index)
 
     def _offer(self, identity: bytes) -> None:
         newest, run, client = self._offered, self._run_identity.name, self.clients[identity]
         version, final = (newest.version, newest.final) if newest is not None else (0, False)
         if client.environments:
             may_balance = time.monotonic() > self._start_seconds + SETTLED_SECONDS
-            client.shard = self.placement.place(client.environments, client.shard, may_balance)
-        offer = WeightsOffer(self._peer_id, version, final, run, 0 if client.shard == NOWHERE else client.shard)
+            client.replay_index = self.placement.place(client.environments, client.replay_index, may_balance)
+        index = 0 if client.replay_index == NOWHERE else client.replay_index
+        offer = WeightsOffer(self._peer_id, version, final, run, index)
         sockets.send(self._socket, offer, identity)
 
     def _fetched(self, client: Client, version: int) -> Encoded | None:

@@ -1,8 +1,8 @@
-"""Draws over several replay servers (shards): how many of a batch each one gives, and the weights of what they give.
+"""Draws over several replay servers: how many of a batch each one gives, and the weights of what they give.
 
-Shard s holds transitions with a sum of priorities^alpha of T_s, and draws one with probability p_i^alpha / T_s. A batch
-takes a share c_s of its transitions from shard s, so that P(i) = c_s p_i^alpha / T_s. With c_s = T_s / sum T it is
-p_i^alpha / sum T, as of one server that holds everything.
+Server s holds transitions with a sum of priorities^alpha of T_s, and draws one with probability p_i^alpha / T_s. A
+batch takes a share c_s of its transitions from server s, so that P(i) = c_s p_i^alpha / T_s. With c_s = T_s / sum T it
+is p_i^alpha / sum T, as of one server that holds everything.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ ROUNDED_TO = 9  # decimal places of the sums of counts, which rounding errors wo
 
 
 def shares_of(totals: np.ndarray, groups: int = 1) -> np.ndarray:
-    """Returns float64[S], the share of each shard in a batch, for sums of priorities^alpha float64[S].
+    """Returns float64[S], the share of each server in a batch, for sums of priorities^alpha float64[S].
 
-    `groups` of equally many shards in their order, of which each has priorities, get equal shares, as devices do that
-    must draw equally much; within a group, shards get shares in proportion to their totals.
+    `groups` of equally many servers in their order, of which each has priorities, get equal shares, as devices do that
+    must draw equally much; within a group, servers get shares in proportion to their totals.
     """
     of_groups = totals.reshape(groups, -1)
     shares: np.ndarray = (of_groups / of_groups.sum(axis=1, keepdims=True) / groups).ravel()
@@ -25,7 +25,7 @@ def shares_of(totals: np.ndarray, groups: int = 1) -> np.ndarray:
 
 
 def counts_of(shares: np.ndarray, batch_size: int, uniforms: np.ndarray) -> np.ndarray:
-    """Returns int32[K, S], how many transitions each shard gives to each batch; every row sums up to `batch_size`.
+    """Returns int32[K, S], how many transitions each server gives to each batch; every row sums up to `batch_size`.
 
     Each count is `batch_size` x share, rounded down or up: systematic sampling with one number of `uniforms`
     float64[K], each uniform in [0, 1), for a batch. The expectation of a count is exactly `batch_size` x share.

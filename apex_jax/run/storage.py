@@ -44,7 +44,7 @@ from apex_jax.host.disk import (
 )
 from apex_jax.host.errors import RunError, first_line, shown
 from apex_jax.run.identity import RunIdentity, is_identity
-from apex_jax.types import MAX_SHARDS
+from apex_jax.types import MAX_SERVERS
 
 FORMAT = 2  # format 1 stored parts of files
 KEPT_SECONDS = 3600  # files no longer named by the manifest are kept this long: a process may be fetching them
@@ -55,7 +55,7 @@ ATTEMPTS = 3  # including the first, if other processes change files or manifest
 TIMEOUTS = {"connect_timeout": 5, "read_timeout": 20, "retries": {"max_attempts": 2}}  # of boto
 
 Section: TypeAlias = str  # "learner", or the name of a replay server, which is also that of its folder in the run
-SERVERS = tuple(map(server_name, range(MAX_SHARDS)))
+SERVERS = tuple(map(server_name, range(MAX_SERVERS)))
 SECTIONS: tuple[Section, ...] = ("learner", *SERVERS)
 FOLDERS = {"checkpoints", "metrics", "tensorboard", "logs", "replay", "best"}  # beside that of the section's name
 COPIED = {  # patterns of paths; files with other names, such as keys and locks, are not copied

@@ -17,7 +17,7 @@ from apex_jax.types import (
     MAX_ENVIRONMENT_STEPS,
     MAX_SAMPLES_PER_INSERT,
     MAX_SEGMENT_BYTES,
-    MAX_SHARDS,
+    MAX_SERVERS,
     MAX_STREAMED_SEGMENTS,
     MAX_TOTAL_PRIORITY,
     MAX_WEIGHTS_BYTES,
@@ -136,7 +136,7 @@ class LearnerHello(NamedTuple):
     batch_size: Annotated[int, Integer(1, 65536)]  # B
     run_identity: RunIdentity = ""
     is_new_run: Annotated[bool, Flag()] = False  # the identity is a proposal; the server's run identity, if any, wins
-    shard: Annotated[int, Integer(0, MAX_SHARDS - 1)] = 0  # number that the server must have, see `replay.index`
+    replay_index: Annotated[int, Integer(0, MAX_SERVERS - 1)] = 0  # that the server must have, see `replay.index`
 
 
 class LearnerWelcome(NamedTuple):
@@ -220,7 +220,7 @@ class WeightsHello(NamedTuple):
     architecture: Annotated[str, Text(128)]  # digest of the names and shapes of the network's leaves
     run_identity: RunIdentity = ""
     environments: Annotated[int, Integer(0, 4096)] = 0  # of an actor; 0 = no actor
-    shard: Annotated[int, Integer(0, MAX_SHARDS)] = MAX_SHARDS  # replay server of this actor; MAX_SHARDS = none yet
+    replay_index: Annotated[int, Integer(0, MAX_SERVERS)] = MAX_SERVERS  # of this actor; MAX_SERVERS = none yet
 
 
 class WeightsHeartbeat(NamedTuple):
@@ -238,7 +238,7 @@ class WeightsOffer(NamedTuple):
     version: Annotated[int, Integer(0)]  # increases over the whole run, across restarts of the learner; 0 = none yet
     final: Annotated[bool, Flag()]  # the run is over: there will be no newer weights
     run_identity: RunIdentity = ""
-    shard: Annotated[int, Integer(0, MAX_SHARDS - 1)] = 0  # replay server to which an actor should belong
+    replay_index: Annotated[int, Integer(0, MAX_SERVERS - 1)] = 0  # to which an actor should belong
 
 
 class WeightsRequest(NamedTuple):

@@ -135,7 +135,7 @@ class Actor:
         return {
             "peer_id": digest_of_peer_id(self.replay.peer_id),
             "weights_version": weights.version if weights is not None else None,
-            "peers": {server_name(self.replay.shard): replay, "learner": self.weights.peer_state},
+            "peers": {server_name(self.replay.replay_index): replay, "learner": self.weights.peer_state},
         }
 
 
@@ -193,7 +193,7 @@ class Assignment:
     def __init__(self, role: RoleContext, spec: SegmentSpec, weights: WeightsClient):
         self._role, self._spec, self._weights = role, spec, weights
         self._addresses = addresses_of_servers(role.config, "experience")
-        self.shard = 0  # the replay server to which this actor belongs
+        self.replay_index = 0  # the replay server to which this actor belongs
         self._ladder_indices = NO_LADDER_INDICES  # at the replay server that it left
         self.disconnects = 0  # from earlier replay servers
         self.peer_id = 0  # of this process, or of its time with one of several replay servers
@@ -202,7 +202,7 @@ class Assignment:
     @property
     def must_leave(self) -> bool:
         """Whether the run is over, or the actor belongs to another replay server."""
-        return self._is_over or self._assigned != self.shard
+        return self._is_over or self._assigned != self.replay_index
 
     def join(self) -> ActorWelcome | None:
         """Waits for the welcome of a replay server and the first weights; returns None once the run is over.
@@ -212,16 +212,16 @@ class Assignment:
         welcome, weights, next_word = None, None, time.monotonic() + PATIENCE_SECONDS
         while not self._is_over and (welcome is None or weights is None):
             self._role.stop.beat()
-            shard = self._assigned
-            if self.client is not None and shard != self.shard:
+            replay_index = self._assigned
+            if self.client is not None and replay_index != self.replay_index:
                 self._leave(self.client)
-            if self.client is None and shard is not None:
-                self.client = self._connect(shard)
+            if self.client is None and replay_index is not None:
+                self.client = self._connect(replay_index)
             welcome = self.client.wait_for_welcome(0.1) if self.client is not None else None
             weights = self._weights.fetch_after(weights, timeout_seconds=0.1) or weights
             if time.monotonic() >= next_word:
                 is_replay = self.client is not None and welcome is None
-                missing = self._addresses[self.shard] if is_replay else self._role.config.addresses.weights
+                missing = self._addresses[self.replay_index] if is_replay else self._role.config.addresses.weights
                 _log.info("still waiting for the %s at %s", "replay server" if is_replay else "learner", missing)
                 next_word += PATIENCE_SECONDS
         if self.client is not None and self.client.error is not None:
@@ -235,7 +235,7 @@ class Assignment:
     @property
     def _assigned(self) -> int | None:
         """The replay server that the learner has assigned; another than the actor's if that is gone, or crowded."""
-        return self._weights.shard if len(self._addresses) > 1 else 0
+        return self._weights.replay_index if len(self._addresses) > 1 else 0
 
     def _leave(self, client: ExperienceClient) -> None:
         """Leaves a replay server, as if this actor ended and a new one took its places on the ladder.
@@ -248,16 +248,16 @@ class Assignment:
         self.disconnects += client.disconnects
         self.client = None
 
-    def _connect(self, shard: int) -> ExperienceClient:
+    def _connect(self, replay_index: int) -> ExperienceClient:
         """Starts connecting to a replay server, as a new actor."""
-        if shard >= len(self._addresses):
-            what = f"the learner assigns replay server {shard}, which is not in addresses.experience"
+        if replay_index >= len(self._addresses):
+            what = f"the learner assigns replay server {replay_index}, which is not in addresses.experience"
             raise RunError(f"{what}={shown(list(self._addresses))}: give both the same replay.servers")
-        is_alone, address = len(self._addresses) == 1, self._addresses[shard]
+        is_alone, address = len(self._addresses) == 1, self._addresses[replay_index]
         if not is_alone:
-            _log.info("joining replay server %d of %d at %s", shard + 1, len(self._addresses), address)
+            _log.info("joining replay server %d of %d at %s", replay_index + 1, len(self._addresses), address)
         config, size = self._role.config, self._role.config.actor.environments
-        self.shard, self.peer_id = shard, new_peer_id()
+        self.replay_index, self.peer_id = replay_index, new_peer_id()
         return ExperienceClient(
             self._role.sockets,
             address,

@@ -23,8 +23,8 @@ from apex_jax.config import Config, server_name
 from apex_jax.environments.environment import interface_of
 from apex_jax.host.device import accelerator_name, device_memory_bytes, learner_devices
 from apex_jax.host.errors import DivergenceError, FatalError, RunError
+from apex_jax.links.replay_servers import Batches, Merged, ReplayServers
 from apex_jax.links.sampling_client import Segments
-from apex_jax.links.shards import Batches, Merged, Shards
 from apex_jax.links.weights_server import WeightsServer
 from apex_jax.operations.stopping import STOPPING, acknowledge, lost_updates
 from apex_jax.process import ROLE_NUMBERS, SUPERVISED, StopSignal, digest_of_peer_id, new_peer_id, process_rng
@@ -63,7 +63,7 @@ class Learner:
     algorithm: Algorithm
     state: State
     stores: DeviceStores
-    replay: Shards
+    replay: ReplayServers
     weights: WeightsServer
     saver: Saver
     counters: RunCounters
@@ -273,7 +273,9 @@ def _restore(checkpointer: Checkpointer, state: State, key: str, architecture: s
     return state, progress._replace(compatibility_key=key)  # earlier releases saved fewer keys
 
 
-def _join_replay(role: RoleContext, spec: SegmentSpec, peer_id: int, environment_steps: int, devices: int) -> Shards:
+def _join_replay(
+    role: RoleContext, spec: SegmentSpec, peer_id: int, environment_steps: int, devices: int
+) -> ReplayServers:
     config, run = role.config, role.run_identity
     updates_per_call = config.learner.updates_of_a_call(jax.default_backend() == "cpu")
     hello = LearnerHello(
@@ -285,7 +287,7 @@ def _join_replay(role: RoleContext, spec: SegmentSpec, peer_id: int, environment
         run_identity=run.name or new_identity(),
         is_new_run=not run.name,
     )
-    return Shards(
+    return ReplayServers(
         role.sockets,
         addresses_of_servers(config, "sampling"),
         spec,

@@ -7,7 +7,7 @@ from collections import defaultdict
 import numpy as np
 
 from apex_jax.agent.algorithm import UpdateOutput
-from apex_jax.links.shards import Batches
+from apex_jax.links.replay_servers import Batches
 from apex_jax.run.metrics import Mean, RateMeter
 
 

@@ -99,11 +99,11 @@ class Link:
         run: RunIdentity | None = None,
         params: Any = PARAMS,
         peer_id: int = PEER_ID,
-        shards: int = 1,
+        servers: int = 1,
     ) -> WeightsServer:
         architecture = architecture_of(params)
         key = COMPATIBILITY_KEY
-        server = WeightsServer(self._context, self.address, peer_id, first_version, key, architecture, run, shards)
+        server = WeightsServer(self._context, self.address, peer_id, first_version, key, architecture, run, servers)
         self._ends.append(server)
         return server
 
@@ -130,10 +130,10 @@ class Link:
         peer.receive(WeightsOffer)
         return peer
 
-    def restarted_server(self, server: WeightsServer, first_version: int = 0, shards: int = 1) -> WeightsServer:
+    def restarted_server(self, server: WeightsServer, first_version: int = 0, servers: int = 1) -> WeightsServer:
         server.close()
         self._ends.remove(server)
-        return self.when_free(lambda: self.server(first_version, peer_id=PEER_ID + 1, shards=shards))
+        return self.when_free(lambda: self.server(first_version, peer_id=PEER_ID + 1, servers=servers))
 
     def when_free(self, make: Callable[[], WeightsServer]) -> WeightsServer:
         made: list[WeightsServer] = []

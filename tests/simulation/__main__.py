@@ -53,7 +53,7 @@ def simulate(seed: int, hours: float) -> Outcome:
         fleet.clock.events,
         fleet.clock.digest,
         fleet.oracle.updates,
-        sum(len(books.log) for books in fleet.oracle.shards),
+        sum(len(books.log) for books in fleet.oracle.books),
         violation,
         tuple(fleet.clock.recent)[-SHOWN_EVENTS:],
     )

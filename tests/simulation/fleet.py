@@ -155,8 +155,8 @@ class Fleet:
         learner.finish()
         self._advance(PROGRESS_SECONDS)
         left = [name for name, process in self.processes.items() if name.startswith("actor") and process.is_alive]
-        if left or not learner.shards.is_finish_received or not learner.weights.is_drained:
-            what = f"{learner.shards.is_finish_received} {learner.weights.is_drained}"
+        if left or not learner.replay.is_finish_received or not learner.weights.is_drained:
+            what = f"{learner.replay.is_finish_received} {learner.weights.is_drained}"
             raise Violation(f"the end of the run does not reach all: {left} {what}")
         self.oracle.check_drained()
 
@@ -169,7 +169,7 @@ class Fleet:
                 stream = process.stream
                 progress[process.name] = stream.peer_state, process.acknowledged + stream.acknowledged
             if isinstance(process, LearnerProcess):
-                states = process.shards.peer_states
+                states = process.replay.peer_states
                 progress["learner"] = ("joined" if set(states) == {"joined"} else str(states)), process.updates
             if isinstance(process, ActorProcess | EvaluatorProcess):
                 version = process.in_use.version if process.in_use is not None else 0
@@ -188,7 +188,7 @@ def virtual(fleet: Fleet) -> Iterator[None]:
         return made
 
     timed = (
-        "links.shards",
+        "links.replay_servers",
         "links.sampling_client",
         "links.weights_server",
         "transport.monitor",
@@ -196,7 +196,7 @@ def virtual(fleet: Fleet) -> Iterator[None]:
     )
     changes = {
         **{f"{module}.time": clock for module in timed},
-        "links.shards.threading": mock.Mock(Event=partial(SimEvent, clock)),
+        "links.replay_servers.threading": mock.Mock(Event=partial(SimEvent, clock)),
         "links.weights_server.threading": mock.Mock(Thread=ServerThread, Event=threading.Event),
         "links.weights_server.WEIGHTS_PIECE_BYTES": PIECE_BYTES,
         "links.weights_client.WEIGHTS_PIECE_BYTES": PIECE_BYTES,

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from apex_jax.links.client import LinkClient
+from apex_jax.links.replay_servers import ReplayServers
 from apex_jax.links.sampling_client import SEGMENTS_WINDOW
-from apex_jax.links.shards import Shards
 from apex_jax.links.weights_client import Weights
 from apex_jax.segment_codec import decode_frames
 from apex_jax.transport.wire import WireError
@@ -37,7 +37,7 @@ class Stored(NamedTuple):
     transitions: int
 
 
-class ShardBooks:
+class ServerBooks:
     """What one replay server has stored, across its restarts."""
 
     def __init__(self) -> None:
@@ -70,10 +70,10 @@ class Oracle:
     def __init__(self, fleet: Any) -> None:
         self.fleet = fleet
         self.clock: Clock = fleet.clock
-        self.shards = [ShardBooks() for _ in range(fleet.servers)]
+        self.books = [ServerBooks() for _ in range(fleet.servers)]
         self.updates = 0  # groups of batches that were learned from
         self._owners: list[int] = [0]  # peer id by number of the segment
-        self._streams: dict[int, tuple[Any, int]] = {}  # client and shard of each actor there ever was, by peer id
+        self._streams: dict[int, tuple[Any, int]] = {}  # client and index of each actor there ever was, by peer id
         self._draws: dict[tuple[int, bytes], np.ndarray] = {}
         self._weights: dict[tuple[int, int], float] = {}  # value by learner and version
         self._learners: list[int] = []
@@ -89,8 +89,8 @@ class Oracle:
         self._owners.append(peer_id)
         return len(self._owners) - 1
 
-    def on_actor(self, peer_id: int, stream: Any, shard: int) -> None:
-        self._streams[peer_id] = (stream, shard)
+    def on_actor(self, peer_id: int, stream: Any, index: int) -> None:
+        self._streams[peer_id] = (stream, index)
 
     def acknowledged(self, peer_id: int) -> int:
         """Sequence number up to which an actor has deleted its segments."""
@@ -100,7 +100,7 @@ class Oracle:
 
     def on_restored(self, process: Any) -> None:
         """Checks what a replay server has restored, and attaches the oracle to it."""
-        server, books = process.server, self.shards[process.index]
+        server, books = process.server, self.books[process.index]
         buffer, limiter = server.replay.buffer, server.replay.limiter
         run = buffer.segments_since(0, 10**9)
         numbers = [number_in(decode_frames(body, SPEC)) for body in run.bodies]
@@ -135,9 +135,9 @@ class Oracle:
         replay.refuse = partial(self._refuse, process, replay.refuse)
         sampling._draw = partial(self._draw, process, sampling._draw)
         membership.choose = partial(self._choose, process, membership.choose)
-        server.experience._join = partial(self._join, self.shards[process.index], server.experience._join)
+        server.experience._join = partial(self._join, self.books[process.index], server.experience._join)
         socket = server._sampling_socket
-        socket.send_multipart = partial(self._send, self.shards[process.index], socket.send_multipart)
+        socket.send_multipart = partial(self._send, self.books[process.index], socket.send_multipart)
 
     def _limits(self, process: Any) -> tuple[float, int, float]:
         replay = process.config.replay
@@ -145,7 +145,7 @@ class Oracle:
         return replay.samples_per_insert, least, replay.error_buffer * least * replay.samples_per_insert
 
     def _insert(self, process: Any, insert: Any, segment: SegmentRecord, columns: Any, now: float) -> int:
-        books, buffer = self.shards[process.index], process.server.replay.buffer
+        books, buffer = self.books[process.index], process.server.replay.buffer
         ratio, least, error = self._limits(process)
         is_filled = buffer.size_transitions >= least or buffer.is_full
         surplus = ratio * (books.inserted + segment.transitions - least) - books.sampled
@@ -166,13 +166,13 @@ class Oracle:
         return slot
 
     def _refuse(self, process: Any, refuse: Any, segment: SegmentRecord, reason: str) -> None:
-        books = self.shards[process.index]
+        books = self.books[process.index]
         self.check(reason == "bad_checksum", "a sound segment is refused:", reason)
         books.newest[segment.peer_id] = segment.sequence
         refuse(segment, reason)
 
     def _draw(self, process: Any, draw: Any, counts: np.ndarray, now: float) -> Any:
-        books, buffer = self.shards[process.index], process.server.replay.buffer
+        books, buffer = self.books[process.index], process.server.replay.buffer
         size = int(counts.sum())
         ratio, least, error = self._limits(process)
         is_filled = buffer.size_transitions >= least or buffer.is_full
@@ -192,7 +192,7 @@ class Oracle:
             del self._draws[next(iter(self._draws))]
         return batches
 
-    def _send(self, books: ShardBooks, send: Any, *message: Any, **options: Any) -> None:
+    def _send(self, books: ServerBooks, send: Any, *message: Any, **options: Any) -> None:
         drawn, books.drawn = books.drawn, 0
         send(*message, **options)
         books.sampled += drawn  # only if it was sent
@@ -211,7 +211,7 @@ class Oracle:
             self.check(not is_shared, "ladder indices", indices, "are shared without need; free:", free)
         return chosen
 
-    def _join(self, books: ShardBooks, join: Any, identity: bytes, hello: Any, welcome: Any, now: float) -> None:
+    def _join(self, books: ServerBooks, join: Any, identity: bytes, hello: Any, welcome: Any, now: float) -> None:
         owner = books.incarnations.setdefault(welcome.incarnation, hello.peer_id)
         is_unique = owner == hello.peer_id or self.fleet.faults.is_lossy  # the record of the welcome may be lost
         self.check(is_unique, "incarnation", welcome.incarnation, "is that of", owner, "and", hello.peer_id)
@@ -219,7 +219,7 @@ class Oracle:
 
     def after_turn(self, process: Any) -> None:
         """The cheap checks of a replay server."""
-        server, books = process.server, self.shards[process.index]
+        server, books = process.server, self.books[process.index]
         limiter, most = server.replay.limiter, process.config.actor.max_outstanding_segments
         self.check(limiter.sampled == books.sampled, "draws are not counted:", limiter.sampled, books.sampled)
         self.check(limiter.inserted == books.inserted, "insertions are not counted:", limiter.inserted, books.inserted)
@@ -234,7 +234,7 @@ class Oracle:
 
     def written(self, process: Any) -> int:
         """How many segments of the log are in a file."""
-        return len(self.shards[process.index].log) - self._pending(process)
+        return len(self.books[process.index].log) - self._pending(process)
 
     def has_unwritten(self, process: Any) -> bool:
         """Whether the disk has refused records."""
@@ -242,7 +242,7 @@ class Oracle:
 
     def on_synced(self, process: Any, written: int) -> None:
         """The first so many segments survive a loss of power."""
-        self.shards[process.index].durable = written
+        self.books[process.index].durable = written
 
     def _pending(self, process: Any) -> int:
         """Segments that are stored but not written."""
@@ -250,7 +250,7 @@ class Oracle:
 
     def on_death(self, process: Any) -> None:
         """Decides which segments must be there after the restart."""
-        books = self.shards[process.index]
+        books = self.books[process.index]
         acknowledged = [i for i, each in enumerate(books.log) if self.acknowledged(each.peer_id) >= each.sequence]
         books.needed = acknowledged[-1] + 1 if acknowledged else 0
         had_errors = process.server.replay.journal._log.errors > 0
@@ -266,11 +266,11 @@ class Oracle:
     # The learner
 
     def on_batches(self, process: Any, merged: Any, numbers: np.ndarray) -> None:
-        """Checks that the learner's frame store was what each shard was when it drew."""
+        """Checks that the learner's frame store was what each index was when it drew."""
         for part in merged.parts:
             if not part.item.content.indices.size:
                 continue
-            expected = self._draws.pop(_key(part.shard, part.item.content), None)
+            expected = self._draws.pop(_key(part.server, part.item.content), None)
             if expected is None:
                 raise Violation("batches arrive that were not drawn, or twice")
             found = numbers[part.where]
@@ -302,7 +302,7 @@ class Oracle:
     def check_all(self) -> None:
         """The dear checks of the whole fleet."""
         for process in self.fleet.replays():
-            server, books = process.server, self.shards[process.index]
+            server, books = process.server, self.books[process.index]
             server.replay.buffer.check_valid()
             self._check_priorities(server.replay.buffer, books)
             membership = server.experience._membership
@@ -318,8 +318,8 @@ class Oracle:
             self.check(totals["produced"] == fates, "the ledger does not add up:", totals)
             self._check_acknowledged(process.index, books)
         for process in self.fleet.processes.values():
-            for link in (getattr(process, name, None) for name in ("weights", "stream", "shards")):
-                dropped = set(link.dropped) - CLIENTS_DROP if isinstance(link, LinkClient | Shards) else set()
+            for link in (getattr(process, name, None) for name in ("weights", "stream", "replay")):
+                dropped = set(link.dropped) - CLIENTS_DROP if isinstance(link, LinkClient | ReplayServers) else set()
                 self.check(not dropped, process.name, "drops", dropped)
 
     def check_drained(self) -> None:
@@ -334,20 +334,20 @@ class Oracle:
                 fates = account.stored + account.refused + account.overflow + account.unsent + waiting.get(peer_id, 0)
                 self.check(fates == stream.produced or self.fleet.faults.is_lossy, account, "lacks a fate")
 
-    def _newest_streams(self, shard: int) -> list[tuple[int, Any]]:
+    def _newest_streams(self, index: int) -> list[tuple[int, Any]]:
         """The actors that left at the end of the run."""
         last = {id(getattr(process, "stream", None)) for process in self.fleet.processes.values()}
         return [
-            (run, stream) for run, (stream, where) in self._streams.items() if id(stream) in last and where == shard
+            (run, stream) for run, (stream, where) in self._streams.items() if id(stream) in last and where == index
         ]
 
-    def _check_acknowledged(self, index: int, books: ShardBooks) -> None:
-        for peer_id, (_, shard) in self._streams.items():
-            if shard == index and (acknowledged := self.acknowledged(peer_id)) > books.newest.get(peer_id, 0):
+    def _check_acknowledged(self, index: int, books: ServerBooks) -> None:
+        for peer_id, (_, index) in self._streams.items():
+            if index == index and (acknowledged := self.acknowledged(peer_id)) > books.newest.get(peer_id, 0):
                 what = "segments up to", acknowledged, "are acknowledged, stored are", books.newest.get(peer_id, 0)
                 self.check(self.fleet.faults.is_lossy, *map(str, what))
 
-    def _check_priorities(self, buffer: Any, books: ShardBooks) -> None:
+    def _check_priorities(self, buffer: Any, books: ServerBooks) -> None:
         leaves = buffer._tree.leaves[: buffer.capacity_segments * SPEC.slots].reshape(-1, SPEC.slots)
         slots, frames = np.nonzero(leaves)
         found = leaves[slots, frames] ** (1 / buffer._alpha)
@@ -356,5 +356,5 @@ class Oracle:
         self.check(not wrong.any(), "priorities of other segments:", found[wrong], wanted[wrong])
 
 
-def _key(shard: int, batches: Any) -> tuple[int, bytes]:
-    return shard, b"".join(array.tobytes() for array in (batches.indices, batches.generations, batches.probabilities))
+def _key(index: int, batches: Any) -> tuple[int, bytes]:
+    return index, b"".join(array.tobytes() for array in (batches.indices, batches.generations, batches.probabilities))

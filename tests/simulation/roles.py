@@ -12,8 +12,8 @@ import numpy as np
 
 from apex_jax.config import server_name
 from apex_jax.links.experience_client import ExperienceClient
+from apex_jax.links.replay_servers import Merged, ReplayServers
 from apex_jax.links.sampling_client import Segments
-from apex_jax.links.shards import Merged, Shards
 from apex_jax.links.weights_client import Weights, WeightsClient
 from apex_jax.links.weights_server import WeightsServer
 from apex_jax.run.identity import RunIdentity
@@ -104,7 +104,7 @@ class LearnerProcess(Process):
             self.identity.name or f"{clock.rng.getrandbits(64):016x}",
             not self.identity.name,
         )
-        self.shards = Shards(
+        self.replay = ReplayServers(
             self.context,
             tuple(fleet.address("sampling", index) for index in range(fleet.servers)),
             SPEC,
@@ -121,7 +121,7 @@ class LearnerProcess(Process):
         self._next_publish = self._next_save = clock.now
 
     def turn(self, now: float) -> float | None:
-        item = self.shards.next(0.0)
+        item = self.replay.next(0.0)
         if item is not None:
             self._consume(item, now)
         if self.in_flight and now >= self.in_flight[0][2]:
@@ -131,7 +131,7 @@ class LearnerProcess(Process):
             self._publish()
         if now >= self._next_save:
             self._next_save = now + 20.0
-            self.weights.placement.closed = self.shards.gone(now)
+            self.weights.placement.closed = self.replay.gone(now)
             self.fleet.checkpoint = self.updates, self.weights.version
         if item is not None and len(self.in_flight) < CALLS_IN_FLIGHT:
             return 0.001
@@ -141,7 +141,7 @@ class LearnerProcess(Process):
         content = merged.content
         if isinstance(content, Segments):
             self.store[content.slots] = content.frames[:, 0, 0]
-            self.shards.consumed(merged)
+            self.replay.consumed(merged)
             return
         numbers = self.store[content.indices.ravel() // SPEC.slots]
         self.fleet.oracle.on_batches(self, merged, numbers)
@@ -152,14 +152,14 @@ class LearnerProcess(Process):
     def _collect(self) -> None:
         merged, numbers, _ = self.in_flight.popleft()
         change = self.clock.rng.randint(1, 3)
-        self.shards.update_priorities(merged, (priority_of(numbers) + 0.25 * change).astype(np.float32))
-        self.shards.consumed(merged)
+        self.replay.update_priorities(merged, (priority_of(numbers) + 0.25 * change).astype(np.float32))
+        self.replay.consumed(merged)
         self.fleet.oracle.updates += 1
 
     def finish(self) -> None:
         """Ends the run, as a learner does that has reached its limit."""
         self._publish(final=True)
-        self.shards.finish("the limit is reached")
+        self.replay.finish("the limit is reached")
 
     def _publish(self, final: bool = False) -> None:
         value = float(self.fleet.oracle.new_weights())
@@ -168,7 +168,7 @@ class LearnerProcess(Process):
 
     def leave(self) -> None:
         self.fleet.checkpoint = self.updates, self.weights.version
-        self.shards.close()
+        self.replay.close()
         self.weights.close()
 
 
@@ -221,7 +221,7 @@ class ActorProcess(WeightsUser):
 
     def start(self) -> None:
         self._places: np.ndarray = NO_LADDER_INDICES
-        self._shard = 0
+        self._replay_index = 0
         self.acknowledged = 0  # transitions, at replay servers that it has left
         self._waiting: Any = None  # the segment that could not be put yet
         self.connect_weights(self.environments)
@@ -233,7 +233,7 @@ class ActorProcess(WeightsUser):
         self.steps = 0
         self.stream = ExperienceClient(
             self.context,
-            self.fleet.address("experience", self._shard),
+            self.fleet.address("experience", self._replay_index),
             SPEC,
             ActorHello(
                 self.peer_id, self.fleet.config.compatibility_key, self.environments, ladder_indices=self._places
@@ -242,13 +242,13 @@ class ActorProcess(WeightsUser):
             self.fleet.overflow,
             run=self.identity,
         )
-        self.fleet.oracle.on_actor(self.peer_id, self.stream, self._shard)
+        self.fleet.oracle.on_actor(self.peer_id, self.stream, self._replay_index)
         self.stream_task: Task = self.stream._thread.task  # type: ignore[attr-defined]
 
     def turn(self, now: float) -> float | None:
         self.fetch()
-        if self.fleet.servers > 1 and self.weights.shard is not None and self._is_reassigned():
-            self._move(self.weights.shard)
+        if self.fleet.servers > 1 and self.weights.replay_index is not None and self._is_reassigned():
+            self._move(self.weights.replay_index)
         stream = self.stream
         if stream is not None and stream.error is not None:
             raise stream.error
@@ -269,16 +269,16 @@ class ActorProcess(WeightsUser):
         return self.clock.between(0.5, 1.5) * self.fleet.segment_seconds
 
     def _is_reassigned(self) -> bool:
-        return self.stream is None or self.weights.shard != self._shard
+        return self.stream is None or self.weights.replay_index != self._replay_index
 
-    def _move(self, shard: int) -> None:
+    def _move(self, replay_index: int) -> None:
         if self.stream is not None:
             welcome = self.stream.wait_for_welcome(0.0)
             self.stream.close()
             self.acknowledged += self.stream.acknowledged
             self._places = welcome.ladder_indices if welcome is not None else self._places
             self._waiting = None
-        self._shard = shard
+        self._replay_index = replay_index
         self._connect()
 
     def leave(self) -> None:

@@ -96,7 +96,7 @@ def test_run_goes_on_with_what_each_server_held_and_with_one_that_lost_it(progra
 
 
 @pytest.mark.long
-def test_fault_40_killed_shard_stops_nobody_and_is_drawn_from_again(programs: Programs, tmp_path: Path) -> None:
+def test_fault_40_killed_server_stops_nobody_and_is_drawn_from_again(programs: Programs, tmp_path: Path) -> None:
     directory = tmp_path / "run"
     program = programs.start(*catch(directory, *THREE, ENDLESS))
     program.wait_until(more_updates(directory))
@@ -148,7 +148,7 @@ class TwoServers:
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-def test_fault_40_actor_of_a_shard_that_is_gone_moves_on_and_back(programs: Programs, tmp_path: Path) -> None:
+def test_fault_40_actor_of_a_server_that_is_gone_moves_on_and_back(programs: Programs, tmp_path: Path) -> None:
     fleet = TwoServers(programs, tmp_path / "run")
     _, second = fleet.server(0), fleet.server(1)
     learner, actors = fleet.start("learner", "learner"), [fleet.start("actor", f"actor-{i}") for i in range(2)]

@@ -291,15 +291,15 @@ def test_each_actor_is_assigned_a_replay_server_and_told_when_it_should_move(
     link: Link, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(weights_client, "HEARTBEAT_SECONDS", 0.05)
-    server = link.server(shards=2)
+    server = link.server(servers=2)
     evaluator, *actors = (link.client(environments=size) for size in (0, 16, 16))
-    wait_until(lambda: sorted(actor.shard for actor in actors if actor.shard is not None) == [0, 1])
-    assert (evaluator.shard or 0) == 0, "it takes no place"
+    wait_until(lambda: sorted(actor.replay_index for actor in actors if actor.replay_index is not None) == [0, 1])
+    assert (evaluator.replay_index or 0) == 0, "it takes no place"
     server.placement.closed = frozenset({0})
-    wait_until(lambda: [actor.shard for actor in actors] == [1, 1])
+    wait_until(lambda: [actor.replay_index for actor in actors] == [1, 1])
     monkeypatch.setattr(weights_server, "SETTLED_SECONDS", 0.0)
-    server = link.restarted_server(server, shards=2)
-    wait_until(lambda: sorted(actor.shard for actor in actors if actor.shard is not None) == [0, 1])
+    server = link.restarted_server(server, servers=2)
+    wait_until(lambda: sorted(actor.replay_index for actor in actors if actor.replay_index is not None) == [0, 1])
 
 
 def test_client_beyond_the_limit_is_refused_and_retries(link: Link, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -315,14 +315,14 @@ def test_client_beyond_the_limit_is_refused_and_retries(link: Link, monkeypatch:
 
 
 def placed(placement: Placement, actors: dict[int, int], environments: int = 16) -> dict[int, int]:
-    """Places each actor, whose shard `actors` holds, once more."""
-    return {actor: placement.place(environments, shard) for actor, shard in actors.items()}
+    """Places each actor, whose server `actors` holds, once more."""
+    return {actor: placement.place(environments, server) for actor, server in actors.items()}
 
 
-@pytest.mark.parametrize(("shards", "actors", "counts"), [(1, 5, [5]), (2, 5, [2, 3]), (3, 9, [3, 3, 3])])
-def test_new_actors_fill_the_shards_evenly(shards: int, actors: int, counts: list[int]) -> None:
-    where = placed(Placement(shards), dict.fromkeys(range(actors), NOWHERE))
-    assert sorted(np.bincount(list(where.values()), minlength=shards)) == counts
+@pytest.mark.parametrize(("servers", "actors", "counts"), [(1, 5, [5]), (2, 5, [2, 3]), (3, 9, [3, 3, 3])])
+def test_new_actors_fill_the_servers_evenly(servers: int, actors: int, counts: list[int]) -> None:
+    where = placed(Placement(servers), dict.fromkeys(range(actors), NOWHERE))
+    assert sorted(np.bincount(list(where.values()), minlength=servers)) == counts
 
 
 def test_actors_of_many_environments_count_as_many() -> None:
@@ -331,26 +331,26 @@ def test_actors_of_many_environments_count_as_many() -> None:
     assert [placement.place(16, NOWHERE) for _ in range(4)] == [1, 1, 1, 1]
 
 
-def test_actors_stay_where_they_are_while_the_shards_are_even() -> None:
+def test_actors_stay_where_they_are_while_the_servers_are_even() -> None:
     placement = Placement(2)
     where = placed(placement, dict.fromkeys(range(5), NOWHERE))
     for _ in range(3):
         assert placed(placement, where) == where
 
 
-def test_actors_leave_a_closed_shard_evenly_and_come_back_once_it_is_open() -> None:
+def test_actors_leave_a_closed_server_evenly_and_come_back_once_it_is_open() -> None:
     placement = Placement(3)
     first = placed(placement, dict.fromkeys(range(12), NOWHERE))
     placement.closed = frozenset({1})
     away = placed(placement, first)
     assert np.bincount(list(away.values()), minlength=3).tolist() == [6, 0, 6]
-    assert all(away[actor] == shard for actor, shard in first.items() if shard != 1)
+    assert all(away[actor] == server for actor, server in first.items() if server != 1)
     placement.closed = frozenset()
     back = placed(placement, placed(placement, away))
     assert np.bincount(list(back.values()), minlength=3).tolist() == [4, 4, 4]
 
 
-def test_nobody_moves_if_all_shards_are_closed() -> None:
+def test_nobody_moves_if_all_servers_are_closed() -> None:
     placement = Placement(2)
     where = placed(placement, dict.fromkeys(range(4), NOWHERE))
     placement.closed = frozenset({0, 1})

@@ -7,7 +7,7 @@ import pytest
 
 from apex_jax.replay.shares import MIN_PROBABILITY, counts_of, importance_weights, shares_of
 from apex_jax.transport.messages import IndexBatches
-from apex_jax.types import MAX_SHARDS
+from apex_jax.types import MAX_SERVERS
 from tests.rigs.links import highest
 
 
@@ -18,7 +18,7 @@ from tests.rigs.links import highest
         ([1.0, 3.0], 1, [0.25, 0.75]),
         ([1.0, 0.0, 3.0], 1, [0.25, 0.0, 0.75]),
         ([1.0, 1000.0], 2, [0.5, 0.5]),
-        ([1.0, 3.0, 8.0, 0.0], 2, [0.125, 0.375, 0.5, 0.0]),  # shards 0 and 1 share a group
+        ([1.0, 3.0, 8.0, 0.0], 2, [0.125, 0.375, 0.5, 0.0]),  # servers 0 and 1 share a group
     ],
 )
 def test_shares_are_in_proportion_within_a_group_and_equal_between_groups(
@@ -28,9 +28,9 @@ def test_shares_are_in_proportion_within_a_group_and_equal_between_groups(
 
 
 def test_weights_are_finite_for_the_most_extreme_numbers_that_servers_may_send() -> None:
-    totals = np.full(MAX_SHARDS, highest(IndexBatches, "total_priority"))
+    totals = np.full(MAX_SERVERS, highest(IndexBatches, "total_priority"))
     probabilities = MIN_PROBABILITY * shares_of(totals)
-    assert importance_weights(probabilities[None], 10.0).tolist() == [[1.0] * MAX_SHARDS]
+    assert importance_weights(probabilities[None], 10.0).tolist() == [[1.0] * MAX_SERVERS]
 
 
 def test_counts_are_the_shares_rounded_and_sum_up_to_the_batch() -> None:
@@ -53,20 +53,20 @@ def test_expected_count_is_exactly_the_share_of_the_batch() -> None:
 
 
 def test_each_group_gives_exactly_its_part_of_every_batch() -> None:
-    """As the update on several devices requires, however its part is divided among the shards of the group."""
+    """As the update on several devices requires, however its part is divided among the servers of the group."""
     rng = np.random.default_rng(1)
     for _ in range(200):
-        groups, shards, part = (int(each) for each in rng.integers(1, 6, size=3))
-        totals = rng.random(groups * shards) * 10.0 ** rng.integers(-4, 5, groups * shards)
+        groups, servers, part = (int(each) for each in rng.integers(1, 6, size=3))
+        totals = rng.random(groups * servers) * 10.0 ** rng.integers(-4, 5, groups * servers)
         counts = counts_of(shares_of(totals, groups), groups * part, rng.random(9))
-        assert (counts.reshape(9, groups, shards).sum(axis=2) == part).all()
+        assert (counts.reshape(9, groups, servers).sum(axis=2) == part).all()
 
 
 @pytest.mark.parametrize("groups", [1, 5])
 def test_weighted_mean_of_draws_has_the_expectation_of_a_uniform_mean(groups: int) -> None:
     """With beta = 1 each draw counts 1 / (N P(i)) times: the mean over draws estimates the mean over all transitions.
 
-    The totals of the five shards differ a thousandfold. The expectation is computed by summing over all transitions.
+    The totals of the five servers differ a thousandfold. The expectation is computed by summing over all transitions.
     """
     rng = np.random.default_rng(2)
     powers = [rng.random(size) * scale for size, scale in ((30, 1.0), (50, 1e3), (7, 10.0), (90, 0.5), (20, 30.0))]
@@ -78,10 +78,10 @@ def test_weighted_mean_of_draws_has_the_expectation_of_a_uniform_mean(groups: in
     expected = sum((chance * value / (number * chance)).sum() for chance, value in zip(chances, values, strict=True))
     assert expected == pytest.approx(np.concatenate(values).mean())
     draws = 200_000  # and the same by drawing
-    shard = rng.choice(5, draws, p=shares)
+    server = rng.choice(5, draws, p=shares)
     total = 0.0
     for index, (part, value) in enumerate(zip(powers, values, strict=True)):
-        drawn = rng.choice(part.size, int((shard == index).sum()), p=part / part.sum())
+        drawn = rng.choice(part.size, int((server == index).sum()), p=part / part.sum())
         total += (value[drawn] / (number * chances[index][drawn])).sum()
     spread = np.sqrt(
         sum((value**2 / (number**2 * chance)).sum() for chance, value in zip(chances, values, strict=True))

@@ -22,7 +22,7 @@ from apex_jax.agent.registry import ALGORITHMS, Entry
 from apex_jax.config import Config
 from apex_jax.environments.environment import segment_spec
 from apex_jax.host.errors import FatalError, RunError
-from apex_jax.links.shards import Batches, Shards
+from apex_jax.links.replay_servers import Batches, ReplayServers
 from apex_jax.process import StopSignal
 from apex_jax.run import metrics
 from apex_jax.run.checkpoint import Checkpointer, CheckpointError
@@ -144,8 +144,8 @@ def test_settings_are_recorded_at_the_first_start_and_later_once_an_update_was_m
     output = UpdateOutput(priorities=jnp.ones((1, 1)), metrics={"losses/td_loss": jnp.zeros(1)})
     monkeypatch.setattr(Learner, "learn", learn)
     monkeypatch.setattr(LearnerMetrics, "add", mock.Mock())
-    monkeypatch.setattr(Shards, "update_priorities", mock.Mock())
-    monkeypatch.setattr(Shards, "consumed", mock.Mock())
+    monkeypatch.setattr(ReplayServers, "update_priorities", mock.Mock())
+    monkeypatch.setattr(ReplayServers, "consumed", mock.Mock())
     module.run(config.replace(seed=2), "learner", StopSignal())
     assert recorded(config) == (2, ["seed=2 (was 1)"])
 
@@ -232,7 +232,7 @@ def test_device_error_is_one_line_and_leaves_no_thread(
 def test_a_learner_whose_start_fails_leaves_no_thread(
     config: Config, context: zmq.Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "Shards", mock.Mock(side_effect=OSError(errno.EROFS, os.strerror(errno.EROFS))))
+    monkeypatch.setattr(module, "ReplayServers", mock.Mock(side_effect=OSError(errno.EROFS, os.strerror(errno.EROFS))))
     before = threading.active_count()
     role = RoleContext(config, context, "learner")
     with pytest.raises(OSError, match="Read-only file system"), open_learner(role, segment_spec(config)):

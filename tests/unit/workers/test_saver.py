@@ -16,7 +16,7 @@ from apex_jax.agent.algorithm import UpdateOutput
 from apex_jax.config import Config, LearnerConfig
 from apex_jax.environments.environment import segment_spec
 from apex_jax.host.errors import FatalError
-from apex_jax.links.shards import Batches, Merged
+from apex_jax.links.replay_servers import Batches, Merged
 from apex_jax.process import StopSignal
 from apex_jax.run.checkpoint import Checkpointer, Progress
 from apex_jax.workers import learner as module

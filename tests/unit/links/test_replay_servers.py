@@ -13,9 +13,9 @@ import pytest
 import zmq
 
 from apex_jax.host.errors import RunError
-from apex_jax.links import shards as module
+from apex_jax.links import replay_servers as module
+from apex_jax.links.replay_servers import Batches, Merged, Plan, ReplayServers, merge
 from apex_jax.links.sampling_client import Item, Segments
-from apex_jax.links.shards import Batches, Merged, Plan, Shards, merge
 from apex_jax.replay.buffer import ReplayBuffer
 from apex_jax.replay.rate_limiter import RateLimiter
 from apex_jax.replay.shares import counts_of, importance_weights, shares_of
@@ -94,7 +94,7 @@ class Fleet:
         self.addresses = tuple(free_address() for _ in range(count))
         self.servers: dict[int, Server] = {}
         self.context = zmq.Context()
-        self.stream: Shards | None = None
+        self.stream: ReplayServers | None = None
         self.ring = np.zeros(count * CAPACITY, np.int64)
 
     def serve(self) -> None:
@@ -109,9 +109,9 @@ class Fleet:
     def kill(self, index: int) -> None:
         self.servers.pop(index).close()
 
-    def join(self, groups: int = 2, hello: LearnerHello | None = None, **options: Any) -> Shards:
+    def join(self, groups: int = 2, hello: LearnerHello | None = None, **options: Any) -> ReplayServers:
         rng, hello = np.random.default_rng(0), hello or hello_of()
-        self.stream = Shards(self.context, self.addresses, SPEC, hello, CAPACITY, groups, BETA, rng, **options)
+        self.stream = ReplayServers(self.context, self.addresses, SPEC, hello, CAPACITY, groups, BETA, rng, **options)
         return self.stream
 
     def consume(self) -> Merged | None:
@@ -127,7 +127,7 @@ class Fleet:
             for part in merged.parts:
                 assert isinstance(part.item.content, IndexBatches)
                 slots = merged.content.indices.ravel()[part.where] // L
-                assert (slots // CAPACITY == part.shard).all()
+                assert (slots // CAPACITY == part.server).all()
                 np.testing.assert_array_equal(self.ring[slots], part.item.content.generations)
         self.stream.consumed(merged)
         return None if isinstance(merged.content, Segments) else merged
@@ -176,12 +176,12 @@ def test_first_server_names_a_new_run_for_all_even_if_the_learner_dies_in_betwee
     assert {run.name, *(server.service._run_identity.name for server in fleet.servers.values())} == {"a" * 16}
 
 
-def of(*shards: int) -> Callable[[Merged], bool]:
-    return lambda merged: {part.shard for part in merged.parts} == set(shards)
+def of(*servers: int) -> Callable[[Merged], bool]:
+    return lambda merged: {part.server for part in merged.parts} == set(servers)
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_frame_store_is_what_each_shard_was_when_it_drew(fleet: Fleet, seed: int) -> None:
+def test_frame_store_is_what_each_server_was_when_it_drew(fleet: Fleet, seed: int) -> None:
     rng = np.random.default_rng(seed)
     for index in range(3):
         fleet.start(index, segments=2 * index)
@@ -204,26 +204,26 @@ def test_frame_store_is_what_each_shard_was_when_it_drew(fleet: Fleet, seed: int
     assert not stream.dropped
 
 
-def test_priorities_go_to_the_shard_of_each_transition(fleet: Fleet) -> None:
+def test_priorities_go_to_the_server_of_each_transition(fleet: Fleet) -> None:
     for index in range(3):
         fleet.start(index, segments=3)
     stream = fleet.join()
     merged = fleet.batches(of(0, 1, 2))
     priorities = np.zeros(K * B, np.float32)
     for part in merged.parts:
-        priorities[part.where] = 10.0 * (part.shard + 1)
+        priorities[part.where] = 10.0 * (part.server + 1)
     stream.update_priorities(merged, priorities.reshape(K, B))
     for part in merged.parts:
-        content, buffer = part.item.content, fleet.servers[part.shard].buffer
+        content, buffer = part.item.content, fleet.servers[part.server].buffer
         assert isinstance(content, IndexBatches)
-        expected = (10.0 * (part.shard + 1)) ** 0.6
+        expected = (10.0 * (part.server + 1)) ** 0.6
         wait_until(
             lambda tree=buffer._tree, at=content.indices, power=expected: np.allclose(tree.get(at), power),  # type: ignore[misc]
             fleet.serve,
         )
 
 
-def test_lost_shard_is_drawn_around_and_drawn_from_again_once_it_is_back(
+def test_lost_server_is_drawn_around_and_drawn_from_again_once_it_is_back(
     fleet: Fleet, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -241,18 +241,18 @@ def test_lost_shard_is_drawn_around_and_drawn_from_again_once_it_is_back(
     assert stream.peer_states == ["joined"] * 3
 
 
-def test_segments_of_a_shard_are_read_although_answers_of_the_others_always_wait(fleet: Fleet) -> None:
+def test_segments_of_a_server_are_read_although_answers_of_the_others_always_wait(fleet: Fleet) -> None:
     for index in range(3):
         fleet.start(index, segments=3)
     stream = fleet.join()
     fleet.batches(of(0, 1, 2))
     fleet.servers[1].insert(1)
-    wait_until(lambda: fleet.batches() and fleet.ring[CAPACITY + 3])  # the last segment that was read is of shard 1
+    wait_until(lambda: fleet.batches() and fleet.ring[CAPACITY + 3])  # the last segment that was read is of server 1
     fleet.kill(1)
     fleet.batches(of(0, 2))
     fleet.start(1, segments=5)
-    for _ in stream.shards:
-        wait_until(lambda: not any(shard.client._items.empty() for shard in stream.shards), fleet.serve)
+    for _ in stream.servers:
+        wait_until(lambda: not any(server.client._items.empty() for server in stream.servers), fleet.serve)
         merged = stream.next(0.0)
         assert merged is not None
         if isinstance(merged.content, Segments):
@@ -273,8 +273,8 @@ def test_each_device_has_its_part_of_every_batch_from_its_own_servers_or_all_wai
         stream = fleet.join(devices=2)
         for _ in range(10):
             indices = indices_of(fleet.batches())
-            shard = indices.reshape(K, 2, B // 2) // (L * CAPACITY)
-            np.testing.assert_array_equal(shard // 2, np.broadcast_to([[[0], [1]]], shard.shape))
+            server = indices.reshape(K, 2, B // 2) // (L * CAPACITY)
+            np.testing.assert_array_equal(server // 2, np.broadcast_to([[[0], [1]]], server.shape))
         fleet.kill(3)
         of_second = indices_of(fleet.batches(of(0, 1, 2)))[:, B // 2 :]
         assert set((of_second // (L * CAPACITY)).ravel()) == {2}
@@ -285,7 +285,7 @@ def test_each_device_has_its_part_of_every_batch_from_its_own_servers_or_all_wai
         fleet.batches(of(0, 1, 3))
 
 
-def test_shard_that_comes_back_empty_is_drawn_from_once_it_may_be(fleet: Fleet) -> None:
+def test_server_that_comes_back_empty_is_drawn_from_once_it_may_be(fleet: Fleet) -> None:
     for index in range(3):
         fleet.start(index, segments=3)
     fleet.join()
@@ -301,7 +301,7 @@ def test_shard_that_comes_back_empty_is_drawn_from_once_it_may_be(fleet: Fleet) 
     fleet.batches(of(0, 1, 2))
 
 
-def test_shard_that_does_not_answer_is_drawn_around_until_it_does(
+def test_server_that_does_not_answer_is_drawn_around_until_it_does(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(module, "ANSWER_SECONDS", 0.3)
@@ -317,7 +317,7 @@ def test_shard_that_does_not_answer_is_drawn_around_until_it_does(
     fleet.batches(of(0, 1, 2))
 
 
-def test_shard_that_its_rate_limiter_stops_does_not_stop_the_learner(fleet: Fleet) -> None:
+def test_server_that_its_rate_limiter_stops_does_not_stop_the_learner(fleet: Fleet) -> None:
     sampled: RateLimiter = RateLimiter(1, 1.0, 200.0, TRANSITIONS, K * B)
     fleet.start(0, segments=3)
     stopped = fleet.start(1, segments=3, limiter=sampled)
@@ -333,7 +333,7 @@ def test_shard_that_its_rate_limiter_stops_does_not_stop_the_learner(fleet: Flee
     fleet.batches(of(0, 1, 2))
 
 
-def test_learning_begins_at_the_minimum_size_of_all_shards_together(fleet: Fleet) -> None:
+def test_learning_begins_at_the_minimum_size_of_all_servers_together(fleet: Fleet) -> None:
     fleet.start(0, segments=2)
     fleet.start(1, segments=1)
     third = fleet.start(2, segments=0, limiter=free_limiter(min_size=2 * TRANSITIONS))
@@ -345,7 +345,7 @@ def test_learning_begins_at_the_minimum_size_of_all_shards_together(fleet: Fleet
     fleet.batches(of(0, 1))
 
 
-def test_learner_ends_in_one_line_once_all_shards_have_been_away_for_the_limit(fleet: Fleet) -> None:
+def test_learner_ends_in_one_line_once_all_servers_have_been_away_for_the_limit(fleet: Fleet) -> None:
     fleet.start(0, segments=3)
     stream = fleet.join(away_limit_seconds=1.0)
     fleet.batches(of(0))

@@ -1,4 +1,4 @@
-"""The learner's side of the sampling links to all replay servers (shards): one stream of segments and batches."""
+"""The learner's side of the sampling links to all replay servers: one stream of segments and batches."""
 
 from __future__ import annotations
 
@@ -22,30 +22,30 @@ from apex_jax.types import MAX_STREAMED_SEGMENTS, SegmentSpec
 
 _log = logging.getLogger(__name__)
 
-ANSWER_SECONDS = 3.0  # without an answer, after which batches are drawn from the other shards
+ANSWER_SECONDS = 3.0  # without an answer, after which batches are drawn from the other servers
 POLL_SECONDS = 0.5
 GONE_SECONDS = 60.0  # a restart of a server on its machine takes less
 
 
 class Batches(NamedTuple):
-    """K batches of B transitions, drawn from the shards in proportion to priority^alpha."""
+    """K batches of B transitions, drawn from the servers in proportion to priority^alpha."""
 
-    indices: np.ndarray  # int32[K, B], in a frame store in which the segments of shard s begin at segment s x C
+    indices: np.ndarray  # int32[K, B], in a frame store in which the segments of server s begin at segment s x C
     weights: np.ndarray  # float32[K, B], importance weights; the largest of each batch is 1
-    samples_per_insert: float  # mean of the shards drawn from, weighted by their sizes
+    samples_per_insert: float  # mean of the servers drawn from, weighted by their sizes
     age_seconds: float  # mean over the drawn transitions since their insertion
 
 
 class Part(NamedTuple):
-    """What one shard contributed."""
+    """What one server contributed."""
 
-    shard: int
+    server: int
     item: Item
     where: np.ndarray | slice  # its elements of [K x B]
 
 
 class Merged(NamedTuple):
-    """Content for the learner to consume, and the shards that it comes from."""
+    """Content for the learner to consume, and the servers that it comes from."""
 
     content: Segments | Batches
     parts: tuple[Part, ...]
@@ -53,17 +53,17 @@ class Merged(NamedTuple):
 
 @dataclass(eq=False)
 class Plan:
-    """A group of batches that was asked of some shards."""
+    """A group of batches that was asked of some servers."""
 
-    shares: np.ndarray  # float64[S], of each shard in each batch
+    shares: np.ndarray  # float64[S], of each server in each batch
     counts: np.ndarray  # int32[K, S], transitions asked for
     asked_seconds: float
-    answers: dict[int, Item] = field(default_factory=dict)  # by shard
-    is_void: bool = False  # a shard was lost before it answered; the answers of the others are not used
+    answers: dict[int, Item] = field(default_factory=dict)  # by server
+    is_void: bool = False  # a server was lost before it answered; the answers of the others are not used
 
 
 @dataclass(eq=False)
-class Shard:
+class ServerState:
     """One replay server, as of the items that the learner has taken."""
 
     number: int
@@ -74,7 +74,7 @@ class Shard:
     size_transitions: int = 0
     allowed_draws: int = 0
     asked: deque[Plan] = field(default_factory=deque)  # not answered yet, in the order of the answers
-    holds: Plan | None = None  # its answer waits for those of other shards; its later items must not be consumed yet
+    holds: Plan | None = None  # its answer waits for those of other servers; its later items must not be consumed yet
 
     @property
     def is_joined(self) -> bool:
@@ -90,15 +90,15 @@ class Shard:
         )
 
 
-class Shards:
+class ReplayServers:
     """Joins every replay server, asks each for its share of a group of batches, and merges the answers.
 
     The learner calls `next` for an item, `consumed` when it has processed the item, and `update_priorities`, as if
-    there were one server. An answer is held until those of the other shards are there, and what the same shard sends
-    behind it as well, so that the frame store is always what each shard was when it drew.
+    there were one server. An answer is held until those of the other servers are there, and what the same server sends
+    behind it as well, so that the frame store is always what each server was when it drew.
 
-    A shard that is lost, or has not answered for ANSWER_SECONDS, or that its rate limiter stops, is drawn around: the
-    shares are those of the other shards. It is drawn from again once it has sent its live segments and may be drawn
+    A server that is lost, or has not answered for ANSWER_SECONDS, or that its rate limiter stops, is drawn around: the
+    shares are those of the other servers. It is drawn from again once it has sent its live segments and may be drawn
     from. A lone server is asked in any case, and answers when it can.
     """
 
@@ -118,39 +118,39 @@ class Shards:
         devices: int = 1,
         limits: ValueLimits = NO_LIMITS,
     ):
-        """Connects. `capacity_segments`: of each shard; `groups`: of batches, asked for or being processed.
+        """Connects. `capacity_segments`: of each server; `groups`: of batches, asked for or being processed.
 
         `beta`: exponent of the importance weights; `rng`: for the rounding of shares; `min_size_to_sample`: transitions
-        of all shards together at which learning begins; `away_limit_seconds`: how long all shards may be unreachable
+        of all servers together at which learning begins; `away_limit_seconds`: how long all servers may be unreachable
         before a RunError is raised, 0 = forever; `run`, `limits`: see `SamplingClient`; `devices`: of the learner, each
-        of which has the segments of equally many shards, in their order, and gets an equal share of each batch.
+        of which has the segments of equally many servers, in their order, and gets an equal share of each batch.
         """
         self._devices = devices
         self._hello = hello
-        self._offset = capacity_segments  # segments of the frame store between the first ones of two shards
+        self._offset = capacity_segments  # segments of the frame store between the first ones of two servers
         self._slots = spec.slots
         self._groups = groups
         self._beta = beta
         self._rng = rng
         self._min_size = min_size_to_sample
         self._away_limit = away_limit_seconds
-        self._joined_seconds = time.monotonic()  # when a shard was last joined
+        self._joined_seconds = time.monotonic()  # when a server was last joined
         self._has_begun = False
         self._arrived = threading.Event()
         self._plans: deque[Plan] = deque()  # without those that are void, oldest first
         self._in_process = 0  # groups returned by `next` and not consumed
-        self._next = 0  # shard that is read next
-        self._shown = len(addresses)  # number of shards last logged
+        self._next = 0  # server that is read next
+        self._shown = len(addresses)  # number of servers last logged
         window = max(MAX_STREAMED_SEGMENTS, SEGMENTS_WINDOW // len(addresses))
         limit = away_limit_seconds if len(addresses) == 1 else 0.0
-        self.shards = [
-            Shard(
+        self.servers = [
+            ServerState(
                 number,
                 SamplingClient(
                     context,
                     address,
                     spec,
-                    hello._replace(shard=number),
+                    hello._replace(replay_index=number),
                     capacity_segments,
                     groups,
                     limit,
@@ -166,39 +166,39 @@ class Shards:
 
     @property
     def peer_state(self) -> str:
-        """State of the connections: "joined" if at least one shard is joined, else that of the first."""
+        """State of the connections: "joined" if at least one server is joined, else that of the first."""
         states = self.peer_states
         return "joined" if "joined" in states else states[0]
 
     @property
     def peer_states(self) -> list[str]:
-        """State of each shard, see `Connection`."""
-        return [shard.client.peer_state for shard in self.shards]
+        """State of each server, see `Connection`."""
+        return [server.client.peer_state for server in self.servers]
 
     @property
     def disconnects(self) -> int:
         """Losses of replay servers that had welcomed this learner."""
-        return sum(shard.client.disconnects for shard in self.shards)
+        return sum(server.client.disconnects for server in self.servers)
 
     @property
     def dropped(self) -> Counter[str]:
         """Counts of refusals and of unusable data from the servers, by reason."""
-        return sum((shard.client.dropped.copy() for shard in self.shards), Counter[str]())
+        return sum((server.client.dropped.copy() for server in self.servers), Counter[str]())
 
     @property
     def is_finish_received(self) -> bool:
-        """Returns whether every shard has acknowledged `finish`."""
-        return all(shard.client.is_finish_received.is_set() for shard in self.shards)
+        """Returns whether every server has acknowledged `finish`."""
+        return all(server.client.is_finish_received.is_set() for server in self.servers)
 
     def gone(self, now_seconds: float) -> frozenset[int]:
-        """Returns the shards that have been away for GONE_SECONDS, whose actors should move on."""
-        away = (shard.number for shard in self.shards if now_seconds - shard.joined_seconds > GONE_SECONDS)
+        """Returns the servers that have been away for GONE_SECONDS, whose actors should move on."""
+        away = (server.number for server in self.servers if now_seconds - server.joined_seconds > GONE_SECONDS)
         return frozenset(away)
 
     def count_steps(self, environment_steps: int) -> None:
-        """Sets the environment steps of the whole run; each shard receives them with the next message."""
-        for shard in self.shards:
-            shard.client.environment_steps = environment_steps
+        """Sets the environment steps of the whole run; each server receives them with the next message."""
+        for server in self.servers:
+            server.client.environment_steps = environment_steps
 
     def next(self, timeout_seconds: float) -> Merged | None:
         """Returns the next item to consume, None after the timeout. Raises RunError once a link has failed."""
@@ -219,32 +219,32 @@ class Shards:
         """Returns the credit of processed segments, or asks for as many batches as were processed."""
         if isinstance(merged.content, Segments):
             (part,) = merged.parts
-            self.shards[part.shard].client.consumed(part.item)
+            self.servers[part.server].client.consumed(part.item)
         else:
             self._in_process -= 1
             self._ask()
 
     def update_priorities(self, merged: Merged, priorities: np.ndarray) -> None:
-        """Sends each shard the new priorities, float32[K, B], of its transitions."""
+        """Sends each server the new priorities, float32[K, B], of its transitions."""
         flat = priorities.ravel()
         for part in merged.parts:
-            if (of_shard := flat[part.where]).size:
-                self.shards[part.shard].client.update_priorities(part.item, of_shard)
+            if (of_server := flat[part.where]).size:
+                self.servers[part.server].client.update_priorities(part.item, of_server)
 
     def finish(self, reason: str) -> None:
-        """Sends every shard a `Finish`, repeatedly until `is_finish_received`."""
-        for shard in self.shards:
-            shard.client.finish(reason)
+        """Sends every server a `Finish`, repeatedly until `is_finish_received`."""
+        for server in self.servers:
+            server.client.finish(reason)
 
     def close(self) -> None:
         """Sends goodbyes and ends the threads."""
-        for shard in self.shards:
-            shard.client.close()
+        for server in self.servers:
+            server.client.close()
 
     # Asking
 
     def _ask(self) -> None:
-        """Asks for as many groups of batches as may be pending, if there are shards that can give them."""
+        """Asks for as many groups of batches as may be pending, if there are servers that can give them."""
         batches, size = self._hello.batches_at_once, self._hello.batch_size
         while len(self._plans) + self._in_process < self._groups:
             totals = self._totals(batches * size)
@@ -255,64 +255,64 @@ class Shards:
             plan = Plan(shares, counts, time.monotonic())
             self._plans.append(plan)
             for number in np.flatnonzero(totals).tolist():
-                shard = self.shards[number]
-                shard.asked.append(plan)
-                shard.client.ask(counts[None, :, number], shard.epoch)
+                server = self.servers[number]
+                server.asked.append(plan)
+                server.client.ask(counts[None, :, number], server.epoch)
 
     def _totals(self, transitions: int) -> np.ndarray:
-        """Returns float64[S], the priorities of the shards to draw from, 0 for the others."""
-        if len(self.shards) == 1:
-            return np.array([self.shards[0].is_joined], np.float64)
-        joined = [shard for shard in self.shards if shard.is_joined]
-        enough = sum(shard.size_transitions for shard in joined) >= self._min_size
-        self._has_begun |= enough or all(shard.allowed_draws for shard in joined)  # full rings may hold fewer
+        """Returns float64[S], the priorities of the servers to draw from, 0 for the others."""
+        if len(self.servers) == 1:
+            return np.array([self.servers[0].is_joined], np.float64)
+        joined = [server for server in self.servers if server.is_joined]
+        enough = sum(server.size_transitions for server in joined) >= self._min_size
+        self._has_begun |= enough or all(server.allowed_draws for server in joined)  # full rings may hold fewer
         if not self._has_begun:
-            return np.zeros(len(self.shards))
-        return np.array([shard.total_priority * shard.can_give(transitions) for shard in self.shards])
+            return np.zeros(len(self.servers))
+        return np.array([server.total_priority * server.can_give(transitions) for server in self.servers])
 
     # Connections
 
     def _look_at_connections(self) -> None:
-        for shard in self.shards:
-            if shard.epoch != shard.client.epoch:
-                self._rejoin(shard, shard.client.epoch)
-        if len(self.shards) == 1:
+        for server in self.servers:
+            if server.epoch != server.client.epoch:
+                self._rejoin(server, server.client.epoch)
+        if len(self.servers) == 1:
             return
         now, joined = time.monotonic(), 0
-        for shard in self.shards:
-            if shard.is_joined:
+        for server in self.servers:
+            if server.is_joined:
                 joined += 1
-                shard.joined_seconds = now
+                server.joined_seconds = now
         if joined != self._shown:
             self._shown = joined
-            _log.info("%d of %d replay servers are joined", joined, len(self.shards))
+            _log.info("%d of %d replay servers are joined", joined, len(self.servers))
         if joined:
             self._joined_seconds = now
         elif 0 < self._away_limit < now - self._joined_seconds:
             what = f"all replay servers have been away for {now - self._joined_seconds:.0f} s"
             raise RunError(f"{what}: start them, or raise away_limit_seconds (0 = wait for ever)")
 
-    def _rejoin(self, shard: Shard, epoch: int) -> None:
+    def _rejoin(self, server: ServerState, epoch: int) -> None:
         """Discards the requests of an earlier connection, which the server does not answer."""
-        for plan in [*shard.asked, *([shard.holds] if shard.holds else [])]:
+        for plan in [*server.asked, *([server.holds] if server.holds else [])]:
             self._void(plan)
-        shard.asked.clear()
-        shard.epoch = epoch
-        shard.total_priority, shard.size_transitions, shard.allowed_draws = 0.0, 0, 0
+        server.asked.clear()
+        server.epoch = epoch
+        server.total_priority, server.size_transitions, server.allowed_draws = 0.0, 0, 0
 
     def _give_up_answers(self) -> None:
-        """Voids the plans that wait for a shard that is lost or late. All items that have arrived must be taken."""
+        """Voids the plans that wait for a server that is lost or late. All items that have arrived must be taken."""
         while self._plans:
             oldest, now = self._plans[0], time.monotonic()
-            is_late = len(self.shards) > 1 and now - oldest.asked_seconds > ANSWER_SECONDS
-            silent = [shard for shard in self.shards if oldest in shard.asked and (is_late or not shard.is_joined)]
+            is_late = len(self.servers) > 1 and now - oldest.asked_seconds > ANSWER_SECONDS
+            silent = [server for server in self.servers if oldest in server.asked and (is_late or not server.is_joined)]
             if not silent:
                 return
-            for shard in silent:
-                if shard.is_joined:
-                    name = shard.client.name
+            for server in silent:
+                if server.is_joined:
+                    name = server.client.name
                     _log.warning("%s has not answered for %.0f s: drawing from the others", name, ANSWER_SECONDS)
-                for plan in shard.asked:
+                for plan in server.asked:
                     self._void(plan)
 
     def _void(self, plan: Plan) -> None:
@@ -320,51 +320,51 @@ class Shards:
             return
         plan.is_void = True
         self._plans.remove(plan)
-        for shard in self.shards:
-            if shard.holds is plan:
-                shard.holds = None
+        for server in self.servers:
+            if server.holds is plan:
+                server.holds = None
 
     # Items
 
     def _take(self) -> Merged | None:
-        """Returns the oldest group of batches if it is complete, else the next segments of a shard, else None."""
-        for _ in self.shards:
+        """Returns the oldest group of batches if it is complete, else the next segments of a server, else None."""
+        for _ in self.servers:
             if (merged := self._merged()) is not None:
                 return merged
-            shard = self.shards[self._next]
-            self._next = (self._next + 1) % len(self.shards)  # or one whose items always wait would delay the others
-            while shard.holds is None and (item := shard.client.next(0.0)) is not None:
-                if item.epoch != shard.epoch:
-                    self._rejoin(shard, item.epoch)
+            server = self.servers[self._next]
+            self._next = (self._next + 1) % len(self.servers)  # or one whose items always wait would delay the others
+            while server.holds is None and (item := server.client.next(0.0)) is not None:
+                if item.epoch != server.epoch:
+                    self._rejoin(server, item.epoch)
                 content = item.content
-                shard.total_priority, shard.size_transitions = content.total_priority, content.size_transitions
-                shard.allowed_draws = content.allowed_draws
+                server.total_priority, server.size_transitions = content.total_priority, content.size_transitions
+                server.allowed_draws = content.allowed_draws
                 if isinstance(content, Segments):
-                    slots = content.slots + np.int32(shard.number * self._offset)
-                    return Merged(content._replace(slots=slots), (Part(shard.number, item, slice(0)),))
-                plan = shard.asked.popleft()
+                    slots = content.slots + np.int32(server.number * self._offset)
+                    return Merged(content._replace(slots=slots), (Part(server.number, item, slice(0)),))
+                plan = server.asked.popleft()
                 if not plan.is_void:
-                    plan.answers[shard.number] = item
-                    shard.holds = plan
+                    plan.answers[server.number] = item
+                    server.holds = plan
         return self._merged()
 
     def _merged(self) -> Merged | None:
         """Returns the oldest group of batches, or None if an answer is missing."""
-        if not self._plans or any(self._plans[0] in shard.asked for shard in self.shards):
+        if not self._plans or any(self._plans[0] in server.asked for server in self.servers):
             return None
         plan = self._plans.popleft()
         self._in_process += 1
         for number in plan.answers:
-            self.shards[number].holds = None
+            self.servers[number].holds = None
         return merge(plan, self._beta, self._offset * self._slots)
 
 
 def merge(plan: Plan, beta: float, stride: int) -> Merged:
-    """Returns the batches of a plan with all its answers. `stride`: between the indices of two shards."""
+    """Returns the batches of a plan with all its answers. `stride`: between the indices of two servers."""
     batches, size = len(plan.counts), int(plan.counts[0].sum())
     is_alone = len(plan.answers) == 1
-    shards = np.tile(np.arange(plan.counts.shape[1]), batches)
-    owner = np.zeros(0) if is_alone else np.repeat(shards, plan.counts.ravel())  # shard of each element
+    servers = np.tile(np.arange(plan.counts.shape[1]), batches)
+    owner = np.zeros(0) if is_alone else np.repeat(servers, plan.counts.ravel())  # server of each element
     indices, probabilities = np.empty(batches * size, np.int32), np.empty(batches * size)
     parts, contents = [], []
     for number, item in sorted(plan.answers.items()):
