@@ -13,7 +13,7 @@ import numpy as np
 import zmq
 
 from apex_jax.host.errors import RunError
-from apex_jax.links.sampling_client import SEGMENTS_WINDOW, Item, SamplingClient, Segments
+from apex_jax.links.sampling_client import SEGMENTS_WINDOW, Received, SamplingClient, Segments
 from apex_jax.replay.shares import counts_of, importance_weights, shares_of
 from apex_jax.run.identity import RunIdentity
 from apex_jax.segment_codec import NO_LIMITS, ValueLimits
@@ -36,11 +36,11 @@ class Batches(NamedTuple):
     age_seconds: float  # mean over the drawn transitions since their insertion
 
 
-class Part(NamedTuple):
+class Contribution(NamedTuple):
     """What one server contributed."""
 
     server: int
-    item: Item
+    item: Received
     where: np.ndarray | slice  # its elements of [K x B]
 
 
@@ -48,7 +48,7 @@ class Merged(NamedTuple):
     """Content for the learner to consume, and the servers that it comes from."""
 
     content: Segments | Batches
-    parts: tuple[Part, ...]
+    parts: tuple[Contribution, ...]
 
 
 @dataclass(eq=False)
@@ -58,7 +58,7 @@ class Plan:
     shares: np.ndarray  # float64[S], of each server in each batch
     counts: np.ndarray  # int32[K, S], transitions asked for
     asked_seconds: float
-    answers: dict[int, Item] = field(default_factory=dict)  # by server
+    answers: dict[int, Received] = field(default_factory=dict)  # by server
     is_void: bool = False  # a server was lost before it answered; the answers of the others are not used
 
 
@@ -341,7 +341,7 @@ class ReplayServers:
                 server.allowed_draws = content.allowed_draws
                 if isinstance(content, Segments):
                     slots = content.slots + np.int32(server.number * self._offset)
-                    return Merged(content._replace(slots=slots), (Part(server.number, item, slice(0)),))
+                    return Merged(content._replace(slots=slots), (Contribution(server.number, item, slice(0)),))
                 plan = server.asked.popleft()
                 if not plan.is_void:
                     plan.answers[server.number] = item
@@ -372,7 +372,7 @@ def merge(plan: Plan, beta: float, stride: int) -> Merged:
         assert isinstance(item.content, IndexBatches)
         indices[where] = item.content.indices + np.int32(number * stride)
         probabilities[where] = item.content.probabilities * plan.shares[number]
-        parts.append(Part(number, item, where))
+        parts.append(Contribution(number, item, where))
         contents.append(item.content)
     sizes = np.array([content.size_transitions for content in contents], np.float64)
     drawn = [content.indices.size for content in contents]

@@ -60,7 +60,7 @@ class Segments(NamedTuple):
     allowed_draws: int
 
 
-class Item(NamedTuple):
+class Received(NamedTuple):
     """Content for the learner to consume; credit and priorities for an older `epoch` (connection) are discarded."""
 
     content: Segments | IndexBatches
@@ -104,7 +104,7 @@ class SamplingClient(LinkClient):
         self._capacity_segments = capacity_segments
         self._window = window
         # Each item answers a request or uses a segment of credit; one more slot is for the final error.
-        self._items: queue.Queue[Item | RunError] = queue.Queue(groups + window + 1)
+        self._items: queue.Queue[Received | RunError] = queue.Queue(groups + window + 1)
         self._outbox: deque[tuple[int, Any]] = deque()  # (epoch to which it belongs, message)
         self._asked: deque[tuple[int, int]] = deque()  # (epoch, transitions) of each request without an answer
         self.epoch = 0  # number of the connection, from 1
@@ -117,7 +117,7 @@ class SamplingClient(LinkClient):
         _log.info("joining %s", self.name)
         self._start(partial(sockets.connect_sampling, context, address, max_message_bytes=largest), "sampling client")
 
-    def next(self, timeout_seconds: float) -> Item | None:
+    def next(self, timeout_seconds: float) -> Received | None:
         """Returns the next item to consume, None after the timeout. Raises RunError once the link has failed."""
         until = time.monotonic() + timeout_seconds
         while True:
@@ -136,13 +136,13 @@ class SamplingClient(LinkClient):
         self._asked.extend((epoch, size) for size in counts.sum(axis=1).tolist())
         self._post(epoch, Credit(self._hello.peer_id, 0, counts, self.environment_steps))
 
-    def consumed(self, item: Item) -> None:
+    def consumed(self, item: Received) -> None:
         """Returns the credit of processed segments to the server."""
         assert isinstance(item.content, Segments)
         credit = Credit(self._hello.peer_id, len(item.content.slots), environment_steps=self.environment_steps)
         self._post(item.epoch, credit)
 
-    def update_priorities(self, item: Item, priorities: np.ndarray) -> None:
+    def update_priorities(self, item: Received, priorities: np.ndarray) -> None:
         """Sends the new priorities, float32[N], of the transitions of an item."""
         assert isinstance(item.content, IndexBatches)
         update = PriorityUpdate(
@@ -248,7 +248,7 @@ class SamplingClient(LinkClient):
 
     def _put(self, content: Segments | IndexBatches) -> None:
         try:
-            self._items.put_nowait(Item(content, self.epoch))
+            self._items.put_nowait(Received(content, self.epoch))
         except queue.Full:
             raise self._connection.broken("sends more than it was given credit for") from None
         self._arrived.set()

@@ -12,7 +12,7 @@ import numpy as np
 import zmq
 
 from apex_jax.links import sampling_client
-from apex_jax.links.sampling_client import Item, SamplingClient, Segments
+from apex_jax.links.sampling_client import Received, SamplingClient, Segments
 from apex_jax.links.sampling_server import SamplingServer
 from apex_jax.replay.rate_limiter import RateLimiter
 from apex_jax.segment_codec import encode_segment
@@ -95,7 +95,7 @@ class AskingClient(SamplingClient):
         window = sampling_client.SEGMENTS_WINDOW
         super().__init__(context, address, spec, hello, capacity_segments, groups, away_limit_seconds, window=window)
 
-    def update_priorities(self, item: Item, priorities: np.ndarray) -> None:
+    def update_priorities(self, item: Received, priorities: np.ndarray) -> None:
         super().update_priorities(item, priorities.ravel())
 
     def _on_welcome(self, message: LearnerWelcome, now_seconds: float) -> None:
@@ -105,7 +105,7 @@ class AskingClient(SamplingClient):
     def _ask_for(self, groups: int, epoch: int) -> None:
         self.ask(np.full((groups, self._hello.batches_at_once), self._hello.batch_size, np.int32), epoch)
 
-    def consumed(self, item: Item) -> None:
+    def consumed(self, item: Received) -> None:
         if isinstance(item.content, Segments):
             super().consumed(item)
         else:
@@ -151,9 +151,9 @@ class Learner:
         self.stream = stream
         self.ring = np.zeros(CAPACITY, np.int64)
         self.history: list[int] = []  # numbers of the segments, in the order of their arrival
-        self.batches: list[Item] = []
+        self.batches: list[Received] = []
 
-    def consume(self) -> Item | None:
+    def consume(self) -> Received | None:
         item = self.stream.next(0.0)
         if item is None:
             return None

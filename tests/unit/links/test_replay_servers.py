@@ -15,7 +15,7 @@ import zmq
 from apex_jax.host.errors import RunError
 from apex_jax.links import replay_servers as module
 from apex_jax.links.replay_servers import Batches, Merged, Plan, ReplayServers, merge
-from apex_jax.links.sampling_client import Item, Segments
+from apex_jax.links.sampling_client import Received, Segments
 from apex_jax.replay.buffer import ReplayBuffer
 from apex_jax.replay.rate_limiter import RateLimiter
 from apex_jax.replay.shares import counts_of, importance_weights, shares_of
@@ -61,7 +61,7 @@ def drawn_from(buffers: list[ReplayBuffer], batches: int, size: int, rng: np.ran
             samples_per_insert=1.0,
             age_seconds=draw.age_seconds,
         )
-        plan.answers[number] = Item(content, epoch=1)
+        plan.answers[number] = Received(content, epoch=1)
     return merge(plan, BETA, stride=4 * BUFFER_L)
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from apex_jax.host.errors import RunError
 from apex_jax.links import sampling_client, sampling_server
-from apex_jax.links.sampling_client import Item
+from apex_jax.links.sampling_client import Received
 from apex_jax.segment_codec import encode_segment
 from apex_jax.transport.messages import (
     Credit,
@@ -248,7 +248,7 @@ def test_a_run_that_is_over_before_the_learner_is_welcomed_ends_the_server_too(s
 # Priorities -------------------------------------------------------------------------------------------------------
 
 
-def drawn(learner: Learner, server: Server) -> Item:
+def drawn(learner: Learner, server: Server) -> Received:
     """The next item of batches."""
     known = len(learner.batches)
     server.until(lambda: learner.consume() and len(learner.batches) > known)
