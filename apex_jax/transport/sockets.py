@@ -42,6 +42,7 @@ SMALL_MESSAGE_BYTES = wire.MAX_HEADER_BYTES  # headers, acknowledgements, ladder
 ENCRYPTION_BYTES = 64  # CURVE adds 33 bytes to a frame
 # Receive queue of a server, per connection: more than an actor's default credit, because ZMQ stops reading a connection
 # whose queue is full; less than ZMQ's default of 1,000, which unknown clients could fill.
+LINGER_MILLISECONDS = 200
 UNREAD_MESSAGES = 128
 UNREAD_REPLIES = 128  # send queue per actor; a welcome has up to 16 KiB, and a peer may never read
 
@@ -182,7 +183,7 @@ def _dealer(context: zmq.Context) -> zmq.Socket:
     return socket
 
 
-def _tune(socket: zmq.Socket, linger_milliseconds: int, max_message_bytes: int) -> None:
+def _tune(socket: zmq.Socket, max_message_bytes: int, linger_milliseconds: int = LINGER_MILLISECONDS) -> None:
     """Sets the options that must be set before bind or connect."""
     socket.set(zmq.LINGER, linger_milliseconds)  # the default can block the exit forever
     # By default, a peer can announce a message of any size and so make us allocate it. The limit must admit any header.
@@ -201,14 +202,9 @@ def _tune(socket: zmq.Socket, linger_milliseconds: int, max_message_bytes: int) 
 
 
 def _bind(
-    socket: zmq.Socket,
-    address: str,
-    link: str,
-    monitor: ServerMonitor | None,
-    max_message_bytes: int,
-    linger_milliseconds: int = 200,
+    socket: zmq.Socket, address: str, link: str, monitor: ServerMonitor | None, max_message_bytes: int
 ) -> zmq.Socket:
-    _tune(socket, linger_milliseconds, max_message_bytes)
+    _tune(socket, max_message_bytes)
     try:
         secure(socket, link, address, is_server=True)
         if monitor is not None:
@@ -233,9 +229,9 @@ def _connect(
     link: str,
     monitor: ClientMonitor | None,
     max_message_bytes: int,
-    linger_milliseconds: int = 200,
+    linger_milliseconds: int = LINGER_MILLISECONDS,
 ) -> zmq.Socket:
-    _tune(socket, linger_milliseconds, max_message_bytes)
+    _tune(socket, max_message_bytes, linger_milliseconds)
     try:
         secure(socket, link, address, is_server=False)
         if monitor is not None:
