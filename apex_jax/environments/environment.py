@@ -175,7 +175,7 @@ class Environment:
 
 
 def has_stage(config: Config) -> bool:
-    """Returns whether the task is one of DM control or Gym MuJoCo, whose episodes `stage` can show."""
+    """Returns whether the task is one of DM control or Gym MuJoCo, whose episodes `ReferenceSimulator` can show."""
     environment = config.environment
     return not environment.is_gymnasium and family_of(environment.task) in ("mujoco.dmc", "mujoco.gym")
 
