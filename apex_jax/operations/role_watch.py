@@ -15,7 +15,7 @@ POLL_SECONDS = 5.0
 ANSWER_SECONDS = 4.0
 
 
-class Watch:
+class RoleWatch:
     """Requests the status of each role periodically, in a thread.
 
     Polls instead of receiving heartbeats, as systemd does, because the supervisor also serves the newest report of each
