@@ -7,7 +7,7 @@ import contextlib
 import jax.numpy as jnp
 import numpy as np
 
-from apex_jax.agent.frozen_policy import observation_shape
+from apex_jax.agent.policy_function import observation_shape
 from apex_jax.config import Config
 from apex_jax.environments.environment import Environment, segment_spec
 from apex_jax.host.errors import RunError

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from apex_jax.agent.frozen_policy import observation_shape
+from apex_jax.agent.policy_function import observation_shape
 from apex_jax.agent.registry import make_algorithm, resolved
 from apex_jax.policy import Agent
 from apex_jax.run.checkpoint import Progress

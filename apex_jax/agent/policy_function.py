@@ -22,7 +22,7 @@ def observation_shape(interface: Interface) -> tuple[int, ...]:
     return (spec.frame_stack, *spec.frame_shape) if spec.frame_stack > 1 else spec.frame_shape
 
 
-def frozen(
+def policy_function(
     greedy: Callable[[Params, jax.Array], Outputs], params: Params, interface: Interface
 ) -> Callable[[jax.Array], Outputs]:
     """Returns a jitted function: observations [N, *observation_shape] -> the outputs of `Algorithm.greedy`.
