@@ -22,7 +22,7 @@ from apex_jax.plotting.curves import Group, held
 from apex_jax.plotting.plot import draw_each_against_the_first
 from apex_jax.plotting.plot_command import groups_of
 from apex_jax.plotting.statistics import bootstrap_interval, interquartile_mean
-from apex_jax.run.metrics import read_metrics
+from apex_jax.run.metric_files import read_metrics
 from apex_jax.settings import load
 from results.publish import pack
 

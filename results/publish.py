@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from apex_jax.plotting.packed_runs import ENDING, packed
-from apex_jax.run.metrics import read_metrics
+from apex_jax.run.metric_files import read_metrics
 from apex_jax.run.provenance import CHANGES_NAME, FILE_NAME, read_records, value_of
 from apex_jax.settings import CONFIG_NAME, SETTINGS, load_as_written
 

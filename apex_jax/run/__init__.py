@@ -8,7 +8,8 @@ best           the params of the best evaluation
 params_file    params <-> safetensors
 interface      the task's observations and actions, stored for `policy`
 evaluations    the evaluator's games
-metrics        TensorBoard and JSON lines
+metrics        what is measured, written for TensorBoard and as JSON lines
+metric_files   the files of metrics: appended whole or not at all, and read back
 loggers        passes metrics on to wandb, trackio and their like
 storage        a copy of the run on object storage
 """

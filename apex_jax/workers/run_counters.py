@@ -11,7 +11,8 @@ from apex_jax.config import Config, LearnerConfig
 from apex_jax.operations.progress import RunProgress
 from apex_jax.run.checkpoint import Progress
 from apex_jax.run.evaluations import return_text
-from apex_jax.run.metrics import EVALUATED_RETURN, MetricsFollower
+from apex_jax.run.metric_files import MetricsFollower
+from apex_jax.run.metrics import EVALUATED_RETURN
 from apex_jax.types import MAX_ENVIRONMENT_STEPS
 
 

@@ -28,7 +28,8 @@ from apex_jax.plotting.curves import read_run
 from apex_jax.plotting.packed_runs import packed, read_packed
 from apex_jax.plotting.plot import table
 from apex_jax.plotting.plot_command import groups_of
-from apex_jax.run.metrics import read_metrics, resident_memory_bytes
+from apex_jax.run.metric_files import read_metrics
+from apex_jax.run.metrics import resident_memory_bytes
 from apex_jax.run.provenance import read_records
 from tests.fuzz.messages import BOMBS, NASTY
 from tests.rigs.saved_runs import save_best, save_run
