@@ -61,7 +61,7 @@ def check_outputs(
 ) -> None:
     """Raises RunError if the outputs of an exported file differ from those of the policy by more than TOLERANCE.
 
-    `first_action`: see `Interface`.
+    `first_action`: see `EnvironmentSpec`.
     """
     for name, wanted in expected.items():
         found = outputs.get(name)

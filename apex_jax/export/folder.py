@@ -22,8 +22,8 @@ from apex_jax.host.errors import RunError, UsageError, shown
 from apex_jax.host.program import NAME
 from apex_jax.policy import Agent, load_agent
 from apex_jax.run.best import run_directory_of
+from apex_jax.run.environment_spec import as_record
 from apex_jax.run.evaluations import best_evaluation
-from apex_jax.run.interface import as_record
 from apex_jax.run.params_file import FILE_NAME, load_params, save_params
 from apex_jax.run.provenance import playing_arguments, value_of
 from apex_jax.settings import RESULT_KEYS, SETTINGS, names_code
