@@ -13,8 +13,9 @@ from typing import Literal, NamedTuple
 
 from apex_jax import __version__
 from apex_jax.config import Config, server_name
+from apex_jax.host.argument_parser import Parser
 from apex_jax.host.disk import run_of_checkpoint
-from apex_jax.host.errors import Parser, UsageError, shown
+from apex_jax.host.errors import UsageError, shown
 from apex_jax.host.program import CONFIGS, NAME
 from apex_jax.settings import (
     CONFIG_NAME,

@@ -27,10 +27,10 @@ from apex_jax.host.machine import usable_memory_bytes
 from apex_jax.run import params_file
 from apex_jax.run.best import is_best, read_best
 from apex_jax.run.checkpoint import Checkpointer, CheckpointError, Progress
-from apex_jax.run.interface import of_record, read_interface
+from apex_jax.run.environment_spec import of_record, read_interface
 from apex_jax.settings import RESULT_KEYS, config_of, load_run
 from apex_jax.transport.params_codec import architecture_of, decode_weights
-from apex_jax.types import ImageSpec, Interface, Part
+from apex_jax.types import EnvironmentSpec, ImageSpec, Part
 
 Observation: TypeAlias = Any  # what the environment returns: a number, an array, or a mapping or tuple of them
 
@@ -55,7 +55,7 @@ class Agent(NamedTuple):
     """What a run has trained, and how far."""
 
     config: Config  # as `agent.registry.resolved` returns it
-    interface: Interface
+    interface: EnvironmentSpec
     algorithm: Algorithm
     params: Params
     progress: Progress
@@ -135,7 +135,7 @@ class Policy:
     """
 
     def __init__(
-        self, algorithm: Algorithm, params: Params, interface: Interface, updates: int = 0, exploration: float = 0.0
+        self, algorithm: Algorithm, params: Params, interface: EnvironmentSpec, updates: int = 0, exploration: float = 0
     ):
         """`interface`: of the environment; `updates`: made to the params; `exploration`: see `load_policy`."""
         self.interface = interface

@@ -204,7 +204,7 @@ class ImageSpec(NamedTuple):
         return levels.astype(np.uint8)
 
 
-class Interface(NamedTuple):
+class EnvironmentSpec(NamedTuple):
     """The observations that an environment returns and the actions that it accepts, for a policy used without it."""
 
     spec: SegmentSpec

@@ -11,19 +11,15 @@ from typing import Any, NamedTuple
 from apex_jax.settings import load
 from apex_jax.transport import keys
 from apex_jax.transport.security import security_of
-from benchmarks.load import ActorLoad, DrawingClient, split_cores
-from benchmarks.recorded import as_messages, num_transitions, record_segments
-from benchmarks.replay_server import (
-    BATCH_SIZE,
-    GROUPS,
+from benchmarks.load import (
     PAPER_BATCHES_PER_SECOND,
     PAPER_TRANSITIONS_PER_SECOND,
-    fill,
-    free_tcp_addresses,
-    server_settings,
+    ActorLoad,
+    DrawingClient,
+    record,
 )
 from benchmarks.report import finish, say, target
-from benchmarks.roles import ROOT, resident_bytes, role
+from benchmarks.roles import ROOT, free_tcp_addresses, resident_bytes, role, server_settings, split_cores
 
 ACTORS, PROCESSES = 360, 2
 SEGMENTS = 360
@@ -62,32 +58,25 @@ def measure(seconds: float, capacity: int, keys_directory: str) -> Windows:
     path = ROOT / "configs" / "paper.yaml"
     config = load(path, settings)
     server_core, other_cores = split_cores()
-    say(f"recording {SEGMENTS} segments of {config.environment.task}")
-    segments = record_segments(config, SEGMENTS, exploration=0.1)
-    per_segment = num_transitions(segments) / SEGMENTS
-    messages = as_messages(config, segments)
+    recording = record(config, SEGMENTS)
     actor, learner = security_of(config, "actor"), security_of(config, "learner")
     windows = Windows([], [], [], [])
     with role("replay", path, settings, server_core) as directory:
         fleet = [
-            ActorLoad(experience, config.compatibility_key, messages, ACTORS // PROCESSES, 0.0, other_cores, actor)
+            ActorLoad(experience, config, recording, ACTORS // PROCESSES, 0.0, other_cores, actor)
             for _ in range(PROCESSES)
         ]
         os.sched_setaffinity(0, other_cores)
         say(f"{ACTORS} actors fill the replay of {capacity:,} transitions")
         for part in fleet:
-            fill(part, capacity / per_segment / PROCESSES)
-            part.set_rate(PAPER_TRANSITIONS_PER_SECOND / per_segment / PROCESSES)
-        client = DrawingClient(
-            sampling, config.compatibility_key, BATCHES_AT_ONCE, BATCH_SIZE, GROUPS[BATCHES_AT_ONCE], learner
-        )
-        while not client.draw(1.0).batches_per_second:  # until the client has received all live segments
-            pass
+            part.fill(capacity / PROCESSES)
+            part.set_rate(PAPER_TRANSITIONS_PER_SECOND / PROCESSES)
+        client = DrawingClient(sampling, config, BATCHES_AT_ONCE, learner)
         for _ in range(WINDOWS):
-            before = sum(part.sent_segments for part in fleet)
+            before = sum(part.sent_transitions for part in fleet)
             drawn = client.draw(seconds / WINDOWS)
-            sent = sum(part.sent_segments for part in fleet) - before
-            frames = sent * per_segment * config.environment.frame_skip / (seconds / WINDOWS)
+            sent = sum(part.sent_transitions for part in fleet) - before
+            frames = sent * config.environment.frame_skip / (seconds / WINDOWS)
             windows.frames_per_second.append(frames)
             windows.batches_per_second.append(drawn.batches_per_second)
             windows.server_bytes.append(resident_bytes(directory, "replay"))

@@ -23,10 +23,9 @@ from apex_jax.replay.replay import Replay
 from apex_jax.segment_codec import decode_columns
 from apex_jax.settings import load
 from apex_jax.types import Columns, SegmentRecord, SegmentSpec
-from benchmarks.recorded import as_messages, num_transitions, record_segments
-from benchmarks.report import finish, say, target
+from benchmarks.load import record
+from benchmarks.report import finish, medians, say, side_by_side, target
 from benchmarks.roles import ROOT
-from benchmarks.timing import medians, side_by_side
 
 SEGMENTS = 256  # distinct segments, stored repeatedly
 AT_ONCE = 16  # segments stored between two flushes; a server has about as many pending when actors send at full speed
@@ -65,16 +64,13 @@ def main() -> None:
     arguments = parser.parse_args()
     config = load(ROOT / "configs" / "paper.yaml", [f"replay.capacity_transitions={arguments.transitions}"])
     spec = segment_spec(config)
-    say(f"recording {SEGMENTS} segments of {config.environment.task}")
-    recorded = record_segments(config, SEGMENTS, exploration=0.1)
-    messages = as_messages(config, recorded)
-    segments = [stored(message, spec) for message in messages]
-    per_segment = num_transitions(recorded) / SEGMENTS
+    recording = record(config, SEGMENTS)
+    segments = [stored(message, spec) for message in recording.messages]
     with tempfile.TemporaryDirectory(prefix="apex-jax-benchmark-") as directory:
         micros = append_microseconds(config, spec, segments, directory, arguments.seconds)
         say(f"storing a segment: {micros['none']:.1f} us, with a journal {micros['journal']:.1f} us")
     with tempfile.TemporaryDirectory(prefix="apex-jax-benchmark-") as directory:
-        figures = full_replay(config, spec, segments, directory, arguments.transitions / per_segment)
+        figures = full_replay(config, spec, segments, directory, arguments.transitions / recording.per_segment)
     cost = (micros["journal"] - micros["none"]) * 1e-6
     targets = {
         "share of a core at the paper's 12,500 transitions/s": target(cost * PAPER_SEGMENTS_PER_SECOND, at_most=0.02),

@@ -1,6 +1,7 @@
-"""Peers of a process under test: actors that send recorded segments, a client that draws, a sink for segments.
+"""Peers of a real replay server: actors that send recorded segments, and a client that draws.
 
-All use the real protocol over real sockets, but do not act, learn or store.
+Both use the real protocol over real sockets, but do not act or learn. The segments are real ones: a policy plays games
+in EnvPool, and the actor's own code cuts them into segments.
 """
 
 from __future__ import annotations
@@ -8,16 +9,22 @@ from __future__ import annotations
 import itertools
 import multiprocessing
 import os
-import threading
 import time
-from collections import Counter, deque
+import zlib
+from collections import deque
 from multiprocessing.sharedctypes import Synchronized
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 import zmq
 
+from apex_jax.agent.registry import make_algorithm
+from apex_jax.agent.segments import SegmentBuilder
+from apex_jax.config import Config
+from apex_jax.environments.environment import Environment, segment_spec
 from apex_jax.process import new_peer_id
+from apex_jax.segment_codec import encode_segment
 from apex_jax.transport import sockets
 from apex_jax.transport.messages import (
     NO_COUNTS,
@@ -25,7 +32,6 @@ from apex_jax.transport.messages import (
     ActorStatus,
     ActorWelcome,
     Credit,
-    EpisodeStatistics,
     Goodbye,
     IndexBatches,
     LearnerHello,
@@ -35,10 +41,58 @@ from apex_jax.transport.messages import (
     StreamedSegments,
 )
 from apex_jax.transport.security import NO_KEYS, LinkContext, Security
-from apex_jax.types import SegmentRecord
+from apex_jax.types import Segment, SegmentRecord
+from benchmarks.report import say
 
+PAPER_TRANSITIONS_PER_SECOND = 12_500  # 360 actors of 139 frames/s, 4 frames a step
+PAPER_BATCHES_PER_SECOND = 19
+BATCH_SIZE = 512
+GROUPS = {8: 4, 1: 16}  # batches per group: number of groups requested at any time
 PATIENCE_SECONDS = 60.0
 SEGMENTS_WINDOW = 256
+ENVIRONMENTS = 16  # of a recording
+
+
+class Recording(NamedTuple):
+    """Segments of real games."""
+
+    segments: list[Segment]
+    messages: list[SegmentRecord]  # as an actor sends them; the sender sets peer id and sequence
+    per_segment: float  # transitions that start in a segment, on average
+
+
+def record(config: Config, count: int, exploration: float = 0.1) -> Recording:
+    """Plays until `count` segments are full; actions are those of an untrained network, with this epsilon or noise."""
+    say(f"recording {count} segments of {config.environment.task}")
+    spec = segment_spec(config)
+    algorithm = make_algorithm(config, spec)
+    params = algorithm.acting_params(algorithm.init(jax.random.key(1)))
+    key = jax.random.key(2)
+    seeds, frames = 1 + np.arange(ENVIRONMENTS), config.environment.max_episode_frames
+    environment = Environment(config, spec, seeds, frames, threads=0)
+    builder = SegmentBuilder(
+        spec,
+        ENVIRONMENTS,
+        config.algorithm.discount,
+        config.environment.reward_clip,
+        config.environment.life_loss_terminates,
+    )
+    explorations = np.full(ENVIRONMENTS, exploration, np.float32)
+    segments: list[Segment] = []
+    for call in itertools.count():
+        step = environment.receive()
+        output = jax.device_get(algorithm.act(params, step.observation, explorations, key, call))
+        environment.send(output.action, step.env_id)
+        segments += builder.add(step, *output)
+        if len(segments) >= count:
+            break
+    environment.close()
+    del segments[count:]
+    bodies = [encode_segment(segment, spec) for segment in segments]
+    most = spec.max_transitions
+    messages = [SegmentRecord(0, 1, most, most, body, zlib.crc32(body)) for body in bodies]
+    transitions = sum(int(np.count_nonzero(segment.columns["priority"])) for segment in segments)
+    return Recording(segments, messages, transitions / count)
 
 
 class SimulatedActor:
@@ -81,45 +135,54 @@ class SimulatedActor:
 
 
 class ActorLoad:
-    """A process of simulated actors that together send segments at a given rate; 0 = as many as the server accepts."""
+    """A process of simulated actors, which together send transitions at a given rate; 0 = as many as are accepted."""
 
     def __init__(
         self,
         address: str,
-        compatibility_key: str,
-        messages: list[SegmentRecord],
+        config: Config,
+        recording: Recording,
         num_actors: int,
-        segments_per_second: float,
-        cores: set[int] | None,
+        transitions_per_second: float = 0.0,
+        cores: set[int] | None = None,
         security: Security = NO_KEYS,
     ):
         """Starts the process. `cores`: allowed cores, None = all; `security`: the actors' keys, if any."""
+        self._per_segment = recording.per_segment
         context = multiprocessing.get_context("spawn")
         self._sent: Synchronized[int] = context.Value("q", 0)
-        self._rate: Synchronized[float] = context.Value("d", segments_per_second)
+        self._rate: Synchronized[float] = context.Value("d", transitions_per_second / self._per_segment)
         self._stop = context.Event()
-        arguments = (
-            address,
-            compatibility_key,
-            messages,
-            num_actors,
-            self._rate,
-            cores,
-            security,
-            self._sent,
-            self._stop,
-        )
+        key, messages = config.compatibility_key, recording.messages
+        arguments = (address, key, messages, num_actors, self._rate, cores, security, self._sent, self._stop)
         self._process = context.Process(target=_send_segments, args=arguments, daemon=True)
         self._process.start()
 
     @property
-    def sent_segments(self) -> int:
-        """Segments sent so far."""
-        return self._sent.value
+    def sent_transitions(self) -> float:
+        """Transitions sent so far."""
+        return self._sent.value * self._per_segment
 
-    def set_rate(self, segments_per_second: float) -> None:
-        """Changes the rate at which the actors together send segments."""
-        self._rate.value = segments_per_second
+    def set_rate(self, transitions_per_second: float) -> None:
+        """Changes the rate at which the actors together send transitions."""
+        self._rate.value = transitions_per_second / self._per_segment
+
+    def fill(self, num_transitions: float) -> float:
+        """Waits until so many are sent; returns transitions/s. Raises TimeoutError if none is sent for a minute."""
+        self._wait_for(1)
+        start, first = time.monotonic(), self.sent_transitions
+        self._wait_for(num_transitions)
+        return (self.sent_transitions - first) / (time.monotonic() - start)
+
+    def _wait_for(self, num_transitions: float) -> None:
+        last_sent, last_change = 0.0, time.monotonic()
+        while (sent := self.sent_transitions) < num_transitions:
+            now = time.monotonic()
+            if sent > last_sent:
+                last_sent, last_change = sent, now
+            elif now > last_change + PATIENCE_SECONDS:
+                raise TimeoutError(f"the server accepted {sent:.0f} of {num_transitions:.0f} transitions, then none")
+            time.sleep(0.01)
 
     def close(self) -> None:
         """Ends the process."""
@@ -165,35 +228,6 @@ def _send_segments(
     context.term()
 
 
-class Sink:
-    """Welcomes actors and acknowledges their segments as a replay server does, on a thread; stores nothing."""
-
-    def __init__(self, context: zmq.Context, address: str):
-        """Binds the socket and starts the thread."""
-        self._socket = sockets.serve_experience(context, address)
-        self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._run)
-        self._thread.start()
-
-    def close(self) -> None:
-        """Ends the thread."""
-        self._closing.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        kinds = (ActorHello, ActorStatus, SegmentRecord, EpisodeStatistics, Goodbye)
-        with self._socket as socket:
-            while not self._closing.is_set():
-                socket.poll(200)
-                while (received := sockets.receive_from(socket, kinds, Counter())) is not None:
-                    identity, message = received
-                    if isinstance(message, ActorHello):
-                        ladder_indices = np.arange(message.num_environments, dtype=np.int32)
-                        sockets.send(socket, ActorWelcome(1, ladder_indices, max(2, len(ladder_indices)), 64), identity)
-                    elif isinstance(message, SegmentRecord):
-                        sockets.send(socket, SegmentAck(message.sequence), identity)
-
-
 class DrawFigures(NamedTuple):
     """The speed of the server, measured by a client."""
 
@@ -204,30 +238,24 @@ class DrawFigures(NamedTuple):
 class DrawingClient:
     """Draws groups of `batches_at_once` batches, and sends new priorities for all transitions drawn."""
 
-    def __init__(
-        self,
-        address: str,
-        compatibility_key: str,
-        batches_at_once: int,
-        batch_size: int,
-        groups: int,
-        security: Security = NO_KEYS,
-    ):
-        """Joins the server and keeps `groups` groups of batches requested at any time."""
+    def __init__(self, address: str, config: Config, batches_at_once: int, security: Security = NO_KEYS):
+        """Joins the server, and waits until it has received all live segments and the first batches."""
         self._context = LinkContext.of(security)
         self._socket = sockets.connect_sampling(self._context, address)
         self._peer_id = new_peer_id()
-        self._batches_at_once, self._batch_size = batches_at_once, batch_size
+        self._batches_at_once = batches_at_once
         rng = np.random.default_rng(0)
-        self._priorities = rng.random(batches_at_once * batch_size).astype(np.float32) + 1e-3
+        self._priorities = rng.random(batches_at_once * BATCH_SIZE).astype(np.float32) + 1e-3
         self._asked_seconds: deque[float] = deque()
-        hello = LearnerHello(self._peer_id, compatibility_key, 0, batches_at_once, batch_size)
+        hello = LearnerHello(self._peer_id, config.compatibility_key, 0, batches_at_once, BATCH_SIZE)
         until = time.monotonic() + PATIENCE_SECONDS
         while not isinstance(self._receive(), LearnerWelcome):
             sockets.send(self._socket, hello)
             self._socket.poll(200)
             assert time.monotonic() < until, f"no replay server answers at {address}"
-        self._ask(groups, SEGMENTS_WINDOW)
+        self._ask(GROUPS[batches_at_once], SEGMENTS_WINDOW)
+        while not self.draw(0.5).batches_per_second:
+            pass
 
     def draw(self, seconds: float) -> DrawFigures:
         """Draws for `seconds`; returns the figures."""
@@ -263,7 +291,7 @@ class DrawingClient:
 
     def _ask(self, groups: int, segments: int) -> None:
         self._asked_seconds.extend([time.monotonic()] * groups)
-        counts = np.full((groups, self._batches_at_once), self._batch_size, np.int32)
+        counts = np.full((groups, self._batches_at_once), BATCH_SIZE, np.int32)
         self._send(Credit(self._peer_id, segments, counts if groups else NO_COUNTS))
 
     def _answer(self, batches: IndexBatches) -> None:
@@ -274,9 +302,3 @@ class DrawingClient:
     def _send(self, message: Any) -> None:
         while not sockets.send(self._socket, message):
             self._socket.poll(1, zmq.POLLOUT)
-
-
-def split_cores() -> tuple[set[int], set[int]]:
-    """Returns one core for the server, and the machine's other cores, if any, for its peers."""
-    first, *others = sorted(os.sched_getaffinity(0))
-    return {first}, set(others) or {first}

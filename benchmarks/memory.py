@@ -15,12 +15,9 @@ from apex_jax.config import Config
 from apex_jax.environments.environment import segment_spec
 from apex_jax.run.metrics import resident_memory_bytes
 from apex_jax.settings import load
-from apex_jax.types import Segment
-from benchmarks.load import ActorLoad
-from benchmarks.recorded import as_messages, num_transitions, record_segments
-from benchmarks.replay_server import fill, free_tcp_addresses
+from benchmarks.load import ActorLoad, Recording, record
 from benchmarks.report import finish, peer, say, target
-from benchmarks.roles import ROOT, resident_bytes, role
+from benchmarks.roles import ROOT, free_tcp_addresses, resident_bytes, role
 
 GAMES = ("Pong", "Seaquest", "Breakout", "MsPacman")
 POLICIES = {"trained-like, epsilon 0.01": 0.01, "random": 1.0}
@@ -43,8 +40,8 @@ def main() -> None:
     for game in GAMES:
         for policy, epsilon in POLICIES.items():
             settings = [f"environment.task={game}-v5", f"replay.capacity_transitions={num_stored}"]
-            segments = record_segments(load(ROOT / "configs" / "atari.yaml", settings), SEGMENTS, epsilon)
-            resident = server_bytes(settings, segments, num_stored)
+            recording = record(load(ROOT / "configs" / "atari.yaml", settings), SEGMENTS, epsilon)
+            resident = server_bytes(settings, recording, num_stored)
             say(f"{game}, {policy}: {resident:.0f} B a transition resident in the server")
             targets[f"server, {game}, {policy}, B"] = target(resident, at_most=200)
     raw = 2 * spec.frame_stack * spec.frame_bytes
@@ -55,18 +52,17 @@ def main() -> None:
     finish("memory", figures, targets)
 
 
-def server_bytes(settings: list[str], segments: list[Segment], num_stored: int) -> float:
+def server_bytes(settings: list[str], recording: Recording, num_stored: int) -> float:
     """Returns the growth of the server's resident memory from empty to full, in bytes per transition."""
     (experience,) = free_tcp_addresses(1)
     settings = [*settings, f"addresses.experience={experience}", "metrics_interval_seconds=0.5"]
     settings.append("replay.samples_per_insert=0")  # no learner draws here: a rate limit would stop storing early
     config = load(ROOT / "configs" / "atari.yaml", settings)
-    per_segment = num_transitions(segments) / len(segments)
     with role("replay", ROOT / "configs" / "atari.yaml", settings) as directory:
-        actors = ActorLoad(experience, config.compatibility_key, as_messages(config, segments), ACTORS, 0.0, None)
-        fill(actors, 0)
+        actors = ActorLoad(experience, config, recording, ACTORS)
+        actors.fill(0)
         empty = resident_bytes(directory, "replay")
-        fill(actors, 1.05 * num_stored / per_segment)
+        actors.fill(1.05 * num_stored)
         actors.close()
         full = resident_bytes(directory, "replay")
     return (full - empty) / num_stored

@@ -17,10 +17,8 @@ import numpy as np
 
 from apex_jax import ReplayClient
 from apex_jax.item_codec import columns_of
-from benchmarks.replay_server import free_tcp_addresses
-from benchmarks.report import finish, peer, say, target
-from benchmarks.roles import role
-from benchmarks.timing import medians, ratio, side_by_side
+from benchmarks.report import finish, medians, peer, ratio, say, side_by_side, target
+from benchmarks.roles import free_tcp_addresses, role
 
 ITEMS, BATCH_SIZE = 100_000, 512
 INSERTED = 1_000  # at once

@@ -1,16 +1,20 @@
-"""The real replay server over tcp, on one core: segments in, index batches out, priorities back.
+"""A real replay server over tcp, on one core: segments in, index batches out, priorities back, a fleet that joins.
 
-For comparison, a server that sends batches of the same size as pixels, which index batches make unnecessary.
+One server has plain links and one encrypted links; they are measured in turns. For comparison, a server that sends
+batches of the same size as pixels, which index batches make unnecessary.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import multiprocessing
 import os
-import socket
+import statistics
+import tempfile
 import time
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import zmq
@@ -18,112 +22,146 @@ import zmq
 from apex_jax.config import Config
 from apex_jax.environments.environment import segment_spec
 from apex_jax.settings import load
-from apex_jax.transport.security import NO_KEYS, Security
-from benchmarks.load import PATIENCE_SECONDS, ActorLoad, DrawFigures, DrawingClient, split_cores
-from benchmarks.recorded import as_messages, num_transitions, record_segments
-from benchmarks.report import finish, say, target
-from benchmarks.roles import ROOT, role
+from apex_jax.transport import keys
+from apex_jax.transport.security import LinkContext, Security, security_of
+from benchmarks.load import (
+    BATCH_SIZE,
+    PAPER_BATCHES_PER_SECOND,
+    PAPER_TRANSITIONS_PER_SECOND,
+    ActorLoad,
+    DrawFigures,
+    DrawingClient,
+    Recording,
+    SimulatedActor,
+    record,
+)
+from benchmarks.report import finish, ratio, say, target
+from benchmarks.roles import ROOT, free_tcp_addresses, role, server_settings, split_cores
 
-PAPER_TRANSITIONS_PER_SECOND = 12_500  # 360 actors of 139 frames/s, 4 frames a step
-PAPER_BATCHES_PER_SECOND = 19
-BATCH_SIZE = 512
-GROUPS = {8: 4, 1: 16}  # batches per group: number of groups requested at any time
 SEGMENTS = 256  # distinct segments, sent repeatedly
 ACTORS = 8
+FLEET = 360  # actors that join at the same time
 PIXEL_BATCHES = 30
+PAUSED = 1e-9  # transitions per second: practically none, whereas 0 would mean as many as the server accepts
+PATH = ROOT / "configs" / "paper.yaml"
+
+
+class Link(NamedTuple):
+    """A replay server with or without keys, and its peers."""
+
+    config: Config
+    actor: Security
+    learner: Security
+    actors: ActorLoad
 
 
 def main() -> None:
-    """Measures ingest, draws, both at the same time, and the pixel server."""
+    """Measures both servers in turns, then the plain one further, and the pixel server."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=float, default=10.0, help="of each measurement")
-    parser.add_argument("--capacity", type=int, default=2_000_000, help="transitions that the server holds")
+    parser.add_argument("--seconds", type=float, default=5.0, help="of each measurement")
+    parser.add_argument("--rounds", type=int, default=3, help="measurements of each kind")
+    parser.add_argument("--capacity", type=int, default=2_000_000, help="of each server; at least 50,000")
     arguments = parser.parse_args()
-    experience, sampling = free_tcp_addresses(2)
-    settings = server_settings(experience, sampling, arguments.capacity)
-    path = ROOT / "configs" / "paper.yaml"
-    config = load(path, settings)
     server_core, other_cores = split_cores()
-    say(f"recording {SEGMENTS} segments of {config.environment.task}")
-    segments = record_segments(config, SEGMENTS, exploration=0.1)
-    per_segment = num_transitions(segments) / SEGMENTS
-    messages = as_messages(config, segments)
-    with role("replay", path, settings, server_core):
-        actors = ActorLoad(experience, config.compatibility_key, messages, ACTORS, 0.0, other_cores)
+    recording = record(load(PATH), SEGMENTS)
+    figures: dict[str, dict[str, list[float]]] = {"plain": {}, "encrypted": {}}
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+        keys.create(Path(folder, "keys"))
+        links = {
+            name: start(stack, arguments.capacity, directory, recording, server_core, other_cores)
+            for name, directory in (("plain", ""), ("encrypted", f"{folder}/keys"))
+        }
         os.sched_setaffinity(0, other_cores)
-        ingest = fill(actors, arguments.capacity / per_segment) * per_segment
-        say(f"ingest alone: {ingest:,.0f} transitions/s")
-        actors.set_rate(PAPER_TRANSITIONS_PER_SECOND / per_segment)
-        paced = {}
-        for batches_at_once in GROUPS:
-            paced[batches_at_once] = draw(sampling, config, actors, batches_at_once, arguments.seconds, per_segment)
-        actors.set_rate(0.0)
-        flood = draw(sampling, config, actors, 8, arguments.seconds, per_segment)
-        actors.close()
-    pixels = pixel_batches_per_second(config, server_core)
-    say(f"the same batches as pixels: {pixels:.1f} batches/s")
-    draws, alone = paced[8][0], paced[1][0]
-    targets = {
-        "batches/s, 12,500 transitions/s coming in": target(draws.batches_per_second, at_least=3000),
-        "times the paper's 19 batches/s": target(draws.batches_per_second / PAPER_BATCHES_PER_SECOND, at_least=1),
-        "ingest alone, transitions/s": target(ingest, at_least=500_000),
-        "ingest kept up while drawing": target(paced[8][1] / PAPER_TRANSITIONS_PER_SECOND, at_least=0.98),
+        for link in links.values():
+            link.actors.set_rate(0.0)
+            link.actors.fill(arguments.capacity)
+            link.actors.set_rate(PAUSED)
+        for _ in range(arguments.rounds):
+            for name, link in links.items():
+                for figure, value in measure(link, arguments.seconds).items():
+                    figures[name].setdefault(figure, []).append(value)
+                say(f"{name}: {', '.join(f'{values[-1]:,.2f} {figure}' for figure, values in figures[name].items())}")
+        singly, _ = draw(links["plain"], 1, PAPER_TRANSITIONS_PER_SECOND, arguments.seconds)
+        flood, flooded = draw(links["plain"], 8, 0.0, arguments.seconds)
+    report(figures, {
+        "batches/s drawn one by one": singly.batches_per_second,
+        "latency of 1 batch, ms: median, 99 %, largest": singly.latency_milliseconds,
+        "batches/s while actors send all they can": flood.batches_per_second,
+        "transitions/s that come in meanwhile": flooded,
+        "batches/s as pixels": pixel_batches_per_second(load(PATH), server_core),
+    })  # fmt: skip
+
+
+def start(
+    stack: contextlib.ExitStack,
+    capacity: int,
+    directory: str,
+    recording: Recording,
+    server_core: set[int],
+    other_cores: set[int],
+) -> Link:
+    """Starts a server and its actors, which do not send segments yet; closing `stack` ends them."""
+    experience, sampling = free_tcp_addresses(2)
+    settings = [*server_settings(experience, sampling, capacity), f"security.keys={directory}"]
+    config = load(PATH, settings)
+    stack.enter_context(role("replay", PATH, settings, server_core))
+    actor = security_of(config, "actor")
+    actors = ActorLoad(experience, config, recording, ACTORS, PAUSED, other_cores, actor)
+    stack.callback(actors.close)
+    return Link(config, actor, security_of(config, "learner"), actors)
+
+
+def measure(link: Link, seconds: float) -> dict[str, float]:
+    """Returns the figures of one round, each measured separately, while the other server's actors are paused."""
+    link.actors.set_rate(0.0)
+    time.sleep(0.5)
+    started, first = time.monotonic(), link.actors.sent_transitions
+    time.sleep(seconds)
+    ingest = (link.actors.sent_transitions - first) / (time.monotonic() - started)
+    drawn, meanwhile = draw(link, 8, PAPER_TRANSITIONS_PER_SECOND, seconds)
+    joined = seconds_to_join(link)
+    return {
+        "transitions/s in": ingest,
+        "batches/s out": drawn.batches_per_second,
+        "ms latency of 8 batches": drawn.latency_milliseconds[0],
+        "of 12,500 transitions/s in meanwhile": meanwhile / PAPER_TRANSITIONS_PER_SECOND,
+        "s for 360 actors to join": joined,
     }
-    figures = {
-        "latency of 8 batches, ms: median, 99 %, largest": draws.latency_milliseconds,
-        "batches/s drawn one by one": alone.batches_per_second,
-        "latency of 1 batch, ms: median, 99 %, largest": alone.latency_milliseconds,
-        "batches/s while actors send all they can": flood[0].batches_per_second,
-        "transitions/s that come in meanwhile": flood[1],
-        "batches/s as pixels": pixels,
-        "times the batches/s of pixels": draws.batches_per_second / pixels,
-    }
-    finish("replay_server", figures, targets)
 
 
-def fill(actors: ActorLoad, num_segments: float) -> float:
-    """Waits for `num_segments` to be sent; returns segments/s. Raises TimeoutError if none is sent for 60 s."""
-    _wait_for_segments(actors, 1)
-    start, first = time.monotonic(), actors.sent_segments
-    _wait_for_segments(actors, num_segments)
-    return (actors.sent_segments - first) / (time.monotonic() - start)
-
-
-def _wait_for_segments(actors: ActorLoad, num_segments: float) -> None:
-    last_sent, last_change = 0, time.monotonic()
-    while (sent := actors.sent_segments) < num_segments:
-        now = time.monotonic()
-        if sent > last_sent:
-            last_sent, last_change = sent, now
-        elif now > last_change + PATIENCE_SECONDS:
-            raise TimeoutError(f"the server accepted {sent} of {num_segments:.0f} segments, then none for a minute")
-        time.sleep(0.01)
-
-
-def draw(
-    address: str,
-    config: Config,
-    actors: ActorLoad,
-    batches_at_once: int,
-    seconds: float,
-    per_segment: float,
-    security: Security = NO_KEYS,
-) -> tuple[DrawFigures, float]:
-    """Waits until a client has all live segments; then returns its figures, and the transitions/s sent meanwhile."""
-    client = DrawingClient(
-        address, config.compatibility_key, batches_at_once, BATCH_SIZE, GROUPS[batches_at_once], security
-    )
-    while not client.draw(0.5).batches_per_second:
-        pass
-    start, first = time.monotonic(), actors.sent_segments
+def draw(link: Link, batches_at_once: int, transitions_per_second: float, seconds: float) -> tuple[DrawFigures, float]:
+    """Returns the figures of a client, and the transitions/s sent meanwhile; then the actors are paused."""
+    link.actors.set_rate(transitions_per_second)
+    client = DrawingClient(link.config.addresses.sampling[0], link.config, batches_at_once, link.learner)
+    start, first = time.monotonic(), link.actors.sent_transitions
     figures = client.draw(seconds)
-    ingest = (actors.sent_segments - first) / (time.monotonic() - start) * per_segment
+    ingest = (link.actors.sent_transitions - first) / (time.monotonic() - start)
     client.close()
+    link.actors.set_rate(PAUSED)
     say(
         f"{batches_at_once} at once: {figures.batches_per_second:,.0f} batches/s and {ingest:,.0f} transitions/s,"
         f" latency {figures.latency_milliseconds[0]:.1f} ms, 99 % below {figures.latency_milliseconds[1]:.1f} ms"
     )
     return figures, ingest
+
+
+def seconds_to_join(link: Link) -> float:
+    """Returns the seconds until the server has welcomed a fleet whose actors all connect at the same time."""
+    context = LinkContext.of(link.actor)
+    started = time.monotonic()
+    address, compatibility_key = link.config.addresses.experience[0], link.config.compatibility_key
+    fleet = [SimulatedActor(context, address, compatibility_key) for _ in range(FLEET)]
+    waiting = fleet
+    while waiting:
+        for actor in waiting:
+            actor.read(time.monotonic())
+        waiting = [actor for actor in waiting if not actor.is_welcome]
+        time.sleep(0.005)
+    seconds = time.monotonic() - started
+    for actor in fleet:
+        actor.socket.close()
+    context.term()
+    return seconds
 
 
 def pixel_batches_per_second(config: Config, cores: set[int]) -> float:
@@ -158,23 +196,29 @@ def _serve_pixels(address: str, stack_shape: tuple[int, ...], cores: set[int]) -
         server.send(stacks[rng.integers(len(stacks), size=2 * BATCH_SIZE)], copy=False)  # both observations
 
 
-def server_settings(experience: str, sampling: str, capacity: int) -> list[str]:
-    """Returns the settings of a server on these addresses, which writes metrics once a second."""
-    return [
-        f"addresses.experience={experience}",
-        f"addresses.sampling={sampling}",
-        f"replay.capacity_transitions={capacity}",
-        "metrics_interval_seconds=1",
-    ]
-
-
-def free_tcp_addresses(count: int) -> list[str]:
-    """Returns loopback addresses whose ports are free now."""
-    found = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    addresses = [f"tcp://127.0.0.1:{server.getsockname()[1]}" for server in found]
-    for server in found:
-        server.close()
-    return addresses
+def report(measured: dict[str, dict[str, list[float]]], of_the_plain_server: dict[str, Any]) -> None:
+    """Prints the report: the medians of all rounds."""
+    medians = {
+        name: {figure: statistics.median(values) for figure, values in rounds.items()}
+        for name, rounds in measured.items()
+    }
+    plain, encrypted = measured["plain"], measured["encrypted"]
+    targets: dict[str, Any] = {}
+    for name, values in medians.items():
+        targets |= {
+            f"{name}: transitions/s in": target(values["transitions/s in"], at_least=500_000),
+            f"{name}: batches/s out, 12,500 transitions/s coming in": target(values["batches/s out"], at_least=3000),
+            f"{name}: of these transitions": target(values["of 12,500 transitions/s in meanwhile"], at_least=0.98),
+            f"{name}: s for 360 actors to join": target(values["s for 360 actors to join"], at_most=10.0),
+        }
+    batches = medians["plain"]["batches/s out"]
+    figures = medians | of_the_plain_server
+    figures["times the paper's 19 batches/s"] = batches / PAPER_BATCHES_PER_SECOND
+    figures["times the batches/s of pixels"] = batches / of_the_plain_server["batches/s as pixels"]
+    figures["share that is left with encryption"] = {
+        figure: ratio(encrypted[figure], plain[figure]) for figure in ("transitions/s in", "batches/s out")
+    }
+    finish("replay_server", figures, targets)
 
 
 if __name__ == "__main__":

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from apex_jax.run.metrics import read_metrics
+from apex_jax.run.metric_files import read_metrics
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -40,3 +41,28 @@ def role(name: str, config: Path | str, settings: Sequence[str], cores: set[int]
 def resident_bytes(directory: Path, name: str) -> float:
     """Returns the resident memory in the newest line of a role's metrics."""
     return float(read_metrics(directory / "metrics" / f"{name}.jsonl")[-1]["system/resident_memory_bytes"])
+
+
+def server_settings(experience: str, sampling: str, capacity: int) -> list[str]:
+    """Returns the settings of a replay server on these addresses, which writes metrics once a second."""
+    return [
+        f"addresses.experience={experience}",
+        f"addresses.sampling={sampling}",
+        f"replay.capacity_transitions={capacity}",
+        "metrics_interval_seconds=1",
+    ]
+
+
+def free_tcp_addresses(count: int) -> list[str]:
+    """Returns loopback addresses whose ports are free now."""
+    found = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    addresses = [f"tcp://127.0.0.1:{server.getsockname()[1]}" for server in found]
+    for server in found:
+        server.close()
+    return addresses
+
+
+def split_cores() -> tuple[set[int], set[int]]:
+    """Returns one core for the server, and the machine's other cores, if any, for its peers."""
+    first, *others = sorted(os.sched_getaffinity(0))
+    return {first}, set(others) or {first}

@@ -24,20 +24,16 @@ from apex_jax.environments.environment import segment_spec
 from apex_jax.segment_codec import decode_segment, encode_segment
 from apex_jax.settings import load
 from apex_jax.transport.params_codec import encode_weights
-from apex_jax.types import Segment
-from benchmarks.load import ActorLoad, DrawingClient
-from benchmarks.recorded import as_messages, num_transitions, record_segments
-from benchmarks.replay_server import (
-    BATCH_SIZE,
-    GROUPS,
+from benchmarks.load import (
     PAPER_BATCHES_PER_SECOND,
     PAPER_TRANSITIONS_PER_SECOND,
-    fill,
-    free_tcp_addresses,
-    server_settings,
+    ActorLoad,
+    DrawingClient,
+    Recording,
+    record,
 )
 from benchmarks.report import finish, say, target
-from benchmarks.roles import ROOT, role
+from benchmarks.roles import ROOT, free_tcp_addresses, role, server_settings
 
 SEGMENTS = 200
 PAPER_ACTORS = 360  # each with one environment
@@ -68,33 +64,32 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=15.0, help="of each measurement of the server (15)")
     seconds = parser.parse_args().seconds
     config = load(ROOT / "configs" / "paper.yaml")
-    segments = record_segments(config, SEGMENTS, exploration=0.1)
-    say(f"recorded {SEGMENTS} segments of {config.environment.task}")
-    costs = measure(config, segments, seconds)
+    recording = record(config, SEGMENTS)
+    costs = measure(config, recording, seconds)
     for line in table(costs):
         print(line)
     targets = {}
     for actors in FLEETS:
-        found = server_cores(config, segments, seconds, actors, PAPER_TRANSITIONS_PER_SECOND, is_drawn=False)
+        found = server_cores(recording, seconds, actors, PAPER_TRANSITIONS_PER_SECOND, is_drawn=False)
         predicted = costs.connected_seconds * actors + costs.insert_seconds * found.transitions_per_second
         of_fleet = f"CPU of the servers of {actors:,} actors, of what the costs predict"
         targets[of_fleet] = target(found.cores / predicted, 0.7, 1.3)
     finish("scaling", {"costs": costs._asdict(), "needed, by size of the fleet": loads_by_size(costs)}, targets)
 
 
-def measure(config: Config, segments: list[Segment], seconds: float) -> Costs:
+def measure(config: Config, recording: Recording, seconds: float) -> Costs:
     """Returns the costs, those of the replay server from one with the paper's actors."""
     spec = segment_spec(config)
-    count = num_transitions(segments)
-    bodies = [encode_segment(segment, spec) for segment in segments]
-    encode = cpu_seconds_of(lambda: [encode_segment(segment, spec) for segment in segments]) / count
+    count = recording.per_segment * SEGMENTS
+    bodies = [message.body for message in recording.messages]
+    encode = cpu_seconds_of(lambda: [encode_segment(segment, spec) for segment in recording.segments]) / count
     decode = cpu_seconds_of(lambda: [decode_segment(body, spec) for body in bodies]) / count
     algorithm = make_algorithm(config, spec)
     params = jax.device_get(algorithm.acting_params(algorithm.init(jax.random.key(1))))
     say(f"a transition: {1e6 * encode:.1f} us to encode, {1e6 * decode:.1f} us to decode")
-    idle = server_cores(config, segments, seconds, PAPER_ACTORS, 1.0, is_drawn=False)
-    busy = server_cores(config, segments, seconds, PAPER_ACTORS, PAPER_TRANSITIONS_PER_SECOND, is_drawn=False)
-    drawn = server_cores(config, segments, seconds, PAPER_ACTORS, PAPER_TRANSITIONS_PER_SECOND, is_drawn=True)
+    idle = server_cores(recording, seconds, PAPER_ACTORS, 1.0, is_drawn=False)
+    busy = server_cores(recording, seconds, PAPER_ACTORS, PAPER_TRANSITIONS_PER_SECOND, is_drawn=False)
+    drawn = server_cores(recording, seconds, PAPER_ACTORS, PAPER_TRANSITIONS_PER_SECOND, is_drawn=True)
     return Costs(
         encode_seconds=encode,
         decode_seconds=decode,
@@ -127,35 +122,30 @@ class ServerLoad(NamedTuple):
 class Server(NamedTuple):
     """A replay server and the actors that send to it."""
 
+    config: Config
     pid: int
     actors: ActorLoad
     sampling_address: str
 
 
 def server_cores(
-    config: Config, segments: list[Segment], seconds: float, actors: int, transitions_per_second: float, is_drawn: bool
+    recording: Recording, seconds: float, actors: int, transitions_per_second: float, is_drawn: bool
 ) -> ServerLoad:
     """Returns what the replay servers of so many actors take, SERVER_ACTORS each; one is drawn from if `is_drawn`."""
-    per_segment = num_transitions(segments) / len(segments)
     number = -(-actors // SERVER_ACTORS)
-    rate = transitions_per_second / per_segment / number
     with contextlib.ExitStack() as stack:
-        servers = [stack.enter_context(server(config, segments, actors // number)) for _ in range(number)]
+        servers = [stack.enter_context(server(recording, actors // number)) for _ in range(number)]
         for each in servers:
-            each.actors.set_rate(rate)
+            each.actors.set_rate(transitions_per_second / number)
         client, batches = None, 0.0
         if is_drawn:
-            groups = GROUPS[BATCHES_AT_ONCE]
-            address, key = servers[0].sampling_address, config.compatibility_key
-            client = DrawingClient(address, key, BATCHES_AT_ONCE, BATCH_SIZE, groups)
+            client = DrawingClient(servers[0].sampling_address, servers[0].config, BATCHES_AT_ONCE)
             stack.callback(client.close)
-            while not client.draw(1.0).batches_per_second:
-                pass
         time.sleep(2.0)  # of the rate before
 
         def counted() -> tuple[float, float, float]:
-            sent, cpu = (each.actors.sent_segments for each in servers), (cpu_seconds(each.pid) for each in servers)
-            return sum(sent) * per_segment, sum(cpu), time.monotonic()
+            sent, cpu = (each.actors.sent_transitions for each in servers), (cpu_seconds(each.pid) for each in servers)
+            return sum(sent), sum(cpu), time.monotonic()
 
         before = counted()
         if client is None:
@@ -169,17 +159,17 @@ def server_cores(
 
 
 @contextlib.contextmanager
-def server(config: Config, segments: list[Segment], actors: int) -> Iterator[Server]:
+def server(recording: Recording, actors: int) -> Iterator[Server]:
     """Starts a replay server with so many actors, which have filled it."""
     experience, sampling = free_tcp_addresses(2)
     settings = server_settings(experience, sampling, STORED_TRANSITIONS)
     config = load(ROOT / "configs" / "paper.yaml", settings)
     with role("replay", ROOT / "configs" / "paper.yaml", settings) as directory:
-        peers = ActorLoad(experience, config.compatibility_key, as_messages(config, segments), actors, 0.0, None)
+        peers = ActorLoad(experience, config, recording, actors)
         try:
-            fill(peers, STORED_TRANSITIONS * len(segments) / num_transitions(segments))
-            peers.set_rate(1.0)  # until all are filled
-            yield Server(process_of(directory), peers, sampling)
+            peers.fill(STORED_TRANSITIONS)
+            peers.set_rate(recording.per_segment)  # until all are filled
+            yield Server(config, process_of(directory), peers, sampling)
         finally:
             peers.close()
 

@@ -1,5 +1,6 @@
-"""Updates/s of `python main.py` on this machine, relative to the limit if its parts share the cores.
+"""`python main.py` on this machine: how soon it trains, and its updates/s relative to what its parts allow.
 
+The time from the command to the first update is measured with an empty compilation cache and then with a filled one.
 Measured alone, with all cores, the actor makes a steps/s and the learner u updates/s. A run with r steps per update can
 then make at most 1 / (1 / u + r / a) updates/s; r is measured in the run itself.
 """
@@ -7,48 +8,75 @@ then make at most 1 / (1 / u + r / a) updates/s; r is measured in the run itself
 from __future__ import annotations
 
 import argparse
+import contextlib
+import os
 import signal
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from apex_jax.run.metrics import read_metrics
+from apex_jax.run.metric_files import read_metrics
 from apex_jax.settings import load
 from apex_jax.workers.learner import compute_dtype
-from benchmarks.actor import actor_steps_per_second
 from benchmarks.report import finish, say, target
 from benchmarks.roles import ROOT
 from benchmarks.update import BareUpdate
+from benchmarks.workers import actor_steps_per_second
 
 WARM_UP_SECONDS = 30.0  # after the first update
 
 
 def main() -> None:
-    """Measures the parts, the whole, and the parts again."""
+    """Measures the starts, the parts, the whole, and the parts again."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--config", default="pong_cpu", help="name of a file in configs/")
-    parser.add_argument("--minutes", type=float, default=5.0, help="of running the whole")
+    parser.add_argument("--minutes", type=float, default=5.0, help="of running the whole; 0 = only the starts")
+    parser.add_argument("--warm-starts", type=int, default=2)
     arguments = parser.parse_args()
-    config = load(ROOT / "configs" / f"{arguments.config}.yaml")
-    frame_skip = config.environment.frame_skip
-    parts = [parts_alone(arguments.config)]
-    frames, updates = whole(arguments.config, ["total_minutes=0"], WARM_UP_SECONDS, 60 * arguments.minutes)
+    cold, warm = starts(arguments.config, arguments.warm_starts)
+    figures: dict[str, object] = {"cold start, s": cold, "warm starts, s": warm}
+    targets = {"warm start, as a share of a cold one": target(sum(warm) / len(warm) / cold, at_most=0.75)}
+    if arguments.minutes:
+        rates = rates_of(arguments.config, 60 * arguments.minutes)
+        figures |= rates
+        share = rates["updates/s"] / rates["limit where the parts share the cores, updates/s"]
+        targets["of what the parts allow"] = target(share, at_least=0.9)
+    finish("system", figures, targets)
+
+
+def starts(name: str, number: int) -> tuple[float, list[float]]:
+    """Returns the seconds to the first update without compiled programs, and those of so many starts with them."""
+    seconds = []
+    with tempfile.TemporaryDirectory(prefix="apex-jax-benchmark-") as cache:
+        for temperature in ("cold", *["warm"] * number):
+            start = time.time()
+            with running(name, ["metrics_interval_seconds=0.2"], cache) as directory:
+                lines = lines_of(directory / "metrics" / "learner.jsonl")
+                seconds.append(next(line["time"] for line in lines if line["learner/updates"]) - start)
+            say(f"{temperature} start: first update after {seconds[-1]:.1f} s")
+    return seconds[0], seconds[1:]
+
+
+def rates_of(name: str, seconds: float) -> dict[str, float]:
+    """Returns the rates of the whole, those of its parts alone, and the limit that follows from them."""
+    frame_skip = load(ROOT / "configs" / f"{name}.yaml").environment.frame_skip
+    parts = [parts_alone(name)]
+    frames, updates = whole(name, ["total_minutes=0"], WARM_UP_SECONDS, seconds)
     say(f"the whole: {frames:,.0f} frames/s, {updates:,.1f} updates/s")
-    parts.append(parts_alone(arguments.config))
+    parts.append(parts_alone(name))
     actor, learner = (2 / (1 / a + 1 / b) for a, b in zip(*parts, strict=True))
     steps_per_update = frames / frame_skip / updates
-    limit = 1 / (1 / learner + steps_per_update / actor)
-    figures = {
+    return {
         "frames/s": frames,
         "updates/s": updates,
         "actor alone, frames/s": actor * frame_skip,
         "bare update alone, updates/s": learner,
-        "limit where the parts share the cores, updates/s": limit,
+        "limit where the parts share the cores, updates/s": 1 / (1 / learner + steps_per_update / actor),
     }
-    finish("system", figures, {"of what the parts allow": target(updates / limit, at_least=0.9)})
 
 
 def parts_alone(name: str) -> tuple[float, float]:
@@ -60,28 +88,45 @@ def parts_alone(name: str) -> tuple[float, float]:
     return actor, learner
 
 
-def whole(name: str, settings: list[str], warm_up_seconds: float, seconds: float) -> tuple[float, float]:
+def whole(name: str, settings: Sequence[str], warm_up_seconds: float, seconds: float) -> tuple[float, float]:
     """Returns frames/s and updates/s of a run with all its roles, evaluations included.
 
     `warm_up_seconds`: after the first update.
     """
+    with running(name, settings) as directory:
+        learner, replay = (directory / "metrics" / f"{role}.jsonl" for role in ("learner", "replay"))
+        time.sleep(warm_up_seconds)
+        skip = len(lines_of(learner)), len(lines_of(replay))
+        time.sleep(seconds)
+        while len(lines_of(learner)) == skip[0] or len(lines_of(replay)) == skip[1]:
+            time.sleep(0.1)
+        updates = [line["charts/updates_per_second"] for line in lines_of(learner)[skip[0] :]]
+        frames = [line["charts/environment_frames_per_second"] for line in lines_of(replay)[skip[1] :]]
+    return statistics.mean(frames), statistics.mean(updates)
+
+
+@contextlib.contextmanager
+def running(name: str, settings: Sequence[str], cache: str | None = None) -> Iterator[Path]:
+    """Starts a run and waits for its first update; yields its directory, and ends the run.
+
+    `cache`: directory of compiled programs, None = that of this user.
+    """
+    environment = dict(os.environ)
+    if cache is not None:
+        environment["XDG_CACHE_HOME"] = cache
+        environment.pop("JAX_COMPILATION_CACHE_DIR", None)
     with tempfile.TemporaryDirectory(prefix="apex-jax-benchmark-") as directory:
         config = str(ROOT / "configs" / f"{name}.yaml")
         command = [sys.executable, str(ROOT / "main.py"), "--config", config, f"run_directory={directory}", *settings]
-        with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
-            learner, replay = (Path(directory) / "metrics" / f"{role}.jsonl" for role in ("learner", "replay"))
-            while not any(line["learner/updates"] for line in lines_of(learner)):
-                assert process.poll() is None, "the run ended by itself"
-                time.sleep(0.1)
-            time.sleep(warm_up_seconds)
-            skip = len(lines_of(learner)), len(lines_of(replay))
-            time.sleep(seconds)
-            while len(lines_of(learner)) == skip[0] or len(lines_of(replay)) == skip[1]:
-                time.sleep(0.1)
-            updates = [line["charts/updates_per_second"] for line in lines_of(learner)[skip[0] :]]
-            frames = [line["charts/environment_frames_per_second"] for line in lines_of(replay)[skip[1] :]]
-            process.send_signal(signal.SIGINT)
-    return statistics.mean(frames), statistics.mean(updates)
+        with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL) as process:
+            try:
+                learner = Path(directory, "metrics", "learner.jsonl")
+                while not any(line["learner/updates"] for line in lines_of(learner)):
+                    assert process.poll() is None, f"the run ended by itself; see {directory}/logs"
+                    time.sleep(0.1)
+                yield Path(directory)
+            finally:
+                process.send_signal(signal.SIGINT)
 
 
 def lines_of(metrics: Path) -> list[dict[str, float]]:

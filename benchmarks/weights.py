@@ -30,10 +30,8 @@ from apex_jax.transport.messages import (
     WeightsRequest,
 )
 from apex_jax.transport.params_codec import architecture_of, encode_weights
-from benchmarks.load import split_cores
-from benchmarks.replay_server import free_tcp_addresses
 from benchmarks.report import finish, say, target
-from benchmarks.roles import ROOT
+from benchmarks.roles import ROOT, free_tcp_addresses, split_cores
 
 CLIENTS = 360
 HEARTBEAT_SECONDS = 2.0

@@ -18,11 +18,11 @@ from pathlib import Path
 
 import numpy as np
 
-from apex_jax.plotting.curves import Group, common_grid, held
+from apex_jax.plotting.curves import Group, held
 from apex_jax.plotting.plot import draw_each_against_the_first
 from apex_jax.plotting.plot_command import groups_of
 from apex_jax.plotting.statistics import bootstrap_interval, interquartile_mean
-from apex_jax.run.metrics import read_metrics
+from apex_jax.run.metric_files import read_metrics
 from apex_jax.settings import load
 from results.publish import pack
 
@@ -46,6 +46,7 @@ DPG: dict[str, tuple[str, ...]] = {
     "no layer normalization": ("network.layer_norm=false",),
 }
 VARIANTS = {"dqn": DQN, "dpg": DPG}
+GRID = 200  # positions of a curve, for its mean
 
 
 def main() -> None:
@@ -99,7 +100,8 @@ def table(groups: Sequence[Group]) -> str:
     less_than_first = f"difference to {groups[0].label}"
     header = ("", "runs", "mean over the run", less_than_first, "last evaluation", less_than_first)
     rows: list[tuple[str, ...]] = [header, ("---", "--:", "--:", "--:", "--:", "--:")]
-    grid = common_grid([run.evaluation for group in groups for run in group.runs], "frames")
+    frames = [run.evaluation.frames for group in groups for run in group.runs]
+    grid = np.linspace(max(each[0] for each in frames), min(each[-1] for each in frames), GRID)
     early = [np.array([held(run.evaluation, "frames", grid).mean() for run in group.runs]) for group in groups]
     last = [np.array([run.evaluation.returns[-1] for run in group.runs]) for group in groups]
     for number, group in enumerate(groups):

@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from apex_jax.plotting.packed_runs import ENDING, packed
-from apex_jax.run.metrics import read_metrics
+from apex_jax.plotting.packed_runs import ENDING
+from apex_jax.run.metric_files import read_metrics
 from apex_jax.run.provenance import CHANGES_NAME, FILE_NAME, read_records, value_of
 from apex_jax.settings import CONFIG_NAME, SETTINGS, load_as_written
 
@@ -66,7 +66,8 @@ def packed_line(run: Path) -> str:
         config = load_as_written(run / CONFIG_NAME)
         settings = {name: value_of(config, name) for name in SETTINGS}
     starts, changes = (read_records(run / name) for name in (FILE_NAME, CHANGES_NAME))
-    return packed(run.name, settings, starts, changes, thinned_metrics(run))
+    packed = {"name": run.name, "config": settings, "starts": starts, "changes": changes}
+    return json.dumps(packed | {"metrics": thinned_metrics(run)}, ensure_ascii=False) + "\n"
 
 
 def thinned_metrics(run: Path) -> dict[str, list[dict[str, Any]]]:

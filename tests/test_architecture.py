@@ -55,11 +55,11 @@ MUST_NOT_IMPORT = {  # part of the package -> what its files can do without
     "replay_client": {"jax", "envpool"},
     "plotting": {"jax", "envpool", "zmq"},
     "replay": {"jax", "zmq", "time"},
-    "environments/stage.py": {"jax", "envpool", "zmq", "dm_control", "gymnasium", "mujoco"},
+    "environments/reference_simulator.py": {"jax", "envpool", "zmq", "dm_control", "gymnasium", "mujoco"},
     "environments/gymnasium_pool.py": {"jax", "envpool", "zmq"},
     "environments/gymnasium_processes.py": {"jax", "envpool", "zmq"},
     "environments/gymnasium_tasks.py": {"jax", "envpool", "zmq"},
-    "environments/stage_process.py": {"jax", "envpool", "zmq"},
+    "environments/reference_simulator_process.py": {"jax", "envpool", "zmq"},
 }
 # The most lines of Python and HTML of a folder. Lower a number once there are fewer; a commit that adds a feature may
 # raise one, and says why.

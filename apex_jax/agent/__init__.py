@@ -13,7 +13,7 @@ quantiles        an option of DQN: the loss of quantiles of the return
 dpg              Ape-X DPG, for continuous actions
 training         parts common to their updates: optimizer, target copies, several updates in one call
 moments          running mean and variance of observations
-frozen_policy    a trained policy as one function of observations, for export
+policy_function  a trained policy as one function of observations, for export
 exploration      the ladders of epsilon and of noise
 segments         steps of environments -> segments with n-step transitions
 frame_store      segments on the learner's device -> batches by index

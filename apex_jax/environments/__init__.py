@@ -1,15 +1,15 @@
 """Environments, their observations and scores, and the simulators that film them.
 
-environment          the environments of a run, with the beginning and end of every episode marked
-task                 what a task returns and accepts
-tasks                which tasks can be trained
-envpool_tasks        tasks of EnvPool
-gymnasium_tasks      any environment of Gymnasium
-gymnasium_pool       many of these at once
-gymnasium_processes  the processes in which they run
-observations         observations of several parts -> vectors
-images               observations of Gymnasium -> pixels, by their layout
-atari_scores         random, human and Ape-X scores of 57 games
-stage                an episode of a continuous task in its original simulator, with its screens
-stage_process        the process of that simulator
+environment                  the environments of a run, with the beginning and end of every episode marked
+task                         what a task returns and accepts
+tasks                        which tasks can be trained
+envpool_tasks                tasks of EnvPool
+gymnasium_tasks              any environment of Gymnasium
+gymnasium_pool               many of these at once
+gymnasium_processes          the processes in which they run
+observations                 observations of several parts -> vectors
+images                       observations of Gymnasium -> pixels, by their layout
+atari_scores                 random, human and Ape-X scores of 57 games
+reference_simulator          an episode of a continuous task in its original simulator, with its screens
+reference_simulator_process  the process of that simulator
 """

@@ -21,7 +21,7 @@ from apex_jax.environments.observations import flattened
 from apex_jax.environments.task import Description, action_bounds, action_spec
 from apex_jax.host.errors import UsageError
 from apex_jax.segment_codec import max_slots
-from apex_jax.types import MAX_SEGMENT_BYTES, ActionSpec, Interface, SegmentSpec, Step
+from apex_jax.types import MAX_SEGMENT_BYTES, ActionSpec, EnvironmentSpec, SegmentSpec, Step
 
 _log = logging.getLogger(__name__)
 
@@ -62,13 +62,13 @@ def log_reading(config: Config) -> None:
         _log.info("%s", line)
 
 
-def interface_of(config: Config, spec: SegmentSpec) -> Interface:
+def interface_of(config: Config, spec: SegmentSpec) -> EnvironmentSpec:
     """Returns what observations and actions of the run's task look like; `spec`: see `segment_spec`."""
     task = describe(config)
     if spec.action.dtype == "int32":
-        return Interface(spec, task.parts, None, None, task.image, first_action=int(task.action.start))
+        return EnvironmentSpec(spec, task.parts, None, None, task.image, first_action=int(task.action.start))
     low, high = (tuple(bound.tolist()) for bound in action_bounds(task.action))
-    return Interface(spec, task.parts, low, high, action_dtype=str(task.action.dtype))
+    return EnvironmentSpec(spec, task.parts, low, high, action_dtype=str(task.action.dtype))
 
 
 class Environment:
@@ -175,7 +175,7 @@ class Environment:
 
 
 def has_stage(config: Config) -> bool:
-    """Returns whether the task is one of DM control or Gym MuJoCo, whose episodes `stage` can show."""
+    """Returns whether the task is one of DM control or Gym MuJoCo, whose episodes `ReferenceSimulator` can show."""
     environment = config.environment
     return not environment.is_gymnasium and family_of(environment.task) in ("mujoco.dmc", "mujoco.gym")
 

@@ -7,7 +7,7 @@ import contextlib
 import jax.numpy as jnp
 import numpy as np
 
-from apex_jax.agent.frozen_policy import observation_shape
+from apex_jax.agent.policy_function import observation_shape
 from apex_jax.config import Config
 from apex_jax.environments.environment import Environment, segment_spec
 from apex_jax.host.errors import RunError
@@ -61,7 +61,7 @@ def check_outputs(
 ) -> None:
     """Raises RunError if the outputs of an exported file differ from those of the policy by more than TOLERANCE.
 
-    `first_action`: see `Interface`.
+    `first_action`: see `EnvironmentSpec`.
     """
     for name, wanted in expected.items():
         found = outputs.get(name)

@@ -7,7 +7,8 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from apex_jax.host.errors import Parser, RunError, UsageError, shown
+from apex_jax.host.argument_parser import Parser
+from apex_jax.host.errors import RunError, UsageError, shown
 from apex_jax.host.program import NAME
 
 

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from apex_jax import __version__
-from apex_jax.agent.frozen_policy import any_batch, for_any_batch, frozen, observation_shape
+from apex_jax.agent.policy_function import any_batch, for_any_batch, observation_shape, policy_function
 from apex_jax.config import Config
 from apex_jax.export import check, programs
 from apex_jax.export.model_card import model_card, task_name
@@ -22,8 +22,8 @@ from apex_jax.host.errors import RunError, UsageError, shown
 from apex_jax.host.program import NAME
 from apex_jax.policy import Agent, load_agent
 from apex_jax.run.best import run_directory_of
+from apex_jax.run.environment_spec import as_record
 from apex_jax.run.evaluations import best_evaluation
-from apex_jax.run.interface import as_record
 from apex_jax.run.params_file import FILE_NAME, load_params, save_params
 from apex_jax.run.provenance import playing_arguments, value_of
 from apex_jax.settings import RESULT_KEYS, SETTINGS, names_code
@@ -60,7 +60,7 @@ def write_files(
     _write_params(folder, agent, config)
 
     like = any_batch(agent.interface)
-    function = for_any_batch(frozen(agent.algorithm.greedy, agent.params, agent.interface), like)
+    function = for_any_batch(policy_function(agent.algorithm.greedy, agent.params, agent.interface), like)
     programs.write_stablehlo(folder / programs.STABLEHLO, function, like)
     if problem := programs.write_onnx(folder / programs.ONNX, function, like):
         notes.append(f"{programs.ONNX} is left out: {problem}")

@@ -11,7 +11,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from apex_jax import __version__
-from apex_jax.agent.frozen_policy import observation_shape
+from apex_jax.agent.policy_function import observation_shape
 from apex_jax.config import EnvironmentConfig
 from apex_jax.host.errors import printable
 from apex_jax.policy import Agent

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from jax import export
 
-from apex_jax.agent.frozen_policy import Outputs
+from apex_jax.agent.policy_function import Outputs
 from apex_jax.host.program import CHECKOUT
 
 STABLEHLO = "policy.stablehlo"

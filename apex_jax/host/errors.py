@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import argparse
 import re
-from typing import Any, NoReturn
-
-from apex_jax.host.program import NAME
+from typing import Any
 
 CREDENTIALS = re.compile("(?<=://)[^/:@]*+(:.*)?@")  # of a URL: KEY:SECRET@, or USER@; a secret may contain slashes
 MOST_OF_A_LINE = 1_000  # characters of the message of an exception, which may quote a file
@@ -41,32 +38,6 @@ class FatalError(RunError):
 
 class DivergenceError(FatalError):
     """The loss or the network is no longer finite."""
-
-
-class _GivenOnce(argparse.Action):
-    """Stores the value of an option; rejects a second value, because the user may mean either."""
-
-    def __call__(
-        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None
-    ) -> None:
-        given = namespace.__dict__.setdefault("given", {})  # by option
-        if option is not None and self.dest in given:
-            parser.error(f"{option} is given twice, as {shown(given[self.dest])} and {shown(values)}; keep one")
-        given[self.dest] = values
-        setattr(namespace, self.dest, values)
-
-
-class Parser(argparse.ArgumentParser):
-    """Raises UsageError instead of exiting, and for an option that is given twice. `command`: such as "plot"."""
-
-    def __init__(self, command: str = "", **options: Any) -> None:
-        super().__init__(**{"prog": f"{NAME} {command}".strip(), **options})  # a subparser gets its own prog
-        self.register("action", None, _GivenOnce)  # replaces "store"
-
-    def error(self, message: str) -> NoReturn:
-        """Raises UsageError for an invalid command line."""
-        command = self.prog.removeprefix(NAME).strip()
-        raise UsageError(f"{command}: {message}; see {self.prog} --help" if command else f"{message}; see --help")
 
 
 def first_line(error: Exception) -> str:

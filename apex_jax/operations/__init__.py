@@ -9,8 +9,8 @@ stopping         the lines printed when a user stops a run, with what a stop wit
 status_page      the status of a process
 status_command   `python main.py status`
 status_summary   its first lines
-watch            finds roles that are alive but make no progress
-watchdog         does the same for systemd
+role_watch       finds roles that are alive but make no progress, for the supervisor
+systemd          tells systemd that a role makes progress
 storage_copy     keeps the copy on object storage up to date
 storage_command  `python main.py storage`
 tasks_command    `python main.py tasks`

@@ -19,7 +19,7 @@ from apex_jax.operations.progress import RunProgress
 from apex_jax.plotting.curves import EVALUATION, UPDATES, Curve, curves_of
 from apex_jax.plotting.video import ENCODERS, video_of_run
 from apex_jax.run.evaluations import return_text
-from apex_jax.run.metrics import MetricsFollower
+from apex_jax.run.metric_files import MetricsFollower
 from apex_jax.run.provenance import chosen_settings, machine_of, read_starts, shown_command
 
 POLL_SECONDS = 3.0  # between two requests of a page

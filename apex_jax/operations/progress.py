@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from apex_jax.config import Config, server_name
 from apex_jax.operations.diagnosis import Diagnosis
-from apex_jax.run.metrics import MetricsFollower
+from apex_jax.run.metric_files import MetricsFollower
 
 MAX_READINGS = 60  # one a second
 SUMS = ("replay/size_transitions", "ledger/stored", "charts/environment_frames_per_second")  # over the replay servers

@@ -7,7 +7,8 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from apex_jax.host.errors import Parser, shown
+from apex_jax.host.argument_parser import Parser
+from apex_jax.host.errors import shown
 from apex_jax.host.program import NAME
 from apex_jax.operations.status_summary import as_text, duration, summary
 from apex_jax.transport.status_link import fetch

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from apex_jax.config import Config
-from apex_jax.operations.watchdog import Watchdog
+from apex_jax.operations.systemd import Watchdog
 from apex_jax.process import StopSignal
 from apex_jax.run.metrics import resident_memory_bytes
 from apex_jax.run.provenance import commit, version

@@ -9,7 +9,7 @@ from typing import Any
 
 from apex_jax.host.errors import shown
 from apex_jax.operations.diagnosis import EXPECTED_DROPS
-from apex_jax.run.metrics import is_number
+from apex_jax.run.metric_files import is_number
 
 MAX_LINES = 6  # of problems, and of the roles of a supervisor
 ACTIVITIES = {  # by role: a metric, what the role does while it is positive, and what the role may do while it is 0

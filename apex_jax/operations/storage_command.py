@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from apex_jax.config_rules import requirement_of_storage_url
-from apex_jax.host.errors import Parser, RunError, UsageError, shown
+from apex_jax.host.argument_parser import Parser
+from apex_jax.host.errors import RunError, UsageError, shown
 from apex_jax.host.program import NAME
 from apex_jax.run.storage import SECTIONS, Storage, local_progress
 

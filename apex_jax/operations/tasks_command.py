@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from apex_jax.environments.tasks import Task, families, names, trainable
-from apex_jax.host.errors import Parser, UsageError, shown
+from apex_jax.host.argument_parser import Parser
+from apex_jax.host.errors import UsageError, shown
 from apex_jax.host.program import NAME
 
 

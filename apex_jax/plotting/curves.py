@@ -14,7 +14,8 @@ import numpy as np
 from apex_jax.config import Config
 from apex_jax.environments.atari_scores import human_normalized_score
 from apex_jax.host.errors import UsageError, shown
-from apex_jax.run.metrics import TRAINING_TAG, read_metrics
+from apex_jax.run.metric_files import read_metrics
+from apex_jax.run.metrics import TRAINING_TAG
 from apex_jax.run.provenance import read_changes, read_starts, value_of
 from apex_jax.settings import CONFIG_NAME, SETTINGS, load_run
 
@@ -205,25 +206,16 @@ def _settings(config: Config) -> dict[str, Any]:
     return {name: value_of(config, name) for name in SETTINGS}
 
 
-def common_grid(curves: Sequence[Curve], axis: str, points: int = 200) -> np.ndarray:
-    """Returns positions at which every curve has a value: float64[points]; `axis` is "frames" or "minutes".
-
-    Empty, float64[0], if one curve ends before another begins.
-    """
-    positions = [getattr(curve, axis) for curve in curves]
-    first, last = max(position[0] for position in positions), min(position[-1] for position in positions)
-    return np.linspace(first, last, points if first <= last else 0)
-
-
 def steps(curves: Sequence[Curve], axis: str, most: int = 1_000) -> np.ndarray:
-    """Returns the positions of `common_grid`'s range at which any of the curves takes a new value: float64[points].
+    """Returns the positions at which any of the curves takes a new value while all have one: float64[points].
 
-    If there are more than `most`, returns an even grid of `most` positions, which is finer than a picture's pixels.
+    `axis` is "frames" or "minutes". If there are more than `most`, returns an even grid of `most` positions, which is
+    finer than a picture's pixels. Empty if one curve ends before another begins.
     """
     first, last = max(getattr(curve, axis)[0] for curve in curves), min(getattr(curve, axis)[-1] for curve in curves)
     positions = np.unique(np.concatenate([getattr(curve, axis) for curve in curves]))
     positions = positions[(positions >= first) & (positions <= last)]
-    return positions if positions.size <= most else common_grid(curves, axis, most)
+    return positions if positions.size <= most else np.linspace(first, last, most)
 
 
 def held(curve: Curve, axis: str, grid: np.ndarray) -> np.ndarray:

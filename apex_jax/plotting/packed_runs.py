@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from apex_jax.host.disk import read_regular
 from apex_jax.host.errors import UsageError, printable, shown
 from apex_jax.plotting.curves import Run, run_of
-from apex_jax.run.metrics import checked_line
+from apex_jax.run.metric_files import checked_line
 from apex_jax.run.provenance import changes_of, is_record
 from apex_jax.settings import config_of
 
@@ -25,18 +24,6 @@ ENDING = ".jsonl"
 def is_packed(path: str | os.PathLike[str]) -> bool:
     """Returns whether this is a file of packed runs, by its name."""
     return Path(path).suffix == ENDING and Path(path).is_file()
-
-
-def packed(
-    name: str,
-    config: dict[str, Any],
-    starts: Sequence[dict[str, Any]],
-    changes: Sequence[dict[str, Any]],
-    metrics: dict[str, list[dict[str, Any]]],
-) -> str:
-    """Returns the line of one run."""
-    run = {"name": name, "config": config, "starts": starts, "changes": changes, "metrics": metrics}
-    return json.dumps(run, ensure_ascii=False) + "\n"
 
 
 def read_packed(path: str | os.PathLike[str]) -> list[Run]:

@@ -7,7 +7,8 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from apex_jax.host.errors import Parser, RunError, UsageError, shown
+from apex_jax.host.argument_parser import Parser
+from apex_jax.host.errors import RunError, UsageError, shown
 from apex_jax.host.program import NAME
 from apex_jax.plotting.curves import Group, Run, grouped, read_run
 from apex_jax.plotting.packed_runs import is_packed, read_packed

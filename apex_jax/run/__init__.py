@@ -1,14 +1,15 @@
 """What a run keeps: its identity, checkpoints, metrics, the record of its starts, a copy on object storage.
 
-identity       which run a directory belongs to
-compatibility  compares configurations of processes, checkpoints and journals, and describes their differences
-provenance     command, commit, versions, machine of each start
-checkpoint     the learner's state on disk
-best           the params of the best evaluation
-params_file    params <-> safetensors
-interface      the task's observations and actions, stored for `policy`
-evaluations    the evaluator's games
-metrics        TensorBoard and JSON lines
-loggers        passes metrics on to wandb, trackio and their like
-storage        a copy of the run on object storage
+identity          which run a directory belongs to
+compatibility     compares configurations of processes, checkpoints and journals, and describes their differences
+provenance        command, commit, versions, machine of each start
+checkpoint        the learner's state on disk
+best              the params of the best evaluation
+params_file       params <-> safetensors
+environment_spec  the task's observations and actions, stored for `policy`
+evaluations       the evaluator's games
+metrics           what is measured, written for TensorBoard and as JSON lines
+metric_files      the files of metrics: appended whole or not at all, and read back
+loggers           passes metrics on to wandb, trackio and their like
+storage           a copy of the run on object storage
 """

@@ -24,9 +24,9 @@ from apex_jax.config import Config
 from apex_jax.host.disk import read_regular, run_of_checkpoint, write_durably
 from apex_jax.host.errors import first_line
 from apex_jax.run.checkpoint import FIX_OF_DIFFERENCE, CheckpointError
-from apex_jax.run.interface import record_interface
+from apex_jax.run.environment_spec import record_interface
 from apex_jax.run.provenance import write_config
-from apex_jax.types import Interface
+from apex_jax.types import EnvironmentSpec
 
 _log = logging.getLogger(__name__)
 
@@ -62,7 +62,7 @@ def run_directory_of(path: str | os.PathLike[str]) -> Path:
     return directory.parent if directory.name == FOLDER and is_best(directory) else directory
 
 
-def keep_if_best(config: Config, interface: Interface, evaluation: BestEvaluation, params: bytes) -> bool:
+def keep_if_best(config: Config, interface: EnvironmentSpec, evaluation: BestEvaluation, params: bytes) -> bool:
     """Keeps these params if no evaluation of the run was as good; returns whether it did.
 
     An error of the disk is logged, and the params before stay.

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from apex_jax.run.metrics import is_number
+from apex_jax.run.metric_files import is_number
 from apex_jax.run.provenance import read_records
 
 FILE_NAME = "evaluations.jsonl"

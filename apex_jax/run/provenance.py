@@ -25,7 +25,7 @@ from apex_jax.host.errors import UsageError, printable, shown
 from apex_jax.host.machine import usable_cores
 from apex_jax.host.program import CHECKOUT, NAME
 from apex_jax.run.compatibility import describe_differences, differences
-from apex_jax.run.metrics import append_line, is_number
+from apex_jax.run.metric_files import append_line, is_number
 from apex_jax.settings import CONFIG_NAME, RESULT_KEYS, SETTINGS, load_run, names_code, to_yaml
 
 _log = logging.getLogger(__name__)

@@ -11,4 +11,5 @@ keys_command  `python main.py keys`
 monitor       logs and counts refused keys and failed handshakes
 http_link     a small HTTP server
 status_link   serves a process's status with it
+prometheus    the status as text for Prometheus
 """

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from apex_jax.host.errors import Parser, RunError, shown
+from apex_jax.host.argument_parser import Parser
+from apex_jax.host.errors import RunError, shown
 from apex_jax.host.program import NAME
 from apex_jax.transport.keys import ROLES, create
 

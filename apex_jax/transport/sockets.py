@@ -29,7 +29,7 @@ from apex_jax.transport.addresses import check_path_is_free
 from apex_jax.transport.messages import WEIGHTS_PIECE_BYTES
 from apex_jax.transport.monitor import ClientMonitor, Monitors, ServerMonitor
 from apex_jax.transport.security import secure
-from apex_jax.types import MAX_ARRAY_SIZE, MAX_SEGMENT_BYTES
+from apex_jax.types import MAX_SEGMENT_BYTES
 
 MESSAGES_AT_ONCE = 256  # maximum per turn, before other links are read and replies are sent
 READING_TURN_SECONDS = 0.02  # time limit of a reading turn; the costs of messages differ by a factor of thousands
@@ -61,15 +61,13 @@ def serve_experience(
 
 def connect_experience(context: zmq.Context, address: str, monitor: ClientMonitor | None = None) -> zmq.Socket:
     """Connects an actor to the replay server; ZMQ reconnects automatically while the socket is open."""
-    # On a slow line, an actor's queued messages, goodbye included, take about a second to send.
-    return _connect(_dealer(context), address, "experience", monitor, SMALL_MESSAGE_BYTES, linger_milliseconds=2_000)
+    socket = _connect(_dealer(context), address, "experience", monitor, SMALL_MESSAGE_BYTES)
+    socket.set(zmq.LINGER, 2_000)  # on a slow line, an actor's queued messages, goodbye included, take about a second
+    return socket
 
 
 def serve_sampling(
-    context: zmq.Context,
-    address: str,
-    monitor: ServerMonitor | None = None,
-    max_message_bytes: int = 4 * MAX_ARRAY_SIZE,
+    context: zmq.Context, address: str, monitor: ServerMonitor | None = None, max_message_bytes: int = MAX_SEGMENT_BYTES
 ) -> zmq.Socket:
     """Binds the replay server's end of the sampling link. `max_message_bytes`: size of the priorities of a draw."""
     return _bind(_router(context), address, "sampling", monitor, max_message_bytes)
@@ -182,9 +180,9 @@ def _dealer(context: zmq.Context) -> zmq.Socket:
     return socket
 
 
-def _tune(socket: zmq.Socket, linger_milliseconds: int, max_message_bytes: int) -> None:
+def _tune(socket: zmq.Socket, max_message_bytes: int) -> None:
     """Sets the options that must be set before bind or connect."""
-    socket.set(zmq.LINGER, linger_milliseconds)  # the default can block the exit forever
+    socket.set(zmq.LINGER, 200)  # milliseconds; the default can block the exit forever
     # By default, a peer can announce a message of any size and so make us allocate it. The limit must admit any header.
     socket.set(zmq.MAXMSGSIZE, max(max_message_bytes, SMALL_MESSAGE_BYTES) + ENCRYPTION_BYTES)
     socket.set(zmq.HANDSHAKE_IVL, HANDSHAKE_MILLISECONDS)
@@ -201,14 +199,9 @@ def _tune(socket: zmq.Socket, linger_milliseconds: int, max_message_bytes: int) 
 
 
 def _bind(
-    socket: zmq.Socket,
-    address: str,
-    link: str,
-    monitor: ServerMonitor | None,
-    max_message_bytes: int,
-    linger_milliseconds: int = 200,
+    socket: zmq.Socket, address: str, link: str, monitor: ServerMonitor | None, max_message_bytes: int
 ) -> zmq.Socket:
-    _tune(socket, linger_milliseconds, max_message_bytes)
+    _tune(socket, max_message_bytes)
     try:
         secure(socket, link, address, is_server=True)
         if monitor is not None:
@@ -228,14 +221,9 @@ def _bind(
 
 
 def _connect(
-    socket: zmq.Socket,
-    address: str,
-    link: str,
-    monitor: ClientMonitor | None,
-    max_message_bytes: int,
-    linger_milliseconds: int = 200,
+    socket: zmq.Socket, address: str, link: str, monitor: ClientMonitor | None, max_message_bytes: int
 ) -> zmq.Socket:
-    _tune(socket, linger_milliseconds, max_message_bytes)
+    _tune(socket, max_message_bytes)
     try:
         secure(socket, link, address, is_server=False)
         if monitor is not None:

@@ -27,7 +27,7 @@ from apex_jax.policy import restore_params
 from apex_jax.process import SUPERVISED, StopSignal
 from apex_jax.run.best import BestEvaluation, keep_if_best
 from apex_jax.run.evaluations import FILE_NAME, return_text, spread
-from apex_jax.run.metrics import append_line, read_metrics
+from apex_jax.run.metric_files import append_line, read_metrics
 from apex_jax.run.provenance import check_resumable
 from apex_jax.settings import CONFIG_NAME
 from apex_jax.transport.params_codec import architecture_of, encode_weights

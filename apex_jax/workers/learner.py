@@ -29,8 +29,8 @@ from apex_jax.links.weights_server import WeightsServer
 from apex_jax.operations.stopping import STOPPING, acknowledge, lost_updates
 from apex_jax.process import ROLE_NUMBERS, SUPERVISED, StopSignal, digest_of_peer_id, new_peer_id, process_rng
 from apex_jax.run.checkpoint import Checkpointer, Progress
+from apex_jax.run.environment_spec import record_interface
 from apex_jax.run.identity import new_identity
-from apex_jax.run.interface import record_interface
 from apex_jax.run.provenance import check_resumable, record_acceptance, record_config
 from apex_jax.segment_codec import value_limits
 from apex_jax.transport.addresses import addresses_of_servers

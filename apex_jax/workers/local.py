@@ -23,11 +23,11 @@ from apex_jax.host.machine import usable_cores
 from apex_jax.host.program import NAME
 from apex_jax.operations.live_view import LiveView, final_summary, finished_summary, is_film_of_newest
 from apex_jax.operations.progress import ProgressReader, RunProgress
+from apex_jax.operations.role_watch import RoleWatch
 from apex_jax.operations.run_page import RunPage
 from apex_jax.operations.status_page import StatusPage
 from apex_jax.operations.stopping import STOPPING, STOPPING_AFTER_THE_END, acknowledge, lost_transitions, lost_updates
 from apex_jax.operations.storage_copy import LAST_COPY_SECONDS, fetch_missing
-from apex_jax.operations.watch import Watch
 from apex_jax.plotting.video import video_of_run, video_paths
 from apex_jax.process import StopSignal
 from apex_jax.replay.replay import make_limiter
@@ -75,7 +75,7 @@ class LocalRun:
             self._new_role("evaluator", "evaluator"),
         ]
         status = addresses.status
-        self._watch = Watch({role.name: f"{status}-{role.name}" if status else "" for role in self._roles})
+        self._watch = RoleWatch({role.name: f"{status}-{role.name}" if status else "" for role in self._roles})
         self._over_seconds: float | None = None  # when the learner ended the run
         self._film_seconds = 0.0  # when the evaluator was first seen completing the film, 0 = not yet
         self._updates = 0  # of the learner, as last read

@@ -16,7 +16,7 @@ import numpy as np
 from apex_jax.agent.algorithm import Algorithm, Params
 from apex_jax.config import Config
 from apex_jax.environments.environment import describe, has_screen, has_stage
-from apex_jax.environments.stage import Stage
+from apex_jax.environments.reference_simulator import ReferenceSimulator
 from apex_jax.host.errors import RunError, UsageError, shown
 from apex_jax.plotting.video import video_paths, video_writer
 from apex_jax.process import StopSignal
@@ -73,15 +73,16 @@ def film_on_stage(
     """
     exploration = np.full(1, algorithm.evaluation_exploration, np.float32)
     key, steps, ended, episode_return = jax.random.key(config.seed), 0, False, 0.0
-    with Stage(config.environment.task, config.seed) as stage, Film(path, stage.frames_per_second) as film:
-        film.add(stage.screen)
+    simulator = ReferenceSimulator(config.environment.task, config.seed)
+    with simulator as played, Film(path, played.frames_per_second) as film:
+        film.add(played.screen)
         while not ended and steps < LONGEST_STAGED_STEPS:
             stop.beat()
             if stop.is_set():
                 raise RunError("stopped before the episode ended")
-            output = algorithm.act(params, stage.observation[None, None], exploration, key, steps)
-            _, reward, ended = stage.step(np.asarray(output.action)[0])
-            film.add(stage.screen)
+            output = algorithm.act(params, played.observation[None, None], exploration, key, steps)
+            _, reward, ended = played.step(np.asarray(output.action)[0])
+            film.add(played.screen)
             episode_return, steps = episode_return + reward, steps + 1
         film.finish()
     if film.error is not None:

@@ -27,7 +27,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from apex_jax.run.metrics import read_metrics
+from apex_jax.run.metric_files import read_metrics
 from apex_jax.transport import keys
 from tests.chaos.deck import Deck
 from tests.chaos.ledger import ledger_violations, newest_ledger, read_books

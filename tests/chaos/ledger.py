@@ -11,7 +11,7 @@ from apex_jax.environments.environment import segment_spec
 from apex_jax.process import digest_of_peer_id
 from apex_jax.replay.ledger import DROPS, Account
 from apex_jax.replay.snapshots import Identity, Snapshots, unpack_state
-from apex_jax.run.metrics import read_metrics
+from apex_jax.run.metric_files import read_metrics
 from apex_jax.settings import load
 from tests.chaos.watch import Life
 from tests.rigs.fleet import role_of

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from apex_jax.run.metrics import MetricsFollower
+from apex_jax.run.metric_files import MetricsFollower
 from tests.rigs.fleet import role_of
 from tests.rigs.processes import Program
 

@@ -12,7 +12,7 @@ import zmq
 
 from apex_jax.links.experience_server import GONE_ACTORS
 from apex_jax.links.sampling_client import SEGMENTS_WINDOW
-from apex_jax.run.metrics import read_metrics
+from apex_jax.run.metric_files import read_metrics
 from apex_jax.transport import sockets
 from apex_jax.transport.messages import (
     ActorHello,

@@ -15,7 +15,7 @@ from apex_jax.host.errors import RunError
 from apex_jax.replay.segment_log import SegmentLog
 from apex_jax.replay.snapshots import Identity, JournalError, Snapshots
 from apex_jax.run.checkpoint import Checkpointer, CheckpointError
-from apex_jax.run.metrics import MetricsFollower, append_line, read_metrics
+from apex_jax.run.metric_files import MetricsFollower, append_line, read_metrics
 from apex_jax.run.provenance import read_starts, record_config
 from apex_jax.types import ActionSpec, SegmentSpec
 from apex_jax.workers.local import locked

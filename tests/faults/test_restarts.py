@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from apex_jax.environments.environment import segment_spec
-from apex_jax.run.metrics import read_metrics
+from apex_jax.run.metric_files import read_metrics
 from apex_jax.settings import load
 from apex_jax.types import PEER_TIMEOUT_SECONDS
 from tests.rigs.fleet import Fleet

@@ -133,9 +133,9 @@ def test_fault_35_invalid_actions_never_reach_envpool(action: np.ndarray, env_id
 # Stuck ------------------------------------------------------------------------------------------------------------
 
 IMPATIENT = """
-from apex_jax.operations import watch
-watch.POLL_SECONDS = watch.ANSWER_SECONDS = 0.5
-watch.STUCK_SECONDS = 20.0
+from apex_jax.operations import role_watch
+role_watch.POLL_SECONDS = role_watch.ANSWER_SECONDS = 0.5
+role_watch.STUCK_SECONDS = 20.0
 """
 
 

@@ -24,12 +24,11 @@ from apex_jax.command_line import parse
 from apex_jax.export.folder import write_files
 from apex_jax.host.disk import write_checksums
 from apex_jax.host.errors import RunError, UsageError
-from apex_jax.plotting.curves import read_run
-from apex_jax.plotting.packed_runs import packed, read_packed
+from apex_jax.plotting.packed_runs import read_packed
 from apex_jax.plotting.plot import table
 from apex_jax.plotting.plot_command import groups_of
-from apex_jax.run.metrics import read_metrics, resident_memory_bytes
-from apex_jax.run.provenance import read_records
+from apex_jax.run.metrics import resident_memory_bytes
+from results.publish import pack
 from tests.fuzz.messages import BOMBS, NASTY
 from tests.rigs.saved_runs import save_best, save_run
 
@@ -54,11 +53,7 @@ class Files:
         (run / "metrics" / "evaluator.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
         (self._sound / "folder").mkdir()
         write_files(self._sound / "folder", run)
-        starts = read_records(run / "starts.jsonl")
-        (self._sound / "packed").mkdir()
-        metrics = {"evaluator": read_metrics(run / "metrics" / "evaluator.jsonl")}
-        content = packed("a", dict(read_run(run).settings), starts, [], metrics)
-        (self._sound / "packed" / "runs.jsonl").write_text(content)
+        pack([run], self._sound / "packed" / "runs.jsonl")
         self._outside.write_text("seed: 3\n")
         self.outcomes: Counter[str] = Counter()
         self.failures: list[str] = []

@@ -11,12 +11,12 @@ from typing import Any
 import jax
 import numpy as np
 
-from apex_jax.agent.frozen_policy import observation_shape
+from apex_jax.agent.policy_function import observation_shape
 from apex_jax.agent.registry import make_algorithm, resolved
 from apex_jax.policy import Agent
 from apex_jax.run.checkpoint import Progress
 from apex_jax.settings import load
-from apex_jax.types import ActionSpec, Interface, Part, SegmentSpec
+from apex_jax.types import ActionSpec, EnvironmentSpec, Part, SegmentSpec
 from tests.rigs.runs import ROOT
 
 NORMALIZED = ("network.layer_norm=true", "network.normalize_observations=true", "network.policy_units=[16, 24, 8]")
@@ -30,17 +30,21 @@ VECTOR = SegmentSpec((10,), "float32", 1, 40, 3, ActionSpec.discrete(3))
 BODY = SegmentSpec((5,), "float32", 1, 40, 3, ActionSpec.continuous(2))
 PARTS = (Part(("height",), ()), Part(("joints",), (2, 2)))
 BOUNDS = ((-2.0, 0.0), (2.0, 10.0))
-KINDS: dict[str, tuple[str, Interface, tuple[str, ...]]] = {
+KINDS: dict[str, tuple[str, EnvironmentSpec, tuple[str, ...]]] = {
     "pixels in stacks": (
         "pong_cpu",
-        Interface(PIXELS, None, None, None),
+        EnvironmentSpec(PIXELS, None, None, None),
         ("network.hidden_units=8", "network.layer_norm=true"),
     ),
-    "a vector": ("catch", Interface(VECTOR, None, None, None), ()),
-    "a vector, one stream": ("catch", Interface(VECTOR, None, None, None, first_action=5), ("network.dueling=false",)),
-    "a vector, all options": ("catch", Interface(VECTOR, None, None, None), OPTIONS),
-    "continuous, normalized": ("walker", Interface(BODY, PARTS, *BOUNDS), NORMALIZED),
-    "continuous, plain": ("pendulum", Interface(BODY, None, *BOUNDS), PLAIN),
+    "a vector": ("catch", EnvironmentSpec(VECTOR, None, None, None), ()),
+    "a vector, one stream": (
+        "catch",
+        EnvironmentSpec(VECTOR, None, None, None, first_action=5),
+        ("network.dueling=false",),
+    ),
+    "a vector, all options": ("catch", EnvironmentSpec(VECTOR, None, None, None), OPTIONS),
+    "continuous, normalized": ("walker", EnvironmentSpec(BODY, PARTS, *BOUNDS), NORMALIZED),
+    "continuous, plain": ("pendulum", EnvironmentSpec(BODY, None, *BOUNDS), PLAIN),
 }
 OF_OTHERS = """
 import json, sys, warnings
@@ -74,7 +78,7 @@ def agent_of(kind: str) -> Agent:
     return Agent(config, interface, algorithm, params, Progress(120, 1200, 90.0, 120, "", ""))
 
 
-def observations_of(interface: Interface, count: int) -> np.ndarray:
+def observations_of(interface: EnvironmentSpec, count: int) -> np.ndarray:
     """Returns random observations, as a policy gets them."""
     shape, rng = (count, *observation_shape(interface)), np.random.default_rng(count)
     if interface.spec.frame_dtype == "uint8":

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from apex_jax.config import server_name
 from apex_jax.links.sampling_client import SILENT_SECONDS
-from apex_jax.run.metrics import read_metrics
+from apex_jax.run.metric_files import read_metrics
 from apex_jax.types import PEER_TIMEOUT_SECONDS
 from tests.rigs.ports import free_port
 from tests.rigs.processes import (

@@ -13,7 +13,7 @@ from typing import Any
 from apex_jax.environments.environment import segment_spec
 from apex_jax.replay.segment_log import SEGMENT, SegmentLog
 from apex_jax.replay.snapshots import Identity
-from apex_jax.run.metrics import read_metrics
+from apex_jax.run.metric_files import read_metrics
 from apex_jax.settings import load
 from tests.rigs.processes import ROOT, Program, Programs, catch, free_tcp_addresses, wait_until
 

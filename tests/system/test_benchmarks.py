@@ -31,14 +31,14 @@ def test_every_benchmark_can_be_imported_and_is_documented(name: str) -> None:
 
 @pytest.mark.long
 def test_last_line_is_a_json_object_or_names_the_missing_package() -> None:
-    command = [sys.executable, "-m", "benchmarks.sum_tree", "--seconds", "0.001"]
+    command = [sys.executable, "-m", "benchmarks.sampling", "indices", "--seconds", "0.001"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100)
     if importlib.util.find_spec("cpprb") is None:
         assert done.returncode == 1
         assert done.stderr.startswith("cpprb is not installed: ")
         return
     last = json.loads(done.stdout.splitlines()[-1])
-    assert last["benchmark"] == "sum_tree"
+    assert last["benchmark"] == "sampling indices"
     assert {"figures", "targets", "date", "machine", "versions"} <= last.keys()
     assert last["targets"]["speedup, 512 of 2^20"].keys() == {"measured", "at_least", "met"}
     assert last["versions"]["numpy"]

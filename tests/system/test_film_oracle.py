@@ -15,9 +15,9 @@ import envpool
 import numpy as np
 import pytest
 
-from apex_jax.environments.stage import Stage
-from apex_jax.environments.stage_process import DMControl, Gymnasium, envpool_name, explained, scaled
-from tests.unit.environments.test_stage_process import TASKS
+from apex_jax.environments.reference_simulator import ReferenceSimulator
+from apex_jax.environments.reference_simulator_process import DMControl, Gymnasium, envpool_name, explained, scaled
+from tests.unit.environments.test_reference_simulator_process import TASKS
 
 pytestmark = [
     pytest.mark.slow,
@@ -133,12 +133,12 @@ def test_cheetah_of_gymnasium_begins_like_envpools() -> None:
 
 
 @pytest.mark.parametrize("task", ["WalkerWalk-v1", "HalfCheetah-v4", "Pendulum-v1"])
-def test_screen_of_the_stage_changes_with_an_action(task: str) -> None:
-    with Stage(task, 1) as stage:
-        assert stage.screen is not None
-        before, ended = stage.screen, False
-        while stage.screen is None or stage.screen is before:
-            observation, _, ended = stage.step(np.ones(stage.action_size))
-        assert (stage.screen != before).any()
+def test_screen_of_the_simulator_changes_with_an_action(task: str) -> None:
+    with ReferenceSimulator(task, 1) as simulator:
+        assert simulator.screen is not None
+        before, ended = simulator.screen, False
+        while simulator.screen is None or simulator.screen is before:
+            observation, _, ended = simulator.step(np.ones(simulator.action_size))
+        assert (simulator.screen != before).any()
         assert np.isfinite(observation).all()
         assert not ended

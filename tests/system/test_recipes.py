@@ -23,7 +23,7 @@ ELSEWHERE = {  # the first words of other commands -> where they are tested
     ("python", "-m"): "tests/system/test_benchmarks.py",
     ("sbatch", "deploy/slurm/apex_jax.sbatch"): "deploy/tests/test_slurm.py",
     ("tensorboard", "--logdir"): "tests/unit/run/test_metrics.py",
-    ("apt", "install"): "tests/unit/environments/test_stage_process.py",
+    ("apt", "install"): "tests/unit/environments/test_reference_simulator_process.py",
 }
 LESS = (  # in place of the values of a command
     "actor.processes=1",

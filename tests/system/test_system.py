@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from apex_jax.process import SUPERVISED
-from apex_jax.run.metrics import read_metrics
+from apex_jax.run.metric_files import read_metrics
 from apex_jax.run.provenance import read_starts
 from apex_jax.settings import load
 from tests.rigs.processes import ROOT, Program, Programs, catch, checkpoints, free_tcp_addresses, values, wait_until

@@ -18,9 +18,9 @@ from apex_jax.config import Config
 from apex_jax.environments.environment import Environment
 from apex_jax.host.errors import RunError
 from apex_jax.policy import Policy
-from apex_jax.run.interface import as_record
+from apex_jax.run.environment_spec import as_record
 from apex_jax.run.params_file import save_params
-from apex_jax.types import ActionSpec, Interface, SegmentSpec
+from apex_jax.types import ActionSpec, EnvironmentSpec, SegmentSpec
 from apex_jax.workers.evaluation import Evaluator
 from tests.rigs.runs import ROOT
 from tests.rigs.saved_runs import RUNS, save_best, save_run
@@ -211,7 +211,7 @@ def test_a_folder_that_is_no_run_is_one_clear_error(tmp_path: Path) -> None:
     ({"config": "{}"}, r"is missing, where this network has float32"),
 ])  # fmt: skip
 def test_a_file_of_another_program_is_one_clear_error(metadata: dict[str, str], message: str, tmp_path: Path) -> None:
-    interface = Interface(SegmentSpec((44, 44), "uint8", 4, 40, 3, ActionSpec.discrete(6)), None, None, None)
+    interface = EnvironmentSpec(SegmentSpec((44, 44), "uint8", 4, 40, 3, ActionSpec.discrete(6)), None, None, None)
     others = {"interface": json.dumps(as_record(interface)), "updates": "1"} if metadata else {}
     save_params(tmp_path / "model.safetensors", {"weight": np.zeros(3, np.float32)}, others | metadata)
     with pytest.raises(RunError, match=message) as error:

@@ -23,7 +23,7 @@ from apex_jax.config import AddressConfig, Config
 from apex_jax.environments.environment import segment_spec
 from apex_jax.host.errors import UsageError
 from apex_jax.host.program import CONFIGS
-from apex_jax.run.metrics import read_metrics
+from apex_jax.run.metric_files import read_metrics
 from apex_jax.settings import load
 from apex_jax.transport.sockets import LocalLinks
 from apex_jax.types import ActionSpec, SegmentSpec

@@ -21,9 +21,9 @@ from apex_jax.environments.environment import Environment, interface_of, segment
 from apex_jax.environments.gymnasium_tasks import NUMBER, Adapted, BrokenEnvironment, describe, make, parts_of
 from apex_jax.host.errors import UsageError
 from apex_jax.policy import Policy
-from apex_jax.run.interface import read_interface, record_interface
+from apex_jax.run.environment_spec import read_interface, record_interface
 from apex_jax.settings import load
-from apex_jax.types import ActionSpec, Interface, SegmentSpec
+from apex_jax.types import ActionSpec, EnvironmentSpec, SegmentSpec
 from tests.rigs import environments
 
 OWN = "gymnasium:tests.rigs.environments:"
@@ -103,7 +103,7 @@ def test_policy_takes_what_the_environment_returns_alone_in_a_batch_and_flattene
     space.seed(3)
     vectors = spaces.flatten_space(space)
     spec = SegmentSpec(vectors.shape or (), "float32", 1, 32, 3, ActionSpec.discrete(2))
-    record_interface(tmp_path, Interface(spec, parts_of(space), None, None))
+    record_interface(tmp_path, EnvironmentSpec(spec, parts_of(space), None, None))
     seen = Seen()
     policy = Policy(seen, {}, read_interface(tmp_path))  # type: ignore[arg-type]
     observations = [space.sample() for _ in range(5)]
@@ -141,7 +141,7 @@ def test_policy_refuses_an_observation_outside_the_space_and_names_the_part(
 ) -> None:
     size = spaces.flatten_space(SPACES[name]).shape or ()
     spec = SegmentSpec(size, "float32", 1, 32, 3, ActionSpec.discrete(2))
-    policy = Policy(Seen(), {}, Interface(spec, parts_of(SPACES[name]), None, None))  # type: ignore[arg-type]
+    policy = Policy(Seen(), {}, EnvironmentSpec(spec, parts_of(SPACES[name]), None, None))  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=message):
         policy(observation)
 

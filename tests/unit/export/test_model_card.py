@@ -13,7 +13,7 @@ from huggingface_hub import ModelCard, ModelCardData
 
 from apex_jax.config import EnvironmentConfig
 from apex_jax.export.model_card import model_card
-from apex_jax.types import ActionSpec, Interface, Part, SegmentSpec
+from apex_jax.types import ActionSpec, EnvironmentSpec, Part, SegmentSpec
 from tests.rigs.exported import KINDS, agent_of
 
 RESULTS = {
@@ -112,7 +112,7 @@ def test_the_page_of_an_environment_of_gymnasium_describes_what_it_returns(
     agent = agent_of("a vector" if parts else "pixels in stacks")
     spec = agent.interface.spec if parts else COLOR
     environment = EnvironmentConfig(task="gymnasium:a:Maze-v0", frame_stack=spec.frame_stack, frame_skip=1)
-    config, interface = agent.config.replace(environment=environment), Interface(spec, parts, None, None)
+    config, interface = agent.config.replace(environment=environment), EnvironmentSpec(spec, parts, None, None)
     agent = agent._replace(config=config, interface=interface)
     card = model_card(agent, tmp_path, RESULTS, FILES)
     assert text in card

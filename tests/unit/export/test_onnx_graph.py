@@ -11,7 +11,7 @@ import onnxruntime
 import pytest
 from jax import export
 
-from apex_jax.agent.frozen_policy import any_batch, frozen
+from apex_jax.agent.policy_function import any_batch, policy_function
 from apex_jax.export.check import check_outputs
 from apex_jax.export.onnx_graph import UnsupportedError, onnx_model
 from tests.rigs.exported import KINDS, agent_of, observations_of
@@ -33,7 +33,7 @@ def computed(model: object, observations: np.ndarray) -> dict[str, np.ndarray]:
 def test_policies_compute_the_same_in_onnx_runtime(kind: str) -> None:
     agent = agent_of(kind)
     assert agent.algorithm.greedy is not None
-    function = frozen(agent.algorithm.greedy, agent.params, agent.interface)
+    function = policy_function(agent.algorithm.greedy, agent.params, agent.interface)
     model = onnx_model(function, "x", any_batch(agent.interface))
     for count in (1, 7):
         observations = observations_of(agent.interface, count)

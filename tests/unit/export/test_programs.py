@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from jax import export
 
-from apex_jax.agent.frozen_policy import any_batch, frozen
+from apex_jax.agent.policy_function import any_batch, policy_function
 from apex_jax.export.check import check_outputs
 from apex_jax.export.programs import ONNX, STABLEHLO, run_onnx, run_stablehlo, write_onnx, write_stablehlo
 from tests.rigs.exported import KINDS, agent_of, observations_of, outputs_elsewhere
@@ -24,7 +24,7 @@ every_kind = [
 def test_a_process_without_apex_jax_computes_the_same_from_either_file(kind: str, tmp_path: Path) -> None:
     agent = agent_of(kind)
     assert agent.algorithm.greedy is not None
-    function, like = frozen(agent.algorithm.greedy, agent.params, agent.interface), any_batch(agent.interface)
+    function, like = policy_function(agent.algorithm.greedy, agent.params, agent.interface), any_batch(agent.interface)
     write_stablehlo(tmp_path / STABLEHLO, function, like)
     assert write_onnx(tmp_path / ONNX, function, like) == ""
     observations = observations_of(agent.interface, 9)
@@ -38,9 +38,8 @@ def test_a_process_without_apex_jax_computes_the_same_from_either_file(kind: str
 def test_the_stablehlo_is_for_cpu_and_cuda_and_multiplies_in_float32(tmp_path: Path) -> None:
     agent = agent_of("a vector")
     assert agent.algorithm.greedy is not None
-    write_stablehlo(
-        tmp_path / "p", frozen(agent.algorithm.greedy, agent.params, agent.interface), any_batch(agent.interface)
-    )
+    function = policy_function(agent.algorithm.greedy, agent.params, agent.interface)
+    write_stablehlo(tmp_path / "p", function, any_batch(agent.interface))
     exported = export.deserialize(bytearray((tmp_path / "p").read_bytes()))
     assert exported.platforms == ("cpu", "cuda")
     assert "HIGHEST" in exported.mlir_module()

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from apex_jax.host.errors import DivergenceError, FatalError, Parser, RunError, UsageError, first_line, printable, shown
+from apex_jax.host.errors import DivergenceError, FatalError, RunError, UsageError, first_line, printable, shown
 
 
 @given(value=st.text() | st.integers() | st.floats() | st.booleans() | st.none() | st.lists(st.text(max_size=5)))
@@ -49,30 +49,3 @@ def test_exit_codes_distinguish_usage_run_and_fatal_errors() -> None:
     assert (UsageError.exit_code, RunError.exit_code, FatalError.exit_code) == (2, 1, 3)
     assert issubclass(DivergenceError, FatalError)
     assert (RunError.prefix, DivergenceError.prefix) == ("error: ", "fatal: ")
-
-
-def parser() -> Parser:
-    parser = Parser("plot", allow_abbrev=False)
-    parser.add_argument("--output")
-    return parser
-
-
-@pytest.mark.parametrize(("arguments", "line"), [
-    (["--unknown"], "plot: unrecognized arguments: --unknown; see python main.py plot --help"),
-    (["--output"], "plot: argument --output: expected one argument; see python main.py plot --help"),
-    (
-        ["--output", "a", "--output", "b"],
-        "plot: --output is given twice, as a and b; keep one; see python main.py plot --help",
-    ),
-])  # fmt: skip
-def test_parser_raises_one_line_with_the_command_instead_of_exiting(arguments: list[str], line: str) -> None:
-    with pytest.raises(UsageError) as error:
-        parser().parse_args(arguments)
-    assert str(error.value) == line
-
-
-def test_error_of_a_subparser_names_its_command() -> None:
-    commands = Parser("keys").add_subparsers(dest="command", required=True)
-    commands.add_parser("create").add_argument("directory")
-    with pytest.raises(UsageError, match="the following arguments are required: directory"):
-        commands.choices["create"].parse_args([])

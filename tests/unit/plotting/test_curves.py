@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from apex_jax.host.errors import UsageError
-from apex_jax.plotting.curves import common_grid, grouped, held, read_run
+from apex_jax.plotting.curves import grouped, held, read_run, steps
 from apex_jax.plotting.packed_runs import read_packed
 from apex_jax.run.metrics import MetricsWriter
 from apex_jax.settings import load
@@ -142,15 +142,12 @@ def test_games_of_one_method_are_one_group(tmp_path: Path) -> None:
 def test_value_of_a_curve_is_valid_until_the_next_one(tmp_path: Path) -> None:
     curve, late = plain_run([1.0, 2.0, 3.0]).evaluation, plain_run([5.0, 6.0]).evaluation
     late = late._replace(minutes=np.array([1.5, 2.5]))
-    grid = common_grid([curve, late], "minutes", points=3)
+    grid = steps([curve, late], "minutes")
     assert list(grid) == [1.5, 2.0, 2.5]
     assert list(held(curve, "minutes", grid)) == [1.0, 2.0, 2.0]
     assert list(held(late, "minutes", grid)) == [5.0, 5.0, 6.0]
-
-
-def test_runs_that_have_no_time_in_common_have_no_grid() -> None:
-    early, late = plain_run([1.0]).evaluation, plain_run([1.0]).evaluation._replace(minutes=np.array([9.0]))
-    assert common_grid([early, late], "minutes").size == 0
+    assert list(steps([curve, late], "minutes", most=2)) == [1.5, 2.5]
+    assert steps([curve, curve._replace(minutes=np.array([9.0, 9.5, 10.0]))], "minutes").size == 0
 
 
 def test_run_with_settings_that_are_now_refused_is_drawn(tmp_path: Path) -> None:

@@ -16,13 +16,13 @@ from apex_jax.host import disk
 from apex_jax.run import best
 from apex_jax.run.best import FILE_NAME, FOLDER, BestEvaluation, is_best, keep_if_best, read_best
 from apex_jax.run.checkpoint import CheckpointError
+from apex_jax.run.environment_spec import read_interface
 from apex_jax.run.evaluations import FILE_NAME as EVALUATIONS
 from apex_jax.run.evaluations import best_evaluation, return_text
-from apex_jax.run.interface import read_interface
 from apex_jax.settings import load
-from apex_jax.types import ActionSpec, Interface, SegmentSpec
+from apex_jax.types import ActionSpec, EnvironmentSpec, SegmentSpec
 
-INTERFACE = Interface(SegmentSpec((4,), "float32", 1, 32, 3, ActionSpec.discrete(2)), None, None, None)
+INTERFACE = EnvironmentSpec(SegmentSpec((4,), "float32", 1, 32, 3, ActionSpec.discrete(2)), None, None, None)
 
 
 def evaluation(mean_return: float, updates: int = 7) -> BestEvaluation:
@@ -83,7 +83,7 @@ def test_a_kill_during_a_write_leaves_the_previous_best_params_and_the_next_are_
         write(path, content)
 
     with monkeypatch.context() as patched:
-        for module in ("best", "interface", "provenance"):
+        for module in ("best", "environment_spec", "provenance"):
             patched.setattr(f"apex_jax.run.{module}.write_durably", write_or_die)
         with pytest.raises(_KilledError):
             keep(tmp_path, 2.0, b"killed")

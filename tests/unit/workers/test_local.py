@@ -19,8 +19,8 @@ from apex_jax.config import ActorConfig, AddressConfig, Config, EnvironmentConfi
 from apex_jax.host.errors import RunError
 from apex_jax.operations.live_view import LiveView
 from apex_jax.operations.progress import RunProgress
+from apex_jax.operations.role_watch import RoleWatch
 from apex_jax.operations.run_page import RunPage
-from apex_jax.operations.watch import Watch
 from apex_jax.process import StopSignal
 from apex_jax.run.provenance import check_resumable, read_starts, write_config
 from apex_jax.settings import load
@@ -123,7 +123,7 @@ def test_several_replay_servers_are_started_with_their_numbers(stage: Stage) -> 
 
 
 def test_role_is_starting_until_it_reports_its_status(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    def started(watch: Watch, name: str) -> None:
+    def started(watch: RoleWatch, name: str) -> None:
         watch.reports |= {name: {}} if name == "replay" else {}
 
     def update(_: LiveView, progress: RunProgress) -> None:
@@ -131,7 +131,7 @@ def test_role_is_starting_until_it_reports_its_status(stage: Stage, monkeypatch:
         (stage.folder / "shown").touch()
 
     shown: list[Mapping[str, str]] = []
-    monkeypatch.setattr(Watch, "started", started)
+    monkeypatch.setattr(RoleWatch, "started", started)
     monkeypatch.setattr(LiveView, "update", update)
     stage.run(learner="wait_until((folder / 'shown').exists)")
     assert shown[0] == {**dict.fromkeys(ONCE_EACH, "starting"), "replay": "running"}
@@ -188,10 +188,10 @@ def test_restarts_are_forgotten_after_a_steady_time(stage: Stage, monkeypatch: p
 def test_role_that_hangs_at_each_start_is_given_up(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local, "STEADY_SECONDS", 0.0)  # each life is longer, but for the time that it hung
 
-    def fault(_: Watch, name: str) -> tuple[str, float]:
+    def fault(_: RoleWatch, name: str) -> tuple[str, float]:
         return ("has not answered for 300 s", 300.0) if name == "actor-0" else ("", 0.0)
 
-    monkeypatch.setattr(Watch, "fault", fault)
+    monkeypatch.setattr(RoleWatch, "fault", fault)
     with pytest.raises(RunError, match=r"^actor-0 failed 6 times in a row \(exit code -9\)"):
         stage.run(learner=WAIT)
 
@@ -299,7 +299,7 @@ def test_film_has_its_own_time_limit_after_the_last_evaluation(
     stage: Stage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(local, "FILM_SECONDS", 0.1)
-    monkeypatch.setattr(Watch, "started", lambda watch, name: watch.reports.update({name: {"phase": "playing"}}))
+    monkeypatch.setattr(RoleWatch, "started", lambda watch, name: watch.reports.update({name: {"phase": "playing"}}))
 
     def play_then_film(run: LocalRun) -> bool:
         assert not is_over(run)  # plays for as long as it takes

@@ -111,8 +111,8 @@ def test_video_of_a_game_that_a_run_films_is_accepted(task: str) -> None:
     check_video(load(CONFIGS / file, [f"environment.task={task}", "evaluator.video=x.mp4"]))
 
 
-class StageOfThreeSteps:
-    """Stands for `apex_jax.environments.stage.Stage`: an episode of three steps."""
+class SimulatorOfThreeSteps:
+    """Stands for `apex_jax.environments.reference_simulator.ReferenceSimulator`: an episode of three steps."""
 
     frames_per_second = Fraction(20)
 
@@ -120,7 +120,7 @@ class StageOfThreeSteps:
         self.actions: list[np.ndarray] = []
         self.observation, self.screen = np.zeros(3, np.float32), np.zeros((480, 480, 3), np.uint8)
 
-    def __enter__(self) -> StageOfThreeSteps:
+    def __enter__(self) -> SimulatorOfThreeSteps:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -138,7 +138,7 @@ def test_episode_in_a_simulator_is_filmed_and_its_return_is_the_sum_of_its_rewar
     config = load(CONFIGS / "pendulum.yaml")
     dpg = make_algorithm(config, segment_spec(config))
     params = dpg.acting_params(dpg.init(jax.random.key(0)))
-    monkeypatch.setattr(recording, "Stage", StageOfThreeSteps)
+    monkeypatch.setattr(recording, "ReferenceSimulator", SimulatorOfThreeSteps)
     episode_return, paths = recording.film_on_stage(config, dpg, params, str(tmp_path / "game"), StopSignal())
     assert episode_return == 4.5
     assert paths == [tmp_path / "game.mp4", tmp_path / "game.gif"]
@@ -152,7 +152,7 @@ def test_film_in_a_simulator_that_is_stopped_leaves_no_file(tmp_path: Path, monk
     config, stop = load(CONFIGS / "pendulum.yaml"), StopSignal()
     dpg = make_algorithm(config, segment_spec(config))
     params = dpg.acting_params(dpg.init(jax.random.key(0)))
-    monkeypatch.setattr(recording, "Stage", StageOfThreeSteps)
+    monkeypatch.setattr(recording, "ReferenceSimulator", SimulatorOfThreeSteps)
     stop.set()
     with pytest.raises(RunError, match="stopped before the episode ended"):
         recording.film_on_stage(config, dpg, params, str(tmp_path / "game"), stop)

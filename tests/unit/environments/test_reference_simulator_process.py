@@ -10,9 +10,9 @@ import envpool
 import numpy as np
 import pytest
 
-from apex_jax.environments import stage_process
-from apex_jax.environments.stage import HEADER_BYTES, Header, record_type
-from apex_jax.environments.stage_process import envpool_name, explained, play, scaled
+from apex_jax.environments import reference_simulator_process
+from apex_jax.environments.reference_simulator import HEADER_BYTES, Header, record_type
+from apex_jax.environments.reference_simulator_process import envpool_name, explained, play, scaled
 
 SUITE = {  # DM control's tasks by domain
     "acrobot": "swingup swingup_sparse",
@@ -87,7 +87,7 @@ class Counter:
     def reset(self) -> np.ndarray:
         return np.zeros(1, np.float32)
 
-    def step(self, action: np.ndarray) -> stage_process.Step:
+    def step(self, action: np.ndarray) -> reference_simulator_process.Step:
         self.actions.append(action.tolist())
         count = len(self.actions)
         return np.array([count], np.float32), float(count), count == self._steps
@@ -159,5 +159,5 @@ def test_dm_control_is_not_recommended_where_it_cannot_be_installed(monkeypatch:
 
 
 def test_missing_package_of_an_installed_program_is_reported_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stage_process, "CHECKOUT", None)
+    monkeypatch.setattr(reference_simulator_process, "CHECKOUT", None)
     assert "pip install 'apex-jax[film]' and" in explained(missing("mujoco"))

@@ -1,6 +1,6 @@
-"""The child process of `stage.Stage`: plays one episode, and exchanges actions and records with it over pipes.
+"""The child process of `ReferenceSimulator`: plays one episode, and exchanges actions and records with it over pipes.
 
-Started as `python -m apex_jax.environments.stage_process TASK SEED`.
+Started as `python -m apex_jax.environments.reference_simulator_process TASK SEED`.
 
 DM control and Gymnasium's simulators are imported only here, and only for the tasks that need them.
 """
@@ -18,7 +18,7 @@ from typing import Any, BinaryIO, Protocol
 
 import numpy as np
 
-from apex_jax.environments.stage import HEADER_BYTES, Header, record_type
+from apex_jax.environments.reference_simulator import HEADER_BYTES, Header, record_type
 from apex_jax.host.errors import first_line
 from apex_jax.host.program import CHECKOUT
 
@@ -135,7 +135,7 @@ def scaled(action: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:
 
 
 def play(simulator: Simulator, observation: np.ndarray, actions: BinaryIO, answers: BinaryIO) -> None:
-    """Plays the episode that begins with `observation`, until it or `actions` ends; see `stage` for the protocol."""
+    """Plays the episode that begins with `observation`, until it or `actions` ends: see `reference_simulator`."""
     screen, reward, ended = simulator.screen(), 0.0, False
     steps_per_frame = math.ceil(simulator.steps_per_second / FRAMES_PER_SECOND_LIMIT)
     frames_per_second = simulator.steps_per_second / steps_per_frame

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from apex_jax.command_line import parse
-from apex_jax.operations import status_page, watchdog
+from apex_jax.operations import status_page, systemd
 from apex_jax.operations.status_page import StatusPage
-from apex_jax.operations.watchdog import Watchdog
+from apex_jax.operations.systemd import Watchdog
 from apex_jax.process import StopSignal
 from tests.rigs.processes import wait_until
 
@@ -29,7 +29,7 @@ def manager(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.
         monkeypatch.setenv("NOTIFY_SOCKET", name)
         monkeypatch.setenv("WATCHDOG_USEC", "300000000")
         monkeypatch.setenv("WATCHDOG_PID", str(os.getpid()))
-        monkeypatch.setattr(watchdog, "INTERVAL_SECONDS", 0.02)
+        monkeypatch.setattr(systemd, "INTERVAL_SECONDS", 0.02)
         yield end
 
 

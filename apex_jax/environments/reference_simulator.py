@@ -2,7 +2,7 @@
 
 Training uses EnvPool, but the film of a policy shows an episode of the original environment, whose score is an
 independent check of observations and actions. The simulator and its renderer run in a process of their own,
-`stage_process`, because a missing or broken graphics library can end or hang a process.
+`reference_simulator_process`, because a missing or broken graphics library can end or hang a process.
 
 The child writes a header, then a record for the first observation and one for the result of each action. The header
 is one line of JSON, padded with blanks to HEADER_BYTES, with the fields of `Header` or an "error". Both sides know the
@@ -33,7 +33,7 @@ STEP_SECONDS = 30.0
 EXIT_SECONDS = 5.0  # from the end of the child's output to its exit
 
 
-class StageError(RunError):
+class SimulatorError(RunError):
     """The simulator cannot play or show the episode; the message is one line."""
 
 
@@ -58,8 +58,8 @@ def record_type(header: Header) -> np.dtype:
     ])  # fmt: skip
 
 
-class Stage:
-    """One episode, in a process of its own. Raises StageError if that process fails or does not answer in time."""
+class ReferenceSimulator:
+    """One episode, in a process of its own. Raises SimulatorError if that process fails or does not answer in time."""
 
     observation: np.ndarray  # float32[D], the newest
     screen: np.ndarray | None  # uint8[height, width, 3] of the newest step; None if the step is not part of the film
@@ -69,7 +69,7 @@ class Stage:
         self._task = task
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `close`
         self._child = subprocess.Popen(
-            command or [*_python(), "-m", "apex_jax.environments.stage_process", task, str(seed)],
+            command or [*_python(), "-m", "apex_jax.environments.reference_simulator_process", task, str(seed)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
@@ -93,7 +93,7 @@ class Stage:
             self.close()
             raise
 
-    def __enter__(self) -> Stage:
+    def __enter__(self) -> ReferenceSimulator:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -146,8 +146,8 @@ class Stage:
         last = next((f": {line.strip()[:200]}" for line in reversed(lines) if line.strip()), "")
         return f"its simulator ended with exit code {self._child.returncode}{last}"
 
-    def _error(self, what: str) -> StageError:
-        return StageError(f"{self._task} cannot be filmed: {printable(what)}")
+    def _error(self, what: str) -> SimulatorError:
+        return SimulatorError(f"{self._task} cannot be filmed: {printable(what)}")
 
 
 def _python() -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from apex_jax.operations.watch import Watch
+from apex_jax.operations.role_watch import RoleWatch
 from tests.rigs.links import free_address, wait_until
 from tests.rigs.statuses import Served, served
 
@@ -19,12 +19,12 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
         ("STARTING_SECONDS", 0.0),
         ("STUCK_SECONDS", 0.1),
     ):
-        monkeypatch.setattr(f"apex_jax.operations.watch.{name}", seconds)
+        monkeypatch.setattr(f"apex_jax.operations.role_watch.{name}", seconds)
 
 
 @pytest.mark.usefixtures("quick")
 def test_watch_finds_a_silent_role_and_one_without_progress(served: Served) -> None:
-    watch = Watch({"learner": served.address, "replay": free_address(), "actor-0": "", "evaluator": free_address()})
+    watch = RoleWatch({"learner": served.address, "replay": free_address(), "actor-0": "", "evaluator": free_address()})
     watch.start()
     for name in ("learner", "replay", "actor-0"):
         watch.started(name)
@@ -46,8 +46,8 @@ def test_watch_finds_a_silent_role_and_one_without_progress(served: Served) -> N
 
 @pytest.mark.usefixtures("quick")
 def test_time_while_the_supervisor_is_stopped_does_not_count_as_silence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("apex_jax.operations.watch.STARTING_SECONDS", 1000.0)
-    watch = Watch({"replay": free_address()})
+    monkeypatch.setattr("apex_jax.operations.role_watch.STARTING_SECONDS", 1000.0)
+    watch = RoleWatch({"replay": free_address()})
     watch.started("replay")
     watch._ask("replay", 2.0, watch._started["replay"])
     assert watch._silent_seconds["replay"] == 2.0
@@ -64,7 +64,7 @@ def test_time_while_the_supervisor_is_stopped_does_not_count_as_silence(monkeypa
 @pytest.mark.parametrize("age", ["long", None, [], {}, True])
 def test_age_that_is_no_number_counts_as_the_limit(age: object, served: Served) -> None:
     served.healthy, served.content = False, {"role": "learner", "progress_age_seconds": age}
-    watch = Watch({"learner": served.address})
+    watch = RoleWatch({"learner": served.address})
     watch.started("learner")
     watch.start()
     wait_until(lambda: watch.fault("learner") != ("", 0.0))

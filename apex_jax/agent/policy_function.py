@@ -11,19 +11,19 @@ from jax import export
 
 from apex_jax.agent.algorithm import Params
 from apex_jax.host.errors import RunError, first_line
-from apex_jax.types import Interface
+from apex_jax.types import EnvironmentSpec
 
 Outputs: TypeAlias = dict[str, jax.Array]  # "action" and values by name, each with the batch as its first axis
 
 
-def observation_shape(interface: Interface) -> tuple[int, ...]:
+def observation_shape(interface: EnvironmentSpec) -> tuple[int, ...]:
     """Returns the shape of one observation: [F, *O], or *O if the agent sees single frames."""
     spec = interface.spec
     return (spec.frame_stack, *spec.frame_shape) if spec.frame_stack > 1 else spec.frame_shape
 
 
-def frozen(
-    greedy: Callable[[Params, jax.Array], Outputs], params: Params, interface: Interface
+def policy_function(
+    greedy: Callable[[Params, jax.Array], Outputs], params: Params, interface: EnvironmentSpec
 ) -> Callable[[jax.Array], Outputs]:
     """Returns a jitted function: observations [N, *observation_shape] -> the outputs of `Algorithm.greedy`.
 
@@ -61,7 +61,7 @@ def for_any_batch(
     raise RunError(f"the network cannot be traced for a batch of any size: {problem}; nothing is written")
 
 
-def any_batch(interface: Interface) -> jax.ShapeDtypeStruct:
+def any_batch(interface: EnvironmentSpec) -> jax.ShapeDtypeStruct:
     """Returns the observations of a batch whose size is not known."""
     [batch] = export.symbolic_shape("batch")
     return jax.ShapeDtypeStruct((batch, *observation_shape(interface)), interface.spec.frame_dtype)

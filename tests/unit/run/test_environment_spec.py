@@ -10,26 +10,28 @@ from typing import Any
 import pytest
 
 from apex_jax.host.errors import RunError
-from apex_jax.run.interface import FILE_NAME, as_record, of_record, read_interface, record_interface
-from apex_jax.types import ActionSpec, ImageSpec, Interface, Part, SegmentSpec
+from apex_jax.run.environment_spec import FILE_NAME, as_record, of_record, read_interface, record_interface
+from apex_jax.types import ActionSpec, EnvironmentSpec, ImageSpec, Part, SegmentSpec
 
 PIXELS = SegmentSpec((84, 84), "uint8", 4, 40, 3, ActionSpec.discrete(6))
 VECTORS = SegmentSpec((24,), "float32", 1, 64, 5, ActionSpec.continuous(2))
 
 
 @pytest.mark.parametrize("interface", [
-    Interface(PIXELS, None, None, None),
-    Interface(PIXELS, None, None, None, ImageSpec((84, 84), "float32", "HW", 0.0, 1.0), first_action=-3),
-    Interface(VECTORS, (Part(("velocity",), (9, 2)), Part(("arms", 1), (3, 2))), (-2.0, 0.1), (2.0, 1e6)),
-    Interface(VECTORS, (Part((), (2,), (3, 21), (0, -1)),), (-2.0, 0.1), (2.0, 1e6), None, "float64"),
+    EnvironmentSpec(PIXELS, None, None, None),
+    EnvironmentSpec(PIXELS, None, None, None, ImageSpec((84, 84), "float32", "HW", 0.0, 1.0), first_action=-3),
+    EnvironmentSpec(VECTORS, (Part(("velocity",), (9, 2)), Part(("arms", 1), (3, 2))), (-2.0, 0.1), (2.0, 1e6)),
+    EnvironmentSpec(VECTORS, (Part((), (2,), (3, 21), (0, -1)),), (-2.0, 0.1), (2.0, 1e6), None, "float64"),
 ])  # fmt: skip
-def test_interface_is_read_as_it_was_written(interface: Interface, tmp_path: Path) -> None:
+def test_interface_is_read_as_it_was_written(interface: EnvironmentSpec, tmp_path: Path) -> None:
     record_interface(tmp_path, interface)
     assert read_interface(tmp_path) == interface
 
 
 def test_shapes_by_name_that_earlier_versions_wrote_are_parts_in_their_order(tmp_path: Path) -> None:
-    record = as_record(Interface(VECTORS, None, (0.0, 0.0), (1.0, 1.0))) | {"parts": {"velocity": [23], "height": []}}
+    record = as_record(EnvironmentSpec(VECTORS, None, (0.0, 0.0), (1.0, 1.0))) | {
+        "parts": {"velocity": [23], "height": []}
+    }
     (tmp_path / FILE_NAME).write_text(json.dumps(record))
     assert read_interface(tmp_path).parts == (Part(("velocity",), (23,)), Part(("height",), ()))
 
@@ -51,7 +53,7 @@ def test_values_that_no_environment_has_are_one_line_of_error(
     change: dict[str, Any], interface: SegmentSpec, tmp_path: Path
 ) -> None:
     bounds = (None, None) if interface is PIXELS else ((-1.0, -1.0), (1.0, 1.0))
-    record = json.loads(json.dumps(as_record(Interface(interface, None, *bounds))))
+    record = json.loads(json.dumps(as_record(EnvironmentSpec(interface, None, *bounds))))
     assert of_record(record)
     record["spec"] |= change.pop("spec", {})
     (tmp_path / FILE_NAME).write_text(json.dumps(record | change))

@@ -8,14 +8,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from apex_jax.operations.status_page import STARTING_SECONDS, STUCK_SECONDS
-from apex_jax.run.metrics import is_number
+from apex_jax.run.metric_files import is_number
 from apex_jax.transport.status_link import StatusError, fetch
 
 POLL_SECONDS = 5.0
 ANSWER_SECONDS = 4.0
 
 
-class Watch:
+class RoleWatch:
     """Requests the status of each role periodically, in a thread.
 
     Polls instead of receiving heartbeats, as systemd does, because the supervisor also serves the newest report of each

@@ -11,8 +11,8 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from apex_jax.environments import stage
-from apex_jax.environments.stage import Stage, StageError
+from apex_jax.environments import reference_simulator
+from apex_jax.environments.reference_simulator import ReferenceSimulator, SimulatorError
 from apex_jax.host.errors import RunError
 from tests.rigs.processes import ROOT
 
@@ -21,7 +21,7 @@ CHILD = f"""
     import os, signal, sys, time
     import numpy as np
     sys.path.insert(0, {str(ROOT)!r})
-    from apex_jax.environments.stage import HEADER_BYTES, Header, record_type
+    from apex_jax.environments.reference_simulator import HEADER_BYTES, Header, record_type
     answers = sys.stdout.buffer
     def head(text):
         answers.write(text.encode().ljust(HEADER_BYTES))
@@ -45,7 +45,7 @@ def started(lines: str) -> str:
     return f"head({HEADER!r})\nanswer(0, False, True, 0, 0)\n{textwrap.dedent(lines)}"
 
 
-def is_shown(played: Stage) -> bool:
+def is_shown(played: ReferenceSimulator) -> bool:
     """Returns whether the newest step is part of the film."""
     return played.screen is not None
 
@@ -59,7 +59,7 @@ def test_every_action_is_answered_by_observation_reward_end_and_screen() -> None
     last = action()
     answer(-2.5, True, True, [*last, 1], 255)
     """
-    with Stage("Task-v1", 1, child(lines)) as played:
+    with ReferenceSimulator("Task-v1", 1, child(lines)) as played:
         assert (played.action_size, played.frames_per_second) == (2, Fraction(100, 3))
         assert played.observation.tolist() == [1, 2, 3]
         assert played.observation.dtype == np.float32
@@ -72,13 +72,13 @@ def test_every_action_is_answered_by_observation_reward_end_and_screen() -> None
         assert (observation.tolist(), reward, ended) == ([0.25, 1, 1], -2.5, True)
         assert is_shown(played)
         assert np.unique(np.array(played.screen)).tolist() == [255]
-        with pytest.raises(StageError, match=r"its simulator ended with exit code 0$"):
+        with pytest.raises(SimulatorError, match=r"its simulator ended with exit code 0$"):
             played.step(np.zeros(2))
 
 
 def test_action_of_another_size_is_an_error_of_the_caller() -> None:
     with (
-        Stage("Task-v1", 1, child(started("action()"))) as played,
+        ReferenceSimulator("Task-v1", 1, child(started("action()"))) as played,
         pytest.raises(ValueError, match=r"takes 2 numbers .* not \(3,\)"),
     ):
         played.step(np.zeros(3))
@@ -86,7 +86,7 @@ def test_action_of_another_size_is_an_error_of_the_caller() -> None:
 
 def test_error_of_the_child_is_raised_on_one_line() -> None:
     with pytest.raises(RunError) as raised:
-        Stage("Task-v1", 1, child("""head('{"error": "no such task\\\\n at all"}')"""))
+        ReferenceSimulator("Task-v1", 1, child("""head('{"error": "no such task\\\\n at all"}')"""))
     assert str(raised.value) == r"Task-v1 cannot be filmed: 'no such task\n at all'"
 
 
@@ -94,9 +94,9 @@ def test_error_of_the_child_is_raised_on_one_line() -> None:
 def test_death_of_the_child_at_its_start_is_an_error_with_its_last_line(sent: str) -> None:
     dies = "print('a warning', file=sys.stderr)\nraise SystemError('no GPU')"
     with pytest.raises(
-        StageError, match=r"^Task-v1 cannot be filmed: its simulator ended with exit code 1: SystemError: no GPU$"
+        SimulatorError, match=r"^Task-v1 cannot be filmed: its simulator ended with exit code 1: SystemError: no GPU$"
     ):
-        Stage("Task-v1", 1, child(sent + dies))
+        ReferenceSimulator("Task-v1", 1, child(sent + dies))
 
 
 @pytest.mark.parametrize(("lines", "words"), [
@@ -106,33 +106,33 @@ def test_death_of_the_child_at_its_start_is_an_error_with_its_last_line(sent: st
 ])  # fmt: skip
 def test_death_of_the_child_at_a_step_is_an_error_with_its_last_line(lines: str, words: str) -> None:
     with (
-        Stage("Task-v1", 1, child(started(lines))) as played,
-        pytest.raises(StageError, match=re.escape(f"its simulator ended with exit code {words}")),
+        ReferenceSimulator("Task-v1", 1, child(started(lines))) as played,
+        pytest.raises(SimulatorError, match=re.escape(f"its simulator ended with exit code {words}")),
     ):
         played.step(np.zeros(2))
 
 
 def test_child_that_hangs_ends_in_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stage, "STEP_SECONDS", 0.1)
+    monkeypatch.setattr(reference_simulator, "STEP_SECONDS", 0.1)
     with (
-        Stage("Task-v1", 1, child(started("time.sleep(600)"))) as played,
-        pytest.raises(StageError, match=r"its simulator has not answered within 0\.1 s"),
+        ReferenceSimulator("Task-v1", 1, child(started("time.sleep(600)"))) as played,
+        pytest.raises(SimulatorError, match=r"its simulator has not answered within 0\.1 s"),
     ):
         played.step(np.zeros(2))
-    monkeypatch.setattr(stage, "START_SECONDS", 0.1)
-    with pytest.raises(StageError, match=r"its simulator has not answered within 0\.1 s"):
-        Stage("Task-v1", 1, child("time.sleep(600)"))
+    monkeypatch.setattr(reference_simulator, "START_SECONDS", 0.1)
+    with pytest.raises(SimulatorError, match=r"its simulator has not answered within 0\.1 s"):
+        ReferenceSimulator("Task-v1", 1, child("time.sleep(600)"))
 
 
 def test_close_ends_the_child_and_may_be_called_again() -> None:
-    played = Stage("Task-v1", 1, child(started("time.sleep(600)")))
+    played = ReferenceSimulator("Task-v1", 1, child(started("time.sleep(600)")))
     played.close()
     played.close()
     assert played._child.returncode == -signal.SIGKILL
 
 
 def test_real_child_rejects_tasks_without_continuous_actions() -> None:
-    with pytest.raises(StageError, match=r"^Catch-v0 cannot be filmed: (neither Gymnasium nor DM control|dm_control)"):
-        Stage("Catch-v0", 1)
-    with pytest.raises(StageError, match=r"^CartPole-v1 cannot be filmed: its actions are not continuous$"):
-        Stage("CartPole-v1", 1)
+    with pytest.raises(SimulatorError, match=r"^Catch-v0 cannot be filmed: (neither Gymnasium nor DM|dm_control)"):
+        ReferenceSimulator("Catch-v0", 1)
+    with pytest.raises(SimulatorError, match=r"^CartPole-v1 cannot be filmed: its actions are not continuous$"):
+        ReferenceSimulator("CartPole-v1", 1)

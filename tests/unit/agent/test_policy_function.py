@@ -1,4 +1,4 @@
-"""Specification of the frozen policy: one function of observations that acts as the policy does, for any batch."""
+"""Specification of the function of a policy: it acts on observations as the policy does, for any batch."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jax import export
 
-from apex_jax.agent.frozen_policy import any_batch, for_any_batch, frozen
+from apex_jax.agent.policy_function import any_batch, for_any_batch, policy_function
 from apex_jax.host.errors import RunError
 from apex_jax.policy import Policy
 from tests.rigs.exported import KINDS, agent_of, observations_of
@@ -20,7 +20,8 @@ def test_actions_and_values_are_those_of_the_policy(kind: str) -> None:
     assert agent.algorithm.greedy is not None
     observations = observations_of(agent.interface, 6)
     actions, values = Policy(agent.algorithm, agent.params, agent.interface).act(observations)
-    outputs = frozen(agent.algorithm.greedy, agent.params, agent.interface)(observations)  # type: ignore[arg-type]
+    function = policy_function(agent.algorithm.greedy, agent.params, agent.interface)
+    outputs = function(observations)  # type: ignore[arg-type]
     np.testing.assert_allclose(outputs["action"], actions, rtol=1e-5, atol=1e-5)
     if actions.dtype == np.int32:
         assert outputs["q_values"].shape == (6, agent.interface.spec.action.num_actions)

@@ -13,17 +13,17 @@ import numpy as np
 
 from apex_jax.host.disk import read_regular, write_durably
 from apex_jax.host.errors import RunError, first_line
-from apex_jax.types import MAX_SEGMENT_BYTES, ActionSpec, ImageSpec, Interface, Part, SegmentSpec
+from apex_jax.types import MAX_SEGMENT_BYTES, ActionSpec, EnvironmentSpec, ImageSpec, Part, SegmentSpec
 
 FILE_NAME = "interface.json"
 
 
-def record_interface(run_directory: str | os.PathLike[str], interface: Interface) -> None:
+def record_interface(run_directory: str | os.PathLike[str], interface: EnvironmentSpec) -> None:
     """Writes the file. Raises OSError."""
     write_durably(Path(run_directory, FILE_NAME), json.dumps(as_record(interface), indent=2) + "\n")
 
 
-def as_record(interface: Interface) -> dict[str, Any]:
+def as_record(interface: EnvironmentSpec) -> dict[str, Any]:
     """Returns the interface as JSON can hold it; `of_record` returns the interface."""
     spec = interface.spec._asdict() | {"action": interface.spec.action._asdict()}
     parts = None if interface.parts is None else [part._asdict() for part in interface.parts]
@@ -31,13 +31,13 @@ def as_record(interface: Interface) -> dict[str, Any]:
     return interface._asdict() | {"spec": spec, "parts": parts, "image": image}
 
 
-def of_record(record: Any) -> Interface:
+def of_record(record: Any) -> EnvironmentSpec:
     """Returns the interface of a record. Raises ValueError, TypeError, KeyError or AttributeError for another one."""
     spec, parts = record["spec"], record["parts"]
     low, high = (None if bound is None else tuple(map(float, bound)) for bound in (record["low"], record["high"]))
     image = record.get("image")  # this and the last two are absent in runs of earlier versions
     action = ActionSpec(**spec["action"] | {"shape": tuple(spec["action"]["shape"])})
-    interface = Interface(
+    interface = EnvironmentSpec(
         SegmentSpec(**spec | {"frame_shape": tuple(spec["frame_shape"]), "action": action}),
         None if parts is None else tuple(_parts(parts)),
         low,
@@ -50,7 +50,7 @@ def of_record(record: Any) -> Interface:
     return interface
 
 
-def _check(interface: Interface) -> None:
+def _check(interface: EnvironmentSpec) -> None:
     """Raises ValueError if no environment has this interface."""
     spec, action = interface.spec, interface.spec.action
     sizes = [*spec.frame_shape, *action.shape, spec.frame_stack, spec.slots, spec.n_step]
@@ -88,7 +88,7 @@ def _parts(record: Any) -> Iterator[Part]:
         yield Part(path, *(tuple(map(int, part[name])) for name in ("shape", "counts", "starts")))
 
 
-def read_interface(run_directory: str | os.PathLike[str]) -> Interface:
+def read_interface(run_directory: str | os.PathLike[str]) -> EnvironmentSpec:
     """Returns what `record_interface` has written. Raises RunError if the file is missing or invalid."""
     path = Path(run_directory, FILE_NAME)
     try:
