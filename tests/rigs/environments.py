@@ -8,7 +8,7 @@ import random
 import subprocess
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium
 import numpy as np
@@ -78,10 +78,16 @@ class Raises(Corridor):
 
 
 class Hangs(Corridor):
-    """Never returns from its third step; or, with the path of a file, from its constructor after the first."""
+    """Never returns from its third step; or, with the path of a file, from its constructor after the first.
 
-    def __init__(self, made: str = ""):
+    It writes its process's id to the file `processes`.
+    """
+
+    def __init__(self, made: str = "", processes: str = ""):
         super().__init__()
+        if processes:
+            with open(processes, "a") as file:
+                file.write(f"{os.getpid()}\n")
         while made and Path(made).exists():
             time.sleep(0.01)
         if made:
@@ -174,26 +180,6 @@ class Endless(Corridor):
         super().__init__(10**6)
 
 
-class Returns(Corridor):
-    """Returns at its third step what its spaces exclude: "nan", "shape", "dtype", "key", "reward"."""
-
-    def __init__(self, what: str):
-        super().__init__()
-        self.what = what
-
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        observation, reward, *others = super().step(action)
-        if self.steps < 3:
-            return observation, reward, *others
-        wrong: dict[str, Any] = {
-            "nan": {"place": np.full((1, 2), np.nan), "end": 0.0},
-            "shape": {"place": np.zeros(2), "end": 0.0},
-            "dtype": {"place": np.zeros((1, 2)), "end": "far"},
-            "key": {"place": np.zeros((1, 2))},
-        }
-        return wrong.get(self.what, observation), (np.inf if self.what == "reward" else reward), *others
-
-
 class Observes(Corridor):
     """Returns one observation of a space, or a reward, that the test sets."""
 
@@ -262,12 +248,13 @@ class Pixels(Corridor):
 class Acts(Corridor):
     """Asserts that its space contains each action: "start" is a Discrete from 5, or else a Box of that dtype."""
 
+    actions: ClassVar[list[Any]] = []  # of all these environments in this process
+
     def __init__(self, what: str):
         super().__init__()
         low, high = np.array([-0.1, 0.1]), np.array([0.2, 0.7])
         space = spaces.Discrete(2, start=5) if what == "start" else spaces.Box(low, high, dtype=np.dtype(what).type)
         self.action_space = space  # type: ignore[assignment]
-        self.actions: list[Any] = []
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         assert self.action_space.contains(action), action

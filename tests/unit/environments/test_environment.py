@@ -52,16 +52,20 @@ def breakout() -> list[Step]:
 
 
 @pytest.mark.parametrize(("task", "limit"), [("Breakout-v5", 50_000), ("Breakout-v5", 200), ("CartPole-v1", 50_000)])
-def test_step_after_an_end_is_a_reset_without_reward(task: str, limit: int) -> None:
+def test_step_after_an_end_is_a_reset_without_reward_whose_episode_shares_no_frame(task: str, limit: int) -> None:
     ends = 0
     for history in by_environment(play(task, 400, seeds=[1, 2], max_episode_frames=limit)):
         assert history[0].first
         for before, now in itertools.pairwise(history):
+            ended = bool(now.terminated or now.truncated)
+            ends += ended
             assert now.first == (before.terminated or before.truncated)
             if now.first:
-                ends += 1
                 assert now.reward == 0
                 assert not any((now.terminated, now.truncated, now.life_lost))
+            else:  # the stack rolls on by one frame, at an end too, and after a lost life
+                np.testing.assert_array_equal(now.observation[:-1], before.observation[1:])
+            assert not ended or not np.array_equal(now.observation[-1], history[0].observation[-1])
     assert ends >= 3
 
 
@@ -77,27 +81,13 @@ def test_game_over_terminates_and_the_time_limit_truncates(breakout: list[Step])
 def test_lost_life_is_marked_and_the_episode_goes_on(breakout: list[Step]) -> None:
     for history in by_environment(breakout):
         lost_in_game, games = 0, 0
-        for before, now in itertools.pairwise(history):
+        for now in history[1:]:
             lost_in_game = 0 if now.first else lost_in_game + bool(now.life_lost)
-            if now.life_lost and not now.terminated:  # the stack rolls on by one frame, nothing is reset
-                np.testing.assert_array_equal(now.observation[:-1], before.observation[1:])
             if now.terminated:
                 games += 1
                 assert lost_in_game == 5
                 assert now.life_lost
         assert games >= 1
-
-
-@pytest.mark.parametrize("limit", [50_000, 240])
-def test_observation_of_an_end_is_the_real_last_frame_and_the_next_episode_shares_none(limit: int) -> None:
-    ends = 0
-    for history in by_environment(play("Breakout-v5", 400, seeds=[5, 6], max_episode_frames=limit)):
-        for before, now in itertools.pairwise(history):
-            ended = bool(now.terminated or now.truncated)
-            ends += ended
-            assert now.first or np.array_equal(now.observation[:-1], before.observation[1:])
-            assert not ended or not np.array_equal(now.observation[-1], history[0].observation[-1])
-    assert ends >= 3
 
 
 def test_spec_of_an_atari_game_follows_the_configuration() -> None:

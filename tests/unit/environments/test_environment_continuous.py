@@ -15,44 +15,13 @@ import pytest
 from apex_jax.config import Config, EnvironmentConfig
 from apex_jax.environments.environment import Environment, Episode, EpisodeTracker, segment_spec
 from apex_jax.types import Step
+from tests.unit.environments.conftest import Recorder
 
 LEG = ([-1, -1, -0.8], [1, 1.1, 0.8])  # of the quadruped: yaw, lift, extend
 
 
 def config_of(task: str) -> Config:
     return Config(environment=EnvironmentConfig(task=task, frame_stack=1, frame_skip=1))
-
-
-class Recorder:
-    """An EnvPool that records what it is sent."""
-
-    def __init__(self, pool: Any) -> None:
-        self._pool = pool
-        self.sent: list[np.ndarray] = []
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._pool, name)
-
-    def send(self, action: np.ndarray, env_id: np.ndarray) -> None:
-        self.sent.append(action.copy())
-        self._pool.send(action, env_id)
-
-
-@pytest.fixture
-def recorders(monkeypatch: pytest.MonkeyPatch) -> list[Recorder]:
-    """One recorder for each pool that the test makes."""
-    made: list[Recorder] = []
-    make = envpool.make
-
-    def make_recorded(*args: Any, **options: Any) -> Recorder:
-        made.append(Recorder(make(*args, **options)))
-        return made[-1]
-
-    monkeypatch.setattr(envpool, "make", make_recorded)
-    return made
-
-
-# Actions --------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("task", "low", "high"), [
@@ -114,9 +83,6 @@ def test_action_that_is_no_number_in_the_range_or_has_another_shape_is_refused_a
     walker.send(with_element(1.0), step.env_id)
     assert np.isfinite(walker.receive().observation).all()
     walker.send(with_element(-1.0), step.env_id)
-
-
-# Rewards and observations ---------------------------------------------------------------------------------------------
 
 
 class ScriptedPool:

@@ -181,18 +181,19 @@ def test_death_of_an_environment_s_process_is_one_line_with_its_exit_code() -> N
         play(config(f"{OWN}Dies", True), [1, 2], 10)
 
 
-def test_hanging_environment_is_one_line_and_its_process_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hanging_environment_is_one_line_and_its_process_is_ended(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(gymnasium_pool, "ANSWER_SECONDS", 1.0)
     monkeypatch.setattr(gymnasium_pool, "CLOSE_SECONDS", 0.2)
-    settings = config(f"{OWN}Hangs", True)
+    settings = config(f"{OWN}Hangs", True, f"environment.settings={{processes: {tmp_path / 'processes'}}}")
     environment = Environment(settings, segment_spec(settings), np.array([1, 2]), 60)
-    processes = environment._pool._groups[0].vector.processes
     for _ in range(3):
         environment.send(np.zeros(2, np.int32), environment.receive().env_id)
     with pytest.raises(BrokenEnvironment, match="one of 2 environments has not answered in time"):
         environment.receive()
     environment.close()
-    assert not any(process.is_alive() for process in processes)
+    wait_for_the_end_of(*processes_of(tmp_path / "processes"))
 
 
 def test_environment_that_hangs_while_it_is_made_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -216,7 +217,7 @@ def test_processes_that_environments_start_end_with_them(end: str, tmp_path: Pat
     assert os.getpid() not in processes_of(processes)[0]
     assert len(closed.read_text().split()) == 1
     environment = Environment(settings, spec, np.array([1, 2]), 60, per_step=1)
-    leaders = [group.vector.processes[0].pid for group in environment._pool._groups]
+    leaders = processes_of(processes)[0][1:]
     with contextlib.closing(environment), contextlib.suppress(BrokenEnvironment):
         for number in range(8):
             step = environment.receive()
@@ -269,7 +270,7 @@ if __name__ == "__main__":
     environment = Environment(settings, segment_spec(settings), np.array([1, 2]), 60)
     for _ in range(3):
         environment.send(np.zeros(2, np.int32), environment.receive().env_id)
-    print(*(process.pid for process in environment._pool._groups[0].vector.processes), flush=True)
+    print("plays", flush=True)
     time.sleep(float(sys.argv[2]))
 """
 
@@ -282,17 +283,24 @@ def test_actor_that_ends_leaves_no_environment_and_no_process_of_one_behind(
     script, started, closed = tmp_path / "parent.py", tmp_path / "processes", tmp_path / "closed"
     started.touch()
     script.write_text(PARENT)
-    settings = [f"environment.settings={{processes: {started}, closed: {closed}}}"] if name == "Simulated" else []
-    command = [sys.executable, str(script), name, "600" if end == "killed" else "0", *settings]
+    files = f"processes: {started}" + (f", closed: {closed}" if name == "Simulated" else "")
+    command = [
+        sys.executable,
+        str(script),
+        name,
+        "600" if end == "killed" else "0",
+        f"environment.settings={{{files}}}",
+    ]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": os.getcwd()}
     ) as parent:
         assert parent.stdout is not None
-        processes = [int(word) for word in parent.stdout.readline().split()]
-        assert len(processes) == 2
+        assert parent.stdout.readline() == "plays\n"
         if end == "killed":
             parent.send_signal(signal.SIGKILL)
         assert parent.wait(30) == (-signal.SIGKILL if end == "killed" else 0)
-    wait_for_the_end_of(processes, processes_of(started)[1])
+    leaders, others = processes_of(started)
+    assert len(leaders) == 3, "of one that was described, and two that were played"
+    wait_for_the_end_of(leaders, others)
     if name == "Simulated":
-        assert set(map(int, closed.read_text().split())) >= set(processes)
+        assert set(map(int, closed.read_text().split())) == set(leaders)

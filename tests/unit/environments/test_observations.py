@@ -5,18 +5,20 @@ The tables are not EnvPool's: they are what `dm_control.suite` (1.0.38) and Gymn
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-import envpool
 import numpy as np
 import pytest
 from envpool.registration import registry
 
 from apex_jax.config import Config, EnvironmentConfig
 from apex_jax.environments.environment import Environment, segment_spec
-from apex_jax.environments.observations import flattened, parts_of, size_of
+from apex_jax.environments.envpool_tasks import describe
+from apex_jax.environments.observations import flattened
 from apex_jax.types import Step
+from tests.unit.environments.conftest import Recorder
 
 
 class Task(NamedTuple):
@@ -76,33 +78,11 @@ DM_CONTROL: dict[str, Task] = {
     )
     for name in names.split()
 }
-LEFT_OUT: dict[str, set[str]] = {
-    f"{name}-v1": set(parts.split())
-    for names, parts in (
-        ("DogStand DogWalk DogTrot DogRun", "ball_state target_position"),
-        ("FingerSpin", "target_position dist_to_target"),
-        ("FishUpright", "target"),
-        ("HumanoidStand HumanoidWalk HumanoidRun", "position"),
-        ("HumanoidRunPureState", "joint_angles head_height extremities torso_vertical com_velocity"),
-        ("QuadrupedWalk QuadrupedRun", "origin rangefinder ball_state target_position"),
-        ("QuadrupedEscape", "ball_state target_position"),
-        ("QuadrupedFetch", "origin rangefinder"),
-    )
-    for name in names.split()
-}
 every_task_of_dm_control = pytest.mark.parametrize("task", DM_CONTROL)
 
 
 def config_of(task: str) -> Config:
     return Config(environment=EnvironmentConfig(task=task, frame_stack=1, frame_skip=1))
-
-
-def names_in(task: str) -> list[str]:
-    """Returns all parts that EnvPool returns, in its order."""
-    return [key.removeprefix("obs:") for key in envpool.make_spec(task)._state_keys if key.startswith("obs:")]
-
-
-# Which parts, in which order ------------------------------------------------------------------------------------------
 
 
 def test_table_has_every_task_of_the_dm_control_suite() -> None:
@@ -111,23 +91,14 @@ def test_table_has_every_task_of_the_dm_control_suite() -> None:
 
 
 @every_task_of_dm_control
-def test_parts_and_sizes_are_those_of_dm_control_in_the_order_of_envpool(task: str) -> None:
-    spec = envpool.make_spec(task)
-    parts, space = parts_of(task, spec), spec.gymnasium_observation_space
+def test_parts_sizes_and_actions_are_those_of_dm_control_in_the_order_of_envpool(task: str) -> None:
+    parts = describe(config_of(task)).parts
     assert parts is not None
-    assert {part: size_of(space, (part,)) for part in parts} == DM_CONTROL[task].parts
-    assert list(parts) == list(DM_CONTROL[task].parts) == [name for name in names_in(task) if name in parts]
-    assert size_of(space, parts) == sum(DM_CONTROL[task].parts.values())
-
-
-@every_task_of_dm_control
-def test_only_parts_that_dm_control_lacks_are_left_out(task: str) -> None:
-    parts = parts_of(task, envpool.make_spec(task))
-    assert parts is not None
-    assert set(names_in(task)) - set(parts) == LEFT_OUT.get(task, set())
-
-
-# Values ---------------------------------------------------------------------------------------------------------------
+    assert [(*part.path, math.prod(part.shape)) for part in parts] == list(DM_CONTROL[task].parts.items())
+    spec = segment_spec(config_of(task))
+    size = sum(DM_CONTROL[task].parts.values())
+    assert (spec.frame_shape, spec.frame_dtype, spec.frame_stack) == ((size,), "float32", 1)
+    assert spec.action == ((DM_CONTROL[task].actions,), "float32", -1, 1)
 
 
 def naive_row(observation: dict[str, Any], row: int, names: list[str]) -> list[np.float32]:
@@ -158,47 +129,13 @@ def test_observation_that_is_one_array_is_returned_unchanged(dtype: str) -> None
     assert flattened(observation, None) is observation
 
 
-# Real tasks -----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("task", "observation", "actions"),
-    [
-        *((task, sum(parts.values()), actions) for task, (parts, actions) in DM_CONTROL.items()),
-        ("HalfCheetah-v4", 17, 6),  # these two return one array
-        ("Pendulum-v1", 3, 1),
-    ],
-)
-def test_segments_of_a_continuous_task_hold_float_vectors_and_actions_from_minus_1_to_1(
-    task: str, observation: int, actions: int
-) -> None:
-    spec = segment_spec(config_of(task))
-    assert (spec.frame_shape, spec.frame_dtype, spec.frame_stack) == ((observation,), "float32", 1)
-    assert spec.action == ((actions,), "float32", -1, 1)
-
-
 @pytest.mark.parametrize("task", [
     "WalkerWalk-v1", "QuadrupedWalk-v1", "HumanoidRun-v1", "ManipulatorBringBall-v1", "LqrLqr21-v1", "HalfCheetah-v4",
     "Ant-v5", "Pendulum-v1",
 ])  # fmt: skip
 def test_environment_returns_what_envpool_returns_flattened_by_a_naive_loop(
-    task: str, monkeypatch: pytest.MonkeyPatch
+    task: str, recorders: list[Recorder]
 ) -> None:
-    received: list[Any] = []
-    make = envpool.make
-
-    def make_recorded(*args: Any, **options: Any) -> Any:
-        pool = make(*args, **options)
-        receive = pool.recv
-
-        def recv() -> Any:
-            received.append(receive())
-            return received[-1]
-
-        pool.recv = recv
-        return pool
-
-    monkeypatch.setattr(envpool, "make", make_recorded)
     settings = config_of(task)
     spec, rng = segment_spec(settings), np.random.default_rng(0)
     environment = Environment(settings, spec, np.array([1, 2]), max_episode_frames=1_000)
@@ -207,7 +144,7 @@ def test_environment_returns_what_envpool_returns_flattened_by_a_naive_loop(
         steps.append(environment.receive())
         environment.send(rng.uniform(-1, 1, (2, *spec.action.shape)).astype(np.float32), steps[-1].env_id)
     environment.close()
-    for step, (observation, *_) in zip(steps, received, strict=True):
+    for step, (observation, *_) in zip(steps, recorders[0].received, strict=True):
         assert step.observation.shape == (2, 1, *spec.frame_shape)
         assert step.observation.dtype == np.float32
         assert np.isfinite(step.observation).all()

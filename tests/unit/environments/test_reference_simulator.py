@@ -7,6 +7,7 @@ import signal
 import sys
 import textwrap
 from fractions import Fraction
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ import pytest
 from apex_jax.environments import reference_simulator
 from apex_jax.environments.reference_simulator import ReferenceSimulator, SimulatorError
 from apex_jax.host.errors import RunError
-from tests.rigs.processes import ROOT
+from tests.rigs.processes import ROOT, wait_for_the_end_of
 
 HEADER = '{"observation_size": 3, "action_size": 2, "height": 4, "width": 5, "frames_per_second": 33.3333333333}'
 CHILD = f"""
@@ -124,11 +125,12 @@ def test_child_that_hangs_ends_in_an_error(monkeypatch: pytest.MonkeyPatch) -> N
         ReferenceSimulator("Task-v1", 1, child("time.sleep(600)"))
 
 
-def test_close_ends_the_child_and_may_be_called_again() -> None:
-    played = ReferenceSimulator("Task-v1", 1, child(started("time.sleep(600)")))
+def test_close_ends_the_child_and_may_be_called_again(tmp_path: Path) -> None:
+    written = f"open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()))\n"
+    played = ReferenceSimulator("Task-v1", 1, child(f"{written}{started('time.sleep(600)')}"))
     played.close()
     played.close()
-    assert played._child.returncode == -signal.SIGKILL
+    wait_for_the_end_of([int((tmp_path / "pid").read_text())])
 
 
 def test_real_child_rejects_tasks_without_continuous_actions() -> None:

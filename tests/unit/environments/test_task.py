@@ -56,7 +56,6 @@ def test_space_contains_every_action_of_actors_and_policies(what: str) -> None:
     settings = config(f"{OWN}Acts", f"environment.settings={{what: {what}}}", "environment.own_processes=false")
     spec = segment_spec(settings)
     environment = Environment(settings, spec, np.zeros(1, np.int64), 60)
-    played = environment._pool._groups[0].vector.envs[0].unwrapped
     interface = interface_of(settings, spec)
 
     class Algorithm:
@@ -65,7 +64,8 @@ def test_space_contains_every_action_of_actors_and_policies(what: str) -> None:
         def act(self, params: Any, observation: np.ndarray, *_: Any) -> Any:
             return Action(self.action, np.zeros(1), np.zeros(1))  # type: ignore[arg-type]
 
-    algorithm, space = Algorithm(), played.action_space
+    algorithm = Algorithm()
+    space: Any = environments.Acts(what).action_space
     bounds = (5, 6) if what == "start" else (space.low, space.high)
     environment.receive()
     for end, bound in zip((spec.action.low, spec.action.high), bounds, strict=True):
@@ -75,5 +75,5 @@ def test_space_contains_every_action_of_actors_and_policies(what: str) -> None:
         of_policy = Policy(algorithm, {}, interface)(environments.Corridor().observation())  # type: ignore[arg-type]
         assert space.contains(of_policy)
         np.testing.assert_array_equal(of_policy, bound)
-        np.testing.assert_array_equal(played.actions[-1], bound)
+        np.testing.assert_array_equal(environments.Acts.actions[-1], bound)
     environment.close()

@@ -16,11 +16,6 @@ from apex_jax.run.metrics import MetricsWriter
 from apex_jax.settings import load
 from tests.rigs.runs import RETURN, ROOT, START, make_run, plain_run, write_lines, write_run
 
-# Where a run came from --------------------------------------------------------------------------------------------
-
-
-# Curves -----------------------------------------------------------------------------------------------------------
-
 
 def test_evaluation_has_the_frames_of_its_weights_and_the_minutes_of_its_end(tmp_path: Path) -> None:
     make_run(tmp_path, [])
@@ -113,6 +108,8 @@ def test_runs_that_differ_in_their_seed_are_one_group_and_others_are_named_by_wh
     assert [list(group.runs) for group in groups] == [runs[:2], runs[2:]]
     assert [group.label for group in grouped(runs[:2])] == ["all runs"]
     assert [group.label for group in grouped(runs[:1])] == [str(tmp_path / "a1")], "one run is not all runs"
+    other_game = read_run(make_run(tmp_path / "c", [1.0], ("environment.task=Boxing-v5",)))
+    assert [list(group.runs) for group in grouped([runs[0], other_game])] == [[runs[0], other_game]]
 
 
 def test_labels_are_short_and_distinguish_keys_of_the_same_name(tmp_path: Path) -> None:
@@ -132,11 +129,6 @@ def test_no_two_groups_have_one_label() -> None:
     labels = [group.label for group in grouped(runs)]
     assert len(set(labels)) == len(runs) > 4
     assert {"baseline", "priority_exponent=0.0", "initial_priority=maximum", "n_step=1"} <= set(labels)
-
-
-def test_games_of_one_method_are_one_group(tmp_path: Path) -> None:
-    runs = [read_run(make_run(tmp_path / task, [1.0], (f"environment.task={task}-v5",))) for task in ("Pong", "Boxing")]
-    assert [list(group.runs) for group in grouped(runs)] == [runs]
 
 
 def test_value_of_a_curve_is_valid_until_the_next_one(tmp_path: Path) -> None:
@@ -159,25 +151,20 @@ def test_run_with_settings_that_are_now_refused_is_drawn(tmp_path: Path) -> None
     assert read_run(directory).settings["environment.frame_size"] == 85
 
 
-# Pictures and table -----------------------------------------------------------------------------------------------
+ONCE, LEARNED = [(300.0, 1.0), (600.0, 2.0)], [(60.0, 500), (600.0, 1_000)]
 
 
-def test_second_start_of_a_finished_run_adds_no_minutes(tmp_path: Path) -> None:
-    learned = [(60.0, 500), (600.0, 1_000)]
-    once = [(300.0, 1.0), (620.0, 2.0)]
-    run = write_run(tmp_path / "a", [0.0, 5_000.0], [*once, (5_040.0, 2.0)], [*learned, (5_010.0, 1_000)])
-    assert list(read_run(run).evaluation.minutes) == pytest.approx([5.0, 620 / 60, 620 / 60])
-    refused = write_run(tmp_path / "b", [0.0, 5_000.0], [*once, (5_040.0, 2.0)], learned)
-    assert list(read_run(refused).evaluation.minutes) == pytest.approx([5.0, 620 / 60, 620 / 60])
-
-
-def test_second_start_that_learns_adds_its_minutes(tmp_path: Path) -> None:
-    evaluations = [(300.0, 1.0), (600.0, 2.0), (5_060.0, 3.0)]
-    learned = [(60.0, 500), (600.0, 1_000), (5_005.0, 800), (5_060.0, 900)]
-    run = write_run(tmp_path / "from an older checkpoint", [0.0, 5_000.0], evaluations, learned)
-    assert list(read_run(run).evaluation.minutes) == pytest.approx([5.0, 10.0, 11.0])
-    run = write_run(tmp_path / "one line", [0.0, 5_000.0], evaluations, [*learned[:2], (5_060.0, 1_100)])
-    assert list(read_run(run).evaluation.minutes) == pytest.approx([5.0, 10.0, 11.0])
+@pytest.mark.parametrize(("evaluations", "updates", "minutes"), [
+    ([*ONCE, (5_040.0, 2.0)], [*LEARNED, (5_010.0, 1_000)], [5, 10, 10]),  # a finished run that learns no more
+    ([*ONCE, (5_040.0, 2.0)], LEARNED, [5, 10, 10]),  # which did not even start its learner
+    ([*ONCE, (5_060.0, 3.0)], [*LEARNED, (5_005.0, 800), (5_060.0, 900)], [5, 10, 11]),  # from an older checkpoint
+    ([*ONCE, (5_060.0, 3.0)], [*LEARNED, (5_060.0, 1_100)], [5, 10, 11]),
+])  # fmt: skip
+def test_second_start_adds_the_minutes_in_which_it_learns(
+    evaluations: list[tuple[float, float]], updates: list[tuple[float, int]], minutes: list[int], tmp_path: Path
+) -> None:
+    run = write_run(tmp_path / "run", [0.0, 5_000.0], evaluations, updates)
+    assert list(read_run(run).evaluation.minutes) == pytest.approx(minutes)
 
 
 @pytest.mark.parametrize("jumps", [{5: -3600.0}, {5: 3600.0}, {3: -3600.0, 5: 3600.0}], ids=["back", "forward", "both"])

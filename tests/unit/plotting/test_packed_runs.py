@@ -56,7 +56,7 @@ def test_a_text_in_place_of_a_configuration_is_not_opened(tmp_path: Path, monkey
 
 
 @pytest.mark.parametrize("line", [
-    "{}", "[]", "1", "", "{", "[" * 2000, '{"name":"a","config":3,"starts":[],"changes":[],"metrics":{}}',
+    "{}", "[]", "", "{", "[" * 2000, '{"name":"a","config":3,"starts":[],"changes":[],"metrics":{}}',
 ])  # fmt: skip
 def test_invalid_line_of_a_packed_file_is_a_one_line_error(tmp_path: Path, line: str) -> None:
     pack([make_run(tmp_path / "a", [1.0, 2.0])], tmp_path / "x.jsonl")
@@ -64,6 +64,9 @@ def test_invalid_line_of_a_packed_file_is_a_one_line_error(tmp_path: Path, line:
         file.write(line + "\n")
     with pytest.raises(UsageError, match=r"x\.jsonl: line 2 is no packed run"):
         read_packed(tmp_path / "x.jsonl")
+
+
+def test_file_without_a_run_is_a_one_line_error(tmp_path: Path) -> None:
     (tmp_path / "x.jsonl").write_text("")
     with pytest.raises(UsageError, match="holds no run"):
         read_packed(tmp_path / "x.jsonl")
