@@ -1,11 +1,10 @@
-"""Addresses are parsed, hosts are resolved in time, and a path is free unless a process serves there."""
+"""Addresses are parsed, hosts are resolved in time, and what leaves this machine is known."""
 
 from __future__ import annotations
 
 import socket
 import threading
 from ipaddress import IPv6Address
-from pathlib import Path
 
 import pytest
 from hypothesis import example, given
@@ -17,7 +16,6 @@ from apex_jax.transport.addresses import (
     Address,
     UnresolvedHost,
     addresses_of_servers,
-    check_path_is_free,
     is_loopback,
     resolve,
     split,
@@ -92,21 +90,3 @@ def test_unresponsive_name_server_is_an_error_within_the_deadline(monkeypatch: p
     with pytest.raises(UnresolvedHost, match=r"fleet\.example within 0\.05 s"):
         resolve(Address("fleet.example", 80, ""), 0.05)
     ended.set()
-
-
-def test_path_is_free_unless_a_process_serves_there_or_it_is_a_file(tmp_path: Path) -> None:
-    path = tmp_path / "socket"
-    check_path_is_free(str(path))
-    with socket.socket(socket.AF_UNIX) as server:
-        server.bind(str(path))
-        server.listen()
-        with pytest.raises(OSError, match="another process serves there"):
-            check_path_is_free(str(path))
-    check_path_is_free(str(path))
-    assert path.is_socket(), "only checked, not removed"
-    path.unlink()
-    for make in (path.touch, path.mkdir):
-        make()
-        with pytest.raises(OSError, match="it is a file"):
-            check_path_is_free(str(path))
-        path.rmdir() if path.is_dir() else path.unlink()

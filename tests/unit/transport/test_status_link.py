@@ -141,28 +141,24 @@ def test_report_that_fails_is_500_and_the_next_one_is_served(served: Served) -> 
     assert fetch(served.address, 5.0) == (True, {"role": "actor"})
 
 
-def test_socket_of_a_killed_process_is_taken_over_and_that_of_a_living_one_or_a_file_is_not(tmp_path: Path) -> None:
+def test_address_of_a_killed_process_is_taken_over_and_that_of_a_living_one_or_a_file_is_not(
+    served: Served, tmp_path: Path
+) -> None:
     path = tmp_path / "status"
-    address = f"ipc://{path}"
     with socket.socket(socket.AF_UNIX) as killed:
         killed.bind(str(path))
-    assert path.exists()
-    living = Served(address)
-    assert fetch(address, 5.0)[0]
-    with pytest.raises(StatusError, match=r"addresses\.status=ipc://.*another process"):
-        Served(address)
-    assert fetch(address, 5.0)[0]
+    living = Served(f"ipc://{path}")
+    for address in (served.address, living.address):
+        with pytest.raises(StatusError, match=rf"addresses\.status={address} .*choose a free"):
+            Served(address)
+        assert fetch(address, 5.0)[0]
     living.server.close()
     assert not path.exists()
-    path.write_text("mine")
-    with pytest.raises(StatusError, match="it is a file"):
-        Served(address)
-    assert path.read_text() == "mine"
-
-
-def test_port_in_use_is_one_line(served: Served) -> None:
-    with pytest.raises(StatusError, match=rf"addresses\.status={served.address} "):
-        Served(served.address)
+    for make in (path.touch, path.mkdir):
+        make()
+        with pytest.raises(StatusError, match="it is a file"):
+            Served(living.address)
+        path.rmdir() if path.is_dir() else path.unlink()
 
 
 # The client -------------------------------------------------------------------------------------------------------
