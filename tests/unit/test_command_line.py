@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,32 +12,27 @@ from apex_jax.command_line import ROLES, parse
 from apex_jax.config import Config, EvaluatorConfig, NetworkConfig
 from apex_jax.host.errors import UsageError
 from apex_jax.host.program import CONFIGS
-from apex_jax.settings import DEFAULT_CONFIG, SETTINGS, load
+from apex_jax.settings import SETTINGS, load
 from tests.rigs.usage import message, write
 
 # What is right ----------------------------------------------------------------------------------------------------
 
 
-def test_without_arguments_the_default_file_runs_locally() -> None:
+def test_without_arguments_the_default_file_runs_locally_from_any_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     command = parse([])
     assert (command.role, command.name, command.action) == ("local", "local", "run")
-    assert command.config == load(DEFAULT_CONFIG)
-
-
-def test_default_file_is_found_from_any_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert parse([]).config == load(CONFIGS / "atari_cpu.yaml")
+    assert command.config == load(CONFIGS / "atari_cpu.yaml")
 
 
 @pytest.mark.parametrize("role", ROLES)
 def test_role_is_the_name_unless_a_name_is_given(role: str) -> None:
     assert parse(["--role", role]).name == role
     assert parse(["--role", role, "--name", "actor-1"])[:2] == (role, "actor-1")
-
-
-def test_second_replay_server_has_a_name_of_its_own() -> None:
-    server = ["--role", "replay", "replay.servers=2"]
-    assert [parse([*server, f"replay.index={index}"]).name for index in (0, 1)] == ["replay", "replay-1"]
+    if role == "replay":
+        assert parse(["--role", role, "replay.servers=2", "replay.index=1"]).name == "replay-1"
 
 
 def test_overrides_may_precede_and_follow_options() -> None:
@@ -139,29 +133,20 @@ def test_device_libraries_are_not_imported_before_the_device_is_chosen() -> None
     [
         # a value of a wrong type, or out of its range
         ("learner.batch_size=0", ["learner.batch_size=0", "1 to 65_536 transitions"]),
-        ("learner.batch_size=1.5", ["whole number", "1 to 65_536"]),
+        ("learner.batch_size=1.5", ["batch_size=1.5", "whole number", "1 to 65_536"]),
         ("learner.batch_size=true", ["learner.batch_size=true", "whole number"]),
         ("learner.batch_size=many", ["learner.batch_size=many", "whole number"]),
-        ("learner.batch_size=", ["learner.batch_size=null:", "whole number", "leave the key out"]),
-        ("learner.batch_size='32'", ['learner.batch_size="32":', "whole number, 1 to 65_536", "leave out the quotes"]),
-        ("algorithm.double_q='true'", ['double_q="true": must be true or false', "leave out the quotes"]),
-        ("learner.device=", ["learner.device=null: must be auto, cpu or gpu", "leave the key out"]),
-        (["network.channels=[16, '32', null]"], ['network.channels=[16, "32", null]: must be a whole number']),
-        ("environment.task=", ["environment.task=: must be a game, such as Pong-v5"]),
-        # given twice
-        ("seed=1 seed=2", ["seed is given twice, seed=1 and seed=2; keep one"]),
-        ("--role evaluator episodes=3 evaluator.episodes=4", ["episodes=3 and evaluator.episodes=4; keep one"]),
-        (["learner={batch_size: 3}", "learner.batch_size=4"], ["{batch_size: 3} and learner.batch_size=4; keep one"]),
-        ("--config a.yaml seed=1 --config b.yaml", ["--config is given twice, as a.yaml and b.yaml; keep one"]),
-        ("--role learner --role local", ["--role is given twice, as learner and local; keep one"]),
-        ("learner.batch_size=[1]", ["whole number"]),
-        (["learner.batch_size={a: 1}"], ["whole number"]),
+        ("learner.batch_size=[1]", ["learner.batch_size=[1]", "whole number"]),
+        ("learner.batch_size=", ["learner.batch_size=null", "leave the key out"]),
+        ("learner.batch_size='32'", ['learner.batch_size="32"', "leave out the quotes"]),
+        ("learner.device=", ["learner.device=null", "auto, cpu or gpu"]),
+        (["network.channels=[16, '32', null]"], ['network.channels=[16, "32", null]', "whole number"]),
+        ("environment.task=", ["environment.task=", "Pong-v5"]),
         ("seed=1e400", ["seed=inf", "whole number"]),
         ("seed=0x" + "f" * 9000, ["seed=", "0 to 2_147_483_647"]),
         ("seed=" + "9" * 5000, ["digit"]),
         ("seed=" + "[" * 100_000, ["longer than 16384 characters"]),
-        ("learner.learning_rate=.nan", ["learning_rate=nan", "number, 0 to 10"]),
-        ("learner.learning_rate=.inf", ["learning_rate=inf", "number, 0 to 10"]),
+        ("learner.learning_rate=.nan", ["learning_rate=nan", "0 to 10"]),
         ("learner.learning_rate=-1e-9", ["learning_rate=-1e-09", "0 to 10"]),
         ("algorithm.double_q=1", ["double_q=1", "true or false"]),
         ("algorithm.loss=mse", ["algorithm.loss=mse", "squared", "huber"]),
@@ -170,55 +155,47 @@ def test_device_libraries_are_not_imported_before_the_device_is_chosen() -> None
         ("run_directory=7", ["run_directory=7", "quotes"]),
         ('run_directory="a\\nb"', ["run_directory=", "one line"]),
         ("environment.task=${oc.env:HOME}", ["${oc.env:HOME}", "evaluated"]),
-        ("environment.task=${", ["environment.task=${"]),
         (["environment.task=!!python/object/apply:os.getcwd []"], ["environment.task", "not YAML"]),
-        (["environment.task=!!timestamp x"], ["environment.task", "not YAML"]),
         ("learner.batch_size=[1", ["learner.batch_size=[1", "not YAML"]),
+        # given twice
+        ("seed=1 seed=2", ["seed=1 and seed=2"]),
+        ("--role evaluator episodes=3 evaluator.episodes=4", ["episodes=3 and evaluator.episodes=4"]),
+        (["learner={batch_size: 3}", "learner.batch_size=4"], ["{batch_size: 3} and learner.batch_size=4"]),
+        (["learner={batch_size: 1, batch_size: 2}"], ["duplicate key batch_size"]),
+        ("--config a.yaml seed=1 --config b.yaml", ["--config", "a.yaml and b.yaml"]),
         # a key that is not there, or is a group
-        ("lr=1", ["lr", "1", "learner.learning_rate"]),
-        ("learning_rate=1", ["learner.learning_rate"]),
+        ("lr=1", ["lr", "learner.learning_rate"]),
         ("learner.learning_rat=1", ["learner.learning_rate"]),
         ("Environment.Task=x", ["environment.task"]),
         ("xyzzy=1", ["xyzzy", "--help"]),
         (["a\nb=1"], ["a\\nb"]),
         ("=1", ["unknown key", "--help"]),
         ("learner=3", ["learner=3", "group", "learner.batch_size"]),
-        ("learner=", ["learner=", "group"]),
         (["learner={batch_size: 1, bach_size: 2}"], ["learner.bach_size", "learner.batch_size"]),
-        (["learner={batch_size: 1, batch_size: 2}"], ["duplicate key batch_size"]),
         ("seed", ["seed", "KEY=VALUE"]),
         # options
         ("--role boss", ["--role", "boss", "learner"]),
         ("--role", ["--role", "expected one argument"]),
-        ("--seed 3", ["--seed", "without dashes", "seed=..."]),
         ("--learning-rate=1e-3", ["--learning-rate", "learner.learning_rate=1e-3"]),
         ("--conf x", ["--conf", "--config"]),
         ("--name ../x", ["--name", "../x", "letters"]),
-        ("--name .x", ["--name", ".x"]),
         ("evaluator.checkpoint=runs/x", ["evaluator.checkpoint=runs/x", "--role evaluator"]),
         ("replay.columns=x:int8", ["replay.columns=x:int8", "--role replay", "--role local"]),
         # a series
-        ("--role learner seeds=1,2", ["seeds=1,2", "leave --role learner out"]),
-        ("--config catch seeds=1,2 run_directory=x", ["run_directory=x", "seeds=1,2", "leave run_directory out"]),
-        ("--config catch seeds=1,2 storage.url=x", ["storage.url=x", "holds the copy of one run", "seed=N"]),
-        ("--config catch seeds=1,2 total_updates=0", ["seeds=1,2: the first run would never end; set total_updates"]),
-        ("--config catch seed=3 seeds=1,2", ["seeds=1,2 and seed=3 are both given; keep one"]),
-        ("--config catch seeds=1,2 seeds=3", ["seeds=1,2 and seeds=3 are both given; keep one"]),
-        *(
-            (f"--config catch seeds={bad}", [f"seeds={bad}: must be different whole numbers, 0 to 2147483647"])
-            for bad in ("", "1,", "1,x", "1,1", "1,01", "-1", "1.5", "[1,2]", "2147483648")
-        ),
+        ("--role learner seeds=1,2", ["seeds=1,2", "--role learner"]),
+        ("--config catch seeds=1,2 run_directory=x", ["run_directory=x", "seeds=1,2"]),
+        ("--config catch seeds=1,2 storage.url=x", ["storage.url=x", "seed=N"]),
+        ("--config catch seeds=1,2 total_updates=0", ["seeds=1,2", "total_updates"]),
+        ("--config catch seed=3 seeds=1,2", ["seeds=1,2 and seed=3"]),
+        *((f"--config catch seeds={bad}", [f"seeds={bad}: must be", "0 to 2147483647"])
+          for bad in ("", "1,", "1,x", "1,1", "1,01", "-1", "1.5", "[1,2]", "2147483648")),
         # loggers
-        (
-            "metrics.loggers=wandb",
-            ["metrics.loggers=wandb", 'must be a list of names, such as ["tensorboard","jsonl"]'],
-        ),
-        ("metrics.loggers=[jsonl,3]", ["metrics.loggers", "must be text"]),
+        ("metrics.loggers=wandb", ["metrics.loggers=wandb", "list of names"]),
+        ("metrics.loggers=[jsonl,3]", ["metrics.loggers", "text"]),
         ("metrics.loggers=[tensorboard]", ["metrics.loggers=['tensorboard']", "must contain jsonl"]),
-        ("metrics.loggers=[]", ["metrics.loggers=[]", "must contain jsonl"]),
-        (["metrics.loggers=[jsonl, a-b]"], ["metrics.loggers", "must be names such as [tensorboard, jsonl, wandb]"]),
+        (["metrics.loggers=[jsonl, a-b]"], ["metrics.loggers", "[tensorboard, jsonl, wandb]"]),
         ("metrics.loggers=[jsonl,wandb,wandb]", ["metrics.loggers", "each once"]),
-        ("metrics.project=", ["metrics.project", "must be the name of a project"]),
+        ("metrics.project=", ["metrics.project"]),
         # keys that do not fit each other
         ("actor.segment_slots=8 algorithm.n_step=5", ["actor.segment_slots=8", "at least 9"]),
         ("replay.capacity_transitions=64 actor.segment_slots=65", ["capacity_transitions=64", "segment_slots=65"]),
@@ -226,50 +203,30 @@ def test_device_libraries_are_not_imported_before_the_device_is_chosen() -> None
         ("replay.capacity_transitions=1073741824 actor.segment_slots=9", ["capacity_transitions=", "31 bits"]),
         ("actor.environments_per_step=33", ["environments_per_step=33", "actor.environments=32"]),
         ("actor.ladder_size=31", ["ladder_size=31", "actor.environments=32"]),
-        ("actor.largest_noise=0.2", ["actor.smallest_noise=0.3", "at most actor.largest_noise=0.2"]),
-        ("actor.smallest_noise=0.9 actor.largest_noise=0.8", ["smallest_noise=0.9", "at most actor.largest_noise=0.8"]),
-        ("network.policy_units=[]", ["network.policy_units=[]: must have at least one entry, such as [256, 256]"]),
-        ("network.critic_units=[]", ["network.critic_units=[]: must have at least one entry"]),
-        ("environment.task=WalkerWalk-v1 network.policy_units=[]", ["network.policy_units=[]", "at least one entry"]),
+        ("actor.largest_noise=0.2", ["actor.smallest_noise=0.3", "actor.largest_noise=0.2"]),
+        ("network.policy_units=[]", ["network.policy_units=[]", "at least one entry"]),
+        ("network.critic_units=[]", ["network.critic_units=[]", "at least one entry"]),
         ("learner.updates_per_call=17", ["updates_per_call=17", "learner.prefetch_batches=16"]),
         ("learner.batch_size=65536 learner.updates_per_call=128 learner.prefetch_batches=128", ["65536", "8388608"]),
-        ("network.strides=[1]", ["network.channels", "network.strides"]),
-        ("environment.frame_size=20 network.kernel_sizes=[4,7,3]", ["kernel_sizes=[4, 7, 3]", "7", "5 pixels"]),
-        (
-            f"--config {CONFIGS / 'paper.yaml'} network.hidden_units=65536",
-            ["hidden_units=65536", "1,573 MiB of parameters", "512 can be sent", "lower it"],
-        ),
-        (
-            "environment.frame_size=42 network.strides=[3,2,1]",
-            ["network.strides=[3, 2, 1]", "last 2 rows", "frame_size=40 or 46", "network.unseen_pixels=true"],
-        ),
-        (
-            "environment.frame_size=41 network.kernel_sizes=[2,3,3] network.strides=[3,2,1]",
-            ["network.strides=[3, 2, 1]", "larger than its kernel", "network.unseen_pixels=true"],
-        ),
-        (
-            "environment.frame_size=39 network.kernel_sizes=[4,4,3] network.strides=[3,2,1]",
-            ["last 2 rows", "frame_size=37 or 43"],
-        ),
-        ("addresses.weights=127.0.0.1:1", ["addresses.weights=127.0.0.1:1", "tcp://"]),
-        ("addresses.weights=udp://127.0.0.1:1", ["udp", "tcp://"]),
-        ("addresses.weights=tcp://127.0.0.1", ["1 to 65535"]),
-        ("addresses.weights=tcp://:5", ["tcp://HOST:PORT"]),
-        ("addresses.weights=tcp://h:0", ["1 to 65535"]),
-        ("addresses.weights=tcp://h:65536", ["1 to 65535"]),
-        ("addresses.weights=tcp://h:x", ["1 to 65535"]),
-        ("addresses.weights=ipc://", ["107 bytes"]),
-        ("addresses.weights=ipc://@x", ["the path of a file"]),
-        ("addresses.weights=ipc://*", ["the path of a file"]),
-        ("storage.url=memory://x", ["s3://bucket/prefix"]),
-        ("addresses.weights=ipc://" + "x" * 108, ["107 bytes"]),
+        ("network.strides=[1]", ["network.channels", "network.strides=[1]", "network.kernel_sizes=[4, 3, 3]"]),
+        ("environment.frame_size=20 network.kernel_sizes=[4,7,3]", ["kernel_sizes=[4, 7, 3]", "5 pixels"]),
+        (f"--config {CONFIGS / 'paper.yaml'} network.hidden_units=65536", ["hidden_units=65536", "1,573 MiB", "512"]),
+        ("environment.frame_size=42 network.strides=[3,2,1]", ["network.strides=[3, 2, 1]", "frame_size=40 or 46"]),
+        ("environment.frame_size=41 network.kernel_sizes=[2,3,3] network.strides=[3,2,1]",
+         ["network.strides=[3, 2, 1]", "larger than its kernel", "network.unseen_pixels=true"]),
+        ("environment.frame_size=39 network.kernel_sizes=[4,4,3] network.strides=[3,2,1]", ["frame_size=37 or 43"]),
+        ("total_environment_frames=1000 environment.frame_skip=4 replay.min_size_to_sample=500",
+         ["total_environment_frames=1000", "at least 2000", "replay.min_size_to_sample"]),
+        # addresses
+        *((f"addresses.weights={bad}", [f"addresses.weights={bad}", "tcp://"])
+          for bad in ("127.0.0.1:1", "udp://127.0.0.1:1", "tcp://:5")),
+        *((f"addresses.weights=tcp://{bad}", ["1 to 65535"]) for bad in ("127.0.0.1", "h:0", "h:65536", "h:x")),
+        *((f"addresses.weights=ipc://{bad}", ["107 bytes"]) for bad in ("", "x" * 108)),
+        *((f"addresses.weights=ipc://{bad}", ["the path of a file"]) for bad in ("@x", "*")),
         ("addresses.weights=tcp://127.0.0.1:5550", ["used twice"]),
-        (
-            "total_environment_frames=1000 environment.frame_skip=4 replay.min_size_to_sample=500",
-            ["total_environment_frames=1000: must be 0, or at least 2000", "replay.min_size_to_sample"],
-        ),
+        ("storage.url=memory://x", ["s3://bucket/prefix"]),
     ],
-)
+)  # fmt: skip
 def test_mistake_is_one_line_with_key_value_range_and_fix(argv: str | list[str], parts: list[str]) -> None:
     text = message(*(argv.split() if isinstance(argv, str) else argv))
     assert all(part in text for part in parts), text
@@ -283,37 +240,25 @@ def test_credentials_in_a_url_are_refused_and_not_repeated(url: str) -> None:
     assert "AWS_PROFILE" in message(given)
 
 
-@pytest.mark.parametrize(
-    ("text", "part"),
-    [
-        ("", "no keys"),
-        ("# nothing\n", "no keys"),
-        ("- seed\n", "no keys"),
-        ("42", "not YAML"),
-        ("seed", "seed=null: must be a whole number, 0 to 2_147_483_647; null is no value"),
-        (
-            "learner:\n  batch_size: '32'\n",
-            'batch_size="32": must be a whole number, 1 to 65_536 transitions; it is text',
-        ),
-        ("seed: 1\nrun: [", "in line 3"),
-        ("seed: 1\nseed: 2\n", "duplicate key seed in line 2"),
-        ("learner:\n  batch_size: 1\nlearner.batch_size: 2\n", "given twice"),
-        ("learner: 3\n", "group"),
-        ("learner:\n", "group"),
-        ("1: 2\n", "unknown key 1"),
-        ("run_directory: 2024\n", "quotes"),
-        ("run_directory: !!python/object/apply:pathlib.Path [x]\n", "quotes"),
-        ("seed: !!python/object/apply:os.getcwd []\n", "constructor"),
-        ("seed: !!bool x\n", "not YAML"),
-        ("seed: ${learner.batch_size}\n", "evaluated"),
-        ("seed: &a [*a]\n", "recursive"),
-        ("seed: 1\n---\nseed: 2\n", "another document"),
-        (b"\x00\x01\x02", "not YAML"),
-        (b"\xff\xfe\x00", "not text"),
-        ("[" * 100_000, "longer than 16384 characters"),
-        ("[" * 16_384, "not YAML"),
-    ],
-)
+@pytest.mark.parametrize(("text", "part"), [
+    *((text, "no keys") for text in ("", "# nothing\n", "- seed\n")),
+    *((text, "not YAML") for text in ("42", "seed: !!bool x\n", b"\x00\x01\x02", "[" * 16_384)),
+    ("seed", "seed=null"),
+    ("learner:\n  batch_size: '32'\n", 'batch_size="32"'),
+    ("seed: 1\nrun: [", "in line 3"),
+    ("seed: 1\nseed: 2\n", "duplicate key seed in line 2"),
+    ("learner:\n  batch_size: 1\nlearner.batch_size: 2\n", "given twice"),
+    *((text, "group") for text in ("learner: 3\n", "learner:\n")),
+    ("1: 2\n", "unknown key 1"),
+    ("run_directory: 2024\n", "quotes"),
+    ("run_directory: !!python/object/apply:pathlib.Path [x]\n", "quotes"),
+    ("seed: !!python/object/apply:os.getcwd []\n", "constructor"),
+    ("seed: ${learner.batch_size}\n", "evaluated"),
+    ("seed: &a [*a]\n", "recursive"),
+    ("seed: 1\n---\nseed: 2\n", "another document"),
+    (b"\xff\xfe\x00", "not text"),
+    ("[" * 100_000, "longer than 16384 characters"),
+])  # fmt: skip
 def test_unusable_file_is_named_with_its_problem(text: str | bytes, part: str, tmp_path: Path) -> None:
     path = write(tmp_path, text)
     line = message("--config", str(path))
@@ -334,5 +279,5 @@ def test_configuration_is_found_by_its_name_from_any_folder(
 
 
 def test_missing_file_is_named_with_the_existing_configurations(tmp_path: Path) -> None:
-    assert re.search("one of .*atari, atari_cpu, cartpole, catch, ", message("--config", "nowhere.yaml"))
+    assert "atari, atari_cpu, cartpole, catch, " in message("--config", "nowhere.yaml")
     assert "directory" in message("--config", str(tmp_path)).lower()

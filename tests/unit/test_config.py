@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 from envpool.registration import registry
 
 from apex_jax.config import ActorConfig, AlgorithmConfig, Config, EnvironmentConfig, LearnerConfig, ReplayConfig
-from apex_jax.config_key import Key, key
-from apex_jax.config_services import AddressConfig, SecurityConfig, StorageConfig, server_name
+from apex_jax.config_services import AddressConfig, server_name
 from apex_jax.settings import SETTINGS, Setting, load
 
 
@@ -17,23 +14,11 @@ from apex_jax.settings import SETTINGS, Setting, load
 def test_every_key_is_documented_and_has_an_allowed_default(setting: Setting) -> None:
     key, default = setting.key, setting.default
     assert len(key.text) > 5
-    assert (key.low is None) == (key.high is None)
     if key.choices:
         assert default in key.choices
-    if setting.kind == tuple[str, ...]:
-        return
-    for number in default if isinstance(default, tuple) else [default] if key.low is not None else []:
-        assert key.low is not None
-        assert key.high is not None
-        assert key.low <= number <= key.high
-
-
-def test_config_cannot_be_changed_but_copied_with_changes() -> None:
-    config = Config()
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        config.seed = 2  # type: ignore[misc]
-    assert config.replace(seed=2) == dataclasses.replace(config, seed=2)
-    assert config == Config()
+    if key.low is not None and key.high is not None:
+        numbers = default if isinstance(default, tuple) else (default,)
+        assert all(key.low <= number <= key.high for number in numbers)
 
 
 def test_directory_is_named_after_game_and_seed_unless_it_is_given() -> None:
@@ -73,15 +58,16 @@ def test_geometry_of_convolutions_binds_only_tasks_with_pixels() -> None:
     assert "channels=" not in vector.weights_compatibility_key
 
 
-@pytest.mark.parametrize(("learner", "loss", "key"), [
-    (LearnerConfig(optimizer_epsilon=0.0), "squared", "learner.optimizer_epsilon"),
-    (LearnerConfig(optimizer_epsilon=1e-5), "squared", "algorithm.loss=huber"),
-    (LearnerConfig(optimizer_epsilon=1e-5), "huber", "learner.learning_rate"),
+@pytest.mark.parametrize(("epsilon", "loss", "key"), [
+    (0.0, "squared", "learner.optimizer_epsilon"),
+    (1e-5, "squared", "algorithm.loss=huber"),
+    (1e-5, "huber", "learner.learning_rate"),
 ])  # fmt: skip
-def test_fix_of_a_divergence_names_a_key_that_helps(learner: LearnerConfig, loss: str, key: str) -> None:
+def test_fix_of_a_divergence_names_a_key_that_helps(epsilon: float, loss: str, key: str) -> None:
+    learner = LearnerConfig(optimizer_epsilon=epsilon)
     fix = Config(learner=learner, algorithm=AlgorithmConfig(loss=loss)).fix_of_divergence
     assert key in fix
-    assert ("huber" in fix) == (loss == "squared" and learner.optimizer_epsilon > 0)
+    assert ("huber" in fix) == ("huber" in key)
 
 
 @pytest.mark.parametrize(
@@ -95,33 +81,16 @@ def test_number_of_updates_per_call_is_configured_or_chosen_for_the_device(
     assert config.updates_of_a_call(on_cpu) == updates
 
 
-@dataclasses.dataclass(frozen=True)
-class Group:
-    """A group of one key."""
-
-    size: int = key(8, "how many there are", "segments", 1, 64)
-
-
-def test_field_has_the_default_and_carries_text_unit_and_limits() -> None:
-    [field] = dataclasses.fields(Group)
-    assert Group().size == 8
-    assert field.metadata["key"] == Key("how many there are", "segments", 1, 64)
-
-
 def test_by_default_a_run_stays_on_its_machine() -> None:
     config = Config()
     links = [address for link in ("experience", "sampling", "weights") for address in config.addresses.of_link(link)]
     assert all(address.startswith("tcp://127.0.0.1:") for address in links)
     assert len(set(links)) == len(links)
     assert config.addresses.status == config.storage.url == config.security.keys == ""
-    assert (config.addresses, config.security, config.storage) == (AddressConfig(), SecurityConfig(), StorageConfig())
 
 
-def test_replay_server_binds_its_own_address_of_a_list_or_the_only_one() -> None:
+def test_replay_server_has_a_name_and_binds_its_own_address_of_a_list_or_the_only_one() -> None:
     of_all, own = AddressConfig(experience=("ipc://a", "ipc://b")), AddressConfig(experience=("ipc://a",))
     assert [of_all.of_server("experience", index) for index in range(2)] == ["ipc://a", "ipc://b"]
     assert [own.of_server("experience", index) for index in range(2)] == ["ipc://a", "ipc://a"]
-
-
-def test_first_replay_server_has_the_name_of_the_only_one() -> None:
     assert [server_name(index) for index in range(3)] == ["replay", "replay-1", "replay-2"]

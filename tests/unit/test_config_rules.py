@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import re
 
 import pytest
 
@@ -16,31 +15,19 @@ from apex_jax.segment_codec import max_slots
 from apex_jax.settings import load
 
 
-@pytest.mark.parametrize(
-    ("file", "setting", "error"),
-    [
-        (
-            "catch.yaml",
-            "run_directory=~/runs/x",
-            "run_directory=~/runs/x: nothing is looked up or evaluated; write the path itself in place of ~",
-        ),
-        (
-            "paper.yaml",
-            "network.channels=[32,64]",
-            "network.channels=[32, 64]: must have as many entries as network.kernel_sizes=[8, 4, 3] and"
-            " network.strides=[4, 2, 1]",
-        ),
-        (
-            "atari.yaml",
-            "actor.segment_slots=4096 environment.frame_size=210",
-            "actor.segment_slots=4096: must be at most 757, with environment.frame_size=210, because a segment is sent"
-            " in one message of at most 32 MiB; lower either",
-        ),
-    ],
-)
-def test_setting_that_does_not_fit_the_others_is_refused(file: str, setting: str, error: str) -> None:
-    with pytest.raises(UsageError, match=f"^{re.escape(error)}$"):
-        load(CONFIGS / file, setting.split(" "))
+@pytest.mark.parametrize(("file", "settings", "parts"), [
+    ("catch.yaml", ["run_directory=~/runs/x"], ["run_directory=~/runs/x", "in place of ~"]),
+    ("paper.yaml", ["network.channels=[32,64]"],
+     ["network.channels=[32, 64]", "network.kernel_sizes=[8, 4, 3]", "network.strides=[4, 2, 1]"]),
+    ("atari.yaml", ["actor.segment_slots=4096", "environment.frame_size=210"],
+     ["actor.segment_slots=4096", "at most 757", "environment.frame_size=210", "32 MiB"]),
+])  # fmt: skip
+def test_setting_that_does_not_fit_the_others_is_refused_with_their_values(
+    file: str, settings: list[str], parts: list[str]
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        load(CONFIGS / file, settings)
+    assert [part for part in parts if part not in str(caught.value)] == []
 
 
 @pytest.mark.parametrize("frame_size", [91, 128, 210])
@@ -67,16 +54,13 @@ def test_status_address_is_checked_like_the_others(address: str) -> None:
         check(Config(addresses=AddressConfig(status=address)))
 
 
-@pytest.mark.parametrize(
-    "settings", ["replay.servers=3", "replay.servers=4 learner.batch_size=510", "replay.servers=2"]
-)
-def test_devices_that_do_not_divide_batch_and_servers_are_refused(settings: str) -> None:
-    with pytest.raises(
-        UsageError, match=r"learner\.devices=4: must divide replay\.servers=. and learner\.batch_size=5"
-    ):
-        load(None, ["learner.devices=4", *settings.split()])
+@pytest.mark.parametrize("servers", [2, 3, 4])
+def test_devices_that_do_not_divide_batch_and_servers_are_refused(servers: int) -> None:
+    settings = [f"replay.servers={servers}", f"learner.batch_size={510 if servers == 4 else 512}"]
+    with pytest.raises(UsageError, match=rf"learner\.devices=4: .*{settings[0]} and {settings[1]}"):
+        load(None, ["learner.devices=4", *settings])
     load(None, ["learner.devices=4", "replay.servers=8"])
-    load(None, ["learner.devices=0", *settings.split()])  # the learner finds out
+    load(None, ["learner.devices=0", *settings])  # the learner finds out
 
 
 TWO = ["replay.servers=2", "addresses.experience=[tcp://a:1,tcp://b:1]", "addresses.sampling=[tcp://a:2,tcp://b:2]"]
@@ -88,23 +72,17 @@ def test_several_replay_servers_have_a_list_of_addresses_or_each_its_own() -> No
     assert own.addresses.experience == ("tcp://*:1",)
 
 
-@pytest.mark.parametrize(
-    ("settings", "told"),
-    [
-        (["addresses.sampling=[tcp://a:2,tcp://b:2]"], r"must have one entry for each of replay\.servers=1"),
-        ([*TWO, "addresses.sampling=[tcp://a:1,tcp://b:2]"], "is used twice"),
-        ([*TWO, "addresses.sampling=[tcp://a:2,b:2]"], "must start with tcp://"),
-        ([*TWO, "addresses.sampling=[]"], "must have one entry"),
-        ([*TWO, "replay.index=2"], r"replay\.index=2: must be 0 to 1, with replay\.servers=2"),
-        ([*TWO, "replay.columns=x:int8"], r"replay\.servers=2: must be 1 with replay\.columns"),
-        (
-            ["replay.servers=40", "actor.processes=1"],
-            r"replay\.servers=40: must be at most 32, the environments of the fleet",
-        ),
-        ([*TWO, "replay.capacity_transitions=100", "replay.min_size_to_sample=1"], r"actor\.segment_slots=64 x replay"),
-    ],
-)
-def test_mistake_with_several_replay_servers_is_one_line(settings: list[str], told: str) -> None:
-    with pytest.raises(UsageError, match=told) as caught:
+@pytest.mark.parametrize(("settings", "words"), [
+    (["addresses.sampling=[tcp://a:2,tcp://b:2]"], r"one entry for each of replay\.servers=1"),
+    ([*TWO, "addresses.sampling=[tcp://a:1,tcp://b:2]"], "is used twice"),
+    ([*TWO, "addresses.sampling=[tcp://a:2,b:2]"], "must start with tcp://"),
+    ([*TWO, "addresses.sampling=[]"], "must have one entry"),
+    ([*TWO, "replay.index=2"], r"replay\.index=2: must be 0 to 1, with replay\.servers=2"),
+    ([*TWO, "replay.columns=x:int8"], r"replay\.servers=2: .*replay\.columns"),
+    (["replay.servers=40", "actor.processes=1"], r"replay\.servers=40: must be at most 32"),
+    ([*TWO, "replay.capacity_transitions=100", "replay.min_size_to_sample=1"], r"actor\.segment_slots=64 x replay"),
+])  # fmt: skip
+def test_mistake_with_several_replay_servers_is_one_line(settings: list[str], words: str) -> None:
+    with pytest.raises(UsageError, match=words) as caught:
         load(None, settings)
     assert str(caught.value).isprintable()

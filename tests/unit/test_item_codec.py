@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from apex_jax.config import ActorConfig, Config, ReplayConfig
@@ -55,23 +55,15 @@ def test_longest_columns_fit_in_a_hello() -> None:
     assert len(Config(replay=ReplayConfig(columns=columns)).compatibility_key.encode()) <= 1024
 
 
-def test_segment_has_an_item_in_each_slot_but_the_last() -> None:
-    spec = spec_of(COLUMNS)
-    assert spec.max_transitions == 7
-    assert spec.frame_bytes == 31
-    assert spec.ring_segments(70) == 10
-
-
 def test_segment_larger_than_a_message_is_refused_with_the_most_slots_that_fit() -> None:
-    with pytest.raises(
-        UsageError, match=r"actor.segment_slots=64: must be at most (\d+) with items of 1000000"
-    ) as caught:
+    with pytest.raises(UsageError, match=r"actor.segment_slots=64: must be at most \d+ .*1000000") as caught:
         spec_of("x:uint8[1000000]", 64)
     most = int(str(caught.value).split("at most ")[1].split()[0])
     assert max_body_bytes(spec_of("x:uint8[1000000]", most)) <= MAX_SEGMENT_BYTES
     assert max_body_bytes(spec_of("x:uint8[1000000]", most)._replace(slots=most + 1)) > MAX_SEGMENT_BYTES
 
 
+@settings(deadline=None)
 @given(st.integers(1, 7), st.integers(0, 2**32 - 1))
 def test_decoded_items_and_priorities_equal_the_encoded_ones(count: int, seed: int) -> None:
     rng, spec, dtype = np.random.default_rng(seed), spec_of(COLUMNS), item_dtype(COLUMNS)

@@ -55,10 +55,13 @@ def pong_frames(size: int) -> np.ndarray:
     return np.concatenate(observations)[-64:, -1]
 
 
-def naive_body(segment: Segment) -> tuple[bytes, bytes]:
-    """Columns and pixels before compression, written down byte by byte from the module's description."""
-    columns = b"".join(column.astype(column.dtype.newbyteorder("<")).tobytes() for column in segment.columns.values())
-    return columns, segment.frames.tobytes()
+def block_of(segment: Segment, spec: SegmentSpec) -> bytes:
+    """The compressed pixels of a body."""
+    return segment_codec.encode_segment(segment, spec)[segment_codec.layout_of(spec).columns_bytes :]
+
+
+def columns_of(segment: Segment, spec: SegmentSpec) -> bytes:
+    return segment_codec.encode_segment(segment, spec)[: segment_codec.layout_of(spec).columns_bytes]
 
 
 def assert_same(actual: Segment, expected: Segment) -> None:
@@ -118,9 +121,9 @@ def test_noise_of_any_frame_shape_comes_back_bit_for_bit(seed: int, frame_shape:
 def test_body_has_the_layout_of_the_module_docstring(spec: SegmentSpec) -> None:
     segment = random_segment(1, spec)
     body = segment_codec.encode_segment(segment, spec)
-    columns, pixels = naive_body(segment)
-    assert body[: len(columns)] == columns
-    assert zstandard.decompress(body[len(columns) :]) == pixels
+    columns = b"".join(column.astype(column.dtype.newbyteorder("<")).tobytes() for column in segment.columns.values())
+    assert body.startswith(columns)
+    assert zstandard.decompress(body[len(columns) :]) == segment.frames.tobytes()
 
 
 def test_record_has_the_body_its_checksum_and_the_number_of_its_transitions() -> None:
@@ -146,6 +149,9 @@ def test_frames_are_written_into_out(spec: SegmentSpec) -> None:
     assert segment_codec.decode_frames(segment_codec.encode_segment(segment, spec), spec, store[1]).base is store
     np.testing.assert_array_equal(store[1], segment.frames)
     assert (store[[0, 2]] == 1).all()
+    with pytest.raises(segment_codec.CorruptSegment, match="bad_frames"):
+        segment_codec.decode_frames(segment_codec.encode_segment(segment, spec)[:-1], spec, store[2])
+    assert (store[2] == 1).all(), "corrupt frames leave it untouched"
 
 
 # Guards ----------------------------------------------------------------------------------------------------------
@@ -153,17 +159,14 @@ def test_frames_are_written_into_out(spec: SegmentSpec) -> None:
 SIGNALLING_NAN = np.uint32(0x7FA00000).view(np.float32)
 
 
-@pytest.mark.parametrize(
-    ("reason", "changes"),
-    [
-        *(("bad_priority", {"priority": (5, value)}) for value in (-1e-9, np.nan, SIGNALLING_NAN, np.inf, -np.inf)),
-        *(("bad_return", {"n_step_return": (0, value)}) for value in (np.nan, SIGNALLING_NAN, np.inf, -np.inf)),
-        *(("bad_discount", {"discount": (15, value)}) for value in (-1e-9, 1.0001, np.nan, np.inf)),
-        *(("bad_action", {"action": (9, value)}) for value in (-1, 6, 2**31 - 1, -(2**31))),
-        *(("bad_start", {"priority": (slot, 1)}) for slot in (0, 2, 13, 15)),
-        *(("bad_bootstrap", {"priority": (8, 1), "bootstrap_offset": (8, value)}) for value in (0, 4, 255)),
-    ],
-)
+@pytest.mark.parametrize(("reason", "changes"), [
+    *(("bad_priority", {"priority": (5, value)}) for value in (-1e-9, np.nan, SIGNALLING_NAN, np.inf, -np.inf)),
+    *(("bad_return", {"n_step_return": (0, value)}) for value in (np.nan, SIGNALLING_NAN, np.inf, -np.inf)),
+    *(("bad_discount", {"discount": (15, value)}) for value in (-1e-9, 1.0001, np.nan, np.inf)),
+    *(("bad_action", {"action": (9, value)}) for value in (-1, 6, 2**31 - 1, -(2**31))),
+    *(("bad_start", {"priority": (slot, 1)}) for slot in (0, 2, 13, 15)),
+    *(("bad_bootstrap", {"priority": (8, 1), "bootstrap_offset": (8, value)}) for value in (0, 4, 255)),
+])  # fmt: skip
 def test_value_outside_its_range_is_refused(reason: str, changes: Any) -> None:
     assert reason_of(body_with(**changes), SMALL) == reason
 
@@ -209,29 +212,21 @@ def test_length_is_limited_by_the_columns_and_compressed_noise() -> None:
     assert reason_of(body.ljust(bound, b"\0"), SMALL) == "bad_frames"
 
 
-@pytest.mark.parametrize("slots", [15, 17])
-def test_frames_of_another_number_of_slots_are_refused(slots: int) -> None:
+BLACK = np.zeros((2048, 5, 7), np.uint8)  # of which a small block expands to more than a smaller spec has
+
+
+@pytest.mark.parametrize(("slots", "reason"), [(15, "bad_frames"), (17, "bad_length"), (2048, "bad_frames")])
+def test_frames_of_another_number_of_slots_are_refused(slots: int, reason: str) -> None:
     other = SMALL._replace(slots=slots)
-    end, foreign_end = (segment_codec.layout_of(spec).columns_bytes for spec in (SMALL, other))
-    foreign_pixels = segment_codec.encode_segment(random_segment(8, other), other)[foreign_end:]
-    body = segment_codec.encode_segment(random_segment(8, SMALL), SMALL)[:end] + foreign_pixels
-    assert reason_of(body, SMALL) == ("bad_frames" if slots < 16 else "bad_length")
-
-
-def test_small_block_that_would_expand_beyond_the_spec_is_refused() -> None:
-    large = SMALL._replace(slots=2048)
-    still = random_segment(9, large)._replace(frames=np.zeros((2048, 5, 7), np.uint8))
-    bomb = segment_codec.encode_segment(still, large)[segment_codec.layout_of(large).columns_bytes :]
-    assert len(bomb) < SMALL.frame_bytes * SMALL.slots  # it passes for a segment of the smaller spec by its length
-    columns = segment_codec.encode_segment(random_segment(9, SMALL), SMALL)
-    columns = columns[: segment_codec.layout_of(SMALL).columns_bytes]
-    assert reason_of(columns + bomb, SMALL) == "bad_frames"
+    foreign = random_segment(8, other)
+    block = block_of(foreign._replace(frames=BLACK) if slots == 2048 else foreign, other)
+    assert reason_of(columns_of(random_segment(8, SMALL), SMALL) + block, SMALL) == reason
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -1e38, 1.01 * segment_codec.LARGEST_OBSERVATION])
 def test_vector_observation_that_is_not_finite_or_huge_is_refused_on_both_sides(value: float) -> None:
     segment = random_segment(10, VECTOR)
-    columns = segment_codec.encode_segment(segment, VECTOR)[: segment_codec.layout_of(VECTOR).columns_bytes]
+    columns = columns_of(segment, VECTOR)
     segment.frames[3, 1] = value
     with pytest.raises(segment_codec.CorruptSegment, match="bad_frames"):
         segment_codec.encode_segment(segment, VECTOR)
@@ -240,18 +235,11 @@ def test_vector_observation_that_is_not_finite_or_huge_is_refused_on_both_sides(
 
 @pytest.mark.parametrize("size", [2**62, 2**31, 0])
 def test_block_with_a_wrong_size_or_trailing_bytes_is_refused(size: int) -> None:
-    body = segment_codec.encode_segment(random_segment(9, SMALL)._replace(frames=np.zeros((16, 5, 7), np.uint8)), SMALL)
+    segment = random_segment(9, SMALL)
     block = b"\x28\xb5\x2f\xfd\xe0" + size.to_bytes(8, "little") + bytes(64)
-    assert reason_of(body[: segment_codec.layout_of(SMALL).columns_bytes] + block, SMALL) == "bad_frames"
+    assert reason_of(columns_of(segment, SMALL) + block, SMALL) == "bad_frames"
+    body = segment_codec.encode_segment(segment._replace(frames=BLACK[:16]), SMALL)
     assert reason_of(body + b"\0", SMALL) == "bad_frames"
-
-
-def test_corrupt_frames_leave_out_untouched() -> None:
-    body = segment_codec.encode_segment(random_segment(11, SMALL), SMALL)
-    out = np.full((SMALL.slots, *SMALL.frame_shape), 9, np.uint8)
-    with pytest.raises(segment_codec.CorruptSegment, match="bad_frames"):
-        segment_codec.decode_frames(body[:-1], SMALL, out)
-    assert (out == 9).all()
 
 
 # Fuzz ------------------------------------------------------------------------------------------------------------

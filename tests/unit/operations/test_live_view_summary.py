@@ -1,4 +1,4 @@
-"""What a run says at its end: what came out, where it is, and advice that works."""
+"""What a run prints at its end: its results, its files, and commands that work."""
 
 from __future__ import annotations
 
@@ -18,99 +18,74 @@ from tests.rigs.processes import ROOT
 CHECKPOINT = "checkpoints/4000"
 
 
-def run_with(directory: Path, *names: str) -> str:
-    """Returns a run directory in which there are directories of these names."""
-    for name in names:
-        (directory / name).mkdir(parents=True)
-    return str(directory)
+def summary_of(run: Path, *folders: str, screen: bool = True, film_needs: str = "", **changes: object) -> str:
+    """Returns the summary of a run whose directory has these folders."""
+    for name in folders:
+        (run / name).mkdir(parents=True)
+    return final_summary(progress(**changes), config(run_directory=str(run)), screen, film_needs)
 
 
 def test_summary_lists_results_and_commands_to_look_at_them(tmp_path: Path) -> None:
-    run = run_with(tmp_path / "my runs", CHECKPOINT, "tensorboard", "metrics")
-    text = final_summary(progress(), config(run_directory=run), has_screen=True)
-    assert "Ran for 1:02:03: 12,345,678 frames and 98,765 updates in all" in text
-    assert (
-        "Evaluation:  7.25 (79% of human) after 98,000 updates, best 9.5 (86% of human) after 5,000 updates\n" in text
-    )
-    assert f"Files:       '{run}' (checkpoints, metrics)" in text
-    assert f"-m tensorboard.main --logdir '{run}/tensorboard'" in text
-    assert f"python main.py --role evaluator checkpoint='{run}' episodes=100" in text
-    assert f"checkpoint='{run}' episodes=1 video='{run}/game'" in text
+    run = tmp_path / "my runs"
+    text = summary_of(run, CHECKPOINT, "tensorboard", "metrics")
+    for part in (
+        "1:02:03: 12,345,678 frames and 98,765 updates",
+        "7.25 (79% of human) after 98,000 updates, best 9.5 (86% of human) after 5,000 updates\n",
+        f"'{run}' (checkpoints, metrics)",
+        f"-m tensorboard.main --logdir '{run}/tensorboard'",
+        f"python main.py --role evaluator checkpoint='{run}' episodes=100",
+        f"checkpoint='{run}' episodes=1 video='{run}/game'",
+    ):
+        assert part in text
     assert "curves.png" not in text
 
 
 @pytest.mark.parametrize("new_updates", [0, 50])
 def test_summary_of_an_already_finished_run_shows_how_to_extend_it(tmp_path: Path, new_updates: int) -> None:
     write(tmp_path, "learner", 9, 4000, learner__updates=100)
-    write(tmp_path, "evaluator", 9, 4000, eval__episodic_return=1.0, eval__updates=100.0)
     reader = ProgressReader(str(tmp_path), config(total_updates=100 + new_updates), Clock())
     write(tmp_path, "learner", 1, 4000, started=START + 60, learner__updates=100 + new_updates)
     text = final_summary(reader.read(), config(run_directory=str(tmp_path)), has_screen=False)
-    words = "an earlier start had reached total_updates=100; with a higher limit, or 0 for none, the run goes on"
-    assert (words in text) == (new_updates == 0)
-    assert ("Nothing new" in text) == (new_updates == 0)
-    assert ("\nEnded:       total_updates=150 is reached\n" in text) == (new_updates == 50)
-    assert "Evaluation:  1.0 after 100 updates, best 1.0 after 100 updates\n" in text
+    assert ("Nothing new: an earlier start had reached total_updates=100" in text) == (new_updates == 0)
+    assert ("total_updates=150 is reached\n" in text) == (new_updates == 50)
 
 
-def test_summary_of_a_run_without_a_checkpoint_offers_no_game_of_it(tmp_path: Path) -> None:
-    text = final_summary(progress(), config(run_directory=run_with(tmp_path, "checkpoints/.saving-8")), has_screen=True)
-    assert "--role evaluator" not in text
-    assert "Checkpoint:  none was saved: the same command starts from the beginning" in text
-
-
-def test_summary_of_a_game_without_a_screen_offers_no_film(tmp_path: Path) -> None:
-    text = final_summary(progress(), config(run_directory=run_with(tmp_path, CHECKPOINT)), has_screen=False)
-    assert "episodes=100" in text
-    assert "video=" not in text
+def test_summary_names_only_commands_and_files_that_work(tmp_path: Path) -> None:
+    text = summary_of(tmp_path / "short", "logs", "checkpoints/.saving-8")
+    assert f"{tmp_path / 'short'} (checkpoints, logs)" in text
+    assert "none was saved" in text
+    assert not [word for word in ("--role evaluator", "tensorboard", "Look at") if word in text]
+    blind = summary_of(tmp_path / "blind", CHECKPOINT, screen=False)
+    assert "episodes=100" in blind
+    assert "video=" not in blind
 
 
 def test_summary_reports_the_film_of_a_simulator_or_what_it_needs(tmp_path: Path) -> None:
-    run = run_with(tmp_path, CHECKPOINT)
-    text = final_summary(
-        progress(film_return=951.23), config(run_directory=run), has_screen=True, film_needs="pip install x"
-    )
-    assert "\nFilm:        951.2, in the task's own simulator, which no training has seen\n" in text
-    text = final_summary(progress(), config(run_directory=run), has_screen=True, film_needs="pip install x")
-    assert "\nFilm:        none; it needs pip install x\n" in text
-    assert "Film: " not in final_summary(progress(), config(run_directory=run), has_screen=True)
+    assert "Film:        951.2, " in summary_of(tmp_path, CHECKPOINT, film_return=951.23, film_needs="pip install x")
+    assert "\nFilm:        none; it needs pip install x\n" in summary_of(tmp_path, film_needs="pip install x")
+    assert "Film: " not in summary_of(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("config", "expected"),
-    [("catch", False), ("walker", False), ("pendulum", True), ("mountain_car", True), ("pong_cpu", True)],
-)
-def test_a_game_has_a_screen_if_it_can_be_filmed(config: str, expected: bool) -> None:
-    assert has_screen(load(ROOT / "configs" / f"{config}.yaml", [])) == expected
-
-
-def test_summary_of_a_short_run_names_only_existing_files(tmp_path: Path) -> None:
-    text = final_summary(progress(), config(run_directory=run_with(tmp_path, "logs")), has_screen=True)
-    assert f"Files:       {tmp_path} (logs)" in text
-    assert "tensorboard" not in text
-
-
-def test_summary_names_the_existing_pictures(tmp_path: Path) -> None:
-    names = ("report.html", "curves.png", "video.mp4")
-    for name in names:
-        (tmp_path / name).touch()
-    text = final_summary(progress(), config(run_directory=str(tmp_path)), has_screen=True)
-    assert "".join(f"Look at:     {tmp_path}/{name}\n" for name in names) in text
-    assert "video.gif" not in text
+@pytest.mark.parametrize("name", ["catch", "walker", "pendulum", "mountain_car", "pong_cpu"])
+def test_a_game_has_a_screen_if_it_can_be_filmed(name: str) -> None:
+    assert has_screen(load(ROOT / "configs" / f"{name}.yaml", [])) == (name not in ("catch", "walker"))
 
 
 @pytest.mark.parametrize("age_seconds", [-5, 5])
-def test_summary_leaves_out_a_film_that_is_older_than_the_newest_checkpoint(tmp_path: Path, age_seconds: int) -> None:
-    run_with(tmp_path, "checkpoints/1000", CHECKPOINT)
-    for path, seconds in (("checkpoints/1000", -9), (CHECKPOINT, 0), ("video.mp4", -age_seconds), ("curves.png", -9)):
+def test_summary_names_existing_pictures_but_no_film_older_than_the_newest_checkpoint(
+    tmp_path: Path, age_seconds: int
+) -> None:
+    for name in ("checkpoints/1000", CHECKPOINT):
+        (tmp_path / name).mkdir(parents=True)
+    times = {"checkpoints/1000": -9, CHECKPOINT: 0, "video.mp4": -age_seconds, "curves.png": -9, "report.html": -9}
+    for path, seconds in times.items():
         (tmp_path / path).touch()
         os.utime(tmp_path / path, (START + seconds, START + seconds))
-    text = final_summary(progress(), config(run_directory=str(tmp_path)), has_screen=True)
-    assert ("video.mp4" in text) == (age_seconds < 0)
-    assert "curves.png" in text
+    text = summary_of(tmp_path)
+    shown = [name for name in ("report.html", "curves.png", "video.mp4", "video.gif") if f"{tmp_path}/{name}\n" in text]
+    assert shown == ["report.html", "curves.png", "video.mp4"][: 3 if age_seconds < 0 else 2]
 
 
 def test_summary_names_the_interpreter_of_the_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", os.path.abspath(".venv/bin/python"))
-    text = final_summary(progress(), config(run_directory=run_with(tmp_path, CHECKPOINT)), has_screen=True)
-    assert ".venv/bin/python main.py --role evaluator" in text
+    assert ".venv/bin/python main.py --role evaluator" in summary_of(tmp_path, CHECKPOINT)

@@ -24,29 +24,15 @@ def test_wall_clock_that_is_set_changes_neither_times_nor_numbers(tmp_path: Path
         write(tmp_path, "learner", second, 100 * second, wall, **values)
         now = reader.read()
         assert (now.elapsed_seconds, now.updates, now.frames) == (second, second, 100 * second)
+        assert now.roles["learner"] == "running"
         assert now.seconds_left == pytest.approx(1800 - second)
         assert now.warnings == ()
-
-
-def test_progress_is_measured_by_a_monotonic_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    reader = ProgressReader(str(tmp_path), config())
-    monkeypatch.setattr("time.time", lambda: 0.0)
-    assert 0 <= reader.read().elapsed_seconds < 60
-
-
-def test_two_lines_around_a_clock_that_is_set_back_are_no_restart(tmp_path: Path) -> None:
-    reader = ProgressReader(str(tmp_path), config(), Clock())
-    write(tmp_path, "learner", 5, 200, learner__updates=2)
-    write(tmp_path, "learner", 10, 300, START - 3600, learner__updates=3)
-    now = reader.read()
-    assert (now.roles["learner"], now.frames, now.updates) == ("running", 300, 3)
 
 
 def test_minutes_of_earlier_starts_reduce_the_time_left(tmp_path: Path) -> None:
     write(tmp_path, "learner", 90, 200, learner__updates=2, charts__elapsed_minutes=1.5)
     clock = Clock()
     reader = ProgressReader(str(tmp_path), config(total_minutes=5.0), clock)
-    assert reader.read().seconds_left == 210.0
     clock.now += 20  # in which the learner compiles, and writes nothing
     assert reader.read().seconds_left == 210.0
     clock.now += 1
@@ -55,61 +41,47 @@ def test_minutes_of_earlier_starts_reduce_the_time_left(tmp_path: Path) -> None:
     assert reader.read().seconds_left == 228.0
 
 
-@pytest.mark.parametrize(("limits", "share"), [
-    ({}, None),
-    ({"total_updates": 1000}, 0.25),
-    ({"total_updates": 1000, "total_environment_frames": 800}, 0.5),
-    ({"total_minutes": 4.0}, 0.5),
-    ({"total_updates": 100}, 1.0),
+@pytest.mark.parametrize(("limits", "share", "reached"), [
+    ({}, None, ()),
+    ({"total_updates": 1000}, 0.25, ()),
+    ({"total_updates": 1000, "total_environment_frames": 800}, 0.5, ()),
+    ({"total_minutes": 4.0}, 0.5, ()),
+    ({"total_updates": 100}, 1.0, ("total_updates=100",)),
+    ({"total_environment_frames": 400}, 1.0, ("total_environment_frames=400",)),
+    ({"total_minutes": 2.0}, 1.0, ("total_minutes=2.0",)),
+    ({"evaluator": EvaluatorConfig(stop_at_return=7.5)}, 1.0, ("evaluator.stop_at_return=7.5",)),
+    ({"evaluator": EvaluatorConfig(stop_at_return=7.6)}, 0.0, ()),
 ])  # fmt: skip
-def test_share_of_the_run_is_that_of_its_nearest_limit(
-    tmp_path: Path, limits: dict[str, float], share: float | None
+def test_share_of_the_run_is_that_of_its_nearest_limit_which_ends_it(
+    tmp_path: Path, limits: dict[str, float], share: float | None, reached: tuple[str, ...]
 ) -> None:
     reader = ProgressReader(str(tmp_path), config(**limits), Clock())
-    write(tmp_path, "learner", 5, 400, learner__updates=250, charts__elapsed_minutes=2.0)
-    assert reader.read().share == share
+    values = {"learner__updates": 250, "charts__elapsed_minutes": 2.0, "charts__updates_per_second": 8.0}
+    write(tmp_path, "learner", 5, 400, **values)
+    for value in (3.0, 7.5, 7.0):
+        write(tmp_path, "evaluator", 0, 400, eval__episodic_return=value)
+    now = reader.read()
+    assert (now.share, now.reached_limits) == (share, reached)
+    assert now.phase == ("finishing" if reached else "learning")
 
 
 def test_run_passes_from_starting_over_filling_and_learning_to_finishing(tmp_path: Path) -> None:
     reader = ProgressReader(str(tmp_path), config(total_updates=100), Clock())
-    assert reader.read().phase == "starting the replay server"
-    write(tmp_path, "replay", 1, 0, replay__size_transitions=0)
-    assert reader.read().phase == "starting the learner"
-    write(tmp_path, "learner", 1, 0, learner__updates=0, charts__updates_per_second=0.0)
-    assert reader.read().phase == "starting the actors", "no actor has sent anything"
-    write(tmp_path, "replay", 1, 40, replay__size_transitions=10)
-    assert reader.read().phase == "filling the replay"
-    write(tmp_path, "replay", 2, 5000, replay__size_transitions=5000)
-    assert reader.read().phase == "compiling the learner"
-    write(tmp_path, "learner", 9, 4000, learner__updates=40, charts__updates_per_second=8.0)
-    assert reader.read().phase == "learning"
-    write(tmp_path, "learner", 14, 8000, learner__updates=40, charts__updates_per_second=0.0)
-    assert reader.read().phase == "learning"  # it waits for batches; it does not go back
-    write(tmp_path, "learner", 19, 9000, learner__updates=100, charts__updates_per_second=8.0)
-    assert reader.read().phase == "finishing"
-
-
-def test_each_limit_ends_the_run(tmp_path: Path) -> None:
-    clock = Clock()
-    for limit, reached in (("total_environment_frames", 4000), ("total_updates", 100), ("total_minutes", 1.0)):
-        for value, phase in ((reached, "finishing"), (reached * 2, "learning")):
-            directory = tmp_path / f"{limit}-{value}"
-            directory.mkdir()
-            reader = ProgressReader(str(directory), config(**{limit: value}), clock)
-            write(directory, "learner", 0, 4000, learner__updates=100, charts__updates_per_second=8.0)
-            reader.read()
-            clock.now += 60
-            assert reader.read().phase == phase, (limit, value)
-
-
-@pytest.mark.parametrize(("goal", "reached"), [(0.0, ()), (7.5, ("evaluator.stop_at_return=7.5",)), (7.6, ())])
-def test_any_evaluation_with_the_return_to_stop_at_ends_the_run(
-    tmp_path: Path, goal: float, reached: tuple[str, ...]
-) -> None:
-    for value in (3.0, 7.5, 7.0):
-        write(tmp_path, "evaluator", 0, 4000, eval__episodic_return=value)
-    reader = ProgressReader(str(tmp_path), config(evaluator=EvaluatorConfig(stop_at_return=goal)), Clock())
-    assert reader.read().reached_limits == reached
+    size, rate = "replay__size_transitions", "charts__updates_per_second"
+    phases = [reader.read().phase]
+    for name, seconds, values in (
+        ("replay", 1, {size: 0}),
+        ("learner", 1, {"learner__updates": 0, rate: 0.0}),  # no actor has sent anything
+        ("replay", 1, {size: 10}),
+        ("replay", 2, {size: 5000}),
+        ("learner", 9, {"learner__updates": 40, rate: 8.0}),
+        ("learner", 14, {"learner__updates": 40, rate: 0.0}),  # it waits for batches; it does not go back
+        ("learner", 19, {"learner__updates": 100, rate: 8.0}),
+    ):
+        write(tmp_path, name, seconds, 4000, **values)
+        phases.append(reader.read().phase)
+    assert phases[:3] == ["starting the replay server", "starting the learner", "starting the actors"]
+    assert phases[3:] == ["filling the replay", "compiling the learner", "learning", "learning", "finishing"]
 
 
 def test_numbers_of_several_replay_servers_are_added_and_each_is_shown(tmp_path: Path) -> None:
@@ -123,16 +95,17 @@ def test_numbers_of_several_replay_servers_are_added_and_each_is_shown(tmp_path:
     now = reader.read()
     assert (now.frames, now.frames_per_second, now.replay_size) == (8800, 600.0, 800)
     assert now.servers == {"replay": (300, 90.0), "replay-1": (500, 40.0)}
-    assert now.roles["replay-1"] == "running"
     assert dict(rows(now))["replay servers"] == "replay 300, 90 stored/s; replay-1 500, 40 stored/s"
 
 
 def test_numbers_come_from_the_files_of_all_processes(tmp_path: Path) -> None:
     clock = Clock()
     reader = ProgressReader(str(tmp_path), config(total_environment_frames=100_000), clock)
+    assert reader.read().frames == 0
     memory = "system__resident_memory_bytes"
-    write(tmp_path, "learner", 5, 8000, learner__updates=50, charts__updates_per_second=10.0, **{memory: 300})
     write(tmp_path, "replay", 5, 8400, replay__size_transitions=2100, replay__samples_per_insert=1.9, **{memory: 40})
+    assert reader.read().frames == 8400
+    write(tmp_path, "learner", 5, 8000, learner__updates=50, charts__updates_per_second=10.0, **{memory: 300})
     write(tmp_path, "replay", 9, 8400, charts__episodic_return=-20.5, charts__environment_frames_per_second=1600.0)
     write(tmp_path, "actor-1", 5, 8000, actor__steps_per_second=200.0, **{memory: 2})
     clock.now = START + 12
@@ -142,13 +115,8 @@ def test_numbers_come_from_the_files_of_all_processes(tmp_path: Path) -> None:
     assert (now.replay_size, now.replay_capacity, now.min_size_to_sample) == (2100, 10_000, 1_000)
     assert (now.samples_per_insert, now.target_samples_per_insert) == (1.9, 2.0)
     assert (now.training_return, now.elapsed_seconds, now.memory_bytes) == (-20.5, 12.0, 342)
-    assert now.roles == {
-        "learner": "running",
-        "replay": "running",
-        "actor-0": "starting",
-        "actor-1": "running",
-        "evaluator": "starting",
-    }
+    states = {"learner": "running", "replay": "running", "actor-0": "starting", "actor-1": "running"}
+    assert now.roles == {**states, "evaluator": "starting"}
 
 
 def test_newest_value_of_a_tag_holds_whichever_process_wrote_it(tmp_path: Path) -> None:
@@ -161,14 +129,6 @@ def test_newest_value_of_a_tag_holds_whichever_process_wrote_it(tmp_path: Path) 
     assert reader.read().training_return == 3.0
 
 
-def test_frames_of_the_replay_count_while_the_learner_reports_none(tmp_path: Path) -> None:
-    reader = ProgressReader(str(tmp_path), config(), Clock())
-    assert reader.read().frames == 0
-    write(tmp_path, "replay", 1, 4000)
-    write(tmp_path, "learner", 2, 0)
-    assert reader.read().frames == 4000
-
-
 def test_process_whose_clock_restarts_at_0_counts_as_restarted(tmp_path: Path) -> None:
     reader = ProgressReader(str(tmp_path), config(), Clock())
     for started, seconds in ((0, 5), (0, 10), (20, 1), (20, 6), (40, 2)):
@@ -178,7 +138,6 @@ def test_process_whose_clock_restarts_at_0_counts_as_restarted(tmp_path: Path) -
 
 def test_best_evaluation_stays_when_a_worse_one_follows(tmp_path: Path) -> None:
     reader = ProgressReader(str(tmp_path), config(), Clock())
-    assert (reader.read().latest_evaluation, reader.read().best_evaluation) == (None, None)
     write(tmp_path, "evaluator", 1, 4, eval__episodic_return=14.6, eval__human_normalized_score=1.0, eval__updates=7)
     write(tmp_path, "evaluator", 2, 4, eval__episodic_return=-20.7, eval__human_normalized_score=0.0)
     write(tmp_path, "evaluator", 3, 4, system__resident_memory_bytes=1)
@@ -229,13 +188,9 @@ def test_time_left_is_that_of_the_limit_that_comes_first(
     assert left == (None if seconds_left is None else pytest.approx(seconds_left))
 
 
-def test_time_left_is_known_before_any_process_writes_where_minutes_limit_the_run(tmp_path: Path) -> None:
-    limits = {"total_minutes": 30.0, "total_environment_frames": 10**9, "total_updates": 10**9}
-    assert ProgressReader(str(tmp_path), config(**limits), Clock()).read().seconds_left == 1800
-
-
 def test_progress_is_read_from_the_files_that_metrics_writer_writes(tmp_path: Path) -> None:
-    reader = ProgressReader(str(tmp_path), config())
+    reader = ProgressReader(str(tmp_path), config(total_minutes=30.0, total_updates=10**9))
+    assert reader.read().seconds_left == 1800, "known before any process writes"
     MetricsWriter(str(tmp_path), "learner").write(4000, {"learner/updates": 7, "charts/updates_per_second": 2.5})
     now = reader.read()
     assert (now.phase, now.frames, now.updates, now.updates_per_second) == ("learning", 4000, 7, 2.5)

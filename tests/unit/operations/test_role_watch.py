@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from unittest import mock
+
 import pytest
 
 from apex_jax.operations.role_watch import RoleWatch
+from apex_jax.transport.status_link import StatusError
 from tests.rigs.links import free_address, wait_until
 from tests.rigs.statuses import Served, served
 
@@ -13,13 +16,8 @@ __all__ = ["served"]
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, seconds in (
-        ("POLL_SECONDS", 0.02),
-        ("ANSWER_SECONDS", 0.2),
-        ("STARTING_SECONDS", 0.0),
-        ("STUCK_SECONDS", 0.1),
-    ):
-        monkeypatch.setattr(f"apex_jax.operations.role_watch.{name}", seconds)
+    for name, seconds in dict(POLL=0.02, ANSWER=0.2, STARTING=0.0, STUCK=0.1).items():
+        monkeypatch.setattr(f"apex_jax.operations.role_watch.{name}_SECONDS", seconds)
 
 
 @pytest.mark.usefixtures("quick")
@@ -46,16 +44,22 @@ def test_watch_finds_a_silent_role_and_one_without_progress(served: Served) -> N
 
 @pytest.mark.usefixtures("quick")
 def test_time_while_the_supervisor_is_stopped_does_not_count_as_silence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("apex_jax.operations.role_watch.STARTING_SECONDS", 1000.0)
-    watch = RoleWatch({"replay": free_address()})
+    seconds, asked = [1000.0], []
+
+    def fetch(address: str, _: float) -> None:
+        asked.append(address)
+        raise StatusError("silent")
+
+    monkeypatch.setattr("apex_jax.operations.role_watch.STARTING_SECONDS", 100.0)
+    monkeypatch.setattr("apex_jax.operations.role_watch.time", mock.Mock(monotonic=lambda: seconds[0]))
+    monkeypatch.setattr("apex_jax.operations.role_watch.fetch", fetch)
+    watch = RoleWatch({"replay": "tcp://127.0.0.1:1"})
     watch.started("replay")
-    watch._ask("replay", 2.0, watch._started["replay"])
-    assert watch._silent_seconds["replay"] == 2.0
-    started = watch._started["replay"] = watch._started["replay"] - 5000.0  # as after a suspension
     watch.start()
-    wait_until(lambda: watch._silent_seconds["replay"] > 2.0)
-    assert watch._started["replay"] == started
-    assert watch._silent_seconds["replay"] < 100.0
+    wait_until(lambda: asked)
+    seconds[0] += 5000.0  # a suspension
+    before = len(asked)
+    wait_until(lambda: len(asked) > before + 2)
     assert watch.fault("replay") == ("", 0.0)
     watch.close()
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from apex_jax.operations.stopping import STOPPING_AFTER_THE_END, acknowledge, lost_transitions, lost_updates
+from apex_jax.operations.stopping import acknowledge, lost_transitions, lost_updates
 from apex_jax.process import SUPERVISED
 from tests.rigs.processes import ROOT, Program, Programs, catch, free_tcp_addresses
 
@@ -109,17 +109,8 @@ def test_losses_of_a_stop_without_saving_are_printed(
         for name in ("800", str(saved), ".saving-9000", "damaged-9000-1"):
             (tmp_path / "checkpoints" / name).mkdir(parents=True)
     assert lost_updates(str(tmp_path), updates, is_saved) == f"stopped at once: {said}"
-
-
-@pytest.mark.parametrize("has_journal", [True, False])
-def test_stored_transitions_are_lost_only_without_a_journal(has_journal: bool) -> None:
-    assert ("no transition" in lost_transitions(has_journal)) == has_journal
-    assert ("replay.journal=false" in lost_transitions(has_journal)) != has_journal
-
-
-def test_acknowledgement_is_one_line_on_standard_error(capsys: pytest.CaptureFixture[str]) -> None:
-    acknowledge(STOPPING_AFTER_THE_END)
-    assert capsys.readouterr() == ("", f"{STOPPING_AFTER_THE_END}\n")
+    assert "no transition" in lost_transitions(has_journal=True)
+    assert "replay.journal=false" in lost_transitions(has_journal=False)
 
 
 @pytest.mark.parametrize("is_closed", [True, False])

@@ -1,4 +1,4 @@
-"""A run is copied while it goes on, and a new machine fetches it before its role starts."""
+"""A run is copied while it goes on, a new machine fetches it before its role starts, and a command does both."""
 
 from __future__ import annotations
 
@@ -10,23 +10,21 @@ import threading
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
 from apex_jax.config import Config, StorageConfig
-from apex_jax.operations import storage_copy
+from apex_jax.host.errors import RunError, UsageError
+from apex_jax.operations import storage_command, storage_copy
 from apex_jax.operations.storage_copy import StorageCopy, fetch_missing
 from apex_jax.process import FETCHED, StopSignal
-from apex_jax.run import storage as module
 from apex_jax.run.storage import SECTIONS, Storage, StorageError, local_progress
 from tests.rigs.links import wait_until
 from tests.rigs.processes import Programs, catch, checkpoints, free_tcp_addresses
 from tests.rigs.storages import content, copied, failing, newest_checkpoint, pull, push, run, write
 
 __all__ = ["run"]
-
-
-# While a run goes on ----------------------------------------------------------------------------------------------
 
 
 def config_of(directory: Path, url: Path, interval: float = 0.05) -> Config:
@@ -37,12 +35,8 @@ def test_run_is_copied_at_each_interval_and_at_the_end(tmp_path: Path, run: Path
     with StorageCopy(config_of(run, tmp_path / "copy"), "learner", StopSignal()) as copy:
         wait_until(lambda: (tmp_path / "copy" / "learner" / "manifest.json").exists())
         assert copy.metrics()["storage/failed_copies"] == 0
-        copy._closing.set()  # no more at an interval
-        copy._thread.join()
+    with StorageCopy(config_of(run, tmp_path / "copy", interval=1000.0), "learner", StopSignal()):
         write(run, "metrics/learner.jsonl", b"the last word")
-        copy._closing.clear()
-        copy._thread = threading.Thread(target=copy._run, daemon=True)
-        copy._thread.start()
     assert pull(tmp_path / "copy", tmp_path / "back")["metrics/learner.jsonl"] == b"the last word"
 
 
@@ -65,13 +59,11 @@ def test_hanging_last_copy_does_not_block_the_end(
 ) -> None:
     monkeypatch.setattr(storage_copy, "LAST_COPY_SECONDS", 0.1)
     released = threading.Event()
-    monkeypatch.setattr(Storage, "_write", lambda *_: released.wait(20))
-    copy = StorageCopy(config_of(run, tmp_path / "copy"), "learner", StopSignal())
-    with copy:
+    monkeypatch.setattr(Storage, "push", lambda *_: released.wait(20))
+    with StorageCopy(config_of(run, tmp_path / "copy"), "learner", StopSignal()):
         pass
     assert "took too long" in caplog.text
     released.set()
-    copy._thread.join()
 
 
 def test_new_machine_fetches_the_run_and_logs_it(tmp_path: Path, run: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -86,11 +78,10 @@ def test_new_machine_fetches_the_run_and_logs_it(tmp_path: Path, run: Path, capl
 
 def test_long_fetch_sends_heartbeats_and_ends_with_the_process(tmp_path: Path, run: Path) -> None:
     push(tmp_path / "copy", run)
-    stop = StopSignal()
-    stop._beat_seconds -= 1000.0
+    stop = mock.Mock(spec=StopSignal, is_set=lambda: False)
     fetch_missing(config_of(tmp_path / "back", tmp_path / "copy"), ["learner"], stop)
-    assert stop.idle_seconds < 500.0
-    stop.set()
+    assert stop.beat.call_count > 1
+    stop.is_set = lambda: True
     fetch_missing(config_of(tmp_path / "other", tmp_path / "copy"), ["learner"], stop)
     assert local_progress("learner", tmp_path / "other") is None
 
@@ -98,10 +89,10 @@ def test_long_fetch_sends_heartbeats_and_ends_with_the_process(tmp_path: Path, r
 def test_start_behind_the_copy_or_without_an_answer_is_a_one_line_error(tmp_path: Path, run: Path) -> None:
     push(tmp_path / "copy", run)
     write(tmp_path / "back", "checkpoints/199/x", b"")
-    with pytest.raises(StorageError, match=r"holds a checkpoint at 200 updates, .* only one at 199: fetch it"):
+    with pytest.raises(StorageError, match=r"200 updates, .* only one at 199"):
         fetch_missing(config_of(tmp_path / "back", tmp_path / "copy"), ["learner"], StopSignal())
     (tmp_path / "copy" / "learner" / "manifest.json").write_text("{}")
-    with pytest.raises(StorageError, match=r"manifest\.json is damaged; restore it, or remove it"):
+    with pytest.raises(StorageError, match=r"manifest\.json is damaged"):
         fetch_missing(config_of(tmp_path / "new", tmp_path / "copy"), ["learner"], StopSignal())
 
 
@@ -162,13 +153,14 @@ def test_interrupted_fetch_keeps_the_identity_of_the_run(
     push(tmp_path / "copy", run)
     back = tmp_path / "back"
 
-    def install_and_die(arriving: Path, run_directory: Path) -> None:
-        install(arriving, run_directory)
+    rename = os.rename
+
+    def rename_and_die(*paths: Path) -> None:
+        rename(*paths)
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    install = module._install
     with monkeypatch.context() as patch:
-        patch.setattr(module, "_install", install_and_die)
+        patch.setattr(os, "rename", rename_and_die)
         with pytest.raises(StorageError):
             fetch_missing(config_of(back, tmp_path / "copy"), ["learner"], StopSignal())
     write(back, "checkpoints/250/x", b"of the replacement")
@@ -180,6 +172,36 @@ def test_without_a_url_nothing_happens_and_nothing_is_imported(tmp_path: Path) -
     with StorageCopy(Config(run_directory=str(tmp_path)), "learner", StopSignal()) as copy:
         assert copy.metrics() == {}
     assert not list(tmp_path.iterdir())
+
+
+# The command storage ----------------------------------------------------------------------------------------------
+
+
+def test_push_and_pull_commands_copy_a_run_both_ways(
+    tmp_path: Path, run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url = f"file://{tmp_path / 'copy'}"
+    assert storage_command.run(["push", str(run), url]) == 0
+    assert storage_command.run(["pull", url, str(tmp_path / "back")]) == 0
+    assert content(tmp_path / "back") == copied(run)
+    assert capsys.readouterr().out.count("MB transferred") == 4
+    with pytest.raises(UsageError, match="holds a run already"):
+        storage_command.run(["pull", url, str(tmp_path / "back")])
+    with pytest.raises(UsageError, match="holds no checkpoint"):
+        storage_command.run(["push", str(tmp_path / "nothing"), url])
+    with pytest.raises(RunError, match="there is no copy of a run"):
+        storage_command.run(["pull", f"file://{tmp_path / 'nowhere'}", str(tmp_path / "new")])
+    with pytest.raises(UsageError, match="storage push --help"):
+        storage_command.run(["push", str(run)])
+
+
+@pytest.mark.parametrize("url", ["", "::", "s3:/bucket/run", "file://", "memory://x", "/"])
+def test_url_that_is_no_place_for_a_copy_is_wrong_usage(run: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(run)
+    before = content(run)
+    with pytest.raises(UsageError, match="s3://bucket/prefix"):
+        storage_command.run(["push", str(run), url])
+    assert content(run) == before
 
 
 # Real processes ---------------------------------------------------------------------------------------------------

@@ -1,11 +1,10 @@
-"""Addresses are parsed, hosts are resolved in time, and a path is free unless a process serves there."""
+"""Addresses are parsed, hosts are resolved in time, and what leaves this machine is known."""
 
 from __future__ import annotations
 
 import socket
 import threading
-import time
-from pathlib import Path
+from ipaddress import IPv6Address
 
 import pytest
 from hypothesis import example, given
@@ -17,24 +16,23 @@ from apex_jax.transport.addresses import (
     Address,
     UnresolvedHost,
     addresses_of_servers,
-    check_path_is_free,
     is_loopback,
     resolve,
     split,
 )
 
 
-def test_addresses_are_parsed_into_their_parts() -> None:
-    assert split("tcp://[::1]:80") == Address("::1", 80, "")
-    assert split("tcp://host:65535") == Address("host", 65535, "")
-    assert split("ipc://a/b") == Address("", 0, "a/b")
+def test_a_path_is_no_host_and_is_resolved_without_a_lookup(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (socket.AF_INET, ("127.0.0.1", 80)) in resolve(split("tcp://127.0.0.1:80"), 5.0)
+    monkeypatch.setattr(socket, "getaddrinfo", None)
+    assert split("ipc:///run/x") == Address("", 0, "/run/x")
+    assert resolve(split("ipc:///run/x"), 0.0) == [(socket.AF_UNIX, "/run/x")]
 
 
 def test_each_replay_server_has_an_address_where_it_is_joined() -> None:
     two = load(None, ["replay.servers=2", "addresses.sampling=[tcp://a:2,tcp://b:2]"])
     assert addresses_of_servers(two, "sampling") == ("tcp://a:2", "tcp://b:2")
-    with pytest.raises(UsageError, match=r"addresses\.experience=.*must have one entry for each of replay\.servers=2"):
+    with pytest.raises(UsageError, match=r"addresses\.experience=.*replay\.servers=2"):
         addresses_of_servers(two, "experience")
 
 
@@ -45,37 +43,22 @@ def test_unknown_host_is_a_one_line_error(host: str) -> None:
     assert str(caught.value).isprintable()
 
 
-@pytest.mark.parametrize(("address", "stays"), [
-    ("tcp://127.0.0.1:5550", True),
-    ("tcp://127.8.9.10:5550", True),
-    ("tcp://[::1]:5550", True),
-    ("tcp://[::ffff:127.0.0.1]:5550", True),
-    ("tcp://localhost:5550", True),
-    ("tcp://[::ffff:10.0.0.7]:5550", False),
-    ("tcp://*:5550", False),
-    ("tcp://0.0.0.0:5550", False),
-    ("tcp://[::]:5550", False),
-    ("tcp://eth0:5550", False),
-    ("tcp://10.0.0.7:5550", False),
-    ("tcp://localhost.example.org:5550", False),
-    ("tcp://127.0.0.1.example.org:5550", False),
-    ("tcp://10.0.0.7:0;127.0.0.1:5550", False),
+@pytest.mark.parametrize(("host", "stays"), [
+    *((host, True) for host in ("127.0.0.1", "127.8.9.10", "[::1]", "[::ffff:127.0.0.1]", "localhost")),
+    *((host, False) for host in ("[::ffff:10.0.0.7]", "*", "0.0.0.0", "[::]", "eth0", "10.0.0.7")),
+    *((host, False) for host in ("localhost.example.org", "127.0.0.1.example.org", "10.0.0.7:0;127.0.0.1")),
 ])  # fmt: skip
-def test_reachable_address_needs_keys(address: str, stays: bool) -> None:
-    assert is_loopback(address) == stays
+def test_reachable_address_needs_keys(host: str, stays: bool) -> None:
+    assert is_loopback(f"tcp://{host}:5550") == stays
 
 
-@given(
-    host=st.ip_addresses(v=4) | st.from_regex(r"[a-z0-9-]{1,20}(\.[a-z0-9-]{1,20})*", fullmatch=True),
-    port=st.integers(1, 65535),
-)
+NAMES = st.from_regex(r"[a-z0-9-]{1,20}(\.[a-z0-9-]{1,20})*", fullmatch=True)
+
+
+@given(host=st.ip_addresses() | NAMES, port=st.integers(1, 65535))
 def test_host_and_port_of_any_valid_address_are_returned(host: object, port: int) -> None:
-    assert split(f"tcp://{host}:{port}") == Address(str(host), port, "")
-
-
-@given(ip=st.ip_addresses(v=6), port=st.integers(1, 65535))
-def test_brackets_around_an_ipv6_address_are_removed(ip: object, port: int) -> None:
-    assert split(f"tcp://[{ip}]:{port}") == Address(str(ip), port, "")
+    text = f"[{host}]" if isinstance(host, IPv6Address) else host
+    assert split(f"tcp://{text}:{port}") == Address(str(host), port, "")
 
 
 @pytest.mark.parametrize("address", [
@@ -84,7 +67,7 @@ def test_brackets_around_an_ipv6_address_are_removed(ip: object, port: int) -> N
     "tcp://host:80 ", "tcp://host:80\n",
 ])  # fmt: skip
 def test_malformed_address_is_a_one_line_error_with_an_example(address: str) -> None:
-    with pytest.raises(UsageError, match=r"give tcp://HOST:PORT or ipc://PATH, such as tcp://127") as caught:
+    with pytest.raises(UsageError, match=r"tcp://HOST:PORT or ipc://PATH") as caught:
         split(address)
     assert str(caught.value).isprintable()
 
@@ -101,34 +84,9 @@ def test_any_text_is_an_address_or_wrong_usage_and_its_reach_is_known(text: str)
         assert path or (host and 1 <= port <= 65535)
 
 
-def test_path_resolves_to_itself_without_a_lookup(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(socket, "getaddrinfo", None)
-    assert resolve(Address("", 0, "/run/x"), 0.0) == [(socket.AF_UNIX, "/run/x")]
-
-
 def test_unresponsive_name_server_is_an_error_within_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     ended = threading.Event()
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [] if ended.wait(60) else None)
-    begun = time.monotonic()
-    with pytest.raises(UnresolvedHost, match=r"no name server answers for fleet\.example within 0\.05 s"):
+    with pytest.raises(UnresolvedHost, match=r"fleet\.example within 0\.05 s"):
         resolve(Address("fleet.example", 80, ""), 0.05)
-    assert time.monotonic() - begun < 20, "the lookup takes a minute"
     ended.set()
-
-
-def test_path_is_free_unless_a_process_serves_there_or_it_is_a_file(tmp_path: Path) -> None:
-    path = tmp_path / "socket"
-    check_path_is_free(str(path))
-    with socket.socket(socket.AF_UNIX) as server:
-        server.bind(str(path))
-        server.listen()
-        with pytest.raises(OSError, match="another process serves there"):
-            check_path_is_free(str(path))
-    check_path_is_free(str(path))
-    assert path.is_socket(), "only checked, not removed"
-    path.unlink()
-    for make in (path.touch, path.mkdir):
-        make()
-        with pytest.raises(OSError, match="it is a file"):
-            check_path_is_free(str(path))
-        path.rmdir() if path.is_dir() else path.unlink()

@@ -22,12 +22,8 @@ from apex_jax.transport.security import LINKS, LinkContext, Security
 from tests.rigs.links import free_address, wait_until
 
 CLIENTS = {"experience": "actor", "sampling": "learner", "weights": "actor"}
-SERVE = {"experience": sockets.serve_experience, "sampling": sockets.serve_sampling, "weights": sockets.serve_weights}
-CONNECT = {
-    "experience": sockets.connect_experience,
-    "sampling": sockets.connect_sampling,
-    "weights": sockets.connect_weights,
-}
+SERVE = {link: getattr(sockets, f"serve_{link}") for link in CLIENTS}
+CONNECT = {link: getattr(sockets, f"connect_{link}") for link in CLIENTS}
 
 
 class Links:
@@ -99,8 +95,6 @@ def open_files() -> int:
     ("no keys", "keys", "has no keys, this actor has: set security.keys=DIR there too", "failed_handshake"),
     ("keys", "stale server key", "does not have the key in replay.public here", "failed_handshake"),
     ("keys", "unknown key", "refused the key of this actor: put its public key into actor.public", "refused_key"),
-    ("keys", "learner's key", "refused the key of this actor", "refused_key"),
-    ("keys", "evaluator's key", "refused the key of this actor", "refused_key"),
 ])  # fmt: skip
 def test_client_that_can_never_join_logs_the_reason_once_and_gives_up(
     links: Links, caplog: pytest.LogCaptureFixture, server: str, client: str, words: str, reason: str
@@ -112,8 +106,6 @@ def test_client_that_can_never_join_logs_the_reason_once_and_gives_up(
         "no keys": Security("actor"),
         "stale server key": replace(sound, servers={"experience": stranger[0]}),
         "unknown key": replace(sound, secret=stranger[1]),
-        "learner's key": replace(sound, secret=links.security("learner").secret),
-        "evaluator's key": replace(sound, secret=links.security("evaluator").secret),
     }
     address = free_address()
     links.serve("experience", address, None if server == "keys" else Security("replay"))
@@ -132,8 +124,7 @@ def test_client_at_the_address_of_another_link_names_the_address_to_correct(link
     address = free_address()
     links.serve(served, address)
     links.connect("experience", address)
-    words = f"if {address} serves another link, set addresses.experience as the replay server has it"
-    with pytest.raises(RunError, match=words):
+    with pytest.raises(RunError, match=f"if {address} serves another link, set addresses.experience"):
         wait_until(lambda: False, links.watch)
 
 
@@ -157,7 +148,6 @@ def test_added_key_is_accepted_without_a_restart(links: Links) -> None:
     with open(links.directory / "actor.public", "ab") as file:
         file.write(public + b"\n")
     until_joined(client, links.watch)
-    assert client.poll(0, zmq.POLLOUT)
 
 
 def test_messages_travel_both_ways_and_none_in_plain_text(links: Links) -> None:
@@ -215,7 +205,6 @@ def test_absent_server_behind_a_proxy_is_joined_when_it_is_back(
         connection.close()
     links.serve("experience", address, None if has_keys else Security("replay"))
     until_joined(client, links.watch)
-    assert client.poll(0, zmq.POLLOUT)
 
 
 # What strangers cost ----------------------------------------------------------------------------------------------

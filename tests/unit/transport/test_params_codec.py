@@ -10,8 +10,9 @@ from apex_jax.transport import params_codec
 
 def random_params(seed: int) -> dict[str, dict[str, np.ndarray]]:
     rng = np.random.default_rng(seed)
+    kernel = rng.normal(size=(4, 3)).astype(np.float32).T  # in an order of its own in memory
     return {
-        "Dense_0": {"kernel": rng.normal(size=(3, 4)).astype(np.float32), "bias": np.zeros(4, np.float32)},
+        "Dense_0": {"kernel": kernel, "bias": np.zeros(4, np.float32)},
         "empty": {"kernel": np.zeros((0, 4), np.float32)},
         "scale": {"value": np.full((), rng.normal(), np.float32)},
     }
@@ -21,6 +22,7 @@ def test_weights_come_back_bit_for_bit_by_shapes_alone_as_read_only_views() -> N
     params = random_params(0)
     shapes = jax.eval_shape(lambda: jax.tree.map(jnp.asarray, params))
     body = params_codec.encode_weights(jax.tree.map(jnp.asarray, params))
+    assert body == params_codec.encode_weights(params)
     for like in (shapes, random_params(1)):
         decoded = params_codec.decode_weights(body, like)
         jax.tree.map(np.testing.assert_array_equal, decoded, params)
@@ -28,26 +30,16 @@ def test_weights_come_back_bit_for_bit_by_shapes_alone_as_read_only_views() -> N
         assert params_codec.architecture_of(like) == params_codec.architecture_of(params)
 
 
-def test_transposed_weights_travel_in_the_order_of_their_axes() -> None:
-    kernel = np.arange(6, dtype=np.float32).reshape(2, 3)
-    body = params_codec.encode_weights({"kernel": kernel.T})
-    np.testing.assert_array_equal(params_codec.decode_weights(body, {"kernel": kernel.T})["kernel"], kernel.T)
-
-
 def test_architecture_is_the_same_text_on_every_machine_and_release() -> None:
     params = {"b": np.zeros((2, 3), np.float32), "a": (np.zeros(5, np.float32),)}
     assert params_codec.architecture_of(params) == "d21d3959fe9be565"  # sha256 of "['a'][0] (5,)\n['b'] (2, 3)"
 
 
-@pytest.mark.parametrize(
-    "other",
-    [
-        {"a": np.zeros((3, 2), np.float32)},
-        {"b": np.zeros((2, 3), np.float32)},
-        {"a": {"a": np.zeros((2, 3), np.float32)}},
-    ],
-    ids=["shape", "name", "depth"],
-)
+@pytest.mark.parametrize("other", [
+    {"a": np.zeros((3, 2), np.float32)},
+    {"b": np.zeros((2, 3), np.float32)},
+    {"a": {"a": np.zeros((2, 3), np.float32)}},
+], ids=["shape", "name", "depth"])  # fmt: skip
 def test_different_architectures_have_different_digests(other: dict[str, np.ndarray]) -> None:
     assert params_codec.architecture_of(other) != params_codec.architecture_of({"a": np.zeros((2, 3), np.float32)})
 
@@ -55,7 +47,7 @@ def test_different_architectures_have_different_digests(other: dict[str, np.ndar
 @pytest.mark.parametrize("change", [-4, -1, 1, 4])
 def test_weights_of_a_wrong_length_are_refused(change: int) -> None:
     body = params_codec.encode_weights(random_params(0))
-    with pytest.raises(ValueError, match=f"{len(body) + change} bytes of weights, but this network has {len(body)}"):
+    with pytest.raises(ValueError, match=f"{len(body) + change} bytes.*{len(body)}"):
         params_codec.decode_weights(body.ljust(len(body) + change, b"\0")[: len(body) + change], random_params(0))
 
 

@@ -25,7 +25,7 @@ GOOD = b"GET /status HTTP/1.1\r\nHost: localhost\r\n\r\n"
 # The link ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("path", ["/status", "/", "/status?pretty"])
+@pytest.mark.parametrize("path", ["/status", "/"])
 def test_report_is_json_with_200_when_healthy_and_503_when_not(served: Served, path: str) -> None:
     for served.healthy, status in ((True, b"200 OK"), (False, b"503 Service Unavailable")):
         head, _, body = served.answer(f"GET {path} HTTP/1.1\r\n\r\n".encode()).partition(b"\r\n\r\n")
@@ -37,10 +37,8 @@ def test_report_is_json_with_200_when_healthy_and_503_when_not(served: Served, p
 
 
 @pytest.mark.parametrize(("request_bytes", "status"), [
-    (b"GET /other HTTP/1.1\r\n\r\n", b"404"),
     (b"GET /../../etc/passwd HTTP/1.1\r\n\r\n", b"404"),
     (b"POST /status HTTP/1.1\r\nContent-Length: 3\r\n\r\nabc", b"405"),
-    (b"DELETE / HTTP/1.0\r\n\r\n", b"405"),
     (b"\x00\xff garbage\r\n\r\n", b"400"),
     (b"GET http://elsewhere/ HTTP/1.1\r\n\r\n", b"404"),
     (b"GET /status HTTP/2\r\n\r\n", b"400"),
@@ -60,6 +58,15 @@ def test_name_of_another_machine_is_refused_on_loopback_only(place: str, status:
     served.server.close()
 
 
+def samples_of(served: Served) -> list[tuple[str, dict[str, str], float]]:
+    """Returns what Prometheus reads: name, labels and value of each sample."""
+    head, _, body = served.answer(b"GET /metrics HTTP/1.1\r\n\r\n").decode().partition("\r\n\r\n")
+    assert head.startswith("HTTP/1.1 200 OK\r\n")
+    assert "Content-Type: text/plain; version=0.0.4" in head
+    samples = [sample for family in text_string_to_metric_families(body) for sample in family.samples]
+    return [(sample.name, sample.labels, sample.value) for sample in samples]
+
+
 def test_prometheus_reads_every_number_of_the_report(served: Served) -> None:
     served.content |= {
         "metrics": {"learner/updates": 5, "charts/learning_rate": 6.25e-5, "losses/td_loss": None},
@@ -67,26 +74,21 @@ def test_prometheus_reads_every_number_of_the_report(served: Served) -> None:
         "actors": [{"steps_per_second": 1.0}],
         "healthy": True,
     }
-    head, _, body = served.answer(b"GET /metrics HTTP/1.1\r\n\r\n").decode().partition("\r\n\r\n")
-    assert head.startswith("HTTP/1.1 200 OK\r\n")
-    assert "Content-Type: text/plain; version=0.0.4" in head
-    samples = [sample for family in text_string_to_metric_families(body) for sample in family.samples]
-    assert {sample.name: sample.value for sample in samples} == {
+    samples = samples_of(served)
+    assert {name: value for name, _, value in samples} == {
         "apex_jax_learner_updates": 5.0,
         "apex_jax_charts_learning_rate": 6.25e-5,
         "apex_jax_peers_weights_clients": 2.0,
         "apex_jax_healthy": 1.0,
     }
-    assert all(sample.labels == {"role": "learner", "name": "learner"} for sample in samples)
+    assert all(labels == {"role": "learner", "name": "learner"} for _, labels, _ in samples)
 
 
 def test_prometheus_reads_the_report_of_each_process_of_a_local_run_under_its_own_name(served: Served) -> None:
     learner = {"role": "learner", "name": "learner", "metrics": {"learner/updates": 5}, "healthy": True}
     actor = {"role": "actor", "name": "actor-0", "metrics": {}, "healthy": False}
     served.content |= {"role": "local", "name": "local", "reports": {"learner": learner, "actor-0": actor}, "pid": 7}
-    body = served.answer(b"GET /metrics HTTP/1.1\r\n\r\n").decode().partition("\r\n\r\n")[2]
-    samples = [sample for family in text_string_to_metric_families(body) for sample in family.samples]
-    assert sorted((sample.name, sample.labels["role"], sample.labels["name"], sample.value) for sample in samples) == [
+    assert sorted((name, labels["role"], labels["name"], value) for name, labels, value in samples_of(served)) == [
         ("apex_jax_healthy", "actor", "actor-0", 0.0),
         ("apex_jax_healthy", "learner", "learner", 1.0),
         ("apex_jax_learner_updates", "learner", "learner", 5.0),
@@ -100,10 +102,9 @@ def test_slow_and_silent_clients_do_not_block_others(served: Served) -> None:
         if number % 2:
             client.sendall(b"GET /sta")  # and no more, ever
     assert fetch(served.address, 5.0)[0]
-    assert len(served.server._connections) <= MAX_CONNECTIONS
+    assert clients[0].recv(1) == b"", "the oldest one was closed for others"
     for client in clients:
         client.close()
-    wait_until(lambda: not served.server._connections)
 
 
 def test_client_that_takes_too_long_is_dropped(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,13 +127,11 @@ def test_clients_leave_no_file_descriptor_behind(served: Served) -> None:
         return len(os.listdir("/proc/self/fd"))
 
     served.answer(GOOD)
-    wait_until(lambda: not served.server._connections)
     before = descriptors()
     for _ in range(200):
         served.answer(GOOD)
         served.connect().close()
-    wait_until(lambda: not served.server._connections and descriptors() <= before)
-    assert descriptors() <= before
+    wait_until(lambda: descriptors() <= before)
 
 
 def test_report_that_fails_is_500_and_the_next_one_is_served(served: Served) -> None:
@@ -142,28 +141,24 @@ def test_report_that_fails_is_500_and_the_next_one_is_served(served: Served) -> 
     assert fetch(served.address, 5.0) == (True, {"role": "actor"})
 
 
-def test_socket_of_a_killed_process_is_taken_over_and_that_of_a_living_one_or_a_file_is_not(tmp_path: Path) -> None:
+def test_address_of_a_killed_process_is_taken_over_and_that_of_a_living_one_or_a_file_is_not(
+    served: Served, tmp_path: Path
+) -> None:
     path = tmp_path / "status"
-    address = f"ipc://{path}"
     with socket.socket(socket.AF_UNIX) as killed:
         killed.bind(str(path))
-    assert path.exists()
-    living = Served(address)
-    assert fetch(address, 5.0)[0]
-    with pytest.raises(StatusError, match=r"addresses\.status=ipc://.* cannot be served: another process serves there"):
-        Served(address)
-    assert fetch(address, 5.0)[0]
+    living = Served(f"ipc://{path}")
+    for address in (served.address, living.address):
+        with pytest.raises(StatusError, match=rf"addresses\.status={address} .*choose a free"):
+            Served(address)
+        assert fetch(address, 5.0)[0]
     living.server.close()
     assert not path.exists()
-    path.write_text("mine")
-    with pytest.raises(StatusError, match="it is a file; choose a free address"):
-        Served(address)
-    assert path.read_text() == "mine"
-
-
-def test_port_in_use_is_one_line(served: Served) -> None:
-    with pytest.raises(StatusError, match=rf"addresses\.status={served.address} cannot be served: .*; choose a free"):
-        Served(served.address)
+    for make in (path.touch, path.mkdir):
+        make()
+        with pytest.raises(StatusError, match="it is a file"):
+            Served(living.address)
+        path.rmdir() if path.is_dir() else path.unlink()
 
 
 # The client -------------------------------------------------------------------------------------------------------

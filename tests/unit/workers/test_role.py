@@ -19,7 +19,7 @@ from apex_jax.settings import load
 from apex_jax.transport.security import LINKS
 from apex_jax.transport.status_link import StatusError, fetch
 from apex_jax.workers import actor, evaluator, learner, local, role_process
-from apex_jax.workers.role import Role, RoleContext, open_role
+from apex_jax.workers.role import RoleContext, open_role
 from apex_jax.workers.role_process import LOG_TAIL_LINES, RoleProcess
 from tests.rigs.links import free_address
 from tests.rigs.storages import IDENTITY, LOG, content, push, run, write
@@ -52,10 +52,7 @@ def test_two_actors_of_one_name_are_refused_in_one_run(tmp_path: Path) -> None:
     config = config_in(tmp_path / "run")
     with open_role(config, "actor", "actor", StopSignal()) as context:
         context.write_metrics(0, {})
-        with (
-            pytest.raises(RunError, match="is named actor"),
-            open_role(config, "actor", "actor", StopSignal()),
-        ):
+        with pytest.raises(RunError, match="is named actor"), open_role(config, "actor", "actor", StopSignal()):
             pass
         with open_role(config, "actor", "actor-2", StopSignal()):
             pass
@@ -63,17 +60,15 @@ def test_two_actors_of_one_name_are_refused_in_one_run(tmp_path: Path) -> None:
         pass
 
 
-@pytest.mark.parametrize("role", ["actor", "evaluator", "learner", "replay"])
-def test_start_that_fails_frees_the_name_and_the_address(tmp_path: Path, role: Role) -> None:
-    address = free_address()
+def test_start_that_fails_frees_the_name_and_the_address(tmp_path: Path) -> None:
+    address, stop = free_address(), StopSignal()
     config = config_in(tmp_path / "run", f"addresses.status={address}")
     without_keys = config.replace(addresses=replace(config.addresses, **dict.fromkeys(LINKS, "tcp://10.0.0.7:5550")))
-    stop = StopSignal()
-    with pytest.raises(UsageError, match="there are no keys"), open_role(without_keys, role, role, stop):
+    with pytest.raises(UsageError, match="there are no keys"), open_role(without_keys, "actor", "actor", stop):
         pass
-    with open_role(config, role, role, stop) as context:
+    with open_role(config, "actor", "actor", stop) as context:
         context.write_metrics(0, {})
-        assert fetch(address, 5.0)[1]["role"] == role
+        assert fetch(address, 5.0)[1]["role"] == "actor"
 
 
 def test_second_replay_server_fetches_its_own_copy_on_an_empty_machine(tmp_path: Path, run: Path) -> None:
@@ -108,20 +103,17 @@ def test_an_algorithm_that_cannot_learn_the_task_is_refused_before_anything_star
     tmp_path: Path, worker: ModuleType, setting: str
 ) -> None:
     config = load(CONFIGS / "cartpole.yaml", [setting, f"run_directory={tmp_path / 'run'}"])
-    with pytest.raises(UsageError, match=rf"^{setting}: .* CartPole-v1 it must be one of auto, dqn$"):
+    with pytest.raises(UsageError, match=rf"^{setting}: .* CartPole-v1 .*auto, dqn$"):
         worker.run(config, "any", StopSignal())
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    ("last_line", "code", "error"),
-    [
-        ("error: no room", 1, "error: no room"),
-        ("fatal: no room", 3, "fatal: no room"),
-        ("error: no room", 0, ""),
-        ("Segmentation fault", 1, ""),
-    ],
-)
+@pytest.mark.parametrize(("last_line", "code", "error"), [
+    ("error: no room", 1, "error: no room"),
+    ("fatal: no room", 3, "fatal: no room"),
+    ("error: no room", 0, ""),
+    ("Segmentation fault", 1, ""),
+])  # fmt: skip
 def test_error_of_a_role_is_the_last_line_of_its_log_if_its_exit_code_fits(
     last_line: str, code: int, error: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

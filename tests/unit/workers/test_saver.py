@@ -4,27 +4,20 @@ from __future__ import annotations
 
 import errno
 import os
-from typing import Any, cast
+from pathlib import Path
+from typing import cast
 from unittest import mock
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
-import zmq
 
-from apex_jax.agent.algorithm import UpdateOutput
-from apex_jax.config import Config, LearnerConfig
-from apex_jax.environments.environment import segment_spec
+from apex_jax.config import LearnerConfig
 from apex_jax.host.errors import FatalError
-from apex_jax.links.replay_servers import Batches, Merged
 from apex_jax.process import StopSignal
-from apex_jax.run.checkpoint import Checkpointer, Progress
-from apex_jax.workers import learner as module
+from apex_jax.run import checkpoint
+from apex_jax.run.checkpoint import Checkpointer, CheckpointError, Progress
 from apex_jax.workers import saver
-from apex_jax.workers.learner import open_learner
-from apex_jax.workers.role import RoleContext
 from apex_jax.workers.saver import Saver
-from tests.rigs.processes import wait_until
 
 pytestmark = pytest.mark.timeout(480)
 
@@ -52,6 +45,7 @@ class FalseCheckpointer:
 
     def __init__(self, clock: Clock, lasts_seconds: float = 0.0) -> None:
         self.error: str | None = None
+        self.saved_seconds = 0.0
         self.saved_updates = self.failed_in_a_row = 0
         self.saves: list[float] = []  # when each began
         self.closed_with: list[float] = []
@@ -99,16 +93,19 @@ def saves_in(
     return [at - begun for at in checkpointer.saves[before:]]
 
 
-def test_first_checkpoint_is_early_from_the_first_update_on_and_the_next_follow_at_the_interval(clock: Clock) -> None:
-    checkpointer = FalseCheckpointer(clock)
-    times = saves_in(2000, saver_of(checkpointer, clock), clock, checkpointer, first_update=100)
-    assert times == [100 + saver.FIRST_CHECKPOINT_SECONDS + INTERVAL * number for number in range(4)]
-
-
-def test_resumed_learner_saves_at_the_interval_only(clock: Clock) -> None:
-    checkpointer = FalseCheckpointer(clock)
-    checkpointer.saved_updates = 500
-    assert saves_in(1300, saver_of(checkpointer, clock), clock, checkpointer) == [INTERVAL, 2 * INTERVAL]
+@pytest.mark.parametrize(("saved", "lasts", "first_update", "times"), [
+    (0, 0.0, 100, [100 + saver.FIRST_CHECKPOINT_SECONDS + INTERVAL * number for number in range(4)]),
+    (500, 0.0, 0, [INTERVAL, 2 * INTERVAL, 3 * INTERVAL]),  # resumed
+    (500, 700.0, 0, [600, 1300]),  # none starts while one is in progress
+])  # fmt: skip
+def test_first_checkpoint_is_early_from_the_first_update_on_and_the_next_follow_at_the_interval(
+    clock: Clock, saved: int, lasts: float, first_update: int, times: list[float]
+) -> None:
+    checkpointer = FalseCheckpointer(clock, lasts)
+    checkpointer.saved_updates = saved
+    subject = saver_of(checkpointer, clock)
+    assert subject.age_seconds(clock.seconds + 1000) == 0, "or the run would be told that its disk is full"
+    assert saves_in(2000, subject, clock, checkpointer, first_update) == times
 
 
 def test_failed_save_is_retried_sooner_and_the_interval_holds_after_a_success(clock: Clock) -> None:
@@ -121,12 +118,6 @@ def test_failed_save_is_retried_sooner_and_the_interval_holds_after_a_success(cl
     assert saves_in(660, subject, clock, checkpointer) == [0, 600]
 
 
-def test_no_save_starts_while_one_is_in_progress(clock: Clock) -> None:
-    checkpointer = FalseCheckpointer(clock, lasts_seconds=700.0)
-    checkpointer.saved_updates = 500
-    assert saves_in(1400, saver_of(checkpointer, clock), clock, checkpointer) == [600, 1300]
-
-
 @pytest.mark.parametrize("limit", [0, 3])
 def test_consecutive_failures_end_the_run_at_the_limit_if_there_is_one(clock: Clock, limit: int) -> None:
     checkpointer = FalseCheckpointer(clock)
@@ -135,7 +126,7 @@ def test_consecutive_failures_end_the_run_at_the_limit_if_there_is_one(clock: Cl
     if not limit:
         assert len(saves_in(900, subject, clock, checkpointer)) > 20
         return
-    with pytest.raises(FatalError, match=r"^3 checkpoints in a row could not be saved: No space left on device; make"):
+    with pytest.raises(FatalError, match=r"3 checkpoints in a row .*No space left on device"):
         saves_in(900, subject, clock, checkpointer)
     assert len(checkpointer.saves) == limit
     subject.close()
@@ -147,7 +138,7 @@ def test_save_that_does_not_end_counts_a_failure_for_each_interval(clock: Clock)
     subject = saver_of(checkpointer, clock, limit=2)
     begun = saver.FIRST_CHECKPOINT_SECONDS
     assert saves_in(int(begun + 2 * INTERVAL), subject, clock, checkpointer) == [begun]
-    with pytest.raises(FatalError, match="2 checkpoints in a row could not be saved: the disk does not answer"):
+    with pytest.raises(FatalError, match="2 checkpoints in a row"):
         subject.is_due(clock.seconds + 1)
 
 
@@ -170,7 +161,7 @@ def test_last_save_that_fails_each_time_is_an_error_with_the_reason_and_the_plac
     checkpointer = FalseCheckpointer(clock)
     checkpointer.fails = True
     subject = saver_of(checkpointer, clock)
-    with pytest.raises(FatalError, match=r"updates are lost: No space left on device; make run/checkpoints writable"):
+    with pytest.raises(FatalError, match=r"No space left on device; make run/checkpoints writable"):
         subject.save_last(lambda: subject.save(STATE, PROGRESS), StopSignal())
     assert len(checkpointer.saves) == saver.LAST_SAVES
     subject.close()
@@ -186,56 +177,22 @@ def test_last_save_waits_for_a_save_in_progress_within_its_time_limit_and_sends_
     assert 10.0 <= last - first < 11.0
     assert stop.beat.call_count > 100
     checkpointer.lasts_seconds = 1e9
-    with pytest.raises(FatalError, match="the last updates are lost: the disk has not answered for 30 s"):
+    with pytest.raises(FatalError, match="the disk has not answered for 30 s"):
         subject.save_last(lambda: subject.save(STATE, PROGRESS), stop)
     assert checkpointer.saves == [first, last], "none starts behind one that does not end"
 
 
-def test_waiting_and_compiling_do_not_count_towards_the_first_checkpoint(
-    config: Config, context: zmq.Context, clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "time", clock)
-    with open_learner(RoleContext(config, context, "learner"), segment_spec(config)) as learner:
-        saves = mock.Mock()
-        monkeypatch.setattr(learner, "save", saves)
-
-        def compile_and_update(state: Any, *_: object) -> tuple[Any, UpdateOutput]:
-            clock.seconds += 2 * INTERVAL
-            return state, UpdateOutput(jnp.ones((1, 1)), {"losses/td_loss": jnp.ones(1)})
-
-        monkeypatch.setattr(learner, "algorithm", learner.algorithm._replace(update=compile_and_update))
-        one = np.zeros((1, 1), np.int32)
-        batches = Batches(one, one, 1.0, 0.0)
-        item = Merged(batches, parts=())
-        clock.seconds += 2 * INTERVAL  # the replay fills
-        learner._publish_and_save_when_due()
-        for _ in range(2):
-            learner._update(item, batches)
-            learner._publish_and_save_when_due()
-        assert not saves.called, "no update call had finished"
-        assert learner.saver.age_seconds(clock.seconds) == 0, "or the run would be told that its disk is full"
-        learner._send_priorities()
-        clock.seconds += saver.FIRST_CHECKPOINT_SECONDS - 1
-        learner._publish_and_save_when_due()
-        assert not saves.called
-        clock.seconds += 1
-        learner._publish_and_save_when_due()
-        assert saves.call_count == 1
-
-
-def test_failed_save_does_not_count_as_saved(
-    config: Config, context: zmq.Context, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(*_: object) -> None:
+def test_failed_save_does_not_count_as_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: Path) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    with open_learner(RoleContext(config, context, "learner"), segment_spec(config)) as learner:
-        learner.counters.updates = 5
-        with monkeypatch.context() as patch:
-            patch.setattr(Checkpointer, "_write", fail)
-            learner.save()
-            wait_until(lambda: not learner.saver.checkpointer.is_saving)
-        assert learner.describe()["checkpoint"] is None
-        learner.save()
-        wait_until(lambda: not learner.saver.checkpointer.is_saving)
-        assert learner.describe()["checkpoint"]["updates"] == 5
+    checkpointer, progress = Checkpointer(str(tmp_path)), PROGRESS._replace(updates=5)
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "write_checksums", fail)
+        checkpointer.save({"leaf": np.ones(1)}, progress)
+        with pytest.raises(CheckpointError, match="No space left on device"):
+            checkpointer.wait()
+    assert checkpointer.saved_updates == 0
+    checkpointer.save({"leaf": np.ones(1)}, progress)
+    checkpointer.close()
+    assert checkpointer.saved_updates == 5
