@@ -23,13 +23,11 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from apex_jax.run.metric_files import read_metrics
 from apex_jax.transport import keys
-from tests.chaos.deck import Deck
 from tests.chaos.ledger import ledger_violations, newest_ledger, read_books
 from tests.chaos.watch import Advance, Learning, Life, growth, trend_of
 from tests.rigs.fleet import Fleet, role_of
@@ -86,8 +84,9 @@ class Soak:
         self._next_sample = 0.0
         self._restart_at: dict[str, float] = {}
         self._pause = threading.Event()
-        cards = [(name, kind) for name in self.names for kind in KINDS]
-        self._deck = Deck(self.rng, cards + [(name, EMPTY) for name in servers if len(servers) > 1])
+        self._pairs = [(name, kind) for name in self.names for kind in KINDS]
+        self._pairs += [(name, EMPTY) for name in servers if len(servers) > 1]
+        self._pairs_left: list[tuple[str, str]] = []
         for name in OTHERS:
             self.fleet.all_proxies(name)
 
@@ -112,8 +111,7 @@ class Soak:
         for _, _, recover in self.recoveries:
             recover()
         self.recoveries.clear()
-        calm_from = self.now
-        self._tick_until(lambda: self.now > calm_from + CALM_SECONDS, 2 * CALM_SECONDS, "")
+        self._tick_until(lambda: False, CALM_SECONDS, "")
         before = (self.updates.total, self.frames.total)
         self._tick_until(
             lambda: self.updates.total > before[0] and self.frames.total > before[1],
@@ -228,10 +226,15 @@ class Soak:
             self.violations.append(f"{life.name}, life {life.number}, wrote a traceback: {stderr[-1500:]}")
 
     def _break_something(self) -> None:
-        lasts, drawn = round(self.rng.uniform(*LASTS_SECONDS), 1), self._deck.draw(self._can_break)
-        if drawn is None:
+        """Injects the next fault into a process that can be broken now; all pairs come before one is repeated."""
+        lasts = round(self.rng.uniform(*LASTS_SECONDS), 1)
+        if not self._pairs_left:
+            self._pairs_left = self.rng.sample(self._pairs, len(self._pairs))
+        able = [pair for pair in self._pairs_left if self._can_break(pair[0])]
+        if not able:
             return
-        name, kind = drawn
+        self._pairs_left.remove(able[0])
+        name, kind = able[0]
         life, served = self.lives[name], self._proxies_of(name)
         proxies = [proxy for _, proxy in served]
         if kind == EMPTY:
@@ -250,7 +253,7 @@ class Soak:
         elif kind == "partition":
             for proxy in proxies:
                 proxy.stop()
-            self.recoveries.append((self.now + lasts, name, partial(heal, proxies)))
+            self.recoveries += [(self.now + lasts, name, proxy.heal) for proxy in proxies]
         else:
             for server, proxy in served:
                 proxy.reset() if kind == "reset" else proxy.lose()
@@ -269,12 +272,6 @@ class Soak:
         names["weights", 0] = "learner"
         proxies = [(client, names[link, index], p) for (client, link, index), p in self.fleet.proxies.items()]
         return [(server, proxy) for client, server, proxy in proxies if name in (client, server)]
-
-
-def heal(proxies: Sequence[Proxy]) -> None:
-    """Ends a partition."""
-    for proxy in proxies:
-        proxy.heal()
 
 
 def check_end(soak: Soak, programs: Programs) -> None:

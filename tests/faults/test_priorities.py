@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -28,24 +27,10 @@ from tests.rigs.sampling_link import CAPACITY, L, Link, Server, hello_of
 FIRST = SPEC.frame_stack - 1  # frame slot of a segment's first transition
 
 
-@pytest.fixture
-def link() -> Iterator[Link]:
-    link = Link()
-    yield link
-    link.close()
-
-
-@pytest.fixture
-def experience() -> Iterator[ExperienceLink]:
-    link = ExperienceLink()
-    yield link
-    link.close()
-
-
-def full_server(link: Link) -> tuple[Server, Peer]:
-    server = link.server()
+def full_server(sampling: Link) -> tuple[Server, Peer]:
+    server = sampling.server()
     server.insert(CAPACITY + 1)  # the first has been overwritten
-    return server, link.peer(server, hello_of(1))
+    return server, sampling.peer(server, hello_of(1))
 
 
 def update_of(indices: Any, generations: Any, priorities: Any) -> PriorityUpdate:
@@ -54,8 +39,12 @@ def update_of(indices: Any, generations: Any, priorities: Any) -> PriorityUpdate
     )
 
 
+def leaves_of(server: Server) -> np.ndarray:
+    return server.buffer.state(0.0).leaves.ravel()
+
+
 def leaf(server: Server, index: int) -> float:
-    return float(server.buffer._tree.leaves[index])
+    return float(leaves_of(server)[index])
 
 
 # Segments ---------------------------------------------------------------------------------------------------------
@@ -112,8 +101,8 @@ def test_fault_34_duplicated_and_reordered_segments_are_stored_once_in_order_and
 # Priorities -------------------------------------------------------------------------------------------------------
 
 
-def test_fault_20_a_priority_of_a_slot_that_was_overwritten_is_ignored_and_counted(link: Link) -> None:
-    server, peer = full_server(link)
+def test_fault_20_a_priority_of_a_slot_that_was_overwritten_is_ignored_and_counted(sampling: Link) -> None:
+    server, peer = full_server(sampling)
     before = leaf(server, FIRST)
     peer.send(update_of([FIRST, L + FIRST], [1, 2], [900.0, 500.0]))
     server.until(lambda: server.dropped["stale_priority"] == 1)
@@ -121,63 +110,45 @@ def test_fault_20_a_priority_of_a_slot_that_was_overwritten_is_ignored_and_count
     assert leaf(server, L + FIRST) == pytest.approx(500.0**0.6)
 
 
-def test_fault_21_invalid_priorities_are_refused_one_by_one(link: Link) -> None:
-    server, peer = full_server(link)
+def test_fault_21_invalid_priorities_are_refused_one_by_one(sampling: Link) -> None:
+    server, peer = full_server(sampling)
     bad = [np.nan, np.inf, -np.inf, -1.0, 0.0]
     good = [1e-45, 3.4e38, 2.0]  # a denormal, and the largest there is
     ladder_indices = [2 * L + FIRST, 3 * L + FIRST, 4 * L + FIRST]
     peer.send(update_of([L + FIRST] * len(bad) + ladder_indices, [2] * len(bad) + [3, 4, 5], bad + good))
     server.until(lambda: server.dropped["invalid_priority"] == len(bad))
     assert leaf(server, 4 * L + FIRST) == pytest.approx(2.0**0.6)
-    assert np.isfinite(server.buffer._tree.total)
+    assert np.isfinite(server.buffer.total_priority)
     assert 0 < leaf(server, ladder_indices[0]) < 1e-15
     assert 1e17 < leaf(server, ladder_indices[1]) < np.inf
     server.buffer.check_valid()
 
 
-def test_fault_22_invalid_indices_and_mismatched_arrays_change_nothing(link: Link) -> None:
-    server, peer = full_server(link)
-    before = server.buffer._tree.leaves.copy()
+def test_fault_22_invalid_indices_and_mismatched_arrays_change_nothing(sampling: Link) -> None:
+    server, peer = full_server(sampling)
+    before = leaves_of(server).copy()
     peer.send(update_of([-1, CAPACITY * L, 2**31 - 1, 0], [2, 2, 2, CAPACITY + 1], [1.0] * 4))
     server.until(lambda: server.dropped["invalid_priority"] == 4)
     sound = [bytes(frame) for frame in wire.encode(update_of([L + FIRST], [2], [9.0]))]
     for wrong in ([*sound[:3], b""], sound[:3], [*sound, b""], [sound[0], sound[1] * 2, *sound[2:]]):
         peer.send_frames(*wrong)
     server.until(lambda: server.dropped["bad_shape"] + server.dropped["wrong_frames"] == 4)
-    np.testing.assert_array_equal(server.buffer._tree.leaves, before)
+    np.testing.assert_array_equal(leaves_of(server), before)
     peer.send_frames(*sound)
     server.until(lambda: leaf(server, L + FIRST) == pytest.approx(9.0**0.6))
 
 
-def test_fault_23_last_value_of_duplicate_indices_counts_and_the_sums_are_right(link: Link) -> None:
-    server, peer = full_server(link)
+def test_fault_23_last_value_of_duplicate_indices_counts_and_the_sums_are_right(sampling: Link) -> None:
+    server, peer = full_server(sampling)
     peer.send(update_of([L + FIRST] * 3 + [2 * L + FIRST], [2, 2, 2, 3], [5.0, 7.0, 3.0, 4.0]))
     server.until(lambda: leaf(server, 2 * L + FIRST) == pytest.approx(4.0**0.6))
     assert leaf(server, L + FIRST) == pytest.approx(3.0**0.6)
-    tree = server.buffer._tree
-    assert tree.total == pytest.approx(tree.leaves.sum(), rel=1e-12)
+    assert server.buffer.total_priority == pytest.approx(leaves_of(server).sum(), rel=1e-12)
     server.buffer.check_valid()
 
 
-def test_fault_24_zero_priorities_are_never_drawn_and_a_single_transition_always_is() -> None:
-    tree = SumTree(50)
-    with pytest.raises(ValueError, match="nothing to find"):
-        tree.find(np.zeros(1))
-    tree.set(np.array([17]), np.array([1e-290]))
-    edges = np.array([0.0, 0.5, np.nextafter(1.0, 0.0), 1.0]) * tree.total
-    assert tree.find(edges).tolist() == [17] * 4
-    tree.set(np.array([17, 3]), np.array([0.1, 0.7]))
-    assert tree.find(np.array([0.0, 0.69, np.nextafter(tree.total, 0.0), tree.total, 1e9])).tolist() == [
-        3,
-        3,
-        17,
-        17,
-        17,
-    ]
-
-
-def test_fault_24_weights_of_the_smallest_beside_the_largest_priority_are_finite(link: Link) -> None:
-    server = link.server()
+def test_fault_24_weights_of_the_smallest_beside_the_largest_priority_are_finite(sampling: Link) -> None:
+    server = sampling.server()
     server.insert(1)
     buffer, starts = server.buffer, np.arange(FIRST, FIRST + TRANSITIONS)
     extremes = np.where(np.arange(TRANSITIONS) % 2, np.finfo(np.float32).tiny, np.finfo(np.float32).max)
@@ -203,14 +174,14 @@ def test_fault_25_ten_million_random_updates_leave_no_drift() -> None:
     tree.check_valid()
 
 
-def test_fault_37_priorities_of_other_peers_than_the_learner_change_nothing(link: Link) -> None:
-    server, before = full_server(link)
+def test_fault_37_priorities_of_other_peers_than_the_learner_change_nothing(sampling: Link) -> None:
+    server, before = full_server(sampling)
     server.service.evict_dead_peers(PEER_TIMEOUT_SECONDS + 0.1)  # it was frozen, say
-    learner = link.peer(server, hello_of(2))
-    leaves, largest = server.buffer._tree.leaves.copy(), server.buffer.max_priority
+    learner = sampling.peer(server, hello_of(2))
+    leaves, largest = leaves_of(server).copy(), server.buffer.max_priority
     before.send(update_of([L + FIRST], [2], [900.0]))
     before.receive(Rejoin)
-    np.testing.assert_array_equal(server.buffer._tree.leaves, leaves)
+    np.testing.assert_array_equal(leaves_of(server), leaves)
     assert server.buffer.max_priority == largest
     assert +server.dropped == {}
     learner.send(update_of([L + FIRST], [2], [500.0]))

@@ -167,12 +167,19 @@ class ReplayTarget:
             segment = SegmentRecord(GOOD_PEER_ID, self._sequence, self._sequence, 0, body, zlib.crc32(body))
             self._ask(self._hello(GOOD_PEER_ID), segment, answer=SegmentAck)
         else:
-            while self.server._sampling_socket.poll(5):
-                self.serve()
+            self._serve_all()
             self._good.close()
             self._good = self._connect()
             self._ask(self._hello(GOOD_PEER_ID + self._sequence), answer=LearnerWelcome)
             self._ask(Goodbye(GOOD_PEER_ID + self._sequence))
+
+    def _serve_all(self) -> None:
+        """Serves until nothing has been refused for several turns."""
+        turns, refused = 0, self.dropped().total()
+        while turns < 20:
+            time.sleep(1e-3)
+            self.serve()
+            turns, refused = turns + 1 if self.dropped().total() == refused else 0, self.dropped().total()
 
     def dropped(self) -> Counter[str]:
         return self.server.experience.dropped + self.server.sampling.dropped
@@ -209,7 +216,10 @@ class ReplayTarget:
         self._now_seconds += 1.0
         self._guarded(lambda: self.server.experience.evict_dead_peers(self._now_seconds))
         self._guarded(lambda: self.server.sampling.evict_dead_peers(self._now_seconds))
-        self._guarded(self.server._write_metrics)
+        self._guarded(self.server.describe)
+        self._guarded(self.server.ledger)
+        self._guarded(self.server.replay.metrics)
+        self._guarded(lambda: [mean.result() for mean in self.server.experience.episodes.by_band.values()])
         self._guarded(self.server.replay.buffer.check_valid)
         self.server.sampling.finished = None
 
@@ -262,7 +272,6 @@ class WeightsTarget:
         self._server.publish(self._params, updates=1, environment_steps=1)
         weights = client.fetch_after(None, GOOD_SECONDS)
         client.close()
-        assert self._server._thread.is_alive(), "the server's thread died"
         assert weights is not None, "no weights for a good client"
 
     def dropped(self) -> Counter[str]:

@@ -125,9 +125,6 @@ class Victims:
         except AssertionError:
             return False
 
-    def alive(self) -> bool:
-        return all(program.process.poll() is None for program in self.programs.values())
-
     def fds(self) -> dict[str, int]:
         return {role: len(list(Path(f"/proc/{p.process.pid}/fd").iterdir())) for role, p in self.programs.items()}
 
@@ -146,9 +143,7 @@ def resident_bytes(pid: int) -> int:
         return 0
 
 
-def fuzz_tcp(
-    directory: Path, connections: int, seed: int, half_open: int = HALF_OPEN, has_keys: bool = False
-) -> dict[str, Any]:
+def fuzz_tcp(directory: Path, connections: int, seed: int, has_keys: bool = False) -> dict[str, Any]:
     """Attacks each port with this many connections; returns the figures. `has_keys`: whether the fleet has keys."""
     rng, failures, started = random.Random(seed), list[str](), time.monotonic()
     done: Counter[str] = Counter()
@@ -163,10 +158,10 @@ def fuzz_tcp(
         victims.programs["learner"].wait_until(lambda: victims.updates() > 500, START_SECONDS)  # all is compiled
         before = victims.fds(), victims.threads(), victims.memory_bytes()
         for name, port in victims.ports.items():
-            held = [_open(port, data) for data in greetings.values() for _ in range(half_open)]
+            held = [_open(port, data) for data in greetings.values() for _ in range(HALF_OPEN)]
             if not has_keys:
                 half = frame(b"x", announced_bytes=ALLOWED_BYTES)
-                held += [_open_behind_the_handshake(port, CLIENTS[name], half) for _ in range(half_open)]
+                held += [_open_behind_the_handshake(port, CLIENTS[name], half) for _ in range(HALF_OPEN)]
             done["held_open"] += len(held)
             for attack in _each_as_often(attacks, rng, connections // len(victims.ports)):
                 done[attack] += 1

@@ -20,7 +20,7 @@ from apex_jax.command_line import parse
 from apex_jax.config import Config
 from apex_jax.main import COMMANDS
 from apex_jax.settings import SETTINGS
-from tests.rigs.pages import Page, commands_of
+from tests.rigs.pages import Page
 from tests.rigs.processes import ROOT
 
 SINGLE = (
@@ -167,17 +167,6 @@ def test_module_that_is_run_exists_with_the_files_it_is_given(page: Page, item: 
 @each_command(lambda words: words[0].endswith("python") and words[1:2] != ("-m",) and len(words) > 1)
 def test_script_that_is_run_exists(page: Page, item: tuple[str, ...]) -> None:
     assert (ROOT / item[1].removeprefix("/opt/apex-jax/current/")).is_file()
-
-
-@pytest.mark.parametrize(("code", "commands"), [
-    ("python main.py a=1 ... # b", ["python main.py a=1"]),
-    ("cd x && X=1 exec python \\\n  main.py 'a=[1, 2]' &", ["cd x", "python main.py a=[1, 2]"]),
-    ("until python main.py plot A | grep b; do sleep 1; done", ["python main.py plot A", "grep b", "sleep 1", "done"]),
-    ('f() { python main.py --config c "$@"; }\nf --role actor', ["python main.py --config c --role actor"]),
-    ("make train ARGS='seed=3 \n  x=1'", ["make train ARGS=seed=3 \n  x=1"]),
-])  # fmt: skip
-def test_commands_are_found_in_a_shell_block(code: str, commands: list[str]) -> None:
-    assert [" ".join(words) for words in commands_of(code)] == commands
 
 
 def test_page_is_read_without_its_code(monkeypatch: pytest.MonkeyPatch) -> None:

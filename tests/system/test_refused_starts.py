@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -38,13 +39,12 @@ def error_of(program: Program, exit_code: int) -> str:
 def test_a_replay_of_another_game_alone_is_refused_before_anything_starts(programs: Programs, tmp_path: Path) -> None:
     directory = tmp_path / "run"
     (directory / "replay").mkdir(parents=True)
-    (directory / "replay" / f"segments-{1:020}-{1:06}.log").write_bytes(
-        b"what a run killed before its first checkpoint left"
-    )
+    (directory / "replay" / f"segments-{1:020}-{1:06}.log").write_bytes(b"left by a run killed before its checkpoint")
     record_config(config_of(directory))
     before, other = files(directory), ("algorithm.n_step=2", "network.hidden_units=32")
     error = error_of(programs.start(*catch(directory, *other)), 2)
-    assert f"{directory} cannot be resumed: algorithm.n_step: was 3, now 2; choose" in error, "no network was saved"
+    assert "algorithm.n_step: was 3, now 2" in error
+    assert "network.hidden_units" not in error, "no network was saved"
     assert files(directory) == before
 
 
@@ -52,33 +52,14 @@ def test_a_replay_of_another_game_alone_is_refused_before_anything_starts(progra
 def test_run_that_cannot_be_resumed_is_refused_with_the_differences_and_unchanged(
     programs: Programs, run: Path, role: str
 ) -> None:
-    before, config = files(run), config_of(run)
+    before = files(run)
     other = ("algorithm.n_step=2", "network.hidden_units=32", "learner.optimizer=rmsprop", "learner.batch_size=8")
     addresses = free_tcp_addresses() if role == "learner" else []
     error = error_of(programs.start("--role", role, *catch(run, *addresses, *other)), 2)
-    differs = (
-        f"algorithm.n_step: was {config.algorithm.n_step}, now 2; network.hidden_units: was"
-        f" {config.network.hidden_units}, now 32; learner.optimizer: was adam, now rmsprop"
-    )
-    assert error == f"error: {run} cannot be resumed: {differs}; choose a new run_directory, or the old values"
-    assert files(run) == before
-
-
-@pytest.mark.long
-def test_a_directory_without_a_checkpoint_takes_any_configuration(tmp_path: Path, programs: Programs) -> None:
-    (tmp_path / "run").mkdir()
-    record_config(config_of(tmp_path / "run", "environment.task=CartPole-v1", "environment.frame_stack=1"))
-    run = programs.start(*catch(tmp_path / "run", "total_updates=8"))
-    run.wait_until(lambda: (tmp_path / "run" / "starts.jsonl").exists())
-
-
-@pytest.mark.long
-def test_checkpoint_of_another_game_is_refused_with_both_games(programs: Programs, run: Path) -> None:
-    before = files(run)
-    given = ("environment.task=CartPole-v1", "environment.frame_stack=1")
-    error = error_of(programs.start("--role", "evaluator", f"checkpoint={run}", *given), 2)
-    differs = "environment.task: was Catch-v0, now CartPole-v1"
-    assert error == f"error: {run} cannot be resumed: {differs}; leave those settings out, or give another checkpoint"
+    assert f"error: {run} " in error
+    assert re.findall(r"([\w.]+): was \w+, now (\w+)", error) == [
+        ("algorithm.n_step", "2"), ("network.hidden_units", "32"), ("learner.optimizer", "rmsprop")
+    ]  # fmt: skip
     assert files(run) == before
 
 
@@ -99,9 +80,7 @@ def test_an_evaluator_writes_nothing_into_a_run_that_is_not_its_learners(
     server.close()
     context.term()
     error = error_of(evaluator, 1)
-    other_run = f"of run {OTHER} (run_directory={tmp_path / 'other'})"
-    assert f"refused by the learner at {address}: this process is of run {MINE}, the learner {other_run}" in error
-    assert error.endswith(f"; here run_directory={run}")
+    assert f"this process is of run {MINE}, the learner of run {OTHER}" in error
     assert {name: digest for name, digest in files(run).items() if not name.endswith(".lock")} == before
 
 
@@ -114,32 +93,8 @@ def test_a_learner_that_its_replay_server_refuses_writes_nothing_into_its_run(
     (tmp_path / "replay" / "run_identity").write_text(OTHER)
     programs.start("--role", "replay", *catch(tmp_path / "replay", *addresses))
     error = error_of(programs.start("--role", "learner", *catch(run, *addresses, "learner.batch_size=8")), 1)
-    assert f"this learner is of run {MINE}, the replay server of run {OTHER} (run_directory={tmp_path}/replay)" in error
-    assert error.endswith(f"; here run_directory={run}")
+    assert f"this learner is of run {MINE}, the replay server of run {OTHER}" in error
     assert files(run) == before
-
-
-@pytest.mark.long
-def test_a_second_actor_of_the_same_name_is_refused_with_the_fix_until_the_first_was_killed(
-    programs: Programs, tmp_path: Path
-) -> None:
-    arguments = catch(tmp_path / "run", *free_tcp_addresses())
-    first = programs.start("--role", "actor", *arguments)
-    first.wait_until(lambda: is_held(tmp_path / "run" / "metrics" / ".actor.lock"))
-    error = error_of(programs.start("--role", "actor", *arguments), 1)
-    name = "is named actor: give this one a name of its own, --name actor-2"
-    assert error == f"error: another process in {tmp_path}/run {name}"
-    second = programs.start("--role", "actor", "--name", "actor-2", *arguments)
-    first.process.kill()
-    first.process.wait()
-    third = programs.start("--role", "actor", *arguments)
-    second.wait_until(lambda: is_held(tmp_path / "run" / "metrics" / ".actor-2.lock"))
-    third.wait_until(lambda: is_held(tmp_path / "run" / "metrics" / ".actor.lock"))
-
-
-def is_held(path: Path) -> bool:
-    """Returns whether a process has locked a file."""
-    return path.exists() and f":{path.stat().st_ino} " in Path("/proc/locks").read_text()
 
 
 def test_recipe_for_several_machines_uses_another_directory_than_the_quick_start() -> None:
