@@ -22,9 +22,9 @@ import numpy as np
 
 from apex_jax.config import Config, server_name
 from apex_jax.replay.buffer import ReplayBuffer, StoredSegments
+from apex_jax.replay.experience_log import SEGMENT, ExperienceLog, LogFile, Record, sync
 from apex_jax.replay.ledger import REFUSALS, ActorCounts, Ledger
 from apex_jax.replay.rate_limiter import RateLimiter
-from apex_jax.replay.segment_log import SEGMENT, LogFile, Record, SegmentLog, sync
 from apex_jax.replay.snapshots import Counters, Identity, Saved, Snapshots, pack_state, ratio_of, unpack_state
 from apex_jax.segment_codec import CorruptSegment, decode_columns, value_limits
 from apex_jax.types import SegmentRecord, SegmentSpec
@@ -72,7 +72,7 @@ class Journal:
         self._identity = identity = Identity(config.compatibility_key, spec, run)
         self._config = config
         self._spec = spec
-        self._log = SegmentLog(self.directory if self._is_on_disk else None, identity, capacity_segments)
+        self._log = ExperienceLog(self.directory if self._is_on_disk else None, identity, capacity_segments)
         self._snapshots = Snapshots(self.directory, identity)
         self._thread: SnapshotWriter | None = None
         self._obsolete: list[LogFile] = []  # closed files that the newest snapshot does not need

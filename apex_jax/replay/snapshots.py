@@ -1,6 +1,6 @@
 """The journal's snapshots: priorities, counters and random state in one file; the newest sound one is read.
 
-Every file of the journal, those of `segment_log` too, begins with a head:
+Every file of the journal, those of `experience_log` too, begins with a head:
 
     8 bytes of magic | format | length of the facts | CRC-32 of these three and of the facts | facts, a JSON object
 

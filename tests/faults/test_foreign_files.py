@@ -12,7 +12,7 @@ import pytest
 from apex_jax.config import Config
 from apex_jax.host import disk
 from apex_jax.host.errors import RunError
-from apex_jax.replay.segment_log import SegmentLog
+from apex_jax.replay.experience_log import ExperienceLog
 from apex_jax.replay.snapshots import Identity, JournalError, Snapshots
 from apex_jax.run.checkpoint import Checkpointer, CheckpointError
 from apex_jax.run.metrics import MetricsFollower, append_line, read_metrics
@@ -47,7 +47,7 @@ def lock_run(directory: Path) -> None:
 WRITERS: dict[str, tuple[str, Callable[[Path], object]]] = {  # file in the run directory, and who opens it
     "supervisor's lock": ("lock", lock_run),
     "learner's lock": ("checkpoints/.lock", lambda directory: Checkpointer(str(directory), 3).close()),
-    "replay's lock": ("replay/lock", lambda directory: SegmentLog(directory / "replay", identity(), 10).close()),
+    "replay's lock": ("replay/lock", lambda directory: ExperienceLog(directory / "replay", identity(), 10).close()),
     "starts": ("starts.jsonl", lambda directory: append_line(directory / "starts.jsonl", b"{}\n")),
     "metrics": ("metrics/a.jsonl", lambda directory: append_line(directory / "metrics" / "a.jsonl", b"{}\n")),
 }
@@ -106,7 +106,7 @@ def test_invalid_segment_file_is_skipped_at_the_start(tmp_path: Path, kind: str)
         path.mkdir()
     else:
         path.symlink_to(tmp_path / "missing")
-    log = SegmentLog(tmp_path, identity(), 10)
+    log = ExperienceLog(tmp_path, identity(), 10)
     assert list(log.read()) == []
     assert log.left_out["unreadable files"] == 1
     log.close()

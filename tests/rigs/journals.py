@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from apex_jax.config import Config
-from apex_jax.replay import segment_log
+from apex_jax.replay import experience_log
 from apex_jax.replay.buffer import ReplayBuffer
 from apex_jax.replay.journal import Journal
 from apex_jax.replay.rate_limiter import RateLimiter
@@ -118,4 +118,4 @@ def flip(path: Path, offset: int) -> None:
 
 
 def head_bytes(world: World) -> int:
-    return len(pack_head(segment_log.MAGIC, world.journal._log._identity.facts))
+    return len(pack_head(experience_log.MAGIC, world.journal._log._identity.facts))

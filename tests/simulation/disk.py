@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from apex_jax.replay import segment_log
+from apex_jax.replay import experience_log
 from tests.simulation.clock import Clock, Killed
 
 
@@ -101,7 +101,7 @@ class SimWriter:
         try:
             if self._is_disk_full:  # for the log, and so for a snapshot, too
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            segment_log.sync(self.unsynced)
+            experience_log.sync(self.unsynced)
             self._process.fleet.oracle.on_synced(self._process, self._written)
             self._write()
         except Exception as error:

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from apex_jax.replay import segment_log, snapshots
+from apex_jax.replay import experience_log, snapshots
 from apex_jax.replay.journal import FIRST_REFUSAL
 from apex_jax.replay.ledger import REFUSALS, ActorCounts
 from apex_jax.replay.snapshots import JournalError, pack_state
@@ -139,7 +139,7 @@ def test_impossible_directory_is_a_one_line_error(tmp_path: Path) -> None:
 def test_segments_that_only_a_snapshot_contains_are_logged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(segment_log, "FILE_BYTES", 1_000)
+    monkeypatch.setattr(experience_log, "FILE_BYTES", 1_000)
     world = World(tmp_path, capacity=100)
     for number in range(1, 41):
         world.store(number)
@@ -177,7 +177,7 @@ def test_no_flipped_or_missing_byte_causes_a_traceback_or_a_wrong_restore(
 ) -> None:
     monkeypatch.setattr(logging.getLogger("apex_jax"), "disabled", True)
     monkeypatch.setattr(logging.getLogger("apex_jax.replay.journal"), "disabled", True)
-    monkeypatch.setattr(logging.getLogger("apex_jax.replay.segment_log"), "disabled", True)
+    monkeypatch.setattr(logging.getLogger("apex_jax.replay.experience_log"), "disabled", True)
     monkeypatch.setattr(logging.getLogger("apex_jax.replay.snapshots"), "disabled", True)
     world = World(tmp_path)
     world.store(1, 2)

@@ -12,7 +12,7 @@ import zmq
 
 from apex_jax.config import AddressConfig, Config, ReplayConfig
 from apex_jax.links import connection
-from apex_jax.replay import ledger, segment_log
+from apex_jax.replay import experience_log, ledger
 from apex_jax.replay.ledger import ActorCounts, Ledger
 from apex_jax.transport.messages import ActorHello, ActorStatus, Goodbye, SegmentAck
 from apex_jax.workers.replay_server import ReplayServer
@@ -180,7 +180,7 @@ class Fleet:
 @pytest.fixture
 def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
     monkeypatch.setattr(connection, "HEARTBEAT_SECONDS", 0.02)
-    monkeypatch.setattr(segment_log, "FILE_BYTES", 4_000)
+    monkeypatch.setattr(experience_log, "FILE_BYTES", 4_000)
     return CONFIG.replace(
         run_directory=str(tmp_path),
         replay=replace(ReplayConfig(), capacity_transitions=8 * TRANSITIONS, min_size_to_sample=2 * TRANSITIONS),

@@ -74,7 +74,7 @@ class LogFile:
     is_unreadable: bool = False
 
 
-class SegmentLog:
+class ExperienceLog:
     """The log of one replay server, which locks the directory until `close`."""
 
     def __init__(self, directory: Path | None, identity: Identity, capacity_segments: int) -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from apex_jax.replay import segment_log
-from apex_jax.replay.segment_log import SegmentLog
+from apex_jax.replay import experience_log
+from apex_jax.replay.experience_log import ExperienceLog
 from apex_jax.transport.messages import SegmentMessage
 from tests.rigs.journals import RUN, World, files, flip, head_bytes, warnings
 from tests.rigs.links import TRANSITIONS, highest
@@ -32,7 +32,7 @@ def test_torn_end_is_cut_off_and_logged_once(tmp_path: Path, caplog: pytest.LogC
     world.kill()
 
 
-@pytest.mark.parametrize("place", [8, segment_log.HEADER_BYTES], ids=["header", "body"])
+@pytest.mark.parametrize("place", [8, experience_log.HEADER_BYTES], ids=["header", "body"])
 def test_fault_10_each_file_is_read_up_to_its_first_damaged_record(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, place: int
 ) -> None:
@@ -79,16 +79,16 @@ def test_records_after_a_damage_survive_its_repair(tmp_path: Path) -> None:
 def test_header_inside_a_body_does_not_hide_the_next_record(tmp_path: Path) -> None:
     world = World(tmp_path)
     log = world.journal._log
-    forger = SegmentLog(tmp_path / "forger", log._identity, 4)
+    forger = ExperienceLog(tmp_path / "forger", log._identity, 4)
     forger.last_event = 1
-    forger.append(segment_log.SEGMENT, 9, RUN, 9, body=bytes(10_000))
+    forger.append(experience_log.SEGMENT, 9, RUN, 9, body=bytes(10_000))
     body = b"apxr" + forger._pending[0].header  # of a record that is longer than the file
     forger.close()
     last = highest(SegmentMessage, "sequence")
     for number, sequence in ((1, last), (2, 2), (3, 3)):
-        log.append(segment_log.SEGMENT, number, RUN, sequence, body=body, crc=zlib.crc32(body))
+        log.append(experience_log.SEGMENT, number, RUN, sequence, body=body, crc=zlib.crc32(body))
     world.kill()
-    log = SegmentLog(world.journal.directory, log._identity, 4)
+    log = ExperienceLog(world.journal.directory, log._identity, 4)
     assert [(record.sequence, record.body) for record in log.read()] == [(n, body) for n in (last, 2, 3)]
     assert not log.left_out
     log.close()
