@@ -81,14 +81,14 @@ def test_run_directory_may_itself_be_a_link(tmp_path: Path, name: str, write: Ca
 
 def test_half_written_configuration_that_is_a_link_is_replaced_and_not_followed(tmp_path: Path, target: Path) -> None:
     (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "config.yaml.half").symlink_to(target)
+    (tmp_path / "run" / ".config.half.yaml").symlink_to(target)
     record_config(Config(run_directory=str(tmp_path / "run")))
     assert "frame_stack" in (tmp_path / "run" / "config.yaml").read_text()
     assert target.read_bytes() == VALUABLE
 
 
 def test_half_written_snapshot_that_is_a_link_is_replaced_and_not_followed(tmp_path: Path, target: Path) -> None:
-    (tmp_path / "snapshot-000000000001.tmp").symlink_to(target)
+    (tmp_path / ".snapshot-000000000001.half").symlink_to(target)
     snapshots = Snapshots(tmp_path, identity())
     snapshots.write({}, {"priorities": np.ones(3)})
     snapshot = Snapshots(tmp_path, identity()).read_newest()
@@ -98,7 +98,7 @@ def test_half_written_snapshot_that_is_a_link_is_replaced_and_not_followed(tmp_p
 
 
 @pytest.mark.parametrize("kind", ["dangling link", "fifo", "folder"])
-def test_invalid_segment_file_is_skipped_at_the_start(tmp_path: Path, kind: str) -> None:
+def test_invalid_segment_file_is_set_aside_at_the_start(tmp_path: Path, kind: str) -> None:
     path = tmp_path / f"segments-{1:020}-{1:06}.log"
     if kind == "fifo":
         os.mkfifo(path)
@@ -108,8 +108,8 @@ def test_invalid_segment_file_is_skipped_at_the_start(tmp_path: Path, kind: str)
         path.symlink_to(tmp_path / "missing")
     log = ExperienceLog(tmp_path, identity(), 10)
     assert list(log.read()) == []
-    assert log.left_out["unreadable files"] == 1
     log.close()
+    assert [path.name[:16] for path in tmp_path.glob("*segments*")] == ["damaged-segments"]
 
 
 def test_readers_of_lines_do_not_block_on_a_fifo(tmp_path: Path) -> None:

@@ -101,7 +101,7 @@ def first_leaves(number: int) -> list[float]:
 
 def files(directory: Path, kind: str) -> list[Path]:
     """Files of the journal that are complete, oldest first: "segments" or "snapshot"."""
-    return sorted(path for path in (directory / "replay").glob(f"{kind}-*") if path.suffix != ".tmp")
+    return sorted((directory / "replay").glob(f"{kind}-*"))
 
 
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:

@@ -33,9 +33,6 @@ class Disk:
             self._made[str(path)] = next(self._numbers)
         return descriptor
 
-    def fsync(self, descriptor: int) -> None:
-        """The snapshot in this file counts as safe: `power_loss` takes only logs."""
-
     def writev(self, descriptor: int, buffers: list[bytes]) -> int:
         assert self.clock.task is not None
         process = self.clock.task.process

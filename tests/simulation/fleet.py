@@ -207,8 +207,7 @@ def virtual(fleet: Fleet) -> Iterator[None]:
         "replay.experience_log.FILE_BYTES": 8_000,
         "replay.experience_log.os": disk,
         "replay.experience_log.synchronize": disk.synchronize,
-        "replay.snapshots.os": disk,
-        "replay.snapshots.synchronize": disk.synchronize,
+        "host.disk.synchronize": disk.synchronize,
     }
     with contextlib.ExitStack() as changed:
         for name, value in changes.items():

@@ -132,20 +132,6 @@ def test_on_a_full_disk_files_of_evicted_segments_are_deleted(tmp_path: Path, mo
     world.kill()
 
 
-def test_files_of_earlier_releases_without_an_attempt_number_are_read(tmp_path: Path) -> None:
-    world = World(tmp_path, capacity=50)
-    world.store(1, 2, 3)
-    world.kill()
-    [path] = files(tmp_path, "segments")
-    path.rename(path.with_name(f"{path.stem[:-7]}.log"))
-    world = World(tmp_path, capacity=50)
-    world.store(4)
-    world.kill()
-    world = World(tmp_path, capacity=50)
-    assert world.numbers() == [1, 2, 3, 4]
-    world.kill()
-
-
 def test_snapshot_never_deletes_the_file_being_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(tmp_path, capacity=2_000)
     FullDisk(monkeypatch, failures=1)
