@@ -12,7 +12,7 @@ from typing import cast
 
 import pytest
 
-from apex_jax.replay.ledger import Account
+from apex_jax.replay.ledger import TransitionCounts
 from tests.chaos.__main__ import KINDS, OTHERS, PAUSE_SECONDS, soak
 from tests.chaos.deck import Deck
 from tests.chaos.ledger import Books, ledger_violations
@@ -152,16 +152,16 @@ def test_fault_38_curve_that_falls_back_to_its_start_is_reported(
 
 def sound_books() -> Books:
     """Of one actor that was killed with 60 transitions, and one that left with 40."""
-    fates = {
+    outcomes = {
         "stored": 900.0,
         "in_flight": 0.0,
         "lost_with_actor": 60.0,
         "lost_with_replay": 0.0,
         "dropped_unsent": 40.0,
     }
-    killed = Account(stored=300, produced=360, acknowledged=300)
-    left = Account(stored=600, produced=640, acknowledged=570, unsent=40)
-    return Books({"produced": 1_000.0, **fates}, {1: killed, 2: left}, inserted=900, steps={2: 640})
+    killed = TransitionCounts(stored=300, produced=360, acknowledged=300)
+    left = TransitionCounts(stored=600, produced=640, acknowledged=570, unsent=40)
+    return Books({"produced": 1_000.0, **outcomes}, {1: killed, 2: left}, inserted=900, steps={2: 640})
 
 
 def test_fault_38_correct_ledger_is_not_reported() -> None:
@@ -174,12 +174,12 @@ def test_fault_38_ledger_that_does_not_add_up_is_reported() -> None:
     assert [line.partition(":")[0] for line in ledger_violations(books)] == ["the ledger does not add up"]
 
 
-@pytest.mark.parametrize("fate", ["in_flight", "lost_with_replay"])
-def test_fault_38_transitions_in_flight_without_an_owner_are_reported(fate: str) -> None:
+@pytest.mark.parametrize("outcome", ["in_flight", "lost_with_replay"])
+def test_fault_38_transitions_in_flight_without_an_owner_are_reported(outcome: str) -> None:
     books = sound_books()
     books.ledger["lost_with_actor"] -= 30
-    books.ledger[fate] += 30
-    assert ledger_violations(books) == [f"the ledger ends with 30 transitions {fate}"]
+    books.ledger[outcome] += 30
+    assert ledger_violations(books) == [f"the ledger ends with 30 transitions {outcome}"]
 
 
 def test_fault_38_missing_segment_is_reported_even_if_the_ledger_adds_up() -> None:

@@ -74,7 +74,7 @@ def test_restart_after_a_kill_restores_every_segment_and_count(tmp_path: Path) -
     assert after.leaves()[3] == first_leaves(3), "no snapshot knows of it"
     assert after.counters[1:] == (50, 9)
     assert after.counters.ledger.totals((), {}) == before.counters.ledger.totals((), {})
-    assert after.counters.ledger.account(RUN).sequence == 5
+    assert after.counters.ledger.counts(RUN).sequence == 5
     assert after.limiter.inserted == 3 * TRANSITIONS
     after.kill()
 

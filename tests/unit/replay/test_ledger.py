@@ -18,8 +18,8 @@ from tests.rigs.served import Served, segment
 
 
 def adds_up(totals: dict[str, int]) -> bool:
-    fates = {name: number for name, number in totals.items() if name != "produced"}
-    return totals["produced"] == sum(fates.values()) and min(totals.values()) >= 0
+    outcomes = {name: number for name, number in totals.items() if name != "produced"}
+    return totals["produced"] == sum(outcomes.values()) and min(totals.values()) >= 0
 
 
 def counts_of(**counts: int) -> ActorCounts:
@@ -66,7 +66,7 @@ def test_evicted_accounts_are_summed_up(monkeypatch: pytest.MonkeyPatch) -> None
     for peer_id in range(1, 11):
         book.store(peer_id, 1, 10)
         book.report(peer_id, counts_of(produced=15, unsent=1))
-        book.account(1)  # is heard of all the time
+        book.counts(1)  # is heard of all the time
     totals = book.totals({1}, {})
     assert len(book.to_array()) == 3
     assert (totals["produced"], totals["stored"], totals["in_flight"]) == (150, 100, 4)

@@ -54,7 +54,7 @@ def test_without_a_snapshot_segments_get_their_initial_priorities(
     files(tmp_path, "snapshot")[-1].write_bytes(b"")
     world = World(tmp_path)
     assert world.leaves() == {number: first_leaves(number) for number in (1, 2)}
-    assert world.counters.ledger.account(RUN).sequence == 2
+    assert world.counters.ledger.counts(RUN).sequence == 2
     assert len(warnings(caplog)) == 1
     world.kill()
 
