@@ -25,7 +25,7 @@ from apex_jax.replay.buffer import ReplayBuffer, StoredSegments
 from apex_jax.replay.experience_log import SEGMENT, ExperienceLog, LogFile, Record, sync
 from apex_jax.replay.ledger import REFUSALS, ActorCounts, Ledger
 from apex_jax.replay.rate_limiter import RateLimiter
-from apex_jax.replay.snapshots import Counters, Identity, Saved, Snapshots, pack_state, ratio_of, unpack_state
+from apex_jax.replay.snapshots import Counters, Identity, Saved, Snapshots, pack_state, ratio_of
 from apex_jax.segment_codec import CorruptSegment, decode_columns, value_limits
 from apex_jax.types import SegmentRecord, SegmentSpec
 
@@ -228,8 +228,7 @@ class Journal:
 
         Raises JournalError if the journal is of another configuration. What is damaged is set aside and logged.
         """
-        snapshot = self._snapshots.read_newest() if self._is_on_disk else None
-        saved = unpack_state(*snapshot) if snapshot is not None else None
+        saved = self._snapshots.read_newest() if self._is_on_disk else None
         counters = saved.counters if saved is not None else Counters(Ledger(), 0, 0)
         snapshot_event = saved.event if saved is not None else 0
         bodies: deque[tuple[int, bytes]] = deque(maxlen=buffer.capacity_segments)

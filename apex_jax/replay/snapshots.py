@@ -149,7 +149,7 @@ def ratio_of(config: Config) -> list[float]:
 def pack_state(
     event: int, state: BufferState, limiter: RateLimiter, config: Config, counters: Counters
 ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """Returns the facts and arrays of a snapshot, as `unpack_state` takes them."""
+    """Returns the facts and arrays of a snapshot."""
     facts = {
         "event": event,
         "inserted_segments": state.inserted_segments,
@@ -171,8 +171,7 @@ def pack_state(
     return facts, arrays
 
 
-def unpack_state(facts: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Saved:
-    """Returns the content of a snapshot whose checksums are right."""
+def _unpack_state(facts: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Saved:
     state = BufferState(
         inserted_segments=facts["inserted_segments"],
         priority_exponent=facts["priority_exponent"],
@@ -188,13 +187,6 @@ def unpack_state(facts: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> 
         incarnations=facts["welcomed"],
     )
     return Saved(facts["event"], state, facts["limiter"], counters)
-
-
-class Snapshot(NamedTuple):
-    """The content of a file whose checksums are right."""
-
-    facts: dict[str, Any]
-    arrays: dict[str, np.ndarray]
 
 
 class Snapshots:
@@ -225,7 +217,7 @@ class Snapshots:
             with contextlib.suppress(OSError):
                 self._path(number).unlink()
 
-    def read_newest(self) -> Snapshot | None:
+    def read_newest(self) -> Saved | None:
         """Returns the newest sound snapshot, or None if there is none.
 
         A damaged snapshot is logged and set aside; a sound one of another configuration raises JournalError.
@@ -239,7 +231,7 @@ class Snapshots:
                     set_damaged_aside(self._path(number))
         return None
 
-    def _read(self, path: Path) -> Snapshot:
+    def _read(self, path: Path) -> Saved:
         data = memoryview(read_regular(path, sys.maxsize))
         head, offset = unpack_head(path, data, MAGIC)
         self._identity.check(path, head)
@@ -249,7 +241,7 @@ class Snapshots:
         for name, dtype, shape in head["arrays"]:
             arrays[name] = np.frombuffer(data, dtype, math.prod(shape), offset).reshape(shape)
             offset += arrays[name].nbytes
-        return Snapshot(head["facts"], arrays)
+        return _unpack_state(head["facts"], arrays)
 
     def _numbers(self) -> list[int]:
         found = (_NAME.fullmatch(path.name) for path in self._directory.iterdir())

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from apex_jax.environments.environment import segment_spec
 from apex_jax.process import digest_of_peer_id
 from apex_jax.replay.ledger import DROPS, TransitionCounts
-from apex_jax.replay.snapshots import Identity, Snapshots, unpack_state
+from apex_jax.replay.snapshots import Identity, Snapshots
 from apex_jax.run.metrics import read_metrics
 from apex_jax.settings import load
 from tests.chaos.watch import Life
@@ -33,9 +33,8 @@ def read_books(directory: Path, server: str, lives: Iterable[Life], servers: int
     """Reads the results of a replay server of an ended fleet; `lives`: the processes that ended regularly."""
     config = load(ROOT / "configs" / "catch.yaml")
     spec = segment_spec(config)
-    snapshot = Snapshots(directory / server, Identity(config.compatibility_key, spec)).read_newest()
-    assert snapshot is not None, f"{server} has left no snapshot"
-    saved = unpack_state(*snapshot)
+    saved = Snapshots(directory / server, Identity(config.compatibility_key, spec)).read_newest()
+    assert saved is not None, f"{server} has left no snapshot"
     rows = saved.counters.ledger.to_array().tolist()
     accounts = {int(digest_of_peer_id(peer_id), 16): TransitionCounts(*numbers) for peer_id, *numbers in rows}
     steps = steps_of(lives)

@@ -15,7 +15,7 @@ from apex_jax.host import disk
 from apex_jax.replay import journal, snapshots
 from apex_jax.replay.ledger import ActorCounts, Ledger
 from apex_jax.replay.rate_limiter import RateLimiter
-from apex_jax.replay.snapshots import Counters, Identity, JournalError, Snapshots, pack_state, ratio_of, unpack_state
+from apex_jax.replay.snapshots import Counters, Identity, JournalError, Snapshots, pack_state, ratio_of
 from tests.rigs.journals import RUN, World, config_of, files, first_leaves, flip, warnings
 from tests.rigs.links import CONFIG, SPEC, TRANSITIONS, buffer_of, segment_of
 
@@ -123,9 +123,8 @@ def test_unpacked_state_equals_the_packed_one(tmp_path: Path, num_segments: int)
     state, counters = buffer.state(5.0), Counters(ledger, 10 * num_segments, 9)
     snapshots = Snapshots(tmp_path, Identity(CONFIG.compatibility_key, SPEC))
     snapshots.write(*pack_state(11, state, limiter, CONFIG, counters))
-    snapshot = snapshots.read_newest()
-    assert snapshot is not None
-    saved = unpack_state(*snapshot)
+    saved = snapshots.read_newest()
+    assert saved is not None
     assert saved.event == 11
     assert saved.limiter == {"inserted": limiter.inserted, "sampled": limiter.sampled, "ratio": ratio_of(CONFIG)}
     assert saved.counters[1:] == counters[1:]
