@@ -15,7 +15,7 @@ from apex_jax.replay.experience_log import ExperienceLog
 from apex_jax.replay.snapshots import Identity, JournalError
 from apex_jax.run.checkpoint import Checkpointer, CheckpointError
 from apex_jax.run.metrics import MetricsFollower, append_line, read_metrics
-from apex_jax.run.provenance import read_starts, record_config
+from apex_jax.run.provenance import read_starts
 from apex_jax.types import ActionSpec, SegmentSpec
 from apex_jax.workers.local import locked
 
@@ -76,14 +76,6 @@ def test_run_directory_may_itself_be_a_link(tmp_path: Path, name: str, write: Ca
     (tmp_path / "run").symlink_to(tmp_path / "disk")
     write(tmp_path / "run")
     assert (tmp_path / "disk" / name).is_file()
-
-
-def test_half_written_configuration_that_is_a_link_is_replaced_and_not_followed(tmp_path: Path, target: Path) -> None:
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / ".config.half.yaml").symlink_to(target)
-    record_config(Config(run_directory=str(tmp_path / "run")))
-    assert "frame_stack" in (tmp_path / "run" / "config.yaml").read_text()
-    assert target.read_bytes() == VALUABLE
 
 
 @pytest.mark.parametrize("kind", ["dangling link", "fifo", "folder"])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import logging
 import os
-import stat
 import threading
 from pathlib import Path
 
@@ -235,24 +234,4 @@ def test_pending_records_are_limited_by_the_ring(tmp_path: Path, monkeypatch: py
     world.kill()
     world = World(tmp_path, capacity=4)
     assert world.numbers() == [76, 77, 78, 79]
-    world.kill()
-
-
-def test_file_system_without_directory_sync_is_no_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    fsync = os.fsync
-
-    def sync(descriptor: int) -> None:
-        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
-            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
-        fsync(descriptor)
-
-    monkeypatch.setattr(os, "fsync", sync)
-    world = World(tmp_path)
-    for number in range(1, 6):
-        world.store(number)
-        world.save()
-    assert len(files(tmp_path, "snapshot")) == 2
-    assert warnings(caplog) == []
     world.kill()

@@ -16,7 +16,7 @@ from apex_jax.replay import journal, snapshots
 from apex_jax.replay.ledger import ActorCounts, Ledger
 from apex_jax.replay.rate_limiter import RateLimiter
 from apex_jax.replay.snapshots import Counters, Identity, JournalError, Snapshots, pack_state, ratio_of
-from tests.rigs.journals import RUN, World, config_of, files, first_leaves, flip, warnings
+from tests.rigs.journals import World, config_of, files, flip, warnings
 from tests.rigs.links import CONFIG, SPEC, TRANSITIONS, buffer_of, segment_of
 
 
@@ -41,22 +41,6 @@ def test_fault_10_damaged_snapshot_is_logged_and_the_previous_one_is_used(
     world.kill()
     World(tmp_path).kill()
     assert warnings(caplog) == []
-
-
-def test_without_a_snapshot_segments_get_their_initial_priorities(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    world = World(tmp_path)
-    world.store(1, 2)
-    world.learn(1, 9.0)
-    world.save()
-    world.kill()
-    files(tmp_path, "snapshot")[-1].write_bytes(b"")
-    world = World(tmp_path)
-    assert world.leaves() == {number: first_leaves(number) for number in (1, 2)}
-    assert world.counters.ledger.counts(RUN).sequence == 2
-    assert len(warnings(caplog)) == 1
-    world.kill()
 
 
 def test_a_snapshot_is_due_after_its_interval_and_when_the_log_has_grown(
