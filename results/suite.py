@@ -24,7 +24,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from apex_jax.environments.atari_scores import ATARI_SCORES, human_normalized_score
-from apex_jax.host.disk import checkpoint_steps, written_whole
+from apex_jax.host.disk import atomic_write, checkpoint_steps
 from apex_jax.plotting.curves import Run, read_run
 from apex_jax.plotting.plot import COLORS
 from apex_jax.plotting.statistics import CONFIDENCE, RESAMPLES, interquartile_mean
@@ -234,7 +234,7 @@ def draw(suites: dict[str, Sequence[Played]], path: Path) -> None:
     )
     panel.invert_yaxis()
     panel.legend(fontsize="small")
-    with written_whole(path) as half:
+    with atomic_write(path) as half:
         figure.savefig(half)
 
 

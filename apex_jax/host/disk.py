@@ -67,38 +67,31 @@ def synchronize(path: Path) -> None:
         os.close(descriptor)
 
 
-def write_durably(path: Path, content: str | bytes) -> None:
-    """Writes a file atomically and flushes it to the disk. Raises OSError, and then leaves nothing behind."""
-    half = path.with_name(f"{path.name}.half")
-    half.unlink(missing_ok=True)  # left by a killed process
-    descriptor = open_regular(half, os.O_WRONLY | os.O_CREAT | os.O_EXCL)  # fails if another process writes the file
+@contextlib.contextmanager
+def atomic_write(path: Path) -> Iterator[Path]:
+    """Yields a path to write to: its file is flushed and becomes `path` if the context ends without an error, otherwise
+    it is deleted. It has the same ending, by which libraries choose the format. Raises OSError.
+    """
+    half = path.with_name(f".{path.stem}.half{path.suffix}")
+    half.unlink(missing_ok=True)  # left by a killed process, or a link, which a library would follow
     try:
-        with open(descriptor, "wb") as file:
-            file.write(content.encode() if isinstance(content, str) else content)
+        yield half
         synchronize(half)
         os.replace(half, path)
-    except FileNotFoundError:  # another process has taken the file for a dead one's, and writes its own now
+    except (FileExistsError, FileNotFoundError):  # another process writes the same file, and `half` is its own
         raise
-    except OSError:
+    except BaseException:
         with contextlib.suppress(OSError):
             half.unlink()
         raise
     synchronize(path.parent)
 
 
-@contextlib.contextmanager
-def written_whole(path: Path) -> Iterator[Path]:
-    """Yields a path to write to; it becomes `path` if the context ends without an error, otherwise it is deleted.
-
-    For libraries that open files by their path and choose the format by its ending. Raises OSError.
-    """
-    half = path.with_name(f".{path.stem}.half{path.suffix}")
-    half.unlink(missing_ok=True)  # it may be a link, which the library would follow
-    try:
-        yield half
-        half.replace(path)
-    finally:
-        half.unlink(missing_ok=True)
+def write_durably(path: Path, *parts: str | bytes | memoryview) -> None:
+    """Writes the parts as one file, atomically, see `atomic_write`. Raises OSError."""
+    with atomic_write(path) as half, open(open_regular(half, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb") as file:
+        for part in parts:
+            file.write(part.encode() if isinstance(part, str) else part)
 
 
 def lock(directory: Path, descriptor: int) -> bool:
@@ -149,9 +142,14 @@ def is_sound(step: Path) -> bool:
     return True
 
 
-def set_damaged_aside(step: Path) -> None:
-    """Renames a damaged checkpoint, so that another one can take its place. Raises OSError."""
-    os.replace(step, step.with_name(f"damaged-{step.name}-{time.time_ns()}"))
+def damaged_path(path: Path) -> Path:
+    """Returns a new name for a damaged file or checkpoint, under which no process reads it."""
+    return path.with_name(f"damaged-{path.name}-{time.time_ns()}")
+
+
+def set_damaged_aside(path: Path) -> None:
+    """Renames a damaged file or checkpoint, so that another one can take its place. Raises OSError."""
+    os.replace(path, damaged_path(path))
 
 
 def write_checksums(step: Path) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from apex_jax.config import Config
-from apex_jax.host.disk import open_regular, written_whole
+from apex_jax.host.disk import atomic_write, open_regular
 from apex_jax.host.errors import RunError
 from apex_jax.operations.page_data import MEDIA, RunLines, film_of, page_data, report_data
 from apex_jax.operations.progress import RunProgress
@@ -39,7 +39,7 @@ def write_report(config: Config, data: Callable[[], Mapping[str, Any]] | None = 
     """
     try:
         content = data() if data is not None else page_data(config, RunLines(config.directory).read(), None)
-        with written_whole(Path(config.directory, REPORT_NAME)) as half:
+        with atomic_write(Path(config.directory, REPORT_NAME)) as half:
             half.write_text(document(report_data(content, config)), "utf-8")
     except Exception as error:  # the run goes on without it
         _log.warning("no %s: %s", REPORT_NAME, error)

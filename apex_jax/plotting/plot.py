@@ -12,7 +12,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure, FigureBase
 
-from apex_jax.host.disk import written_whole
+from apex_jax.host.disk import atomic_write
 from apex_jax.plotting.curves import Curve, Group, Run, held, steps
 from apex_jax.plotting.statistics import CONFIDENCE, FEWEST_RUNS, bootstrap_interval, interquartile_mean
 from apex_jax.run.evaluations import return_text
@@ -194,7 +194,7 @@ def _draw_legend(figure: FigureBase, first: Axes, labels: Sequence[str] = ()) ->
 
 
 def _save(figure: Figure, path: str | os.PathLike[str]) -> None:
-    with written_whole(Path(path)) as half:
+    with atomic_write(Path(path)) as half:
         figure.savefig(half)
 
 

@@ -13,7 +13,7 @@ import av
 import numpy as np
 from PIL import Image
 
-from apex_jax.host.disk import written_whole
+from apex_jax.host.disk import atomic_write
 from apex_jax.host.errors import UsageError, shown
 
 ENLARGED = 2  # an Atari screen of 160 x 210 pixels is small on a modern display
@@ -31,7 +31,7 @@ def video_writer(path: str | os.PathLike[str], frames_per_second: Fraction) -> I
     """
     with contextlib.ExitStack() as files:
         encoders = [
-            files.enter_context(ENCODERS[file.suffix](files.enter_context(written_whole(file)), frames_per_second))
+            files.enter_context(ENCODERS[file.suffix](files.enter_context(atomic_write(file)), frames_per_second))
             for file in video_paths(path)
         ]
 

@@ -22,10 +22,10 @@ import numpy as np
 
 from apex_jax.config import Config, server_name
 from apex_jax.replay.buffer import ReplayBuffer, StoredSegments
+from apex_jax.replay.experience_log import SEGMENT, ExperienceLog, LogFile, Record, sync
 from apex_jax.replay.ledger import REFUSALS, ActorCounts, Ledger
 from apex_jax.replay.rate_limiter import RateLimiter
-from apex_jax.replay.segment_log import SEGMENT, LogFile, Record, SegmentLog, sync
-from apex_jax.replay.snapshots import Counters, Identity, Saved, Snapshots, pack_state, ratio_of, unpack_state
+from apex_jax.replay.snapshots import Counters, Identity, Saved, Snapshots, pack_state, ratio_of
 from apex_jax.segment_codec import CorruptSegment, decode_columns, value_limits
 from apex_jax.types import SegmentRecord, SegmentSpec
 
@@ -72,7 +72,7 @@ class Journal:
         self._identity = identity = Identity(config.compatibility_key, spec, run)
         self._config = config
         self._spec = spec
-        self._log = SegmentLog(self.directory if self._is_on_disk else None, identity, capacity_segments)
+        self._log = ExperienceLog(self.directory if self._is_on_disk else None, identity, capacity_segments)
         self._snapshots = Snapshots(self.directory, identity)
         self._thread: SnapshotWriter | None = None
         self._obsolete: list[LogFile] = []  # closed files that the newest snapshot does not need
@@ -224,10 +224,9 @@ class Journal:
     def restore(self, buffer: ReplayBuffer, limiter: RateLimiter, now_seconds: float) -> Counters:
         """Fills the empty buffer and the limiter from the journal; returns the counters.
 
-        Raises JournalError if the journal is of another configuration. What is damaged is left out and logged.
+        Raises JournalError if the journal is of another configuration. What is damaged is set aside and logged.
         """
-        snapshot = self._snapshots.read_newest() if self._is_on_disk else None
-        saved = unpack_state(*snapshot) if snapshot is not None else None
+        saved = self._snapshots.read_newest() if self._is_on_disk else None
         counters = saved.counters if saved is not None else Counters(Ledger(), 0)
         snapshot_event = saved.event if saved is not None else 0
         bodies: deque[tuple[int, bytes]] = deque(maxlen=buffer.capacity_segments)
@@ -238,45 +237,28 @@ class Journal:
                 counters = _after(counters, record)
             if record.kind == SEGMENT:
                 bodies.append((record.insertion_id, record.body))
-        self._count_missing(saved, {insertion_id for insertion_id, _ in bodies}, buffer.capacity_segments)
         self._log.last_event = max(self._log.last_event, snapshot_event)
-        segments = self._segments(bodies)
-        known = buffer.restore(segments, saved.buffer if saved is not None else None, now_seconds)
-        self._log.keep_unreadable(buffer.inserted_segments + 1)
+        known = buffer.restore(self._segments(bodies), saved.buffer if saved is not None else None, now_seconds)
         self._restore_limiter(limiter, saved, inserted_since)
         self._next_seconds = now_seconds + self._config.replay.snapshot_interval_seconds
         self._next_bytes = self._log.num_bytes + LOG_BYTES_AT_MOST
         self._log_restored(buffer, saved, known)
         return counters
 
-    def _count_missing(self, saved: Saved | None, insertion_ids: set[int], capacity_segments: int) -> None:
-        """Counts the live segments that the snapshot lists but no log file contains."""
-        known = set(saved.buffer.insertion_ids.tolist()) - {0} if saved is not None else set()
-        live = sorted(known | insertion_ids)[-capacity_segments:]
-        if missing := len(set(live) - insertion_ids):
-            self._log.left_out["missing segments"] += missing
-
     def _segments(self, bodies: deque[tuple[int, bytes]]) -> StoredSegments:
-        """Returns the segments whose columns are valid."""
-        insertion_ids: list[int] = []
-        kept: list[bytes] = []
-        limits = value_limits(self._config)  # an earlier release may have accepted values that are refused now
+        """Returns the segments whose columns are valid; those of others, in somebody else's file, are left out."""
+        limits = value_limits(self._config)
+        kept: list[tuple[int, bytes]] = []
         priorities = np.zeros((len(bodies), self._spec.slots), np.float32)
         for insertion_id, body in bodies:
             try:
-                priority = decode_columns(body, self._spec, limits)["priority"]
+                priorities[len(kept)] = decode_columns(body, self._spec, limits)["priority"]
             except CorruptSegment as error:
-                is_impossible = error.reason in ("bad_return", "bad_priority", "bad_discount")
-                self._log.left_out["segments of impossible values" if is_impossible else "damaged records"] += 1
-                continue
-            # A restart while a file was unreadable assigned its insertion ids again; the later segments are kept.
-            while insertion_ids and insertion_id <= insertion_ids[-1]:
-                self._log.left_out["repeated records"] += 1
-                del insertion_ids[-1], kept[-1]
-            priorities[len(kept)] = priority
-            insertion_ids.append(insertion_id)
-            kept.append(body)
-        return StoredSegments(np.array(insertion_ids, np.int64), kept, priorities[: len(kept)])
+                _log.warning("%s: segment %d is left out: %s", self.directory, insertion_id, error.reason)
+            else:
+                kept.append((insertion_id, body))
+        insertion_ids = np.array([insertion_id for insertion_id, _ in kept], np.int64)
+        return StoredSegments(insertion_ids, [body for _, body in kept], priorities[: len(kept)])
 
     def _restore_limiter(self, limiter: RateLimiter, saved: Saved | None, inserted_since: int) -> None:
         if saved is None:
@@ -288,8 +270,6 @@ class Journal:
             limiter.restore(0, 0, saved.limiter["inserted"] + inserted_since)
 
     def _log_restored(self, buffer: ReplayBuffer, saved: Saved | None, known: int) -> None:
-        if left_out := ", ".join(f"{count} {what}" for what, count in self._log.left_out.items()):
-            _log.warning("damaged or missing in %s, left out: %s", self.directory, left_out)
         if not buffer.size_segments and saved is None:
             return
         _log.info(

@@ -26,7 +26,7 @@ import numpy as np
 
 from apex_jax.segment_codec import CorruptSegment
 
-REMEMBERED_RUNS = 4096  # maximum number of accounts; evicted ones are added to `Ledger.forgotten`
+REMEMBERED_RUNS = 4096  # maximum number of actors; evicted counts are added to `Ledger.forgotten`
 REFUSALS = ("bad_checksum", *CorruptSegment.REASONS)  # reasons for not storing a received segment
 DROPS = ("overflow", "unencodable", "unsent")  # reasons for which an actor drops transitions
 
@@ -42,8 +42,8 @@ class ActorCounts(NamedTuple):
 
 
 @dataclass
-class Account:
-    """Transitions of one actor process."""
+class TransitionCounts:
+    """The transitions of one actor process, by outcome."""
 
     sequence: int = 0  # of its newest segment stored or refused
     stored: int = 0
@@ -55,8 +55,8 @@ class Account:
     unsent: int = 0
 
 
-_fields = attrgetter(*(field.name for field in fields(Account)))
-COLUMNS = 1 + len(fields(Account))  # of `Ledger.to_array`
+_fields = attrgetter(*(field.name for field in fields(TransitionCounts)))
+COLUMNS = 1 + len(fields(TransitionCounts))  # of `Ledger.to_array`
 TOTALS = (
     *("produced", "stored", "in_flight", "lost_with_actor", "lost_with_replay"),
     *(f"dropped_{reason}" for reason in DROPS),
@@ -64,51 +64,51 @@ TOTALS = (
 
 
 class Ledger:
-    """The accounts of all actors of the run."""
+    """The counts of all actors of the run."""
 
     def __init__(self) -> None:
         self.refused: Counter[str] = Counter()  # transitions by reason
-        self.forgotten: Counter[str] = Counter()  # sums of the evicted accounts
+        self.forgotten: Counter[str] = Counter()  # sums of the evicted counts
         self.connected: set[int] = set()  # peer ids of connected actors, fewer than REMEMBERED_RUNS; never evicted
         self.produced = 0  # transitions of all actors
-        self._accounts: OrderedDict[int, Account] = OrderedDict()  # by peer id, the most recently used one last
+        self._counts: OrderedDict[int, TransitionCounts] = OrderedDict()  # by peer id, the most recently used one last
 
-    def account(self, peer_id: int) -> Account:
-        """Returns the account of an actor; creates one for a new actor."""
-        account = self._accounts.get(peer_id)
-        if account is None:
-            if len(self._accounts) >= REMEMBERED_RUNS:
+    def counts(self, peer_id: int) -> TransitionCounts:
+        """Returns the counts of an actor; creates them for a new actor."""
+        counts = self._counts.get(peer_id)
+        if counts is None:
+            if len(self._counts) >= REMEMBERED_RUNS:
                 self._forget_one()
-            account = self._accounts[peer_id] = Account()
+            counts = self._counts[peer_id] = TransitionCounts()
         else:
-            self._accounts.move_to_end(peer_id)
-        return account
+            self._counts.move_to_end(peer_id)
+        return counts
 
     def _forget_one(self) -> None:
-        """Evicts the least recently used account and adds it to the sums; empty accounts are evicted first.
+        """Adds the least recently used counts to the sums and evicts them; those that are 0 are evicted first.
 
-        The account of a connected actor stays, because its next report is a total, which includes the evicted counts.
+        The counts of a connected actor stay, because its next report is a total, which includes the evicted counts.
         """
-        away = [item for item in self._accounts.items() if item[0] not in self.connected] or self._accounts.items()
-        empty = (peer_id for peer_id, account in away if not (account.produced or account.stored or account.refused))
+        away = [item for item in self._counts.items() if item[0] not in self.connected] or self._counts.items()
+        empty = (peer_id for peer_id, counts in away if not (counts.produced or counts.stored or counts.refused))
         peer_id = next(empty, next(iter(away))[0])
         totals = _totals(self._rows([peer_id]), np.zeros(1, np.int64))
         self.forgotten.update(totals)
-        self.produced += totals["produced"] - self._accounts.pop(peer_id).produced
+        self.produced += totals["produced"] - self._counts.pop(peer_id).produced
 
     def sequence(self, peer_id: int) -> int:
         """Returns the sequence number of an actor's newest stored or refused segment; 0 for an unknown actor."""
-        account = self._accounts.get(peer_id)
-        return 0 if account is None else account.sequence
+        counts = self._counts.get(peer_id)
+        return 0 if counts is None else counts.sequence
 
-    def report(self, peer_id: int, counts: ActorCounts) -> None:
-        """Records the counts that an actor reports. A count never decreases; all zeros create no account."""
-        if peer_id not in self._accounts and not any(counts):
+    def report(self, peer_id: int, reported: ActorCounts) -> None:
+        """Records the counts that an actor reports. A count never decreases; all zeros add no actor."""
+        if peer_id not in self._counts and not any(reported):
             return
-        account = self.account(peer_id)
-        self._record_produced(account, counts.produced)
-        for name, count in zip(counts._fields, counts, strict=True):
-            setattr(account, name, max(getattr(account, name), count))
+        counts = self.counts(peer_id)
+        self._record_produced(counts, reported.produced)
+        for name, count in zip(reported._fields, reported, strict=True):
+            setattr(counts, name, max(getattr(counts, name), count))
 
     def store(self, peer_id: int, sequence: int, produced: int, transitions: int) -> None:
         """Counts a stored segment. `produced`: by its actor so far."""
@@ -119,15 +119,15 @@ class Ledger:
         self._answered(peer_id, sequence, produced).refused += transitions
         self.refused[reason] += transitions
 
-    def _answered(self, peer_id: int, sequence: int, produced: int) -> Account:
-        account = self.account(peer_id)
-        account.sequence = max(account.sequence, sequence)
-        self._record_produced(account, produced)
-        return account
+    def _answered(self, peer_id: int, sequence: int, produced: int) -> TransitionCounts:
+        counts = self.counts(peer_id)
+        counts.sequence = max(counts.sequence, sequence)
+        self._record_produced(counts, produced)
+        return counts
 
-    def _record_produced(self, account: Account, produced: int) -> None:
-        self.produced += max(0, produced - account.produced)
-        account.produced = max(account.produced, produced)
+    def _record_produced(self, counts: TransitionCounts, produced: int) -> None:
+        self.produced += max(0, produced - counts.produced)
+        counts.produced = max(counts.produced, produced)
 
     def totals(self, connected: Collection[int], waiting: Mapping[int, int]) -> dict[str, int]:
         """Returns the number of transitions by outcome, and their sum under "produced".
@@ -135,17 +135,17 @@ class Ledger:
         `connected`: peer ids of the connected actors; `waiting`: by peer id, transitions that the server has received
         and not stored yet.
         """
-        here = [2**62 if peer_id in connected else waiting.get(peer_id, 0) for peer_id in self._accounts]
+        here = [2**62 if peer_id in connected else waiting.get(peer_id, 0) for peer_id in self._counts]
         totals = Counter(self.forgotten)
         totals.update(_totals(self.to_array(), np.array(here, np.int64)))
         return {name: totals[name] for name in TOTALS} | {f"dropped_{why}": n for why, n in self.refused.items()}
 
     def to_array(self) -> np.ndarray:
-        """Returns int64[N, COLUMNS]: peer id and account of each actor, the most recently used one last."""
-        return self._rows(self._accounts)
+        """Returns int64[N, COLUMNS]: peer id and counts of each actor, the most recently used one last."""
+        return self._rows(self._counts)
 
     def _rows(self, peer_ids: Iterable[int]) -> np.ndarray:
-        rows = [(peer_id, *_fields(self._accounts[peer_id])) for peer_id in peer_ids]
+        rows = [(peer_id, *_fields(self._counts[peer_id])) for peer_id in peer_ids]
         return np.array(rows, np.int64).reshape(-1, COLUMNS)
 
     @classmethod
@@ -155,13 +155,13 @@ class Ledger:
         ledger.refused.update(refused)
         ledger.forgotten.update(forgotten)
         for peer_id, *numbers in rows.tolist():
-            ledger._accounts[peer_id] = Account(*numbers)
-        ledger.produced = ledger.forgotten["produced"] + sum(each.produced for each in ledger._accounts.values())
+            ledger._counts[peer_id] = TransitionCounts(*numbers)
+        ledger.produced = ledger.forgotten["produced"] + sum(each.produced for each in ledger._counts.values())
         return ledger
 
 
 def _totals(rows: np.ndarray, here: np.ndarray) -> dict[str, int]:
-    """Returns the sums of some accounts.
+    """Returns the sums of the counts of some actors.
 
     `here`: int64[N], at most this many of the transitions without an outcome are in flight; the rest are lost with
     their actor. The server may have counted more transitions than the actor has received acknowledgements for, or
@@ -169,10 +169,10 @@ def _totals(rows: np.ndarray, here: np.ndarray) -> dict[str, int]:
     """
     _, _, stored, refused, produced, acknowledged, overflow, unencodable, unsent = rows.T
     answered = stored + refused
-    heard = np.maximum(answered, acknowledged)
+    handled = np.maximum(answered, acknowledged)
     dropped = overflow + unencodable + unsent
-    produced = np.maximum(produced, heard + dropped)
-    rest = produced - heard - dropped
+    produced = np.maximum(produced, handled + dropped)
+    rest = produced - handled - dropped
     in_flight = np.minimum(rest, here)
-    columns = (produced, stored, in_flight, rest - in_flight, heard - answered, overflow, unencodable, unsent)
+    columns = (produced, stored, in_flight, rest - in_flight, handled - answered, overflow, unencodable, unsent)
     return {name: int(column.sum()) for name, column in zip(TOTALS, columns, strict=True)}

@@ -1,6 +1,6 @@
 """The journal's snapshots: priorities, counters and random state in one file; the newest sound one is read.
 
-Every file of the journal, those of `segment_log` too, begins with a head:
+Every file of the journal, those of `experience_log` too, begins with a head:
 
     8 bytes of magic | format | length of the facts | CRC-32 of these three and of the facts | facts, a JSON object
 
@@ -16,7 +16,6 @@ import contextlib
 import json
 import logging
 import math
-import os
 import re
 import struct
 import sys
@@ -28,7 +27,7 @@ from zlib import crc32
 import numpy as np
 
 from apex_jax.config import Config
-from apex_jax.host.disk import open_regular, read_regular, synchronize
+from apex_jax.host.disk import read_regular, set_damaged_aside, write_durably
 from apex_jax.host.errors import RunError
 from apex_jax.replay.buffer import BufferState
 from apex_jax.replay.ledger import Ledger
@@ -149,7 +148,7 @@ def ratio_of(config: Config) -> list[float]:
 def pack_state(
     event: int, state: BufferState, limiter: RateLimiter, config: Config, counters: Counters
 ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """Returns the facts and arrays of a snapshot, as `unpack_state` takes them."""
+    """Returns the facts and arrays of a snapshot."""
     facts = {
         "event": event,
         "inserted_segments": state.inserted_segments,
@@ -170,8 +169,7 @@ def pack_state(
     return facts, arrays
 
 
-def unpack_state(facts: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Saved:
-    """Returns the content of a snapshot whose checksums are right."""
+def _unpack_state(facts: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Saved:
     state = BufferState(
         inserted_segments=facts["inserted_segments"],
         priority_exponent=facts["priority_exponent"],
@@ -188,20 +186,12 @@ def unpack_state(facts: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> 
     return Saved(facts["event"], state, facts["limiter"], counters)
 
 
-class Snapshot(NamedTuple):
-    """The content of a file whose checksums are right."""
-
-    facts: dict[str, Any]
-    arrays: dict[str, np.ndarray]
-
-
 class Snapshots:
     """The snapshots of a directory; no other process writes to it."""
 
     def __init__(self, directory: Path, identity: Identity) -> None:
         self._directory = directory
         self._identity = identity
-        self._damaged: set[int] = set()
 
     def write(self, facts: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
         """Writes a snapshot, which survives a loss of power when this returns; deletes old ones. Raises OSError."""
@@ -214,42 +204,31 @@ class Snapshots:
         head = pack_head(MAGIC, {**self._identity.facts, "facts": dict(facts), "arrays": layout, "crc": crc})
         numbers = self._numbers()
         path = self._path(max(numbers, default=0) + 1)
-        temporary = path.with_suffix(".tmp")
         try:
-            temporary.unlink(missing_ok=True)  # left by a killed process
-            with open(open_regular(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb", buffering=0) as file:
-                for data in (head, *map(_raw, arrays.values())):
-                    _write_whole(file.fileno(), data)
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
-            synchronize(self._directory)
-        except BaseException:
-            for half in (temporary, path):
-                with contextlib.suppress(OSError):
-                    half.unlink()
+            write_durably(path, head, *map(_raw, arrays.values()))
+        except OSError:
+            with contextlib.suppress(OSError):  # it may be whole, but is not known to be on the disk
+                path.unlink()
             raise
-        sound = [number for number in numbers if number not in self._damaged]
-        for number in set(numbers) - set(sound[-(KEPT - 1) :]):
+        for number in numbers[: -(KEPT - 1)]:
             with contextlib.suppress(OSError):
                 self._path(number).unlink()
 
-    def read_newest(self) -> Snapshot | None:
-        """Returns the newest readable snapshot, or None if there is none; deletes the files of interrupted writes.
+    def read_newest(self) -> Saved | None:
+        """Returns the newest sound snapshot, or None if there is none.
 
-        A damaged snapshot is logged and skipped; a sound one of another configuration raises JournalError.
+        A damaged snapshot is logged and set aside; a sound one of another configuration raises JournalError.
         """
-        for path in self._directory.glob("snapshot-*.tmp"):
-            with contextlib.suppress(OSError):
-                path.unlink()
         for number in reversed(self._numbers()):
             try:
                 return self._read(self._path(number))
             except (CorruptFile, OSError) as error:
-                self._damaged.add(number)
                 _log.warning("snapshot %s is damaged, trying the one before: %s", self._path(number), error)
+                with contextlib.suppress(OSError):  # a read-only disk
+                    set_damaged_aside(self._path(number))
         return None
 
-    def _read(self, path: Path) -> Snapshot:
+    def _read(self, path: Path) -> Saved:
         data = memoryview(read_regular(path, sys.maxsize))
         head, offset = unpack_head(path, data, MAGIC)
         self._identity.check(path, head)
@@ -259,7 +238,7 @@ class Snapshots:
         for name, dtype, shape in head["arrays"]:
             arrays[name] = np.frombuffer(data, dtype, math.prod(shape), offset).reshape(shape)
             offset += arrays[name].nbytes
-        return Snapshot(head["facts"], arrays)
+        return _unpack_state(head["facts"], arrays)
 
     def _numbers(self) -> list[int]:
         found = (_NAME.fullmatch(path.name) for path in self._directory.iterdir())
@@ -271,9 +250,3 @@ class Snapshots:
 
 def _raw(array: np.ndarray) -> memoryview | bytes:
     return array.data.cast("B") if array.size else b""
-
-
-def _write_whole(descriptor: int, data: memoryview | bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(descriptor, view) :]

@@ -78,7 +78,7 @@ def keep_if_best(config: Config, interface: EnvironmentSpec, evaluation: BestEva
         write_config(config, folder)
         written = evaluation._replace(params=name, params_bytes=len(params), params_crc32=zlib.crc32(params))
         write_durably(folder / FILE_NAME, json.dumps({"format": FORMAT, **written._asdict()}, indent=2) + "\n")
-        for path in folder.glob("params-*"):
+        for path in folder.glob("*params-*"):  # also those of which a killed process has written only a part
             if path.name != name:
                 path.unlink()
     except OSError as error:  # not fatal: training goes on, and the next better evaluation tries again

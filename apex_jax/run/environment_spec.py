@@ -35,7 +35,7 @@ def of_record(record: Any) -> EnvironmentSpec:
     """Returns the interface of a record. Raises ValueError, TypeError, KeyError or AttributeError for another one."""
     spec, parts = record["spec"], record["parts"]
     low, high = (None if bound is None else tuple(map(float, bound)) for bound in (record["low"], record["high"]))
-    image = record.get("image")  # this and the last two are absent in runs of earlier versions
+    image = record["image"]
     action = ActionSpec(**spec["action"] | {"shape": tuple(spec["action"]["shape"])})
     interface = EnvironmentSpec(
         SegmentSpec(**spec | {"frame_shape": tuple(spec["frame_shape"]), "action": action}),
@@ -43,8 +43,8 @@ def of_record(record: Any) -> EnvironmentSpec:
         low,
         high,
         None if image is None else ImageSpec(**image | {"shape": tuple(image["shape"])}),
-        str(np.dtype(record.get("action_dtype", "float64"))),
-        int(record.get("first_action", 0)),
+        str(np.dtype(record["action_dtype"])),
+        int(record["first_action"]),
     )
     _check(interface)
     return interface
@@ -81,8 +81,6 @@ def _is_part(part: Part) -> bool:
 
 
 def _parts(record: Any) -> Iterator[Part]:
-    if isinstance(record, dict):  # shapes by name, which earlier versions wrote
-        record = [{"path": [name], "shape": shape, "counts": [], "starts": []} for name, shape in record.items()]
     for part in record:
         path = tuple(key if isinstance(key, int) else str(key) for key in part["path"])
         yield Part(path, *(tuple(map(int, part[name])) for name in ("shape", "counts", "starts")))

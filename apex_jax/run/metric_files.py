@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -95,15 +96,16 @@ def read_metrics(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
 
 
 def _parse_lines(data: bytes) -> list[dict[str, Any]]:
-    lines = []
-    for text in data.splitlines():
-        try:
-            line = json.loads(text)
-        except (ValueError, RecursionError):  # torn by a kill, or not written by a MetricsWriter
-            continue
-        if (values := checked_line(line)) is not None:
-            lines.append(values)
-    return lines
+    return [values for line in json_lines(data) if (values := checked_line(line)) is not None]
+
+
+def json_lines(data: bytes) -> list[Any]:
+    """Returns the value of each line, without the lines that are no JSON, such as those torn by a kill."""
+    values = []
+    for line in data.splitlines():
+        with contextlib.suppress(ValueError, RecursionError):
+            values.append(json.loads(line))
+    return values
 
 
 def checked_line(line: object) -> dict[str, Any] | None:

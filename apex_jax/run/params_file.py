@@ -54,7 +54,7 @@ def load_params(path: Path, like_params: Any) -> Any:
             raise
         except Exception as error:
             raise RunError(f"{path} cannot be read: {first_line(error)}; {FIX}") from None
-    if metadata.get(CHECKSUM, _checksum(arrays)) != _checksum(arrays):  # files of earlier versions have none
+    if metadata.get(CHECKSUM) != _checksum(arrays):
         raise RunError(f"{path}: its parameters are not as they were written; {FIX}")
     return jax.tree.unflatten(jax.tree.structure(like_params), [arrays[name] for name in likes])
 

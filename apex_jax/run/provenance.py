@@ -25,7 +25,7 @@ from apex_jax.host.errors import UsageError, printable, shown
 from apex_jax.host.machine import usable_cores
 from apex_jax.host.program import CHECKOUT, NAME
 from apex_jax.run.compatibility import describe_differences, differences
-from apex_jax.run.metric_files import append_line, is_number
+from apex_jax.run.metric_files import append_line, is_number, json_lines
 from apex_jax.settings import CONFIG_NAME, RESULT_KEYS, SETTINGS, load_run, names_code, to_yaml
 
 _log = logging.getLogger(__name__)
@@ -196,18 +196,9 @@ def changes_of(records: Sequence[Mapping[str, Any]]) -> list[str]:
 def read_records(path: Path) -> list[dict[str, Any]]:
     """Returns the complete lines of `starts.jsonl` or `changes.jsonl`; none if there is no file."""
     try:
-        lines = read_regular(path).splitlines()
+        return [record for record in json_lines(read_regular(path)) if is_record(record)]
     except OSError:
         return []
-    records = []
-    for line in lines:
-        try:
-            record = json.loads(line)
-        except (ValueError, RecursionError):
-            continue
-        if is_record(record):
-            records.append(record)
-    return records
 
 
 def is_record(record: object) -> bool:

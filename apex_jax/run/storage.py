@@ -62,11 +62,11 @@ COPIED = {  # patterns of paths; files with other names, such as keys and locks,
     "learner": r"run_identity|config[.]yaml|interface[.]json|(changes|starts|evaluations)[.]jsonl|(curves|plot)[.]png"
     r"|video[.](mp4|gif)|best/(config[.]yaml|interface[.]json|evaluation[.]json|params-[0-9]+)"
     r"|checkpoints/[0-9]{1,18}/.+|metrics/\w[\w.-]*[.]jsonl|tensorboard/\w[\w.-]*/\w[\w.-]*|logs/\w[\w.-]*[.]log",
-    **{server: server + r"/(segments-[0-9-]+[.]log|snapshot-[0-9]+)" for server in SERVERS},
+    **{server: server + r"/(segments-[0-9]{20}-[0-9]{6}[.]log|snapshot-[0-9]+)" for server in SERVERS},
 }
-PROGRESS = {  # progress in paths: updates of a checkpoint; first event of a replay log
+PROGRESS = {  # progress in paths: updates of a checkpoint; first event of a replay log, also of one set aside
     "learner": r"checkpoints/([0-9]{1,18})/.+",
-    **{server: server + r"/(?:segments-([0-9]{20})(?:-[0-9]{6})?[.]log|snapshot-[0-9]+)" for server in SERVERS},
+    **{server: server + r"/(?:(?:damaged-)?segments-([0-9]{20})-.+|snapshot-[0-9]+)" for server in SERVERS},
 }
 
 
@@ -383,10 +383,9 @@ def _checked(section: Section, record: dict[str, Any]) -> tuple[str, Files, dict
             raise ValueError("a name or a checksum that was never given")
         if type(size) is not int or not 0 <= size <= MAX_FILE_BYTES:
             raise ValueError("a file that no disk holds")
-    unnamed = record.get("unnamed", {})  # absent in the manifests of earlier releases
-    if any(type(since) is not int for since in unnamed.values()):
+    if any(type(since) is not int for since in record["unnamed"].values()):
         raise ValueError("no time")
-    return record["identity"], files, unnamed
+    return record["identity"], files, record["unnamed"]
 
 
 def _s3_code(error: OSError) -> str:

@@ -20,6 +20,7 @@ from pathlib import Path
 import zmq
 from zmq.utils import z85
 
+from apex_jax.host.disk import write_durably
 from apex_jax.host.errors import UsageError, shown
 from apex_jax.host.program import NAME
 
@@ -137,12 +138,8 @@ def _is_key(text: bytes) -> bool:
 
 
 def _write(path: Path, key: bytes, mode: int) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-    with open(descriptor, "wb") as file:
-        os.fchmod(descriptor, mode)  # independent of the umask
-        file.write(key + b"\n")
-        file.flush()
-        os.fsync(descriptor)
+    write_durably(path, key, b"\n")
+    path.chmod(mode)  # until then, only the owner can enter the folder
 
 
 def _rename(unfinished: Path, directory: Path) -> None:

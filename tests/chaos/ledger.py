@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 from apex_jax.environments.environment import segment_spec
 from apex_jax.process import digest_of_peer_id
-from apex_jax.replay.ledger import DROPS, Account
-from apex_jax.replay.snapshots import Identity, Snapshots, unpack_state
+from apex_jax.replay.ledger import DROPS, TransitionCounts
+from apex_jax.replay.snapshots import Identity, Snapshots
 from apex_jax.run.metric_files import read_metrics
 from apex_jax.settings import load
 from tests.chaos.watch import Life
@@ -23,8 +23,8 @@ PROCESS = re.compile(r"acting in .* \(process ([0-9a-f]{16})\)")  # the digest o
 class Books(NamedTuple):
     """Transitions as counted independently by actors, servers and learner."""
 
-    ledger: dict[str, float]  # as the replay server wrote it last, by fate
-    accounts: dict[int, Account]  # of which that is the sum, by the digest of the actor's peer id
+    ledger: dict[str, float]  # as the replay server wrote it last, by outcome
+    accounts: dict[int, TransitionCounts]  # of which that is the sum, by the digest of the actor's peer id
     inserted: int  # into the replay, as its rate limiter counts
     steps: dict[int, int]  # of the environments, as the actors count that left in peace, by the same
 
@@ -33,11 +33,10 @@ def read_books(directory: Path, server: str, lives: Iterable[Life], servers: int
     """Reads the results of a replay server of an ended fleet; `lives`: the processes that ended regularly."""
     config = load(ROOT / "configs" / "catch.yaml")
     spec = segment_spec(config)
-    snapshot = Snapshots(directory / server, Identity(config.compatibility_key, spec)).read_newest()
-    assert snapshot is not None, f"{server} has left no snapshot"
-    saved = unpack_state(*snapshot)
+    saved = Snapshots(directory / server, Identity(config.compatibility_key, spec)).read_newest()
+    assert saved is not None, f"{server} has left no snapshot"
     rows = saved.counters.ledger.to_array().tolist()
-    accounts = {int(digest_of_peer_id(peer_id), 16): Account(*numbers) for peer_id, *numbers in rows}
+    accounts = {int(digest_of_peer_id(peer_id), 16): TransitionCounts(*numbers) for peer_id, *numbers in rows}
     steps = steps_of(lives)
     if servers > 1:  # an actor has an account at each server to which it has belonged, and one count of all its steps
         steps = {peer_id: made for peer_id, made in steps.items() if peer_id in accounts}
@@ -68,8 +67,8 @@ def ledger_violations(books: Books, has_been_emptied: bool = False) -> list[str]
     `has_been_emptied`: the server has lost its disk once, and the transitions and accounts of that time with it.
     """
     ledger, lines = books.ledger, []
-    fates = sum(value for name, value in ledger.items() if name != "produced")
-    if ledger["produced"] != fates:
+    outcomes = sum(value for name, value in ledger.items() if name != "produced")
+    if ledger["produced"] != outcomes:
         lines.append(f"the ledger does not add up: {ledger}")
     for name in ("in_flight", *(() if has_been_emptied else ("lost_with_replay",))):  # no actor is left
         if ledger[name]:
@@ -77,15 +76,15 @@ def ledger_violations(books: Books, has_been_emptied: bool = False) -> list[str]
     if ledger["stored"] != books.inserted:
         lines.append(f"the ledger has {ledger['stored']:g} transitions stored, the replay {books.inserted}")
     for peer_id, steps in () if has_been_emptied else books.steps.items():
-        lines += account_violations(f"{peer_id:016x}", steps, books.accounts.get(peer_id, Account()))
+        lines += account_violations(f"{peer_id:016x}", steps, books.accounts.get(peer_id, TransitionCounts()))
     return lines
 
 
-def account_violations(run: str, steps: int, account: Account) -> list[str]:
+def account_violations(run: str, steps: int, account: TransitionCounts) -> list[str]:
     """Returns the accounts that differ from the steps of their actors; each step is one transition."""
-    fates = account.stored + account.refused + sum(getattr(account, reason) for reason in DROPS)
+    outcomes = account.stored + account.refused + sum(getattr(account, reason) for reason in DROPS)
     return [
         f"actor {run} made {steps} transitions, its account has {number} {what}"
-        for what, number in (("produced", account.produced), ("stored or dropped", fates))
+        for what, number in (("produced", account.produced), ("stored or dropped", outcomes))
         if number != steps
     ]

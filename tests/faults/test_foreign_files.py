@@ -6,17 +6,16 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from apex_jax.config import Config
 from apex_jax.host import disk
 from apex_jax.host.errors import RunError
-from apex_jax.replay.segment_log import SegmentLog
-from apex_jax.replay.snapshots import Identity, JournalError, Snapshots
+from apex_jax.replay.experience_log import ExperienceLog
+from apex_jax.replay.snapshots import Identity, JournalError
 from apex_jax.run.checkpoint import Checkpointer, CheckpointError
 from apex_jax.run.metric_files import MetricsFollower, append_line, read_metrics
-from apex_jax.run.provenance import read_starts, record_config
+from apex_jax.run.provenance import read_starts
 from apex_jax.types import ActionSpec, SegmentSpec
 from apex_jax.workers.local import locked
 
@@ -47,7 +46,7 @@ def lock_run(directory: Path) -> None:
 WRITERS: dict[str, tuple[str, Callable[[Path], object]]] = {  # file in the run directory, and who opens it
     "supervisor's lock": ("lock", lock_run),
     "learner's lock": ("checkpoints/.lock", lambda directory: Checkpointer(str(directory), 3).close()),
-    "replay's lock": ("replay/lock", lambda directory: SegmentLog(directory / "replay", identity(), 10).close()),
+    "replay's lock": ("replay/lock", lambda directory: ExperienceLog(directory / "replay", identity(), 10).close()),
     "starts": ("starts.jsonl", lambda directory: append_line(directory / "starts.jsonl", b"{}\n")),
     "metrics": ("metrics/a.jsonl", lambda directory: append_line(directory / "metrics" / "a.jsonl", b"{}\n")),
 }
@@ -79,26 +78,8 @@ def test_run_directory_may_itself_be_a_link(tmp_path: Path, name: str, write: Ca
     assert (tmp_path / "disk" / name).is_file()
 
 
-def test_half_written_configuration_that_is_a_link_is_replaced_and_not_followed(tmp_path: Path, target: Path) -> None:
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "config.yaml.half").symlink_to(target)
-    record_config(Config(run_directory=str(tmp_path / "run")))
-    assert "frame_stack" in (tmp_path / "run" / "config.yaml").read_text()
-    assert target.read_bytes() == VALUABLE
-
-
-def test_half_written_snapshot_that_is_a_link_is_replaced_and_not_followed(tmp_path: Path, target: Path) -> None:
-    (tmp_path / "snapshot-000000000001.tmp").symlink_to(target)
-    snapshots = Snapshots(tmp_path, identity())
-    snapshots.write({}, {"priorities": np.ones(3)})
-    snapshot = Snapshots(tmp_path, identity()).read_newest()
-    assert snapshot is not None
-    assert snapshot.arrays["priorities"].tolist() == [1, 1, 1]
-    assert target.read_bytes() == VALUABLE
-
-
 @pytest.mark.parametrize("kind", ["dangling link", "fifo", "folder"])
-def test_invalid_segment_file_is_skipped_at_the_start(tmp_path: Path, kind: str) -> None:
+def test_invalid_segment_file_is_set_aside_at_the_start(tmp_path: Path, kind: str) -> None:
     path = tmp_path / f"segments-{1:020}-{1:06}.log"
     if kind == "fifo":
         os.mkfifo(path)
@@ -106,10 +87,10 @@ def test_invalid_segment_file_is_skipped_at_the_start(tmp_path: Path, kind: str)
         path.mkdir()
     else:
         path.symlink_to(tmp_path / "missing")
-    log = SegmentLog(tmp_path, identity(), 10)
+    log = ExperienceLog(tmp_path, identity(), 10)
     assert list(log.read()) == []
-    assert log.left_out["unreadable files"] == 1
     log.close()
+    assert [path.name[:16] for path in tmp_path.glob("*segments*")] == ["damaged-segments"]
 
 
 def test_readers_of_lines_do_not_block_on_a_fifo(tmp_path: Path) -> None:

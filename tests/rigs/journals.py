@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from apex_jax.config import Config
-from apex_jax.replay import segment_log
+from apex_jax.replay import experience_log
 from apex_jax.replay.buffer import ReplayBuffer
 from apex_jax.replay.journal import Journal
 from apex_jax.replay.rate_limiter import RateLimiter
@@ -99,7 +99,7 @@ def first_leaves(number: int) -> list[float]:
 
 def files(directory: Path, kind: str) -> list[Path]:
     """Files of the journal that are complete, oldest first: "segments" or "snapshot"."""
-    return sorted(path for path in (directory / "replay").glob(f"{kind}-*") if path.suffix != ".tmp")
+    return sorted((directory / "replay").glob(f"{kind}-*"))
 
 
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -116,4 +116,4 @@ def flip(path: Path, offset: int) -> None:
 
 
 def head_bytes(world: World) -> int:
-    return len(pack_head(segment_log.MAGIC, world.journal._log._identity.facts))
+    return len(pack_head(experience_log.MAGIC, world.journal._log._identity.facts))

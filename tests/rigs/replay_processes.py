@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from apex_jax.environments.environment import segment_spec
-from apex_jax.replay.segment_log import SEGMENT, SegmentLog
+from apex_jax.replay.experience_log import SEGMENT, ExperienceLog
 from apex_jax.replay.snapshots import Identity
 from apex_jax.run.metric_files import read_metrics
 from apex_jax.settings import load
@@ -109,13 +109,14 @@ class Site:
 
     def journal(self) -> dict[int, list[int]]:
         """Returns the sequence numbers of all segments on the disk by their actors' peer id; no server may run."""
-        log = SegmentLog(self.directory / "replay", self._identity(), 1)
+        log_directory = self.directory / "replay"
+        log = ExperienceLog(log_directory, self._identity(), 1)
         sequences: dict[int, list[int]] = {}
         for record in log.read():
             if record.kind == SEGMENT:
                 sequences.setdefault(record.peer_id, []).append(record.sequence)
-        assert not log.left_out
         log.close()
+        assert not list(log_directory.glob("damaged-*"))
         return sequences
 
     def _identity(self) -> Identity:

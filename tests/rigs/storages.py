@@ -13,7 +13,7 @@ import pytest
 from apex_jax.host.disk import CHECKSUMS, write_checksums
 from apex_jax.run.storage import SECTIONS, Storage, files_of, progress_of
 
-LOG = "replay/segments-00000000000000000000.log"
+LOG = "replay/segments-00000000000000000001-000001.log"
 SNAPSHOT = "replay/snapshot-000000000001"
 
 IDENTITY = "0123456789abcdef"
@@ -40,9 +40,10 @@ def run_in(folder: Path) -> Path:
     write(directory, "run_identity", IDENTITY.encode())
     write(directory, LOG, b"segments")
     write(directory, SNAPSHOT, b"snapshot")
-    for name in ("lock", "checkpoints/.lock", "checkpoints/.saving-300/x", "checkpoints/damaged-150-1/x"):
+    damaged = ("checkpoints/damaged-150-1/x", f"replay/damaged-{Path(LOG).name}-1")
+    for name in ("lock", "checkpoints/.lock", "checkpoints/.saving-300/x", *damaged):
         write(directory, name, b"nobody's")
-    write(directory, "replay/snapshot-000000000002.tmp", b"half")
+    write(directory, "replay/.snapshot-000000000002.half", b"half")
     return directory
 
 

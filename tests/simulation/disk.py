@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from apex_jax.replay import segment_log
+from apex_jax.replay import experience_log
 from tests.simulation.clock import Clock, Killed
 
 
@@ -32,9 +32,6 @@ class Disk:
         if flags & os.O_CREAT:
             self._made[str(path)] = next(self._numbers)
         return descriptor
-
-    def fsync(self, descriptor: int) -> None:
-        """The snapshot in this file counts as safe: `power_loss` takes only logs."""
 
     def writev(self, descriptor: int, buffers: list[bytes]) -> int:
         assert self.clock.task is not None
@@ -101,7 +98,7 @@ class SimWriter:
         try:
             if self._is_disk_full:  # for the log, and so for a snapshot, too
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            segment_log.sync(self.unsynced)
+            experience_log.sync(self.unsynced)
             self._process.fleet.oracle.on_synced(self._process, self._written)
             self._write()
         except Exception as error:

@@ -204,11 +204,10 @@ def virtual(fleet: Fleet) -> Iterator[None]:
         "replay.snapshots.new_identity": fleet.identity,
         "replay.journal.SnapshotWriter": writer,
         "replay.journal.LOG_BYTES_AT_MOST": 60_000,
-        "replay.segment_log.FILE_BYTES": 8_000,
-        "replay.segment_log.os": disk,
-        "replay.segment_log.synchronize": disk.synchronize,
-        "replay.snapshots.os": disk,
-        "replay.snapshots.synchronize": disk.synchronize,
+        "replay.experience_log.FILE_BYTES": 8_000,
+        "replay.experience_log.os": disk,
+        "replay.experience_log.synchronize": disk.synchronize,
+        "host.disk.synchronize": disk.synchronize,
     }
     with contextlib.ExitStack() as changed:
         for name, value in changes.items():

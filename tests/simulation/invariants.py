@@ -114,7 +114,7 @@ class Oracle:
         books.durable = min(books.durable, length)
         ledger = server.replay.ledger
         for peer_id, stored in books.stored.items():
-            account = ledger.account(peer_id)
+            account = ledger.counts(peer_id)
             is_right = account.stored == stored or (books.had_errors and account.stored < stored)
             self.check(is_right, "the ledger has", account, "of", stored, peer_id)
             books.stored[peer_id] = account.stored
@@ -311,7 +311,7 @@ class Oracle:
                 np.add.at(occupants, actor.ladder_indices, 1)
             self.check((occupants == membership._occupants).all(), "occupants of the ladder", membership._occupants)
             for peer_id, stored in books.stored.items():
-                account = server.replay.ledger.account(peer_id)
+                account = server.replay.ledger.counts(peer_id)
                 self.check(account.stored == stored, "the ledger has", account.stored, "of", stored)
             totals = server.ledger()
             fates = sum(count for fate, count in totals.items() if fate != "produced")
@@ -329,7 +329,7 @@ class Oracle:
             waiting = process.server.experience._membership.waiting_transitions()  # for the limiter
             self.check(totals["in_flight"] == sum(waiting.values()), "transitions are in flight:", totals, waiting)
             for peer_id, stream in self._newest_streams(process.index):
-                account = ledger.account(peer_id)
+                account = ledger.counts(peer_id)
                 self.check(account.produced == stream.produced, account, "of", stream.produced, "produced")
                 fates = account.stored + account.refused + account.overflow + account.unsent + waiting.get(peer_id, 0)
                 self.check(fates == stream.produced or self.fleet.faults.is_lossy, account, "lacks a fate")

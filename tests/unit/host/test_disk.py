@@ -105,13 +105,13 @@ def test_file_too_large_to_be_read_is_refused_before_it_is(tmp_path: Path) -> No
 def test_reader_sees_the_old_file_until_the_new_one_is_complete(tmp_path: Path) -> None:
     path = tmp_path / "curves.png"
     path.write_text("before")
-    with disk.written_whole(path) as half:
+    with disk.atomic_write(path) as half:
         half.write_text("ne")
         assert path.read_text() == "before"
         assert half.suffix == ".png", "writers choose their format by the ending"
         half.write_text("new")
     assert path.read_text() == "new"
-    with contextlib.suppress(RuntimeError), disk.written_whole(path) as half:
+    with contextlib.suppress(RuntimeError), disk.atomic_write(path) as half:
         half.write_text("half")
         raise RuntimeError("broken")
     assert path.read_text() == "new"
@@ -124,7 +124,7 @@ def test_half_file_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
     outside.write_text("mine")
     path.symlink_to(outside)
     path.with_name(".curves.half.png").symlink_to(outside)
-    with disk.written_whole(path) as half:
+    with disk.atomic_write(path) as half:
         half.write_text("new")
     assert outside.read_text() == "mine"
     assert (path.read_text(), path.is_symlink()) == ("new", False)

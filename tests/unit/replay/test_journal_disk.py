@@ -5,14 +5,13 @@ from __future__ import annotations
 import errno
 import logging
 import os
-import stat
 import threading
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from apex_jax.replay import journal, segment_log
+from apex_jax.replay import experience_log, journal
 from tests.rigs.journals import World, files, warnings
 from tests.rigs.links import TRANSITIONS
 
@@ -20,7 +19,7 @@ from tests.rigs.links import TRANSITIONS
 def test_files_are_deleted_once_both_snapshots_cover_them_and_their_segments_are_evicted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(segment_log, "FILE_BYTES", 1_000)
+    monkeypatch.setattr(experience_log, "FILE_BYTES", 1_000)
     world = World(tmp_path, capacity=4)
     for number in range(1, 60):
         world.store(number)
@@ -46,7 +45,7 @@ def test_files_are_deleted_once_both_snapshots_cover_them_and_their_segments_are
 def test_restore_from_the_previous_snapshot_is_complete_with_a_log_within_its_limit_or_beyond(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log_bytes: int
 ) -> None:
-    monkeypatch.setattr(segment_log, "FILE_BYTES", 1_000)
+    monkeypatch.setattr(experience_log, "FILE_BYTES", 1_000)
     monkeypatch.setattr(journal, "LOG_BYTES_AT_MOST", log_bytes)
     world = World(tmp_path, capacity=4)
     for number in range(1, 60):
@@ -93,7 +92,7 @@ def test_without_snapshots_the_log_keeps_its_files_within_a_limit(
     def fail(*_: object) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    monkeypatch.setattr(segment_log, "FILE_BYTES", 1_000)
+    monkeypatch.setattr(experience_log, "FILE_BYTES", 1_000)
     world = World(tmp_path, capacity=4)
     monkeypatch.setattr(os, "fsync", fail)
     for number in range(1, 60):
@@ -114,7 +113,7 @@ def test_on_a_full_disk_files_of_evicted_segments_are_deleted(tmp_path: Path, mo
     def fail(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(segment_log, "FILE_BYTES", 1_000)
+    monkeypatch.setattr(experience_log, "FILE_BYTES", 1_000)
     world = World(tmp_path, capacity=4)
     for number in range(1, 60):
         world.store(number)
@@ -132,25 +131,11 @@ def test_on_a_full_disk_files_of_evicted_segments_are_deleted(tmp_path: Path, mo
     world.kill()
 
 
-def test_files_of_earlier_releases_without_an_attempt_number_are_read(tmp_path: Path) -> None:
-    world = World(tmp_path, capacity=50)
-    world.store(1, 2, 3)
-    world.kill()
-    [path] = files(tmp_path, "segments")
-    path.rename(path.with_name(f"{path.stem[:-7]}.log"))
-    world = World(tmp_path, capacity=50)
-    world.store(4)
-    world.kill()
-    world = World(tmp_path, capacity=50)
-    assert world.numbers() == [1, 2, 3, 4]
-    world.kill()
-
-
 def test_snapshot_never_deletes_the_file_being_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(tmp_path, capacity=2_000)
     FullDisk(monkeypatch, failures=1)
     world.store(1, now_seconds=10.0)
-    writing, sync = threading.Event(), segment_log.sync
+    writing, sync = threading.Event(), experience_log.sync
 
     def slow_sync(paths: list[Path]) -> None:
         assert writing.wait(20)
@@ -174,7 +159,7 @@ def test_snapshot_never_deletes_the_file_being_written(tmp_path: Path, monkeypat
 def test_disk_error_at_close_does_not_end_the_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     close = os.close
     world = World(tmp_path, capacity=50)
-    monkeypatch.setattr(segment_log, "FILE_BYTES", 1_000)
+    monkeypatch.setattr(experience_log, "FILE_BYTES", 1_000)
 
     def fail(descriptor: int) -> None:
         close(descriptor)
@@ -235,7 +220,7 @@ def test_full_disk_is_counted_logged_once_retried_and_leaves_no_half_record(
 
 
 def test_pending_records_are_limited_by_the_ring(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(segment_log, "SPARE_EVENTS", 0)
+    monkeypatch.setattr(experience_log, "SPARE_EVENTS", 0)
     world = World(tmp_path, capacity=4)
     disk = FullDisk(monkeypatch, failures=100)
     for number in range(1, 40):
@@ -249,24 +234,4 @@ def test_pending_records_are_limited_by_the_ring(tmp_path: Path, monkeypatch: py
     world.kill()
     world = World(tmp_path, capacity=4)
     assert world.numbers() == [76, 77, 78, 79]
-    world.kill()
-
-
-def test_file_system_without_directory_sync_is_no_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    fsync = os.fsync
-
-    def sync(descriptor: int) -> None:
-        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
-            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
-        fsync(descriptor)
-
-    monkeypatch.setattr(os, "fsync", sync)
-    world = World(tmp_path)
-    for number in range(1, 6):
-        world.store(number)
-        world.save()
-    assert len(files(tmp_path, "snapshot")) == 2
-    assert warnings(caplog) == []
     world.kill()

@@ -3,28 +3,23 @@
 from __future__ import annotations
 
 import threading
-import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import zmq
 
-from apex_jax.config import AddressConfig, Config, ReplayConfig
-from apex_jax.links import connection
-from apex_jax.replay import ledger, segment_log
+from apex_jax.config import ReplayConfig
+from apex_jax.replay import ledger
 from apex_jax.replay.ledger import ActorCounts, Ledger
 from apex_jax.transport.messages import ActorHello, ActorStatus, Goodbye, SegmentAck
-from apex_jax.workers.replay_server import ReplayServer
-from apex_jax.workers.role import RoleContext
 from tests.fuzz.targets import fuzz_config
-from tests.rigs.links import CONFIG, SPEC, TRANSITIONS, CountingStream, free_address, segment_of, wait_until, waiting_in
+from tests.rigs.links import SPEC, TRANSITIONS, CountingStream, segment_of, waiting_in
 from tests.rigs.served import Served, segment
 
 
 def adds_up(totals: dict[str, int]) -> bool:
-    fates = {name: number for name, number in totals.items() if name != "produced"}
-    return totals["produced"] == sum(fates.values()) and min(totals.values()) >= 0
+    outcomes = {name: number for name, number in totals.items() if name != "produced"}
+    return totals["produced"] == sum(outcomes.values()) and min(totals.values()) >= 0
 
 
 def counts_of(**counts: int) -> ActorCounts:
@@ -71,7 +66,7 @@ def test_evicted_accounts_are_summed_up(monkeypatch: pytest.MonkeyPatch) -> None
     for peer_id in range(1, 11):
         book.store(peer_id, 1, 10, 10)
         book.report(peer_id, counts_of(produced=15, unsent=1))
-        book.account(1)  # is heard of all the time
+        book.counts(1)  # is heard of all the time
     totals = book.totals({1}, {})
     assert len(book.to_array()) == 3
     assert book.produced == 150
@@ -88,7 +83,7 @@ def test_empty_account_is_evicted_first(monkeypatch: pytest.MonkeyPatch) -> None
     book = Ledger()
     book.store(1, 1, 10, 10)
     book.refuse(2, 1, 0, 0, "bad_length")
-    book.account(3)
+    book.counts(3)
     for peer_id in (4, 5):
         book.store(peer_id, 1, 10, 10)
         assert len(book.to_array()) == 3
@@ -123,141 +118,40 @@ def test_peers_that_only_send_a_hello_evict_no_account(
 # The whole link ---------------------------------------------------------------------------------------------------
 
 
-class Fleet:
-    """A server with a journal that comes and goes, and real streams of actors that do."""
-
-    def __init__(self, config: Config) -> None:
-        self.config = config
-        self.context = zmq.Context()
-        self.server: ReplayServer | None = None
-        self.streams: dict[int, CountingStream] = {}
-
-    def start_server(self) -> ReplayServer:
-        self._server_context = zmq.Context()
-        self.server = ReplayServer(RoleContext(self.config, self._server_context, "replay"), SPEC)
-        return self.server
-
-    def stop_server(self) -> None:
-        assert self.server is not None
-        self.server.close()
-        self._server_context.term()  # the addresses are free when this returns
-        self.server = None
-
-    def start_actor(self) -> None:
-        peer_id = 2**62
-        hello = ActorHello(peer_id, self.config.compatibility_key, 2)
-        address = self.config.addresses.experience[0]
-        self.streams[peer_id] = CountingStream(self.context, address, SPEC, hello, 3)
-
-    def serve(self) -> None:
-        if self.server is not None:
-            self.server.serve(0.0)
-
-    def connected(self) -> set[int]:
-        assert self.server is not None
-        return {actor.peer_id for actor in self.server.experience.actors.values()}
-
-    def remove_actor(self, dies: bool) -> None:
-        peer_id, stream = self.streams.popitem()
-        # One that leaves cut off would be as one that is killed, and the hello of one that is dead be a ghost's.
-        wait_until(lambda: peer_id in self.connected(), self.serve)
-        if dies:
-            stream._leave = lambda socket: None  # type: ignore[method-assign]
-        thread = threading.Thread(target=stream.close)
-        thread.start()
-        wait_until(lambda: not thread.is_alive(), self.serve)
-        if dies and self.server is not None:
-            service = self.server.experience
-            for identity in [identity for identity, actor in service.actors.items() if actor.peer_id == peer_id]:
-                service._remove(identity)
-            self.serve()
-
-    def close(self) -> None:
-        for stream in self.streams.values():
-            stream.close()
-        self.context.term()
-        self.stop_server()
-
-
-@pytest.fixture
-def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
-    monkeypatch.setattr(connection, "HEARTBEAT_SECONDS", 0.02)
-    monkeypatch.setattr(segment_log, "FILE_BYTES", 4_000)
-    return CONFIG.replace(
-        run_directory=str(tmp_path),
-        replay=replace(ReplayConfig(), capacity_transitions=8 * TRANSITIONS, min_size_to_sample=2 * TRANSITIONS),
-        addresses=AddressConfig((free_address(),), (free_address(),), free_address()),
-    )
-
-
-def joined(fleet: Fleet) -> CountingStream:
-    """Returns the stream of the only actor, which the server knows."""
-    fleet.start_actor()
-    (stream,) = fleet.streams.values()
-    wait_until(lambda: stream.wait_for_welcome(0), fleet.serve)
-    return stream
-
-
-def test_a_killed_actor_is_counted_up_to_its_last_segment(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
-    fleet = Fleet(config)
-    server, stream = fleet.start_server(), joined(fleet)
-    patience = stream._connection._patience._replace(heartbeat=1_000.0)
-    monkeypatch.setattr(stream._connection, "_patience", patience)
-    wait_until(
-        lambda: stream._connection._next_heartbeat > time.monotonic() + 100.0, fleet.serve
-    )  # no report till then
-    stream.produced += 7
-    assert stream.put(segment_of(0), 0.0)
-    wait_until(lambda: server.ledger()["stored"] == TRANSITIONS, fleet.serve)
-    assert (server.ledger()["produced"], server.ledger()["in_flight"]) == (TRANSITIONS + 7, 7)
-    stream.produced += 2  # of the last two nobody hears
-    fleet.remove_actor(dies=True)
-    assert (server.ledger()["produced"], server.ledger()["lost_with_actor"]) == (TRANSITIONS + 7, 7)
-    fleet.close()
-
-
-def test_an_actor_killed_together_with_the_server_is_counted_up_to_its_last_report(
-    config: Config, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fleet = Fleet(config)
-    server, stream = fleet.start_server(), joined(fleet)
-    assert stream.put(segment_of(0), 0.0)
-    wait_until(lambda: server.ledger()["stored"] == TRANSITIONS, fleet.serve)
-    patience = stream._connection._patience._replace(heartbeat=1_000.0)
-    monkeypatch.setattr(stream._connection, "_patience", patience)
-    wait_until(lambda: stream._connection._next_heartbeat > time.monotonic() + 100.0, fleet.serve)
-    stream.produced += 7
-    assert stream.put(segment_of(1), 0.0)
-    wait_until(lambda: server.ledger()["in_flight"] == 7, fleet.serve)
-    stream.produced += 2
-    stream._connection.send_heartbeat()  # of these two the next report says
-    wait_until(lambda: server.ledger()["in_flight"] == 9, fleet.serve)
-    wait_until(lambda: all(a.written == 2 for a in server.experience.actors.values()), fleet.serve)
-    fleet.serve()
-    fleet.stop_server()  # without a snapshot
-    (peer_id,) = fleet.streams
-    fleet.streams.pop(peer_id)._leave = lambda socket: None  # type: ignore[method-assign]
-    assert fleet.start_server().ledger()["lost_with_actor"] == 9
-    stream.close()
-    fleet.close()
+def test_a_killed_actor_is_counted_up_to_its_last_segment_or_report_even_if_the_server_dies_too(tmp_path: Path) -> None:
+    served = Served(fuzz_config(tmp_path))
+    actor = served.actor(1)
+    actor.send(segment(1, 1, produced=TRANSITIONS + 7))
+    actor.receive(SegmentAck)
+    assert (served.server.ledger()["stored"], served.server.ledger()["in_flight"]) == (TRANSITIONS, 7)
+    actor.send(ActorStatus(1, 0.0, 0, produced=TRANSITIONS + 9))
+    served.until(lambda: served.server.ledger()["in_flight"] == 9)
+    served.restart()
+    totals = served.server.ledger()
+    assert (totals["produced"], totals["stored"], totals["lost_with_actor"]) == (TRANSITIONS + 9, TRANSITIONS, 9)
+    served.close()
 
 
 @pytest.mark.parametrize("has_just_rejoined", [False, True])
-def test_unsent_transitions_of_a_leaving_actor_are_counted_as_dropped(config: Config, has_just_rejoined: bool) -> None:
-    tight = config.replace(replay=replace(config.replay, samples_per_insert=1.0, error_buffer=8.0))
-    fleet = Fleet(tight)
-    server = fleet.start_server()
-    hello = ActorHello(5, tight.compatibility_key, 2)
-    stream = CountingStream(fleet.context, tight.addresses.experience[0], SPEC, hello, 3)
-    fleet.streams[5] = stream
-    wait_until(lambda: stream.wait_for_welcome(0), fleet.serve)
-    held = CONFIG.actor.max_outstanding_segments  # by the server, when the limiter lets in no more
+def test_unsent_transitions_of_a_leaving_actor_are_counted_as_dropped(tmp_path: Path, has_just_rejoined: bool) -> None:
+    replay = ReplayConfig(
+        capacity_transitions=8 * TRANSITIONS,
+        min_size_to_sample=2 * TRANSITIONS,
+        samples_per_insert=1.0,
+        error_buffer=8.0,
+    )
+    served = Served(fuzz_config(tmp_path).replace(replay=replay))
+    hello = ActorHello(5, served.config.compatibility_key, 2)
+    context = zmq.Context()
+    stream = CountingStream(context, served.config.addresses.experience[0], SPEC, hello, 3)
+    served.until(lambda: stream.wait_for_welcome(0))
+    held = served.config.actor.max_outstanding_segments  # by the server, when the limiter lets in no more
 
     def is_stuck() -> bool:
         stream.put(segment_of(0), 0.0)
-        return waiting_in(server.experience) == held and stream._segments.full()
+        return waiting_in(served.server.experience) == held and stream._segments.full()
 
-    wait_until(is_stuck, fleet.serve)
+    served.until(is_stuck)
     stream.produced += TRANSITIONS
     leave = stream._leave
 
@@ -267,11 +161,13 @@ def test_unsent_transitions_of_a_leaving_actor_are_counted_as_dropped(config: Co
 
     if has_just_rejoined:
         stream._leave = leave_before_sending_again  # type: ignore[method-assign]
-    fleet.remove_actor(dies=False)
-    wait_until(lambda: not server.experience.actors, fleet.serve)
-    totals = server.ledger()
+    thread = threading.Thread(target=stream.close)
+    thread.start()
+    served.until(lambda: not thread.is_alive() and not served.server.experience.actors)
+    totals = served.server.ledger()
     assert adds_up(totals)
     assert totals["dropped_unsent"] == 4 * TRANSITIONS
     assert totals["in_flight"] == held * TRANSITIONS, "they will be stored"
     assert totals["lost_with_actor"] == 0
-    fleet.close()
+    context.term()
+    served.close()

@@ -78,7 +78,7 @@ def test_a_kill_during_a_write_leaves_the_previous_best_params_and_the_next_are_
 
     def write_or_die(path: Path, content: str | bytes) -> None:
         if not next(left):
-            path.with_name(f"{path.name}.half").write_bytes(b"par")
+            path.with_name(f".{path.stem}.half{path.suffix}").write_bytes(b"par")
             raise _KilledError
         write(path, content)
 

@@ -28,14 +28,6 @@ def test_interface_is_read_as_it_was_written(interface: EnvironmentSpec, tmp_pat
     assert read_interface(tmp_path) == interface
 
 
-def test_shapes_by_name_that_earlier_versions_wrote_are_parts_in_their_order(tmp_path: Path) -> None:
-    record = as_record(EnvironmentSpec(VECTORS, None, (0.0, 0.0), (1.0, 1.0))) | {
-        "parts": {"velocity": [23], "height": []}
-    }
-    (tmp_path / FILE_NAME).write_text(json.dumps(record))
-    assert read_interface(tmp_path).parts == (Part(("velocity",), (23,)), Part(("height",), ()))
-
-
 @pytest.mark.parametrize(("change", "interface"), [
     ({"spec": {"frame_stack": 0}}, PIXELS),
     ({"spec": {"frame_stack": True}}, PIXELS),

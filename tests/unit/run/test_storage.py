@@ -81,7 +81,7 @@ def test_each_replay_server_has_a_section_with_its_own_files_only(tmp_path: Path
     push(tmp_path / "copy", run)
     assert Storage(str(tmp_path / "copy")).pull("replay-1", tmp_path / "back") == len(b"segments 0")
     assert content(tmp_path / "back") == {
-        "replay-1/segments-00000000000000000000.log": b"segments 0", "run_identity": IDENTITY.encode()
+        "replay-1/segments-00000000000000000001-000001.log": b"segments 0", "run_identity": IDENTITY.encode()
     }  # fmt: skip
     (tmp_path / "copy/replay-12/manifest.json").write_bytes((tmp_path / "copy/replay/manifest.json").read_bytes())
     with pytest.raises(StorageError, match=r"replay-12/manifest\.json is damaged"):
@@ -121,7 +121,7 @@ def test_files_in_a_folder_are_on_the_disk_before_the_manifest_that_names_them(
 
     def fsync(descriptor: int) -> None:
         path = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
-        if path.name == "manifest.json.half":
+        if path.name == ".manifest.half.json":
             files = path.with_name("files")
             assert {files, *files.iterdir()} <= synchronized
         synchronized.add(path)
@@ -129,7 +129,7 @@ def test_files_in_a_folder_are_on_the_disk_before_the_manifest_that_names_them(
 
     monkeypatch.setattr(os, "fsync", fsync)
     Storage(str(tmp_path / "copy")).push("learner", run)
-    assert tmp_path / "copy" / "learner" / "manifest.json.half" in synchronized
+    assert tmp_path / "copy" / "learner" / ".manifest.half.json" in synchronized
 
 
 def test_file_that_has_changed_is_stored_under_a_new_name(tmp_path: Path, run: Path) -> None:

@@ -49,11 +49,11 @@ def no_object(copy: Path) -> None:
     (copy / "learner" / "manifest.json").write_text("[" * 100_000)
 
 
-def manifest_of(files: Any, identity: Any = IDENTITY, **more: Any) -> Callable[[Path], None]:
+def manifest_of(files: Any, identity: Any = IDENTITY, unnamed: Any = {}) -> Callable[[Path], None]:  # noqa: B006
     def forge(copy: Path) -> None:
         text = json.dumps(files)
         record = {"format": module.FORMAT, "identity": identity, "files": text, "crc": zlib.crc32(text.encode())}
-        (copy / "learner" / "manifest.json").write_text(json.dumps(record | more))
+        (copy / "learner" / "manifest.json").write_text(json.dumps(record | {"unnamed": unnamed}))
 
     return forge
 
@@ -177,12 +177,15 @@ def test_damaged_identity_is_a_one_line_error_and_changes_no_copy(tmp_path: Path
 
 
 def test_copy_of_a_replay_that_is_ahead_is_never_overwritten(tmp_path: Path, run: Path) -> None:
-    older = run / "replay" / f"segments-{1:020}-000001.log"
     newer = run / "replay" / f"segments-{99:020}-000002.log"
-    older.write_bytes(b"old")
+    newer.write_bytes(b"new")
+    push(tmp_path / "copy", run)
+    aside = newer.rename(newer.with_name(f"damaged-{newer.name}-1"))
+    push(tmp_path / "copy", run)  # the run that has set damage aside goes on, and so does its copy
     newer.write_bytes(b"new")
     push(tmp_path / "copy", run)
     newer.unlink()
+    aside.unlink()
     with pytest.raises(StorageError, match=r"holds a replay up to event 99, .* one at 1: choose another URL"):
         Storage(str(tmp_path / "copy")).push("replay", run)
 

@@ -2,8 +2,9 @@
 
 A file is a head and records. A record is a header of fixed size with its own checksum, and a body, such as that of a
 segment. When `flush` returns, the records are in the kernel's buffers, so a killed process loses none; a loss of power
-loses the records since the last `sync`. A file is read up to its first damaged record. No file is opened for writing
-twice and no name is reused. Another thread may sync a file that is being written, which is then synced again later.
+loses the records since the last `sync`. The log is read up to its first damaged record; what follows is set aside.
+No file is opened for writing twice. Another thread may sync a file that is being written, which is then synced again
+later.
 """
 
 from __future__ import annotations
@@ -13,15 +14,16 @@ import errno
 import logging
 import os
 import re
+import shutil
 import struct
 import zlib
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from apex_jax.host.disk import lock, open_regular, read_regular, synchronize
+from apex_jax.host.disk import damaged_path, lock, open_regular, read_regular, set_damaged_aside, synchronize
 from apex_jax.replay.snapshots import CorruptFile, Identity, JournalError, pack_head, unpack_head
 
 _log = logging.getLogger(__name__)
@@ -40,8 +42,11 @@ _HEADER = struct.Struct("<4sIQQQQQIII")
 _CRC = struct.Struct("<I")
 HEADER_BYTES = _HEADER.size + _CRC.size
 _MARK = b"apxr"
-LARGEST_FIRST_EVENT = 2**62  # that a file's name may claim, so that later events fit in 64 bits
-_NAME = re.compile(r"segments-([0-9]{20})(?:-[0-9]{6})?\.log")  # first event, attempt (missing in old files)
+_NAME = re.compile(r"segments-([0-9]{20})-[0-9]{6}\.log")  # first event, attempt
+
+
+class TornRecord(CorruptFile):
+    """The file ends within a record."""
 
 
 class Record(NamedTuple):
@@ -68,13 +73,12 @@ class LogFile:
     """A file of the log."""
 
     path: Path
-    num_bytes: int
+    num_bytes: int = 0  # up to the end of its last sound record
     records: int = 0
     last_insertion_id: int = 0  # largest insertion id of its records
-    is_unreadable: bool = False
 
 
-class SegmentLog:
+class ExperienceLog:
     """The log of one replay server, which locks the directory until `close`."""
 
     def __init__(self, directory: Path | None, identity: Identity, capacity_segments: int) -> None:
@@ -84,14 +88,12 @@ class SegmentLog:
         """
         self.last_event = 0
         self.errors = 0  # disk errors since the start
-        self.left_out: Counter[str] = Counter()  # records and files that `read` left out, by reason
         self._directory = directory
         self._identity = identity
         self._max_pending = capacity_segments + SPARE_EVENTS
         self._pending: deque[_Pending] = deque()
         self._files: list[LogFile] = []  # the last one is open for writing
         self._descriptor: int | None = None
-        self._skipped_event = 0  # unreadable bytes may hold events up to this number
         self._attempts = 0  # number of files created, so that each has a new name
         self._unsynced: list[Path] = []
         self._delay_seconds = 0.0
@@ -255,101 +257,82 @@ class SegmentLog:
     # Reading, before anything is written
 
     def read(self) -> Iterator[Record]:
-        """Yields the records of each file up to the first damaged one, oldest first, and counts what is left out.
+        """Yields the records before the first damaged one, oldest first, and sets aside what follows.
 
-        Raises JournalError for a sound file of another configuration, before the first record.
+        Raises JournalError for a file of another configuration, or if the disk does not allow to set files aside.
         """
         names = self._directory.iterdir() if self._directory is not None else ()
-        paths = [path for path in names if _NAME.fullmatch(path.name)]
-        paths.sort(key=lambda path: (_first_event(path), len(path.name), path.name))
-        for path in paths:
-            self._check_head(path)
-        for path in paths:
-            yield from self._read_file(path)
-        self.last_event = max(self.last_event, self._skipped_event)
+        paths = sorted(path for path in names if _NAME.fullmatch(path.name))
+        for place, path in enumerate(paths):
+            file, later = LogFile(path), paths[place + 1 :]
+            self._files.append(file)
+            try:
+                yield from self._read_file(file)
+            except (CorruptFile, OSError) as error:
+                next_event = _first_event(later[0]) if later else 0
+                if not isinstance(error, TornRecord) or next_event > self.last_event + 1:
+                    self._set_aside(file, later, error)
+                    return
+                # The server was killed, or wrote the record to the next file after a disk error.
+                with contextlib.suppress(OSError):  # if it fails, the next start tries again
+                    os.truncate(path, file.num_bytes)
 
-    def keep_unreadable(self, insertion_id: int) -> None:
-        """Keeps unreadable files, which somebody may repair, until the segment `insertion_id` has left the ring."""
-        for file in self._files:
-            if file.is_unreadable:
-                file.last_insertion_id = insertion_id
-
-    def _check_head(self, path: Path) -> None:
-        try:
-            with open(open_regular(path, os.O_RDONLY), "rb") as file:
-                facts, _ = unpack_head(path, memoryview(file.read(2**16)), MAGIC)
-        except (CorruptFile, OSError):  # logged when it is read
-            return
-        self._identity.check(path, facts)
-
-    def _read_file(self, path: Path) -> Iterator[Record]:
-        event = _first_event(path) - 1  # of the previous record
-        try:
-            data = read_regular(path)
-            _, offset = unpack_head(path, memoryview(data), MAGIC)
-        except (CorruptFile, OSError) as error:
-            self.left_out["unreadable files"] += 1
-            _log.warning("%s is left out: %s", path, error)
-            num_bytes = path.lstat().st_size
-            self._files.append(LogFile(path, num_bytes, is_unreadable=True))
-            self._skip_events(event, num_bytes)
-            return
-        file = LogFile(path, len(data))
-        self._files.append(file)
-        self._unsynced.append(path)  # a killed server may have left it unsynced
-        while offset < len(data):
-            record, end = _record_at(data, offset)
-            if record is None:
-                self._leave_out(file, event, offset, is_torn=end > len(data))
-                return
+    def _read_file(self, file: LogFile) -> Iterator[Record]:
+        """Yields the records of a file. Raises CorruptFile, OSError or JournalError."""
+        data = read_regular(file.path)
+        if not data:
+            raise TornRecord("it is empty")
+        facts, file.num_bytes = unpack_head(file.path, memoryview(data), MAGIC)
+        self._identity.check(file.path, facts)
+        self._unsynced.append(file.path)  # a killed server may have left it unsynced
+        while file.num_bytes < len(data):
+            record, file.num_bytes = _record_at(data, file.num_bytes)
             file.records += 1
             file.last_insertion_id = max(file.last_insertion_id, record.insertion_id)
-            event, offset = record.event, end
-            if event <= self.last_event:  # from a copy of a file
-                self.left_out["repeated records"] += 1
-                continue
-            self.last_event = event
-            yield record
+            if record.event > self.last_event:  # otherwise it was written again after a disk error
+                self.last_event = record.event
+                yield record
 
-    def _leave_out(self, file: LogFile, event: int, offset: int, is_torn: bool) -> None:
-        """Leaves out the rest of a file from a damaged record on; cuts off a torn one, which a killed server left.
-
-        `event`: number of the record before.
+    def _set_aside(self, file: LogFile, later: list[Path], error: Exception) -> None:
+        """Renames the files after the damage, the last one first, and cuts off the rest of the damaged one, after a
+        copy was made of it.
         """
-        num_bytes = file.num_bytes - offset
-        if is_torn:
-            self.left_out["torn records"] += 1
-            with contextlib.suppress(OSError):  # if it fails, the next start logs this again
-                os.truncate(file.path, offset)
-            return
-        self.left_out["bytes from damaged records on"] += num_bytes
-        _log.warning("%s: the record at %d is damaged: %d bytes are left out", file.path, offset, num_bytes)
-        file.is_unreadable = True
-        self._skip_events(event, num_bytes)
+        num_bytes = file.path.lstat().st_size - file.num_bytes
+        message = "%s is damaged at byte %d (%s): its last %d bytes and %d later files are left out, kept as damaged-*"
+        _log.warning(message, file.path, file.num_bytes, error, num_bytes, len(later))
+        try:
+            for path in later[::-1]:
+                set_damaged_aside(path)
+            if file.num_bytes:
+                shutil.copyfile(file.path, damaged_path(file.path))
+                os.truncate(file.path, file.num_bytes)
+            else:
+                set_damaged_aside(file.path)
+                self._files.pop()
+        except OSError as failure:
+            raise JournalError(f"{file.path} is damaged and cannot be set aside ({failure}): move it away") from None
 
-    def _skip_events(self, event: int, num_bytes: int) -> None:
-        """Reserves the event numbers that unreadable bytes may hold, so that a repaired file cannot collide."""
-        self._skipped_event = max(self._skipped_event, event + num_bytes // HEADER_BYTES)
 
-
-def _record_at(data: bytes, offset: int) -> tuple[Record | None, int]:
-    """Returns the record at `offset`, or None if it is damaged, and the offset of its end."""
+def _record_at(data: bytes, offset: int) -> tuple[Record, int]:
+    """Returns the record at `offset`, and the offset of its end. Raises CorruptFile."""
     start = offset + HEADER_BYTES
     if start > len(data):
-        return None, start
+        raise TornRecord("it ends within the header of a record")
     _, kind, event, *numbers, length, crc = _HEADER.unpack_from(data, offset)
     if zlib.crc32(data[offset : offset + _HEADER.size]) != _CRC.unpack_from(data, offset + _HEADER.size)[0]:
-        return None, start
+        raise CorruptFile("the checksum of a record's header is wrong")
     body = data[start : start + length]
-    is_sound = len(body) == length and zlib.crc32(body) == crc
-    record = Record._make((event, kind, *numbers, body)) if is_sound else None
-    return record, start + length
+    if len(body) < length:
+        raise TornRecord("it ends within a record")
+    if zlib.crc32(body) != crc:
+        raise CorruptFile("the checksum of a record is wrong")
+    return Record._make((event, kind, *numbers, body)), start + length
 
 
 def _first_event(path: Path) -> int:
     match = _NAME.fullmatch(path.name)
     assert match is not None
-    return min(int(match[1]), LARGEST_FIRST_EVENT)
+    return int(match[1])
 
 
 def sync(paths: list[Path]) -> None:
