@@ -13,14 +13,9 @@
     types            the records that modules exchange, and the axis legend
     segment_codec    segments <-> bytes
     item_codec       items of a program of your own <-> segments
-    config           every key of a run, with its meaning, unit and range
-    config_agent     the keys of algorithm and network
-    config_services  the keys of addresses, storage, security and metrics
-    config_key       what a key consists of
-    config_rules     rules that relate several keys
-    settings         YAML and key=value -> a checked Config
-    command_line     argv -> a checked Config, and the action to take with it
+    device           the device that a process computes on
 
+    config/          every key of a run; files and arguments -> a checked Config
     agent/           the algorithms
     replay/          the replay and its journal
     transport/       bytes between processes
@@ -39,10 +34,9 @@
 
 Each folder describes its modules in its `__init__.py`.
 
-Imports run one way: types, config_key, config_agent, config_services, config -> host -> segment_codec, config_rules ->
-item_codec, settings -> run -> agent, environments, replay, transport (none of which imports another) -> plotting,
-process, policy -> export, links, operations -> replay_client, workers -> main. Beside that, settings -> command_line ->
-main.
+Imports run one way: types, host -> config -> segment_codec, device -> item_codec -> run -> agent, environments, replay,
+transport (none of which imports another) -> plotting, process, policy -> export, links, operations -> replay_client,
+workers -> main.
 """
 
 from __future__ import annotations

@@ -37,8 +37,8 @@ def _run() -> tuple[int, bool]:
     try:
         if module := COMMANDS.get("".join(sys.argv[1:2])):
             return int(importlib.import_module(module).run(sys.argv[2:])), True
-        from apex_jax.command_line import parse  # not at the top, so that Ctrl-C during the import is caught
-        from apex_jax.settings import to_yaml
+        from apex_jax.config.command_line import parse  # not at the top, so that Ctrl-C during the import is caught
+        from apex_jax.config.load import to_yaml
 
         command = parse(sys.argv[1:])
         if command.action == "print_config":
@@ -52,8 +52,10 @@ def _run() -> tuple[int, bool]:
             from apex_jax.run.loggers import check_loggers
 
             check_loggers(command.config)
-        from apex_jax import process  # after the command has been checked
-        from apex_jax.host import device
+        from apex_jax import (
+            device,
+            process,  # after the command has been checked
+        )
 
         process.start_log(command.name)
         stop = process.StopSignal()

@@ -21,6 +21,7 @@ import numpy as np
 from apex_jax.agent.algorithm import Algorithm, Params
 from apex_jax.agent.registry import make_algorithm, resolved
 from apex_jax.config import Config
+from apex_jax.config.load import RESULT_KEYS, config_of, load_run
 from apex_jax.host.disk import run_of_checkpoint
 from apex_jax.host.errors import RunError, first_line, shown
 from apex_jax.host.machine import usable_memory_bytes
@@ -28,7 +29,6 @@ from apex_jax.run import params_file
 from apex_jax.run.best import is_best, read_best
 from apex_jax.run.checkpoint import Checkpointer, CheckpointError, Progress
 from apex_jax.run.environment_spec import of_record, read_interface
-from apex_jax.settings import RESULT_KEYS, config_of, load_run
 from apex_jax.transport.params_codec import architecture_of, decode_weights
 from apex_jax.types import EnvironmentSpec, ImageSpec, Part
 

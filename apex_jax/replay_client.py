@@ -23,13 +23,13 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from apex_jax.config import Config
+from apex_jax.config.load import load
 from apex_jax.host.errors import RunError, UsageError
 from apex_jax.item_codec import columns_of, item_dtype, item_spec, segment_of
 from apex_jax.links.experience_client import ExperienceClient
 from apex_jax.links.replay_servers import Merged, ReplayServers
 from apex_jax.links.sampling_client import Segments
 from apex_jax.process import check_hosts, new_peer_id
-from apex_jax.settings import load
 from apex_jax.transport.messages import ActorHello, LearnerHello
 from apex_jax.transport.security import link_context
 from apex_jax.types import SegmentSpec

@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from apex_jax.settings import load
+from apex_jax.config.load import load
 from apex_jax.transport import keys
 from apex_jax.transport.security import security_of
 from benchmarks.load import (

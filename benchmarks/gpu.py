@@ -18,9 +18,9 @@ import numpy as np
 from apex_jax.agent.frame_store import create_store, insert_segments, store_bytes
 from apex_jax.agent.space_to_depth import frame_block_size
 from apex_jax.config import Config
+from apex_jax.config.load import load
+from apex_jax.device import device_memory_bytes, keep_compiled_programs
 from apex_jax.environments.environment import segment_spec
-from apex_jax.host.device import device_memory_bytes, keep_compiled_programs
-from apex_jax.settings import load
 from apex_jax.types import zero_columns
 from benchmarks.report import finish, say, target
 from benchmarks.roles import ROOT

@@ -18,10 +18,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from apex_jax.config import Config
+from apex_jax.config.load import load
 from apex_jax.environments.environment import segment_spec
 from apex_jax.replay.replay import Replay
 from apex_jax.segment_codec import decode_columns
-from apex_jax.settings import load
 from apex_jax.types import Columns, SegmentRecord, SegmentSpec
 from benchmarks.load import record
 from benchmarks.report import finish, medians, say, side_by_side, target

@@ -12,9 +12,9 @@ import numpy as np
 
 from apex_jax.agent.frame_store import store_bytes
 from apex_jax.config import Config
+from apex_jax.config.load import load
 from apex_jax.environments.environment import segment_spec
 from apex_jax.run.metrics import resident_memory_bytes
-from apex_jax.settings import load
 from benchmarks.load import ActorLoad, Recording, record
 from benchmarks.report import finish, peer, say, target
 from benchmarks.roles import ROOT, free_tcp_addresses, resident_bytes, role

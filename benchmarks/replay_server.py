@@ -20,8 +20,8 @@ import numpy as np
 import zmq
 
 from apex_jax.config import Config
+from apex_jax.config.load import load
 from apex_jax.environments.environment import segment_spec
-from apex_jax.settings import load
 from apex_jax.transport import keys
 from apex_jax.transport.security import LinkContext, Security, security_of
 from benchmarks.load import (

@@ -24,12 +24,12 @@ import numpy as np
 
 from apex_jax.agent.frame_store import create_store, gather, insert_segments
 from apex_jax.config import Config
+from apex_jax.config.load import load
 from apex_jax.environments.environment import segment_spec
 from apex_jax.replay.replay import Replay
 from apex_jax.replay.shares import importance_weights
 from apex_jax.replay.sum_tree import SumTree
 from apex_jax.segment_codec import encode_record
-from apex_jax.settings import load
 from apex_jax.types import Segment, SegmentSpec, zero_columns
 from benchmarks.report import finish, medians, peer, ratio, say, side_by_side, target
 from benchmarks.roles import ROOT

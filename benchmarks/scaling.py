@@ -20,9 +20,9 @@ import jax
 
 from apex_jax.agent.registry import make_algorithm
 from apex_jax.config import Config
+from apex_jax.config.load import load
 from apex_jax.environments.environment import segment_spec
 from apex_jax.segment_codec import decode_segment, encode_segment
-from apex_jax.settings import load
 from apex_jax.transport.params_codec import encode_weights
 from benchmarks.load import (
     PAPER_BATCHES_PER_SECOND,

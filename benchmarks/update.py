@@ -23,8 +23,8 @@ from apex_jax.agent.frame_store import FrameStore, create_store
 from apex_jax.agent.registry import make_algorithm
 from apex_jax.agent.space_to_depth import frame_block_size
 from apex_jax.config import Config
+from apex_jax.config.load import load
 from apex_jax.environments.environment import segment_spec
-from apex_jax.settings import load
 from apex_jax.types import SegmentSpec
 from benchmarks.report import finish, say
 from benchmarks.roles import ROOT

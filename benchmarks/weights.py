@@ -17,9 +17,9 @@ import jax
 import zmq
 
 from apex_jax.agent.registry import make_algorithm
+from apex_jax.config.load import load
 from apex_jax.environments.environment import segment_spec
 from apex_jax.links.weights_server import WeightsServer
-from apex_jax.settings import load
 from apex_jax.transport import sockets
 from apex_jax.transport.messages import (
     WEIGHTS_PIECE_BYTES,

@@ -27,11 +27,11 @@ import zmq
 
 from apex_jax.agent.registry import make_algorithm
 from apex_jax.config import Config
+from apex_jax.config.load import load
 from apex_jax.environments.environment import Environment, segment_spec
 from apex_jax.links.weights_server import WeightsServer
 from apex_jax.process import new_peer_id
 from apex_jax.run.metric_files import read_metrics
-from apex_jax.settings import load
 from apex_jax.transport import sockets
 from apex_jax.transport.messages import ActorHello, ActorStatus, ActorWelcome, EpisodeStatistics, Goodbye, SegmentAck
 from apex_jax.transport.params_codec import architecture_of

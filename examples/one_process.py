@@ -23,12 +23,12 @@ from apex_jax.agent.frame_store import create_store, insert_segments
 from apex_jax.agent.registry import make_algorithm
 from apex_jax.agent.segments import SegmentBuilder, spread_first_slots
 from apex_jax.config import Config
+from apex_jax.config.load import load
 from apex_jax.environments.environment import Environment, EpisodeTracker, segment_spec
 from apex_jax.host.program import CONFIGS
 from apex_jax.replay.replay import Replay
 from apex_jax.replay.shares import importance_weights
 from apex_jax.segment_codec import encode_record
-from apex_jax.settings import load
 from apex_jax.types import Segment, SegmentSpec
 from apex_jax.workers.evaluation import Evaluator
 

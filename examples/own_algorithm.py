@@ -25,7 +25,7 @@ from apex_jax.agent.networks import QNetwork
 from apex_jax.agent.registry import ALGORITHMS, Entry
 from apex_jax.agent.training import make_optimizer, scan_updates
 from apex_jax.config import Config
-from apex_jax.settings import load
+from apex_jax.config.load import load
 from apex_jax.types import SegmentSpec
 from examples.one_process import CARTPOLE, train
 

@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # finds examples, and apex_j
 from apex_jax.agent.dqn import make_dqn
 from apex_jax.agent.registry import ALGORITHMS, Entry
 from apex_jax.config import NetworkConfig
-from apex_jax.settings import load
+from apex_jax.config.load import load
 from examples.one_process import CARTPOLE, train
 
 

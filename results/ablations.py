@@ -18,12 +18,12 @@ from pathlib import Path
 
 import numpy as np
 
+from apex_jax.config.load import load
 from apex_jax.plotting.curves import Group, held
 from apex_jax.plotting.plot import draw_each_against_the_first
 from apex_jax.plotting.plot_command import groups_of
 from apex_jax.plotting.statistics import bootstrap_interval, interquartile_mean
 from apex_jax.run.metric_files import read_metrics
-from apex_jax.settings import load
 from results.publish import pack
 
 MAIN = Path(os.path.relpath(Path(__file__).parents[1] / "main.py"))  # relative: runs record CONFIG, made from it

@@ -16,10 +16,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from apex_jax.config.load import CONFIG_NAME, SETTINGS, load_as_written
 from apex_jax.plotting.packed_runs import ENDING
 from apex_jax.run.metric_files import read_metrics
 from apex_jax.run.provenance import CHANGES_NAME, FILE_NAME, read_records, value_of
-from apex_jax.settings import CONFIG_NAME, SETTINGS, load_as_written
 
 TEXTS = (CONFIG_NAME, FILE_NAME, CHANGES_NAME, "evaluations.jsonl")
 PICTURES = ("curves.png", "video.gif")

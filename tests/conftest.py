@@ -14,7 +14,7 @@ os.environ["JAX_PLATFORMS"] = "cpu"  # read when jax is imported, which is after
 # Compiled programs are shared by all workers, by the processes that tests start, and by the next run of the tests.
 os.environ["XDG_CACHE_HOME"] = str(Path(__file__).parents[1] / ".pytest_cache" / "programs")
 
-from apex_jax.host.device import keep_compiled_programs
+from apex_jax.device import keep_compiled_programs
 
 keep_compiled_programs()  # for this process too, because many tests compile the same programs
 

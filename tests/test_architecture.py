@@ -14,44 +14,37 @@ TESTS = sorted([*(ROOT / "tests").rglob("*.py"), *(ROOT / "deploy").rglob("*.py"
 FOLDERS_OF_SCRIPTS = ("benchmarks", "examples", "results")
 SCRIPTS = sorted([*ROOT.glob("*.py"), *(path for name in FOLDERS_OF_SCRIPTS for path in (ROOT / name).rglob("*.py"))])
 
-FOUNDATION = {"types", "segment_codec", "config", "config_key", "config_agent", "config_services", "host"}
+FOUNDATION = {"types", "segment_codec", "config", "host"}
 MIDDLE = {"agent", "replay", "transport", "environments", "run"}
 MAY_IMPORT = {  # part of the package -> other parts of it
     "__init__": {"policy", "replay_client"},
     "types": set(),
-    "config_key": set(),
-    "config_agent": {"config_key"},
-    "config_services": {"config_key"},
-    "config": {"config_key", "config_agent", "config_services"},
-    "host": {"config"},
+    "host": set(),
+    "config": {"host", "__version__"},
     "segment_codec": {"config", "types"},
     "item_codec": {"config", "host", "segment_codec", "types"},
-    "config_rules": {"config", "host"},
-    "settings": {"config", "config_key", "config_rules", "host"},
-    "command_line": {"config", "host", "settings", "__version__"},
+    "device": {"config", "host"},
     "agent": FOUNDATION,
-    "environments": FOUNDATION | {"config_rules"},
-    "run": FOUNDATION | {"settings"},
+    "environments": FOUNDATION,
+    "run": FOUNDATION,
     "replay": FOUNDATION | {"run"},
     "transport": FOUNDATION | {"run"},
-    "plotting": FOUNDATION | {"environments", "run", "settings"},
+    "plotting": FOUNDATION | {"environments", "run"},
     "links": FOUNDATION | MIDDLE | {"process"},
     "process": FOUNDATION | {"transport"},
-    "policy": FOUNDATION | {"agent", "run", "settings", "transport"},
-    "export": FOUNDATION | MIDDLE | {"policy", "settings", "__version__"},
-    "operations": FOUNDATION | MIDDLE | {"plotting", "process", "config_rules"},
-    "replay_client": FOUNDATION | {"item_codec", "links", "process", "settings", "transport"},
-    "workers": FOUNDATION | MIDDLE | {"item_codec", "settings", "plotting", "links", "policy", "process", "operations"},
+    "policy": FOUNDATION | {"agent", "run", "transport"},
+    "export": FOUNDATION | MIDDLE | {"policy", "__version__"},
+    "operations": FOUNDATION | MIDDLE | {"plotting", "process"},
+    "replay_client": FOUNDATION | {"item_codec", "links", "process", "transport"},
+    "workers": FOUNDATION | MIDDLE | {"item_codec", "device", "plotting", "links", "policy", "process", "operations"},
     # A role's module and those of the commands are imported by name.
-    "main": {"command_line", "host", "plotting", "process", "run", "settings"},
+    "main": {"config", "device", "host", "plotting", "process", "run"},
     "__main__": {"main"},
 }
 MUST_NOT_IMPORT = {  # part of the package -> what its files can do without
     "types": {"jax", "envpool", "zmq"},
     "host/errors.py": {"jax", "envpool", "zmq"},
     "config": {"jax", "envpool", "zmq", "numpy"},
-    "command_line": {"jax", "envpool", "zmq"},
-    "settings": {"jax", "envpool", "zmq"},
     "replay_client": {"jax", "envpool"},
     "plotting": {"jax", "envpool", "zmq"},
     "replay": {"jax", "zmq", "time"},

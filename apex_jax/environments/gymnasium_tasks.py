@@ -28,7 +28,7 @@ import numpy as np
 from gymnasium import spaces
 
 from apex_jax.config import Config
-from apex_jax.config_rules import check_convolutions
+from apex_jax.config.rules import check_convolutions
 from apex_jax.environments.images import image_spec, reading
 from apex_jax.environments.task import Description, action_spec, check_bounds, one_line
 from apex_jax.host.errors import RunError, UsageError, first_line, shown

@@ -15,6 +15,7 @@ import numpy as np
 from apex_jax import __version__
 from apex_jax.agent.policy_function import any_batch, for_any_batch, observation_shape, policy_function
 from apex_jax.config import Config
+from apex_jax.config.load import RESULT_KEYS, SETTINGS, names_code
 from apex_jax.export import check, programs
 from apex_jax.export.model_card import model_card, task_name
 from apex_jax.host.disk import open_regular
@@ -26,7 +27,6 @@ from apex_jax.run.environment_spec import as_record
 from apex_jax.run.evaluations import best_evaluation
 from apex_jax.run.params_file import FILE_NAME, load_params, save_params
 from apex_jax.run.provenance import playing_arguments, value_of
-from apex_jax.settings import RESULT_KEYS, SETTINGS, names_code
 
 CONFIG, RESULTS, CARD, FILM = "config.json", "results.json", "README.md", "replay.mp4"
 EXPORTED_KEYS = (*RESULT_KEYS, "total_")  # no paths, addresses or keys of the machine

@@ -5,7 +5,6 @@ argument_parser  the argument parser of every command
 program          how this program was started: from a checkout, or installed
 disk             regular files only, atomic and durable writes, and locks on directories
 machine          the cores and memory that a process may use
-device           the device of a process: CPU or GPU
 compiled         the decorator that compiles numeric loops
 output           keeps the program running if standard output or error fails
 """

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from apex_jax.config_rules import requirement_of_storage_url
+from apex_jax.config.rules import requirement_of_storage_url
 from apex_jax.host.argument_parser import Parser
 from apex_jax.host.errors import RunError, UsageError, shown
 from apex_jax.host.program import NAME

@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from apex_jax.config import Config
+from apex_jax.config.load import CONFIG_NAME, SETTINGS, load_run
 from apex_jax.environments.atari_scores import human_normalized_score
 from apex_jax.host.errors import UsageError, shown
 from apex_jax.run.metric_files import read_metrics
 from apex_jax.run.metrics import TRAINING_TAG
 from apex_jax.run.provenance import read_changes, read_starts, value_of
-from apex_jax.settings import CONFIG_NAME, SETTINGS, load_run
 
 NOT_OF_THE_METHOD = (
     "seed",

@@ -11,12 +11,12 @@ import os
 from pathlib import Path
 from typing import Any
 
+from apex_jax.config.load import config_of
 from apex_jax.host.disk import read_regular
 from apex_jax.host.errors import UsageError, printable, shown
 from apex_jax.plotting.curves import Run, run_of
 from apex_jax.run.metric_files import checked_line
 from apex_jax.run.provenance import changes_of, is_record
-from apex_jax.settings import config_of
 
 ENDING = ".jsonl"
 

@@ -6,8 +6,8 @@ A compatibility key is the text of `Config.compatibility_key`, `Config.weights_c
 
 from __future__ import annotations
 
+from apex_jax.config.load import SETTINGS
 from apex_jax.host.errors import printable
-from apex_jax.settings import SETTINGS
 
 KEYS = tuple(name for name, setting in SETTINGS.items() if setting.key.scope)
 """A checkpoint is rejected if one of these differs; processes compare those of their scope, see `Key`."""

@@ -21,9 +21,9 @@ from types import ModuleType
 from typing import SupportsFloat
 
 from apex_jax.config import Config
+from apex_jax.config.load import SETTINGS
 from apex_jax.host.errors import FatalError, UsageError, first_line
 from apex_jax.run.provenance import is_of_the_machine, value_of
-from apex_jax.settings import SETTINGS
 
 _log = logging.getLogger(__name__)
 

@@ -20,13 +20,13 @@ from pathlib import Path
 from typing import Any
 
 from apex_jax.config import AddressConfig, Config, EnvironmentConfig, server_name
+from apex_jax.config.load import CONFIG_NAME, RESULT_KEYS, SETTINGS, load_run, names_code, to_yaml
 from apex_jax.host.disk import open_regular, read_regular, write_durably
 from apex_jax.host.errors import UsageError, printable, shown
 from apex_jax.host.machine import usable_cores
 from apex_jax.host.program import CHECKOUT, NAME
 from apex_jax.run.compatibility import describe_differences, differences
 from apex_jax.run.metric_files import append_line, is_number, json_lines
-from apex_jax.settings import CONFIG_NAME, RESULT_KEYS, SETTINGS, load_run, names_code, to_yaml
 
 _log = logging.getLogger(__name__)
 

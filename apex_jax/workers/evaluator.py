@@ -17,6 +17,7 @@ import jax
 from apex_jax.agent.algorithm import Algorithm, Params
 from apex_jax.agent.registry import make_algorithm, resolved
 from apex_jax.config import Config
+from apex_jax.config.load import CONFIG_NAME
 from apex_jax.environments.environment import has_screen, has_stage, interface_of
 from apex_jax.host.disk import run_of_checkpoint
 from apex_jax.host.errors import RunError, shown
@@ -29,7 +30,6 @@ from apex_jax.run.best import BestEvaluation, keep_if_best
 from apex_jax.run.evaluations import FILE_NAME, return_text, spread
 from apex_jax.run.metric_files import append_line, read_metrics
 from apex_jax.run.provenance import check_resumable
-from apex_jax.settings import CONFIG_NAME
 from apex_jax.transport.params_codec import architecture_of, encode_weights
 from apex_jax.types import SegmentSpec
 from apex_jax.workers.evaluation import Evaluation, Evaluator

@@ -20,8 +20,8 @@ from apex_jax.agent.devices import DeviceStores, replicated
 from apex_jax.agent.registry import make_algorithm, resolved
 from apex_jax.agent.space_to_depth import frame_block_size
 from apex_jax.config import Config, server_name
+from apex_jax.device import accelerator_name, device_memory_bytes, learner_devices
 from apex_jax.environments.environment import interface_of
-from apex_jax.host.device import accelerator_name, device_memory_bytes, learner_devices
 from apex_jax.host.errors import DivergenceError, FatalError, RunError
 from apex_jax.links.replay_servers import Batches, Merged, ReplayServers
 from apex_jax.links.sampling_client import Segments

@@ -7,12 +7,12 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
+from apex_jax.config.load import load
 from apex_jax.environments.environment import segment_spec
 from apex_jax.process import digest_of_peer_id
 from apex_jax.replay.ledger import DROPS, TransitionCounts
 from apex_jax.replay.snapshots import Identity, Snapshots
 from apex_jax.run.metric_files import read_metrics
-from apex_jax.settings import load
 from tests.chaos.watch import Life
 from tests.rigs.fleet import role_of
 from tests.rigs.processes import ROOT

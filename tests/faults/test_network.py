@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from apex_jax.config.load import load
 from apex_jax.run.metric_files import read_metrics
-from apex_jax.settings import load
 from apex_jax.workers.learner import CALLS_IN_FLIGHT
 from tests.rigs.fleet import (
     ENDLESS,

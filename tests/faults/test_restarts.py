@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from apex_jax.config.load import load
 from apex_jax.environments.environment import segment_spec
 from apex_jax.run.metric_files import read_metrics
-from apex_jax.settings import load
 from apex_jax.types import PEER_TIMEOUT_SECONDS
 from tests.rigs.fleet import Fleet
 from tests.rigs.processes import Programs, values, wait_until

@@ -14,7 +14,7 @@ import pytest
 import zmq
 
 from apex_jax.config import Config
-from apex_jax.settings import load
+from apex_jax.config.load import load
 from apex_jax.transport import keys, sockets
 from apex_jax.transport.messages import ActorHello, ActorWelcome, Goodbye, LearnerHello, LearnerWelcome, Rejoin
 from apex_jax.transport.security import link_context

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from apex_jax import load_policy
-from apex_jax.command_line import parse
+from apex_jax.config.command_line import parse
 from apex_jax.export.folder import write_files
 from apex_jax.host.disk import write_checksums
 from apex_jax.host.errors import RunError, UsageError

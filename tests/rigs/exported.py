@@ -13,9 +13,9 @@ import numpy as np
 
 from apex_jax.agent.policy_function import observation_shape
 from apex_jax.agent.registry import make_algorithm, resolved
+from apex_jax.config.load import load
 from apex_jax.policy import Agent
 from apex_jax.run.checkpoint import Progress
-from apex_jax.settings import load
 from apex_jax.types import ActionSpec, EnvironmentSpec, Part, SegmentSpec
 from tests.rigs.runs import ROOT
 

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from apex_jax import ReplayClient
+from apex_jax.config.load import load
 from apex_jax.item_codec import item_spec
-from apex_jax.settings import load
 from apex_jax.transport.security import link_context
 from apex_jax.workers.replay_server import ReplayServer
 from apex_jax.workers.role import RoleContext

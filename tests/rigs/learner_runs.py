@@ -11,9 +11,9 @@ import numpy as np
 
 from apex_jax.agent.dqn import LearnerState, make_dqn
 from apex_jax.config import Config
+from apex_jax.config.load import load
 from apex_jax.environments.environment import segment_spec
 from apex_jax.run.checkpoint import Checkpointer, Progress
-from apex_jax.settings import load
 from apex_jax.transport.params_codec import architecture_of
 from tests.rigs.processes import ROOT, Program, Programs, catch, free_tcp_addresses, values
 

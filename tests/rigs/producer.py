@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 import zmq
 
+from apex_jax.config.load import load
 from apex_jax.environments.environment import segment_spec
 from apex_jax.process import new_peer_id, start_log
-from apex_jax.settings import load
 from apex_jax.transport.messages import ActorHello
 from apex_jax.types import Columns, Segment, SegmentSpec
 from tests.rigs.links import CountingStream

@@ -10,11 +10,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from apex_jax.config.load import load
 from apex_jax.environments.environment import segment_spec
 from apex_jax.replay.experience_log import SEGMENT, ExperienceLog
 from apex_jax.replay.snapshots import Identity
 from apex_jax.run.metric_files import read_metrics
-from apex_jax.settings import load
 from tests.rigs.processes import ROOT, Program, Programs, catch, free_tcp_addresses, wait_until
 
 CATCH = ROOT / "configs" / "catch.yaml"

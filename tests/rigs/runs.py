@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
+from apex_jax.config.load import load, to_yaml
 from apex_jax.plotting.curves import Curve, Run
-from apex_jax.settings import load, to_yaml
 
 START = 1_000_000.0  # unix seconds
 RETURN = "eval/episodic_return"

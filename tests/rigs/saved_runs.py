@@ -8,12 +8,12 @@ import jax
 
 from apex_jax.agent.registry import make_algorithm, resolved
 from apex_jax.config import Config
+from apex_jax.config.load import load
 from apex_jax.environments.environment import interface_of, segment_spec
 from apex_jax.run.best import BestEvaluation, keep_if_best
 from apex_jax.run.checkpoint import Checkpointer, Progress
 from apex_jax.run.environment_spec import record_interface
 from apex_jax.run.provenance import record_config, record_start
-from apex_jax.settings import load
 from apex_jax.transport.params_codec import architecture_of, encode_weights
 from tests.rigs.runs import ROOT
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from apex_jax.command_line import parse
+from apex_jax.config.command_line import parse
 from apex_jax.host.errors import UsageError
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from apex_jax.command_line import parse
+from apex_jax.config.command_line import parse
 from apex_jax.operations.storage_copy import LAST_COPY_SECONDS
 from apex_jax.process import CONNECTS
 from apex_jax.transport.addresses import is_loopback, split

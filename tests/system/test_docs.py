@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 
-from apex_jax.command_line import parse
 from apex_jax.config import Config
+from apex_jax.config.command_line import parse
+from apex_jax.config.load import SETTINGS
 from apex_jax.main import COMMANDS
-from apex_jax.settings import SETTINGS
 from tests.rigs.pages import Page
 from tests.rigs.processes import ROOT
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from apex_jax.config import Config
+from apex_jax.config.load import load
 from apex_jax.host.program import CONFIGS
-from apex_jax.settings import load
 from examples import one_process
 from tests.rigs.processes import ROOT, free_tcp_addresses
 from tests.rigs.saved_runs import save_run

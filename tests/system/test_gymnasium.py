@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from apex_jax.agent.segments import SegmentBuilder
+from apex_jax.config.load import load
 from apex_jax.environments.environment import Environment, segment_spec
 from apex_jax.policy import load_policy
 from apex_jax.segment_codec import decode_segment, encode_segment
-from apex_jax.settings import load
 from tests.rigs import environments
 from tests.rigs.environments import processes_of
 from tests.rigs.processes import ROOT, Program, Programs, wait_for_the_end_of

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import zmq
 
+from apex_jax.config.load import DEFAULT_CONFIG, load
 from apex_jax.links.weights_server import WeightsServer
 from apex_jax.run.identity import RunIdentity
 from apex_jax.run.provenance import record_config
-from apex_jax.settings import DEFAULT_CONFIG, load
 from apex_jax.transport.params_codec import architecture_of
 from tests.rigs.learner_runs import config_of, error_lines, files, fresh_state, save_checkpoint
 from tests.rigs.processes import ROOT, Program, Programs, catch, free_tcp_addresses, wait_until

@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from apex_jax.config.load import load
 from apex_jax.process import SUPERVISED
 from apex_jax.run.metric_files import read_metrics
 from apex_jax.run.provenance import read_starts
-from apex_jax.settings import load
 from tests.rigs.processes import ROOT, Program, Programs, catch, checkpoints, free_tcp_addresses, values, wait_until
 from tests.rigs.services import NAME as SERVICE
 from tests.rigs.services import calls_of, write_service

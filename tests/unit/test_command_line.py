@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from apex_jax.command_line import ROLES, parse
 from apex_jax.config import Config, EvaluatorConfig, NetworkConfig
+from apex_jax.config.command_line import ROLES, parse
+from apex_jax.config.load import SETTINGS, load
 from apex_jax.host.errors import UsageError
 from apex_jax.host.program import CONFIGS
-from apex_jax.settings import SETTINGS, load
 from tests.rigs.usage import message, write
 
 # What is right ----------------------------------------------------------------------------------------------------
@@ -119,7 +119,7 @@ def test_help_names_every_key_with_its_default_and_exits_with_0(capsys: pytest.C
 
 def test_device_libraries_are_not_imported_before_the_device_is_chosen() -> None:
     code = (
-        "import sys; from apex_jax.command_line import parse; parse([]);"
+        "import sys; from apex_jax.config.command_line import parse; parse([]);"
         "assert not {'jax', 'envpool', 'zmq', 'numpy'} & set(sys.modules), sorted(sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], cwd=CONFIGS.parent, check=False).returncode == 0

@@ -6,8 +6,8 @@ import pytest
 from envpool.registration import registry
 
 from apex_jax.config import ActorConfig, AlgorithmConfig, Config, EnvironmentConfig, LearnerConfig, ReplayConfig
-from apex_jax.config_services import AddressConfig, server_name
-from apex_jax.settings import SETTINGS, Setting, load
+from apex_jax.config.load import SETTINGS, Setting, load
+from apex_jax.config.services import AddressConfig, server_name
 
 
 @pytest.mark.parametrize("setting", SETTINGS.values(), ids=SETTINGS)

@@ -7,12 +7,12 @@ import contextlib
 import pytest
 
 from apex_jax.config import ActorConfig, AddressConfig, Config, EnvironmentConfig, NetworkConfig
-from apex_jax.config_rules import check
+from apex_jax.config.load import load
+from apex_jax.config.rules import check
 from apex_jax.environments.environment import segment_spec
 from apex_jax.host.errors import UsageError
 from apex_jax.host.program import CONFIGS
 from apex_jax.segment_codec import max_slots
-from apex_jax.settings import load
 
 
 @pytest.mark.parametrize(("file", "settings", "parts"), [

@@ -10,9 +10,9 @@ import sys
 import pytest
 
 from apex_jax import process
+from apex_jax.config.load import load
 from apex_jax.host.errors import RunError
 from apex_jax.process import ROLE_NUMBERS, SUPERVISED, new_peer_id, process_rng
-from apex_jax.settings import load
 from tests.rigs.processes import ROOT
 
 

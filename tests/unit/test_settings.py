@@ -13,13 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from apex_jax.config import Config
-from apex_jax.config_key import JsonObject
-from apex_jax.config_rules import check
+from apex_jax.config.key import JsonObject
+from apex_jax.config.load import SETTINGS, Setting, load, to_yaml
+from apex_jax.config.rules import check
 from apex_jax.environments.environment import segment_spec
 from apex_jax.host.errors import UsageError
 from apex_jax.host.program import CONFIGS
 from apex_jax.replay.replay import make_limiter
-from apex_jax.settings import SETTINGS, Setting, load, to_yaml
 from tests.rigs.usage import message, write
 
 

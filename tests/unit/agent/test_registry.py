@@ -20,11 +20,11 @@ from apex_jax.agent.algorithm import Action, Algorithm, UpdateOutput
 from apex_jax.agent.frame_store import FrameStore, gather
 from apex_jax.agent.registry import ALGORITHMS, Entry, make_algorithm, resolved
 from apex_jax.config import AddressConfig, Config
+from apex_jax.config.load import load
 from apex_jax.environments.environment import segment_spec
 from apex_jax.host.errors import UsageError
 from apex_jax.host.program import CONFIGS
 from apex_jax.run.metric_files import read_metrics
-from apex_jax.settings import load
 from apex_jax.transport.sockets import LocalLinks
 from apex_jax.types import ActionSpec, SegmentSpec
 from apex_jax.workers.actor import open_actor

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from apex_jax.config import ActorConfig, Config, EnvironmentConfig
+from apex_jax.config.load import load
 from apex_jax.environments.environment import Environment, Episode, EpisodeTracker, has_screen, has_stage, segment_spec
 from apex_jax.host.errors import UsageError
-from apex_jax.settings import load
 from apex_jax.types import Step
 from tests.rigs.recordings import PONG
 

@@ -8,14 +8,14 @@ import envpool
 import numpy as np
 import pytest
 
-from apex_jax.command_line import parse
 from apex_jax.config import Config, EnvironmentConfig
+from apex_jax.config.command_line import parse
+from apex_jax.config.load import load
 from apex_jax.environments.environment import Environment, segment_spec
 from apex_jax.environments.envpool_tasks import family_of
 from apex_jax.environments.tasks import CONFIGS, families, names, trainable
 from apex_jax.host.errors import UsageError
 from apex_jax.host.program import CONFIGS as FOLDER
-from apex_jax.settings import load
 
 
 def config(task: str, **environment: Any) -> Config:

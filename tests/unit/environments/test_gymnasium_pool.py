@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 
 from apex_jax.config import Config
+from apex_jax.config.load import load
 from apex_jax.environments import gymnasium_pool
 from apex_jax.environments.environment import Environment, segment_spec
 from apex_jax.environments.gymnasium_tasks import NUMBER, Adapted, BrokenEnvironment, make
-from apex_jax.settings import load
 from apex_jax.types import Step
 from tests.rigs import environments
 from tests.rigs.environments import Corridor, processes_of

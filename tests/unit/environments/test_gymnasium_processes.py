@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from apex_jax.config.load import load
 from apex_jax.environments.gymnasium_processes import describe
 from apex_jax.environments.gymnasium_tasks import BrokenEnvironment
-from apex_jax.settings import load
 from tests.rigs.environments import processes_of
 from tests.rigs.processes import ROOT, wait_for_the_end_of
 

@@ -17,12 +17,12 @@ from gymnasium import spaces
 from gymnasium.vector.utils import concatenate, create_empty_array
 
 from apex_jax.config import Config
+from apex_jax.config.load import load
 from apex_jax.environments.environment import Environment, interface_of, segment_spec
 from apex_jax.environments.gymnasium_tasks import NUMBER, Adapted, BrokenEnvironment, describe, make, parts_of
 from apex_jax.host.errors import UsageError
 from apex_jax.policy import Policy
 from apex_jax.run.environment_spec import read_interface, record_interface
-from apex_jax.settings import load
 from apex_jax.types import ActionSpec, EnvironmentSpec, SegmentSpec
 from tests.rigs import environments
 

@@ -14,13 +14,13 @@ import pytest
 from apex_jax import load_policy
 from apex_jax.agent.dqn import make_dqn
 from apex_jax.agent.registry import ALGORITHMS, Entry
+from apex_jax.config.load import config_of
 from apex_jax.environments.gymnasium_processes import describe
 from apex_jax.export import programs
 from apex_jax.export.folder import exported_config, write_files
 from apex_jax.host.errors import RunError, UsageError
 from apex_jax.policy import load_agent
 from apex_jax.run.params_file import read_metadata
-from apex_jax.settings import config_of
 from tests.rigs.exported import run_elsewhere
 from tests.rigs.saved_runs import save_best, save_run
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from apex_jax.config.load import load
 from apex_jax.environments.environment import has_screen
 from apex_jax.operations.live_view import final_summary
 from apex_jax.operations.progress import ProgressReader
-from apex_jax.settings import load
 from tests.rigs.live_views import START, Clock, config, progress, write
 from tests.rigs.processes import ROOT
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from apex_jax.command_line import parse
+from apex_jax.config.command_line import parse
 from apex_jax.operations import status_page, systemd
 from apex_jax.operations.status_page import StatusPage
 from apex_jax.operations.systemd import Watchdog

@@ -9,11 +9,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from apex_jax.config.load import load
 from apex_jax.host.errors import UsageError
 from apex_jax.plotting.curves import grouped, held, read_run, steps
 from apex_jax.plotting.packed_runs import read_packed
 from apex_jax.run.metrics import MetricsWriter
-from apex_jax.settings import load
 from tests.rigs.runs import RETURN, ROOT, START, make_run, plain_run, write_lines, write_run
 
 

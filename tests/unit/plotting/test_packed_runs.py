@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from apex_jax import settings
+from apex_jax.config import load as settings
 from apex_jax.host.errors import UsageError
 from apex_jax.plotting.curves import read_run
 from apex_jax.plotting.packed_runs import read_packed

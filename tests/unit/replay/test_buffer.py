@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import zmq
 
+from apex_jax.config.load import load
 from apex_jax.replay.buffer import PriorityResult, ReplayBuffer
 from apex_jax.replay.shares import importance_weights
-from apex_jax.settings import load
 from apex_jax.types import Columns, SegmentSpec
 from apex_jax.workers.replay_server import ReplayServer
 from apex_jax.workers.role import RoleContext

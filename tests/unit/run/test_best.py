@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from apex_jax.config import Config, EnvironmentConfig
+from apex_jax.config.load import load
 from apex_jax.host import disk
 from apex_jax.run import best
 from apex_jax.run.best import FILE_NAME, FOLDER, BestEvaluation, is_best, keep_if_best, read_best
@@ -19,7 +20,6 @@ from apex_jax.run.checkpoint import CheckpointError
 from apex_jax.run.environment_spec import read_interface
 from apex_jax.run.evaluations import FILE_NAME as EVALUATIONS
 from apex_jax.run.evaluations import best_evaluation, return_text
-from apex_jax.settings import load
 from apex_jax.types import ActionSpec, EnvironmentSpec, SegmentSpec
 
 INTERFACE = EnvironmentSpec(SegmentSpec((4,), "float32", 1, 32, 3, ActionSpec.discrete(2)), None, None, None)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from apex_jax.command_line import parse
+from apex_jax.config.command_line import parse
 from apex_jax.run.compatibility import KEYS, MOST_TOLD, describe_differences, differences
 
 DEFAULT = parse([]).config

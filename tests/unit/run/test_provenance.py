@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from apex_jax.config import AddressConfig, Config
+from apex_jax.config.load import load
 from apex_jax.plotting.curves import read_run
 from apex_jax.plotting.plot_command import run
 from apex_jax.run import provenance
-from apex_jax.settings import load
 from tests.rigs.runs import make_run
 
 

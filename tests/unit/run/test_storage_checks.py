@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from apex_jax.config import Config, StorageConfig
-from apex_jax.config_rules import check
+from apex_jax.config.rules import check
 from apex_jax.host.errors import RunError, UsageError
 from apex_jax.run import storage as module
 from apex_jax.run.storage import Storage, StorageError, local_progress

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from apex_jax.config.load import load
 from apex_jax.host.errors import UsageError
-from apex_jax.settings import load
 from apex_jax.transport.addresses import (
     Address,
     UnresolvedHost,

@@ -9,7 +9,7 @@ import pytest
 import zmq
 
 from apex_jax.config import AddressConfig, Config
-from apex_jax.settings import load
+from apex_jax.config.load import load
 from apex_jax.transport.sockets import LocalLinks
 from tests.rigs.processes import ROOT
 

@@ -15,10 +15,10 @@ import zmq
 
 from apex_jax.agent.exploration import epsilon_ladder
 from apex_jax.agent.registry import make_algorithm
+from apex_jax.config.load import load
 from apex_jax.environments.environment import Environment, segment_spec
 from apex_jax.host.errors import RunError
 from apex_jax.links.weights_client import Weights
-from apex_jax.settings import load
 from apex_jax.transport.messages import ActorWelcome
 from apex_jax.types import Segment, Step
 from apex_jax.workers.actor import Actor

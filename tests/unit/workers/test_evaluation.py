@@ -11,9 +11,9 @@ import pytest
 from apex_jax.agent.algorithm import Algorithm, Params
 from apex_jax.agent.dqn import make_dqn
 from apex_jax.config import Config
+from apex_jax.config.load import load
 from apex_jax.environments.environment import Environment, EpisodeTracker, segment_spec
 from apex_jax.process import ROLE_NUMBERS, process_rng
-from apex_jax.settings import load
 from apex_jax.types import SegmentSpec, Step
 from apex_jax.workers.evaluation import Evaluator, batch_size
 from tests.rigs.processes import ROOT

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from apex_jax.agent.registry import make_algorithm
-from apex_jax.command_line import parse
+from apex_jax.config.command_line import parse
 from apex_jax.environments.environment import segment_spec
 from apex_jax.host.errors import RunError
 from apex_jax.links.weights_client import Weights, WeightsClient

@@ -20,6 +20,7 @@ from apex_jax.agent.algorithm import UpdateOutput
 from apex_jax.agent.dqn import make_dqn
 from apex_jax.agent.registry import ALGORITHMS, Entry
 from apex_jax.config import Config
+from apex_jax.config.load import load, load_as_written
 from apex_jax.environments.environment import segment_spec
 from apex_jax.host.errors import FatalError, RunError
 from apex_jax.links.replay_servers import Batches, ReplayServers
@@ -29,7 +30,6 @@ from apex_jax.run.checkpoint import Checkpointer, CheckpointError
 from apex_jax.run.metrics import TAGS
 from apex_jax.run.provenance import read_changes
 from apex_jax.segment_codec import encode_segment
-from apex_jax.settings import load, load_as_written
 from apex_jax.transport.messages import LearnerHello, LearnerWelcome
 from apex_jax.transport.params_codec import architecture_of
 from apex_jax.types import Segment, zero_columns

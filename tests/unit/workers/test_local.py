@@ -14,8 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from apex_jax.command_line import parse
 from apex_jax.config import ActorConfig, AddressConfig, Config, EnvironmentConfig, ReplayConfig
+from apex_jax.config.command_line import parse
+from apex_jax.config.load import load
 from apex_jax.host.errors import RunError
 from apex_jax.operations.live_view import LiveView
 from apex_jax.operations.progress import RunProgress
@@ -23,7 +24,6 @@ from apex_jax.operations.role_watch import RoleWatch
 from apex_jax.operations.run_page import RunPage
 from apex_jax.process import StopSignal
 from apex_jax.run.provenance import check_resumable, read_starts, write_config
-from apex_jax.settings import load
 from apex_jax.workers import local, role_process
 from apex_jax.workers.local import LocalRun, locked
 from apex_jax.workers.recording import COMPLETING_THE_FILM

@@ -15,13 +15,13 @@ from PIL import Image, ImageSequence
 from apex_jax.agent.dqn import make_dqn
 from apex_jax.agent.registry import make_algorithm
 from apex_jax.config import Config
+from apex_jax.config.load import load
 from apex_jax.environments.environment import segment_spec
 from apex_jax.host.errors import RunError, UsageError
 from apex_jax.host.program import CONFIGS
 from apex_jax.process import StopSignal
 from apex_jax.run.checkpoint import Checkpointer, Progress
 from apex_jax.run.metrics import MetricsWriter
-from apex_jax.settings import load
 from apex_jax.transport.params_codec import architecture_of
 from apex_jax.workers import evaluator, local, recording
 from apex_jax.workers.evaluation import Evaluator

@@ -11,11 +11,11 @@ from types import ModuleType
 import pytest
 import zmq
 
+from apex_jax.config.load import load
 from apex_jax.host.errors import RunError, UsageError
 from apex_jax.host.program import CONFIGS
 from apex_jax.process import StopSignal
 from apex_jax.run.metric_files import read_metrics
-from apex_jax.settings import load
 from apex_jax.transport.security import LINKS
 from apex_jax.transport.status_link import StatusError, fetch
 from apex_jax.workers import actor, evaluator, learner, local, role_process

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from apex_jax.config import Config
+from apex_jax.config.load import load
 from apex_jax.host.errors import RunError, UsageError
 from apex_jax.process import StopSignal
 from apex_jax.run.provenance import record_config
-from apex_jax.settings import load
 from apex_jax.workers import local, series
 from tests.rigs.processes import ROOT, Programs, checkpoints
 from tests.rigs.runs import make_run

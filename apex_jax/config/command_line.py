@@ -12,12 +12,8 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from apex_jax import __version__
-from apex_jax.config import Config, server_name
-from apex_jax.host.argument_parser import Parser
-from apex_jax.host.disk import run_of_checkpoint
-from apex_jax.host.errors import UsageError, shown
-from apex_jax.host.program import CONFIGS, NAME
-from apex_jax.settings import (
+from apex_jax.config.keys import Config, server_name
+from apex_jax.config.load import (
     CONFIG_NAME,
     DEFAULT_CONFIG,
     OWNERS,
@@ -31,6 +27,10 @@ from apex_jax.settings import (
     settings_of,
     yaml_text,
 )
+from apex_jax.host.argument_parser import Parser
+from apex_jax.host.disk import run_of_checkpoint
+from apex_jax.host.errors import UsageError, shown
+from apex_jax.host.program import CONFIGS, NAME
 
 ROLES = ("local", "actor", "replay", "learner", "evaluator")
 OPTIONS = ("--help", "--version", "--role", "--config", "--print-config", "--name")

@@ -13,11 +13,12 @@ from types import SimpleNamespace
 import jax
 import pytest
 
+from apex_jax import device
 from apex_jax.config import ActorConfig, Config, LearnerConfig, ReplayConfig
-from apex_jax.host import device, machine
-from apex_jax.host.device import accelerator_name, choose_device, keep_compiled_programs, learner_devices
+from apex_jax.config.load import load
+from apex_jax.device import accelerator_name, choose_device, keep_compiled_programs, learner_devices
+from apex_jax.host import machine
 from apex_jax.host.errors import FatalError
-from apex_jax.settings import load
 from tests.rigs.processes import ROOT
 
 DEVICES = Config(learner=LearnerConfig(device="gpu"), actor=ActorConfig(device="cpu"))
@@ -26,7 +27,7 @@ DEVICES = Config(learner=LearnerConfig(device="gpu"), actor=ActorConfig(device="
 @pytest.fixture
 def environ(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     environ: dict[str, str] = {}
-    monkeypatch.setattr("apex_jax.host.device.os.environ", environ)
+    monkeypatch.setattr("apex_jax.device.os.environ", environ)
     return environ
 
 

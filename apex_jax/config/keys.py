@@ -1,8 +1,7 @@
 """The configuration of a run: typed keys, each documented once and checked before any process starts.
 
-`Config` and its groups are frozen dataclasses. The field of each key holds its meaning, unit and range;
-`apex_jax.settings` and `apex_jax.command_line` build `--help`, `--print-config`, the checks and the error messages
-from them.
+`Config` and its groups are frozen dataclasses. The field of each key holds its meaning, unit and range; `load` and
+`command_line` build `--help`, `--print-config`, the checks and the error messages from them.
 """
 
 from __future__ import annotations
@@ -12,15 +11,15 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from apex_jax.config_agent import AlgorithmConfig as AlgorithmConfig
-from apex_jax.config_agent import NetworkConfig as NetworkConfig
-from apex_jax.config_key import JsonObject, key
-from apex_jax.config_services import AddressConfig as AddressConfig
-from apex_jax.config_services import EvaluatorConfig as EvaluatorConfig
-from apex_jax.config_services import MetricsConfig as MetricsConfig
-from apex_jax.config_services import SecurityConfig as SecurityConfig
-from apex_jax.config_services import StorageConfig as StorageConfig
-from apex_jax.config_services import server_name as server_name
+from apex_jax.config.agent import AlgorithmConfig as AlgorithmConfig
+from apex_jax.config.agent import NetworkConfig as NetworkConfig
+from apex_jax.config.key import JsonObject, key
+from apex_jax.config.services import AddressConfig as AddressConfig
+from apex_jax.config.services import EvaluatorConfig as EvaluatorConfig
+from apex_jax.config.services import MetricsConfig as MetricsConfig
+from apex_jax.config.services import SecurityConfig as SecurityConfig
+from apex_jax.config.services import StorageConfig as StorageConfig
+from apex_jax.config.services import server_name as server_name
 
 GPU_UPDATES_PER_CALL = 8  # for learner.updates_per_call=0 on a GPU, which would otherwise wait for Python
 IMPALA_OUTPUTS = 6  # rows and columns that max-pooling leaves of the impala torso's output, whatever the frame's size

@@ -9,7 +9,7 @@ from itertools import pairwise
 from operator import attrgetter
 from typing import TypeAlias
 
-from apex_jax.config import IMPALA_OUTPUTS, Config, NetworkConfig
+from apex_jax.config.keys import IMPALA_OUTPUTS, Config, NetworkConfig
 from apex_jax.host.errors import CREDENTIALS, UsageError, shown
 
 MAX_IPC_PATH_BYTES = 107  # longest path of a Unix socket

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from apex_jax.config_key import key
+from apex_jax.config.key import key
 
 
 @dataclass(frozen=True)

@@ -19,9 +19,9 @@ from typing import Any, NamedTuple, get_args, get_type_hints
 
 from omegaconf import OmegaConf
 
-from apex_jax.config import Config, EnvironmentConfig
-from apex_jax.config_key import JsonObject, Key
-from apex_jax.config_rules import check
+from apex_jax.config.key import JsonObject, Key
+from apex_jax.config.keys import Config, EnvironmentConfig
+from apex_jax.config.rules import check
 from apex_jax.host.disk import open_regular
 from apex_jax.host.errors import UsageError, shown
 from apex_jax.host.program import CONFIGS
