@@ -46,7 +46,7 @@ _NAME = re.compile(r"segments-([0-9]{20})-[0-9]{6}\.log")  # first event, attemp
 
 
 class TornRecord(CorruptFile):
-    """The file ends within a record."""
+    """The file ends before the end of a record."""
 
 
 class Record(NamedTuple):
@@ -310,7 +310,9 @@ class ExperienceLog:
                 set_damaged_aside(file.path)
                 self._files.pop()
         except OSError as failure:
-            raise JournalError(f"{file.path} is damaged and cannot be set aside ({failure}): move it away") from None
+            raise JournalError(
+                f"{file.path} is damaged and cannot be set aside ({failure}): make room, or move it away"
+            ) from None
 
 
 def _record_at(data: bytes, offset: int) -> tuple[Record, int]:

@@ -128,7 +128,7 @@ def test_disk_that_cannot_set_files_aside_ends_the_server_with_one_line(
         raise PermissionError(13, "Permission denied", str(path))
 
     monkeypatch.setattr(f"{experience_log.__name__}.set_damaged_aside", fail)
-    with pytest.raises(JournalError, match=r"is damaged and cannot be set aside .*: move it away"):
+    with pytest.raises(JournalError, match=r"is damaged and cannot be set aside .*: make room, or move it away"):
         World(tmp_path, capacity=9)
     assert files(tmp_path, "segments") == [first, second]
 
