@@ -160,7 +160,7 @@ def name_of_its_own(run_directory: str, name: str) -> Iterator[None]:
 def process_rng(seed: int, *key: int) -> np.random.Generator:
     """Returns the random generator of a process.
 
-    `key`: the number of its role in ROLE_NUMBERS; for an actor, followed by its incarnation.
+    `key`: the number of its role in ROLE_NUMBERS; for an actor, followed by its actor number.
     """
     return np.random.default_rng(np.random.SeedSequence([seed, *key]))
 

@@ -28,7 +28,7 @@ import zmq
 from apex_jax.agent.registry import make_algorithm
 from apex_jax.config import Config
 from apex_jax.config.load import load
-from apex_jax.environments.environment import Environment, segment_spec
+from apex_jax.environments.environment import VectorEnvironment, segment_spec
 from apex_jax.links.weights_server import WeightsServer
 from apex_jax.process import new_peer_id
 from apex_jax.run.metric_files import read_metrics
@@ -139,7 +139,7 @@ def parts_alone(config: Config, seconds: float) -> tuple[float, float]:
     spec = segment_spec(config)
     batch_size = config.actor.batch_size
     rng = np.random.default_rng(0)
-    environment = Environment(
+    environment = VectorEnvironment(
         config,
         spec,
         np.arange(config.actor.environments),

@@ -24,7 +24,7 @@ from apex_jax.agent.registry import make_algorithm
 from apex_jax.agent.segments import SegmentBuilder, spread_first_slots
 from apex_jax.config import Config
 from apex_jax.config.load import load
-from apex_jax.environments.environment import Environment, EpisodeTracker, segment_spec
+from apex_jax.environments.environment import EpisodeTracker, VectorEnvironment, segment_spec
 from apex_jax.host.program import CONFIGS
 from apex_jax.replay.replay import Replay
 from apex_jax.replay.shares import importance_weights
@@ -48,7 +48,7 @@ class Actor:
 
     def __init__(self, config: Config, spec: SegmentSpec, algorithm: Algorithm, rng: np.random.Generator):
         game, size = config.environment, config.actor.environments
-        self.environment = Environment(config, spec, rng.integers(2**31, size=size), game.max_episode_frames)
+        self.environment = VectorEnvironment(config, spec, rng.integers(2**31, size=size), game.max_episode_frames)
         # The exploration ladder: epsilon, the probability of a random action, falls from 0.4 in the first environment
         # to 0.0007 in the last one, and stays so for the whole run. (DPG: noise of different scales on the actions.)
         self.exploration = algorithm.exploration(size)

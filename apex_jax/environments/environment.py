@@ -3,7 +3,7 @@
 EnvPool and Gymnasium's vector environments reset on the step *after* an episode's end: that step ignores its action and
 returns the first observation of the next episode. A `Step` marks it `first`; it is not a transition, and its reward is
 0 (EnvPool's tasks with continuous actions repeat the last reward there, or return uninitialised memory). Invalid
-actions would crash the process inside EnvPool, so `Environment.send` checks them first.
+actions would crash the process inside EnvPool, so `VectorEnvironment.send` checks them first.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def interface_of(config: Config, spec: SegmentSpec) -> EnvironmentSpec:
     return EnvironmentSpec(spec, task.parts, low, high, action_dtype=str(task.action.dtype))
 
 
-class Environment:
+class VectorEnvironment:
     """A pool of environments of one task, stepped by `send` then `receive`.
 
     `receive` returns `per_step` environments (all of them if 0). The next `send` must cover exactly these,
@@ -181,7 +181,7 @@ def has_stage(config: Config) -> bool:
 
 
 def has_screen(config: Config) -> bool:
-    """Returns whether a game of the run's task can be recorded, see `Environment.screen`.
+    """Returns whether a game of the run's task can be recorded, see `VectorEnvironment.screen`.
 
     False for all of EnvPool's MuJoCo: without a display and its libraries, EnvPool would end the process in `render`.
     """
@@ -189,7 +189,7 @@ def has_screen(config: Config) -> bool:
         return describe(config).frames_per_second is not None
     if config.environment.is_atari or family_of(config.environment.task).startswith("mujoco"):
         return config.environment.is_atari
-    environment = Environment(config, segment_spec(config), np.zeros(1), 16, rendered=True)
+    environment = VectorEnvironment(config, segment_spec(config), np.zeros(1), 16, rendered=True)
     try:
         environment.receive()
         return environment.screen() is not None

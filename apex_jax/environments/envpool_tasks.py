@@ -66,7 +66,7 @@ def make_pool(
     per_step: int,
     rendered: bool,
 ) -> Any:
-    """Returns a pool of EnvPool; arguments as of `Environment`."""
+    """Returns a pool of EnvPool; arguments as of `VectorEnvironment`."""
     with _no_precision_warning():
         pool = envpool.make(
             environment.task,

@@ -9,7 +9,7 @@ import numpy as np
 
 from apex_jax.agent.policy_function import observation_shape
 from apex_jax.config import Config
-from apex_jax.environments.environment import Environment, segment_spec
+from apex_jax.environments.environment import VectorEnvironment, segment_spec
 from apex_jax.host.errors import RunError
 from apex_jax.policy import Agent, Policy
 from apex_jax.types import SegmentSpec
@@ -25,7 +25,7 @@ def real_observations(config: Config) -> np.ndarray:
     """
     spec, rng = segment_spec(config), np.random.default_rng(config.seed)
     seeds = rng.integers(2**31, size=ENVIRONMENTS)
-    environment = Environment(config, spec, seeds, config.environment.max_episode_frames)
+    environment = VectorEnvironment(config, spec, seeds, config.environment.max_episode_frames)
     seen = []
     with contextlib.closing(environment):
         for _ in range(STEPS):

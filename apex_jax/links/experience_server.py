@@ -133,16 +133,16 @@ class ExperienceServer(LinkServer[ActorPeer]):
             reason = f"acknowledged={message.acknowledged} of {known}: start this actor again"
             sockets.send(self._socket, Refusal(reason=reason, final=False), identity)
             return
-        incarnation, ladder_indices = self._membership.choose(message, self._replay.incarnations, now_seconds)
+        actor_number, ladder_indices = self._membership.choose(message, self._replay.highest_actor_number, now_seconds)
         welcome = ActorWelcome(
-            incarnation=incarnation,
+            actor_number=actor_number,
             ladder_indices=ladder_indices,
             ladder_size=self._config.ladder_size,
             max_outstanding_segments=self._config.actor.max_outstanding_segments,
             run_identity=self._run_identity.name,
         )
-        if before is None:  # otherwise a restarted server might reuse the incarnation
-            self._replay.journal.on_welcome(message.peer_id, incarnation)
+        if before is None:  # otherwise a restarted server might reuse the actor number
+            self._replay.journal.on_welcome(message.peer_id, actor_number)
             self._replay.journal.flush(now_seconds)
         if not sockets.send(self._socket, welcome, identity):
             return  # this connection is dead, and the actor may have joined on another one
@@ -157,10 +157,10 @@ class ExperienceServer(LinkServer[ActorPeer]):
         if actor is None:
             status = ActorStatus(peer_id=peer_id, steps_per_second=0.0, weights_version=0)
             actor = ActorPeer(
-                peer_id, welcome.incarnation, welcome.ladder_indices, status, self._replay.ledger.sequence(peer_id)
+                peer_id, welcome.actor_number, welcome.ladder_indices, status, self._replay.ledger.sequence(peer_id)
             )
-        actor.incarnation, actor.ladder_indices = welcome.incarnation, welcome.ladder_indices
-        self._replay.incarnations = max(self._replay.incarnations, welcome.incarnation)
+        actor.actor_number, actor.ladder_indices = welcome.actor_number, welcome.ladder_indices
+        self._replay.highest_actor_number = max(self._replay.highest_actor_number, welcome.actor_number)
         self._membership.join(identity, actor)
         actor.seen_seconds = actor.answered_seconds = now_seconds
         # Ignores claims of earlier hellos that no segment has confirmed: another process may have sent them.

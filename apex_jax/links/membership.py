@@ -12,7 +12,7 @@ from apex_jax.agent.exploration import choose_ladder_indices
 from apex_jax.transport.messages import ActorHello, ActorStatus
 from apex_jax.types import Columns, SegmentRecord
 
-MAX_INCARNATION = 2**32  # largest accepted from an actor; its successors must fit the protocol, too
+MAX_ACTOR_NUMBER = 2**32  # largest accepted from an actor; its successors must fit the protocol, too
 QUIET_SECONDS = 3.0  # without a heartbeat, after which indices may be reassigned: a duplicate is better than a gap
 
 
@@ -29,7 +29,7 @@ class ActorPeer:
     """The server's record of an actor."""
 
     peer_id: int
-    incarnation: int  # number among all actors of the run, from 1
+    actor_number: int  # number among all actors of the run, from 1
     ladder_indices: np.ndarray  # int32[E], on the exploration ladder
     status: ActorStatus
     received: int  # every segment up to this sequence number was received
@@ -58,7 +58,7 @@ class Membership:
         """`most_left_behind`: maximum number of pending segments of disconnected actors.
 
         `index`: of this server among the `servers` of the run. It assigns every `servers`-th ladder index and
-        incarnation, so that no two servers assign the same one, and its actors explore over the whole ladder.
+        actor number, so that no two servers assign the same one, and its actors explore over the whole ladder.
         """
         self.actors: dict[bytes, ActorPeer] = {}  # by connection
         self.gone: dict[int, ActorPeer] = {}  # disconnected actors with pending segments, by peer id, oldest first
@@ -73,30 +73,30 @@ class Membership:
         """Returns the connection of an actor, or None."""
         return next((identity for identity, actor in self.actors.items() if actor.peer_id == peer_id), None)
 
-    def choose(self, hello: ActorHello, incarnations: int, now_seconds: float) -> tuple[int, np.ndarray]:
-        """Returns an actor's incarnation and ladder indices: those of its hello if they are valid, else new ones.
+    def choose(self, hello: ActorHello, highest_actor_number: int, now_seconds: float) -> tuple[int, np.ndarray]:
+        """Returns an actor's number and ladder indices: those of its hello if they are valid, else new ones.
 
-        An actor that comes from another server brings its ladder indices, but no incarnation.
-        `incarnations`: highest one assigned so far, by this server and those before it.
+        An actor that comes from another server brings its ladder indices, but no actor number.
+        `highest_actor_number`: highest one assigned so far, by this server and those before it.
         """
         connection = self.connection_of(hello.peer_id)
         if connection is not None:
-            return self.actors[connection].incarnation, self.actors[connection].ladder_indices
-        # An assigned incarnation may exceed MAX_INCARNATION, after another actor has claimed the maximum.
-        is_believed = 1 <= hello.incarnation <= max(MAX_INCARNATION, incarnations)
-        incarnation = hello.incarnation if is_believed else self._next_incarnation(incarnations)
+            return self.actors[connection].actor_number, self.actors[connection].ladder_indices
+        # An assigned actor number may exceed MAX_ACTOR_NUMBER, after another actor has claimed the maximum.
+        is_believed = 1 <= hello.actor_number <= max(MAX_ACTOR_NUMBER, highest_actor_number)
+        actor_number = hello.actor_number if is_believed else self._next_actor_number(highest_actor_number)
         ladder_indices = hello.ladder_indices
         on_ladder = not ladder_indices.size or 0 <= ladder_indices.min() <= ladder_indices.max() < len(self._occupants)
-        is_new = hello.incarnation == 0
+        is_new = hello.actor_number == 0
         if not ((is_believed or is_new) and on_ladder and ladder_indices.size == hello.num_environments):
             occupants = self._occupants_seen_since(now_seconds - QUIET_SECONDS)[self._index :: self._servers]
             places = choose_ladder_indices(occupants, hello.num_environments)
             ladder_indices = places * np.int32(self._servers) + np.int32(self._index)
-        return incarnation, ladder_indices
+        return actor_number, ladder_indices
 
-    def _next_incarnation(self, incarnations: int) -> int:
-        """Returns the lowest incarnation above `incarnations` that this server may assign."""
-        return self._index + 1 + self._servers * max(0, -((self._index - incarnations) // self._servers))
+    def _next_actor_number(self, highest_actor_number: int) -> int:
+        """Returns the lowest actor number above `highest_actor_number` that this server may assign."""
+        return self._index + 1 + self._servers * max(0, -((self._index - highest_actor_number) // self._servers))
 
     def join(self, identity: bytes, actor: ActorPeer) -> None:
         """Adds an actor, or moves it to this connection, which must be unused."""

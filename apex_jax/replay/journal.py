@@ -107,9 +107,9 @@ class Journal:
         transitions = segment.transitions + (before.transitions if before is not None else 0)
         self._refused[key] = segment._replace(transitions=transitions, body=b"", crc=0)
 
-    def on_welcome(self, peer_id: int, incarnation: int) -> None:
-        """Records the incarnation of an actor."""
-        self._log.append(WELCOME, 0, peer_id, incarnation)
+    def on_welcome(self, peer_id: int, actor_number: int) -> None:
+        """Records the number of an actor."""
+        self._log.append(WELCOME, 0, peer_id, actor_number)
 
     def on_report(self, peer_id: int, counts: ActorCounts) -> None:
         """Records the newest counts of an actor, which may be its last."""
@@ -294,7 +294,7 @@ def _after(counters: Counters, record: Record) -> Counters:
     reason = record.kind - FIRST_REFUSAL
     numbers = record.peer_id, record.sequence, record.produced, record.transitions
     if record.kind == WELCOME:
-        return counters._replace(incarnations=max(counters.incarnations, record.sequence))
+        return counters._replace(highest_actor_number=max(counters.highest_actor_number, record.sequence))
     if record.kind == REPORT:
         counters.ledger.report(record.peer_id, ActorCounts(*COUNTS.unpack(record.body)))
     elif record.kind == SEGMENT:

@@ -44,7 +44,7 @@ class Replay:
         )
         self.limiter = make_limiter(config, spec)
         self.ledger = Ledger()
-        self.incarnations = 0  # number of actors welcomed so far
+        self.highest_actor_number = 0  # number of actors welcomed so far
         self.journal = Journal(config, spec, self.buffer.capacity_segments, run)
 
     # Storing
@@ -110,7 +110,7 @@ class Replay:
     def restore(self, now_seconds: float) -> str:
         """Continues from the journal. Returns the identity of its training run, or "". Raises JournalError."""
         counters = self.journal.restore(self.buffer, self.limiter, now_seconds)
-        self.ledger, self.incarnations = counters
+        self.ledger, self.highest_actor_number = counters
         return self.journal.run
 
     def snapshot_if_due(self, now_seconds: float) -> None:
@@ -131,7 +131,7 @@ class Replay:
         }
 
     def _counters(self) -> Counters:
-        return Counters(self.ledger, self.incarnations)
+        return Counters(self.ledger, self.highest_actor_number)
 
 
 def make_limiter(config: Config, spec: SegmentSpec) -> RateLimiter:

@@ -128,7 +128,7 @@ class Counters(NamedTuple):
     """The counters that survive a restart of the server."""
 
     ledger: Ledger
-    incarnations: int  # number of actors welcomed so far
+    highest_actor_number: int  # number of actors welcomed so far
 
 
 class Saved(NamedTuple):
@@ -156,7 +156,7 @@ def pack_state(
         "max_priority": state.max_priority,
         "random_state": state.random_state,
         "limiter": {"inserted": limiter.inserted, "sampled": limiter.sampled, "ratio": ratio_of(config)},
-        "welcomed": counters.incarnations,
+        "welcomed": counters.highest_actor_number,
         "refused": dict(counters.ledger.refused),
         "forgotten": dict(counters.ledger.forgotten),
     }
@@ -181,7 +181,7 @@ def _unpack_state(facts: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) ->
     )
     counters = Counters(
         ledger=Ledger.from_array(arrays["accounts"], facts["refused"], facts["forgotten"]),
-        incarnations=facts["welcomed"],
+        highest_actor_number=facts["welcomed"],
     )
     return Saved(facts["event"], state, facts["limiter"], counters)
 

@@ -42,13 +42,13 @@ NO_LADDER_INDICES.flags.writeable = False
 
 
 class ActorHello(NamedTuple):
-    """First message of an actor, and its answer to `Rejoin`: then with the incarnation and indices it already has."""
+    """First message of an actor, and its answer to `Rejoin`: then with the actor number and indices it already has."""
 
     peer_id: PeerId
     compatibility_key: Annotated[str, Text(1024)]  # see `Config.compatibility_key`
     num_environments: Annotated[int, Integer(1, 4096)]
     acknowledged: Annotated[int, Integer(0, MAX_COUNT)] = 0  # sequence number; the actor still has all later segments
-    incarnation: Annotated[int, Integer(0, MAX_COUNT)] = 0  # 0 = none yet
+    actor_number: Annotated[int, Integer(0, MAX_COUNT)] = 0  # 0 = none yet
     ladder_indices: Annotated[np.ndarray, Array("int32", "N", 4096)] = (
         NO_LADDER_INDICES  # empty, or one per environment
     )
@@ -58,7 +58,7 @@ class ActorHello(NamedTuple):
 class ActorWelcome(NamedTuple):
     """The actor's ladder indices for exploration, and its credit."""
 
-    incarnation: Annotated[int, Integer(1, MAX_COUNT)]  # number of this actor in the run; seeds its random numbers
+    actor_number: Annotated[int, Integer(1, MAX_COUNT)]  # number of this actor in the run; seeds its random numbers
     ladder_indices: Annotated[np.ndarray, Array("int32", "E", 4096)]  # in [0, ladder_size)
     ladder_size: Annotated[int, Integer(1, 2**20)]
     max_outstanding_segments: Annotated[int, Integer(1, 4096)]

@@ -17,7 +17,7 @@ from apex_jax.agent.algorithm import Algorithm
 from apex_jax.agent.registry import make_algorithm
 from apex_jax.agent.segments import SegmentBuilder, spread_first_slots
 from apex_jax.config import Config, server_name
-from apex_jax.environments.environment import Environment, Episode, EpisodeTracker, log_reading
+from apex_jax.environments.environment import Episode, EpisodeTracker, VectorEnvironment, log_reading
 from apex_jax.host.errors import RunError, shown
 from apex_jax.links.experience_client import ExperienceClient
 from apex_jax.links.weights_client import Weights, WeightsClient
@@ -60,7 +60,9 @@ class Actor:
         with contextlib.closing(environment):
             self._act(environment, builder, exploration, key)
 
-    def _act(self, environment: Environment, builder: SegmentBuilder, exploration: np.ndarray, key: jax.Array) -> None:
+    def _act(
+        self, environment: VectorEnvironment, builder: SegmentBuilder, exploration: np.ndarray, key: jax.Array
+    ) -> None:
         tracker, call = EpisodeTracker(len(exploration)), 0
         self.next_metrics = time.monotonic() + self.role.config.metrics_interval_seconds
         while not self.replay.must_leave:
@@ -171,17 +173,17 @@ def open_actor(role: RoleContext, spec: SegmentSpec) -> Iterator[Actor]:
         actor.write_metrics()
 
 
-def _begin(actor: Actor, welcome: ActorWelcome) -> tuple[Environment, SegmentBuilder, np.ndarray, jax.Array]:
+def _begin(actor: Actor, welcome: ActorWelcome) -> tuple[VectorEnvironment, SegmentBuilder, np.ndarray, jax.Array]:
     """Returns the environments, the builder of their segments, their exploration float32[N], and a key for actions."""
     config, spec, game, size = actor.role.config, actor.spec, actor.role.config.environment, len(welcome.ladder_indices)
-    rng = process_rng(config.seed, ROLE_NUMBERS["actor"], welcome.incarnation)
+    rng = process_rng(config.seed, ROLE_NUMBERS["actor"], welcome.actor_number)
     key, seeds = jax.random.key(int(rng.integers(2**31))), rng.integers(2**31, size=size)
     exploration = actor.algorithm.exploration(welcome.ladder_size)[welcome.ladder_indices]
     process, highest, lowest = digest_of_peer_id(actor.replay.peer_id), exploration.max(), exploration.min()
     text = "acting in %d environments, exploration %.4f to %.4f (process %s)"
     _log.info(text, size, highest, lowest, process)
     threads, batch_size = config.actor.environment_threads, config.actor.batch_size
-    environment = Environment(config, spec, seeds, game.max_episode_frames, threads, batch_size)
+    environment = VectorEnvironment(config, spec, seeds, game.max_episode_frames, threads, batch_size)
     rules = config.algorithm.discount, game.reward_clip, game.life_loss_terminates, spread_first_slots(spec, size)
     builder = SegmentBuilder(spec, size, *rules, config.algorithm.value_rescaling)
     return environment, builder, exploration, key

@@ -13,7 +13,7 @@ import numpy as np
 from apex_jax.agent.algorithm import Algorithm, Params
 from apex_jax.config import Config
 from apex_jax.environments.atari_scores import human_normalized_score
-from apex_jax.environments.environment import Environment, EpisodeTracker
+from apex_jax.environments.environment import EpisodeTracker, VectorEnvironment
 from apex_jax.process import ROLE_NUMBERS, process_rng
 from apex_jax.run.evaluations import spread
 from apex_jax.types import SegmentSpec
@@ -66,7 +66,7 @@ class Evaluator:
         seeds = self._rng.integers(2**31, size=self._settings.episodes)
         # One pool for all evaluations, since EnvPool leaks about 2 MB per closed pool.
         limit = self._settings.max_episode_frames
-        self.environment = Environment(config, spec, seeds, limit, per_step=1, rendered=filmed)
+        self.environment = VectorEnvironment(config, spec, seeds, limit, per_step=1, rendered=filmed)
         self._observation = np.zeros((len(seeds), spec.frame_stack, *spec.frame_shape), spec.frame_dtype)
 
     def evaluate(
@@ -76,7 +76,7 @@ class Evaluator:
 
         All games advance in lockstep, so that equal seeds give equal games. Games that have ended are excluded from
         stepping and from the policy's batch, so that one game stuck for 27,000 steps does not cost ten times as many.
-        `film`: receives each screen of the first game, see `Environment.screen`.
+        `film`: receives each screen of the first game, see `VectorEnvironment.screen`.
         """
         key = jax.random.key(int(self._rng.integers(2**31)))
         tracker = EpisodeTracker(self._settings.episodes)

@@ -56,7 +56,7 @@ def draw_curves(run_directory: Path, task: str) -> None:
 
 
 def frames_per_second(config: Config) -> Fraction:
-    """Returns how many screens of `Environment.screen` show one second."""
+    """Returns how many screens of `VectorEnvironment.screen` show one second."""
     if config.environment.is_atari:
         return Fraction(EMULATOR_FRAMES_PER_SECOND, config.environment.frame_skip)
     if config.environment.is_gymnasium:

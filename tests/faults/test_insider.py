@@ -15,7 +15,7 @@ import pytest
 import zmq
 
 from apex_jax.agent.exploration import choose_ladder_indices
-from apex_jax.links.membership import MAX_INCARNATION
+from apex_jax.links.membership import MAX_ACTOR_NUMBER
 from apex_jax.segment_codec import value_limits
 from apex_jax.transport import sockets, wire
 from apex_jax.transport.messages import (
@@ -143,9 +143,9 @@ def test_fault_39_actor_rejoins_after_a_false_claim_in_its_name(served: Served) 
     assert served.server.replay.buffer.inserted_segments == 2
 
 
-def test_fault_39_actor_keeps_its_ladder_indices_after_a_claim_of_the_largest_incarnation(served: Served) -> None:
-    served.peer("experience").send(hello(1)._replace(incarnation=MAX_INCARNATION))
-    served.until(lambda: served.server.replay.incarnations)
+def test_fault_39_actor_keeps_its_ladder_indices_after_a_claim_of_the_largest_actor_number(served: Served) -> None:
+    served.peer("experience").send(hello(1)._replace(actor_number=MAX_ACTOR_NUMBER))
+    served.until(lambda: served.server.replay.highest_actor_number)
     actor = served.peer("experience")
     actor.send(hello(2))
     welcome = actor.receive(ActorWelcome)
@@ -153,7 +153,7 @@ def test_fault_39_actor_keeps_its_ladder_indices_after_a_claim_of_the_largest_in
     ladder_indices = np.full(
         4, welcome.ladder_indices[0], np.int32
     )  # with which it has acted, as the server before gave them
-    actor.send(hello(2)._replace(incarnation=welcome.incarnation, ladder_indices=ladder_indices))
+    actor.send(hello(2)._replace(actor_number=welcome.actor_number, ladder_indices=ladder_indices))
     assert actor.receive(ActorWelcome).ladder_indices.tolist() == ladder_indices.tolist()
 
 
@@ -298,7 +298,7 @@ def test_fault_39_replies_to_an_actor_that_does_not_read_are_limited(served: Ser
         peer.send(ActorHello(peer_id, CONFIG.compatibility_key, MOST_GAMES))
     peer.send(statistics(1, 1))
     served.until(lambda: served.server.experience.episodes.length.count)  # all that came before has been read
-    assert served.server.replay.incarnations < 400  # the welcomes that went out: the kernel takes some hundreds, too
+    assert served.server.replay.highest_actor_number < 400, "the welcomes that went out: the kernel takes some, too"
 
 
 # Segments that only the learner looks into ------------------------------------------------------------------------

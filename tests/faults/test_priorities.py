@@ -66,7 +66,7 @@ def test_fault_03_reconnected_actor_is_accepted_and_its_old_connection_ignored(
     back.send(message_of(2))
     assert back.receive(SegmentAck).sequence == 2
     assert server.stored() == [1, 2]
-    assert welcome.incarnation == 1
+    assert welcome.actor_number == 1
 
 
 def test_fault_34_duplicated_and_reordered_segments_are_stored_once_in_order_and_counted(

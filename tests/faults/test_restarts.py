@@ -180,7 +180,7 @@ def test_fault_05_killed_replay_has_every_acknowledged_segment_once(site: Site) 
     ledger = all_accounted_for(site)
     assert ledger["lost_with_replay"] == 0
     assert ledger["stored"] == SPEC.max_transitions * sum(map(len, site.journal().values()))
-    assert len({report["incarnation"] for producer in producers for report in producer.reports} - {0}) == 2
+    assert len({report["actor_number"] for producer in producers for report in producer.reports} - {0}) == 2
 
 
 def test_fault_12_full_disk_stops_no_service_and_loses_no_acknowledged_segment(site: Site) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from apex_jax.config import Config, EnvironmentConfig
-from apex_jax.environments.environment import Environment, segment_spec
+from apex_jax.environments.environment import VectorEnvironment, segment_spec
 from apex_jax.process import SUPERVISED
 from tests.rigs.processes import ROOT, Program, Programs, catch, free_tcp_addresses, values, wait_until
 
@@ -75,8 +75,8 @@ def crash(environment):
 
 if "actor" in sys.argv:
     note("began")
-    from apex_jax.environments.environment import Environment
-    Environment.receive = crash
+    from apex_jax.environments.environment import VectorEnvironment
+    VectorEnvironment.receive = crash
 import main
 sys.exit(main.main())
 """
@@ -116,7 +116,7 @@ def test_fault_35_actor_that_always_crashes_is_given_up_after_doubling_pauses(
 ], ids=str)  # fmt: skip
 def test_fault_35_invalid_actions_never_reach_envpool(action: np.ndarray, env_id: list[int]) -> None:
     config = Config(environment=EnvironmentConfig(task="Catch-v0", frame_stack=1, frame_skip=1))
-    pool = Environment(config, segment_spec(config), np.array([1, 2]), 1000)
+    pool = VectorEnvironment(config, segment_spec(config), np.array([1, 2]), 1000)
     step = pool.receive()
     bad = np.where(action == 6, 3, action) if action.size and action.dtype != object else action  # Catch has 3 actions
     with pytest.raises(ValueError, match="EnvPool would crash"):

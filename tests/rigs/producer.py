@@ -78,7 +78,7 @@ def report(stream: CountingStream, segments: int, spec: SegmentSpec) -> dict[str
         "segments": segments,
         "produced": segments * spec.max_transitions,
         "acknowledged": stream._account["acknowledged"],
-        "incarnation": welcome.incarnation if welcome else 0,
+        "actor_number": welcome.actor_number if welcome else 0,
         "dropped": dict(stream.dropped),
     }
 

@@ -51,7 +51,7 @@ class ServerBooks:
         self.needed = 0  # segments that must be there after the restart
         self.overwritten = 0  # the first ones, which may be gone even if the restart has a place for them in the ring
         self.had_errors = False  # a full disk has made room with files that are newer than the newest snapshot
-        self.incarnations: dict[int, int] = {}  # peer id by incarnation
+        self.owners: dict[int, int] = {}  # peer id by actor number
 
     def cut(self, length: int) -> None:
         """Forgets the segments after the first `length`."""
@@ -197,11 +197,11 @@ class Oracle:
         send(*message, **options)
         books.sampled += drawn  # only if it was sent
 
-    def _choose(self, process: Any, choose: Any, hello: Any, incarnations: int, now: float) -> Any:
+    def _choose(self, process: Any, choose: Any, hello: Any, highest_actor_number: int, now: float) -> Any:
         server = process.server
         membership = server.experience._membership
         is_known = membership.connection_of(hello.peer_id) is not None
-        chosen: tuple[int, np.ndarray] = choose(hello, incarnations, now)
+        chosen: tuple[int, np.ndarray] = choose(hello, highest_actor_number, now)
         _, indices = chosen
         if not is_known and not hello.ladder_indices.size:
             mine = set(range(process.index, process.config.ladder_size, self.fleet.servers))
@@ -212,9 +212,9 @@ class Oracle:
         return chosen
 
     def _join(self, books: ServerBooks, join: Any, identity: bytes, hello: Any, welcome: Any, now: float) -> None:
-        owner = books.incarnations.setdefault(welcome.incarnation, hello.peer_id)
+        owner = books.owners.setdefault(welcome.actor_number, hello.peer_id)
         is_unique = owner == hello.peer_id or self.fleet.faults.is_lossy  # the record of the welcome may be lost
-        self.check(is_unique, "incarnation", welcome.incarnation, "is that of", owner, "and", hello.peer_id)
+        self.check(is_unique, "actor_number", welcome.actor_number, "is that of", owner, "and", hello.peer_id)
         join(identity, hello, welcome, now)
 
     def after_turn(self, process: Any) -> None:

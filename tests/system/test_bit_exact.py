@@ -23,7 +23,7 @@ import pytest
 from apex_jax.agent.frame_store import create_store, gather, insert_segments
 from apex_jax.agent.segments import SegmentBuilder
 from apex_jax.config import ActorConfig, AlgorithmConfig, Config, EnvironmentConfig
-from apex_jax.environments.environment import Environment, segment_spec
+from apex_jax.environments.environment import VectorEnvironment, segment_spec
 from apex_jax.replay.buffer import ReplayBuffer
 from apex_jax.segment_codec import decode_columns, decode_segment, encode_segment
 from apex_jax.transport import wire
@@ -183,7 +183,9 @@ def play(
     rng = np.random.default_rng(config.seed)
     count, environment = config.actor.environments, config.environment
     per_step = config.actor.environments_per_step
-    pool = Environment(config, spec, config.seed + np.arange(count), environment.max_episode_frames, per_step=per_step)
+    pool = VectorEnvironment(
+        config, spec, config.seed + np.arange(count), environment.max_episode_frames, per_step=per_step
+    )
     rules = (config.algorithm.discount, environment.reward_clip, environment.life_loss_terminates)
     builder = SegmentBuilder(spec, count, *rules)
     histories: list[list[reference.Step]] = [[] for _ in range(count)]

@@ -15,7 +15,7 @@ import pytest
 from apex_jax import load_policy
 from apex_jax.agent.registry import make_algorithm
 from apex_jax.config import Config
-from apex_jax.environments.environment import Environment
+from apex_jax.environments.environment import VectorEnvironment
 from apex_jax.host.errors import RunError
 from apex_jax.policy import Policy
 from apex_jax.run.environment_spec import as_record
@@ -33,7 +33,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Config]:
 
 def observations_of(config: Config, policy: Policy, steps: int = 20) -> list[np.ndarray]:
     """Returns the stacks [F, *O] that the policy sees in the first steps of an episode."""
-    environment = Environment(config, policy.interface.spec, np.array([5]), 1000)
+    environment = VectorEnvironment(config, policy.interface.spec, np.array([5]), 1000)
     seen = []
     for _ in range(steps):
         seen.append(environment.receive().observation[0])

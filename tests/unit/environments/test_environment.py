@@ -1,4 +1,4 @@
-"""EnvPool as it is, and what `Environment` makes of it: episodes, lives, limits, and actions it would crash on."""
+"""EnvPool as it is, and what `VectorEnvironment` makes of it: episodes, lives, limits, and refused actions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,14 @@ import pytest
 
 from apex_jax.config import ActorConfig, Config, EnvironmentConfig
 from apex_jax.config.load import load
-from apex_jax.environments.environment import Environment, Episode, EpisodeTracker, has_screen, has_stage, segment_spec
+from apex_jax.environments.environment import (
+    Episode,
+    EpisodeTracker,
+    VectorEnvironment,
+    has_screen,
+    has_stage,
+    segment_spec,
+)
 from apex_jax.host.errors import UsageError
 from apex_jax.types import Step
 from tests.rigs.recordings import PONG
@@ -27,7 +34,7 @@ def play(task: str, steps: int, seeds: list[int], max_episode_frames: int = 50_0
     """Returns what an environment of 42 x 42 pixels (if any) returned under random actions, the same for each call."""
     settings = config(task, frame_size=42, **environment)
     spec, rng = segment_spec(settings), np.random.default_rng(0)
-    pool = Environment(settings, spec, np.array(seeds), max_episode_frames)
+    pool = VectorEnvironment(settings, spec, np.array(seeds), max_episode_frames)
     returned = []
     for _ in range(steps):
         returned.append(pool.receive())
@@ -151,7 +158,7 @@ def test_reset_to_fewer_lives_is_no_lost_life(monkeypatch: pytest.MonkeyPatch) -
     settings = config("Seaquest-v5")
     spec = segment_spec(settings)
     monkeypatch.setattr(envpool, "make", lambda *args, **options: ScriptedPool())
-    pool = Environment(settings, spec, np.array([1]), 50_000)
+    pool = VectorEnvironment(settings, spec, np.array([1]), 50_000)
     steps = [pool.receive() for _ in range(5)]
     assert [bool(step.first[0]) for step in steps] == [True, False, False, True, False]
     assert [bool(step.life_lost[0]) for step in steps] == [False, False, False, False, True]
@@ -160,7 +167,7 @@ def test_reset_to_fewer_lives_is_no_lost_life(monkeypatch: pytest.MonkeyPatch) -
 def test_asynchronous_pool_returns_every_environment_in_turn() -> None:
     settings = config("CartPole-v1")
     spec = segment_spec(settings)
-    pool = Environment(settings, spec, np.arange(5), 500, per_step=2)
+    pool = VectorEnvironment(settings, spec, np.arange(5), 500, per_step=2)
     seen = np.zeros(5, int)
     for _ in range(100):
         step = pool.receive()
@@ -173,14 +180,14 @@ def test_asynchronous_pool_returns_every_environment_in_turn() -> None:
 
 
 @pytest.fixture(scope="module")
-def pong() -> Iterator[Environment]:
+def pong() -> Iterator[VectorEnvironment]:
     settings = config("Pong-v5", frame_size=42)
-    pool = Environment(settings, segment_spec(settings), np.array([1, 2]), 50_000)
+    pool = VectorEnvironment(settings, segment_spec(settings), np.array([1, 2]), 50_000)
     yield pool
     pool.close()
 
 
-def test_reset_starts_new_episodes_also_in_mid_game(pong: Environment) -> None:
+def test_reset_starts_new_episodes_also_in_mid_game(pong: VectorEnvironment) -> None:
     for _ in range(30):
         step = pong.receive()
         pong.send(np.array([2, 3], np.int32), step.env_id)
@@ -235,7 +242,7 @@ def test_sticky_actions_and_how_episodes_start_reach_the_emulator() -> None:
 
 def test_evaluator_has_a_time_limit_of_its_own() -> None:
     settings = config("Pong-v5", max_episode_frames=16)
-    pool = Environment(settings, segment_spec(settings), np.array([1]), max_episode_frames=108_000)
+    pool = VectorEnvironment(settings, segment_spec(settings), np.array([1]), max_episode_frames=108_000)
     for _ in range(20):
         step = pool.receive()
         assert not step.truncated.any()
@@ -246,7 +253,7 @@ def test_evaluator_has_a_time_limit_of_its_own() -> None:
 def test_screen_shows_the_newest_step() -> None:
     config = load(None, PONG)
     spec = segment_spec(config)
-    environment = Environment(config, spec, np.arange(1), 10_000, rendered=True)
+    environment = VectorEnvironment(config, spec, np.arange(1), 10_000, rendered=True)
     step = environment.receive()
     differs = 0
     for _ in range(60):

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from apex_jax.config import Config, EnvironmentConfig
-from apex_jax.environments.environment import Environment, Episode, EpisodeTracker, segment_spec
+from apex_jax.environments.environment import Episode, EpisodeTracker, VectorEnvironment, segment_spec
 from apex_jax.types import Step
 from tests.unit.environments.conftest import Recorder
 
@@ -36,7 +36,7 @@ def test_actions_reach_envpool_scaled_to_the_bounds_of_each_dimension(
     task: str, low: list[float], high: list[float], recorders: list[Recorder]
 ) -> None:
     settings, size = config_of(task), len(low)
-    environment = Environment(settings, segment_spec(settings), np.array([1, 2]), 1_000)
+    environment = VectorEnvironment(settings, segment_spec(settings), np.array([1, 2]), 1_000)
     own = np.random.default_rng(0).uniform(-1, 1, (2, size)).astype(np.float32)
     for action in (-np.ones((2, size), np.float32), np.ones((2, size), np.float32), np.zeros((2, size)), own):
         environment.send(action, environment.receive().env_id)
@@ -52,9 +52,9 @@ def test_actions_reach_envpool_scaled_to_the_bounds_of_each_dimension(
 
 
 @pytest.fixture(scope="module")
-def walker() -> Iterator[Environment]:
+def walker() -> Iterator[VectorEnvironment]:
     settings = config_of("WalkerWalk-v1")
-    environment = Environment(settings, segment_spec(settings), np.array([1, 2]), 10_000)
+    environment = VectorEnvironment(settings, segment_spec(settings), np.array([1, 2]), 10_000)
     yield environment
     environment.close()
 
@@ -75,7 +75,7 @@ def with_element(value: float) -> np.ndarray:
     ids=lambda action: f"{action.shape} {action.flat[9] if action.shape == (2, 6) else ''}",
 )
 def test_action_that_is_no_number_in_the_range_or_has_another_shape_is_refused_and_the_pool_goes_on(
-    walker: Environment, action: np.ndarray
+    walker: VectorEnvironment, action: np.ndarray
 ) -> None:
     step = walker.receive()
     with pytest.raises(ValueError, match=re.escape("one action in [-1, 1] is needed for each environment in [0, 2)")):
@@ -112,7 +112,7 @@ def test_reward_of_a_reset_is_0_whatever_the_pool_returns_there(
     settings = config_of("Pendulum-v1")
     spec = segment_spec(settings)
     monkeypatch.setattr(envpool, "make", lambda *args, **options: ScriptedPool(garbage))
-    environment, tracker = Environment(settings, spec, np.array([1]), 1_000), EpisodeTracker(1)
+    environment, tracker = VectorEnvironment(settings, spec, np.array([1]), 1_000), EpisodeTracker(1)
     rewards, episodes = [], []
     for _ in range(8):
         step = environment.receive()
@@ -125,7 +125,7 @@ def test_reward_of_a_reset_is_0_whatever_the_pool_returns_there(
 
 def test_episode_ends_at_the_time_limit_with_its_true_last_observation() -> None:
     settings, steps = config_of("Pendulum-v1"), list[Step]()
-    environment = Environment(settings, segment_spec(settings), np.array([1, 2]), 10_000)
+    environment = VectorEnvironment(settings, segment_spec(settings), np.array([1, 2]), 10_000)
     for _ in range(403):
         steps.append(environment.receive())
         environment.send(np.ones((2, 1), np.float32), steps[-1].env_id)

@@ -11,7 +11,7 @@ import pytest
 from apex_jax.config import Config, EnvironmentConfig
 from apex_jax.config.command_line import parse
 from apex_jax.config.load import load
-from apex_jax.environments.environment import Environment, segment_spec
+from apex_jax.environments.environment import VectorEnvironment, segment_spec
 from apex_jax.environments.envpool_tasks import family_of
 from apex_jax.environments.tasks import CONFIGS, families, names, trainable
 from apex_jax.host.errors import UsageError
@@ -70,7 +70,7 @@ def test_a_listed_task_starts_with_the_arguments_listed(name: str) -> None:
     assert config.environment.task == name
     spec = segment_spec(config)
     assert task.is_continuous == (spec.action.dtype == "float32")
-    environment = Environment(config, spec, np.arange(2), 100)
+    environment = VectorEnvironment(config, spec, np.arange(2), 100)
     step = environment.receive()
     assert step.observation.shape == (2, spec.frame_stack, *spec.frame_shape)
     environment.close()

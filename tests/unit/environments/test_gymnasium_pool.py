@@ -16,7 +16,7 @@ import pytest
 from apex_jax.config import Config
 from apex_jax.config.load import load
 from apex_jax.environments import gymnasium_pool
-from apex_jax.environments.environment import Environment, segment_spec
+from apex_jax.environments.environment import VectorEnvironment, segment_spec
 from apex_jax.environments.gymnasium_tasks import NUMBER, Adapted, BrokenEnvironment, make
 from apex_jax.types import Step
 from tests.rigs import environments
@@ -37,7 +37,7 @@ def config(task: str, own_processes: bool, *overrides: str, stack: int = 1) -> C
 def play(settings: Config, seeds: list[int], steps: int, per_step: int = 0, limit: int = 60) -> list[list[Step]]:
     """Returns each environment's steps, without the axis A, under actions that depend on nothing but their number."""
     spec = segment_spec(settings)
-    environment = Environment(settings, spec, np.array(seeds), limit, per_step=per_step)
+    environment = VectorEnvironment(settings, spec, np.array(seeds), limit, per_step=per_step)
     rows: list[list[Step]] = [[] for _ in seeds]
     try:
         while len(rows[-1]) < steps:
@@ -120,7 +120,7 @@ def test_pixels_are_stacked_and_the_first_frame_of_an_episode_fills_its_stack(ow
 @PLACES
 def test_reset_starts_new_episodes_in_mid_game_and_left_out_environments_rest(own_processes: bool) -> None:
     settings = config(f"{OWN}Corridor", own_processes)
-    environment = Environment(settings, segment_spec(settings), np.array([1, 2]), 60, per_step=1)
+    environment = VectorEnvironment(settings, segment_spec(settings), np.array([1, 2]), 60, per_step=1)
     steps = [environment.receive(), environment.receive()]
     environment.leave_out(np.array([1]))
     environment.send(np.array([0], np.int32), np.array([0]))
@@ -135,7 +135,7 @@ def test_reset_starts_new_episodes_in_mid_game_and_left_out_environments_rest(ow
 @PLACES
 def test_screen_is_that_of_environment_0(own_processes: bool) -> None:
     settings = config(f"{OWN}Corridor", own_processes)
-    environment = Environment(settings, segment_spec(settings), np.array([1, 2]), 60, per_step=1, rendered=True)
+    environment = VectorEnvironment(settings, segment_spec(settings), np.array([1, 2]), 60, per_step=1, rendered=True)
     place = round(float(environment.receive().observation[0, 0, 1]) * 5)
     environment.receive()
     screen = environment.screen()
@@ -187,7 +187,7 @@ def test_hanging_environment_is_one_line_and_its_process_is_ended(
     monkeypatch.setattr(gymnasium_pool, "ANSWER_SECONDS", 1.0)
     monkeypatch.setattr(gymnasium_pool, "CLOSE_SECONDS", 0.2)
     settings = config(f"{OWN}Hangs", True, f"environment.settings={{processes: {tmp_path / 'processes'}}}")
-    environment = Environment(settings, segment_spec(settings), np.array([1, 2]), 60)
+    environment = VectorEnvironment(settings, segment_spec(settings), np.array([1, 2]), 60)
     for _ in range(3):
         environment.send(np.zeros(2, np.int32), environment.receive().env_id)
     with pytest.raises(BrokenEnvironment, match="one of 2 environments has not answered in time"):
@@ -202,7 +202,7 @@ def test_environment_that_hangs_while_it_is_made_is_one_line(monkeypatch: pytest
     monkeypatch.setattr(gymnasium_pool, "START_SECONDS", 1.0)
     monkeypatch.setattr(gymnasium_pool, "CLOSE_SECONDS", 0.2)
     with pytest.raises(BrokenEnvironment, match="one of 2 environments has not answered in time"):
-        Environment(settings, spec, np.array([1, 2]), 60)
+        VectorEnvironment(settings, spec, np.array([1, 2]), 60)
 
 
 @pytest.mark.parametrize("end", ["closed", "failed", "killed"])
@@ -216,7 +216,7 @@ def test_processes_that_environments_start_end_with_them(end: str, tmp_path: Pat
     wait_for_the_end_of(*processes_of(processes))  # those of the environment that was described
     assert os.getpid() not in processes_of(processes)[0]
     assert len(closed.read_text().split()) == 1
-    environment = Environment(settings, spec, np.array([1, 2]), 60, per_step=1)
+    environment = VectorEnvironment(settings, spec, np.array([1, 2]), 60, per_step=1)
     leaders = processes_of(processes)[0][1:]
     with contextlib.closing(environment), contextlib.suppress(BrokenEnvironment):
         for number in range(8):
@@ -236,7 +236,7 @@ def test_environment_that_cannot_be_made_in_its_process_is_one_line_and_ends_the
     arguments = f"environment.settings={{processes: {processes}, closed: {tmp_path / 'closed'}, most: 2}}"
     settings = config(f"{OWN}Simulated", True, arguments)
     with pytest.raises(BrokenEnvironment, match=r"ValueError: there are too many \(.*environments.py, line \d+\)$"):
-        Environment(settings, segment_spec(settings), np.array([1, 2]), 60, per_step=per_step)
+        VectorEnvironment(settings, segment_spec(settings), np.array([1, 2]), 60, per_step=per_step)
     leaders, started = processes_of(processes)
     assert len(leaders) == 3
     wait_for_the_end_of(leaders, started)
@@ -255,7 +255,7 @@ def test_environment_that_cannot_be_made_in_this_process_closes_the_others(monke
 
     monkeypatch.setattr(environments, "from_a_function", make_one)
     with pytest.raises(BrokenEnvironment, match="the second"):
-        Environment(settings, spec, np.array([1, 2]), 60)
+        VectorEnvironment(settings, spec, np.array([1, 2]), 60)
     assert made == closed
 
 
@@ -264,10 +264,10 @@ import os, sys, time
 import numpy as np
 
 if __name__ == "__main__":
-    from apex_jax.environments.environment import Environment, segment_spec
+    from apex_jax.environments.environment import VectorEnvironment, segment_spec
     from tests.unit.environments.test_gymnasium_pool import OWN, config
     settings = config(OWN + sys.argv[1], True, *sys.argv[3:])
-    environment = Environment(settings, segment_spec(settings), np.array([1, 2]), 60)
+    environment = VectorEnvironment(settings, segment_spec(settings), np.array([1, 2]), 60)
     for _ in range(3):
         environment.send(np.zeros(2, np.int32), environment.receive().env_id)
     print("plays", flush=True)

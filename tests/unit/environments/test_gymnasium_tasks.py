@@ -18,7 +18,7 @@ from gymnasium.vector.utils import concatenate, create_empty_array
 
 from apex_jax.config import Config
 from apex_jax.config.load import load
-from apex_jax.environments.environment import Environment, interface_of, segment_spec
+from apex_jax.environments.environment import VectorEnvironment, interface_of, segment_spec
 from apex_jax.environments.gymnasium_tasks import NUMBER, Adapted, BrokenEnvironment, describe, make, parts_of
 from apex_jax.host.errors import UsageError
 from apex_jax.policy import Policy
@@ -306,7 +306,7 @@ def test_film_has_the_rate_of_the_environment() -> None:
 
 def test_endless_episode_is_truncated_at_the_limit() -> None:
     settings = config(f"{OWN}Endless", "environment.own_processes=false")
-    environment = Environment(settings, segment_spec(settings), np.zeros(1, np.int64), 20)
+    environment = VectorEnvironment(settings, segment_spec(settings), np.zeros(1, np.int64), 20)
     truncated = []
     for _ in range(45):
         step = environment.receive()

@@ -14,7 +14,7 @@ import pytest
 from envpool.registration import registry
 
 from apex_jax.config import Config, EnvironmentConfig
-from apex_jax.environments.environment import Environment, segment_spec
+from apex_jax.environments.environment import VectorEnvironment, segment_spec
 from apex_jax.environments.envpool_tasks import describe
 from apex_jax.environments.observations import flattened
 from apex_jax.types import Step
@@ -138,7 +138,7 @@ def test_environment_returns_what_envpool_returns_flattened_by_a_naive_loop(
 ) -> None:
     settings = config_of(task)
     spec, rng = segment_spec(settings), np.random.default_rng(0)
-    environment = Environment(settings, spec, np.array([1, 2]), max_episode_frames=1_000)
+    environment = VectorEnvironment(settings, spec, np.array([1, 2]), max_episode_frames=1_000)
     steps: list[Step] = []
     for _ in range(20):
         steps.append(environment.receive())

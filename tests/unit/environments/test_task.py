@@ -9,7 +9,7 @@ import pytest
 from gymnasium.spaces import Box, Discrete, MultiBinary
 
 from apex_jax.agent.algorithm import Action
-from apex_jax.environments.environment import Environment, interface_of, segment_spec
+from apex_jax.environments.environment import VectorEnvironment, interface_of, segment_spec
 from apex_jax.environments.task import action_bounds, action_spec, check_bounds
 from apex_jax.host.errors import UsageError
 from apex_jax.policy import Policy
@@ -55,7 +55,7 @@ def test_other_actions_are_refused(space: Any) -> None:
 def test_space_contains_every_action_of_actors_and_policies(what: str) -> None:
     settings = config(f"{OWN}Acts", f"environment.settings={{what: {what}}}", "environment.own_processes=false")
     spec = segment_spec(settings)
-    environment = Environment(settings, spec, np.zeros(1, np.int64), 60)
+    environment = VectorEnvironment(settings, spec, np.zeros(1, np.int64), 60)
     interface = interface_of(settings, spec)
 
     class Algorithm:

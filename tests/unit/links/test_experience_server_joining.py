@@ -1,4 +1,4 @@
-"""The replay server welcomes, refuses and evicts actors, and gives each of them ladder indices and an incarnation."""
+"""The replay server welcomes, refuses and evicts actors, and gives each of them ladder indices and an actor number."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from apex_jax.links import connection, experience_client, experience_server, membership
-from apex_jax.links.membership import MAX_INCARNATION
+from apex_jax.links.membership import MAX_ACTOR_NUMBER
 from apex_jax.process import digest_of_peer_id
 from apex_jax.transport.messages import ActorHello, ActorStatus, ActorWelcome, Goodbye, Rejoin, SegmentAck
 from apex_jax.types import PEER_TIMEOUT_SECONDS
@@ -23,7 +23,7 @@ __all__ = ["link"]
 def test_each_actor_is_welcomed_with_ladder_indices_of_its_own(link: Link) -> None:
     server = link.server()
     first, second = join(link.peer(server), 1), join(link.peer(server), 2)
-    assert (first.incarnation, second.incarnation) == (1, 2)
+    assert (first.actor_number, second.actor_number) == (1, 2)
     assert sorted([*first.ladder_indices, *second.ladder_indices]) == list(range(8))
     assert (first.ladder_size, first.max_outstanding_segments) == (8, CREDIT)
 
@@ -74,7 +74,7 @@ def test_an_actor_that_reconnects_keeps_its_ladder_indices(link: Link) -> None:
     before = join(link.peer(server), 1)
     join(link.peer(server), 2)
     after = join(link.peer(server), 1)
-    assert (after.incarnation, after.ladder_indices.tolist()) == (before.incarnation, before.ladder_indices.tolist())
+    assert (after.actor_number, after.ladder_indices.tolist()) == (before.actor_number, before.ladder_indices.tolist())
     assert len(server.service.actors) == 2
 
 
@@ -109,13 +109,13 @@ def test_actors_that_reconnect_before_the_server_is_ready_are_each_welcomed_once
     server.until(lambda: all(stream.peer_state == "joined" for stream in streams))
     until = time.monotonic() + 1
     server.until(lambda: time.monotonic() > until)
-    assert server.replay.incarnations == 2
+    assert server.replay.highest_actor_number == 2
     for actor in server.service.actors.values():
         welcome: Any = streams[actor.peer_id - 1].wait_for_welcome(0)
-        assert (actor.incarnation, [*actor.ladder_indices]) == (welcome.incarnation, [*welcome.ladder_indices])
+        assert (actor.actor_number, [*actor.ladder_indices]) == (welcome.actor_number, [*welcome.ladder_indices])
 
 
-def test_a_restarted_server_accepts_the_ladder_indices_and_the_incarnation_of_an_actor(link: Link) -> None:
+def test_a_restarted_server_accepts_the_ladder_indices_and_the_actor_number_of_an_actor(link: Link) -> None:
     first = link.server()
     streams = [link.stream(peer_id) for peer_id in (1, 2)]
     first.until(lambda: all(stream.wait_for_welcome(0) for stream in streams))
@@ -127,19 +127,19 @@ def test_a_restarted_server_accepts_the_ladder_indices_and_the_incarnation_of_an
     for actor in second.service.actors.values():
         if actor.peer_id != 3:
             welcome = welcomes[actor.peer_id - 1]
-            assert (actor.incarnation, [*actor.ladder_indices]) == (welcome.incarnation, [*welcome.ladder_indices])
-    assert sorted(actor.incarnation for actor in second.service.actors.values() if actor.peer_id != 3) == [1, 2]
+            assert (actor.actor_number, [*actor.ladder_indices]) == (welcome.actor_number, [*welcome.ladder_indices])
+    assert sorted(actor.actor_number for actor in second.service.actors.values() if actor.peer_id != 3) == [1, 2]
     assert newcomer.ladder_size == 8
-    assert join(link.peer(second), 4).incarnation == 3
+    assert join(link.peer(second), 4).actor_number == 3
 
 
-def test_new_incarnations_are_above_those_of_rejoining_actors(link: Link) -> None:
+def test_new_actor_numbers_are_above_those_of_rejoining_actors(link: Link) -> None:
     peer = link.peer(server := link.server())
-    peer.send(ActorHello(1, KEY, 4, incarnation=41, ladder_indices=np.array([1, 3, 5, 7], np.int32)))
+    peer.send(ActorHello(1, KEY, 4, actor_number=41, ladder_indices=np.array([1, 3, 5, 7], np.int32)))
     welcome = peer.receive(ActorWelcome)
-    assert (welcome.incarnation, welcome.ladder_indices.tolist()) == (41, [1, 3, 5, 7])
+    assert (welcome.actor_number, welcome.ladder_indices.tolist()) == (41, [1, 3, 5, 7])
     newcomer = join(link.peer(server), 2)
-    assert (newcomer.incarnation, newcomer.ladder_indices.tolist()) == (42, [0, 2, 4, 6])
+    assert (newcomer.actor_number, newcomer.ladder_indices.tolist()) == (42, [0, 2, 4, 6])
 
 
 def test_a_new_actor_gets_the_ladder_indices_of_a_quiet_one_before_its_eviction(
@@ -153,36 +153,36 @@ def test_a_new_actor_gets_the_ladder_indices_of_a_quiet_one_before_its_eviction(
     again = join(link.peer(server), 3)
     assert len(server.service.actors) == 3, "the dead one is not forgotten yet"
     assert again.ladder_indices.tolist() == dead.ladder_indices.tolist()
-    assert again.incarnation == 3
+    assert again.actor_number == 3
 
 
 @pytest.mark.parametrize("ladder_indices", [[0, 1, 2], [0, 1, 2, 8], [-1, 0, 1, 2], []])
 def test_ladder_indices_outside_the_ladder_are_replaced(link: Link, ladder_indices: list[int]) -> None:
     peer = link.peer(link.server())
-    peer.send(ActorHello(1, KEY, 4, incarnation=5, ladder_indices=np.array(ladder_indices, np.int32)))
+    peer.send(ActorHello(1, KEY, 4, actor_number=5, ladder_indices=np.array(ladder_indices, np.int32)))
     welcome = peer.receive(ActorWelcome)
-    assert (welcome.incarnation, welcome.ladder_indices.tolist()) == (5, [0, 2, 5, 7])
+    assert (welcome.actor_number, welcome.ladder_indices.tolist()) == (5, [0, 2, 5, 7])
 
 
 @pytest.mark.parametrize(("claim", "given"), [
-    (MAX_INCARNATION, MAX_INCARNATION),
-    (MAX_INCARNATION + 1, 1),  # not believed
+    (MAX_ACTOR_NUMBER, MAX_ACTOR_NUMBER),
+    (MAX_ACTOR_NUMBER + 1, 1),  # not believed
     (2**48, 1),  # the largest that a message can say
 ])  # fmt: skip
-def test_after_the_largest_claimed_incarnation_later_ones_still_fit_in_a_message(
+def test_after_the_largest_claimed_actor_number_later_ones_still_fit_in_a_message(
     link: Link, claim: int, given: int
 ) -> None:
     server = link.server()
     peer = link.peer(server)
-    peer.send(ActorHello(1, KEY, 4, incarnation=claim, ladder_indices=np.arange(4, dtype=np.int32)))
-    assert peer.receive(ActorWelcome).incarnation == given
+    peer.send(ActorHello(1, KEY, 4, actor_number=claim, ladder_indices=np.arange(4, dtype=np.int32)))
+    assert peer.receive(ActorWelcome).actor_number == given
     second = join(link.peer(server), 2)
-    assert second.incarnation == given + 1, "a number that the protocol can still say"
+    assert second.actor_number == given + 1, "a number that the protocol can still say"
     server.close()
     peer = link.peer(again := link.server())  # which knows of nobody
-    peer.send(ActorHello(2, KEY, 4, incarnation=second.incarnation, ladder_indices=second.ladder_indices))
-    incarnations = [peer.receive(ActorWelcome).incarnation, join(link.peer(again), 3).incarnation]
-    assert incarnations[1] == incarnations[0] + 1
+    peer.send(ActorHello(2, KEY, 4, actor_number=second.actor_number, ladder_indices=second.ladder_indices))
+    highest_actor_number = [peer.receive(ActorWelcome).actor_number, join(link.peer(again), 3).actor_number]
+    assert highest_actor_number[1] == highest_actor_number[0] + 1
 
 
 def test_an_actor_beyond_the_limit_is_refused_and_retries(

@@ -96,10 +96,10 @@ def test_an_actor_that_returns_keeps_its_pending_segments_and_its_credit() -> No
 
 
 @pytest.mark.parametrize("servers", [1, 2, 3])
-def test_servers_assign_different_incarnations_and_places_that_span_the_ladder(servers: int) -> None:
+def test_servers_assign_different_actor_numbers_and_places_that_span_the_ladder(servers: int) -> None:
     ladder = 24
     places: list[int] = []
-    incarnations: list[int] = []
+    highest_actor_number: list[int] = []
     for index in range(servers):
         membership, newest = Membership(ladder, MOST_LEFT_BEHIND, index, servers), 0
         for peer_id in range(1, 24 // servers // 4 + 1):
@@ -107,17 +107,17 @@ def test_servers_assign_different_incarnations_and_places_that_span_the_ladder(s
             newest, ladder_indices = membership.choose(hello, newest, 0.0)
             actor = ActorPeer(peer_id, newest, ladder_indices, ActorStatus(peer_id, 0.0, 0), received=0)
             membership.join(b"%d" % peer_id, actor)
-            incarnations.append(newest)
+            highest_actor_number.append(newest)
             places += ladder_indices.tolist()
             assert ladder_indices.min() < ladder / 3
             assert ladder_indices.max() >= ladder * 2 / 3
     assert sorted(places) == list(range(ladder))
-    assert len(set(incarnations)) == len(incarnations)
-    assert sorted(incarnations) == list(range(1, len(incarnations) + 1))
+    assert len(set(highest_actor_number)) == len(highest_actor_number)
+    assert sorted(highest_actor_number) == list(range(1, len(highest_actor_number) + 1))
 
 
-def test_actor_that_comes_from_another_server_keeps_its_places_under_a_new_incarnation() -> None:
+def test_actor_that_comes_from_another_server_keeps_its_places_under_a_new_actor_number() -> None:
     membership = Membership(LADDER, MOST_LEFT_BEHIND, index=1, servers=2)
     hello = ActorHello(7, "", num_environments=3, ladder_indices=np.array([0, 4, 6], np.int32))
-    incarnation, ladder_indices = membership.choose(hello, 5, 0.0)
-    assert (incarnation, ladder_indices.tolist()) == (6, [0, 4, 6])
+    actor_number, ladder_indices = membership.choose(hello, 5, 0.0)
+    assert (actor_number, ladder_indices.tolist()) == (6, [0, 4, 6])

@@ -21,7 +21,7 @@ from tests.rigs.links import TRANSITIONS
 def test_new_run_starts_empty_without_a_log_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     world = World(tmp_path)
-    assert (world.numbers(), world.counters.ledger.produced, world.counters.incarnations) == ([], 0, 0)
+    assert (world.numbers(), world.counters.ledger.produced, world.counters.highest_actor_number) == ([], 0, 0)
     assert caplog.messages == []
     world.kill()
 
@@ -34,7 +34,7 @@ def test_fault_05_restart_after_a_stop_restores_everything(tmp_path: Path) -> No
     before.limiter.sample(6)
     before.counters.ledger.report(RUN, ActorCounts(99, 0, 7, 0, 0))
     before.counters.ledger.refuse(RUN, 6, 99, 3, "bad_checksum")
-    before.counters = before.counters._replace(incarnations=5)
+    before.counters = before.counters._replace(highest_actor_number=5)
     before.stop()
     after = World(tmp_path, capacity=3)
     state = after.buffer.state(0.0)
@@ -42,7 +42,7 @@ def test_fault_05_restart_after_a_stop_restores_everything(tmp_path: Path) -> No
         if name != "ages_seconds":
             np.testing.assert_array_equal(getattr(state, name), value, err_msg=name)
     assert (after.limiter.inserted, after.limiter.sampled) == (5 * TRANSITIONS, 6)
-    assert (after.counters.ledger.produced, after.counters.incarnations) == (99, 5)
+    assert (after.counters.ledger.produced, after.counters.highest_actor_number) == (99, 5)
     assert after.counters.ledger.totals((), {}) == before.counters.ledger.totals((), {})
     for one, other in zip(before.buffer.sample([4] * 2, 0.0), after.buffer.sample([4] * 2, 0.0), strict=True):
         np.testing.assert_array_equal(one, other)
@@ -74,7 +74,7 @@ def test_restart_after_a_kill_restores_every_segment_and_count(tmp_path: Path) -
     assert after.leaves()[1] == first_leaves(1)
     assert max(after.leaves()[2]) == 9.0**0.6, "as the snapshot knows"
     assert after.leaves()[3] == first_leaves(3), "no snapshot knows of it"
-    assert (after.counters.ledger.produced, after.counters.incarnations) == (50 + 90, 9)
+    assert (after.counters.ledger.produced, after.counters.highest_actor_number) == (50 + 90, 9)
     assert after.counters.ledger.totals((), {}) == before.counters.ledger.totals((), {})
     assert after.counters.ledger.counts(RUN).sequence == 5
     assert after.limiter.inserted == 3 * TRANSITIONS

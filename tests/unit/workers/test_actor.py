@@ -16,7 +16,7 @@ import zmq
 from apex_jax.agent.exploration import epsilon_ladder
 from apex_jax.agent.registry import make_algorithm
 from apex_jax.config.load import load
-from apex_jax.environments.environment import Environment, segment_spec
+from apex_jax.environments.environment import VectorEnvironment, segment_spec
 from apex_jax.host.errors import RunError
 from apex_jax.links.weights_client import Weights
 from apex_jax.transport.messages import ActorWelcome
@@ -66,11 +66,11 @@ def context() -> Iterator[zmq.Context]:
 
 @pytest.fixture
 def act(tmp_path: Path, context: zmq.Context, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Acting]:
-    """Has an actor of the given incarnation act for some calls."""
+    """Has an actor of the given actor number act for some calls."""
     overrides = ["actor.environments=4", "actor.environments_per_step=3", f"actor.ladder_size={LADDER}"]
     config = load(ROOT / "configs" / "catch.yaml", overrides).replace(run_directory=str(tmp_path))
 
-    def act(incarnation: int, calls: int) -> Acting:
+    def act(actor_number: int, calls: int) -> Acting:
         acting, role, spec = Acting(), RoleContext(config, context, "actor"), segment_spec(config)
         dqn = make_algorithm(config, spec)
         params = dqn.init(jax.random.key(1)).online_params
@@ -86,22 +86,22 @@ def act(tmp_path: Path, context: zmq.Context, monkeypatch: pytest.MonkeyPatch) -
         weights = Weights(params, 1, 1, 0, 0, False, 0.0)
         client = SimpleNamespace(fetch_after=lambda last: weights, dropped=Counter())
         actor = Actor(role, spec, algorithm, client, replay)  # type: ignore[arg-type]
-        receive = Environment.receive
+        receive = VectorEnvironment.receive
 
-        def remember(environment: Environment) -> Step:
+        def remember(environment: VectorEnvironment) -> Step:
             acting.steps.append(receive(environment))
             return acting.steps[-1]
 
-        monkeypatch.setattr(Environment, "receive", remember)
-        actor.act(ActorWelcome(incarnation, LADDER_INDICES, LADDER, 64))
-        monkeypatch.setattr(Environment, "receive", receive)
+        monkeypatch.setattr(VectorEnvironment, "receive", remember)
+        actor.act(ActorWelcome(actor_number, LADDER_INDICES, LADDER, 64))
+        monkeypatch.setattr(VectorEnvironment, "receive", receive)
         return acting
 
     return act
 
 
 def test_each_environment_keeps_the_epsilon_of_its_ladder_index(act: Callable[..., Acting]) -> None:
-    acting, ladder = act(incarnation=1, calls=60), epsilon_ladder(LADDER, 0.4, 7.0)
+    acting, ladder = act(actor_number=1, calls=60), epsilon_ladder(LADDER, 0.4, 7.0)
     groups = set()
     for step, epsilon in zip(acting.steps, acting.epsilons, strict=True):
         assert epsilon.tolist() == ladder[LADDER_INDICES[step.env_id]].tolist()
@@ -110,13 +110,13 @@ def test_each_environment_keeps_the_epsilon_of_its_ladder_index(act: Callable[..
 
 
 def test_each_step_but_the_first_of_a_game_is_counted_as_a_transition(act: Callable[..., Acting]) -> None:
-    acting = act(incarnation=1, calls=300)
+    acting = act(actor_number=1, calls=300)
     made = sum(int(np.count_nonzero(~step.first)) for step in acting.steps)
     assert made - len(LADDER_INDICES) <= acting.replay.produced <= made, "the last call may not have returned"
 
 
-def test_actors_of_different_incarnations_play_different_games(act: Callable[..., Acting]) -> None:
-    first, again, other = (act(incarnation, calls=1).steps[0] for incarnation in (1, 1, 2))
+def test_actors_of_different_actor_numbers_play_different_games(act: Callable[..., Acting]) -> None:
+    first, again, other = (act(actor_number, calls=1).steps[0] for actor_number in (1, 1, 2))
     by_environment = [step.observation[np.argsort(step.env_id)] for step in (first, again, other)]
     common = set(first.env_id) & set(again.env_id) & set(other.env_id)
     pick = [

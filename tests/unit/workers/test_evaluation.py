@@ -12,7 +12,7 @@ from apex_jax.agent.algorithm import Algorithm, Params
 from apex_jax.agent.dqn import make_dqn
 from apex_jax.config import Config
 from apex_jax.config.load import load
-from apex_jax.environments.environment import Environment, EpisodeTracker, segment_spec
+from apex_jax.environments.environment import EpisodeTracker, VectorEnvironment, segment_spec
 from apex_jax.process import ROLE_NUMBERS, process_rng
 from apex_jax.types import SegmentSpec, Step
 from apex_jax.workers.evaluation import Evaluator, batch_size
@@ -46,7 +46,7 @@ def lockstep_returns(player: Player, steps_broken_off: int = 0) -> list[float]:
     """
     config, spec, dqn, params = player
     rng = process_rng(config.seed, ROLE_NUMBERS["evaluator"])
-    pool = Environment(config, spec, rng.integers(2**31, size=GAMES), config.evaluator.max_episode_frames)
+    pool = VectorEnvironment(config, spec, rng.integers(2**31, size=GAMES), config.evaluator.max_episode_frames)
     returns: dict[int, float] = {}
 
     def play(step: Step, key: jax.Array, call: int) -> None:
@@ -95,13 +95,13 @@ def test_equal_seeds_make_equal_evaluations_and_each_evaluation_has_new_games(pl
 
 def test_no_game_is_stepped_beyond_its_end(player: Player, monkeypatch: pytest.MonkeyPatch) -> None:
     sent: list[int] = []
-    send = Environment.send
+    send = VectorEnvironment.send
 
-    def count(pool: Environment, action: np.ndarray, env_id: np.ndarray) -> None:
+    def count(pool: VectorEnvironment, action: np.ndarray, env_id: np.ndarray) -> None:
         sent.extend(env_id.tolist())
         send(pool, action, env_id)
 
-    monkeypatch.setattr(Environment, "send", count)
+    monkeypatch.setattr(VectorEnvironment, "send", count)
     returns = Evaluator(player.config, player.spec, player.dqn).evaluate(player.params, lambda: False)
     steps = returns if player.config.environment.task == "CartPole-v1" else [9] * GAMES  # CartPole pays 1 for each
     np.testing.assert_array_equal(np.bincount(sent), steps)

@@ -234,7 +234,7 @@ def as_killed_now(config: Config) -> Config:
     return copy.replace(addresses=AddressConfig((free_address(),), (free_address(),), free_address()))
 
 
-def test_server_killed_before_a_welcome_does_not_reuse_the_incarnation(
+def test_server_killed_before_a_welcome_does_not_reuse_the_actor_number(
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     copies, send = [], sockets.send
@@ -248,7 +248,7 @@ def test_server_killed_before_a_welcome_does_not_reuse_the_incarnation(
     monkeypatch.setattr(sockets, "send", killed_before)
     first.actor()
     second = ReplayServer(RoleContext(copies[0], first.context, "replay"), SPEC)
-    assert second.replay.incarnations == 1, "or it would give this incarnation to another actor, too"
+    assert second.replay.highest_actor_number == 1, "or it would give this actor number to another actor, too"
     second.close()
     first.close()
 
