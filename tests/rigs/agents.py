@@ -35,3 +35,13 @@ def flat_params(params: Any) -> reference.Arrays:
 
 
 CONTINUOUS = ActionSpec((3,), "float32", -1.0, 1.0)
+
+
+def assert_equal_bits(tree: Any, expected: Any) -> None:
+    """Fails unless two trees have the same structure, and leaves of the same dtypes, shapes and bytes."""
+
+    def compare(leaf: Any, other: Any) -> None:
+        assert (leaf.dtype, leaf.shape) == (other.dtype, other.shape)
+        assert np.asarray(leaf).tobytes() == np.asarray(other).tobytes()
+
+    jax.tree.map(compare, tree, expected)  # which raises if their structures differ

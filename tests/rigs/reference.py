@@ -40,6 +40,17 @@ class Record(NamedTuple):
     priority: float
 
 
+class Batch(NamedTuple):
+    """Transitions and their importance weights; observations are vectors `[B, D]`."""
+
+    observation_t: np.ndarray
+    observation_tpk: np.ndarray
+    action: np.ndarray
+    n_step_return: np.ndarray
+    discount: np.ndarray
+    weight: np.ndarray
+
+
 def slow_transitions(
     history: list[Step], n: int, gamma: float, reward_clip: float, life_loss_terminates: bool
 ) -> list[Record]:

@@ -6,11 +6,11 @@ Nothing here is taken from `apex_jax`. Parameters are named as flax names them, 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from tests.rigs.reference import Adam, Arrays, RMSProp, clip_by_global_norm, loss_and_gradient
+from tests.rigs.reference import Adam, Arrays, Batch, RMSProp, clip_by_global_norm, loss_and_gradient
 
 LAYER_NORM_EPSILON = 1e-6  # added to the variance of a layer's outputs; flax's value
 OBSERVATION_EPSILON = 1e-5  # added to the variance of an observation
@@ -154,17 +154,6 @@ class Network:
         for layer in reversed(self.layers):
             d = layer.backward(params, d, gradients)
         return gradients
-
-
-class Batch(NamedTuple):
-    """Transitions and their importance weights; observations are flat."""
-
-    observation_t: np.ndarray
-    observation_tpk: np.ndarray
-    action: np.ndarray
-    n_step_return: np.ndarray
-    discount: np.ndarray
-    weight: np.ndarray
 
 
 def joined(trees: Sequence[Arrays]) -> Arrays:

@@ -6,26 +6,15 @@ Like `reference`, it takes nothing from `apex_jax`: `config` only has the keys o
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from tests.rigs import reference
-from tests.rigs.reference import Arrays, DuelingNetwork, RMSProp
+from tests.rigs.reference import Arrays, Batch, DuelingNetwork, RMSProp
 
 EPSILON = 0.01  # of Pohlen et al. 2018
 TAU, ALPHA, LEAST_LOG = 0.03, 0.9, -1.0  # of Vieillard et al. 2020, section 4
-
-
-class Batch(NamedTuple):
-    """Transitions and their importance weights; observations are vectors `[B, D]`."""
-
-    observation_t: np.ndarray
-    observation_tpk: np.ndarray
-    action: np.ndarray
-    n_step_return: np.ndarray
-    discount: np.ndarray
-    weight: np.ndarray
 
 
 def h(x: float) -> float:

@@ -17,18 +17,17 @@ from apex_jax.agent.dpg import make_dpg
 from apex_jax.agent.dqn import make_dqn
 from apex_jax.agent.frame_store import store_bytes
 from apex_jax.types import SegmentSpec, zero_columns
-from tests.rigs import dqn as small_dqn
+from tests.rigs.small_agents import CONTINUOUS_VECTORS, DPG_ALL, VECTORS, config, dpg_config
 from tests.rigs.virtual_devices import on_virtual_devices
-from tests.unit.agent import test_dpg as small_dpg
 
 SEGMENTS, BATCH, CALLS, PER_CALL = 8, 16, 3, 2
 AGENTS: dict[str, tuple[Callable[..., Algorithm], Callable[..., Any], SegmentSpec]] = {
-    "dqn": (make_dqn, small_dqn.config, small_dqn.VECTORS),
-    "dpg": (make_dpg, small_dpg.config, small_dpg.SPEC),
+    "dqn": (make_dqn, config, VECTORS),
+    "dpg": (make_dpg, dpg_config, CONTINUOUS_VECTORS),
 }
 PARTS: dict[str, dict[str, Any]] = {  # with all that computes something over a batch
     "dqn": {"max_gradient_norm": 0.02, "quantiles": 4, "munchausen": True},
-    "dpg": small_dpg.ALL,
+    "dpg": DPG_ALL,
 }
 
 
@@ -60,8 +59,8 @@ def batches(spec: SegmentSpec, devices: int) -> tuple[np.ndarray, np.ndarray]:
 
 def learned(agent: str, devices: int, drawn: tuple[np.ndarray, np.ndarray]) -> tuple[Any, list[Any]]:
     """Returns the state after some calls of the update, and the output of each."""
-    make, config, spec = AGENTS[agent]
-    algorithm = make(config(**PARTS[agent], devices=devices), spec)
+    make, config_of, spec = AGENTS[agent]
+    algorithm = make(config_of(**PARTS[agent], devices=devices), spec)
     state = replicated(algorithm.init(jax.random.key(1)), devices)
     stores = DeviceStores(spec, SEGMENTS, devices)
     frames, columns = segments(spec)
@@ -107,8 +106,8 @@ def test_several_devices_learn_what_one_learns_from_the_same_batches(agent: str,
 
 @on_virtual_devices(4)
 def test_only_sums_of_gradients_and_metrics_cross_devices() -> None:
-    spec = small_dqn.VECTORS._replace(frame_shape=(6, 6), frame_dtype="uint8")
-    algorithm = make_dqn(small_dqn.config(devices=4), spec)
+    spec = VECTORS._replace(frame_shape=(6, 6), frame_dtype="uint8")
+    algorithm = make_dqn(config(devices=4), spec)
     state = replicated(algorithm.init(jax.random.key(1)), 4)
     arguments = state, DeviceStores(spec, SEGMENTS, 4).whole, *(each[0] for each in batches(spec, 4)), 1.0
     program = jax.jit(algorithm.update).lower(*arguments).compile().as_text() or ""
@@ -123,7 +122,7 @@ def test_only_sums_of_gradients_and_metrics_cross_devices() -> None:
 
 @on_virtual_devices(2)
 def test_a_part_that_does_not_fit_its_device_is_refused() -> None:
-    spec = small_dqn.VECTORS
+    spec = VECTORS
     needed = store_bytes(spec, 4)
     DeviceStores(spec, 8, 2, needed)
     with pytest.raises(ValueError, match=r"lower replay\.capacity_transitions"):
@@ -131,8 +130,8 @@ def test_a_part_that_does_not_fit_its_device_is_refused() -> None:
 
 
 def test_one_device_compiles_the_update_alone() -> None:
-    spec = small_dqn.VECTORS
-    algorithm = make_dqn(small_dqn.config(devices=1), spec)
+    spec = VECTORS
+    algorithm = make_dqn(config(devices=1), spec)
     store = DeviceStores(spec, SEGMENTS, 1).whole
     arguments = algorithm.init(jax.random.key(1)), store, *(each[0] for each in batches(spec, 1)), 1.0
     program = jax.jit(algorithm.update).lower(*arguments).as_text()

@@ -111,11 +111,6 @@ def test_store_bytes_equals_the_bytes_of_its_arrays(spec: SegmentSpec) -> None:
     )
 
 
-def test_two_million_atari_transitions_take_about_15_gigabytes() -> None:
-    spec = SegmentSpec((84, 84), "uint8", frame_stack=4, slots=64, n_step=3, action=ActionSpec.discrete(6))
-    assert store_bytes(spec, 2_000_000 // spec.max_transitions) == 34_482 * 64 * (7_056 + 13)
-
-
 def travelled(spec: SegmentSpec, **columns: np.ndarray) -> Any:
     """What the update gathers of slot 1 of a segment that has been encoded, decoded and stored."""
     segment = segment_of(7)

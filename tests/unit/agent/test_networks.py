@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +10,7 @@ import numpy as np
 import pytest
 
 from apex_jax.agent.dqn import make_dqn
-from apex_jax.agent.networks import Critic, Policy, adaptive_max_pool
+from apex_jax.agent.networks import Critic, Policy
 from apex_jax.config import Config, EnvironmentConfig, EvaluatorConfig, NetworkConfig, rules
 from apex_jax.config.load import load
 from apex_jax.config.rules import check
@@ -110,7 +109,7 @@ def halved(x: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("layer_norm", [False, True])
-@pytest.mark.parametrize("size", [28, 45])
+@pytest.mark.parametrize("size", [12, 28, 45])
 def test_impala_torso_equals_its_numpy_twin(size: int, layer_norm: bool) -> None:
     config = NetworkConfig(torso="impala", channels=(2, 3), hidden_units=8, dueling=False, layer_norm=layer_norm)
     dqn, rng = make_dqn(Config(network=config), PIXELS._replace(frame_shape=(size, size))), np.random.default_rng(8)
@@ -145,16 +144,6 @@ def test_impala_torso_of_double_width_has_the_sizes_of_its_paper_and_six_by_six_
     assert params["hidden"]["kernel"].shape == (6 * 6 * 64, 2 * 512)
 
 
-@pytest.mark.parametrize("side", [3, 6, 11])
-def test_adaptive_max_pool_covers_each_pixel(side: int) -> None:
-    for pixel in np.ndindex(side, side):
-        image = np.zeros((1, side, side, 1), np.float32)
-        image[0, *pixel, 0] = 1
-        pooled = np.asarray(adaptive_max_pool(jnp.asarray(image), 6))
-        assert pooled.shape == (1, 6, 6, 1)
-        assert pooled.max() == 1
-
-
 def shapes_of_dpg(config: NetworkConfig, observation: int, action: int) -> list[dict[str, tuple[int, ...]]]:
     """Returns the shapes of the parameters of policy and critic, by name."""
     x, a, key = jnp.zeros((1, observation)), jnp.zeros((1, action)), jax.random.key(0)
@@ -180,24 +169,6 @@ def test_policy_and_critic_have_the_layers_of_the_paper_and_the_action_joins_at_
     policy, critic = shapes_of_dpg(NetworkConfig(), observation=24, action=6)
     assert policy == layers_of(Dense_0=(24, 300), Dense_1=(300, 200), action=(200, 6))
     assert critic == layers_of(Dense_0=(24, 400), Dense_1=(400 + 6, 300), value=(300, 1))
-
-
-def test_networks_with_layer_norm_are_residual_blocks_which_the_action_enters_first() -> None:
-    units = (128, 128)
-    policy, critic = shapes_of_dpg(NetworkConfig(policy_units=units, critic_units=units, layer_norm=True), 24, 6)
-    block = {"Dense_1": (128, 128), "Dense_2": (128, 128)}
-    norms = {f"torso/LayerNorm_{i}/{name}": (128,) for i in range(2) for name in ("scale", "bias")}
-    assert policy == layers_of(Dense_0=(24, 128), **block, action=(128, 6)) | norms
-    assert critic == layers_of(Dense_0=(24 + 6, 128), **block, value=(128, 1)) | norms
-    sizes = [sum(math.prod(shape) for shape in shapes.values()) for shapes in (policy, critic)]
-    assert sizes == [37_510, 37_633]
-
-
-def test_a_block_has_its_own_number_of_hidden_units_and_the_width_of_the_first_layer() -> None:
-    _, critic = shapes_of_dpg(NetworkConfig(critic_units=(10, 20, 30), layer_norm=True), observation=5, action=2)
-    blocks = {"Dense_1": (10, 20), "Dense_2": (20, 10), "Dense_3": (10, 30), "Dense_4": (30, 10)}
-    norms = {f"torso/LayerNorm_{i}/{name}": (10,) for i in range(3) for name in ("scale", "bias")}
-    assert critic == layers_of(Dense_0=(5 + 2, 10), **blocks, value=(10, 1)) | norms
 
 
 def unseen(config: Config) -> tuple[list[int], list[int]]:

@@ -74,6 +74,7 @@ def read(segments: list[Segment], spec: SegmentSpec) -> list[tuple[Any, ...]]:
     """Returns every transition that starts in the segments."""
     found = []
     for frames, columns in segments:
+        assert not any(column[columns["priority"] == 0].any() for column in columns.values())  # no transition: zeros
         for f in np.flatnonzero(columns["priority"]):
             k = int(columns["bootstrap_offset"][f])
             windows = [frames[end - spec.frame_stack + 1 : end + 1].tobytes() for end in (f, f + k)]
@@ -129,14 +130,6 @@ def test_segments_of_random_episodes_equal_those_of_a_naive_twin(seed: int, is_s
     ]
     assert sorted(found) == sorted(expected)
     assert len(expected) > 20
-    resets = sum(1 + sum(step.terminated or step.truncated for step in steps[:-1]) for steps in histories.values())
-    assert len(found) + unfinished(builder, spec) == sum(map(len, histories.values())) - resets, "one of each step"
-
-
-def unfinished(builder: SegmentBuilder, spec: SegmentSpec) -> int:
-    """Returns how many transitions wait in the slots: the newest slot's action has no outcome yet."""
-    of_each = zip(builder._slots.acted, builder._position, strict=True)
-    return sum(int(acted[spec.frame_stack - 1 : max(0, newest - 1)].sum()) for acted, newest in of_each)
 
 
 def test_spread_environments_fill_their_segments_one_after_the_other() -> None:
@@ -155,61 +148,33 @@ def test_spread_environments_fill_their_segments_one_after_the_other() -> None:
     assert sum(full) == 2 * 4 + 8 * 5, "two begin too early for a fifth"
 
 
-def columns_of(
-    rewards_and_ends: list[tuple[float, str]], n: int = 3, reward_clip: float = 0.0, life_loss: bool = True
-) -> Any:
-    """Returns the columns of the one segment that these steps of one episode fill; its observations are one frame."""
-    history = History(1, np.random.default_rng(0))
-    for reward, end in [(0.0, ""), *rewards_and_ends]:
-        history.add(reward, end, q=(10.0, 100.0))
-    spec = make_spec(frame_stack=1, slots=1 + len(rewards_and_ends), n=n)
-    (segment,) = build(SegmentBuilder(spec, 1, GAMMA, reward_clip, life_loss), {0: history.steps})
-    return segment.columns
+def ends(end: str) -> list[tuple[float, str]]:
+    return [(1, ""), (10, ""), (100, end), *[(0.0, "")] * 3]
 
 
-def test_exactly_n_rewards_are_summed_before_the_bootstrap() -> None:
-    columns = columns_of([(1, ""), (10, ""), (100, ""), (1000, "")])
-    np.testing.assert_allclose(columns["n_step_return"][:2], [1 + 9 + 81, 10 + 90 + 810], rtol=1e-6)
-    np.testing.assert_allclose(columns["discount"][:2], GAMMA**3, rtol=1e-6)
-    np.testing.assert_array_equal(columns["bootstrap_offset"][:2], 3)
-    np.testing.assert_allclose(columns["priority"][0], 91 + GAMMA**3 * 100 - 10, rtol=1e-6)
-    for column in columns.values():
-        assert not column[2:].any()  # zeros where no transition starts
+LIFE_LOST = [(1.0, ""), (10.0, "life_lost"), (100.0, ""), (1000.0, ""), (10_000.0, "")]
 
 
-@pytest.mark.parametrize(("end", "life_loss", "discounts"), [
-    ("terminated", True, [0, 0, 0]),
-    ("terminated life_lost", False, [0, 0, 0]),
-    ("truncated", True, [GAMMA**3, GAMMA**2, GAMMA]),  # bootstraps from the true last observation
-    ("truncated life_lost", True, [0, 0, 0]),
-    ("truncated life_lost", False, [GAMMA**3, GAMMA**2, GAMMA]),
-    ("truncated terminated", True, [0, 0, 0]),
+@pytest.mark.parametrize(("steps", "life_loss", "returns", "discounts", "offsets"), [
+    (ends("terminated"), True, [91, 100, 100], [0, 0, 0], [3, 2, 1, 0]),
+    (ends("terminated life_lost"), False, [91, 100, 100], [0, 0, 0], [3, 2, 1, 0]),
+    (ends("truncated"), True, [91, 100, 100], [GAMMA**3, GAMMA**2, GAMMA], [3, 2, 1, 0]),  # bootstraps from its end
+    (ends("truncated life_lost"), True, [91, 100, 100], [0, 0, 0], [3, 2, 1, 0]),
+    (ends("truncated terminated"), True, [91, 100, 100], [0, 0, 0], [3, 2, 1, 0]),
+    (LIFE_LOST, True, [10, 10, 9100], [0, 0, GAMMA**3], [2, 1, 3]),
+    (LIFE_LOST, False, [91, 910, 9100], [GAMMA**3] * 3, [3, 3, 3]),
 ])  # fmt: skip
-def test_last_n_transitions_of_an_episode_end_with_it(end: str, life_loss: bool, discounts: list[float]) -> None:
-    columns = columns_of([(1, ""), (10, ""), (100, end), *[(0.0, "")] * 3], life_loss=life_loss)
-    np.testing.assert_allclose(columns["n_step_return"][:3], [91, 100, 100], rtol=1e-6)
-    np.testing.assert_allclose(columns["discount"][:3], discounts, rtol=1e-6)
-    assert columns["bootstrap_offset"][:4].tolist() == [3, 2, 1, 0]
-    assert columns["priority"][3] == 0  # the step after the end is a reset, and no transition
-
-
-@pytest.mark.parametrize(("life_loss", "returns", "offsets"), [
-    (True, [1 + 9, 10, 100 + 900 + 8100], [2, 1, 3]),
-    (False, [1 + 9 + 81, 10 + 90 + 810, 100 + 900 + 8100], [3, 3, 3]),
-])  # fmt: skip
-def test_lost_life_ends_the_return_but_not_the_episode(
-    life_loss: bool, returns: list[float], offsets: list[int]
+def test_returns_end_with_the_episode_or_a_lost_life_and_bootstrap_unless_it_terminated(
+    steps: list[tuple[float, str]], life_loss: bool, returns: list[float], discounts: list[float], offsets: list[int]
 ) -> None:
-    columns = columns_of([(1, ""), (10, "life_lost"), (100, ""), (1000, ""), (10_000, "")], life_loss=life_loss)
-    np.testing.assert_allclose(columns["n_step_return"][:3], returns, rtol=1e-6)
-    assert columns["bootstrap_offset"][:3].tolist() == offsets
-    assert (columns["discount"][:3] == 0).tolist() == [life_loss, life_loss, False]
-
-
-def test_episode_shorter_than_n_is_stored_whole() -> None:
-    columns = columns_of([(1, "terminated"), (0, ""), (5, "truncated"), *[(0.0, "")] * 5], n=5)
-    np.testing.assert_allclose(columns["n_step_return"][:3], [1, 0, 5])
-    assert columns["bootstrap_offset"][:4].tolist() == [1, 0, 1, 0]
+    history = History(1, np.random.default_rng(0))
+    for reward, end in [(0.0, ""), *steps]:
+        history.add(reward, end, q=(10.0, 100.0))
+    spec = make_spec(frame_stack=1, slots=1 + len(steps))
+    (segment,) = build(SegmentBuilder(spec, 1, GAMMA, 0.0, life_loss), {0: history.steps})
+    np.testing.assert_allclose(segment.columns["n_step_return"][:3], returns, rtol=1e-6)
+    np.testing.assert_allclose(segment.columns["discount"][:3], discounts, rtol=1e-6)
+    assert segment.columns["bootstrap_offset"][: len(offsets)].tolist() == offsets
 
 
 def test_priorities_of_rescaled_values_are_differences_of_h_of_returns_and_of_h_of_values() -> None:

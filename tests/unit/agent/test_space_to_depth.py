@@ -13,7 +13,7 @@ import pytest
 from apex_jax.agent import networks
 from apex_jax.agent.dqn import make_dqn
 from apex_jax.agent.frame_store import create_store, gather, insert_segments
-from apex_jax.agent.space_to_depth import BlockConvolution, block_size, frame_block_size, from_blocks, to_blocks
+from apex_jax.agent.space_to_depth import BlockConvolution, block_size, frame_block_size
 from apex_jax.config import Config, LearnerConfig, NetworkConfig
 from apex_jax.types import ActionSpec, SegmentSpec, zero_columns
 
@@ -52,15 +52,6 @@ def test_outputs_and_gradients_are_those_of_the_plain_convolution(
         assert a.dtype == b.dtype
         a, b = (np.asarray(x, np.float64) for x in (a, b))
         assert np.linalg.norm(a - b) <= tolerance * np.linalg.norm(b)
-
-
-@pytest.mark.parametrize("shape", [(2, 3, 8, 12), (2, 3, 8, 12, 3)])
-def test_frames_come_back_from_their_blocks(shape: tuple[int, ...]) -> None:
-    frames = np.random.default_rng(1).integers(0, 256, shape, dtype=np.uint8)
-    blocks = to_blocks(frames, 4)
-    assert blocks.shape == (2, 3, 2, 3, 4, 4, *shape[4:])
-    np.testing.assert_array_equal(blocks[1, 2, 1, 2], frames[1, 2, 4:8, 8:12])
-    np.testing.assert_array_equal(from_blocks(blocks), frames)
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ def test_differences_of_rounding_are_accepted() -> None:
 
 
 @pytest.mark.parametrize(("outputs", "message"), [
-    ({"action": ACTION + 1.1e-5, "value": VALUE}, r"^f differs from the policy: action by 1.1e-05, where 1e-05 is"),
+    ({"action": ACTION + 1.1e-5, "value": VALUE}, "^f .*action by 1.1e-05"),
     ({"action": ACTION, "value": VALUE + np.array([0, 0.004])}, "value by 1.3e-05"),
     ({"action": ACTION, "value": VALUE * np.nan}, "value by nan"),
     ({"action": ACTION}, r"f has no output value of shape \(2,\)"),

