@@ -132,7 +132,7 @@ class Fuzzer:
             among = [value for value in INTEGERS if mark.low <= value <= mark.high]
             return choice([mark.low, mark.high, *among, self.random.randint(mark.low, min(mark.high, mark.low + 100))])
         if isinstance(mark, Real):
-            return choice([mark.low, mark.high, (mark.low + mark.high) / 2])
+            return float(choice([mark.low, mark.high, (mark.low + mark.high) / 2]))
         if isinstance(mark, Flag):
             return choice((True, False))
         if isinstance(mark, Text):

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from apex_jax import load_policy
+from apex_jax.agent.algorithm import Action
 from apex_jax.agent.registry import make_algorithm
 from apex_jax.config import Config
 from apex_jax.environments.environment import VectorEnvironment
@@ -44,42 +45,24 @@ def observations_of(config: Config, policy: Policy, steps: int = 20) -> list[np.
 
 
 @pytest.mark.parametrize("task", RUNS)
-def test_actions_are_bit_equal_to_those_that_the_evaluator_sends_to_envpool(
-    task: str, runs: dict[str, Config], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_actions_are_bit_equal_to_those_that_the_evaluator_chooses(task: str, runs: dict[str, Config]) -> None:
     config = runs[task]
     policy = load_policy(config.directory)
     spec = policy.interface.spec
     algorithm = make_algorithm(config, spec)
-    evaluator = Evaluator(config, spec, algorithm)
-    sent: list[np.ndarray] = []
-    batches: list[np.ndarray] = []
-    send = evaluator.environment._pool.send
+    chosen: list[tuple[np.ndarray, np.ndarray]] = []
 
-    def record(actions: np.ndarray, env_id: np.ndarray) -> None:
-        if len(env_id) == config.evaluator.episodes:  # later, the policy's batch is a smaller one
-            sent.append(np.array(actions))
-            batches.append(evaluator._observation[env_id].copy())
-        send(actions, env_id)
+    def act(params: Any, observation: Any, *others: Any) -> Action:
+        output = algorithm.act(params, observation, *others)
+        chosen.append((observation, np.asarray(output.action)))
+        return output
 
-    monkeypatch.setattr(evaluator.environment, "_pool", Recorder(evaluator.environment._pool, record))
-    returns = evaluator.evaluate(policy._params, lambda: False)
-    assert returns is not None
-    assert len(sent) >= 8
-    for actions, stacks in zip(sent, batches, strict=True):
+    newest = algorithm.acting_params(algorithm.init(jax.random.key(policy.updates)))
+    Evaluator(config, spec, algorithm._replace(act=act)).evaluate(newest, lambda: False)
+    assert len(chosen) >= 8
+    for stacks, actions in chosen:
         given = stacks if spec.frame_stack > 1 else stacks[:, 0]
-        np.testing.assert_array_equal(policy(given), actions)
-
-
-class Recorder:
-    """A pool whose `send` is recorded."""
-
-    def __init__(self, pool: Any, send: Any):
-        self._pool = pool
-        self.send = send
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._pool, name)
+        np.testing.assert_array_equal(policy(given), policy.interface.scaled(actions))
 
 
 @pytest.mark.parametrize("task", ["CartPole-v1", "WalkerWalk-v1"])
@@ -143,9 +126,9 @@ def test_the_newest_undamaged_checkpoint_is_loaded_or_the_one_asked_for(tmp_path
     assert first.updates == 10
     observation = np.linspace(-1, 1, 4)
     assert first.act(observation)[1] != load_policy(tmp_path).act(observation)[1]
-    with pytest.raises(RunError, match=r"checkpoints/30 cannot be read; there are: 10, 20, 30"):
+    with pytest.raises(RunError, match=r"checkpoints/30 .*10, 20, 30"):
         load_policy(tmp_path, updates=30)
-    with pytest.raises(RunError, match=r"no checkpoint of 11 updates; it has: 10, 20, 30"):
+    with pytest.raises(RunError, match=r"11 updates.*10, 20, 30"):
         load_policy(tmp_path, updates=11)
 
 
@@ -158,14 +141,16 @@ def test_a_checkpoint_is_loaded_by_its_path_and_the_best_evaluation_by_its_folde
     for path in (tmp_path / "checkpoints" / "10", tmp_path / "best"):
         policy = load_policy(path)
         assert policy.updates == 10
-        assert all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(policy._params)), "not copied at each call"
         np.testing.assert_array_equal(policy.act(observation)[0], first.act(observation)[0])
         assert policy.act(observation)[1] == first.act(observation)[1]
-    with pytest.raises(RunError, match="holds the params after 10 updates, not 20"):
+    with pytest.raises(RunError, match=r"10 updates, not 20"):
         load_policy(tmp_path / "best", updates=20)
     next((tmp_path / "best").glob("params-*")).write_bytes(b"")
-    with pytest.raises(RunError, match=r"best is damaged: params-\d+ is not as it was saved; play the newest"):
+    with pytest.raises(RunError, match=r"best is damaged: params-\d+"):
         load_policy(tmp_path / "best")
+
+
+WALKER = {"orientations": np.zeros(14), "height": np.zeros(()), "velocity": np.zeros(9)}
 
 
 @pytest.mark.parametrize(("task", "observation", "message"), [
@@ -173,16 +158,8 @@ def test_a_checkpoint_is_loaded_by_its_path_and_the_best_evaluation_by_its_folde
     ("CartPole-v1", np.zeros((1, 2, 4)), r"shape \(1, 2, 4\); expected"),
     ("Pong-v5", np.zeros((3, 44, 44)), r"of float64; expected uint8 \(3, 44, 44\), .* or one frame \(44, 44\)"),
     ("WalkerWalk-v1", {"height": 1.0}, r"without orientations, velocity; expected orientations \(14,\), height \(\)"),
-    (
-        "WalkerWalk-v1",
-        {"orientations": np.zeros((2, 14)), "height": np.zeros(2), "velocity": np.zeros((3, 9))},
-        r"orientations \(2, 14\), height \(2,\), velocity \(3, 9\); expected",
-    ),
-    (
-        "WalkerWalk-v1",
-        {"orientations": np.zeros(14), "height": np.zeros(()), "velocity": np.zeros(())},
-        r"velocity \(\); expected",
-    ),
+    ("WalkerWalk-v1", WALKER | {"velocity": np.zeros((3, 9))}, r"velocity \(3, 9\); expected"),
+    ("WalkerWalk-v1", WALKER | {"velocity": np.zeros(())}, r"velocity \(\); expected"),
 ])  # fmt: skip
 def test_an_observation_of_another_environment_is_refused_with_the_shape_to_give(
     task: str, observation: Any, message: str, runs: dict[str, Config]
@@ -192,7 +169,7 @@ def test_an_observation_of_another_environment_is_refused_with_the_shape_to_give
 
 
 def test_a_folder_that_is_no_run_is_one_clear_error(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match=r"interface.json does not exist: give the directory of a run") as error:
+    with pytest.raises(RunError, match=r"interface.json does not exist") as error:
         load_policy(tmp_path)
     assert "\n" not in str(error.value)
     save_run("CartPole-v1", tmp_path / "empty", updates=())
@@ -201,14 +178,14 @@ def test_a_folder_that_is_no_run_is_one_clear_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("metadata", "message"), [
-    ({}, r"model.safetensors is no policy that `export` wrote: 'config'; give the folder of one, or a run directory"),
-    ({"config": "{", "interface": "{}", "updates": "1"}, "is no policy that `export` wrote: "),
-    ({"config": '"/secret/of/the/user"'}, "is no policy .*/secret/of/the/user: is no configuration; it must be"),
-    ({"config": '{"lerner": {}}'}, "is no policy that `export` wrote: unknown key lerner"),
-    ({"config": json.dumps({"k" * 10**6: 1})}, "is no policy that `export` wrote: unknown key kkk"),
-    ({"config": '{"algorithm": {"name": "mine"}}'}, "is no policy .*: algorithm.name=mine: .*must be one of auto, dqn"),
-    ({"config": "{}", "updates": "many"}, "is no policy that `export` wrote: .*many"),
-    ({"config": "{}"}, r"is missing, where this network has float32"),
+    ({}, "'config'"),
+    ({"config": "{", "interface": "{}", "updates": "1"}, "is no policy"),
+    ({"config": '"/secret/of/the/user"'}, "/secret/of/the/user"),
+    ({"config": '{"lerner": {}}'}, "unknown key lerner"),
+    ({"config": json.dumps({"k" * 10**6: 1})}, "unknown key kkk"),
+    ({"config": '{"algorithm": {"name": "mine"}}'}, "algorithm.name=mine"),
+    ({"config": "{}", "updates": "many"}, "many"),
+    ({"config": "{}"}, "where this network has float32"),
 ])  # fmt: skip
 def test_a_file_of_another_program_is_one_clear_error(metadata: dict[str, str], message: str, tmp_path: Path) -> None:
     interface = EnvironmentSpec(SegmentSpec((44, 44), "uint8", 4, 40, 3, ActionSpec.discrete(6)), None, None, None)
@@ -216,6 +193,7 @@ def test_a_file_of_another_program_is_one_clear_error(metadata: dict[str, str], 
     save_params(tmp_path / "model.safetensors", {"weight": np.zeros(3, np.float32)}, others | metadata)
     with pytest.raises(RunError, match=message) as error:
         load_policy(tmp_path)
+    assert "model.safetensors" in str(error.value)
     assert "\n" not in str(error.value)
 
 

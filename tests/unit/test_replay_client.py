@@ -93,7 +93,7 @@ def test_flush_returns_once_all_is_stored_and_the_end_of_a_with_block_flushes(se
 def test_items_inserted_while_the_server_is_away_are_stored_once_it_is_back(served: Served) -> None:
     client = served.client()
     client.insert(items_of(range(20)))
-    with pytest.raises(TimeoutError, match=r"20 items are not acknowledged after 0.1 s: the link .* is connecting"):
+    with pytest.raises(TimeoutError, match=r"20 items .* 0.1 s: .* is connecting"):
         client.flush(timeout_seconds=0.1)
     client.insert(items_of(range(20, 30)))
     served.start()
@@ -132,27 +132,19 @@ def test_rate_limiter_makes_the_reader_wait_for_inserts(served: Served) -> None:
     client.draw(timeout_seconds=60)
 
 
-def test_draw_of_too_few_items_times_out_with_the_reason(served: Served) -> None:
+def test_draw_of_too_few_items_times_out_with_the_reason_and_a_program_may_poll(served: Served) -> None:
     served.start("replay.min_size_to_sample=50")
     client = served.client("replay.min_size_to_sample=50")
     client.insert(items_of(range(49)))
     client.flush()
-    with pytest.raises(TimeoutError, match=r"after 0.5 s: fewer than replay.min_size_to_sample=50 items are stored"):
+    with pytest.raises(TimeoutError, match=r"after 0.5 s: .*replay.min_size_to_sample=50 items"):
         client.draw(timeout_seconds=0.5)
     client.insert(items_of(range(49, 50)))
     client.flush()
-    assert len(client.draw().weights) == BATCH
-
-
-def test_batch_of_a_draw_that_timed_out_is_the_next_draws_so_that_a_program_may_poll(served: Served) -> None:
-    served.start("replay.min_size_to_sample=10")
-    client = served.client("replay.min_size_to_sample=10")
-    client.insert(items_of(range(14)))
-    client.flush()
     until = time.monotonic() + 60
     while time.monotonic() < until:
-        with contextlib.suppress(TimeoutError):
-            assert set(client.draw(0.0).items["number"]) <= set(range(14))
+        with contextlib.suppress(TimeoutError):  # what arrives after a draw timed out is the next draw's
+            assert len(client.draw(0.0).weights) == BATCH
             return
     raise AssertionError("no poll has returned the batch")
 
@@ -161,21 +153,15 @@ def test_batch_of_a_draw_that_timed_out_is_the_next_draws_so_that_a_program_may_
 def test_other_columns_than_the_servers_are_one_error(served: Served, act: str) -> None:
     served.start()
     client = served.client("replay.columns=number:int32")
-    with pytest.raises(RunError, match=r"refused by .*: replay.columns: the replay server number:int64,.*number:int32"):
+    with pytest.raises(RunError, match=r"refused by .*replay.columns: .*number:int64,.*number:int32"):
         use(client, act, {"number": np.zeros(1, np.int32)})
 
 
 @pytest.mark.parametrize("act", ["insert", "draw"])
 def test_address_without_a_server_is_one_error_after_the_limit(served: Served, act: str) -> None:
     client = served.client("away_limit_seconds=0.3")
-    with pytest.raises(RunError, match=r"the replay server at tcp://127.0.0.1:\d+ has been away for .* s: start it"):
+    with pytest.raises(RunError, match=r"the replay server at tcp://127.0.0.1:\d+ has been away"):
         use(client, act, items_of(range(1)))
-
-
-def test_unknown_host_is_one_error(served: Served) -> None:
-    client = served.client("addresses.experience=tcp://no-such-host.invalid:5550", "security.insecure=true")
-    with pytest.raises(RunError, match=r"addresses.experience=.*no-such-host.invalid"):
-        client.insert(items_of(range(1)))
 
 
 @pytest.mark.parametrize(("act", "role"), [("insert", "actor"), ("draw", "learner")])
@@ -209,13 +195,10 @@ def test_second_reader_is_refused_and_a_later_one_is_not(served: Served, monkeyp
 
 
 @pytest.mark.parametrize(("change", "priorities", "message"), [
-    ({"number": None}, None, r"items have the columns \['mask', 'tokens', 'value'\], must have \['mask', 'number'"),
+    ({"number": None}, None, r"\['mask', 'tokens', 'value'\], must have \['mask', 'number'"),
     ({"tokens": np.zeros((2, 3), np.int64)}, None, r"tokens is int64\[2, 3\], must be int32\[2, 3\]"),
     ({"value": np.zeros(3, np.float32)}, None, r"value is float32\[3\], must be float32\[2\]"),
-    ({}, [1.0], r"priorities are float64\[1\], must be numbers \[2\]"),
-    ({}, [1.0, 0.0], "must be finite and above 0"),
-    ({}, [1.0, np.nan], "must be finite and above 0"),
-    ({}, ["a", "b"], "must be numbers"),
+    *(({}, wrong, "priorities") for wrong in ([1.0], [1.0, 0.0], [1.0, np.nan], ["a", "b"])),
 ])  # fmt: skip
 def test_items_that_do_not_fit_are_refused_before_anything_is_inserted(
     served: Served, change: dict[str, Any], priorities: Any, message: str
@@ -240,14 +223,13 @@ def test_priorities_that_do_not_fit_the_batch_are_refused(served: Served) -> Non
             client.update_priorities(handles, wrong)
 
 
-@pytest.mark.parametrize(("settings", "message"), [
-    ("replay.columns=''", "replay.columns is empty"),
-    ("replay.columns=x:text", "x is text, must be one of"),
-    ("replay.colums=x:int8", "did you mean replay.columns"),
-])  # fmt: skip
-def test_wrong_settings_are_one_line_of_an_error(served: Served, settings: str, message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        served.client(settings)
+def test_wrong_settings_are_one_line_of_an_error(served: Served) -> None:
+    for wrong in ("replay.columns=''", "replay.columns=x:text", "replay.colums=x:int8"):
+        with pytest.raises(UsageError, match=r"replay\.columns"):
+            served.client(wrong)
+    away = served.client("addresses.experience=tcp://no-such-host.invalid:5550", "security.insecure=true")
+    with pytest.raises(RunError, match=r"addresses\.experience=.*no-such-host\.invalid"):
+        away.insert(items_of(range(1)))
 
 
 FORKS = """
@@ -281,15 +263,8 @@ os._exit(0)
 
 
 def test_client_that_was_connected_before_a_fork_is_one_error_in_the_child(served: Served) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", FORKS, str(served.file), *served.settings],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    command = [sys.executable, "-c", FORKS, str(served.file), *served.settings]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
     *errors, closed = done.stdout.splitlines()
     assert closed == "closed"
     assert len(errors) == 3
