@@ -101,7 +101,7 @@ class Fuzzer:
         sizes: dict[str, int] = {}
         message = kind(*(self._value(name, mark, sizes) for name, mark in _marks_of(kind)))
         if isinstance(message, SegmentMessage):
-            body = self.random.choice(BODIES) if self.random.random() < 0.7 else self._damaged(BODIES[0])
+            body = self.random.choice(BODIES) if self.random.random() < 0.7 else self.damaged(BODIES[0])
             message = message._replace(body=body, crc=zlib.crc32(body))
         elif isinstance(message, StreamedSegments):
             count = len(message.slots)
@@ -162,7 +162,8 @@ class Fuzzer:
         nasty = self._rng.choice(values, shape)
         return np.where(self._rng.random(shape) < self.random.choice((0.0, 0.1, 1.0)), nasty, usual)
 
-    def _damaged(self, data: bytes) -> bytes:
+    def damaged(self, data: bytes) -> bytes:
+        """Returns data with some bytes changed."""
         damaged = bytearray(data)
         for _ in range(self.random.choice((1, 1, 2, 8))):
             damaged[self.random.randrange(len(damaged))] = self.random.randrange(256)
@@ -215,7 +216,7 @@ def _with_header(frames: Frames, header: list[Any]) -> Frames:
 
 def _flip_bytes(fuzzer: Fuzzer, frames: Frames) -> Frames:
     place = fuzzer.place(frames)
-    frames[place] = fuzzer._damaged(frames[place]) if frames[place] else b"\0"
+    frames[place] = fuzzer.damaged(frames[place]) if frames[place] else b"\0"
     return frames
 
 
