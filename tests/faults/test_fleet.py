@@ -178,18 +178,6 @@ def test_fault_14_an_actor_waits_for_a_learner_that_is_frozen_for_30_s_and_nothi
     recovers(fleet)
 
 
-@settings("actor.overflow=drop")
-def test_fault_14_dropping_actor_goes_on_without_a_learner_and_nothing_grows(fleet: Fleet) -> None:
-    started(fleet)
-    early, late = freeze(fleet, "learner")
-    assert late.ledger["stored"] == early.ledger["stored"]
-    assert late.ledger["dropped_overflow"] > early.ledger["dropped_overflow"]
-    assert late.steps > early.steps
-    assert late.wait_share < 0.1
-    assert adds_up(late.ledger)
-    recovers(fleet)
-
-
 @settings("replay.samples_per_insert=0")  # nothing but the server itself holds the actor back
 def test_fault_15_an_actor_waits_for_a_replay_that_is_frozen_for_30_s_and_nothing_grows(fleet: Fleet) -> None:
     started(fleet)

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import zmq
 
-from apex_jax.config import Config
+from apex_jax.config import AddressConfig
 from apex_jax.environments.environment import segment_spec
 from apex_jax.links.weights_client import Weights, WeightsClient
 from apex_jax.process import SAME_REQUEST_SECONDS
@@ -23,8 +23,9 @@ from apex_jax.run.checkpoint import Checkpointer
 from apex_jax.transport.sockets import LocalLinks
 from apex_jax.workers.learner import open_learner
 from apex_jax.workers.role import RoleContext
-from tests.rigs.learner_runs import ENDLESS, Fleet, bits, config_of, error_lines, fresh_state, restored, save_checkpoint
-from tests.rigs.processes import ROOT, Programs, catch, checkpoints, free_tcp_addresses, values, wait_until
+from tests.rigs.fleet import Fleet
+from tests.rigs.learner_runs import bits, config_of, error_lines, fresh_state, restored, save_checkpoint
+from tests.rigs.processes import ROOT, Program, Programs, catch, checkpoints, free_tcp_addresses, values, wait_until
 
 pytestmark = pytest.mark.timeout(480)
 
@@ -36,7 +37,7 @@ def test_fault_06_resumed_learner_equals_its_checkpoint_bit_for_bit(tmp_path: Pa
     state, progress = save_checkpoint(tmp_path, updates=4000)
     links = LocalLinks()
     context = zmq.Context()
-    addresses = Config().addresses.__class__((links.experience,), (links.sampling,), links.weights)
+    addresses = AddressConfig((links.experience,), (links.sampling,), links.weights)
     config = config_of(tmp_path).replace(addresses=addresses)
     with open_learner(RoleContext(config, context, "learner"), segment_spec(config)) as learner:
         assert bits(learner.state) == bits(state)
@@ -51,70 +52,63 @@ def test_fault_06_resumed_learner_equals_its_checkpoint_bit_for_bit(tmp_path: Pa
     links.close()
 
 
+@pytest.fixture
+def fleet(programs: Programs, tmp_path: Path) -> Fleet:
+    """Replay server and actor, whose learner saves often."""
+    fleet = Fleet(programs, tmp_path / "run", "learner.checkpoint_interval_seconds=1")
+    fleet.start("replay", "actor-0")
+    return fleet
+
+
 @pytest.mark.slow
-def test_fault_06_a_killed_learner_resumes_and_neither_updates_nor_weights_go_back(
-    programs: Programs, tmp_path: Path
-) -> None:
-    fleet = Fleet(programs, tmp_path / "run")
-    context, config = zmq.Context(), config_of(tmp_path)
-    client = WeightsClient(
-        context, fleet.weights_address, fresh_state(config).online_params, config.weights_compatibility_key
-    )
+def test_fault_06_a_killed_learner_resumes_and_neither_updates_nor_weights_go_back(fleet: Fleet) -> None:
+    context, config = zmq.Context(), config_of(fleet.directory)
+    params, key = fresh_state(config).online_params, config.weights_compatibility_key
+    client = WeightsClient(context, fleet.addresses["weights"][0], params, key)
+
+    def newest_weights() -> Weights | None:
+        client.fetch_after(client.newest)
+        return client.newest
+
     try:
-        first = fleet.start("learner")
-        first.wait_until(
-            lambda: (
-                (client.fetch_after(client.newest) or client.newest)
-                and checkpoints(fleet.directory)
-                and checkpoints(fleet.directory)[-1] > 0
-            )
-        )
-        first.send(signal.SIGKILL)
-        assert first.exit_code() == -signal.SIGKILL
-        before = client.newest
+        fleet.start("learner").wait_until(lambda: newest_weights() and any(checkpoints(fleet.directory)))
+        fleet.end("learner")
+        before, lines = newest_weights(), fleet.lines("learner")
+        fleet.running["replay"].send(signal.SIGSTOP)  # nothing can be learned before the weights have been compared
+        held, found = checkpoints(fleet.directory)[-1], restored(fleet.directory)
         assert before is not None
-        fleet.replay.send(signal.SIGSTOP)  # nothing can be learned before the weights have been compared
-        [*_, held] = checkpoints(fleet.directory)
-        found = restored(fleet.directory)
         assert found is not None
-        lines = len(fleet.updates())
         second = fleet.start("learner")
-        second.wait_until(lambda: weights_of(client).learner_peer_id != before.learner_peer_id)
-        after = weights_of(client)
+        second.wait_until(lambda: (now := newest_weights()) and now.learner_peer_id != before.learner_peer_id)
+        after = newest_weights()
+        assert after is not None
         assert after.version > before.version
-        assert after.updates == held, "the weights of the checkpoint's moment, and of no other"
+        assert after.updates == held, "the weights are those of the checkpoint"
         assert bits(after.params) == bits(found[0].online_params)
-        fleet.replay.send(signal.SIGCONT)
-        second.wait_until(lambda: len(fleet.updates()) > lines and fleet.updates()[-1] > held)
-        assert min(fleet.updates()[lines:]) >= held
-        assert fleet.updates()[lines:] == sorted(fleet.updates()[lines:])
-        assert f"resuming from the checkpoint at {held} updates" in second.stderr
+        fleet.running["replay"].send(signal.SIGCONT)
+        second.wait_until(lambda: fleet.lines("learner") > lines and fleet.updates() > held)
+        updates = values(fleet.directory, "learner", "learner/updates")[lines:]
+        assert min(updates) >= held
+        assert updates == sorted(updates)
     finally:
         client.close()
         context.term()
 
 
-def weights_of(client: WeightsClient) -> Weights:
-    client.fetch_after(client.newest)
-    assert client.newest is not None
-    return client.newest
-
-
 @pytest.mark.slow
 def test_fault_07_sigterm_saves_what_was_learned_and_exits_143(programs: Programs, tmp_path: Path) -> None:
     fleet = Fleet(programs, tmp_path / "run", "learner.checkpoint_interval_seconds=1000000")
-    learner = fleet.start("learner", "learner.checkpoint_interval_seconds=1000000")
-    learner.wait_until(lambda: fleet.updates() and fleet.updates()[-1] > 0)
+    learner = fleet.start("replay", "actor-0", "learner")
+    learner.wait_until(lambda: fleet.updates() > 0)
     assert checkpoints(fleet.directory) == []
-    known = fleet.updates()[-1]
+    known = fleet.updates()
     learner.send(signal.SIGTERM)
     assert learner.exit_code(30) == 143
     [saved] = checkpoints(fleet.directory)
-    assert saved >= known
     found = restored(fleet.directory)
     assert found is not None
-    assert found[1].updates == int(found[0].updates) == saved
-    assert "Traceback" not in learner.stderr
+    assert found[1].updates == int(found[0].updates) == saved >= known
+    assert fleet.with_traceback() == []
 
 
 HANGS = """
@@ -132,18 +126,17 @@ RunCounters.limit_reached = learn
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_fault_08_a_second_signal_during_the_save_ends_it_and_the_last_checkpoint_is_kept(
-    programs: Programs, tmp_path: Path, number: signal.Signals
+    programs: Programs, tmp_path: Path
 ) -> None:
     state, progress = save_checkpoint(tmp_path)
     learner = programs.start("--role", "learner", *catch(tmp_path, *free_tcp_addresses()), lines=HANGS)
     learner.wait_until(lambda: "learning" in learner.stdout)
-    learner.send(number)
+    learner.send(signal.SIGTERM)
     learner.wait_until(lambda: "saving" in learner.stdout)
     time.sleep(SAME_REQUEST_SECONDS)  # sooner, it would be the first once more
-    learner.send(number)
-    assert learner.exit_code(30) == 128 + number
+    learner.send(signal.SIGTERM)
+    assert learner.exit_code(30) == 143
     found = restored(tmp_path)
     assert found is not None
     assert bits(found[0]) == bits(state)
@@ -220,38 +213,31 @@ def test_fault_09_kill_during_a_save_leaves_the_previous_checkpoint_and_no_half_
 
 
 @pytest.mark.slow
-def test_fault_37_a_second_learner_on_the_same_directory_is_refused_at_once(programs: Programs, tmp_path: Path) -> None:
-    first = programs.start("--role", "learner", *catch(tmp_path / "run", *free_tcp_addresses()))
-    first.wait_until(lambda: "joining the replay server" in first.stderr)
-    second = programs.start("--role", "learner", "--name", "second", *catch(tmp_path / "run", *free_tcp_addresses()))
-    assert second.exit_code() == 1
-    [error] = error_lines(second)
-    assert f"another learner saves in {tmp_path / 'run' / 'checkpoints'}: stop it" in error
-    assert first.process.poll() is None
-    first.send(signal.SIGKILL)
-    first.exit_code()
-    third = programs.start("--role", "learner", *catch(tmp_path / "run", *free_tcp_addresses()))
-    third.wait_until(lambda: "joining the replay server" in third.stderr)
+def test_fault_37_a_second_learner_is_refused_and_one_that_was_frozen_and_replaced_ends(
+    programs: Programs, fleet: Fleet, tmp_path: Path
+) -> None:
+    first = fleet.start("learner")
+    first.wait_until(lambda: fleet.updates() > 0)
 
+    def start_second(directory: Path) -> Program:
+        addresses = [f"addresses.{link}={fleet.addresses[link][0]}" for link in ("experience", "sampling")]
+        arguments = catch(directory, *addresses, free_tcp_addresses()[2], "total_updates=100000000")
+        return programs.start("--role", "learner", "--name", "second", *arguments)
 
-@pytest.mark.slow
-def test_fault_37_learner_frozen_for_long_gives_up_once_it_was_replaced(programs: Programs, tmp_path: Path) -> None:
-    def learned() -> list[float]:
-        return values(tmp_path / "other", "second", "learner/updates")
+    def learned() -> float:
+        return max(values(tmp_path / "other", "second", "learner/updates"), default=0.0)
 
-    fleet = Fleet(programs, tmp_path / "run")
-    frozen = fleet.start("learner")
-    frozen.wait_until(lambda: fleet.updates() and fleet.updates()[-1] > 0)
-    frozen.send(signal.SIGSTOP)
-    addresses = [*fleet.addresses[:2], free_tcp_addresses()[2]]
-    second = programs.start("--role", "learner", "--name", "second", *catch(tmp_path / "other", *addresses, ENDLESS))
-    second.wait_until(lambda: any(learned()))
-    frozen.send(signal.SIGCONT)
-    assert frozen.exit_code(90) == 1
-    [error] = error_lines(frozen)
-    assert (
-        "another learner draws from this replay server, or one did that was killed in the last 10 s; stop it" in error
-    )
-    assert "Traceback" not in frozen.stderr
-    known = learned()[-1]
-    second.wait_until(lambda: learned()[-1] > known)
+    refused = start_second(fleet.directory)
+    assert refused.exit_code() == 1
+    [error] = error_lines(refused)
+    assert f"another learner saves in {fleet.directory / 'checkpoints'}" in error
+    first.send(signal.SIGSTOP)
+    second = start_second(tmp_path / "other")
+    second.wait_until(learned)
+    first.send(signal.SIGCONT)
+    assert first.exit_code(90) == 1
+    [error] = error_lines(first)
+    assert "another learner draws from this replay server" in error
+    assert "Traceback" not in first.stderr
+    known = learned()
+    second.wait_until(lambda: learned() > known)

@@ -16,7 +16,6 @@ from apex_jax.workers.learner import CALLS_IN_FLIGHT
 from tests.rigs.fleet import (
     ENDLESS,
     FORGOTTEN_SECONDS,
-    GIVEN_UP_BY_LEARNER_SECONDS,
     START_SECONDS,
     Fleet,
     acts,
@@ -89,8 +88,9 @@ def test_fault_31_an_actor_whose_packets_are_lost_is_evicted_and_rejoins_when_th
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seconds", [8, 30])
-def test_fault_32_a_partition_between_learner_and_replay_ends_in_updates(fleet: Fleet, seconds: int) -> None:
+def test_fault_32_a_partition_between_distant_learner_and_replay_ends_in_updates(fleet: Fleet) -> None:
+    learner = load(ROOT / "configs" / "catch.yaml").learner
+    one_draw_at_a_time = learner.updates_of_a_call(on_cpu=True) / (2 * LATENCY_SECONDS)
     proxy = fleet.proxy("learner", "sampling")
     # A distant learner is as fast as what it asks for ahead lets it be, whatever else this machine does meanwhile: a
     # partition that costs a quarter of that shows, and a busy minute does not.
@@ -98,22 +98,20 @@ def test_fault_32_a_partition_between_learner_and_replay_ends_in_updates(fleet: 
     fleet.start("replay", "learner", "actor-0")
     begins(fleet, actors=1)
     before, connections = _rate(fleet), proxy.traffic.connections
+    assert before > CALLS_IN_FLIGHT * one_draw_at_a_time, "prefetched batches hide latency"
     proxy.stop()
-    lasts(seconds)
+    lasts(30)
     held_at, waits = fleet.updates(), fleet.newest("learner", "learner/wait_seconds_share", 0.0)
     proxy.heal()
     wait_until(lambda: fleet.updates() > held_at + 500, LONG_SECONDS)
     assert any(_rate(fleet) >= 0.9 * before for _ in range(3)), f"{before} updates a second are never reached again"
     assert waits > 0.9, "the metrics of a parted learner say that it waits, ..."
     losses = fleet.newest("learner", "learner/replay_disconnects", -1.0)
-    assert losses in ({1} if seconds > GIVEN_UP_BY_LEARNER_SECONDS else {0, 1}), (
-        "... and that it has lost the replay once"
-    )
+    assert losses == 1, "... and that it has lost the replay once"
     assert losses_said(fleet) == fleet.running["learner"].stderr.count("is back after") == losses
-    assert fleet.running["replay"].stderr.count("the learner has been silent") == 1 or seconds < FORGOTTEN_SECONDS
+    assert fleet.running["replay"].stderr.count("the learner has been silent") == 1
     # A connection that was begun meanwhile, and has shown nothing for ten seconds, is closed and counted; no other is.
-    begun = proxy.traffic.connections - connections if seconds >= 10 else 0
-    assert fleet.dropped().get("failed_handshake", 0.0) <= begun
+    assert fleet.dropped().get("failed_handshake", 0.0) <= proxy.traffic.connections - connections
     assert fleet.dropped().keys() <= {"stale_priority", "failed_handshake"}
     assert fleet.dropped("learner") == {}
     assert fleet.newest("replay", "replay/samples_per_insert", 0.0) <= 9, "8 and what the error buffer allows"
@@ -131,33 +129,34 @@ def _rate(fleet: Fleet) -> float:
 # Number 33: bad connections --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "fault",
-    [
-        "reset_peer",
-        "latency_of_200_ms",
-        "slow_close",
-        "bandwidth_of_1_MB",
-    ],
-)
 @pytest.mark.slow
-def test_fault_33_bad_network_stops_no_process(fleet: Fleet, fault: str) -> None:
+def test_fault_33_bad_network_stops_no_process(fleet: Fleet) -> None:
+    """Connections have a latency, then little bandwidth; they are reset, and those of an actor that ends close late."""
     links = (("actor-0", "experience"), ("actor-0", "weights"), ("learner", "sampling"))
     proxies = [fleet.proxy(name, link) for name, link in links]
     fleet.start("replay", "learner", "actor-0")
     begins(fleet, actors=1)
-    for proxy in proxies:
-        proxy.conditions.latency_seconds = LATENCY_SECONDS if fault == "latency_of_200_ms" else 0.0
-        proxy.conditions.bytes_per_second = 1e6 if fault == "bandwidth_of_1_MB" else float("inf")
-        proxy.conditions.slow_close_seconds = 5.0 if fault == "slow_close" else 0.0
-    for _ in range(2):
-        if fault == "reset_peer":
-            _reset(proxies)
-        elif fault == "slow_close":
-            assert fleet.end("actor-0", by=signal.SIGTERM) == 128 + signal.SIGTERM
-            fleet.start("actor-0")
+
+    def set_conditions(latency_seconds: float = 0.0, bytes_per_second: float = float("inf")) -> None:
+        for proxy in proxies:
+            proxy.conditions.latency_seconds, proxy.conditions.bytes_per_second = latency_seconds, bytes_per_second
+
+    def goes_on_with_its_actor() -> None:
         goes_on(fleet)
         acts(fleet, "actor-0")
+
+    set_conditions(latency_seconds=LATENCY_SECONDS)
+    goes_on_with_its_actor()
+    set_conditions(bytes_per_second=1e6)
+    goes_on_with_its_actor()
+    set_conditions()
+    _reset(proxies)
+    goes_on_with_its_actor()
+    for proxy in proxies:
+        proxy.conditions.slow_close_seconds = 5.0
+    assert fleet.end("actor-0", by=signal.SIGTERM) == 128 + signal.SIGTERM
+    fleet.start("actor-0")
+    goes_on_with_its_actor()
     wait_until(lambda: fleet.actors() == 1)
     assert fleet.dropped().keys() <= {"stale_priority", "duplicate_segment"}
     assert fleet.with_traceback() == []
@@ -169,18 +168,6 @@ def _reset(proxies: list[Proxy]) -> None:
     for proxy in proxies:
         proxy.reset()
     wait_until(lambda: all(proxy.traffic.connections > n for proxy, n in zip(proxies, before, strict=True)))
-
-
-@pytest.mark.slow
-def test_fault_33_prefetched_batches_hide_latency(fleet: Fleet) -> None:
-    learner = load(ROOT / "configs" / "catch.yaml").learner
-    one_draw_at_a_time = learner.updates_of_a_call(on_cpu=True) / (2 * LATENCY_SECONDS)
-    proxy = fleet.proxy("learner", "sampling")
-    fleet.start("replay", "learner", "actor-0")
-    begins(fleet, actors=1)
-    proxy.conditions.latency_seconds = LATENCY_SECONDS
-    assert _rate(fleet) > CALLS_IN_FLIGHT * one_draw_at_a_time, "and those of the calls in flight are not all"
-    assert fleet.with_traceback() == []
 
 
 # Number 32 again, with the kernel's own means --------------------------------------------------------------------

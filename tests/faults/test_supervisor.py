@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +17,7 @@ import pytest
 from apex_jax.config import Config, EnvironmentConfig
 from apex_jax.environments.environment import VectorEnvironment, segment_spec
 from apex_jax.process import SUPERVISED
-from tests.rigs.processes import ROOT, Program, Programs, catch, free_tcp_addresses, values, wait_until
+from tests.rigs.processes import ROOT, Program, Programs, catch, free_tcp_addresses, leave, values, wait_until
 
 ROLES = ("replay", "learner", "actor-0", "evaluator")
 ENDLESS = "total_updates=100000000"
@@ -44,39 +46,25 @@ def goes_on(program: Program, directory: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGABRT])
-def test_fault_35_an_actor_that_crashes_is_started_again_alone(
-    programs: Programs, tmp_path: Path, number: signal.Signals
-) -> None:
+def test_fault_35_an_actor_that_crashes_is_started_again_alone(programs: Programs, tmp_path: Path) -> None:
     directory = tmp_path / "run"
     program = started(programs, directory)
     before = programs.living()
-    os.kill(before["actor-0"], number)
+    os.kill(before["actor-0"], signal.SIGSEGV)
     program.wait_until(lambda: programs.living().get("actor-0", before["actor-0"]) != before["actor-0"])
     program.wait_until(lambda: (directory / "logs" / "actor-0.log").read_text().count("acting in ") == 2)
     goes_on(program, directory)
     after = programs.living()
-    assert {name: pid for name, pid in after.items() if name != "actor-0"} == {
-        name: pid for name, pid in before.items() if name != "actor-0"
-    }
-    assert program.stderr.count(f"actor-0 ended with exit code -{int(number)}: starting it again in 1 s") == 1
+    assert after.pop("actor-0") != before.pop("actor-0")
+    assert after == before
+    assert program.stderr.count("actor-0 ended with exit code -11") == 1
 
 
 CRASHING = """
-import ctypes, pathlib, sys, time
-
-def note(what):
-    with open(pathlib.Path(__file__).with_name("lives"), "a") as file:
-        file.write(f"{what} {time.monotonic()}\\n")
-
-def crash(environment):
-    note("crashed")
-    ctypes.string_at(0)
-
+import ctypes, sys
 if "actor" in sys.argv:
-    note("began")
     from apex_jax.environments.environment import VectorEnvironment
-    VectorEnvironment.receive = crash
+    VectorEnvironment.receive = lambda environment: ctypes.string_at(0)
 import main
 sys.exit(main.main())
 """
@@ -87,21 +75,19 @@ sys.exit(main.main())
 def test_fault_35_actor_that_always_crashes_is_given_up_after_doubling_pauses(
     programs: Programs, tmp_path: Path
 ) -> None:
-    crashing = tmp_path / "crashing.py"
+    crashing, pauses = tmp_path / "crashing.py", [1, 2, 4, 8, 16]
     crashing.write_text(CRASHING)
     command = f"role_process.COMMAND = [sys.executable, {str(crashing)!r}]"
     lines = f"import sys\nfrom apex_jax.workers import role_process\n{command}"
+    began = time.monotonic()
     program = programs.start(*catch(tmp_path / "run", ENDLESS), lines=lines, environment={"PYTHONPATH": str(ROOT)})
     assert program.exit_code(400) == 1
+    assert time.monotonic() - began > sum(pauses)
     assert programs.living() == {}
-    said = re.findall(r"WARNING local: (\S+) ended with exit code (\S+): starting it again in (\d+) s", program.stderr)
-    assert said == [("actor-0", str(-signal.SIGSEGV.value), str(delay)) for delay in (1, 2, 4, 8, 16)]
-    assert "error: actor-0 failed 6 times in a row (exit code -11); the end of " in program.stderr
+    said = re.findall(r"actor-0 ended with exit code -11: starting it again in (\d+) s", program.stderr)
+    assert list(map(int, said)) == pauses
+    assert "error: actor-0 failed 6 times in a row" in program.stderr
     assert "Traceback" not in program.stderr
-    words, times = zip(*(line.split() for line in (tmp_path / "lives").read_text().splitlines()), strict=True)
-    assert words == ("began", "crashed") * 6
-    began, crashed = map(float, times[2::2]), map(float, times[1::2])
-    assert all(start - end >= delay for end, start, delay in zip(crashed, began, (1, 2, 4, 8, 16), strict=False))
 
 
 @pytest.mark.parametrize(("action", "env_id"), [
@@ -140,20 +126,23 @@ role_watch.STUCK_SECONDS = 20.0
 
 
 @pytest.mark.slow  # 20 s of silence each
-@pytest.mark.parametrize("name", ["replay", "actor-0", "learner", "evaluator"])
-def test_fault_35_role_without_progress_is_killed_and_restarted(programs: Programs, tmp_path: Path, name: str) -> None:
+def test_fault_35_role_without_progress_is_killed_and_restarted(programs: Programs, tmp_path: Path) -> None:
     directory = tmp_path / "run"
     program = started(programs, directory, "learner.checkpoint_interval_seconds=1", lines=IMPATIENT)
-    stopped = programs.living()[name]
-    said = {"replay": "joins", "learner": "joining", "actor-0": "acting", "evaluator": "mean return"}[name]
-    program.wait_until(lambda: said in (directory / "logs" / f"{name}.log").read_text())  # it has long answered
-    os.kill(stopped, signal.SIGSTOP)
-    program.wait_until(lambda: programs.living().get(name, stopped) != stopped)
-    goes_on(program, directory)
-    killed = re.findall(
-        rf"{name} has not answered for \d+ s and was killed: starting it again in 1 s, see", program.stderr
-    )
-    assert len(killed) == 1
+
+    def stop_until_replaced(name: str, said: str) -> None:
+        log = directory / "logs" / f"{name}.log"
+        program.wait_until(lambda: said in log.read_text())  # it has long answered
+        stopped = programs.living()[name]
+        os.kill(stopped, signal.SIGSTOP)
+        program.wait_until(lambda: programs.living().get(name, stopped) != stopped)
+        goes_on(program, directory)
+        assert len(re.findall(rf"{name} has not answered for \d+ s and was killed", program.stderr)) == 1
+
+    stop_until_replaced("replay", "joins")
+    stop_until_replaced("actor-0", "acting")
+    stop_until_replaced("evaluator", "mean return")
+    stop_until_replaced("learner", "joining")
     assert "ended with exit code" not in program.stderr
 
 
@@ -170,15 +159,6 @@ def test_fault_35_no_role_outlives_a_killed_supervisor(programs: Programs, tmp_p
     wait_until(lambda: not programs.living(), LEAVING_SECONDS)
 
 
-@pytest.mark.slow
-def test_fault_35_starting_role_does_not_outlive_a_killed_supervisor(programs: Programs, tmp_path: Path) -> None:
-    program = programs.start(*catch(tmp_path / "run", ENDLESS))
-    program.wait_until(lambda: len(programs.living()) == 5)
-    program.send(signal.SIGKILL)
-    assert program.exit_code() == -signal.SIGKILL
-    wait_until(lambda: not programs.living(), LEAVING_SECONDS)
-
-
 def test_fault_35_a_role_that_hangs_ends_itself_once_its_supervisor_has_died() -> None:
     lines = (
         "import threading\nfrom apex_jax import process\nprocess.ORPHAN_SECONDS = 0.1\n"
@@ -192,45 +172,60 @@ def test_fault_35_a_role_that_hangs_ends_itself_once_its_supervisor_has_died() -
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("role", ["replay", "learner", "actor", "evaluator"])
-def test_fault_36_a_signal_ends_a_role_that_waits_for_its_peers(
-    programs: Programs, tmp_path: Path, role: str, number: signal.Signals
-) -> None:
-    program = programs.start("--role", role, *catch(tmp_path / "run", *free_tcp_addresses()))
+def test_fault_36_a_signal_ends_a_role_that_waits_for_its_peers(programs: Programs, tmp_path: Path) -> None:
     said = {"replay": "replay of", "learner": "joining the", "actor": "waiting for the", "evaluator": "waiting for"}
-    program.wait_until(lambda: said[role] in program.stderr)
-    program.send(number)
-    assert program.exit_code(LEAVING_SECONDS) == 128 + number
-    assert "Traceback" not in program.stderr
+    roles = {role: programs.start("--role", role, *catch(tmp_path / role, *free_tcp_addresses())) for role in said}
+    wait_until(lambda: all(said[role] in program.stderr for role, program in roles.items()))
+    leave(roles.values())
 
 
 # Bad input --------------------------------------------------------------------------------------------------------
 
+SAID_SECONDS = 5.0
+LOADED_SECONDS = 120.0  # on such a machine, with nothing compiled
+# Loading takes a busy machine as long as it takes; the time limit is of what a process does then.
+PRINTS_ITS_SECONDS = """
+import atexit, time
+import apex_jax.{module}
+began = time.monotonic()
+atexit.register(lambda: print(time.monotonic() - began))
+"""
+MISSPELT = ("environment.task=Pongg-v5",)
+TOO_FEW = ("replay.servers=2", "actor.processes=1")
 
-@pytest.mark.parametrize(("arguments", "code", "words"), [
-    (
-        ("--role", "replay", "security.insecure=true", "addresses.experience=tcp://192.0.2.1:5550"),
-        1,
-        "addresses.experience=tcp://192.0.2.1:5550",
-    ),
-    pytest.param(("environment.task=Pongg-v5",), 2, "did you mean Pong-v5", marks=pytest.mark.long),
-    (("replay.capacity_transitions=-5",), 2, "replay.capacity_transitions=-5"),
-    (("addresses.status=127.0.0.1:80",), 2, "addresses.status=127.0.0.1:80"),
-    (("storage.url=bucket:/x",), 2, "storage.url=bucket:/x"),
-    (("away_limit_seconds=1", "--role", "actor"), 1, "has been away for"),
-    *(
-        pytest.param(("away_limit_seconds=1", "--role", role), 1, "has been away for", marks=pytest.mark.long)
-        for role in ("learner", "evaluator")
-    ),
-    pytest.param(("--role", "learner", "storage.url=s4://bucket/x"), 1, "s4://bucket/x", marks=pytest.mark.long),
-], ids=lambda value: str(value[-1]) if isinstance(value, tuple) else "")  # fmt: skip
-def test_fault_36_impossible_start_is_a_one_line_error(
-    programs: Programs, tmp_path: Path, arguments: tuple[str, ...], code: int, words: str
+
+@pytest.mark.parametrize(("arguments", "module", "code", "words"), [
+    (("--rolle", "actor"), "command_line", 2, "did you mean --role"),
+    (("actor.environments=-1",), "command_line", 2, "actor.environments=-1"),
+    (("--role", "actor", "addresses.experience=tcp://no.such.host.invalid:5550"), "process", 1, "no.such.host.invalid"),
+    (("--role", "replay", "addresses.sampling={taken}"), "workers.replay_server", 1, "choose a free address"),
+    pytest.param(MISSPELT, "environments.environment", 2, "did you mean Pong-v5", marks=pytest.mark.long),
+    pytest.param(TOO_FEW, "workers.local", 2, "actor.processes=1", marks=pytest.mark.long),
+], ids=["a_flag", "a_number", "a_host", "a_port", "a_task", "too_few_actors"])  # fmt: skip
+def test_fault_36_impossible_start_fails_within_5_s(
+    programs: Programs, tmp_path: Path, arguments: tuple[str, ...], module: str, code: int, words: str
 ) -> None:
-    program = programs.start(*catch(tmp_path / "run", *free_tcp_addresses()), *arguments)
-    assert program.exit_code() == code
+    settings = catch(tmp_path / "run", *(() if arguments == TOO_FEW else free_tcp_addresses()))
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
+        given = [word.format(taken=address) for word in arguments]
+        program = programs.start(*settings, *given, lines=PRINTS_ITS_SECONDS.format(module=module))
+        assert program.exit_code(LOADED_SECONDS) == code
+    [line] = program.stderr.splitlines()
+    assert line.startswith("error: ")
+    assert words in line
+    assert float(program.stdout) < SAID_SECONDS
+
+
+@pytest.mark.parametrize(("role", "setting", "words"), [
+    ("actor", "away_limit_seconds=1", "has been away for"),
+    pytest.param("learner", "storage.url=s4://bucket/x", "s4://bucket/x", marks=pytest.mark.long),
+])  # fmt: skip
+def test_fault_36_role_that_can_do_nothing_ends_with_one_line(
+    programs: Programs, tmp_path: Path, role: str, setting: str, words: str
+) -> None:
+    program = programs.start("--role", role, *catch(tmp_path / "run", *free_tcp_addresses()), setting)
+    assert program.exit_code() == 1
     [line] = [line for line in program.stderr.splitlines() if not re.match(r"\d\d:\d\d:\d\d (INFO|WARNING) ", line)]
     assert line.startswith("error: ")
     assert words in line
-    assert programs.living() == {}

@@ -95,7 +95,7 @@ class Fuzzer:
         sizes: dict[str, int] = {}
         message = kind(*(self._value(name, mark, sizes) for name, mark in _marks_of(kind)))
         if isinstance(message, SegmentRecord):
-            body = self.random.choice(BODIES) if self.random.random() < 0.7 else self._damaged(BODIES[0])
+            body = self.random.choice(BODIES) if self.random.random() < 0.7 else self.damaged(BODIES[0])
             message = message._replace(body=body, crc=zlib.crc32(body))
         elif isinstance(message, StreamedSegments):
             count = len(message.slots)
@@ -156,7 +156,8 @@ class Fuzzer:
         nasty = self._rng.choice(values, shape)
         return np.where(self._rng.random(shape) < self.random.choice((0.0, 0.1, 1.0)), nasty, usual)
 
-    def _damaged(self, data: bytes) -> bytes:
+    def damaged(self, data: bytes) -> bytes:
+        """Returns data with some bytes changed."""
         damaged = bytearray(data)
         for _ in range(self.random.choice((1, 1, 2, 8))):
             damaged[self.random.randrange(len(damaged))] = self.random.randrange(256)
@@ -209,7 +210,7 @@ def _with_header(frames: Frames, header: list[Any]) -> Frames:
 
 def _flip_bytes(fuzzer: Fuzzer, frames: Frames) -> Frames:
     place = fuzzer.place(frames)
-    frames[place] = fuzzer._damaged(frames[place]) if frames[place] else b"\0"
+    frames[place] = fuzzer.damaged(frames[place]) if frames[place] else b"\0"
     return frames
 
 

@@ -7,7 +7,6 @@ import threading
 from pathlib import Path
 
 from apex_jax.config import server_name
-from apex_jax.links.sampling_client import SILENT_SECONDS
 from apex_jax.run.metric_files import read_metrics
 from apex_jax.types import PEER_TIMEOUT_SECONDS
 from tests.rigs.ports import free_port
@@ -26,9 +25,6 @@ ENDLESS = "total_updates=100000000"
 START_SECONDS = 150.0  # until something is learned, on such a machine and with nothing compiled
 BUSY_SECONDS = 5.0  # that everything may take longer than it should, on such a machine
 FORGOTTEN_SECONDS = PEER_TIMEOUT_SECONDS + BUSY_SECONDS  # until a peer that is silent is no longer counted
-# Until a client gives up a server that is silent, which it asks once a second; a learner is more patient.
-GIVEN_UP_SECONDS = PEER_TIMEOUT_SECONDS + 1 + BUSY_SECONDS
-GIVEN_UP_BY_LEARNER_SECONDS = SILENT_SECONDS + 1 + BUSY_SECONDS
 CONNECTS_TO = {
     "replay": (),
     "learner": ("sampling",),
@@ -52,7 +48,7 @@ class Fleet:
         self.proxies: dict[tuple[str, str, int], Proxy] = {}  # by name of the client, link, and index of the server
         self._programs = programs
         self._arguments = arguments
-        self._addresses = {
+        self.addresses = {
             link: [f"tcp://127.0.0.1:{free_port()}" for _ in range(number)]
             for link, number in (("experience", servers), ("sampling", servers), ("weights", 1))
         }
@@ -68,27 +64,28 @@ class Fleet:
             for proxy in self.proxies.values():
                 proxy.close()
 
-    def start(self, *names: str) -> None:
-        """Starts and restarts processes."""
+    def start(self, *names: str) -> Program:
+        """Starts and restarts processes; returns the last of them."""
         for name in names:
-            addresses = [f"addresses.{link}={self._of_link(name, link)}" for link in self._addresses]
+            addresses = [f"addresses.{link}={self._of_link(name, link)}" for link in self.addresses]
             settings = [f"replay.servers={len(self.servers)}"]
             if name in self.servers:
                 settings.append(f"replay.index={self.servers.index(name)}")
             arguments = catch(self.directory, ENDLESS, *addresses, *settings, *self._arguments)
             self.running[name] = self._programs.start("--role", role_of(name), "--name", name, *arguments)
+        return self.running[names[-1]]
 
     def proxy(self, name: str, link: str, server: int = 0) -> Proxy:
         """Returns the proxy through which a process uses a link to a server; ask for it before the start."""
         assert link in CONNECTS_TO[role_of(name)], f"{name} does not connect to {link}"
         if (name, link, server) not in self.proxies:
-            self.proxies[name, link, server] = Proxy(self._addresses[link][server])
+            self.proxies[name, link, server] = Proxy(self.addresses[link][server])
         return self.proxies[name, link, server]
 
     def all_proxies(self, name: str) -> list[Proxy]:
         """Returns the proxies through which a process uses its links; ask for them before the start."""
         links = CONNECTS_TO[role_of(name)]
-        return [self.proxy(name, link, server) for link in links for server in range(len(self._addresses[link]))]
+        return [self.proxy(name, link, server) for link in links for server in range(len(self.addresses[link]))]
 
     def end(self, name: str, by: signal.Signals = signal.SIGKILL) -> int:
         """Ends a process, waits until it has gone, and returns its exit code."""
@@ -123,8 +120,8 @@ class Fleet:
 
     def _of_link(self, name: str, link: str) -> str:
         """Returns the address of the only server of a link, or the list of the addresses of all."""
-        proxies = [self.proxies.get((name, link, server)) for server in range(len(self._addresses[link]))]
-        addresses = [proxy.address if proxy else own for proxy, own in zip(proxies, self._addresses[link], strict=True)]
+        proxies = [self.proxies.get((name, link, server)) for server in range(len(self.addresses[link]))]
+        addresses = [proxy.address if proxy else own for proxy, own in zip(proxies, self.addresses[link], strict=True)]
         return addresses[0] if len(addresses) == 1 else f"[{','.join(addresses)}]"
 
 

@@ -1,4 +1,4 @@
-"""Helpers for faults of the learner: a fleet of three processes, and checkpoints."""
+"""Checkpoints of a learner of Catch, and its error lines."""
 
 from __future__ import annotations
 
@@ -15,33 +15,7 @@ from apex_jax.config.load import load
 from apex_jax.environments.environment import segment_spec
 from apex_jax.run.checkpoint import Checkpointer, Progress
 from apex_jax.transport.params_codec import architecture_of
-from tests.rigs.processes import ROOT, Program, Programs, catch, free_tcp_addresses, values
-
-ENDLESS = "total_updates=100000000"
-OFTEN = "learner.checkpoint_interval_seconds=1"
-
-
-class Fleet:
-    """Replay server, actor and learner over tcp, each a process of its own."""
-
-    def __init__(self, programs: Programs, directory: Path, *arguments: str) -> None:
-        self.addresses = free_tcp_addresses()
-        self.directory = directory
-        self._programs = programs
-        self._arguments = arguments
-        self.replay = self.start("replay")
-        self.start("actor")
-
-    def start(self, role: str, *arguments: str, **more: Any) -> Program:
-        settings = catch(self.directory, *self.addresses, ENDLESS, OFTEN, *self._arguments, *arguments)
-        return self._programs.start("--role", role, *settings, **more)
-
-    @property
-    def weights_address(self) -> str:
-        return self.addresses[2].partition("=")[2]
-
-    def updates(self) -> list[float]:
-        return values(self.directory, "learner", "learner/updates")
+from tests.rigs.processes import ROOT, Program
 
 
 def config_of(directory: Path, *settings: str) -> Config:
