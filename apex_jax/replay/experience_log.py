@@ -259,7 +259,8 @@ class ExperienceLog:
     def read(self) -> Iterator[Record]:
         """Yields the records before the first damaged one, oldest first, and sets aside what follows.
 
-        Raises JournalError for a file of another configuration, or if the disk does not allow to set files aside.
+        Raises JournalError for a file of another configuration, one that cannot be read, or one that cannot be set
+        aside.
         """
         names = self._directory.iterdir() if self._directory is not None else ()
         paths = sorted(path for path in names if _NAME.fullmatch(path.name))
@@ -268,7 +269,9 @@ class ExperienceLog:
             self._files.append(file)
             try:
                 yield from self._read_file(file)
-            except (CorruptFile, OSError) as error:
+            except OSError as error:  # it may be whole, and all later ones, too
+                raise JournalError(f"{path} cannot be read ({error.strerror}): mend that, or move it away") from None
+            except CorruptFile as error:
                 next_event = _first_event(later[0]) if later else 0
                 if not isinstance(error, TornRecord) or next_event > self.last_event + 1:
                     self._set_aside(file, later, error)
