@@ -28,7 +28,7 @@ from apex_jax.host.machine import usable_memory_bytes
 from apex_jax.run import params_file
 from apex_jax.run.best import is_best, read_best
 from apex_jax.run.checkpoint import Checkpointer, CheckpointError, Progress
-from apex_jax.run.environment_spec import of_record, read_interface
+from apex_jax.run.environment_spec import of_record, read_environment_spec
 from apex_jax.transport.params_codec import architecture_of, decode_weights
 from apex_jax.types import EnvironmentSpec, ImageSpec, Part
 
@@ -48,14 +48,14 @@ def load_policy(run: str | os.PathLike[str], updates: int | None = None, explora
     if exported.is_file():
         return _exported_policy(exported, updates, exploration)
     agent = load_agent(run, updates)
-    return Policy(agent.algorithm, agent.params, agent.interface, agent.progress.updates, exploration)
+    return Policy(agent.algorithm, agent.params, agent.environment_spec, agent.progress.updates, exploration)
 
 
 class Agent(NamedTuple):
     """What a run has trained, and how far."""
 
     config: Config  # as `agent.registry.resolved` returns it
-    interface: EnvironmentSpec
+    environment_spec: EnvironmentSpec
     algorithm: Algorithm
     params: Params
     progress: Progress
@@ -64,29 +64,32 @@ class Agent(NamedTuple):
 def load_agent(run: str | os.PathLike[str], updates: int | None = None) -> Agent:
     """Returns the agent of a run. Arguments, but for exported policies, and errors: see `load_policy`."""
     directory, step = run_of_checkpoint(run)
-    interface = read_interface(directory)
-    config = resolved(load_run(directory, RESULT_KEYS), interface.spec)
-    algorithm = make_algorithm(config, interface.spec)
+    environment_spec = read_environment_spec(directory)
+    config = resolved(load_run(directory, RESULT_KEYS), environment_spec.spec)
+    algorithm = make_algorithm(config, environment_spec.spec)
     restored = restore_params(config, directory, algorithm, step if updates is None else updates)
     if restored is None:
         raise RunError(f"{directory} holds no checkpoint yet; try again after its first minute of training")
-    return Agent(config, interface, algorithm, *restored)
+    return Agent(config, environment_spec, algorithm, *restored)
 
 
 def _exported_policy(path: Path, updates: int | None, exploration: float) -> Policy:
     """Returns the policy of a file that `python main.py export` has written. Raises RunError or UsageError."""
     metadata = params_file.read_metadata(path)
     try:
-        config, interface = config_of(json.loads(metadata["config"])), of_record(json.loads(metadata["interface"]))
+        config, environment_spec = (
+            config_of(json.loads(metadata["config"])),
+            of_record(json.loads(metadata["interface"])),
+        )
         made = int(metadata["updates"])
-        algorithm = make_algorithm(config, interface.spec)
+        algorithm = make_algorithm(config, environment_spec.spec)
         like = algorithm.acting_params(_shapes_of(algorithm))
     except Exception as error:  # of any type: the file may describe any network
         what = f"{path} is no policy that `export` wrote: {first_line(error)}"
         raise RunError(f"{what}; give the folder of one, or a run directory") from None
     if updates not in (None, made):
         raise RunError(f"{path} has the parameters of {made} updates, not of {updates}; leave `updates` out")
-    return Policy(algorithm, jax.device_put(params_file.load_params(path, like)), interface, made, exploration)
+    return Policy(algorithm, jax.device_put(params_file.load_params(path, like)), environment_spec, made, exploration)
 
 
 def restore_params(
@@ -135,10 +138,15 @@ class Policy:
     """
 
     def __init__(
-        self, algorithm: Algorithm, params: Params, interface: EnvironmentSpec, updates: int = 0, exploration: float = 0
+        self,
+        algorithm: Algorithm,
+        params: Params,
+        environment_spec: EnvironmentSpec,
+        updates: int = 0,
+        exploration: float = 0,
     ):
-        """`interface`: of the environment; `updates`: made to the params; `exploration`: see `load_policy`."""
-        self.interface = interface
+        """`environment_spec`: of the environment; `updates`: made to the params; `exploration`: see `load_policy`."""
+        self.environment_spec = environment_spec
         self.updates = updates
         self._act = algorithm.act
         self._params = params
@@ -148,7 +156,7 @@ class Policy:
         self._stack: np.ndarray | None = None
 
     def __repr__(self) -> str:
-        return f"Policy(observation={self.interface.spec.frame_shape}, updates={self.updates:,})"
+        return f"Policy(observation={self.environment_spec.spec.frame_shape}, updates={self.updates:,})"
 
     def reset(self) -> None:
         """Discards the frames seen so far: the next one starts an episode."""
@@ -172,20 +180,20 @@ class Policy:
         exploration = np.full(len(stacks), self._exploration, np.float32)
         output = self._act(self._params, stacks, exploration, self._key, self._calls)
         self._calls += 1
-        actions, values = self.interface.scaled(np.asarray(output.action)), np.asarray(output.value)
+        actions, values = self.environment_spec.scaled(np.asarray(output.action)), np.asarray(output.value)
         if is_batch:
             return actions, values
         return (int(actions[0]) if actions.ndim == 1 else actions[0]), float(values[0])
 
     def _stacks(self, observation: Observation) -> tuple[np.ndarray, bool]:
         """Returns observations [N, F, *O], and whether they were given as a batch."""
-        spec = self.interface.spec
+        spec = self.environment_spec.spec
         stack = (spec.frame_stack, *spec.frame_shape)
         item = stack if spec.frame_stack > 1 else spec.frame_shape  # shape of one observation
-        if self.interface.image is not None:
-            frames = self._frames(self.interface.image, np.asarray(observation))
+        if self.environment_spec.image is not None:
+            frames = self._frames(self.environment_spec.image, np.asarray(observation))
         else:
-            frames = self._vectors(observation) if self.interface.parts else np.asarray(observation)
+            frames = self._vectors(observation) if self.environment_spec.parts else np.asarray(observation)
         if spec.frame_dtype == "uint8" and frames.dtype != np.uint8:
             raise ValueError(self._expected(f"an observation of {frames.dtype}"))
         if frames.dtype.kind not in "biuf":
@@ -211,16 +219,16 @@ class Policy:
     def _stacked(self, frame: np.ndarray) -> np.ndarray:
         """Returns the stack that ends with this frame; that of the first frame of an episode repeats it."""
         if self._stack is None:
-            self._stack = np.repeat(frame[None], self.interface.spec.frame_stack, axis=0)
+            self._stack = np.repeat(frame[None], self.environment_spec.spec.frame_stack, axis=0)
         else:
             self._stack = np.concatenate([self._stack[1:], frame[None]])
         return self._stack
 
     def _vectors(self, observation: Observation) -> np.ndarray:
         """Returns the parts of one observation as one vector [D], or those of a batch as [N, D]."""
-        parts = self.interface.parts
+        parts = self.environment_spec.parts
         assert parts is not None
-        if _is_flat(observation, parts, self.interface.spec.frame_shape[0]):
+        if _is_flat(observation, parts, self.environment_spec.spec.frame_shape[0]):
             return np.asarray(observation)
         found = [_value_at(observation, part.path) for part in parts]
         if missing := [part.name for part, value in zip(parts, found, strict=True) if value is None]:
@@ -247,10 +255,10 @@ class Policy:
         return (places[..., None] == np.arange(counts.sum())).any(axis=-2).astype(np.float32)
 
     def _expected(self, found: str) -> str:
-        spec, parts = self.interface.spec, self.interface.parts
+        spec, parts = self.environment_spec.spec, self.environment_spec.parts
         if parts:
             return f"{found}; expected {', '.join(map(_described, parts))}, or a batch of them (N, ...)"
-        image = self.interface.image
+        image = self.environment_spec.image
         dtype, one = (spec.frame_dtype, spec.frame_shape) if image is None else (image.dtype, image.shape)
         item = one if spec.frame_stack == 1 else (spec.frame_stack, *one)
         frame = f", or one frame {one}" if spec.frame_stack > 1 else ""

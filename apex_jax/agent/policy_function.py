@@ -16,28 +16,28 @@ from apex_jax.types import EnvironmentSpec
 Outputs: TypeAlias = dict[str, jax.Array]  # "action" and values by name, each with the batch as its first axis
 
 
-def observation_shape(interface: EnvironmentSpec) -> tuple[int, ...]:
+def observation_shape(environment_spec: EnvironmentSpec) -> tuple[int, ...]:
     """Returns the shape of one observation: [F, *O], or *O if the agent sees single frames."""
-    spec = interface.spec
+    spec = environment_spec.spec
     return (spec.frame_stack, *spec.frame_shape) if spec.frame_stack > 1 else spec.frame_shape
 
 
 def policy_function(
-    greedy: Callable[[Params, jax.Array], Outputs], params: Params, interface: EnvironmentSpec
+    greedy: Callable[[Params, jax.Array], Outputs], params: Params, environment_spec: EnvironmentSpec
 ) -> Callable[[jax.Array], Outputs]:
     """Returns a jitted function: observations [N, *observation_shape] -> the outputs of `Algorithm.greedy`.
 
     Actions are int32[N], the environment's own numbers, or float32[N, A] within its bounds.
     """
-    spec = interface.spec
+    spec = environment_spec.spec
 
     def act(observation: jax.Array) -> Outputs:
         outputs = greedy(params, jnp.reshape(observation, (-1, spec.frame_stack, *spec.frame_shape)))
-        if interface.low is not None and interface.high is not None:
-            low, high = jnp.array(interface.low), jnp.array(interface.high)
+        if environment_spec.low is not None and environment_spec.high is not None:
+            low, high = jnp.array(environment_spec.low), jnp.array(environment_spec.high)
             outputs = outputs | {"action": low + (outputs["action"] + 1) / 2 * (high - low)}
-        elif interface.first_action:
-            outputs = outputs | {"action": outputs["action"] + interface.first_action}
+        elif environment_spec.first_action:
+            outputs = outputs | {"action": outputs["action"] + environment_spec.first_action}
         return outputs
 
     return jax.jit(act)
@@ -61,7 +61,7 @@ def for_any_batch(
     raise RunError(f"the network cannot be traced for a batch of any size: {problem}; nothing is written")
 
 
-def any_batch(interface: EnvironmentSpec) -> jax.ShapeDtypeStruct:
+def any_batch(environment_spec: EnvironmentSpec) -> jax.ShapeDtypeStruct:
     """Returns the observations of a batch whose size is not known."""
     [batch] = export.symbolic_shape("batch")
-    return jax.ShapeDtypeStruct((batch, *observation_shape(interface)), interface.spec.frame_dtype)
+    return jax.ShapeDtypeStruct((batch, *observation_shape(environment_spec)), environment_spec.spec.frame_dtype)

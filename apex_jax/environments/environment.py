@@ -62,7 +62,7 @@ def log_reading(config: Config) -> None:
         _log.info("%s", line)
 
 
-def interface_of(config: Config, spec: SegmentSpec) -> EnvironmentSpec:
+def environment_spec_of(config: Config, spec: SegmentSpec) -> EnvironmentSpec:
     """Returns what observations and actions of the run's task look like; `spec`: see `segment_spec`."""
     task = describe(config)
     if spec.action.dtype == "int32":
@@ -99,7 +99,7 @@ class VectorEnvironment:
             self._pool: Any = GymnasiumPool(environment, described, seeds, max_episode_frames, group, rendered)
         else:
             self._pool = make_pool(environment, seeds, max_episode_frames, threads, per_step, rendered)
-        self._interface = interface_of(config, spec)
+        self._interface = environment_spec_of(config, spec)
         # Environments of Gymnasium return vectors already.
         parts = () if environment.is_gymnasium else self._interface.parts or ()
         self._names = [part.name for part in parts if part.path] or None
@@ -174,7 +174,7 @@ class VectorEnvironment:
         self._pool.close()
 
 
-def has_stage(config: Config) -> bool:
+def has_reference_simulator(config: Config) -> bool:
     """Returns whether the task is one of DM control or Gym MuJoCo, whose episodes `ReferenceSimulator` can show."""
     environment = config.environment
     return not environment.is_gymnasium and family_of(environment.task) in ("mujoco.dmc", "mujoco.gym")

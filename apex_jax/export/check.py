@@ -49,8 +49,8 @@ def random_observations(spec: SegmentSpec) -> np.ndarray:
 def expected_outputs(agent: Agent, stacks: np.ndarray) -> dict[str, np.ndarray]:
     """Returns the actions and values of the policy itself for observations [N, F, *O]."""
     assert agent.algorithm.greedy is not None
-    observations = stacks.reshape(len(stacks), *observation_shape(agent.interface))
-    of_frames = agent.interface._replace(image=None)  # as the exported programs, which take frames
+    observations = stacks.reshape(len(stacks), *observation_shape(agent.environment_spec))
+    of_frames = agent.environment_spec._replace(image=None)  # as the exported programs, which take frames
     action, _ = Policy(agent.algorithm, agent.params, of_frames).act(observations)
     outputs = agent.algorithm.greedy(agent.params, jnp.asarray(stacks))
     return {name: np.asarray(output) for name, output in outputs.items()} | {"action": action}

@@ -59,24 +59,24 @@ def write_files(
     _copy_film(directory, folder / FILM)
     _write_params(folder, agent, config)
 
-    like = any_batch(agent.interface)
-    function = for_any_batch(policy_function(agent.algorithm.greedy, agent.params, agent.interface), like)
+    like = any_batch(agent.environment_spec)
+    function = for_any_batch(policy_function(agent.algorithm.greedy, agent.params, agent.environment_spec), like)
     programs.write_stablehlo(folder / programs.STABLEHLO, function, like)
     if problem := programs.write_onnx(folder / programs.ONNX, function, like):
         notes.append(f"{programs.ONNX} is left out: {problem}")
 
     if names_code(agent.config.environment) and task is None:
-        stacks = check.random_observations(agent.interface.spec)
+        stacks = check.random_observations(agent.environment_spec.spec)
         what = f"{agent.config.environment.task}, which the run names, was not imported"
         notes.append(f"checked on random observations: {what}; add --task to check on its own")
     else:
         stacks = check.real_observations(agent.config)
-    observations = stacks.reshape(len(stacks), *observation_shape(agent.interface))
+    observations = stacks.reshape(len(stacks), *observation_shape(agent.environment_spec))
     expected = check.expected_outputs(agent, stacks)
     for name, run_file in ((programs.STABLEHLO, programs.run_stablehlo), (programs.ONNX, programs.run_onnx)):
         if (folder / name).exists():
             outputs = run_file(folder / name, observations)
-            check.check_outputs(name, outputs, expected, agent.interface.first_action)
+            check.check_outputs(name, outputs, expected, agent.environment_spec.first_action)
     card = model_card(agent, directory, results, {path.name for path in folder.iterdir()})
     (folder / CARD).write_text(card)
     return notes
@@ -122,7 +122,7 @@ def _write_params(folder: Path, agent: Agent, config: dict[str, Any]) -> None:
         "agent": agent.config.algorithm.name,
         "task": agent.config.environment.task,
         "updates": str(agent.progress.updates),
-        "interface": json.dumps(as_record(agent.interface)),
+        "interface": json.dumps(as_record(agent.environment_spec)),
         "config": json.dumps(config),
     }
     save_params(folder / FILE_NAME, agent.params, metadata)

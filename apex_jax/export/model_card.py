@@ -112,7 +112,7 @@ def _what(agent: Agent) -> str:
 def _result(agent: Agent, results: Mapping[str, Any] | None) -> str:
     if results is None:
         return "These parameters have not been evaluated."
-    how, is_discrete = "", agent.interface.low is None
+    how, is_discrete = "", agent.environment_spec.low is None
     if results["exploration"]:
         kind = "random actions at a rate" if is_discrete else "noise of a standard deviation"
         how = f", with {kind} of {results['exploration']:g}"
@@ -123,8 +123,8 @@ def _result(agent: Agent, results: Mapping[str, Any] | None) -> str:
 
 
 def _observations(agent: Agent) -> str:
-    interface, environment = agent.interface, agent.config.environment
-    spec, shape = interface.spec, observation_shape(interface)
+    environment_spec, environment = agent.environment_spec, agent.config.environment
+    spec, shape = environment_spec.spec, observation_shape(environment_spec)
     text = f"Observations are `{spec.frame_dtype}{['N', *shape]}`".replace("'", "")
     task, source = task_name(environment), "Gymnasium" if environment.is_gymnasium else "EnvPool"
     if spec.frame_dtype == "uint8":
@@ -135,7 +135,7 @@ def _observations(agent: Agent) -> str:
             return f"{text}: {screens}, each with axes of {axes}, as {task} returns it."
         rate = f"one every {environment.frame_skip} frames of the emulator"
         return f"{text}: {screens}, {rate}, in grey and scaled to {shape[-2]}x{shape[-1]} pixels as EnvPool does it."
-    parts = interface.parts or (Part((), shape),)
+    parts = environment_spec.parts or (Part((), shape),)
     if not parts[0].path:
         return f"{text}, as {task} of {source} returns them, {_encoding(parts[0])}. {RAW}"
     listed = ", ".join(f"{part.name} {list(part.shape)} {_encoding(part)}" for part in parts)
@@ -151,15 +151,15 @@ def _encoding(part: Part) -> str:
 
 
 def _actions(agent: Agent) -> str:
-    interface = agent.interface
-    action = interface.spec.action
-    if interface.low is None or interface.high is None:
+    environment_spec = agent.environment_spec
+    action = environment_spec.spec.action
+    if environment_spec.low is None or environment_spec.high is None:
         count = action.num_actions
         values = f"`q_values` `float32[N, {count}]` estimate the discounted return of each action"
-        first = interface.first_action
+        first = environment_spec.first_action
         return f"`action` is `int32[N]`, {first} to {first + count - 1}, the action with the highest value; {values}."
-    bounds = sorted(set(zip(interface.low, interface.high, strict=True)))
-    low, high = interface.low, interface.high
+    bounds = sorted(set(zip(environment_spec.low, environment_spec.high, strict=True)))
+    low, high = environment_spec.low, environment_spec.high
     within = f"from {bounds[0][0]:g} to {bounds[0][1]:g}" if len(bounds) == 1 else f"from {list(low)} to {list(high)}"
     text = f"`action` is `float32[N, {action.shape[0]}]`, {within}, in the environment's own bounds"
     return f"{text}; `value` `float32[N]` estimates the discounted return from there."
@@ -206,8 +206,8 @@ action, value = policy.act(observation)
 
 
 def _example(agent: Agent) -> str:
-    shape = ", ".join(map(str, (1, *observation_shape(agent.interface))))
-    return f"np.zeros(({shape}), np.{agent.interface.spec.frame_dtype})  # a batch of any size"
+    shape = ", ".join(map(str, (1, *observation_shape(agent.environment_spec))))
+    return f"np.zeros(({shape}), np.{agent.environment_spec.spec.frame_dtype})  # a batch of any size"
 
 
 def _training(agent: Agent, run: str | os.PathLike[str]) -> str:

@@ -24,7 +24,7 @@ from apex_jax.config import Config
 from apex_jax.host.disk import read_regular, run_of_checkpoint, write_durably
 from apex_jax.host.errors import first_line
 from apex_jax.run.checkpoint import FIX_OF_DIFFERENCE, CheckpointError
-from apex_jax.run.environment_spec import record_interface
+from apex_jax.run.environment_spec import record_environment_spec
 from apex_jax.run.provenance import write_config
 from apex_jax.types import EnvironmentSpec
 
@@ -62,7 +62,7 @@ def run_directory_of(path: str | os.PathLike[str]) -> Path:
     return directory.parent if directory.name == FOLDER and is_best(directory) else directory
 
 
-def keep_if_best(config: Config, interface: EnvironmentSpec, evaluation: BestEvaluation, params: bytes) -> bool:
+def keep_if_best(config: Config, environment_spec: EnvironmentSpec, evaluation: BestEvaluation, params: bytes) -> bool:
     """Keeps these params if no evaluation of the run was as good; returns whether it did.
 
     An error of the disk is logged, and the params before stay.
@@ -74,7 +74,7 @@ def keep_if_best(config: Config, interface: EnvironmentSpec, evaluation: BestEva
             return False
         folder.mkdir(parents=True, exist_ok=True)
         write_durably(folder / name, params)
-        record_interface(folder, interface)
+        record_environment_spec(folder, environment_spec)
         write_config(config, folder)
         written = evaluation._replace(params=name, params_bytes=len(params), params_crc32=zlib.crc32(params))
         write_durably(folder / FILE_NAME, json.dumps({"format": FORMAT, **written._asdict()}, indent=2) + "\n")

@@ -18,26 +18,26 @@ from apex_jax.types import MAX_SEGMENT_BYTES, ActionSpec, EnvironmentSpec, Image
 FILE_NAME = "interface.json"
 
 
-def record_interface(run_directory: str | os.PathLike[str], interface: EnvironmentSpec) -> None:
+def record_environment_spec(run_directory: str | os.PathLike[str], environment_spec: EnvironmentSpec) -> None:
     """Writes the file. Raises OSError."""
-    write_durably(Path(run_directory, FILE_NAME), json.dumps(as_record(interface), indent=2) + "\n")
+    write_durably(Path(run_directory, FILE_NAME), json.dumps(as_record(environment_spec), indent=2) + "\n")
 
 
-def as_record(interface: EnvironmentSpec) -> dict[str, Any]:
-    """Returns the interface as JSON can hold it; `of_record` returns the interface."""
-    spec = interface.spec._asdict() | {"action": interface.spec.action._asdict()}
-    parts = None if interface.parts is None else [part._asdict() for part in interface.parts]
-    image = interface.image and interface.image._asdict()
-    return interface._asdict() | {"spec": spec, "parts": parts, "image": image}
+def as_record(environment_spec: EnvironmentSpec) -> dict[str, Any]:
+    """Returns a spec as JSON can hold it; `of_record` returns the spec."""
+    spec = environment_spec.spec._asdict() | {"action": environment_spec.spec.action._asdict()}
+    parts = None if environment_spec.parts is None else [part._asdict() for part in environment_spec.parts]
+    image = environment_spec.image and environment_spec.image._asdict()
+    return environment_spec._asdict() | {"spec": spec, "parts": parts, "image": image}
 
 
 def of_record(record: Any) -> EnvironmentSpec:
-    """Returns the interface of a record. Raises ValueError, TypeError, KeyError or AttributeError for another one."""
+    """Returns the spec of a record. Raises ValueError, TypeError, KeyError or AttributeError for another one."""
     spec, parts = record["spec"], record["parts"]
     low, high = (None if bound is None else tuple(map(float, bound)) for bound in (record["low"], record["high"]))
     image = record["image"]
     action = ActionSpec(**spec["action"] | {"shape": tuple(spec["action"]["shape"])})
-    interface = EnvironmentSpec(
+    environment_spec = EnvironmentSpec(
         SegmentSpec(**spec | {"frame_shape": tuple(spec["frame_shape"]), "action": action}),
         None if parts is None else tuple(_parts(parts)),
         low,
@@ -46,13 +46,13 @@ def of_record(record: Any) -> EnvironmentSpec:
         str(np.dtype(record["action_dtype"])),
         int(record["first_action"]),
     )
-    _check(interface)
-    return interface
+    _check(environment_spec)
+    return environment_spec
 
 
-def _check(interface: EnvironmentSpec) -> None:
-    """Raises ValueError if no environment has this interface."""
-    spec, action = interface.spec, interface.spec.action
+def _check(environment_spec: EnvironmentSpec) -> None:
+    """Raises ValueError if no environment has this spec."""
+    spec, action = environment_spec.spec, environment_spec.spec.action
     sizes = [*spec.frame_shape, *action.shape, spec.frame_stack, spec.slots, spec.n_step]
     if any(type(size) is not int or not 1 <= size <= MAX_SEGMENT_BYTES for size in sizes):
         raise ValueError(f"its sizes are {sizes}, must be whole numbers from 1 to {MAX_SEGMENT_BYTES}")
@@ -60,18 +60,20 @@ def _check(interface: EnvironmentSpec) -> None:
         raise ValueError(f"its frames are {spec.frame_dtype}{list(spec.frame_shape)}, must be a vector or pixels")
     if spec.frame_bytes * spec.frame_stack > MAX_SEGMENT_BYTES:
         raise ValueError(f"its frames are {spec.frame_dtype}{list(spec.frame_shape)}: too large for a segment")
-    if interface.image is not None and interface.image.frame_shape != spec.frame_shape:
-        raise ValueError(f"its images are {interface.image}, its frames {spec.frame_shape}")
-    bounds = [bound for bound in (interface.low, interface.high) if bound is not None]
+    if environment_spec.image is not None and environment_spec.image.frame_shape != spec.frame_shape:
+        raise ValueError(f"its images are {environment_spec.image}, its frames {spec.frame_shape}")
+    bounds = [bound for bound in (environment_spec.low, environment_spec.high) if bound is not None]
     sizes = [len(bound) for bound in bounds]
     if action.dtype == "int32":
         is_valid = action.shape == () and sizes == [] and type(action.high) is int and 0 <= action.high < 2**31
     else:
         is_valid = action == ActionSpec.continuous(*action.shape) and sizes == [*action.shape] * 2
     if not is_valid or not all(math.isfinite(value) for bound in bounds for value in bound):
-        raise ValueError(f"its actions are {action} from {interface.low} to {interface.high}")
-    size = sum(sum(part.counts) or math.prod(part.shape) for part in interface.parts or ())
-    if interface.parts is not None and (spec.frame_shape != (size,) or not all(map(_is_part, interface.parts))):
+        raise ValueError(f"its actions are {action} from {environment_spec.low} to {environment_spec.high}")
+    size = sum(sum(part.counts) or math.prod(part.shape) for part in environment_spec.parts or ())
+    if environment_spec.parts is not None and (
+        spec.frame_shape != (size,) or not all(map(_is_part, environment_spec.parts))
+    ):
         raise ValueError(f"the parts of its observations do not make a vector of {spec.frame_shape}")
 
 
@@ -86,8 +88,8 @@ def _parts(record: Any) -> Iterator[Part]:
         yield Part(path, *(tuple(map(int, part[name])) for name in ("shape", "counts", "starts")))
 
 
-def read_interface(run_directory: str | os.PathLike[str]) -> EnvironmentSpec:
-    """Returns what `record_interface` has written. Raises RunError if the file is missing or invalid."""
+def read_environment_spec(run_directory: str | os.PathLike[str]) -> EnvironmentSpec:
+    """Returns what `record_environment_spec` has written. Raises RunError if the file is missing or invalid."""
     path = Path(run_directory, FILE_NAME)
     try:
         return of_record(json.loads(read_regular(path)))

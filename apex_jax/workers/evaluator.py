@@ -18,7 +18,7 @@ from apex_jax.agent.algorithm import Algorithm, Params
 from apex_jax.agent.registry import make_algorithm, resolved
 from apex_jax.config import Config
 from apex_jax.config.load import CONFIG_NAME
-from apex_jax.environments.environment import has_screen, has_stage, interface_of
+from apex_jax.environments.environment import environment_spec_of, has_reference_simulator, has_screen
 from apex_jax.host.disk import run_of_checkpoint
 from apex_jax.host.errors import RunError, shown
 from apex_jax.links.weights_client import Weights, WeightsClient
@@ -38,7 +38,7 @@ from apex_jax.workers.recording import (
     Film,
     check_video,
     draw_curves,
-    film_on_stage,
+    film_in_simulator,
     frames_per_second,
 )
 from apex_jax.workers.role import RoleContext, checked_spec, open_role
@@ -94,8 +94,8 @@ def follow(role: RoleContext, spec: SegmentSpec) -> None:
                     phase = COMPLETING_THE_FILM
                     film.finish()
             if weights.final:
-                if has_stage(config):
-                    _film_on_stage(role, algorithm, weights, video)
+                if has_reference_simulator(config):
+                    _film_in_simulator(role, algorithm, weights, video)
                 else:
                     _log_film(config, film, returns[0])
                 if not is_supervised:  # a supervisor draws them after this process has ended
@@ -124,23 +124,23 @@ def evaluate_checkpoint(config: Config, spec: SegmentSpec, stop: StopSignal) -> 
         film.finish()
     if film.error is not None:
         raise RunError(f"evaluator.video={shown(video)}: {film.error}")
-    if video and has_stage(config):
-        _log_staged(*film_on_stage(config, algorithm, weights.params, video, stop))
+    if video and has_reference_simulator(config):
+        _log_simulated(*film_in_simulator(config, algorithm, weights.params, video, stop))
     elif video:
         _log_film(config, film, returns[0])
 
 
-def _film_on_stage(role: RoleContext, algorithm: Algorithm, weights: Weights, video: str) -> None:
+def _film_in_simulator(role: RoleContext, algorithm: Algorithm, weights: Weights, video: str) -> None:
     try:
-        episode_return, paths = film_on_stage(role.config, algorithm, weights.params, video, role.stop)
+        episode_return, paths = film_in_simulator(role.config, algorithm, weights.params, video, role.stop)
     except RunError as error:  # the evaluation is valid nevertheless
         _log.info("no video: %s", error)
     else:
         role.write_metrics(weights.environment_steps, {"eval/film_return": episode_return}, Counter())
-        _log_staged(episode_return, paths)
+        _log_simulated(episode_return, paths)
 
 
-def _log_staged(episode_return: float, paths: list[Path]) -> None:
+def _log_simulated(episode_return: float, paths: list[Path]) -> None:
     files = " and ".join(map(str, paths))
     _log.info(
         "recorded an episode in the task's own simulator, with a return of %s: %s", return_text(episode_return), files
@@ -248,7 +248,7 @@ def _keep_if_best(config: Config, spec: SegmentSpec, evaluation: Evaluation, par
         unix_seconds=time.time(),
         architecture=architecture_of(params),
     )
-    keep_if_best(config, interface_of(config, spec), best, encode_weights(params))
+    keep_if_best(config, environment_spec_of(config, spec), best, encode_weights(params))
 
 
 def _describe(config: Config, evaluation: Evaluation) -> str:

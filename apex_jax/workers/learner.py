@@ -21,7 +21,7 @@ from apex_jax.agent.registry import make_algorithm, resolved
 from apex_jax.agent.space_to_depth import frame_block_size
 from apex_jax.config import Config, server_name
 from apex_jax.device import accelerator_name, device_memory_bytes, learner_devices
-from apex_jax.environments.environment import interface_of
+from apex_jax.environments.environment import environment_spec_of
 from apex_jax.host.errors import DivergenceError, FatalError, RunError
 from apex_jax.links.replay_servers import Batches, Merged, ReplayServers
 from apex_jax.links.sampling_client import Segments
@@ -29,7 +29,7 @@ from apex_jax.links.weights_server import WeightsServer
 from apex_jax.operations.stopping import STOPPING, acknowledge, lost_updates
 from apex_jax.process import ROLE_NUMBERS, SUPERVISED, StopSignal, digest_of_peer_id, new_peer_id, process_rng
 from apex_jax.run.checkpoint import Checkpointer, Progress
-from apex_jax.run.environment_spec import record_interface
+from apex_jax.run.environment_spec import record_environment_spec
 from apex_jax.run.identity import new_identity
 from apex_jax.run.provenance import check_resumable, record_acceptance, record_config
 from apex_jax.segment_codec import value_limits
@@ -126,7 +126,7 @@ class Learner:
         if self.saver.on_update(now := time.monotonic()):
             self.counters.on_first_update(now)
             record_config(self.role.config)  # what a reader of the run needs, now that it has made an update
-            record_interface(self.role.config.directory, interface_of(self.role.config, self.spec))
+            record_environment_spec(self.role.config.directory, environment_spec_of(self.role.config, self.spec))
         self.replay.update_priorities(item, output.priorities)
         self.replay.consumed(item)  # here, so that both messages are sent, and wake the server, together
         assert isinstance(item.content, Batches)

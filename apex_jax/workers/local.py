@@ -17,7 +17,7 @@ from typing import Any
 from apex_jax.config import AddressConfig, Config, server_name
 from apex_jax.config.load import to_yaml, yaml_text
 from apex_jax.device import actor_processes, has_gpu
-from apex_jax.environments.environment import has_screen, has_stage, log_reading
+from apex_jax.environments.environment import has_reference_simulator, has_screen, log_reading
 from apex_jax.host.disk import checkpoint_steps, lock, open_regular, write_durably
 from apex_jax.host.errors import FatalError, RunError, UsageError
 from apex_jax.host.machine import usable_cores
@@ -103,8 +103,8 @@ class LocalRun:
             self._end_processes()  # within SAME_REQUEST_SECONDS of a signal that the roles got, too
             self._watch.close()
         draw_curves(self._directory, self._config.environment.task)
-        is_staged = has_stage(self._config)
-        can_film, needs = has_screen(self._config) or is_staged, FILM_EXTRA if is_staged else ""
+        is_simulated = has_reference_simulator(self._config)
+        can_film, needs = has_screen(self._config) or is_simulated, FILM_EXTRA if is_simulated else ""
         progress = reader.read()
         self._page.finish(progress)
         print(final_summary(progress, self._config, can_film, needs), flush=True)

@@ -15,7 +15,7 @@ import numpy as np
 
 from apex_jax.agent.algorithm import Algorithm, Params
 from apex_jax.config import Config
-from apex_jax.environments.environment import describe, has_screen, has_stage
+from apex_jax.environments.environment import describe, has_reference_simulator, has_screen
 from apex_jax.environments.reference_simulator import ReferenceSimulator
 from apex_jax.host.errors import RunError, UsageError, shown
 from apex_jax.plotting.video import video_paths, video_writer
@@ -37,7 +37,7 @@ def check_video(config: Config) -> None:
     if not video:
         return
     video_paths(video)
-    if not (has_screen(config) or has_stage(config)):
+    if not (has_screen(config) or has_reference_simulator(config)):
         raise UsageError(f"evaluator.video={shown(video)}: {config.environment.task} has no screen; leave it out")
 
 
@@ -64,7 +64,7 @@ def frames_per_second(config: Config) -> Fraction:
     return Fraction(CLASSIC_FRAMES_PER_SECOND)
 
 
-def film_on_stage(
+def film_in_simulator(
     config: Config, algorithm: Algorithm, params: Params, path: str, stop: StopSignal
 ) -> tuple[float, list[Path]]:
     """Films an episode in the task's own simulator, which no training has seen; returns its return and the files.

@@ -67,21 +67,21 @@ print(json.dumps(lists))
 
 def agent_of(kind: str) -> Agent:
     """Returns an agent whose params, biases and moments included, are all random."""
-    name, interface, settings = KINDS[kind]
-    config = resolved(load(ROOT / "configs" / f"{name}.yaml", list(settings)), interface.spec)
-    algorithm = make_algorithm(config, interface.spec)
+    name, environment_spec, settings = KINDS[kind]
+    config = resolved(load(ROOT / "configs" / f"{name}.yaml", list(settings)), environment_spec.spec)
+    algorithm = make_algorithm(config, environment_spec.spec)
     like = algorithm.acting_params(jax.eval_shape(algorithm.init, jax.random.key(1)))
     rng = np.random.default_rng(2)
     params = jax.tree.map(lambda leaf: rng.normal(0, 0.3, leaf.shape).astype(np.float32), like)
     if "observations" in params:
         params["observations"]["variance"] = np.abs(params["observations"]["variance"])
-    return Agent(config, interface, algorithm, params, Progress(120, 1200, 90.0, 120, "", ""))
+    return Agent(config, environment_spec, algorithm, params, Progress(120, 1200, 90.0, 120, "", ""))
 
 
-def observations_of(interface: EnvironmentSpec, count: int) -> np.ndarray:
+def observations_of(environment_spec: EnvironmentSpec, count: int) -> np.ndarray:
     """Returns random observations, as a policy gets them."""
-    shape, rng = (count, *observation_shape(interface)), np.random.default_rng(count)
-    if interface.spec.frame_dtype == "uint8":
+    shape, rng = (count, *observation_shape(environment_spec)), np.random.default_rng(count)
+    if environment_spec.spec.frame_dtype == "uint8":
         return rng.integers(0, 256, shape, np.uint8)
     return rng.normal(size=shape).astype(np.float32)
 

@@ -9,10 +9,10 @@ import jax
 from apex_jax.agent.registry import make_algorithm, resolved
 from apex_jax.config import Config
 from apex_jax.config.load import load
-from apex_jax.environments.environment import interface_of, segment_spec
+from apex_jax.environments.environment import environment_spec_of, segment_spec
 from apex_jax.run.best import BestEvaluation, keep_if_best
 from apex_jax.run.checkpoint import Checkpointer, Progress
-from apex_jax.run.environment_spec import record_interface
+from apex_jax.run.environment_spec import record_environment_spec
 from apex_jax.run.provenance import record_config, record_start
 from apex_jax.transport.params_codec import architecture_of, encode_weights
 from tests.rigs.runs import ROOT
@@ -40,7 +40,7 @@ def save_run(task: str, directory: Path, updates: tuple[int, ...] = (1, 2), *set
     directory.mkdir(parents=True, exist_ok=True)
     record_start(config)
     record_config(config)
-    record_interface(directory, interface_of(config, spec))
+    record_environment_spec(directory, environment_spec_of(config, spec))
     checkpointer = Checkpointer(str(directory))
     for count in updates:
         state = algorithm.init(jax.random.key(count))
@@ -60,4 +60,4 @@ def save_best(config: Config, updates: int, mean_return: float = 1.0) -> None:
     algorithm = make_algorithm(config, spec)
     params = algorithm.acting_params(algorithm.init(jax.random.key(updates)))
     evaluation = BestEvaluation(mean_return, 1, updates, 10 * updates, 10 * updates, 1e9, architecture_of(params))
-    assert keep_if_best(config, interface_of(config, spec), evaluation, encode_weights(params))
+    assert keep_if_best(config, environment_spec_of(config, spec), evaluation, encode_weights(params))

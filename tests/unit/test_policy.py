@@ -34,11 +34,11 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Config]:
 
 def observations_of(config: Config, policy: Policy, steps: int = 20) -> list[np.ndarray]:
     """Returns the stacks [F, *O] that the policy sees in the first steps of an episode."""
-    environment = VectorEnvironment(config, policy.interface.spec, np.array([5]), 1000)
+    environment = VectorEnvironment(config, policy.environment_spec.spec, np.array([5]), 1000)
     seen = []
     for _ in range(steps):
         seen.append(environment.receive().observation[0])
-        action = np.zeros((1, *policy.interface.spec.action.shape), policy.interface.spec.action.dtype)
+        action = np.zeros((1, *policy.environment_spec.spec.action.shape), policy.environment_spec.spec.action.dtype)
         environment.send(action, np.array([0]))
     environment.close()
     return seen
@@ -48,7 +48,7 @@ def observations_of(config: Config, policy: Policy, steps: int = 20) -> list[np.
 def test_actions_are_bit_equal_to_those_that_the_evaluator_chooses(task: str, runs: dict[str, Config]) -> None:
     config = runs[task]
     policy = load_policy(config.directory)
-    spec = policy.interface.spec
+    spec = policy.environment_spec.spec
     algorithm = make_algorithm(config, spec)
     chosen: list[tuple[np.ndarray, np.ndarray]] = []
 
@@ -62,7 +62,7 @@ def test_actions_are_bit_equal_to_those_that_the_evaluator_chooses(task: str, ru
     assert len(chosen) >= 8
     for stacks, actions in chosen:
         given = stacks if spec.frame_stack > 1 else stacks[:, 0]
-        np.testing.assert_array_equal(policy(given), policy.interface.scaled(actions))
+        np.testing.assert_array_equal(policy(given), policy.environment_spec.scaled(actions))
 
 
 @pytest.mark.parametrize("task", ["CartPole-v1", "WalkerWalk-v1"])
@@ -188,8 +188,10 @@ def test_a_folder_that_is_no_run_is_one_clear_error(tmp_path: Path) -> None:
     ({"config": "{}"}, "where this network has float32"),
 ])  # fmt: skip
 def test_a_file_of_another_program_is_one_clear_error(metadata: dict[str, str], message: str, tmp_path: Path) -> None:
-    interface = EnvironmentSpec(SegmentSpec((44, 44), "uint8", 4, 40, 3, ActionSpec.discrete(6)), None, None, None)
-    others = {"interface": json.dumps(as_record(interface)), "updates": "1"} if metadata else {}
+    environment_spec = EnvironmentSpec(
+        SegmentSpec((44, 44), "uint8", 4, 40, 3, ActionSpec.discrete(6)), None, None, None
+    )
+    others = {"interface": json.dumps(as_record(environment_spec)), "updates": "1"} if metadata else {}
     save_params(tmp_path / "model.safetensors", {"weight": np.zeros(3, np.float32)}, others | metadata)
     with pytest.raises(RunError, match=message) as error:
         load_policy(tmp_path)

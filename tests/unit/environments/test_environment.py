@@ -16,8 +16,8 @@ from apex_jax.environments.environment import (
     Episode,
     EpisodeTracker,
     VectorEnvironment,
+    has_reference_simulator,
     has_screen,
-    has_stage,
     segment_spec,
 )
 from apex_jax.host.errors import UsageError
@@ -205,7 +205,7 @@ def test_reset_starts_new_episodes_also_in_mid_game(pong: VectorEnvironment) -> 
 ])  # fmt: skip
 def test_task_of_mujoco_has_no_screen_and_a_stage_if_its_simulator_is_known(task: str, staged: bool) -> None:
     assert not has_screen(config(task))
-    assert has_stage(config(task)) == staged
+    assert has_reference_simulator(config(task)) == staged
 
 
 def test_segment_of_vectors_that_no_message_can_hold_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,11 +18,11 @@ from gymnasium.vector.utils import concatenate, create_empty_array
 
 from apex_jax.config import Config
 from apex_jax.config.load import load
-from apex_jax.environments.environment import VectorEnvironment, interface_of, segment_spec
+from apex_jax.environments.environment import VectorEnvironment, environment_spec_of, segment_spec
 from apex_jax.environments.gymnasium_tasks import NUMBER, Adapted, BrokenEnvironment, describe, make, parts_of
 from apex_jax.host.errors import UsageError
 from apex_jax.policy import Policy
-from apex_jax.run.environment_spec import read_interface, record_interface
+from apex_jax.run.environment_spec import read_environment_spec, record_environment_spec
 from apex_jax.types import ActionSpec, EnvironmentSpec, SegmentSpec
 from tests.rigs import environments
 
@@ -58,8 +58,8 @@ def test_class_function_or_registered_name_makes_the_environment_with_its_settin
 
 def test_box_actions_have_the_bounds_of_the_environment() -> None:
     settings = config("gymnasium:Pendulum-v1")
-    interface = interface_of(settings, segment_spec(settings))
-    assert (interface.low, interface.high) == ((-2.0,), (2.0,))
+    environment_spec = environment_spec_of(settings, segment_spec(settings))
+    assert (environment_spec.low, environment_spec.high) == ((-2.0,), (2.0,))
     sent: list[Any] = []
     adapted = make("gymnasium:Pendulum-v1", "{}")
 
@@ -98,9 +98,9 @@ def test_policy_takes_what_the_environment_returns_alone_in_a_batch_and_flattene
     space.seed(3)
     vectors = spaces.flatten_space(space)
     spec = SegmentSpec(vectors.shape or (), "float32", 1, 32, 3, ActionSpec.discrete(2))
-    record_interface(tmp_path, EnvironmentSpec(spec, parts_of(space), None, None))
+    record_environment_spec(tmp_path, EnvironmentSpec(spec, parts_of(space), None, None))
     seen = Seen()
-    policy = Policy(seen, {}, read_interface(tmp_path))  # type: ignore[arg-type]
+    policy = Policy(seen, {}, read_environment_spec(tmp_path))  # type: ignore[arg-type]
     observations = [space.sample() for _ in range(5)]
     expected = np.array([spaces.flatten(space, each) for each in observations], np.float32)
     for observation, vector in zip(observations, expected, strict=True):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from apex_jax.environments.environment import interface_of, log_reading, segment_spec
+from apex_jax.environments.environment import environment_spec_of, log_reading, segment_spec
 from apex_jax.environments.gymnasium_tasks import make
 from apex_jax.environments.images import image_spec, reading
 from apex_jax.host.errors import UsageError
@@ -116,7 +116,7 @@ def test_layout_that_the_space_does_not_have_is_refused(space: Any, layout: str,
 def test_policy_takes_the_images_that_the_environment_returns(shape: tuple[int, ...], high: int, stack: int) -> None:
     arguments = f"environment.settings={{shape: {list(shape)}, high: {high}}}"
     settings = config(f"{OWN}Pixels", arguments, "network.kernel_sizes=[8,4,1]", stack=stack)
-    interface = interface_of(settings, segment_spec(settings))
+    environment_spec = environment_spec_of(settings, segment_spec(settings))
     seen: list[np.ndarray] = []
 
     class Algorithm:
@@ -130,11 +130,11 @@ def test_policy_takes_the_images_that_the_environment_returns(shape: tuple[int, 
     observation, _ = environments.Pixels(shape, high=high).reset(seed=1)
     for given in (observation, np.stack([[observation] * stack] * 2) if stack > 1 else observation[None]):
         with pytest.raises(KeyboardInterrupt):
-            Policy(Algorithm(), {}, interface)(given)  # type: ignore[arg-type]
+            Policy(Algorithm(), {}, environment_spec)(given)  # type: ignore[arg-type]
         for each in seen.pop():
             np.testing.assert_array_equal(each, [frame] * stack)
     with pytest.raises(ValueError, match=re.escape(str(shape))):
-        Policy(Algorithm(), {}, interface)(frame[:10])  # type: ignore[arg-type]
+        Policy(Algorithm(), {}, environment_spec)(frame[:10])  # type: ignore[arg-type]
 
 
 def test_reading_of_the_observations_is_one_line_of_the_log_with_the_key_that_changes_it(

@@ -9,7 +9,7 @@ import pytest
 from gymnasium.spaces import Box, Discrete, MultiBinary
 
 from apex_jax.agent.algorithm import Action
-from apex_jax.environments.environment import VectorEnvironment, interface_of, segment_spec
+from apex_jax.environments.environment import VectorEnvironment, environment_spec_of, segment_spec
 from apex_jax.environments.task import action_bounds, action_spec, check_bounds
 from apex_jax.host.errors import UsageError
 from apex_jax.policy import Policy
@@ -56,7 +56,7 @@ def test_space_contains_every_action_of_actors_and_policies(what: str) -> None:
     settings = config(f"{OWN}Acts", f"environment.settings={{what: {what}}}", "environment.own_processes=false")
     spec = segment_spec(settings)
     environment = VectorEnvironment(settings, spec, np.zeros(1, np.int64), 60)
-    interface = interface_of(settings, spec)
+    environment_spec = environment_spec_of(settings, spec)
 
     class Algorithm:
         action: np.ndarray
@@ -72,7 +72,7 @@ def test_space_contains_every_action_of_actors_and_policies(what: str) -> None:
         algorithm.action = np.full((1, *spec.action.shape), end, spec.action.dtype)
         environment.send(algorithm.action, np.zeros(1, np.int32))
         environment.receive()
-        of_policy = Policy(algorithm, {}, interface)(environments.Corridor().observation())  # type: ignore[arg-type]
+        of_policy = Policy(algorithm, {}, environment_spec)(environments.Corridor().observation())  # type: ignore[arg-type]
         assert space.contains(of_policy)
         np.testing.assert_array_equal(of_policy, bound)
         np.testing.assert_array_equal(environments.Acts.actions[-1], bound)

@@ -26,7 +26,7 @@ def test_observations_are_of_many_episodes_and_the_same_each_time(tmp_path: Path
 
 def test_expected_actions_are_within_the_bounds_and_values_are_those_of_the_policy() -> None:
     agent = agent_of("continuous, normalized")
-    expected = expected_outputs(agent, observations_of(agent.interface, 20)[:, None])
+    expected = expected_outputs(agent, observations_of(agent.environment_spec, 20)[:, None])
     assert {name: each.shape for name, each in expected.items()} == {"action": (20, 2), "value": (20,)}
     assert (expected["action"].min(axis=0) >= [-2, 0]).all()
     assert (expected["action"].max(axis=0) <= [2, 10]).all()

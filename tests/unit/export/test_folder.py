@@ -168,7 +168,7 @@ def test_the_code_on_the_page_runs_without_apex_jax_and_gives_the_action_of_the_
         r"```python\n(.*?)```", (tmp_path / "folder" / "README.md").read_text(), re.DOTALL
     )
     policy = load_policy(tmp_path / "run")
-    spec = policy.interface.spec
+    spec = policy.environment_spec.spec
     stack = (spec.frame_stack,) if spec.frame_stack > 1 else ()
     expected = policy(np.zeros((1, *stack, *spec.frame_shape), spec.frame_dtype))
     for program in (for_jax, for_onnx):

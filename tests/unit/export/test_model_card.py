@@ -97,10 +97,10 @@ def test_the_page_of_an_environment_of_gymnasium_describes_what_it_returns(
     parts: tuple[Part, ...] | None, text: str, tmp_path: Path
 ) -> None:
     agent = agent_of("a vector" if parts else "pixels in stacks")
-    spec = agent.interface.spec if parts else COLOR
+    spec = agent.environment_spec.spec if parts else COLOR
     environment = EnvironmentConfig(task="gymnasium:a:Maze-v0", frame_stack=spec.frame_stack, frame_skip=1)
-    config, interface = agent.config.replace(environment=environment), EnvironmentSpec(spec, parts, None, None)
-    agent = agent._replace(config=config, interface=interface)
+    config, environment_spec = agent.config.replace(environment=environment), EnvironmentSpec(spec, parts, None, None)
+    agent = agent._replace(config=config, environment_spec=environment_spec)
     card = model_card(agent, tmp_path, RESULTS, FILES)
     assert text in card
     [result] = read_by_the_hub(card).eval_results or []
@@ -126,7 +126,7 @@ def test_texts_of_somebodys_run_are_neither_html_nor_escape_sequences_on_the_pag
     parts = (Part((evil,), ()), Part(("joints",), (2, 2)))
     environment = EnvironmentConfig(task=f"gymnasium:{evil}")
     config = agent.config.replace(environment=environment)
-    agent = agent._replace(config=config, interface=agent.interface._replace(parts=parts))
+    agent = agent._replace(config=config, environment_spec=agent.environment_spec._replace(parts=parts))
     _, metadata, page = model_card(agent, tmp_path, RESULTS, FILES).split("---\n", 2)
     assert "<" not in re.sub("```bash\n.*?\n```\n", "", page, flags=re.DOTALL)
     assert (page + metadata).replace("\n", "").isprintable()

@@ -23,11 +23,14 @@ every_kind = [pytest.param(kind, marks=() if kind in QUICK else pytest.mark.long
 def test_a_process_without_apex_jax_computes_the_same_from_either_file(kind: str, tmp_path: Path) -> None:
     agent = agent_of(kind)
     assert agent.algorithm.greedy is not None
-    function, like = policy_function(agent.algorithm.greedy, agent.params, agent.interface), any_batch(agent.interface)
+    function, like = (
+        policy_function(agent.algorithm.greedy, agent.params, agent.environment_spec),
+        any_batch(agent.environment_spec),
+    )
     write_stablehlo(tmp_path / STABLEHLO, function, like)
     assert write_onnx(tmp_path / ONNX, function, like) == ""
     for count in (1, 9):
-        observations = observations_of(agent.interface, count)
+        observations = observations_of(agent.environment_spec, count)
         expected = {name: np.asarray(each) for name, each in function(observations).items()}  # type: ignore[arg-type]
         here = [run_stablehlo(tmp_path / STABLEHLO, observations), run_onnx(tmp_path / ONNX, observations)]
         assert [{name: x.dtype for name, x in found.items()} for found in here] == [
@@ -35,14 +38,14 @@ def test_a_process_without_apex_jax_computes_the_same_from_either_file(kind: str
         ] * 2
         for outputs in (*here, *(outputs_elsewhere(tmp_path, observations) if count > 1 else ())):
             assert set(outputs) == set(expected)
-            check_outputs("a program", outputs, expected, agent.interface.first_action)
+            check_outputs("a program", outputs, expected, agent.environment_spec.first_action)
 
 
 def test_the_stablehlo_is_for_cpu_and_cuda_and_multiplies_in_float32(tmp_path: Path) -> None:
     agent = agent_of("a vector")
     assert agent.algorithm.greedy is not None
-    function = policy_function(agent.algorithm.greedy, agent.params, agent.interface)
-    write_stablehlo(tmp_path / "p", function, any_batch(agent.interface))
+    function = policy_function(agent.algorithm.greedy, agent.params, agent.environment_spec)
+    write_stablehlo(tmp_path / "p", function, any_batch(agent.environment_spec))
     exported = export.deserialize(bytearray((tmp_path / "p").read_bytes()))
     assert exported.platforms == ("cpu", "cuda")
     assert "HIGHEST" in exported.mlir_module()
@@ -55,13 +58,13 @@ def test_without_the_package_onnx_nothing_is_written_and_the_command_to_install_
     monkeypatch.setitem(sys.modules, "onnx", None)
     monkeypatch.delitem(sys.modules, "apex_jax.export.onnx_graph", raising=False)
     agent = agent_of("a vector")
-    problem = write_onnx(tmp_path / "p", lambda x: {"y": x}, any_batch(agent.interface))
+    problem = write_onnx(tmp_path / "p", lambda x: {"y": x}, any_batch(agent.environment_spec))
     assert "onnx" in problem
     assert "pip install -r requirements-export.txt" in problem
     assert not (tmp_path / "p").exists()
 
 
 def test_a_function_without_a_translation_is_not_written_and_the_reason_returned(tmp_path: Path) -> None:
-    problem = write_onnx(tmp_path / "p", lambda x: {"y": jnp.sort(x)}, any_batch(agent_of("a vector").interface))
+    problem = write_onnx(tmp_path / "p", lambda x: {"y": jnp.sort(x)}, any_batch(agent_of("a vector").environment_spec))
     assert "operation sort" in problem
     assert not (tmp_path / "p").exists()

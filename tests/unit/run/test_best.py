@@ -18,7 +18,7 @@ from apex_jax.host import disk
 from apex_jax.host.disk import read_regular
 from apex_jax.run.best import FILE_NAME, FOLDER, BestEvaluation, is_best, keep_if_best, read_best
 from apex_jax.run.checkpoint import CheckpointError
-from apex_jax.run.environment_spec import read_interface
+from apex_jax.run.environment_spec import read_environment_spec
 from apex_jax.run.evaluations import FILE_NAME as EVALUATIONS
 from apex_jax.run.evaluations import best_evaluation, return_text
 from apex_jax.types import ActionSpec, EnvironmentSpec, SegmentSpec
@@ -66,7 +66,7 @@ def test_best_params_are_stored_with_a_readable_record(tmp_path: Path) -> None:
     assert {name: record[name] for name in ("mean_return", "episodes", "updates", "environment_steps", "frames")} == {
         "mean_return": 12.5, "episodes": 10, "updates": 7, "environment_steps": 40, "frames": 160,
     }  # fmt: skip
-    assert read_interface(tmp_path / FOLDER) == INTERFACE
+    assert read_environment_spec(tmp_path / FOLDER) == INTERFACE
     assert load(tmp_path / FOLDER / "config.yaml").environment.task == "CartPole-v1"
 
 

@@ -130,7 +130,7 @@ def test_episode_in_a_simulator_is_filmed_and_its_return_is_the_sum_of_its_rewar
     dpg = make_algorithm(config, segment_spec(config))
     params = dpg.acting_params(dpg.init(jax.random.key(0)))
     monkeypatch.setattr(recording, "ReferenceSimulator", SimulatorOfThreeSteps)
-    episode_return, paths = recording.film_on_stage(config, dpg, params, str(tmp_path / "game"), stop)
+    episode_return, paths = recording.film_in_simulator(config, dpg, params, str(tmp_path / "game"), stop)
     assert episode_return == 4.5
     assert paths == [tmp_path / "game.mp4", tmp_path / "game.gif"]
     frames, rate = frames_of(tmp_path / "game.mp4")
@@ -139,7 +139,7 @@ def test_episode_in_a_simulator_is_filmed_and_its_return_is_the_sum_of_its_rewar
         assert image.size == (240, 240)
     stop.set()
     with pytest.raises(RunError, match="stopped before the episode ended"):
-        recording.film_on_stage(config, dpg, params, str(tmp_path / "other"), stop)
+        recording.film_in_simulator(config, dpg, params, str(tmp_path / "other"), stop)
     assert not list(tmp_path.glob("other*"))
 
 
