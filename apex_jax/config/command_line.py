@@ -9,7 +9,7 @@ import re
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from apex_jax import __version__
 from apex_jax.config.keys import Config, server_name
@@ -20,10 +20,9 @@ from apex_jax.config.load import (
     closest,
     config_names,
     heading,
-    load,
     load_run_to_play,
+    load_with,
     parsed_override,
-    parsed_overrides,
     settings_of,
     yaml_text,
 )
@@ -57,12 +56,12 @@ def parse(argv: Sequence[str]) -> Command:
         raise UsageError(
             f"--name {options.name!r}: names a log file; use 1 to 64 letters, digits and _ . -, no . or - first"
         )
-    _check_given_once(rest, options.role)
-    checkpoint = parsed_overrides(rest, options.role).get("evaluator.checkpoint")
+    given = _parsed_once(rest, options.role)
+    checkpoint = given.get("evaluator.checkpoint")
     if checkpoint and options.role == "evaluator" and options.config is None:
-        config = load_run_to_play(_run_of(checkpoint), rest, options.role)
+        config = load_run_to_play(_run_of(checkpoint), given)
     else:
-        config = load(DEFAULT_CONFIG if options.config is None else _file_of(options.config), rest, options.role)
+        config = load_with(DEFAULT_CONFIG if options.config is None else _file_of(options.config), given)
     if config.evaluator.checkpoint and options.role != "evaluator":
         what = f"evaluator.checkpoint={shown(config.evaluator.checkpoint)}"
         raise UsageError(f"{what}: needs --role evaluator, got --role {options.role}")
@@ -108,14 +107,16 @@ def _check_series(config: Config, seeds: tuple[int, ...]) -> None:
         raise UsageError(f"{shown(text)}: the first run would never end; set total_updates, or another limit")
 
 
-def _check_given_once(texts: Sequence[str], group: str) -> None:
-    """Raises UsageError if the command line gives two values of one key: one of them would be ignored."""
-    given: dict[str, str] = {}
+def _parsed_once(texts: Sequence[str], group: str) -> dict[str, Any]:
+    """Returns the values of the settings by key. Raises UsageError if a key has two: one of them would be ignored."""
+    values: dict[str, Any] = {}
+    text_of: dict[str, str] = {}
     for text in texts:
-        for name in parsed_override(text, group):
-            if name in given:
-                raise UsageError(f"{name} is given twice, {shown(given[name])} and {shown(text)}; keep one")
-            given[name] = text
+        for name, value in parsed_override(text, group).items():
+            if name in values:
+                raise UsageError(f"{name} is given twice, {shown(text_of[name])} and {shown(text)}; keep one")
+            values[name], text_of[name] = value, text
+    return values
 
 
 def _file_of(config: str) -> Path:

@@ -118,14 +118,19 @@ def load(path: Path | str | None, overrides: Sequence[str] = (), group: str = ""
     A file may contain a key once; of several overrides of a key the last one counts, and the prefix `group` may be
     omitted. Nothing is evaluated. Raises UsageError.
     """
-    config = load_as_written(path, overrides, group)
+    return load_with(path, parsed_overrides(overrides, group))
+
+
+def load_with(path: Path | str | None, given: Mapping[str, Any]) -> Config:
+    """Returns the same as `load`, with overrides that were parsed before, by key."""
+    config = _config_of(({} if path is None else _read(Path(path))) | dict(given))
     check(config)
     return config
 
 
-def load_as_written(path: Path | str | None, overrides: Sequence[str] = (), group: str = "") -> Config:
-    """Returns the same as `load`, but unchecked by the rules between keys, which an earlier run may break."""
-    return _config_of(({} if path is None else _read(Path(path))) | parsed_overrides(overrides, group))
+def load_as_written(path: Path | str) -> Config:
+    """Returns the Config of a file, unchecked by the rules between keys, which an earlier run may break."""
+    return _config_of(_read(Path(path)))
 
 
 def load_run(directory: str | os.PathLike[str], keys: tuple[str, ...] = ("",)) -> Config:
@@ -137,13 +142,12 @@ def load_run(directory: str | os.PathLike[str], keys: tuple[str, ...] = ("",)) -
     return _config_of(_values_of_run(directory, keys))
 
 
-def load_run_to_play(directory: str, overrides: Sequence[str], group: str) -> Config:
+def load_run_to_play(directory: str, given: Mapping[str, Any]) -> Config:
     """Returns the checked Config to evaluate a run with: its own, as far as it concerns learning and network.
 
-    Raises UsageError; also if the task is code (see `names_code`) and no override names the same.
+    `given`: overrides by key. Raises UsageError; also if the task is code (see `names_code`) that is not in `given`.
     """
-    given = parsed_overrides(overrides, group)
-    config = _config_of(_values_of_run(directory, (*RESULT_KEYS, "evaluator.episodes")) | given)
+    config = _config_of(_values_of_run(directory, (*RESULT_KEYS, "evaluator.episodes")) | dict(given))
     check(config)
     task = config.environment.task
     if names_code(config.environment) and task != given.get("environment.task"):

@@ -147,7 +147,7 @@ def test_partially_written_record_is_removed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("tag", ["losses/tdloss", "replay/dropped_", "charts/episodic_return_epsilon_<band>", ""])
 def test_tag_without_an_explanation_is_refused(tmp_path: Path, tag: str) -> None:
-    with pytest.raises(ValueError, match=f"unknown tag {tag!r}.*{'did you mean .losses/td_loss' * ('tdloss' in tag)}"):
+    with pytest.raises(ValueError, match=f"unknown tag {tag!r}"):
         MetricsWriter(str(tmp_path), "learner").write(4, {tag: 1.0})
     assert not lines_path(tmp_path).exists()
     values = {tag.replace("<band>", "above_0.2").replace("<reason>", "stale"): 1.0 for tag in TAGS}
