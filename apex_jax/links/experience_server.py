@@ -95,10 +95,14 @@ class ExperienceServer(LinkServer[ActorPeer]):
                 break
             self._unanswered.add(self._membership.dequeue().connection)
         self._replay.journal.flush(now_seconds)
-        for identity in list(self._unanswered):
-            actor = self.actors.get(identity)
-            if actor is None or actor.stored == actor.acknowledged or self._acknowledge(identity, actor, now_seconds):
-                self._unanswered.remove(identity)
+        for connection_id in list(self._unanswered):
+            actor = self.actors.get(connection_id)
+            if (
+                actor is None
+                or actor.stored == actor.acknowledged
+                or self._acknowledge(connection_id, actor, now_seconds)
+            ):
+                self._unanswered.remove(connection_id)
 
     def evict_dead_peers(self, now_seconds: float) -> None:
         """Removes actors that have been silent for PEER_TIMEOUT_SECONDS."""
@@ -107,31 +111,31 @@ class ExperienceServer(LinkServer[ActorPeer]):
 
     def finish(self, reason: str) -> None:
         """Sends every actor a `Finish`: the run is over."""
-        for identity in self.actors:
-            sockets.send(self._socket, Finish(reason=reason), identity)
+        for connection_id in self.actors:
+            sockets.send(self._socket, Finish(reason=reason), connection_id)
 
     def totals(self) -> dict[str, int]:
         """Returns the ledger: counts of transitions by fate, and their sum as "produced"."""
         connected = {actor.peer_id for actor in self.actors.values()}
         return self._replay.ledger.totals(connected, self._membership.waiting_transitions())
 
-    def _on_hello(self, identity: bytes, message: ActorHello, now_seconds: float) -> None:
+    def _on_hello(self, connection_id: bytes, message: ActorHello, now_seconds: float) -> None:
         if (refusal := self._refusal(message.compatibility_key, message.run_identity)) is not None:
-            sockets.send(self._socket, refusal, identity)
+            sockets.send(self._socket, refusal, connection_id)
             return
-        if identity in self.actors and self.actors[identity].peer_id == message.peer_id:
+        if connection_id in self.actors and self.actors[connection_id].peer_id == message.peer_id:
             return  # a repeated hello; a second welcome would cause all segments to be resent
         before = self._membership.connection_of(message.peer_id)
         if before is None and len(self.actors) >= MAX_ACTORS:
             self.dropped["too_many_actors"] += 1
             reason = f"the replay server has the {MAX_ACTORS} actors it can have; use fewer, of more environments each"
-            sockets.send(self._socket, Refusal(reason=reason, final=False), identity)
+            sockets.send(self._socket, Refusal(reason=reason, final=False), connection_id)
             return
         if before is not None and message.acknowledged > (stored := self.actors[before].stored):
             self.dropped["bad_acknowledgement"] += 1  # if accepted, that actor's segments would count as duplicates
             known = f"an actor whose segments were acknowledged up to {stored}"
             reason = f"acknowledged={message.acknowledged} of {known}: start this actor again"
-            sockets.send(self._socket, Refusal(reason=reason, final=False), identity)
+            sockets.send(self._socket, Refusal(reason=reason, final=False), connection_id)
             return
         actor_number, ladder_indices = self._membership.choose(message, self._replay.highest_actor_number, now_seconds)
         welcome = ActorWelcome(
@@ -144,14 +148,14 @@ class ExperienceServer(LinkServer[ActorPeer]):
         if before is None:  # otherwise a restarted server might reuse the actor number
             self._replay.journal.on_welcome(message.peer_id, actor_number)
             self._replay.journal.flush(now_seconds)
-        if not sockets.send(self._socket, welcome, identity):
+        if not sockets.send(self._socket, welcome, connection_id):
             return  # this connection is dead, and the actor may have joined on another one
-        self._join(identity, message, welcome, now_seconds)
+        self._join(connection_id, message, welcome, now_seconds)
 
-    def _join(self, identity: bytes, message: ActorHello, welcome: ActorWelcome, now_seconds: float) -> None:
+    def _join(self, connection_id: bytes, message: ActorHello, welcome: ActorWelcome, now_seconds: float) -> None:
         """Assigns a connection to an actor, and keeps the server's record of that actor."""
-        if identity in self.actors:
-            self._remove(identity)  # a connection has only one actor
+        if connection_id in self.actors:
+            self._remove(connection_id)  # a connection has only one actor
         peer_id, before = message.peer_id, self._membership.connection_of(message.peer_id)
         actor = self.actors[before] if before is not None else self._membership.gone.get(peer_id)
         if actor is None:
@@ -161,18 +165,18 @@ class ExperienceServer(LinkServer[ActorPeer]):
             )
         actor.actor_number, actor.ladder_indices = welcome.actor_number, welcome.ladder_indices
         self._replay.highest_actor_number = max(self._replay.highest_actor_number, welcome.actor_number)
-        self._membership.join(identity, actor)
+        self._membership.join(connection_id, actor)
         actor.seen_seconds = actor.answered_seconds = now_seconds
         # Ignores claims of earlier hellos that no segment has confirmed: another process may have sent them.
         actor.received = max(actor.newest_waiting or self._replay.ledger.sequence(peer_id), message.acknowledged)
         actor.acknowledged = 0  # earlier acknowledgements may have been lost
-        self._unanswered.add(identity)
+        self._unanswered.add(connection_id)
         self._replay.ledger.connected.add(peer_id)
         text = "actor %s joins with %d environments (%d actors)"
         self._log_lines.info(text, digest_of_peer_id(peer_id), len(actor.ladder_indices), len(self.actors))
 
-    def _on_segment(self, identity: bytes, message: SegmentRecord, now_seconds: float) -> None:
-        actor = self.actors[identity]
+    def _on_segment(self, connection_id: bytes, message: SegmentRecord, now_seconds: float) -> None:
+        actor = self.actors[connection_id]
         if message.sequence <= actor.received:
             self.dropped["duplicate_segment"] += 1
         elif len(actor.waiting) >= self._config.actor.max_outstanding_segments:
@@ -180,13 +184,13 @@ class ExperienceServer(LinkServer[ActorPeer]):
         elif message.sequence > actor.received + 1:
             # Messages arrive in order, so an earlier segment was corrupted; the actor must resend from there.
             self.dropped["early_segment"] += 1
-            self._remove(identity)
-            sockets.send(self._socket, Rejoin(), identity)
+            self._remove(connection_id)
+            sockets.send(self._socket, Rejoin(), connection_id)
             return
         else:
             self._take(actor, message)
         if now_seconds - actor.answered_seconds >= ANSWER_SECONDS:
-            self._acknowledge(identity, actor, now_seconds)
+            self._acknowledge(connection_id, actor, now_seconds)
 
     def _take(self, actor: ActorPeer, segment: SegmentRecord) -> None:
         actor.received = segment.sequence
@@ -201,24 +205,24 @@ class ExperienceServer(LinkServer[ActorPeer]):
                 refusal = error.reason
         self._membership.enqueue(actor, Waiting(segment._replace(peer_id=actor.peer_id), columns, refusal))
 
-    def _acknowledge(self, identity: bytes, actor: ActorPeer, now_seconds: float) -> bool:
-        if not sockets.send(self._socket, SegmentAck(sequence=actor.stored), identity):
+    def _acknowledge(self, connection_id: bytes, actor: ActorPeer, now_seconds: float) -> bool:
+        if not sockets.send(self._socket, SegmentAck(sequence=actor.stored), connection_id):
             return False
         actor.acknowledged, actor.answered_seconds = actor.stored, now_seconds
         return True
 
-    def _on_episodes(self, identity: bytes, message: EpisodeStatistics, now_seconds: float) -> None:
+    def _on_episodes(self, connection_id: bytes, message: EpisodeStatistics, now_seconds: float) -> None:
         if not self.episodes.add(message):
             self.dropped["bad_statistics"] += 1
 
-    def _on_status(self, identity: bytes, message: ActorStatus, now_seconds: float) -> None:
-        actor = self.actors[identity]
+    def _on_status(self, connection_id: bytes, message: ActorStatus, now_seconds: float) -> None:
+        actor = self.actors[connection_id]
         if message.peer_id == actor.peer_id:
             actor.status = message
             self._replay.ledger.report(message.peer_id, _counts(message))
             if actor.stored > actor.written:  # a throttled actor must not grow the journal
                 self._write_down(actor)
-        self._acknowledge(identity, actor, now_seconds)  # serves as the heartbeat to the actor
+        self._acknowledge(connection_id, actor, now_seconds)  # serves as the heartbeat to the actor
 
     def _write_down(self, actor: ActorPeer) -> None:
         """Writes the actor's counts to the journal, so that they survive a crash of both the actor and this server."""
@@ -226,21 +230,21 @@ class ExperienceServer(LinkServer[ActorPeer]):
         if any(counts := _counts(actor.status)):
             self._replay.journal.on_report(actor.peer_id, counts)
 
-    def _on_goodbye(self, identity: bytes, message: Goodbye, now_seconds: float) -> None:
-        actor = digest_of_peer_id(self.actors[identity].peer_id)
-        self._remove(identity)
+    def _on_goodbye(self, connection_id: bytes, message: Goodbye, now_seconds: float) -> None:
+        actor = digest_of_peer_id(self.actors[connection_id].peer_id)
+        self._remove(connection_id)
         self._log_lines.info("actor %s leaves (%d actors)", actor, len(self.actors))
 
-    def _evict(self, identity: bytes) -> None:
+    def _evict(self, connection_id: bytes) -> None:
         message = "actor %s has been silent for %.0f s: its places are free"
-        self._log_lines.warning(message, digest_of_peer_id(self.actors[identity].peer_id), PEER_TIMEOUT_SECONDS)
-        self._remove(identity)
+        self._log_lines.warning(message, digest_of_peer_id(self.actors[connection_id].peer_id), PEER_TIMEOUT_SECONDS)
+        self._remove(connection_id)
 
-    def _remove(self, identity: bytes) -> None:
-        actor = self.actors[identity]
+    def _remove(self, connection_id: bytes) -> None:
+        actor = self.actors[connection_id]
         self._replay.ledger.connected.discard(actor.peer_id)
         self._write_down(actor)
-        if discarded := self._membership.leave(identity):
+        if discarded := self._membership.leave(connection_id):
             self.dropped["left_by_actor"] += discarded
 
 

@@ -71,7 +71,7 @@ class Membership:
 
     def connection_of(self, peer_id: int) -> bytes | None:
         """Returns the connection of an actor, or None."""
-        return next((identity for identity, actor in self.actors.items() if actor.peer_id == peer_id), None)
+        return next((connection_id for connection_id, actor in self.actors.items() if actor.peer_id == peer_id), None)
 
     def choose(self, hello: ActorHello, highest_actor_number: int, now_seconds: float) -> tuple[int, np.ndarray]:
         """Returns an actor's number and ladder indices: those of its hello if they are valid, else new ones.
@@ -98,7 +98,7 @@ class Membership:
         """Returns the lowest actor number above `highest_actor_number` that this server may assign."""
         return self._index + 1 + self._servers * max(0, -((self._index - highest_actor_number) // self._servers))
 
-    def join(self, identity: bytes, actor: ActorPeer) -> None:
+    def join(self, connection_id: bytes, actor: ActorPeer) -> None:
         """Adds an actor, or moves it to this connection, which must be unused."""
         if (connection := self.connection_of(actor.peer_id)) is not None:
             del self.actors[connection]
@@ -107,15 +107,15 @@ class Membership:
             if self.gone.pop(actor.peer_id, None) is not None:
                 self._turns.append(actor)
                 self._end_turns_of_gone()
-        self.actors[identity] = actor
-        actor.connection = identity
+        self.actors[connection_id] = actor
+        actor.connection = connection_id
 
-    def leave(self, identity: bytes) -> int:
+    def leave(self, connection_id: bytes) -> int:
         """Removes an actor and frees its indices; returns how many pending segments of `gone` are discarded.
 
         An actor that reconnects still has the discarded segments, and sends them again.
         """
-        actor = self.actors.pop(identity)
+        actor = self.actors.pop(connection_id)
         np.subtract.at(self._occupants, actor.ladder_indices, 1)
         if not actor.waiting:
             return 0
@@ -131,13 +131,13 @@ class Membership:
 
     def silent_since(self, seconds: float) -> list[bytes]:
         """Returns the connections that have received nothing since then."""
-        return [identity for identity, actor in self.actors.items() if actor.seen_seconds < seconds]
+        return [connection_id for connection_id, actor in self.actors.items() if actor.seen_seconds < seconds]
 
     def _occupants_seen_since(self, seconds: float) -> np.ndarray:
         """Returns the number of environments at each ladder index, without those of silent, probably dead actors."""
         occupants = self._occupants.copy()
-        for identity in self.silent_since(seconds):
-            np.subtract.at(occupants, self.actors[identity].ladder_indices, 1)
+        for connection_id in self.silent_since(seconds):
+            np.subtract.at(occupants, self.actors[connection_id].ladder_indices, 1)
         return occupants
 
     # Pending segments

@@ -46,7 +46,7 @@ LARGEST_CREDIT = 2**13  # above the credit of any real learner; bounds the work 
 class LearnerPeer:
     """The server's record of the connected learner."""
 
-    identity: bytes
+    connection_id: bytes
     peer_id: int
     seen_seconds: float
     batches_at_once: int
@@ -104,7 +104,7 @@ class SamplingServer(LinkServer[LearnerPeer]):
         learner.has_caught_up = True
         while learner.asked and self._replay.can_draw(int(learner.asked[0].sum())):
             draw = self._replay.draw(learner.asked[0], now_seconds)
-            if not sockets.send(self._socket, self._batches(draw), learner.identity):
+            if not sockets.send(self._socket, self._batches(draw), learner.connection_id):
                 self._replay.take_back(draw)
                 return
             learner.asked.popleft()
@@ -141,7 +141,7 @@ class SamplingServer(LinkServer[LearnerPeer]):
                 size_transitions=self._replay.buffer.size_transitions,
                 allowed_draws=0 if is_behind else self._replay.allowed_draws,
             )
-            if not sockets.send(self._socket, message, learner.identity):
+            if not sockets.send(self._socket, message, learner.connection_id):
                 return False
             learner.cursor = cursor
             learner.segments_credit -= count
@@ -161,22 +161,22 @@ class SamplingServer(LinkServer[LearnerPeer]):
             age_seconds=draw.age_seconds,
         )
 
-    def _on_hello(self, identity: bytes, message: LearnerHello, now_seconds: float) -> None:
+    def _on_hello(self, connection_id: bytes, message: LearnerHello, now_seconds: float) -> None:
         if (refusal := self._refusal_of(message)) is not None:
-            sockets.send(self._socket, refusal, identity)
+            sockets.send(self._socket, refusal, connection_id)
             return
-        if self.learner is not None and self.learner.identity == identity:
+        if self.learner is not None and self.learner.connection_id == connection_id:
             return  # a repeated hello; the welcome is in flight, and a second one would double the credit
         welcome = LearnerWelcome(
             replay_peer_id=self._peer_id,
             capacity_segments=self._replay.buffer.capacity_segments,
             run_identity=self._join_run(message),
         )
-        if not sockets.send(self._socket, welcome, identity):
+        if not sockets.send(self._socket, welcome, connection_id):
             return
-        learner = LearnerPeer(identity, message.peer_id, now_seconds, message.batches_at_once, message.batch_size)
+        learner = LearnerPeer(connection_id, message.peer_id, now_seconds, message.batches_at_once, message.batch_size)
         self._learners.clear()  # an earlier connection of this learner
-        self._learners[identity] = learner
+        self._learners[connection_id] = learner
         self.run_steps = message.environment_steps
         live = self._replay.buffer.size_segments
         _log.info("learner %s joins; %d segments are live", digest_of_peer_id(message.peer_id), live)
@@ -206,12 +206,12 @@ class SamplingServer(LinkServer[LearnerPeer]):
             return Refusal(reason=f"another learner draws from this replay server, or {killed}; {fix}", final=False)
         return None
 
-    def _on_credit(self, identity: bytes, message: Credit, now_seconds: float) -> None:
+    def _on_credit(self, connection_id: bytes, message: Credit, now_seconds: float) -> None:
         assert self.learner is not None
         self.run_steps = max(self.run_steps, message.environment_steps)
         counts = message.counts
         if not counts.size and not message.segments:
-            sockets.send(self._socket, message, identity)  # serves as the heartbeat to the learner
+            sockets.send(self._socket, message, connection_id)  # serves as the heartbeat to the learner
         batches, size = self.learner.batches_at_once, self.learner.batch_size
         if counts.size and not (counts.shape[1] == batches and 0 <= counts.min() <= counts.max() <= size):
             self.dropped["bad_request"] += 1
@@ -219,27 +219,27 @@ class SamplingServer(LinkServer[LearnerPeer]):
         self.learner.asked.extend(counts[: LARGEST_CREDIT - len(self.learner.asked)])
         self.learner.segments_credit = min(self.learner.segments_credit + message.segments, LARGEST_CREDIT)
 
-    def _on_priorities(self, identity: bytes, message: PriorityUpdate, now_seconds: float) -> None:
+    def _on_priorities(self, connection_id: bytes, message: PriorityUpdate, now_seconds: float) -> None:
         result = self._replay.update_priorities(message.indices, message.generations, message.priorities)
         self.dropped["stale_priority"] += result.stale
         self.dropped["invalid_priority"] += result.invalid
 
-    def _on_corrupt_segments(self, identity: bytes, message: CorruptSegments, now_seconds: float) -> None:
+    def _on_corrupt_segments(self, connection_id: bytes, message: CorruptSegments, now_seconds: float) -> None:
         discarded = self._replay.buffer.discard(message.slots, message.generations)
         if discarded and not self.dropped["corrupt_segment"]:
             _log.warning("the learner cannot decode some segments: they are drawn no more (logged once, counted)")
         self.dropped["corrupt_segment"] += discarded
 
-    def _on_finish(self, identity: bytes, message: Finish, now_seconds: float) -> None:
+    def _on_finish(self, connection_id: bytes, message: Finish, now_seconds: float) -> None:
         self.finished = message.reason
-        sockets.send(self._socket, message, identity)  # the learner repeats its Finish until it receives this answer
+        sockets.send(self._socket, message, connection_id)  # the learner repeats its Finish until this answer
 
-    def _evict(self, identity: bytes) -> None:
+    def _evict(self, connection_id: bytes) -> None:
         _log.warning("the learner has been silent for %.0f s: another may take its place", PEER_TIMEOUT_SECONDS)
-        del self._learners[identity]
+        del self._learners[connection_id]
 
-    def _on_goodbye(self, identity: bytes, message: Goodbye, now_seconds: float) -> None:
-        del self._learners[identity]
+    def _on_goodbye(self, connection_id: bytes, message: Goodbye, now_seconds: float) -> None:
+        del self._learners[connection_id]
         # The learner has saved a checkpoint; a snapshot now lets both resume from the same moment.
         self._replay.journal.request_snapshot()
         _log.info("the learner leaves")

@@ -64,23 +64,23 @@ class LinkServer(Generic[PeerT]):
                 self._unread_after = 0
                 return
             self._unread_after += 1
-            identity, message = received
-            if (peer := self._peers.get(identity)) is not None:
+            connection_id, message = received
+            if (peer := self._peers.get(connection_id)) is not None:
                 peer.seen_seconds = now_seconds
             elif not isinstance(message, hello):
-                sockets.send(self._socket, Rejoin(), identity)
+                sockets.send(self._socket, Rejoin(), connection_id)
                 continue
-            self._handlers[type(message)](identity, message, now_seconds)
+            self._handlers[type(message)](connection_id, message, now_seconds)
 
     def evict_dead_peers(self, now_seconds: float) -> None:
         """Evicts peers that have been silent for PEER_TIMEOUT_SECONDS."""
         if 0 < self._unread_after <= 2 * self._max_peers:
             return  # a peer's heartbeat may be pending in the socket
-        for identity, peer in list(self._peers.items()):
+        for connection_id, peer in list(self._peers.items()):
             if now_seconds - peer.seen_seconds > PEER_TIMEOUT_SECONDS:
-                self._evict(identity)
+                self._evict(connection_id)
 
-    def _evict(self, identity: bytes) -> None:
+    def _evict(self, connection_id: bytes) -> None:
         """Removes a silent peer."""
         raise NotImplementedError
 

@@ -157,9 +157,9 @@ class WeightsServer(LinkServer[Client]):
             for client in self.clients.values():  # first, as `is_drained` is read meanwhile
                 client.has_newest = False
             self._offered = self._newest
-            for identity, client in self.clients.items():
+            for connection_id, client in self.clients.items():
                 if client.encoded is None:  # otherwise its queue is needed for requested pieces
-                    self._offer(identity)
+                    self._offer(connection_id)
 
     def _run(self) -> None:
         with self._socket, self._monitor:
@@ -171,42 +171,42 @@ class WeightsServer(LinkServer[Client]):
                 self._wake.clear()
                 self.turn(time.monotonic())
 
-    def _on_hello(self, identity: bytes, message: WeightsHello, now_seconds: float) -> None:
-        if (refusal := self._refusal_of(identity, message)) is not None:
-            sockets.send(self._socket, refusal, identity)
+    def _on_hello(self, connection_id: bytes, message: WeightsHello, now_seconds: float) -> None:
+        if (refusal := self._refusal_of(connection_id, message)) is not None:
+            sockets.send(self._socket, refusal, connection_id)
             return
-        if identity not in self.clients:
+        if connection_id not in self.clients:
             replay_index = self.placement.add(message.environments, message.replay_index)
-            self.clients[identity] = Client(now_seconds, message.environments, replay_index)
-        self._offer(identity)
+            self.clients[connection_id] = Client(now_seconds, message.environments, replay_index)
+        self._offer(connection_id)
 
-    def _refusal_of(self, identity: bytes, message: WeightsHello) -> Refusal | None:
+    def _refusal_of(self, connection_id: bytes, message: WeightsHello) -> Refusal | None:
         if (refusal := self._refusal(message.compatibility_key, message.run_identity)) is not None:
             return refusal
         if message.architecture != self._architecture:
             self.dropped["another_architecture"] += 1
             reason = "the network here is another one than the learner's: run the same release everywhere"
             return Refusal(reason=reason, final=True)
-        if identity not in self.clients and len(self.clients) >= MAX_CLIENTS:
+        if connection_id not in self.clients and len(self.clients) >= MAX_CLIENTS:
             self.dropped["too_many_clients"] += 1
             return Refusal(reason=f"the learner has the {MAX_CLIENTS} clients of weights it can have", final=False)
         return None
 
-    def _on_heartbeat(self, identity: bytes, message: WeightsHeartbeat, now_seconds: float) -> None:
+    def _on_heartbeat(self, connection_id: bytes, message: WeightsHeartbeat, now_seconds: float) -> None:
         held = (message.learner_peer_id, message.version)
         self.best_return = max(self.best_return, message.best_return)
-        newest, client = self._offered, self.clients[identity]
+        newest, client = self._offered, self.clients[connection_id]
         client.has_newest = newest is not None and held == (self._peer_id, newest.version)
         if client.encoded is not None and held == (self._peer_id, client.encoded.published.version):
             client.encoded = None
-        self._offer(identity)
+        self._offer(connection_id)
 
-    def _on_request(self, identity: bytes, message: WeightsRequest, now_seconds: float) -> None:
-        client = self.clients[identity]
+    def _on_request(self, connection_id: bytes, message: WeightsRequest, now_seconds: float) -> None:
+        client = self.clients[connection_id]
         encoded = self._fetched(client, message.version) if message.version else self._newest_encoded(now_seconds)
         number, rest = divmod(message.offset, WEIGHTS_PIECE_BYTES)
         if encoded is None or rest or number >= len(encoded.pieces):
-            self._offer(identity)
+            self._offer(connection_id)
             return
         client.encoded, published = encoded, encoded.published
         piece = WeightsPiece(
@@ -221,24 +221,24 @@ class WeightsServer(LinkServer[Client]):
             offset=message.offset,
             piece=encoded.pieces[number],
         )
-        sockets.send(self._socket, piece, identity)  # dropped if the queue is full; the client requests it again
+        sockets.send(self._socket, piece, connection_id)  # dropped if the queue is full; the client requests it again
 
-    def _on_goodbye(self, identity: bytes, message: Goodbye, now_seconds: float) -> None:
-        self._evict(identity)
+    def _on_goodbye(self, connection_id: bytes, message: Goodbye, now_seconds: float) -> None:
+        self._evict(connection_id)
 
-    def _evict(self, identity: bytes) -> None:
-        client = self.clients.pop(identity)
+    def _evict(self, connection_id: bytes) -> None:
+        client = self.clients.pop(connection_id)
         self.placement.remove(client.environments, client.replay_index)
 
-    def _offer(self, identity: bytes) -> None:
-        newest, run, client = self._offered, self._run_identity.name, self.clients[identity]
+    def _offer(self, connection_id: bytes) -> None:
+        newest, run, client = self._offered, self._run_identity.name, self.clients[connection_id]
         version, final = (newest.version, newest.final) if newest is not None else (0, False)
         if client.environments:
             may_balance = time.monotonic() > self._start_seconds + SETTLED_SECONDS
             client.replay_index = self.placement.place(client.environments, client.replay_index, may_balance)
         index = 0 if client.replay_index == NOWHERE else client.replay_index
         offer = WeightsOffer(self._peer_id, version, final, run, index)
-        sockets.send(self._socket, offer, identity)
+        sockets.send(self._socket, offer, connection_id)
 
     def _fetched(self, client: Client, version: int) -> Encoded | None:
         """Returns a version that this client, or an earlier connection of it, has begun to fetch."""

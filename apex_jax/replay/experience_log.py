@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from apex_jax.host.disk import damaged_path, lock, open_regular, read_regular, set_damaged_aside, synchronize
-from apex_jax.replay.snapshots import CorruptFile, Identity, JournalError, pack_head, unpack_head
+from apex_jax.replay.snapshots import CorruptFile, FileHeader, JournalError, pack_head, unpack_head
 
 _log = logging.getLogger(__name__)
 
@@ -81,7 +81,7 @@ class LogFile:
 class ExperienceLog:
     """The log of one replay server, which locks the directory until `close`."""
 
-    def __init__(self, directory: Path | None, identity: Identity, capacity_segments: int) -> None:
+    def __init__(self, directory: Path | None, header: FileHeader, capacity_segments: int) -> None:
         """`directory`: None = the log is empty, and drops what is appended. Raises JournalError.
 
         `capacity_segments`: of the ring; limits the pending records while the disk fails.
@@ -89,7 +89,7 @@ class ExperienceLog:
         self.last_event = 0
         self.errors = 0  # disk errors since the start
         self._directory = directory
-        self._identity = identity
+        self._header = header
         self._max_pending = capacity_segments + SPARE_EVENTS
         self._pending: deque[_Pending] = deque()
         self._files: list[LogFile] = []  # the last one is open for writing
@@ -201,7 +201,7 @@ class ExperienceLog:
 
     def _open_file(self) -> None:
         """Creates the next file. No old one is continued, because after a disk error it may end within a record."""
-        head = pack_head(MAGIC, self._identity.facts)
+        head = pack_head(MAGIC, self._header.facts)
         path, descriptor = self._make_file(self.last_event - len(self._pending) + 1)
         try:
             if os.write(descriptor, head) != len(head):
@@ -286,7 +286,7 @@ class ExperienceLog:
         if not data:
             raise TornRecord("it is empty")
         facts, file.num_bytes = unpack_head(file.path, memoryview(data), MAGIC)
-        self._identity.check(file.path, facts)
+        self._header.check(file.path, facts)
         self._unsynced.append(file.path)  # a killed server may have left it unsynced
         while file.num_bytes < len(data):
             record, file.num_bytes = _record_at(data, file.num_bytes)

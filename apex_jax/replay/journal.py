@@ -25,7 +25,7 @@ from apex_jax.replay.buffer import ReplayBuffer, StoredSegments
 from apex_jax.replay.experience_log import SEGMENT, ExperienceLog, LogFile, Record, sync
 from apex_jax.replay.ledger import REFUSALS, ActorCounts, Ledger
 from apex_jax.replay.rate_limiter import RateLimiter
-from apex_jax.replay.snapshots import Counters, Identity, Saved, Snapshots, pack_state, ratio_of
+from apex_jax.replay.snapshots import Counters, FileHeader, Saved, Snapshots, pack_state, ratio_of
 from apex_jax.segment_codec import CorruptSegment, decode_columns, value_limits
 from apex_jax.types import SegmentRecord, SegmentSpec
 
@@ -69,11 +69,11 @@ class Journal:
         """Opens or creates the journal of the run `run` (empty = not known yet). Raises JournalError."""
         self._is_on_disk = config.replay.journal
         self.directory = Path(config.directory, server_name(config.replay.index))
-        self._identity = identity = Identity(config.compatibility_key, spec, run)
+        self._header = header = FileHeader(config.compatibility_key, spec, run)
         self._config = config
         self._spec = spec
-        self._log = ExperienceLog(self.directory if self._is_on_disk else None, identity, capacity_segments)
-        self._snapshots = Snapshots(self.directory, identity)
+        self._log = ExperienceLog(self.directory if self._is_on_disk else None, header, capacity_segments)
+        self._snapshots = Snapshots(self.directory, header)
         self._thread: SnapshotWriter | None = None
         self._obsolete: list[LogFile] = []  # closed files that the newest snapshot does not need
         self._snapshot_errors = 0
@@ -119,16 +119,16 @@ class Journal:
     @property
     def replay_id(self) -> str:
         """Id of the replay."""
-        return self._identity.replay_id
+        return self._header.replay_id
 
     @property
     def run(self) -> str:
         """Identity of the run; empty = not known yet."""
-        return self._identity.run
+        return self._header.run
 
     def on_run(self, run: str) -> None:
         """Records the run that this server has joined: makes a snapshot due now, which contains it."""
-        self._identity.run = run
+        self._header.run = run
         self.request_snapshot()
 
     def flush(self, now_seconds: float) -> None:

@@ -55,7 +55,7 @@ class CorruptFile(ValueError):
     """Bytes that differ from what was written; the message says what is wrong."""
 
 
-class Identity:
+class FileHeader:
     """The configuration and run of a journal; files of another configuration or run are rejected."""
 
     def __init__(self, compatibility_key: str, spec: SegmentSpec, run: str = "") -> None:
@@ -189,9 +189,9 @@ def _unpack_state(facts: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) ->
 class Snapshots:
     """The snapshots of a directory; no other process writes to it."""
 
-    def __init__(self, directory: Path, identity: Identity) -> None:
+    def __init__(self, directory: Path, header: FileHeader) -> None:
         self._directory = directory
-        self._identity = identity
+        self._header = header
 
     def write(self, facts: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
         """Writes a snapshot, which survives a loss of power when this returns; deletes old ones. Raises OSError."""
@@ -201,7 +201,7 @@ class Snapshots:
         for array in arrays.values():
             crc = crc32(_raw(array), crc)
         layout = [[name, array.dtype.str, list(array.shape)] for name, array in arrays.items()]
-        head = pack_head(MAGIC, {**self._identity.facts, "facts": dict(facts), "arrays": layout, "crc": crc})
+        head = pack_head(MAGIC, {**self._header.facts, "facts": dict(facts), "arrays": layout, "crc": crc})
         numbers = self._numbers()
         path = self._path(max(numbers, default=0) + 1)
         try:
@@ -231,7 +231,7 @@ class Snapshots:
     def _read(self, path: Path) -> Saved:
         data = memoryview(read_regular(path, sys.maxsize))
         head, offset = unpack_head(path, data, MAGIC)
-        self._identity.check(path, head)
+        self._header.check(path, head)
         if crc32(data[offset:]) != head["crc"]:
             raise CorruptFile("the checksum of its arrays is wrong")
         arrays: dict[str, np.ndarray] = {}

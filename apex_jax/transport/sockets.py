@@ -93,10 +93,10 @@ def connect_weights(context: zmq.Context, address: str, monitor: ClientMonitor |
     return _connect(_dealer(context), address, "weights", monitor, WEIGHTS_PIECE_BYTES)
 
 
-def send(socket: zmq.Socket, message: Any, identity: bytes | None = None) -> bool:
-    """Sends a message without blocking, from a ROUTER to `identity`. Returns False if the peer cannot take it now."""
+def send(socket: zmq.Socket, message: Any, connection_id: bytes | None = None) -> bool:
+    """Sends a message without blocking, from a ROUTER to `connection_id`. Returns False if the peer takes none now."""
     frames = wire.encode(message)
-    return _send_frames(socket, frames if identity is None else [identity, *frames])
+    return _send_frames(socket, frames if connection_id is None else [connection_id, *frames])
 
 
 def _send_frames(socket: zmq.Socket, frames: list[Any]) -> bool:
@@ -105,7 +105,7 @@ def _send_frames(socket: zmq.Socket, frames: list[Any]) -> bool:
     except zmq.Again:
         return False
     except zmq.ZMQError as error:
-        if error.errno in (zmq.EHOSTUNREACH, zmq.EAGAIN):  # this identity has disconnected
+        if error.errno in (zmq.EHOSTUNREACH, zmq.EAGAIN):  # this connection has ended
             return False
         raise
     return True
@@ -145,22 +145,22 @@ def reading_turn(clock: Callable[[], float] = time.monotonic) -> Iterator[None]:
 
 
 def receive_from(socket: zmq.Socket, expected: tuple[type, ...], dropped: Counter[str]) -> tuple[bytes, Any] | None:
-    """Returns (identity, message) of the next valid message on a ROUTER, or None.
+    """Returns (connection_id, message) of the next valid message on a ROUTER, or None.
 
     Skips messages that are malformed or not in `expected`, at most MALFORMED_AT_ONCE, and counts them in `dropped` by
     reason.
     """
     for _ in range(MALFORMED_AT_ONCE):
         try:
-            identity, *frames = socket.recv_multipart(zmq.NOBLOCK, copy=False)
+            connection_id, *frames = socket.recv_multipart(zmq.NOBLOCK, copy=False)
         except zmq.Again:
             return None
         try:
-            return identity.bytes, wire.decode(frames, expected)
+            return connection_id.bytes, wire.decode(frames, expected)
         except wire.WireError as error:
             dropped[error.reason] += 1
             if (refusal := wire.encode_refusal(error)) is not None:
-                _send_frames(socket, [identity.bytes, *refusal])  # otherwise that peer would wait forever
+                _send_frames(socket, [connection_id.bytes, *refusal])  # otherwise that peer would wait forever
     return None
 
 

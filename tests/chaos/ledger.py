@@ -11,7 +11,7 @@ from apex_jax.config.load import load
 from apex_jax.environments.environment import segment_spec
 from apex_jax.process import digest_of_peer_id
 from apex_jax.replay.ledger import DROPS, TransitionCounts
-from apex_jax.replay.snapshots import Identity, Snapshots
+from apex_jax.replay.snapshots import FileHeader, Snapshots
 from apex_jax.run.metric_files import read_metrics
 from tests.chaos.watch import Life
 from tests.rigs.fleet import role_of
@@ -33,7 +33,7 @@ def read_books(directory: Path, server: str, lives: Iterable[Life], servers: int
     """Reads the results of a replay server of an ended fleet; `lives`: the processes that ended regularly."""
     config = load(ROOT / "configs" / "catch.yaml")
     spec = segment_spec(config)
-    saved = Snapshots(directory / server, Identity(config.compatibility_key, spec)).read_newest()
+    saved = Snapshots(directory / server, FileHeader(config.compatibility_key, spec)).read_newest()
     assert saved is not None, f"{server} has left no snapshot"
     rows = saved.counters.ledger.to_array().tolist()
     accounts = {int(digest_of_peer_id(peer_id), 16): TransitionCounts(*numbers) for peer_id, *numbers in rows}

@@ -12,7 +12,7 @@ from apex_jax.config import Config
 from apex_jax.host import disk
 from apex_jax.host.errors import RunError
 from apex_jax.replay.experience_log import ExperienceLog
-from apex_jax.replay.snapshots import Identity, JournalError
+from apex_jax.replay.snapshots import FileHeader, JournalError
 from apex_jax.run.checkpoint import Checkpointer, CheckpointError
 from apex_jax.run.metric_files import MetricsFollower, append_line, read_metrics
 from apex_jax.run.provenance import read_starts
@@ -34,8 +34,8 @@ def target(tmp_path: Path) -> Path:
     return path
 
 
-def identity() -> Identity:
-    return Identity(Config().compatibility_key, SPEC)
+def header() -> FileHeader:
+    return FileHeader(Config().compatibility_key, SPEC)
 
 
 def lock_run(directory: Path) -> None:
@@ -46,7 +46,7 @@ def lock_run(directory: Path) -> None:
 WRITERS: dict[str, tuple[str, Callable[[Path], object]]] = {  # file in the run directory, and who opens it
     "supervisor's lock": ("lock", lock_run),
     "learner's lock": ("checkpoints/.lock", lambda directory: Checkpointer(str(directory), 3).close()),
-    "replay's lock": ("replay/lock", lambda directory: ExperienceLog(directory / "replay", identity(), 10).close()),
+    "replay's lock": ("replay/lock", lambda directory: ExperienceLog(directory / "replay", header(), 10).close()),
     "starts": ("starts.jsonl", lambda directory: append_line(directory / "starts.jsonl", b"{}\n")),
     "metrics": ("metrics/a.jsonl", lambda directory: append_line(directory / "metrics" / "a.jsonl", b"{}\n")),
 }
@@ -87,7 +87,7 @@ def test_foreign_file_in_place_of_a_segment_file_is_refused_at_the_start(tmp_pat
         path.mkdir()
     else:
         path.symlink_to(tmp_path / "missing")
-    log = ExperienceLog(tmp_path, identity(), 10)
+    log = ExperienceLog(tmp_path, header(), 10)
     with pytest.raises(JournalError, match="cannot be read"):
         list(log.read())
     log.close()

@@ -116,4 +116,4 @@ def flip(path: Path, offset: int) -> None:
 
 
 def head_bytes(world: World) -> int:
-    return len(pack_head(experience_log.MAGIC, world.journal._log._identity.facts))
+    return len(pack_head(experience_log.MAGIC, world.journal._log._header.facts))

@@ -13,7 +13,7 @@ from typing import Any
 from apex_jax.config.load import load
 from apex_jax.environments.environment import segment_spec
 from apex_jax.replay.experience_log import SEGMENT, ExperienceLog
-from apex_jax.replay.snapshots import Identity
+from apex_jax.replay.snapshots import FileHeader
 from apex_jax.run.metric_files import read_metrics
 from tests.rigs.processes import ROOT, Program, Programs, catch, free_tcp_addresses, wait_until
 
@@ -110,7 +110,7 @@ class Site:
     def journal(self) -> dict[int, list[int]]:
         """Returns the sequence numbers of all segments on the disk by their actors' peer id; no server may run."""
         log_directory = self.directory / "replay"
-        log = ExperienceLog(log_directory, self._identity(), 1)
+        log = ExperienceLog(log_directory, self._header(), 1)
         sequences: dict[int, list[int]] = {}
         for record in log.read():
             if record.kind == SEGMENT:
@@ -119,9 +119,9 @@ class Site:
         assert not list(log_directory.glob("damaged-*"))
         return sequences
 
-    def _identity(self) -> Identity:
+    def _header(self) -> FileHeader:
         config = load(CATCH)
-        return Identity(config.compatibility_key, segment_spec(config))
+        return FileHeader(config.compatibility_key, segment_spec(config))
 
     def close(self) -> None:
         for producer in self._producers:

@@ -11,14 +11,14 @@ import pytest
 from apex_jax.host import disk
 from apex_jax.replay import experience_log
 from apex_jax.replay.experience_log import SEGMENT, ExperienceLog
-from apex_jax.replay.snapshots import Identity, JournalError
+from apex_jax.replay.snapshots import FileHeader, JournalError
 from apex_jax.types import SegmentRecord
 from tests.rigs.journals import RUN, World, files, flip, head_bytes, warnings
 from tests.rigs.links import CONFIG, SPEC, TRANSITIONS, highest
 
 
 def opened(directory: Path) -> ExperienceLog:
-    return ExperienceLog(directory / "replay", Identity(CONFIG.compatibility_key, SPEC), 9)
+    return ExperienceLog(directory / "replay", FileHeader(CONFIG.compatibility_key, SPEC), 9)
 
 
 def restarted(directory: Path) -> World:

@@ -103,7 +103,7 @@ def test_changed_exponent_restores_initial_priorities_and_is_logged(
     saved = before.buffer.state(0.0)._replace(priority_exponent=0.7)
     facts, arrays = pack_state(9, saved, before.limiter, before.config, before.counters)
     path.unlink()
-    snapshots.Snapshots(path.parent, before.journal._snapshots._identity).write(facts, arrays)
+    snapshots.Snapshots(path.parent, before.journal._snapshots._header).write(facts, arrays)
     after = World(tmp_path)
     assert after.leaves()[1] == first_leaves(1)
     assert any("priority_exponent was 0.7, is now 0.6" in message for message in caplog.messages)

@@ -15,7 +15,7 @@ from apex_jax.host import disk
 from apex_jax.replay import journal, snapshots
 from apex_jax.replay.ledger import ActorCounts, Ledger
 from apex_jax.replay.rate_limiter import RateLimiter
-from apex_jax.replay.snapshots import Counters, Identity, JournalError, Snapshots, pack_state, ratio_of
+from apex_jax.replay.snapshots import Counters, FileHeader, JournalError, Snapshots, pack_state, ratio_of
 from tests.rigs.journals import World, config_of, files, flip, warnings
 from tests.rigs.links import CONFIG, SPEC, TRANSITIONS, buffer_of, segment_of
 
@@ -105,7 +105,7 @@ def test_unpacked_state_equals_the_packed_one(tmp_path: Path, num_segments: int)
         buffer.sample([3] * 2, 2.0)
         limiter.sample(6)
     state, counters = buffer.state(5.0), Counters(ledger, 9)
-    snapshots = Snapshots(tmp_path, Identity(CONFIG.compatibility_key, SPEC))
+    snapshots = Snapshots(tmp_path, FileHeader(CONFIG.compatibility_key, SPEC))
     snapshots.write(*pack_state(11, state, limiter, CONFIG, counters))
     saved = snapshots.read_newest()
     assert saved is not None
@@ -148,7 +148,7 @@ def test_a_journal_of_another_format_is_refused(tmp_path: Path, monkeypatch: pyt
 
 def test_a_journal_from_before_a_key_existed_is_accepted_unless_its_value_was_another() -> None:
     spec = segment_spec(CONFIG)
-    before = Identity("task=gymnasium:X frame_stack=1", spec).facts
-    Identity("task=gymnasium:X frame_stack=1 observation_layout=auto", spec).check(Path("segments"), before)
+    before = FileHeader("task=gymnasium:X frame_stack=1", spec).facts
+    FileHeader("task=gymnasium:X frame_stack=1 observation_layout=auto", spec).check(Path("segments"), before)
     with pytest.raises(JournalError, match=r"observation_layout: was auto, now CHW"):
-        Identity("task=gymnasium:X frame_stack=1 observation_layout=CHW", spec).check(Path("segments"), before)
+        FileHeader("task=gymnasium:X frame_stack=1 observation_layout=CHW", spec).check(Path("segments"), before)
