@@ -88,21 +88,19 @@ def train(config: Config) -> None:
         now = time.monotonic() - started
         # 1. Experience: each full segment gets a number and goes to the replay, and to the same slot of the store.
         for segment in actor.act(params):
-            number = replay.buffer.inserted_segments + 1
-            record = encode_record(segment, spec, peer_id=1, sequence=number, produced=actor.steps)
+            record = encode_record(segment, spec, 1, replay.buffer.inserted_segments + 1, produced=actor.steps)
             slot = replay.insert(record, segment.columns, now)
             store = insert_segments(store, np.array([slot]), *jax.tree.map(lambda array: array[None], segment))
         # 2. Learning, as often as `replay.samples_per_insert` allows: so many draws for each transition inserted.
         while updates < config.total_updates and replay.can_draw(batches * batch_size):
             draw = replay.draw([batch_size] * batches, now)  # P(i) ~ priority^alpha
-            indices, probabilities = (each.reshape(batches, batch_size) for each in (draw.indices, draw.probabilities))
+            indices, probabilities = (x.reshape(batches, batch_size) for x in (draw.indices, draw.probabilities))
             weights = importance_weights(probabilities, beta)  # ~ P(i)^-beta, at most 1
             # For each batch one step of the optimizer, which brings q(s, a) closer to G: n discounted rewards, plus
-            # gamma^n times the target network's value of the action that the online network prefers after them.
-            learning_rate_share = 1 - updates / config.total_updates  # falls to 0; with `python main.py` as configured
-            state, output = algorithm.update(state, store, indices, weights, learning_rate_share)
-            priorities = np.asarray(output.priorities)  # the new |G - q(s, a)| of the transitions drawn
-            replay.update_priorities(draw.indices, draw.generations, priorities.ravel())
+            # gamma^n times the target network's value of the online network's next action. The step size falls to 0.
+            state, output = algorithm.update(state, store, indices, weights, 1 - updates / config.total_updates)
+            priorities = np.ravel(output.priorities)  # the new |G - q(s, a)| of the transitions drawn
+            replay.update_priorities(draw.indices, draw.generations, priorities)
             updates += batches
         # 3. Parameters for the actors: a copy, because the next update overwrites the learner's.
         params = copy_params(algorithm.acting_params(state))

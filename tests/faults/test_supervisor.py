@@ -195,8 +195,8 @@ TOO_FEW = ("replay.servers=2", "actor.processes=1")
 
 
 @pytest.mark.parametrize(("arguments", "module", "code", "words"), [
-    (("--rolle", "actor"), "command_line", 2, "did you mean --role"),
-    (("actor.environments=-1",), "command_line", 2, "actor.environments=-1"),
+    (("--rolle", "actor"), "config.command_line", 2, "did you mean --role"),
+    (("actor.environments=-1",), "config.command_line", 2, "actor.environments=-1"),
     (("--role", "actor", "addresses.experience=tcp://no.such.host.invalid:5550"), "process", 1, "no.such.host.invalid"),
     (("--role", "replay", "addresses.sampling={taken}"), "workers.replay_server", 1, "choose a free address"),
     pytest.param(MISSPELT, "environments.environment", 2, "did you mean Pong-v5", marks=pytest.mark.long),

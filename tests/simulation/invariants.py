@@ -130,10 +130,10 @@ class Oracle:
 
     def _attach(self, process: Any) -> None:
         server = process.server
-        replay, sampling, membership = server.replay, server.sampling, server.experience._membership
+        replay, membership = server.replay, server.experience._membership
         replay.insert = partial(self._insert, process, replay.insert)
         replay.refuse = partial(self._refuse, process, replay.refuse)
-        sampling._draw = partial(self._draw, process, sampling._draw)
+        replay.draw = partial(self._draw, process, replay.draw)
         membership.choose = partial(self._choose, process, membership.choose)
         server.experience._join = partial(self._join, self.books[process.index], server.experience._join)
         socket = server._sampling_socket
