@@ -67,7 +67,7 @@ def test_the_params_of_the_best_evaluation_are_kept_while_the_learner_is_followe
     given = iter(published)
     monkeypatch.setattr(Evaluator, "evaluate", lambda *_: np.full(2, next(scores)))
     monkeypatch.setattr(evaluator, "_next_weights", lambda *_: next(given))
-    monkeypatch.setattr(evaluator, "WeightsClient", mock.MagicMock())
+    monkeypatch.setattr(evaluator, "WeightsClient", lambda *_: mock.MagicMock(best_return=0.0))
     for start in (0, 1):  # after the restart, all evaluations are worse
         evaluator.follow(RoleContext(config, mock.MagicMock(), "evaluator"), segment_spec(config))
         scores, given = iter([4.0]), iter(published[3:])
