@@ -73,7 +73,7 @@ class Oracle:
         self.books = [ServerBooks() for _ in range(fleet.servers)]
         self.updates = 0  # groups of batches that were learned from
         self._owners: list[int] = [0]  # peer id by number of the segment
-        self._streams: dict[int, tuple[Any, int]] = {}  # client and index of each actor there ever was, by peer id
+        self._streams: dict[int, tuple[Any, int]] = {}  # client and server of each actor there ever was, by peer id
         self._draws: dict[tuple[int, bytes], np.ndarray] = {}
         self._weights: dict[tuple[int, int], float] = {}  # value by learner and version
         self._learners: list[int] = []
@@ -266,7 +266,7 @@ class Oracle:
     # The learner
 
     def on_batches(self, process: Any, merged: Any, numbers: np.ndarray) -> None:
-        """Checks that the learner's frame store was what each index was when it drew."""
+        """Checks that the learner's frame store was what each server was when it drew."""
         for part in merged.parts:
             if not part.item.content.indices.size:
                 continue
@@ -342,8 +342,8 @@ class Oracle:
         ]
 
     def _check_acknowledged(self, index: int, books: ServerBooks) -> None:
-        for peer_id, (_, index) in self._streams.items():
-            if index == index and (acknowledged := self.acknowledged(peer_id)) > books.newest.get(peer_id, 0):
+        for peer_id, (_, where) in self._streams.items():
+            if where == index and (acknowledged := self.acknowledged(peer_id)) > books.newest.get(peer_id, 0):
                 what = "segments up to", acknowledged, "are acknowledged, stored are", books.newest.get(peer_id, 0)
                 self.check(self.fleet.faults.is_lossy, *map(str, what))
 

@@ -20,6 +20,7 @@ from apex_jax.links.sampling_server import SamplingServer
 from apex_jax.links.weights_server import WeightsServer
 from apex_jax.replay.buffer import ReplayBuffer
 from apex_jax.replay.journal import Journal
+from apex_jax.replay.replay import Replay
 from tests.simulation.__main__ import Outcome, simulate
 
 
@@ -48,8 +49,8 @@ MUTATIONS = (
     Mutation("a learner that joins again gets no segments that were sent before", SamplingServer, "_on_hello",
              "message.batches_at_once, message.batch_size)",
              "message.batches_at_once, message.batch_size, self.learner.cursor if self.learner else 0)"),
-    Mutation("draws are not counted in the rate limiter", SamplingServer, "stream",
-             "self._replay.limiter.sample(size)", "pass"),
+    Mutation("draws are not counted in the rate limiter", Replay, "draw",
+             "self.limiter.sample(draw.indices.size)", "pass"),
     Mutation("the learner returns the credit of segments twice", SamplingClient, "consumed",
              "len(item.content.slots)", "2 * len(item.content.slots)"),
     Mutation("requests of an earlier connection are sent on the next one", SamplingClient, "_flush",
