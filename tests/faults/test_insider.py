@@ -311,6 +311,7 @@ def test_fault_39_segments_without_pixels_are_excluded_after_the_learners_report
     body = damaged.body[:number] + b"x"  # sound columns: the server stores it, and draws nearly nothing else
     actor.send(damaged._replace(body=body, crc=zlib.crc32(body)))
     served.until(lambda: served.server.replay.buffer.inserted_segments == 2)
+    assert (served.server.replay.buffer.sample([4], 0.0).indices // SPEC.slots == 1).all()
     hello = LearnerHello(5, served.config.compatibility_key, 0, batches_at_once=1, batch_size=4)
     address, capacity = served.config.addresses.sampling[0], served.server.replay.buffer.capacity_segments
     stream = AskingClient(served._context, address, SPEC, hello, capacity, groups=1)
@@ -318,8 +319,7 @@ def test_fault_39_segments_without_pixels_are_excluded_after_the_learners_report
         shares = [damaged_share(served, stream) for _ in range(10)]
     finally:
         stream.close()
-    assert shares[0] == 1
-    assert shares[5:] == [0] * 5
+    assert shares[5:] == [0] * 5  # the report may arrive before the first draw
     assert served.server.sampling.dropped["corrupt_segment"] == 1
 
 
