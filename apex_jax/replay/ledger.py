@@ -9,9 +9,9 @@ the server has yet to store, and the rest are lost with the actor. Acknowledged 
 counted, because it lost its state, are lost with the replay.
 
 An actor reports every second. Each of its segments also contains the number of transitions produced so far, and its
-final report the number that it drops. A transition is an environment step: `produced` of all actors are the steps of
-the run. If an actor is killed, or leaves without a connection, the transitions that it
-produced after its last received report are not counted.
+final report the number that it drops. A transition is an environment step: `steps` counts those of the run. If an
+actor is killed, or leaves without a connection, the transitions that it produced after its last received report are
+not counted.
 """
 
 from __future__ import annotations
@@ -53,6 +53,7 @@ class TransitionCounts:
     overflow: int = 0
     unencodable: int = 0
     unsent: int = 0
+    before: int = 0  # of `produced`: counted by a replay that is lost, so not again among the steps of the run
 
 
 _fields = attrgetter(*(field.name for field in fields(TransitionCounts)))
@@ -70,7 +71,7 @@ class Ledger:
         self.refused: Counter[str] = Counter()  # transitions by reason
         self.forgotten: Counter[str] = Counter()  # sums of the evicted counts
         self.connected: set[int] = set()  # peer ids of connected actors, fewer than REMEMBERED_RUNS; never evicted
-        self.produced = 0  # transitions of all actors
+        self.steps = 0  # transitions of all actors, without those that a replay that is lost has counted
         self._counts: OrderedDict[int, TransitionCounts] = OrderedDict()  # by peer id, the most recently used one last
 
     def counts(self, peer_id: int) -> TransitionCounts:
@@ -93,8 +94,9 @@ class Ledger:
         empty = (peer_id for peer_id, counts in away if not (counts.produced or counts.stored or counts.refused))
         peer_id = next(empty, next(iter(away))[0])
         totals = _totals(self._rows([peer_id]), np.zeros(1, np.int64))
-        self.forgotten.update(totals)
-        self.produced += totals["produced"] - self._counts.pop(peer_id).produced
+        counts = self._counts.pop(peer_id)
+        self.forgotten.update(totals | {"before": counts.before})
+        self.steps += totals["produced"] - counts.produced
 
     def sequence(self, peer_id: int) -> int:
         """Returns the sequence number of an actor's newest stored or refused segment; 0 for an unknown actor."""
@@ -106,7 +108,7 @@ class Ledger:
         if peer_id not in self._counts and not any(reported):
             return
         counts = self.counts(peer_id)
-        self._record_produced(counts, reported.produced)
+        self._record_produced(counts, reported.produced, is_late=reported.acknowledged > 0)
         for name, count in zip(reported._fields, reported, strict=True):
             setattr(counts, name, max(getattr(counts, name), count))
 
@@ -121,12 +123,15 @@ class Ledger:
 
     def _answered(self, peer_id: int, sequence: int, produced: int) -> TransitionCounts:
         counts = self.counts(peer_id)
+        self._record_produced(counts, produced, is_late=sequence > 1)
         counts.sequence = max(counts.sequence, sequence)
-        self._record_produced(counts, produced)
         return counts
 
-    def _record_produced(self, counts: TransitionCounts, produced: int) -> None:
-        self.produced += max(0, produced - counts.produced)
+    def _record_produced(self, counts: TransitionCounts, produced: int, is_late: bool) -> None:
+        """`is_late`: if the actor is unknown, a replay that is lost has stored segments of it."""
+        if is_late and not (counts.sequence or counts.produced):
+            counts.before = produced
+        self.steps += max(0, produced - max(counts.produced, counts.before))
         counts.produced = max(counts.produced, produced)
 
     def totals(self, connected: Collection[int], waiting: Mapping[int, int]) -> dict[str, int]:
@@ -156,7 +161,8 @@ class Ledger:
         ledger.forgotten.update(forgotten)
         for peer_id, *numbers in rows.tolist():
             ledger._counts[peer_id] = TransitionCounts(*numbers)
-        ledger.produced = ledger.forgotten["produced"] + sum(each.produced for each in ledger._counts.values())
+        ledger.steps = ledger.forgotten["produced"] - ledger.forgotten["before"]
+        ledger.steps += sum(each.produced - each.before for each in ledger._counts.values())
         return ledger
 
 
@@ -167,7 +173,7 @@ def _totals(rows: np.ndarray, here: np.ndarray) -> dict[str, int]:
     their actor. The server may have counted more transitions than the actor has received acknowledgements for, or
     fewer if it lost its state.
     """
-    _, _, stored, refused, produced, acknowledged, overflow, unencodable, unsent = rows.T
+    _, _, stored, refused, produced, acknowledged, overflow, unencodable, unsent, _ = rows.T
     answered = stored + refused
     handled = np.maximum(answered, acknowledged)
     dropped = overflow + unencodable + unsent

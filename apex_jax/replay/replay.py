@@ -103,7 +103,7 @@ class Replay:
     @property
     def environment_steps(self) -> int:
         """Environment steps of all actors, as last reported, across restarts of the server."""
-        return self.ledger.produced
+        return self.ledger.steps
 
     # The journal
 

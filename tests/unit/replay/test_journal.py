@@ -21,7 +21,7 @@ from tests.rigs.links import TRANSITIONS
 def test_new_run_starts_empty_without_a_log_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     world = World(tmp_path)
-    assert (world.numbers(), world.counters.ledger.produced, world.counters.highest_actor_number) == ([], 0, 0)
+    assert (world.numbers(), world.counters.ledger.steps, world.counters.highest_actor_number) == ([], 0, 0)
     assert caplog.messages == []
     world.kill()
 
@@ -42,7 +42,7 @@ def test_fault_05_restart_after_a_stop_restores_everything(tmp_path: Path) -> No
         if name != "ages_seconds":
             np.testing.assert_array_equal(getattr(state, name), value, err_msg=name)
     assert (after.limiter.inserted, after.limiter.sampled) == (5 * TRANSITIONS, 6)
-    assert (after.counters.ledger.produced, after.counters.highest_actor_number) == (99, 5)
+    assert (after.counters.ledger.steps, after.counters.highest_actor_number) == (99, 5)
     assert after.counters.ledger.totals((), {}) == before.counters.ledger.totals((), {})
     for one, other in zip(before.buffer.sample([4] * 2, 0.0), after.buffer.sample([4] * 2, 0.0), strict=True):
         np.testing.assert_array_equal(one, other)
@@ -74,7 +74,7 @@ def test_restart_after_a_kill_restores_every_segment_and_count(tmp_path: Path) -
     assert after.leaves()[1] == first_leaves(1)
     assert max(after.leaves()[2]) == 9.0**0.6, "as the snapshot knows"
     assert after.leaves()[3] == first_leaves(3), "no snapshot knows of it"
-    assert (after.counters.ledger.produced, after.counters.highest_actor_number) == (50 + 90, 9)
+    assert (after.counters.ledger.steps, after.counters.highest_actor_number) == (50 + 90, 9)
     assert after.counters.ledger.totals((), {}) == before.counters.ledger.totals((), {})
     assert after.counters.ledger.counts(RUN).sequence == 5
     assert after.limiter.inserted == 3 * TRANSITIONS
@@ -85,7 +85,7 @@ def test_counts_add_up_over_several_restarts(tmp_path: Path) -> None:
     for start in range(6):
         world = World(tmp_path, capacity=5)
         assert world.numbers() == list(range(1, 2 * start + 1))[-5:]
-        assert world.counters.ledger.produced == 20 * start
+        assert world.counters.ledger.steps == 20 * start
         world.store(2 * start + 1, 2 * start + 2)
         (world.stop if start % 2 else world.kill)()
     assert World(tmp_path, capacity=3).numbers() == [10, 11, 12], "the newest that fit"
@@ -181,7 +181,7 @@ def test_no_flipped_or_missing_byte_causes_a_traceback_or_a_wrong_restore(
             assert numbers in ([], [1], [1, 2]) if kind == "segments" else numbers == [1, 2]
             priorities = learned if kind == "segments" else {number: first_leaves(number) for number in numbers}
             assert leaves == {number: priorities[number] for number in numbers}
-            assert after.counters.ledger.produced == 20 or kind == "segments"
+            assert after.counters.ledger.steps == 20 or kind == "segments"
             for aside in path.parent.glob("damaged-*"):
                 aside.unlink()
     path.write_bytes(whole)

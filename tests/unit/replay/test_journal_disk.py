@@ -37,7 +37,7 @@ def test_files_are_deleted_once_both_snapshots_cover_them_and_their_segments_are
     world.kill()
     world = World(tmp_path, capacity=4)
     assert world.numbers() == [56, 57, 58, 59]
-    assert world.counters.ledger.produced == 590
+    assert world.counters.ledger.steps == 590
     world.kill()
 
 
@@ -57,7 +57,7 @@ def test_restore_from_the_previous_snapshot_is_complete_with_a_log_within_its_li
     files(tmp_path, "snapshot")[-1].unlink()
     world = World(tmp_path, capacity=4)
     assert world.numbers() == [56, 57, 58, 59]
-    assert world.counters.ledger.produced == 590
+    assert world.counters.ledger.steps == 590
     assert world.counters.ledger.totals((), {})["stored"] == 59 * TRANSITIONS
     world.kill()
 
@@ -100,7 +100,7 @@ def test_without_snapshots_the_log_keeps_its_files_within_a_limit(
         world.save()
     world.kill()
     world = World(tmp_path, capacity=4)
-    assert world.counters.ledger.produced == 590
+    assert world.counters.ledger.steps == 590
     monkeypatch.setattr(journal, "LOG_BYTES_AT_MOST", 5_000)
     for number in range(60, 120):
         world.store(number)
@@ -127,7 +127,7 @@ def test_on_a_full_disk_files_of_evicted_segments_are_deleted(tmp_path: Path, mo
     world.kill()
     world = World(tmp_path, capacity=4)
     assert world.numbers() == [56, 57, 58, 59]
-    assert world.counters.ledger.produced == 590
+    assert world.counters.ledger.steps == 590
     world.kill()
 
 
