@@ -10,7 +10,7 @@ import zlib
 from pathlib import Path
 
 from apex_jax.config import Config
-from apex_jax.host.errors import FatalError, first_line, shown
+from apex_jax.host.errors import FatalError, first_line, short_repr
 from apex_jax.host.machine import usable_cores, usable_memory_bytes
 from apex_jax.host.program import CHECKOUT
 
@@ -89,7 +89,7 @@ def check_device(role: str, config: Config) -> None:
     except Exception as error:  # RuntimeError, or any other exception of a missing plugin
         asked, what, fix = f"{role}.device=gpu", "GPU", f"install {packages} and a driver, or set auto"
         if wanted == "auto":
-            asked, what, fix = f"JAX_PLATFORMS={shown(platforms)}", "such device", "unset it, or set it to cpu"
+            asked, what, fix = f"JAX_PLATFORMS={short_repr(platforms)}", "such device", "unset it, or set it to cpu"
         raise FatalError(f"{asked}: JAX finds no {what} ({first_line(error)}); {fix}") from None
 
 

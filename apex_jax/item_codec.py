@@ -13,7 +13,7 @@ import re
 import numpy as np
 
 from apex_jax.config import Config
-from apex_jax.host.errors import UsageError, shown
+from apex_jax.host.errors import UsageError, short_repr
 from apex_jax.segment_codec import max_slots
 from apex_jax.types import MAX_SEGMENT_BYTES, ActionSpec, Segment, SegmentSpec, zero_columns
 
@@ -80,4 +80,4 @@ def columns_of(frames: np.ndarray, dtype: np.dtype) -> dict[str, np.ndarray]:
 
 
 def _error(columns: str, what: str) -> UsageError:
-    return UsageError(f"replay.columns={shown(columns)}: {what}")
+    return UsageError(f"replay.columns={short_repr(columns)}: {what}")

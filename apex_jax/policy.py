@@ -23,7 +23,7 @@ from apex_jax.agent.registry import make_algorithm, resolved
 from apex_jax.config import Config
 from apex_jax.config.load import RESULT_KEYS, config_of, load_run
 from apex_jax.host.disk import run_of_checkpoint
-from apex_jax.host.errors import RunError, first_line, shown
+from apex_jax.host.errors import RunError, first_line, short_repr
 from apex_jax.host.machine import usable_memory_bytes
 from apex_jax.run import params_file
 from apex_jax.run.best import is_best, read_best
@@ -250,7 +250,7 @@ class Policy:
             return rows.astype(np.float32)
         values, counts = rows.astype(np.int64) - np.array(part.starts), np.array(part.counts)
         if not ((values >= 0) & (values < counts)).all():
-            raise ValueError(self._expected(f"an observation of {_named(part, shown(array.tolist()))}"))
+            raise ValueError(self._expected(f"an observation of {_named(part, short_repr(array.tolist()))}"))
         places = counts.cumsum() - counts + values
         return (places[..., None] == np.arange(counts.sum())).any(axis=-2).astype(np.float32)
 

@@ -13,7 +13,7 @@ from apex_jax.agent.dpg import make_dpg
 from apex_jax.agent.dqn import make_dqn
 from apex_jax.agent.estimator import OPTIONS
 from apex_jax.config import Config
-from apex_jax.host.errors import UsageError, shown
+from apex_jax.host.errors import UsageError, short_repr
 from apex_jax.types import SegmentSpec
 
 
@@ -58,5 +58,5 @@ def resolved(config: Config, spec: SegmentSpec) -> Config:
         )
     for option in OPTIONS if name == "dpg" else ():
         if value := getattr(config.algorithm, option):
-            raise UsageError(f"algorithm.{option}={shown(value)}: is an option of DQN, not of DPG; leave it out")
+            raise UsageError(f"algorithm.{option}={short_repr(value)}: is an option of DQN, not of DPG; leave it out")
     return config.replace(algorithm=replace(config.algorithm, name=name))

@@ -28,7 +28,7 @@ from apex_jax.config.load import (
 )
 from apex_jax.host.argument_parser import Parser
 from apex_jax.host.disk import run_of_checkpoint
-from apex_jax.host.errors import UsageError, shown
+from apex_jax.host.errors import UsageError, short_repr
 from apex_jax.host.program import CONFIGS, NAME
 
 ROLES = ("local", "actor", "replay", "learner", "evaluator")
@@ -63,10 +63,10 @@ def parse(argv: Sequence[str]) -> Command:
     else:
         config = load_with(DEFAULT_CONFIG if options.config is None else _file_of(options.config), given)
     if config.evaluator.checkpoint and options.role != "evaluator":
-        what = f"evaluator.checkpoint={shown(config.evaluator.checkpoint)}"
+        what = f"evaluator.checkpoint={short_repr(config.evaluator.checkpoint)}"
         raise UsageError(f"{what}: needs --role evaluator, got --role {options.role}")
     if config.replay.columns and options.role != "replay":
-        what = f"replay.columns={shown(config.replay.columns)}"
+        what = f"replay.columns={short_repr(config.replay.columns)}"
         raise UsageError(f"{what}: items of your own need --role replay, got --role {options.role}")
     if seeds:
         _check_series(config, seeds)
@@ -81,14 +81,16 @@ def _without_seeds(texts: Sequence[str], role: str) -> tuple[list[str], tuple[in
     if not given:
         return list(texts), ()
     if role != "local":
-        raise UsageError(f"{shown(given[0])}: trains whole runs one after the other; leave --role {role} out")
+        raise UsageError(f"{short_repr(given[0])}: trains whole runs one after the other; leave --role {role} out")
     numbers = given[0].partition("=")[2].split(",")
     is_list = all(re.fullmatch("[0-9]{1,10}", number) and int(number) < 2**31 for number in numbers)
     if not is_list or len(set(map(int, numbers))) < len(numbers):
-        raise UsageError(f"{shown(given[0])}: must be different whole numbers, 0 to 2147483647, such as seeds=1,2,3")
+        raise UsageError(
+            f"{short_repr(given[0])}: must be different whole numbers, 0 to 2147483647, such as seeds=1,2,3"
+        )
     others = [text for text in texts if text != given[0] and text.startswith(("seed=", "seeds="))]
     if others or len(given) > 1:
-        raise UsageError(f"{shown(given[0])} and {shown([*others, given[-1]][0])} are both given; keep one")
+        raise UsageError(f"{short_repr(given[0])} and {short_repr([*others, given[-1]][0])} are both given; keep one")
     seeds = tuple(map(int, numbers))
     return [f"seed={seeds[0]}", *(text for text in texts if text != given[0])], seeds
 
@@ -98,13 +100,14 @@ def _check_series(config: Config, seeds: tuple[int, ...]) -> None:
     limits = (config.total_minutes, config.total_environment_frames, config.total_updates)
     text = f"seeds={','.join(map(str, seeds))}"
     if config.run_directory:
-        what = f"run_directory={shown(config.run_directory)}: {shown(text)} trains each seed in a directory of its own"
+        named = f"run_directory={short_repr(config.run_directory)}"
+        what = f"{named}: {short_repr(text)} trains each seed in a directory of its own"
         raise UsageError(f"{what}, runs/<task>-<seed>; leave run_directory out")
     if config.storage.url:
-        what = f"storage.url={shown(config.storage.url)}: holds the copy of one run"
-        raise UsageError(f"{what}; give seed=N in place of {shown(text)}, or leave it out")
+        what = f"storage.url={short_repr(config.storage.url)}: holds the copy of one run"
+        raise UsageError(f"{what}; give seed=N in place of {short_repr(text)}, or leave it out")
     if not any((*limits, config.evaluator.stop_at_return)):
-        raise UsageError(f"{shown(text)}: the first run would never end; set total_updates, or another limit")
+        raise UsageError(f"{short_repr(text)}: the first run would never end; set total_updates, or another limit")
 
 
 def _parsed_once(texts: Sequence[str], group: str) -> dict[str, Any]:
@@ -114,7 +117,7 @@ def _parsed_once(texts: Sequence[str], group: str) -> dict[str, Any]:
     for text in texts:
         for name, value in parsed_override(text, group).items():
             if name in values:
-                raise UsageError(f"{name} is given twice, {shown(text_of[name])} and {shown(text)}; keep one")
+                raise UsageError(f"{name} is given twice, {short_repr(text_of[name])} and {short_repr(text)}; keep one")
             values[name], text_of[name] = value, text
     return values
 
@@ -138,7 +141,7 @@ def _run_of(checkpoint: str) -> str:
     if not _is_file(Path(directory, CONFIG_NAME)):
         what = f"holds no {CONFIG_NAME}" if os.path.isdir(checkpoint) else "no such directory"
         raise UsageError(
-            f"evaluator.checkpoint={shown(checkpoint)}: {what}; give the directory of a run, such as runs/Pong-v5-1"
+            f"evaluator.checkpoint={short_repr(checkpoint)}: {what}; give the directory of a run, as runs/Pong-v5-1"
         )
     return directory
 
@@ -183,6 +186,6 @@ def _keys_help() -> str:
 def _unknown_option(text: str) -> str:
     option, _, value = text.partition("=")
     near = difflib.get_close_matches(option, OPTIONS, 1)
-    near = near or [f"{name}={shown(value) or '...'}" for name in closest(option.lstrip("-"))]
+    near = near or [f"{name}={short_repr(value) or '...'}" for name in closest(option.lstrip("-"))]
     fix = f"did you mean {' or '.join(near)}?" if near else "see --help"
-    return f"unknown option {shown(option)}: settings are given as KEY=VALUE, without dashes; {fix}"
+    return f"unknown option {short_repr(option)}: settings are given as KEY=VALUE, without dashes; {fix}"

@@ -23,7 +23,7 @@ from apex_jax.config.key import JsonObject, Key
 from apex_jax.config.keys import Config, EnvironmentConfig
 from apex_jax.config.rules import check
 from apex_jax.host.disk import open_regular
-from apex_jax.host.errors import UsageError, shown
+from apex_jax.host.errors import UsageError, short_repr
 from apex_jax.host.program import CONFIGS
 
 DEFAULT_CONFIG = CONFIGS / "atari_cpu.yaml"
@@ -151,8 +151,9 @@ def load_run_to_play(directory: str, given: Mapping[str, Any]) -> Config:
     check(config)
     task = config.environment.task
     if names_code(config.environment) and task != given.get("environment.task"):
-        what = f"{shown(directory)} names environment.task={shown(task)}, which would run code with that run's settings"
-        raise UsageError(f"{what}; if you trust both, add environment.task={shown(task)}")
+        where = f"{short_repr(directory)} names environment.task={short_repr(task)}"
+        what = f"{where}, which would run code with that run's settings"
+        raise UsageError(f"{what}; if you trust both, add environment.task={short_repr(task)}")
     return config
 
 
@@ -167,7 +168,7 @@ def config_of(record: object) -> Config:
     Raises UsageError for anything else, such as a text, which is not taken for a path.
     """
     if not isinstance(record, Mapping):
-        raise UsageError(f"{shown(record)}: is no configuration; it must be a mapping from keys to values")
+        raise UsageError(f"{short_repr(record)}: is no configuration; it must be a mapping from keys to values")
     return _config_of(_values(record))
 
 
@@ -209,7 +210,7 @@ def yaml_text(value: Any) -> str:
 
 def _read(path: Path, of_run: bool = False) -> dict[str, Any]:
     """Returns the checked values of a file by dotted name; `of_run`: only of a regular file."""
-    where = shown(path) if of_run else f"--config {shown(path)}"
+    where = short_repr(path) if of_run else f"--config {short_repr(path)}"
     try:
         with open(open_regular(path, os.O_RDONLY) if of_run else path, encoding="utf-8-sig") as file:
             text = file.read(MAX_YAML_LENGTH + 1)
@@ -244,11 +245,13 @@ def parsed_override(text: str, group: str) -> dict[str, Any]:
     if name not in SETTINGS and f"{group}.{name}" in SETTINGS:
         name = f"{group}.{name}"
     if not separator:
-        raise UsageError(f"{shown(text)}: settings are given as KEY=VALUE, such as seed=3; see --help")
+        raise UsageError(f"{short_repr(text)}: settings are given as KEY=VALUE, such as seed=3; see --help")
     try:
         tree = {name: _value(value)}
     except Exception as error:  # as in _read
-        raise UsageError(f"{shown(text)}: the value is not YAML: {_first_problem(error)}; put it in quotes") from None
+        raise UsageError(
+            f"{short_repr(text)}: the value is not YAML: {_first_problem(error)}; put it in quotes"
+        ) from None
     return _values(tree)
 
 
@@ -273,7 +276,7 @@ def _values(tree: Mapping[Any, Any]) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for name, value in _flatten(tree):
         if name in values:
-            raise UsageError(f"{name} is given twice, the second time as {shown(value)}; keep one")
+            raise UsageError(f"{name} is given twice, the second time as {short_repr(value)}; keep one")
         try:
             values[name] = _parsed(SETTINGS[name], SETTINGS[name].kind, value)
         except ValueError as error:
@@ -291,19 +294,19 @@ def _flatten(tree: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, A
         elif name not in GROUPS:
             near = closest(name[:80])  # the search takes time in proportion to the square of the length
             fix = f"did you mean {' or '.join(near)}?" if near else "--help lists all keys"
-            raise UsageError(f"unknown key {shown(name)} (value {shown(value)}); {fix}")
+            raise UsageError(f"unknown key {short_repr(name)} (value {short_repr(value)}); {fix}")
         elif isinstance(value, Mapping):
             yield from _flatten(value, f"{name}.")
         else:
             first = next(settings_of(GROUPS[name], name)).name
-            raise UsageError(f"{name}={shown(value)}: is a group of keys, not one; set its keys, such as {first}")
+            raise UsageError(f"{name}={short_repr(value)}: is a group of keys, not one; set its keys, such as {first}")
 
 
 def _written(value: Any) -> str:
     """Returns a rejected value as YAML, so that null, an empty text and a quoted number look different."""
     if value is None or value == "" or _is_quoted(value):
-        return shown(json.dumps(value, ensure_ascii=False))
-    return shown(json.dumps(value, ensure_ascii=False, default=str) if isinstance(value, list) else value)
+        return short_repr(json.dumps(value, ensure_ascii=False))
+    return short_repr(json.dumps(value, ensure_ascii=False, default=str) if isinstance(value, list) else value)
 
 
 def _fix(kind: Any, value: Any) -> str:
@@ -348,7 +351,7 @@ def _parsed(setting: Setting, kind: Any, value: Any) -> Any:
 def _parsed_text(setting: Setting, value: Any) -> str:
     text = "" if value is None else value
     if not isinstance(text, str):
-        hint = f"""in a file "{shown(value)}", on the command line {setting.name}='"{shown(value)}"'"""
+        hint = f"""in a file "{short_repr(value)}", on the command line {setting.name}='"{short_repr(value)}"'"""
         raise ValueError(f"must be text; put it in quotes: {hint}")
     if not text.isprintable():
         raise ValueError("must be printable text on one line")

@@ -10,7 +10,7 @@ from operator import attrgetter
 from typing import TypeAlias
 
 from apex_jax.config.keys import IMPALA_OUTPUTS, Config, NetworkConfig
-from apex_jax.host.errors import CREDENTIALS, UsageError, shown
+from apex_jax.host.errors import CREDENTIALS, UsageError, short_repr
 
 MAX_IPC_PATH_BYTES = 107  # longest path of a Unix socket
 MAX_PARAMETER_BYTES = 2**29  # copies apex_jax.types.MAX_WEIGHTS_BYTES, because that module imports numpy
@@ -34,7 +34,7 @@ def check(config: Config) -> None:
     ):
         if not is_right:
             value = attrgetter(name)(config)
-            raise UsageError(f"{name}={shown(list(value) if isinstance(value, tuple) else value)}: {requirement}")
+            raise UsageError(f"{name}={short_repr(list(value) if isinstance(value, tuple) else value)}: {requirement}")
 
 
 def _size_rules(config: Config) -> Iterator[Rule]:
@@ -204,7 +204,7 @@ def _address_rules(config: Config) -> Iterator[Rule]:
 
 def _security_rules(config: Config) -> Iterator[Rule]:
     security = config.security
-    contradiction = f"security.keys={shown(security.keys)} encrypts every tcp link; drop one of the two"
+    contradiction = f"security.keys={short_repr(security.keys)} encrypts every tcp link; drop one of the two"
     yield "security.insecure", not (security.insecure and security.keys), contradiction
 
 

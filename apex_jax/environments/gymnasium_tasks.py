@@ -31,7 +31,7 @@ from apex_jax.config import Config
 from apex_jax.config.rules import check_convolutions
 from apex_jax.environments.images import image_spec, reading
 from apex_jax.environments.task import Description, action_spec, check_bounds, one_line
-from apex_jax.host.errors import RunError, UsageError, first_line, shown
+from apex_jax.host.errors import RunError, UsageError, first_line, short_repr
 from apex_jax.types import ImageSpec, Part
 
 PREFIX = "gymnasium:"
@@ -154,7 +154,7 @@ class Adapted(gymnasium.Wrapper[np.ndarray, Any, Any, Any]):
             observation, reward, terminated, truncated, info = self.env.step(action)
             number = np.asarray(reward)
             if number.ndim or number.dtype.kind not in "biuf":
-                raise TypeError(f"the reward is {shown(str(reward))}, not one number")
+                raise TypeError(f"the reward is {short_repr(str(reward))}, not one number")
             if not abs(float(reward)) <= LARGEST:  # also if it is not a number
                 raise BrokenEnvironment(f"environment.task={self._task}: it returned a reward of {reward}")
             return self._adapted(observation), float(reward), bool(terminated), bool(truncated), _lives(info)
@@ -253,7 +253,8 @@ def _check(task: str, name: str, space: spaces.Space[Any], observation: Any, is_
     else:
         outside = [] if space.contains(observation) else [observation]
     if len(outside):
-        what = f"an observation{name} with the value {shown(outside[0])}, which its space {shown(space)} excludes"
+        value = f"an observation{name} with the value {short_repr(outside[0])}"
+        what = f"{value}, which its space {short_repr(space)} excludes"
         raise BrokenEnvironment(f"environment.task={task}: it returned {what}; correct the one or the other")
 
 
@@ -270,7 +271,7 @@ def _outside(space: spaces.Box, array: np.ndarray, is_early: bool) -> np.ndarray
 
 def _lives(info: dict[str, Any]) -> dict[str, int]:
     if not isinstance(info, dict):
-        raise TypeError(f"the info is {shown(str(info))}, not a dict")
+        raise TypeError(f"the info is {short_repr(str(info))}, not a dict")
     return {"lives": int(info["lives"])} if "lives" in info else {}
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from apex_jax.host.argument_parser import Parser
-from apex_jax.host.errors import RunError, UsageError, shown
+from apex_jax.host.errors import RunError, UsageError, short_repr
 from apex_jax.host.program import NAME
 
 
@@ -37,13 +37,13 @@ def run(arguments: Sequence[str]) -> int:
 def _check_folder(folder: Path) -> None:
     """Raises UsageError if the folder cannot be made, or is not empty."""
     if not folder.name:
-        raise UsageError(f"export: {shown(folder)} has no name; give a new folder, such as hub/pong")
+        raise UsageError(f"export: {short_repr(folder)} has no name; give a new folder, such as hub/pong")
     if folder.is_dir() and any(folder.iterdir()):
-        raise UsageError(f"export: {shown(folder)} is not empty; give a new folder")
+        raise UsageError(f"export: {short_repr(folder)} is not empty; give a new folder")
     if not folder.is_dir() and os.path.lexists(folder):
-        raise UsageError(f"export: {shown(folder)} is no folder; give a new one")
+        raise UsageError(f"export: {short_repr(folder)} is no folder; give a new one")
     if not folder.parent.is_dir():
-        raise UsageError(f"export: there is no folder {shown(folder.parent)}; make it, or give another one")
+        raise UsageError(f"export: there is no folder {short_repr(folder.parent)}; make it, or give another one")
 
 
 def _parser() -> Parser:

@@ -19,7 +19,7 @@ from apex_jax.config.load import RESULT_KEYS, SETTINGS, names_code
 from apex_jax.export import check, programs
 from apex_jax.export.model_card import model_card, task_name
 from apex_jax.host.disk import open_regular
-from apex_jax.host.errors import RunError, UsageError, shown
+from apex_jax.host.errors import RunError, UsageError, short_repr
 from apex_jax.host.program import NAME
 from apex_jax.policy import Agent, load_agent
 from apex_jax.run.best import run_directory_of
@@ -43,10 +43,12 @@ def write_files(
     agent = load_agent(run, updates)
     if agent.algorithm.greedy is None:
         raise RunError(
-            f"{shown(run)}: algorithm.name={agent.config.algorithm.name} sets no `greedy`, so none is exported"
+            f"{short_repr(run)}: algorithm.name={agent.config.algorithm.name} sets no `greedy`, so none is exported"
         )
     if task not in (None, agent.config.environment.task):
-        raise UsageError(f"--task {shown(task)}: {shown(run)} was trained on {shown(agent.config.environment.task)}")
+        raise UsageError(
+            f"--task {short_repr(task)}: {short_repr(run)} was trained on {short_repr(agent.config.environment.task)}"
+        )
     config = exported_config(agent.config)
     (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
     directory = run_directory_of(run)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any, NoReturn
 
-from apex_jax.host.errors import UsageError, shown
+from apex_jax.host.errors import UsageError, short_repr
 from apex_jax.host.program import NAME
 
 
@@ -17,7 +17,9 @@ class _GivenOnce(argparse.Action):
     ) -> None:
         given = namespace.__dict__.setdefault("given", {})  # by option
         if option is not None and self.dest in given:
-            parser.error(f"{option} is given twice, as {shown(given[self.dest])} and {shown(values)}; keep one")
+            parser.error(
+                f"{option} is given twice, as {short_repr(given[self.dest])} and {short_repr(values)}; keep one"
+            )
         given[self.dest] = values
         setattr(namespace, self.dest, values)
 

@@ -51,7 +51,7 @@ def printable(text: str) -> str:
     return text if text.isprintable() else repr(text)
 
 
-def shown(value: Any) -> str:
+def short_repr(value: Any) -> str:
     """Returns a value as the user writes it, on one line of at most 80 characters, without the credentials of a URL."""
     try:
         text = "" if value is None else str(value)

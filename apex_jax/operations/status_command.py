@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from apex_jax.host.argument_parser import Parser
-from apex_jax.host.errors import shown
+from apex_jax.host.errors import short_repr
 from apex_jax.host.program import NAME
 from apex_jax.operations.status_summary import as_text, duration, summary
 from apex_jax.transport.status_link import fetch
@@ -35,7 +35,7 @@ def run(arguments: Sequence[str]) -> int:
 
 def table(healthy: bool, content: dict[str, Any]) -> list[str]:
     """Returns a report as printable lines: a summary, then every value. The peer may have put anything into it."""
-    who = f"{shown(content.get('name'))} ({shown(content.get('role'))}, pid {shown(content.get('pid'))})"
+    who = f"{short_repr(content.get('name'))} ({short_repr(content.get('role'))}, pid {short_repr(content.get('pid'))})"
     age = content.get("progress_age_seconds")
     state = "healthy" if healthy else f"NOT HEALTHY: no progress for {as_text('', age)} s"
     head = f"{who}: {state}, up {duration(content.get('uptime_seconds'))}"
@@ -52,7 +52,7 @@ def _rows(name: str, value: Any) -> Iterator[tuple[str, str]]:
     """Yields the leaves of a report by their dotted names."""
     members = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else None
     if members is None:
-        yield shown(name), as_text(name, value)
+        yield short_repr(name), as_text(name, value)
         return
     for key, member in members:
         yield from _rows(f"{name}.{key}" if name else str(key), member)

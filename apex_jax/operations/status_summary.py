@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
-from apex_jax.host.errors import shown
+from apex_jax.host.errors import short_repr
 from apex_jax.operations.diagnosis import EXPECTED_DROPS
 from apex_jax.run.metric_files import is_number
 
@@ -32,10 +32,10 @@ def summary(content: dict[str, Any]) -> Iterator[tuple[str, str]]:
     states, reports = _dict(content, "roles"), _dict(content, "reports")
     for name, state in list(states.items())[:MAX_LINES]:  # of a supervisor
         rows = dict(_rows(_dict(reports, name)))
-        yield shown(name), ", ".join(filter(None, (shown(state), rows.get("now"), rows.get("speed"))))
+        yield short_repr(name), ", ".join(filter(None, (short_repr(state), rows.get("now"), rows.get("speed"))))
     yield from _rows(content)
     problems = list(_problems(content))
-    problems += [f"{shown(name)}: {problem}" for name in reports for problem in _problems(_dict(reports, name))]
+    problems += [f"{short_repr(name)}: {problem}" for name in reports for problem in _problems(_dict(reports, name))]
     yield "problems", problems[0] if problems else "none"
     yield from (("", problem) for problem in problems[1:MAX_LINES])
     if len(problems) > MAX_LINES:
@@ -47,9 +47,9 @@ def as_text(name: str, value: Any) -> str:
     if value is None:
         return "none"
     if isinstance(value, bool) or not isinstance(value, int | float) or not -1e18 < value < 1e18:
-        return shown(value)
+        return short_repr(value)
     if re.search(r"(^|[./])(pid|versions[./].*|\w*version)$", name):  # an identifier, not a quantity
-        return shown(value)
+        return short_repr(value)
     if name.endswith("_bytes"):
         return f"{value / 2**20:,.1f} MiB"
     if isinstance(value, int):
@@ -60,7 +60,7 @@ def as_text(name: str, value: Any) -> str:
 def duration(seconds: Any) -> str:
     """Returns a number of seconds as hours, minutes and seconds; another value as it is."""
     is_sane = isinstance(seconds, int | float) and 0 <= seconds < 1e10
-    return str(timedelta(seconds=int(seconds))) if is_sane else shown(seconds)
+    return str(timedelta(seconds=int(seconds))) if is_sane else short_repr(seconds)
 
 
 def _rows(content: dict[str, Any]) -> Iterator[tuple[str, str]]:
@@ -78,21 +78,21 @@ def _rows(content: dict[str, Any]) -> Iterator[tuple[str, str]]:
     counts["transitions in the replay"] = metrics.get("replay/size_transitions")
     progress = [f"{as_text('', n)} {name.replace('_', ' ')}" for name, n in counts.items() if is_number(n)]
     if (version := content.get("weights_version")) is not None:
-        progress.append(f"weights version {shown(version)}")
+        progress.append(f"weights version {short_repr(version)}")
     if progress:
         yield "progress", ", ".join(progress)
     if "checkpoint" in content:
         saved = _dict(content, "checkpoint")
         at = f"at {as_text('', saved.get('updates'))} updates, {duration(saved.get('age_seconds'))} old"
         yield "checkpoint", at if saved else "none yet"
-    if peers := [_peer(shown(name), value) for name, value in _dict(content, "peers").items()]:
+    if peers := [_peer(short_repr(name), value) for name, value in _dict(content, "peers").items()]:
         yield "peers", ", ".join(peers[:MAX_LINES])
 
 
 def _activity(content: dict[str, Any]) -> str:
     role, phase = content.get("role"), content.get("phase")
     if role == "evaluator" and phase is not None:
-        return shown(phase) if content.get("weights_version") is not None else "waits for weights"
+        return short_repr(phase) if content.get("weights_version") is not None else "waits for weights"
     if not isinstance(role, str) or role not in ACTIVITIES:
         return ""
     tag, works, waits = ACTIVITIES[role]
@@ -108,18 +108,20 @@ def _problems(content: dict[str, Any]) -> Iterator[str]:
     for name in _missing(content):
         yield f"is not connected to {name}"
     for name, reason in _dict(content, "unreadable_keys").items():
-        yield f"keys of {shown(name)} cannot be read: {shown(reason)}"
+        yield f"keys of {short_repr(name)} cannot be read: {short_repr(reason)}"
     for tag, value in _metrics(content).items():
         is_drop = tag.startswith("replay/dropped_") and tag not in EXPECTED_DROPS
         if (is_drop or tag in PROBLEMS) and value > 0:
-            yield f"{shown(tag)} {as_text(tag, value)}"
+            yield f"{short_repr(tag)} {as_text(tag, value)}"
 
 
 def _missing(content: dict[str, Any]) -> list[str]:
     """Returns the servers that the process has not joined, with the state of each connection."""
     peers = _dict(content, "peers").items()
     missing = [
-        f"{shown(name)} ({shown(state)})" for name, state in peers if isinstance(state, str) and state != "joined"
+        f"{short_repr(name)} ({short_repr(state)})"
+        for name, state in peers
+        if isinstance(state, str) and state != "joined"
     ]
     return missing[:MAX_LINES]
 

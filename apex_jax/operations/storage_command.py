@@ -7,7 +7,7 @@ from pathlib import Path
 
 from apex_jax.config.rules import requirement_of_storage_url
 from apex_jax.host.argument_parser import Parser
-from apex_jax.host.errors import RunError, UsageError, shown
+from apex_jax.host.errors import RunError, UsageError, short_repr
 from apex_jax.host.program import NAME
 from apex_jax.run.storage import SECTIONS, Storage, local_progress
 
@@ -18,13 +18,13 @@ def run(arguments: Sequence[str]) -> int:
     """Runs the command; `arguments`: after "storage". Returns the exit code. Raises UsageError, RunError."""
     options = _parser().parse_args(arguments)
     if requirement := requirement_of_storage_url(options.url):
-        raise UsageError(f"storage: URL {shown(options.url) or repr('')}: {requirement}")
+        raise UsageError(f"storage: URL {short_repr(options.url) or repr('')}: {requirement}")
     directory, storage = Path(options.run), Storage(options.url)
     held = [section for section in SECTIONS if local_progress(section, directory) is not None]
     if options.action == "push" and "learner" not in held:
-        raise UsageError(f"{shown(directory)}: holds no checkpoint; give the directory of a run")
+        raise UsageError(f"{short_repr(directory)}: holds no checkpoint; give the directory of a run")
     if options.action == "pull" and held:
-        raise UsageError(f"{shown(directory)}: holds a run already; give another directory")
+        raise UsageError(f"{short_repr(directory)}: holds a run already; give another directory")
     copy = storage.push if options.action == "push" else storage.pull
     found = False
     for section in SECTIONS:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from apex_jax.environments.tasks import Task, families, names, trainable
 from apex_jax.host.argument_parser import Parser
-from apex_jax.host.errors import UsageError, shown
+from apex_jax.host.errors import UsageError, short_repr
 from apex_jax.host.program import NAME
 
 
@@ -23,7 +23,7 @@ def run(arguments: Sequence[str]) -> int:
     tasks = list(trainable(candidates))
     if not tasks:
         why = "this agent can train none of those that EnvPool has of it" if candidates else "EnvPool has none of it"
-        raise UsageError(f"tasks {shown(word)}: {why}; `{NAME} tasks` lists the families")
+        raise UsageError(f"tasks {short_repr(word)}: {why}; `{NAME} tasks` lists the families")
     print("\n".join(_columns([("task", "observation", "actions", "agent", "train it by"), *map(_row, tasks)])))
     if missing := len(candidates) - len(tasks):
         why = "pixels that are not Atari's, other kinds of actions or observations, or several players"

@@ -14,7 +14,7 @@ import numpy as np
 from apex_jax.config import Config
 from apex_jax.config.load import CONFIG_NAME, SETTINGS, load_run
 from apex_jax.environments.atari_scores import human_normalized_score
-from apex_jax.host.errors import UsageError, shown
+from apex_jax.host.errors import UsageError, short_repr
 from apex_jax.run.metric_files import read_metrics
 from apex_jax.run.metrics import TRAINING_TAG
 from apex_jax.run.provenance import read_changes, read_starts, value_of
@@ -81,7 +81,7 @@ def read_run(directory: str | os.PathLike[str]) -> Run:
     if not metrics:
         what = "is a file" if path.is_file() else "no such directory"
         what = "holds no metrics/*.jsonl" if path.is_dir() else what
-        raise UsageError(f"{shown(directory)}: {what}; give the directory of a run, such as runs/*")
+        raise UsageError(f"{short_repr(directory)}: {what}; give the directory of a run, such as runs/*")
     return run_of(
         str(directory),
         load_run(path) if (path / CONFIG_NAME).exists() else None,
@@ -146,12 +146,13 @@ def _labels(runs: Sequence[Run], apart: Sequence[str]) -> list[str]:
     short = {name: name.rpartition(".")[2] for name in apart}
     names = {name: name if list(short.values()).count(short[name]) > 1 else short[name] for name in apart}
     more = [f"{len(apart) - LABEL_KEYS} more"] if len(apart) > LABEL_KEYS else []
-    first = [[f"{names[key]}={shown(run.settings[key])}" for key in apart[:LABEL_KEYS]] + more for run in runs]
+    first = [[f"{names[key]}={short_repr(run.settings[key])}" for key in apart[:LABEL_KEYS]] + more for run in runs]
     if len(set(map(tuple, first))) < len(runs):
         usual = {key: Counter(repr(run.settings[key]) for run in runs).most_common(1)[0][0] for key in apart}
         others = [[key for key in apart if repr(run.settings[key]) != usual[key]] for run in runs]
         texts = [
-            [f"{names[key]}={shown(run.settings[key])}" for key in keys] for run, keys in zip(runs, others, strict=True)
+            [f"{names[key]}={short_repr(run.settings[key])}" for key in keys]
+            for run, keys in zip(runs, others, strict=True)
         ]
         return [", ".join(text) or "baseline" for text in texts]
     return [", ".join(text) for text in first]

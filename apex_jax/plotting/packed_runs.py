@@ -13,7 +13,7 @@ from typing import Any
 
 from apex_jax.config.load import config_of
 from apex_jax.host.disk import read_regular
-from apex_jax.host.errors import UsageError, printable, shown
+from apex_jax.host.errors import UsageError, printable, short_repr
 from apex_jax.plotting.curves import Run, run_of
 from apex_jax.run.metric_files import checked_line
 from apex_jax.run.provenance import changes_of, is_record
@@ -33,9 +33,9 @@ def read_packed(path: str | os.PathLike[str]) -> list[Run]:
         try:
             runs.append(_run(json.loads(line), f"{path}:{number}"))
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError):  # UsageError is a ValueError
-            raise UsageError(f"{shown(path)}: line {number} is no packed run; restore the file") from None
+            raise UsageError(f"{short_repr(path)}: line {number} is no packed run; restore the file") from None
     if not runs:
-        raise UsageError(f"{shown(path)}: holds no run; give a file that was packed, or the directory of a run")
+        raise UsageError(f"{short_repr(path)}: holds no run; give a file that was packed, or the directory of a run")
     return runs
 
 

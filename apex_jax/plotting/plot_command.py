@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from apex_jax.host.argument_parser import Parser
-from apex_jax.host.errors import RunError, UsageError, shown
+from apex_jax.host.errors import RunError, UsageError, short_repr
 from apex_jax.host.program import NAME
 from apex_jax.plotting.curves import Group, Run, grouped, read_run
 from apex_jax.plotting.packed_runs import is_packed, read_packed
@@ -45,7 +45,7 @@ def run(arguments: Sequence[str]) -> int:
 def _check_output(output: Path) -> None:
     if output.suffix not in FORMATS or not output.parent.is_dir():
         endings = f"{', '.join(FORMATS[:-1])} or {FORMATS[-1]}"
-        raise UsageError(f"--output {shown(output)}: give a file in an existing folder that ends in {endings}")
+        raise UsageError(f"--output {short_repr(output)}: give a file in an existing folder that ends in {endings}")
 
 
 def _is_picture(argument: str) -> bool:
@@ -77,15 +77,17 @@ def groups_of(arguments: Sequence[str]) -> list[Group]:
         label, directory = _labelled(text)
         before = given.setdefault((label, os.path.realpath(directory)), text)
         if before is not text:  # it would count twice in the group
-            raise UsageError(f"{shown(directory)} is given twice, as {shown(before)} and {shown(text)}; keep one")
+            raise UsageError(
+                f"{short_repr(directory)} is given twice, as {short_repr(before)} and {short_repr(text)}; keep one"
+            )
         if not label.isprintable():
-            raise UsageError(f"{shown(label)}: cannot be drawn; use a label of printable characters")
+            raise UsageError(f"{short_repr(label)}: cannot be drawn; use a label of printable characters")
         runs = read_packed(directory) if is_packed(directory) else [read_run(directory)]
         for run in runs:
             if run.evaluation.returns.size:
                 labelled.setdefault(label, []).append(run)
             else:
-                blank.append(f"{shown(run.directory)}: has no evaluation yet")
+                blank.append(f"{short_repr(run.directory)}: has no evaluation yet")
     if not labelled:
         raise UsageError(f"{blank[0]}; plot it once its evaluator has played")
     for text in blank:

@@ -14,7 +14,7 @@ import numpy as np
 from PIL import Image
 
 from apex_jax.host.disk import atomic_write
-from apex_jax.host.errors import UsageError, shown
+from apex_jax.host.errors import UsageError, short_repr
 
 ENLARGED = 2  # an Atari screen of 160 x 210 pixels is small on a modern display
 LARGE_PIXELS = 300  # height from which a screen is not enlarged in a video, but halved in an animation
@@ -52,14 +52,16 @@ def video_paths(path: str | os.PathLike[str]) -> list[Path]:
     folder."""
     path = Path(path)
     if not path.name or path.is_dir():
-        raise UsageError(f"{shown(path)}: is a folder; name a file in it, such as {shown(path / 'game.mp4')}")
+        raise UsageError(f"{short_repr(path)}: is a folder; name a file in it, such as {short_repr(path / 'game.mp4')}")
     if not path.parent.is_dir():
-        raise UsageError(f"{shown(path)}: there is no folder {shown(path.parent)}; make it, or name another file")
+        raise UsageError(
+            f"{short_repr(path)}: there is no folder {short_repr(path.parent)}; make it, or name another file"
+        )
     if path.suffix in ENCODERS:
         return [path]
     if path.suffix:
         raise UsageError(
-            f"{shown(path)}: videos are written as {' and '.join(ENCODERS)}; end the name so, or in nothing"
+            f"{short_repr(path)}: videos are written as {' and '.join(ENCODERS)}; end the name so, or in nothing"
         )
     return [path.with_suffix(suffix) for suffix in ENCODERS]
 

@@ -15,7 +15,7 @@ import threading
 from pathlib import Path
 
 from apex_jax.host.disk import read_regular, write_durably
-from apex_jax.host.errors import RunError, printable, shown
+from apex_jax.host.errors import RunError, printable, short_repr
 
 _log = logging.getLogger(__name__)
 
@@ -86,7 +86,7 @@ class RunIdentity:
         except OSError as error:
             raise RunError(f"{path} cannot be read ({error.strerror}); move it away") from None
         if name and not is_identity(name):
-            what = f"holds {shown(name)}, must hold the run's 16 hexadecimal digits"
+            what = f"holds {short_repr(name)}, must hold the run's 16 hexadecimal digits"
             raise RunError(f"{path} {what}; remove it, so that it is written anew")
         return name
 

@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from apex_jax.host.disk import open_regular
-from apex_jax.host.errors import RunError, first_line, shown
+from apex_jax.host.errors import RunError, first_line, short_repr
 
 FILE_NAME = "model.safetensors"
 CHECKSUM = "params_crc32"  # a text of the file: of the arrays in the order of their names
@@ -48,7 +48,7 @@ def load_params(path: Path, like_params: Any) -> Any:
             for name in sorted({*likes, *found}):
                 was, expected = found.get(name, "missing"), _described(likes.get(name))
                 if was != expected:
-                    raise RunError(f"{path}: {shown(name)} is {was}, where this network has {expected}; {FIX}")
+                    raise RunError(f"{path}: {short_repr(name)} is {was}, where this network has {expected}; {FIX}")
             arrays = {name: file.get_tensor(name) for name in likes}
         except RunError:
             raise

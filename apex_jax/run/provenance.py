@@ -22,7 +22,7 @@ from typing import Any
 from apex_jax.config import AddressConfig, Config, EnvironmentConfig, server_name
 from apex_jax.config.load import CONFIG_NAME, RESULT_KEYS, SETTINGS, load_run, names_code, to_yaml
 from apex_jax.host.disk import open_regular, read_regular, write_durably
-from apex_jax.host.errors import UsageError, printable, shown
+from apex_jax.host.errors import UsageError, printable, short_repr
 from apex_jax.host.machine import usable_cores
 from apex_jax.host.program import CHECKOUT, NAME
 from apex_jax.run.compatibility import describe_differences, differences
@@ -126,7 +126,7 @@ def changed_settings(config: Config) -> list[str]:
     if (before := _written(config.directory)) is None:
         return []
     return [
-        f"{name}={shown(now)} (was {shown(was)})"
+        f"{name}={short_repr(now)} (was {short_repr(was)})"
         for name in SETTINGS
         if name.startswith(RESULT_KEYS) and (now := value_of(config, name)) != (was := value_of(before, name))
     ]
@@ -155,11 +155,11 @@ def shown_command(command: str) -> str:
 def chosen_settings(config: Config) -> list[tuple[str, str, str]]:
     """Returns (name, value, default) of each key that differs from its default, without those in OF_THE_MACHINE."""
 
-    def typed(value: Any) -> str:
-        return shown(list(value) if isinstance(value, tuple) else value)
+    def text_of(value: Any) -> str:
+        return short_repr(list(value) if isinstance(value, tuple) else value)
 
     return [
-        (name, typed(value), typed(setting.default))
+        (name, text_of(value), text_of(setting.default))
         for name, setting in SETTINGS.items()
         if not is_of_the_machine(name) and (value := value_of(config, name)) != setting.default
     ]
@@ -190,7 +190,7 @@ def read_changes(run_directory: str | os.PathLike[str]) -> list[str]:
 def changes_of(records: Sequence[Mapping[str, Any]]) -> list[str]:
     """Returns the settings that the lines of `changes.jsonl` name."""
     settings = [record.get("settings") for record in records]
-    return [shown(change) for changes in settings if isinstance(changes, list) for change in changes]
+    return [short_repr(change) for changes in settings if isinstance(changes, list) for change in changes]
 
 
 def read_records(path: Path) -> list[dict[str, Any]]:

@@ -42,7 +42,7 @@ from apex_jax.host.disk import (
     synchronize,
     write_durably,
 )
-from apex_jax.host.errors import RunError, first_line, shown
+from apex_jax.host.errors import RunError, first_line, short_repr
 from apex_jax.run.identity import RunIdentity, is_identity
 from apex_jax.types import MAX_SERVERS
 
@@ -131,7 +131,8 @@ class Storage:
         try:
             record = json.loads(data)
             if record["format"] != FORMAT:
-                what = f"{section}/manifest.json has format {shown(str(record['format']))}, this release reads {FORMAT}"
+                found = f"{section}/manifest.json has format {short_repr(str(record['format']))}"
+                what = f"{found}, this release reads {FORMAT}"
                 raise StorageError(f"{self.url}: {what}; use the release that wrote it, or choose another URL")
             return Manifest(*_checked(section, record), version or data)
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
@@ -284,7 +285,9 @@ class Storage:
                     digest.update(data)
                     file.write(data)
                 if (file.tell(), digest.hexdigest()) != (stored.size, stored.sha256):
-                    raise StorageError(f"{self.url}: the copy of {shown(name)} is damaged; restore it, or remove it")
+                    raise StorageError(
+                        f"{self.url}: the copy of {short_repr(name)} is damaged; restore it, or remove it"
+                    )
         return True
 
     def _place(self, section: Section, name: str = "") -> str:
@@ -300,7 +303,7 @@ class Storage:
         except Exception as error:
             is_full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
             fix = "make room, or choose another place" if is_full else "check the URL, its permissions and the network"
-            raise StorageError(f"{self.url}: {shown(first_line(error))}; {fix}") from error
+            raise StorageError(f"{self.url}: {short_repr(first_line(error))}; {fix}") from error
 
 
 def files_of(section: Section, run_directory: Path) -> list[tuple[str, Path]]:

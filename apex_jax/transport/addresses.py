@@ -13,7 +13,7 @@ import threading
 from typing import Any, NamedTuple
 
 from apex_jax.config import Config
-from apex_jax.host.errors import RunError, UsageError, shown
+from apex_jax.host.errors import RunError, UsageError, short_repr
 
 
 class Address(NamedTuple):
@@ -36,7 +36,7 @@ def split(address: str) -> Address:
     host, _, port = place.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if scheme != "tcp" or not host or not re.fullmatch("[0-9]{1,5}", port) or not 1 <= int(port) <= 65535:
-        raise UsageError(f"{shown(address)}: give tcp://HOST:PORT or ipc://PATH, such as tcp://127.0.0.1:8080")
+        raise UsageError(f"{short_repr(address)}: give tcp://HOST:PORT or ipc://PATH, such as tcp://127.0.0.1:8080")
     return Address(host, int(port), "")
 
 
@@ -47,7 +47,9 @@ def addresses_of_servers(config: Config, link: str) -> tuple[str, ...]:
     """
     addresses, servers = config.addresses.of_link(link), config.replay.servers
     if len(addresses) != servers:
-        what = f"addresses.{link}={shown(list(addresses))}: must have one entry for each of replay.servers={servers}"
+        what = (
+            f"addresses.{link}={short_repr(list(addresses))}: must have one entry for each of replay.servers={servers}"
+        )
         raise UsageError(f"{what}, such as [tcp://A:5550,tcp://B:5550]")
     return addresses
 
@@ -94,7 +96,7 @@ def resolve(address: Address, seconds: float) -> list[tuple[Any, Any]]:
     try:
         result = found.get(timeout=seconds)
     except queue.Empty:
-        raise UnresolvedHost(f"no name server answers for {shown(address.host)} within {seconds:g} s") from None
+        raise UnresolvedHost(f"no name server answers for {short_repr(address.host)} within {seconds:g} s") from None
     if isinstance(result, OSError):
-        raise UnresolvedHost(f"there is no host {shown(address.host)} ({result.strerror})")
+        raise UnresolvedHost(f"there is no host {short_repr(address.host)} ({result.strerror})")
     return result

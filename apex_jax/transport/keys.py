@@ -21,7 +21,7 @@ import zmq
 from zmq.utils import z85
 
 from apex_jax.host.disk import write_durably
-from apex_jax.host.errors import UsageError, shown
+from apex_jax.host.errors import UsageError, short_repr
 from apex_jax.host.program import NAME
 
 ROLES = ("replay", "learner", "actor", "evaluator")
@@ -33,7 +33,7 @@ def create(directory: Path) -> None:
     """Writes a key pair for each role, atomically, to a new or empty directory. Raises UsageError, OSError."""
     parent = directory.resolve().parent
     if not parent.is_dir():
-        raise UsageError(f"{shown(directory)}: its folder {shown(parent)} does not exist; make it first")
+        raise UsageError(f"{short_repr(directory)}: its folder {short_repr(parent)} does not exist; make it first")
     unfinished = Path(tempfile.mkdtemp(prefix=f".{directory.name}-", dir=parent))  # mode 0700
     try:
         for role in ROLES:
@@ -69,7 +69,7 @@ def read_allowed(directory: str, role: str) -> tuple[bytes, ...]:
     where, text = _read(directory, role, "public")
     keys = text.split()
     if wrong := [key for key in keys if not _is_key(key)]:
-        found = f"{shown(wrong[0].decode(errors='replace'))} is no public key"
+        found = f"{short_repr(wrong[0].decode(errors='replace'))} is no public key"
         raise UsageError(f"{where}: {found}; each line must be {KEY_CHARACTERS} Z85 characters")
     return tuple(keys)
 
@@ -124,7 +124,7 @@ def _read(directory: str, role: str, kind: str) -> tuple[str, bytes]:
             return where, file.read(MAX_FILE_BYTES)
     except OSError as error:
         fix = f"{NAME} keys create makes one, or set {variable}"
-        raise UsageError(f"security.keys={shown(directory)}: {role}.{kind}: {error.strerror}; {fix}") from None
+        raise UsageError(f"security.keys={short_repr(directory)}: {role}.{kind}: {error.strerror}; {fix}") from None
 
 
 def _is_key(text: bytes) -> bool:
@@ -148,5 +148,5 @@ def _rename(unfinished: Path, directory: Path) -> None:
         os.rename(unfinished, directory)
     except OSError as error:
         raise UsageError(
-            f"{shown(directory)}: {error.strerror}; nothing is overwritten: give a folder that does not exist"
+            f"{short_repr(directory)}: {error.strerror}; nothing is overwritten: give a folder that does not exist"
         ) from None

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from apex_jax.host.argument_parser import Parser
-from apex_jax.host.errors import RunError, shown
+from apex_jax.host.errors import RunError, short_repr
 from apex_jax.host.program import NAME
 from apex_jax.transport.keys import ROLES, create
 
@@ -18,7 +18,7 @@ def run(arguments: Sequence[str]) -> int:
         create(directory)
     except OSError as error:
         raise RunError(f"{error.filename or directory}: {error.strerror or error}; choose another folder") from None
-    print(f"{shown(directory)}: a key pair for each of {', '.join(ROLES)}.")
+    print(f"{short_repr(directory)}: a key pair for each of {', '.join(ROLES)}.")
     print("Copy every *.public to every host, but each <role>.secret only to the hosts of that role (scp -p).")
     print("Start each role with security.keys=DIR; whoever holds a secret is that role, so keep the rest to yourself.")
     return 0

@@ -18,7 +18,7 @@ from apex_jax.agent.registry import make_algorithm
 from apex_jax.agent.segments import SegmentBuilder, spread_first_slots
 from apex_jax.config import Config, server_name
 from apex_jax.environments.environment import Episode, EpisodeTracker, VectorEnvironment, log_reading
-from apex_jax.host.errors import RunError, shown
+from apex_jax.host.errors import RunError, short_repr
 from apex_jax.links.experience_client import ExperienceClient
 from apex_jax.links.weights_client import Weights, WeightsClient
 from apex_jax.process import ROLE_NUMBERS, StopSignal, digest_of_peer_id, new_peer_id, process_rng
@@ -254,7 +254,7 @@ class Assignment:
         """Starts connecting to a replay server, as a new actor."""
         if replay_index >= len(self._addresses):
             what = f"the learner assigns replay server {replay_index}, which is not in addresses.experience"
-            raise RunError(f"{what}={shown(list(self._addresses))}: give both the same replay.servers")
+            raise RunError(f"{what}={short_repr(list(self._addresses))}: give both the same replay.servers")
         is_alone, address = len(self._addresses) == 1, self._addresses[replay_index]
         if not is_alone:
             _log.info("joining replay server %d of %d at %s", replay_index + 1, len(self._addresses), address)

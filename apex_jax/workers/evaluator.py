@@ -20,7 +20,7 @@ from apex_jax.config import Config
 from apex_jax.config.load import CONFIG_NAME
 from apex_jax.environments.environment import environment_spec_of, has_reference_simulator, has_screen
 from apex_jax.host.disk import run_of_checkpoint
-from apex_jax.host.errors import RunError, shown
+from apex_jax.host.errors import RunError, short_repr
 from apex_jax.links.weights_client import Weights, WeightsClient
 from apex_jax.operations.run_page import write_report
 from apex_jax.plotting.video import video_of_run
@@ -123,7 +123,7 @@ def evaluate_checkpoint(config: Config, spec: SegmentSpec, stop: StopSignal) -> 
         _keep(config, run_directory, evaluation, algorithm.evaluation_exploration)
         film.finish()
     if film.error is not None:
-        raise RunError(f"evaluator.video={shown(video)}: {film.error}")
+        raise RunError(f"evaluator.video={short_repr(video)}: {film.error}")
     if video and has_reference_simulator(config):
         _log_simulated(*film_in_simulator(config, algorithm, weights.params, video, stop))
     elif video:

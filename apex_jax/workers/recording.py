@@ -17,7 +17,7 @@ from apex_jax.agent.algorithm import Algorithm, Params
 from apex_jax.config import Config
 from apex_jax.environments.environment import describe, has_reference_simulator, has_screen
 from apex_jax.environments.reference_simulator import ReferenceSimulator
-from apex_jax.host.errors import RunError, UsageError, shown
+from apex_jax.host.errors import RunError, UsageError, short_repr
 from apex_jax.plotting.video import video_paths, video_writer
 from apex_jax.process import StopSignal
 
@@ -38,7 +38,7 @@ def check_video(config: Config) -> None:
         return
     video_paths(video)
     if not (has_screen(config) or has_reference_simulator(config)):
-        raise UsageError(f"evaluator.video={shown(video)}: {config.environment.task} has no screen; leave it out")
+        raise UsageError(f"evaluator.video={short_repr(video)}: {config.environment.task} has no screen; leave it out")
 
 
 def draw_curves(run_directory: Path, task: str) -> None:
@@ -86,7 +86,7 @@ def film_in_simulator(
             episode_return, steps = episode_return + reward, steps + 1
         film.finish()
     if film.error is not None:
-        raise RunError(f"evaluator.video={shown(path)}: {film.error}")
+        raise RunError(f"evaluator.video={short_repr(path)}: {film.error}")
     return episode_return, film.paths
 
 

@@ -6,20 +6,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from apex_jax.host.errors import DivergenceError, FatalError, RunError, UsageError, first_line, printable, shown
+from apex_jax.host.errors import DivergenceError, FatalError, RunError, UsageError, first_line, printable, short_repr
 
 
 @given(value=st.text() | st.integers() | st.floats() | st.booleans() | st.none() | st.lists(st.text(max_size=5)))
 def test_any_value_is_shown_on_one_short_printable_line(value: object) -> None:
-    text = shown(value)
+    text = short_repr(value)
     assert len(text) <= 80
     assert text.isprintable()
 
 
 def test_values_are_shown_as_a_user_writes_them() -> None:
-    assert [shown(value) for value in (True, None, 0.5, "a b")] == ["true", "", "0.5", "a b"]
-    assert shown(10**5000) == "(a number of thousands of digits)", "Python writes no integer of more than 4,300 digits"
-    assert shown("x" * 81) == "x" * 77 + "..."
+    assert [short_repr(value) for value in (True, None, 0.5, "a b")] == ["true", "", "0.5", "a b"]
+    assert short_repr(10**5000) == "(a number of thousands of digits)", (
+        "Python writes no integer of more than 4,300 digits"
+    )
+    assert short_repr("x" * 81) == "x" * 77 + "..."
 
 
 @given(text=st.text())
