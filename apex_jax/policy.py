@@ -8,10 +8,11 @@ action = policy(observation)
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
@@ -21,7 +22,7 @@ import numpy as np
 from apex_jax.agent.algorithm import Algorithm, Params
 from apex_jax.agent.registry import make_algorithm, resolved
 from apex_jax.config import Config
-from apex_jax.config.load import RESULT_KEYS, config_of, load_run
+from apex_jax.config.load import RESULT_KEYS, check_trusted, config_of, load_run, parsed_overrides
 from apex_jax.host.disk import run_of_checkpoint
 from apex_jax.host.errors import RunError, first_line, short_repr
 from apex_jax.host.machine import usable_memory_bytes
@@ -35,19 +36,24 @@ from apex_jax.types import EnvironmentSpec, ImageSpec, Part
 Observation: TypeAlias = Any  # what the environment returns: a number, an array, or a mapping or tuple of them
 
 
-def load_policy(run: str | os.PathLike[str], updates: int | None = None, exploration: float = 0.0) -> Policy:
+def load_policy(
+    run: str | os.PathLike[str], updates: int | None = None, exploration: float = 0.0, code: Sequence[str] = ()
+) -> Policy:
     """Returns the agent that a run has trained.
 
     `run`: the run directory, one of its `checkpoints/<updates>`, its `best` (the params of the best evaluation), or the
     folder of an exported policy; `updates`: the checkpoint of this number of updates instead of the newest undamaged
     one; `exploration`: the rate of random actions (DQN) or the standard deviation of the noise (DPG); evaluations of
-    DQN use `evaluator.epsilon`, because some games loop for ever without it. Raises RunError or UsageError, with a
-    message of one line, if there is no such run or checkpoint, or if its configuration cannot be read.
+    DQN use `evaluator.epsilon`, because some games loop for ever without it; `code`: the algorithm or network of the
+    run, such as "algorithm.name=my_file:make", if it is not one of this package: its module is imported only then.
+    Raises RunError or UsageError, with a message of one line, if there is no such run or checkpoint, or if its
+    configuration cannot be read.
     """
+    given = parsed_overrides(code, "")
     exported = Path(run, params_file.FILE_NAME)
     if exported.is_file():
-        return _exported_policy(exported, updates, exploration)
-    agent = load_agent(run, updates)
+        return _exported_policy(exported, updates, exploration, given)
+    agent = load_agent(run, updates, given)
     return Policy(agent.algorithm, agent.params, agent.environment_spec, agent.progress.updates, exploration)
 
 
@@ -61,11 +67,12 @@ class Agent(NamedTuple):
     progress: Progress
 
 
-def load_agent(run: str | os.PathLike[str], updates: int | None = None) -> Agent:
+def load_agent(run: str | os.PathLike[str], updates: int | None, code: Mapping[str, Any]) -> Agent:
     """Returns the agent of a run. Arguments, but for exported policies, and errors: see `load_policy`."""
     directory, step = run_of_checkpoint(run)
     environment_spec = read_environment_spec(directory)
     config = resolved(load_run(directory, RESULT_KEYS), environment_spec.spec)
+    check_trusted(config, run, code, ("algorithm.", "network."))
     algorithm = make_algorithm(config, environment_spec.spec)
     restored = restore_params(config, directory, algorithm, step if updates is None else updates)
     if restored is None:
@@ -73,23 +80,31 @@ def load_agent(run: str | os.PathLike[str], updates: int | None = None) -> Agent
     return Agent(config, environment_spec, algorithm, *restored)
 
 
-def _exported_policy(path: Path, updates: int | None, exploration: float) -> Policy:
+def _exported_policy(path: Path, updates: int | None, exploration: float, code: Mapping[str, Any]) -> Policy:
     """Returns the policy of a file that `python main.py export` has written. Raises RunError or UsageError."""
     metadata = params_file.read_metadata(path)
-    try:
+    with _read_as_exported(path):
         config, environment_spec = (
             config_of(json.loads(metadata["config"])),
             of_record(json.loads(metadata["interface"])),
         )
         made = int(metadata["updates"])
+    check_trusted(config, path.parent, code, ("algorithm.", "network."))
+    with _read_as_exported(path):
         algorithm = make_algorithm(config, environment_spec.spec)
         like = algorithm.acting_params(_shapes_of(algorithm))
-    except Exception as error:  # of any type: the file may describe any network
-        what = f"{path} is no policy that `export` wrote: {first_line(error)}"
-        raise RunError(f"{what}; give the folder of one, or a run directory") from None
     if updates not in (None, made):
         raise RunError(f"{path} has the parameters of {made} updates, not of {updates}; leave `updates` out")
     return Policy(algorithm, jax.device_put(params_file.load_params(path, like)), environment_spec, made, exploration)
+
+
+@contextlib.contextmanager
+def _read_as_exported(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # of any type: the file may describe any network
+        what = f"{path} is no policy that `export` wrote: {first_line(error)}"
+        raise RunError(f"{what}; give the folder of one, or a run directory") from None
 
 
 def restore_params(

@@ -1,7 +1,8 @@
 """The algorithms: arrays in, arrays out; the only modules that use jax.jit. No clock, socket, file or thread.
 
 algorithm        the interface to the workers: init, act, update, acting_params, exploration
-registry         the algorithms by name
+registry         the algorithms by name, or of the user
+check            of an algorithm or network of the user's, before anything starts
 networks         observations -> q-values; observations -> actions and their values
 space_to_depth   their first convolution on blocks of pixels, for GPUs
 losses           the paper's equations

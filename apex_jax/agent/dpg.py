@@ -20,7 +20,7 @@ from apex_jax.agent.devices import jit_update, mean_over_devices
 from apex_jax.agent.exploration import noise_ladder
 from apex_jax.agent.frame_store import Array, FrameStore, gather
 from apex_jax.agent.moments import Moments, add_observations, initial_moments, normalized
-from apex_jax.agent.networks import Critic, Policy
+from apex_jax.agent.networks import make_policy_and_critic
 from apex_jax.agent.training import make_optimizer, maybe_copy_target, scan_updates_with_target
 from apex_jax.config import Config
 from apex_jax.types import SegmentSpec
@@ -52,8 +52,7 @@ def make_dpg(config: Config, spec: SegmentSpec, compute_dtype: Any = jnp.float32
     """Returns the algorithm for this configuration. `compute_dtype`: dtype of the networks' activations."""
     [action_size] = spec.action.shape
     observation_size = spec.frame_stack * math.prod(spec.frame_shape)
-    policy_network = Policy(config.network, action_size, compute_dtype)
-    critic_network = Critic(config.network, compute_dtype)
+    policy_network, critic_network = make_policy_and_critic(config.network, action_size, compute_dtype)
     optimizers = Optimizers(policy=make_optimizer(config.learner), critics=make_optimizer(config.learner))
 
     def pi(policy: Params, x: jax.Array) -> jax.Array:

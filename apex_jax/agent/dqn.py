@@ -6,11 +6,9 @@ Options that the paper does not have, all off by default: Munchausen targets, re
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple, cast
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import optax
@@ -18,10 +16,10 @@ import optax
 from apex_jax.agent import losses
 from apex_jax.agent.algorithm import Action, Algorithm, Params, UpdateOutput
 from apex_jax.agent.devices import jit_update, mean_over_devices
-from apex_jax.agent.estimator import make_estimator
+from apex_jax.agent.estimator import Estimator, make_estimator
 from apex_jax.agent.exploration import epsilon_ladder
 from apex_jax.agent.frame_store import FrameStore, Transitions, gather
-from apex_jax.agent.networks import QNetwork
+from apex_jax.agent.networks import make_q_network
 from apex_jax.agent.training import make_optimizer, maybe_copy_target, scan_updates_with_target
 from apex_jax.config import Config
 from apex_jax.types import SegmentSpec
@@ -40,17 +38,15 @@ def make_dqn(
     config: Config,
     spec: SegmentSpec,
     compute_dtype: Any = jnp.float32,
-    network_class: Callable[..., nn.Module] = QNetwork,
+    estimator: Estimator | None = None,
 ) -> Algorithm:
     """Returns the algorithm for this configuration. `compute_dtype`: dtype of the network's activations.
 
-    `network_class`: makes the network of a configuration, for so many actions; it takes and returns what `QNetwork`
-    does, and its parameters are float32. With `algorithm.quantiles` it also gets their number.
+    `estimator`: what the network's outputs mean and learn; None: as `config.algorithm` has it.
     """
-    num_actions, options = spec.action.num_actions, config.algorithm
-    number = [options.quantiles] if options.quantiles else []
-    network = network_class(config.network, num_actions, compute_dtype, *number)
-    optimizer, estimator = make_optimizer(config.learner), make_estimator(options)
+    estimator, num_actions = estimator or make_estimator(config.algorithm), spec.action.num_actions
+    network = make_q_network(config.network, num_actions, compute_dtype, estimator.outputs)
+    optimizer = make_optimizer(config.learner)
 
     def outputs(params: Params, observation: jax.Array) -> jax.Array:
         """Returns q-values float32[B, A], or the quantiles of each, float32[B, A, N]."""

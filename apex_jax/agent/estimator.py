@@ -37,6 +37,7 @@ class Estimator(NamedTuple):
     target: Callable[[Transitions, Values, Values], jax.Array]
     """Batch, online network, target network (observations -> outputs) -> G, float32[B] or [B, N], in their scale."""
     loss: Callable[[jax.Array, jax.Array, jax.Array], jax.Array]  # outputs of the actions, G, weights -> float32[]
+    outputs: int = 0  # N, see `make_q_network`
 
 
 def make_estimator(options: AlgorithmConfig) -> Estimator:
@@ -70,8 +71,9 @@ def make_estimator(options: AlgorithmConfig) -> Estimator:
             lambda q: inverse_h(munchausen.soft_value(q)),
             munchausen_target,
             loss,
+            options.quantiles,
         )
-    return Estimator(mean, inverse_h, lambda q: inverse_h(q.max(axis=-1)), plain_target, loss)
+    return Estimator(mean, inverse_h, lambda q: inverse_h(q.max(axis=-1)), plain_target, loss, options.quantiles)
 
 
 def _same(values: jax.Array) -> jax.Array:

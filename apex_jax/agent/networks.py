@@ -1,5 +1,8 @@
 """The networks: q-values of Ape-X DQN, dueling (Wang et al. 2016) on the convolutions of Mnih et al. 2015; policy and
-critic of Ape-X DPG."""
+critic of Ape-X DPG.
+
+`make_q_network` and `make_policy_and_critic` make those of a configuration, which may be the user's: `network.name`.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,38 @@ import jax.numpy as jnp
 
 from apex_jax.agent.space_to_depth import BlockConvolution, block_size
 from apex_jax.config import IMPALA_OUTPUTS, NetworkConfig
+from apex_jax.config.key import names_code
+from apex_jax.host.errors import UsageError
+from apex_jax.host.user_code import imported_names
+
+
+def make_q_network(config: NetworkConfig, num_actions: int, dtype: Any = jnp.float32, outputs: int = 0) -> nn.Module:
+    """Returns the network of DQN: a `QNetwork`, or the user's class, which is made with the same arguments.
+
+    `outputs`: so many numbers for each action instead of one q-value; only then a class of the user's gets this
+    argument. Raises UsageError if there is no such class.
+    """
+    [network_class] = _classes(config, QNetwork)
+    return network_class(config, num_actions, dtype, *([outputs] if outputs else []))
+
+
+def make_policy_and_critic(
+    config: NetworkConfig, action_size: int, dtype: Any = jnp.float32
+) -> tuple[nn.Module, nn.Module]:
+    """Returns the networks of DPG: `Policy` and `Critic`, or the user's. Raises UsageError if there are none."""
+    policy_class, critic_class = _classes(config, Policy, Critic)
+    return policy_class(config, action_size, dtype), critic_class(config, dtype)
+
+
+def _classes(config: NetworkConfig, *classes: type[nn.Module]) -> list[Any]:
+    if not names_code(config.name):
+        return list(classes)
+    found = imported_names("network.name", config.name)
+    if len(found) != len(classes):
+        names = ",".join(each.__name__ for each in classes)
+        form = f"must be MODULE:{'CLASS,' * (len(classes) - 1)}CLASS, in place of {names}"
+        raise UsageError(f"network.name={config.name}: {form}")
+    return found
 
 
 class QNetwork(nn.Module):
@@ -20,8 +55,8 @@ class QNetwork(nn.Module):
     Dueling: q(s, a) = v(s) + A(s, a) - mean_a A(s, a). Pixels (uint8[B, F, H, W], or [B, F, H, W, C] in color) are
     scaled to [0, 1] and go through the convolutions; vector observations (float32[B, F, D]) go directly to the hidden
     layer. Parameters are float32, activations have `dtype`, and the returned q-values are float32[B, num_actions], or,
-    if `quantiles` is not 0, that many quantiles of the return of each action, float32[B, num_actions, quantiles]; both
-    streams have them.
+    if `outputs` is not 0, that many numbers for each action, float32[B, num_actions, outputs], such as the quantiles of
+    its return; both streams have them.
 
     `layer_norm` normalizes (Ba et al. 2016) before two of the ReLUs: the last one of the torso, over all outputs of an
     observation, and that of the hidden layer, over the units of each stream.
@@ -30,11 +65,11 @@ class QNetwork(nn.Module):
     config: NetworkConfig
     num_actions: int
     dtype: Any = jnp.float32
-    quantiles: int = 0
+    outputs: int = 0
 
     @nn.compact
     def __call__(self, observation: jax.Array) -> jax.Array:
-        """Returns q-values, float32[B, num_actions], or quantiles, float32[B, num_actions, quantiles]."""
+        """Returns q-values, float32[B, num_actions], or float32[B, num_actions, outputs]."""
         x = observation
         if x.dtype == jnp.uint8:
             is_impala = self.config.torso == "impala"
@@ -89,9 +124,9 @@ class QNetwork(nn.Module):
         return x
 
     def _head(self, hidden: jax.Array, actions: int, name: str) -> jax.Array:
-        """Returns one output of an action, float32[B, actions], or its quantiles, float32[B, actions, quantiles]."""
-        output = nn.Dense(actions * max(1, self.quantiles), dtype=jnp.float32, name=name)(hidden)
-        return output.reshape(output.shape[0], actions, self.quantiles) if self.quantiles else output
+        """Returns one output of an action, float32[B, actions], or several, float32[B, actions, outputs]."""
+        output = nn.Dense(actions * max(1, self.outputs), dtype=jnp.float32, name=name)(hidden)
+        return output.reshape(output.shape[0], actions, self.outputs) if self.outputs else output
 
     def _hidden(self, x: jax.Array, streams: int) -> jax.Array:
         """Returns the hidden layers of all streams side by side, dtype[B, streams x hidden_units]."""

@@ -1,4 +1,4 @@
-"""The algorithms by name. A new algorithm is a module that makes an `Algorithm`, and a line in ALGORITHMS."""
+"""The algorithms by name: those of this package, and the user's, `algorithm.name=MODULE:FUNCTION`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from apex_jax.agent.dpg import make_dpg
 from apex_jax.agent.dqn import make_dqn
 from apex_jax.agent.estimator import OPTIONS
 from apex_jax.config import Config
+from apex_jax.config.key import names_code
 from apex_jax.host.errors import UsageError, short_repr
+from apex_jax.host.user_code import imported_names, reported
 from apex_jax.types import SegmentSpec
 
 
@@ -28,18 +30,24 @@ ALGORITHMS: dict[str, Entry] = {
     "dqn": Entry(make_dqn, "int32"),
     "dpg": Entry(make_dpg, "float32"),
 }
-"""By `algorithm.name`; a program may add its own, as examples/own_algorithm.py does.
-
-"auto" selects the first one whose `action_dtype` is that of the environment.
-"""
+"""By `algorithm.name`. "auto" selects the first one whose `action_dtype` is that of the environment."""
 
 
 def make_algorithm(config: Config, spec: SegmentSpec, compute_dtype: Any = jnp.float32) -> Algorithm:
     """Returns the algorithm of this configuration; `compute_dtype` is the dtype of the network's activations.
 
-    Raises UsageError, see `resolved`.
+    Imports the user's module if `algorithm.name` or `network.name` names one. Raises UsageError, see `resolved` and
+    `imported_names`; also if a function of the user's fails.
     """
-    return ALGORITHMS[resolved(config, spec).algorithm.name].make(config, spec, compute_dtype)
+    name = resolved(config, spec).algorithm.name
+    if not names_code(name):
+        return ALGORITHMS[name].make(config, spec, compute_dtype)
+    [make] = imported_names("algorithm.name", name)
+    with reported(f"algorithm.name={name}", UsageError, make):
+        algorithm = make(config, spec, compute_dtype)
+        if not isinstance(algorithm, Algorithm):
+            raise TypeError(f"returned {type(algorithm).__name__}, not an Algorithm")
+        return algorithm
 
 
 def resolved(config: Config, spec: SegmentSpec) -> Config:
@@ -48,11 +56,13 @@ def resolved(config: Config, spec: SegmentSpec) -> Config:
     Raises UsageError if no algorithm has this name, if it cannot choose the actions of this environment, or if an
     option of DQN is on and it is DPG.
     """
+    if names_code(config.algorithm.name):
+        return config
     name, fitting = config.algorithm.name, [n for n, e in ALGORITHMS.items() if e.action_dtype == spec.action.dtype]
     if name == "auto" and fitting:
         name = fitting[0]
     if name not in fitting:
-        choice = ", ".join(["auto", *fitting])
+        choice = ", ".join(["auto", *fitting, "MODULE:FUNCTION"])
         raise UsageError(
             f"algorithm.name={name}: for the actions of {config.environment.task} it must be one of {choice}"
         )

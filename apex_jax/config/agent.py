@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from apex_jax.config.key import key
+from apex_jax.config.key import JsonObject, key
 
 
 @dataclass(frozen=True)
@@ -13,8 +13,15 @@ class AlgorithmConfig:
 
     name: str = key(
         "auto",
-        "auto = the one for the task's actions: dqn for discrete ones, dpg for continuous ones",
-        scope="checkpoint",
+        "auto = the one for the task's actions: dqn for discrete ones, dpg for continuous ones; MODULE:FUNCTION = your"
+        " own, see docs/extending.md",
+        scope="weights",
+    )
+    settings: JsonObject = key(
+        JsonObject("{}"),
+        "a mapping such as {atoms: 51} for an algorithm of your own: json.loads(config.algorithm.settings)",
+        scope="weights",
+        before="{}",
     )
     n_step: int = key(3, "rewards summed before the bootstrap", "steps", 1, 64, scope="run")
     discount: float = key(0.99, "gamma, per step", "", 0, 1, scope="run")
@@ -58,6 +65,13 @@ class AlgorithmConfig:
 class NetworkConfig:
     """DQN: convolutions (pixels only), then one hidden layer a stream, then q-values. DPG: a policy and a critic."""
 
+    name: str = key(
+        "auto",
+        "auto = the one described by the keys below; MODULE:CLASS = a Flax module of your own in place of QNetwork;"
+        " DPG: MODULE:CLASS,CLASS = in place of Policy and Critic (apex_jax/agent/networks.py)",
+        scope="weights",
+        before="auto",
+    )
     channels: tuple[int, ...] = key(
         (32, 64, 64), "output channels of each convolution", "", 1, 4096, scope="weights", of="pixels"
     )

@@ -12,6 +12,11 @@ class JsonObject(str):
     __slots__ = ()
 
 
+def names_code(value: str) -> bool:
+    """Returns whether the value of `algorithm.name` or `network.name` names code of the user, MODULE:NAME."""
+    return ":" in value
+
+
 @dataclass(frozen=True)
 class Key:
     """The help text of a key, the limits of its values, and who must have the same value.

@@ -315,12 +315,13 @@ class Config:
     def _values_of(self, *scopes: str) -> str:
         """Returns `name=value` of each key of these scopes that concerns the task, separated by spaces."""
         words = []
-        for group in (getattr(self, item.name) for item in dataclasses.fields(self) if "key" not in item.metadata):
-            for item in dataclasses.fields(group):
-                value, scoped = getattr(group, item.name), item.metadata["key"]
+        for group in (item.name for item in dataclasses.fields(self) if "key" not in item.metadata):
+            members = getattr(self, group)
+            for item in dataclasses.fields(members):
+                value, scoped = getattr(members, item.name), item.metadata["key"]
                 concerned = not scoped.of or scoped.of in self.environment.kinds
-                if scoped.scope in scopes and concerned and (item.name, value) != ("name", "auto"):
-                    words.append(f"{item.name}={_word(value)}")
+                if scoped.scope in scopes and concerned and (group, item.name, value) != ("algorithm", "name", "auto"):
+                    words.append(f"{compatibility_name(f'{group}.{item.name}')}={_word(value)}")
         return " ".join(words)
 
     @property
@@ -334,6 +335,12 @@ class Config:
     def replace(self, **changes: Any) -> Config:
         """Returns a copy with these top-level fields replaced."""
         return dataclasses.replace(self, **changes)
+
+
+def compatibility_name(key: str) -> str:
+    """Returns the name of a key in a compatibility key: the part after the dot, if no other key there has it."""
+    others = {"network.name": "network", "algorithm.settings": "algorithm_settings"}
+    return others.get(key, key.rpartition(".")[2])
 
 
 def _word(value: Any) -> str:

@@ -19,8 +19,8 @@ from typing import Any, NamedTuple, get_args, get_type_hints
 
 from omegaconf import OmegaConf
 
-from apex_jax.config.key import JsonObject, Key
-from apex_jax.config.keys import Config, EnvironmentConfig
+from apex_jax.config.key import JsonObject, Key, names_code
+from apex_jax.config.keys import Config
 from apex_jax.config.rules import check
 from apex_jax.host.disk import open_regular
 from apex_jax.host.errors import UsageError, short_repr
@@ -145,15 +145,11 @@ def load_run(directory: str | os.PathLike[str], keys: tuple[str, ...] = ("",)) -
 def load_run_to_play(directory: str, given: Mapping[str, Any]) -> Config:
     """Returns the checked Config to evaluate a run with: its own, as far as it concerns learning and network.
 
-    `given`: overrides by key. Raises UsageError; also if the task is code (see `names_code`) that is not in `given`.
+    `given`: overrides by key. Raises UsageError; also if a setting is code (see `code_settings`) and not in `given`.
     """
     config = _config_of(_values_of_run(directory, (*RESULT_KEYS, "evaluator.episodes")) | dict(given))
     check(config)
-    task = config.environment.task
-    if names_code(config.environment) and task != given.get("environment.task"):
-        where = f"{short_repr(directory)} names environment.task={short_repr(task)}"
-        what = f"{where}, which would run code with that run's settings"
-        raise UsageError(f"{what}; if you trust both, add environment.task={short_repr(task)}")
+    check_trusted(config, directory, given)
     return config
 
 
@@ -181,12 +177,30 @@ def _config_of(values: Mapping[str, Any]) -> Config:
     return Config(**members[""], **groups)
 
 
-def names_code(environment: EnvironmentConfig) -> bool:
-    """Returns whether this environment is made by importing a module, or by a call with arguments.
+def code_settings(config: Config) -> dict[str, str]:
+    """Returns the settings that make a program import a module, or call it with arguments, by key.
 
-    If only the files of a run say so, which may be somebody else's, it must not be made.
+    If only the files of a run say so, which may be somebody else's, it must not be done.
     """
-    return environment.is_gymnasium and (environment.task.count(":") > 1 or environment.settings != "{}")
+    environment, found = config.environment, {}
+    if environment.is_gymnasium and (environment.task.count(":") > 1 or environment.settings != "{}"):
+        found["environment.task"] = environment.task
+    names = {"algorithm.name": config.algorithm.name, "network.name": config.network.name}
+    return found | {key: value for key, value in names.items() if names_code(value)}
+
+
+def check_trusted(
+    config: Config, directory: str | os.PathLike[str], given: Mapping[str, Any], groups: tuple[str, ...] = ("",)
+) -> None:
+    """Raises UsageError if a setting of a run names code, and is not `given`.
+
+    `directory`: of the run, for the message; `given`: what the user has typed, by key; `groups`: beginnings of keys.
+    """
+    for name, value in code_settings(config).items():
+        if name.startswith(groups) and given.get(name) != value:
+            setting = f"{name}={short_repr(value)}"
+            what = f"{short_repr(directory)} names {setting}, which would run code with that run's settings"
+            raise UsageError(f"{what}; if you trust both, add {setting}")
 
 
 def to_yaml(config: Config) -> str:

@@ -9,6 +9,7 @@ from itertools import pairwise
 from operator import attrgetter
 from typing import TypeAlias
 
+from apex_jax.config.key import names_code
 from apex_jax.config.keys import IMPALA_OUTPUTS, Config, NetworkConfig
 from apex_jax.host.errors import CREDENTIALS, UsageError, short_repr
 
@@ -103,7 +104,15 @@ def _max_slots(frame_size: int) -> int:
 
 
 def _network_rules(config: Config) -> Iterator[Rule]:
-    network, size = config.network, config.environment.frame_size
+    algorithm, network, size = config.algorithm, config.network, config.environment.frame_size
+    is_named = re.fullmatch(r"\w+|[\w.]+:\w+", algorithm.name) is not None
+    yield "algorithm.name", is_named, "must be auto, dqn, dpg, or MODULE:FUNCTION for one of your own"
+    is_used = names_code(algorithm.name) or algorithm.settings == "{}"
+    yield "algorithm.settings", is_used, f"is not read by algorithm.name={algorithm.name}; leave it out"
+    is_named = re.fullmatch(r"auto|[\w.]+:\w+(,\w+)?", network.name) is not None
+    yield "network.name", is_named, "must be auto, MODULE:CLASS, or for DPG MODULE:CLASS,CLASS"
+    if network.name != "auto":
+        return  # the keys below describe the networks of this package
     for name in ("policy_units", "critic_units"):
         yield f"network.{name}", len(getattr(network, name)) > 0, "must have at least one entry, such as [256, 256]"
     if network.torso == "impala":
@@ -142,7 +151,7 @@ def _fits_in_a_message(config: Config, outputs: int, fix: str) -> Rule:
 
 def check_convolutions(network: NetworkConfig, pixels: int) -> None:
     """Raises UsageError if a kernel does not fit on images whose smaller side has this many pixels."""
-    if network.torso == "impala":
+    if network.torso == "impala" or network.name != "auto":
         return
     left = pixels
     for kernel, stride in zip(network.kernel_sizes, network.strides, strict=True):

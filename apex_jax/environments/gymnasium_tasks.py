@@ -9,18 +9,15 @@ from __future__ import annotations
 import contextlib
 import errno
 import functools
-import importlib
 import inspect
 import itertools
 import json
-import os
 import random
 import re
 import socket
 import sys
 import traceback
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -32,6 +29,7 @@ from apex_jax.config.rules import check_convolutions
 from apex_jax.environments.images import image_spec, reading
 from apex_jax.environments.task import Description, action_spec, check_bounds, one_line
 from apex_jax.host.errors import RunError, UsageError, first_line, short_repr
+from apex_jax.host.user_code import imported_module, reported
 from apex_jax.types import ImageSpec, Part
 
 PREFIX = "gymnasium:"
@@ -41,7 +39,6 @@ CHEAP_ELEMENTS = 1000  # of an array whose later values are checked
 ROUNDING = 1e-6  # of a bound, by which a value may miss it
 LARGEST = float(np.finfo(np.float32).max)  # rewards and observations reach the learner as float32
 NUMBER = "ENVIRONMENT_NUMBER"  # stands for the number of an environment in environment.settings
-LIBRARIES = tuple(f"{folder}/" for folder in (*gymnasium.__path__, *np.__path__, Path(__file__).parents[1]))
 FORMS = "give gymnasium:ID, or gymnasium:MODULE:ID for an environment that a module registers"
 FRAMES_PER_SECOND = 30.0  # of the film of an environment that does not state its own
 
@@ -310,7 +307,9 @@ def _function_of(task: str, rendered: bool) -> functools.partial[Any]:
     """Returns the function that makes the environment from its settings."""
     module_name, _, name = task.removeprefix(PREFIX).rpartition(":")
     render_mode: dict[str, Any] = {"render_mode": "rgb_array"} if rendered else {}
-    function = getattr(_imported(task, module_name), name, None) if module_name else None
+    with _reported(task):
+        module = imported_module(f"environment.task={task}", module_name) if module_name else None
+    function = getattr(module, name, None)
     if callable(function):
         parameters = inspect.signature(function).parameters.values()
         takes_mode = any(item.name == "render_mode" or item.kind == item.VAR_KEYWORD for item in parameters)
@@ -324,37 +323,5 @@ def _function_of(task: str, rendered: bool) -> functools.partial[Any]:
     return functools.partial(gymnasium.make, name, disable_env_checker=True, **render_mode)
 
 
-def _imported(task: str, module_name: str) -> Any:
-    """Imports the module, from the working directory too: last, so that no file there replaces a package."""
-    if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())
-    with _reported(task):
-        try:
-            return importlib.import_module(module_name)
-        except ModuleNotFoundError as error:
-            if not f"{module_name}.".startswith(f"{error.name}."):
-                raise  # a package that the module needs
-            fix = "start in its folder, or install its package"
-            raise UsageError(f"environment.task={task}: there is no module {error.name}; {fix}") from None
-
-
-@contextlib.contextmanager
-def _reported(task: str, function: Any = None) -> Iterator[None]:
-    """Prints the traceback of an exception to the process's log, and raises BrokenEnvironment with one line.
-
-    `function`: the user's, which is called; its file is named if no other line of the user's raised the exception.
-    """
-    try:
-        yield
-    except (RunError, UsageError):
-        raise
-    except Exception as error:
-        traceback.print_exc()
-        calls = [(call.filename, call.lineno) for call in traceback.extract_tb(error.__traceback__)]
-        of_user = [call for call in calls if not call[0].startswith(LIBRARIES)]
-        code = getattr(function, "__code__", getattr(function.__init__, "__code__", None))
-        if not of_user and code and not code.co_filename.startswith(LIBRARIES):
-            of_user = [(code.co_filename, code.co_firstlineno)]
-        file, line = (of_user or calls)[-1]
-        what = f"{type(error).__name__}: {first_line(error)} ({file}, line {line})"
-        raise BrokenEnvironment(f"environment.task={task}: {what}") from None
+def _reported(task: str, function: Any = None) -> contextlib.AbstractContextManager[None]:
+    return reported(f"environment.task={task}", BrokenEnvironment, function)

@@ -7,9 +7,12 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
+from apex_jax.config.load import parsed_overrides
 from apex_jax.host.argument_parser import Parser
 from apex_jax.host.errors import RunError, UsageError, short_repr
 from apex_jax.host.program import NAME
+
+CODE = ("environment.task", "algorithm.name", "network.name")  # keys whose values may name code
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -24,7 +27,7 @@ def run(arguments: Sequence[str]) -> int:
     shutil.rmtree(half, ignore_errors=True)  # left by a killed process
     try:
         half.mkdir()
-        notes = write_files(half, options.run, options.updates, options.task)
+        notes = write_files(half, options.run, options.updates, _code_of(options.code))
         os.rename(half, folder)  # replaces an empty folder
     except OSError as error:
         raise RunError(f"{error.filename or folder}: {error.strerror or error}; give another folder") from None
@@ -32,6 +35,14 @@ def run(arguments: Sequence[str]) -> int:
         shutil.rmtree(half, ignore_errors=True)
     print("\n".join([f"{folder}: {', '.join(sorted(path.name for path in folder.iterdir()))}", *notes]))
     return 0
+
+
+def _code_of(texts: Sequence[str]) -> dict[str, str]:
+    """Returns the settings by key. Raises UsageError for one that names no code."""
+    given = parsed_overrides(texts, "")
+    if others := given.keys() - set(CODE):
+        raise UsageError(f"export: {min(others)} is given; only {', '.join(CODE)} can be; see {NAME} export --help")
+    return given
 
 
 def _check_folder(folder: Path) -> None:
@@ -58,6 +69,6 @@ def _parser() -> Parser:
     parser.add_argument("folder", metavar="FOLDER", help="folder to write, new or empty")
     what = "number of updates of a checkpoint in RUN/checkpoints (default: the newest undamaged one)"
     parser.add_argument("--updates", type=int, metavar="N", help=what)
-    what = "of an environment of your own, which checks the files with its observations: the task that RUN names"
-    parser.add_argument("--task", metavar="gymnasium:MODULE:NAME", help=what)
+    what = f"{', '.join(CODE)} of the run, if it is code of your own, which is then imported"
+    parser.add_argument("code", metavar="KEY=VALUE", nargs="*", help=what)
     return parser

@@ -6,6 +6,7 @@ import datetime
 import json
 import os
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import numpy as np
 from apex_jax import __version__
 from apex_jax.agent.policy_function import any_batch, for_any_batch, observation_shape, policy_function
 from apex_jax.config import Config
-from apex_jax.config.load import RESULT_KEYS, SETTINGS, names_code
+from apex_jax.config.load import RESULT_KEYS, SETTINGS, code_settings
 from apex_jax.export import check, programs
 from apex_jax.export.model_card import model_card, task_name
 from apex_jax.host.disk import open_regular
@@ -33,22 +34,22 @@ EXPORTED_KEYS = (*RESULT_KEYS, "total_")  # no paths, addresses or keys of the m
 
 
 def write_files(
-    folder: Path, run: str | os.PathLike[str], updates: int | None = None, task: str | None = None
+    folder: Path, run: str | os.PathLike[str], updates: int | None = None, code: Mapping[str, Any] | None = None
 ) -> list[str]:
     """Writes all files of a run's policy into an empty folder, and checks them; returns notes for the user.
 
-    `updates`: see `load_policy`; `task`: of the run, given by the user, who trusts its code, see `names_code`. Raises
-    OSError, UsageError and RunError.
+    `updates`: see `load_policy`; `code`: the settings of the run that the user has given, because they name code that
+    the user trusts, see `code_settings`. Raises OSError, UsageError and RunError.
     """
-    agent = load_agent(run, updates)
+    code = code or {}
+    agent = load_agent(run, updates, code)
     if agent.algorithm.greedy is None:
         raise RunError(
             f"{short_repr(run)}: algorithm.name={agent.config.algorithm.name} sets no `greedy`, so none is exported"
         )
-    if task not in (None, agent.config.environment.task):
-        raise UsageError(
-            f"--task {short_repr(task)}: {short_repr(run)} was trained on {short_repr(agent.config.environment.task)}"
-        )
+    for name, value in code.items():
+        if value != (trained := value_of(agent.config, name)):
+            raise UsageError(f"{name}={short_repr(value)}: {short_repr(run)} was trained with {short_repr(trained)}")
     config = exported_config(agent.config)
     (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
     directory = run_directory_of(run)
@@ -56,7 +57,7 @@ def write_files(
     if results is not None:
         (folder / RESULTS).write_text(json.dumps(results, indent=2) + "\n")
     else:
-        advice = f"{NAME} {playing_arguments(run, agent.config.environment)} episodes=100"
+        advice = f"{NAME} {playing_arguments(run, agent.config)} episodes=100"
         notes.append(f"{RESULTS} is left out: no evaluation of these parameters is recorded; to make one: {advice}")
     _copy_film(directory, folder / FILM)
     _write_params(folder, agent, config)
@@ -67,10 +68,10 @@ def write_files(
     if problem := programs.write_onnx(folder / programs.ONNX, function, like):
         notes.append(f"{programs.ONNX} is left out: {problem}")
 
-    if names_code(agent.config.environment) and task is None:
+    own = code_settings(agent.config).get("environment.task")
+    if own and "environment.task" not in code:
         stacks = check.random_observations(agent.environment_spec.spec)
-        what = f"{agent.config.environment.task}, which the run names, was not imported"
-        notes.append(f"checked on random observations: {what}; add --task to check on its own")
+        notes.append(f"checked on random observations; for real ones, which imports it, add environment.task={own}")
     else:
         stacks = check.real_observations(agent.config)
     observations = stacks.reshape(len(stacks), *observation_shape(agent.environment_spec))

@@ -6,5 +6,6 @@ program          how this program was started: from a checkout, or installed
 disk             regular files only, atomic and durable writes, and locks on directories
 machine          the cores and memory that a process may use
 compiled         the decorator that compiles numeric loops
+user_code        code of the user that a setting names: its import, and its errors in one line
 output           keeps the program running if standard output or error fails
 """

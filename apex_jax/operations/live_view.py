@@ -149,10 +149,10 @@ def final_summary(progress: RunProgress, config: Config, has_screen: bool, film_
         return "\n".join(lines)
     if not reached:
         lines.append("Go on:       the same command resumes the run")
-    play = f"{shell_command(_python())} {playing_arguments(run_directory, config.environment)}"
+    play = f"{shell_command(_python())} {playing_arguments(run_directory, config)}"
     lines.append(f"Play again:  {play} episodes=100")
     if progress.best_evaluation != progress.latest_evaluation and present("best"):
-        best = playing_arguments(os.path.join(run_directory, "best"), config.environment)
+        best = playing_arguments(os.path.join(run_directory, "best"), config)
         lines.append(f"Play best:   {shell_command(_python())} {best} episodes=100")
     if has_screen:
         video = shlex.quote(os.path.join(run_directory, "game"))

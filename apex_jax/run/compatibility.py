@@ -6,12 +6,13 @@ A compatibility key is the text of `Config.compatibility_key`, `Config.weights_c
 
 from __future__ import annotations
 
+from apex_jax.config.keys import compatibility_name
 from apex_jax.config.load import SETTINGS
 from apex_jax.host.errors import printable
 
 KEYS = tuple(name for name, setting in SETTINGS.items() if setting.key.scope)
 """A checkpoint is rejected if one of these differs; processes compare those of their scope, see `Key`."""
-BEFORE = {name.rpartition(".")[2]: SETTINGS[name].key.before for name in KEYS if SETTINGS[name].key.before}
+BEFORE = {compatibility_name(name): SETTINGS[name].key.before for name in KEYS if SETTINGS[name].key.before}
 """The values that a text of an earlier release, which does not have these keys, implies."""
 MOST_TOLD = 2_500  # characters: enough for two compatibility keys; their UTF-8 always fits in a `Refusal`
 
@@ -24,7 +25,7 @@ def differences(before: str, now: str) -> dict[str, tuple[str, str]]:
     ours, theirs = _values(now), BEFORE | _values(before)
     found = {}
     for key in KEYS:
-        name = key.rpartition(".")[2]
+        name = compatibility_name(key)
         if name in ours and name in theirs and ours[name] != theirs[name]:
             found[key] = (theirs[name], ours[name])
     return found

@@ -45,6 +45,7 @@ TAGS: dict[str, str] = {
     "charts/episodic_length": "mean length of training games, in agent steps; how it should move depends on the game",
     "losses/td_loss": "importance-weighted loss, mean of a batch, of all critics together; bounded, need not fall",
     "losses/q_values": "mean q-value of the actions replayed; settles, growth without end is divergence",
+    "own/<name>": "a metric of an algorithm of your own, mean of an update; as that algorithm says",
     "losses/gradient_norm": "global norm before clipping, of the q-network or critics; mostly below"
     " learner.max_gradient_norm",
     "losses/policy_loss": "DPG: minus the mean of q(s, pi(s)) of a batch; falls as the policy improves",
@@ -156,7 +157,8 @@ class MetricsWriter:
         A value that is not finite is null in JSON and omitted in TensorBoard. Raises ValueError for a tag not in TAGS.
         """
         for tag in values:
-            _check_tag(tag)
+            if not is_tag(tag):
+                raise ValueError(f"unknown tag {tag!r}: apex_jax.run.metrics.TAGS explains every tag that is written")
         seconds = time.monotonic() - self._started
         now = self._started_at + seconds
         finite = {tag: float(value) for tag, value in values.items() if math.isfinite(value)}
@@ -175,9 +177,9 @@ class MetricsWriter:
                 _log.warning("cannot write metrics (logged once, retried at each write): %s: %s", path, error)
 
 
-def _check_tag(tag: str) -> None:
-    if "<" in tag or not (tag in TAGS or any(tag.startswith(start) and tag != start for start in _OPEN_TAGS)):
-        raise ValueError(f"unknown tag {tag!r}: apex_jax.run.metrics.TAGS explains every tag that is written")
+def is_tag(tag: str) -> bool:
+    """Returns whether TAGS has this tag, or one with `<...>` for its ending."""
+    return "<" not in tag and (tag in TAGS or any(tag.startswith(start) and tag != start for start in _OPEN_TAGS))
 
 
 class RateMeter:

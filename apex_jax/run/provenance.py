@@ -6,6 +6,7 @@ With these lines and `config.yaml`, others can repeat the run, or find out why t
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import os
@@ -19,12 +20,13 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from apex_jax.config import AddressConfig, Config, EnvironmentConfig, server_name
-from apex_jax.config.load import CONFIG_NAME, RESULT_KEYS, SETTINGS, load_run, names_code, to_yaml
+from apex_jax.config import AddressConfig, Config, server_name
+from apex_jax.config.load import CONFIG_NAME, RESULT_KEYS, SETTINGS, code_settings, load_run, to_yaml
 from apex_jax.host.disk import open_regular, read_regular, write_durably
 from apex_jax.host.errors import UsageError, printable, short_repr
 from apex_jax.host.machine import usable_cores
 from apex_jax.host.program import CHECKOUT, NAME
+from apex_jax.host.user_code import source_file
 from apex_jax.run.compatibility import describe_differences, differences
 from apex_jax.run.metric_files import append_line, is_number, json_lines
 
@@ -71,7 +73,7 @@ def record_start(config: Config) -> None:
 
     Logs a warning if the run resumes with changed settings, because the user may have meant a new run.
     """
-    if changes := changed_settings(config):
+    if changes := [*changed_settings(config), *_changed_code(config)]:
         message = "%s resumes with changed settings, %s: to start afresh, choose another run_directory"
         _log.warning(message, config.directory, ", ".join(changes))
     append_line(Path(config.directory, FILE_NAME), json.dumps(_this_start(config)).encode() + b"\n")
@@ -132,6 +134,22 @@ def changed_settings(config: Config) -> list[str]:
     ]
 
 
+def code_digests(config: Config) -> dict[str, str]:
+    """Returns the SHA-256 of each file of the user's that the settings name, by setting, such as algorithm.name=a:b."""
+    files = {
+        f"{name}={value}": source_file(value.removeprefix("gymnasium:"))
+        for name, value in code_settings(config).items()
+    }
+    return {setting: hashlib.sha256(file.read_bytes()).hexdigest() for setting, file in files.items() if file}
+
+
+def _changed_code(config: Config) -> list[str]:
+    starts = read_starts(config.directory)
+    before, now = (starts[-1].get("code") if starts else None), code_digests(config)
+    before = before if isinstance(before, dict) else {}
+    return [f"{setting} (its file has changed)" for setting in now if before.get(setting, now[setting]) != now[setting]]
+
+
 def value_of(config: Config, name: str) -> Any:
     """Returns the value of the key of this dotted name."""
     group, _, key = name.rpartition(".")
@@ -165,10 +183,10 @@ def chosen_settings(config: Config) -> list[tuple[str, str, str]]:
     ]
 
 
-def playing_arguments(run: str | os.PathLike[str], environment: EnvironmentConfig) -> str:
-    """Returns the arguments that evaluate a run, for a shell; with its task, if that must be given."""
-    task = f" environment.task={shlex.quote(environment.task)}" if names_code(environment) else ""
-    return f"--role evaluator checkpoint={shlex.quote(os.fspath(run))}{task}"
+def playing_arguments(run: str | os.PathLike[str], config: Config) -> str:
+    """Returns the arguments that evaluate a run, for a shell; with the settings that name code, which must be given."""
+    settings = [f"checkpoint={os.fspath(run)}", *(f"{name}={value}" for name, value in code_settings(config).items())]
+    return f"--role evaluator {shlex.join(settings)}"
 
 
 def read_starts(run_directory: str | os.PathLike[str]) -> list[dict[str, Any]]:
@@ -232,6 +250,7 @@ def _this_start(config: Config) -> dict[str, Any]:
         "versions": {name: version(name) for name in PACKAGES},
         "processor": _processor(),
         "cores": usable_cores(),
+        "code": code_digests(config),
     }
 
 

@@ -167,7 +167,7 @@ class LocalRun:
         code, now = evaluator.exit_code(), time.monotonic()
         if self._watch.reports.get(evaluator.name, {}).get("phase") == COMPLETING_THE_FILM:
             self._film_seconds = self._film_seconds or now
-        what, play = "last evaluation", playing_arguments(self._directory, self._config.environment)
+        what, play = "last evaluation", playing_arguments(self._directory, self._config)
         since, limit_seconds = self._over_seconds, LAST_EVALUATION_SECONDS
         if self._film_seconds:
             what, play = "film of the last evaluation", f"{play} episodes=1 video=FILE"

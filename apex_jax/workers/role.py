@@ -16,7 +16,7 @@ from apex_jax.operations.storage_copy import StorageCopy
 from apex_jax.process import StopSignal, name_of_its_own
 from apex_jax.run.identity import RunIdentity
 from apex_jax.run.loggers import Logger, make_loggers
-from apex_jax.run.metrics import MetricsWriter, resident_memory_bytes
+from apex_jax.run.metrics import MetricsWriter, is_tag, resident_memory_bytes
 from apex_jax.transport.security import LinkContext, link_context
 from apex_jax.types import SegmentSpec
 
@@ -73,12 +73,14 @@ def checked_spec(config: Config) -> SegmentSpec:
     """Returns the geometry of the run's segments, after checks that need the task's observations and actions.
 
     Every process but the replay server calls it before it starts anything. Raises UsageError or RunError, see
-    `segment_spec` and `resolved`.
+    `segment_spec`, `resolved` and `check_user_code`.
     """
-    from apex_jax.agent.registry import resolved  # not at the top: it imports JAX, which the replay server does without
+    from apex_jax.agent.check import check_user_code  # not at the top: JAX, which the replay server does without
+    from apex_jax.agent.registry import resolved
 
     spec = segment_spec(config)
     resolved(config, spec)
+    check_user_code(config, spec, is_tag)
     return spec
 
 

@@ -4,21 +4,32 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from apex_jax import load_policy
 from apex_jax.config import Config
 from apex_jax.config.load import load
+from apex_jax.host.errors import UsageError
 from apex_jax.host.program import CONFIGS
 from examples import one_process
 from tests.rigs.processes import ROOT, free_tcp_addresses
 from tests.rigs.saved_runs import save_run
 
 SCRIPT = ROOT / "examples" / "one_process.py"
-OWN = ("own_network.py", "own_algorithm.py")
+OWN = (
+    *(
+        "algorithm.name=c51:make",
+        "algorithm.name=soft_q_learning:make",
+        "network.name=residual_network:ResidualNetwork",
+    ),
+    "algorithm.name=random_network_distillation:make",
+)
+MAIN = ROOT / "main.py"
 SHORT = ("total_updates=16", "evaluator.episodes=2", "evaluator.max_episode_frames=50", "replay.journal=false")
 
 
@@ -83,12 +94,37 @@ def test_replay_alone_goes_on_after_a_crash_with_every_item(tmp_path: Path) -> N
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("setting", OWN)
+def test_own_algorithm_or_network_acts_learns_and_is_evaluated(
+    setting: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(SCRIPT.parent)
+    one_process.train(load(CONFIGS / "cartpole.yaml", [setting, *SHORT, "replay.min_size_to_sample=500"]))
+    assert mean_return(capsys.readouterr().out) != 0
+
+
 @pytest.mark.long
-@pytest.mark.parametrize("script", OWN)
-def test_own_network_and_own_algorithm_act_learn_and_are_evaluated(script: str, tmp_path: Path) -> None:
-    done = run(tmp_path, *SHORT, seconds=200, script=SCRIPT.with_name(script))
+@pytest.mark.parametrize("setting", [OWN[0], OWN[2]])
+@pytest.mark.timeout(400)
+def test_own_algorithm_or_network_trains_in_every_role_and_is_evaluated_and_loaded(
+    setting: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(SCRIPT.parent)
+    shutil.copy(SCRIPT.with_name(f"{setting.partition('=')[2].partition(':')[0]}.py"), tmp_path)
+    done = run(tmp_path, "--config", "cartpole", setting, *SHORT, "run_directory=run", seconds=300, script=MAIN)
     assert done.returncode == 0, done.stderr
-    assert mean_return(done.stdout) != 0
+    assert re.search(r"^Evaluation: .* after 16 updates", done.stdout, re.MULTILINE), done.stdout
+
+    play = ("--role", "evaluator", "checkpoint=run", "episodes=1")
+    refused = run(tmp_path, *play, seconds=100, script=MAIN)
+    assert (refused.returncode, refused.stdout) == (2, ""), "what the run names is not imported"
+    assert refused.stderr.endswith(f"if you trust both, add {setting}\n")
+    played = run(tmp_path, *play, setting, seconds=100, script=MAIN)
+    assert played.stdout.startswith("CartPole-v1: mean return "), played.stderr
+
+    with pytest.raises(UsageError, match=re.escape(setting)):
+        load_policy(tmp_path / "run")
+    assert load_policy(tmp_path / "run", code=[setting])([0.0, 0.0, 0.0, 0.0]) in (0, 1)
 
 
 @pytest.mark.long
@@ -123,14 +159,19 @@ def test_images_of_an_own_environment_are_learned_within_ten_minutes(tmp_path: P
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
-    ("script", "arguments", "score"),
-    [
-        ("one_process.py", (), 195.0),
-        ("one_process.py", ("--config", "pendulum"), -300.0),
-        *((script, (), 195.0) for script in OWN),
-    ],
+    ("arguments", "score"), [((), 195.0), (("--config", "pendulum"), -300.0)], ids=["cartpole", "pendulum"]
 )
-def test_script_learns_its_task(tmp_path: Path, script: str, arguments: tuple[str, ...], score: float) -> None:
-    done = run(tmp_path, *arguments, seconds=800, script=SCRIPT.with_name(script))
+def test_one_process_learns_its_task(tmp_path: Path, arguments: tuple[str, ...], score: float) -> None:
+    done = run(tmp_path, *arguments, seconds=800)
     assert done.returncode == 0, done.stderr
     assert mean_return(done.stdout) >= score, done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("setting", OWN)
+def test_own_algorithm_or_network_learns_cartpole(tmp_path: Path, setting: str) -> None:
+    limits = ("evaluator.stop_at_return=195", f"run_directory={tmp_path}/run")
+    done = run(SCRIPT.parent, "--config", "cartpole", setting, *limits, seconds=800, script=MAIN)
+    assert done.returncode == 0, done.stderr
+    assert "evaluator.stop_at_return=195 is reached" in done.stdout

@@ -58,7 +58,7 @@ def test_updates_equal_their_numpy_twin(config: Config) -> None:
 
 @pytest.mark.parametrize("dueling", [True, False])
 def test_epsilon_0_is_greedy_and_epsilon_1_is_uniform_for_any_network(dueling: bool) -> None:
-    network = NetworkConfig((), (), (), hidden_units=8, dueling=dueling)
+    network = NetworkConfig(channels=(), kernel_sizes=(), strides=(), hidden_units=8, dueling=dueling)
     dqn = make_dqn(Config(network=network), VECTORS)
     params = dqn.init(jax.random.key(0)).online_params
     observation = jnp.asarray(np.random.default_rng(6).normal(size=(6000, 2, 5)), jnp.float32)

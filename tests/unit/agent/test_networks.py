@@ -68,7 +68,8 @@ def normalized(x: np.ndarray, norm: dict[str, np.ndarray]) -> np.ndarray:
 
 @pytest.mark.parametrize("dueling", [True, False])
 def test_layer_norm_is_of_the_last_convolution_and_of_each_hidden_layer_before_their_relus(dueling: bool) -> None:
-    config = NetworkConfig((3, 2), (3, 1), (2, 1), hidden_units=8, dueling=dueling, layer_norm=True)
+    sizes = {"channels": (3, 2), "kernel_sizes": (3, 1), "strides": (2, 1)}
+    config = NetworkConfig(**sizes, hidden_units=8, dueling=dueling, layer_norm=True)  # type: ignore[arg-type]
     dqn, rng = make_dqn(Config(network=config), PIXELS._replace(frame_shape=(7, 7))), np.random.default_rng(8)
     params = jax.tree.map(lambda x: rng.normal(size=x.shape), dqn.init(jax.random.key(0)).online_params)
     layers, pixels = params["params"], rng.integers(0, 256, (1, 4, 7, 7), dtype=np.uint8)

@@ -25,7 +25,7 @@ def test_algorithm_without_the_actions_of_the_task_is_refused_with_the_right_one
 ) -> None:
     config = Config()
     config = config.replace(algorithm=replace(config.algorithm, name=name))
-    with pytest.raises(UsageError, match=rf"^algorithm\.name={name}: .*Pong-v5.* {allowed}$"):
+    with pytest.raises(UsageError, match=rf"^algorithm\.name={name}: .*Pong-v5.* {allowed}, MODULE:FUNCTION$"):
         make_algorithm(config, SPEC._replace(action=action))
 
 

@@ -99,7 +99,7 @@ def test_an_update_of_a_store_in_blocks_is_that_of_plain_frames_and_never_makes_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     rng = np.random.default_rng(3)
-    network = NetworkConfig((4,), (8,), (4,), hidden_units=8, dueling=False)
+    network = NetworkConfig(channels=(4,), kernel_sizes=(8,), strides=(4,), hidden_units=8, dueling=False)
     config = Config(network=network, learner=LearnerConfig(batch_size=16))
     frames = rng.integers(0, 256, (2, ATARI.slots, 84, 84), dtype=np.uint8)
     columns = {name: np.stack([column] * 2) for name, column in zero_columns(ATARI).items()}

@@ -17,8 +17,8 @@ def _keep_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")  # which the command sets
 
 
-def write(path: Path, run: str, updates: int | None, task: str | None) -> list[str]:
-    (path / "file").write_text(f"{run} {updates} {task}")
+def write(path: Path, run: str, updates: int | None, code: dict[str, str]) -> list[str]:
+    (path / "file").write_text(f"{run} {updates} {code}")
     return ["a note"]
 
 
@@ -29,12 +29,12 @@ def test_a_new_or_empty_folder_is_written(
     (tmp_path / "empty").mkdir()
     (tmp_path / ".new.half").mkdir()  # left by a killed process
     (tmp_path / ".new.half" / "old").touch()
-    for name, arguments in (("new", []), ("empty", ["--updates", "7", "--task", "gymnasium:a:B"])):
+    for name, arguments in (("new", []), ("empty", ["environment.task=gymnasium:a:B", "--updates", "7"])):
         assert export_command.run(["run", str(tmp_path / name), *arguments]) == 0
         assert capsys.readouterr().out == f"{tmp_path / name}: file\na note\n"
     assert {path.name for path in tmp_path.iterdir()} == {"new", "empty"}
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["file"]
-    assert (tmp_path / "empty" / "file").read_text() == "run 7 gymnasium:a:B"
+    assert (tmp_path / "empty" / "file").read_text() == "run 7 {'environment.task': 'gymnasium:a:B'}"
 
 
 @pytest.mark.parametrize(("name", "message"), [
@@ -85,7 +85,7 @@ def test_export_of_a_missing_or_damaged_run_is_one_line_of_error(tmp_path: Path)
     assert os.listdir(tmp_path) == ["run"]
 
 
-@pytest.mark.parametrize("arguments", [[], ["run"], ["run", "folder", "more"], ["run", "folder", "--updates", "x"]])
+@pytest.mark.parametrize("arguments", [[], ["run"], ["run", "folder", "seed=3"], ["run", "folder", "--updates", "x"]])
 def test_a_wrong_command_line_is_a_usage_error(arguments: list[str]) -> None:
     with pytest.raises(UsageError, match=r"^export: .*; see .* export --help"):
         export_command.run(arguments)

@@ -5,15 +5,12 @@ from __future__ import annotations
 import json
 import os
 import re
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from apex_jax import load_policy
-from apex_jax.agent.dqn import make_dqn
-from apex_jax.agent.registry import ALGORITHMS, Entry
 from apex_jax.config.load import config_of
 from apex_jax.environments.gymnasium_processes import describe
 from apex_jax.export import programs
@@ -63,7 +60,7 @@ def test_the_configuration_is_that_of_the_run_without_its_paths(run: Path, folde
     text = (folder / "config.json").read_text()
     assert str(run) not in text
     assert not re.search("run_directory|url|keys|tcp://", text)
-    assert exported_config(config_of(json.loads(text))) == exported_config(load_agent(run).config)
+    assert exported_config(config_of(json.loads(text))) == exported_config(load_agent(run, None, {}).config)
     assert json.loads(read_metadata(folder / "model.safetensors")["config"]) == json.loads(text)
 
 
@@ -98,10 +95,10 @@ def test_code_that_a_run_names_is_not_imported_unless_the_user_names_it_too(
         (tmp_path / name).mkdir()
     note = write_files(tmp_path / "first", "run")[-1]
     assert code in note
-    with pytest.raises(UsageError, match=r"--task gymnasium:os:system"):
-        write_files(tmp_path / "second", "run", task="gymnasium:os:system")
+    with pytest.raises(UsageError, match=r"^environment\.task=gymnasium:os:system: "):
+        write_files(tmp_path / "second", "run", code={"environment.task": "gymnasium:os:system"})
     assert not imported.exists()
-    assert len(write_files(tmp_path / "third", "run", task=code)) == 1
+    assert len(write_files(tmp_path / "third", "run", code={"environment.task": code})) == 1
     assert imported.exists()
 
 
@@ -130,19 +127,19 @@ def test_export_of_a_part_of_a_run_has_evaluation_start_and_film_of_the_run(
 
 
 @pytest.mark.long
-def test_a_network_of_ones_own_is_exported_as_stablehlo_and_the_missing_onnx_is_explained(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(ALGORITHMS, "pair_dqn", ALGORITHMS["dqn"])  # removes the entry after the test
-    from examples.own_network import PairNetwork  # imported here: it registers itself
-
-    ALGORITHMS["pair_dqn"] = Entry(partial(make_dqn, network_class=PairNetwork), action_dtype="int32")
-    (tmp_path / "folder").mkdir()
-    save_run("CartPole-v1", tmp_path / "run", (1,), "algorithm.name=pair_dqn")
-    results, onnx = write_files(tmp_path / "folder", tmp_path / "run")
+def test_a_network_of_ones_own_is_exported_as_stablehlo_and_the_missing_onnx_is_explained(tmp_path: Path) -> None:
+    folder, network = tmp_path / "folder", "examples.residual_network:ResidualNetwork"
+    folder.mkdir()
+    save_run("CartPole-v1", tmp_path / "run", (1,), f"network.name={network}", "network.layer_norm=true")
+    with pytest.raises(UsageError, match=f"names network.name={network}, .*; if you trust both, add"):
+        write_files(folder, tmp_path / "run")
+    results, onnx = write_files(folder, tmp_path / "run", code={"network.name": network})
     assert results.startswith("results.json ")
     assert re.match("policy.onnx .*operation dot_general ", onnx)
-    assert (tmp_path / "folder" / "policy.stablehlo").is_file()
+    assert (folder / "policy.stablehlo").is_file()
+    with pytest.raises(UsageError, match=f"names network.name={network}, "):
+        load_policy(folder)
+    assert load_policy(folder, code=[f"network.name={network}"])([0.0, 0.0, 0.0, 0.0]) in (0, 1)
 
 
 def test_a_program_that_differs_from_the_policy_is_one_line_of_error(

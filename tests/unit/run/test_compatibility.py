@@ -50,12 +50,21 @@ def test_optimizer_is_compared_for_checkpoints_alone() -> None:
     ]
 
 
-def test_named_algorithm_is_compared_for_checkpoints_alone() -> None:
-    one, other = (parse([f"algorithm.name={name}"]).config for name in ("dqn", "toy"))
-    assert one.weights_compatibility_key == other.weights_compatibility_key
-    found = differences(one.checkpoint_compatibility_key, other.checkpoint_compatibility_key)
-    assert found == {"algorithm.name": ("dqn", "toy")}
+def test_named_algorithm_is_compared_for_weights_and_checkpoints() -> None:
+    one, other = (parse([f"algorithm.name={name}"]).config for name in ("dqn", "mine:make"))
+    assert one.compatibility_key == other.compatibility_key
+    for key in ("weights_compatibility_key", "checkpoint_compatibility_key"):
+        assert differences(getattr(one, key), getattr(other, key)) == {"algorithm.name": ("dqn", "mine:make")}
     assert differences(DEFAULT.checkpoint_compatibility_key, one.checkpoint_compatibility_key) == {}, "auto may be dqn"
+
+
+def test_network_of_ones_own_and_settings_of_an_algorithm_are_compared_and_were_off_before_they_existed() -> None:
+    one, other = DEFAULT, parse(["network.name=mine:Net", "algorithm.name=a:b", "algorithm.settings={x: 1}"]).config
+    was, now = one.weights_compatibility_key, other.weights_compatibility_key
+    changes = {"network.name": ("auto", "mine:Net"), "algorithm.settings": ("{}", '{"x":1}')}
+    assert differences(was, now) == changes
+    earlier = " ".join(word for word in was.split() if not word.startswith(("network=", "algorithm_settings=")))
+    assert differences(earlier, now) == changes
 
 
 def test_key_that_an_earlier_release_did_not_have_is_no_difference() -> None:

@@ -47,6 +47,24 @@ def test_the_newest_start_records_the_accelerator_once_the_learner_is_accepted(
     assert provenance.machine_of(second) == f"{second['cores']} cores of {ending}"
 
 
+def test_a_changed_file_of_the_users_is_named_when_the_run_resumes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text("raise RuntimeError('it is read, not imported')")
+    config = load(None, ["run_directory=run", "algorithm.name=mine:make", "environment.task=gymnasium:mine:Env"])
+    provenance.record_start(config)
+    provenance.record_start(config)
+    assert caplog.text == ""
+    (tmp_path / "mine.py").write_text("changed")
+    provenance.record_start(config)
+    for setting in ("algorithm.name=mine:make", "environment.task=gymnasium:mine:Env"):
+        assert f"{setting} (its file has changed)" in caplog.text
+    first, _, last = provenance.read_starts("run")
+    assert first["code"].keys() == last["code"].keys()
+    assert first["code"] != last["code"]
+
+
 def test_chosen_settings_are_those_that_differ_from_their_defaults_with_both_values() -> None:
     written = ["seed=7", "network.policy_units=[64]", "environment.reward_clip=0.0", "addresses.status=ipc://x"]
     assert provenance.chosen_settings(load(None, [*written, "run_directory=a", "learner.batch_size=512"])) == [

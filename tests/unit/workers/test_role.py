@@ -103,7 +103,7 @@ def test_an_algorithm_that_cannot_learn_the_task_is_refused_before_anything_star
     tmp_path: Path, worker: ModuleType, setting: str
 ) -> None:
     config = load(CONFIGS / "cartpole.yaml", [setting, f"run_directory={tmp_path / 'run'}"])
-    with pytest.raises(UsageError, match=rf"^{setting}: .* CartPole-v1 .*auto, dqn$"):
+    with pytest.raises(UsageError, match=rf"^{setting}: .* CartPole-v1 .*auto, dqn,"):
         worker.run(config, "any", StopSignal())
     assert list(tmp_path.iterdir()) == []
 

@@ -1,14 +1,11 @@
-"""An algorithm of your own with the parts of Ape-X, without an edit of the package; it learns CartPole in a minute.
+"""An algorithm of your own, from its parts: soft Q-learning (Haarnoja et al. 2017); it learns CartPole in a minute.
 
-    python examples/own_algorithm.py                     # arguments are settings, such as total_updates=1000
+    python main.py --config cartpole algorithm.name=examples.soft_q_learning:make
 
-Soft Q-learning (Haarnoja et al. 2017) for discrete actions: each environment of the ladder acts by a softmax over the
-q-values with a temperature of its own, targets are soft maxima, and the target network follows slowly. Environments,
-segments, prioritized replay and evaluation are those of Ape-X; own_network.py says how to start the processes.
+Each environment of the ladder acts by a softmax over the q-values with a temperature of its own, targets are soft
+maxima, and the target network follows slowly. Environments, segments, prioritized replay and evaluation are Ape-X's.
 """
 
-import sys
-from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import jax
@@ -16,25 +13,20 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # finds examples, and apex_jax if it is not installed
-
 from apex_jax.agent import losses
 from apex_jax.agent.algorithm import Action, Algorithm, Params, UpdateOutput
 from apex_jax.agent.frame_store import FrameStore, gather
-from apex_jax.agent.networks import QNetwork
-from apex_jax.agent.registry import ALGORITHMS, Entry
+from apex_jax.agent.networks import make_q_network
 from apex_jax.agent.training import make_optimizer, scan_updates
 from apex_jax.config import Config
-from apex_jax.config.load import load
 from apex_jax.types import SegmentSpec
-from examples.one_process import CARTPOLE, train
 
 TEMPERATURE = 0.02  # of the soft maximum, and of the last environment of the ladder
 TARGET_STEP = 0.005  # of the target parameters towards the online ones, at each update
 
 
 class State(NamedTuple):
-    """Everything that learning changes; checkpoints of the learner would save it."""
+    """Everything that learning changes; checkpoints hold it."""
 
     online_params: Params
     target_params: Params
@@ -46,9 +38,9 @@ def soft_maximum(q: jax.Array) -> jax.Array:
     return TEMPERATURE * jax.nn.logsumexp(q / TEMPERATURE, axis=-1)
 
 
-def make_soft_q(config: Config, spec: SegmentSpec, compute_dtype: Any = jnp.float32) -> Algorithm:
+def make(config: Config, spec: SegmentSpec, compute_dtype: Any) -> Algorithm:
     """Returns the algorithm as the functions that actors and learner call."""
-    network = QNetwork(config.network, spec.action.num_actions, compute_dtype)
+    network = make_q_network(config.network, spec.action.num_actions, compute_dtype)
     optimizer = make_optimizer(config.learner)
 
     def q_values(params: Params, observation: jax.Array) -> jax.Array:
@@ -96,9 +88,3 @@ def make_soft_q(config: Config, spec: SegmentSpec, compute_dtype: Any = jnp.floa
         exploration=lambda size: np.geomspace(1.0, TEMPERATURE, size).astype(np.float32),
         evaluation_exploration=TEMPERATURE,
     )
-
-
-ALGORITHMS["soft_q"] = Entry(make_soft_q, action_dtype="int32")
-
-if __name__ == "__main__":
-    train(load(None, [*CARTPOLE.split(), "algorithm.name=soft_q", *sys.argv[1:]]))

@@ -1,0 +1,109 @@
+"""Code of the user that a setting names, such as `algorithm.name=my_file:make`: its import, and its errors in one line.
+
+It runs with the rights of the user, so it is imported only if the user's own settings name it, see
+`apex_jax.config.load.code_settings`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import importlib.machinery
+import importlib.util
+import inspect
+import os
+import sys
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from apex_jax.host.errors import RunError, UsageError, first_line
+
+LIBRARIES = ("apex_jax", "gymnasium", "numpy", "jax", "flax", "optax")  # whose lines are not the user's
+
+
+def imported_module(setting: str, name: str) -> Any:
+    """Imports a module, from the working directory too: last, so that no file there replaces a package.
+
+    `setting`: begins the message of an error, such as "algorithm.name=my_file:make". Raises UsageError if there is no
+    such module, and what the module raises.
+    """
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if not f"{name}.".startswith(f"{error.name}."):
+            raise  # a package that the module needs
+        fix = "start in its folder, or install its package"
+        raise UsageError(f"{setting}: there is no module {error.name}; {fix}") from None
+
+
+def imported_names(key: str, text: str) -> list[Any]:
+    """Returns what `text` names, MODULE:NAME or MODULE:NAME,NAME, callables. `key`: of this setting.
+
+    Raises UsageError with the reason.
+    """
+    setting = f"{key}={text}"
+    module_name, _, names = text.partition(":")
+    with reported(setting, UsageError):
+        module = imported_module(setting, module_name)
+    found = [getattr(module, name, None) for name in names.split(",")]
+    for name, value in zip(names.split(","), found, strict=True):
+        if not callable(value):
+            raise UsageError(f"{setting}: {module.__file__} has no function or class {name}; add it, or correct {key}")
+    return found
+
+
+def source_file(text: str) -> Path | None:
+    """Returns the file of the module in MODULE:NAME, without importing it; None if there is none."""
+    folders, spec = [*sys.path, os.getcwd()], None
+    for name in text.partition(":")[0].split("."):
+        spec = importlib.machinery.PathFinder.find_spec(name, folders)
+        folders = list(spec.submodule_search_locations or []) if spec else []
+    return Path(spec.origin) if spec and spec.origin else None
+
+
+@contextlib.contextmanager
+def reported(setting: str, error_class: type[Exception], function: Any = None) -> Iterator[None]:
+    """Prints the traceback of an exception to the process's log, and raises `error_class` with one line.
+
+    `function`: the user's, which is called; its file is named if no other line of the user's raised the exception.
+    """
+    try:
+        yield
+    except (RunError, UsageError):
+        raise
+    except Exception as error:
+        traceback.print_exc()
+        what = f"{type(error).__name__}: {first_line(error)} ({_place(error, function)})"
+        raise error_class(f"{setting}: {what}") from None
+
+
+def _place(error: Exception, function: Any) -> str:
+    """Returns the file and the line of the user's that raised an exception."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{error.filename}, line {error.lineno}"
+    calls = [(call.filename, call.lineno) for call in traceback.extract_tb(error.__traceback__)]
+    of_user = [call for call in calls if not call[0].startswith((*_folders(), "<"))]
+    if not of_user and (place := place_of(function)):
+        return place
+    file, line = (of_user or calls)[-1]
+    return f"{file}, line {line}"
+
+
+def place_of(function: Any) -> str:
+    """Returns the file and the line where a function or class of the user's begins; empty for one of a library."""
+    with contextlib.suppress(TypeError, OSError):
+        function = inspect.unwrap(function)
+        file, line = inspect.getsourcefile(function) or "", inspect.getsourcelines(function)[1]
+        return "" if file.startswith(_folders()) else f"{file}, line {line}"
+    return ""
+
+
+@functools.cache
+def _folders() -> tuple[str, ...]:
+    specs = (importlib.util.find_spec(name) for name in LIBRARIES)
+    return tuple(f"{folder}/" for spec in specs if spec for folder in spec.submodule_search_locations or ())

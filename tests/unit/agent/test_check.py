@@ -1,0 +1,137 @@
+"""An algorithm or network of the user's is checked before anything starts, and refused with its file and line."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from apex_jax.agent.check import check_user_code
+from apex_jax.config import Config
+from apex_jax.config.load import load
+from apex_jax.environments.environment import segment_spec
+from apex_jax.host.errors import UsageError
+from apex_jax.run.metrics import is_tag
+
+Checked = Callable[..., None]
+
+NETWORK = """
+import flax.linen as nn
+class Network(nn.Module):
+    config: object
+    num_actions: int
+    dtype: object
+    @nn.compact
+    def __call__(self, x):
+        return {result}
+class Narrow(nn.Module):
+    config: object
+    num_actions: int
+"""
+ALGORITHM = """
+from apex_jax.agent.dqn import make_dqn
+def make(config, spec, dtype):
+    agent = make_dqn(config, spec, dtype)
+    return {result}
+def takes_nothing():
+    pass
+"""
+RESIDUAL = "network.name=examples.residual_network:ResidualNetwork"
+RIGHT = "nn.Dense(self.num_actions)(x.reshape(len(x), -1))"
+UPDATE = "agent._replace(update=lambda *given: (given[0], agent.update(*given)[1]._replace({changes})))"
+
+
+def config_of(*settings: str) -> Config:
+    return load("configs/cartpole.yaml", settings)
+
+
+@pytest.fixture
+def checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Checked:
+    """Returns a function that writes the module `mine` and checks a configuration that names a part of it."""
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "mine", raising=False)
+
+    def check(source: str, *settings: str) -> None:
+        (tmp_path / "mine.py").write_text(source)
+        config = config_of(*settings)
+        check_user_code(config, segment_spec(config), is_tag)
+
+    return check
+
+
+@pytest.mark.parametrize(("result", "message"), [
+    ("nn.Dense(7)(x.reshape(len(x), -1))", r"greedy returned q-values float32\[3,7\], must be .*mine.py, line 3\)"),
+    ("self.missing", r"AttributeError: .*missing.*mine.py, line 9\)"),
+    ("x.reshape(-1, 5)", r"TypeError: .*mine.py, line 9\)"),
+])  # fmt: skip
+def test_network_of_wrong_shape_is_refused(checked: Checked, result: str, message: str) -> None:
+    with pytest.raises(UsageError, match=rf"^network.name=mine:Network: {message}$"):
+        checked(NETWORK.format(result=result), "network.name=mine:Network")
+
+
+def test_network_with_the_right_shapes_is_accepted(checked: Checked) -> None:
+    checked(NETWORK.format(result=RIGHT), "network.name=mine:Network")
+
+
+def test_network_that_cannot_be_made_with_the_arguments_of_q_network_is_refused(checked: Checked) -> None:
+    with pytest.raises(UsageError, match=r"^network.name=mine:Narrow: TypeError: .*arguments.*mine.py, line 10\)$"):
+        checked(NETWORK.format(result=RIGHT), "network.name=mine:Narrow")
+
+
+@pytest.mark.parametrize(("result", "message"), [
+    ("None", r"TypeError: returned NoneType, not an Algorithm \(.*mine.py, line 3\)"),
+    ("1 / 0", r"ZeroDivisionError: .*mine.py, line 5\)"),
+    ("agent._replace(exploration=lambda size: [0.1])", r"exploration returned float64\[1\], must be float32\[3\] .*"),
+    (UPDATE.format(changes="priorities=given[3][0]"), r"update returned priorities float32\[3\], must be .*"),
+    (UPDATE.format(changes="metrics={'own/x': given[3]}"), r"update returned the metric own/x float32\[2,3\], must .*"),
+    (UPDATE.format(changes="metrics={'bonus': given[3][:, 0]}"), r"update .* metric bonus, must be own/bonus .*"),
+    ("agent._replace(update=lambda *given: (1.0, agent.update(*given)[1]))", r"update returned the state .*"),
+    ("agent._replace(act=lambda p, x, *rest: agent.act(p, x[:2], *rest))", r"\w+Error: .*mine.py, line 5\)"),
+])  # fmt: skip
+def test_algorithm_whose_functions_break_their_promise_is_refused(checked: Checked, result: str, message: str) -> None:
+    with pytest.raises(UsageError, match=rf"^algorithm.name=mine:make: {message}$"):
+        checked(ALGORITHM.format(result=result), "algorithm.name=mine:make")
+
+
+@pytest.mark.parametrize(("name", "source", "message"), [
+    ("mine:other", ALGORITHM, "mine.py has no function or class other; "),
+    ("nowhere:make", ALGORITHM, "there is no module nowhere; start in its folder"),
+    ("mine:make", "import nothing_there", r"ModuleNotFoundError: .*nothing_there.*mine.py, line 1\)"),
+    ("mine:make", "\n\ndef make(:", r"SyntaxError: .*mine.py, line 3\)"),
+    ("mine:takes_nothing", ALGORITHM, r"TypeError: .*takes_nothing.*mine.py, line 6\)"),
+])  # fmt: skip
+def test_code_that_cannot_be_imported_or_called_is_refused(
+    checked: Checked, name: str, source: str, message: str
+) -> None:
+    with pytest.raises(UsageError, match=f"^algorithm.name={name}: .*{message}"):
+        checked(source.replace("{result}", "agent"), f"algorithm.name={name}")
+
+
+@pytest.mark.parametrize(("setting", "key"), [
+    ("algorithm.name=a:b:c", "algorithm.name"),
+    ("network.name=mine", "network.name"),
+    ("algorithm.settings={atoms: 3}", "algorithm.settings"),
+])  # fmt: skip
+def test_malformed_names_and_unread_settings_are_refused(setting: str, key: str) -> None:
+    with pytest.raises(UsageError, match=f"^{key}="):
+        config_of(setting)
+
+
+def test_dpg_takes_two_networks() -> None:
+    config = load("configs/pendulum.yaml", ["network.name=apex_jax.agent.networks:Policy,Critic"])
+    check_user_code(config, segment_spec(config))
+    config = load("configs/pendulum.yaml", ["network.name=apex_jax.agent.networks:Policy"])
+    with pytest.raises(UsageError, match="must be MODULE:CLASS,CLASS, in place of Policy,Critic"):
+        check_user_code(config, segment_spec(config))
+
+
+@pytest.mark.parametrize("settings", [
+    ("algorithm.name=examples.c51:make", "algorithm.settings={atoms: 11}"),
+    ("algorithm.name=examples.soft_q_learning:make",),
+    ("algorithm.name=examples.random_network_distillation:make", RESIDUAL),
+])  # fmt: skip
+def test_examples_pass(settings: tuple[str, ...]) -> None:
+    config = config_of(*settings)
+    check_user_code(config, segment_spec(config))
