@@ -25,7 +25,6 @@ from apex_jax.host.errors import UsageError, short_repr
 from apex_jax.host.program import NAME
 
 ROLES = ("replay", "learner", "actor", "evaluator")
-MAX_FILE_BYTES = 2**16
 KEY_CHARACTERS = 40  # 32 bytes in Z85
 
 
@@ -106,22 +105,18 @@ def _place(directory: str, role: str, kind: str) -> str:
 
 
 def _read(directory: str, role: str, kind: str) -> tuple[str, bytes]:
-    """Returns the source of a key (variable or path) and its text; at most `MAX_FILE_BYTES` of a file are read."""
+    """Returns the source of a key (variable or path) and its text."""
     where, variable = _place(directory, role, kind), _variable(role, kind)
     if variable in os.environ:
         return where, os.environ[variable].encode(errors="replace")
     if not directory:
         raise UsageError(f"{variable} is not set, but other keys are: set it, or give all keys with security.keys=DIR")
     try:
-        # O_NONBLOCK: opening a FIFO would otherwise block until it has a writer.
-        with open(os.open(Path(directory, f"{role}.{kind}"), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
-            status = os.fstat(file.fileno()).st_mode
-            mode = stat.S_IMODE(status)
-            if not stat.S_ISREG(status):
-                raise UsageError(f"{where}: is no regular file; put the file that {NAME} keys create made there")
+        with open(Path(directory, f"{role}.{kind}"), "rb") as file:
+            mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
             if kind == "secret" and mode & 0o077:
                 raise UsageError(f"{where}: mode {mode:04o} lets others read this secret; run: chmod 600 {where}")
-            return where, file.read(MAX_FILE_BYTES)
+            return where, file.read()
     except OSError as error:
         fix = f"{NAME} keys create makes one, or set {variable}"
         raise UsageError(f"security.keys={short_repr(directory)}: {role}.{kind}: {error.strerror}; {fix}") from None

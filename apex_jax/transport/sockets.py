@@ -280,8 +280,8 @@ def _short_directory() -> tempfile.TemporaryDirectory[str]:
     """Creates a directory whose path is short enough for Unix sockets, in TMPDIR if possible. Raises RunError."""
     usual = tempfile.gettempdir()
     room = MAX_SOCKET_PATH - len("/apex-jax-12345678/status-actor-1023")
-    for parent in (usual, os.environ.get("XDG_RUNTIME_DIR", ""), "/tmp", "/dev/shm"):
-        if parent and len(os.fsencode(parent)) <= room:
+    for parent in (usual, "/tmp"):
+        if len(os.fsencode(parent)) <= room:
             with contextlib.suppress(OSError):  # full, read-only, or missing
                 return tempfile.TemporaryDirectory(prefix="apex-jax-", dir=parent)
     raise RunError(

@@ -13,11 +13,10 @@ from typing import Any
 
 from apex_jax.host.errors import RunError
 from apex_jax.transport.addresses import check_path_is_free, is_loopback, resolve, split
-from apex_jax.transport.http_link import MAX_CONNECTIONS, Answer, HttpServer, error_answer
+from apex_jax.transport.http_link import BACKLOG, Answer, HttpServer, error_answer
 from apex_jax.transport.prometheus import gauges
 
 MAX_REPLY_BYTES = 2**20
-MAX_DEPTH = 20  # of a report; deeper ones would exceed the recursion limit of whoever shows them
 
 Report = Callable[[], tuple[bool, dict[str, Any]]]  # (healthy, content of the status)
 
@@ -79,7 +78,7 @@ def _connected(address: str, seconds: float) -> socket.socket:
     """Returns a connection to the first endpoint of the address that accepts one. Raises OSError."""
     until = time.monotonic() + seconds
     error = OSError(0, "it has no address")
-    for family, place in resolve(split(address), seconds):
+    for family, place in resolve(split(address)):
         client = socket.socket(family, socket.SOCK_STREAM)
         try:
             client.settimeout(max(0.01, until - time.monotonic()))
@@ -98,13 +97,7 @@ def _parsed(address: str, reply: bytes) -> tuple[bool, dict[str, Any]]:
         content = json.loads(body) if status else None
     except (ValueError, RecursionError):
         content = None
-    if (
-        status is None
-        or status[1] not in (b"200", b"503")
-        or not isinstance(content, dict)
-        or "role" not in content
-        or _is_deep(content)
-    ):
+    if status is None or status[1] not in (b"200", b"503") or not isinstance(content, dict) or "role" not in content:
         raise StatusError(f"{address} answers, but not as an apex_jax process: is the address right?")
     return status[1] == b"200", content
 
@@ -114,8 +107,8 @@ def _listen(address: str) -> socket.socket:
     try:
         if parts.path:
             return _listen_at_path(parts.path)
-        family, place = (socket.AF_INET, ("", parts.port)) if parts.host == "*" else resolve(parts, 3.0)[0]
-        listener = socket.create_server(place[:2], family=family, backlog=MAX_CONNECTIONS)
+        family, place = (socket.AF_INET, ("", parts.port)) if parts.host == "*" else resolve(parts)[0]
+        listener = socket.create_server(place[:2], family=family, backlog=BACKLOG)
         listener.setblocking(False)
         return listener
     except (OSError, RunError) as error:
@@ -134,18 +127,9 @@ def _listen_at_path(path: str) -> socket.socket:
             os.unlink(path)
         listener.bind(path)
         os.chmod(path, 0o600)
-        listener.listen(MAX_CONNECTIONS)
+        listener.listen(BACKLOG)
         listener.setblocking(False)
     except OSError:
         listener.close()
         raise
     return listener
-
-
-def _is_deep(content: Any) -> bool:
-    """Returns whether JSON content is nested more than MAX_DEPTH deep."""
-    level = [content]
-    for _ in range(MAX_DEPTH):
-        members = [list(value.values()) if isinstance(value, dict) else value for value in level]
-        level = [member for values in members if isinstance(values, list) for member in values]
-    return bool(level)
