@@ -318,7 +318,7 @@ def test_server_that_does_not_answer_is_drawn_around_until_it_does(
 
 
 def test_server_that_its_rate_limiter_stops_does_not_stop_the_learner(fleet: Fleet) -> None:
-    sampled: RateLimiter = RateLimiter(1, 1.0, 200.0, TRANSITIONS, K * B)
+    sampled: RateLimiter = RateLimiter(1, 1.0, 200.0)
     fleet.start(0, segments=3)
     stopped = fleet.start(1, segments=3, limiter=sampled)
     fleet.start(2, segments=3)

@@ -69,7 +69,7 @@ def test_records_that_were_written_again_after_a_disk_error_are_read_once(
         file.write(written[-3 * size : -size + 9])
     world = restarted(tmp_path)
     assert world.numbers() == [1, 2, 3, 4]
-    assert world.counters.ledger.totals((), {})["stored"] == 4 * TRANSITIONS
+    assert world.counters.ledger.totals(())["stored"] == 4 * TRANSITIONS
     assert warnings(caplog) == []
 
 
@@ -87,7 +87,7 @@ def test_fault_10_the_log_is_read_up_to_its_first_damaged_record(
     before = {path.name: path.read_bytes() for path in paths}
     world = World(tmp_path, capacity=9)
     assert world.numbers() == [1]
-    assert world.counters.ledger.totals((), {})["stored"] == TRANSITIONS
+    assert world.counters.ledger.totals(())["stored"] == TRANSITIONS
     [line] = warnings(caplog)
     assert line.startswith(f"{damaged} is damaged at byte {start} (")
     assert f"its last {len(before[damaged.name]) - start} bytes and 2 later files are left out" in line
