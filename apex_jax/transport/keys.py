@@ -11,10 +11,8 @@ The environment variables APEX_JAX_<ROLE>_SECRET and APEX_JAX_<ROLE>_PUBLIC take
 from __future__ import annotations
 
 import os
-import shutil
 import stat
 import struct
-import tempfile
 from pathlib import Path
 
 import zmq
@@ -29,20 +27,16 @@ KEY_CHARACTERS = 40  # 32 bytes in Z85
 
 
 def create(directory: Path) -> None:
-    """Writes a key pair for each role, atomically, to a new or empty directory. Raises UsageError, OSError."""
-    parent = directory.resolve().parent
-    if not parent.is_dir():
-        raise UsageError(f"{short_repr(directory)}: its folder {short_repr(parent)} does not exist; make it first")
-    unfinished = Path(tempfile.mkdtemp(prefix=f".{directory.name}-", dir=parent))  # mode 0700
+    """Writes a key pair for each role to a new directory. Raises UsageError, OSError."""
     try:
-        for role in ROLES:
-            public, secret = zmq.curve_keypair()
-            _write(unfinished / f"{role}.secret", secret, 0o600)
-            _write(unfinished / f"{role}.public", public, 0o644)
-        _rename(unfinished, directory)
-    except BaseException:
-        shutil.rmtree(unfinished, ignore_errors=True)
-        raise
+        directory.mkdir(mode=0o700)
+    except OSError as error:
+        fix = "nothing is overwritten: give a new folder in one that exists"
+        raise UsageError(f"{short_repr(directory)}: {error.strerror}; {fix}") from None
+    for role in ROLES:
+        public, secret = zmq.curve_keypair()
+        _write(directory / f"{role}.secret", secret, 0o600)
+        _write(directory / f"{role}.public", public, 0o644)
 
 
 def read_secret(directory: str, role: str) -> bytes:
@@ -135,13 +129,3 @@ def _is_key(text: bytes) -> bool:
 def _write(path: Path, key: bytes, mode: int) -> None:
     write_durably(path, key, b"\n")
     path.chmod(mode)  # until then, only the owner can enter the folder
-
-
-def _rename(unfinished: Path, directory: Path) -> None:
-    """Renames the finished set to `directory`, which must not exist or be an empty folder."""
-    try:
-        os.rename(unfinished, directory)
-    except OSError as error:
-        raise UsageError(
-            f"{short_repr(directory)}: {error.strerror}; nothing is overwritten: give a folder that does not exist"
-        ) from None

@@ -69,25 +69,25 @@ def fetch(address: str, seconds: float) -> tuple[bool, dict[str, Any]]:
         raise StatusError(
             f"{address} has not answered within {seconds:g} s: the process is stopped, or stuck"
         ) from None
-    except OSError as error:
-        raise StatusError(f"{address} does not answer: {error.strerror or error}; is the process running?") from None
+    except (OSError, UnicodeError) as error:  # UnicodeError: a host name with an empty or too long part
+        reason = getattr(error, "strerror", None) or error
+        raise StatusError(f"{address} does not answer: {reason}; is the process running?") from None
     return _parsed(address, bytes(reply))
 
 
 def _connected(address: str, seconds: float) -> socket.socket:
-    """Returns a connection to the first endpoint of the address that accepts one. Raises OSError."""
-    until = time.monotonic() + seconds
-    error = OSError(0, "it has no address")
-    for family, place in resolve(split(address)):
-        client = socket.socket(family, socket.SOCK_STREAM)
-        try:
-            client.settimeout(max(0.01, until - time.monotonic()))
-            client.connect(place)
-            return client
-        except OSError as refusal:  # localhost is ::1 and 127.0.0.1; a server may use only the second
-            client.close()
-            error = refusal
-    raise error
+    """Returns a connection to the address. Raises OSError."""
+    parts = split(address)
+    if not parts.path:
+        return socket.create_connection((parts.host, parts.port), seconds)
+    client = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    client.settimeout(seconds)
+    try:
+        client.connect(parts.path)
+    except OSError:
+        client.close()
+        raise
+    return client
 
 
 def _parsed(address: str, reply: bytes) -> tuple[bool, dict[str, Any]]:

@@ -129,27 +129,6 @@ def test_snapshot_never_deletes_the_file_being_written(tmp_path: Path, monkeypat
     world.kill()
 
 
-def test_disk_error_at_close_does_not_end_the_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    close = os.close
-    world = World(tmp_path, capacity=50)
-    monkeypatch.setattr(experience_log, "FILE_BYTES", 1_000)
-
-    def fail(descriptor: int) -> None:
-        close(descriptor)
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
-
-    monkeypatch.setattr(os, "close", fail)
-    for number in range(1, 30):
-        world.store(number, now_seconds=100.0 * number)
-    assert world.journal.errors > 1
-    monkeypatch.undo()
-    world.journal.flush(np.inf)
-    world.kill()
-    world = World(tmp_path, capacity=50)
-    assert world.numbers() == [*range(1, 30)]
-    world.kill()
-
-
 class FullDisk:
     """Takes half of what is written, as often as it is told to, then all."""
 
