@@ -25,7 +25,6 @@ from apex_jax.transport.addresses import UnresolvedHost, resolve, split
 SUPERVISED = "APEX_JAX_SUPERVISED"  # set by the local supervisor: stdin is a pipe that closes when the supervisor dies
 FETCHED = "APEX_JAX_FETCHED"  # set by the local supervisor, which has already fetched the copy at storage.url
 ORPHAN_SECONDS = 90.0  # maximum time in which a worker ends after its supervisor has died
-RESOLVE_SECONDS = 3.0  # timeout of a name server
 SAME_REQUEST_SECONDS = 3.0  # a second signal within this time is a repetition of the first, by another sender
 SAME_PRESS_SECONDS = 0.5  # the same for Ctrl-C, which reaches only the process that the user started
 CONNECTS = {"actor": ("experience", "weights"), "learner": ("sampling",), "evaluator": ("weights",)}  # role -> links
@@ -127,7 +126,7 @@ def check_hosts(role: str, config: Config) -> None:
         if address.startswith("tcp://*:"):
             raise RunError(f"addresses.{link}={address}: * is for the server of that link; give its host name here")
         try:
-            resolve(split(address), RESOLVE_SECONDS)
+            resolve(split(address))
         except UnresolvedHost as error:
             raise RunError(f"addresses.{link}={address}: {error}; correct the name, or give an IP address") from None
 

@@ -14,5 +14,4 @@ client             parts common to the three clients
 server             parts common to the three servers
 connection         of a client: hellos, heartbeats, whether the server is joined or lost
 episode_means      returns of the actors' games between two reports
-limited_log        a log about actors, limited in its rate
 """

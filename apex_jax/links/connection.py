@@ -55,7 +55,7 @@ class Connection:
         self.name = f"the {server} at {address}"
         self.run = run or RunIdentity()
         self._patience = patience._replace(heartbeat=patience.heartbeat or HEARTBEAT_SECONDS)
-        self._monitor = ClientMonitor()
+        self._monitor = ClientMonitor(self.dropped)
         self._socket: zmq.Socket | None = None
         self._since_seconds: float | None = None  # when `state` last changed; None before the first turn
         self._received_seconds = 0.0  # time of the last message, or of the connection
@@ -93,7 +93,6 @@ class Connection:
         self._turn_seconds = now_seconds
         was_connected = self._monitor.is_connected
         self._monitor.check()
-        self._monitor.count(self.dropped)
         if self._monitor.is_connected and not was_connected:
             self._received_seconds = now_seconds
         silent_seconds = now_seconds - self._received_seconds

@@ -10,7 +10,6 @@ import zmq
 
 from apex_jax.config import Config
 from apex_jax.links.episode_means import EpisodeMeans
-from apex_jax.links.limited_log import LimitedLog
 from apex_jax.links.membership import ActorPeer, Membership, Waiting
 from apex_jax.links.server import LinkServer
 from apex_jax.process import digest_of_peer_id
@@ -37,7 +36,6 @@ _log = logging.getLogger(__name__)
 
 ANSWER_SECONDS = 1.0  # an actor on a slow line may send only segments for long: answer them, too
 MAX_ACTORS = 1024  # connected at once; each may have a full credit of pending segments
-GONE_ACTORS = 64  # disconnected actors may have this many full credits of pending segments, all together
 
 
 class ExperienceServer(LinkServer[ActorPeer]):
@@ -57,9 +55,8 @@ class ExperienceServer(LinkServer[ActorPeer]):
         run: RunIdentity | None = None,
     ):
         """`run`: the run that its actors must be part of, None = any."""
-        most_left_behind = GONE_ACTORS * config.actor.max_outstanding_segments
         index, servers = config.replay.index, config.replay.servers
-        self._membership = Membership(config.ladder_size, most_left_behind, index, servers)
+        self._membership = Membership(config.ladder_size, index, servers)
         names, key = ("the replay server", "this actor"), config.compatibility_key
         super().__init__(names, socket, key, run, self._membership.actors, MAX_ACTORS)
         self.episodes = EpisodeMeans(EPSILON_BANDS if spec.action.dtype == "int32" else NOISE_BANDS)
@@ -68,7 +65,6 @@ class ExperienceServer(LinkServer[ActorPeer]):
         self._replay = replay
         self._limits = value_limits(config)
         self._unanswered: set[bytes] = set()  # connections of actors with stored segments to be acknowledged
-        self._log_lines = LimitedLog(_log)
         self._handlers = {
             ActorHello: self._on_hello,
             SegmentRecord: self._on_segment,
@@ -104,11 +100,6 @@ class ExperienceServer(LinkServer[ActorPeer]):
             ):
                 self._unanswered.remove(connection_id)
 
-    def evict_dead_peers(self, now_seconds: float) -> None:
-        """Removes actors that have been silent for PEER_TIMEOUT_SECONDS."""
-        self._log_lines.tick(now_seconds)
-        super().evict_dead_peers(now_seconds)
-
     def finish(self, reason: str) -> None:
         """Sends every actor a `Finish`: the run is over."""
         for connection_id in self.actors:
@@ -117,7 +108,7 @@ class ExperienceServer(LinkServer[ActorPeer]):
     def totals(self) -> dict[str, int]:
         """Returns the ledger: counts of transitions by fate, and their sum as "produced"."""
         connected = {actor.peer_id for actor in self.actors.values()}
-        return self._replay.ledger.totals(connected, self._membership.waiting_transitions())
+        return self._replay.ledger.totals(connected)
 
     def _on_hello(self, connection_id: bytes, message: ActorHello, now_seconds: float) -> None:
         if (refusal := self._refusal(message.compatibility_key, message.run_identity)) is not None:
@@ -129,12 +120,6 @@ class ExperienceServer(LinkServer[ActorPeer]):
         if before is None and len(self.actors) >= MAX_ACTORS:
             self.dropped["too_many_actors"] += 1
             reason = f"the replay server has the {MAX_ACTORS} actors it can have; use fewer, of more environments each"
-            sockets.send(self._socket, Refusal(reason=reason, final=False), connection_id)
-            return
-        if before is not None and message.acknowledged > (stored := self.actors[before].stored):
-            self.dropped["bad_acknowledgement"] += 1  # if accepted, that actor's segments would count as duplicates
-            known = f"an actor whose segments were acknowledged up to {stored}"
-            reason = f"acknowledged={message.acknowledged} of {known}: start this actor again"
             sockets.send(self._socket, Refusal(reason=reason, final=False), connection_id)
             return
         actor_number, ladder_indices = self._membership.choose(message, self._replay.highest_actor_number, now_seconds)
@@ -153,27 +138,22 @@ class ExperienceServer(LinkServer[ActorPeer]):
         self._join(connection_id, message, welcome, now_seconds)
 
     def _join(self, connection_id: bytes, message: ActorHello, welcome: ActorWelcome, now_seconds: float) -> None:
-        """Assigns a connection to an actor, and keeps the server's record of that actor."""
-        if connection_id in self.actors:
-            self._remove(connection_id)  # a connection has only one actor
-        peer_id, before = message.peer_id, self._membership.connection_of(message.peer_id)
-        actor = self.actors[before] if before is not None else self._membership.gone.get(peer_id)
-        if actor is None:
-            status = ActorStatus(peer_id=peer_id, steps_per_second=0.0, weights_version=0)
-            actor = ActorPeer(
-                peer_id, welcome.actor_number, welcome.ladder_indices, status, self._replay.ledger.sequence(peer_id)
-            )
-        actor.actor_number, actor.ladder_indices = welcome.actor_number, welcome.ladder_indices
-        self._replay.highest_actor_number = max(self._replay.highest_actor_number, welcome.actor_number)
-        self._membership.join(connection_id, actor)
-        actor.seen_seconds = actor.answered_seconds = now_seconds
-        # Ignores claims of earlier hellos that no segment has confirmed: another process may have sent them.
-        actor.received = max(actor.newest_waiting or self._replay.ledger.sequence(peer_id), message.acknowledged)
-        actor.acknowledged = 0  # earlier acknowledgements may have been lost
+        """Makes the record of an actor. Its earlier one, if any, is removed: the actor resends what is not stored."""
+        peer_id = message.peer_id
+        for connection in (connection_id, self._membership.connection_of(peer_id)):  # one actor per connection
+            if connection in self.actors:
+                self._remove(connection)
+        # An actor of a server that has lost its journal has acknowledgements that this server does not know of.
+        received = max(self._replay.ledger.sequence(peer_id), message.acknowledged)
+        status = ActorStatus(peer_id=peer_id, steps_per_second=0.0, weights_version=0)
+        number, indices = welcome.actor_number, welcome.ladder_indices
+        actor = ActorPeer(peer_id, number, indices, status, received, connection_id, now_seconds)
+        actor.answered_seconds = now_seconds
+        self._replay.highest_actor_number = max(self._replay.highest_actor_number, number)
+        self._membership.join(actor)
         self._unanswered.add(connection_id)
-        self._replay.ledger.connected.add(peer_id)
         text = "actor %s joins with %d environments (%d actors)"
-        self._log_lines.info(text, digest_of_peer_id(peer_id), len(actor.ladder_indices), len(self.actors))
+        _log.info(text, digest_of_peer_id(peer_id), len(actor.ladder_indices), len(self.actors))
 
     def _on_segment(self, connection_id: bytes, message: SegmentRecord, now_seconds: float) -> None:
         actor = self.actors[connection_id]
@@ -233,19 +213,17 @@ class ExperienceServer(LinkServer[ActorPeer]):
     def _on_goodbye(self, connection_id: bytes, message: Goodbye, now_seconds: float) -> None:
         actor = digest_of_peer_id(self.actors[connection_id].peer_id)
         self._remove(connection_id)
-        self._log_lines.info("actor %s leaves (%d actors)", actor, len(self.actors))
+        _log.info("actor %s leaves (%d actors)", actor, len(self.actors))
 
     def _evict(self, connection_id: bytes) -> None:
         message = "actor %s has been silent for %.0f s: its places are free"
-        self._log_lines.warning(message, digest_of_peer_id(self.actors[connection_id].peer_id), PEER_TIMEOUT_SECONDS)
+        _log.warning(message, digest_of_peer_id(self.actors[connection_id].peer_id), PEER_TIMEOUT_SECONDS)
         self._remove(connection_id)
 
     def _remove(self, connection_id: bytes) -> None:
         actor = self.actors[connection_id]
-        self._replay.ledger.connected.discard(actor.peer_id)
         self._write_down(actor)
-        if discarded := self._membership.leave(connection_id):
-            self.dropped["left_by_actor"] += discarded
+        self._membership.leave(connection_id)
 
 
 def _counts(status: ActorStatus) -> ActorCounts:

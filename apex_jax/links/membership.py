@@ -33,7 +33,7 @@ class ActorPeer:
     ladder_indices: np.ndarray  # int32[E], on the exploration ladder
     status: ActorStatus
     received: int  # every segment up to this sequence number was received
-    connection: bytes = b""  # of the present, or the last one
+    connection: bytes
     seen_seconds: float = 0.0
     waiting: deque[Waiting] = field(default_factory=deque)
     acknowledged: int = 0  # newest sequence number acknowledged on this connection
@@ -45,29 +45,20 @@ class ActorPeer:
         """Every segment up to this sequence number is stored or refused."""
         return self.waiting[0].segment.sequence - 1 if self.waiting else self.received
 
-    @property
-    def newest_waiting(self) -> int:
-        """Sequence number of the newest pending segment, 0 if there is none."""
-        return self.waiting[-1].segment.sequence if self.waiting else 0
-
 
 class Membership:
-    """The connected actors, and the disconnected actors that have pending segments."""
+    """The connected actors."""
 
-    def __init__(self, ladder_size: int, most_left_behind: int, index: int = 0, servers: int = 1) -> None:
-        """`most_left_behind`: maximum number of pending segments of disconnected actors.
+    def __init__(self, ladder_size: int, index: int = 0, servers: int = 1) -> None:
+        """`index`: of this server among the `servers` of the run.
 
-        `index`: of this server among the `servers` of the run. It assigns every `servers`-th ladder index and
-        actor number, so that no two servers assign the same one, and its actors explore over the whole ladder.
+        It assigns every `servers`-th ladder index and actor number, so that no two servers assign the same one, and
+        its actors explore over the whole ladder.
         """
         self.actors: dict[bytes, ActorPeer] = {}  # by connection
-        self.gone: dict[int, ActorPeer] = {}  # disconnected actors with pending segments, by peer id, oldest first
-        self._most_left_behind = most_left_behind
         self._index, self._servers = index, servers
         self._occupants = np.zeros(ladder_size, np.int64)
-        self._turns: deque[ActorPeer | None] = deque()  # connected actors with pending segments; None = all of `gone`
-
-    # Joining and leaving
+        self._turns: deque[ActorPeer] = deque()  # those with pending segments
 
     def connection_of(self, peer_id: int) -> bytes | None:
         """Returns the connection of an actor, or None."""
@@ -98,36 +89,20 @@ class Membership:
         """Returns the lowest actor number above `highest_actor_number` that this server may assign."""
         return self._index + 1 + self._servers * max(0, -((self._index - highest_actor_number) // self._servers))
 
-    def join(self, connection_id: bytes, actor: ActorPeer) -> None:
-        """Adds an actor, or moves it to this connection, which must be unused."""
-        if (connection := self.connection_of(actor.peer_id)) is not None:
-            del self.actors[connection]
-        else:
-            np.add.at(self._occupants, actor.ladder_indices, 1)
-            if self.gone.pop(actor.peer_id, None) is not None:
-                self._turns.append(actor)
-                self._end_turns_of_gone()
-        self.actors[connection_id] = actor
-        actor.connection = connection_id
+    def join(self, actor: ActorPeer) -> None:
+        """Adds an actor, whose connection must be unused."""
+        self.actors[actor.connection] = actor
+        np.add.at(self._occupants, actor.ladder_indices, 1)
 
-    def leave(self, connection_id: bytes) -> int:
-        """Removes an actor and frees its indices; returns how many pending segments of `gone` are discarded.
+    def leave(self, connection_id: bytes) -> None:
+        """Removes an actor, frees its indices and discards its pending segments.
 
-        An actor that reconnects still has the discarded segments, and sends them again.
+        An actor that reconnects still has these, since they were not acknowledged, and sends them again.
         """
         actor = self.actors.pop(connection_id)
         np.subtract.at(self._occupants, actor.ladder_indices, 1)
-        if not actor.waiting:
-            return 0
-        self._turns.remove(actor)
-        self._turns.extend([None] * (not self.gone))
-        self.gone[actor.peer_id] = actor
-        left_behind, discarded = sum(len(each.waiting) for each in self.gone.values()), 0
-        while left_behind - discarded > self._most_left_behind:
-            oldest = self.gone.pop(next(iter(self.gone)))
-            discarded += len(oldest.waiting)
-        self._end_turns_of_gone()
-        return discarded
+        if actor.waiting:
+            self._turns.remove(actor)
 
     def silent_since(self, seconds: float) -> list[bytes]:
         """Returns the connections that have received nothing since then."""
@@ -140,8 +115,6 @@ class Membership:
             np.subtract.at(occupants, self.actors[connection_id].ladder_indices, 1)
         return occupants
 
-    # Pending segments
-
     def enqueue(self, actor: ActorPeer, waiting: Waiting) -> None:
         """Adds a segment of a connected actor."""
         if not actor.waiting:
@@ -149,31 +122,13 @@ class Membership:
         actor.waiting.append(waiting)
 
     def next_waiting(self) -> Waiting | None:
-        """Returns the segment to be stored next, or None.
-
-        Actors take turns, and all disconnected actors share one turn, so that no connection exceeds its share.
-        """
-        if not self._turns:
-            return None
-        actor = self._turns[0] or next(iter(self.gone.values()))
-        return actor.waiting[0]
+        """Returns the segment to be stored next, or None. Actors take turns."""
+        return self._turns[0].waiting[0] if self._turns else None
 
     def dequeue(self) -> ActorPeer:
         """Removes the segment that `next_waiting` returns, and ends the turn; returns the actor of the segment."""
-        turn = self._turns.popleft()
-        actor = turn or next(iter(self.gone.values()))
+        actor = self._turns.popleft()
         actor.waiting.popleft()
-        if turn is None and not actor.waiting:
-            del self.gone[actor.peer_id]
-        if self.gone if turn is None else actor.waiting:
-            self._turns.append(turn)
+        if actor.waiting:
+            self._turns.append(actor)
         return actor
-
-    def _end_turns_of_gone(self) -> None:
-        if not self.gone:
-            self._turns.remove(None)
-
-    def waiting_transitions(self) -> dict[int, int]:
-        """Returns the transitions in pending segments, by peer id."""
-        actors = [*self.actors.values(), *self.gone.values()]
-        return {actor.peer_id: sum(each.segment.transitions for each in actor.waiting) for actor in actors}

@@ -22,7 +22,6 @@ from apex_jax.types import MAX_STREAMED_SEGMENTS, SegmentSpec
 
 _log = logging.getLogger(__name__)
 
-ANSWER_SECONDS = 3.0  # without an answer, after which batches are drawn from the other servers
 POLL_SECONDS = 0.5
 GONE_SECONDS = 60.0  # a restart of a server on its machine takes less
 
@@ -57,7 +56,6 @@ class Plan:
 
     shares: np.ndarray  # float64[S], of each server in each batch
     counts: np.ndarray  # int32[K, S], transitions asked for
-    asked_seconds: float
     answers: dict[int, Received] = field(default_factory=dict)  # by server
     is_void: bool = False  # a server was lost before it answered; the answers of the others are not used
 
@@ -84,10 +82,7 @@ class ServerState:
     def can_give(self, transitions: int) -> bool:
         """Returns whether its rate limiter allows this many draws beside those that it was asked for."""
         pending = sum(int(plan.counts[:, self.number].sum()) for plan in self.asked)
-        is_late = any(plan.is_void for plan in self.asked)
-        return (
-            self.is_joined and not is_late and self.total_priority > 0 and self.allowed_draws - pending >= transitions
-        )
+        return self.is_joined and self.total_priority > 0 and self.allowed_draws - pending >= transitions
 
 
 class ReplayServers:
@@ -97,8 +92,8 @@ class ReplayServers:
     there were one server. An answer is held until those of the other servers are there, and what the same server sends
     behind it as well, so that the frame store is always what each server was when it drew.
 
-    A server that is lost, or has not answered for ANSWER_SECONDS, or that its rate limiter stops, is drawn around: the
-    shares are those of the other servers. It is drawn from again once it has sent its live segments and may be drawn
+    A server that is lost, or that its rate limiter stops, is drawn around: the shares are those of the other servers.
+    It is drawn from again once it has sent its live segments and may be drawn
     from. A lone server is asked in any case, and answers when it can.
     """
 
@@ -134,13 +129,12 @@ class ReplayServers:
         self._rng = rng
         self._min_size = min_size_to_sample
         self._away_limit = away_limit_seconds
-        self._joined_seconds = time.monotonic()  # when a server was last joined
         self._has_begun = False
         self._arrived = threading.Event()
         self._plans: deque[Plan] = deque()  # without those that are void, oldest first
         self._in_process = 0  # groups returned by `next` and not consumed
         self._next = 0  # server that is read next
-        self._shown = len(addresses)  # number of servers last logged
+        self._num_joined = len(addresses)  # as last logged
         window = max(MAX_STREAMED_SEGMENTS, SEGMENTS_WINDOW // len(addresses))
         limit = away_limit_seconds if len(addresses) == 1 else 0.0
         self.servers = [
@@ -159,7 +153,7 @@ class ReplayServers:
                     self._arrived,
                     limits,
                 ),
-                self._joined_seconds,
+                time.monotonic(),
             )
             for number, address in enumerate(addresses)
         ]
@@ -252,7 +246,7 @@ class ReplayServers:
                 return
             shares = shares_of(totals, self._devices)
             counts = counts_of(shares, size, self._rng.random(batches))
-            plan = Plan(shares, counts, time.monotonic())
+            plan = Plan(shares, counts)
             self._plans.append(plan)
             for number in np.flatnonzero(totals).tolist():
                 server = self.servers[number]
@@ -278,18 +272,15 @@ class ReplayServers:
                 self._rejoin(server, server.client.epoch)
         if len(self.servers) == 1:
             return
-        now, joined = time.monotonic(), 0
-        for server in self.servers:
-            if server.is_joined:
-                joined += 1
-                server.joined_seconds = now
-        if joined != self._shown:
-            self._shown = joined
-            _log.info("%d of %d replay servers are joined", joined, len(self.servers))
-        if joined:
-            self._joined_seconds = now
-        elif 0 < self._away_limit < now - self._joined_seconds:
-            what = f"all replay servers have been away for {now - self._joined_seconds:.0f} s"
+        now, joined = time.monotonic(), [server for server in self.servers if server.is_joined]
+        for server in joined:
+            server.joined_seconds = now
+        if len(joined) != self._num_joined:
+            self._num_joined = len(joined)
+            _log.info("%d of %d replay servers are joined", len(joined), len(self.servers))
+        away_seconds = now - max(server.joined_seconds for server in self.servers)
+        if 0 < self._away_limit < away_seconds:
+            what = f"all replay servers have been away for {away_seconds:.0f} s"
             raise RunError(f"{what}: start them, or raise away_limit_seconds (0 = wait for ever)")
 
     def _rejoin(self, server: ServerState, epoch: int) -> None:
@@ -301,19 +292,10 @@ class ReplayServers:
         server.total_priority, server.size_transitions, server.allowed_draws = 0.0, 0, 0
 
     def _give_up_answers(self) -> None:
-        """Voids the plans that wait for a server that is lost or late. All items that have arrived must be taken."""
-        while self._plans:
-            oldest, now = self._plans[0], time.monotonic()
-            is_late = len(self.servers) > 1 and now - oldest.asked_seconds > ANSWER_SECONDS
-            silent = [server for server in self.servers if oldest in server.asked and (is_late or not server.is_joined)]
-            if not silent:
-                return
-            for server in silent:
-                if server.is_joined:
-                    name = server.client.name
-                    _log.warning("%s has not answered for %.0f s: drawing from the others", name, ANSWER_SECONDS)
-                for plan in server.asked:
-                    self._void(plan)
+        """Voids the plans that wait for a server that is lost. All items that have arrived must be taken."""
+        for plan in list(self._plans):
+            if any(plan in server.asked and not server.is_joined for server in self.servers):
+                self._void(plan)
 
     def _void(self, plan: Plan) -> None:
         if plan.is_void:

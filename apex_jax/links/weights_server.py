@@ -36,8 +36,6 @@ _log = logging.getLogger(__name__)
 
 MAX_CLIENTS = 4_096
 SETTLED_SECONDS = 30.0  # from the start, in which no actor is moved, since those of an earlier learner join again
-MAX_ENCODED = 8  # versions that clients may be fetching, since a transfer on a slow line takes seconds
-OLDEST_SECONDS = 60.0  # age of the newest of these at which the transfers of the oldest one end for a newer one
 
 
 class Published(NamedTuple):
@@ -203,7 +201,7 @@ class WeightsServer(LinkServer[Client]):
 
     def _on_request(self, connection_id: bytes, message: WeightsRequest, now_seconds: float) -> None:
         client = self.clients[connection_id]
-        encoded = self._fetched(client, message.version) if message.version else self._newest_encoded(now_seconds)
+        encoded = self._fetched(client, message.version) if message.version else self._newest_encoded()
         number, rest = divmod(message.offset, WEIGHTS_PIECE_BYTES)
         if encoded is None or rest or number >= len(encoded.pieces):
             self._offer(connection_id)
@@ -245,18 +243,11 @@ class WeightsServer(LinkServer[Client]):
         held = itertools.chain((client.encoded, self._encoded), (each.encoded for each in self.clients.values()))
         return next((encoded for encoded in held if encoded and encoded.published.version == version), None)
 
-    def _newest_encoded(self, now_seconds: float) -> Encoded | None:
-        """Returns the newest version as bytes, or an older one while MAX_ENCODED are being fetched."""
+    def _newest_encoded(self) -> Encoded | None:
+        """Returns the newest version as bytes. An older one exists as long as a client fetches it."""
         newest, latest = self._newest, self._encoded
         if newest is None or (latest is not None and latest.published.version == newest.version):
             return latest
-        fetched = {client.encoded.published.version for client in self.clients.values() if client.encoded is not None}
-        if latest is not None and len(fetched) >= MAX_ENCODED:
-            if not newest.final and now_seconds - latest.published.seconds < OLDEST_SECONDS:
-                return latest
-            for client in self.clients.values():
-                if client.encoded is not None and client.encoded.published.version == min(fetched):
-                    client.encoded = None
         body = encode_weights(jax.device_get(newest.params))
         pieces = [body[start : start + WEIGHTS_PIECE_BYTES] for start in range(0, len(body), WEIGHTS_PIECE_BYTES)]
         self._encoded = Encoded(newest._replace(params=None), zlib.crc32(body), len(body), pieces)

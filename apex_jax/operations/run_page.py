@@ -17,7 +17,7 @@ from apex_jax.host.disk import atomic_write, open_regular
 from apex_jax.host.errors import RunError
 from apex_jax.operations.page_data import MEDIA, RunLines, film_of, page_data, report_data
 from apex_jax.operations.progress import RunProgress
-from apex_jax.transport.http_link import MAX_CONNECTIONS, Answer, HttpServer
+from apex_jax.transport.http_link import BACKLOG, Answer, HttpServer
 
 _log = logging.getLogger(__name__)
 
@@ -114,7 +114,7 @@ class RunPage:
 
 def _listen(port: int) -> socket.socket:
     try:
-        listener = socket.create_server((HOST, port), backlog=MAX_CONNECTIONS)
+        listener = socket.create_server((HOST, port), backlog=BACKLOG)
     except OSError as error:
         fix = "choose another one, 0 for any that is free, or -1 for no page"
         raise RunError(f"page_port={port} cannot be served: {os.strerror(error.errno or 0)}; {fix}") from None

@@ -32,8 +32,7 @@ MAGIC = b"APEXSEGM"
 FILE_BYTES = 2**25  # a file of this size is closed; only whole files are deleted
 RECORDS_AT_ONCE = 256  # per system call
 BYTES_AT_ONCE = 2**23  # per system call, approximately
-FIRST_DELAY_SECONDS = 1.0  # from a disk error to the next attempt; doubled each time
-LONGEST_DELAY_SECONDS = 60.0  # limit of that delay
+RETRY_SECONDS = 5.0  # from a disk error to the next attempt
 SPARE_EVENTS = 4096  # at most this many records are pending in addition to one per segment of the ring
 
 SEGMENT = 0  # kind of a record whose body is a segment; the caller defines the other kinds
@@ -96,7 +95,7 @@ class ExperienceLog:
         self._descriptor: int | None = None
         self._attempts = 0  # number of files created, so that each has a new name
         self._unsynced: list[Path] = []
-        self._delay_seconds = 0.0
+        self._is_failing = False  # whether the last write failed
         self._retry_seconds = 0.0
         self._lock = _locked(directory) if directory is not None else None
 
@@ -136,9 +135,9 @@ class ExperienceLog:
         except OSError as error:
             self._give_up_for_now(error, now_seconds)
             return
-        if self._delay_seconds:
+        if self._is_failing:
             _log.info("segments are written to %s again", self._directory)
-            self._delay_seconds = 0.0
+            self._is_failing = False
 
     @property
     def num_bytes(self) -> int:
@@ -232,7 +231,7 @@ class ExperienceLog:
     def _give_up_for_now(self, error: OSError, now_seconds: float) -> None:
         """Cuts off an incomplete record, so that the file ends with a complete one, and schedules the next attempt."""
         self.errors += 1
-        if not self._delay_seconds:
+        if not self._is_failing:
             _log.warning(
                 "cannot write segments to %s (logged once, retried): %s; the replay continues in memory",
                 self._directory,
@@ -246,8 +245,8 @@ class ExperienceLog:
             if not self._files[-1].records:
                 with contextlib.suppress(OSError):
                     self._files.pop().path.unlink()
-        self._delay_seconds = min(max(2 * self._delay_seconds, FIRST_DELAY_SECONDS), LONGEST_DELAY_SECONDS)
-        self._retry_seconds = now_seconds + self._delay_seconds
+        self._is_failing = True
+        self._retry_seconds = now_seconds + RETRY_SECONDS
         self._bound_pending()
 
     def _bound_pending(self) -> None:

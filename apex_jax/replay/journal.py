@@ -1,9 +1,9 @@
 """The replay server's journal: it records every event, and restores the replay when the server starts again.
 
-Segments and welcomes are written to the log before the server answers them, refusals within a second. A thread writes
-snapshots of the priorities, the counters and the random state. If the server is killed, the log and the newest snapshot
-restore everything except the priority updates since the snapshot and the refusals of the last second: each segment gets
-its priorities of the snapshot, or its initial ones if it is newer.
+Segments, refusals and welcomes are written to the log before the server answers them. A thread writes snapshots of the
+priorities, the counters and the random state. If the server is killed, the log and the newest snapshot restore
+everything except the priority updates since the snapshot: each segment gets its priorities of the snapshot, or its
+initial ones if it is newer.
 """
 
 from __future__ import annotations
@@ -33,8 +33,6 @@ _log = logging.getLogger(__name__)
 
 WELCOME, REPORT, FIRST_REFUSAL = 1, 2, 3  # kinds of records; each reason for a refusal is another kind
 LOG_BYTES_AT_MOST = 2**28  # after this much growth of the log a snapshot is due, so that old files can be deleted
-RETRY_SECONDS = 5.0  # from a failed snapshot to the next attempt; doubled each time, up to snapshot_interval_seconds
-REFUSALS_SECONDS = 1.0  # between two writes of refusals: an actor may send thousands in this time
 CLOSE_SECONDS = 20.0  # time limit of the last snapshot, because a spot machine has two minutes to shut down
 COUNTS = struct.Struct("<5q")  # `ActorCounts`, in a report
 
@@ -77,9 +75,7 @@ class Journal:
         self._thread: SnapshotWriter | None = None
         self._obsolete: list[LogFile] = []  # closed files that the newest snapshot does not need
         self._snapshot_errors = 0
-        self._failures_in_a_row = 0
-        self._refused: dict[tuple[int, int], SegmentRecord] = {}  # unwritten sums, by kind of record and peer id
-        self._next_refusals_seconds = 0.0
+        self._is_failing = False  # whether the last snapshot could not be written
         self._next_seconds = 0.0  # time at which the next snapshot is due
         self._next_bytes = 0  # size of the log at which it is due
 
@@ -101,11 +97,8 @@ class Journal:
         self._log.append(SEGMENT, insertion_id, *segment)
 
     def on_refusal(self, segment: SegmentRecord, reason: str) -> None:
-        """Records a refused segment. Every REFUSALS_SECONDS, one record per actor and reason is written, with sums."""
-        key = FIRST_REFUSAL + REFUSALS.index(reason), segment.peer_id
-        before = self._refused.get(key)
-        transitions = segment.transitions + (before.transitions if before is not None else 0)
-        self._refused[key] = segment._replace(transitions=transitions, body=b"", crc=0)
+        """Records a refused segment, without its body."""
+        self._log.append(FIRST_REFUSAL + REFUSALS.index(reason), 0, *segment._replace(body=b"", crc=0))
 
     def on_welcome(self, peer_id: int, actor_number: int) -> None:
         """Records the number of an actor."""
@@ -133,15 +126,7 @@ class Journal:
 
     def flush(self, now_seconds: float) -> None:
         """Writes pending records. A disk error is counted, logged once and retried; it does not raise."""
-        if self._refused and now_seconds >= self._next_refusals_seconds:
-            self._next_refusals_seconds = now_seconds + REFUSALS_SECONDS
-            self._append_refusals()
         self._log.flush(now_seconds)
-
-    def _append_refusals(self) -> None:
-        for (kind, _), refused in self._refused.items():
-            self._log.append(kind, 0, *refused)
-        self._refused.clear()
 
     # Snapshots
 
@@ -150,7 +135,7 @@ class Journal:
     ) -> None:
         """Starts writing a snapshot if one is due and the previous one is complete."""
         if self._thread is not None and not self._thread.is_alive():
-            self._take_result(now_seconds)
+            self._take_result()
         is_due = now_seconds >= self._next_seconds or self._log.num_bytes >= self._next_bytes
         if self._thread is None and is_due and self._is_on_disk:
             self.snapshot(buffer, limiter, counters(), now_seconds)
@@ -161,7 +146,6 @@ class Journal:
 
     def snapshot(self, buffer: ReplayBuffer, limiter: RateLimiter, counters: Counters, now_seconds: float) -> None:
         """Copies the state and starts a thread that writes it; `finish` waits for the thread."""
-        self._append_refusals()  # the snapshot's counters include them; records after it would count them twice
         self._log.flush(now_seconds)
         facts, arrays = pack_state(self._log.last_event, buffer.state(now_seconds), limiter, self._config, counters)
         self._next_seconds = now_seconds + self._config.replay.snapshot_interval_seconds
@@ -182,40 +166,37 @@ class Journal:
                 if self._thread.is_alive():
                     _log.warning("the last snapshot is not written within %.0f s: left out", CLOSE_SECONDS)
                     return
-                self._take_result(now_seconds)
+                self._take_result()
 
     def close(self) -> None:
         """Writes pending records and unlocks the directory."""
         self.flush(np.inf)
         self._log.close()
 
-    def _take_result(self, now_seconds: float) -> None:
+    def _take_result(self) -> None:
         assert self._thread is not None
         thread, self._thread = self._thread, None
         self._delete_obsolete(thread)
         if thread.error is None:
-            if self._failures_in_a_row:
+            if self._is_failing:
                 _log.info("snapshots are written to %s again", self.directory)
-            self._failures_in_a_row = 0
+            self._is_failing = False
             return
         self._snapshot_errors += 1
-        if not self._failures_in_a_row:
+        if not self._is_failing:
             message = "cannot write a snapshot to %s (logged once, retried): %s"
             _log.warning(message, self.directory, thread.error or type(thread.error).__name__)
+        self._is_failing = True
         self._log.not_synced(thread.unsynced)
-        delay = RETRY_SECONDS * 2 ** min(self._failures_in_a_row, 10)
-        self._failures_in_a_row += 1
-        self._next_seconds = now_seconds + min(delay, self._config.replay.snapshot_interval_seconds)
 
     def _delete_obsolete(self, thread: SnapshotWriter) -> None:
         """Deletes the log files that neither of the two kept snapshots needs.
 
-        While snapshots fail, no file is deleted, unless the obsolete ones exceed LOG_BYTES_AT_MOST or the disk is full,
-        since live segments need the space: then those that were obsolete at the previous attempt are deleted.
+        While snapshots fail, no file is deleted, unless the disk is full, since live segments need the space: then
+        those that were obsolete at the previous attempt are deleted.
         """
         is_disk_full = isinstance(thread.error, OSError) and thread.error.errno in (errno.ENOSPC, errno.EDQUOT)
-        is_too_much = sum(file.num_bytes for file in thread.obsolete) > LOG_BYTES_AT_MOST
-        if thread.error is None or is_disk_full or is_too_much:
+        if thread.error is None or is_disk_full:
             self._next_bytes -= self._log.delete(self._obsolete)
             self._obsolete = thread.obsolete
 

@@ -4,8 +4,8 @@
 
 An actor reports how many transitions it has produced, dropped, and received acknowledgements for; the server counts the
 stored and the refused ones. Counts are totals since the actor started, so the next report makes up for a lost one.
-Produced transitions without any other outcome are in flight while their actor is connected; afterwards only those that
-the server has yet to store, and the rest are lost with the actor. Acknowledged transitions that the server has not
+Produced transitions without any other outcome are in flight while their actor is connected; afterwards they are lost
+with the actor. Acknowledged transitions that the server has not
 counted, because it lost its state, are lost with the replay.
 
 An actor reports every second. Each of its segments also contains the number of transitions produced so far, and its
@@ -16,8 +16,8 @@ not counted.
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
-from collections.abc import Collection, Iterable, Mapping
+from collections import Counter
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
 from operator import attrgetter
 from typing import NamedTuple
@@ -26,7 +26,6 @@ import numpy as np
 
 from apex_jax.segment_codec import CorruptSegment
 
-REMEMBERED_RUNS = 4096  # maximum number of actors; evicted counts are added to `Ledger.forgotten`
 REFUSALS = ("bad_checksum", *CorruptSegment.REASONS)  # reasons for not storing a received segment
 DROPS = ("overflow", "unencodable", "unsent")  # reasons for which an actor drops transitions
 
@@ -69,34 +68,12 @@ class Ledger:
 
     def __init__(self) -> None:
         self.refused: Counter[str] = Counter()  # transitions by reason
-        self.forgotten: Counter[str] = Counter()  # sums of the evicted counts
-        self.connected: set[int] = set()  # peer ids of connected actors, fewer than REMEMBERED_RUNS; never evicted
         self.steps = 0  # transitions of all actors, without those that a replay that is lost has counted
-        self._counts: OrderedDict[int, TransitionCounts] = OrderedDict()  # by peer id, the most recently used one last
+        self._counts: dict[int, TransitionCounts] = {}  # by peer id
 
     def counts(self, peer_id: int) -> TransitionCounts:
         """Returns the counts of an actor; creates them for a new actor."""
-        counts = self._counts.get(peer_id)
-        if counts is None:
-            if len(self._counts) >= REMEMBERED_RUNS:
-                self._forget_one()
-            counts = self._counts[peer_id] = TransitionCounts()
-        else:
-            self._counts.move_to_end(peer_id)
-        return counts
-
-    def _forget_one(self) -> None:
-        """Adds the least recently used counts to the sums and evicts them; those that are 0 are evicted first.
-
-        The counts of a connected actor stay, because its next report is a total, which includes the evicted counts.
-        """
-        away = [item for item in self._counts.items() if item[0] not in self.connected] or self._counts.items()
-        empty = (peer_id for peer_id, counts in away if not (counts.produced or counts.stored or counts.refused))
-        peer_id = next(empty, next(iter(away))[0])
-        totals = _totals(self._rows([peer_id]), np.zeros(1, np.int64))
-        counts = self._counts.pop(peer_id)
-        self.forgotten.update(totals | {"before": counts.before})
-        self.steps += totals["produced"] - counts.produced
+        return self._counts.setdefault(peer_id, TransitionCounts())
 
     def sequence(self, peer_id: int) -> int:
         """Returns the sequence number of an actor's newest stored or refused segment; 0 for an unknown actor."""
@@ -134,51 +111,35 @@ class Ledger:
         self.steps += max(0, produced - max(counts.produced, counts.before))
         counts.produced = max(counts.produced, produced)
 
-    def totals(self, connected: Collection[int], waiting: Mapping[int, int]) -> dict[str, int]:
+    def totals(self, connected: Collection[int]) -> dict[str, int]:
         """Returns the number of transitions by outcome, and their sum under "produced".
 
-        `connected`: peer ids of the connected actors; `waiting`: by peer id, transitions that the server has received
-        and not stored yet.
+        `connected`: peer ids of the connected actors.
         """
-        here = [2**62 if peer_id in connected else waiting.get(peer_id, 0) for peer_id in self._counts]
-        totals = Counter(self.forgotten)
-        totals.update(_totals(self.to_array(), np.array(here, np.int64)))
-        return {name: totals[name] for name in TOTALS} | {f"dropped_{why}": n for why, n in self.refused.items()}
+        _, _, stored, refused, produced, acknowledged, overflow, unencodable, unsent, _ = self.to_array().T
+        # The server may have counted more transitions than the actor has received acknowledgements for, or fewer if it
+        # lost its state.
+        answered = stored + refused
+        handled = np.maximum(answered, acknowledged)
+        dropped = overflow + unencodable + unsent
+        produced = np.maximum(produced, handled + dropped)
+        rest = produced - handled - dropped
+        in_flight = rest * np.array([peer_id in connected for peer_id in self._counts], bool)
+        columns = (produced, stored, in_flight, rest - in_flight, handled - answered, overflow, unencodable, unsent)
+        totals = {name: int(column.sum()) for name, column in zip(TOTALS, columns, strict=True)}
+        return totals | {f"dropped_{reason}": transitions for reason, transitions in self.refused.items()}
 
     def to_array(self) -> np.ndarray:
-        """Returns int64[N, COLUMNS]: peer id and counts of each actor, the most recently used one last."""
-        return self._rows(self._counts)
-
-    def _rows(self, peer_ids: Iterable[int]) -> np.ndarray:
-        rows = [(peer_id, *_fields(self._counts[peer_id])) for peer_id in peer_ids]
+        """Returns int64[N, COLUMNS]: peer id and counts of each actor."""
+        rows = [(peer_id, *_fields(counts)) for peer_id, counts in self._counts.items()]
         return np.array(rows, np.int64).reshape(-1, COLUMNS)
 
     @classmethod
-    def from_array(cls, rows: np.ndarray, refused: Mapping[str, int], forgotten: Mapping[str, int]) -> Ledger:
-        """Returns the ledger of these `to_array` rows and sums."""
+    def from_array(cls, rows: np.ndarray, refused: Mapping[str, int]) -> Ledger:
+        """Returns the ledger of these `to_array` rows and refused transitions."""
         ledger = cls()
         ledger.refused.update(refused)
-        ledger.forgotten.update(forgotten)
         for peer_id, *numbers in rows.tolist():
             ledger._counts[peer_id] = TransitionCounts(*numbers)
-        ledger.steps = ledger.forgotten["produced"] - ledger.forgotten["before"]
-        ledger.steps += sum(each.produced - each.before for each in ledger._counts.values())
+        ledger.steps = sum(each.produced - each.before for each in ledger._counts.values())
         return ledger
-
-
-def _totals(rows: np.ndarray, here: np.ndarray) -> dict[str, int]:
-    """Returns the sums of the counts of some actors.
-
-    `here`: int64[N], at most this many of the transitions without an outcome are in flight; the rest are lost with
-    their actor. The server may have counted more transitions than the actor has received acknowledgements for, or
-    fewer if it lost its state.
-    """
-    _, _, stored, refused, produced, acknowledged, overflow, unencodable, unsent, _ = rows.T
-    answered = stored + refused
-    handled = np.maximum(answered, acknowledged)
-    dropped = overflow + unencodable + unsent
-    produced = np.maximum(produced, handled + dropped)
-    rest = produced - handled - dropped
-    in_flight = np.minimum(rest, here)
-    columns = (produced, stored, in_flight, rest - in_flight, handled - answered, overflow, unencodable, unsent)
-    return {name: int(column.sum()) for name, column in zip(TOTALS, columns, strict=True)}

@@ -25,33 +25,11 @@ class RateLimiter:
     samples_per_insert is 0, inserting is always allowed, and drawing whenever the replay is filled.
 
     No deadlock: both sides wait only if error_buffer - samples_per_insert * n_insert < surplus < n_sample -
-    error_buffer, and the constructor rejects an error buffer for which such a surplus exists.
+    error_buffer, and no such surplus exists from `least_error_buffer` on.
     """
 
-    def __init__(
-        self,
-        min_size_to_sample: int,
-        samples_per_insert: float,
-        error_buffer: float,
-        largest_insert: int,
-        largest_draw: int,
-    ) -> None:
-        """`error_buffer`: in samples; `largest_insert`, `largest_draw`: most transitions of one request."""
-        if min_size_to_sample < 1:
-            raise ValueError(
-                f"min_size_to_sample must be at least 1, got {min_size_to_sample}: nothing can be drawn from 0"
-            )
-        if not 0 <= samples_per_insert < math.inf:
-            raise ValueError(f"samples_per_insert must be finite and >= 0 (0 = no limit), got {samples_per_insert}")
-        if largest_insert < 1 or largest_draw < 1:
-            raise ValueError(f"largest_insert {largest_insert} and largest_draw {largest_draw} must be at least 1")
-        least = least_error_buffer(samples_per_insert, largest_insert, largest_draw)
-        if samples_per_insert > 0 and not least <= error_buffer < math.inf:
-            raise ValueError(
-                f"error_buffer must be finite and at least {least:g} samples, got {error_buffer:g}: inserting"
-                f" {largest_insert} and drawing {largest_draw} transitions at a time, both sides would end up waiting"
-                " for each other for ever"
-            )
+    def __init__(self, min_size_to_sample: int, samples_per_insert: float, error_buffer: float) -> None:
+        """`error_buffer`: in samples, at least `least_error_buffer`; samples_per_insert 0 = no limit."""
         self.inserted = 0
         self.sampled = 0
         self._min_size = min_size_to_sample
@@ -78,11 +56,11 @@ class RateLimiter:
 
     def insert(self, num_transitions: int) -> None:
         """Counts transitions that were stored."""
-        self.inserted += _checked(num_transitions)
+        self.inserted += num_transitions
 
     def sample(self, num_transitions: int) -> None:
         """Counts transitions that were drawn."""
-        self.sampled += _checked(num_transitions)
+        self.sampled += num_transitions
 
     def restore(self, inserted: int, sampled: int, inserted_since: int = 0) -> None:
         """Continues from saved counters. `inserted_since`: transitions stored after these were saved.
@@ -90,9 +68,9 @@ class RateLimiter:
         The draws since then were not saved. The limiter assumes that they kept the ratio; otherwise inserting would
         wait until the learner has drawn as many again.
         """
-        self.inserted, self.sampled = _checked(inserted), _checked(sampled)
+        self.inserted, self.sampled = inserted, sampled
         most = max(0.0, self._surplus)
-        self.inserted += _checked(inserted_since)
+        self.inserted += inserted_since
         if inserted_since:
             self.sampled += max(0, math.ceil(self._surplus - most))
 
@@ -103,9 +81,3 @@ class RateLimiter:
     def _surplus(self) -> float:
         """Number of samples that drawing is behind the ratio; negative if it is ahead."""
         return self._samples_per_insert * (self.inserted - self._min_size) - self.sampled
-
-
-def _checked(num_transitions: int) -> int:
-    if num_transitions < 0:
-        raise ValueError(f"{num_transitions} transitions cannot be counted: the ratio would run backwards")
-    return num_transitions

@@ -25,7 +25,7 @@ class Replay:
     """Stores and draws segments: updates a `buffer` (ring and sum-tree), `limiter`, `ledger` and `journal` together.
 
     Callers use one of these parts directly where the others are not concerned. When `journal.flush` returns, every
-    segment inserted before is in the journal; refusals follow within a second.
+    segment inserted or refused before is in the journal.
     """
 
     def __init__(self, config: Config, spec: SegmentSpec, rng: np.random.Generator, run: str = "") -> None:
@@ -154,6 +154,4 @@ def make_limiter(config: Config, spec: SegmentSpec) -> RateLimiter:
         min_size_to_sample=min_size,
         samples_per_insert=replay.samples_per_insert,
         error_buffer=replay.error_buffer * share_samples,
-        largest_insert=insert,
-        largest_draw=draw,
     )

@@ -38,7 +38,7 @@ from apex_jax.types import SegmentSpec
 
 _log = logging.getLogger(__name__)
 
-FORMAT = 3
+FORMAT = 4
 _PREFIX = struct.Struct("<8sII")
 _CRC = struct.Struct("<I")
 MAGIC = b"APEXSNAP"
@@ -158,7 +158,6 @@ def pack_state(
         "limiter": {"inserted": limiter.inserted, "sampled": limiter.sampled, "ratio": ratio_of(config)},
         "welcomed": counters.highest_actor_number,
         "refused": dict(counters.ledger.refused),
-        "forgotten": dict(counters.ledger.forgotten),
     }
     arrays = {
         "insertion_ids": state.insertion_ids,
@@ -180,7 +179,7 @@ def _unpack_state(facts: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) ->
         ages_seconds=arrays["ages_seconds"],
     )
     counters = Counters(
-        ledger=Ledger.from_array(arrays["accounts"], facts["refused"], facts["forgotten"]),
+        ledger=Ledger.from_array(arrays["accounts"], facts["refused"]),
         highest_actor_number=facts["welcomed"],
     )
     return Saved(facts["event"], state, facts["limiter"], counters)

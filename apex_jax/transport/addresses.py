@@ -1,15 +1,13 @@
-"""Parses the addresses of links and status pages, and resolves host names within a deadline."""
+"""Parses the addresses of links and status pages, and resolves host names."""
 
 from __future__ import annotations
 
 import contextlib
 import ipaddress
 import os
-import queue
 import re
 import socket
 import stat
-import threading
 from typing import Any, NamedTuple
 
 from apex_jax.config import Config
@@ -79,24 +77,13 @@ def check_path_is_free(path: str) -> None:
             raise OSError(0, "another process serves there")
 
 
-def resolve(address: Address, seconds: float) -> list[tuple[Any, Any]]:
-    """Returns (family, socket address) of each endpoint of an address. Raises UnresolvedHost, within `seconds`."""
+def resolve(address: Address) -> list[tuple[Any, Any]]:
+    """Returns (family, socket address) of each endpoint of an address. Raises UnresolvedHost."""
     if address.path:
         return [(socket.AF_UNIX, address.path)]
-    found: queue.Queue[list[tuple[Any, Any]] | OSError] = queue.Queue()
-
-    def look_up() -> None:
-        try:
-            infos = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
-            found.put([(family, place) for family, _, _, _, place in infos])
-        except (OSError, UnicodeError) as error:  # UnicodeError: a name with an empty or too long part
-            found.put(error if isinstance(error, OSError) else OSError(0, "not a host name"))
-
-    threading.Thread(target=look_up, daemon=True).start()  # an unresponsive name server blocks the lookup for 30 s
     try:
-        result = found.get(timeout=seconds)
-    except queue.Empty:
-        raise UnresolvedHost(f"no name server answers for {short_repr(address.host)} within {seconds:g} s") from None
-    if isinstance(result, OSError):
-        raise UnresolvedHost(f"there is no host {short_repr(address.host)} ({result.strerror})")
-    return result
+        infos = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:  # UnicodeError: a name with an empty or too long part
+        reason = error.strerror if isinstance(error, OSError) else "not a host name"
+        raise UnresolvedHost(f"there is no host {short_repr(address.host)} ({reason})") from None
+    return [(family, place) for family, _, _, _, place in infos]

@@ -11,10 +11,8 @@ The environment variables APEX_JAX_<ROLE>_SECRET and APEX_JAX_<ROLE>_PUBLIC take
 from __future__ import annotations
 
 import os
-import shutil
 import stat
 import struct
-import tempfile
 from pathlib import Path
 
 import zmq
@@ -25,25 +23,20 @@ from apex_jax.host.errors import UsageError, short_repr
 from apex_jax.host.program import NAME
 
 ROLES = ("replay", "learner", "actor", "evaluator")
-MAX_FILE_BYTES = 2**16
 KEY_CHARACTERS = 40  # 32 bytes in Z85
 
 
 def create(directory: Path) -> None:
-    """Writes a key pair for each role, atomically, to a new or empty directory. Raises UsageError, OSError."""
-    parent = directory.resolve().parent
-    if not parent.is_dir():
-        raise UsageError(f"{short_repr(directory)}: its folder {short_repr(parent)} does not exist; make it first")
-    unfinished = Path(tempfile.mkdtemp(prefix=f".{directory.name}-", dir=parent))  # mode 0700
+    """Writes a key pair for each role to a new directory. Raises UsageError, OSError."""
     try:
-        for role in ROLES:
-            public, secret = zmq.curve_keypair()
-            _write(unfinished / f"{role}.secret", secret, 0o600)
-            _write(unfinished / f"{role}.public", public, 0o644)
-        _rename(unfinished, directory)
-    except BaseException:
-        shutil.rmtree(unfinished, ignore_errors=True)
-        raise
+        directory.mkdir(mode=0o700)
+    except OSError as error:
+        fix = "nothing is overwritten: give a new folder in one that exists"
+        raise UsageError(f"{short_repr(directory)}: {error.strerror}; {fix}") from None
+    for role in ROLES:
+        public, secret = zmq.curve_keypair()
+        _write(directory / f"{role}.secret", secret, 0o600)
+        _write(directory / f"{role}.public", public, 0o644)
 
 
 def read_secret(directory: str, role: str) -> bytes:
@@ -106,22 +99,18 @@ def _place(directory: str, role: str, kind: str) -> str:
 
 
 def _read(directory: str, role: str, kind: str) -> tuple[str, bytes]:
-    """Returns the source of a key (variable or path) and its text; at most `MAX_FILE_BYTES` of a file are read."""
+    """Returns the source of a key (variable or path) and its text."""
     where, variable = _place(directory, role, kind), _variable(role, kind)
     if variable in os.environ:
         return where, os.environ[variable].encode(errors="replace")
     if not directory:
         raise UsageError(f"{variable} is not set, but other keys are: set it, or give all keys with security.keys=DIR")
     try:
-        # O_NONBLOCK: opening a FIFO would otherwise block until it has a writer.
-        with open(os.open(Path(directory, f"{role}.{kind}"), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
-            status = os.fstat(file.fileno()).st_mode
-            mode = stat.S_IMODE(status)
-            if not stat.S_ISREG(status):
-                raise UsageError(f"{where}: is no regular file; put the file that {NAME} keys create made there")
+        with open(Path(directory, f"{role}.{kind}"), "rb") as file:
+            mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
             if kind == "secret" and mode & 0o077:
                 raise UsageError(f"{where}: mode {mode:04o} lets others read this secret; run: chmod 600 {where}")
-            return where, file.read(MAX_FILE_BYTES)
+            return where, file.read()
     except OSError as error:
         fix = f"{NAME} keys create makes one, or set {variable}"
         raise UsageError(f"security.keys={short_repr(directory)}: {role}.{kind}: {error.strerror}; {fix}") from None
@@ -140,13 +129,3 @@ def _is_key(text: bytes) -> bool:
 def _write(path: Path, key: bytes, mode: int) -> None:
     write_durably(path, key, b"\n")
     path.chmod(mode)  # until then, only the owner can enter the folder
-
-
-def _rename(unfinished: Path, directory: Path) -> None:
-    """Renames the finished set to `directory`, which must not exist or be an empty folder."""
-    try:
-        os.rename(unfinished, directory)
-    except OSError as error:
-        raise UsageError(
-            f"{short_repr(directory)}: {error.strerror}; nothing is overwritten: give a folder that does not exist"
-        ) from None

@@ -15,7 +15,6 @@ import struct
 import time
 from collections import Counter
 from collections.abc import Iterator
-from typing import TypeAlias
 
 import zmq
 
@@ -47,7 +46,7 @@ _NAMES = {"replay": "replay server"}  # of roles, in messages to users
 _numbers = itertools.count()
 
 
-class _Monitor:
+class Monitor:
     """The events of a socket; used only by the socket's thread, and closed before the socket."""
 
     _events = 0
@@ -75,7 +74,7 @@ class _Monitor:
             self._pair.close()
             self._socket = self._pair = None
 
-    def __enter__(self) -> _Monitor:
+    def __enter__(self) -> Monitor:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -97,7 +96,7 @@ class _Monitor:
         return context.security if isinstance(context, LinkContext) else NO_KEYS
 
 
-class ServerMonitor(_Monitor):
+class ServerMonitor(Monitor):
     """Counts the connections that a server refuses, and logs them at most once a minute."""
 
     _events = _EVENTS_OF_A_SERVER
@@ -126,7 +125,7 @@ class ServerMonitor(_Monitor):
             self._unsaid.clear()
 
 
-class ClientMonitor(_Monitor):
+class ClientMonitor(Monitor):
     """Logs why a server cannot be joined, and reconnects; raises RunError for causes that only a user can fix.
 
     An unreachable server is not an error: the client retries indefinitely.
@@ -134,15 +133,14 @@ class ClientMonitor(_Monitor):
 
     _events = _EVENTS_OF_A_CLIENT
 
-    def __init__(self) -> None:
+    def __init__(self, dropped: Counter[str]) -> None:
+        """`dropped`: counts the connections that ZMQ closed over an oversized or malformed message, as "too_large"."""
         super().__init__()
+        self._dropped = dropped
         self.is_connected = False  # connected, with a successful handshake
         self._next_check = 0.0
         self._given_up_seconds: float | None = None  # when the connection was lost; None while ZMQ reconnects by itself
         self._was_connected = False  # whether the handshake of the lost connection had succeeded
-        self.cut_offs = 0  # connections that ZMQ closed over an oversized or malformed message
-        self._cut_offs_counted = 0  # cut-offs already reported by `count`
-        self._is_cut_off_told = False
         self._is_shaking_hands = False
         self._cause = ""  # logged cause of the current failures
         self._first_failure = self._last_failure = self._last_probe = -GAP_SECONDS
@@ -164,17 +162,10 @@ class ClientMonitor(_Monitor):
                 self._on_cut_off()
             self.reconnect()
 
-    def count(self, dropped: Counter[str]) -> None:
-        """Adds the cut-offs since the last call to `dropped`, as "too_large"."""
-        if self.cut_offs > self._cut_offs_counted:
-            dropped["too_large"] += self.cut_offs - self._cut_offs_counted
-            self._cut_offs_counted = self.cut_offs
-
     def _on_cut_off(self) -> None:
         """Counts a cut-off. ZMQ reconnects after every network error, but not after an oversized message."""
-        self.cut_offs += 1
-        if not self._is_cut_off_told:
-            self._is_cut_off_told = True
+        self._dropped["too_large"] += 1
+        if self._dropped["too_large"] == 1:
             what = f"the {self._server} at {self._address} sent something too long for this run, or not a message"
             _log.warning("%s: connection closed; use the same config for all roles", what)
 
@@ -245,9 +236,6 @@ class ClientMonitor(_Monitor):
     def _server(self) -> str:
         server = LINKS[self._link].server
         return _NAMES.get(server, server)
-
-
-Monitors: TypeAlias = ClientMonitor | ServerMonitor
 
 
 def mechanism_at(address: str) -> str | None:

@@ -8,7 +8,6 @@ are not encrypted: file permissions protect them.
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -25,8 +24,6 @@ if TYPE_CHECKING:
     from zmq.auth.thread import ThreadAuthenticator
 
 _log = logging.getLogger(__name__)
-
-READ_SECONDS = 1.0  # timeout for reading the key lists, after which new clients are refused
 
 
 class Link(NamedTuple):
@@ -116,38 +113,24 @@ class AllowList:
         self._directory = directory
         self._keys = {role: frozenset(keys.read_allowed(directory, role)) for role in roles}
         self.defects: dict[str, str] = {}  # role -> why its list cannot be read
-        self._reader: threading.Thread | None = None
 
     def callback(self, domain: str, key: bytes) -> bool:
         """Returns, to ZMQ's authenticator, whether the owner of `key` is accepted."""
-        self._read_in_time()
+        for role in self._keys:
+            self._read(role)
         return any(key in allowed for allowed in self._keys.values())
 
-    def _read_in_time(self) -> None:
-        """Reads the lists on a separate thread: a dead mount must block neither the authenticator nor the exit."""
-        if self._reader is None or not self._reader.is_alive():
-            self._reader = threading.Thread(target=self._read, name="key lists", daemon=True)
-            self._reader.start()
-            self._reader.join(READ_SECONDS)
-        if self._reader.is_alive():
-            for role in self._keys:
-                self._shut_out(role, f"{self._directory} has not answered for {READ_SECONDS:g} s")
-
-    def _read(self) -> None:
-        for role in self._keys:
-            try:
-                self._keys[role] = frozenset(keys.read_allowed(self._directory, role))
-            except UsageError as error:
-                self._shut_out(role, str(error))
-                continue
+    def _read(self, role: str) -> None:
+        try:
+            self._keys[role] = frozenset(keys.read_allowed(self._directory, role))
+        except UsageError as error:
+            self._keys[role] = frozenset()
+            if self.defects.get(role) != str(error):
+                self.defects[role] = str(error)
+                _log.warning("%s; until the list can be read, no new %s is let in", error, role)
+        else:
             if self.defects.pop(role, None):
                 _log.info("the public keys of role %s can be read again", role)
-
-    def _shut_out(self, role: str, defect: str) -> None:
-        self._keys[role] = frozenset()
-        if self.defects.get(role) != defect:
-            self.defects[role] = defect
-            _log.warning("%s; until the list can be read, no new %s is let in", defect, role)
 
 
 def security_of(config: Config, role: str) -> Security:

@@ -27,7 +27,7 @@ from apex_jax.host.errors import RunError, UsageError
 from apex_jax.transport import wire
 from apex_jax.transport.addresses import check_path_is_free
 from apex_jax.transport.messages import WEIGHTS_PIECE_BYTES
-from apex_jax.transport.monitor import ClientMonitor, Monitors, ServerMonitor
+from apex_jax.transport.monitor import ClientMonitor, Monitor, ServerMonitor
 from apex_jax.transport.security import secure
 from apex_jax.types import MAX_SEGMENT_BYTES
 
@@ -56,12 +56,12 @@ def serve_experience(
     """Binds the replay server's end of the experience link. `max_message_bytes`: size of a segment of this run."""
     socket = _router(context)
     socket.set(zmq.SNDHWM, UNREAD_REPLIES)
-    return _bind(socket, address, "experience", monitor, max_message_bytes)
+    return _open(socket, address, "experience", monitor, max_message_bytes, is_server=True)
 
 
 def connect_experience(context: zmq.Context, address: str, monitor: ClientMonitor | None = None) -> zmq.Socket:
     """Connects an actor to the replay server; ZMQ reconnects automatically while the socket is open."""
-    socket = _connect(_dealer(context), address, "experience", monitor, SMALL_MESSAGE_BYTES)
+    socket = _open(_dealer(context), address, "experience", monitor, SMALL_MESSAGE_BYTES, is_server=False)
     socket.set(zmq.LINGER, 2_000)  # on a slow line, an actor's queued messages, goodbye included, take about a second
     return socket
 
@@ -70,14 +70,14 @@ def serve_sampling(
     context: zmq.Context, address: str, monitor: ServerMonitor | None = None, max_message_bytes: int = MAX_SEGMENT_BYTES
 ) -> zmq.Socket:
     """Binds the replay server's end of the sampling link. `max_message_bytes`: size of the priorities of a draw."""
-    return _bind(_router(context), address, "sampling", monitor, max_message_bytes)
+    return _open(_router(context), address, "sampling", monitor, max_message_bytes, is_server=True)
 
 
 def connect_sampling(
     context: zmq.Context, address: str, monitor: ClientMonitor | None = None, max_message_bytes: int = MAX_SEGMENT_BYTES
 ) -> zmq.Socket:
     """Connects the learner to the replay server. `max_message_bytes`: size of streamed segments or of a draw."""
-    return _connect(_dealer(context), address, "sampling", monitor, max_message_bytes)
+    return _open(_dealer(context), address, "sampling", monitor, max_message_bytes, is_server=False)
 
 
 def serve_weights(context: zmq.Context, address: str, monitor: ServerMonitor | None = None) -> zmq.Socket:
@@ -85,12 +85,12 @@ def serve_weights(context: zmq.Context, address: str, monitor: ServerMonitor | N
     socket = _router(context)
     # Larger than the pieces in flight: ZMQ counts read messages late and in batches, and offers take room, too.
     socket.set(zmq.SNDHWM, 4 * WEIGHTS_PIECES_AT_ONCE)
-    return _bind(socket, address, "weights", monitor, SMALL_MESSAGE_BYTES)
+    return _open(socket, address, "weights", monitor, SMALL_MESSAGE_BYTES, is_server=True)
 
 
 def connect_weights(context: zmq.Context, address: str, monitor: ClientMonitor | None = None) -> zmq.Socket:
     """Connects a weights client to the learner."""
-    return _connect(_dealer(context), address, "weights", monitor, WEIGHTS_PIECE_BYTES)
+    return _open(_dealer(context), address, "weights", monitor, WEIGHTS_PIECE_BYTES, is_server=False)
 
 
 def send(socket: zmq.Socket, message: Any, connection_id: bytes | None = None) -> bool:
@@ -198,51 +198,32 @@ def _tune(socket: zmq.Socket, max_message_bytes: int) -> None:
     socket.set(zmq.RECONNECT_IVL_MAX, LONGEST_RECONNECT_MILLISECONDS)
 
 
-def _bind(
-    socket: zmq.Socket, address: str, link: str, monitor: ServerMonitor | None, max_message_bytes: int
+def _open(
+    socket: zmq.Socket, address: str, link: str, monitor: Monitor | None, max_message_bytes: int, is_server: bool
 ) -> zmq.Socket:
+    """Binds or connects a socket, and returns it. Raises BindError, RunError or UsageError after closing it."""
     _tune(socket, max_message_bytes)
     try:
-        secure(socket, link, address, is_server=True)
+        secure(socket, link, address, is_server)
         if monitor is not None:
             monitor.attach(socket, link, address)
+        if not is_server:
+            socket.connect(address)
+            return socket
         if address.startswith("ipc://") and not address.startswith("ipc://@"):
             check_path_is_free(address.removeprefix("ipc://"))  # ZMQ would replace a live server's socket
         socket.bind(address)
     except (OSError, zmq.ZMQError, UsageError) as error:
-        _close(socket, monitor)
+        if monitor is not None:
+            monitor.close()
+        socket.close()
         if isinstance(error, UsageError):
             raise
-        raise BindError(
-            f"addresses.{link}={address} cannot be served: {error.strerror or error};"
-            " choose a free address of this machine"
-        ) from None
+        where, reason = f"addresses.{link}={address}", error.strerror or error
+        if is_server:
+            raise BindError(f"{where} cannot be served: {reason}; choose a free address of this machine") from None
+        raise RunError(f"{where} cannot be joined: {reason}; give the address of its server") from None
     return socket
-
-
-def _connect(
-    socket: zmq.Socket, address: str, link: str, monitor: ClientMonitor | None, max_message_bytes: int
-) -> zmq.Socket:
-    _tune(socket, max_message_bytes)
-    try:
-        secure(socket, link, address, is_server=False)
-        if monitor is not None:
-            monitor.attach(socket, link, address)
-        socket.connect(address)
-    except BaseException as error:
-        _close(socket, monitor)
-        if isinstance(error, zmq.ZMQError):
-            raise RunError(
-                f"addresses.{link}={address} cannot be joined: {error.strerror}; give the address of its server"
-            ) from None
-        raise
-    return socket
-
-
-def _close(socket: zmq.Socket, monitor: Monitors | None) -> None:
-    if monitor is not None:
-        monitor.close()
-    socket.close()
 
 
 class WakeUp:
@@ -280,8 +261,8 @@ def _short_directory() -> tempfile.TemporaryDirectory[str]:
     """Creates a directory whose path is short enough for Unix sockets, in TMPDIR if possible. Raises RunError."""
     usual = tempfile.gettempdir()
     room = MAX_SOCKET_PATH - len("/apex-jax-12345678/status-actor-1023")
-    for parent in (usual, os.environ.get("XDG_RUNTIME_DIR", ""), "/tmp", "/dev/shm"):
-        if parent and len(os.fsencode(parent)) <= room:
+    for parent in (usual, "/tmp"):
+        if len(os.fsencode(parent)) <= room:
             with contextlib.suppress(OSError):  # full, read-only, or missing
                 return tempfile.TemporaryDirectory(prefix="apex-jax-", dir=parent)
     raise RunError(

@@ -13,11 +13,10 @@ from typing import Any
 
 from apex_jax.host.errors import RunError
 from apex_jax.transport.addresses import check_path_is_free, is_loopback, resolve, split
-from apex_jax.transport.http_link import MAX_CONNECTIONS, Answer, HttpServer, error_answer
+from apex_jax.transport.http_link import BACKLOG, Answer, HttpServer, error_answer
 from apex_jax.transport.prometheus import gauges
 
 MAX_REPLY_BYTES = 2**20
-MAX_DEPTH = 20  # of a report; deeper ones would exceed the recursion limit of whoever shows them
 
 Report = Callable[[], tuple[bool, dict[str, Any]]]  # (healthy, content of the status)
 
@@ -70,25 +69,25 @@ def fetch(address: str, seconds: float) -> tuple[bool, dict[str, Any]]:
         raise StatusError(
             f"{address} has not answered within {seconds:g} s: the process is stopped, or stuck"
         ) from None
-    except OSError as error:
-        raise StatusError(f"{address} does not answer: {error.strerror or error}; is the process running?") from None
+    except (OSError, UnicodeError) as error:  # UnicodeError: a host name with an empty or too long part
+        reason = getattr(error, "strerror", None) or error
+        raise StatusError(f"{address} does not answer: {reason}; is the process running?") from None
     return _parsed(address, bytes(reply))
 
 
 def _connected(address: str, seconds: float) -> socket.socket:
-    """Returns a connection to the first endpoint of the address that accepts one. Raises OSError."""
-    until = time.monotonic() + seconds
-    error = OSError(0, "it has no address")
-    for family, place in resolve(split(address), seconds):
-        client = socket.socket(family, socket.SOCK_STREAM)
-        try:
-            client.settimeout(max(0.01, until - time.monotonic()))
-            client.connect(place)
-            return client
-        except OSError as refusal:  # localhost is ::1 and 127.0.0.1; a server may use only the second
-            client.close()
-            error = refusal
-    raise error
+    """Returns a connection to the address. Raises OSError."""
+    parts = split(address)
+    if not parts.path:
+        return socket.create_connection((parts.host, parts.port), seconds)
+    client = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    client.settimeout(seconds)
+    try:
+        client.connect(parts.path)
+    except OSError:
+        client.close()
+        raise
+    return client
 
 
 def _parsed(address: str, reply: bytes) -> tuple[bool, dict[str, Any]]:
@@ -98,13 +97,7 @@ def _parsed(address: str, reply: bytes) -> tuple[bool, dict[str, Any]]:
         content = json.loads(body) if status else None
     except (ValueError, RecursionError):
         content = None
-    if (
-        status is None
-        or status[1] not in (b"200", b"503")
-        or not isinstance(content, dict)
-        or "role" not in content
-        or _is_deep(content)
-    ):
+    if status is None or status[1] not in (b"200", b"503") or not isinstance(content, dict) or "role" not in content:
         raise StatusError(f"{address} answers, but not as an apex_jax process: is the address right?")
     return status[1] == b"200", content
 
@@ -114,8 +107,8 @@ def _listen(address: str) -> socket.socket:
     try:
         if parts.path:
             return _listen_at_path(parts.path)
-        family, place = (socket.AF_INET, ("", parts.port)) if parts.host == "*" else resolve(parts, 3.0)[0]
-        listener = socket.create_server(place[:2], family=family, backlog=MAX_CONNECTIONS)
+        family, place = (socket.AF_INET, ("", parts.port)) if parts.host == "*" else resolve(parts)[0]
+        listener = socket.create_server(place[:2], family=family, backlog=BACKLOG)
         listener.setblocking(False)
         return listener
     except (OSError, RunError) as error:
@@ -134,18 +127,9 @@ def _listen_at_path(path: str) -> socket.socket:
             os.unlink(path)
         listener.bind(path)
         os.chmod(path, 0o600)
-        listener.listen(MAX_CONNECTIONS)
+        listener.listen(BACKLOG)
         listener.setblocking(False)
     except OSError:
         listener.close()
         raise
     return listener
-
-
-def _is_deep(content: Any) -> bool:
-    """Returns whether JSON content is nested more than MAX_DEPTH deep."""
-    level = [content]
-    for _ in range(MAX_DEPTH):
-        members = [list(value.values()) if isinstance(value, dict) else value for value in level]
-        level = [member for values in members if isinstance(values, list) for member in values]
-    return bool(level)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import sys
 import zlib
 from collections.abc import Callable, Iterator
@@ -20,20 +19,18 @@ from apex_jax.segment_codec import value_limits
 from apex_jax.transport import sockets, wire
 from apex_jax.transport.messages import (
     ActorHello,
-    ActorStatus,
     ActorWelcome,
     EpisodeStatistics,
     Goodbye,
     IndexBatches,
     LearnerHello,
-    Refusal,
     Rejoin,
     SegmentAck,
     StreamedSegments,
 )
 from apex_jax.types import MAX_COUNT, SegmentRecord
 from tests.fuzz.targets import fuzz_config
-from tests.rigs.links import CONFIG, SPEC, TRANSITIONS, Peer, credit, waiting_in
+from tests.rigs.links import CONFIG, SPEC, TRANSITIONS, credit, waiting_in
 from tests.rigs.sampling_link import AskingClient
 from tests.rigs.served import BODY, Served, segment, stores_for
 
@@ -119,16 +116,6 @@ def test_fault_39_backlog_of_slow_messages_does_not_starve_the_learner(
 
 def hello(peer_id: int, acknowledged: int = 0) -> ActorHello:
     return ActorHello(peer_id, CONFIG.compatibility_key, 4, acknowledged)
-
-
-def test_fault_39_no_peer_can_claim_more_for_an_actor_than_the_server_has_acknowledged(served: Served) -> None:
-    actor, liar = served.actor(1), served.peer("experience")
-    stores_for(served, actor, 1, 1)
-    liar.send(hello(1, acknowledged=MAX_COUNT))
-    refusal = liar.receive(Refusal)
-    assert f"acknowledged={MAX_COUNT}" in refusal.reason
-    assert served.server.experience.dropped["bad_acknowledgement"] == 1
-    stores_for(served, actor, 1, 2)
 
 
 def test_fault_39_actor_rejoins_after_a_false_claim_in_its_name(served: Served) -> None:
@@ -222,70 +209,6 @@ def test_fault_39_segments_out_of_order_are_not_buffered_and_nothing_is_lost_whe
     peer.receive(ActorWelcome)
     for sequence in (1, 2, 3):
         stores_for(served, peer, 1, sequence)
-
-
-def test_fault_39_connection_with_ever_new_peer_ids_does_not_starve_others(served: Served) -> None:
-    served.server.replay.limiter.can_insert = lambda *_, **__: False  # type: ignore[method-assign]
-    honest, other = served.actor(1), served.peer("experience")
-    for peer_id in range(100, 140):
-        other.send(hello(peer_id))
-        other.receive(ActorWelcome)
-        other.send(segment(peer_id, 1))
-    served.until(lambda: waiting_in(served.server.experience) == 40)
-    honest.send(*(segment(1, sequence) for sequence in (1, 2, 3)))
-    served.until(lambda: waiting_in(served.server.experience) == 43)
-    stored: list[int] = []
-    insert = served.server.replay.insert
-
-    def recorded(record: Any, *arguments: Any) -> None:
-        stored.append(record.peer_id)
-        insert(record, *arguments)
-
-    served.server.replay.insert = recorded  # type: ignore[assignment, method-assign]
-    del served.server.replay.limiter.can_insert  # type: ignore[method-assign]
-    served.until(lambda: len(stored) == 43)
-    assert [place for place, peer_id in enumerate(stored) if peer_id == 1] <= [3, 6, 9], "not behind all the others"
-
-
-def test_fault_39_endless_joins_and_leaves_do_not_fill_the_log(
-    served: Served, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("apex_jax.links.limited_log.LINES_AT_ONCE", 10)
-    caplog.set_level(logging.INFO)
-    peer, service = served.peer("experience"), served.server.experience
-    service.evict_dead_peers(served.now_seconds)
-    for peer_id in range(1, 51):
-        peer.send(hello(peer_id))
-        peer.receive(ActorWelcome)
-    lines = [record.getMessage() for record in caplog.records if "joins with" in record.getMessage()]
-    assert len(lines) == 10
-    service.evict_dead_peers(served.now_seconds + 61.0)
-    assert "40 more lines about actors that join and leave were left out" in caplog.text
-
-
-def test_fault_39_thousands_of_peer_ids_do_not_evict_the_account_of_a_connected_actor(
-    served: Served, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("apex_jax.replay.ledger.REMEMBERED_RUNS", 3)
-    actor, other = served.actor(1), served.peer("experience")
-    report = ActorStatus(1, 0.0, 0, produced=100)
-
-    def reports() -> None:
-        actor.send(report)
-        actor.receive(SegmentAck)
-
-    reports()
-    for peer_id in range(2, 12):
-        joins_and_reports(other, peer_id)
-    reports()
-    assert served.server.ledger()["produced"] == 100 + 10
-
-
-def joins_and_reports(peer: Peer, peer_id: int) -> None:
-    peer.send(hello(peer_id))
-    peer.receive(ActorWelcome)
-    peer.send(ActorStatus(peer_id, 0.0, 0, produced=1))
-    peer.receive(SegmentAck)
 
 
 def test_fault_39_replies_to_an_actor_that_does_not_read_are_limited(served: Served) -> None:

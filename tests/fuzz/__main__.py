@@ -1,9 +1,9 @@
-"""Fuzzes the sockets: `python -m tests.fuzz --messages 1000000 --seed 1 [--socket LINK|status|tcp|curve]`.
+"""Fuzzes the sockets: `python -m tests.fuzz --messages 1000000 --seed 1 [--socket LINK|tcp|curve]`.
 
 `--files 10000` opens as many damaged runs, exported folders and packed results instead.
 
-Sends as many messages as asked for to the server of each link, and to the status page; and to real processes raw bytes,
-HTTP and broken handshakes. Prints a line of JSON for each. Exit code 1 if the system crashed, grew, or did not serve
+Sends as many messages as asked for to the server of each link, and to real processes raw bytes, HTTP and broken
+handshakes. Prints a line of JSON for each. Exit code 1 if the system crashed, grew, or did not serve
 the next good message.
 """
 
@@ -30,7 +30,7 @@ from tests.fuzz.files import fuzz_files
 from tests.fuzz.targets import Target, make_target
 from tests.fuzz.tcp import fuzz_tcp
 
-SOCKETS = ("experience", "sampling", "weights", "status")
+SOCKETS = ("experience", "sampling", "weights")
 PORTS = ("tcp", "curve")  # of a fleet without keys, and of one with some
 PARTS = 10  # after each of which a good message must be served
 WARM_UP_PARTS = 3  # in which queues and allocators fill

@@ -38,7 +38,6 @@ from apex_jax.types import SegmentRecord
 from apex_jax.workers.replay_server import ReplayServer
 from apex_jax.workers.role import RoleContext
 from tests.fuzz.messages import BELONG, Frames, Fuzzer, refusal_of
-from tests.fuzz.status import StatusTarget
 from tests.rigs.links import CONFIG, SPEC, TRANSITIONS, free_address, segment_of
 
 GOOD_SECONDS = 30.0  # in which a good message must be served, whatever was sent before
@@ -300,11 +299,7 @@ def fuzz_config(directory: Path, samples_per_insert: float = 0.0) -> Config:
 
 def make_target(link: str, directory: Path, seed: int, marker: str) -> Target:
     """Makes the server of a link."""
-    if link == "weights":
-        return WeightsTarget(seed, marker)
-    if link == "status":
-        return StatusTarget(directory, seed)
-    return ReplayTarget(link, directory, seed, marker)
+    return WeightsTarget(seed, marker) if link == "weights" else ReplayTarget(link, directory, seed, marker)
 
 
 def is_end_of_the_run(frames: Frames) -> bool:

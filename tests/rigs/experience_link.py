@@ -37,7 +37,7 @@ KEY = CONFIG.compatibility_key
 
 def limiter_that_lets_in(num_segments: int) -> RateLimiter:
     """A limiter that `sample` opens: one segment for as many samples as it has transitions."""
-    return RateLimiter(1, 1.0, num_segments * TRANSITIONS - 1, TRANSITIONS, 1)
+    return RateLimiter(1, 1.0, num_segments * TRANSITIONS - 1)
 
 
 class Server:

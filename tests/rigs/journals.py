@@ -32,7 +32,7 @@ class World:
     def __init__(self, directory: Path, capacity: int = 4, config: Config | None = None) -> None:
         self.config = config or config_of(directory)
         self.buffer: ReplayBuffer = buffer_of(capacity)
-        self.limiter = RateLimiter(1, 0.0, 0.0, 1, 1)
+        self.limiter = RateLimiter(1, 0.0, 0.0)
         self.journal = Journal(self.config, SPEC, capacity)
         try:
             self.counters = self.journal.restore(self.buffer, self.limiter, 0.0)
@@ -57,7 +57,7 @@ class World:
         thread = self.journal._thread
         assert thread is not None
         thread.join()
-        self.journal._take_result(now_seconds)
+        self.journal._take_result()
 
     def kill(self) -> None:
         """Disappears without a message, as after SIGKILL."""

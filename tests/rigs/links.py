@@ -89,7 +89,7 @@ def credit(
 
 
 def free_limiter(min_size: int = 1) -> RateLimiter:
-    return RateLimiter(min_size, 0.0, 0.0, 1, 1)
+    return RateLimiter(min_size, 0.0, 0.0)
 
 
 def free_address() -> str:
@@ -108,8 +108,7 @@ def wait_until(condition: Callable[[], Any], meanwhile: Callable[[], Any] = lamb
 
 def waiting_in(server: ExperienceServer) -> int:
     """Number of received segments that are not stored yet."""
-    membership = server._membership
-    return sum(len(actor.waiting) for actor in (*membership.actors.values(), *membership.gone.values()))
+    return sum(len(actor.waiting) for actor in server.actors.values())
 
 
 class Peer:

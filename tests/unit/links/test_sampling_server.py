@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 
@@ -13,12 +11,10 @@ from apex_jax.links.sampling_client import Received
 from apex_jax.segment_codec import encode_segment
 from apex_jax.transport.messages import (
     Credit,
-    Finish,
     Goodbye,
     IndexBatches,
     LearnerWelcome,
     Refusal,
-    Rejoin,
     StreamedSegments,
 )
 from apex_jax.types import MAX_SAMPLES_PER_INSERT, PEER_TIMEOUT_SECONDS
@@ -170,25 +166,6 @@ def test_a_draw_larger_than_configured_is_refused_for_good(sampling: Link, batch
     with pytest.raises(RunError, match=rf"{batches} batches of {B} at once exceed the 32 transitions"):
         server.until(lambda: stream.next(0.0))
     assert server.service.learner is None
-
-
-def test_learner_of_another_configuration_is_refused_for_good_with_the_differences(sampling: Link) -> None:
-    server = sampling.server()
-    stream = sampling.stream(hello_of(compatibility_key=CONFIG.compatibility_key.replace("n_step=3", "n_step=5")))
-    with pytest.raises(RunError, match=r"algorithm\.n_step: the replay server 3, this learner 5; make them equal$"):
-        server.until(lambda: stream.next(0.0))
-    assert server.service.learner is None
-
-
-@pytest.mark.parametrize("message", [credit(1, 1, 1), Finish("enough"), Goodbye(1)])
-def test_unknown_peer_is_asked_for_a_hello(sampling: Link, message: Any) -> None:
-    server = sampling.server()
-    sampling.peer(server, hello_of(1))
-    peer = sampling.peer(server)
-    peer.send(message)
-    peer.receive(Rejoin)
-    assert server.service.learner is not None
-    assert server.service.finished is None
 
 
 def test_reconnected_learner_starts_again(sampling: Link) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
 from apex_jax.host.errors import RunError
@@ -93,13 +92,6 @@ def test_a_client_of_another_configuration_or_run_is_refused_for_good_with_both_
         wait_until(lambda: client.newest)
     assert client.peer_state == "refused"
     assert not server.clients
-
-
-def test_a_client_of_another_network_is_refused_for_good(link: Link) -> None:
-    link.server()
-    client = link.client({"q": np.zeros((4, 3), np.float32)})
-    with pytest.raises(RunError, match="the network here is another one than the learner's"):
-        wait_until(lambda: client.newest)
 
 
 def test_a_client_without_a_learner_can_be_closed(link: Link) -> None:

@@ -14,7 +14,6 @@ import zmq
 from apex_jax.links import server as link_server
 from apex_jax.links import weights_client, weights_server
 from apex_jax.links.placement import NOWHERE, Placement
-from apex_jax.links.weights_server import Client, WeightsServer
 from apex_jax.transport import sockets
 from apex_jax.transport.messages import (
     NO_RETURN,
@@ -153,42 +152,6 @@ def test_version_is_encoded_once_on_the_first_request(link: Link, monkeypatch: p
     assert encoded == {2.0: 1}
 
 
-def versions_fetched(server: WeightsServer) -> set[int]:
-    """Updates of the versions that clients hold."""
-    return {client.encoded.published.updates for client in list(server.clients.values()) if client.encoded is not None}
-
-
-def test_encoded_versions_without_receivers_are_released(link: Link) -> None:
-    server, client = link.server(params=large_params(0)), link.client(large_params(0))
-    begun = link.joined_peer(architecture_of(large_params(0)))
-    for updates in range(1, 20):
-        server.publish(large_params(updates), updates, 0)
-        newest(client, updates)
-        if updates == 3:
-            begun.send(WeightsRequest(0, 0))
-            wait_until(lambda: isinstance(sockets.receive(begun.socket, (WeightsOffer, WeightsPiece)), WeightsPiece))
-    wait_until(lambda: versions_fetched(server) == {3})
-
-
-def test_number_of_encoded_versions_is_limited(link: Link) -> None:
-    server = link.server(params=large_params(0))
-    most = weights_server.MAX_ENCODED
-    peers = [link.joined_peer(architecture_of(large_params(0))) for _ in range(most + 2)]
-
-    def request(updates: int, final: bool = False) -> int:
-        server.publish(large_params(updates), updates, 0, final)
-        peer = peers[updates - 1]
-        wait_until(lambda: peer.receive(WeightsOffer).version == server.version)
-        peer.send(WeightsRequest(0, 0))
-        return peer.receive(WeightsPiece).updates
-
-    for updates in range(1, most + 1):
-        assert request(updates) == updates
-    assert request(most + 1) == most, "the newest of those that are held"
-    assert request(most + 2, final=True) == most + 2
-    assert versions_fetched(server) == {*range(2, most + 1), most + 2}
-
-
 # The end of a run ------------------------------------------------------------------------------------------------
 
 
@@ -203,28 +166,6 @@ def test_server_knows_when_every_client_has_the_final_weights(link: Link) -> Non
     assert by_hand.receive(WeightsOffer).final
     by_hand.send(WeightsHeartbeat(PEER_ID, server.version))
     wait_until(lambda: server.is_drained)
-
-
-def test_server_is_not_drained_at_any_moment_before_a_client_has_the_final_weights(link: Link) -> None:
-    server, by_hand = link.server(), link.joined_peer()
-    server.publish(params_of(1), 1, 0)
-    while by_hand.receive(WeightsOffer).version != server.version:
-        pass
-    by_hand.send(WeightsHeartbeat(PEER_ID, server.version))
-    wait_until(lambda: server.is_drained)
-    seen: list[bool] = []
-
-    class Clients(dict[bytes, Client]):
-        def items(self) -> Any:  # called when the server offers the final weights
-            if server.updates == 2:
-                seen.append(server.is_drained)
-            return super().items()
-
-    server.clients = Clients(server.clients)
-    server.publish(params_of(2), 2, 0, final=True)
-    while not by_hand.receive(WeightsOffer).final:
-        pass
-    assert set(seen) == {False}
 
 
 @pytest.mark.parametrize("leaves", [True, False], ids=["that leaves", "that dies"])
@@ -325,12 +266,6 @@ def test_new_actors_fill_the_servers_evenly(servers: int, actors: int, counts: l
     assert sorted(np.bincount(list(where.values()), minlength=servers)) == counts
 
 
-def test_actors_of_many_environments_count_as_many() -> None:
-    placement = Placement(2)
-    assert placement.place(64, NOWHERE) == 0
-    assert [placement.place(16, NOWHERE) for _ in range(4)] == [1, 1, 1, 1]
-
-
 def test_actors_stay_where_they_are_while_the_servers_are_even() -> None:
     placement = Placement(2)
     where = placed(placement, dict.fromkeys(range(5), NOWHERE))
@@ -348,13 +283,6 @@ def test_actors_leave_a_closed_server_evenly_and_come_back_once_it_is_open() -> 
     placement.closed = frozenset()
     back = placed(placement, placed(placement, away))
     assert np.bincount(list(back.values()), minlength=3).tolist() == [4, 4, 4]
-
-
-def test_nobody_moves_if_all_servers_are_closed() -> None:
-    placement = Placement(2)
-    where = placed(placement, dict.fromkeys(range(4), NOWHERE))
-    placement.closed = frozenset({0, 1})
-    assert placed(placement, where) == where
 
 
 def test_learner_that_restarts_learns_where_actors_are_and_moves_none_of_an_even_fleet() -> None:

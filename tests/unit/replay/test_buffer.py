@@ -191,20 +191,6 @@ def test_equal_seeds_draw_equal_batches_and_other_seeds_or_batches_differ() -> N
     assert draws[0][:16] != draws[0][16:32]
 
 
-def test_weights_are_n_times_p_to_the_minus_beta_over_the_largest_of_the_batch() -> None:
-    beta = 0.4
-    buffer = buffer_of(alpha=0.6)
-    rng = np.random.default_rng(2)
-    for _ in range(3):
-        buffer.insert(b"", random_columns(rng), 0.0)
-    draw = buffer.sample([8] * 3, 0.0)
-    probabilities = buffer._tree.get(draw.indices) / buffer._tree.total
-    weights = ((buffer.size_transitions * probabilities) ** -beta).reshape(3, 8)
-    of_draw = importance_weights(draw.probabilities.reshape(3, 8), beta)
-    np.testing.assert_allclose(of_draw, weights / weights.max(axis=1, keepdims=True), rtol=1e-6)
-    assert (of_draw.max(axis=1) == 1.0).all()
-
-
 def test_drawing_from_an_empty_replay_is_refused() -> None:
     buffer = buffer_of()
     with pytest.raises(ValueError, match="nothing to draw"):
@@ -236,16 +222,6 @@ def test_a_generation_never_wraps_into_a_live_one() -> None:
     buffer = buffer_of()
     buffer.insert(b"", priorities_at(f1=1.0), 0.0)
     assert update(buffer, (1, 2**32 + 1, 9.0)) == PriorityResult(applied=0, stale=1, invalid=0)
-
-
-def test_cursor_behind_the_ring_continues_at_the_oldest_live_segment() -> None:
-    buffer = buffer_of(num_segments=3)
-    for number in range(1, 9):
-        buffer.insert(bytes([number]), priorities_at(f1=1.0), 0.0)
-    run = buffer.segments_since(2, 2)
-    assert run.bodies == (b"\x06", b"\x07")
-    assert (run.slots.tolist(), run.generations.tolist(), run.cursor) == ([2, 0], [6, 7], 7)
-    assert [array.dtype for array in run[:2]] == [np.int32, np.uint32]
 
 
 def test_generations_are_the_low_32_bits_of_the_insertion_id() -> None:

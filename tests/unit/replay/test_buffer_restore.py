@@ -202,7 +202,7 @@ def test_restored_priorities_are_the_maximum_if_new_ones_are() -> None:
 
 
 def limiter_of() -> RateLimiter:
-    return RateLimiter(10, 4.0, 40.0, largest_insert=5, largest_draw=8)
+    return RateLimiter(10, 4.0, 40.0)
 
 
 def test_limiter_continues_from_saved_counters() -> None:

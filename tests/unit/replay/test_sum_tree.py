@@ -67,11 +67,6 @@ def test_agrees_with_a_naive_sum_tree_under_random_operations(seed: int) -> None
             assert tree.find(targets).tolist() == [naive.find(target) for target in targets]
 
 
-def test_find_returns_the_leaf_that_holds_the_target() -> None:
-    tree = tree_of(0.0, 2.0, 0.0, 3.0, 0.0)
-    assert tree.find(np.array([0.0, 1.9, 2.0, 4.9, 5.0])).tolist() == [1, 1, 3, 3, 3]
-
-
 def test_leaves_are_found_in_proportion_to_their_values() -> None:
     rng = np.random.default_rng(3)
     values = rng.random(200) ** 3

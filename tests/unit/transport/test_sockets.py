@@ -15,9 +15,7 @@ import numpy as np
 import pytest
 import zmq
 
-from apex_jax.config import ActorConfig
 from apex_jax.host.errors import RunError
-from apex_jax.links.sampling_client import SEGMENTS_WINDOW
 from apex_jax.transport import sockets
 from apex_jax.transport.messages import WEIGHTS_PIECE_BYTES, Goodbye, Rejoin
 from apex_jax.transport.sockets import LocalLinks
@@ -121,13 +119,6 @@ def test_little_memory_is_used_for_a_peer_that_is_not_read(opened: Opened, serve
         sent += 1
     peer.close(linger=0)
     assert sent < 2 * sockets.UNREAD_MESSAGES, "what the queue holds, and the buffers of the kernel"
-
-
-@pytest.mark.parametrize("connect", [sockets.connect_experience, sockets.connect_sampling])
-def test_client_has_room_for_all_messages_of_its_credit(opened: Opened, connect: Make) -> None:
-    """A learner may be sent its window of segments one by one, and its batches."""
-    window = SEGMENTS_WINDOW + ActorConfig().max_outstanding_segments
-    assert option(opened(connect), zmq.RCVHWM) > 2 * window
 
 
 @pytest.mark.parametrize("serve", [sockets.serve_experience, sockets.serve_sampling])
