@@ -21,9 +21,9 @@ from rich.table import Table
 from rich.text import Text
 
 from apex_jax.config import Config
-from apex_jax.host.disk import checkpoint_steps
 from apex_jax.host.program import shell_command
 from apex_jax.operations.progress import EvaluationSummary, RunProgress
+from apex_jax.run.checkpoint_files import checkpoint_steps
 from apex_jax.run.evaluations import return_text
 from apex_jax.run.provenance import playing_arguments
 

@@ -33,16 +33,9 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple, TypeAlias
 
 from apex_jax.config import server_name
-from apex_jax.host.disk import (
-    is_sound,
-    open_regular,
-    read_regular,
-    set_damaged_aside,
-    sound_steps,
-    synchronize,
-    write_durably,
-)
+from apex_jax.host.disk import open_regular, read_regular, set_damaged_aside, synchronize, write_durably
 from apex_jax.host.errors import RunError, first_line, short_repr
+from apex_jax.run.checkpoint_files import is_sound, sound_steps
 from apex_jax.run.identity import RunIdentity, is_identity
 from apex_jax.types import MAX_SERVERS
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from apex_jax.host.disk import CHECKSUMS, write_checksums
+from apex_jax.run.checkpoint_files import CHECKSUMS, write_checksums
 from apex_jax.run.storage import SECTIONS, Storage, files_of, progress_of
 
 LOG = "replay/segments-00000000000000000001-000001.log"
