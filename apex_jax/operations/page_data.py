@@ -15,7 +15,7 @@ from apex_jax.config import Config
 from apex_jax.host.disk import read_regular
 from apex_jax.operations.live_view import rows
 from apex_jax.operations.progress import RunProgress
-from apex_jax.plotting.curves import EVALUATION, UPDATES, Curve, curves_of
+from apex_jax.plotting.curves import EVALUATION, Curve, curves_of
 from apex_jax.plotting.video import ENCODERS, video_of_run
 from apex_jax.run.evaluations import return_text
 from apex_jax.run.metric_files import MetricsFollower
@@ -29,7 +29,7 @@ TRAINING, LOSS = "charts/episodic_return", "losses/td_loss"
 SPREAD = ("eval/episodic_return_lowest", "eval/episodic_return_highest", "eval/episodic_return_standard_deviation")
 GAMES, SECONDS = "eval/episodes", "eval/seconds"
 UPDATE_RATE, REPLAY_SIZE = "charts/updates_per_second", "replay/size_transitions"
-KEPT = ("time", "step", UPDATES, EVALUATION, TRAINING, LOSS, UPDATE_RATE, REPLAY_SIZE, *SPREAD, GAMES, SECONDS)
+KEPT = ("time", "step", EVALUATION, TRAINING, LOSS, UPDATE_RATE, REPLAY_SIZE, *SPREAD, GAMES, SECONDS)
 MEDIA = {".mp4": "video/mp4", ".gif": "image/gif"}  # by ending of a film
 
 
