@@ -30,12 +30,10 @@ from apex_jax.environments.images import image_spec, reading
 from apex_jax.environments.task import Description, action_spec, check_bounds, one_line
 from apex_jax.host.errors import RunError, UsageError, first_line, short_repr
 from apex_jax.host.user_code import imported_module, reported
-from apex_jax.types import ImageSpec, Part
+from apex_jax.types import Part
 
 PREFIX = "gymnasium:"
 MANY_STEPS = 10**9  # no time limit
-CHECKED_OBSERVATIONS = 100  # of each environment; in later ones, only what costs little is checked
-CHEAP_ELEMENTS = 1000  # of an array whose later values are checked
 ROUNDING = 1e-6  # of a bound, by which a value may miss it
 LARGEST = float(np.finfo(np.float32).max)  # rewards and observations reach the learner as float32
 NUMBER = "ENVIRONMENT_NUMBER"  # stands for the number of an environment in environment.settings
@@ -91,10 +89,9 @@ def make(
         if NUMBER in settings:
             number = opened.enter_context(_NumberedSocket()).number
             settings = re.sub(rf'"{NUMBER}"(?!:)', str(number), settings).replace(NUMBER, str(number))
-        had_torch = _seed_generators(seed)
+        _seed_generators(seed)
         environment = function(**json.loads(settings))
-        if "torch" in sys.modules and not had_torch:  # the constructor imported it; its first seed is always the same
-            _seed_generators(seed)
+        _seed_generators(seed)  # the constructor may have imported torch, whose first seed is always the same
         if not isinstance(environment, gymnasium.Env):
             raise TypeError(f"{task.rpartition(':')[2]} returned {type(environment).__name__}, not a gymnasium.Env")
         opened.callback(environment.close)
@@ -115,7 +112,7 @@ class Adapted(gymnasium.Wrapper[np.ndarray, Any, Any, Any]):
     def __init__(self, environment: gymnasium.Env[Any, Any], task: str, layout: str):
         """`layout`: see `image_spec`. Raises UsageError for spaces that no agent here can learn."""
         super().__init__(environment)
-        self._task, self._observations = task, 0
+        self._task = task
         self.original_space = space = environment.observation_space
         action_spec(task, environment.action_space)
         check_bounds(task, environment.action_space)
@@ -172,22 +169,18 @@ class Adapted(gymnasium.Wrapper[np.ndarray, Any, Any, Any]):
     def _adapted(self, observation: Any) -> np.ndarray:
         leaves = list(_leaves(self._task, self.original_space, observation))
         for name, space, leaf in leaves:
-            _check(self._task, name, space, leaf, self._observations < CHECKED_OBSERVATIONS)
-        self._observations += 1
+            _check(self._task, name, space, leaf, is_image=self.image is not None)
         if self.image is not None:
-            return self._frame(self.image, np.asarray(observation))
+            try:
+                return self.image.frames(np.asarray(observation))
+            except ValueError as error:
+                raise BrokenEnvironment(f"environment.task={self._task}: it returned {error}") from None
         vector = _vector(self.original_space, observation)
         if not np.isfinite(vector).all():
             name = next(name for name, space, leaf in leaves if not np.isfinite(_vector(space, leaf)).all())
             what = f"an observation{name} that is not finite as float32"
             raise BrokenEnvironment(f"environment.task={self._task}: it returned {what}")
         return vector
-
-    def _frame(self, image: ImageSpec, observation: np.ndarray) -> np.ndarray:
-        try:
-            return image.frames(observation)
-        except ValueError as error:
-            raise BrokenEnvironment(f"environment.task={self._task}: it returned {error}") from None
 
 
 def _vector_shape(task: str, space: spaces.Space[Any]) -> tuple[int, ...]:
@@ -234,10 +227,11 @@ def _vector(space: spaces.Space[Any], observation: Any) -> np.ndarray:
         return np.asarray(spaces.flatten(space, observation), np.float32)
 
 
-def _check(task: str, name: str, space: spaces.Space[Any], observation: Any, is_early: bool) -> None:
+def _check(task: str, name: str, space: spaces.Space[Any], observation: Any, is_image: bool) -> None:
     """Raises BrokenEnvironment if the part `name` of an observation is outside its space.
 
-    Gymnasium would make another observation of it. A number that is not finite is no error here.
+    Gymnasium would make another observation of it. A number that is not finite is no error here, nor is an element of
+    an image: `ImageSpec.frames` checks those.
     """
     if isinstance(space, spaces.Box):
         array = np.asarray(observation)
@@ -246,7 +240,7 @@ def _check(task: str, name: str, space: spaces.Space[Any], observation: Any, is_
             found, promised = f"{array.dtype}{list(array.shape)}", f"{space.dtype}{list(space.shape)}"
             what = f"an observation{name} of {found}, and its observation_space has {promised}"
             raise BrokenEnvironment(f"environment.task={task}: it returned {what}")
-        outside: Any = _outside(space, array, is_early)
+        outside: Any = [] if is_image else _outside(space, array)
     else:
         outside = [] if space.contains(observation) else [observation]
     if len(outside):
@@ -255,10 +249,8 @@ def _check(task: str, name: str, space: spaces.Space[Any], observation: Any, is_
         raise BrokenEnvironment(f"environment.task={task}: it returned {what}; correct the one or the other")
 
 
-def _outside(space: spaces.Box, array: np.ndarray, is_early: bool) -> np.ndarray:
+def _outside(space: spaces.Box, array: np.ndarray) -> np.ndarray:
     """Returns the elements that the space excludes, [N]. float64 is right for a space of float32, int64 for int8."""
-    if not is_early and (space.dtype.kind == "f" or array.size > CHEAP_ELEMENTS):
-        return array.ravel()[:0]
     if space.dtype.kind == "f":
         low, high = (bound - sign * ROUNDING * (1 + abs(bound)) for bound, sign in ((space.low, 1), (space.high, -1)))
         return array[(array < low) | (array > high)]
@@ -291,13 +283,12 @@ class _NumberedSocket(socket.socket):
                     raise
 
 
-def _seed_generators(seed: int) -> bool:
-    """Seeds the global generators, whose state is else that of the fork server; returns whether torch is imported."""
+def _seed_generators(seed: int) -> None:
+    """Seeds the global generators, whose state is else that of the fork server."""
     random.seed(seed)
     np.random.seed(seed % 2**32)
     if torch := sys.modules.get("torch"):
         torch.manual_seed(seed)
-    return torch is not None
 
 
 # Names and failures ----------------------------------------------------------------------------------------------

@@ -1,31 +1,29 @@
-"""The child process of `ReferenceSimulator`: plays one episode, and exchanges actions and records with it over pipes.
+"""The child process of `ReferenceSimulator`: plays one episode over a connection.
 
-Started as `python -m apex_jax.environments.reference_simulator_process TASK SEED`.
-
-DM control and Gymnasium's simulators are imported only here, and only for the tasks that need them.
+It sends the size of actions and the frames per second of the video, then a step for the first observation and one for
+the result of each action that it receives; an error is sent as a text. DM control and Gymnasium's simulators are
+imported only here, and only for the tasks that need them.
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
-import json
 import math
 import os
-import signal
 import sys
 import tempfile
-from typing import Any, BinaryIO, Protocol
+from multiprocessing.connection import Connection
+from typing import Any, Protocol
 
 import numpy as np
 
-from apex_jax.environments.reference_simulator import HEADER_BYTES, Header, record_type
 from apex_jax.host.errors import first_line
 from apex_jax.host.program import CHECKOUT
 
-SCREEN_PIXELS = 480  # height and width of DM control's screens, and of Gymnasium's MuJoCo tasks by default
-FRAMES_PER_SECOND_LIMIT = 30  # of the film: rendering a screen on the CPU takes longer than many steps
+FRAME_PIXELS = 480  # height and width of DM control's frames, and of Gymnasium's MuJoCo tasks by default
+FRAMES_PER_SECOND_LIMIT = 30  # of the video: rendering a frame on the CPU takes longer than many steps
 UNBOUNDED = 1e6  # a wider bound counts as none: MuJoCo uses 1e10
-ERROR_CHARACTERS = 300  # maximum length of a message; with at most 12 bytes a character, it fits into the header
 
 Step = tuple[np.ndarray, float, bool]  # observation float32[D], reward, whether the episode ended
 
@@ -43,7 +41,7 @@ class Simulator(Protocol):
     def step(self, action: np.ndarray) -> Step:
         """Applies an action, float64[A] between the bounds."""
 
-    def screen(self) -> np.ndarray:
+    def render(self) -> np.ndarray:
         """Renders the present state: uint8[height, width, 3]."""
 
 
@@ -72,9 +70,9 @@ class DMControl:
         time_step = self.environment.step(action)
         return self._flat(time_step.observation), time_step.reward, time_step.last()
 
-    def screen(self) -> np.ndarray:
+    def render(self) -> np.ndarray:
         """See `Simulator`."""
-        return self.environment.physics.render(height=SCREEN_PIXELS, width=SCREEN_PIXELS, camera_id=0)
+        return self.environment.physics.render(height=FRAME_PIXELS, width=FRAME_PIXELS, camera_id=0)
 
     def _flat(self, parts: dict[str, Any]) -> np.ndarray:
         if self._velocity_before_target:
@@ -107,7 +105,7 @@ class Gymnasium:
         observation, reward, terminated, truncated, _ = self.environment.step(action.astype(self._action_dtype))
         return self._flat(observation), float(reward), bool(terminated or truncated)
 
-    def screen(self) -> np.ndarray:
+    def render(self) -> np.ndarray:
         """See `Simulator`."""
         return np.asarray(self.environment.render())
 
@@ -121,7 +119,7 @@ def envpool_name(domain: str, task: str) -> str:
     return "".join(word[0].upper() + word[1:] for word in words) + "-v1"
 
 
-def simulator(task: str, seed: int) -> Simulator:
+def make_simulator(task: str, seed: int) -> Simulator:
     """Returns the environment of a task under EnvPool's name."""
     import gymnasium
 
@@ -134,25 +132,31 @@ def scaled(action: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:
     return np.clip((low + high) / 2 + action * (high - low) / 2, low, high)
 
 
-def play(simulator: Simulator, observation: np.ndarray, actions: BinaryIO, answers: BinaryIO) -> None:
-    """Plays the episode that begins with `observation`, until it or `actions` ends: see `reference_simulator`."""
-    screen, reward, ended = simulator.screen(), 0.0, False
+def play(connection: Connection, task: str, seed: int) -> None:
+    """Plays an episode of a task; the whole work of this process."""
+    os.environ.setdefault("MUJOCO_GL", "egl")  # renders without a display, on the CPU if there is no GPU
+    os.dup2(2, 1)  # simulators print greetings and warnings
+    os.chdir(tempfile.gettempdir())  # MuJoCo writes a log to the working directory
+    with contextlib.suppress(EOFError, OSError):  # the parent has closed the connection
+        try:
+            play_episode(make_simulator(task, seed % 2**32), connection)
+        except (EOFError, OSError):
+            raise
+        except Exception as error:
+            connection.send(explained(error))
+
+
+def play_episode(simulator: Simulator, connection: Connection) -> None:
+    """Plays the episode until it ends. Raises EOFError if the connection is closed before."""
     steps_per_frame = math.ceil(simulator.steps_per_second / FRAMES_PER_SECOND_LIMIT)
-    frames_per_second = simulator.steps_per_second / steps_per_frame
-    height, width, _ = screen.shape
-    header = Header(observation.size, len(simulator.low), height, width, frames_per_second)
-    _write_line(answers, header._asdict())
-    record = np.zeros((), record_type(header))
+    observation, reward, ended = simulator.reset(), 0.0, False
+    connection.send((len(simulator.low), simulator.steps_per_second / steps_per_frame))
     for step in itertools.count():
-        drawn = ended or step % steps_per_frame == 0
-        if drawn and step > 0:
-            screen = simulator.screen()
-        record[()] = (reward, ended, drawn, observation, screen)
-        answers.write(record.tobytes())
-        answers.flush()
-        action = np.frombuffer(b"" if ended else actions.read(4 * header.action_size), "<f4")
-        if len(action) < header.action_size:
+        frame = simulator.render() if ended or step % steps_per_frame == 0 else None
+        connection.send((observation, float(reward), bool(ended), frame))
+        if ended:
             return
+        action = connection.recv()
         observation, reward, ended = simulator.step(scaled(action.astype(np.float64), simulator.low, simulator.high))
 
 
@@ -162,35 +166,7 @@ def explained(error: Exception) -> str:
     if missing == "dm_control" and sys.version_info >= (3, 13):
         return "dm_control cannot be installed on Python 3.13 (its labmaze has no release for it); use Python 3.12"
     if missing is None and "EGL" not in str(error) and "eglQuery" not in str(error):
-        return first_line(error)[:ERROR_CHARACTERS]
+        return first_line(error)
     what = f"{missing} is not installed" if missing else "there is no EGL library to render with"
     packages = "-r requirements-film.txt" if CHECKOUT else "'apex-jax[film]'"
     return f"{what}; run pip install {packages} and apt install libegl1 libgl1"
-
-
-def main(arguments: list[str]) -> int:
-    """Plays an episode over standard input and output; returns the exit code."""
-    task, seed = arguments
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)  # sent to the whole process group; the parent ends this process itself
-    answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # simulators print greetings and warnings
-    os.chdir(tempfile.gettempdir())  # MuJoCo writes a log to the working directory
-    try:
-        chosen = simulator(task, int(seed) % 2**32)
-        observation = chosen.reset()
-        chosen.screen()
-    except Exception as error:
-        _write_line(answers, {"error": explained(error)})
-        answers.flush()
-        return 1
-    play(chosen, observation, sys.stdin.buffer, answers)
-    return 0
-
-
-def _write_line(file: BinaryIO, fields: dict[str, Any]) -> None:
-    file.write(json.dumps(fields).encode().ljust(HEADER_BYTES - 1) + b"\n")
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -22,44 +22,31 @@ def usable_cores() -> int:
 def usable_memory_bytes() -> int:
     """Returns the machine's memory, or the lowest limit of this process's control groups if that is less."""
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    limits = _read("memory", "memory.max", "memory.limit_in_bytes")
+    limits = _read("memory.max")
     return min([machine, *(int(limit) for limit in limits if limit.isdigit())])
 
 
 def _cpu_quotas() -> Iterator[float]:
     """Yields the CPU quotas that apply to this process, in cores."""
-    for text in _read("cpu", "cpu.max"):  # "150000 100000" or "max 100000"
+    for text in _read("cpu.max"):  # "150000 100000" or "max 100000"
         quota, _, period = text.partition(" ")
         if quota.isdigit() and period.isdigit():
             yield int(quota) / int(period)
-    quotas, periods = _read("cpu", "", "cpu.cfs_quota_us"), _read("cpu", "", "cpu.cfs_period_us")
-    for quota, period in zip(quotas, periods, strict=False):  # a quota of -1 is no limit
-        if quota.isdigit() and period.isdigit():
-            yield int(quota) / int(period)
 
 
-def _read(controller: str, file: str, file_of_version_1: str = "") -> Iterator[str]:
+def _read(name: str) -> Iterator[str]:
     """Yields the content of a file in this process's control group and in each group above: the limits of all apply.
 
     A container often mounts only its own group, at the root, while `/proc/self/cgroup` names the path on the host;
-    therefore the root is read too.
+    therefore the root is read too. Control groups of version 1, which few systems still have, are not read.
     """
     try:
         lines = OWN_GROUP.read_text().splitlines()
     except OSError:
         return
-    for line in lines:
-        _, _, names_and_path = line.partition(":")
-        names, _, path = names_and_path.partition(":")
-        if not names:  # version 2 has one hierarchy for all controllers
-            root, name = GROUPS, file
-        elif controller in names.split(","):
-            root, name = GROUPS / controller, file_of_version_1
-        else:
-            continue
-        group = Path(path.lstrip("/"))
-        for directory in (group, *group.parents) if name else ():
+    for path in (line.removeprefix("0::/") for line in lines if line.startswith("0::/")):
+        for directory in (Path(path), *Path(path).parents):
             try:
-                yield (root / directory / name).read_text().strip()
+                yield (GROUPS / directory / name).read_text().strip()
             except OSError:  # this group has no such limit, or is not mounted here
                 continue

@@ -7,7 +7,6 @@ import os
 import re
 import shlex
 import sys
-import textwrap
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
@@ -21,16 +20,14 @@ from rich.table import Table
 from rich.text import Text
 
 from apex_jax.config import Config
-from apex_jax.host.disk import checkpoint_steps
 from apex_jax.host.program import shell_command
 from apex_jax.operations.progress import EvaluationSummary, RunProgress
+from apex_jax.run.checkpoint_files import checkpoint_steps
 from apex_jax.run.evaluations import return_text
 from apex_jax.run.provenance import playing_arguments
 
 PLAIN_INTERVAL_SECONDS = 10.0
 PANEL_WIDTH = 100
-FRAME_WIDTH = 6  # the panel's frame, and the gap between its columns
-MOST_LINES = 2  # of a row, in a narrow terminal
 
 
 class LiveView:
@@ -45,7 +42,7 @@ class LiveView:
         self._stream = stream
         self._clock = clock
         self._next_line = clock()
-        self._told: set[str] = set()  # current warnings that have been printed as lines
+        self._printed: set[str] = set()  # kinds of the current warnings that have been printed as lines
         self._live: Live | None = None
         print(introduction(config), file=stream, flush=True)
         if page_address:
@@ -66,16 +63,15 @@ class LiveView:
     def update(self, progress: RunProgress) -> None:
         """Shows `progress`; call it about twice a second. Without a terminal, it prints once in ten seconds."""
         if self._live:
-            task, width = self._config.environment.task, self._live.console.width
-            panel = _panel(task, progress, width, self._page_address)
-            self._live.update(panel, refresh=True)
+            self._live.update(_panel(self._config.environment.task, progress, self._page_address), refresh=True)
         elif self._clock() >= self._next_line:
             self._next_line = self._clock() + PLAIN_INTERVAL_SECONDS
-            print(_line(progress), file=self._stream, flush=True)
+            line = "; ".join(f"{name} {text}" for name, text in rows(progress))
+            print(f"{progress.phase}: {line}", file=self._stream, flush=True)
             for warning in progress.warnings:
-                if _kind(warning) not in self._told:
+                if _kind(warning) not in self._printed:
                     print(f"warning: {warning}", file=self._stream, flush=True)
-            self._told = set(map(_kind, progress.warnings))
+            self._printed = set(map(_kind, progress.warnings))
 
     def close(self) -> None:
         """Keeps the last panel on the screen and restores the terminal; a second call does nothing."""
@@ -185,21 +181,16 @@ def _python() -> str:
     return "python" if path.startswith(os.pardir) else shlex.quote(path)
 
 
-def _panel(task: str, progress: RunProgress, width: int, page_address: str) -> Panel:
-    """Returns the panel for a terminal of `width` columns; a narrow one breaks rows in two."""
+def _panel(task: str, progress: RunProgress, page_address: str) -> Panel:
     table = Table.grid(padding=(0, 2))
-    shown = rows(progress)
-    table.add_column(style="bold", no_wrap=True, min_width=max(len(name) for name, _ in shown))
-    table.add_column(no_wrap=True, overflow="ellipsis")
-    room = min(width, PANEL_WIDTH) - max(len(name) for name, _ in shown) - FRAME_WIDTH
-    for name, text in shown:
-        lines = textwrap.wrap(text, max(1, room))
-        table.add_row(name, "\n".join(lines[:MOST_LINES]) + (" ..." if lines[MOST_LINES:] else ""))
-    title = Text(f"{task}: {progress.phase}", style="bold")
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column()
+    for name, text in rows(progress):
+        table.add_row(name, text)
     warnings = [Text(f"warning: {warning}", style="yellow") for warning in progress.warnings]
     return Panel(  # a narrower terminal makes it narrower
         Group(table, *warnings),
-        title=title,
+        title=Text(f"{task}: {progress.phase}", style="bold"),
         title_align="left",
         subtitle=Text(page_address) if page_address else None,
         subtitle_align="right",
@@ -222,21 +213,6 @@ def rows(progress: RunProgress) -> list[tuple[str, str]]:
         ("processes", _roles(progress.roles)),
         ("memory", f"{progress.memory_bytes / 2**30:.2f} GiB"),
     ]
-
-
-def _line(progress: RunProgress) -> str:
-    return ", ".join(
-        (
-            f"{progress.phase}: {_time(progress)}",
-            f"{progress.frames:,} frames ({progress.frames_per_second:,.0f}/s)",
-            f"{progress.updates:,} updates ({progress.updates_per_second:,.1f}/s)",
-            f"replay {_replay(progress)}",
-            f"samples per insert {_samples_per_insert(progress)}",
-            f"training return {_number(progress.training_return)}",
-            f"evaluation {_evaluations(progress)}",
-            *(f"{name} {state}" for name, state in progress.roles.items() if state not in ("running", "starting")),
-        )
-    )
 
 
 def _kind(warning: str) -> str:

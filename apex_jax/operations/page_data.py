@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import itertools
 import re
 import time
 from collections.abc import Mapping, Sequence
@@ -16,21 +15,21 @@ from apex_jax.config import Config
 from apex_jax.host.disk import read_regular
 from apex_jax.operations.live_view import rows
 from apex_jax.operations.progress import RunProgress
-from apex_jax.plotting.curves import EVALUATION, UPDATES, Curve, curves_of
+from apex_jax.plotting.curves import EVALUATION, Curve, curves_of
 from apex_jax.plotting.video import ENCODERS, video_of_run
 from apex_jax.run.evaluations import return_text
 from apex_jax.run.metric_files import MetricsFollower
 from apex_jax.run.provenance import chosen_settings, machine_of, read_starts, shown_command
 
 POLL_SECONDS = 3.0  # between two requests of a page
-MOST_LINES = 5_000  # of the metrics of one process; of more, one is kept in each span of time, of equal lengths
+MOST_LINES = 5_000  # of the metrics of one process; of more, every second one is left out, and so on
 MOST_POINTS = 400  # of a curve
 MOST_INLINED_BYTES = 5 * 2**20  # a larger film is left out of a report
 TRAINING, LOSS = "charts/episodic_return", "losses/td_loss"
 SPREAD = ("eval/episodic_return_lowest", "eval/episodic_return_highest", "eval/episodic_return_standard_deviation")
 GAMES, SECONDS = "eval/episodes", "eval/seconds"
-FRAME_RATE, UPDATE_RATE = "charts/environment_frames_per_second", "charts/updates_per_second"
-KEPT = ("time", "step", UPDATES, EVALUATION, TRAINING, LOSS, FRAME_RATE, UPDATE_RATE, *SPREAD, GAMES, SECONDS)
+UPDATE_RATE, REPLAY_SIZE = "charts/updates_per_second", "replay/size_transitions"
+KEPT = ("time", "step", EVALUATION, TRAINING, LOSS, UPDATE_RATE, REPLAY_SIZE, *SPREAD, GAMES, SECONDS)
 MEDIA = {".mp4": "video/mp4", ".gif": "image/gif"}  # by ending of a film
 
 
@@ -42,7 +41,7 @@ class RunLines:
         self._processes: dict[Path, _ProcessLines] = {}
 
     def read(self) -> list[dict[str, Any]]:
-        """Returns the lines so far, with the tags in KEPT only, FRAME_RATE as `frame_rate_of` its process."""
+        """Returns the lines so far, with the tags in KEPT only."""
         for path in sorted(self._folder.glob("*.jsonl")):
             self._processes.setdefault(path, _ProcessLines(path))
         return [line for process in self._processes.values() for line in process.read()]
@@ -53,31 +52,20 @@ class _ProcessLines:
 
     def __init__(self, path: Path) -> None:
         self._follower = MetricsFollower(path)
-        self._names = {tag: tag for tag in KEPT} | {FRAME_RATE: frame_rate_of(path.stem)}
         self._lines: list[dict[str, Any]] = []
-        self._span_seconds = 0.0  # of which one line is kept; 0 = all are
+        self._count = 0  # lines read
+        self._stride = 1  # of so many lines, one is kept
 
     def read(self) -> list[dict[str, Any]]:
-        """Returns at most MOST_LINES lines, whose distances are equal from the beginning to the end of the run."""
-        new = self._follower.read_new()
-        self._lines += [{name: line[tag] for tag, name in self._names.items() if tag in line} for line in new]
-        if self._span_seconds:
-            self._thin()
+        """Returns at most MOST_LINES lines, at equal distances from the beginning to the end of the run."""
+        for line in self._follower.read_new():
+            if self._count % self._stride == 0:
+                self._lines.append({tag: line[tag] for tag in KEPT if tag in line})
+            self._count += 1
         while len(self._lines) > MOST_LINES:
-            self._span_seconds = max(1.0, 2 * self._span_seconds)
-            self._thin()
+            self._stride *= 2
+            self._lines = self._lines[::2]
         return self._lines
-
-    def _thin(self) -> None:
-        """Keeps the last line of each span of time."""
-        spans = [int(line["time"] / self._span_seconds) for line in self._lines]
-        is_last = [span != following for span, following in zip(spans, [*spans[1:], None], strict=False)]
-        self._lines = list(itertools.compress(self._lines, is_last))
-
-
-def frame_rate_of(process: str) -> str:
-    """Returns the tag of the frames per second that one replay server has received."""
-    return f"{FRAME_RATE} of {process}"
 
 
 def page_data(config: Config, lines: Sequence[Mapping[str, Any]], progress: RunProgress | None) -> dict[str, Any]:
@@ -101,7 +89,7 @@ def page_data(config: Config, lines: Sequence[Mapping[str, Any]], progress: RunP
         "poll_seconds": POLL_SECONDS,
         "warnings": list(progress.warnings) if progress is not None else [],
         "tiles": [_tile(name, text) for name, text in shown.items()],
-        "charts": _charts(_curves(config, starts, lines)),
+        "charts": _charts(config, curves_of(starts, lines, [EVALUATION, TRAINING, LOSS, UPDATE_RATE, REPLAY_SIZE])),
         "facts": [[name, text] for name, text in facts.items() if text],
         "settings": [list(setting) for setting in chosen_settings(config)],
         "film": _film(config),
@@ -153,36 +141,20 @@ def _spread(lines: Sequence[Mapping[str, Any]]) -> str:
     return f"{took}, returns from {lowest} to {highest}, standard deviation {deviation}"
 
 
-def _curves(
-    config: Config, starts: Sequence[Mapping[str, Any]], lines: Sequence[Mapping[str, Any]]
-) -> dict[str, Curve]:
-    """Returns the curve of each tag in KEPT; that of FRAME_RATE is the sum over the replay servers."""
-    rates = sorted({tag for line in lines for tag in line if tag.startswith(FRAME_RATE)}) or [FRAME_RATE]
-    curves = curves_of(starts, lines, [EVALUATION, TRAINING, LOSS, UPDATE_RATE, *rates])
-    return curves | {FRAME_RATE: _sum([curves[rate] for rate in rates], config.metrics_interval_seconds / 60)}
+def _frame_rate(curve: Curve, interval_minutes: float) -> Curve:
+    """Returns the frames per second between the points of a curve, in steps of `interval_minutes` or more."""
+    if not curve.minutes.size:
+        return curve
+    first, last = curve.minutes[[0, -1]]
+    minutes = np.arange(first, last, max(interval_minutes, (last - first) / MOST_POINTS))
+    frames = np.interp(minutes, curve.minutes, curve.frames)
+    return Curve(frames[1:], minutes[1:], np.diff(frames) / np.diff(minutes) / 60)
 
 
-def _sum(curves: Sequence[Curve], interval_minutes: float) -> Curve:
-    """Returns the sum of each curve's newest value, at the points of all; the value of a process that is gone is 0.
-
-    A process is gone if three of its values are missing. `interval_minutes`: between two values, of which `RunLines`
-    may have dropped some.
-    """
-    distances = np.concatenate([np.diff(curve.minutes) for curve in curves])
-    most_minutes = 3 * max(interval_minutes, float(np.median(distances)) if distances.size else 0.0)
-    columns = [np.concatenate(column) for column in zip(*curves, strict=True)]
-    minutes = columns[1][order := np.argsort(columns[1], kind="stable")]
-    total = np.zeros(len(minutes))
-    for curve in curves:
-        known = np.concatenate(([-np.inf], curve.minutes))  # at first none
-        newest = np.searchsorted(known, minutes, side="right") - 1
-        total += np.where(minutes - known[newest] <= most_minutes, np.append(0.0, curve.returns)[newest], 0.0)
-    return Curve(columns[0][order], minutes, total)
-
-
-def _charts(curves: Mapping[str, Curve]) -> list[dict[str, Any]]:
+def _charts(config: Config, curves: Mapping[str, Curve]) -> list[dict[str, Any]]:
     returns = {"evaluation": curves[EVALUATION], "training, exploring": curves[TRAINING]}
-    loss, frames, updates = curves[LOSS], curves[FRAME_RATE], curves[UPDATE_RATE]
+    loss, updates = curves[LOSS], curves[UPDATE_RATE]
+    frames = _frame_rate(curves[REPLAY_SIZE], config.metrics_interval_seconds / 60)  # which replay servers measure
     loss = Curve(*(column[loss.returns > 0] for column in loss))  # the scale is logarithmic
     return [
         _chart("Return over time", "minutes", "return", returns),

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import heapq
 import time
-from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +12,6 @@ from apex_jax.config import Config, server_name
 from apex_jax.operations.diagnosis import Diagnosis
 from apex_jax.run.metric_files import MetricsFollower
 
-MAX_READINGS = 60  # one a second
 SUMS = ("replay/size_transitions", "ledger/stored", "charts/environment_frames_per_second")  # over the replay servers
 SOUND_SECONDS = 5.0  # of learning before rates are used to estimate the time left
 
@@ -103,7 +100,7 @@ class ProgressReader:
         self._started = clock()
         self._values: dict[str, float] = {}  # newest value of each tag, of any process
         self._learning = False
-        self._readings: deque[_Reading] = deque(maxlen=MAX_READINGS)  # while learning, oldest first
+        self._learning_began: _Reading | None = None
         self._evaluations: list[EvaluationSummary] = []
         self._past_frames = 0  # reached by earlier starts of the run
         self._past_updates = 0
@@ -115,12 +112,12 @@ class ProgressReader:
 
     def read(self) -> RunProgress:
         """Returns the progress as of now."""
-        lines = [[(role, line) for line in role.follower.read_new()] for role in self._roles.values()]
-        # In order of time; the lines of one process stay in file order, even if the clock was set back between them.
-        for role, line in heapq.merge(*lines, key=lambda each: each[1]["time"]):
+        lines = [(role, line) for role in self._roles.values() for line in role.follower.read_new()]
+        for role, line in sorted(lines, key=lambda each: each[1]["time"]):
             self._take(role, line)
         frames, updates = self._frames(), int(self._value("learner/updates", self._past_updates))
-        self._note(frames, updates)
+        if self._learning and self._learning_began is None:
+            self._learning_began = _Reading(self._clock(), frames, updates)
         replay = self._config.replay
         shares = self._shares_of_limits(frames, updates)
         reached = tuple(limit for limit, share in shares.items() if share >= 1)
@@ -237,12 +234,12 @@ class ProgressReader:
     def _seconds_left(self, frames: int, updates: int) -> float | None:
         """Returns the time until the first limit; limits with an unknown rate are ignored.
 
-        Rates are of the last minute of learning, because the learner's own first rate includes its compilation.
+        Rates are those since this start began to learn, because the learner's own first rate includes its compilation.
         """
         config, left = self._config, []
         if config.total_minutes:
             left.append(config.total_minutes * 60 - self._learner_seconds())
-        first = self._readings[0] if self._readings else _Reading(self._clock(), frames, updates)
+        first = self._learning_began or _Reading(self._clock(), frames, updates)
         seconds = self._clock() - first.seconds
         if seconds >= SOUND_SECONDS:
             if config.total_environment_frames and frames > first.frames:
@@ -250,14 +247,6 @@ class ProgressReader:
             if config.total_updates and updates > first.updates:
                 left.append((config.total_updates - updates) * seconds / (updates - first.updates))
         return max(0.0, min(left)) if left else None
-
-    def _note(self, frames: int, updates: int) -> None:
-        """Stores one reading per second while the run learns; a restarted process makes earlier readings invalid."""
-        newest = self._readings[-1] if self._readings else None
-        if newest is not None and (frames < newest.frames or updates < newest.updates):
-            self._readings.clear()
-        elif self._learning and (newest is None or self._clock() - newest.seconds >= 1.0):
-            self._readings.append(_Reading(self._clock(), frames, updates))
 
 
 def _evaluation_of(line: dict[str, Any]) -> list[EvaluationSummary]:

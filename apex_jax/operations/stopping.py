@@ -6,7 +6,7 @@ import contextlib
 import sys
 from pathlib import Path
 
-from apex_jax.host.disk import checkpoint_steps
+from apex_jax.run.checkpoint_files import checkpoint_steps
 
 STOPPING = "stopping: saving a checkpoint; Ctrl-C again to stop without"
 STOPPING_AFTER_THE_END = "stopping: the checkpoint is saved; the last evaluation is cut short"

@@ -34,7 +34,6 @@ NOT_OF_THE_METHOD = (
 )
 LABEL_KEYS = 3  # maximum number of keys in a label
 EVALUATION = "eval/episodic_return"
-UPDATES = "learner/updates"
 
 
 class Curve(NamedTuple):
@@ -116,8 +115,7 @@ def curves_of(
     starts: Sequence[Mapping[str, Any]], all_lines: Sequence[Mapping[str, Any]], tags: Iterable[str]
 ) -> dict[str, Curve]:
     """Returns the curve of each tag; if that is none of a return, the field `returns` has its values."""
-    updates = [(line["time"], line[UPDATES]) for line in all_lines if line.get(UPDATES) is not None]
-    minutes = _Minutes([start["time"] for start in starts], [line["time"] for line in all_lines], updates)
+    minutes = _Minutes([start["time"] for start in starts], [line["time"] for line in all_lines])
     return {tag: _curve(all_lines, tag, minutes) for tag in tags}
 
 
@@ -159,16 +157,9 @@ def _labels(runs: Sequence[Run], apart: Sequence[str]) -> list[str]:
 
 
 class _Minutes:
-    """Turns unix seconds into minutes of the run.
+    """Turns unix seconds into minutes of the run, without the time from the last metrics of a start to the next start."""
 
-    The time from the last metrics of a start to the next start does not count, nor does a later start without an update
-    of the learner, such as that of a finished run.
-    """
-
-    def __init__(
-        self, starts: Sequence[float], signs_of_life: Sequence[float], updates: Sequence[tuple[float, float]] = ()
-    ):
-        """`updates`: (unix seconds, updates so far) of the learner; if empty, every start counts."""
+    def __init__(self, starts: Sequence[float], signs_of_life: Sequence[float]):
         signs = np.array(sorted(signs_of_life))
         first = signs[:1].tolist() or [0.0]
         if not starts or first[0] < min(starts):  # the first start was not recorded
@@ -181,18 +172,11 @@ class _Minutes:
             lived = signs[(signs >= start) & (signs < following)]
             end = float(lived[-1]) if lived.size else start
             self._times += [start, end]
-            self._minutes += [minutes, minutes + (end - start) / 60 * _has_learned(updates, start, following)]
+            self._minutes += [minutes, minutes + (end - start) / 60]
             minutes = self._minutes[-1]
 
     def __call__(self, times: Sequence[float]) -> np.ndarray:
         return np.interp(times, self._times, self._minutes)
-
-
-def _has_learned(updates: Sequence[tuple[float, float]], start: float, end: float) -> bool:
-    """Returns whether the learner made an update from `start` to `end`, or its earlier updates are unknown."""
-    before = [count for time, count in updates if time < start]
-    now = [count for time, count in updates if start <= time < end]
-    return not before or (bool(now) and (max(now) > min(now) or max(now) > max(before)))
 
 
 def _curve(lines: Iterable[Mapping[str, Any]], tag: str, minutes: _Minutes) -> Curve:

@@ -4,6 +4,7 @@ identity          which run a directory belongs to
 compatibility     compares configurations of processes, checkpoints and journals, and describes their differences
 provenance        command, commit, versions, machine of each start
 checkpoint        the learner's state on disk
+checkpoint_files  the files of checkpoints, with their checksums
 best              the params of the best evaluation
 params_file       params <-> safetensors
 environment_spec  the task's observations and actions, stored for `policy`

@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 FOLDER = "best"  # in the run directory
 FILE_NAME = "evaluation.json"
 FORMAT = 1
-READINGS = 3  # of a folder whose params may be replaced in between
+INVALID = (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError)  # raised for a damaged folder
 
 
 class BestEvaluation(NamedTuple):
@@ -90,22 +90,19 @@ def keep_if_best(config: Config, environment_spec: EnvironmentSpec, evaluation: 
 def read_best(directory: str | os.PathLike[str], architecture: str) -> tuple[BestEvaluation, bytes]:
     """Returns the evaluation and its params. Raises CheckpointError if they are damaged or of another network."""
     folder = Path(directory)
-    for reading in range(READINGS):
-        try:
-            evaluation = _read_evaluation(folder)
-            if evaluation.architecture != architecture:
-                what = f"has a different network: {evaluation.architecture}, not {architecture}"
-                raise CheckpointError(f"{folder} {what}; {FIX_OF_DIFFERENCE}")
-            params = read_regular(folder / evaluation.params)
-            if (len(params), zlib.crc32(params)) != (evaluation.params_bytes, evaluation.params_crc32):
-                raise ValueError(f"{evaluation.params} is not as it was saved")
-            return evaluation, params
-        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-            if isinstance(error, FileNotFoundError) and reading < READINGS - 1:
-                continue  # a better evaluation may have replaced the file
-            what = f"{folder} is damaged: {first_line(error)}"
-            raise CheckpointError(f"{what}; play the newest checkpoint instead, checkpoint={folder.parent}") from None
-    raise AssertionError("not reached")
+    try:
+        evaluation = _read_evaluation(folder)
+        if evaluation.architecture != architecture:
+            what = f"has a different network: {evaluation.architecture}, not {architecture}"
+            raise CheckpointError(f"{folder} {what}; {FIX_OF_DIFFERENCE}")
+        params = read_regular(folder / evaluation.params)
+        if (len(params), zlib.crc32(params)) != (evaluation.params_bytes, evaluation.params_crc32):
+            raise ValueError(f"{evaluation.params} is not as it was saved")
+    except INVALID as error:
+        what = f"{folder} is damaged: {first_line(error)}"
+        fix = f"if it was just replaced, try again, or play the newest checkpoint, checkpoint={folder.parent}"
+        raise CheckpointError(f"{what}; {fix}") from None
+    return evaluation, params
 
 
 def _kept_return(folder: Path) -> float:
@@ -113,7 +110,7 @@ def _kept_return(folder: Path) -> float:
     try:
         evaluation = _read_evaluation(folder)
         is_there = (folder / evaluation.params).stat().st_size == evaluation.params_bytes
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+    except INVALID:
         return -math.inf
     return evaluation.mean_return if is_there else -math.inf
 

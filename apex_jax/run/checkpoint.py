@@ -22,16 +22,9 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
-from apex_jax.host.disk import (
-    check_files,
-    checkpoint_steps,
-    lock,
-    open_regular,
-    set_damaged_aside,
-    synchronize,
-    write_checksums,
-)
+from apex_jax.host.disk import lock, open_regular, set_damaged_aside, synchronize
 from apex_jax.host.errors import RunError, first_line
+from apex_jax.run.checkpoint_files import check_files, checkpoint_steps, write_checksums
 from apex_jax.run.compatibility import describe_differences, differences
 from apex_jax.run.provenance import LATEST_SECONDS
 
@@ -76,7 +69,6 @@ class Checkpointer:
         self.saved_seconds = -math.inf  # time of the last commit by this process
         self.saved_updates = 0  # updates of the last checkpoint saved or restored
         self._kept = kept
-        self._damaged: set[int] = set()
         self._thread: threading.Thread | None = None
         _set_up_orbax()
         handlers = {"state": ocp.StandardCheckpointHandler(), "progress": ocp.JsonCheckpointHandler()}
@@ -131,13 +123,11 @@ class Checkpointer:
         """Returns the newest checkpoint that can be read; None if the directory has no checkpoint.
 
         `like_state`: a state of the same structure; the restored leaves are NumPy arrays. A damaged checkpoint is
-        logged and skipped. `updates`: restores only the checkpoint of this number of updates. Raises CheckpointError
-        if the newest readable one has another configuration or a state of other leaves, or if all are damaged.
+        logged and skipped; unless `read_only`, it is renamed once an older one is restored. `updates`: restores only
+        the checkpoint of this number of updates. Raises CheckpointError if the newest readable one has another
+        configuration or a state of other leaves, or if all are damaged.
         """
-        for path in self.directory.glob("[0-9]*"):
-            if path.name.isdecimal() and not path.is_dir():
-                _log.warning("checkpoint %s is left out: it is no folder, or a link that leads nowhere", path)
-        steps = self.steps
+        steps, damaged = self.steps, []
         if updates is not None and updates not in steps:
             choice = ", ".join(map(str, steps)) or "none"
             raise CheckpointError(f"{self.directory} has no checkpoint of {updates} updates; it has: {choice}")
@@ -153,9 +143,12 @@ class Checkpointer:
             except CheckpointError:
                 raise
             except Exception as error:  # orbax passes on any exception of its readers
-                self._damaged.add(step)
+                damaged.append(path)
                 _log.warning("checkpoint %s is damaged, trying the one before: %s", path, first_line(error))
                 continue
+            if self._lock is not None:
+                for path in damaged:  # otherwise they would count as newer checkpoints
+                    set_damaged_aside(path)
             self.saved_updates = progress.updates
             return state, progress
         if updates is not None:
@@ -183,24 +176,14 @@ class Checkpointer:
         return descriptor
 
     def _remove_halves(self) -> None:
-        """Removes incomplete checkpoints of killed or failed saves, checkpoints renamed for deletion, and all damaged
-        checkpoints that were set aside except the last.
-        """
-        with contextlib.suppress(OSError):
-            for path in self.directory.iterdir():
-                is_half = path.name.startswith(".") or ".orbax-checkpoint-tmp" in path.name
-                if is_half and path.is_symlink():  # orbax would follow it
-                    path.unlink()
-                elif is_half and path.is_dir():
-                    shutil.rmtree(path, ignore_errors=True)
-            aside = sorted(self.directory.glob("damaged-*"), key=lambda path: path.name.rpartition("-")[2])  # by time
-            for path in aside[:-1]:
-                shutil.rmtree(path, ignore_errors=True)
+        """Removes incomplete checkpoints of killed or failed saves, and checkpoints renamed for deletion."""
+        for path in self.directory.glob(".*-*"):
+            shutil.rmtree(path, ignore_errors=True)
 
     def _save(self, state: Any, progress: Progress) -> None:
         """Saves on the checkpoint thread, so that learning continues if the disk is slow or full."""
         try:
-            if progress.updates in self._damaged or progress.updates not in self.steps:
+            if progress.updates not in self.steps:
                 self._write(state, progress)
         except Exception as error:  # orbax passes on any exception of its writers
             self.failed_saves += 1
@@ -227,21 +210,14 @@ class Checkpointer:
         half, whole = self.directory / f".saving-{progress.updates}", self.directory / str(progress.updates)
         self._orbax.save(half, args=items)
         write_checksums(half)
-        for step in sorted(self._damaged):
-            with contextlib.suppress(FileNotFoundError):  # it has been removed meanwhile
-                set_damaged_aside(self.directory / str(step))
-            self._damaged.remove(step)
         os.rename(half, whole)  # commits the checkpoint
         synchronize(self.directory)
 
     def _set_old_aside(self) -> None:
         """Renames old checkpoints before their deletion, so that a kill during it leaves no checkpoint incomplete."""
         for step in self.steps[: -self._kept]:
-            path = self.directory / str(step)
-            try:
-                os.rename(path, self.directory / f".deleted-{step}")
-            except OSError as error:
-                _log.warning("the old checkpoint %s was not deleted: %s", path, error)
+            with contextlib.suppress(OSError):  # the next save tries it again
+                os.rename(self.directory / str(step), self.directory / f".deleted-{step}")
 
     def _join(self, patience_seconds: float | None = None) -> None:
         if self._thread is not None:

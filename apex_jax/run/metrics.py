@@ -18,7 +18,6 @@ import math
 import os
 import re
 import resource
-import sys
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -32,7 +31,6 @@ from numpy.typing import ArrayLike
 from apex_jax.run.metric_files import append_event, append_line
 
 _log = logging.getLogger(__name__)
-_STATM = Path("/proc/self/statm")
 
 TAGS: dict[str, str] = {
     "charts/environment_frames_per_second": "emulator frames a second of all actors; steady, less during evaluations",
@@ -225,9 +223,5 @@ class Mean:
 
 
 def resident_memory_bytes() -> int:
-    """Returns the resident memory of this process; its peak on systems without /proc."""
-    try:
-        return int(_STATM.read_text().split()[1]) * resource.getpagesize()
-    except OSError:
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        return peak if sys.platform == "darwin" else peak * 1024
+    """Returns the resident memory of this process."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()

@@ -33,16 +33,9 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple, TypeAlias
 
 from apex_jax.config import server_name
-from apex_jax.host.disk import (
-    is_sound,
-    open_regular,
-    read_regular,
-    set_damaged_aside,
-    sound_steps,
-    synchronize,
-    write_durably,
-)
+from apex_jax.host.disk import open_regular, read_regular, set_damaged_aside, synchronize, write_durably
 from apex_jax.host.errors import RunError, first_line, short_repr
+from apex_jax.run.checkpoint_files import is_sound, sound_steps
 from apex_jax.run.identity import RunIdentity, is_identity
 from apex_jax.types import MAX_SERVERS
 
@@ -51,7 +44,7 @@ KEPT_SECONDS = 3600  # files no longer named by the manifest are kept this long:
 BLOCK_BYTES = 2**24  # read from a file at once
 MAX_MANIFEST_BYTES = 2**26  # about 400,000 files
 MAX_FILE_BYTES = 2**42
-ATTEMPTS = 3  # including the first, if other processes change files or manifest meanwhile
+ATTEMPTS = 3  # of a push, if other processes change files or manifest meanwhile
 TIMEOUTS = {"connect_timeout": 5, "read_timeout": 20, "retries": {"max_attempts": 2}}  # of boto
 
 Section: TypeAlias = str  # "learner", or the name of a replay server, which is also that of its folder in the run
@@ -114,7 +107,7 @@ class Storage:
             if not self._is_s3 and "file" not in self._files.protocol:
                 raise ValueError("neither s3:// nor a folder: two copies at once could not be told apart")
         self._root = root.rstrip("/")
-        self._seen: dict[State, Stored] = {}  # the files of the last push
+        self._uploaded: dict[State, Stored] = {}  # the files of this run that the copy has
 
     def manifest(self, section: Section) -> Manifest:
         """Returns the checked manifest of a section, an empty one if there is none. Raises StorageError."""
@@ -145,23 +138,26 @@ class Storage:
         """
         with self._errors():
             for _ in range(ATTEMPTS):
-                with contextlib.suppress(_Conflict):
+                # FileNotFoundError: the learner or replay server has deleted an old file meanwhile.
+                with contextlib.suppress(_Conflict, FileNotFoundError):
                     return self._push(section, run_directory)
-            raise StorageError(f"{self.url}: other processes keep writing its {section}; end all but one")
+            what = f"the {section} of {run_directory}, or its copy, changes faster than it can be copied"
+            raise StorageError(f"{self.url}: {what}; end other processes that write there")
 
     def _push(self, section: Section, run_directory: Path) -> int | None:
-        if not files_of(section, run_directory):  # an existing copy is kept
+        if not (paths := files_of(section, run_directory)):  # an existing copy is kept
             return None
         known = self.manifest(section)
         identity = RunIdentity(str(run_directory)).name
         self._check(section, known, identity, run_directory)
         listed = self._listed(section)
+        self._uploaded = {state: stored for state, stored in self._uploaded.items() if stored.name in listed}
         present = {path: file for path, file in known.files.items() if file.name in listed}
-        files = self._upload(section, run_directory, dict(present))
+        files = {name: self._copy(section, path, present.get(name)) for name, path in paths}
         if (identity, files) != (known.identity, known.files):
             now, named = int(time.time()), {file.name for file in files.values()}
             unnamed = {name: known.unnamed.get(name, now) for name in listed if name not in named}
-            self._write_manifest(section, Manifest(identity, files, unnamed, known.version))
+            self.write_manifest(section, Manifest(identity, files, unnamed, known.version))
             for name, since in unnamed.items():
                 if now - since >= KEPT_SECONDS:
                     with contextlib.suppress(FileNotFoundError):  # another process has deleted it
@@ -179,31 +175,17 @@ class Storage:
             here = "none" if local is None else f"one at {local}"
             raise StorageError(f"{self.url} holds {what}, {run_directory} {here}: choose another URL")
 
-    def _upload(self, section: Section, run_directory: Path, present: Files) -> Files:
-        """Uploads the files that are not in `present` or have changed since; returns all files of the section."""
-        for _ in range(ATTEMPTS):
-            files, seen = {}, {}
-            try:
-                for name, path in files_of(section, run_directory):
-                    state, files[name] = self._copy(section, path, present.get(name))
-                    seen[state] = present[name] = files[name]
-            except FileNotFoundError:  # an old checkpoint was deleted meanwhile
-                continue
-            if files.keys() <= {name for name, _ in files_of(section, run_directory)}:
-                self._seen = seen
-                return files
-        raise StorageError(f"{run_directory}: its {section} changes faster than it can be copied to {self.url}")
-
-    def _copy(self, section: Section, path: Path, stored: Stored | None) -> tuple[State, Stored]:
-        """Uploads a file, unless it equals `stored`."""
+    def _copy(self, section: Section, path: Path, present: Stored | None) -> Stored:
+        """Returns the stored file; uploads it unless the copy has it already."""
         with open(open_regular(path, os.O_RDONLY), "rb") as file:
             status = os.fstat(file.fileno())
             state = (str(path), status.st_ino, status.st_size, status.st_mtime_ns)
-            if stored is not None:
-                if self._seen.get(state) == stored or hashlib.file_digest(file, "sha256").hexdigest() == stored.sha256:
-                    return state, stored
+            if state not in self._uploaded:
+                is_present = present is not None and hashlib.file_digest(file, "sha256").hexdigest() == present.sha256
                 file.seek(0)
-            return state, self._write(section, file, status.st_size)
+                stored = present if present is not None and is_present else self._write(section, file, status.st_size)
+                self._uploaded[state] = stored
+            return self._uploaded[state]
 
     def _write(self, section: Section, file: IO[bytes], size: int) -> Stored:
         """Uploads `size` bytes of a file under a new name; the next push uploads bytes that are appended meanwhile."""
@@ -219,7 +201,7 @@ class Storage:
             synchronize(Path(self._place(section, name)))
         return Stored(name, size - left, digest.hexdigest())
 
-    def _write_manifest(self, section: Section, manifest: Manifest) -> None:
+    def write_manifest(self, section: Section, manifest: Manifest) -> None:
         """Replaces the manifest. Raises _Conflict if its version is no longer `manifest.version`."""
         files = json.dumps(manifest.files)
         record = {"format": FORMAT, "identity": manifest.identity, "files": files, "crc": zlib.crc32(files.encode())}
@@ -254,22 +236,16 @@ class Storage:
         been fetched and verified. Raises RunError.
         """
         with self._errors():
-            for _ in range(ATTEMPTS):
-                manifest = self.manifest(section)
-                arriving = run_directory / f".fetching-{section}"
-                with contextlib.suppress(FileNotFoundError):  # a newer copy has replaced this one meanwhile
-                    if not manifest.files or not self._fetch(section, manifest.files, arriving, is_cancelled):
-                        return None
-                    # The identity comes before the files: without it, they could be taken for those of another run.
-                    RunIdentity(str(run_directory)).adopt(manifest.identity, f"the copy on {self.url}")
-                    _install(arriving, run_directory)
-                    return sum(file.size for file in manifest.files.values())
-            raise StorageError(f"{self.url}: its {section} changes faster than it can be fetched, or is incomplete")
+            manifest, arriving = self.manifest(section), run_directory / f".fetching-{section}"
+            if not manifest.files or not self._fetch(section, manifest.files, arriving, is_cancelled):
+                return None
+            # The identity comes before the files: without it, they could be taken for those of another run.
+            RunIdentity(str(run_directory)).adopt(manifest.identity, f"the copy on {self.url}")
+            _install(arriving, run_directory)
+            return sum(file.size for file in manifest.files.values())
 
     def _fetch(self, section: Section, files: Files, arriving: Path, is_cancelled: Callable[[], bool]) -> bool:
         """Fetches files into the folder `arriving`; returns False if cancelled."""
-        if arriving.is_symlink():  # rmtree does not remove links
-            arriving.unlink()
         shutil.rmtree(arriving, ignore_errors=True)
         for name, stored in files.items():
             (arriving / name).parent.mkdir(parents=True, exist_ok=True)

@@ -18,7 +18,7 @@ from apex_jax.config import AddressConfig, Config, server_name
 from apex_jax.config.load import to_yaml, yaml_text
 from apex_jax.device import actor_processes, has_gpu
 from apex_jax.environments.environment import has_reference_simulator, has_screen, log_reading
-from apex_jax.host.disk import checkpoint_steps, lock, open_regular, write_durably
+from apex_jax.host.disk import lock, open_regular, write_durably
 from apex_jax.host.errors import FatalError, RunError, UsageError
 from apex_jax.host.machine import usable_cores
 from apex_jax.host.program import NAME
@@ -32,6 +32,7 @@ from apex_jax.operations.storage_copy import LAST_COPY_SECONDS, fetch_missing
 from apex_jax.plotting.video import video_of_run, video_paths
 from apex_jax.process import StopSignal
 from apex_jax.replay.replay import make_limiter
+from apex_jax.run.checkpoint_files import checkpoint_steps
 from apex_jax.run.provenance import changed_settings, check_resumable, playing_arguments, record_start
 from apex_jax.transport.sockets import LocalLinks
 from apex_jax.workers.recording import COMPLETING_THE_FILM, FILM_EXTRA, check_video, draw_curves

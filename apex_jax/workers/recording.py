@@ -75,14 +75,14 @@ def film_in_simulator(
     key, steps, ended, episode_return = jax.random.key(config.seed), 0, False, 0.0
     simulator = ReferenceSimulator(config.environment.task, config.seed)
     with simulator as played, Film(path, played.frames_per_second) as film:
-        film.add(played.screen)
+        film.add(played.frame)
         while not ended and steps < LONGEST_STAGED_STEPS:
             stop.beat()
             if stop.is_set():
                 raise RunError("stopped before the episode ended")
             output = algorithm.act(params, played.observation[None, None], exploration, key, steps)
             _, reward, ended = played.step(np.asarray(output.action)[0])
-            film.add(played.screen)
+            film.add(played.frame)
             episode_return, steps = episode_return + reward, steps + 1
         film.finish()
     if film.error is not None:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import secrets
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from apex_jax.host.disk import CHECKSUMS, write_checksums
+from apex_jax.run.checkpoint_files import CHECKSUMS, write_checksums
 from apex_jax.run.storage import SECTIONS, Storage, files_of, progress_of
 
 LOG = "replay/segments-00000000000000000001-000001.log"
@@ -72,20 +72,15 @@ def pull(url: Path | str, directory: Path) -> dict[str, bytes]:
 
 
 def failing(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
-    """Makes the storage fail after this many files and manifests."""
-    written = [0]
+    """Makes the storage fail after this many files and manifests, each of which gets a random name."""
+    real, names = secrets.token_hex, itertools.count()
 
-    def counted(real: Any) -> Any:
-        def write_or_fail(*arguments: Any) -> Any:
-            written[0] += 1
-            if written[0] > count:
-                raise ConnectionResetError(104, "Connection reset by peer")
-            return real(*arguments)
+    def name_or_fail(size: int) -> str:
+        if next(names) >= count:
+            raise ConnectionResetError(104, "Connection reset by peer")
+        return real(size)
 
-        return write_or_fail
-
-    for name in ("_write", "_write_manifest"):
-        monkeypatch.setattr(Storage, name, counted(getattr(Storage, name)))
+    monkeypatch.setattr(secrets, "token_hex", name_or_fail)
 
 
 def newest_checkpoint(storage: Storage) -> int | None:

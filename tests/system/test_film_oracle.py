@@ -133,12 +133,12 @@ def test_cheetah_of_gymnasium_begins_like_envpools() -> None:
 
 
 @pytest.mark.parametrize("task", ["WalkerWalk-v1", "HalfCheetah-v4", "Pendulum-v1"])
-def test_screen_of_the_simulator_changes_with_an_action(task: str) -> None:
+def test_frame_of_the_simulator_changes_with_an_action(task: str) -> None:
     with ReferenceSimulator(task, 1) as simulator:
-        assert simulator.screen is not None
-        before, ended = simulator.screen, False
-        while simulator.screen is None or simulator.screen is before:
+        assert simulator.frame is not None
+        before, ended = simulator.frame, False
+        while simulator.frame is None or simulator.frame is before:
             observation, _, ended = simulator.step(np.ones(simulator.action_size))
-        assert (simulator.screen != before).any()
+        assert (simulator.frame != before).any()
         assert np.isfinite(observation).all()
         assert not ended

@@ -11,9 +11,9 @@ import pytest
 
 from apex_jax.config import Config
 from apex_jax.config.load import load
-from apex_jax.host.disk import CHECKSUMS
 from apex_jax.host.errors import RunError, UsageError
 from apex_jax.run.checkpoint import Checkpointer, CheckpointError, Progress
+from apex_jax.run.checkpoint_files import CHECKSUMS
 from apex_jax.run.provenance import check_resumable, record_config, record_start
 from apex_jax.run.storage import Storage
 

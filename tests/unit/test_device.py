@@ -331,21 +331,6 @@ def test_container_that_sees_its_own_group_as_the_root_is_limited(groups: Path) 
     assert machine.usable_memory_bytes() == 2**29
 
 
-@pytest.mark.parametrize(("quota", "cores"), [("-1", 8), ("250000", 3)])
-def test_quota_of_control_groups_of_version_1(groups: Path, quota: str, cores: int) -> None:
-    write(groups / "cgroup", "4:memory:/docker\n2:cpu,cpuacct:/docker\n1:name=systemd:/\n0::/")
-    write(groups / "cpu" / "docker" / "cpu.cfs_quota_us", quota)
-    write(groups / "cpu" / "docker" / "cpu.cfs_period_us", "100000")
-    assert machine.usable_cores() == cores
-
-
-def test_memory_limit_of_control_groups_of_version_1(groups: Path) -> None:
-    write(groups / "cgroup", "4:memory:/docker")
-    write(groups / "memory" / "docker" / "memory.limit_in_bytes", str(2**29))
-    write(groups / "memory" / "memory.limit_in_bytes", str(2**63 - 4096))
-    assert machine.usable_memory_bytes() == 2**29
-
-
 @pytest.mark.parametrize(("limit", "is_lower"), [("max", False), (str(2**29), True), (str(2**60), False)])
 def test_memory_is_that_of_the_machine_or_of_the_container_if_that_is_less(
     groups: Path, limit: str, is_lower: bool

@@ -1,9 +1,7 @@
-"""The child's end of a film: names of tasks, bounds of actions, the frames that are drawn, and missing packages."""
+"""The child process of a reference simulator: names of tasks, bounds of actions, and missing packages."""
 
 from __future__ import annotations
 
-import io
-import json
 import sys
 
 import envpool
@@ -11,8 +9,7 @@ import numpy as np
 import pytest
 
 from apex_jax.environments import reference_simulator_process
-from apex_jax.environments.reference_simulator import HEADER_BYTES, Header, record_type
-from apex_jax.environments.reference_simulator_process import envpool_name, explained, play, scaled
+from apex_jax.environments.reference_simulator_process import envpool_name, explained, scaled
 
 SUITE = {  # DM control's tasks by domain
     "acrobot": "swingup swingup_sparse",
@@ -59,64 +56,6 @@ def test_actions_are_scaled_to_the_bounds_of_each_dimension(
 ) -> None:
     result = scaled(np.array([action, 0.25]), np.array([low, -1.0]), np.array([high, 1.0]))
     assert result.tolist() == pytest.approx([expected, 0.25], abs=1e-15)
-
-
-class Counter:
-    """A simulator whose observation counts its steps and whose screen shows how often it was drawn."""
-
-    low, high = np.array([-2.0, 0.0]), np.array([2.0, 1.0])
-
-    def __init__(self, steps: int, steps_per_second: float):
-        self.steps_per_second = steps_per_second
-        self.actions: list[list[float]] = []
-        self.screens = 0
-        self._steps = steps
-
-    def reset(self) -> np.ndarray:
-        return np.zeros(1, np.float32)
-
-    def step(self, action: np.ndarray) -> reference_simulator_process.Step:
-        self.actions.append(action.tolist())
-        count = len(self.actions)
-        return np.array([count], np.float32), float(count), count == self._steps
-
-    def screen(self) -> np.ndarray:
-        self.screens += 1
-        return np.full((2, 4, 3), self.screens, np.uint8)
-
-
-def played(simulator: Counter, actions: list[list[float]]) -> tuple[Header, np.ndarray]:
-    """Returns what the child writes for these actions."""
-    answers = io.BytesIO()
-    play(simulator, simulator.reset(), io.BytesIO(np.array(actions, "<f4").tobytes()), answers)
-    written = answers.getvalue()
-    header = Header(**json.loads(written[:HEADER_BYTES]))
-    return header, np.frombuffer(written[HEADER_BYTES:], record_type(header))
-
-
-def test_episode_is_a_record_of_the_start_and_one_for_each_action() -> None:
-    simulator = Counter(steps=3, steps_per_second=20)
-    header, records = played(simulator, [[0, 0], [-1, -1], [1, 1], [1, 1]])
-    assert header == Header(observation_size=1, action_size=2, height=2, width=4, frames_per_second=20)
-    assert simulator.actions == [[0, 0.5], [-2, 0], [2, 1]]
-    assert records["observation"].tolist() == [[0], [1], [2], [3]]
-    assert records["reward"].tolist() == [0, 1, 2, 3]
-    assert records["ended"].tolist() == [False, False, False, True]
-    assert records["drawn"].all()
-    assert records["screen"][:, 0, 0, 0].tolist() == [1, 2, 3, 4]
-
-
-def test_fast_tasks_are_drawn_at_up_to_30_frames_a_second_and_at_their_end() -> None:
-    simulator = Counter(steps=6, steps_per_second=100)
-    header, records = played(simulator, [[0, 0]] * 6)
-    assert header.frames_per_second == 25
-    assert records["drawn"].tolist() == [True, False, False, False, True, False, True]
-    assert simulator.screens == 3
-    assert played(Counter(1, 30), [])[0].frames_per_second == 30
-
-
-def test_episode_ends_with_the_actions() -> None:
-    assert len(played(Counter(steps=9, steps_per_second=20), [[0, 0], [0, 0]])[1]) == 3
 
 
 def missing(name: str) -> ModuleNotFoundError:

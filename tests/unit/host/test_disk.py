@@ -1,4 +1,4 @@
-"""Specification of locks and fsync, also on file systems that have neither."""
+"""Files of a run directory: atomic writes, fsync and locks, also on file systems that have neither."""
 
 from __future__ import annotations
 
@@ -62,38 +62,6 @@ def test_missing_sync_support_is_no_error_but_a_disk_error_is(
             disk.synchronize(tmp_path)
     else:
         disk.synchronize(tmp_path)
-
-
-@pytest.mark.parametrize("checksums", [None, b"", b"[1]", b"{}", b'{"files": 1}', b'{"files": {"x": [1, 2]}}'])
-def test_newest_damaged_checkpoints_are_not_sound(tmp_path: Path, checksums: bytes | None) -> None:
-    for updates in (100, 200, 300):
-        (tmp_path / str(updates)).mkdir()
-        (tmp_path / str(updates) / "x").write_bytes(b"x")
-        disk.write_checksums(tmp_path / str(updates))
-    assert disk.sound_steps(tmp_path) == [100, 200, 300]
-    for updates in (100, 300):
-        path = tmp_path / str(updates) / disk.CHECKSUMS
-        path.unlink() if checksums is None else path.write_bytes(checksums)
-    assert disk.sound_steps(tmp_path) == [100, 200], "only up to the newest sound one are they read"
-
-
-@pytest.mark.parametrize("kind", ["file", "link to a file", "link to a folder", "fifo"])
-def test_checkpoint_with_something_that_its_checksums_do_not_list_is_not_sound(tmp_path: Path, kind: str) -> None:
-    step, outside = tmp_path / "100", tmp_path / "outside"
-    (step / "state").mkdir(parents=True)
-    outside.mkdir()
-    (outside / "y").touch()
-    (step / "state" / "x").write_bytes(b"x")
-    disk.write_checksums(step)
-    assert disk.is_sound(step)
-    more = step / "state" / "more"
-    if kind == "fifo":
-        os.mkfifo(more)
-    elif kind == "file":
-        more.touch()
-    else:
-        more.symlink_to(outside if kind == "link to a folder" else outside / "y")
-    assert not disk.is_sound(step)
 
 
 def test_file_too_large_to_be_read_is_refused_before_it_is(tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ def supervisor_of_roles_that_save_for_ever(programs: Programs, folder: Path, *ar
     lines += "live_view.PLAIN_INTERVAL_SECONDS = 0.0\n"
     program = programs.start(*catch(run, *arguments), lines=lines, environment=BY_HAND)
     program.wait_until(lambda: len(list(run.glob("*.ready"))) == 4)
-    program.wait_until(lambda: "5,000 updates" in program.stdout)
+    program.wait_until(lambda: "updates 5,000" in program.stdout)
     return program
 
 

@@ -14,7 +14,7 @@ from apex_jax.host.errors import UsageError
 from apex_jax.plotting.curves import grouped, held, read_run, steps
 from apex_jax.plotting.packed_runs import read_packed
 from apex_jax.run.metrics import MetricsWriter
-from tests.rigs.runs import RETURN, ROOT, START, make_run, plain_run, write_lines, write_run
+from tests.rigs.runs import RETURN, ROOT, START, make_run, plain_run, write_lines
 
 
 def test_evaluation_has_the_frames_of_its_weights_and_the_minutes_of_its_end(tmp_path: Path) -> None:
@@ -149,22 +149,6 @@ def test_run_with_settings_that_are_now_refused_is_drawn(tmp_path: Path) -> None
     with pytest.raises(UsageError, match="frame_size=84 or 92"):
         load(config)
     assert read_run(directory).settings["environment.frame_size"] == 85
-
-
-ONCE, LEARNED = [(300.0, 1.0), (600.0, 2.0)], [(60.0, 500), (600.0, 1_000)]
-
-
-@pytest.mark.parametrize(("evaluations", "updates", "minutes"), [
-    ([*ONCE, (5_040.0, 2.0)], [*LEARNED, (5_010.0, 1_000)], [5, 10, 10]),  # a finished run that learns no more
-    ([*ONCE, (5_040.0, 2.0)], LEARNED, [5, 10, 10]),  # which did not even start its learner
-    ([*ONCE, (5_060.0, 3.0)], [*LEARNED, (5_005.0, 800), (5_060.0, 900)], [5, 10, 11]),  # from an older checkpoint
-    ([*ONCE, (5_060.0, 3.0)], [*LEARNED, (5_060.0, 1_100)], [5, 10, 11]),
-])  # fmt: skip
-def test_second_start_adds_the_minutes_in_which_it_learns(
-    evaluations: list[tuple[float, float]], updates: list[tuple[float, int]], minutes: list[int], tmp_path: Path
-) -> None:
-    run = write_run(tmp_path / "run", [0.0, 5_000.0], evaluations, updates)
-    assert list(read_run(run).evaluation.minutes) == pytest.approx(minutes)
 
 
 @pytest.mark.parametrize("jumps", [{5: -3600.0}, {5: 3600.0}, {3: -3600.0, 5: 3600.0}], ids=["back", "forward", "both"])

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import errno
-import itertools
 import json
 import math
-import os
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +12,6 @@ import pytest
 from apex_jax.config import Config, EnvironmentConfig
 from apex_jax.config.load import load
 from apex_jax.host import disk
-from apex_jax.host.disk import read_regular
 from apex_jax.run.best import FILE_NAME, FOLDER, BestEvaluation, is_best, keep_if_best, read_best
 from apex_jax.run.checkpoint import CheckpointError
 from apex_jax.run.environment_spec import read_environment_spec
@@ -139,41 +135,10 @@ def test_params_of_another_network_are_refused(tmp_path: Path) -> None:
         read_best(tmp_path / FOLDER, "wider")
 
 
-def test_params_that_are_replaced_while_they_are_read_are_read_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    keep(tmp_path, 1.0, b"before")
-    readings = itertools.count(1)
-
-    def replace_before_the_second_reading(path: Path) -> bytes:
-        if next(readings) == 2:  # of the params that the evaluation names
-            monkeypatch.setattr("apex_jax.run.best.read_regular", read_regular)
-            keep(tmp_path, 2.0, b"after")
-        return read_regular(path)
-
-    monkeypatch.setattr("apex_jax.run.best.read_regular", replace_before_the_second_reading)
-    assert kept(tmp_path) == (2.0, b"after")
-
-
 def test_a_disk_error_is_logged_and_not_raised(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / FOLDER).touch()  # in the way
     assert not keep(tmp_path, 1.0)
     assert "the params of the best evaluation are not kept in" in caplog.text
-
-
-def test_a_full_disk_leaves_no_half_written_file_and_the_params_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    keep(tmp_path, 1.0, b"before")
-    names = {path.name for path in (tmp_path / FOLDER).iterdir()}
-
-    def fail(path: Path) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(disk, "synchronize", fail)
-    assert not keep(tmp_path, 2.0, b"after")
-    assert {path.name for path in (tmp_path / FOLDER).iterdir()} == names
-    assert kept(tmp_path) == (1.0, b"before")
 
 
 def line(time: float, updates: int, returns: list[Any], **more: Any) -> dict[str, Any]:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import shutil
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from apex_jax.host.disk import open_regular
 from apex_jax.host.errors import RunError
 from apex_jax.run import storage as module
-from apex_jax.run.storage import SECTIONS, Section, Storage, StorageError, files_of, local_progress
+from apex_jax.run.storage import SECTIONS, Storage, StorageError, files_of, local_progress
 from tests.rigs.storages import (
     IDENTITY,
     LOG,
@@ -203,30 +202,31 @@ def test_interrupted_copy_leaves_the_previous_one_and_the_next_is_complete(
 def test_checkpoint_deleted_during_the_copy_is_skipped(
     tmp_path: Path, run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = Storage._copy
-
-    def copy_while_the_learner_saves(storage: Storage, section: Section, path: Path, *rest: Any) -> Any:
+    def open_while_the_learner_saves(path: Path, flags: int) -> int:
         if "checkpoints/100" in str(path) and path.exists():
             shutil.rmtree(run / "checkpoints" / "100")
             write(run, "checkpoints/300/x", b"newest")
-        return real(storage, section, path, *rest)
+        return open_regular(path, flags)
 
-    monkeypatch.setattr(Storage, "_copy", copy_while_the_learner_saves)
+    monkeypatch.setattr(module, "open_regular", open_while_the_learner_saves)
     Storage(str(tmp_path / "copy")).push("learner", run)
     back = pull(tmp_path / "copy", tmp_path / "back")
     assert back == {name: data for name, data in copied(run).items() if not name.startswith("replay")}
     assert "checkpoints/300/x" in back
 
 
-def test_full_disk_is_reported_as_such(tmp_path: Path, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    push(tmp_path / "copy", run)
+def test_fetch_during_a_newer_copy_returns_the_older_one_whole(tmp_path: Path, run: Path) -> None:
+    Storage(str(tmp_path / "copy")).push("learner", run)
+    before = {name: data for name, data in copied(run).items() if not name.startswith("replay")}
 
-    def full(*_: Any, **__: Any) -> Any:
-        raise OSError(errno.ENOSPC, "No space left on device")
+    def copy_again() -> bool:  # called before each block that is fetched
+        for name in before:
+            write(run, name, IDENTITY.encode())
+        Storage(str(tmp_path / "copy")).push("learner", run)
+        return False
 
-    monkeypatch.setattr("os.rename", full)
-    with pytest.raises(StorageError, match=r"No space left on device; make room, or choose another place$"):
-        pull(tmp_path / "copy", tmp_path / "other")
+    Storage(str(tmp_path / "copy")).pull("learner", tmp_path / "back", copy_again)
+    assert content(tmp_path / "back") == before
 
 
 def test_fetch_that_is_cancelled_leaves_no_checkpoint(tmp_path: Path, run: Path) -> None:

@@ -109,7 +109,7 @@ class SimulatorOfThreeSteps:
 
     def __init__(self, task: str, seed: int):
         self.actions: list[np.ndarray] = []
-        self.observation, self.screen = np.zeros(3, np.float32), np.zeros((480, 480, 3), np.uint8)
+        self.observation, self.frame = np.zeros(3, np.float32), np.zeros((480, 480, 3), np.uint8)
 
     def __enter__(self) -> SimulatorOfThreeSteps:
         return self
