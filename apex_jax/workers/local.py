@@ -34,7 +34,7 @@ from apex_jax.process import StopSignal
 from apex_jax.replay.replay import make_limiter
 from apex_jax.run.provenance import changed_settings, check_resumable, playing_arguments, record_start
 from apex_jax.transport.sockets import LocalLinks
-from apex_jax.workers.recording import COMPLETING_THE_FILM, FILM_EXTRA, check_video, draw_curves
+from apex_jax.workers.recording import FILM_EXTRA, check_video, draw_curves
 from apex_jax.workers.role import checked_spec
 from apex_jax.workers.role_process import RoleProcess
 
@@ -45,10 +45,8 @@ FIRST_DELAY_SECONDS = 1.0  # backoff before a role is restarted; doubled each ti
 MAX_RESTARTS = 5  # consecutive restarts of one role
 STEADY_SECONDS = 120.0  # without a fault, after which a role's restarts are counted from 0 again
 KILL_SECONDS = 4.0  # from SIGTERM to SIGKILL
-KILLED_SECONDS = 2.0  # timeout for killed processes to end; one blocked on the disk may never end
 SAVE_SECONDS = 35.0  # from SIGTERM to SIGKILL, for roles that save their state; the learner gives up after 30
-LAST_EVALUATION_SECONDS = 1800.0  # after the end of the run; the watch detects a hung evaluator much sooner
-FILM_SECONDS = 300.0  # for completing the film, after the last evaluation; a simulator takes 20 to 130
+LAST_EVALUATION_SECONDS = 1800.0  # with its film, after the end of the run; the watch detects a hang much sooner
 
 
 class LocalRun:
@@ -77,7 +75,6 @@ class LocalRun:
         status = addresses.status
         self._watch = RoleWatch({role.name: f"{status}-{role.name}" if status else "" for role in self._roles})
         self._over_seconds: float | None = None  # when the learner ended the run
-        self._film_seconds = 0.0  # when the evaluator was first seen completing the film, 0 = not yet
         self._updates = 0  # of the learner, as last read
         self._view: LiveView | None = None
 
@@ -117,18 +114,12 @@ class LocalRun:
     def end_at_once(self) -> str:
         """Kills all processes, after a second signal; returns a description of the lost data.
 
-        Runs in a signal handler that may interrupt `run` anywhere, so it calls `os.waitpid`, not `Popen.wait`.
+        Runs in a signal handler that may interrupt `run` anywhere.
         """
         is_saved = self._role("learner").exit_code() in (0, 128 + signal.SIGTERM)
-        processes = [role.process for role in self._roles if role.process is not None]
-        for process in processes:
-            process.kill()
-        until = time.monotonic() + KILLED_SECONDS
-        for process in processes:
-            with contextlib.suppress(ChildProcessError):
-                while os.waitpid(process.pid, os.WNOHANG) == (0, 0) and time.monotonic() < until:
-                    time.sleep(0.01)
-        self._end_processes_of_environments(self._roles)
+        for process in [role.process for role in self._roles if role.process is not None]:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)  # with the processes that its environments have started
         with contextlib.suppress(Exception):  # the terminal does not respond, or a write was interrupted
             if self._view is not None:
                 self._view.close()
@@ -164,19 +155,14 @@ class LocalRun:
             evaluator.tell_run_is_over()
         if self._over_seconds is None:
             return False
-        code, now = evaluator.exit_code(), time.monotonic()
-        if self._watch.reports.get(evaluator.name, {}).get("phase") == COMPLETING_THE_FILM:
-            self._film_seconds = self._film_seconds or now
-        what, play = "last evaluation", playing_arguments(self._directory, self._config.environment)
-        since, limit_seconds = self._over_seconds, LAST_EVALUATION_SECONDS
-        if self._film_seconds:
-            what, play = "film of the last evaluation", f"{play} episodes=1 video=FILE"
-            since, limit_seconds = self._film_seconds, FILM_SECONDS
-        if code is None and now - since <= limit_seconds:
+        code, limit = evaluator.exit_code(), LAST_EVALUATION_SECONDS
+        if code is None and time.monotonic() - self._over_seconds <= limit:
             return False
         if code != 0:
-            how = f"failed with exit code {code}" if code else f"took more than {limit_seconds:.0f} s and was ended"
-            _log.warning("the %s %s, see %s; to repeat it: %s %s", what, how, evaluator.log_path, NAME, play)
+            how = f"failed with exit code {code}" if code else f"took more than {limit:.0f} s and was ended"
+            play = playing_arguments(self._directory, self._config.environment)
+            text = "the last evaluation %s, see %s; to repeat it: %s %s"
+            _log.warning(text, how, evaluator.log_path, NAME, play)
         return True
 
     def _keep_alive(self) -> None:

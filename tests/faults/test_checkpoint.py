@@ -69,6 +69,7 @@ def test_fault_10_no_flipped_or_missing_byte_causes_a_wrong_restore(small: Path,
     assert refused > 0.99 * tried, "all but flips within the checksums' own file that change none of them"
 
 
+@pytest.mark.long
 def test_fault_10_when_all_are_damaged_the_learner_ends_with_one_line(programs: Programs, tmp_path: Path) -> None:
     save_checkpoint(tmp_path)
     for path in (tmp_path / "checkpoints" / "1").rglob("*"):
@@ -82,6 +83,7 @@ def test_fault_10_when_all_are_damaged_the_learner_ends_with_one_line(programs: 
     assert "Event loop" not in learner.stderr
 
 
+@pytest.mark.long
 def test_fault_11_checkpoint_of_another_game_is_refused_and_unchanged(programs: Programs, tmp_path: Path) -> None:
     save_checkpoint(tmp_path)
     before = files(tmp_path / "checkpoints")
@@ -160,6 +162,7 @@ checkpointer.close()
 """
 
 
+@pytest.mark.long
 def test_fault_12_a_file_that_may_not_grow_leaves_no_half_checkpoint(tmp_path: Path) -> None:
     command = [sys.executable, "-c", LIMITED, str(ROOT), str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)

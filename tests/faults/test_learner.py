@@ -126,6 +126,7 @@ RunCounters.limit_reached = learn
 """
 
 
+@pytest.mark.long
 def test_fault_08_a_second_signal_during_the_save_ends_it_and_the_last_checkpoint_is_kept(
     programs: Programs, tmp_path: Path
 ) -> None:
@@ -200,7 +201,7 @@ def halves(directory: Path) -> list[Path]:
     return list((directory / "checkpoints").glob(".saving*"))
 
 
-@pytest.mark.parametrize("kills", [3, pytest.param(40, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kills", [1, pytest.param(40, marks=pytest.mark.slow)])
 @pytest.mark.timeout(600)
 def test_fault_09_kill_during_a_save_leaves_the_previous_checkpoint_and_no_half_one(tmp_path: Path, kills: int) -> None:
     rng = random.Random(kills)

@@ -183,6 +183,7 @@ def test_fault_05_killed_replay_has_every_acknowledged_segment_once(site: Site) 
     assert len({report["actor_number"] for producer in producers for report in producer.reports} - {0}) == 2
 
 
+@pytest.mark.long
 def test_fault_12_full_disk_stops_no_service_and_loses_no_acknowledged_segment(site: Site) -> None:
     server = site.server("replay.snapshot_interval_seconds=1")
     producer = site.producer(rate=100)

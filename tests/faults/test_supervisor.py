@@ -190,6 +190,7 @@ import apex_jax.{module}
 began = time.monotonic()
 atexit.register(lambda: print(time.monotonic() - began))
 """
+TAKEN = ("--role", "replay", "addresses.sampling={taken}")
 MISSPELT = ("environment.task=Pongg-v5",)
 TOO_FEW = ("replay.servers=2", "actor.processes=1")
 
@@ -198,7 +199,7 @@ TOO_FEW = ("replay.servers=2", "actor.processes=1")
     (("--rolle", "actor"), "config.command_line", 2, "did you mean --role"),
     (("actor.environments=-1",), "config.command_line", 2, "actor.environments=-1"),
     (("--role", "actor", "addresses.experience=tcp://no.such.host.invalid:5550"), "process", 1, "no.such.host.invalid"),
-    (("--role", "replay", "addresses.sampling={taken}"), "workers.replay_server", 1, "choose a free address"),
+    pytest.param(TAKEN, "workers.replay_server", 1, "choose a free address", marks=pytest.mark.long),
     pytest.param(MISSPELT, "environments.environment", 2, "did you mean Pong-v5", marks=pytest.mark.long),
     pytest.param(TOO_FEW, "workers.local", 2, "actor.processes=1", marks=pytest.mark.long),
 ], ids=["a_flag", "a_number", "a_host", "a_port", "a_task", "too_few_actors"])  # fmt: skip
@@ -217,9 +218,10 @@ def test_fault_36_impossible_start_fails_within_5_s(
     assert float(program.stdout) < SAID_SECONDS
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("role", "setting", "words"), [
     ("actor", "away_limit_seconds=1", "has been away for"),
-    pytest.param("learner", "storage.url=s4://bucket/x", "s4://bucket/x", marks=pytest.mark.long),
+    ("learner", "storage.url=s4://bucket/x", "s4://bucket/x"),
 ])  # fmt: skip
 def test_fault_36_role_that_can_do_nothing_ends_with_one_line(
     programs: Programs, tmp_path: Path, role: str, setting: str, words: str

@@ -45,6 +45,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "run"
 
 
+@pytest.mark.long
 def test_each_of_three_replay_servers_has_actors_and_a_share_of_the_draws(finished: Path) -> None:
     assert values(finished, "evaluator", "eval/updates")[-1] == 2000
     for name in SERVERS:

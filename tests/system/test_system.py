@@ -211,6 +211,7 @@ def test_diverged_run_ends_with_the_key_to_change_and_keeps_its_last_sound_check
 # Interrupted -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_run_goes_on_from_its_checkpoint_and_saves_when_it_is_interrupted(copy: Path, programs: Programs) -> None:
     def lines(name: str) -> int:
         return len(values(copy, name, "system/resident_memory_bytes"))

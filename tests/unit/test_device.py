@@ -273,6 +273,7 @@ print([compiled(*signature)(twice)(np.ones(2)).tolist() for signature in ((), (F
 """
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("method", "error"), [("save", "OSError(28, 'No space left on device')"), ("load", "EOFError('Ran out of input')")]
