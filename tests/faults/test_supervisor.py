@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -43,51 +42,6 @@ def goes_on(program: Program, directory: Path) -> None:
 
 
 # EnvPool ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_fault_35_an_actor_that_crashes_is_started_again_alone(programs: Programs, tmp_path: Path) -> None:
-    directory = tmp_path / "run"
-    program = started(programs, directory)
-    before = programs.living()
-    os.kill(before["actor-0"], signal.SIGSEGV)
-    program.wait_until(lambda: programs.living().get("actor-0", before["actor-0"]) != before["actor-0"])
-    program.wait_until(lambda: (directory / "logs" / "actor-0.log").read_text().count("acting in ") == 2)
-    goes_on(program, directory)
-    after = programs.living()
-    assert after.pop("actor-0") != before.pop("actor-0")
-    assert after == before
-    assert program.stderr.count("actor-0 ended with exit code -11") == 1
-
-
-CRASHING = """
-import ctypes, sys
-if "actor" in sys.argv:
-    from apex_jax.environments.environment import VectorEnvironment
-    VectorEnvironment.receive = lambda environment: ctypes.string_at(0)
-import main
-sys.exit(main.main())
-"""
-
-
-@pytest.mark.slow  # it waits 31 s in all before it starts the actor again
-@pytest.mark.timeout(450)
-def test_fault_35_actor_that_always_crashes_is_given_up_after_doubling_pauses(
-    programs: Programs, tmp_path: Path
-) -> None:
-    crashing, pauses = tmp_path / "crashing.py", [1, 2, 4, 8, 16]
-    crashing.write_text(CRASHING)
-    command = f"role_process.COMMAND = [sys.executable, {str(crashing)!r}]"
-    lines = f"import sys\nfrom apex_jax.workers import role_process\n{command}"
-    began = time.monotonic()
-    program = programs.start(*catch(tmp_path / "run", ENDLESS), lines=lines, environment={"PYTHONPATH": str(ROOT)})
-    assert program.exit_code(400) == 1
-    assert time.monotonic() - began > sum(pauses)
-    assert programs.living() == {}
-    said = re.findall(r"actor-0 ended with exit code -11: starting it again in (\d+) s", program.stderr)
-    assert list(map(int, said)) == pauses
-    assert "error: actor-0 failed 6 times in a row" in program.stderr
-    assert "Traceback" not in program.stderr
 
 
 @pytest.mark.parametrize(("action", "env_id"), [
