@@ -90,7 +90,7 @@ class LocalRun:
                 while not self._stop.wait(TICK_SECONDS) and not self._is_over():
                     self._stop.beat()
                     self._keep_alive()
-                    progress = self._as_seen_here(reader.read())
+                    progress = self._with_roles(reader.read())
                     self._updates = progress.updates
                     view.update(progress)
                     self._page.update(progress)
@@ -139,7 +139,7 @@ class LocalRun:
         role.start([*self._arguments, f"addresses.status={self._watch.address_of(role.name)}"])
         self._watch.started(role.name)
 
-    def _as_seen_here(self, progress: RunProgress) -> RunProgress:
+    def _with_roles(self, progress: RunProgress) -> RunProgress:
         """Adds the supervisor's state (phase and roles) to the progress read from files."""
         if self._over_seconds is not None:  # the stalled progress is then expected
             progress = replace(progress, phase="finishing", warnings=())
@@ -152,7 +152,7 @@ class LocalRun:
             self._over_seconds = time.monotonic()
             if evaluator.exit_code():  # restart it at once: its final evaluation is the result of the run
                 self._restart(evaluator)
-            evaluator.tell_run_is_over()
+            evaluator.send_end_of_run()
         if self._over_seconds is None:
             return False
         code, limit = evaluator.exit_code(), LAST_EVALUATION_SECONDS
@@ -253,7 +253,7 @@ class LocalRun:
 
 
 @contextlib.contextmanager
-def locked(directory: Path) -> Iterator[None]:
+def run_lock(directory: Path) -> Iterator[None]:
     """Locks the run directory. Raises RunError if another run holds the lock, or if it cannot be written."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -300,7 +300,7 @@ def run(config: Config, name: str, stop: StopSignal) -> int:
         )
     links = LocalLinks()
     try:
-        with locked(Path(config.directory)), StatusPage(config, "local", name, stop) as page:
+        with run_lock(Path(config.directory)), StatusPage(config, "local", name, stop) as page:
             if config.storage.url:  # before the roles do: metrics fetched later would look like new ones
                 fetch_missing(config, ["learner", *map(server_name, range(config.replay.servers))], stop)
                 check_resumable(config)  # the fetched run

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from apex_jax.workers.local import locked
+from apex_jax.workers.local import run_lock
 from tests.rigs.learner_runs import save_checkpoint
 from tests.rigs.processes import ROOT, Program, Programs, catch, free_tcp_addresses
 
@@ -100,7 +100,7 @@ def test_folder_named_like_the_default_video_is_no_error(
 
 @pytest.mark.long
 def test_directory_of_a_running_run_is_refused(programs: Programs, tmp_path: Path) -> None:
-    with locked(tmp_path / "run"):
+    with run_lock(tmp_path / "run"):
         error = error_of(programs.start(*catch(tmp_path / "run")), 1)
     assert f"another run is using {tmp_path / 'run'}" in error
 

@@ -25,7 +25,7 @@ from apex_jax.operations.run_page import RunPage
 from apex_jax.process import StopSignal
 from apex_jax.run.provenance import check_resumable, read_starts, write_config
 from apex_jax.workers import local, role_process
-from apex_jax.workers.local import LocalRun, locked
+from apex_jax.workers.local import LocalRun, run_lock
 from tests.rigs.live_views import START, write
 from tests.rigs.processes import wait_for_the_end_of, wait_until
 
@@ -346,7 +346,7 @@ def test_failed_save_at_a_stop_is_printed(stage: Stage) -> None:
 
 
 def test_run_directory_is_for_one_run_at_a_time(tmp_path: Path) -> None:
-    with locked(tmp_path / "run"), pytest.raises(RunError, match="another run is using"), locked(tmp_path / "run"):
+    with run_lock(tmp_path / "run"), pytest.raises(RunError, match="another run is using"), run_lock(tmp_path / "run"):
         raise AssertionError("locked twice")
-    with pytest.raises(PermissionError, match="of the run"), locked(tmp_path / "run"):
+    with pytest.raises(PermissionError, match="of the run"), run_lock(tmp_path / "run"):
         raise PermissionError("of the run")
